@@ -46,6 +46,7 @@ enum Bound {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    ringfence_fuzz::serve::run_if_sandboxed();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (name, bound, seed) = match arguments.as_slice() {

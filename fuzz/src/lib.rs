@@ -17,6 +17,7 @@ pub mod pviommu_stream;
 pub mod random;
 pub mod replay;
 pub mod rtranslate;
+pub mod serve;
 pub mod trace_operations;
 pub mod trace_text;
 pub mod translate;
@@ -80,6 +81,11 @@ pub const TARGETS: &[Target] = &[
         name: "rtranslate",
         run: rtranslate::run,
         outcomes: rtranslate::OUTCOMES,
+    },
+    Target {
+        name: "serve",
+        run: serve::run,
+        outcomes: serve::OUTCOMES,
     },
     Target {
         name: "trace_operations",

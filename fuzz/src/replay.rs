@@ -54,7 +54,7 @@ const MODES: [&str; 6] = [
     "linux-lazy",
     "riommu",
     "pviommu+rtc-adaptive",
-    "rtc-literal",
+    "rtc-paper",
 ];
 
 /// `size` makes two passes each for rings of one size and for a metered pass, and `compare` makes

@@ -21,9 +21,9 @@
 use std::sync::atomic::Ordering;
 
 use ringfence_hw::{
-    ByValue, FixedLogic, Geometry, LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit,
-    RingUnitConfig, Translate,
+    FixedLogic, Geometry, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, Translate,
 };
+use ringfence_papers::{ByValue, LogicAsPublished};
 use ringfence_types::{
     Access, DomainId, FaultReason, Invalidation, Iova, PhysAddr, PhysMemory, RequesterId, RingId,
     RingIova,

@@ -13,20 +13,13 @@
 //!   frames as the first byte states.
 
 mod devices;
-
-use std::cell::RefCell;
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+mod files;
 
 use ringfence_live::wire::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
 use ringfence_live::{FunctionError, MemoryError, Refusal};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
-};
 
 use self::devices::Devices;
+pub(crate) use self::files::{DISK_BYTES, Files, with_files};
 use crate::Reached;
 
 /// Outcomes that the corpus reaches: every refusal except three, and all that each device can do
@@ -78,71 +71,22 @@ pub const OUTCOMES: &[&str] = &[
     "framing: NotACommand",
 ];
 
-const RAM_BYTES: u64 = 1 << 20;
-/// One page more than one client may map. The file contains only what a run writes.
-const LONG_BYTES: u64 = (16 << 40) + 4096;
-const DISK_BYTES: u64 = 1 << 16;
 const POKE: u16 = 200;
 const TALK_TO: u16 = 201;
 const PEER: u16 = 202;
 
-struct Files {
-    ram: File,
-    disk: File,
-    long: File,
-    kinds: [OwnedFd; 5],
-}
-
-fn memory(bytes: u64, seals: SealFlags) -> File {
-    let fd = memfd_create("fuzz", MemfdFlags::ALLOW_SEALING).expect("memory");
-    ftruncate(&fd, bytes).expect("its size");
-    fcntl_add_seals(&fd, seals).expect("its seals");
-    File::from(fd)
-}
-
-thread_local! {
-    // Created once. A run modifies their contents but not their size; the next run empties them.
-    static FILES: RefCell<Files> = RefCell::new({
-        let ram = memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW);
-        let long = memory(LONG_BYTES, SealFlags::SHRINK | SealFlags::GROW);
-        Files {
-            kinds: [
-                ram.as_fd().try_clone_to_owned().expect("a copy"),
-                eventfd(0, EventfdFlags::NONBLOCK).expect("an event"),
-                memory(RAM_BYTES, SealFlags::GROW).into(),
-                File::open("/").expect("a directory").into(),
-                long.as_fd().try_clone_to_owned().expect("a copy"),
-            ],
-            ram,
-            long,
-            disk: memory(DISK_BYTES, SealFlags::SHRINK | SealFlags::GROW),
-        }
-    });
-}
-
 /// Runs one input.
 pub fn run(data: &[u8], reached: Reached<'_>) {
-    FILES.with_borrow(|files| session(data, files, reached));
+    with_files(|files| session(data, files, reached));
 }
 
 fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
-    for (file, bytes) in [
-        (&files.ram, RAM_BYTES),
-        (&files.disk, DISK_BYTES),
-        (&files.long, LONG_BYTES),
-    ] {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(file, flags, 0, bytes).expect("empty");
-    }
     let mut devices = Devices::new(&files.disk);
     let mut inbox = Inbox::default();
     let mut rest = data;
     while let Some((about, after)) = rest.split_first() {
         rest = after;
-        let kind = &files.kinds[usize::from(about >> 2 & 7) % files.kinds.len()];
-        let mut fds: Vec<OwnedFd> = (0..about & 3)
-            .map(|_| kind.as_fd().try_clone_to_owned().expect("a copy"))
-            .collect();
+        let mut fds = files.descriptors(*about);
         let message = loop {
             let wants = inbox.bytes_wanted();
             assert!((1..=MAX_MESSAGE_BYTES).contains(&wants), "bounded");
@@ -165,11 +109,7 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
             message.body.split_first_chunk::<4>(),
         ) {
             (POKE, Some((at, bytes))) => {
-                let at = u64::from(u32::from_le_bytes(*at)) % RAM_BYTES;
-                let room = usize::try_from(RAM_BYTES - at)
-                    .expect("small")
-                    .min(bytes.len());
-                files.ram.write_all_at(&bytes[..room], at).expect("inside");
+                files.poke(u32::from_le_bytes(*at), bytes);
                 continue;
             }
             (TALK_TO, Some(([device, ..], _))) => {

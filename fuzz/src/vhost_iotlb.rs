@@ -264,8 +264,8 @@ impl Session<'_> {
             return (self.reached)("translated");
         };
         match self.iotlb.miss(&fault) {
-            Ok(MissAction::Send(miss, Message::Miss { iova, wanted })) => {
-                assert_eq!((iova.get(), wanted.allows(access)), (at, true));
+            Ok(MissAction::Send(miss, Message::Miss { iova, required })) => {
+                assert_eq!((iova.get(), required.allows(access)), (at, true));
                 self.misses.push(miss);
                 (self.reached)("sent");
             }

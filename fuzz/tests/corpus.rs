@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use ringfence_fuzz::{TARGETS, corpus};
+use ringfence_fuzz::{TARGETS, corpus, serve};
 
 #[test]
 fn every_corpus_reaches_every_outcome() {
+    serve::set_program(env!("CARGO_BIN_EXE_sandboxed-device").as_ref());
     for target in TARGETS {
         let mut reached = BTreeSet::new();
         for (_, data) in corpus::read(target.name).expect("the corpus can be read") {

@@ -6,16 +6,17 @@ use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
 use ringfence_lab::Profile;
+use ringfence_lab::components::{ModeParts, ReplayTable, ThreadCell};
 use ringfence_lab::guest::{
     Cycles, DynRtcSpace, PviommuHost, RtcParams, RtcParts, VirtIommuHardware,
 };
-use ringfence_lab::hardware::{ContextTarget, Hardware, Riommu, Vtd};
+use ringfence_lab::hardware::{Hardware, Riommu, Vtd};
+use ringfence_lab::layer::{AttachInfo, Attachments, ContextTarget};
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
-use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, ThreadCell};
+use ringfence_lab::mode_dispatch::ModeVisitor;
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::platform::ReplayPlatform;
-use ringfence_lab::replay::{AttachInfo, Attachments};
 use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;

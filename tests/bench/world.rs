@@ -11,9 +11,9 @@ use ringfence_dma::{
     SgLimits, SgMapping, SgRequest,
 };
 use ringfence_lab::hardware::Hardware;
+use ringfence_lab::layer::Attachments;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
 use ringfence_lab::platform::ReplayPlatform;
-use ringfence_lab::replay::Attachments;
 use ringfence_types::{
     Access, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId,
 };

@@ -330,9 +330,9 @@ fn hosted() -> impl Iterator<Item = Mode> {
         ("linux-rcache", "per-unmap", "pviommu-hopt"),
         ("magazine", "burst", "pviommu-hopt"),
     ];
-    ROWS.iter().map(|(alloc, flush, who)| {
+    ROWS.iter().map(|(alloc, flush, owner)| {
         compose(&format!(
-            "alloc={alloc},table=radix,flush={flush},who={who}"
+            "alloc={alloc},table=radix,flush={flush},owner={owner}"
         ))
         .expect("a mode")
     })

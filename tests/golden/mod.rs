@@ -45,11 +45,11 @@ fn cells(row: &Row) -> [String; 23] {
         row.safety.clone(),
         row.maps.to_string(),
         row.unmaps.to_string(),
-        format!("{:.3}", row.search_len_mean.unwrap()),
-        row.search_len_max.to_string(),
+        format!("{:.3}", row.search_steps_mean.unwrap()),
+        row.search_steps_max.to_string(),
         row.invalidations.to_string(),
         row.accesses.to_string(),
-        row.attempts.unwrap().to_string(),
+        row.attack_accesses.unwrap().to_string(),
         violations.stale.to_string(),
         violations.never.to_string(),
         violations.direction.to_string(),
@@ -58,10 +58,10 @@ fn cells(row: &Row) -> [String; 23] {
         row.false_faults.to_string(),
         row.stale_window_max_ns.to_string(),
         row.release_delay_max_ns.to_string(),
-        row.live_max.to_string(),
+        row.live_mappings_max.to_string(),
         row.table_bytes.to_string(),
         row.host_walks.to_string(),
-        row.host_reads.to_string(),
+        row.host_words_read.to_string(),
         row.host_frames_awaited.to_string(),
         row.status.to_string(),
     ]
@@ -133,7 +133,7 @@ fn the_table_keeps_the_promises() {
             .map(|name| column(line, name))
             .sum();
         // The as-published cache evicts mappings in use and reuses them with other directions.
-        let literal = line.starts_with("rtc-literal");
+        let literal = line.starts_with("rtc-paper");
         assert_eq!(column(line, "false") > 0, literal, "{line}");
         assert!(column(line, "attempts") >= column(line, "unmaps"), "{line}");
         let looks_up = line.starts_with("pviommu") || line.starts_with("rtc-");

@@ -5,5 +5,5 @@ set -uo pipefail
 
 . "$(dirname "$0")/guests.sh"
 
-choose_kernels --module pviommu --module-source "$repo/kmod"
+choose_kernels --iommu pviommu --module-source "$repo/kmod"
 echo "kernels: $KERNELS"

@@ -19,7 +19,7 @@ readonly LIMIT=${GUEST_LIMIT:-${DEFAULT_LIMIT:-180}}
 ringfence=${RINGFENCE:-}
 if [[ ! $ringfence ]]; then
     ringfence=$target/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
+    (cd "$repo" && cargo build --quiet --release -p ringfence-cli) || exit 1
 fi
 
 # limited COMMAND...: kills the command after the time limit of a guest.

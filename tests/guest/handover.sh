@@ -59,7 +59,7 @@ spread() { column "$1" | awk '{ v[NR] = $1 } END { printf "%d us median, %d us a
 # `serve`, CASE stands for the case's directory. Kills all its processes at the end, also after a
 # failure.
 daemon='' next='' qemu='' other='' again=()
-disk=1 entropy=1 task=$WRITES
+disk=1 mode=emulated entropy=1 task=$WRITES
 handed() {
     trap 'leave_nothing; exit 1' TERM INT
     hand "$@"
@@ -77,6 +77,11 @@ talks() {
 recorded() {
     entropy='' task=$TRACED
     handed "$@"
+}
+# in_mode MODE CASE ...: runs another of these cases with a disk in this mode.
+in_mode() {
+    mode=$1
+    "${@:2}"
 }
 # reclaimed KERNEL ...: the same, while the host reclaims the guest's memory, which is the file
 # `memory` of the case.
@@ -141,7 +146,7 @@ hand() {
     shift
     if [[ $disk ]]; then
         truncate -s 64M "$case/image"
-        serve+=(--blk "$case/image")
+        serve+=(--disk "$case/image,mode=$mode")
     fi
     [[ ! $entropy ]] || serve+=(--rng)
     mkfifo "$input"
@@ -194,21 +199,21 @@ agrees() {
     agreed="; $agreed"
 }
 
-choose_kernels --module pviommu --module-source "$repo/kmod"
+choose_kernels --iommu pviommu --module-source "$repo/kmod"
 for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy
-    try "para-virtual: $kernel" handed "$kernel" --pviommu -- --module pviommu --module-args cache=1
+    try "para-virtual: $kernel" handed "$kernel" --iommu pviommu -- --iommu pviommu --module-args cache=1
     try "recorded: $kernel" recorded "$kernel" --requests CASE/requests -- --strict \
         --append 'trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
     # With few hand-overs, the following cases run on one kernel only.
     ((HANDOVERS >= 20)) || [[ $kernel == "${KERNELS%% *}" ]] || continue
-    try "assigned: $kernel" handed "$kernel" --assigned -- --strict
-    try "assigned, para-virtual, memory in a file: $kernel" reclaimed "$kernel" --pviommu --assigned --host-page-pool --memory-file CASE/memory --lock mapped \
-        -- --module pviommu --module-args cache=1
-    try "disk in a process: $kernel" handed "$kernel" --isolate -- --strict
-    try "disk in a process, para-virtual: $kernel" handed "$kernel" --pviommu --isolate -- --module pviommu --module-args cache=1
+    try "assigned: $kernel" in_mode assigned handed "$kernel" -- --strict
+    try "assigned, para-virtual, memory in a file: $kernel" in_mode assigned reclaimed "$kernel" --iommu pviommu --host-page-pool --memory-file CASE/memory --lock mapped \
+        -- --iommu pviommu --module-args cache=1
+    try "disk in a process: $kernel" in_mode sandbox handed "$kernel" -- --strict
+    try "disk in a process, para-virtual: $kernel" in_mode sandbox handed "$kernel" --iommu pviommu -- --iommu pviommu --module-args cache=1
 done
-try "without an IOMMU: 6.12" handed 6.12 --no-iommu --
+try "without an IOMMU: 6.12" handed 6.12 --iommu none --
 all_passed

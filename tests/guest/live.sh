@@ -43,16 +43,16 @@ errant() {
     named stray write W 32 && named after-unmap write W 32 && named write-read-only write W 32 && named read-write-only read R 32 &&
         named foreign write W 48 || return 1
     # No other access was stopped, and no errant access passed.
-    said 'ringfence_faults_total{device="iommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
+    said 'ringfence_faults_total{device="iommu"} 5' && said 'ringfence_injected_permitted_total{device="blk"} 0'
 }
 # The same with a sandboxed disk. It has no accomplice device; it bypasses its own translation, and
 # is stopped by the pages' permissions.
 errant_apart() {
-    run "$@" --isolate --inject-dma stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- sh -c "$READS" 2>&1 |
+    run "$@" --disk mode=sandbox --inject-dma stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- sh -c "$READS" 2>&1 |
         grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     named stray write W 32 && named after-revoke write W 32 && named write-read-only write W 32 && named read-write-only read R 32 &&
-        said 'ringfence_faults_total{device="iommu"} 4' && said 'ringfence_strays_through_total{device="blk"} 0'
+        said 'ringfence_faults_total{device="iommu"} 4' && said 'ringfence_injected_permitted_total{device="blk"} 0'
 }
 # The disk as a vhost-user back-end behind QEMU's own IOMMU: it requests every translation from
 # QEMU's front-end, caches it, and drops it on an invalidation.
@@ -73,7 +73,7 @@ back_end() {
 back_end_errant() {
     local iommu=$1 class at named
     shift
-    run --vhost-user "$iommu" "$@" --inject-dma stray:dead0000,write-read-only --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
+    run --iommu "qemu-$iommu" "$@" --inject-dma stray:dead0000,write-read-only --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     for class in stray write-read-only; do
         at=$(sed -n "s/^ringfence: blk: injected write ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
@@ -88,14 +88,14 @@ back_end_errant() {
         esac
         said "$named" || return 1
     done
-    said 'ringfence_faults_total{device="blk"} 2' && said 'ringfence_strays_through_total{device="blk"} 0' &&
+    said 'ringfence_faults_total{device="blk"} 2' && said 'ringfence_injected_permitted_total{device="blk"} 0' &&
         said 'ringfence_failed_total{device="blk"} 0'
 }
 
 # Without the IOMMU the same accesses pass, so the case above detects them.
 errant_through() {
-    run --kernel 6.12 --no-iommu --inject-dma stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
-        said 'ringfence_strays_through_total{device="blk"} 2'
+    run --kernel 6.12 --iommu none --inject-dma stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
+        said 'ringfence_injected_permitted_total{device="blk"} 2'
 }
 # All output of the command arrives, to its last line.
 code() { cache=$packed run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
@@ -131,7 +131,7 @@ traced() {
         echo "$out"
         return 1
     }
-    "$ringfence" compare --json "$case/guest.trace" >"$case/compare.json" && python3 "$repo/tests/compare/check.py" "$case/compare.json" &&
+    "$ringfence" compare --all-modes --json "$case/guest.trace" >"$case/compare.json" && python3 "$repo/tests/compare/check.py" "$case/compare.json" &&
         echo "$out" >"$case/note"
 }
 
@@ -191,7 +191,7 @@ killed() {
     local image=$case/image run=$case/run after=$1 kernel=$2 beside=$3
     truncate -s 64M "$image"
     mkfifo "$case/reports"
-    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --dir "$run" --blk "$image" -- sh -c "$WRITES" "$beside" \
+    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --dir "$run" --disk "$image" -- sh -c "$WRITES" "$beside" \
         >"$case/reports" </dev/null &
     local daemon=$! reports line
     exec {reports}<"$case/reports"
@@ -226,7 +226,7 @@ END
 by_hand() {
     local run=$case/run out=$case/out cache=$packed
     truncate -s 64M "$case/image"
-    "$ringfence" serve --dir "$run" --blk "$case/image" --rng >"$case/arguments" &
+    "$ringfence" serve --dir "$run" --disk "$case/image" --rng >"$case/arguments" &
     local daemon=$!
     "$ringfence" guest prepare --cache "$cache" --kernel "$1" --initramfs "$case/initramfs" -- \
         sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=100 iflag=direct 2>/dev/null && head -c 8 /dev/hwrng | wc -c' >"$case/prepared"
@@ -247,12 +247,12 @@ for kernel in $KERNELS; do
         done
     done
     try "errant DMAs stopped and named: $kernel" errant --kernel "$kernel"
-    try "apart: files: $kernel" files --kernel "$kernel" --strict --isolate
-    try "apart: files, lazy, 2 processors: $kernel" files --kernel "$kernel" --lazy --cpus 2 --isolate
+    try "apart: files: $kernel" files --kernel "$kernel" --strict --disk mode=sandbox
+    try "apart: files, lazy, 2 processors: $kernel" files --kernel "$kernel" --lazy --cpus 2 --disk mode=sandbox
     try "apart: errant DMAs stopped and named: $kernel" errant_apart --kernel "$kernel"
     for iommu in intel virtio; do
         for mode in --strict --lazy; do
-            try "vhost-user behind $iommu-iommu: $kernel $mode" back_end --vhost-user $iommu --kernel "$kernel" $mode
+            try "vhost-user behind $iommu-iommu: $kernel $mode" back_end --iommu qemu-$iommu --kernel "$kernel" $mode
         done
         try "vhost-user, errant DMAs refused by $iommu-iommu: $kernel" back_end_errant $iommu --kernel "$kernel"
     done

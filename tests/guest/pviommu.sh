@@ -10,7 +10,7 @@ set -uo pipefail
 . "$(dirname "$0")/guests.sh"
 
 run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --module-source "$repo/kmod" "$@"; }
-behind() { run --module pviommu "$@"; }
+behind() { run --iommu pviommu "$@"; }
 
 # counter NAME [DEVICE]: a counter of the module, as the guest printed it.
 counter() { sed -n "s#^.*/${2:-0000:00:04.0}/$1:\([0-9]*\)\r*\$#\1#p" "$log" | tail -n 1; }
@@ -64,12 +64,12 @@ errant() {
         [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
         said "0000:00:$device.0 was stopped: a $access at $at" || return 1
     done
-    said 'ringfence_faults_total{device="pviommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
+    said 'ringfence_faults_total{device="pviommu"} 5' && said 'ringfence_injected_permitted_total{device="blk"} 0'
 }
 # The disk is a sandboxed process that can access only the module's mappings. Its errant accesses
 # around them are stopped and named.
 apart() {
-    behind --module-args "cache=0" "$@" --isolate --inject-dma stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- \
+    behind --module-args "cache=0" "$@" --disk mode=sandbox --inject-dma stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- \
         sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     local class access at
@@ -80,7 +80,7 @@ apart() {
         [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
         said "0000:00:04.0 was stopped: a $access at $at" || return 1
     done
-    said 'ringfence_faults_total{device="pviommu"} 4' && said 'ringfence_strays_through_total{device="blk"} 0'
+    said 'ringfence_faults_total{device="pviommu"} 4' && said 'ringfence_injected_permitted_total{device="blk"} 0'
 }
 # The hardware model translates the disk. All data of a file is correct, every page passed its
 # IOMMU, and the host allocated frames on demand. With the pool and the pointer, the guest waited
@@ -91,7 +91,7 @@ assigned() {
     local hopt=$1 cache_on=$2
     shift 2
     ((hopt)) && set -- "$@" --host-page-pool
-    files "$cache_on" "$@" --assigned || return 1
+    files "$cache_on" "$@" --disk mode=assigned || return 1
     local walks reads hits frames awaited refills pointer
     walks=$(total unit_walks blk) reads=$(total unit_reads blk) hits=$(total unit_hits blk)
     frames=$(total frames pviommu) awaited=$(total frames_awaited pviommu) refills=$(total pool_refills pviommu) pointer=$(total last_table_hits pviommu)
@@ -102,7 +102,7 @@ assigned() {
 
 kept() {
     behind --module-args "cache=1" "$@" --inject-dma after-unmap --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
-    said 'injected write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
+    said 'injected write (after-unmap) at .*: not stopped' && said 'injected_permitted_total{device="blk"} 1'
 }
 
 # The as-published cache of the PVIOMMU paper serves a page in the direction of its first mapping.
@@ -116,7 +116,7 @@ literal() {
     local faults unheard
     behind --module-args "cache=1 literal=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
     faults=$(total faults pviommu) unheard=$(total malformed blk)
-    said 'literal=1, the document.s key and one bit' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
+    said 'literal=1, the paper.s key and one bit' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
         ((faults >= 8 && unheard > 0)) || return 1
     : >"$log"
     behind --module-args "cache=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
@@ -184,7 +184,7 @@ for n in 1 2 3; do
     grep -h . /sys/kernel/debug/pviommu/*/0000:00:04.0/maps
 done
 dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum | cmp - /tmp/before; echo same
-grep -r . /sys/kernel/debug/pviommu; dmesg | grep -i "already present\|left by the driver" || echo clean
+grep -r . /sys/kernel/debug/pviommu; dmesg | grep -i "already present\|the driver left" || echo clean
 rmmod pviommu; echo unloaded'
 replugged() {
     behind --module-args "cache=1" "$@" --metrics -- sh -c "$REPLUGGED" || return 1
@@ -244,7 +244,7 @@ counted() {
     python3 - "$case/x21.json" >"$case/note" <<'END'
 import json, sys
 (found,) = json.load(open(sys.argv[1]))["findings"]
-measured = {row["what"]: row["measured"]["median"] for row in found["rows"] if row["measured"]}
+measured = {row["quantity"]: row["measured"]["median"] for row in found["rows"] if row["measured"]}
 def of(what):
     return [measured[f"emulated, {which}: {what}"] for which in ("pviommu+rtc", "virtio-strict")]
 ours, stock = of("guest instructions a DMA (map and unmap)")
@@ -256,17 +256,17 @@ if ours > stock / 10 or rung > 0.1 or stock_rung < 8:
 END
 }
 
-choose_kernels --module pviommu --module-source "$repo/kmod"
+choose_kernels --iommu pviommu --module-source "$repo/kmod"
 for kernel in $KERNELS; do
     try "files: $kernel, cached" files 1 --kernel "$kernel"
     try "files: $kernel, not cached, two processors" files 0 --kernel "$kernel" --cpus 2
     try "errant DMAs stopped and named: $kernel" errant --kernel "$kernel"
-    try "apart: files: $kernel, not cached" files 0 --kernel "$kernel" --isolate
-    try "apart: files: $kernel, cached, two processors" files 1 --kernel "$kernel" --cpus 2 --isolate
+    try "apart: files: $kernel, not cached" files 0 --kernel "$kernel" --disk mode=sandbox
+    try "apart: files: $kernel, cached, two processors" files 1 --kernel "$kernel" --cpus 2 --disk mode=sandbox
     try "apart: errant DMAs stopped and named: $kernel" apart --kernel "$kernel"
     try "assigned: files: $kernel, not cached" assigned 0 0 --kernel "$kernel"
     try "assigned: files: $kernel, cached, with the host's optimisations" assigned 1 1 --kernel "$kernel"
-    try "assigned: errant DMAs stopped and named: $kernel" errant --kernel "$kernel" --assigned
+    try "assigned: errant DMAs stopped and named: $kernel" errant --kernel "$kernel" --disk mode=assigned
     try "replugged while it works: $kernel" replugged --kernel "$kernel"
     try "suspended is refused: $kernel" suspended --kernel "$kernel"
     try "expired: $kernel" expired --kernel "$kernel"
@@ -279,8 +279,8 @@ for kernel in $KERNELS; do
     try "wrong answers, twice: $kernel" wrong twice:50 3 'answered what was not asked' --kernel "$kernel"
     try "wrong answers, foreign: $kernel" wrong foreign:50 3 'answered what was not asked' --kernel "$kernel"
 done
-try "reclaimed: what is not mapped is taken back while the guest works" reclaimed mapped 0 40 --kernel 6.12 --module pviommu
-try "reclaimed: nothing is, where devices see all memory" reclaimed all 100 100 --kernel 6.12 --no-iommu
+try "reclaimed: what is not mapped is taken back while the guest works" reclaimed mapped 0 40 --kernel 6.12 --iommu pviommu
+try "reclaimed: nothing is, where devices see all memory" reclaimed all 100 100 --kernel 6.12 --iommu none
 try "literal: the document's cache shows its defects, ours has none" literal --kernel 6.12
 try "kept: what was unmapped is reached, with the cache" kept --kernel 6.12
 all_passed

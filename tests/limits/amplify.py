@@ -243,9 +243,7 @@ def main():
     parser.add_argument("--directory")
     args = parser.parse_args()
     directory = tempfile.mkdtemp(prefix="ringfence-amplify-", dir=args.directory)
-    formats = ["text", "zstd"]
-    if write_parquet(args.binary, idle, os.path.join(directory, "empty"), 0):
-        formats.append("parquet")
+    formats = ["text", "zstd", "parquet"]
     bad = 0
     print("| format | trace | command | file, bytes | peak memory, MiB | bytes a byte "
           "| processor time, s | outcome |")
@@ -258,7 +256,8 @@ def main():
                     name = f"{form}-{case.__name__}"
                     if args.case not in name:
                         continue
-                    path = os.path.join(directory, name)
+                    # `trace convert` writes only files that have the ending.
+                    path = os.path.join(directory, f"{name}.{form}")
                     if form == "text":
                         write_text(case, path, size)
                     elif form == "zstd":

@@ -8,15 +8,15 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, BurstAsPublished, Flush};
-use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
+use ringfence_dma::flush::{Burst, Flush};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{RingDriver, Rings};
 use ringfence_dma::{Attachment, Cpu, Dma, MapReason, Mapping, Outcome, Platform};
 use ringfence_hw::{
-    FixedLogic, Geometry, LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit,
-    RingUnitConfig, Translate,
+    FixedLogic, Geometry, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, Translate,
 };
 use ringfence_memory::{Arena, Frames, fake::NonCoherent};
+use ringfence_papers::{BurstAsPublished, LogicAsPublished, RingAsPublished};
 use ringfence_pgtable::{Coherency, Context, ContextTables, TranslationType};
 use ringfence_types::{Access, Direction, Iova, Nanos, PhysAddr, PhysRange, RequesterId, RingId};
 

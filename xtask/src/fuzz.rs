@@ -69,6 +69,7 @@ fn stable(repo: &Repo, task: &str) -> anyhow::Result<Command> {
     command
         .arg(task)
         .args(["--quiet", "--release", "--no-default-features"])
+        .args(["--features", "corpus"])
         .args(["--manifest-path", MANIFEST, "--target-dir"])
         .arg(repo.target_directory()?.join("fuzz"));
     Ok(command)

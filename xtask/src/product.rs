@@ -1,4 +1,4 @@
-//! The command `ringfence` as documents and guests run it: optimised, with all features.
+//! The command `ringfence` as documents and guests run it: optimised.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,9 +8,8 @@ use crate::repo::Repo;
 
 /// Packages of the command, and the test that counts its instructions. Cargo unifies the features
 /// of packages that are selected together, so nothing is built twice.
-pub(crate) const SELECTION: [&str; 8] = [
+pub(crate) const SELECTION: [&str; 7] = [
     "--release",
-    "--all-features",
     "--package",
     "ringfence-cli",
     "--package",
@@ -38,7 +37,7 @@ pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
             .args(SELECTION),
         |_| {},
     )?;
-    // Copy the binary: `cargo run` in a document may replace it by a build with other features.
+    // Copy the binary: `cargo run` in a document may replace it.
     let target = repo.target_directory()?;
     let directory = target.join("documents");
     fs::create_dir_all(&directory)?;

@@ -1,22 +1,18 @@
 //! The command line.
 
-// A build without the feature parses the arguments of `guest` and `serve`, so that it can report
-// what is missing.
-#[cfg_attr(not(feature = "live"), allow(dead_code))]
+mod disk;
 mod guest;
 mod limits;
-#[cfg_attr(not(feature = "live"), allow(dead_code))]
 mod live;
 mod trace;
 mod values;
 
+pub(crate) use disk::{DiskArg, DiskModeArg, IommuKind};
 pub(crate) use guest::GuestCommand;
-#[cfg(feature = "live")]
 pub(crate) use guest::{
     GuestArgs, GuestBenchReadArgs, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs, ModuleArgs,
 };
 pub(crate) use limits::{ReplayLimitArgs, TraceLimitArgs};
-#[cfg(feature = "live")]
 pub(crate) use live::{DeviceArgs, GuestLimitArgs};
 pub(crate) use live::{ServeArgs, TopArgs};
 pub(crate) use trace::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
@@ -25,9 +21,9 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use ringfence_experiments::Experiment;
+use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::compose::compose;
-use ringfence_lab::experiments::Experiment;
-use ringfence_lab::experiments::guests::{Configuration, Kind};
 use ringfence_lab::guest::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_report::Condition;
@@ -38,8 +34,9 @@ use values::{
 };
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition \
-of --fail-if or --max-regression holds, 130 ended by a signal, with unfinished files removed.";
+Exit codes: 0 done, 1 error, 2 wrong usage or a condition on a field that was not measured, 3 a \
+condition of --fail-if or --max-regression holds, 130 ended by a signal (unfinished files are \
+removed).";
 
 /// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
 #[derive(Debug, Parser)]
@@ -79,7 +76,7 @@ pub(crate) enum Command {
     /// Boot a stock Debian guest with devices that run in this process
     #[command(subcommand)]
     Guest(GuestCommand),
-    /// Run as a device of `serve --isolate`, which starts this command
+    /// Serve the disk of `--disk mode=sandbox`, which starts this command
     #[command(hide = true)]
     Device,
     /// Measure this machine and write a cost profile for `compare --profile`
@@ -94,26 +91,27 @@ pub(crate) enum Command {
 const COMPARE_LONG: &str = "\
 Replay traces through protection modes; print what each costs and what it exposes.
 
-Each trace is replayed twice in every mode under an oracle that knows which byte is granted to \
-which device: once with a device that does what the trace implies (metered), once with an attacker \
-that touches every buffer it has lost. A third, timed run measures the mapping layer alone. Cycles \
-are executed by this processor, but for the invalidation of the IOTLB, which no user program can \
-execute: it is charged by the cost profile, and every report says how much of a row that is.
+Each mode replays each trace twice under an oracle, which knows the bytes that each device may \
+access: once with a device that accesses its buffers (the metered pass), once with an attacker \
+that accesses every buffer after its unmap (the attack pass). A third, timed replay measures the \
+mapping layer alone. Cycles are measured on this CPU. No user program can execute an IOTLB \
+invalidation; the cost profile models its cycles, and the report shows their share.
 
-relative_throughput = c / (c + map + unmap): a packet that costs c cycles without protection costs \
-c + map + unmap with it. c comes from the profile (908 for r210-2015: half of a packet of two \
+relative_throughput = c / (c + map + unmap): a packet costs c cycles without protection and \
+c + map + unmap with it. c comes from the profile (908 for r210-2015: half of a packet with two \
 mappings) or from --baseline-cycles.
 
-Why fence and fence-burst stand side by side: an invalidation that is charged at every unmap caps \
-a mode at c / (c + invalidation), \
-0.30 under r210-2015, whatever its software does; fence is the best that can be done there. What \
-helps on today's hardware is to \
-invalidate once for a burst of unmaps and to withhold the buffers until then: fence-burst, as \
-strict, for a short delay of release.";
+An invalidation at every unmap limits a mode to c / (c + invalidation), 0.30 under r210-2015. \
+fence comes closest to this limit. fence-burst exceeds it: it invalidates once for a burst of \
+unmaps, and withholds the buffers until then. It is as strict as fence.
+
+By default, compare replays the modes that a user can select today, and riommu, for which no \
+hardware exists. --all-modes replays all modes, --modes a selection.";
 
 const COMPARE_EXAMPLES: &str = "\
 Examples:
-  ringfence compare                                   the bundled sample, all modes
+  ringfence compare                                   the bundled sample, 12 modes
+  ringfence compare --all-modes                       the bundled sample, all modes
   ringfence compare trace.txt.zst                     a recording of tracefs, trace-cmd or perf
   zcat trace.gz | ringfence compare -                 from standard input
   ringfence compare a.zst b.zst --json > now.json     for programs; see docs/JSON.md
@@ -123,8 +121,8 @@ Examples:
   ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
-A condition on what was not measured (cycles with --repeat 0, violations with --no-attack) and one \
-on a trace without a map are wrong usage.
+Exit code 2 reports a condition on a field that was not measured (cycles with --repeat 0, \
+violations with --no-attack), or on a trace without a map.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 
@@ -137,7 +135,7 @@ pub(crate) struct CompareArgs {
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
 
-    /// Names of modes, in the order of the rows [default: all of `ringfence modes`]
+    /// Names of modes, in the order of the report [default: 12 that can be used today, with riommu]
     #[arg(
         long,
         value_name = "MODE,...",
@@ -147,11 +145,15 @@ pub(crate) struct CompareArgs {
     )]
     pub modes: Vec<Mode>,
 
+    /// Replay all modes that `ringfence modes` lists
+    #[arg(long, conflicts_with = "modes", help_heading = "Modes")]
+    pub all_modes: bool,
+
     /// An additional composed mode; `ringfence modes` lists the choices. May be repeated
     #[arg(
         long = "mode",
-        value_name = "alloc=A,table=T,flush=F",
-        value_parser = |row: &str| compose(row),
+        value_name = "alloc=A,table=T,flush=F[,owner=O]",
+        value_parser = |mode: &str| compose(mode),
         help_heading = "Modes",
     )]
     pub composed: Vec<Mode>,
@@ -292,16 +294,16 @@ pub(crate) struct Format {
 }
 
 const SIZE_LONG: &str = "\
-Say how large a trace wants its rings and its IOTLB.
+Compute the sizes of rings and of the IOTLB that a trace needs.
 
-A ring is a device and a direction. A first pass counts: L, most slots mapped at once; B, most \
-slots withheld at once until the end of a burst; in which order unmaps come. From that follow N >= \
-L + B, and the fewest slots with which this trace stalls no map. A second pass replays the trace \
-with rings of several sizes, once with a ring that takes only the slot at its tail (riommu) and \
-once with one that takes any free slot (riommu-ooo), and says how many maps waited, beside what a \
-model of slots predicts. The same pass tries IOTLBs of several shapes under modes that map pages.
+Each device and direction has a ring. The first pass counts L, the peak number of mapped slots; \
+B, the peak number of slots that open bursts withhold; and the order of unmaps. It reports the \
+rule N >= L + B, and the smallest N with which no map of this trace stalls. The second pass \
+replays the trace with rings of several sizes: a ring that uses only the slot at its tail \
+(riommu), and a ring that uses any free slot (riommu-ooo). It reports the maps that waited and \
+the prediction of a slot model. It also tries IOTLBs of several shapes in modes that map pages.
 
-Nothing is timed: the numbers are the same on every machine.";
+Nothing is timed: the numbers are equal on every machine.";
 
 const SIZE_EXAMPLES: &str = "\
 Examples:
@@ -416,16 +418,14 @@ pub(crate) struct DiffArgs {
 }
 
 const REPRODUCE_LONG: &str = "\
-Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside what \
-was measured here.
+Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU papers; print their numbers next to \
+the numbers measured here.
 
-For each number: what the document prints, what was measured, their ratio, and which part of a \
-cost this processor executed and which \
-the profile r210-2015 charged: invalidations, IOTLB misses, and what a packet costs without \
-protection. The verdict follows from the \
-rows alone. reproduced: every order is the document's and every number within 15%. ordering only: \
-numbers are further off. differs: an \
-order or an exact number is another one. docs/REPRODUCE.md says how to read the rest.";
+Each row has the published number, the number found here, and their ratio. A cost has two parts: \
+cycles measured on this CPU, and cycles modelled by the profile r210-2015 (invalidations, IOTLB \
+misses, and a packet without protection). The verdict depends on the rows alone. reproduced: every \
+order is the paper's and every number is within 15%. ordering only: a number differs by more. \
+differs: an order or an exact number differs. docs/REPRODUCE.md explains how to read the rest.";
 
 const REPRODUCE_EXAMPLES: &str = "\
 Examples:
@@ -502,7 +502,7 @@ pub(crate) struct ReproduceGuestArgs {
     /// Only these kinds of device: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub guest_kind: Vec<Kind>,
-    /// Only these configurations: kvm-baseline, pviommu, rtc-literal, pviommu+rtc,
+    /// Only these configurations: kvm-baseline, pviommu, rtc-paper, pviommu+rtc,
     /// pviommu+rtc+hopt, virtio-strict, virtio-lazy
     #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',', value_parser = configuration)]
     pub guest_configuration: Vec<Configuration>,

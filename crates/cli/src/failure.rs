@@ -6,9 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
+use ringfence_guest_harness::GuestError;
 use ringfence_lab::{LabError, ProfileError};
-#[cfg(feature = "live")]
-use ringfence_live::guest::GuestError;
 use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableRow};
 use ringfence_trace::{RecordError, TraceError, printable_line};
 
@@ -66,18 +65,13 @@ pub(crate) enum Failure {
     /// The command that ran during a recording failed; the recording is complete.
     Workload(ExitStatus),
     /// An error of a guest.
-    #[cfg(feature = "live")]
     Guest(GuestError),
     /// Ctrl-C interrupted the counting of guests.
     Interrupted,
     /// Number of an experiment's guests that failed; its findings give the reasons.
     Guests(usize),
     /// Device options that exclude each other, and the reason.
-    #[cfg(feature = "live")]
     Devices(&'static str),
-    /// This build has no `serve` and no `guest`.
-    #[cfg(not(feature = "live"))]
-    NotBuilt,
     /// The command reads the trace twice, but the trace is standard input.
     ReadTwice,
     /// The command line names standard input as two traces.
@@ -111,7 +105,6 @@ impl Failure {
             | Self::Platform(_)
             | Self::StdinTwice
             | Self::TraceUnread => USAGE,
-            #[cfg(feature = "live")]
             Self::Devices(_) => USAGE,
             Self::Closed => 0,
             _ => ERROR,
@@ -166,38 +159,31 @@ impl fmt::Display for Failure {
             Self::NotComparable(e) => write!(f, "--max-regression: {e}"),
             Self::SameFile(path) => write!(
                 f,
-                "{}: the output is the trace that is read; name another file",
+                "{}: the output is also the input trace; name another file",
                 path.display()
             ),
             Self::Form { path, advice } => write!(f, "{}: {advice}", path.display()),
             Self::Record(e) => e.fmt(f),
             Self::Workload(status) => {
-                write!(f, "the command ended with {status}; its trace was written")
+                write!(f, "the command ended with {status}; the trace is complete")
             }
-            Self::Interrupted => f.write_str("interrupted; what had been counted stands above"),
-            Self::Guests(1) => f.write_str("a guest failed; what is known of it stands above"),
-            Self::Guests(n) => write!(f, "{n} guests failed; what is known of them stands above"),
-            #[cfg(feature = "live")]
+            Self::Interrupted => f.write_str("interrupted; the counts so far are printed above"),
+            Self::Guests(1) => f.write_str("a guest failed; the reason is printed above"),
+            Self::Guests(n) => write!(f, "{n} guests failed; the reasons are printed above"),
             Self::Guest(e) => e.fmt(f),
-            #[cfg(feature = "live")]
             Self::Devices(why) => f.write_str(why),
-            #[cfg(not(feature = "live"))]
-            Self::NotBuilt => f.write_str(
-                "this build serves no guests; build with `--features live`, or install with \
-                `--all-features`",
-            ),
             Self::ReadTwice => {
-                f.write_str("anonymising reads the trace twice: it has to be a file")
+                f.write_str("trace anonymise reads the trace twice; name a file instead of -")
             }
-            Self::StdinTwice => f.write_str("standard input is one trace: name - once"),
+            Self::StdinTwice => f.write_str("standard input is one trace; name - once"),
             Self::Spool { limit } => write!(
                 f,
-                "standard input is longer than the {limit} bytes that are kept to read it twice; \
-                 name a file, or raise the limit by `--max-spool`"
+                "standard input exceeds the {limit} bytes that are stored to read it twice; name a \
+                 file, or raise the limit with `--max-spool`"
             ),
-            Self::TraceUnread => {
-                f.write_str("--trace: only X07 and X22 read recorded traces; name one, or --all")
-            }
+            Self::TraceUnread => f.write_str(
+                "--trace: only X07 and X22 read recorded traces; name one of them, or --all",
+            ),
             Self::Closed => f.write_str("output closed"),
         }
     }
@@ -209,7 +195,6 @@ impl Error for Failure {
             Self::Lab(e) => e.source(),
             Self::Trace(e) => e.source(),
             Self::Record(e) => e.source(),
-            #[cfg(feature = "live")]
             Self::Guest(e) => e.source(),
             Self::Io { source, .. } => Some(source),
             _ => None,
@@ -241,7 +226,6 @@ impl From<ConditionError> for Failure {
     }
 }
 
-#[cfg(feature = "live")]
 impl From<GuestError> for Failure {
     fn from(e: GuestError) -> Self {
         Self::Guest(e)

@@ -7,7 +7,6 @@
 
 mod args;
 mod commands;
-#[cfg(feature = "live")]
 mod directory;
 mod failure;
 mod input_file;

@@ -31,7 +31,7 @@ impl fmt::Display for ProfileFileError {
                 let known: Vec<String> = Profile::builtin().into_iter().map(|p| p.name).collect();
                 write!(
                     f,
-                    "no profile and no file is called {name}; there are {}, and `ringfence \
+                    "no profile and no file is named {name}; the profiles are {}, and `ringfence \
                     calibrate` writes one",
                     known.join(", ")
                 )

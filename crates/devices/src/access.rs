@@ -1,7 +1,5 @@
 //! The access engine: executes a device's requests on memory.
 
-use core::fmt;
-
 use ringfence_hw::Translate;
 use ringfence_types::{Access, Fault, Iova, PhysMemory, RequesterId};
 
@@ -17,43 +15,15 @@ pub struct Bus<'a, U, M, O> {
 }
 
 /// Reason why a DMA failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
     /// The IOMMU blocked the access; no byte has moved.
-    Fault(Fault),
+    #[error(transparent)]
+    Fault(#[from] Fault),
     /// The IOMMU allowed an access to an address without memory. Bytes of earlier pages may have
     /// moved.
-    Unreachable(Unreachable),
-}
-
-impl fmt::Display for DmaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fault(fault) => fault.fmt(f),
-            Self::Unreachable(error) => error.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for DmaError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        Some(match self {
-            Self::Fault(fault) => fault,
-            Self::Unreachable(error) => error,
-        })
-    }
-}
-
-impl From<Fault> for DmaError {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
-    }
-}
-
-impl From<Unreachable> for DmaError {
-    fn from(error: Unreachable) -> Self {
-        Self::Unreachable(error)
-    }
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
 }
 
 impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
@@ -107,8 +77,8 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
         let memory = self.memory;
         let mut rest = into;
         self.transfer(device, iova, rest.len(), Access::Read, |at, bytes| {
-            let (piece, behind) = core::mem::take(&mut rest).split_at_mut(bytes);
-            rest = behind;
+            let (piece, tail) = core::mem::take(&mut rest).split_at_mut(bytes);
+            rest = tail;
             memory.read(at, piece)
         })
     }
@@ -124,8 +94,8 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
         let memory = self.memory;
         let mut rest = from;
         self.transfer(device, iova, rest.len(), Access::Write, |at, bytes| {
-            let (piece, behind) = rest.split_at(bytes);
-            rest = behind;
+            let (piece, tail) = rest.split_at(bytes);
+            rest = tail;
             memory.write(at, piece)
         })
     }

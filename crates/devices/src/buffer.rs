@@ -1,7 +1,5 @@
 //! Buffers and their pools.
 
-use core::fmt;
-
 use ringfence_types::{PhysAddr, PhysRange};
 
 /// A buffer of a [`Pool`], as a token that cannot be copied: its owner may access the memory. The
@@ -61,25 +59,14 @@ pub struct Pool {
 }
 
 /// Error: a region has no room for a buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{region} has no room for a buffer of {slot_bytes} bytes")]
 pub struct PoolError {
     /// Region of the pool.
     pub region: PhysRange,
     /// Size of one buffer in bytes, which is zero or exceeds the region.
     pub slot_bytes: u64,
 }
-
-impl fmt::Display for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "no buffers of {} bytes in {}",
-            self.slot_bytes, self.region
-        )
-    }
-}
-
-impl core::error::Error for PoolError {}
 
 impl Pool {
     /// Creates a pool with as many buffers of `slot_bytes` bytes as fit `region`. The pool must be

@@ -1,7 +1,5 @@
 //! The interface to the bytes that devices transfer.
 
-use core::fmt;
-
 use ringfence_memory::Arena;
 use ringfence_types::PhysAddr;
 
@@ -21,21 +19,14 @@ pub trait ByteMemory {
 }
 
 /// Error: an address without memory. On a real bus, an unsupported request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{bytes} bytes at {at} lie outside memory")]
 pub struct Unreachable {
     /// First byte of the access.
     pub at: PhysAddr,
     /// Length of the access in bytes.
     pub bytes: u64,
 }
-
-impl fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at {} lie outside memory", self.bytes, self.at)
-    }
-}
-
-impl core::error::Error for Unreachable {}
 
 impl ByteMemory for Arena {
     #[inline]

@@ -8,7 +8,7 @@ use ringfence_types::{Access, Iova, RequesterId};
 /// trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DmaRequest {
-    /// Requester ID of the device (HW01).
+    /// Requester ID of the device.
     pub device: RequesterId,
     /// Address of the first byte.
     pub iova: Iova,

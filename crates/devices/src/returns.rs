@@ -50,23 +50,23 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
     }
 
     /// Records that the layer withholds a buffer of item `number`.
-    pub(crate) fn withhold(&mut self, at: PhysAddr, number: u64, which: usize) {
-        self.withheld.push_back((at, number, which));
+    pub(crate) fn withhold(&mut self, at: PhysAddr, number: u64, buffer_index: usize) {
+        self.withheld.push_back((at, number, buffer_index));
     }
 
     /// Records that a buffer of item `number` is lost, so that the item does not wait for it.
     pub(crate) fn lose(&mut self, number: u64) {
-        let place = number.wrapping_sub(self.first) as usize;
-        if let Some(finished) = self.finished.get_mut(place) {
+        let position = number.wrapping_sub(self.first) as usize;
+        if let Some(finished) = self.finished.get_mut(position) {
             finished.missing = finished.missing.saturating_sub(1);
         }
     }
 
     /// Stores a returned buffer of item `number`.
-    pub(crate) fn buffer_returned(&mut self, buffer: Buffer, number: u64, which: usize) {
-        let place = number.wrapping_sub(self.first) as usize;
-        if let Some(finished) = self.finished.get_mut(place)
-            && let Some(empty) = finished.buffers.as_mut().get_mut(which)
+    pub(crate) fn buffer_returned(&mut self, buffer: Buffer, number: u64, buffer_index: usize) {
+        let position = number.wrapping_sub(self.first) as usize;
+        if let Some(finished) = self.finished.get_mut(position)
+            && let Some(empty) = finished.buffers.as_mut().get_mut(buffer_index)
         {
             *empty = Some(buffer);
             finished.missing = finished.missing.saturating_sub(1);
@@ -84,9 +84,9 @@ impl<T, C: AsMut<[Option<Buffer>]>> OrderedCompletions<T, C> {
             .withheld
             .iter()
             .position(|(at, _, _)| *at == buffer.start());
-        match found.and_then(|place| self.withheld.remove(place)) {
-            Some((_, number, which)) => {
-                self.buffer_returned(buffer, number, which);
+        match found.and_then(|position| self.withheld.remove(position)) {
+            Some((_, number, buffer_index)) => {
+                self.buffer_returned(buffer, number, buffer_index);
                 Ok(())
             }
             None => Err(buffer),

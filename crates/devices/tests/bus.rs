@@ -138,7 +138,7 @@ fn bytes_arrive_across_pages() {
     assert_eq!(rig.watch.allowed[0].1.len(), 2);
 }
 
-/// HW09: a unit that checks only the start of an access would allow the first half.
+/// A unit that checks only the start of an access would allow the first half.
 #[test]
 fn a_stopped_access_moves_nothing() {
     let mem = arena();

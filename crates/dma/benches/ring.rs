@@ -8,14 +8,16 @@
 //! charges. A line whose ratio includes that charge says so. Absolute cycles depend on the machine
 //! and its load; only ratios are meaningful.
 
+extern crate alloc;
+
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_dma::flush::{Burst, BurstAsPublished, Flush, Strict};
+use ringfence_dma::flush::{Burst, Flush, Strict};
 use ringfence_dma::ring::{
-    OwnedRing, Ring, RingAsPublished, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
+    OwnedRing, Ring, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
 use ringfence_dma::space::{Paged, PlainTable, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Mapping, Outcome, Platform, Space};
@@ -26,6 +28,21 @@ use ringfence_types::{
     Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, Lock, Nanos, Pfn,
     PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
 };
+
+// The paper's ring and burst, compiled here: `ringfence-papers` depends on `hw`, and this crate
+// must not.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../papers/src/burst.rs"]
+mod burst_as_published;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../papers/src/ring.rs"]
+mod ring_as_published;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../papers/src/ring_entry.rs"]
+mod ring_entry;
+
+use burst_as_published::BurstAsPublished;
+use ring_as_published::RingAsPublished;
 
 /// Maps and unmaps per burst: the average of the papers' throughput workload.
 const BURST: usize = 200;

@@ -9,9 +9,8 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
 use ringfence_hw::{
-    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter,
-    LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, Translate,
-    UnitConfig, VtdUnit,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter, Prefetch,
+    Replacement, RingLogic, RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
@@ -26,7 +25,13 @@ use ringfence_types::{
 #[path = "../../iova/benches/support/clock.rs"]
 mod clock;
 
+// Compiled here, because a dependency on `ringfence-papers` would be one on `dma`.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../papers/src/ring_logic.rs"]
+mod ring_logic;
+
 use clock::{now, quantile};
+use ring_logic::LogicAsPublished;
 
 const NIC: RequesterId = RequesterId::new(0x0100);
 const DISK: RequesterId = RequesterId::new(0x0208);

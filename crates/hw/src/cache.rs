@@ -161,13 +161,13 @@ impl<V: Copy> SetAssociative<V> {
         true
     }
 
-    /// Removes every entry for which `doomed` returns true.
-    pub(crate) fn remove_if(&mut self, mut doomed: impl FnMut(u64, &V) -> bool) {
+    /// Removes every entry for which `matches` returns true.
+    pub(crate) fn remove_if(&mut self, mut matches: impl FnMut(u64, &V) -> bool) {
         if self.live == 0 {
             return;
         }
         for slot in &mut self.slots {
-            if slot.key != 0 && doomed(slot.key, &slot.value) {
+            if slot.key != 0 && matches(slot.key, &slot.value) {
                 slot.free();
                 self.live = self.live.wrapping_sub(1);
             }

@@ -10,7 +10,7 @@ use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 pub enum ContextEntry<F> {
     /// The accesses are translated through a table.
     Translated(TableRoot<F>),
-    /// The accesses are passed through to the same physical address (HW10).
+    /// The accesses are passed through to the same physical address.
     PassThrough {
         /// Domain of the device. The unit caches no translations for it.
         domain: DomainId,

@@ -1,4 +1,4 @@
-//! Calgary's lookup of a requester id: one flat table per PCI host bridge (HW05, CG01, CG02).
+//! Calgary's lookup of a requester id: one flat table per PCI host bridge.
 
 use alloc::vec::Vec;
 
@@ -8,7 +8,7 @@ use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 use crate::{ContextEntry, ContextLookup, TableRoot};
 
 /// One host bridge: its buses and its table address register. All devices below the bridge share
-/// one address space (CG02).
+/// one address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBridge {
     /// First bus below the bridge.

@@ -1,4 +1,4 @@
-//! The invalidation interface (HW06, HW07; VT-d specification, section 6.5).
+//! The invalidation interface (VT-d specification, section 6.5).
 
 use ringfence_types::{
     CachedLevels, Invalidation, InvalidationError, Invalidator, RequesterId, Ticket,

@@ -1,4 +1,4 @@
-//! The IOTLB: leaf translations tagged with the domain (HW06).
+//! The IOTLB: leaf translations tagged with the domain.
 
 use core::num::NonZeroU64;
 
@@ -193,11 +193,11 @@ impl Iotlb {
     pub(crate) fn invalidate_domain(&mut self, domain: DomainId) {
         let live = &mut self.live;
         self.entries.remove_if(|key, _| {
-            let doomed = tag::is_of(key, domain);
-            if doomed && let Some(live) = live.get_mut(tag::kind(key) as usize) {
+            let matches = tag::is_of(key, domain);
+            if matches && let Some(live) = live.get_mut(tag::kind(key) as usize) {
                 *live = live.wrapping_sub(1);
             }
-            doomed
+            matches
         });
     }
 

@@ -12,9 +12,6 @@
 //! An access enters at [`translate`](Iommu::translate) (`translate.rs`) and looks up the IOTLB
 //! (`iotlb.rs`). On a miss it uses the walk caches and [`walk`](ringfence_pgtable::walk)
 //! (`walker.rs`). It ends as a [`Translation`] or in the [`FaultLog`].
-//!
-//! [`prefetch`] is not part of a unit. It holds TLB prefetchers from the literature, for comparison
-//! with ring prefetch.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -31,7 +28,6 @@ mod geometry;
 mod host_bridge;
 mod invalidation;
 mod iotlb;
-pub mod prefetch;
 mod ring;
 mod root_table;
 mod router;
@@ -48,10 +44,7 @@ pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
-pub use ring::{
-    ByValue, FixedLogic, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, Prefetch,
-    RingLogic, RingStats, RingUnit, RingUnitConfig,
-};
+pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;
 pub use router::{IommuKind, IommuRouter, Translate};
 pub use stats::{InvalidationCounts, IommuStats};

@@ -1,4 +1,4 @@
-//! Two kinds of IOMMU in one machine (HW13). Each device is attached to one of them. "We do not
+//! Two kinds of IOMMU in one machine. Each device is attached to one of them. "We do not
 //! propose to entirely replace the baseline IOMMU, only to supplement it" (rIOMMU section 4,
 //! "Applicability and Limitations").
 

@@ -14,7 +14,7 @@ pub struct IommuStats {
     /// Entries evicted to make room for others.
     pub iotlb_evictions: u64,
     /// Words that walks read from tables. A walk of a four-level table without walk caches reads
-    /// four (HW14).
+    /// four.
     pub walk_references: u64,
     /// Walks that started at a cached table, indexed by level - 1: L3, L2, L1 in the terms of F&S.
     pub walk_cache_hits: [u64; WALK_CACHES],

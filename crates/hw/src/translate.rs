@@ -23,7 +23,7 @@ const GRANULE: u64 = PageSize::Size4K.bytes();
 
 impl<D: ContextLookup> Iommu<D> {
     /// Translates an access of `bytes` bytes at `iova`. Translates all pages before any byte counts
-    /// as accessed (HW09). The published rIOMMU algorithm (Fig. 10) checks only the start.
+    /// as accessed. The published rIOMMU algorithm (Fig. 10) checks only the start.
     ///
     /// An IOTLB hit alone decides, including its permissions, even if the table has changed since.
     ///
@@ -64,7 +64,7 @@ impl<D: ContextLookup> Iommu<D> {
                     Some(range) => Ok(Translation::one(range)),
                     None => Err(self.fault_at(device, iova, access, FaultReason::TableAccess)),
                 },
-                Err(stopped) => Err(self.fault(device, access, stopped)),
+                Err(faulted) => Err(self.fault(device, access, faulted)),
             };
         }
         self.translate_on(mem, device, iova, bytes, access)
@@ -88,7 +88,7 @@ impl<D: ContextLookup> Iommu<D> {
                 access,
                 reason: FaultReason::BadLength,
             }),
-            Err(stopped) => Err(self.fault(device, access, stopped)),
+            Err(faulted) => Err(self.fault(device, access, faulted)),
         }
     }
 
@@ -168,8 +168,8 @@ impl<D: ContextLookup> Iommu<D> {
         access: Access,
         reason: FaultReason,
     ) -> Fault {
-        let stopped = self.walker.fault_at(iova, reason);
-        self.fault(device, access, stopped)
+        let faulted = self.walker.fault_at(iova, reason);
+        self.fault(device, access, faulted)
     }
 
     /// Counts and records the last fault.

@@ -12,7 +12,7 @@ use crate::{
     WALK_CACHES,
 };
 
-/// Smallest scope that a unit can invalidate (HW07).
+/// Smallest scope that a unit can invalidate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum InvalidationGranularity {
     /// The unit supports page, domain and global invalidation.

@@ -18,11 +18,12 @@ pub const WALK_CACHES: usize = 3;
 /// Tag kind. All entries of one cache cover blocks of the same size, so one kind suffices.
 const KIND: u64 = 0;
 
-/// The walk cache of one level. `shift` is the number of address bits below its tags. A unit uses
-/// tables of one format, so each level has a single shift.
+/// The walk cache of one level.
 #[derive(Debug, Clone)]
-struct Cache {
+struct LevelCache {
     tables: SetAssociative<Cursor>,
+    /// Number of address bits below the tags. A unit uses tables of one format, so each level has a
+    /// single shift. Set by the first fill.
     shift: u32,
 }
 
@@ -30,12 +31,12 @@ struct Cache {
 #[derive(Debug, Clone)]
 pub(crate) struct WalkCaches {
     /// Indexed by level - 1.
-    caches: [Cache; WALK_CACHES],
+    caches: [LevelCache; WALK_CACHES],
 }
 
 /// Returns the binary logarithm of the bytes that one table of `level` covers.
 #[inline]
-fn covered<F: Format>(format: &F, level: Level) -> u32 {
+fn covered_bits<F: Format>(format: &F, level: Level) -> u32 {
     format
         .shift(level)
         .wrapping_add(format.entries(level).trailing_zeros())
@@ -44,10 +45,10 @@ fn covered<F: Format>(format: &F, level: Level) -> u32 {
 impl WalkCaches {
     /// Creates empty caches. `geometries[0]` is for pointers to level 1 tables.
     pub(crate) fn new(geometries: [Geometry; WALK_CACHES], replacement: Replacement) -> Self {
-        let filler = Cursor::root(&CalgaryTce::FULL, PhysAddr::ZERO);
+        let empty = Cursor::root(&CalgaryTce::FULL, PhysAddr::ZERO);
         Self {
-            caches: geometries.map(|geometry| Cache {
-                tables: SetAssociative::new(geometry, replacement, filler),
+            caches: geometries.map(|geometry| LevelCache {
+                tables: SetAssociative::new(geometry, replacement, empty),
                 shift: 63,
             }),
         }
@@ -61,7 +62,7 @@ impl WalkCaches {
     /// Returns the deepest cached table on the path to `iova`, or `root`. Calls `probed` for each
     /// level looked up, with the index into [`WALK_CACHES`] arrays and true on a hit.
     #[inline]
-    pub(crate) fn start<F: Format>(
+    pub(crate) fn lookup<F: Format>(
         &mut self,
         format: &F,
         root: Cursor,
@@ -74,7 +75,7 @@ impl WalkCaches {
             if level >= root.level() {
                 break;
             }
-            let prefix = iova.get().wrapping_shr(covered(format, level));
+            let prefix = iova.get().wrapping_shr(covered_bits(format, level));
             let selector = tag::selector(domain, prefix);
             let found = cache
                 .tables
@@ -91,7 +92,7 @@ impl WalkCaches {
         root
     }
 
-    /// Caches `cursor`, a table on the path to `iova` that [`start`](Self::start) did not find.
+    /// Caches `cursor`, a table on the path to `iova` that [`lookup`](Self::lookup) did not find.
     #[inline]
     pub(crate) fn fill<F: Format>(
         &mut self,
@@ -102,7 +103,7 @@ impl WalkCaches {
     ) {
         let index = usize::from(cursor.level().get()).wrapping_sub(1);
         if let Some(cache) = self.caches.get_mut(index) {
-            cache.shift = covered(format, cursor.level());
+            cache.shift = covered_bits(format, cursor.level());
             let prefix = iova.get().wrapping_shr(cache.shift);
             cache.tables.insert(
                 tag::selector(domain, prefix),

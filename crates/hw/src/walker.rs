@@ -92,7 +92,7 @@ impl Walker {
         } = self;
         stats.iotlb_misses = stats.iotlb_misses.wrapping_add(1);
         let root = Cursor::root(format, *root);
-        let start = walk_caches.start(format, root, domain, iova, |level, hit| {
+        let start = walk_caches.lookup(format, root, domain, iova, |level, hit| {
             let counts = if hit {
                 &mut stats.walk_cache_hits
             } else {

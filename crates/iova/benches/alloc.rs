@@ -231,7 +231,7 @@ fn main() -> ExitCode {
     let rounds = rounds.min(31);
     let (mags, cache, one_lock) = (magazines(), rcache(), tree());
     report(
-        "two threads, own rings of 512 (AL15: the single lock)",
+        "two threads, own rings of 512 (the single lock)",
         vec![
             parallel(MAGAZINES, 100_000, |pairs| {
                 two_rings_two_threads(&mags, pairs)

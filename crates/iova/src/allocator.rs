@@ -148,7 +148,7 @@ impl fmt::Display for AllocError {
             Self::NeedsFlush => {
                 f.write_str("the domain must be flushed before addresses are reused")
             }
-            Self::OutOfMemory => f.write_str("no memory for the allocator's records"),
+            Self::OutOfMemory => f.write_str("out of memory for the allocator's records"),
         }
     }
 }

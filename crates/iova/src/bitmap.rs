@@ -1,5 +1,5 @@
-//! A bitmap with one bit per page, searched upwards from the last allocation (AL09), with one flush
-//! of the domain per wrap (AL10).
+//! A bitmap with one bit per page, searched upwards from the last allocation, with one flush
+//! of the domain per wrap.
 //!
 //! Source: Fujita and Moriai, sections 2.3 and 3.3. Freed pages are [`Unmapped`], not flushed. The
 //! policy reuses no address before the search position has passed the whole space, and flushes the
@@ -191,13 +191,13 @@ impl BitmapState {
             let lo = lo.saturating_sub(base);
             // The run begins in the word that was inspected last.
             let mut run = 0;
-            let taken = self
+            let allocated = self
                 .used
                 .first(lo, lo.saturating_add(request.pages), 0, &mut run);
             *inspected = inspected.saturating_add(run.saturating_sub(1));
-            match taken {
+            match allocated {
                 None => return Some(lo),
-                Some(taken) => at = taken.saturating_add(1),
+                Some(allocated) => at = allocated.saturating_add(1),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The allocator of Linux 3.4 (AL01): a red-black tree of allocated ranges, searched downwards from
+//! The allocator of Linux 3.4: a red-black tree of allocated ranges, searched downwards from
 //! a cached node.
 //!
 //! Source: EIOVAR section 4 and Fig. 2. Where the figure is silent, the code follows Linux 3.4.
@@ -27,13 +27,13 @@ pub struct CachedTree {
     /// end of a smaller space.
     cached_limit: u64,
     /// C of Fig. 2 ("cached32_node"). With NIL, no node is cached.
-    cache: Index,
+    cached_node: Index,
 }
 
 /// The reason why a tree could not be created from the given ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum SeedError {
+pub enum InitialRangesError {
     /// The range lies outside the space.
     Outside(PfnRange),
     /// The range overlaps an earlier one.
@@ -44,18 +44,18 @@ pub enum SeedError {
     OutOfMemory,
 }
 
-impl core::fmt::Display for SeedError {
+impl core::fmt::Display for InitialRangesError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Outside(range) => write!(f, "{range} lies outside the space"),
             Self::Overlaps(range) => write!(f, "{range} overlaps an earlier range"),
             Self::NoSuchRange(page) => write!(f, "no range begins at page {page}"),
-            Self::OutOfMemory => f.write_str("no memory for the tree"),
+            Self::OutOfMemory => f.write_str("out of memory for the tree"),
         }
     }
 }
 
-impl core::error::Error for SeedError {}
+impl core::error::Error for InitialRangesError {}
 
 impl CachedTree {
     /// Creates an empty tree over the pages of `space`.
@@ -64,48 +64,49 @@ impl CachedTree {
             tree: RbTree::new(),
             space,
             cached_limit: space.hi().get().min(LAST_32BIT_PAGE),
-            cache: NIL,
+            cached_node: NIL,
         }
     }
 
     /// Creates a tree in which `ranges` are allocated. The cached node is the range that begins at
-    /// `cache`; `None` for no cached node.
+    /// `cached_page`; `None` for no cached node.
     ///
     /// # Errors
-    /// See [`SeedError`].
+    /// See [`InitialRangesError`].
     pub fn with_allocated(
         space: PfnRange,
         ranges: impl IntoIterator<Item = PfnRange>,
-        cache: Option<Pfn>,
-    ) -> Result<Self, SeedError> {
-        let mut this = Self::new(space);
+        cached_page: Option<Pfn>,
+    ) -> Result<Self, InitialRangesError> {
+        let mut created = Self::new(space);
         for range in ranges {
             if !space.contains(&range) {
-                return Err(SeedError::Outside(range));
+                return Err(InitialRangesError::Outside(range));
             }
             let (lo, hi) = (range.lo().get(), range.hi().get());
-            let below = this.tree.at_or_below(hi);
-            if below != NIL && this.tree.hi(below) >= lo {
-                return Err(SeedError::Overlaps(range));
+            let below = created.tree.at_or_below(hi);
+            if below != NIL && created.tree.hi(below) >= lo {
+                return Err(InitialRangesError::Overlaps(range));
             }
-            this.tree
+            created
+                .tree
                 .insert(lo, hi)
-                .map_err(|_| SeedError::OutOfMemory)?;
+                .map_err(|_| InitialRangesError::OutOfMemory)?;
         }
-        if let Some(page) = cache {
-            let node = this.tree.at_or_below(page.get());
-            if node == NIL || this.tree.lo(node) != page.get() {
-                return Err(SeedError::NoSuchRange(page));
+        if let Some(page) = cached_page {
+            let node = created.tree.at_or_below(page.get());
+            if node == NIL || created.tree.lo(node) != page.get() {
+                return Err(InitialRangesError::NoSuchRange(page));
             }
-            this.cache = node;
+            created.cached_node = node;
         }
-        Ok(this)
+        Ok(created)
     }
 
     /// Returns the first page of the cached node's range, C in EIOVAR Table 1. `None` if no node is
     /// cached.
-    pub fn cache(&self) -> Option<Pfn> {
-        (self.cache != NIL).then(|| Pfn::new(self.tree.lo(self.cache)))
+    pub fn cached_page(&self) -> Option<Pfn> {
+        (self.cached_node != NIL).then(|| Pfn::new(self.tree.lo(self.cached_node)))
     }
 
     /// Returns the number of allocated ranges.
@@ -147,11 +148,14 @@ impl RangeStore for CachedTree {
     fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError> {
         request.validate()?;
         let limit = request.limit.get().min(self.space.hi().get());
-        let uses_cache = limit == self.cached_limit;
+        let uses_cached_node = limit == self.cached_limit;
         let mut steps = 0;
         let mut found = None;
-        if uses_cache && self.cache != NIL {
-            let (left, top) = (self.tree.prev(self.cache), self.tree.lo(self.cache));
+        if uses_cached_node && self.cached_node != NIL {
+            let (left, top) = (
+                self.tree.prev(self.cached_node),
+                self.tree.lo(self.cached_node),
+            );
             found = self.search(left, top, request, &mut steps);
         }
         if found.is_none() {
@@ -169,23 +173,23 @@ impl RangeStore for CachedTree {
             .tree
             .insert(range.lo().get(), range.hi().get())
             .map_err(|_| AllocError::OutOfMemory)?;
-        if uses_cache {
-            self.cache = node;
+        if uses_cached_node {
+            self.cached_node = node;
         }
         Ok(Allocation { range, steps })
     }
 
     fn free(&mut self, range: ReusableRange) -> bool {
         let range = range.range();
-        let node = self.tree.at_or_below(range.lo().get());
-        let (lo, hi) = (self.tree.lo(node), self.tree.hi(node));
-        if node == NIL || (lo, hi) != (range.lo().get(), range.hi().get()) {
+        let (lo, hi) = (range.lo().get(), range.hi().get());
+        let node = self.tree.at_or_below(lo);
+        if node == NIL || (self.tree.lo(node), self.tree.hi(node)) != (lo, hi) {
             return false;
         }
-        if self.cache != NIL && lo >= self.tree.lo(self.cache) {
+        if self.cached_node != NIL && lo >= self.tree.lo(self.cached_node) {
             let next = self.tree.next(node);
             // Like Linux 3.4, drop the cached node rather than let it leave the 32-bit space.
-            self.cache = if next != NIL && self.tree.lo(next) <= self.cached_limit {
+            self.cached_node = if next != NIL && self.tree.lo(next) <= self.cached_limit {
                 next
             } else {
                 NIL

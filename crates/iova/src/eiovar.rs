@@ -1,4 +1,4 @@
-//! EIOVAR (AL04, AL05): freelists of power-of-two ranges in front of another allocator.
+//! EIOVAR: freelists of power-of-two ranges in front of another allocator.
 //!
 //! Source: EIOVAR section 6. Free pushes a range of 2^j pages on list `f[j]`; alloc pops the head.
 //! `k` bounds the freed ranges that all lists may hold. Above the bound, free passes a range to the

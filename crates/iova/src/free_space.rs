@@ -129,19 +129,19 @@ impl FreeSpace {
             .get()
             .min(self.space.hi().get())
             .saturating_add(1);
-        let natural =
+        let is_aligned =
             u32::from(request.align_order) == request.order() && request.pages.is_power_of_two();
         // The summary is exact in three cases, and the search visits no subtree in vain. Any range
         // of pages + alignment - 1 contains a fit. An aligned power of two needs a block of its
         // size. An alignment of one page needs only length.
         let sure = FitSearch {
             request,
-            order_plus_1: if natural {
+            order_plus_1: if is_aligned {
                 request.align_order.saturating_add(1)
             } else {
                 0
             },
-            pages: if natural {
+            pages: if is_aligned {
                 request.pages
             } else {
                 request
@@ -151,7 +151,7 @@ impl FreeSpace {
         };
         let root = self.free.root();
         let found = self.search(root, top, &sure, visited);
-        if found.is_some() || natural || request.align_order == 0 {
+        if found.is_some() || is_aligned || request.align_order == 0 {
             return found;
         }
         // Other sizes with large alignment: a shorter range may fit, depending on its start.

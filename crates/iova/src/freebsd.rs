@@ -1,4 +1,4 @@
-//! The allocator of FreeBSD (AL07): allocated ranges in a tree that tracks the largest gap of each
+//! The allocator of FreeBSD: allocated ranges in a tree that tracks the largest gap of each
 //! subtree.
 //!
 //! Source: EIOVAR section 7. It names a red-black tree without a cached node, about 11 nodes

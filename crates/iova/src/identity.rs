@@ -44,14 +44,14 @@ mod tests {
             (0x1_0000_0000, 1, 0xf_ffff, Err(1)),
             (u64::MAX, 1, Pfn::MAX.get(), Ok(())),
         ];
-        for (start, bytes, limit, wanted) in cases {
+        for (start, bytes, limit, expected) in cases {
             let buffer = PhysRange::new(PhysAddr::new(start), bytes).unwrap();
             let limit = Pfn::new(limit);
-            let wanted = match wanted {
+            let expected = match expected {
                 Ok(()) => Ok(IovaRange::new(Iova::new(start), bytes).unwrap()),
                 Err(pages) => Err(AllocError::Exhausted { pages, limit }),
             };
-            assert_eq!(identity(buffer, limit), wanted);
+            assert_eq!(identity(buffer, limit), expected);
         }
     }
 }

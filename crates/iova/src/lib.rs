@@ -2,14 +2,13 @@
 //!
 //! The allocators of question 1, their constructors and their ids:
 //!
-//! - Linux 3.4's cached node: `Locked::new(CachedTree::new(space), RefCell::new)` (AL01-AL03, AL15)
-//! - its ancestor, vmalloc's first fit: `Locked::new(VmallocTree::new(space), ..)` (AL14)
+//! - Linux 3.4's cached node: `Locked::new(CachedTree::new(space), RefCell::new)`
+//! - its ancestor, vmalloc's first fit: `Locked::new(VmallocTree::new(space), ..)`
 //! - EIOVAR, freelists in front of any [`RangeStore`]:
-//!   `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)` (AL04-AL06)
-//! - FreeBSD's tree with the largest gap: `Locked::new(FreeBsdTree::new(space), ..)` (AL07)
+//!   `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)`
+//! - FreeBSD's tree with the largest gap: `Locked::new(FreeBsdTree::new(space), ..)`
 //! - the bitmap, one flush per wrap: `Bitmap::new(space, ..)`, `Bitmap::as_published(space, ..)`
-//!   (AL09-AL11)
-//! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)` (AL13)
+//! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)`
 //! - current Linux: `LinuxRcache::new(CachedTree::new(space), ..)`
 //! - magazines, the default: `Magazines::new(space, MagazineLimits::DEFAULT, ..)`
 //! - the buffer's own address: [`identity`], not an allocator
@@ -39,7 +38,7 @@ mod vmalloc;
 
 pub use allocator::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 pub use bitmap::{Bitmap, BitmapCpu, BitmapState};
-pub use cached_rbtree::{CachedRbTree, CachedTree, SeedError};
+pub use cached_rbtree::{CachedRbTree, CachedTree, InitialRangesError};
 pub use eiovar::{Capacity, Eiovar, LockedEiovar};
 pub use free_space::FreeSpace;
 pub use freebsd::{FreeBsd, FreeBsdTree};

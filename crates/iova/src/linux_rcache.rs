@@ -102,11 +102,11 @@ fn push(magazine: &mut Magazine, lo: u64) -> bool {
 
 impl<S: RangeStore> RcacheShared<S> {
     /// Frees the ranges of `magazine` into the store. Returns false if it was empty.
-    fn flush_magazine(behind: &mut S, magazine: &mut Magazine, class: usize) -> bool {
+    fn flush_magazine(store: &mut S, magazine: &mut Magazine, class: usize) -> bool {
         let any = !magazine.is_empty();
         for lo in magazine.drain(..) {
             if let Some(range) = PfnRange::new(Pfn::new(lo), 1 << class) {
-                behind.free(ReusableRange::cached(range));
+                store.free(ReusableRange::cached(range));
             }
         }
         any
@@ -137,11 +137,11 @@ impl<S: RangeStore> RcacheShared<S> {
 }
 
 impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
-    /// Creates the allocator in front of `behind` with empty caches; `lock` wraps the shared state.
-    pub fn new(behind: S, lock: impl FnOnce(RcacheShared<S>) -> L) -> Self {
+    /// Creates the allocator in front of `store` with empty caches; `lock` wraps the shared state.
+    pub fn new(store: S, lock: impl FnOnce(RcacheShared<S>) -> L) -> Self {
         Self {
             shared: lock(RcacheShared {
-                store: behind,
+                store,
                 depot: Default::default(),
                 debug_check: DebugCheck::default(),
             }),

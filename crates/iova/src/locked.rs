@@ -59,7 +59,7 @@ pub trait RangeStore {
     fn footprint(&self) -> usize;
 }
 
-/// A [`RangeStore`] behind the one lock that all CPUs share (AL15).
+/// A [`RangeStore`] behind the one lock that all CPUs share.
 ///
 /// ```
 /// use core::cell::RefCell;

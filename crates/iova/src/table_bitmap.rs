@@ -1,4 +1,4 @@
-//! The flat translation table as the bitmap (AL13): the allocator keeps its state in the entries
+//! The flat translation table as the bitmap: the allocator keeps its state in the entries
 //! that the hardware reads.
 //!
 //! Source: Fujita and Moriai, section 2.3, footnote on the Alpha: 8 bytes per page instead of one
@@ -194,8 +194,14 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
             None => return Err(request.exhausted()),
         };
         let mut inspected = 0;
-        let ahead = (cursor.next, end);
-        if let Some(lo) = self.first_fit(entries, cursor.flushed, ahead, request, &mut inspected) {
+        let above_cursor = (cursor.next, end);
+        if let Some(lo) = self.first_fit(
+            entries,
+            cursor.flushed,
+            above_cursor,
+            request,
+            &mut inspected,
+        ) {
             cursor.next = lo.saturating_add(request.pages);
             return self.take(entries, lo, request, inspected);
         }

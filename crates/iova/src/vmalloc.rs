@@ -1,4 +1,4 @@
-//! The allocator that Linux's IOVA allocator was modelled on (AL14): vmalloc, which allocates the
+//! The allocator that Linux's IOVA allocator was modelled on: vmalloc, which allocates the
 //! kernel's own virtual addresses.
 //!
 //! Source: EIOVAR section 9. It names what the two have in common: a red-black tree of allocated
@@ -195,17 +195,17 @@ mod tests {
                         align_order: if below(3) == 0 { below(5) as u8 } else { 0 },
                         limit,
                     };
-                    let wanted = lowest(&live, &request);
+                    let expected = lowest(&live, &request);
                     let got = tree.alloc(&request).ok().map(|found| found.range);
                     assert_eq!(
                         got.map(|range| range.lo().get()),
-                        wanted,
+                        expected,
                         "seed {seed}, step {step}: {request:?}"
                     );
                     live.extend(got);
                 } else if !live.is_empty() {
-                    let which = below(live.len() as u64) as usize;
-                    give(&mut tree, live.swap_remove(which));
+                    let index = below(live.len() as u64) as usize;
+                    give(&mut tree, live.swap_remove(index));
                 }
             }
         }

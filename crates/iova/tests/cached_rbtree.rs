@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use common::{Random, flushed, pages};
 use ringfence_iova::{
-    AllocError, AllocRequest, CachedTree, IovaAllocator, Locked, RangeStore, SeedError,
+    AllocError, AllocRequest, CachedTree, InitialRangesError, IovaAllocator, Locked, RangeStore,
 };
 use ringfence_types::Pfn;
 
@@ -29,7 +29,7 @@ fn all_allocated(cache: u64) -> CachedTree {
 }
 
 fn cache_of(tree: &CachedTree) -> String {
-    tree.cache()
+    tree.cached_page()
         .map_or(String::new(), |page| page.get().to_string())
 }
 
@@ -83,21 +83,25 @@ fn equals_eiovar_table_1_with_tx_including_the_search_of_148_steps() {
 fn a_seed_that_is_no_state_is_refused() {
     let space = pages(10, 20);
     let cases = [
-        (vec![pages(9, 10)], None, SeedError::Outside(pages(9, 10))),
+        (
+            vec![pages(9, 10)],
+            None,
+            InitialRangesError::Outside(pages(9, 10)),
+        ),
         (
             vec![pages(10, 12), pages(12, 13)],
             None,
-            SeedError::Overlaps(pages(12, 13)),
+            InitialRangesError::Overlaps(pages(12, 13)),
         ),
         (
             vec![pages(12, 13), pages(10, 15)],
             None,
-            SeedError::Overlaps(pages(10, 15)),
+            InitialRangesError::Overlaps(pages(10, 15)),
         ),
         (
             vec![pages(12, 13)],
             Some(Pfn::new(13)),
-            SeedError::NoSuchRange(Pfn::new(13)),
+            InitialRangesError::NoSuchRange(Pfn::new(13)),
         ),
     ];
     for (ranges, cache, error) in cases {
@@ -108,8 +112,8 @@ fn a_seed_that_is_no_state_is_refused() {
     }
 }
 
-/// One ring that frees and allocates in pairs never searches (AL02). After a single interleaving
-/// with another ring, every lap searches (AL03).
+/// One ring that frees and allocates in pairs never searches. After a single interleaving
+/// with another ring, every lap searches.
 #[test]
 fn long_lasting_ring_interference() {
     let limit = Pfn::new(0xf_ffff);
@@ -217,7 +221,7 @@ fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
                 }
             }
         }
-        match tree.cache() {
+        match tree.cached_page() {
             Some(page) => writeln!(answers, " {}", page.get()).unwrap(),
             None => answers.push_str(" -\n"),
         }
@@ -249,9 +253,9 @@ fn agrees_with_the_naive_transcription_on_results_steps_and_cache() {
     );
     let wanted = String::from_utf8(output.stdout).unwrap();
     let (mut found, mut longest) = (0_usize, 0_u32);
-    for (number, (ours, theirs)) in answers.lines().zip(wanted.lines()).enumerate() {
-        assert_eq!(ours, theirs, "operation {number} (ours, theirs)");
-        let words: Vec<_> = ours.split(' ').collect();
+    for (number, (actual, expected)) in answers.lines().zip(wanted.lines()).enumerate() {
+        assert_eq!(actual, expected, "operation {number} (actual, expected)");
+        let words: Vec<_> = actual.split(' ').collect();
         if words.len() == 3 {
             found += 1;
             longest = longest.max(words[1].parse().unwrap());

@@ -48,12 +48,12 @@ impl Owned {
     }
 }
 
-struct World<A> {
+struct Setup<A> {
     allocator: A,
     owned: Owned,
 }
 
-impl<A: IovaAllocator<FreeProof = ringfence_types::Flushed>> World<A> {
+impl<A: IovaAllocator<FreeProof = ringfence_types::Flushed>> Setup<A> {
     fn alloc(&self, cpu: &mut A::PerCpu, pages: u64) -> Option<PfnRange> {
         let request = AllocRequest::new(pages, Pfn::MAX);
         let range = self.allocator.alloc(cpu, &request).ok()?.range;
@@ -81,60 +81,60 @@ where
     A: IovaAllocator<FreeProof = ringfence_types::Flushed> + Send + Sync + 'static,
     A::PerCpu: Send,
 {
-    let world = Arc::new(World {
+    let env = Arc::new(Setup {
         allocator: make(space),
         owned: Owned::default(),
     });
     let (give, take) = mpsc::channel();
     let mapper = thread::spawn({
-        let world = world.clone();
+        let env = env.clone();
         move || {
-            let mut cpu = world.allocator.per_cpu();
+            let mut cpu = env.allocator.per_cpu();
             for round in 0..rounds {
-                if let Some(range) = world.alloc(&mut cpu, 1 + round as u64 % 2) {
+                if let Some(range) = env.alloc(&mut cpu, 1 + round as u64 % 2) {
                     give.send(range).unwrap();
                 }
             }
             drop(give);
-            world.allocator.drain(&mut cpu);
+            env.allocator.drain(&mut cpu);
         }
     });
     let unmapper = thread::spawn({
-        let world = world.clone();
+        let env = env.clone();
         move || {
-            let mut cpu = world.allocator.per_cpu();
+            let mut cpu = env.allocator.per_cpu();
             while let Ok(range) = take.recv() {
-                world.free(&mut cpu, range);
+                env.free(&mut cpu, range);
             }
-            world.allocator.drain(&mut cpu);
+            env.allocator.drain(&mut cpu);
         }
     });
-    let mut cpu = world.allocator.per_cpu();
+    let mut cpu = env.allocator.per_cpu();
     let mut held = Vec::new();
     for round in 0..rounds {
         if round % 3 == 2 {
             for range in held.drain(..) {
-                world.free(&mut cpu, range);
+                env.free(&mut cpu, range);
             }
         }
-        held.extend(world.alloc(&mut cpu, 1));
+        held.extend(env.alloc(&mut cpu, 1));
     }
     for range in held {
-        world.free(&mut cpu, range);
+        env.free(&mut cpu, range);
     }
     mapper.join().unwrap();
     unmapper.join().unwrap();
     // The first drain leaves the depot's magazines full until memory is short: allocate everything.
-    world.allocator.drain(&mut cpu);
+    env.allocator.drain(&mut cpu);
     let mut all = Vec::new();
-    while let Some(range) = world.alloc(&mut cpu, 1) {
+    while let Some(range) = env.alloc(&mut cpu, 1) {
         all.push(range);
     }
     assert_eq!(all.len() as u64, space.pages(), "pages were lost");
     for range in all {
-        world.free(&mut cpu, range);
+        env.free(&mut cpu, range);
     }
-    world.allocator.drain(&mut cpu);
+    env.allocator.drain(&mut cpu);
 }
 
 #[test]
@@ -181,26 +181,26 @@ fn magazines_under_all_schedules_of_a_small_case() {
     shuttle::check_dfs(
         move || {
             let space = pages(1, 3);
-            let world = Arc::new(World {
+            let env = Arc::new(Setup {
                 allocator: Magazines::new(space, limits, shuttled).unwrap(),
                 owned: Owned::default(),
             });
             let other = thread::spawn({
-                let world = world.clone();
+                let env = env.clone();
                 move || {
-                    let mut cpu = world.allocator.per_cpu();
-                    if let Some(range) = world.alloc(&mut cpu, 1) {
-                        world.free(&mut cpu, range);
+                    let mut cpu = env.allocator.per_cpu();
+                    if let Some(range) = env.alloc(&mut cpu, 1) {
+                        env.free(&mut cpu, range);
                     }
-                    world.allocator.drain(&mut cpu);
+                    env.allocator.drain(&mut cpu);
                 }
             });
-            let mut cpu = world.allocator.per_cpu();
-            if let Some(range) = world.alloc(&mut cpu, 1) {
-                world.free(&mut cpu, range);
+            let mut cpu = env.allocator.per_cpu();
+            if let Some(range) = env.alloc(&mut cpu, 1) {
+                env.free(&mut cpu, range);
             }
             other.join().unwrap();
-            let all: Vec<_> = std::iter::from_fn(|| world.alloc(&mut cpu, 1)).collect();
+            let all: Vec<_> = std::iter::from_fn(|| env.alloc(&mut cpu, 1)).collect();
             assert_eq!(all.len() as u64, space.pages(), "pages were lost");
         },
         None,

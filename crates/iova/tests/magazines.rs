@@ -129,26 +129,26 @@ fn one_handle_holds_no_more_than_its_share() {
 fn cached_pages_come_back_when_space_runs_out() {
     let space = pages(1, 4096);
     let subject = make(space, MagazineLimits::DEFAULT);
-    let (mut here, mut there) = (subject.per_cpu(), subject.per_cpu());
+    let (mut cpu0, mut cpu1) = (subject.per_cpu(), subject.per_cpu());
     let singles: Vec<_> = (0..4096)
-        .map(|_| take(&subject, &mut here, 1, MASK_32).unwrap())
+        .map(|_| take(&subject, &mut cpu0, 1, MASK_32).unwrap())
         .collect();
     assert!(matches!(
-        take(&subject, &mut here, 1, MASK_32),
+        take(&subject, &mut cpu0, 1, MASK_32),
         Err(AllocError::Exhausted { .. })
     ));
     for (number, range) in singles.into_iter().enumerate() {
-        let cpu = if number < 2000 { &mut here } else { &mut there };
+        let cpu = if number < 2000 { &mut cpu0 } else { &mut cpu1 };
         give(&subject, cpu, range);
     }
     // A large request flushes the handle's own magazines and the depot. Another CPU's magazines are
     // out of reach until that CPU drains them.
     assert!(matches!(
-        take(&subject, &mut here, 4096, MASK_32),
+        take(&subject, &mut cpu0, 4096, MASK_32),
         Err(AllocError::Exhausted { .. })
     ));
-    subject.drain(&mut there);
-    assert_eq!(take(&subject, &mut here, 4096, MASK_32), Ok(space));
+    subject.drain(&mut cpu1);
+    assert_eq!(take(&subject, &mut cpu0, 4096, MASK_32), Ok(space));
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn deferred(capacity: Capacity) -> (f64, u32) {
     (held as f64 / f64::from(samples), longest)
 }
 
-/// AL06: with k below the high-water mark W = 250, the lists run empty before the next flush. From
+/// With k below the high-water mark W = 250, the lists run empty before the next flush. From
 /// k = W on, the lists serve every allocation.
 #[test]
 fn eiovar_needs_as_many_ranges_as_are_freed_at_once() {
@@ -190,28 +190,28 @@ fn linux_leaves_large_ranges_to_the_tree() {
 #[test]
 fn linux_exchanges_magazines_of_127_and_trims_the_depot() {
     let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
-    let (mut here, mut there) = (rcache.per_cpu(), rcache.per_cpu());
+    let (mut cpu0, mut cpu1) = (rcache.per_cpu(), rcache.per_cpu());
     let one = AllocRequest::new(1, LIMIT);
     let mut live: Vec<_> = (0..127 * 8)
-        .map(|_| rcache.alloc(&mut here, &one).unwrap().range)
+        .map(|_| rcache.alloc(&mut cpu0, &one).unwrap().range)
         .collect();
     // Two magazines stay with the CPU. Each further full magazine goes to the depot when the next
     // range is freed.
     for (freed, depot) in [(254, 0), (1, 1), (126, 1), (1, 2), (127, 3)] {
         for range in live.drain(..freed) {
-            assert!(rcache.free(&mut there, flushed(range)));
+            assert!(rcache.free(&mut cpu1, flushed(range)));
         }
         assert_eq!(rcache.depot_magazines(), depot);
     }
     // Another CPU takes whole magazines out again.
     for depot in [2, 1, 0] {
         for _ in 0..127 {
-            assert_eq!(rcache.alloc(&mut here, &one).unwrap().steps, 0);
+            assert_eq!(rcache.alloc(&mut cpu0, &one).unwrap().steps, 0);
             assert_eq!(rcache.depot_magazines(), depot);
         }
     }
     for range in live.drain(..) {
-        assert!(rcache.free(&mut there, flushed(range)));
+        assert!(rcache.free(&mut cpu1, flushed(range)));
     }
     let before = rcache.depot_magazines();
     assert!(before > 1);

@@ -11,16 +11,15 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use ringfence_dma::flush::Flush;
-use ringfence_dma::space::Paged;
 use ringfence_hw::RingLogic;
 use ringfence_lab::compare::{CompareOptions, meter};
+use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::guest::RtcParts;
+use ringfence_lab::layer::{DmaOps, InvalidationQueue, LayerPlatform};
 use ringfence_lab::meter::{
-    Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
-    TimedPlatform, TimedReplay, cycles,
+    Clock, EmptyLoop, FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, TimedReplay, cycles,
 };
-use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
+use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::ring::{RingParts, RingSizes};
@@ -81,9 +80,9 @@ trait Phased {
     fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError>;
 }
 
-struct Full<S: ringfence_dma::Space, F: Flush<S, u64>>(TimedReplay<S, F, InvalidationQueue>);
+struct Full<D: DmaOps>(TimedReplay<D>);
 
-impl<S: ringfence_dma::Space, F: Flush<S, u64>> Phased for Full<S, F> {
+impl<D: DmaOps> Phased for Full<D> {
     fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError> {
         for phase in phases {
             self.0.prepare(phase)?;
@@ -102,7 +101,7 @@ impl Phased for EmptyLoop {
     }
 }
 
-fn platform() -> Result<TimedPlatform<InvalidationQueue>, LabError> {
+fn platform() -> Result<LayerPlatform<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::new(ARENA)?);
     // Touch the pages in advance, so that page faults of this process do not count.
     for page in 0..64 {
@@ -113,8 +112,8 @@ fn platform() -> Result<TimedPlatform<InvalidationQueue>, LabError> {
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("region"))?;
     let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
-    Ok(TimedPlatform {
-        frames: Frames::new(Rc::clone(&arena), region),
+    Ok(LayerPlatform {
+        frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
         arena,
         invalidator: queue,
         now: Nanos(0),
@@ -136,12 +135,8 @@ impl ModeVisitor for MakeFull {
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let coherency = Profile::r210_2015().coherency();
-        let replica = TimedReplay::new((recipe.flush)(), platform()?, move |of, bench| {
-            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames, None)?;
-            let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
-            Ok(Paged::new(alloc, table, recipe.rounding))
-        });
+        let make = recipe.make_space(Profile::r210_2015().coherency(), None);
+        let replica = TimedReplay::new((recipe.flush)(), platform()?, make);
         Ok(Box::new(Full(replica)))
     }
 
@@ -155,12 +150,9 @@ impl ModeVisitor for MakeFull {
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
-        let sizes = RingSizes::default();
         let flush: F = (recipe.flush)();
-        let replica = TimedReplay::new(flush, platform()?, move |of, bench| {
-            let made = recipe.space(of, &sizes, &bench.arena, &bench.frames);
-            made.map(|(space, _)| space)
-        });
+        let make = recipe.make_space(RingSizes::default());
+        let replica = TimedReplay::new(flush, platform()?, make);
         Ok(Box::new(Full(replica)))
     }
 }

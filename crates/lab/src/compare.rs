@@ -4,78 +4,15 @@ use std::io::Read;
 
 use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
-use crate::Profile;
 use crate::error::LabError;
-use crate::guest::RtcParams;
-use crate::limits::ReplayLimits;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan};
 use crate::replay::Outcomes;
-use crate::ring::RingSizes;
 use crate::row::{Row, RowInputs};
 use crate::status::ReplayStatus;
 
-use crate::meter::TIMED_REPLAYS;
-pub use crate::runner::{Runner, meter, runner};
-
-/// The modes to run and their options.
-#[derive(Debug, Clone)]
-pub struct CompareOptions {
-    /// The modes, in the order of the rows.
-    pub modes: Vec<Mode>,
-    /// Costs and geometry.
-    pub profile: Profile,
-    /// Names of the devices to replay; `None` for all.
-    pub devices: Option<Vec<String>>,
-    /// Number of timed repetitions; 0 disables the meter.
-    pub repetitions: usize,
-    /// True to run the attack pass.
-    pub attack: bool,
-    /// True if the device of the metered pass accesses the pages of a buffer at its map as well as
-    /// before its unmap.
-    pub early_touches: bool,
-    /// Slots of the rings in ring modes.
-    pub rings: RingSizes,
-    /// T and C of modes with a reverse translation cache.
-    pub rtc: RtcParams,
-    /// Bounds on the replay.
-    pub limits: ReplayLimits,
-}
-
-impl CompareOptions {
-    /// Returns options for all named modes with the profile of the papers' machine.
-    pub fn new() -> Self {
-        Self {
-            modes: Mode::named(),
-            profile: Profile::r210_2015(),
-            devices: None,
-            repetitions: 3,
-            attack: true,
-            early_touches: false,
-            rings: RingSizes::default(),
-            rtc: RtcParams::PAPER,
-            limits: ReplayLimits::default(),
-        }
-    }
-}
-
-impl CompareOptions {
-    /// Returns the number of pages that may be mapped at once so that the tables of all timed
-    /// replays stay below 4 GiB. The tables exist at the same time, and one trace line can map 64
-    /// GiB.
-    fn timed_pages(&self) -> u64 {
-        const TABLES: u64 = 4 << 30;
-        let replays =
-            (self.modes.len() as u64).saturating_mul(TIMED_REPLAYS * self.repetitions as u64 + 1);
-        TABLES / 8 / replays.max(1)
-    }
-}
-
-impl Default for CompareOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+pub use crate::options::CompareOptions;
+pub use crate::runner::{OracleReplay, Runner, meter, runner};
 
 /// The result of a comparison.
 #[derive(Debug)]
@@ -179,7 +116,7 @@ pub fn compare<R: Read>(
             metered: &metered,
             attack: hostile.as_ref(),
             components,
-            baseline_cycles: options.profile.c_none,
+            baseline_cycles: options.profile.baseline_cycles,
             invalidation_cycles: options.profile.invalidation_cycles,
             kick_cycles: options.profile.kick_cycles,
             rtc: options.rtc,

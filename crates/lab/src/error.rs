@@ -36,8 +36,6 @@ pub enum LabError {
     NoSuchMode(String),
     /// The mode is consistent, but no types implement it.
     NotBuilt(String),
-    /// The build lacks the feature `experiments`.
-    NoExperiments,
     /// The trace does not name the device.
     NoSuchDevice {
         /// Name that the caller gave.
@@ -110,10 +108,6 @@ impl fmt::Display for LabError {
         match self {
             Self::Arena(e) => write!(f, "no memory for the replay: {e}"),
             Self::Table(e) => e.fmt(f),
-            Self::NoExperiments => f.write_str(
-                "this build runs no experiments; build with `--features reproduce`, or install \
-                with `--all-features`",
-            ),
             Self::Rings(e) => e.fmt(f),
             Self::Static(e) => write!(f, "cannot map all memory: {e}"),
             Self::Alloc(e) => e.fmt(f),
@@ -124,7 +118,7 @@ impl fmt::Display for LabError {
                 let hint = hint(name, &known);
                 write!(
                     f,
-                    "no mode is called {name:?}; {hint}there are {}",
+                    "no mode is named {name:?}; {hint}the modes are {}",
                     known.join(", ")
                 )
             }

@@ -11,23 +11,12 @@ use ringfence_hw::{
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, TranslationType};
-use ringfence_types::{
-    DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr, RequesterId,
-};
+use ringfence_types::{DomainId, Fault, Invalidation, InvalidationError, Invalidator, RequesterId};
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::guest::QueueStats;
-use crate::meter::{InvalidationQueue, invalidation_queue};
-
-/// The destination of a device's accesses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ContextTarget {
-    /// The table at this root; for ring units, the rDEVICE at this address.
-    Table(PhysAddr),
-    /// Pass-through: no table.
-    PassThrough,
-}
+use crate::layer::{ContextTarget, InvalidationQueue};
+use crate::queue_stats::QueueStats;
 
 /// An IOMMU with the structures that it reads to find a device's table.
 pub trait Hardware: fmt::Debug + Sized + 'static {
@@ -114,7 +103,7 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
 
 /// The owner of the tables that the hardware walks: the layer itself ([`()`](unit)), or a host that
 /// the layer sends requests to.
-pub trait Host: Sized + 'static {
+pub trait Host: Clone + 'static {
     /// True if the owner is a host.
     const REMOTE: bool;
     /// The layer's interface for waiting for an invalidation in timed replays.
@@ -139,7 +128,7 @@ impl Host for () {
         memory: &Rc<Arena>,
         _: Coherency,
     ) -> Result<(Option<Self>, InvalidationQueue), LabError> {
-        Ok((None, invalidation_queue(memory)))
+        Ok((None, InvalidationQueue::in_first_frames(memory)))
     }
 }
 
@@ -380,7 +369,7 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
 /// Returns the cache geometry of a profile.
 fn config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
     let fully = |entries: u32| Geometry::new(1, entries);
-    let [one, two, three] = profile.walk_cache;
+    let [one, two, three] = profile.walk_cache_entries;
     Ok(UnitConfig {
         iotlb: Geometry::new(profile.iotlb_sets, profile.iotlb_ways)?,
         walk_caches: [fully(one)?, fully(two)?, fully(three)?],

@@ -1,32 +1,38 @@
 //! Replays traces in modes: plan, replay, oracle and meter.
 //!
 //! [`ringfence_trace`] reads a trace as operations. [`plan`] decides once, for all modes, which
-//! step happens at which time. [`mode_dispatch`] maps a mode to the types that implement it.
-//! [`replay`] performs the plan with devices, hardware and the [`oracle`]. [`meter`] times the DMA
-//! layer alone. [`compare`] runs both for each mode and builds its [`row`]. [`experiments`]
-//! reproduce the papers' results. The `report` crate formats the rows.
+//! step happens at which time. [`mode_dispatch`] maps a mode to the types that implement it; the
+//! replays see them as one [`layer`]. [`replay`] performs the plan, with devices, hardware and the
+//! [`oracle`] or with a clock. [`meter`] splits the measured cycles by component. [`compare`] runs
+//! both for each mode and builds its [`row`]. The `report` crate formats the rows.
 
+#![deny(unsafe_code)]
+
+mod alloc_trace;
 pub mod compare;
+pub mod components;
 pub mod compose;
-mod dynamic;
 mod error;
-pub mod experiments;
 pub mod guest;
 pub mod hardware;
+pub mod layer;
 mod limits;
 pub mod meter;
 pub mod mode_dispatch;
 pub mod modes;
+mod options;
 pub mod oracle;
 pub mod plan;
 pub mod platform;
 mod profile;
+mod queue_stats;
 pub mod replay;
 pub mod ring;
 pub mod row;
 mod runner;
 pub mod size;
 mod status;
+mod stubs;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;

@@ -31,6 +31,13 @@ pub enum Alloc {
     RingTailAsPublished,
 }
 
+impl Alloc {
+    /// Returns true if the allocator looks ranges up in an index of its own.
+    pub fn has_lookup(self) -> bool {
+        matches!(self, Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd)
+    }
+}
+
 /// Axis 2: the structure that the hardware looks up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TableKind {
@@ -193,14 +200,14 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "deferred with EIOVAR"),
     ("bitmap",           Bitmap,              T::Radix,            PerWrap,             Kernel,
         "Fujita and Moriai: one flush per wrap"),
-    ("bitmap-literal",   BitmapAsPublished,   T::Radix,            PerWrap,             Kernel,
-        "the bitmap as documented, defect included"),
+    ("bitmap-paper",     BitmapAsPublished,   T::Radix,            PerWrap,             Kernel,
+        "the bitmap as published, with its defect"),
     ("strict-bitmap",    Bitmap,              T::Radix,            PerUnmap,            Kernel,
         "the bitmap with a flush per unmap"),
     ("freebsd",          FreeBsd,             T::RadixReclaimPage, PerUnmap,            Kernel,
-        "FreeBSD as EIOVAR section 7 found it"),
+        "FreeBSD as published (EIOVAR 7)"),
     ("freebsd-fixed",    FreeBsd,             T::RadixReclaim,     PerUnmap,            Kernel,
-        "FreeBSD with the flush repaired"),
+        "FreeBSD with the write-back fixed"),
     ("linux-strict",     LinuxRcache,         T::Radix,            PerUnmap,            Kernel,
         "today's Linux, iommu.strict=1"),
     ("linux-lazy",       LinuxRcache,         T::Radix,            PerCpuQueue,         Kernel,
@@ -209,46 +216,70 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: the best strict composition"),
     ("fence-burst",      Magazine,            T::CachedRadix,      Burst,               Kernel,
         "Ringfence: strict, one invalidation per burst"),
-    ("riommu-literal",   RingTailAsPublished, RingAsPublished,     BurstAsPublished,    Kernel,
-        "rIOMMU as its figures have it, defects included"),
-    ("riommu--literal",  RingTailAsPublished, RingNonCoherentAsPublished, BurstAsPublished, Kernel,
-        "the same, and its walks do not snoop"),
+    ("riommu-paper",     RingTailAsPublished, RingAsPublished,     BurstAsPublished,    Kernel,
+        "rIOMMU as published, with its defects"),
+    ("riommu--paper",    RingTailAsPublished, RingNonCoherentAsPublished, BurstAsPublished, Kernel,
+        "the same with walks that do not snoop"),
     ("riommu",           RingTail,            T::Ring,             Burst,               Kernel,
-        "rIOMMU repaired: protection to the byte; no such hardware yet"),
+        "rIOMMU, fixed: byte-granular; no hardware exists yet"),
     ("riommu-",          RingTail,            T::RingNonCoherent,  Burst,               Kernel,
-        "the same, and its walks do not snoop"),
+        "the same with walks that do not snoop"),
     ("riommu-ooo",       RingFree,            T::Ring,             Burst,               Kernel,
         "Ringfence: rIOMMU for drivers that unmap out of order"),
     ("kvm-baseline",     Identity,            T::StaticRadix,      Never,               Host,
-        "a guest under KVM: all of its memory mapped, once (PVIOMMU 2)"),
+        "a KVM guest with all of its memory mapped once (PVIOMMU 2)"),
     ("virtio-strict",    LinuxRcache,         T::Radix,            PerUnmap,            VirtioIommu,
         "a guest behind virtio-iommu, iommu.strict=1"),
     ("virtio-lazy",      LinuxRcache,         T::Radix,            PerCpuQueue,         VirtioIommu,
         "a guest behind virtio-iommu, default"),
     ("pviommu",          LinuxRcache,         T::Radix,            PerUnmap,            Pviommu,
         "a guest behind the para-virtual IOMMU (PVIOMMU 4)"),
-    ("rtc-literal",      LinuxRcache,         T::Radix,            PerCycleAsPublished, Pviommu,
-        "with its reverse translation cache as printed, defects included"),
+    ("rtc-paper",        LinuxRcache,         T::Radix,            PerCycleAsPublished, Pviommu,
+        "with the reverse translation cache as published, with its defects"),
     ("pviommu+rtc",      LinuxRcache,         T::Radix,            PerCycle,            Pviommu,
-        "with its reverse translation cache, repaired (PVIOMMU 4.5)"),
+        "with the reverse translation cache, fixed (PVIOMMU 4.5)"),
     ("pviommu+rtc+hopt", LinuxRcache,         T::Radix,            PerCycle,            PviommuHopt,
-        "and its host with a page pool and a pointer to the last table (PVIOMMU 4.6)"),
+        "and a host with a page pool and a last-table pointer (PVIOMMU 4.6)"),
     ("pviommu+rtc-adaptive", LinuxRcache,     T::Radix,            PerCycleAdaptive,    Pviommu,
         "Ringfence: with a cache whose residency follows reuse"),
     ]
 };
 
+/// Names of the modes that `ringfence compare` replays by default: those that a user of today's
+/// Linux, of a guest or of Ringfence can select, and `riommu`.
+pub const DEFAULT: [&str; 12] = [
+    "none",
+    "hwpt",
+    "linux-strict",
+    "linux-lazy",
+    "fence",
+    "fence-burst",
+    "riommu",
+    "kvm-baseline",
+    "virtio-strict",
+    "virtio-lazy",
+    "pviommu",
+    "pviommu+rtc",
+];
+
 impl Mode {
+    /// Returns the modes of [`DEFAULT`].
+    pub fn default_selection() -> Vec<Self> {
+        let mut modes = Self::named();
+        modes.retain(|mode| DEFAULT.contains(&mode.name.as_str()));
+        modes
+    }
+
     /// Returns all named modes.
     pub fn named() -> Vec<Self> {
         NAMED
             .iter()
-            .map(|&(name, alloc, table, flush, who, about)| Self {
+            .map(|&(name, alloc, table, flush, owner, about)| Self {
                 name: name.to_owned(),
                 alloc,
                 table,
                 flush,
-                owner: who,
+                owner,
                 about,
             })
             .collect()

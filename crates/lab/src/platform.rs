@@ -1,6 +1,7 @@
 //! The platform of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace
 //! drives.
 
+use std::cell::{Ref, RefCell, RefMut};
 use std::rc::Rc;
 
 use ringfence_devices::{DmaRequest, Observer};
@@ -15,8 +16,9 @@ use ringfence_types::{
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::guest::QueueStats;
-use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
+use crate::hardware::{Hardware, Host, Vtd};
+use crate::layer::{ContextTarget, DynInvalidator, LayerPlatform};
+use crate::queue_stats::QueueStats;
 
 /// Size of the region that holds the buffers of a trace; the reader renames trace addresses to fit.
 /// The region only reserves addresses: just the tables take memory.
@@ -186,5 +188,48 @@ impl<H: Hardware> Platform for ReplayPlatform<H> {
     #[inline]
     fn now(&self) -> Nanos {
         self.now
+    }
+}
+
+/// A platform that the devices and the layer of a replay share.
+#[derive(Debug)]
+pub struct SharedPlatform<H>(Rc<RefCell<ReplayPlatform<H>>>);
+
+impl<H: Hardware> SharedPlatform<H> {
+    /// Shares the platform of a replay.
+    pub fn new(platform: ReplayPlatform<H>) -> Self {
+        Self(Rc::new(RefCell::new(platform)))
+    }
+
+    /// Borrows the platform.
+    pub fn borrow(&self) -> Ref<'_, ReplayPlatform<H>> {
+        self.0.borrow()
+    }
+
+    /// Borrows the platform to change it. The layer must not run meanwhile.
+    #[inline]
+    pub fn borrow_mut(&self) -> RefMut<'_, ReplayPlatform<H>> {
+        self.0.borrow_mut()
+    }
+
+    /// Returns the platform of the layer: the same memory and the same IOMMU.
+    pub fn for_layer(&self) -> LayerPlatform<DynInvalidator> {
+        let platform = self.borrow();
+        LayerPlatform {
+            arena: Rc::clone(&platform.arena),
+            frames: Rc::clone(&platform.frames),
+            invalidator: DynInvalidator::new(Self(Rc::clone(&self.0))),
+            now: platform.now,
+        }
+    }
+}
+
+impl<H: Hardware> Invalidator for SharedPlatform<H> {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.borrow_mut().iommu.submit(request)
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.borrow_mut().iommu.poll(ticket)
     }
 }

@@ -1,4 +1,4 @@
-//! Cost profiles: charges for work that no user program can execute, and the geometry of the
+//! Cost profiles: modelled costs of work that no user program can execute, and the geometry of the
 //! modelled hardware.
 
 use std::fmt;
@@ -7,7 +7,7 @@ use ringfence_hw::{Geometry, GeometryError};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
 
-/// Costs and geometry of one platform. Charged cycles come from the profile; executed cycles are
+/// Costs and geometry of one platform. Modelled cycles come from the profile; measured cycles are
 /// those of the CPU that runs the replay. Reports show the two separately.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -16,11 +16,11 @@ pub struct Profile {
     pub name: String,
     /// Source of the numbers.
     pub source: String,
-    /// Cycles of one IOTLB invalidation, from submission to completion. Charged per invalidation
+    /// Cycles of one IOTLB invalidation, from submission to completion. Added per invalidation
     /// command.
     pub invalidation_cycles: u64,
     /// Cycles of a guest's notification: from the notification to the start of the host's work, and
-    /// back. Charged per notification, in modes in which a host owns the table. If an older profile
+    /// back. Added per notification, in modes in which a host owns the table. If an older profile
     /// lacks this field, it takes the value of [`r210_2015`](Self::r210_2015).
     #[serde(default = "assumed_kick")]
     pub kick_cycles: u64,
@@ -28,7 +28,7 @@ pub struct Profile {
     /// CPU cost.
     pub miss_cycles: u64,
     /// Cycles of a packet without protection, per mapping: the c of `relative_throughput`.
-    pub c_none: f64,
+    pub baseline_cycles: f64,
     /// True if the page walker snoops the CPU caches.
     pub coherent: bool,
     /// IOTLB sets, a power of two.
@@ -36,7 +36,7 @@ pub struct Profile {
     /// IOTLB ways (entries per set), a power of two.
     pub iotlb_ways: u32,
     /// Entries of the page-walk caches of level 1 (upper end of a leaf table), 2 and 3.
-    pub walk_cache: [u32; 3],
+    pub walk_cache_entries: [u32; 3],
 }
 
 /// No paper gives the cost of a notification. This is the order of one guest exit and the entry
@@ -67,11 +67,11 @@ impl Profile {
             invalidation_cycles: 2150,
             kick_cycles: ASSUMED_KICK,
             miss_cycles: 1532,
-            c_none: 908.0,
+            baseline_cycles: 908.0,
             coherent: false,
             iotlb_sets: 16,
             iotlb_ways: 4,
-            walk_cache: [32, 16, 4],
+            walk_cache_entries: [32, 16, 4],
         }
     }
 
@@ -92,8 +92,8 @@ impl Profile {
                 return Err(ProfileError::TooManyCycles { field, cycles });
             }
         }
-        if !(self.c_none.is_finite() && self.c_none > 0.0) {
-            return Err(ProfileError::NotPositive(self.c_none));
+        if !(self.baseline_cycles.is_finite() && self.baseline_cycles > 0.0) {
+            return Err(ProfileError::NotPositive(self.baseline_cycles));
         }
         let geometry = |cache, sets, ways| {
             Geometry::new(sets, ways)
@@ -101,7 +101,7 @@ impl Profile {
                 .map_err(|source| ProfileError::Geometry { cache, source })
         };
         geometry("iotlb", self.iotlb_sets, self.iotlb_ways)?;
-        let [one, two, three] = self.walk_cache;
+        let [one, two, three] = self.walk_cache_entries;
         geometry("walk_cache level 1", 1, one)?;
         geometry("walk_cache level 2", 1, two)?;
         geometry("walk_cache level 3", 1, three)
@@ -138,7 +138,7 @@ pub enum ProfileError {
         /// Value of the field.
         cycles: u64,
     },
-    /// `c_none` is not above 0, or not a finite number.
+    /// `baseline_cycles` is not above 0, or not a finite number.
     NotPositive(f64),
     /// A cache has an invalid geometry.
     Geometry {
@@ -156,7 +156,9 @@ impl fmt::Display for ProfileError {
             Self::TooManyCycles { field, cycles } => {
                 write!(f, "{field} = {cycles}: more than {MAX_CYCLES} cycles")
             }
-            Self::NotPositive(value) => write!(f, "c_none = {value}: it has to be above 0"),
+            Self::NotPositive(value) => {
+                write!(f, "baseline_cycles = {value}: it has to be above 0")
+            }
             Self::Geometry { cache, source } => write!(f, "{cache}: {source}"),
         }
     }
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(profile.invalidation_cycles, 2150);
         assert_eq!(profile.miss_cycles, 1532);
         // Fig. 7: 1816 cycles per packet, two mappings per packet.
-        assert!((2.0 * profile.c_none - 1816.0).abs() < f64::EPSILON);
+        assert!((2.0 * profile.baseline_cycles - 1816.0).abs() < f64::EPSILON);
     }
 
     #[test]
@@ -188,11 +190,11 @@ mod tests {
             |p| p.name.clear(),
             |p| p.invalidation_cycles = u64::MAX,
             |p| p.kick_cycles = u64::MAX,
-            |p| p.c_none = 0.0,
-            |p| p.c_none = f64::NAN,
+            |p| p.baseline_cycles = 0.0,
+            |p| p.baseline_cycles = f64::NAN,
             |p| p.iotlb_sets = 3,
             |p| p.iotlb_ways = 1 << 30,
-            |p| p.walk_cache[1] = 0,
+            |p| p.walk_cache_entries[1] = 0,
         ];
         for (place, slip) in slips.iter().enumerate() {
             let mut profile = Profile::r210_2015();

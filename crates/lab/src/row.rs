@@ -58,23 +58,23 @@ pub struct Row {
     pub maps: u64,
     /// Unmaps that the replay performed, including refused ones.
     pub unmaps: u64,
-    /// Average cycles of a map, executed and charged. `None` without a timed replay or a map.
+    /// Average cycles of a map, measured and modelled. `None` without a timed replay or a map.
     pub map_cycles: Option<f64>,
-    /// Average cycles of an unmap, executed and charged. `None` without a timed replay or an unmap.
+    /// Average cycles of an unmap, measured and modelled. `None` without timing or an unmap.
     pub unmap_cycles: Option<f64>,
     /// The same cycles by component. `None` without a timed replay or a map.
     pub components: Option<Components>,
-    /// Cycles that the profile charges for a map and an unmap, with or without a timed replay.
+    /// Modelled cycles of a map and an unmap, with or without a timed replay.
     /// `None` without a map or an unmap.
-    pub charged_cycles: Option<f64>,
-    /// Charged cycles as a share of the map and unmap cycles.
-    pub charged_share: Option<f64>,
+    pub modelled_cycles: Option<f64>,
+    /// Modelled cycles as a share of the map and unmap cycles.
+    pub modelled_share: Option<f64>,
     /// c / (c + map + unmap).
     pub relative_throughput: Option<f64>,
     /// Average number of steps of the allocator's search. `None` without a map.
-    pub search_len_mean: Option<f64>,
+    pub search_steps_mean: Option<f64>,
     /// Number of steps of the longest search.
-    pub search_len_max: u32,
+    pub search_steps_max: u32,
     /// Number of invalidation commands.
     pub invalidations: u64,
     /// IOTLB hits in the metered pass, as a share of the lookups. `None` without a lookup.
@@ -83,15 +83,15 @@ pub struct Row {
     /// lookup.
     pub walk_cache_hit_rate: [Option<f64>; 3],
     /// Words read from tables per walk. `None` without a walk.
-    pub walk_references: Option<f64>,
+    pub words_per_walk: Option<f64>,
     /// Peak number of live mappings.
-    pub live_max: u64,
+    pub live_mappings_max: u64,
     /// Peak size of the tables in bytes.
     pub table_bytes: u64,
     /// Accesses of the device in the metered pass: one for each page of each mapping.
     pub accesses: u64,
     /// Accesses of the attackers in the attack pass. `None` without that pass.
-    pub attempts: Option<u64>,
+    pub attack_accesses: Option<u64>,
     /// Accesses outside live grants that the IOMMU let through, in both passes. `None` without the
     /// attack pass.
     pub violations: Option<Violations>,
@@ -108,14 +108,14 @@ pub struct Row {
     /// Longest time for which the layer withheld a buffer.
     pub release_delay_max_ns: u64,
     /// Number of live mappings at the end of the trace.
-    pub live_at_end: u64,
+    pub live_mappings_at_end: u64,
     /// [`ReplayStatus::code`] of `status`.
     pub status_code: &'static str,
     /// Maps that waited for a slot of their ring.
-    pub stalls: u64,
+    pub stalled_maps: u64,
     /// Maps that never got a slot: their mapping or the trace ended while they waited. `maps` and
     /// `unmaps` do not count them.
-    pub stalled_out: u64,
+    pub maps_without_slot: u64,
     /// Map and unmap requests to a host; 0 if the kernel owns the table.
     pub requests: u64,
     /// Notifications of the host. Requests that wait together share one.
@@ -125,13 +125,13 @@ pub struct Row {
     pub host_walks: u64,
     /// Words of the second stage that the host read to find pages, by walks or through the pointer
     /// to the last table.
-    pub host_reads: u64,
+    pub host_words_read: u64,
     /// Frames that the host gave to guest pages without one.
     pub host_frames: u64,
     /// Those of `host_frames` that the host allocated outside its pool while the guest waited.
     pub host_frames_awaited: u64,
     /// Unused mappings that a cache still kept at the end of the trace.
-    pub kept_at_end: u64,
+    pub kept_mappings_at_end: u64,
     /// Share of these mappings in `stale_byte_seconds`: up to the end of the trace, not of their
     /// residency.
     pub kept_byte_seconds: f64,
@@ -144,9 +144,9 @@ pub struct Row {
     pub exposed_after_end_ns: u64,
     /// Accesses of the attackers outside live grants that the IOMMU let through after the end of
     /// the trace. `violations` does not count them. `None` without the attack pass.
-    pub reached_after_end: Option<u64>,
+    pub violations_after_end: Option<u64>,
     /// Mappings that a cache kept beyond its stated bound.
-    pub overdue: u64,
+    pub overdue_mappings: u64,
 }
 
 /// The inputs of a row.
@@ -163,9 +163,9 @@ pub struct RowInputs<'a> {
     pub components: Option<Components>,
     /// The c of `relative_throughput`.
     pub baseline_cycles: f64,
-    /// Cycles charged for an invalidation.
+    /// Modelled cycles of an invalidation.
     pub invalidation_cycles: u64,
-    /// Cycles charged for a notification of the host.
+    /// Modelled cycles of a notification of the host.
     pub kick_cycles: u64,
     /// T and C of modes with a cache.
     pub rtc: RtcParams,
@@ -180,26 +180,26 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 
 impl Row {
     /// Returns a row of zeros with the same `Some` fields as a run over a trace with maps and
-    /// unmaps. `timed` is true for a run with repetitions, `hostile` for one with the attack pass.
-    pub fn of_run(timed: bool, hostile: bool) -> Self {
+    /// unmaps. `timed` is true for a run with repetitions, `attack` for one with the attack pass.
+    pub fn of_run(timed: bool, attack: bool) -> Self {
         let cycles = timed.then_some(0.0);
-        let count = hostile.then_some(0);
+        let count = attack.then_some(0);
         Self {
             bound: Some(String::new()),
             map_cycles: cycles,
             unmap_cycles: cycles,
             components: timed.then(Components::default),
-            charged_cycles: Some(0.0),
-            charged_share: cycles,
+            modelled_cycles: Some(0.0),
+            modelled_share: cycles,
             relative_throughput: cycles,
-            search_len_mean: Some(0.0),
+            search_steps_mean: Some(0.0),
             iotlb_hit_rate: Some(0.0),
             walk_cache_hit_rate: [Some(0.0); 3],
-            walk_references: Some(0.0),
-            attempts: count,
-            violations: hostile.then(Violations::default),
+            words_per_walk: Some(0.0),
+            attack_accesses: count,
+            violations: attack.then(Violations::default),
             colocated: count,
-            reached_after_end: count,
+            violations_after_end: count,
             ..Self::default()
         }
     }
@@ -215,9 +215,9 @@ impl Row {
             trace,
             mode,
             metered,
-            attack: hostile,
+            attack,
             components,
-            baseline_cycles: c_none,
+            baseline_cycles: baseline,
             invalidation_cycles,
             kick_cycles,
             ..
@@ -229,20 +229,20 @@ impl Row {
         let unmap_kick = ratio(traffic.kicks_in_unmaps * kick_cycles, unmaps);
         let components = components.filter(|_| maps > 0).map(|mut components| {
             let cycles = &mut components.cycles;
-            cycles.unmap_invalidation_charged = invalidation.unwrap_or(0.0);
-            cycles.map_kick_charged = map_kick.unwrap_or(0.0);
-            cycles.unmap_kick_charged = unmap_kick.unwrap_or(0.0);
+            cycles.unmap_invalidation_modelled = invalidation.unwrap_or(0.0);
+            cycles.map_kick_modelled = map_kick.unwrap_or(0.0);
+            cycles.unmap_kick_modelled = unmap_kick.unwrap_or(0.0);
             components
         });
         let sum = |parts: [Option<f64>; 3]| parts.into_iter().sum::<Option<f64>>();
-        let charged = sum([invalidation, map_kick, unmap_kick]);
+        let modelled = sum([invalidation, map_kick, unmap_kick]);
         let map = components.map(|components| components.cycles.map());
         let unmap = components.filter(|_| unmaps > 0);
         let unmap = unmap.map(|components| components.cycles.unmap());
         let both = map.zip(unmap).map(|(map, unmap)| map + unmap);
         let mut tally = metered.tally;
-        if let Some(hostile) = hostile {
-            tally.add(&hostile.tally);
+        if let Some(attack) = attack {
+            tally.add(&attack.tally);
         }
         let hardware = &metered.hardware;
         let walks = hardware.iotlb_misses;
@@ -278,47 +278,47 @@ impl Row {
             map_cycles: map,
             unmap_cycles: unmap,
             components,
-            charged_cycles: charged,
-            charged_share: charged
+            modelled_cycles: modelled,
+            modelled_share: modelled
                 .zip(both)
                 .filter(|(_, both)| *both > 0.0)
-                .map(|(charged, both)| charged / both),
-            relative_throughput: both.map(|both| c_none / (c_none + both)),
-            search_len_mean: ratio(metered.search_steps, maps),
-            search_len_max: metered.search_max,
+                .map(|(modelled, both)| modelled / both),
+            relative_throughput: both.map(|both| baseline / (baseline + both)),
+            search_steps_mean: ratio(metered.search_steps, maps),
+            search_steps_max: metered.search_max,
             invalidations: metered.invalidations,
             iotlb_hit_rate: ratio(hardware.iotlb_hits, hardware.lookups()),
             walk_cache_hit_rate: core::array::from_fn(|level| {
                 let hits = hardware.walk_cache_hits[level];
                 ratio(hits, hits + hardware.walk_cache_misses[level])
             }),
-            walk_references: ratio(hardware.walk_references, walks),
-            live_max: metered.live_max,
+            words_per_walk: ratio(hardware.walk_references, walks),
+            live_mappings_max: metered.live_max,
             table_bytes: metered.table_bytes,
             accesses: metered.tally.accesses,
-            attempts: hostile.map(|hostile| hostile.attempts),
-            violations: hostile.map(|_| tally.into()),
-            colocated: hostile.map(|_| tally.colocated),
+            attack_accesses: attack.map(|attack| attack.attempts),
+            violations: attack.map(|_| tally.into()),
+            colocated: attack.map(|_| tally.colocated),
             false_faults: tally.false_faults,
             stale_window_max_ns: metered.stale_max_ns,
             stale_byte_seconds: metered.stale_byte_seconds,
             release_delay_max_ns: metered.release_delay_max_ns,
-            live_at_end: metered.alive_at_end,
-            stalls: metered.stalls,
-            stalled_out: metered.stalled_out,
+            live_mappings_at_end: metered.alive_at_end,
+            stalled_maps: metered.stalls,
+            maps_without_slot: metered.stalled_out,
             requests: traffic.requests,
             kicks: traffic.kicks_in_maps + traffic.kicks_in_unmaps,
             host_walks: traffic.lookups.walks,
-            host_reads: traffic.lookups.reads,
+            host_words_read: traffic.lookups.reads,
             host_frames: traffic.lookups.frames,
             host_frames_awaited: traffic.lookups.frames_awaited,
-            kept_at_end: metered.kept_at_end,
+            kept_mappings_at_end: metered.kept_at_end,
             kept_byte_seconds: metered.kept_byte_seconds,
             exposed_max_ns: metered.exposure.max_ns,
             exposed_byte_seconds: metered.exposure.byte_seconds,
             exposed_after_end_ns: metered.exposure.after_end_ns,
-            reached_after_end: hostile.map(|hostile| hostile.exposure.reached_after_end),
-            overdue: metered.exposure.overdue,
+            violations_after_end: attack.map(|attack| attack.exposure.reached_after_end),
+            overdue_mappings: metered.exposure.overdue,
         }
     }
 }

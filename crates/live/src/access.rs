@@ -40,23 +40,12 @@ pub enum SocketAccess {
 }
 
 /// A refused connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("user {user} may not connect; --group names who may")]
 pub struct RefusedPeer {
     /// User of the connecting process; `u32::MAX` if unknown.
     pub user: u32,
 }
-
-impl std::fmt::Display for RefusedPeer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { user } = self;
-        write!(
-            f,
-            "connection of user {user}, who may not connect (--group)"
-        )
-    }
-}
-
-impl std::error::Error for RefusedPeer {}
 
 impl SocketAccess {
     fn group(self) -> Option<u32> {

@@ -15,8 +15,8 @@ use rustix::process::{
 use rustix::thread::CapabilitySet;
 
 use crate::event;
+use crate::grants::sys;
 use crate::privileges;
-use crate::sandbox::sys;
 use crate::seccomp::{Rule, program};
 
 /// Size limit of the daemon's own files, such as a log.

@@ -19,7 +19,7 @@ impl Counter {
     }
 
     /// Adds a number that another process reported. The number is arbitrary, so the sum saturates.
-    fn add_told(&self, amount: u64) {
+    fn add_reported(&self, amount: u64) {
         let add = |value: u64| Some(value.saturating_add(amount));
         let _ = self
             .0
@@ -119,7 +119,8 @@ macro_rules! counters {
 
             /// Adds the values of another process's [`take`](Self::take). Ignores surplus values.
             pub(crate) fn add_all(&self, numbers: &[u64]) {
-                self.numbers().zip(numbers).for_each(|(counter, number)| counter.add_told(*number));
+                let pairs = self.numbers().zip(numbers);
+                pairs.for_each(|(counter, number)| counter.add_reported(*number));
             }
 
             fn numbers(&self) -> impl Iterator<Item = &Counter> {
@@ -164,7 +165,7 @@ counters! {
         /// Blocked accesses to ranges that had been unmapped shortly before.
         stale,
         /// Injected test accesses that the IOMMU permitted.
-        strays_through,
+        injected_permitted,
         /// Flush requests from the guest.
         flushes,
         /// Bytes of data transferred to the guest.

@@ -1,6 +1,7 @@
 //! The devices of one guest, each with its own socket and thread, and a further thread that serves
 //! their counters.
 
+mod disk;
 mod dma_path;
 mod local_config;
 mod mac;
@@ -28,34 +29,31 @@ use rustix::thread::CapabilitySet;
 
 use self::mac::random_mac;
 use self::paused::PausedDevice;
-use self::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
 use crate::access::SocketAccess;
-use crate::assigned::AssignedDma;
 use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
-use crate::dma::Direct;
-use crate::dma_fault_injection::{DmaInjector, InjectedDma, InjectionResult};
-use crate::guest::{IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu};
+use crate::dma::{Direct, Dma};
 use crate::handover::{
     CONTROL, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome, StateError,
     serve_destination,
 };
+use crate::host::HostPagePool;
 use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
 use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
 use crate::pviommu::PvIommu;
-use crate::server::{ClientSlot, EventHandler, PolledFunction, ServeEvent, StopSignal, serve_text};
-use crate::vhost_user::{self, Clients, Settings};
-use crate::virtio::blk::Blk;
-use crate::virtio::delayed::Delayed;
+use crate::qemu::{IOMMU, PVIOMMU, PciSlot, QemuArgs};
+use crate::server::{ClientSlot, ServeEvent, StopSignal, serve_text};
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
-use crate::virtio::pviommu::PvIommuDevice;
+use crate::virtio::pviommu::{InjectedReply, PvIommuDevice};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 
-pub use options::{DeviceOptions, NetOptions};
+pub use options::{
+    DeviceOptions, Disk, DiskMode, GuestDevices, Iommu, NetOptions, VfioUserDevices, VhostUserDisk,
+};
 
 /// Receives log lines: the name of a device, and an event.
 pub type Log = Arc<dyn Fn(&str, &ServeEvent<'_>) + Send + Sync>;
@@ -84,7 +82,7 @@ pub struct Daemon {
     sockets: Vec<PathBuf>,
     counters: Vec<NamedCounters>,
     /// Pause handles of the devices.
-    bells: Vec<(&'static str, PauseHandle)>,
+    pause_handles: Vec<(&'static str, PauseHandle)>,
     /// Devices whose threads are not started yet.
     paused: Vec<PausedDevice>,
     metrics: Option<UnixListener>,
@@ -119,15 +117,15 @@ impl Daemon {
     /// Opening the disk or listening failed; the error names the path.
     pub fn start(
         dir: &Path,
-        devices: &DeviceOptions,
+        options: &DeviceOptions,
         log: &Log,
     ) -> Result<Self, (PathBuf, io::Error)> {
         let at = at(dir);
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        devices.check().map_err(invalid).map_err(&at)?;
-        let dir = devices.access.check_directory(dir).map_err(&at)?;
-        let mut daemon = Self::empty(&dir, devices.vhost_user).map_err(&at)?;
-        match daemon.fill(devices, log) {
+        options.check().map_err(invalid).map_err(&at)?;
+        let dir = options.access.check_directory(dir).map_err(&at)?;
+        let mut daemon = Self::empty(&dir).map_err(&at)?;
+        match daemon.fill(options, log) {
             Ok(()) => Ok(daemon),
             Err(error) => {
                 // Remove the sockets created so far.
@@ -138,24 +136,46 @@ impl Daemon {
         }
     }
 
-    fn fill(&mut self, devices: &DeviceOptions, log: &Log) -> Result<(), (PathBuf, io::Error)> {
-        let daemon = self;
-        daemon.machine.access = devices.access;
-        daemon.rules = devices.memory.clone();
-        daemon.file_bytes = devices.limits.record_bytes;
-        if let Some(path) = &devices.memory.file {
-            daemon.make_memory(path).map_err(at(path))?;
+    fn fill(&mut self, options: &DeviceOptions, log: &Log) -> Result<(), (PathBuf, io::Error)> {
+        self.machine.access = options.access;
+        self.file_bytes = options.limits.record_bytes;
+        match &options.devices {
+            GuestDevices::VfioUser(devices) => self.attach_all(devices, &options.limits, log)?,
+            GuestDevices::VhostUser(disk) => self.back_end(BLK, disk, &options.limits, log)?,
         }
-        let iommu = if devices.untranslated || devices.vhost_user.is_some() {
-            None
-        } else if devices.paravirtual {
-            Some(GuestIommu::Para(daemon.attach_pviommu(devices, log)?))
-        } else {
-            Some(GuestIommu::Virtio(daemon.attach_iommu(devices, log)?))
+        self.listen_metrics()?;
+        self.launch();
+        Ok(())
+    }
+
+    /// Attaches the devices that QEMU reaches through vfio-user.
+    fn attach_all(
+        &mut self,
+        devices: &VfioUserDevices,
+        limits: &GuestLimits,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        self.rules = devices.memory.clone();
+        if let Some(path) = &devices.memory.file {
+            self.make_memory(path).map_err(at(path))?;
+        }
+        let iommu = match &devices.iommu {
+            Iommu::None => None,
+            Iommu::Virtio { requests } => {
+                let iommu = self.attach_iommu(requests.as_deref(), limits, log)?;
+                Some(GuestIommu::Virtio(iommu))
+            }
+            Iommu::Pviommu {
+                host_page_pool,
+                inject_reply,
+            } => {
+                let iommu = self.attach_pviommu(devices, *host_page_pool, *inject_reply, log)?;
+                Some(GuestIommu::Para(iommu))
+            }
         };
         if devices.entropy {
-            let counters = daemon.count(RNG.1);
-            daemon.attach(
+            let counters = self.count(RNG.1);
+            self.attach(
                 RNG,
                 Rng::new(Arc::clone(&counters)),
                 iommu.as_ref(),
@@ -164,64 +184,27 @@ impl Daemon {
             )?;
         }
         if let Some(options) = &devices.net {
-            let counters = daemon.count(NET.1);
+            let counters = self.count(NET.1);
             let link = link::open(&options.link).map_err(at(options.link.path()))?;
-            daemon.sockets.extend(link.name());
+            self.sockets.extend(link.name());
             let mac = options.mac.unwrap_or_else(random_mac);
             let net = Net::new(link, mac, options.pairs, Arc::clone(&counters));
-            daemon.attach(NET, net, iommu.as_ref(), counters, log)?;
+            self.attach(NET, net, iommu.as_ref(), counters, log)?;
         }
-        if let Some(path) = &devices.disk {
-            let mut options = File::options();
-            let file = options.read(true).write(!devices.read_only).open(path);
-            let file = file.map_err(at(path))?;
-            let counters = daemon.count(BLK.1);
-            let mut disk =
-                Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
-            disk.set_limits(&devices.limits, complaints(BLK.1, log));
-            daemon.file_bytes = daemon.file_bytes.max(disk.bytes());
-            if let (Some(program), Some(behind)) = (&devices.sandbox, &iommu) {
-                let told = SandboxArgs {
-                    read_only: devices.read_only,
-                    caps: &devices.limits,
-                    injected: &devices.inject_dma,
-                };
-                let front = start_sandboxed_disk(program, disk, &told, behind, &counters, log);
-                let front = front.map_err(at(path))?;
-                daemon.attach(BLK, front, iommu.as_ref(), counters, log)?;
-            } else {
-                if !devices.inject_dma.is_empty() {
-                    disk.misbehave(misbehaviour(
-                        &devices.inject_dma,
-                        iommu.as_ref(),
-                        &counters,
-                        log,
-                    ));
-                }
-                let iommu = iommu.as_ref();
-                if devices.vhost_user.is_some() {
-                    daemon.back_end(BLK, disk, &devices.limits, counters, log)?;
-                } else if let Some(delay) = devices.delay {
-                    let disk = Delayed::new(disk, delay).map_err(at(path))?;
-                    daemon.attach_disk(disk, devices, iommu, counters, log)?;
-                } else {
-                    daemon.attach_disk(disk, devices, iommu, counters, log)?;
-                }
-            }
+        if let Some(disk) = &devices.disk {
+            self.attach_disk(disk, limits, iommu.as_ref(), log)?;
         }
-        daemon.listen_metrics()?;
-        daemon.launch();
         Ok(())
     }
 
-    fn empty(dir: &Path, foreign: Option<QemuIommu>) -> io::Result<Self> {
+    fn empty(dir: &Path) -> io::Result<Self> {
         Ok(Self {
             machine: QemuArgs {
                 dir: dir.to_owned(),
                 access: SocketAccess::OwnUser,
                 memory_file: None,
                 iommu: None,
-                qemu_iommu: foreign,
+                qemu_iommu: None,
                 devices: Vec::new(),
                 memory: MEMORY_MIB,
                 processors: 1,
@@ -233,7 +216,7 @@ impl Daemon {
             threads: Vec::new(),
             sockets: Vec::new(),
             counters: Vec::new(),
-            bells: Vec::new(),
+            pause_handles: Vec::new(),
             paused: Vec::new(),
             metrics: None,
             control: None,
@@ -273,16 +256,17 @@ impl Daemon {
 
     fn attach_iommu(
         &mut self,
-        devices: &DeviceOptions,
+        requests: Option<&Path>,
+        limits: &GuestLimits,
         log: &Log,
     ) -> Result<VirtioIommu, (PathBuf, io::Error)> {
         let counters = self.count(IOMMU);
-        let iommu = VirtioIommu::with_limits(&devices.limits, Arc::clone(&counters))
+        let iommu = VirtioIommu::with_limits(limits, Arc::clone(&counters))
             .map_err(|e| (self.machine.dir.clone(), e))?;
         let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        device.complain(complaints(IOMMU, log));
-        if let Some(path) = &devices.requests {
-            let record = Recorder::create(path, devices.limits.record_bytes);
+        device.set_log(rate_limited_log(IOMMU, log));
+        if let Some(path) = requests {
+            let record = Recorder::create(path, limits.record_bytes);
             device.record(record.map_err(at(path))?);
         }
         let dma = iommu.memory();
@@ -295,25 +279,28 @@ impl Daemon {
     /// No firmware table describes this IOMMU; its driver recognises its PCI ID.
     fn attach_pviommu(
         &mut self,
-        devices: &DeviceOptions,
+        devices: &VfioUserDevices,
+        host_page_pool: HostPagePool,
+        inject_reply: Option<InjectedReply>,
         log: &Log,
     ) -> Result<PvIommu, (PathBuf, io::Error)> {
         let counters = self.count(PVIOMMU);
-        let behind = [
+        let endpoints = [
             (BLK.0, devices.disk.is_some()),
             (NET.0, devices.net.is_some()),
             (RNG.0, devices.entropy),
         ];
-        let behind = behind.iter().filter(|(_, there)| *there);
-        let behind: Vec<_> = behind
+        let endpoints = endpoints.iter().filter(|(_, there)| *there);
+        let endpoints: Vec<_> = endpoints
             .map(|(slot, _)| RequesterId::new(slot.address()))
             .collect();
-        let assigned = RequesterId::new(BLK.0.address());
-        let assigned = devices.assigned.then_some(assigned);
+        let assigned = devices.disk.as_ref();
+        let assigned = assigned.filter(|disk| disk.mode.is_assigned());
+        let assigned = assigned.map(|_| RequesterId::new(BLK.0.address()));
         let iommu = PvIommu::with_assigned(
-            &behind,
+            &endpoints,
             assigned.as_slice(),
-            devices.host_page_pool,
+            host_page_pool,
             Arc::clone(&counters),
         );
         let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
@@ -321,7 +308,7 @@ impl Daemon {
             iommu.lock_mapped();
         }
         let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        if let Some(inject_reply) = devices.inject_reply {
+        if let Some(inject_reply) = inject_reply {
             device.inject_reply(inject_reply);
         }
         let function = VirtioPci::new(device, iommu.memory(), false, Arc::clone(&counters));
@@ -351,89 +338,35 @@ impl Daemon {
         self.listen_for(name, function, counters, log)
     }
 
-    /// Attaches the disk, possibly as an assigned device.
-    fn attach_disk<D: Device + Send + 'static>(
-        &mut self,
-        disk: D,
-        devices: &DeviceOptions,
-        iommu: Option<&GuestIommu>,
-        counters: Arc<DeviceCounters>,
-        log: &Log,
-    ) -> Result<(), (PathBuf, io::Error)> {
-        if !devices.assigned {
-            return self.attach(BLK, disk, iommu, counters, log);
-        }
-        let (slot, name) = BLK;
-        self.machine.devices.push((slot, name));
-        let device = RequesterId::new(slot.address());
-        let dma = match iommu {
-            Some(iommu) => iommu.assign(device, Arc::clone(&counters)),
-            None => AssignedDma::identity_mapped(device, Arc::clone(&counters)),
-        };
-        let dma = dma.map_err(|error| (self.machine.socket(name), error))?;
-        let function = VirtioPci::new(disk, dma, iommu.is_some(), Arc::clone(&counters));
-        self.listen_for(name, function, counters, log)
-    }
-
-    /// Attaches a device behind the IOMMU of a vhost-user front-end.
-    fn back_end<D: Device + Send + 'static>(
-        &mut self,
-        (slot, name): (PciSlot, &'static str),
-        device: D,
-        caps: &GuestLimits,
-        counters: Arc<DeviceCounters>,
-        log: &Log,
-    ) -> Result<(), (PathBuf, io::Error)> {
-        self.machine.devices.push((slot, name));
-        let access = self.machine.access;
-        let listener = self.listen(&self.machine.socket(name), access)?;
-        let (stop, log) = (self.stop.clone(), Arc::clone(log));
-        let settings = Settings {
-            device: RequesterId::new(slot.address()),
-            iotlb: caps.iotlb(),
-        };
-        let report: EventHandler = Arc::new(move |event| log(name, event));
-        let prepared = confine::prepare();
-        self.threads.push(thread::spawn(move || {
-            confine::serving_thread(prepared, CapabilitySet::empty())?;
-            let clients = Clients {
-                listener: &listener,
-                access,
-            };
-            vhost_user::serve(&clients, device, &settings, &counters, &stop, &report)
-        }));
-        Ok(())
-    }
-
-    fn listen_for<F: PolledFunction + Send + 'static>(
+    fn listen_for<D: Device + Send + 'static, A: Dma + 'static>(
         &mut self,
         name: &'static str,
-        function: F,
+        function: VirtioPci<D, A>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.socket(name);
         let access = self.machine.access;
-        let post = ClientSlot::new(self.listen(&path, access)?, function)
+        let slot = ClientSlot::new(self.listen(&path, access)?, function)
             .with_memory_rules(self.rules.clone())
             .with_access(access);
-        let prepared = self.prepare(name, post, counters, log);
+        let prepared = self.prepare(name, slot, counters, log);
         prepared.map_err(|error| (path, io::Error::other(error)))
     }
 
     /// Prepares a thread that serves the device.
-    fn prepare<F: PolledFunction + Send + 'static>(
+    fn prepare<D: Device + Send + 'static, A: Dma + 'static>(
         &mut self,
         name: &'static str,
-        post: ClientSlot<F>,
+        slot: ClientSlot<VirtioPci<D, A>>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), StateError> {
-        let bell = PauseHandle::new()?;
-        self.bells.push((name, bell.clone()));
+        let pause = PauseHandle::new()?;
+        self.pause_handles.push((name, pause.clone()));
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
-        let ready = PausedDevice::new(name, post, bell, counters, stop, log);
-        self.paused.push(ready);
+        let paused = PausedDevice::new(name, slot, pause, counters, stop, log);
+        self.paused.push(paused);
         Ok(())
     }
 
@@ -444,10 +377,10 @@ impl Daemon {
             _ => confine::allow_locking(),
         };
         let prepared = confine::prepare();
-        let ready = std::mem::take(&mut self.paused);
-        let threads = ready.into_iter().map(|ready| {
+        let paused = std::mem::take(&mut self.paused);
+        let threads = paused.into_iter().map(|paused| {
             thread::spawn(move || {
-                confine::serving_thread(prepared, kept).and_then(|()| ready.serve())
+                confine::serving_thread(prepared, kept).and_then(|()| paused.serve())
             })
         });
         self.threads.extend(threads);
@@ -484,10 +417,10 @@ impl Daemon {
         let offered = HandOverSource {
             control,
             metrics: metrics.into(),
-            devices: self.bells.clone(),
+            devices: self.pause_handles.clone(),
             limits,
         };
-        let (stop, gone, log) = (
+        let (stop, handed_over, log) = (
             self.stop.clone(),
             Arc::clone(&self.handed_over),
             Arc::clone(log),
@@ -497,7 +430,7 @@ impl Daemon {
             confine::serving_thread(prepared, CapabilitySet::empty())?;
             let say = |why: &str| log("hand-over", &ServeEvent::Kept(why));
             if serve_destination(offered, &stop, say)? == SourceOutcome::HandedOver {
-                gone.store(true, Ordering::Release);
+                handed_over.store(true, Ordering::Release);
             }
             Ok(())
         }));
@@ -522,7 +455,7 @@ impl Daemon {
         for thread in self.threads.drain(..) {
             let ended = thread
                 .join()
-                .unwrap_or_else(|_| Err(io::Error::other("a device's thread panicked")));
+                .unwrap_or_else(|_| Err(io::Error::other("a device thread panicked")));
             if result.is_ok() {
                 result = ended;
             }
@@ -562,25 +495,12 @@ fn at(path: &Path) -> impl Fn(io::Error) -> (PathBuf, io::Error) {
     move |error| (path.clone(), error)
 }
 
-fn complaints(name: &'static str, log: &Log) -> RateLimitedLog {
+fn rate_limited_log(name: &'static str, log: &Log) -> RateLimitedLog {
     let log = Arc::clone(log);
     RateLimitedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
 }
 
 /// Returns the disk's injector; the entropy device performs the foreign accesses.
-fn misbehaviour(
-    injected: &[InjectedDma],
-    iommu: Option<&GuestIommu>,
-    counters: &Arc<DeviceCounters>,
-    log: &Log,
-) -> DmaInjector {
-    let other = RequesterId::new(RNG.0.address());
-    let other = iommu.and_then(|iommu| iommu.add_reader(other).ok());
-    let log = Arc::clone(log);
-    let tell = move |tried: &InjectionResult| log(BLK.1, &ServeEvent::InjectedDma(tried));
-    DmaInjector::new(injected, other, tell, Arc::clone(counters))
-}
-
 fn text(counters: &[NamedCounters]) -> String {
     let counters: Vec<_> = counters.iter().map(|(name, c)| (*name, &**c)).collect();
     prometheus(&counters)

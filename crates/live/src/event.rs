@@ -12,10 +12,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// A host descriptor that a device waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct PollSource<'a> {
+    /// The descriptor to poll.
+    pub fd: BorrowedFd<'a>,
+    /// True to wait until the descriptor is readable.
+    pub input: bool,
+    /// True to wait until the descriptor is writable.
+    pub output: bool,
+}
 
 /// `IOCB_CMD_PREAD` (Linux, include/uapi/linux/aio_abi.h).
 const IOCB_CMD_PREAD: u16 = 0;

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::event::{is_eventfd, signal};
-use crate::handover::StateError;
 use crate::pci::BusMasterGuard;
+use crate::saved_state::StateError;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
 use crate::wire::{IrqAction, IrqData, SetIrqs};
 

@@ -25,7 +25,6 @@ use vm_memory::{
     GuestRegionMmap, MmapRegion,
 };
 
-use crate::handover::RangeState;
 use crate::wire::errno;
 
 pub use rules::{Locked, MemoryRules};
@@ -38,55 +37,80 @@ const MAX_MAPPED_BYTES: u64 = 1 << 44;
 /// Magic number of hugetlbfs (`HUGETLBFS_MAGIC`, Linux, include/uapi/linux/magic.h).
 const HUGE_PAGES: u64 = 0x9584_58f6;
 
+/// A range of guest memory.
+#[derive(Debug)]
+pub struct RangeState {
+    /// Range in the device's view: guest-physical if QEMU emulates no IOMMU.
+    pub range: IovaRange,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Backing file; `None` if the range is inaccessible.
+    pub file: Option<OwnedFd>,
+}
+
 /// Error of a map or unmap request, which has changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// The range overlaps a mapped range.
+    #[error("cannot map {}: it overlaps a mapped range", shown(.range))]
     Overlap {
         /// The requested range.
         range: IovaRange,
     },
     /// The client has mapped [`MAX_RANGES`] ranges already.
+    #[error("cannot map {}: the client has mapped {MAX_RANGES} ranges", shown(.range))]
     TooMany {
         /// The requested range.
         range: IovaRange,
     },
     /// The client would have mapped more than 16 TiB.
+    #[error("cannot map {}: the client would map more than 16 TiB", shown(.range))]
     TooLong {
         /// The requested range.
         range: IovaRange,
     },
     /// The file is on hugetlbfs.
+    #[error("cannot map {}: its file is on hugetlbfs", shown(.range))]
     HugePages {
         /// The requested range.
         range: IovaRange,
     },
     /// The file is not sealed against shrinking and could be truncated.
+    #[error("cannot map {}: its file is not sealed against shrinking", shown(.range))]
     Unsealed {
         /// The requested range.
         range: IovaRange,
     },
     /// The file cannot be mapped: it is too short, the offset is not page-aligned, or the host
     /// refuses.
+    #[error("cannot map {}: the file is too short, misaligned or unmappable", shown(.range))]
     Unmappable {
         /// The requested range.
         range: IovaRange,
     },
     /// The host cannot lock the range, or the pages in it that devices can access.
+    #[error("cannot lock {}: raise the limit of locked memory", shown(.range))]
     Unlockable {
         /// The requested range.
         range: IovaRange,
     },
     /// The unmap request covers only part of a mapped range.
+    #[error("cannot unmap {}: it covers only part of a mapped range", shown(.range))]
     Split {
         /// The requested range.
         range: IovaRange,
     },
     /// No mapped range lies within the requested one.
+    #[error("cannot unmap {}: it contains no mapped range", shown(.range))]
     Absent {
         /// The requested range.
         range: IovaRange,
     },
+}
+
+fn shown(range: &IovaRange) -> String {
+    let (start, bytes) = (range.start(), range.bytes());
+    format!("{bytes:#x} bytes of guest memory at {start}")
 }
 
 impl MemoryError {
@@ -102,30 +126,6 @@ impl MemoryError {
         }
     }
 }
-
-impl std::fmt::Display for MemoryError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (range, why) = match self {
-            Self::Overlap { range } => (range, "overlaps one that is mapped"),
-            Self::TooMany { range } => (range, "is one too many"),
-            Self::TooLong { range } => (range, "makes more than one client may map"),
-            Self::HugePages { range } => (range, "lies in a file of huge pages, which may run out"),
-            Self::Unsealed { range } => (range, "lies in a file that could be cut off"),
-            Self::Unmappable { range } => (range, "cannot be mapped from its file"),
-            Self::Unlockable { range } => (range, "is more than the host can keep in memory"),
-            Self::Split { range } => (range, "covers a part of a mapped range"),
-            Self::Absent { range } => (range, "is not mapped"),
-        };
-        write!(
-            f,
-            "guest memory of {:#x} bytes at {} {why}",
-            range.bytes(),
-            range.start()
-        )
-    }
-}
-
-impl std::error::Error for MemoryError {}
 
 /// Backing of a range and its permission.
 #[derive(Debug)]

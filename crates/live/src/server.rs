@@ -13,28 +13,20 @@ use self::stream::{Received, receive};
 use self::waiting::wait_or_pause;
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::handover::{DeviceState, FunctionState, HandOverBlocker};
+use crate::event::PollSource;
 use crate::memory::MemoryRules;
 use crate::session::{Function, Session};
-use crate::virtio::{PollSource, QueueBroken};
 use crate::wire::Inbox;
 
 pub(crate) use self::event::LogBudget;
-pub use self::event::{EventHandler, ServeEvent};
-pub(crate) use self::stream::{Piece, answer, receive_piece};
+pub use self::event::{EventHandler, QueueBroken, ServeEvent};
+pub(crate) use self::stream::answer;
+pub use self::stream::{Piece, receive_piece};
 pub use self::waiting::StopSignal;
 pub(crate) use self::waiting::{ServeEnd, wait};
 
 /// A function that also polls a host descriptor.
 pub trait PolledFunction: Function {
-    /// Returns the registers and the device's own state, for another process.
-    ///
-    /// # Errors
-    /// The function cannot be handed over.
-    fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
-        Err(HandOverBlocker::Keeps("a function of this kind"))
-    }
-
     /// Ends the function for good: no process will serve it again.
     fn end(&mut self) {}
 
@@ -89,9 +81,9 @@ pub fn serve<F: PolledFunction>(
     stop: &StopSignal,
     report: impl FnMut(ServeEvent<'_>),
 ) -> io::Result<()> {
-    let mut post = ClientSlot::new(listener.try_clone()?, function);
-    post.serve(counters, stop, None, report)?;
-    post.end();
+    let mut slot = ClientSlot::new(listener.try_clone()?, function);
+    slot.serve(counters, stop, None, report)?;
+    slot.end();
     Ok(())
 }
 
@@ -200,7 +192,7 @@ impl<F: PolledFunction> ClientSlot<F> {
         &mut self,
         counters: &DeviceCounters,
         stop: &StopSignal,
-        bell: Option<BorrowedFd<'_>>,
+        wake_fd: Option<BorrowedFd<'_>>,
         mut report: impl FnMut(ServeEvent<'_>),
     ) -> io::Result<ServeEnd> {
         loop {
@@ -208,7 +200,7 @@ impl<F: PolledFunction> ClientSlot<F> {
                 ClientState::Ended => return Ok(ServeEnd::Stop),
                 ClientState::Idle(_) => {
                     let listener = Some(self.listener.as_fd());
-                    let woken = wait_or_pause(listener, None, stop, bell, false)?;
+                    let woken = wait_or_pause(listener, None, stop, wake_fd, false)?;
                     if let Some(pause) = woken.serve_end() {
                         return Ok(pause);
                     }
@@ -230,7 +222,7 @@ impl<F: PolledFunction> ClientSlot<F> {
                     }
                 }
                 ClientState::Connected(conversation) => {
-                    let end = conversation.go_on(counters, stop, bell, &mut report);
+                    let end = conversation.go_on(counters, stop, wake_fd, &mut report);
                     if let Ok(Some(ServeEnd::PauseRequested)) = end {
                         return Ok(ServeEnd::PauseRequested);
                     }
@@ -279,7 +271,7 @@ impl<F: PolledFunction> ClientConnection<F> {
         &mut self,
         counters: &DeviceCounters,
         stop: &StopSignal,
-        bell: Option<BorrowedFd<'_>>,
+        wake_fd: Option<BorrowedFd<'_>>,
         report: &mut impl FnMut(ServeEvent<'_>),
     ) -> io::Result<Option<ServeEnd>> {
         let Self {
@@ -295,7 +287,7 @@ impl<F: PolledFunction> ClientConnection<F> {
             }
             let unfinished = function.unfinished();
             let (main, extra) = (Some(stream.as_fd()), function.waits_for());
-            let woken = wait_or_pause(main, extra, stop, bell, unfinished)?;
+            let woken = wait_or_pause(main, extra, stop, wake_fd, unfinished)?;
             if let Some(pause) = woken.serve_end() {
                 return Ok(Some(pause));
             }

@@ -30,9 +30,10 @@ pub struct Region {
 }
 
 /// Error of a well-formed request that the function refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FunctionError {
     /// The region does not exist or does not contain these bytes.
+    #[error("region {region} has no {bytes} bytes at {offset:#x}")]
     OutsideRegion {
         /// Index of the region.
         region: u32,
@@ -42,6 +43,7 @@ pub enum FunctionError {
         bytes: usize,
     },
     /// The interrupt type does not exist or has fewer vectors.
+    #[error("interrupt type {index} has no vectors {start}..{start}+{count}")]
     NoSuchVector {
         /// Index of the interrupt type.
         index: u32,
@@ -51,49 +53,21 @@ pub enum FunctionError {
         count: u32,
     },
     /// The function does not offer the requested action, such as masking, for this interrupt type.
+    #[error("interrupt type {index} does not support this action")]
     IrqUnsupported {
         /// Index of the interrupt type.
         index: u32,
     },
     /// The descriptor for a vector is not an eventfd.
+    #[error("the descriptor of vector {vector} is not an eventfd")]
     NotAnEvent {
         /// Index of the vector.
         vector: u32,
     },
     /// The device's work could not be stopped; it may still access memory.
+    #[error("the device's process is stuck and may still access guest memory")]
     StillMaster,
 }
-
-impl std::fmt::Display for FunctionError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::OutsideRegion {
-                region,
-                offset,
-                bytes,
-            } => write!(f, "{bytes} bytes at {offset:#x} are not in region {region}"),
-            Self::NoSuchVector {
-                index,
-                start,
-                count,
-            } => write!(
-                f,
-                "interrupts of kind {index} have no vectors {start}..{start}+{count}"
-            ),
-            Self::IrqUnsupported { index } => {
-                write!(f, "not offered for interrupts of kind {index}")
-            }
-            Self::NotAnEvent { vector } => {
-                write!(f, "the descriptor of vector {vector} is no eventfd")
-            }
-            Self::StillMaster => {
-                f.write_str("the device's process hangs, and may still reach memory")
-            }
-        }
-    }
-}
-
-impl std::error::Error for FunctionError {}
 
 /// A PCI function that a session serves.
 pub trait Function {
@@ -138,24 +112,37 @@ pub trait Function {
 }
 
 /// Reason for which a request was refused. The reply carries the error number, the log the reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The message is not a valid request.
+    #[error(transparent)]
     Request(RequestError),
     /// The request came before version negotiation, repeats it, or asks for another major version.
+    #[error("{}", version_refusal(*.command))]
     Version {
         /// Command of the request; `None` if the major version is unsupported.
         command: Option<VfioUserCommand>,
     },
     /// The guest's memory could not be mapped or unmapped.
+    #[error(transparent)]
     Memory(MemoryError),
     /// The function refused the request.
+    #[error(transparent)]
     Function(FunctionError),
     /// The index of a region or an interrupt type is out of range.
+    #[error("index {index} is out of range")]
     Index {
         /// The invalid index.
         index: u32,
     },
+}
+
+fn version_refusal(command: Option<VfioUserCommand>) -> String {
+    match command {
+        Some(VfioUserCommand::Version) => "the version is negotiated already".into(),
+        Some(command) => format!("{command:?} before version negotiation"),
+        None => "unsupported major version".into(),
+    }
 }
 
 impl Refusal {
@@ -168,21 +155,6 @@ impl Refusal {
         }
     }
 }
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Request(error) => error.fmt(f),
-            Self::Version { command: Some(c) } => write!(f, "{c:?} before a version was agreed on"),
-            Self::Version { command: None } => write!(f, "a version that cannot be agreed on"),
-            Self::Memory(error) => error.fmt(f),
-            Self::Function(error) => error.fmt(f),
-            Self::Index { index } => write!(f, "there is no index {index}"),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// Result of a message.
 #[derive(Debug)]

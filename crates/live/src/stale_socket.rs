@@ -20,7 +20,7 @@ pub(crate) fn clear(path: &Path) -> io::Result<()> {
     };
     let in_use = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     if !kind.is_socket() {
-        return in_use("a file that is no socket has this name");
+        return in_use("the file exists and is not a socket");
     }
     // Connecting to a socket of the other type fails with another error.
     let refuses = |tried: io::Result<()>| {
@@ -30,7 +30,7 @@ pub(crate) fn clear(path: &Path) -> io::Result<()> {
     if refuses(UnixStream::connect(path).map(drop)) || refuses(datagram.connect(path)) {
         return fs::remove_file(path);
     }
-    in_use("another process uses this socket")
+    in_use("another process listens on the socket")
 }
 
 #[cfg(test)]

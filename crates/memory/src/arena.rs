@@ -173,10 +173,10 @@ impl fmt::Display for ArenaError {
             Self::BadSize { bytes } => write!(f, "invalid arena size: {bytes} bytes"),
             Self::Refused { bytes, errno } => write!(
                 f,
-                "the host does not map {bytes} bytes (error {errno}); if it never overcommits \
-                memory, allow it to"
+                "cannot map {bytes} bytes (error {errno}); allow memory overcommit or use a \
+                smaller arena"
             ),
-            Self::NoSuchInstruction(kind) => write!(f, "this processor has no {kind:?}"),
+            Self::NoSuchInstruction(kind) => write!(f, "this CPU lacks the instruction {kind:?}"),
         }
     }
 }

@@ -5,6 +5,8 @@
 //! and last word by compare-and-exchange. No access tears a word or causes a data race, and no
 //! unsafe code is needed.
 
+#![allow(unsafe_code)]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{MemoryError, PhysAddr, PhysMemory};

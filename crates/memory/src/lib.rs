@@ -5,6 +5,8 @@
 //! Two files contain unsafe code: `mmap_region.rs` (the mapping and its words) and `line.rs`
 //! (write-back instructions). [`fake`] has memories and frame sources for tests that punish misuse.
 
+#![deny(unsafe_code)]
+
 mod arena;
 mod bytes;
 pub mod fake;

@@ -13,6 +13,8 @@
 //! with later stores (SDM, same pages). Only a later store (a doorbell, an invalidation register)
 //! makes the device read the structures.
 
+#![allow(unsafe_code)]
+
 /// The instruction that writes a line back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WriteBack {

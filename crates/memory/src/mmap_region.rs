@@ -1,5 +1,7 @@
 //! An anonymous mapping, accessed as 64-bit atomic words.
 
+#![allow(unsafe_code)]
+
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicU64;
 

@@ -98,14 +98,14 @@ fn every_write_back_instruction_runs_and_changes_nothing() {
 fn bytes_of_one_word_are_written_by_several_threads() {
     let arena = Arena::new(SIZE).expect("arena");
     std::thread::scope(|scope| {
-        for lane in 0..4_u64 {
+        for thread in 0..4_u64 {
             let arena = &arena;
             scope.spawn(move || {
                 for value in 0..=u8::MAX {
                     arena
-                        .write_bytes(at(64 + 2 * lane), &[value, value])
+                        .write_bytes(at(64 + 2 * thread), &[value, value])
                         .expect("inside");
-                    assert_eq!(arena.read_byte(at(64 + 2 * lane)), Ok(value));
+                    assert_eq!(arena.read_byte(at(64 + 2 * thread)), Ok(value));
                 }
             });
         }

@@ -142,7 +142,7 @@ fn faulty_frames_fail_from_the_nth_on_and_count() {
     frames.free(a);
     assert_eq!((frames.outstanding(), frames.wrong_frees()), (1, 1));
     frames.free(b);
-    assert_eq!((frames.outstanding(), frames.asked()), (0, 4));
+    assert_eq!((frames.outstanding(), frames.requests()), (0, 4));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use ringfence_types::{
 };
 
 const FORMAT: SecondStage = SecondStage::new(Levels::Four);
-/// Operations per sample: one burst as in the papers (OS07).
+/// Operations per sample: one burst as in the papers.
 const OPS: u64 = 200;
 
 #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Coherency of the IOMMU's table walk with CPU caches (HW08).
+//! Coherency of the IOMMU's table walk with CPU caches.
 
 use ringfence_types::{PhysAddr, PhysMemory};
 

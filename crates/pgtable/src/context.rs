@@ -1,5 +1,5 @@
 //! Root table and context tables of VT-d legacy mode. They map a requester id to its domain and
-//! page table (HW02).
+//! page table.
 //!
 //! Bits as in the VT-d specification, sections 9.1 "Root Entry" and 9.3 "Context Entry". Both
 //! tables have 256 entries of 128 bits. The root table is indexed by bus, a context table by device
@@ -53,7 +53,7 @@ pub enum TranslationType {
         /// Address of the rDEVICE (SLPTPTR).
         device: PhysAddr,
     },
-    /// Passes accesses through untranslated, up to an address width (TT = 10b; HW10).
+    /// Passes accesses through untranslated, up to an address width (TT = 10b).
     PassThrough {
         /// AW: the largest width that the unit supports.
         levels: Levels,

@@ -86,10 +86,10 @@ pub enum UnmapError {
 impl fmt::Display for TableError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OutOfFrames => "no frame left for a table",
-            Self::Memory => "table outside memory",
+            Self::OutOfFrames => "out of frames for tables",
+            Self::Memory => "the table lies outside memory",
             Self::RootTooLarge => "the root of this format needs contiguous frames",
-            Self::RootNotEmpty => "the root given is not empty",
+            Self::RootNotEmpty => "the root table has present entries",
         })
     }
 }
@@ -97,14 +97,19 @@ impl fmt::Display for TableError {
 impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Empty => f.write_str("nothing to map"),
-            Self::Misaligned => f.write_str("address is not page-aligned"),
-            Self::BeyondWidth { iova } => write!(f, "range at {iova} exceeds the table's width"),
-            Self::PhysicalBeyondWidth { at } => {
-                write!(f, "physical range at {at} exceeds what an entry holds")
+            Self::Empty => f.write_str("the range is empty"),
+            Self::Misaligned => f.write_str("an address is not aligned to 4 KiB"),
+            Self::BeyondWidth { iova } => {
+                write!(f, "the range at {iova} extends beyond the table's width")
             }
-            Self::AlreadyMapped { iova } => write!(f, "{iova} is mapped already"),
-            Self::OutOfFrames => f.write_str("no frame left for a table"),
+            Self::PhysicalBeyondWidth { at } => {
+                write!(
+                    f,
+                    "the physical range at {at} extends beyond the width of an entry"
+                )
+            }
+            Self::AlreadyMapped { iova } => write!(f, "{iova} is already mapped"),
+            Self::OutOfFrames => f.write_str("out of frames for tables"),
             Self::Corrupt { iova } => write!(f, "the table on the path to {iova} is corrupt"),
         }
     }
@@ -114,8 +119,13 @@ impl fmt::Display for UnmapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotMapped { iova } => write!(f, "{iova} is not mapped"),
-            Self::BeyondWidth { iova } => write!(f, "range at {iova} exceeds the table's width"),
-            Self::WouldSplit { iova } => write!(f, "range covers a part of the page at {iova}"),
+            Self::BeyondWidth { iova } => {
+                write!(f, "the range at {iova} extends beyond the table's width")
+            }
+            Self::WouldSplit { iova } => write!(
+                f,
+                "the range covers only a part of the large page at {iova}"
+            ),
             Self::Corrupt { iova } => write!(f, "the table on the path to {iova} is corrupt"),
         }
     }

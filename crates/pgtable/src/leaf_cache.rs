@@ -114,18 +114,18 @@ impl LeafCache {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        mut sink: impl WriteBackPolicy,
+        mut write_back: impl WriteBackPolicy,
     ) -> Result<(), MapError> {
         // No width check needed: the whole run lies in a linked table.
         if table.check_granules(&request).is_ok()
             && let Some(at) = self.entry(table, request.iova, request.pages)
         {
-            table.fill_leaf_table(mem, at, &request, &mut sink)?;
-            sink.finish(mem);
+            table.fill_leaf_table(mem, at, &request, &mut write_back)?;
+            write_back.finish(mem);
             return Ok(());
         }
         // Pass a copy, so that `request` itself stays in registers.
-        self.map_missed(table, mem, frames, MapRequest { ..request }, sink)
+        self.map_missed(table, mem, frames, MapRequest { ..request }, write_back)
     }
 
     #[cold]
@@ -136,9 +136,9 @@ impl LeafCache {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        sink: impl WriteBackPolicy,
+        write_back: impl WriteBackPolicy,
     ) -> Result<(), MapError> {
-        table.map_with(mem, frames, request, sink, NoCount)?;
+        table.map_with(mem, frames, request, write_back, NoCount)?;
         self.learn(table, mem, request.iova);
         Ok(())
     }
@@ -149,17 +149,17 @@ impl LeafCache {
         table: &Table<F>,
         mem: &M,
         range: PfnRange,
-        mut sink: impl WriteBackPolicy,
+        mut write_back: impl WriteBackPolicy,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         if let Some(at) = self.entry(table, range.lo().iova(), range.pages()) {
-            table.clear_leaf_table(mem, at, &range, &mut sink)?;
-            sink.finish(mem);
+            table.clear_leaf_table(mem, at, &range, &mut write_back)?;
+            write_back.finish(mem);
             return Ok((
                 Unmapped::attest_cleared(table.domain(), range),
                 CachedLevels::Leaves,
             ));
         }
-        self.unmap_missed(table, mem, range, sink)
+        self.unmap_missed(table, mem, range, write_back)
     }
 
     #[cold]
@@ -169,9 +169,9 @@ impl LeafCache {
         table: &Table<F>,
         mem: &M,
         range: PfnRange,
-        sink: impl WriteBackPolicy,
+        write_back: impl WriteBackPolicy,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        let done = table.unmap_with(mem, range, sink, NoCount)?;
+        let done = table.unmap_with(mem, range, write_back, NoCount)?;
         self.learn(table, mem, range.lo().iova());
         Ok(done)
     }
@@ -195,15 +195,15 @@ impl LeafCache {
         let own = Arc::ptr_eq(&self.of, &table.identity);
         // This second descent also makes sure that the path has reached memory before this CPU
         // relies on it.
-        let spot = table.walk_linked(mem, iova).map_err(|Corrupt| ());
-        if let Ok(spot) = spot
+        let lowest = table.walk_linked(mem, iova).map_err(|Corrupt| ());
+        if let Ok(lowest) = lowest
             && own
-            && spot.level == Level::LEAF
+            && lowest.level == Level::LEAF
             && let Some(slot) = self.slots.get_mut(Self::slot_of(format, iova))
         {
             *slot = Slot {
                 tag: Self::tag_of(format, iova),
-                table: spot.table,
+                table: lowest.table,
             };
         }
     }

@@ -91,19 +91,25 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        mut sink: impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        mut write_back: impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         if self.check_granules(&request).is_ok()
-            && let Some(place) = self.leaf_entry(mem, request.iova, request.pages)
+            && let Some(leaf) = self.leaf_entry(mem, request.iova, request.pages)
         {
-            self.fill_leaf_table(mem, place.at, &request, &mut sink)?;
-            book.added(&self.format, place.parent, request.pages);
-            sink.finish(mem);
+            self.fill_leaf_table(mem, leaf.at, &request, &mut write_back)?;
+            entry_count.added(&self.format, leaf.parent, request.pages);
+            write_back.finish(mem);
             return Ok(());
         }
         // Pass a copy, so that `request` itself stays in registers.
-        self.map_uncommon(mem, frames, MapRequest { ..request }, sink, book)
+        self.map_uncommon(
+            mem,
+            frames,
+            MapRequest { ..request },
+            write_back,
+            entry_count,
+        )
     }
 
     /// Slow path of [`map_with`](Self::map_with): any table, and invalid requests.
@@ -113,21 +119,21 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
         request: MapRequest,
-        mut sink: impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        mut write_back: impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         self.check_request(&request)?;
-        let spot = self
+        let lowest = self
             .walk_linked(mem, request.iova)
             .map_err(|Corrupt| MapError::Corrupt { iova: request.iova })?;
-        if spot.level == Level::LEAF && self.pages_in(&spot, &request) == request.pages {
-            let at = self.entry_address(spot.level, spot.table, request.iova);
-            self.fill_leaf_table(mem, at, &request, &mut sink)?;
-            book.added(&self.format, spot.parent, request.pages);
+        if lowest.level == Level::LEAF && self.pages_in(&lowest, &request) == request.pages {
+            let at = self.entry_address(lowest.level, lowest.table, request.iova);
+            self.fill_leaf_table(mem, at, &request, &mut write_back)?;
+            entry_count.added(&self.format, lowest.parent, request.pages);
         } else {
-            self.map_long(mem, frames, &request, &mut sink, book)?;
+            self.map_long(mem, frames, &request, &mut write_back, entry_count)?;
         }
-        sink.finish(mem);
+        write_back.finish(mem);
         Ok(())
     }
 
@@ -158,11 +164,11 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Returns the number of pages of `request` whose entries lie in the leaf table of `spot`.
+    /// Returns the number of pages of `request` whose entries lie in the leaf table of `lowest`.
     #[inline]
-    fn pages_in(&self, spot: &WalkResult<'_>, request: &MapRequest) -> u64 {
-        let index = self.format.index(spot.level, request.iova);
-        let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
+    fn pages_in(&self, lowest: &WalkResult<'_>, request: &MapRequest) -> u64 {
+        let index = self.format.index(lowest.level, request.iova);
+        let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
         request.pages.min(room)
     }
 
@@ -174,7 +180,7 @@ impl<F: Format> Table<F> {
         mem: &M,
         at: PhysAddr,
         request: &MapRequest,
-        sink: &mut impl WriteBackPolicy,
+        write_back: &mut impl WriteBackPolicy,
     ) -> Result<(), MapError> {
         let iova = request.iova;
         let leaf = self
@@ -186,11 +192,11 @@ impl<F: Format> Table<F> {
                 return Err(MapError::AlreadyMapped { iova });
             }
             word.store(leaf, Ordering::Release);
-            sink.touched(mem, at, 8);
+            write_back.touched(mem, at, 8);
             return Ok(());
         }
         self.fill_run(mem, at, request)?;
-        sink.touched(mem, at, request.pages.wrapping_mul(8));
+        write_back.touched(mem, at, request.pages.wrapping_mul(8));
         Ok(())
     }
 
@@ -261,8 +267,8 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
         request: &MapRequest,
-        sink: &mut impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        write_back: &mut impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         let missing = self.check_long(mem, request)?;
         let mut reserve =
@@ -270,14 +276,14 @@ impl<F: Format> Table<F> {
         let mut done = 0;
         while done < request.pages {
             let rest = request.after(done);
-            match self.install_step(mem, &mut reserve, &rest, sink, book) {
+            match self.install_step(mem, &mut reserve, &rest, write_back, entry_count) {
                 Ok(pages) => done = done.saturating_add(pages.max(1)),
                 Err(error) => {
                     // Reached only if another CPU breaks the contract and works on the same range,
                     // or if something overwrites the table. Clear the installed leaves. Tables
                     // linked so far stay linked and empty.
-                    self.clear_installed(mem, request, done, sink, book);
-                    sink.finish(mem);
+                    self.clear_installed(mem, request, done, write_back, entry_count);
+                    write_back.finish(mem);
                     return Err(error);
                 }
             }
@@ -299,20 +305,26 @@ impl<F: Format> Table<F> {
             let rest = request.after(done);
             let iova = rest.iova;
             let corrupt = MapError::Corrupt { iova };
-            let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
-            let target = self.target(spot.level, &rest);
+            let lowest = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
+            let target = self.target(lowest.level, &rest);
             let pages;
-            if spot.level == Level::LEAF {
-                pages = self.pages_in(&spot, &rest);
+            if lowest.level == Level::LEAF {
+                pages = self.pages_in(&lowest, &rest);
                 let run = MapRequest { pages, ..rest };
-                let words =
-                    self.leaf_words(mem, self.entry_address(spot.level, spot.table, iova), &run)?;
+                let words = self.leaf_words(
+                    mem,
+                    self.entry_address(lowest.level, lowest.table, iova),
+                    &run,
+                )?;
                 self.check_absent(words, &rest)?;
             } else {
                 let word = mem
-                    .word(self.entry_address(spot.level, spot.table, iova))
+                    .word(self.entry_address(lowest.level, lowest.table, iova))
                     .map_err(|_| corrupt)?;
-                match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
+                match self
+                    .format
+                    .decode(lowest.level, word.load(Ordering::Acquire))
+                {
                     Entry::Absent => {}
                     Entry::Leaf { .. } => return Err(MapError::AlreadyMapped { iova }),
                     // Another CPU has linked a table since. Retry, at most once per level.
@@ -325,7 +337,7 @@ impl<F: Format> Table<F> {
                 pages = self.pages_of_step(target, &rest);
                 // Count a table of an intermediate level when the range first enters it.
                 let mut level = target;
-                while level < spot.level {
+                while level < lowest.level {
                     let covers = self.covered_bytes(level);
                     if done == 0 || iova.is_aligned(covers) {
                         missing = missing.saturating_add(1);
@@ -382,18 +394,18 @@ impl<F: Format> Table<F> {
         mem: &M,
         reserve: &mut FrameReserve<'_, M, S>,
         rest: &MapRequest,
-        sink: &mut impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        write_back: &mut impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<u64, MapError> {
         let iova = rest.iova;
         let corrupt = MapError::Corrupt { iova };
         // Each iteration links one level, or finds that another CPU linked it.
         for _ in 0..=Level::MAX.get() {
-            let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
-            let target = self.target(spot.level, rest);
-            let at = self.entry_address(spot.level, spot.table, iova);
-            if spot.level > target {
-                self.link(mem, reserve, &spot, at, book)
+            let lowest = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
+            let target = self.target(lowest.level, rest);
+            let at = self.entry_address(lowest.level, lowest.table, iova);
+            if lowest.level > target {
+                self.link(mem, reserve, &lowest, at, entry_count)
                     .map_err(|kind| kind.at(iova))?;
                 continue;
             }
@@ -411,8 +423,8 @@ impl<F: Format> Table<F> {
                 word.store(leaf, Ordering::Release);
                 1
             };
-            sink.touched(mem, at, entries.wrapping_mul(8));
-            book.added(&self.format, spot.parent, entries);
+            write_back.touched(mem, at, entries.wrapping_mul(8));
+            entry_count.added(&self.format, lowest.parent, entries);
             return Ok(pages);
         }
         Err(corrupt)
@@ -423,13 +435,13 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         reserve: &mut FrameReserve<'_, M, S>,
-        spot: &WalkResult<'_>,
+        lowest: &WalkResult<'_>,
         at: PhysAddr,
-        book: impl EntryCount<F>,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), LinkError> {
         let word = mem.word(at).map_err(|_| LinkError::Corrupt)?;
         let old = word.load(Ordering::Acquire);
-        match self.format.decode(spot.level, old) {
+        match self.format.decode(lowest.level, old) {
             Entry::Absent => {}
             Entry::Table { .. } => return Ok(()),
             Entry::Leaf { .. } => return Err(LinkError::AlreadyMapped),
@@ -449,7 +461,7 @@ impl<F: Format> Table<F> {
         if self.coherency == Coherency::NonCoherent {
             self.publish(mem, word, at);
         }
-        book.added(&self.format, spot.parent, 1);
+        entry_count.added(&self.format, lowest.parent, 1);
         Ok(())
     }
 
@@ -459,26 +471,30 @@ impl<F: Format> Table<F> {
         mem: &M,
         request: &MapRequest,
         done: u64,
-        sink: &mut impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        write_back: &mut impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) {
         let mut cleared = 0;
         while cleared < done {
             let rest = request.after(cleared);
-            let Ok(spot) = self.walk_linked(mem, rest.iova) else {
+            let Ok(lowest) = self.walk_linked(mem, rest.iova) else {
                 return;
             };
             // Take the same steps as the installation: a leaf lies at the level where the linked
             // tables end.
-            let pages = self.pages_of_step(spot.level, &rest).min(done - cleared);
-            let entries = if spot.level == Level::LEAF { pages } else { 1 };
-            let at = self.entry_address(spot.level, spot.table, rest.iova);
+            let pages = self.pages_of_step(lowest.level, &rest).min(done - cleared);
+            let entries = if lowest.level == Level::LEAF {
+                pages
+            } else {
+                1
+            };
+            let at = self.entry_address(lowest.level, lowest.table, rest.iova);
             if let Ok(words) = mem.words(at, entries as usize) {
                 for word in words {
                     word.store(0, Ordering::Release);
                 }
-                sink.touched(mem, at, entries.wrapping_mul(8));
-                book.removed(&self.format, spot.parent, entries);
+                write_back.touched(mem, at, entries.wrapping_mul(8));
+                entry_count.removed(&self.format, lowest.parent, entries);
             }
             cleared = cleared.saturating_add(pages.max(1));
         }

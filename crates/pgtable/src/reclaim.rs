@@ -1,4 +1,4 @@
-//! Page tables that free empty table pages, as FreeBSD does (AL07, AL08; EIOVAR section 7).
+//! Page tables that free empty table pages, as FreeBSD does (EIOVAR section 7).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -65,7 +65,7 @@ impl<F: Format> EntryCount<F> for CountInParent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reclaim {
     /// As published for FreeBSD: every unmap writes back all 64 cache lines of the table page whose
-    /// entries it cleared (AL08).
+    /// entries it cleared.
     FlushPage,
     /// Repaired: unmap writes back only the cache lines of the cleared entries.
     FlushTouched,
@@ -225,9 +225,9 @@ impl<F: Format> ReclaimingTable<F> {
         frames: &S,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        let sink = ImmediateWriteBack(self.table.coherency);
+        let write_back = ImmediateWriteBack(self.table.coherency);
         self.table
-            .map_with(mem, frames, request, sink, CountInParent)
+            .map_with(mem, frames, request, write_back, CountInParent)
     }
 
     /// Unmaps as [`Table::unmap`] does, and unlinks table pages that become empty.
@@ -252,8 +252,10 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         range: PfnRange,
     ) -> Result<Unmapped, UnmapError> {
-        let sink = UnmapWriteBack(self.table.coherency, self.reclaim);
-        let (unmapped, _) = self.table.unmap_with(mem, range, sink, CountInParent)?;
+        let write_back = UnmapWriteBack(self.table.coherency, self.reclaim);
+        let (unmapped, _) = self
+            .table
+            .unmap_with(mem, range, write_back, CountInParent)?;
         Ok(unmapped)
     }
 
@@ -262,12 +264,12 @@ impl<F: Format> ReclaimingTable<F> {
     #[inline]
     pub fn unlink<M: PhysMemory + ?Sized>(&mut self, mem: &M, range: PfnRange) -> CachedLevels {
         let before = self.unlinked_tables.len();
-        let mut sink = UnmapWriteBack(self.table.coherency, self.reclaim);
-        self.unlink_empty(mem, range, &mut sink);
+        let mut write_back = UnmapWriteBack(self.table.coherency, self.reclaim);
+        self.unlink_empty(mem, range, &mut write_back);
         if self.unlinked_tables.len() == before {
             return CachedLevels::Leaves;
         }
-        sink.finish(mem);
+        write_back.finish(mem);
         CachedLevels::All
     }
 
@@ -368,14 +370,14 @@ impl<F: Format> ReclaimingTable<F> {
         &mut self,
         mem: &M,
         range: PfnRange,
-        sink: &mut impl WriteBackPolicy,
+        write_back: &mut impl WriteBackPolicy,
     ) {
         let end = range.hi().iova();
         let mut at = Some(range.lo().iova());
         while let Some(iova) = at
             && iova <= end
         {
-            let covers = self.unlink_empty_at(mem, iova, range, sink);
+            let covers = self.unlink_empty_at(mem, iova, range, write_back);
             at = iova.align_down(covers).checked_add(covers);
         }
     }
@@ -387,7 +389,7 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         iova: Iova,
         range: PfnRange,
-        sink: &mut impl WriteBackPolicy,
+        write_back: &mut impl WriteBackPolicy,
     ) -> u64 {
         let format = self.table.format;
         let mut path: [Option<(&AtomicU64, PhysAddr, PhysAddr)>; 5] = [None; 5];
@@ -420,7 +422,7 @@ impl<F: Format> ReclaimingTable<F> {
             // Clear the entry first. The page stays readable until the walk caches no longer hold
             // it.
             word.store(0, Ordering::Release);
-            sink.touched(mem, *at, 8);
+            write_back.touched(mem, *at, 8);
             let above = lower.peek().map(|(word, ..)| *word);
             CountInParent.removed(&format, above, 1);
         }

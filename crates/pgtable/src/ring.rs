@@ -161,26 +161,6 @@ impl RingPte {
         clear(words);
     }
 
-    /// Fills an entry as Fig. 11 does: field by field, over any old contents, without ordering that
-    /// the hardware could rely on. A live entry stays valid while it changes (errata 7 and 9).
-    #[inline]
-    pub fn store_as_published(self, [first, second]: &RingWords) {
-        let [address, _] = self.words();
-        first.store(address, Ordering::Relaxed);
-        for control in self.field_by_field(second.load(Ordering::Relaxed)) {
-            second.store(control, Ordering::Relaxed);
-        }
-    }
-
-    /// Clears an entry as Fig. 11 does: clears only `valid`, without ordering. Returns true if it
-    /// was set.
-    #[inline]
-    pub fn clear_as_published([_, control]: &RingWords) -> bool {
-        let was = control.load(Ordering::Relaxed);
-        control.store(was & !VALID, Ordering::Relaxed);
-        was & VALID != 0
-    }
-
     /// Reads the entry of `slot` in `table`, valid or not.
     ///
     /// # Errors

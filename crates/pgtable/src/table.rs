@@ -306,22 +306,22 @@ impl<F: Format> Table<F> {
         iova: Iova,
     ) -> Result<WalkResult<'m>, Corrupt> {
         let format = self.format;
-        let mut spot = WalkResult {
+        let mut lowest = WalkResult {
             level: format.root_level(),
             table: self.root,
             parent: None,
         };
         let mut written_back = F::WRITTEN_BACK;
-        while let Some(below) = spot.level.below() {
+        while let Some(below) = lowest.level.below() {
             let word = mem
-                .word(self.entry_address(spot.level, spot.table, iova))
+                .word(self.entry_address(lowest.level, lowest.table, iova))
                 .map_err(|_| Corrupt)?;
             let raw = word.load(Ordering::Acquire);
             let Some(table) = format.descend(raw) else {
                 break;
             };
             written_back &= raw;
-            spot = WalkResult {
+            lowest = WalkResult {
                 level: below,
                 table,
                 parent: Some(word),
@@ -330,7 +330,7 @@ impl<F: Format> Table<F> {
         if self.coherency == Coherency::NonCoherent && written_back != F::WRITTEN_BACK {
             self.publish_path(mem, iova);
         }
-        Ok(spot)
+        Ok(lowest)
     }
 
     /// Writes back every table entry on the path to `iova` that is not yet in memory.

@@ -15,7 +15,7 @@ const GRANULE: PageSize = PageSize::Size4K;
 
 /// A run of present entries in one table.
 struct Run<'m> {
-    spot: WalkResult<'m>,
+    lowest: WalkResult<'m>,
     at: PhysAddr,
     /// Number of entries.
     entries: u64,
@@ -64,15 +64,15 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: PfnRange,
-        mut sink: impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        mut write_back: impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        if let Some(place) = self.leaf_entry(mem, range.lo().iova(), range.pages()) {
-            self.clear_leaf_table(mem, place.at, &range, &mut sink)?;
-            book.removed(&self.format, place.parent, range.pages());
-            sink.finish(mem);
+        if let Some(leaf) = self.leaf_entry(mem, range.lo().iova(), range.pages()) {
+            self.clear_leaf_table(mem, leaf.at, &range, &mut write_back)?;
+            entry_count.removed(&self.format, leaf.parent, range.pages());
+            write_back.finish(mem);
         } else {
-            self.unmap_uncommon(mem, range, sink, book)?;
+            self.unmap_uncommon(mem, range, write_back, entry_count)?;
         }
         Ok((
             Unmapped::attest_cleared(self.domain(), range),
@@ -86,24 +86,24 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: PfnRange,
-        mut sink: impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        mut write_back: impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), UnmapError> {
         let iova = range.lo().iova();
         self.check_range(&range)?;
-        let spot = self
+        let lowest = self
             .walk_linked(mem, iova)
             .map_err(|Corrupt| UnmapError::Corrupt { iova })?;
-        let index = self.format.index(spot.level, iova);
-        let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
-        if spot.level == Level::LEAF && range.pages() <= room {
-            let at = self.entry_address(spot.level, spot.table, iova);
-            self.clear_leaf_table(mem, at, &range, &mut sink)?;
-            book.removed(&self.format, spot.parent, range.pages());
+        let index = self.format.index(lowest.level, iova);
+        let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
+        if lowest.level == Level::LEAF && range.pages() <= room {
+            let at = self.entry_address(lowest.level, lowest.table, iova);
+            self.clear_leaf_table(mem, at, &range, &mut write_back)?;
+            entry_count.removed(&self.format, lowest.parent, range.pages());
         } else {
-            self.unmap_long(mem, &range, &mut sink, book)?;
+            self.unmap_long(mem, &range, &mut write_back, entry_count)?;
         }
-        sink.finish(mem);
+        write_back.finish(mem);
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl<F: Format> Table<F> {
         mem: &M,
         at: PhysAddr,
         range: &PfnRange,
-        sink: &mut impl WriteBackPolicy,
+        write_back: &mut impl WriteBackPolicy,
     ) -> Result<(), UnmapError> {
         let pages = range.pages();
         let iova = range.lo().iova();
@@ -134,11 +134,11 @@ impl<F: Format> Table<F> {
                 return Err(UnmapError::NotMapped { iova });
             }
             word.store(0, Ordering::Release);
-            sink.touched(mem, at, 8);
+            write_back.touched(mem, at, 8);
             return Ok(());
         }
         self.clear_run(mem, at, range)?;
-        sink.touched(mem, at, pages.wrapping_mul(8));
+        write_back.touched(mem, at, pages.wrapping_mul(8));
         Ok(())
     }
 
@@ -177,18 +177,18 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: &PfnRange,
-        sink: &mut impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        write_back: &mut impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), UnmapError> {
         let mut checked = 0;
         while checked < range.pages() {
             let run = self.run_at(mem, range, checked)?;
             checked = checked.saturating_add(run.pages.max(1));
         }
-        let cleared = self.clear_checked(mem, range, sink, book);
+        let cleared = self.clear_checked(mem, range, write_back, entry_count);
         if cleared.is_err() {
             // Some runs are cleared. Finish their write-back: a caller may still invalidate them.
-            sink.finish(mem);
+            write_back.finish(mem);
         }
         cleared
     }
@@ -199,8 +199,8 @@ impl<F: Format> Table<F> {
         &self,
         mem: &M,
         range: &PfnRange,
-        sink: &mut impl WriteBackPolicy,
-        book: impl EntryCount<F>,
+        write_back: &mut impl WriteBackPolicy,
+        entry_count: impl EntryCount<F>,
     ) -> Result<(), UnmapError> {
         let mut cleared = 0;
         while cleared < range.pages() {
@@ -212,8 +212,8 @@ impl<F: Format> Table<F> {
             for word in words {
                 word.store(0, Ordering::Release);
             }
-            sink.touched(mem, run.at, run.entries.wrapping_mul(8));
-            book.removed(&self.format, run.spot.parent, run.entries);
+            write_back.touched(mem, run.at, run.entries.wrapping_mul(8));
+            entry_count.removed(&self.format, run.lowest.parent, run.entries);
             cleared = cleared.saturating_add(run.pages.max(1));
         }
         Ok(())
@@ -230,11 +230,11 @@ impl<F: Format> Table<F> {
         let left = range.pages().saturating_sub(skipped);
         let iova = page_at(range.lo().iova(), skipped);
         let corrupt = UnmapError::Corrupt { iova };
-        let spot = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
-        let at = self.entry_address(spot.level, spot.table, iova);
-        if spot.level == Level::LEAF {
-            let index = self.format.index(spot.level, iova);
-            let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
+        let lowest = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
+        let at = self.entry_address(lowest.level, lowest.table, iova);
+        if lowest.level == Level::LEAF {
+            let index = self.format.index(lowest.level, iova);
+            let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
             let pages = left.min(room);
             let words = mem.words(at, pages as usize).map_err(|_| corrupt)?;
             if let Some(hole) = words
@@ -246,23 +246,26 @@ impl<F: Format> Table<F> {
                 });
             }
             return Ok(Run {
-                spot,
+                lowest,
                 at,
                 entries: pages,
                 pages,
             });
         }
         let word = mem.word(at).map_err(|_| corrupt)?;
-        match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
+        match self
+            .format
+            .decode(lowest.level, word.load(Ordering::Acquire))
+        {
             Entry::Leaf { .. } => {
-                let size = self.format.leaf_size(spot.level).ok_or(corrupt)?;
+                let size = self.format.leaf_size(lowest.level).ok_or(corrupt)?;
                 if !iova.is_aligned(size.bytes()) || size.granules() > left {
                     return Err(UnmapError::WouldSplit {
                         iova: iova.align_down(size.bytes()),
                     });
                 }
                 Ok(Run {
-                    spot,
+                    lowest,
                     at,
                     entries: 1,
                     pages: size.granules(),

@@ -34,9 +34,9 @@ struct Interleaved<'a, T> {
 
 impl<T> Interleaved<'_, T> {
     fn step(&self) {
-        let turn = self.calls.get();
-        self.calls.set(turn + 1);
-        if turn == self.at {
+        let call = self.calls.get();
+        self.calls.set(call + 1);
+        if call == self.at {
             (self.other)();
         }
     }
@@ -76,8 +76,9 @@ impl FrameSource for Interleaved<'_, &Source<'_>> {
     }
 }
 
-/// One CPU maps `mine`. In each run, another CPU maps `theirs` at a different step of the first.
-fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32 {
+/// One CPU maps `own_range`. In each run, another CPU maps `other_range` at a different step of the
+/// first.
+fn interleave(coherency: Coherency, own_range: (u64, u64), other_range: (u64, u64)) -> u32 {
     let mut lost = 0;
     for at in 0.. {
         let mem = memory();
@@ -85,11 +86,11 @@ fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32
         let table = Table::new(FORMAT, DOMAIN, coherency, &mem, &frames).expect("frames");
         let ran = Cell::new(false);
         let other = || {
-            let map = request(theirs.0, theirs.1);
+            let map = request(other_range.0, other_range.1);
             assert_eq!(table.map(&mem, &frames, map), Ok(()));
             // The other CPU may give this address to its device now, so the mapping must be
             // complete regardless of the first CPU's progress.
-            assert!(found(&mem, &table, coherency, theirs), "step {at}");
+            assert!(found(&mem, &table, coherency, other_range), "step {at}");
             ran.set(true);
         };
         let calls = Cell::new(0);
@@ -105,9 +106,9 @@ fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32
             at,
             other: &other,
         };
-        let asked = frames.asked();
+        let requests = frames.requests();
         assert_eq!(
-            table.map(&outer, &source, request(mine.0, mine.1)),
+            table.map(&outer, &source, request(own_range.0, own_range.1)),
             Ok(()),
             "step {at}"
         );
@@ -115,16 +116,16 @@ fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32
             assert!(at > 5, "there were steps to interleave with");
             return lost;
         }
-        assert!(found(&mem, &table, coherency, mine), "step {at}");
-        assert!(found(&mem, &table, coherency, theirs), "step {at}");
+        assert!(found(&mem, &table, coherency, own_range), "step {at}");
+        assert!(found(&mem, &table, coherency, other_range), "step {at}");
         let linked = table.table_bytes() / 4096;
         assert_eq!(
             frames.outstanding() as u64,
             linked,
             "a loser's frame goes back"
         );
-        lost += u32::from(frames.asked() - asked > linked - 1);
-        for (first, pages) in [mine, theirs] {
+        lost += u32::from(frames.requests() - requests > linked - 1);
+        for (first, pages) in [own_range, other_range] {
             assert!(table.unmap(&mem, range(first, pages)).is_ok());
         }
         assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
@@ -162,12 +163,12 @@ fn two_mappers_in_every_interleaving_of_their_steps() {
             ((500, 600), true),
             ((1 << 27, 1), false),
         ];
-        for (theirs, shared) in cases {
-            let lost = interleave(coherency, (7, 1), theirs);
+        for (other_range, shared) in cases {
+            let lost = interleave(coherency, (7, 1), other_range);
             assert_eq!(
                 lost > 0,
                 shared,
-                "{coherency:?} {theirs:?}: superfluous frames"
+                "{coherency:?} {other_range:?}: superfluous frames"
             );
         }
         interleave(coherency, (100, 1300), (1400, 700));
@@ -181,16 +182,16 @@ fn threads_share_the_path() {
         let frames = frames(&mem);
         let table = Table::new(FORMAT, DOMAIN, coherency, &mem, &frames).expect("frames");
         std::thread::scope(|scope| {
-            for lane in 0..3_u64 {
+            for thread in 0..3_u64 {
                 let (table, mem, frames) = (&table, &mem, &frames);
                 scope.spawn(move || {
                     let mut cache = table.leaf_cache();
-                    for turn in 0..600_u64 {
-                        // All lanes need the same new tables at about the same time.
-                        let first = turn % 150 * 512 + lane * 160;
-                        let pages = 1 + turn % 150;
+                    for round in 0..600_u64 {
+                        // All threads need the same new tables at about the same time.
+                        let first = round % 150 * 512 + thread * 160;
+                        let pages = 1 + round % 150;
                         let map = request(first, pages);
-                        let unmapped = if turn % 2 == 0 {
+                        let unmapped = if round % 2 == 0 {
                             assert_eq!(table.map(mem, frames, map), Ok(()));
                             assert!(found(mem, table, coherency, (first, pages)));
                             table.unmap(mem, range(first, pages))

@@ -143,12 +143,12 @@ fn the_device_sees_a_map_and_an_unmap_when_they_return() {
             };
             assert_eq!(ok, Ok(()));
             assert!((first..first + pages).all(|pfn| device_finds(&mem, table.root(), pfn)));
-            let gone = if cached {
+            let unmapped = if cached {
                 cache.unmap(&table, &mem, range)
             } else {
                 table.unmap(&mem, range)
             };
-            assert!(gone.is_ok());
+            assert!(unmapped.is_ok());
             assert!(!(first..first + pages).any(|pfn| device_finds(&mem, table.root(), pfn)));
         }
     }
@@ -210,12 +210,12 @@ fn a_burst_writes_each_line_back_once_and_waits_once() {
     let mut dirty = DirtyLines::new();
     let (lines, drains) = (mem.write_backs(), mem.drains());
     for pfn in 0..200 {
-        let gone = if pfn % 2 == 0 {
+        let unmapped = if pfn % 2 == 0 {
             table.unmap_nosync(&mem, range(pfn, 1), &mut dirty)
         } else {
             cache.unmap_nosync(&table, &mem, range(pfn, 1), &mut dirty)
         };
-        assert!(gone.is_ok());
+        assert!(unmapped.is_ok());
     }
     assert_eq!(
         (mem.write_backs(), mem.drains()),
@@ -346,7 +346,7 @@ fn coherent_tables_never_write_back() {
 
 #[test]
 fn freebsd_flushes_whole_pages_and_the_repaired_one_does_not() {
-    // AL08. A neighbouring page keeps the leaf table from becoming empty.
+    // A neighbouring page keeps the leaf table from becoming empty.
     for (reclaim, neighbour, lines) in [
         (Reclaim::FlushPage, true, 64),
         (Reclaim::FlushTouched, true, 1),

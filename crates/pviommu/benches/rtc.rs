@@ -12,7 +12,8 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache, Rtc};
+use ringfence_papers::rtc::Rtc;
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// A measured implementation. Each method takes the whole list of keys, so that the measured time
@@ -377,12 +378,12 @@ fn main() -> ExitCode {
 /// Bounds: a hit takes at most 10 ns and less than all others, an insert with its expiry at most 40
 /// ns.
 fn judge(title: &str, medians: &[(&str, [f64; 4])], missed: &mut Vec<String>) {
-    let (_, [hit, _, _, life]) = medians[0];
+    let (_, [hit, _, _, residency]) = medians[0];
     if hit > 10.0 {
         missed.push(format!("{title}: a hit takes {hit:.1} ns"));
     }
-    if life > 40.0 {
-        missed.push(format!("{title}: insert and expiry take {life:.1} ns"));
+    if residency > 40.0 {
+        missed.push(format!("{title}: insert and expiry take {residency:.1} ns"));
     }
     for (name, [other, ..]) in medians.iter().filter(|(name, _)| !name.starts_with(FLAT)) {
         if *other <= hit {

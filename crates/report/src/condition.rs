@@ -1,7 +1,7 @@
 //! Conditions on rows, for `--fail-if`.
 //!
 //! The form is `[MODE:]FIELD OP NUMBER`; commas join several conditions. FIELD is a field of a JSON
-//! row. A dot selects a nested value (`violations.stale`, `components.map_table`,
+//! row. A dot selects a nested value (`violations.stale`, `components.map_table_cycles`,
 //! `walk_cache_hit_rate.0`). The name of an object with a `total` means that total.
 
 use std::fmt;
@@ -94,19 +94,20 @@ impl fmt::Display for ConditionError {
         match self {
             Self::Syntax(text) => write!(
                 f,
-                "{text:?} is no condition; write [MODE:]FIELD OP NUMBER, as in fence:violations>0"
+                "{text:?} is not a condition; write [MODE:]FIELD OP NUMBER, as in \
+                 fence:violations>0"
             ),
             Self::NotANumber { condition, given } => {
-                write!(f, "{condition:?}: {given:?} is no number")
+                write!(f, "{condition:?}: {given:?} is not a number")
             }
             Self::NoSuchField { field, known } => {
                 let hint = hint(field, known);
-                write!(f, "rows have no number called {field:?}; {hint}")?;
+                write!(f, "no numeric field is named {field:?}; {hint}")?;
                 // The full list is longer than a screen line: print it only without a suggestion.
                 if hint.is_empty() {
-                    write!(f, "they have {}", known.join(", "))
+                    write!(f, "the fields are {}", known.join(", "))
                 } else {
-                    f.write_str("docs/JSON.md lists all")
+                    f.write_str("docs/JSON.md lists all fields")
                 }
             }
             Self::NotMeasured {
@@ -114,7 +115,7 @@ impl fmt::Display for ConditionError {
                 row,
                 advice,
             } => {
-                write!(f, "{condition:?} is about what was not measured")?;
+                write!(f, "{condition:?}: the field was not measured")?;
                 if let Some((trace, mode)) = row {
                     write!(f, " for {trace}, {mode}")?;
                 }
@@ -126,14 +127,14 @@ impl fmt::Display for ConditionError {
                 mode,
             } => write!(
                 f,
-                "{condition:?} has nothing to look at: mode {mode} mapped nothing of {trace}; give \
-                 a trace with maps, or name rows with MODE:"
+                "{condition:?}: mode {mode} maps nothing in {trace}; give a trace with maps, or \
+                 select a mode with MODE:"
             ),
             Self::NoSuchMode { mode, ran } => {
                 let hint = hint(mode, ran);
                 write!(
                     f,
-                    "mode {mode:?} was not run; {hint}{} were",
+                    "mode {mode:?} was not replayed; {hint}the replayed modes are {}",
                     ran.join(", ")
                 )
             }
@@ -253,30 +254,25 @@ impl Condition {
     }
 
     /// Checks before a run of `modes` that its rows will have the field and the mode. `timed` is
-    /// true for a run with repetitions, `hostile` for one with the attack pass.
+    /// true for a run with repetitions, `attack` for one with the attack pass.
     ///
     /// # Errors
     /// As for [`Condition::matching_rows`].
-    pub fn check(
-        &self,
-        modes: &[String],
-        timed: bool,
-        hostile: bool,
-    ) -> Result<(), ConditionError> {
+    pub fn check(&self, modes: &[String], timed: bool, attack: bool) -> Result<(), ConditionError> {
         if let Some(mode) = self.mode.as_ref().filter(|mode| !modes.contains(mode)) {
             return Err(ConditionError::NoSuchMode {
                 mode: mode.clone(),
                 ran: modes.to_vec(),
             });
         }
-        match self.has_number(timed, hostile) {
+        match self.has_number(timed, attack) {
             true => Ok(()),
             false => Err(self.no_number(None)),
         }
     }
 
-    fn has_number(&self, timed: bool, hostile: bool) -> bool {
-        number(&object(timed, hostile), &self.field).is_some()
+    fn has_number(&self, timed: bool, attack: bool) -> bool {
+        number(&object(timed, attack), &self.field).is_some()
     }
 
     /// Returns the reason why `row` lacks the number; `None` stands for all rows.
@@ -293,11 +289,11 @@ impl Condition {
             condition: self.text.clone(),
             row: row.map(|row| (row.trace.clone(), row.mode.clone())),
             advice: if !self.has_number(false, true) {
-                "--repeat N measures cycles, for a trace with maps and unmaps"
+                "--repeat N measures cycles of a trace with maps and unmaps"
             } else if !self.has_number(true, false) {
-                "it wants the attacker: leave --no-attack out"
+                "omit --no-attack"
             } else {
-                "name rows that have it with MODE:"
+                "select a mode that has it with MODE:"
             },
         }
     }
@@ -315,8 +311,8 @@ impl Condition {
 }
 
 /// Returns a row of a run in its JSON form.
-fn object(timed: bool, hostile: bool) -> Value {
-    serde_json::to_value(Row::of_run(timed, hostile)).unwrap_or_default()
+fn object(timed: bool, attack: bool) -> Value {
+    serde_json::to_value(Row::of_run(timed, attack)).unwrap_or_default()
 }
 
 /// Returns the number at a dotted path.
@@ -400,7 +396,7 @@ mod tests {
             ("relative_throughput<=0.25", &["fence", "defer"]),
             ("relative_throughput < 2.5e-1", &[]),
             ("walk_cache_hit_rate.2=0", &["fence", "defer"]),
-            ("components.map_table<-1", &[]),
+            ("components.map_table_cycles<-1", &[]),
         ];
         for (text, expected) in cases {
             assert_eq!(failing(text), expected, "{text}");
@@ -465,14 +461,14 @@ mod tests {
                 "{text}"
             );
         }
-        for (text, timed, hostile) in [
+        for (text, timed, attack) in [
             ("map_cycles>0", false, true),
-            ("components.executed>0", false, true),
+            ("components.measured_cycles>0", false, true),
             ("violations>0", true, false),
             ("violations.stale>=0", true, false),
-            ("attempts==0", true, false),
+            ("attack_accesses==0", true, false),
         ] {
-            let error = one(text).check(&modes, timed, hostile).unwrap_err();
+            let error = one(text).check(&modes, timed, attack).unwrap_err();
             let advice = if timed { "--no-attack" } else { "--repeat" };
             assert!(error.to_string().contains(advice), "{text}: {error}");
             assert!(one(text).check(&modes, true, true).is_ok(), "{text}");

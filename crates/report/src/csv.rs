@@ -8,7 +8,8 @@ use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
 
 /// Formats all rows under one header. The cell of an unmeasured value is empty. Dots name nested
-/// fields: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
+/// fields: `violations.total`, `components.map_table_cycles`,
+/// `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {
     // The header comes from a row with every optional field, so it does not depend on the rows.
     table_of(&Row::of_run(true, true), rows)

@@ -4,17 +4,18 @@ use serde::Serialize;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::Comparison;
+use ringfence_lab::modes::Mode;
 use ringfence_lab::row::{Row, SCHEMA};
 
-/// The CPU that executed the timed replays.
+/// The CPU of the timed replays.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ExecutedOn {
+pub struct MeasuredOn {
     /// Model name, as the CPU reports it.
     pub cpu: String,
     /// Instruction set, as in `std::env::consts::ARCH`.
     pub arch: &'static str,
-    /// Unit of executed `*_cycles`: `tsc`, or `ns` on a CPU without such a counter.
-    pub unit: &'static str,
+    /// Unit of measured `*_cycles`: `tsc`, or `ns` on a CPU without such a counter.
+    pub cycle_unit: &'static str,
     /// Build of the DMA layer: `release` or `debug`. Costs of a debug build are meaningless.
     pub build: &'static str,
 }
@@ -37,11 +38,11 @@ pub struct TraceNotes {
     /// Bursts that ended because the driver mapped a withheld page again.
     pub bursts_cut_by_map: u64,
     /// Events that the kernel lost.
-    pub lost: u64,
+    pub lost_events: u64,
     /// Events that do not concern DMA mappings.
-    pub unknown: u64,
+    pub unknown_events: u64,
     /// Malformed lines that the reader skipped (`--lenient`).
-    pub malformed: u64,
+    pub malformed_lines: u64,
     /// Maps that the kernel refused.
     pub failed_maps: u64,
     /// Unmaps whose map is not in the trace.
@@ -57,17 +58,17 @@ pub struct TraceNotes {
     /// Scatterlists that the kernel printed only in part.
     pub truncated_lists: u64,
     /// Maps whose segment lengths are guessed.
-    pub guessed_lengths: u64,
+    pub guessed_length_maps: u64,
     /// Coherent buffers whose physical address is not in the trace.
-    pub fresh_frames: u64,
+    pub buffers_without_address: u64,
     /// Maps of a live address: the reader first ended the old mapping.
-    pub replaced: u64,
+    pub replaced_mappings: u64,
     /// Mappings above 64 GiB that the reader renamed to fit.
-    pub renamed: u64,
+    pub renamed_mappings: u64,
     /// Mappings alive at the end.
-    pub live_at_end: u64,
+    pub live_mappings_at_end: u64,
     /// Devices whose driver skips unmaps.
-    pub skips_unmaps: Vec<String>,
+    pub devices_skipping_unmaps: Vec<String>,
 }
 
 impl TraceNotes {
@@ -81,9 +82,9 @@ impl TraceNotes {
             lines_replayed: comparison.lines,
             bursts: comparison.bursts,
             bursts_cut_by_map: comparison.bursts_cut_by_map,
-            lost: summary.lost,
-            unknown: summary.unknown,
-            malformed: summary.malformed,
+            lost_events: summary.lost,
+            unknown_events: summary.unknown,
+            malformed_lines: summary.malformed,
             failed_maps: summary.failed_maps,
             unmatched_unmaps: summary.unmatched_unmaps,
             unmatched_frees: summary.unmatched_frees,
@@ -91,12 +92,12 @@ impl TraceNotes {
             setup_maps: summary.setup_maps,
             cut_lines: summary.cut_lines,
             truncated_lists: summary.truncated_lists,
-            guessed_lengths: summary.guessed_lengths,
-            fresh_frames: summary.fresh_frames,
-            replaced: summary.replaced,
-            renamed: summary.renamed,
-            live_at_end: summary.live_at_end,
-            skips_unmaps: summary
+            guessed_length_maps: summary.guessed_lengths,
+            buffers_without_address: summary.fresh_frames,
+            replaced_mappings: summary.replaced,
+            renamed_mappings: summary.renamed,
+            live_mappings_at_end: summary.live_at_end,
+            devices_skipping_unmaps: summary
                 .skipping_devices()
                 .filter_map(|device| comparison.devices.get(device.index()).cloned())
                 .collect(),
@@ -111,14 +112,18 @@ pub struct Report {
     pub schema: u32,
     /// Version of the program.
     pub version: &'static str,
-    /// Charged costs and the modelled hardware.
+    /// Modelled costs and hardware.
     pub profile: Profile,
-    /// The CPU of the executed cycles.
-    pub executed_on: ExecutedOn,
+    /// The CPU of the measured cycles.
+    pub measured_on: MeasuredOn,
     /// Timed repetitions; 0 if no cycles were measured.
     pub repetitions: usize,
     /// True if the attack pass ran.
-    pub hostile: bool,
+    pub attack: bool,
+    /// Names of the replayed modes, in the order of the rows.
+    pub modes: Vec<String>,
+    /// Names of the modes that the default selection leaves out; empty if the user selected modes.
+    pub modes_omitted: Vec<String>,
     /// One object for each trace.
     pub traces: Vec<TraceNotes>,
     /// One row for each trace and mode.
@@ -126,20 +131,26 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates a report without traces.
+    /// Creates a report without traces. `omitted` names the modes that the default selection leaves
+    /// out.
     pub fn new(
         profile: Profile,
-        executed_on: ExecutedOn,
+        measured_on: MeasuredOn,
         repetitions: usize,
-        hostile: bool,
+        attack: bool,
+        modes: &[Mode],
+        omitted: &[Mode],
     ) -> Self {
+        let names = |modes: &[Mode]| modes.iter().map(|mode| mode.name.clone()).collect();
         Self {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION"),
             profile,
-            executed_on,
+            measured_on,
             repetitions,
-            hostile,
+            attack,
+            modes: names(modes),
+            modes_omitted: names(omitted),
             traces: Vec::new(),
             results: Vec::new(),
         }

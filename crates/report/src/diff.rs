@@ -27,12 +27,12 @@ pub enum DiffError {
 impl fmt::Display for DiffError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Json(e) => write!(f, "no JSON: {e}"),
-            Self::NotAReport => f.write_str("no report of `ringfence compare --json`"),
+            Self::Json(e) => write!(f, "not JSON: {e}"),
+            Self::NotAReport => f.write_str("not a report of `ringfence compare --json`"),
             Self::Schema(found) => {
                 write!(
                     f,
-                    "a report of schema {found}; this program reads schema {SCHEMA}"
+                    "report of schema {found}; this program reads schema {SCHEMA}"
                 )
             }
         }
@@ -60,11 +60,11 @@ pub struct RowDiff {
     /// Name of the mode.
     pub mode: String,
     /// Cycles of a map and an unmap in the first report; `None` if it did not measure them.
-    pub before: Option<f64>,
+    pub cycles_before: Option<f64>,
     /// The same in the second report.
-    pub after: Option<f64>,
+    pub cycles_after: Option<f64>,
     /// `after / before`; `None` if a report did not measure it, or `before` is not above 0.
-    pub ratio: Option<f64>,
+    pub cycles_ratio: Option<f64>,
     /// Changed fields that two runs over the same trace should agree on: all except cycles and
     /// values derived from them.
     pub changes: Vec<Change>,
@@ -122,7 +122,7 @@ fn is_timing(field: &str) -> bool {
     field.starts_with("components.")
         || matches!(
             field,
-            "map_cycles" | "unmap_cycles" | "charged_share" | "relative_throughput"
+            "map_cycles" | "unmap_cycles" | "modelled_share" | "relative_throughput"
         )
 }
 
@@ -211,16 +211,16 @@ impl Diff {
             Column::right("cycles of a map and an unmap", "before"),
             Column::right("cycles of a map and an unmap", "after"),
             Column::right("cycles of a map and an unmap", "ratio"),
-            Column::left("changed"),
+            Column::left("other changes"),
         ]);
         for row in &self.rows {
             let changed: Vec<String> = row.changes.iter().map(Change::to_string).collect();
             grid.rows.push(vec![
                 Cell::new(&row.trace),
                 Cell::toned(&row.mode, CellStyle::Strong),
-                Cell::new(or_dash(row.before, cycles)),
-                Cell::new(or_dash(row.after, cycles)),
-                Cell::new(or_dash(row.ratio, |ratio| format!("{ratio:.3}"))),
+                Cell::new(or_dash(row.cycles_before, cycles)),
+                Cell::new(or_dash(row.cycles_after, cycles)),
+                Cell::new(or_dash(row.cycles_ratio, |ratio| format!("{ratio:.3}"))),
                 match changed.is_empty() {
                     true => Cell::toned("-", CellStyle::Faint),
                     false => Cell::toned(changed.join(", "), CellStyle::Bad),
@@ -262,9 +262,9 @@ impl RowDiff {
         Self {
             trace,
             mode,
-            before,
-            after,
-            ratio: before
+            cycles_before: before,
+            cycles_after: after,
+            cycles_ratio: before
                 .zip(after)
                 .filter(|(before, _)| *before > 0.0)
                 .map(|(before, after)| after / before),
@@ -274,10 +274,12 @@ impl RowDiff {
     }
 
     fn costs_more_by(&self, percent: f64) -> bool {
-        self.before.zip(self.after).is_some_and(|(before, after)| {
-            let base = before.max(NOISE_CYCLES);
-            after > base * (1.0 + percent / 100.0)
-        })
+        self.cycles_before
+            .zip(self.cycles_after)
+            .is_some_and(|(before, after)| {
+                let base = before.max(NOISE_CYCLES);
+                after > base * (1.0 + percent / 100.0)
+            })
     }
 
     /// Returns true if the IOMMU let more accesses through, or stopped more legal ones, than
@@ -295,13 +297,13 @@ impl RowDiff {
 impl fmt::Display for RowDiff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}: ", self.trace, self.mode)?;
-        match self.ratio {
+        match self.cycles_ratio {
             Some(ratio) => write!(f, "{ratio:.3} times the cycles")?,
             None => write!(
                 f,
                 "{} cycles, {} before",
-                or_dash(self.after, cycles),
-                or_dash(self.before, cycles)
+                or_dash(self.cycles_after, cycles),
+                or_dash(self.cycles_before, cycles)
             )?,
         }
         for change in &self.changes {
@@ -370,11 +372,11 @@ mod tests {
             judged(&[good()], &[good(), row("b", 1.0, 9)]),
             Ok(Vec::new())
         );
-        for (timed, hostile, field) in [(false, true, "map_cycles"), (true, false, "violations")] {
+        for (timed, attack, field) in [(false, true, "map_cycles"), (true, false, "violations")] {
             let unmeasured = || Row {
                 trace: "t".into(),
                 mode: "a".into(),
-                ..Row::of_run(timed, hostile)
+                ..Row::of_run(timed, attack)
             };
             for (before, after) in [
                 (good(), unmeasured()),
@@ -417,7 +419,7 @@ mod tests {
         let diff = Diff::of(&before, &after).unwrap();
         assert_eq!(diff.only_before, ["t c"]);
         assert_eq!(diff.only_after, ["t d"]);
-        assert_eq!(diff.rows[0].ratio, Some(1.3));
+        assert_eq!(diff.rows[0].cycles_ratio, Some(1.3));
         assert!(diff.rows[0].changes.is_empty());
         let changed: Vec<&str> = diff.rows[1]
             .changes
@@ -441,10 +443,10 @@ mod tests {
     fn other_files_are_refused() {
         let good = report(&[]);
         let cases = [
-            ("", "no JSON"),
-            ("{}", "no report"),
-            ("[1]", "no report"),
-            (r#"{"schema":2,"results":[{}]}"#, "no report"),
+            ("", "not JSON"),
+            ("{}", "not a report"),
+            ("[1]", "not a report"),
+            (r#"{"schema":2,"results":[{}]}"#, "not a report"),
             (r#"{"schema":1,"results":[]}"#, "schema 1"),
             (r#"{"schema":999,"results":[]}"#, "schema 999"),
         ];

@@ -20,6 +20,14 @@ impl TableStyle {
         width: None,
         colour: false,
     };
+
+    /// Returns the style with at most `columns` columns, in pipes too.
+    pub fn within(self, columns: usize) -> Self {
+        Self {
+            width: Some(self.width.map_or(columns, |width| width.min(columns))),
+            ..self
+        }
+    }
 }
 
 /// The meaning of a cell, shown as a colour.

@@ -16,7 +16,7 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
     );
     let facts = format!(
         "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} \
-        iommu:unmap; {} mappings alive at most, {} at the end; {} pages mapped {} times each.",
+        iommu:unmap; {} live mappings at peak, {} at the end; {} pages mapped {} times each.",
         count(info.map_events),
         count(info.unmap_events),
         count(info.allocs),
@@ -39,8 +39,8 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
         (info.replaced, "maps of a live address"),
         (info.truncated_lists, "scatterlists printed in part"),
         (info.guessed_lengths, "maps with guessed lengths"),
-        (info.iommu_only_maps, "mappings of iommu:* events alone"),
-        (info.unknown, "events that say nothing about DMA"),
+        (info.iommu_only_maps, "mappings only in iommu:* events"),
+        (info.unknown, "events unrelated to DMA"),
     ]
     .into_iter()
     .filter(|(number, _)| *number > 0)
@@ -51,7 +51,7 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
     let odd: Vec<String> = odd.into_iter().chain(skipping).collect();
     if !odd.is_empty() {
         out.push('\n');
-        let odd = format!("Odd: {}.", odd.join("; "));
+        let odd = format!("Oddities: {}.", odd.join("; "));
         out.push_str(&wrap(&odd, look, 2));
         out.push('\n');
     }

@@ -23,7 +23,7 @@ mod text;
 
 pub use condition::{Condition, ConditionError, FailedCondition};
 pub use csv::csv;
-pub use data::{ExecutedOn, Report, TraceNotes};
+pub use data::{MeasuredOn, Report, TraceNotes};
 pub use diff::{Change, Diff, DiffError, IncomparableRow, RowDiff};
 pub use findings::{
     Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,

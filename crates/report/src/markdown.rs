@@ -3,7 +3,9 @@
 use super::data::Report;
 use super::grid::Grid;
 use super::recommend::recommend;
-use super::terminal::{cost, hardware, headline, remarks, safety};
+use super::terminal::{
+    COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
+};
 use ringfence_trace::printable;
 
 /// Formats the whole report as Markdown.
@@ -13,20 +15,24 @@ pub fn markdown(report: &Report) -> String {
         let rows = report.rows_of(&notes.trace);
         out.push_str(&format!("## {}\n\n", headline(notes, &rows)));
         if report.repetitions > 0 {
-            out.push_str("### Cost: cycles of a map and of an unmap\n\n");
+            let text = recommend(&rows, &report.profile);
+            out.push_str(&format!("**Recommendation.** {text}\n\n"));
+        }
+        if let Some(hint) = omitted(report) {
+            out.push_str(&format!("{hint}\n\n"));
+        }
+        if report.repetitions > 0 {
+            out.push_str(&format!("### {COST}\n\n"));
             out.push_str(&table(&cost(&rows)));
         }
-        out.push_str("### Exposure\n\n");
+        out.push_str(&format!("### {EXPOSURE}\n\n"));
         out.push_str(&table(&safety(&rows)));
-        out.push_str("### Allocator and hardware\n\n");
+        out.push_str(&format!("### {HARDWARE}\n\n"));
         out.push_str(&table(&hardware(&rows)));
         for remark in remarks(report, notes, &rows) {
             out.push_str(&format!("- {remark}\n"));
         }
-        if report.repetitions > 0 {
-            let text = recommend(&rows, &report.profile);
-            out.push_str(&format!("\n**Recommendation.** {text}\n\n"));
-        }
+        out.push('\n');
     }
     printable(&out).into_owned()
 }

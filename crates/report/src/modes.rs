@@ -18,7 +18,7 @@ pub struct ModeRow {
     /// Axis 3: the time at which a stale translation is invalidated.
     pub flush: String,
     /// Axis 4: the owner of the table.
-    pub who: String,
+    pub owner: String,
     /// The protection that the mode promises.
     pub safety: String,
     /// The stated bound of a bounded mode.
@@ -37,7 +37,7 @@ pub fn mode_rows(modes: &[Mode]) -> Vec<ModeRow> {
             alloc: mode.alloc.name(),
             table: mode.table.name(),
             flush: mode.flush.name(),
-            who: mode.owner.name(),
+            owner: mode.owner.name(),
             safety: mode.safety().to_string(),
             bound: mode.bound().map(str::to_owned),
             about: mode.about.to_owned(),
@@ -52,7 +52,7 @@ pub fn modes_table(modes: &[Mode], look: TableStyle) -> String {
         Column::left("alloc"),
         Column::left("table"),
         Column::left("flush"),
-        Column::left("who"),
+        Column::left("owner"),
         Column::left("safety"),
         Column::left("bound"),
         Column::left("about"),
@@ -63,7 +63,7 @@ pub fn modes_table(modes: &[Mode], look: TableStyle) -> String {
             Cell::new(row.alloc),
             Cell::new(row.table),
             Cell::new(row.flush),
-            Cell::new(row.who),
+            Cell::new(row.owner),
             Cell::toned(row.safety, safety_tone(mode.safety())),
             Cell::new(row.bound.unwrap_or_else(|| "-".into())),
             Cell::toned(row.about, CellStyle::Faint),
@@ -74,8 +74,8 @@ pub fn modes_table(modes: &[Mode], look: TableStyle) -> String {
 
 /// Formats the choices that `--mode` accepts as a table.
 pub fn axes_table(look: TableStyle) -> String {
-    let mut grid = Grid::new(&[Column::left("question"), Column::left("answers")]);
-    for (question, names) in [
+    let mut grid = Grid::new(&[Column::left("axis"), Column::left("choices")]);
+    for (axis, names) in [
         (Alloc::KEY, Alloc::names()),
         (TableKind::KEY, TableKind::names()),
         (FlushKind::KEY, FlushKind::names()),
@@ -83,7 +83,7 @@ pub fn axes_table(look: TableStyle) -> String {
     ] {
         // Keep lines to a width that most terminals have.
         let mut line = String::new();
-        let mut label = question;
+        let mut label = axis;
         for name in &names {
             if line.len() + name.len() > 60 {
                 line.push(',');

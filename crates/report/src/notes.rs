@@ -10,10 +10,9 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
     if notes.lines_replayed == 0 {
         // This comes first, because it invalidates everything else.
         out.push(match notes.lines {
-            0 => "the trace is empty: nothing was replayed".into(),
+            0 => "the trace is empty, so nothing was replayed".into(),
             _ => {
-                "no event of the trace maps anything (a recording needs dma:* or iommu:* events): \
-                nothing was replayed"
+                "the trace contains no map, so nothing was replayed; record dma:* or iommu:* events"
                     .into()
             }
         });
@@ -25,66 +24,66 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
         }
     };
     say(
-        notes.lost,
-        "event was lost by the kernel: pairs are broken, no safety is claimed; record with larger \
-        buffers",
-        "events were lost by the kernel: pairs are broken, no safety is claimed; record with \
-        larger buffers",
+        notes.lost_events,
+        "event was lost by the kernel, so maps and unmaps do not pair and no safety is claimed; \
+        record with larger buffers",
+        "events were lost by the kernel, so maps and unmaps do not pair and no safety is claimed; \
+        record with larger buffers",
     );
     say(
-        notes.malformed,
+        notes.malformed_lines,
         "malformed line was skipped (--lenient)",
         "malformed lines were skipped (--lenient)",
     );
     say(
         notes.unmatched_unmaps + notes.unmatched_frees,
-        "unmap of something mapped before the trace began was ignored",
-        "unmaps of something mapped before the trace began were ignored",
+        "unmap without a map in the trace was ignored",
+        "unmaps without a map in the trace were ignored",
     );
     say(
-        notes.live_at_end,
-        "mapping was alive at the end and was torn down, unmetered",
-        "mappings were alive at the end and were torn down, unmetered",
+        notes.live_mappings_at_end,
+        "mapping was live at the end; its teardown is not metered",
+        "mappings were live at the end; their teardown is not metered",
     );
     say(
         notes.iommu_only_maps,
-        "mapping is known from the IOMMU's events alone and counts as bidirectional",
-        "mappings are known from the IOMMU's events alone and count as bidirectional",
+        "mapping appears only in iommu:* events and counts as bidirectional",
+        "mappings appear only in iommu:* events and count as bidirectional",
     );
     say(
         notes.truncated_lists,
-        "scatterlist was printed in part; the rest was taken from the IOMMU's events or left out",
-        "scatterlists were printed in part; the rest was taken from the IOMMU's events or left out",
+        "scatterlist was printed in part; the rest comes from iommu:* events or is missing",
+        "scatterlists were printed in part; the rest comes from iommu:* events or is missing",
     );
     say(
-        notes.guessed_lengths,
-        "map has segment lengths that are a guess",
-        "maps have segment lengths that are a guess",
+        notes.guessed_length_maps,
+        "map has guessed segment lengths",
+        "maps have guessed segment lengths",
     );
     say(
-        notes.fresh_frames,
-        "coherent buffer has no address in the trace and was given one",
-        "coherent buffers have no address in the trace and were given one",
+        notes.buffers_without_address,
+        "coherent buffer without an address in the trace received one",
+        "coherent buffers without an address in the trace received one",
     );
     say(
-        notes.replaced,
+        notes.replaced_mappings,
         "map of a live address ended the old mapping first",
         "maps of a live address ended the old mapping first",
     );
     say(
-        notes.renamed,
+        notes.renamed_mappings,
         "mapping lay above 64 GiB and was renamed",
         "mappings lay above 64 GiB and were renamed",
     );
     say(
         notes.setup_maps,
-        "map from before the driver was ignored",
-        "maps from before the driver were ignored",
+        "map that precedes the driver was ignored",
+        "maps that precede the driver were ignored",
     );
     say(
         notes.cut_lines,
-        "line at the end of the trace was cut off from the event it belongs to",
-        "lines at the end of the trace were cut off from the events they belong to",
+        "iommu:* line at the end of the trace has no dma:* line",
+        "iommu:* lines at the end of the trace have no dma:* line",
     );
     say(
         notes.failed_maps,
@@ -97,17 +96,17 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
         "bursts ended early because a withheld page was mapped again",
     );
     say(
-        notes.unknown,
-        "event says nothing about DMA and was skipped",
-        "events say nothing about DMA and were skipped",
+        notes.unknown_events,
+        "event unrelated to DMA was skipped",
+        "events unrelated to DMA were skipped",
     );
-    if !notes.skips_unmaps.is_empty() {
-        let devices = notes.skips_unmaps.join(", ");
+    if !notes.devices_skipping_unmaps.is_empty() {
+        let devices = notes.devices_skipping_unmaps.join(", ");
         out.insert(
             0,
             format!(
-                "the driver of {devices} skips unmaps: the trace does not say when its mappings \
-                end, no safety is claimed"
+                "the driver of {devices} skips unmaps, so the trace does not show when mappings \
+                end; no safety is claimed"
             ),
         );
     }
@@ -129,15 +128,15 @@ mod tests {
         assert!(oddities(&TraceNotes::default())[0].contains("empty"));
         let notes = TraceNotes {
             lines_replayed: 2,
-            unknown: 12_345,
-            lost: 1,
-            skips_unmaps: vec!["nvme0".into()],
+            unknown_events: 12_345,
+            lost_events: 1,
+            devices_skipping_unmaps: vec!["nvme0".into()],
             ..TraceNotes::default()
         };
         let got = oddities(&notes);
         assert_eq!(got.len(), 3);
         assert!(got[0].contains("nvme0"));
         assert!(got[1].starts_with("1 event was lost"));
-        assert!(got[2].starts_with("12,345 events say"));
+        assert!(got[2].starts_with("12,345 events unrelated"));
     }
 }

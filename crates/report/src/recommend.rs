@@ -13,7 +13,7 @@ pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
     let (rings, rows): (Vec<&Row>, Vec<&Row>) =
         rows.iter().copied().partition(|row| has_rings(&row.mode));
     let mut text = match rows.as_slice() {
-        [] => "No mode for hardware that exists was compared.".to_owned(),
+        [] => "No mode for existing hardware was replayed.".to_owned(),
         rows => existing(rows, profile),
     };
     if let Some(ring) = ring_sentence(&rings) {
@@ -39,7 +39,7 @@ fn has_rings(mode: &str) -> bool {
 /// preferably one that refuses no map for lack of a slot.
 fn ring_sentence(rows: &[&Row]) -> Option<String> {
     let complete = best(rows, |row| {
-        row.status.is_ok() && is_safe(row) && row.stalled_out == 0
+        row.status.is_ok() && is_safe(row) && row.maps_without_slot == 0
     });
     let Some(row) = complete.or(best(rows, |row| row.status.is_ok() && is_safe(row))) else {
         let broken = rows.iter().find(|row| {
@@ -47,23 +47,23 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
                 && Mode::find(&row.mode).is_some_and(|mode| mode.safety() > Safety::None)
         })?;
         return Some(format!(
-            "{} let something through: that is a defect.",
+            "{} has violations, which is a defect.",
             broken.mode
         ));
     };
     let mut text = format!(
-        "With a ring IOMMU, which no machine has yet, {} would protect to the byte at {} cycles a \
-        mapping, relative throughput {:.2}",
+        "With a ring IOMMU, for which no hardware exists, {} would be byte-granular at {} cycles \
+        per mapping, relative throughput {:.2}",
         row.mode,
         cycles(row.cycles().unwrap_or_default()),
         throughput(row)
     );
-    if row.stalled_out > 0 {
+    if row.maps_without_slot > 0 {
         text.push_str(&format!(
-            ", but {} of {} maps never got a slot: the driver unmaps in another order than it \
-            maps, which riommu-ooo is for",
-            count(row.stalled_out),
-            count(row.maps + row.stalled_out)
+            ", but {} of {} maps never got a slot, because the driver unmaps out of order; use \
+            riommu-ooo",
+            count(row.maps_without_slot),
+            count(row.maps + row.maps_without_slot)
         ));
     }
     text.push('.');
@@ -74,9 +74,9 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
     if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
         let advice = match row.status {
             ReplayStatus::LostEvents(_) | ReplayStatus::SkipsUnmaps => {
-                "Record it again so that every unmap is seen before comparing safety."
+                "Record it again with every unmap before you compare safety."
             }
-            _ => "Compare the rows whose status is ok with --modes.",
+            _ => "Select the modes whose status is ok with --modes.",
         };
         return format!(
             "No mode is recommended on this trace: {}. {advice}",
@@ -84,14 +84,11 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
         );
     }
     if rows.iter().any(|row| row.violations.is_none()) {
-        return "No mode is recommended: without the attacker (--no-attack) nothing is known of \
-            safety."
+        return "No mode is recommended: without the attack pass (--no-attack) safety is unknown."
             .to_owned();
     }
     if rows.iter().all(|row| row.relative_throughput.is_none()) {
-        return "No mode is recommended: the trace has no map and unmap whose cycles could be \
-            measured."
-            .to_owned();
+        return "No mode is recommended: the trace has no map and unmap to measure.".to_owned();
     }
     let Some(strict) = best(rows, is_safe) else {
         return no_strict(rows);
@@ -135,16 +132,16 @@ fn no_strict(rows: &[&Row]) -> String {
         .find(|row| matches!(row.safety.as_str(), "strict" | "byte-granular"));
     match leaking {
         Some(row) => format!(
-            "{} promises to be {} and did not keep to it ({} violations, {} false faults): that is \
-            a defect. Report it with the trace.",
+            "{} promises to be {} but has {} violations and {} false faults, which is a defect. \
+            Report it with the trace.",
             row.mode,
             row.safety,
             count(through(row)),
             count(row.false_faults)
         ),
         None => {
-            "None of the compared modes closes the window between an unmap and its invalidation. \
-                 Compare with fence and fence-burst to see what closing it costs on this trace."
+            "No replayed mode closes the window between an unmap and its invalidation. Add fence \
+                and fence-burst to see the cost of closing it on this trace."
                 .to_owned()
         }
     }
@@ -153,23 +150,24 @@ fn no_strict(rows: &[&Row]) -> String {
 fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
     let pair = strict.cycles().unwrap_or_default();
     let mut text = format!(
-        "Use {}: of the modes that let nothing through it costs least, {} cycles a mapping ({} of \
-        them charged), relative throughput {:.2}",
+        "Use {}: it is the cheapest mode without violations, at {} cycles per mapping ({} \
+        modelled), relative throughput {:.2}",
         strict.mode,
         cycles(pair),
-        percent(strict.charged_share.unwrap_or_default()),
+        percent(strict.modelled_share.unwrap_or_default()),
         throughput(strict)
     );
     let per_unmap = strict.invalidations as f64 / strict.unmaps.max(1) as f64;
-    let cap = profile.c_none / (profile.c_none + profile.invalidation_cycles as f64);
+    let cap =
+        profile.baseline_cycles / (profile.baseline_cycles + profile.invalidation_cycles as f64);
     let at_each = |row: &Row| is_safe(row) && row.invalidations >= row.unmaps && row.unmaps > 0;
     let fence = best(rows, |row| row.mode == "fence" && at_each(row));
     let other = fence.or(best(rows, at_each));
     if let Some(other) = other.filter(|other| other.mode != strict.mode && per_unmap < 0.99) {
         text.push_str(&format!(
             ", because it invalidates {:.0} times per 100 unmaps and withholds buffers for up to \
-            {} instead; {} invalidates at each \
-             unmap, which caps it at {cap:.2} whatever the software does (it reaches {:.2})",
+            {}; {} invalidates at each unmap, which limits any software to {cap:.2} (it reaches \
+            {:.2})",
             per_unmap * 100.0,
             span(strict.release_delay_max_ns),
             other.mode,
@@ -177,7 +175,7 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
         ));
     } else if per_unmap >= 0.99 && profile.invalidation_cycles > 0 {
         text.push_str(&format!(
-            ", where the charged invalidation per unmap caps every such mode at {cap:.2}"
+            "; the modelled invalidation per unmap limits every such mode to {cap:.2}"
         ));
     }
     text.push('.');
@@ -187,37 +185,37 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
 fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
     // Prefer the default of today's Linux. Otherwise take the fastest mode that does not
     // demonstrate a defect.
-    let deferred = |row: &Row| row.safety == "bounded" && !row.mode.ends_with("-literal");
+    let deferred = |row: &Row| row.safety == "bounded" && !row.mode.ends_with("-paper");
     let usual = best(rows, |row| row.mode == "linux-lazy" && deferred(row));
     let Some(bounded) = usual.or(best(rows, deferred)) else {
-        return "No deferred mode was compared.".to_owned();
+        return "No deferred mode was replayed.".to_owned();
     };
     let exposure = if through(bounded) > 0 {
         format!(
-            "left buffers within the device's reach for up to {} after their unmap ({} \
-            byte-seconds; {} of {} hostile accesses got through)",
+            "left buffers accessible to the device for up to {} after their unmap ({} \
+            byte-seconds; {} of {} attack accesses succeeded)",
             span(bounded.stale_window_max_ns),
             byte_seconds(bounded.stale_byte_seconds),
             count(through(bounded)),
-            count(bounded.attempts.unwrap_or_default())
+            count(bounded.attack_accesses.unwrap_or_default())
         )
     } else {
         format!(
-            "may leave a buffer within the device's reach for {}",
-            bounded.bound.as_deref().unwrap_or("a while")
+            "may leave a buffer accessible to the device for {}",
+            bounded.bound.as_deref().unwrap_or("an unknown time")
         )
     };
     let gain = throughput(bounded) - throughput(strict);
     if gain > 0.02 {
         format!(
-            "Deferring buys {} more: {} reaches {:.2}, but {exposure}.",
+            "Deferred invalidation gains {}: {} reaches {:.2}, but {exposure}.",
             percent(gain / throughput(strict).max(f64::MIN_POSITIVE)),
             bounded.mode,
             throughput(bounded)
         )
     } else {
         format!(
-            "Deferring buys nothing here: {} reaches {:.2} and {exposure}.",
+            "Deferred invalidation gains nothing here: {} reaches {:.2} and {exposure}.",
             bounded.mode,
             throughput(bounded)
         )
@@ -241,7 +239,7 @@ mod tests {
                 total: violations,
                 ..Violations::default()
             }),
-            attempts: Some(5000),
+            attack_accesses: Some(5000),
             stale_window_max_ns: 10_000_000,
             bound: None,
             ..Row::of_run(true, true)
@@ -269,55 +267,55 @@ mod tests {
         assert!(text.starts_with("Use fence-burst: "), "{text}");
         assert!(text.contains("10 times per 100 unmaps"), "{text}");
         assert!(
-            text.contains("fence invalidates at each unmap, which caps it at 0.30"),
+            text.contains("fence invalidates at each unmap, which limits any software to 0.30"),
             "{text}"
         );
         assert!(text.contains("linux-lazy reaches 0.90"), "{text}");
-        assert!(text.contains("700 of 5000 hostile accesses"), "{text}");
+        assert!(text.contains("700 of 5000 attack accesses"), "{text}");
     }
 
     #[test]
     fn rings_come_after_what_can_be_bought() {
         let mut tail = row("riommu", "byte-granular", 100, 0.95, 0);
-        tail.stalled_out = 70;
+        tail.maps_without_slot = 70;
         tail.maps = 30;
         let ooo = row("riommu-ooo", "byte-granular", 100, 0.91, 0);
         let composed = row("ring-tail/ring/per-unmap", "byte-granular", 100, 0.99, 0);
-        let literal = row("riommu-literal", "none", 100, 0.99, 9);
+        let as_published = row("riommu-paper", "none", 100, 0.99, 9);
         let fence = row("fence", "strict", 1000, 0.29, 0);
         let profile = Profile::r210_2015();
-        let text = recommend(&[&tail, &ooo, &literal, &fence], &profile);
+        let text = recommend(&[&tail, &ooo, &as_published, &fence], &profile);
         assert!(text.starts_with("Use fence: "), "{text}");
-        let ring = "With a ring IOMMU, which no machine has yet, riommu-ooo would";
+        let ring = "With a ring IOMMU, for which no hardware exists, riommu-ooo would";
         assert!(text.contains(ring) && text.contains("0.91."), "{text}");
         let text = recommend(&[&fence, &tail], &profile);
         assert!(text.contains("70 of 100 maps never got a slot"), "{text}");
         let text = recommend(&[&composed], &profile);
-        assert!(
-            text.starts_with("No mode for hardware that exists"),
-            "{text}"
-        );
+        assert!(text.starts_with("No mode for existing hardware"), "{text}");
         assert!(text.contains("per-unmap would"), "{text}");
     }
 
     #[test]
-    fn a_window_that_buys_nothing_is_said_to_buy_nothing() {
+    fn a_window_that_gains_nothing_is_reported_as_such() {
         let rows = [
             row("fence-burst", "strict", 10, 0.9, 0),
             row("defer", "bounded", 4, 0.91, 7),
         ];
         let rows: Vec<&Row> = rows.iter().collect();
         let text = recommend(&rows, &Profile::r210_2015());
-        assert!(text.contains("Deferring buys nothing here"), "{text}");
+        assert!(
+            text.contains("Deferred invalidation gains nothing here"),
+            "{text}"
+        );
         assert!(two_sentences(&text), "{text}");
     }
 
     #[test]
     fn nothing_is_recommended_of_what_was_not_measured() {
-        let unmeasured = |timed, hostile| Row {
+        let unmeasured = |timed, attack| Row {
             mode: "fence".into(),
             safety: "strict".into(),
-            ..Row::of_run(timed, hostile)
+            ..Row::of_run(timed, attack)
         };
         let profile = Profile::r210_2015();
         for (row, why) in [
@@ -334,14 +332,14 @@ mod tests {
     fn no_mode_is_praised_that_leaks_or_whose_trace_is_broken() {
         let leaking = [row("fence", "strict", 1000, 0.9, 1)];
         let text = recommend(&[&leaking[0]], &Profile::r210_2015());
-        assert!(text.contains("that is a defect"), "{text}");
+        assert!(text.contains("which is a defect"), "{text}");
         let mut broken = row("fence", "strict", 1000, 0.9, 0);
         broken.status = ringfence_lab::ReplayStatus::LostEvents(3);
         let text = recommend(&[&broken], &Profile::r210_2015());
         assert!(text.starts_with("No mode is recommended"), "{text}");
         let only = [row("defer", "bounded", 4, 0.9, 1)];
         let text = recommend(&[&only[0]], &Profile::r210_2015());
-        assert!(text.starts_with("None of the compared modes"), "{text}");
+        assert!(text.starts_with("No replayed mode"), "{text}");
         assert!(two_sentences(&text), "{text}");
     }
 }

@@ -1,5 +1,5 @@
-//! A report at a terminal: for each trace the cost of each mode, its exposure, the hardware
-//! counters and a recommendation.
+//! A report at a terminal: for each trace a recommendation, the cost of each mode, its
+//! exposure, and the hardware counters.
 
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
@@ -35,8 +35,8 @@ pub(super) struct Section {
 }
 
 fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle) -> Vec<Section> {
-    let titled = |title: String, text: String| Section {
-        title: Some(title),
+    let titled = |title: &str, text: String| Section {
+        title: Some(title.into()),
         text,
     };
     let mut out = vec![Section {
@@ -44,13 +44,21 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
         text: format!("{}\n", printable_line(&headline(notes, rows))),
     }];
     if report.repetitions > 0 {
-        let title = "What it costs: cycles of a map and of an unmap";
-        out.push(titled(title.into(), cost(rows).render(look)));
+        let text = recommend(rows, &report.profile);
+        let text = format!("{}\n", wrap(&text, look, 0));
+        out.push(titled("Recommendation", text));
     }
-    let title = "What it exposes: accesses judged, under an attacker";
-    out.push(titled(title.into(), safety(rows).render(look)));
-    let title = "What the allocator and the hardware saw";
-    out.push(titled(title.into(), hardware(rows).render(look)));
+    if let Some(hint) = omitted(report) {
+        out.push(Section {
+            title: None,
+            text: format!("{}\n", wrap(&hint, look, 0)),
+        });
+    }
+    if report.repetitions > 0 {
+        out.push(titled(COST, cost(rows).render(look)));
+    }
+    out.push(titled(EXPOSURE, safety(rows).render(look)));
+    out.push(titled(HARDWARE, hardware(rows).render(look)));
     let mut lines = String::new();
     for line in remarks(report, notes, rows) {
         lines.push_str(&wrap(&line, look, 2));
@@ -60,12 +68,25 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
         title: None,
         text: lines,
     });
-    if report.repetitions > 0 {
-        let text = recommend(rows, &report.profile);
-        let text = format!("{}\n", wrap(&text, look, 0));
-        out.push(titled("Recommendation".into(), text));
-    }
     out
+}
+
+/// Titles of the three tables.
+pub(super) const COST: &str = "Cost: cycles of a map and of an unmap";
+pub(super) const EXPOSURE: &str = "Exposure under attack";
+pub(super) const HARDWARE: &str = "Allocator and hardware";
+
+/// Returns a sentence on the modes that the default selection leaves out; `None` without such
+/// modes.
+pub(super) fn omitted(report: &Report) -> Option<String> {
+    let omitted = report.modes_omitted.len();
+    (omitted > 0).then(|| {
+        format!(
+            "{} of {} modes replayed; --all-modes replays all, `ringfence modes` lists them.",
+            report.modes.len(),
+            report.modes.len() + omitted
+        )
+    })
 }
 
 /// Summarises the trace in one line.
@@ -85,12 +106,12 @@ pub(super) fn headline(notes: &TraceNotes, rows: &[&Row]) -> String {
     )
 }
 
-/// Returns the table of cycles by component, as in Table 1 of the rIOMMU paper.
+/// Returns the table of cycles by component, as in Table 1 of the rIOMMU paper. The sums include
+/// modelled cycles.
 pub(super) fn cost(rows: &[&Row]) -> Grid {
     const MAP: &str = "map";
     const UNMAP: &str = "unmap";
-    let asks = uses_host(rows);
-    let mut columns = vec![
+    let mut grid = Grid::new(&[
         Column::left("mode"),
         Column::left("safety"),
         Column::right(MAP, "alloc"),
@@ -101,41 +122,31 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
         Column::right(UNMAP, "free"),
         Column::right(UNMAP, "table"),
         Column::right(UNMAP, "inval"),
-        Column::right(UNMAP, "charged"),
         Column::right(UNMAP, "other"),
         Column::right(UNMAP, "sum"),
-        Column::right("", "share charged"),
-        Column::right("", "rel. throughput"),
-    ];
-    if asks {
-        columns.insert(12, Column::right(UNMAP, "kicks"));
-        columns.insert(5, Column::right(MAP, "kicks"));
-    }
-    let mut grid = Grid::new(&columns);
+        Column::right("", "modelled"),
+        Column::right("relative", "throughput"),
+    ]);
     for row in rows {
         let parts = row.components.map(|components| components.cycles);
-        let part = |of: fn(&Cycles) -> f64| Some(parts.as_ref().map(of));
+        let part = |of: fn(&Cycles) -> f64| parts.as_ref().map(of);
         let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
             Cell::toned(&row.safety, promise(row)),
         ];
-        let of_kicks = |of: fn(&Cycles) -> f64| asks.then(|| parts.as_ref().map(of));
         let values = [
             part(|parts| parts.map_iova_alloc),
             part(|parts| parts.map_table),
             part(|parts| parts.map_other),
-            of_kicks(|parts| parts.map_kick_charged),
-            Some(row.map_cycles),
+            row.map_cycles,
             part(|parts| parts.unmap_iova_find),
             part(|parts| parts.unmap_iova_free),
             part(|parts| parts.unmap_table),
             part(|parts| parts.unmap_invalidation),
-            part(|parts| parts.unmap_invalidation_charged),
             part(|parts| parts.unmap_other),
-            of_kicks(|parts| parts.unmap_kick_charged),
-            Some(row.unmap_cycles),
+            row.unmap_cycles,
         ];
-        cells.extend(values.into_iter().flatten().map(|value| {
+        cells.extend(values.into_iter().map(|value| {
             let tone = if value.is_none_or(|value| value == 0.0) {
                 CellStyle::Faint
             } else {
@@ -143,7 +154,7 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
             };
             Cell::toned(or_dash(value, cycles), tone)
         }));
-        cells.push(Cell::new(or_dash(row.charged_share, percent)));
+        cells.push(Cell::new(modelled_cell(row)));
         cells.push(Cell::toned(
             or_dash(row.relative_throughput, |share| format!("{share:.2}")),
             CellStyle::Strong,
@@ -153,22 +164,31 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
     grid
 }
 
+/// Formats the modelled cycles and their share of all cycles of a map and an unmap.
+fn modelled_cell(row: &Row) -> String {
+    let share = row
+        .modelled_share
+        .map_or_else(String::new, |share| format!(" ({})", percent(share)));
+    or_dash(row.modelled_cycles, |number| {
+        format!("{}{share}", cycles(number))
+    })
+}
+
 /// Returns the table of violations and stale windows.
 pub(super) fn safety(rows: &[&Row]) -> Grid {
-    const LET: &str = "let through";
+    const ALLOWED: &str = "accesses let through";
     const WINDOW: &str = "stale window";
     let mut grid = Grid::new(&[
         Column::left("mode"),
         Column::left("safety"),
-        Column::right("", "accesses"),
-        Column::right("", "attempts"),
-        Column::right(LET, "violations"),
-        Column::right(LET, "colocated"),
-        Column::right("", "false faults"),
+        Column::right("accesses", "driver's"),
+        Column::right("accesses", "attacker's"),
+        Column::right(ALLOWED, "violations"),
+        Column::right(ALLOWED, "colocated"),
+        Column::right("false", "faults"),
         Column::right(WINDOW, "longest"),
         Column::right(WINDOW, "byte-seconds"),
-        Column::right("", "release delay"),
-        Column::left("bound"),
+        Column::right("release", "delay"),
     ]);
     for row in rows {
         let wrong = |number: Option<u64>| {
@@ -183,14 +203,13 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
             Cell::toned(&row.mode, CellStyle::Strong),
             Cell::toned(&row.safety, promise(row)),
             Cell::new(count(row.accesses)),
-            Cell::new(or_dash(row.attempts, count)),
+            Cell::new(or_dash(row.attack_accesses, count)),
             wrong(row.violations.map(|violations| violations.total)),
             Cell::new(or_dash(row.colocated, count)),
             wrong(Some(row.false_faults)),
             Cell::new(span(row.stale_window_max_ns)),
             Cell::new(byte_seconds(row.stale_byte_seconds)),
             Cell::new(span(row.release_delay_max_ns)),
-            Cell::new(row.bound.as_deref().unwrap_or("-")),
         ]);
     }
     grid
@@ -198,25 +217,25 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
 
 /// Returns the table of searches, invalidations, caches and memory.
 pub(super) fn hardware(rows: &[&Row]) -> Grid {
-    const SEARCH: &str = "search length";
-    const WALK: &str = "walk cache hits";
-    const HOST: &str = "asked of the host";
-    let asks = uses_host(rows);
+    const SEARCH: &str = "search steps";
+    const INVALIDATIONS: &str = "invalidations";
+    const HITS: &str = "hit rate";
+    const HOST: &str = "host";
+    let host = uses_host(rows);
     let mut columns = vec![
         Column::left("mode"),
         Column::right(SEARCH, "mean"),
         Column::right(SEARCH, "max"),
-        Column::right("", "invalidations"),
-        Column::right("", "per unmap"),
-        Column::right("", "IOTLB hits"),
-        Column::right(WALK, "L1"),
-        Column::right(WALK, "L2"),
-        Column::right(WALK, "L3"),
-        Column::right("", "reads per walk"),
-        Column::right("", "live max"),
-        Column::right("", "tables"),
+        Column::right(INVALIDATIONS, "number"),
+        Column::right(INVALIDATIONS, "per unmap"),
+        Column::right(HITS, "IOTLB"),
+        Column::right(HITS, "L1"),
+        Column::right(HITS, "L2"),
+        Column::right(HITS, "L3"),
+        Column::right("words", "per walk"),
+        Column::right("peak", "tables"),
     ];
-    if asks {
+    if host {
         columns.push(Column::right(HOST, "requests"));
         columns.push(Column::right(HOST, "kicks"));
     }
@@ -230,8 +249,8 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         let share = |rate: Option<f64>| or_dash(rate, |rate| percent_of(rate, row.accesses));
         let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
-            Cell::new(or_dash(row.search_len_mean, |mean| format!("{mean:.1}"))),
-            Cell::new(count(row.search_len_max.into())),
+            Cell::new(or_dash(row.search_steps_mean, |mean| format!("{mean:.1}"))),
+            Cell::new(count(row.search_steps_max.into())),
             Cell::new(count(row.invalidations)),
             Cell::new(or_dash((row.unmaps > 0).then_some(row.unmaps), |unmaps| {
                 format!("{:.3}", row.invalidations as f64 / unmaps as f64)
@@ -239,11 +258,10 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
             Cell::new(share(row.iotlb_hit_rate)),
         ];
         cells.extend(row.walk_cache_hit_rate.map(|rate| Cell::new(share(rate))));
-        let words = or_dash(row.walk_references, |words| format!("{words:.2}"));
+        let words = or_dash(row.words_per_walk, |words| format!("{words:.2}"));
         cells.push(Cell::new(words));
-        cells.push(Cell::new(count(row.live_max)));
         cells.push(Cell::new(bytes(row.table_bytes)));
-        if asks {
+        if host {
             cells.push(Cell::new(count(row.requests)));
             cells.push(Cell::new(count(row.kicks)));
         }
@@ -271,13 +289,14 @@ fn promise(row: &Row) -> CellStyle {
     }
 }
 
-/// Returns remarks on the tables: executed and charged costs, warnings and oddities.
+/// Returns remarks on the tables: measured and modelled costs, bounds, warnings and oddities.
 pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec<String> {
     let mut out = Vec::new();
     if report.repetitions > 0 {
-        out.push(executed(report, rows));
+        out.push(measured(report, rows));
     }
     out.push(modelled(&report.profile));
+    out.extend(bounds(rows));
     if let Some(warning) = component_warning(report, rows) {
         out.push(warning);
     }
@@ -295,8 +314,8 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     out
 }
 
-fn executed(report: &Report, rows: &[&Row]) -> String {
-    let on = &report.executed_on;
+fn measured(report: &Report, rows: &[&Row]) -> String {
+    let on = &report.measured_on;
     let profile = &report.profile;
     let kicks = if uses_host(rows) {
         format!(", {} for each kick of a host", profile.kick_cycles)
@@ -304,24 +323,25 @@ fn executed(report: &Report, rows: &[&Row]) -> String {
         String::new()
     };
     format!(
-        "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for \
+        "Measured: {} build on {} ({} cycles, median of {}). Modelled by profile {}: {} cycles for \
         each invalidation{kicks} ({}). Relative throughput = c / (c + map + unmap), c = {}.",
         on.build,
         on.cpu,
-        on.unit,
+        on.cycle_unit,
         report.repetitions,
         profile.name,
         profile.invalidation_cycles,
         profile.source,
-        cycles(profile.c_none)
+        cycles(profile.baseline_cycles)
     )
 }
 
 fn modelled(profile: &Profile) -> String {
-    let [leaf, middle, upper] = profile.walk_cache;
+    let [leaf, middle, upper] = profile.walk_cache_entries;
     format!(
-        "Modelled: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries for \
-        levels 1, 2, 3, {} walker; a miss costs the device {} cycles, which no column contains.",
+        "Hardware model: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries \
+        for levels L1, L2, L3, {} page walks. A miss costs the device {} cycles, which no column \
+        includes.",
         profile.iotlb_sets,
         profile.iotlb_ways,
         if profile.coherent {
@@ -333,15 +353,31 @@ fn modelled(profile: &Profile) -> String {
     )
 }
 
+/// Returns a line for each bound, with the modes that state it.
+fn bounds(rows: &[&Row]) -> Vec<String> {
+    let mut bounds: Vec<(&str, Vec<&str>)> = Vec::new();
+    for row in rows {
+        let Some(bound) = row.bound.as_deref() else {
+            continue;
+        };
+        match bounds.iter_mut().find(|(text, _)| *text == bound) {
+            Some((_, modes)) => modes.push(&row.mode),
+            None => bounds.push((bound, vec![&row.mode])),
+        }
+    }
+    let line =
+        |(bound, modes): (&str, Vec<&str>)| format!("Bound of {}: {bound}.", modes.join(", "));
+    bounds.into_iter().map(line).collect()
+}
+
 /// Returns a warning, with advice, if the split into components is unreliable.
 fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
     if report.repetitions == 0 {
         return None;
     }
-    if report.executed_on.build == "debug" {
+    if report.measured_on.build == "debug" {
         return Some(
-            "Warning: this is a debug build, its cycles say nothing; use cargo run --release."
-                .into(),
+            "Warning: cycles of a debug build are meaningless; use cargo run --release.".into(),
         );
     }
     let noisy: Vec<&str> = rows
@@ -353,8 +389,8 @@ fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
         return None;
     }
     Some(format!(
-        "Warning: how the cycles of {} split into components depends by more than a quarter on the \
-        order of measurement; a longer trace, a quiet machine or --repeat {} helps.",
+        "Warning: the components of {} vary by more than a quarter with the order of measurement; \
+        use a longer trace, an idle machine or --repeat {}.",
         noisy.join(", "),
         report.repetitions * 4
     ))

@@ -87,8 +87,8 @@ fn main() {
     let mut reader = iotlb.reader().expect("room");
     let [(main, front), (requests, from_back), (mut here, there)] =
         [0; 3].map(|_| UnixStream::pair().expect("a pair"));
-    let patience = Duration::from_secs(10);
-    let mut exchange = IotlbClient::new(iotlb, main, requests, patience).expect("options");
+    let timeout = Duration::from_secs(10);
+    let mut exchange = IotlbClient::new(iotlb, main, requests, timeout).expect("options");
     thread::spawn(move || front_end(front, from_back));
     thread::spawn(move || echo(there));
     let [(mut main, front), (mut requests, from_back)] =
@@ -106,8 +106,8 @@ fn main() {
         }));
         by_hand.push(timed(|| {
             let iova = Iova::new(0);
-            let wanted = Permissions::READ;
-            let miss = request(&Message::Miss { iova, wanted });
+            let required = Permissions::READ;
+            let miss = request(&Message::Miss { iova, required });
             requests.write_all(&miss).expect("open");
             main.read_exact(&mut [0; 44]).expect("open");
             main.write_all(&reply(FRONTEND_IOTLB, true)).expect("open");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ringfence_types::{DomainId, IovaRange, PageSize, Permissions, PhysAddr, PhysRange};
 
 use crate::endpoint::Endpoint;
-use crate::error::{MapError, MapReason, ReadSectionOpen, UnmapError};
+use crate::error::{DomainMapError, DomainMapReason, DomainUnmapError, ReadSectionOpen};
 use crate::guard_count;
 use crate::leaf_tables::parts;
 use crate::qsbr::synchronize;
@@ -55,15 +55,15 @@ impl<M> Domain<M> {
         range: IovaRange,
         memory: PhysAddr,
         permissions: Permissions,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), DomainMapError> {
         let domain = self.id;
-        let refuse = |reason| MapError {
+        let refuse = |reason| DomainMapError {
             domain,
             range,
             reason,
         };
         if guard_count::any_open() {
-            return Err(refuse(MapReason::ReadSectionOpen));
+            return Err(refuse(DomainMapReason::ReadSectionOpen));
         }
         if let Some((at, word)) = self.cached_page(&range)
             && Leaf::peek(word).is_absent()
@@ -96,15 +96,15 @@ impl<M> Domain<M> {
         range: &IovaRange,
         memory: PhysAddr,
         permissions: Permissions,
-    ) -> Result<(), MapReason> {
+    ) -> Result<(), DomainMapReason> {
         if !is_pages(range) {
-            return Err(MapReason::NotPages);
+            return Err(DomainMapReason::NotPages);
         }
         if !memory.is_aligned(PAGE) || PhysRange::new(memory, range.bytes()).is_none() {
-            return Err(MapReason::BadMemory { at: memory });
+            return Err(DomainMapReason::BadMemory { at: memory });
         }
         if !self.table.width().holds(range) {
-            return Err(MapReason::BeyondWidth);
+            return Err(DomainMapReason::BeyondWidth);
         }
         self.prepare(range)?;
         let mut page = memory;
@@ -119,7 +119,7 @@ impl<M> Domain<M> {
     }
 
     /// Checks that `install` will succeed: no page is mapped and enough tables are available.
-    fn prepare(&mut self, range: &IovaRange) -> Result<(), MapReason> {
+    fn prepare(&mut self, range: &IovaRange) -> Result<(), DomainMapReason> {
         let missing = self.missing(range)?;
         if missing <= self.tables.available(&self.table) {
             return Ok(());
@@ -130,13 +130,13 @@ impl<M> Domain<M> {
         if missing <= self.tables.available(&self.table) {
             Ok(())
         } else {
-            Err(MapReason::OutOfTables)
+            Err(DomainMapReason::OutOfTables)
         }
     }
 
     /// Returns the number of tables that a mapping of `range` lacks. Stops counting above the
     /// capacity.
-    fn missing(&self, range: &IovaRange) -> Result<usize, MapReason> {
+    fn missing(&self, range: &IovaRange) -> Result<usize, DomainMapReason> {
         let mut missing = 0_usize;
         for chunk in self.table.leaf_tables(range) {
             match chunk.table {
@@ -187,12 +187,12 @@ impl<M> Domain<M> {
 
     /// Unmaps a range as [`DomainMut::unmap`](crate::DomainMut::unmap) specifies.
     #[inline]
-    pub(crate) fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
+    pub(crate) fn unmap(&mut self, range: IovaRange) -> Result<u64, DomainUnmapError> {
         if guard_count::any_open() {
             return Err(ReadSectionOpen.into());
         }
         if !is_pages(&range) {
-            return Err(UnmapError::NotPages {
+            return Err(DomainUnmapError::NotPages {
                 domain: self.id,
                 range,
             });
@@ -203,7 +203,7 @@ impl<M> Domain<M> {
 
     /// Unmaps ranges as [`DomainMut::unmap_all`](crate::DomainMut::unmap_all) specifies.
     #[inline]
-    pub(crate) fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
+    pub(crate) fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, DomainUnmapError>
     where
         R: IntoIterator<Item = IovaRange, IntoIter: Clone>,
     {
@@ -212,19 +212,19 @@ impl<M> Domain<M> {
         }
         let ranges = ranges.into_iter();
         if let Some(range) = ranges.clone().find(|range| !is_pages(range)) {
-            return Err(UnmapError::NotPages {
+            return Err(DomainUnmapError::NotPages {
                 domain: self.id,
                 range,
             });
         }
-        let mut ahead = ranges.clone();
-        ahead
+        let mut upcoming = ranges.clone();
+        upcoming
             .by_ref()
             .take(PREFETCH_PAGES)
             .for_each(|range| self.prefetch_clear(&range));
         let mut pages = 0_u64;
         for range in ranges {
-            if let Some(next) = ahead.next() {
+            if let Some(next) = upcoming.next() {
                 self.prefetch_clear(&next);
             }
             pages = pages.saturating_add(self.clear(&range));
@@ -325,9 +325,9 @@ impl<M> Domain<M> {
 
 /// Checks that none of `words`, the entries of `range`, is present.
 #[inline]
-fn vacant(words: &[AtomicU64], range: &IovaRange) -> Result<(), MapReason> {
+fn vacant(words: &[AtomicU64], range: &IovaRange) -> Result<(), DomainMapReason> {
     match words.iter().position(|word| !Leaf::peek(word).is_absent()) {
-        Some(page) => Err(MapReason::Mapped {
+        Some(page) => Err(DomainMapReason::Mapped {
             iova: range.start().wrapping_add(page as u64 * PAGE),
         }),
         None => Ok(()),

@@ -3,7 +3,7 @@
 use ringfence_types::{DomainId, IovaRange, Permissions, PhysAddr};
 
 use crate::domain::Domain;
-use crate::error::{MapError, UnmapError};
+use crate::error::{DomainMapError, DomainUnmapError};
 
 /// Exclusive access to the mappings of one domain of a [`SoftIommu`](crate::SoftIommu).
 ///
@@ -38,14 +38,14 @@ impl<'u, M> DomainMut<'u, M> {
     /// and can reclaim empty ones.
     ///
     /// # Errors
-    /// See [`MapReason`](crate::MapReason). Nothing has changed.
+    /// See [`DomainMapReason`](crate::DomainMapReason). Nothing has changed.
     #[inline]
     pub fn map(
         &mut self,
         range: IovaRange,
         memory: PhysAddr,
         permissions: Permissions,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), DomainMapError> {
         self.domain.map(range, memory, permissions)
     }
 
@@ -59,7 +59,7 @@ impl<'u, M> DomainMut<'u, M> {
     /// The range does not consist of whole pages, or the calling thread is in a read section.
     /// Nothing has changed.
     #[inline]
-    pub fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
+    pub fn unmap(&mut self, range: IovaRange) -> Result<u64, DomainUnmapError> {
         self.domain.unmap(range)
     }
 
@@ -68,7 +68,7 @@ impl<'u, M> DomainMut<'u, M> {
     /// # Errors
     /// As for [`unmap`](Self::unmap). No range has changed.
     #[inline]
-    pub fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
+    pub fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, DomainUnmapError>
     where
         R: IntoIterator<Item = IovaRange, IntoIter: Clone>,
     {

@@ -6,8 +6,6 @@
 //! then I/O virtual addresses, in rings, descriptors and buffers. The errors of `GuestMemory`
 //! cannot carry a fault: call [`ReadGuard::take_fault`].
 
-use std::error::Error;
-use std::fmt;
 use std::iter::FusedIterator;
 
 use ringfence_types::{
@@ -24,33 +22,18 @@ use crate::reader::ReadGuard;
 use crate::walk::one_of;
 
 /// Error of an access to an object in guest memory. No byte of the object was accessed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
     /// The device has no permission.
-    Fault(Fault),
+    #[error(transparent)]
+    Fault(#[from] Fault),
     /// The device has permission, but no memory exists at the mapped physical address.
+    #[error("guest memory does not contain {range}")]
     NoMemory {
         /// Physical range that contains the first missing part of the object.
         range: PhysRange,
     },
-}
-
-impl fmt::Display for AccessError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fault(fault) => fault.fmt(f),
-            Self::NoMemory { range } => write!(f, "no memory at {range}"),
-        }
-    }
-}
-
-impl Error for AccessError {}
-
-impl From<Fault> for AccessError {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
-    }
 }
 
 const PAGE: usize = PageSize::Size4K.bytes() as usize;
@@ -73,9 +56,9 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
     #[inline]
     pub fn write<T: ByteValued>(&self, iova: Iova, object: T) -> Result<(), AccessError> {
         if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::WRITE)
-            && let Ok(place) = slice.get_ref::<T>(0)
+            && let Ok(cell) = slice.get_ref::<T>(0)
         {
-            place.store(object);
+            cell.store(object);
             return Ok(());
         }
         self.write_parts(iova, &object)
@@ -87,9 +70,9 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
         let mut object = T::zeroed();
         let mut rest = object.as_mut_slice();
         for slice in self.slices_of(range, Permissions::READ)? {
-            let (part, after) = rest.split_at_mut(slice.len().min(rest.len()));
+            let (part, tail) = rest.split_at_mut(slice.len().min(rest.len()));
             slice.copy_to(part);
-            rest = after;
+            rest = tail;
         }
         Ok(object)
     }
@@ -99,9 +82,9 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
         let range = self.range_of::<T>(iova, Access::Write)?;
         let mut rest = object.as_slice();
         for slice in self.slices_of(range, Permissions::WRITE)? {
-            let (part, after) = rest.split_at(slice.len().min(rest.len()));
+            let (part, tail) = rest.split_at(slice.len().min(rest.len()));
             slice.copy_from(part);
-            rest = after;
+            rest = tail;
         }
         Ok(())
     }
@@ -118,9 +101,14 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
     /// Fast path: returns the memory of `bytes` bytes at `iova` if they lie in one page and one
     /// region, and the link is cached.
     #[inline]
-    fn cached_slice(&self, iova: Iova, bytes: usize, wanted: Permissions) -> Option<Slice<'p, M>> {
+    fn cached_slice(
+        &self,
+        iova: Iova,
+        bytes: usize,
+        required: Permissions,
+    ) -> Option<Slice<'p, M>> {
         let range = IovaRange::new(iova, bytes as u64)?;
-        let at = self.translate_cached(&range, wanted)?.start().get();
+        let at = self.translate_cached(&range, required)?.start().get();
         let (region, at) = self.memory().to_region_addr(GuestAddress(at))?;
         region.get_slice(at, bytes).ok()
     }
@@ -129,10 +117,10 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
     fn slices_of(
         &self,
         range: IovaRange,
-        wanted: Permissions,
+        required: Permissions,
     ) -> Result<Vec<Slice<'p, M>>, AccessError> {
         let mut slices = Vec::new();
-        for piece in self.translate_for(range, wanted)? {
+        for piece in self.translate_for(range, required)? {
             let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
             for slice in self
                 .memory()
@@ -151,11 +139,11 @@ impl<M: GuestMemoryBackend> GuestMemory for ReadGuard<'_, M> {
 
     fn check_range(&self, addr: GuestAddress, count: usize, access: Wanted) -> bool {
         match self.wanted_access(addr, count, access) {
-            Ok(wanted) => Slices {
+            Ok(required) => Slices {
                 pin: self,
                 at: Iova::new(addr.0),
                 left: count,
-                wanted,
+                required,
             }
             .all(|slice| slice.is_ok()),
             Err(_) => false,
@@ -169,12 +157,12 @@ impl<M: GuestMemoryBackend> GuestMemory for ReadGuard<'_, M> {
         count: usize,
         access: Wanted,
     ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
-        let wanted = self.wanted_access(addr, count, access)?;
+        let required = self.wanted_access(addr, count, access)?;
         Ok(Slices {
             pin: self,
             at: Iova::new(addr.0),
             left: count,
-            wanted,
+            required,
         })
     }
 }
@@ -190,30 +178,30 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
         access: Wanted,
     ) -> GuestMemoryResult<Permissions> {
         let iova = Iova::new(addr.0);
-        let wanted = match Permissions::from_bits(access as u64) {
-            Some(wanted) => wanted,
+        let required = match Permissions::from_bits(access as u64) {
+            Some(required) => required,
             None if count == 0 => Permissions::READ,
             None => return Err(GuestMemoryError::InvalidGuestAddress(addr)),
         };
         let within = count <= PAGE - iova.offset_in(PAGE as u64) as usize;
-        match within || count == 0 || self.whole(iova, count, wanted) {
-            true => Ok(wanted),
+        match within || count == 0 || self.whole(iova, count, required) {
+            true => Ok(required),
             false => Err(GuestMemoryError::InvalidGuestAddress(addr)),
         }
     }
 
     /// Returns true if a range of several pages may be accessed. Otherwise stores the fault.
     #[inline(never)]
-    fn whole(&self, iova: Iova, bytes: usize, wanted: Permissions) -> bool {
+    fn whole(&self, iova: Iova, bytes: usize, required: Permissions) -> bool {
         let fault = match IovaRange::new(iova, bytes as u64) {
-            Some(range) => match self.walk(range, wanted) {
+            Some(range) => match self.walk(range, required) {
                 Ok(_) => return true,
                 Err(fault) => fault,
             },
             None => Fault {
                 device: self.device(),
                 iova,
-                access: one_of(wanted),
+                access: one_of(required),
                 reason: FaultReason::BadLength,
             },
         };
@@ -224,18 +212,18 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
     /// Returns the region and offset of the byte at `iova`. Stores the fault if there is no
     /// translation.
     #[inline]
-    fn region_of(&self, iova: Iova, wanted: Permissions) -> Option<(&M::R, MemoryRegionAddress)> {
+    fn region_of(&self, iova: Iova, required: Permissions) -> Option<(&M::R, MemoryRegionAddress)> {
         let byte = IovaRange::inclusive(iova, iova)?;
-        let at = match self.translate_cached(&byte, wanted) {
+        let at = match self.translate_cached(&byte, required) {
             Some(at) => at,
-            None => self.place_of(byte, wanted)?,
+            None => self.place_of(byte, required)?,
         };
         self.memory().to_region_addr(GuestAddress(at.start().get()))
     }
 
     #[inline(never)]
-    fn place_of(&self, byte: IovaRange, wanted: Permissions) -> Option<PhysRange> {
-        match self.walk(byte, wanted) {
+    fn place_of(&self, byte: IovaRange, required: Permissions) -> Option<PhysRange> {
+        match self.walk(byte, required) {
             Ok(pieces) => Some(pieces.first()),
             Err(fault) => {
                 self.keep_fault(fault);
@@ -256,7 +244,7 @@ struct Slices<'a, 'p, M> {
     at: Iova,
     /// Bytes left; 0 after an error.
     left: usize,
-    wanted: Permissions,
+    required: Permissions,
 }
 
 impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
@@ -268,12 +256,12 @@ impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
             pin,
             at,
             left,
-            wanted,
+            required,
         } = *self;
         if left == 0 {
             return None;
         }
-        let slice = pin.region_of(at, wanted).and_then(|(region, start)| {
+        let slice = pin.region_of(at, required).and_then(|(region, start)| {
             let here = left
                 .min(PAGE - at.offset_in(PAGE as u64) as usize)
                 .min(region.len().saturating_sub(start.0) as usize);

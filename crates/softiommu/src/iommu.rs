@@ -124,9 +124,9 @@ impl<M> SoftIommu<M> {
         match self.domains.entry(domain) {
             Entry::Occupied(_) => Err(IommuError::DomainExists(domain)),
             Entry::Vacant(free) => {
-                let made = Domain::new(domain, width, tables);
-                let made = free.insert(made.ok_or(IommuError::NoMemory(domain))?);
-                Ok(DomainMut::new(made))
+                let created = Domain::new(domain, width, tables);
+                let created = free.insert(created.ok_or(IommuError::NoMemory(domain))?);
+                Ok(DomainMut::new(created))
             }
         }
     }

@@ -46,6 +46,8 @@
 //! under it before the next checkpoint. A thread that blocks in a read section delays unmap, but
 //! never makes it unsafe.
 
+#![deny(unsafe_code)]
+
 mod domain;
 mod domain_mut;
 mod endpoint;
@@ -71,7 +73,7 @@ mod walk_cache;
 mod zeroed;
 
 pub use domain_mut::DomainMut;
-pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
+pub use error::{DomainMapError, DomainMapReason, DomainUnmapError, IommuError, ReadSectionOpen};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::AccessError;
 pub use iommu::{SoftIommu, SoftIommuLimits};

@@ -207,17 +207,17 @@ impl Qsbr {
     #[cold]
     fn wait(&self) {
         self.empty_waits.0.store(0, Ordering::Relaxed);
-        let wanted = self.advance();
+        let required = self.advance();
         for slot in self.online_slots() {
-            let mut looks = 0;
+            let mut polls = 0;
             loop {
                 // W5. Acquire: as W3.
                 let seen = slot.load(Ordering::Acquire);
-                if seen == OFFLINE || seen >= wanted {
+                if seen == OFFLINE || seen >= required {
                     break;
                 }
-                pause(looks);
-                looks = looks.saturating_add(1);
+                pause(polls);
+                polls = polls.saturating_add(1);
             }
         }
     }

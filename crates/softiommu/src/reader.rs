@@ -216,16 +216,17 @@ impl<'p, M> ReadGuard<'p, M> {
         self.translate_for(range, permissions(access))
     }
 
-    /// Translates as [`translate`](Self::translate) does, and requires all permissions of `wanted`.
+    /// Translates as [`translate`](Self::translate) does, and requires all permissions of
+    /// `required`.
     #[inline]
     pub fn translate_for(
         &self,
         range: IovaRange,
-        wanted: Permissions,
+        required: Permissions,
     ) -> Result<PhysRanges, Fault> {
-        match self.translate_cached(&range, wanted) {
+        match self.translate_cached(&range, required) {
             Some(found) => Ok(PhysRanges::one(found)),
-            None => self.walk(range, wanted),
+            None => self.walk(range, required),
         }
     }
 
@@ -235,30 +236,34 @@ impl<'p, M> ReadGuard<'p, M> {
     pub(crate) fn translate_cached(
         &self,
         range: &IovaRange,
-        wanted: Permissions,
+        required: Permissions,
     ) -> Option<PhysRange> {
-        translate_cached(self.words, &self.state.walk_cache, range, wanted)
+        translate_cached(self.words, &self.state.walk_cache, range, required)
     }
 
     /// Slow path: translates any range.
     #[inline(never)]
-    pub(crate) fn walk(&self, range: IovaRange, wanted: Permissions) -> Result<PhysRanges, Fault> {
+    pub(crate) fn walk(
+        &self,
+        range: IovaRange,
+        required: Permissions,
+    ) -> Result<PhysRanges, Fault> {
         match &self.state.view.attachment {
             AttachedDomain::Domain(table) => table
-                .translate(&self.state.walk_cache, range, wanted)
+                .translate(&self.state.walk_cache, range, required)
                 .map_err(|denied| self.fault(denied)),
-            AttachedDomain::Bypass => self.untranslated(range, wanted).map(PhysRanges::one),
+            AttachedDomain::Bypass => self.untranslated(range, required).map(PhysRanges::one),
             AttachedDomain::Blocked => {
-                Err(self.fault((range.start(), one_of(wanted), FaultReason::Blocked)))
+                Err(self.fault((range.start(), one_of(required), FaultReason::Blocked)))
             }
         }
     }
 
     #[inline]
-    fn untranslated(&self, range: IovaRange, wanted: Permissions) -> Result<PhysRange, Fault> {
+    fn untranslated(&self, range: IovaRange, required: Permissions) -> Result<PhysRange, Fault> {
         let [start, last] = [range.start(), range.last()].map(|at| PhysAddr::new(at.get()));
         PhysRange::inclusive(start, last)
-            .ok_or_else(|| self.fault((range.start(), one_of(wanted), FaultReason::BadLength)))
+            .ok_or_else(|| self.fault((range.start(), one_of(required), FaultReason::BadLength)))
     }
 
     #[cold]

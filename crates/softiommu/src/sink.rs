@@ -12,7 +12,7 @@ use ringfence_types::RequesterId;
 use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle};
 
 use crate::endpoint::AttachedDomain;
-use crate::error::{IommuError, MapError, MapReason};
+use crate::error::{DomainMapError, DomainMapReason, IommuError};
 use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::Reader;
 
@@ -226,12 +226,12 @@ fn changed(error: IommuError) -> SinkError {
     }
 }
 
-fn mapped(error: &MapError) -> SinkError {
+fn mapped(error: &DomainMapError) -> SinkError {
     match error.reason {
-        MapReason::OutOfTables => SinkError::OutOfMemory,
-        MapReason::BadMemory { .. } => SinkError::BadAddress(error.range),
-        MapReason::NotPages | MapReason::BeyondWidth => SinkError::Unsupported,
-        MapReason::ReadSectionOpen => SinkError::WouldBlock,
-        MapReason::Mapped { .. } => SinkError::Failed,
+        DomainMapReason::OutOfTables => SinkError::OutOfMemory,
+        DomainMapReason::BadMemory { .. } => SinkError::BadAddress(error.range),
+        DomainMapReason::NotPages | DomainMapReason::BeyondWidth => SinkError::Unsupported,
+        DomainMapReason::ReadSectionOpen => SinkError::WouldBlock,
+        DomainMapReason::Mapped { .. } => SinkError::Failed,
     }
 }

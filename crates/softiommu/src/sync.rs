@@ -32,10 +32,10 @@ pub(crate) fn light_fence() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Pauses between two polls; `looks` is the number of polls so far.
+/// Pauses between two polls; `polls` is the number of polls so far.
 #[inline]
-pub(crate) fn pause(looks: u32) {
-    if looks < SPINS {
+pub(crate) fn pause(polls: u32) {
+    if polls < SPINS {
         hint::spin_loop();
     } else {
         thread::yield_now();

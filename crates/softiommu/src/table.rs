@@ -176,10 +176,10 @@ impl Leaf {
         self.0 == Self::ABSENT
     }
 
-    /// Returns true if the entry is present and allows all of `wanted`.
+    /// Returns true if the entry is present and allows all of `required`.
     #[inline]
-    pub(crate) const fn allows(self, wanted: Permissions) -> bool {
-        self.0 & wanted.bits() == wanted.bits()
+    pub(crate) const fn allows(self, required: Permissions) -> bool {
+        self.0 & required.bits() == required.bits()
     }
 
     /// Returns the address of the page.

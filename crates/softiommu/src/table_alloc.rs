@@ -89,28 +89,28 @@ impl TableAlloc {
 
     #[cold]
     fn alloc(&mut self, table: &Table, link: usize) -> Option<usize> {
-        let known = TableInfo {
+        let entry = TableInfo {
             live: 0,
             link,
             listed: false,
         };
         if let Some(number) = self.free.pop() {
-            *self.info.get_mut(number)? = known;
+            *self.info.get_mut(number)? = entry;
             return Some(number);
         }
         let number = self.info.len();
         if number >= table.capacity() {
             return None;
         }
-        self.info.push(known);
+        self.info.push(entry);
         Some(number)
     }
 
     /// Records that `entries` entries of the table at `at` became present.
     #[inline]
     pub(crate) fn filled(&mut self, at: usize, entries: u32) {
-        if let Some(known) = self.info.get_mut(at / ENTRIES) {
-            known.live = known.live.saturating_add(entries);
+        if let Some(entry) = self.info.get_mut(at / ENTRIES) {
+            entry.live = entry.live.saturating_add(entries);
         }
     }
 
@@ -118,10 +118,10 @@ impl TableAlloc {
     #[inline]
     pub(crate) fn cleared(&mut self, at: usize, entries: u32) {
         let number = at / ENTRIES;
-        if let Some(known) = self.info.get_mut(number) {
-            known.live = known.live.saturating_sub(entries);
-            if known.live == 0 && !known.listed {
-                known.listed = true;
+        if let Some(entry) = self.info.get_mut(number) {
+            entry.live = entry.live.saturating_sub(entries);
+            if entry.live == 0 && !entry.listed {
+                entry.listed = true;
                 self.emptied.push(number);
             }
         }
@@ -133,14 +133,14 @@ impl TableAlloc {
         self.walk_cache.clear();
         let mut unlinked = Vec::new();
         while let Some(number) = self.emptied.pop() {
-            let Some(known) = self.info.get_mut(number) else {
+            let Some(entry) = self.info.get_mut(number) else {
                 continue;
             };
-            known.listed = false;
-            if known.live != 0 {
+            entry.listed = false;
+            if entry.live != 0 {
                 continue;
             }
-            let link = known.link;
+            let link = entry.link;
             if let Some(word) = table.word(link) {
                 // Relaxed: the wait for readers orders it.
                 word.store(Leaf::ABSENT, Ordering::Relaxed);

@@ -13,8 +13,8 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 pub(crate) type Denied = (Iova, Access, FaultReason);
 
 /// Fast path for most accesses. Translates `range` if it lies in one page, its table is cached in
-/// `links`, and its entry in `words` allows `wanted`. [`Table::translate`] handles all other cases,
-/// including faults.
+/// `links`, and its entry in `words` allows `required`. [`Table::translate`] handles all other
+/// cases, including faults.
 ///
 /// Requires a guard: see [`Table::table_of`].
 #[inline]
@@ -22,7 +22,7 @@ pub(crate) fn translate_cached(
     words: &[AtomicU64],
     links: &WalkCache,
     range: &IovaRange,
-    wanted: Permissions,
+    required: Permissions,
 ) -> Option<PhysRange> {
     let (start, last) = (range.start(), range.last());
     if (start.get() ^ last.get()) >> GRANULE_SHIFT != 0 {
@@ -30,7 +30,7 @@ pub(crate) fn translate_cached(
     }
     let table = links.find(start.get())?;
     let leaf = Leaf::read(words.get(table | index(start.get(), GRANULE_SHIFT))?);
-    if leaf.allows(wanted) {
+    if leaf.allows(required) {
         within(leaf, start, last)
     } else {
         None
@@ -46,7 +46,7 @@ fn within(leaf: Leaf, start: Iova, last: Iova) -> Option<PhysRange> {
 }
 
 impl Table {
-    /// Translates `range` if every page of it is mapped with `wanted`. Never returns a partial
+    /// Translates `range` if every page of it is mapped with `required`. Never returns a partial
     /// result.
     ///
     /// Reads each entry once, so the entry that is checked is the entry that is used.
@@ -54,21 +54,24 @@ impl Table {
         &self,
         links: &WalkCache,
         range: IovaRange,
-        wanted: Permissions,
+        required: Permissions,
     ) -> Result<PhysRanges, Denied> {
         if !self.width().holds(&range) {
-            return Err(self.beyond(range.start(), wanted));
+            return Err(self.beyond_width(range.start(), required));
         }
         let mut pieces: Option<PhysRanges> = None;
         let mut start = range.start();
         loop {
             let last = range.last().min(Iova::new(start.get() | (PAGE - 1)));
             let leaf = self.walk(links, start.get());
-            if !leaf.allows(wanted) {
-                return Err(denied(start, leaf, wanted));
+            if !leaf.allows(required) {
+                return Err(denied(start, leaf, required));
             }
-            let piece =
-                within(leaf, start, last).ok_or((start, one_of(wanted), FaultReason::BadLength))?;
+            let piece = within(leaf, start, last).ok_or((
+                start,
+                one_of(required),
+                FaultReason::BadLength,
+            ))?;
             let found = match pieces.take() {
                 None => PhysRanges::one(piece),
                 Some(mut pieces) => {
@@ -85,10 +88,10 @@ impl Table {
     }
 
     #[cold]
-    fn beyond(&self, start: Iova, wanted: Permissions) -> Denied {
+    fn beyond_width(&self, start: Iova, required: Permissions) -> Denied {
         let limit = 1_u64.checked_shl(self.width().bits()).unwrap_or(u64::MAX);
         let at = start.max(Iova::new(limit));
-        (at, one_of(wanted), FaultReason::AddressBeyondWidth)
+        (at, one_of(required), FaultReason::AddressBeyondWidth)
     }
 
     /// Returns the entry for the page of `iova`, which must fit the table's width. Absent if any
@@ -128,19 +131,19 @@ impl Table {
 }
 
 #[cold]
-fn denied(iova: Iova, leaf: Leaf, wanted: Permissions) -> Denied {
+fn denied(iova: Iova, leaf: Leaf, required: Permissions) -> Denied {
     if leaf.is_absent() {
-        (iova, one_of(wanted), FaultReason::NotPresent)
-    } else if wanted.allows(Access::Read) && !leaf.allows(Permissions::READ) {
+        (iova, one_of(required), FaultReason::NotPresent)
+    } else if required.allows(Access::Read) && !leaf.allows(Permissions::READ) {
         (iova, Access::Read, FaultReason::ReadDenied)
     } else {
         (iova, Access::Write, FaultReason::WriteDenied)
     }
 }
 
-/// Returns the access to report if all of `wanted` fails.
-pub(crate) fn one_of(wanted: Permissions) -> Access {
-    if wanted.allows(Access::Read) {
+/// Returns the access to report if all of `required` fails.
+pub(crate) fn one_of(required: Permissions) -> Access {
+    if required.allows(Access::Read) {
         Access::Read
     } else {
         Access::Write

@@ -1,5 +1,7 @@
 //! Zeroed memory for tables, committed on first write.
 
+#![allow(unsafe_code)]
+
 use std::alloc::{Layout, alloc_zeroed};
 use std::ptr::slice_from_raw_parts_mut;
 use std::sync::atomic::AtomicU64;

@@ -26,13 +26,13 @@ fn range(page: u64) -> IovaRange {
 
 /// Returns a back-end and the front-end's ends of its sockets: the main socket, then the one for
 /// back-end requests.
-fn connected(patience: Duration) -> (IotlbClient<()>, UnixStream, UnixStream) {
-    connected_with(IotlbLimits::default(), patience)
+fn connected(timeout: Duration) -> (IotlbClient<()>, UnixStream, UnixStream) {
+    connected_with(IotlbLimits::default(), timeout)
 }
 
 fn connected_with(
     limits: IotlbLimits,
-    patience: Duration,
+    timeout: Duration,
 ) -> (IotlbClient<()>, UnixStream, UnixStream) {
     let region = Region {
         user: USER,
@@ -43,7 +43,7 @@ fn connected_with(
     let iotlb = Iotlb::new(limits, DISK, (), regions).unwrap();
     let (main, front) = UnixStream::pair().unwrap();
     let (requests, from_back) = UnixStream::pair().unwrap();
-    let exchange = IotlbClient::new(iotlb, main, requests, patience).unwrap();
+    let exchange = IotlbClient::new(iotlb, main, requests, timeout).unwrap();
     (exchange, front, from_back)
 }
 
@@ -52,7 +52,7 @@ fn header(request: u32, flags: u32, bytes: u32) -> Vec<u8> {
 }
 
 /// Sends a message on the main socket and waits for its acknowledgement. Returns true on success.
-fn tell(main: &mut UnixStream, message: &Message) -> bool {
+fn send(main: &mut UnixStream, message: &Message) -> bool {
     let mut frame = header(FRONTEND_IOTLB, 1 | 8, 32);
     frame.extend(message.encode());
     main.write_all(&frame).unwrap();
@@ -68,7 +68,7 @@ fn next_miss(requests: &mut UnixStream) -> (u64, Permissions) {
     let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
     assert!(header.need_reply && !header.reply && header.request == 1 && header.bytes == 32);
     match Message::decode(frame[12..].try_into().unwrap()) {
-        Ok(Message::Miss { iova, wanted }) => (iova.get() / PAGE, wanted),
+        Ok(Message::Miss { iova, required }) => (iova.get() / PAGE, required),
         other => panic!("{other:?}"),
     }
 }
@@ -106,18 +106,18 @@ fn misses_are_answered() {
     let (tell_front, resolved) = mpsc::channel();
     let front = thread::spawn(move || {
         for round in 0..100 {
-            let (page, wanted) = next_miss(&mut requests);
-            assert_eq!((page, wanted), (round, Permissions::READ));
-            assert!(tell(&mut main, &page_is(page, 63 - page % 64)));
+            let (page, required) = next_miss(&mut requests);
+            assert_eq!((page, required), (round, Permissions::READ));
+            assert!(send(&mut main, &page_is(page, 63 - page % 64)));
             reply(&mut requests, 0);
         }
-        let (page, wanted) = next_miss(&mut requests);
-        assert_eq!((page, wanted), (7, Permissions::WRITE));
+        let (page, required) = next_miss(&mut requests);
+        assert_eq!((page, required), (7, Permissions::WRITE));
         reply(&mut requests, 1);
         // While no miss is pending.
         resolved.recv().unwrap();
-        assert!(tell(&mut main, &Message::Invalidate(Some(range(3)))));
-        assert!(!tell(&mut main, &page_is(3, 64)));
+        assert!(send(&mut main, &Message::Invalidate(Some(range(3)))));
+        assert!(!send(&mut main, &page_is(3, 64)));
     });
     for page in 0..100 {
         let fault = fault(&mut exchange, page, Access::Read);
@@ -157,9 +157,9 @@ fn replies_left_unread_do_not_answer_for_others() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
     let front = thread::spawn(move || {
         for page in 0..40 {
-            for wanted in [Permissions::READ, Permissions::WRITE] {
-                assert_eq!(next_miss(&mut requests), (page, wanted));
-                assert!(tell(
+            for required in [Permissions::READ, Permissions::WRITE] {
+                assert_eq!(next_miss(&mut requests), (page, required));
+                assert!(send(
                     &mut main,
                     &Message::Update {
                         range: range(page),
@@ -197,10 +197,10 @@ fn one_miss_at_a_time() {
     let front = thread::spawn(move || {
         for _ in 0..20 {
             let (page, _) = next_miss(&mut requests);
-            assert!(tell(&mut main, &page_is(page, page)));
+            assert!(send(&mut main, &page_is(page, page)));
             // A message between an answer and its reply is executed while the back-end waits for
             // the reply.
-            assert!(tell(&mut main, &Message::Invalidate(Some(range(63)))));
+            assert!(send(&mut main, &Message::Invalidate(Some(range(63)))));
             reply(&mut requests, 0);
         }
     });
@@ -221,11 +221,11 @@ fn an_answer_that_was_overtaken_is_asked_for_again() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
     let front = thread::spawn(move || {
         next_miss(&mut requests);
-        assert!(tell(&mut main, &Message::Invalidate(Some(range(5)))));
-        assert!(tell(&mut main, &page_is(5, 1)));
+        assert!(send(&mut main, &Message::Invalidate(Some(range(5)))));
+        assert!(send(&mut main, &page_is(5, 1)));
         reply(&mut requests, 0);
         next_miss(&mut requests);
-        assert!(tell(&mut main, &page_is(5, 2)));
+        assert!(send(&mut main, &page_is(5, 2)));
         reply(&mut requests, 0);
     });
     let fault = fault(&mut exchange, 5, Access::Read);
@@ -254,16 +254,16 @@ fn a_front_end_that_makes_no_sense_is_given_up() {
             vec![],
             "a payload of 4294967295 bytes",
         ),
-        (header(2, 1, 0), vec![], "request 2 where"),
+        (header(2, 1, 0), vec![], "request 2 instead"),
         (
             header(FRONTEND_IOTLB, 1 | 4, 32),
             vec![],
-            "request 22 where",
+            "request 22 instead",
         ),
         (
             vec![],
             [header(2, 1 | 4, 8), vec![0; 8]].concat(),
-            "no reply",
+            "not a reply",
         ),
         (
             vec![],
@@ -271,7 +271,7 @@ fn a_front_end_that_makes_no_sense_is_given_up() {
             "a payload of 9 bytes",
         ),
         // Acknowledged as failed, followed by silence.
-        (bad_kind, vec![], "the front-end: "),
+        (bad_kind, vec![], "the socket of the front-end failed: "),
     ];
     for (on_main, on_requests, expected) in cases {
         let (mut exchange, mut main, mut requests) = connected(Duration::from_millis(50));
@@ -310,20 +310,20 @@ fn other_messages_do_not_extend_a_miss() {
 /// The front-end stops within a reply, within a message, or does not read acknowledgements.
 #[test]
 fn a_front_end_that_stops_is_given_up() {
-    let patience = Duration::from_millis(50);
-    let (mut exchange, _main, mut requests) = connected(patience);
+    let timeout = Duration::from_millis(50);
+    let (mut exchange, _main, mut requests) = connected(timeout);
     requests.write_all(&header(1, 1 | 4, 8)).unwrap();
     let missing = fault(&mut exchange, 0, Access::Read);
     let result = exchange.resolve(&missing);
     assert!(is_timeout(&result), "within a reply: {result:?}");
 
-    let (mut exchange, mut main, _requests) = connected(patience);
+    let (mut exchange, mut main, _requests) = connected(timeout);
     main.write_all(&frame(&page_is(0, 0))[..43]).unwrap();
     let missing = fault(&mut exchange, 0, Access::Read);
     let result = exchange.resolve(&missing);
     assert!(is_timeout(&result), "within a message: {result:?}");
 
-    let (mut exchange, mut main, _requests) = connected(patience);
+    let (mut exchange, mut main, _requests) = connected(timeout);
     let front = thread::spawn(move || {
         let mut other = header(FRONTEND_IOTLB, 1 | 8, 32);
         other.extend(page_is(1, 1).encode());

@@ -90,7 +90,7 @@ use ringfence_types::{
 };
 
 pub use domain_mut::DomainMut;
-pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
+pub use error::{DomainMapError, DomainMapReason, DomainUnmapError, IommuError, ReadSectionOpen};
 pub use iommu::{SoftIommu, SoftIommuLimits};
 pub use phys_ranges::PhysRanges;
 pub use reader::{ReadGuard, ReadSection, Reader};

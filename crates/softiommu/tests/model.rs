@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use ringfence_softiommu::{
-    IommuError, MapReason, Reader, SoftIommu, SoftIommuLimits, UnmapError, Width,
+    DomainMapReason, DomainUnmapError, IommuError, Reader, SoftIommu, SoftIommuLimits, Width,
 };
 use ringfence_types::{
     Access, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, PhysRange,
@@ -207,20 +207,20 @@ impl Both {
                 permissions,
             } => self.map(domain, page, pages, memory, permissions),
             Step::Unmap { domain, ref ranges } => {
-                let mut gone = 0;
+                let mut removed = 0;
                 for (page, pages) in ranges {
                     let mapped: Vec<u64> = self.domains[domain]
                         .range(page..&(page + pages))
                         .map(|(page, _)| *page)
                         .collect();
-                    gone += mapped.len() as u64;
+                    removed += mapped.len() as u64;
                     for page in mapped {
                         self.domains[domain].remove(&page);
                     }
                 }
                 let ranges = ranges.iter().map(|(page, pages)| range(*page, *pages));
                 let unmapped = self.unit.domain(DOMAINS[domain]).unwrap().unmap_all(ranges);
-                assert_eq!(unmapped, Ok(gone));
+                assert_eq!(unmapped, Ok(removed));
             }
             Step::Attach { device, domain } => {
                 self.unit.attach(DEVICES[device], DOMAINS[domain]).unwrap();
@@ -251,25 +251,25 @@ impl Both {
     }
 
     fn map(&mut self, domain: usize, page: u64, pages: u64, memory: u64, permissions: Permissions) {
-        let asked = range(page, pages);
+        let requests = range(page, pages);
         let model = &mut self.domains[domain];
         let first = model
             .range(page..page + pages)
             .next()
             .map(|(page, _)| *page);
         let result = self.unit.domain(DOMAINS[domain]).unwrap().map(
-            asked,
+            requests,
             PhysAddr::new(memory * PAGE),
             permissions,
         );
         let result = result.map_err(|error| error.reason);
         if page + pages > 1 << (WIDTH - 12) {
-            assert_eq!(result, Err(MapReason::BeyondWidth));
+            assert_eq!(result, Err(DomainMapReason::BeyondWidth));
         } else if let Some(first) = first {
             let iova = Iova::new(first * PAGE);
-            assert_eq!(result, Err(MapReason::Mapped { iova }));
+            assert_eq!(result, Err(DomainMapReason::Mapped { iova }));
         } else if tables(model.keys().copied().chain(page..page + pages)) > TABLES {
-            assert_eq!(result, Err(MapReason::OutOfTables));
+            assert_eq!(result, Err(DomainMapReason::OutOfTables));
         } else {
             assert_eq!(result, Ok(()));
             model.extend((0..pages).map(|n| (page + n, (memory + n, permissions))));
@@ -350,23 +350,26 @@ fn what_does_not_consist_of_pages_is_refused() {
     let mut both = Both::new();
     let mut domain = both.unit.domain(DOMAINS[0]).unwrap();
     for (start, bytes) in [(1, PAGE), (0, PAGE - 1), (0, 1), (PAGE, PAGE + 1)] {
-        let asked = IovaRange::new(Iova::new(start), bytes).unwrap();
+        let requests = IovaRange::new(Iova::new(start), bytes).unwrap();
         let error = domain
-            .map(asked, PhysAddr::ZERO, Permissions::READ)
+            .map(requests, PhysAddr::ZERO, Permissions::READ)
             .unwrap_err();
-        assert_eq!((error.range, error.reason), (asked, MapReason::NotPages));
         assert_eq!(
-            domain.unmap(asked),
-            Err(UnmapError::NotPages {
+            (error.range, error.reason),
+            (requests, DomainMapReason::NotPages)
+        );
+        assert_eq!(
+            domain.unmap(requests),
+            Err(DomainUnmapError::NotPages {
                 domain: DOMAINS[0],
-                range: asked
+                range: requests
             })
         );
     }
     for at in [1, u64::MAX - PAGE + 1 + 1, u64::MAX - PAGE + 1] {
         let at = PhysAddr::new(at);
         let error = domain.map(range(0, 2), at, Permissions::READ).unwrap_err();
-        assert_eq!(error.reason, MapReason::BadMemory { at });
+        assert_eq!(error.reason, DomainMapReason::BadMemory { at });
     }
 }
 
@@ -436,12 +439,12 @@ fn whoever_holds_a_pin_changes_nothing() {
         let mut domain = unit.domain(DOMAINS[0]).unwrap();
         assert!(matches!(
             domain.unmap(range(0, 1)),
-            Err(UnmapError::ReadSectionOpen(_))
+            Err(DomainUnmapError::ReadSectionOpen(_))
         ));
         let error = domain
             .map(range(3, 1), PhysAddr::ZERO, Permissions::READ)
             .unwrap_err();
-        assert_eq!(error.reason, MapReason::ReadSectionOpen);
+        assert_eq!(error.reason, DomainMapReason::ReadSectionOpen);
         drop(burst);
     }
     both.access(0, range(0, 1), Access::Read);

@@ -42,8 +42,8 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
             .translate(page(), Access::Read)
             .is_ok()
     };
-    let (mut here, mut there) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
-    assert!(reached(&mut here) && reached(&mut there));
+    let (mut main_reader, mut there) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
+    assert!(reached(&mut main_reader) && reached(&mut there));
     // A change while no reader is online: the readers must not rely on it to reload their view.
     map_and_unmap(&mut unit);
     thread::scope(|scope| {
@@ -68,16 +68,16 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
         });
         is_online.recv().unwrap();
         if in_a_burst {
-            let mut burst = here.online();
+            let mut burst = main_reader.online();
             assert!(burst.guard().translate(page(), Access::Read).is_ok());
             drop(unit);
             drop_over.send(()).unwrap();
-            let here = burst.guard().translate(page(), Access::Read).is_ok();
-            (here, other.join().unwrap())
+            let main_reader = burst.guard().translate(page(), Access::Read).is_ok();
+            (main_reader, other.join().unwrap())
         } else {
             drop(unit);
             drop_over.send(()).unwrap();
-            (reached(&mut here), other.join().unwrap())
+            (reached(&mut main_reader), other.join().unwrap())
         }
     })
 }

@@ -138,8 +138,8 @@ fn a_queue_device_runs_unchanged() {
 
     // After unmap, the output pages fault, but the rings are still mapped.
     drop(burst);
-    let gone = IovaRange::new(Iova::new(OUTPUT), 4 * PAGE).unwrap();
-    assert_eq!(unit.domain(DOMAIN).unwrap().unmap(gone), Ok(4));
+    let removed = IovaRange::new(Iova::new(OUTPUT), 4 * PAGE).unwrap();
+    assert_eq!(unit.domain(DOMAIN).unwrap().unmap(removed), Ok(4));
     let mut burst = reader.online();
     let pin = burst.guard();
     let mut queue = offer(&pin);

@@ -33,36 +33,14 @@ pub struct Anonymise {
 }
 
 /// An error of anonymising.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum AnonymiseError {
     /// The trace cannot be read.
-    Trace(TraceError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The anonymised trace cannot be written.
+    #[error("cannot write the anonymised trace")]
     Write(io::Error),
-}
-
-impl std::fmt::Display for AnonymiseError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Trace(error) => error.fmt(f),
-            Self::Write(_) => f.write_str("cannot write the anonymised trace"),
-        }
-    }
-}
-
-impl std::error::Error for AnonymiseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Trace(error) => Some(error),
-            Self::Write(error) => Some(error),
-        }
-    }
-}
-
-impl From<TraceError> for AnonymiseError {
-    fn from(error: TraceError) -> Self {
-        Self::Trace(error)
-    }
 }
 
 impl Anonymise {
@@ -270,10 +248,10 @@ impl PageRenaming {
         for (_, first, end) in order {
             // Keeps the offset within a block, and a gap of at least one page to the previous run.
             let block = BLOCK / PAGE;
-            let ahead = (first % block + block - (next + 1) % block) % block;
-            let place = next + 1 + ahead;
-            runs.insert(first, (end, place));
-            next = place + (end - first);
+            let padding = (first % block + block - (next + 1) % block) % block;
+            let target = next + 1 + padding;
+            runs.insert(first, (end, target));
+            next = target + (end - first);
         }
         let key = mix(seed ^ STRAY);
         Self { runs, key }
@@ -282,8 +260,8 @@ impl PageRenaming {
     fn rename(&self, address: u64) -> u64 {
         let page = address / PAGE;
         match self.runs.range(..=page).next_back() {
-            Some((&first, &(end, place))) if page < end => {
-                (place + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
+            Some((&first, &(end, target))) if page < end => {
+                (target + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
             // No map named this address; a stray unmap did, for example. Its page offset is kept.
             // Two rounds, the second with a separate key, prevent anyone without the seed from
@@ -437,7 +415,7 @@ mod tests {
             let mut places: Vec<_> = runs
                 .runs
                 .iter()
-                .map(|(first, (end, place))| (*place, place + end - first))
+                .map(|(first, (end, target))| (*target, target + end - first))
                 .collect();
             places.sort_unstable();
             assert!(

@@ -92,12 +92,12 @@ impl Devices {
         if let Some(&index) = self.by_name.get(name) {
             return Some(index);
         }
-        let (kind, wanted) = match parse_pci(name) {
+        let (kind, preferred) = match parse_pci(name) {
             Some((segment, id)) => (DeviceKind::Pci { segment }, Some(id)),
             None => (DeviceKind::Named, None),
         };
         let shown = printable(&String::from_utf8_lossy(name)).into_owned();
-        let index = self.push(shown, kind, wanted)?;
+        let index = self.push(shown, kind, preferred)?;
         self.by_name.insert(name.into(), index);
         Some(index)
     }
@@ -147,13 +147,13 @@ impl Devices {
         &mut self,
         name: String,
         kind: DeviceKind,
-        wanted: Option<RequesterId>,
+        preferred: Option<RequesterId>,
     ) -> Option<DeviceIndex> {
         let index = u16::try_from(self.rows.len())
             .ok()
             .filter(|&index| index != u16::MAX)?;
-        let wanted = wanted.map(|id| id.get());
-        let id = match wanted.filter(|id| !self.ids.contains(id)) {
+        let preferred = preferred.map(|id| id.get());
+        let id = match preferred.filter(|id| !self.ids.contains(id)) {
             Some(id) => id,
             None => self.highest_free()?,
         };

@@ -1,6 +1,5 @@
 //! Errors of reading a trace, with their position.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -10,10 +9,11 @@ use crate::limits::LimitExceeded;
 use crate::problem::ParquetProblem;
 
 /// An error in a trace or in one of its lines.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// The operating system failed to open or read the trace.
+    #[error("{file}{}: cannot be read", at_line(*.line))]
     Io {
         /// Name of the trace, as given when it was opened.
         file: String,
@@ -23,6 +23,7 @@ pub enum TraceError {
         source: io::Error,
     },
     /// The compressed stream is damaged or ends too early.
+    #[error("{file}:{line}: the compressed stream is damaged or cut")]
     Compression {
         /// Name of the trace.
         file: String,
@@ -32,6 +33,11 @@ pub enum TraceError {
         source: io::Error,
     },
     /// The file is a trace-cmd recording, and `trace-cmd`, which converts it, cannot be started.
+    #[error(
+        "{}: cannot start trace-cmd, which converts this recording; install trace-cmd, or \
+        run `trace-cmd report {0} > trace.txt` on a machine that has it and read trace.txt",
+        .file.display()
+    )]
     TraceCmdMissing {
         /// Path of the recording.
         file: PathBuf,
@@ -39,6 +45,7 @@ pub enum TraceError {
         source: io::Error,
     },
     /// `trace-cmd report` failed.
+    #[error("{}: trace-cmd report failed: {message}", .file.display())]
     TraceCmdFailed {
         /// Path of the recording.
         file: PathBuf,
@@ -46,6 +53,7 @@ pub enum TraceError {
         message: String,
     },
     /// A line does not match the kernel's format.
+    #[error("{file}:{line}: {reason}")]
     Malformed {
         /// Name of the trace.
         file: String,
@@ -55,6 +63,7 @@ pub enum TraceError {
         reason: Malformed,
     },
     /// The trace names more than 65535 devices.
+    #[error("{file}:{line}: more than 65535 devices")]
     TooManyDevices {
         /// Name of the trace.
         file: String,
@@ -62,6 +71,7 @@ pub enum TraceError {
         line: u64,
     },
     /// More than 2^32 - 1 mappings are live at once.
+    #[error("{file}:{line}: more than 2^32 - 1 live mappings")]
     TooManyMappings {
         /// Name of the trace.
         file: String,
@@ -70,6 +80,10 @@ pub enum TraceError {
     },
     /// The trace touches more different GiB of physical memory than a replay's arena can hold, 512.
     /// No granule is left to rename an address to.
+    #[error(
+        "{file}:{line}: the trace touches more GiB of memory than a replay can hold (64 below \
+        64 GiB, 448 above)"
+    )]
     PhysicalSpaceExhausted {
         /// Name of the trace.
         file: String,
@@ -78,6 +92,10 @@ pub enum TraceError {
     },
     /// A coherent buffer of more than 1 GiB has no physical address in the trace. The replay
     /// allocates fresh frames within one granule.
+    #[error(
+        "{file}:{line}: the trace shows no physical address of a coherent buffer of {bytes} \
+        bytes; a replay allocates at most 1 GiB for it"
+    )]
     FreshFramesTooLarge {
         /// Name of the trace.
         file: String,
@@ -87,6 +105,7 @@ pub enum TraceError {
         bytes: u64,
     },
     /// A scatterlist segment with a guessed length extends beyond 2^64.
+    #[error("{file}:{line}: the segment at {start}, with its guessed length, ends beyond 2^64")]
     SegmentWraps {
         /// Name of the trace.
         file: String,
@@ -96,6 +115,7 @@ pub enum TraceError {
         start: PhysAddr,
     },
     /// The trace exceeds one of its [`TraceLimits`](crate::TraceLimits).
+    #[error("{file}:{line}: {excess}")]
     Limit {
         /// Name of the trace.
         file: String,
@@ -105,6 +125,7 @@ pub enum TraceError {
         excess: LimitExceeded,
     },
     /// The reader does not support the file's compression format.
+    #[error("{file}: cannot read this compression format; use `{reader} {file} | ringfence ... -`")]
     Archive {
         /// Name of the trace.
         file: String,
@@ -112,6 +133,7 @@ pub enum TraceError {
         reader: &'static str,
     },
     /// A Parquet file cannot be read.
+    #[error("{file}: {problem}")]
     Parquet {
         /// Name of the file.
         file: String,
@@ -121,45 +143,62 @@ pub enum TraceError {
 }
 
 /// An error in a line. `include/trace/events/dma.h` and `iommu.h` define the kernel's formats.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
     /// The line is longer than the limit in [`TraceOptions`](crate::TraceOptions), in bytes.
+    #[error("longer than {limit} bytes; `--max-line` raises this limit")]
     TooLong {
         /// The limit in bytes.
         limit: usize,
     },
     /// The line contains a NUL byte, so the input is not text.
+    #[error("binary data, not text")]
     Binary,
     /// The last line has no line end: the file is truncated.
+    #[error("the file ends inside this line")]
     CutShort,
     /// The line has no `[CPU]` column.
+    #[error("no [CPU] column")]
     NoCpu,
     /// The CPU number is not a number below 65536.
+    #[error("the CPU number is not a number below 65536")]
     BadCpu,
     /// The time is not `seconds.fraction`.
+    #[error("the time is not seconds.fraction")]
     BadTime,
     /// The line has no `event:` after the time.
+    #[error("no event name after the time")]
     NoEvent,
     /// A `LOST` line has no number.
+    #[error("a LOST line without a count")]
     BadLost,
     /// A known event lacks this field.
+    #[error("field {} is missing", .0.name())]
     MissingField(Field),
     /// A field is not a number of the expected base, or it exceeds 64 bits.
+    #[error("field {} is not a 64-bit number", .0.name())]
     BadNumber(Field),
     /// `dir=` is not one of the kernel's names.
+    #[error("dir is not one of the kernel's directions")]
     BadDirection,
     /// `dir=NONE` allows no device access; the DMA API refuses it.
+    #[error("dir is NONE, which permits no access")]
     NoDirection,
     /// A list does not have the form `{a,b}`, or its length differs from the count in the line.
+    #[error("field {} is not a list of the announced length", .0.name())]
     BadList(Field),
     /// The mapping is empty.
+    #[error("the mapping has 0 bytes")]
     EmptySize,
     /// `start + size` exceeds 2^64.
+    #[error("{} + size exceeds 2^64", .0.name())]
     RangeWraps(Field),
     /// A single mapping is longer than 64 GiB.
+    #[error("the mapping is larger than 64 GiB")]
     SizeTooLarge,
     /// The end of an `iommu:*` range is not start + size.
+    #[error("the end of the range is not its start + size")]
     RangeMismatch,
 }
 
@@ -215,96 +254,10 @@ impl Field {
     }
 }
 
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong { limit } => {
-                write!(
-                    f,
-                    "longer than {limit} bytes; `--max-line` raises this limit"
-                )
-            }
-            Self::Binary => f.write_str("binary data, not text"),
-            Self::CutShort => f.write_str("the file ends inside this line"),
-            Self::NoCpu => f.write_str("no [CPU] column"),
-            Self::BadCpu => f.write_str("the CPU number is no number below 65536"),
-            Self::BadTime => f.write_str("the time is not seconds.fraction"),
-            Self::NoEvent => f.write_str("no event name after the time"),
-            Self::BadLost => f.write_str("a LOST line without a count"),
-            Self::MissingField(field) => write!(f, "field {} is missing", field.name()),
-            Self::BadNumber(field) => write!(f, "field {} is not a 64-bit number", field.name()),
-            Self::BadDirection => f.write_str("dir is none of the kernel's directions"),
-            Self::NoDirection => f.write_str("dir is NONE"),
-            Self::BadList(field) => write!(f, "field {} is not the announced list", field.name()),
-            Self::EmptySize => f.write_str("a mapping of 0 bytes"),
-            Self::RangeWraps(field) => {
-                write!(f, "{} + size lies past 2^64", field.name())
-            }
-            Self::SizeTooLarge => f.write_str("a mapping of more than 64 GiB"),
-            Self::RangeMismatch => f.write_str("the end of the range is not its start + size"),
-        }
-    }
-}
-
-impl fmt::Display for TraceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // Line 0: the open failed.
-            Self::Io { file, line: 0, .. } => write!(f, "{file}: cannot be read"),
-            Self::Io { file, line, .. } => write!(f, "{file}:{line}: cannot be read"),
-            Self::Compression { file, line, .. } => {
-                write!(f, "{file}:{line}: the compressed stream is damaged or cut")
-            }
-            Self::TraceCmdMissing { file, .. } => write!(
-                f,
-                "{}: a trace-cmd recording, and trace-cmd cannot be started; install trace-cmd, or \
-                run `trace-cmd report {0} > trace.txt` where it is installed and read that",
-                file.display()
-            ),
-            Self::TraceCmdFailed { file, message } => {
-                write!(f, "{}: trace-cmd report failed: {message}", file.display())
-            }
-            Self::Malformed { file, line, reason } => write!(f, "{file}:{line}: {reason}"),
-            Self::TooManyDevices { file, line } => {
-                write!(f, "{file}:{line}: more than 65535 devices")
-            }
-            Self::TooManyMappings { file, line } => {
-                write!(f, "{file}:{line}: more than 2^32 - 1 mappings alive")
-            }
-            Self::PhysicalSpaceExhausted { file, line } => write!(
-                f,
-                "{file}:{line}: the trace touches more different GiB of memory than a replay has \
-                room for (64 below 64 GiB, 448 above)"
-            ),
-            Self::FreshFramesTooLarge { file, line, bytes } => write!(
-                f,
-                "{file}:{line}: a coherent buffer of {bytes} bytes whose physical address the \
-                trace does not show; \
-                 frames are made up for 1 GiB at most"
-            ),
-            Self::SegmentWraps { file, line, start } => write!(
-                f,
-                "{file}:{line}: the segment at {start} would, with its share of the list's length, \
-                lie past 2^64"
-            ),
-            Self::Limit { file, line, excess } => write!(f, "{file}:{line}: {excess}"),
-            Self::Archive { file, reader } => write!(
-                f,
-                "{file}: compressed in a format that is not read; use `{reader} {file} | ringfence \
-                ... -`"
-            ),
-            Self::Parquet { file, problem } => write!(f, "{file}: {problem}"),
-        }
-    }
-}
-
-impl std::error::Error for TraceError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { source, .. }
-            | Self::Compression { source, .. }
-            | Self::TraceCmdMissing { source, .. } => Some(source),
-            _ => None,
-        }
+/// Returns the line as the message shows it: nothing for line 0, where the open failed.
+fn at_line(line: u64) -> String {
+    match line {
+        0 => String::new(),
+        line => format!(":{line}"),
     }
 }

@@ -1,7 +1,5 @@
 //! Limits on the resources that one trace may use in its reader and in a replay.
 
-use std::fmt;
-
 use ringfence_types::PhysRange;
 
 use crate::printable::printable;
@@ -96,15 +94,17 @@ impl TraceLimits {
 }
 
 /// A limit that a trace exceeds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitExceeded {
     /// The trace exceeds [`TraceLimits::text`].
+    #[error("the file expands to more than {limit} bytes of text; `--max-text` raises this limit")]
     Text {
         /// The limit in bytes.
         limit: u64,
     },
     /// A mapping exceeds [`TraceLimits::mapping`].
+    #[error("a mapping of {bytes} bytes exceeds the limit of {limit}; `--max-mapping` raises it")]
     Mapping {
         /// Size of the mapping in bytes.
         bytes: u64,
@@ -112,21 +112,31 @@ pub enum LimitExceeded {
         limit: u64,
     },
     /// The live mappings exceed [`TraceLimits::live`].
+    #[error("more than {limit} bytes are mapped at once; `--max-live` raises this limit")]
     Live {
         /// The limit in bytes.
         limit: u64,
     },
     /// The mapped bytes exceed [`TraceLimits::mapped`].
+    #[error(
+        "the trace so far maps more than {limit} bytes in all; `--max-mapped` raises this limit"
+    )]
     Mapped {
         /// The limit in bytes.
         limit: u64,
     },
     /// The live segments exceed [`TraceLimits::segments`].
+    #[error(
+        "the live mappings have more than {limit} segments; `--max-segments` raises this limit"
+    )]
     Segments {
         /// The limit in segments.
         limit: u64,
     },
     /// A mapping exceeds [`TraceLimits::list`].
+    #[error(
+        "a mapping of {segments} segments exceeds the limit of {limit}; `--max-list` raises it"
+    )]
     List {
         /// Segments of the mapping.
         segments: u64,
@@ -134,59 +144,20 @@ pub enum LimitExceeded {
         limit: u64,
     },
     /// The rows and segments exceed [`TraceLimits::rows`].
+    #[error(
+        "a file of this size holds at most {limit} rows and segments; `--max-rows` raises this \
+        limit"
+    )]
     Rows {
         /// The limit, in rows plus segments.
         limit: u64,
     },
     /// The marks exceed [`TraceLimits::marks`].
+    #[error("marks take more than {limit} bytes; `--max-marks` raises this limit")]
     Marks {
         /// The limit in bytes.
         limit: u64,
     },
-}
-
-impl fmt::Display for LimitExceeded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Text { limit } => write!(
-                f,
-                "the file expands to more than {limit} bytes of text; `--max-text` raises this \
-                limit"
-            ),
-            Self::Mapping { bytes, limit } => write!(
-                f,
-                "a mapping of {bytes} bytes, where the limit is {limit}; `--max-mapping` raises it"
-            ),
-            Self::Live { limit } => write!(
-                f,
-                "more than {limit} bytes are mapped at once; `--max-live` raises this limit"
-            ),
-            Self::Mapped { limit } => write!(
-                f,
-                "the trace so far maps more than {limit} bytes in all; `--max-mapped` raises this \
-                limit"
-            ),
-            Self::Segments { limit } => write!(
-                f,
-                "mappings of more than {limit} segments are alive; `--max-segments` raises this \
-                limit"
-            ),
-            Self::List { segments, limit } => write!(
-                f,
-                "a mapping of {segments} segments, where the limit is {limit}; `--max-list` raises \
-                it"
-            ),
-            Self::Rows { limit } => write!(
-                f,
-                "a file of this size holds at most {limit} rows and segments; `--max-rows` raises \
-                this limit"
-            ),
-            Self::Marks { limit } => write!(
-                f,
-                "marks take more than {limit} bytes; `--max-marks` raises this limit"
-            ),
-        }
-    }
 }
 
 /// Progress of the reader at the time of a charge to its [`Budget`].

@@ -232,23 +232,23 @@ impl Workload<'_> {
             }
             Self::Command(command) => {
                 let mut child = command.spawn().map_err(failed)?;
-                let mut patience = WaitTimer::default();
+                let mut timer = WaitTimer::default();
                 loop {
                     match child.try_wait() {
                         Ok(Some(status)) if status.success() => return Ok(Some(status)),
                         Ok(Some(status)) => {
                             // Ctrl-C ends both processes. Which of them sees it first is random and
                             // must not affect the result.
-                            let mut patience = WaitTimer::default();
+                            let mut timer = WaitTimer::default();
                             while !stop.load(Ordering::Relaxed) {
-                                if patience.is_over(SIGNAL_DELAY) {
+                                if timer.is_over(SIGNAL_DELAY) {
                                     return Ok(Some(status));
                                 }
                             }
                             return Ok(None);
                         }
                         Ok(None) if !stop.load(Ordering::Relaxed) => std::thread::sleep(TICK),
-                        Ok(None) if !patience.is_over(STOP_TIMEOUT) => {}
+                        Ok(None) if !timer.is_over(STOP_TIMEOUT) => {}
                         Ok(None) => {
                             let _ = child.kill();
                             let _ = child.wait();

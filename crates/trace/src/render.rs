@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use ringfence_types::{Direction, Nanos};
 
-use crate::text::{RawChunk, RawEvent, RawKind};
+use crate::text::{ListSpan, RawChunk, RawEvent, RawKind};
 
 /// Writes one event as a line without a line end. `device` returns the name of a device, which is
 /// written unmodified.
@@ -20,20 +20,7 @@ pub fn render(
     device: impl Fn(crate::DeviceIndex) -> String,
     out: &mut impl Write,
 ) -> fmt::Result {
-    write!(
-        out,
-        "{:>16}-{:<7} [{:03}] ",
-        "task", event.context.pid, event.cpu
-    )?;
-    if event.context.level != 0 {
-        write!(out, "..{}.. ", char::from(event.context.level))?;
-    }
-    let Nanos(now) = event.time;
-    let (seconds, nanos) = (now / 1_000_000_000, now % 1_000_000_000);
-    match nanos % 1000 {
-        0 => write!(out, "{seconds:>5}.{:06}: ", nanos / 1000)?,
-        _ => write!(out, "{seconds:>5}.{nanos:09}: ")?,
-    }
+    write_prefix(event, out)?;
     match event.kind {
         RawKind::Map {
             device: index,
@@ -81,29 +68,21 @@ pub fn render(
             if nents > phys_addrs.count || ents > dma_addrs.count {
                 out.write_str(" [TRUNCATED]")?;
             }
-            for (key, span) in [
-                (" dma_addrs=", dma_addrs),
-                (" sizes=", sizes),
-                (" phys_addrs=", phys_addrs),
-            ] {
-                out.write_str(key)?;
-                list(chunk.list(span), out)?;
-            }
-            out.write_str(" attrs=")
+            let lists = [
+                ("dma_addrs", dma_addrs),
+                ("sizes", sizes),
+                ("phys_addrs", phys_addrs),
+            ];
+            write_lists(chunk, &lists, out)
         }
         RawKind::UnmapSg {
             device: index,
             direction,
             phys_addrs,
         } => {
-            write!(
-                out,
-                "dma_unmap_sg: {} dir={} phys_addrs=",
-                device(index),
-                dir(direction)
-            )?;
-            list(chunk.list(phys_addrs), out)?;
-            out.write_str(" attrs=")
+            let (name, dir) = (device(index), dir(direction));
+            write!(out, "dma_unmap_sg: {name} dir={dir}")?;
+            write_lists(chunk, &[("phys_addrs", phys_addrs)], out)
         }
         RawKind::Alloc {
             device: index,
@@ -172,6 +151,33 @@ pub fn render(
             )
         }
     }
+}
+
+/// Writes task, CPU, context and time.
+fn write_prefix(event: &RawEvent, out: &mut impl Write) -> fmt::Result {
+    write!(
+        out,
+        "{:>16}-{:<7} [{:03}] ",
+        "task", event.context.pid, event.cpu
+    )?;
+    if event.context.level != 0 {
+        write!(out, "..{}.. ", char::from(event.context.level))?;
+    }
+    let Nanos(now) = event.time;
+    let (seconds, nanos) = (now / 1_000_000_000, now % 1_000_000_000);
+    match nanos % 1000 {
+        0 => write!(out, "{seconds:>5}.{:06}: ", nanos / 1000),
+        _ => write!(out, "{seconds:>5}.{nanos:09}: "),
+    }
+}
+
+/// Writes the lists with their names, and the empty attributes after them.
+fn write_lists(chunk: &RawChunk, lists: &[(&str, ListSpan)], out: &mut impl Write) -> fmt::Result {
+    for (name, span) in lists {
+        write!(out, " {name}=")?;
+        list(chunk.list(*span), out)?;
+    }
+    out.write_str(" attrs=")
 }
 
 fn dir(direction: Direction) -> &'static str {

@@ -324,11 +324,11 @@ fn strays_of_two_seeds_differ() {
             .run("t", first, second, &options, &mut out)
             .unwrap();
         let text = String::from_utf8(out).unwrap();
-        let stray = text.lines().find(|line| line.contains("unmap")).unwrap();
-        let (_, rest) = stray.split_once("dma_addr=").unwrap();
+        let unexplained_line = text.lines().find(|line| line.contains("unmap")).unwrap();
+        let (_, rest) = unexplained_line.split_once("dma_addr=").unwrap();
         rest.split(' ').next().unwrap().to_owned()
     };
-    let strays: std::collections::BTreeSet<String> = (0..16).map(run).collect();
-    assert_eq!(strays.len(), 16, "{strays:?}");
+    let unexplained: std::collections::BTreeSet<String> = (0..16).map(run).collect();
+    assert_eq!(unexplained.len(), 16, "{unexplained:?}");
     assert_eq!(run(3), run(3));
 }

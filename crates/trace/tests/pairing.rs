@@ -141,6 +141,33 @@ fn a_scatterlist_is_known_by_device_direction_and_list() {
 }
 
 #[test]
+fn a_scatterlist_mapped_again_at_its_address_is_replaced() {
+    let map = |dma| {
+        format!(
+            "0 . 1 dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={{{dma}}} \
+            sizes={{0x10}} phys_addrs={{0x5000}} attrs="
+        )
+    };
+    let unmap = "0 . 1 dma_unmap_sg: d dir=TO_DEVICE phys_addrs={0x5000} attrs=";
+    let addresses = ["0x1000", "0x2000", "0x3000"];
+    // Mappings of one list at three addresses. Each in turn is mapped again at its address.
+    for (again, ended) in [(0, [1, 2, 0]), (1, [0, 2, 1]), (2, [0, 1, 2])] {
+        let mut lines: Vec<String> = addresses.map(map).to_vec();
+        lines.push(map(addresses[again]));
+        lines.extend([unmap; 4].map(str::to_owned));
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        let (ops, summary) = run(&lines);
+        let mut expected = vec![
+            format!("unmap {again} 0"),
+            format!("map d {again} Sg to-device 5000+10 {{replaces}} 1"),
+        ];
+        expected.extend(ended.map(|id| format!("unmap {id} 1")));
+        assert_eq!(ops[3..], expected);
+        assert_eq!((summary.replaced, summary.unmatched_unmaps), (1, 1));
+    }
+}
+
+#[test]
 fn what_no_dma_line_explains() {
     let lines = [
         // Before the first device: belongs to no device.

@@ -26,13 +26,13 @@ impl<S: FrameSource + ?Sized> FrameSource for &S {
     }
 }
 
-/// The source has no frame left for a table.
+/// The source has out of frames for tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OutOfFrames;
 
 impl fmt::Display for OutOfFrames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no frame left for a table")
+        f.write_str("out of frames for tables")
     }
 }
 

@@ -120,9 +120,9 @@ pub enum InvalidationError {
 impl fmt::Display for InvalidationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::QueueFull => "invalidation queue full",
-            Self::Failed => "invalidation failed",
-            Self::ScopeTooNarrow => "invalidation does not cover the ranges it was to release",
+            Self::QueueFull => "the invalidation queue is full",
+            Self::Failed => "the invalidation failed",
+            Self::ScopeTooNarrow => "the invalidation does not cover all ranges of its batch",
             Self::Unsupported => "the unit caches nothing of the kind that was to be invalidated",
         })
     }

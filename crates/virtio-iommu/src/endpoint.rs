@@ -65,15 +65,16 @@ impl Endpoint {
     }
 }
 
-/// Sorts and validates `regions`. `most` is the number of regions that a PROBE can describe.
-pub(crate) fn checked(
+/// Sorts and validates `regions`. `limit` is the maximum number of regions that a PROBE can
+/// describe.
+pub(crate) fn validated_regions(
     regions: &[ReservedRegion],
-    most: usize,
+    limit: usize,
 ) -> Result<Vec<ReservedRegion>, ReservedRegionsError> {
-    if regions.len() > most {
+    if regions.len() > limit {
         return Err(ReservedRegionsError::TooMany {
-            given: regions.len(),
-            most,
+            count: regions.len(),
+            limit,
         });
     }
     let mut sorted = Vec::new();
@@ -105,9 +106,9 @@ pub enum ReservedRegionsError {
     /// A PROBE cannot describe this many regions.
     TooMany {
         /// Number of regions.
-        given: usize,
+        count: usize,
         /// Maximum number of regions.
-        most: usize,
+        limit: usize,
     },
     /// Two regions overlap.
     Overlap(IovaRange, IovaRange),
@@ -120,14 +121,16 @@ pub enum ReservedRegionsError {
 impl fmt::Display for ReservedRegionsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooMany { given, most } => {
+            Self::TooMany { count, limit } => {
                 write!(
                     f,
-                    "{given} reserved regions, a PROBE describes at most {most}"
+                    "{count} reserved regions, but a PROBE describes at most {limit}"
                 )
             }
-            Self::Overlap(one, other) => write!(f, "reserved regions {one} and {other} overlap"),
-            Self::TwoMsi(one, other) => write!(f, "{one} and {other} are both for MSIs"),
+            Self::Overlap(first, second) => {
+                write!(f, "reserved regions {first} and {second} overlap")
+            }
+            Self::TwoMsi(first, second) => write!(f, "{first} and {second} are both MSI regions"),
             Self::OutOfMemory => f.write_str("out of memory"),
         }
     }
@@ -155,11 +158,11 @@ pub enum EndpointError {
 impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exists(id) => write!(f, "endpoint {id} exists"),
-            Self::NoEndpoint(id) => write!(f, "there is no endpoint {id}"),
+            Self::Exists(id) => write!(f, "endpoint {id} already exists"),
+            Self::NoEndpoint(id) => write!(f, "endpoint {id} does not exist"),
             Self::LimitReached(full) => write!(f, "{full}"),
             Self::Reserved(error) => error.fmt(f),
-            Self::Sink(error) => write!(f, "the sink: {error}"),
+            Self::Sink(error) => write!(f, "the sink failed: {error}"),
         }
     }
 }

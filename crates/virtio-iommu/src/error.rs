@@ -175,17 +175,26 @@ impl RequestError {
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooShort { bytes } => write!(f, "a request of {bytes} bytes is too short"),
-            Self::NoTail { bytes } => write!(f, "a reply of {bytes} bytes has no room for a tail"),
-            Self::UnknownType(kind) => write!(f, "no request has type {kind}"),
-            Self::NotNegotiated => f.write_str("the feature was not accepted"),
+            Self::TooShort { bytes } => {
+                write!(f, "the request of {bytes} bytes is too short for its type")
+            }
+            Self::NoTail { bytes } => write!(
+                f,
+                "the reply buffer of {bytes} bytes has no room for a tail"
+            ),
+            Self::UnknownType(kind) => write!(f, "unknown request type {kind}"),
+            Self::NotNegotiated => {
+                f.write_str("the driver has not accepted VIRTIO_IOMMU_F_MAP_UNMAP")
+            }
             Self::ReservedField => f.write_str("a reserved field is not zero"),
             Self::UnknownFlags(flags) => write!(f, "unknown flags {flags:#x}"),
-            Self::NoEndpoint(endpoint) => write!(f, "there is no endpoint {endpoint}"),
-            Self::NoDomain(domain) => write!(f, "there is no domain {domain}"),
-            Self::DomainOutOfRange(domain) => write!(f, "domain {domain} is out of range"),
+            Self::NoEndpoint(endpoint) => write!(f, "endpoint {endpoint} does not exist"),
+            Self::NoDomain(domain) => write!(f, "domain {domain} does not exist"),
+            Self::DomainOutOfRange(domain) => {
+                write!(f, "domain {domain} is outside the domain range")
+            }
             Self::BypassMismatch(domain) => {
-                write!(f, "domain {domain}: bypass flag does not match")
+                write!(f, "the bypass flag contradicts domain {domain}")
             }
             Self::BypassDomain(domain) => write!(f, "domain {domain} bypasses the IOMMU"),
             Self::NotAttached { endpoint, domain } => {
@@ -194,22 +203,29 @@ impl fmt::Display for RequestError {
             Self::Incompatible { endpoint, domain } => {
                 write!(
                     f,
-                    "domain {domain} maps what is reserved for endpoint {endpoint}"
+                    "domain {domain} maps a reserved region of endpoint {endpoint}"
                 )
             }
             Self::EndBeforeStart { start, end } => {
                 write!(f, "range {start:#x}..={end:#x} ends before it starts")
             }
-            Self::Misaligned(range) => write!(f, "{range} is not made of whole granules"),
+            Self::Misaligned(range) => write!(f, "{range} is not aligned to the granule"),
             Self::OutsideInput(range) => write!(f, "{range} lies outside the input range"),
-            Self::OutsidePhysical(range) => write!(f, "{range} does not map to guest memory"),
-            Self::Reserved(range) => write!(f, "{range} is reserved"),
-            Self::Overlap(range) => write!(f, "{range} is mapped in part"),
+            Self::OutsidePhysical(range) => {
+                write!(f, "{range} maps to addresses outside guest memory")
+            }
+            Self::Reserved(range) => write!(f, "{range} overlaps a reserved region"),
+            Self::Overlap(range) => write!(f, "{range} overlaps a mapping"),
             Self::Splits(range) => write!(f, "{range} would split a mapping"),
-            Self::ProbeTooShort { bytes } => write!(f, "no properties fit into {bytes} bytes"),
+            Self::ProbeTooShort { bytes } => write!(
+                f,
+                "the PROBE buffer of {bytes} bytes is shorter than probe_size"
+            ),
             Self::LimitReached(full) => full.fmt(f),
-            Self::Sink(error) => write!(f, "the sink: {error}"),
-            Self::Blocked(domain) => write!(f, "domain {domain} is blocked"),
+            Self::Sink(error) => write!(f, "the sink failed: {error}"),
+            Self::Blocked(domain) => {
+                write!(f, "domain {domain} is blocked: the sink failed to unmap")
+            }
         }
     }
 }

@@ -101,7 +101,7 @@ impl fmt::Display for BufferTooSmall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a buffer of {} bytes has no room for an event of {FAULT_BYTES}",
+            "the event buffer of {} bytes is shorter than an event of {FAULT_BYTES}",
             self.bytes
         )
     }
@@ -129,22 +129,22 @@ impl Events {
 
     pub(crate) fn push(&mut self, denied: TranslationFault) {
         if self.waiting.len() >= self.limit || self.waiting.try_reserve(1).is_err() {
-            self.drop_one();
+            self.count_dropped();
         } else {
             self.waiting.push_back(denied);
         }
     }
 
-    pub(crate) const fn drop_one(&mut self) {
+    pub(crate) const fn count_dropped(&mut self) {
         self.dropped = self.dropped.saturating_add(1);
     }
 
     /// Drops the events of `endpoint`.
-    pub(crate) fn drop_of(&mut self, endpoint: EndpointId) {
+    pub(crate) fn drop_endpoint(&mut self, endpoint: EndpointId) {
         let before = self.waiting.len();
         self.waiting.retain(|denied| denied.endpoint != endpoint);
-        let gone = before - self.waiting.len();
-        self.dropped = self.dropped.saturating_add(gone as u64);
+        let removed = before - self.waiting.len();
+        self.dropped = self.dropped.saturating_add(removed as u64);
     }
 
     /// Encodes the oldest event into `buffer` and returns its length; `None` if no event is
@@ -154,10 +154,10 @@ impl Events {
             return Ok(None);
         };
         let bytes = buffer.len();
-        let Some(place) = buffer.first_chunk_mut() else {
+        let Some(slot) = buffer.first_chunk_mut() else {
             return Err(BufferTooSmall { bytes });
         };
-        *place = oldest.encode();
+        *slot = oldest.encode();
         self.waiting.pop_front();
         Ok(Some(FAULT_BYTES))
     }

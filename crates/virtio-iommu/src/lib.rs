@@ -7,8 +7,7 @@
 //! the driver provides a buffer.
 //!
 //! The embedder owns queues, threads, notifications and guest memory. The feature `virtio-queue`
-//! adds an adapter to rust-vmm's queues. The feature `conformance` adds a test suite of 40
-//! statements of the specification, for any implementation.
+//! adds an adapter to rust-vmm's queues.
 //!
 //! An unattached endpoint has no access, unless the embedder lets the driver decide
 //! ([`BypassPolicy`]). Decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`) defines the
@@ -22,8 +21,6 @@
 
 extern crate alloc;
 
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod device;
 mod domain;
 mod endpoint;

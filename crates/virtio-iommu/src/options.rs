@@ -93,7 +93,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             page_size_mask: !0xfff,
-            input: whole(),
+            input: full_range(),
             physical: all_physical(),
             domains: DomainRange {
                 first: DomainId::new(0),
@@ -107,7 +107,7 @@ impl Default for Options {
     }
 }
 
-fn whole() -> IovaRange {
+fn full_range() -> IovaRange {
     const {
         match IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX)) {
             Some(range) => range,

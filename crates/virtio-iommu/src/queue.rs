@@ -127,10 +127,11 @@ impl Queues {
                 let head = chain.head_index();
                 let reply_bytes = batch.max_reply_bytes();
                 let mut request = [0; MAX_REQUEST_BYTES];
-                let (read, given) = self.gather(chain, memory, &mut request, reply_bytes, most);
+                let (read, writable_bytes) =
+                    self.gather(chain, memory, &mut request, reply_bytes, most);
                 let request = request.get(..read).unwrap_or_default();
                 self.reply.resize(reply_bytes, 0);
-                let reply = self.reply.get_mut(..given).unwrap_or_default();
+                let reply = self.reply.get_mut(..writable_bytes).unwrap_or_default();
                 let handled = batch.handle(request, reply);
                 seen(request, &handled);
                 let used = self.scatter(memory, handled.used);
@@ -166,9 +167,9 @@ impl Queues {
                 break;
             };
             let head = chain.head_index();
-            let (_, given) = self.gather(chain, memory, &mut [], FAULT_BYTES, longest);
-            self.reply.resize(given.max(self.reply.len()), 0);
-            let buffer = self.reply.get_mut(..given).unwrap_or_default();
+            let (_, writable_bytes) = self.gather(chain, memory, &mut [], FAULT_BYTES, longest);
+            self.reply.resize(writable_bytes.max(self.reply.len()), 0);
+            let buffer = self.reply.get_mut(..writable_bytes).unwrap_or_default();
             let used = device.next_event(buffer).ok().flatten().unwrap_or(0);
             let used = self.scatter(memory, used);
             queue.add_used(memory, head, used)?;
@@ -207,17 +208,17 @@ impl Queues {
     ) -> (usize, usize) {
         self.writable.clear();
         let mut read = 0;
-        let mut given = 0;
+        let mut writable_bytes = 0;
         for (before, descriptor) in chain.enumerate() {
             if before >= longest {
                 return (0, 0);
             }
             let bytes = descriptor.len() as usize;
             if descriptor.is_write_only() {
-                let bytes = bytes.min(most.saturating_sub(given));
+                let bytes = bytes.min(most.saturating_sub(writable_bytes));
                 if bytes > 0 {
                     self.writable.push((descriptor.addr(), bytes));
-                    given += bytes;
+                    writable_bytes += bytes;
                 }
             } else if let Some(space) = request.get_mut(read..) {
                 let bytes = bytes.min(space.len());
@@ -228,7 +229,7 @@ impl Queues {
                 read += bytes;
             }
         }
-        (read, given)
+        (read, writable_bytes)
     }
 
     /// Writes the first `used` bytes of the reply to the current chain. Returns the used length.
@@ -236,11 +237,11 @@ impl Queues {
     fn scatter<M: GuestMemory>(&self, memory: &M, used: usize) -> u32 {
         let mut rest = self.reply.get(..used).unwrap_or_default();
         for &(at, bytes) in &self.writable {
-            let (now, later) = rest.split_at(bytes.min(rest.len()));
-            if !now.is_empty() && memory.write_slice(now, at).is_err() {
+            let (part, tail) = rest.split_at(bytes.min(rest.len()));
+            if !part.is_empty() && memory.write_slice(part, at).is_err() {
                 return 0;
             }
-            rest = later;
+            rest = tail;
         }
         u32::try_from(used).unwrap_or(0)
     }

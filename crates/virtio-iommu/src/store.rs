@@ -99,12 +99,12 @@ impl MappingStore {
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<(), InsertError> {
         if let Some(vacant) = self.vacant {
-            if let Some(place) = self.leaves.entry_mut(vacant.leaf, vacant.at)
-                && place.start == entry.start
-                && place.last >= entry.last
+            if let Some(slot) = self.leaves.entry_mut(vacant.leaf, vacant.at)
+                && slot.start == entry.start
+                && slot.last >= entry.last
             {
                 // The removed mapping overlapped nothing, and the new one is not longer.
-                *place = entry;
+                *slot = entry;
                 self.vacant = None;
                 self.len += 1;
                 return Ok(());
@@ -191,12 +191,12 @@ impl MappingStore {
     #[inline]
     pub(crate) fn covered(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
         self.close();
-        if let Some(place) = self.hints.get(start)
-            && let Some(entry) = self.entry(place)
+        if let Some(hint) = self.hints.get(start)
+            && let Some(entry) = self.entry(hint)
             && (entry.start, entry.last) == (start, last)
         {
             return Ok(Span {
-                first: place,
+                first: hint,
                 position: 0,
                 count: 1,
             });
@@ -247,32 +247,32 @@ impl MappingStore {
     /// Removes the mappings of `span`. Cannot fail.
     #[inline]
     pub(crate) fn remove(&mut self, span: Span) {
-        let place = span.first;
+        let first = span.first;
         if span.count == 1
-            && let Some(entry) = self.leaves.entry_mut(place.leaf, place.at)
+            && let Some(entry) = self.leaves.entry_mut(first.leaf, first.at)
         {
             entry.flags |= VACANT;
-            self.vacant = Some(place);
+            self.vacant = Some(first);
             self.len -= 1;
             return;
         }
-        self.remove_all(span.position, place.at, span.count);
+        self.remove_all(span.position, first.at, span.count);
     }
 
     /// Frees the vacant slot, if any.
     #[inline]
     fn close(&mut self) {
-        if let Some(place) = self.vacant.take() {
-            self.give_up(place);
+        if let Some(entry_position) = self.vacant.take() {
+            self.give_up(entry_position);
         }
     }
 
     #[cold]
-    fn give_up(&mut self, place: EntryPosition) {
-        if let Some(entry) = self.entry(place) {
+    fn give_up(&mut self, entry_position: EntryPosition) {
+        if let Some(entry) = self.entry(entry_position) {
             let position = self.leaf_for(entry.start);
             self.len += 1;
-            self.remove_all(position, place.at, 1);
+            self.remove_all(position, entry_position.at, 1);
         }
     }
 
@@ -290,15 +290,15 @@ impl MappingStore {
             }
         }
         // Remove whole leaves together, so that the leaves after them move only once.
-        let mut whole = 0;
-        while let Some(run) = self.leaves.run(leaf + whole)
+        let mut whole_runs = 0;
+        while let Some(run) = self.leaves.run(leaf + whole_runs)
             && left > 0
             && run.len() <= left
         {
             left -= run.len();
-            whole += 1;
+            whole_runs += 1;
         }
-        self.leaves.unlink(leaf, whole);
+        self.leaves.unlink(leaf, whole_runs);
         if left > 0 {
             left -= self.leaves.drain(leaf, 0, left);
         }
@@ -322,8 +322,10 @@ impl MappingStore {
     }
 
     #[inline]
-    fn entry(&self, place: EntryPosition) -> Option<&Entry> {
-        self.leaves.numbered(place.leaf)?.get(place.at)
+    fn entry(&self, entry_position: EntryPosition) -> Option<&Entry> {
+        self.leaves
+            .numbered(entry_position.leaf)?
+            .get(entry_position.at)
     }
 
     /// Returns the position of the leaf for a mapping that starts at `address`.

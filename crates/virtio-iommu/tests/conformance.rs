@@ -1,10 +1,9 @@
 //! Conformance statements: each holds for this crate's device, called directly and through queues.
 //! For each statement, a broken device fails it and no other statement.
-#![cfg(feature = "conformance")]
 
 mod subjects;
 
-use ringfence_virtio_iommu::conformance::{STATEMENTS, Setup, Subject, Verdict};
+use ringfence_virtio_iommu_conformance::{STATEMENTS, Setup, Subject, Verdict};
 use subjects::broken::Broken;
 use subjects::direct::Direct;
 use subjects::flaws::FLAWS;

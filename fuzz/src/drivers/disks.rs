@@ -2,7 +2,7 @@
 
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::block::ahci::{
-    AhciDriver, AhciPort, CommandHeader, HEADER_BYTES, Registers, TABLE_BYTES,
+    AhciDriver, AhciPort, AhciRegisters, CommandHeader, HEADER_BYTES, TABLE_BYTES,
 };
 use ringfence_devices::block::nvme::{
     COMMAND_BYTES, NvmeCommand, NvmeCompletion, NvmeController, NvmeQueue,
@@ -328,7 +328,7 @@ impl<H> Hostile<H> for AhciOf<H> {
     ) {
         let registers = match step.a & 1 {
             0 => self.port.registers(),
-            _ => Registers {
+            _ => AhciRegisters {
                 active: step.c,
                 failed: u32::from(step.b),
             },

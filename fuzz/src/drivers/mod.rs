@@ -98,17 +98,17 @@ trait Driver {
 
 fn of_mode<D: Driver>(config: u8, seed: u8, steps: &[u8], reached: Reached<'_>) {
     let told = Told::default();
-    let witness = told.clone();
+    let hooks = told.clone();
     let rings = |coherency| {
         let setup = RingSetup {
             coherency,
             ..rig::TAIL
         };
-        rig::RingRig::rings(D::rings(), setup, witness.clone())
+        rig::RingRig::rings(D::rings(), setup, hooks.clone())
     };
     match config & 3 {
         0 => Session::<_, D::Of<_>>::run(
-            rig::Rig::<_, _, Buffer, _>::paged(Strict, witness),
+            rig::Rig::<_, _, Buffer, _>::paged(Strict, hooks),
             told,
             false,
             seed,
@@ -116,7 +116,7 @@ fn of_mode<D: Driver>(config: u8, seed: u8, steps: &[u8], reached: Reached<'_>) 
             reached,
         ),
         1 => Session::<_, D::Of<_>>::run(
-            rig::Rig::<_, _, Buffer, _>::paged(Burst::new(8), witness),
+            rig::Rig::<_, _, Buffer, _>::paged(Burst::new(8), hooks),
             told,
             false,
             seed,

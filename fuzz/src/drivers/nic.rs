@@ -53,24 +53,24 @@ pub(super) struct AdapterOf<H, const BUFFERS: usize> {
 }
 
 impl<H, const BUFFERS: usize> AdapterOf<H, BUFFERS> {
-    fn addresses(&self, lane: QueueDir) -> RingAddresses {
+    fn addresses(&self, dir: QueueDir) -> RingAddresses {
         let mut rings = self.nic.rings();
-        let ring = rings.find(|(found, _, _)| *found == lane);
+        let ring = rings.find(|(found, _, _)| *found == dir);
         ring.map(|(_, _, at)| at).expect("it has both")
     }
 
     fn publish<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
-        lane: QueueDir,
+        dir: QueueDir,
     ) {
-        if let Some(tail) = self.nic.sync_map(&mut world.api(), lane, 0) {
-            self.device.doorbell(lane, 0, tail);
+        if let Some(tail) = self.nic.sync_map(&mut world.api(), dir, 0) {
+            self.device.doorbell(dir, 0, tail);
         }
     }
 }
 
-const fn lane(of: u8) -> QueueDir {
+const fn dir(of: u8) -> QueueDir {
     match of & 1 {
         0 => QueueDir::Rx,
         _ => QueueDir::Tx,
@@ -84,8 +84,8 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         let nic = Nic::open(profile, rig::buffers(bytes), &mut world.api());
         let nic = nic.expect("nothing fails");
         let mut device = NicDevice::new(rig::NIC, &profile, 3);
-        for (lane, index, at) in nic.rings() {
-            device.program(lane, index, &at);
+        for (dir, index, at) in nic.rings() {
+            device.program(dir, index, &at);
         }
         let mut this = Self { nic, device };
         this.publish(world, QueueDir::Rx);
@@ -93,8 +93,8 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
     }
 
     fn areas(&self) -> Vec<Area> {
-        let of = |lane| {
-            let at = self.addresses(lane);
+        let of = |dir| {
+            let at = self.addresses(dir);
             [at.descriptors, at.completions].map(|base| {
                 let bytes = u64::from(base.size.entries()) * u64::from(base.entry_bytes);
                 (base.at, bytes)
@@ -111,7 +111,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         reached: Reached<'_>,
     ) {
         let frame = vec![step.a; usize::from(step.b) % 1600];
-        if lane(step.a) == QueueDir::Rx {
+        if dir(step.a) == QueueDir::Rx {
             let taken = self.device.receive(&mut world.bus(), 0, &frame);
             taken.expect("its rings are mapped");
             return;
@@ -131,8 +131,8 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         step: Step,
         reached: Reached<'_>,
     ) {
-        let (lane, budget) = (lane(step.a), u32::from(step.b) + 1);
-        let result = match lane {
+        let (dir, budget) = (dir(step.a), u32::from(step.b) + 1);
+        let result = match dir {
             QueueDir::Rx => {
                 let each = |frame: &[u8]| {
                     assert!(frame.len() <= 1514, "no longer than its buffers");
@@ -148,7 +148,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
             Err(NicError::Device(found)) => reached(lie(&found)),
             Err(error) => panic!("{error}"),
         }
-        self.publish(world, lane);
+        self.publish(world, dir);
     }
 
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])> {
@@ -161,7 +161,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         };
         let mut raw = claim.encode();
         raw[14] = (raw[14] & !1) | step.a >> 7;
-        let at = self.addresses(lane(step.a)).completions;
+        let at = self.addresses(dir(step.a)).completions;
         Some((at.entry(u32::from(step.a >> 1)), raw))
     }
 
@@ -171,7 +171,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
     }
 
     fn doorbell(&mut self, value: u32) {
-        self.device.doorbell(lane(value as u8), 0, value >> 1);
+        self.device.doorbell(dir(value as u8), 0, value >> 1);
     }
 
     fn out(&self) -> usize {

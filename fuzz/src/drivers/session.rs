@@ -251,7 +251,7 @@ impl<W: OracleChecked + Environment, D: Hostile<W::Handle>> Session<W, D> {
 pub(super) fn lie(lie: &MalformedCompletion) -> &'static str {
     match lie.kind {
         CompletionFault::Nothing => "lie: Nothing",
-        CompletionFault::Index { .. } => "lie: Index",
+        CompletionFault::OutOfOrder { .. } | CompletionFault::NotOutstanding { .. } => "lie: Index",
         CompletionFault::Length { .. } => "lie: Length",
         CompletionFault::Status(_) => "lie: Status",
         CompletionFault::Queue(_) => "lie: Queue",

@@ -141,7 +141,7 @@ impl<'f, 'r> Front<'f, 'r> {
     /// end: a driver can let the device overwrite the index that it reads.
     fn settle(&mut self) {
         let begun = self.counters.requests.get();
-        while !self.session.rests() {
+        while !self.session.is_idle() {
             if self.counters.requests.get() - begun > RUNAWAY {
                 (self.reached)("runaway");
                 return;
@@ -442,7 +442,7 @@ impl<'f, 'r> Front<'f, 'r> {
             (1, true, 32)
         );
         let message = Iotlb::decode(message.try_into().expect("32 bytes"));
-        let Ok(Iotlb::Miss { iova, wanted }) = message else {
+        let Ok(Iotlb::Miss { iova, required }) = message else {
             panic!("{message:?}");
         };
         (self.reached)("miss");
@@ -452,7 +452,7 @@ impl<'f, 'r> Front<'f, 'r> {
         if self.unanswered == most {
             (self.reached)("crowded");
         }
-        Some((iova, wanted))
+        Some((iova, required))
     }
 
     /// Replies to the next miss, even if older misses have no reply yet; false if there is no miss.

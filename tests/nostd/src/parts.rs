@@ -195,7 +195,7 @@ fn pviommu() -> Option<()> {
     let backend = Backend::new(config, BackendLimits::default(), backing, tables);
     let options = ChannelOptions {
         pages_max: 16,
-        patience: 100,
+        max_empty_polls: 100,
     };
     let channel = Channel::new(Loopback::new(backend, 8), options);
     let link = SharedChannel::new(channel, RefCell::new);

@@ -22,14 +22,17 @@ const LEVELS: &[(&str, u8)] = &[
     ("softiommu", 3),
     ("devices", 3),
     ("trace", 3),
-    ("lab", 4),
+    ("papers", 4),
     ("live", 4),
-    ("report", 5),
-    ("cli", 6),
+    ("lab", 5),
+    ("experiments", 6),
+    ("guest-harness", 6),
+    ("report", 7),
+    ("cli", 8),
 ];
 
 /// Packages that only test the others and may depend on all of them.
-const ABOVE_ALL: &[&str] = &["tests"];
+const ABOVE_ALL: &[&str] = &["tests", "virtio-iommu-conformance"];
 
 /// Packages that depend on no crate: tools must build even if the crates do not.
 const APART: &[&str] = &["xtask"];

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use super::disk::IommuKind;
 use super::live::DeviceArgs;
 
 /// Subcommands of `guest`.
@@ -110,7 +111,7 @@ does: its input and output are the second serial line, its exit code goes to the
 
 const GUEST_PREPARE_EXAMPLES: &str = "\
 Examples:
-  ringfence serve --dir RUN --blk disk.img >arguments &
+  ringfence serve --dir RUN --disk disk.img >arguments &
   eval \"$(ringfence guest prepare -- md5sum /dev/vda)\"
   eval \"$QEMU $(cat arguments)\" -display none -kernel '$KERNEL' -initrd '$INITRAMFS' -append \
   '\"$APPEND\"' \\
@@ -154,17 +155,13 @@ pub(crate) struct GuestArgs {
 /// Options of this project's modules in the guest.
 #[derive(Debug, Args)]
 pub(crate) struct ModuleArgs {
-    /// Load this module, built for the guest's kernel, before the drivers: pviommu, the driver of
-    /// the para-virtual IOMMU, which then replaces the virtio-iommu
-    #[arg(long, value_name = "NAME", value_parser = ["pviommu"])]
-    pub module: Option<String>,
-    /// Parameters of the module, as for insmod: "cache=0 t_ms=1000"
+    /// Parameters of the module that drives the para-virtual IOMMU, as for insmod: "cache=0
+    /// t_ms=1000". Needs --iommu pviommu
     #[arg(
         long,
         value_name = "WORDS",
         default_value = "",
-        hide_default_value = true,
-        requires = "module"
+        hide_default_value = true
     )]
     pub module_args: String,
     /// Put this module into the guest, at /modules/NAME.ko, for the command to load
@@ -181,6 +178,10 @@ pub(crate) struct GuestPrepareArgs {
     /// Options of the guest.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// IOMMU that `serve --iommu` serves. The user space loads its driver; for pviommu, this is
+    /// the module pviommu, built for the kernel
+    #[arg(long, value_name = "KIND", value_enum, default_value_t)]
+    pub iommu: IommuKind,
     /// Options of the modules.
     #[command(flatten)]
     pub module: ModuleArgs,
@@ -209,7 +210,7 @@ const GUEST_RUN_EXAMPLES: &str = "\
 Examples:
   ringfence guest run -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct'
   ringfence guest run --kernel latest --lazy --metrics -- md5sum /dev/vda
-  ringfence guest run --module pviommu -- sh -c 'md5sum /dev/vda; grep -r . \
+  ringfence guest run --iommu pviommu -- sh -c 'md5sum /dev/vda; grep -r . \
   /sys/kernel/debug/pviommu'
   ringfence guest run                                 a shell
 
@@ -247,7 +248,7 @@ pub(crate) struct GuestRunArgs {
     /// Print the devices' counters to standard error at the end
     #[arg(long)]
     pub metrics: bool,
-    /// Options of the devices; without --blk the disk is an empty one of 64 MiB.
+    /// Options of the devices; without a FILE the disk is an empty one of 64 MiB.
     #[command(flatten)]
     pub devices: DeviceArgs,
 }

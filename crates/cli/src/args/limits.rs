@@ -117,7 +117,9 @@ impl ReplayLimitArgs {
 
 /// Parses a number, with K, M, G or T for a power of 1024.
 fn size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no number with K, M, G or T behind it, such as 64M");
+    let wrong = || {
+        format!("{text:?} is not a size; write a number, optionally with K, M, G or T, such as 64M")
+    };
     let (digits, shift) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 10),
         Some((at, 'M' | 'm')) => (&text[..at], 20),

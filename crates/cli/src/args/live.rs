@@ -1,17 +1,18 @@
 //! The command line of the subcommands that serve guests.
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueHint};
-#[cfg(feature = "live")]
+use ringfence_live::Locked;
+use ringfence_live::daemon::NetOptions;
 use ringfence_live::dma_fault_injection::InjectedDma;
-#[cfg(feature = "live")]
+use ringfence_live::link::AddressError;
+use ringfence_live::virtio::net::MAX_PAIRS;
 use ringfence_live::virtio::pviommu::InjectedReply;
 
-#[cfg(not(feature = "live"))]
-type InjectedDma = String;
-#[cfg(not(feature = "live"))]
-type InjectedReply = String;
+use super::disk::{DiskArg, IommuKind, disk};
 
 pub(crate) const SERVE_LONG: &str = "\
 Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
@@ -33,15 +34,11 @@ pub(crate) struct ServeArgs {
     /// belongs to another user, or that others can write to, is refused
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// Use the para-virtual IOMMU; the guest needs its module (`guest prepare --module pviommu`)
-    #[arg(long, conflicts_with_all = ["no_iommu", "vhost_user"])]
-    pub pviommu: bool,
     /// Take over the devices of a running `serve` in the directory without stopping the guest. The
     /// old process exits with code 4. Repeat host-side options: limits, --host-page-pool,
     /// --memory-file, --lock
     #[arg(long, conflicts_with_all = [
-        "pviommu", "blk", "read_only", "rng", "net", "inject_dma", "requests", "no_iommu",
-        "vhost_user", "inject_reply", "isolate", "assigned", "memory", "cpus",
+        "iommu", "disk", "rng", "net", "inject_dma", "requests", "inject_reply", "memory", "cpus",
     ])]
     pub take_over: bool,
     /// Before the old process stops, copy and rebuild the devices while they work, until they have
@@ -94,26 +91,35 @@ fn interval(text: &str) -> Result<f64, String> {
 }
 
 /// Options of the devices.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
     /// Let members of this group, given by its number, connect to the devices and read their
     /// tables: for a QEMU of another user. By default only this user and root can
     #[arg(long, value_name = "GID", help_heading = "Devices")]
     pub group: Option<u32>,
-    /// Add a disk backed by this raw file
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
-    pub blk: Option<PathBuf>,
-    /// Make the disk read-only
-    #[arg(long, help_heading = "Devices")]
-    pub read_only: bool,
-    /// Run the disk in a sandboxed process, which has only the guest memory mapped for the disk
-    #[arg(long, conflicts_with = "no_iommu", help_heading = "Devices")]
-    pub isolate: bool,
-    /// Make the disk an assigned one: the hardware model translates its accesses, with an IOTLB and
-    /// tables in memory that the IOMMU maintains. With --no-iommu, the host maps all guest memory
-    /// there
-    #[arg(long, conflicts_with_all = ["isolate", "vhost_user"], help_heading = "Devices")]
-    pub assigned: bool,
+    /// IOMMU of the guest
+    #[arg(
+        long,
+        value_name = "KIND",
+        value_enum,
+        default_value_t,
+        help_heading = "Devices"
+    )]
+    pub iommu: IommuKind,
+    /// Add a disk backed by this raw file. mode=emulated (the default): this process serves it, and
+    /// the IOMMU translates its accesses in software. mode=sandbox: a sandboxed process serves it,
+    /// which has only the guest memory that the IOMMU maps for the disk. mode=assigned: the
+    /// hardware model translates its accesses, with an IOTLB and tables in memory that the IOMMU
+    /// maintains; with --iommu none, the host maps all guest memory there. Write a comma in FILE
+    /// twice
+    #[arg(
+        long,
+        value_name = "FILE[,mode=MODE][,readonly=on]",
+        value_parser = OsStringValueParser::new().try_map(|text| disk(&text)),
+        value_hint = ValueHint::FilePath,
+        help_heading = "Devices",
+    )]
+    pub disk: Option<DiskArg>,
     /// Let the para-virtual IOMMU's host allocate frames for the guest's pages in advance, and keep
     /// a pointer to the last table used in a lookup
     #[arg(long, help_heading = "Devices")]
@@ -130,10 +136,10 @@ pub(crate) struct DeviceArgs {
         value_parser = net,
         help_heading = "Devices",
     )]
-    pub net: Option<NetArg>,
+    pub net: Option<NetOptions>,
     /// Make the disk misbehave, to test what stops it: stray:ADDRESS (a write there), after-unmap,
     /// write-read-only, read-write-only, foreign (the entropy device writes to the disk's buffers;
-    /// with --rng), after-revoke (around its own translation; with --isolate), storm:ADDRESS (a
+    /// with --rng), after-revoke (around its own translation; with mode=sandbox), storm:ADDRESS (a
     /// million writes there); several, each once
     #[arg(
         long,
@@ -142,23 +148,10 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub inject_dma: Vec<InjectedDma>,
-    /// Record the requests of the guest's IOMMU driver in this file, one per line, up to
+    /// Record the requests of the virtio-iommu's driver in this file, one per line, up to
     /// --max-requests
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub requests: Option<PathBuf>,
-    /// Run without a virtio-iommu: devices can access all guest memory
-    #[arg(long, help_heading = "Devices")]
-    pub no_iommu: bool,
-    /// Make the disk a vhost-user back-end, behind QEMU's own IOMMU: intel (intel-iommu) or virtio
-    /// (virtio-iommu-pci)
-    #[arg(
-        long,
-        value_name = "IOMMU",
-        value_parser = foreign,
-        conflicts_with_all = ["no_iommu", "rng", "net", "requests"],
-        help_heading = "Devices"
-    )]
-    pub vhost_user: Option<ForeignArg>,
     /// Make the para-virtual IOMMU answer incorrectly, to test its driver: never, late, twice or
     /// foreign (to a request that nobody made), each with :N, the number of requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
@@ -183,7 +176,6 @@ pub(crate) struct DeviceArgs {
         long,
         value_name = "FILE",
         value_hint = ValueHint::FilePath,
-        conflicts_with = "vhost_user",
         help_heading = "Devices",
     )]
     pub memory_file: Option<PathBuf>,
@@ -194,10 +186,9 @@ pub(crate) struct DeviceArgs {
         long,
         value_name = "WHAT",
         value_parser = lock,
-        conflicts_with = "vhost_user",
         help_heading = "Devices",
     )]
-    pub lock: Option<LockArg>,
+    pub lock: Option<Locked>,
     /// Number of CPUs of the guest
     #[arg(
         long,
@@ -212,7 +203,7 @@ pub(crate) struct DeviceArgs {
 
 /// Limits on the resources of this process that a guest can use. Requests beyond a limit are
 /// refused, and reported a few times on standard error.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Limits of a guest")]
 pub(crate) struct GuestLimitArgs {
     /// Mappings of its IOMMU driver, in all domains together
@@ -322,67 +313,20 @@ fn queue(text: &str) -> Result<u16, String> {
         .ok_or_else(|| "it has to be a power of two from 4 to 1024".into())
 }
 
-/// One of QEMU's own IOMMUs. A build without the feature `live` only stores the text.
-#[cfg(feature = "live")]
-pub(crate) type ForeignArg = ringfence_live::guest::QemuIommu;
-#[cfg(not(feature = "live"))]
-pub(crate) type ForeignArg = String;
-
-#[cfg(not(feature = "live"))]
-fn foreign(text: &str) -> Result<ForeignArg, String> {
-    Ok(text.to_owned())
-}
-
-#[cfg(feature = "live")]
-fn foreign(text: &str) -> Result<ForeignArg, String> {
+fn lock(text: &str) -> Result<Locked, String> {
     match text {
-        "intel" => Ok(ForeignArg::Intel),
-        "virtio" => Ok(ForeignArg::Virtio),
-        _ => Err("it is intel or virtio".into()),
-    }
-}
-
-/// Part of the guest's memory that is locked in host memory. A build without the feature `live`
-/// only stores the text.
-#[cfg(feature = "live")]
-pub(crate) type LockArg = ringfence_live::Locked;
-#[cfg(not(feature = "live"))]
-pub(crate) type LockArg = String;
-
-#[cfg(not(feature = "live"))]
-fn lock(text: &str) -> Result<LockArg, String> {
-    Ok(text.to_owned())
-}
-
-#[cfg(feature = "live")]
-fn lock(text: &str) -> Result<LockArg, String> {
-    match text {
-        "mapped" => Ok(LockArg::Mapped),
-        "all" => Ok(LockArg::All),
+        "mapped" => Ok(Locked::Mapped),
+        "all" => Ok(Locked::All),
         _ => Err("it is mapped or all".into()),
     }
 }
 
-/// A parsed network device. A build without the feature `live` only stores the text.
-#[cfg(feature = "live")]
-pub(crate) type NetArg = ringfence_live::daemon::NetOptions;
-#[cfg(not(feature = "live"))]
-pub(crate) type NetArg = String;
-
-#[cfg(not(feature = "live"))]
-fn net(text: &str) -> Result<NetArg, String> {
-    Ok(text.to_owned())
-}
-
-#[cfg(feature = "live")]
-fn net(text: &str) -> Result<NetArg, String> {
-    use ringfence_live::virtio::net::MAX_PAIRS;
-
+fn net(text: &str) -> Result<NetOptions, String> {
     let mut words = text.split(',');
     let link = words.next().unwrap_or_default().parse();
-    let mut options = NetArg {
-        link: link.map_err(|error: ringfence_live::link::AddressError| error.to_string())?,
-        pairs: std::num::NonZeroU16::MIN,
+    let mut options = NetOptions {
+        link: link.map_err(|error: AddressError| error.to_string())?,
+        pairs: NonZeroU16::MIN,
         mac: None,
     };
     for word in words {
@@ -391,7 +335,7 @@ fn net(text: &str) -> Result<NetArg, String> {
                 options.pairs = number
                     .parse()
                     .ok()
-                    .filter(|pairs: &std::num::NonZeroU16| pairs.get() <= MAX_PAIRS)
+                    .filter(|pairs: &NonZeroU16| pairs.get() <= MAX_PAIRS)
                     .ok_or_else(|| format!("queues has to be from 1 to {MAX_PAIRS}"))?;
             }
             Some(("mac", text)) => options.mac = Some(mac(text)?),
@@ -402,7 +346,6 @@ fn net(text: &str) -> Result<NetArg, String> {
 }
 
 /// Parses six bytes that name one device, not a group.
-#[cfg(feature = "live")]
 fn mac(text: &str) -> Result<[u8; 6], String> {
     // Digits only: `from_str_radix` would accept a sign.
     let digits = |part: &str| part.len() == 2 && part.bytes().all(|c| c.is_ascii_hexdigit());
@@ -415,7 +358,7 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
         .ok_or_else(|| "mac has to be like 52:54:00:12:34:56, of one device".into())
 }
 
-#[cfg(all(test, feature = "live"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -45,14 +45,13 @@ Examples:
   sudo ringfence trace record -o download.trace.zst -- curl -so /dev/null https://example.org/file
   ringfence compare download.trace.zst
 
-The recording uses a tracing instance of its own and removes it at its end, on errors and on \
-Ctrl-C too; other tracing on the host is \
-not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and \
-coherent buffers lack addresses.
+The recording uses its own tracing instance and removes it at the end, after errors and Ctrl-C \
+too. Other tracing on the host is not affected. Without an active IOMMU the kernel prints no \
+iommu:* events, so scatterlists and coherent buffers lack addresses.
 
-The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER \
---regid GROUP --init-groups COMMAND` runs it as another. A trace holds the kernel's addresses: the \
-file can be read by its user alone.";
+The command runs as the user of ringfence, under sudo as root. `-- setpriv --reuid USER --regid \
+GROUP --init-groups COMMAND` runs it as another user. A trace contains kernel addresses, so \
+only the user can read the file.";
 
 /// Arguments of `trace record`.
 #[derive(Debug, Args)]
@@ -116,12 +115,11 @@ pub(crate) struct AnonymiseArgs {
 const CONVERT_LONG: &str = "\
 Write a trace's operations as Parquet, for tools that read tables.
 
-One row an operation (map, unmap) or mark, in the order of the trace: time, device, processor, the \
-mapping that pairs an unmap with its map, direction, class, and the buffer's segments. Devices and \
-the summary stand in the file's metadata. `compare` reads the file like any trace, with the same \
-rows. The lines themselves are not kept: `trace info` and `trace anonymise` want the text.
-
-Needs a build with `--features parquet`.";
+The file has one row for each operation (map, unmap) or mark, in the order of the trace: time, \
+device, CPU, the mapping that pairs an unmap with its map, direction, class, and the segments \
+of the buffer. The metadata of the file contains the devices and the summary. `compare` reads \
+the file like any trace, with the same results. The file does not contain the lines of the \
+trace, which `trace info` and `trace anonymise` need.";
 
 /// Arguments of `trace convert`.
 #[derive(Debug, Args)]

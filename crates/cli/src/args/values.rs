@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use ringfence_experiments::Experiment;
+use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::LabError;
-use ringfence_lab::experiments::Experiment;
-use ringfence_lab::experiments::guests::{Configuration, Kind};
 use ringfence_lab::guest::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_report::{Condition, ConditionError};
@@ -17,7 +17,7 @@ pub(super) fn named_mode(name: &str) -> Result<Mode, LabError> {
 pub(super) fn paged_mode(name: &str) -> Result<Mode, String> {
     let mode = named_mode(name).map_err(|error| error.to_string())?;
     if mode.has_rings() || !mode.translates() {
-        return Err("it looks up no pages".into());
+        return Err("the mode does not map pages".into());
     }
     Ok(mode)
 }
@@ -28,18 +28,18 @@ pub(super) fn experiment(id: &str) -> Result<&'static Experiment, String> {
             .iter()
             .map(|experiment| experiment.id)
             .collect();
-        format!("there are {}", known.join(", "))
+        format!("the experiments are {}", known.join(", "))
     })
 }
 
 pub(super) fn kind(name: &str) -> Result<Kind, String> {
     let known = || Kind::ALL.map(Kind::word).join(", ");
-    Kind::called(name).ok_or_else(|| format!("there are {}", known()))
+    Kind::called(name).ok_or_else(|| format!("the kinds are {}", known()))
 }
 
 pub(super) fn configuration(name: &str) -> Result<Configuration, String> {
     let known = || Configuration::ALL.map(Configuration::name).join(", ");
-    Configuration::called(name).ok_or_else(|| format!("there are {}", known()))
+    Configuration::called(name).ok_or_else(|| format!("the configurations are {}", known()))
 }
 
 pub(super) fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
@@ -49,7 +49,7 @@ pub(super) fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
 pub(super) fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("it has to be a number above 0".into()),
+        _ => Err("expected a number above 0".into()),
     }
 }
 
@@ -57,21 +57,21 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
     let text = text.strip_suffix('%').unwrap_or(text);
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
-        _ => Err("it has to be a number of per cent".into()),
+        _ => Err("expected per cent, at least 0".into()),
     }
 }
 
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 1e6 => Ok(Duration::from_secs_f64(value)),
-        _ => Err("it has to be a number of seconds, above 0".into()),
+        _ => Err("expected seconds, above 0".into()),
     }
 }
 
 pub(super) fn repetitions(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if number <= 10_000 => Ok(number),
-        _ => Err("it has to be a number from 0 to 10000".into()),
+        _ => Err("expected a number from 0 to 10000".into()),
     }
 }
 
@@ -79,24 +79,24 @@ pub(super) fn repetitions(text: &str) -> Result<usize, String> {
 pub(super) fn cycle_ns(text: &str) -> Result<u64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (1e-6..=1e6).contains(&seconds) => Ok((seconds * 1e9) as u64),
-        _ => Err("a cycle lasts 0.000001 to 1000000 seconds".into()),
+        _ => Err("expected 0.000001 to 1000000 seconds".into()),
     }
 }
 
 pub(super) fn cycles(text: &str) -> Result<Cycles, String> {
     let cycles = text.parse::<u8>().ok().and_then(Cycles::new);
-    cycles.ok_or_else(|| format!("C is 1 to {}", Cycles::MAX))
+    cycles.ok_or_else(|| format!("expected 1 to {}", Cycles::MAX))
 }
 
 pub(super) fn ring_entries(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(slots) if (1..1 << 18).contains(&slots) => Ok(slots),
-        _ => Err("a ring has 1 to 262143 slots".into()),
+        _ => Err("expected 1 to 262143 slots".into()),
     }
 }
 
 pub(super) fn iotlb(text: &str) -> Result<(u32, u32), String> {
-    let wrong = || "it has to be SETSxWAYS, as in 16x4".to_owned();
+    let wrong = || "expected SETSxWAYS, as in 16x4".to_owned();
     let (sets, ways) = text.split_once('x').ok_or_else(wrong)?;
     match (sets.parse::<u32>(), ways.parse::<u32>()) {
         (Ok(sets), Ok(ways)) => Ok((sets, ways)),
@@ -105,7 +105,7 @@ pub(super) fn iotlb(text: &str) -> Result<(u32, u32), String> {
 }
 
 pub(super) fn walk_cache(text: &str) -> Result<[u32; 3], String> {
-    let wrong = || "it has to be three numbers of entries, as in 32,16,4".to_owned();
+    let wrong = || "expected three numbers of entries, as in 32,16,4".to_owned();
     let parts: Vec<u32> = text
         .split(',')
         .map(|part| part.trim().parse::<u32>().ok())

@@ -148,7 +148,7 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
     let profile = Profile {
         name: "calibrated".into(),
         source: format!(
-            "executed: this machine; invalidation, miss, c_none and geometry: {} ({})",
+            "measured: this machine; invalidation, miss, baseline_cycles and geometry: {} ({})",
             source.name, source.source
         ),
         coherent: measured.coherent.unwrap_or(source.coherent),
@@ -192,10 +192,12 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
     out.push_str("#\n# Not measurable by a user program and taken from ");
     let _ = writeln!(
         out,
-        "{}: invalidation_cycles, miss_cycles, c_none,",
+        "{}: invalidation_cycles, miss_cycles, baseline_cycles,",
         source.name
     );
-    out.push_str("# iotlb_sets, iotlb_ways, walk_cache. Edit them where you know better.\n");
+    out.push_str(
+        "# iotlb_sets, iotlb_ways, walk_cache_entries. Edit them where you know better.\n",
+    );
     out.push_str(match measured.coherent {
         Some(_) => "# coherent: as this host's IOMMU says.\n\n",
         None => "# coherent: no IOMMU to ask on this host; taken from the same profile.\n\n",

@@ -8,7 +8,7 @@ use ringfence_lab::compare::{self, CompareOptions};
 use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
-use ringfence_report::{ExecutedOn, FailedCondition, Report, csv, markdown, plots, terminal};
+use ringfence_report::{FailedCondition, MeasuredOn, Report, csv, markdown, plots, terminal};
 use ringfence_trace::TraceOptions;
 
 use super::json;
@@ -20,10 +20,13 @@ use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
+/// Columns of the report in a pipe, and at most at a terminal.
+const REPORT_WIDTH: usize = 120;
+
 /// Replays traces in modes and prints the results.
 pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let profile = profile(args)?;
-    let modes = modes(args);
+    let (modes, omitted) = modes(args);
     let names: Vec<String> = modes.iter().map(|mode| mode.name.clone()).collect();
     let conditions: Vec<_> = args.fail_if.iter().flatten().collect();
     for condition in &conditions {
@@ -40,7 +43,14 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             .collect::<Result<_, _>>()?;
     }
     let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));
-    let mut report = Report::new(profile.clone(), executed_on(), repetitions, !args.no_attack);
+    let mut report = Report::new(
+        profile.clone(),
+        measured_on(),
+        repetitions,
+        !args.no_attack,
+        &modes,
+        &omitted,
+    );
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
         let rings = if counted {
@@ -80,7 +90,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     } else if args.format.markdown {
         markdown(&report)
     } else {
-        terminal(&report, table_style())
+        terminal(&report, table_style().within(REPORT_WIDTH))
     };
     print(&text)?;
     if let Some(dir) = &args.plot {
@@ -155,13 +165,13 @@ fn default_repetitions(inputs: &[Input]) -> usize {
 fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
     let mut profile = profile_file::load(&args.profile)?;
     if let Some(cycles) = args.baseline_cycles {
-        profile.c_none = cycles;
+        profile.baseline_cycles = cycles;
     }
     if let Some((sets, ways)) = args.iotlb {
         (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);
     }
     if let Some(entries) = args.walk_cache {
-        profile.walk_cache = entries;
+        profile.walk_cache_entries = entries;
     }
     if args.coherent || args.non_coherent {
         profile.coherent = args.coherent;
@@ -170,10 +180,18 @@ fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
     Ok(profile)
 }
 
-/// Returns the named modes and the composed ones, each once.
-fn modes(args: &CompareArgs) -> Vec<Mode> {
+/// Returns the named modes and the composed ones, each once, and the named modes that the default
+/// selection leaves out.
+fn modes(args: &CompareArgs) -> (Vec<Mode>, Vec<Mode>) {
+    let mut omitted = Vec::new();
     let named = match args.modes.as_slice() {
-        [] => Mode::named(),
+        [] if args.all_modes => Mode::named(),
+        [] => {
+            let selected = Mode::default_selection();
+            omitted = Mode::named();
+            omitted.retain(|mode| !selected.contains(mode) && !args.composed.contains(mode));
+            selected
+        }
         chosen => chosen.to_vec(),
     };
     let mut modes: Vec<Mode> = Vec::new();
@@ -182,20 +200,20 @@ fn modes(args: &CompareArgs) -> Vec<Mode> {
             modes.push(mode);
         }
     }
-    modes
+    (modes, omitted)
 }
 
-/// Returns the CPU and the build that execute the measured part.
-pub(super) fn executed_on() -> ExecutedOn {
+/// Returns the CPU and the build of the measured part.
+pub(super) fn measured_on() -> MeasuredOn {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
         (key.trim() == "model name").then(|| value.trim().to_owned())
     });
-    ExecutedOn {
+    MeasuredOn {
         cpu: model.unwrap_or_else(|| "unknown".into()),
         arch: std::env::consts::ARCH,
-        unit: if cfg!(target_arch = "x86_64") {
+        cycle_unit: if cfg!(target_arch = "x86_64") {
             "tsc"
         } else {
             "ns"

@@ -6,17 +6,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use ringfence_live::access::{SocketAccess, make_cache};
-use ringfence_live::differential::{DifferentialReport, DifferentialSettings, DifferentialTest};
-use ringfence_live::guest::{
-    Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, OwnModule, Qemu, QemuArgs, READ_BYTES,
-    bench_reads, boot, build_initramfs, build_module,
+use ringfence_guest_harness::differential::{
+    DifferentialReport, DifferentialSettings, DifferentialTest,
 };
+use ringfence_guest_harness::{
+    Boot, GuestError, Initramfs, Kernel, OwnModule, Qemu, READ_BYTES, bench_reads, boot,
+    build_initramfs, build_module,
+};
+use ringfence_live::access::{SocketAccess, make_cache};
+use ringfence_live::daemon::{DiskMode, GuestDevices, VfioUserDevices};
+use ringfence_live::qemu::{COUNTED_WORDS, QemuArgs, QemuIommu};
 
-use super::serve::{check, devices, quote, start};
+use super::device_options::device_options;
+use super::serve::{quote, start};
 use crate::args::{
     GuestArgs, GuestBenchReadArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs,
-    GuestVerifyQemuArgs, ModuleArgs,
+    GuestVerifyQemuArgs, IommuKind, ModuleArgs,
 };
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
@@ -25,6 +30,8 @@ use crate::output::{print, print_line};
 
 /// Driver of the standard IOMMU, virtio-iommu.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
+/// Driver of the para-virtual IOMMU, a module of this project.
+const PVIOMMU: &str = "pviommu";
 /// Drivers that the guest needs for the devices and a file system.
 const MODULES: &[&str] = &[
     "virtio_blk",
@@ -60,6 +67,7 @@ struct Prepared {
 impl Prepared {
     fn new(
         args: &GuestArgs,
+        iommu: IommuKind,
         module: Option<&ModuleArgs>,
         command: &[String],
         files: &[(String, Vec<u8>)],
@@ -74,10 +82,10 @@ impl Prepared {
         };
         let mut own = Vec::new();
         let mut files = files.to_vec();
-        if let Some((args, name)) = module.and_then(|args| Some((args, args.module.as_ref()?))) {
+        if let (Some(args), IommuKind::Pviommu) = (module, iommu) {
             own.push(OwnModule {
-                bytes: build(args, name)?,
-                name: name.clone(),
+                bytes: build(args, PVIOMMU)?,
+                name: PVIOMMU.to_owned(),
                 parameters: args.module_args.clone(),
             });
         }
@@ -105,7 +113,9 @@ impl Prepared {
 
 /// Prints assignments for a shell.
 fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
-    let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &[])?;
+    check_module(args.iommu, &args.module)?;
+    let module = Some(&args.module);
+    let prepared = Prepared::new(&args.guest, args.iommu, module, &args.guest.command, &[])?;
     let path = &args.initramfs;
     let mut out = OutFile::create(path, FileAccess::Umask)?;
     out.write_all(&prepared.initramfs)
@@ -123,7 +133,7 @@ fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
     for (name, value) in [
         ("QEMU", words.join(" ")),
         ("KERNEL", prepared.kernel.image.display().to_string()),
-        ("APPEND", kernel_line(&args.guest)),
+        ("APPEND", kernel_line(&args.guest, args.iommu)),
         ("INITRAMFS", path.display().to_string()),
     ] {
         text.push_str(&format!("{name}={}\n", quote(&value)));
@@ -131,39 +141,52 @@ fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
     print(&text)
 }
 
-fn kernel_line(args: &GuestArgs) -> String {
-    let line = format!("{} {}", QemuArgs::kernel_line(!args.lazy), args.append);
-    line.trim_end().to_owned()
+fn kernel_line(args: &GuestArgs, iommu: IommuKind) -> String {
+    let mut line = format!("{} {}", QemuArgs::kernel_line(!args.lazy), args.append);
+    line.truncate(line.trim_end().len());
+    let words = match iommu {
+        IommuKind::QemuIntel => QemuIommu::Intel.kernel_words(),
+        IommuKind::QemuVirtio => QemuIommu::Virtio.kernel_words(),
+        IommuKind::Virtio | IommuKind::Pviommu | IommuKind::None => return line,
+    };
+    format!("{line} {words}")
+}
+
+/// Refuses parameters for a module that the guest does not load.
+fn check_module(iommu: IommuKind, args: &ModuleArgs) -> Result<(), Failure> {
+    if iommu == IommuKind::Pviommu || args.module_args.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Devices(
+        "--module-args requires --iommu pviommu, whose module takes them",
+    ))
 }
 
 fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
-    // Check before anything is fetched. The disk always exists.
-    let disk = args.devices.blk.clone().unwrap_or_default();
-    let mut devices = devices(&args.devices, Some(&disk))?;
-    devices.paravirtual = args.module.module.is_some();
-    check(&devices)?;
+    let iommu = args.devices.iommu;
+    // Check before anything is fetched.
+    check_module(iommu, &args.module)?;
+    let checked = device_options(&args.devices, Some("disk.img".as_ref()))?;
     let files = if args.with_ringfence {
         itself()?
     } else {
         Vec::new()
     };
-    let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &files)?;
-    let dir = Directory::new(args.dir.as_deref(), devices.access)?;
-    if args.devices.blk.is_none() {
-        devices.disk = Some(scratch(dir.path())?);
-    }
-    let mut line = kernel_line(&args.guest);
-    if let Some(iommu) = args.devices.vhost_user {
-        line = format!("{line} {}", iommu.kernel_words());
-    }
+    let module = Some(&args.module);
+    let prepared = Prepared::new(&args.guest, iommu, module, &args.guest.command, &files)?;
+    let dir = Directory::new(args.dir.as_deref(), checked.access)?;
+    let named = args.devices.disk.as_ref();
+    let mut options = if named.is_some_and(|disk| disk.file.is_some()) {
+        checked
+    } else {
+        device_options(&args.devices, Some(&scratch(dir.path())?))?
+    };
+    let mut line = kernel_line(&args.guest, iommu);
     if args.icount {
         line = format!("{line} {COUNTED_WORDS}");
+        delay_disk(&mut options.devices);
     }
-    // A device in a separate process, or one behind QEMU, is slow enough.
-    if args.icount && devices.sandbox.is_none() && devices.vhost_user.is_none() {
-        devices.delay = Some(LATE);
-    }
-    let mut daemon = start(dir.path(), &devices, &args.devices)?;
+    let mut daemon = start(dir.path(), &options, &args.devices)?;
     daemon.machine().icount = args.icount;
     let ended = boot(&Boot {
         machine: daemon.machine(),
@@ -180,6 +203,17 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     daemon.join().map_err(Failure::io(dir.path()))?;
     let code = dir.keep_on_error(ended)?;
     Ok(ExitCode::from(code))
+}
+
+/// Delays the disk. A disk in another process, or behind QEMU, is slow enough.
+fn delay_disk(devices: &mut GuestDevices) {
+    if let GuestDevices::VfioUser(VfioUserDevices {
+        disk: Some(disk), ..
+    }) = devices
+        && let DiskMode::Emulated { delay } | DiskMode::Assigned { delay } = &mut disk.mode
+    {
+        *delay = Some(LATE);
+    }
 }
 
 /// Returns this program and its libraries, for the guest.
@@ -234,7 +268,8 @@ fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
     if command.is_empty() {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
     }
-    let prepared = Prepared::new(&args.guest, None, &command, &[])?;
+    let iommu = IommuKind::QemuIntel;
+    let prepared = Prepared::new(&args.guest, iommu, None, &command, &[])?;
     let dir = Directory::new(None, SocketAccess::OwnUser)?;
     let disk = scratch(dir.path())?;
     let mut options = fs::File::options();
@@ -246,11 +281,7 @@ fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
     let disk = disk.map_err(Failure::io(dir.path()))?;
     let judge =
         DifferentialTest::start(dir.path(), disk, settings).map_err(Failure::io(dir.path()))?;
-    let line = format!(
-        "{} {}",
-        kernel_line(&args.guest),
-        DifferentialTest::KERNEL_WORDS
-    );
+    let line = kernel_line(&args.guest, iommu);
     let ended = boot(&Boot {
         machine: judge.machine(),
         qemu: &prepared.qemu,

@@ -2,37 +2,28 @@
 
 mod calibrate;
 mod compare;
+mod device_options;
 mod diff;
 mod generate;
-#[cfg(feature = "live")]
 mod guest;
 mod modes;
 mod reproduce;
-#[cfg(feature = "live")]
 mod serve;
 mod size;
-#[cfg(feature = "live")]
 mod top;
 mod trace;
-#[cfg(not(feature = "live"))]
-mod without_live;
 
 pub(crate) use calibrate::calibrate;
 pub(crate) use compare::compare;
 pub(crate) use diff::diff;
 pub(crate) use generate::{completions, man};
-#[cfg(feature = "live")]
 pub(crate) use guest::guest;
 pub(crate) use modes::modes;
 pub(crate) use reproduce::reproduce;
-#[cfg(feature = "live")]
 pub(crate) use serve::{device, serve};
 pub(crate) use size::size;
-#[cfg(feature = "live")]
 pub(crate) use top::top;
 pub(crate) use trace::trace;
-#[cfg(not(feature = "live"))]
-pub(crate) use without_live::{device, guest, serve, top};
 
 use ringfence_report::printable_json;
 use serde::Serialize;

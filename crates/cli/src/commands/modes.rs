@@ -16,10 +16,10 @@ pub(crate) fn modes(args: &ModesArgs) -> Result<(), Failure> {
     } else {
         let look = table_style();
         let named = modes_table(&modes, look);
-        let answers = axes_table(look);
+        let choices = axes_table(look);
         print(&format!(
-            "{named}\nAnswers for compare --mode alloc=A,table=T,flush=F (eiovar-K: freelists of \
-            at most K):\n{answers}"
+            "{named}\nChoices for compare --mode alloc=A,table=T,flush=F[,owner=O] (eiovar-K: \
+            freelists of at most K):\n{choices}"
         ))
     }
 }

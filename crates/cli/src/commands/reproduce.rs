@@ -1,29 +1,24 @@
 //! `ringfence reproduce`: runs the papers' experiments and compares their published numbers.
 
-#[cfg(feature = "live")]
 mod guest_counters;
-#[cfg(feature = "live")]
 mod guest_runner;
-#[cfg(feature = "live")]
 mod guests;
-#[cfg(feature = "live")]
 mod interrupt;
 
 use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use ringfence_lab::experiments::guests::Guests;
-use ringfence_lab::experiments::{Experiment, Setting, prefetch, reuse};
+use ringfence_experiments::{Experiment, Setting, prefetch, reuse};
 use ringfence_report::{
     Reproduction, TableStyle, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
 
 use ringfence_trace::TraceOptions;
 
-use super::compare::executed_on;
+use super::compare::measured_on;
 use super::json;
-use crate::args::{ReproduceArgs, ReproduceGuestArgs};
+use crate::args::ReproduceArgs;
 use crate::failure::Failure;
 use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
@@ -56,13 +51,13 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         }
         recorded(&args.traces, wanted, &mut setting)?;
     }
-    let mut reproduction = Reproduction::new(executed_on(), setting.profile.clone());
+    let mut reproduction = Reproduction::new(measured_on(), setting.profile.clone());
     let mut interrupted = false;
     for (place, experiment) in experiments.iter().enumerate() {
         progress(place, experiments.len(), experiment);
         if experiment.id == GUESTS {
             // Do not fetch anything if X21 is only one of all experiments.
-            (setting.guests, interrupted) = guests(&args.guests, !args.all)?;
+            (setting.guests, interrupted) = guests::count(&args.guests, !args.all)?;
         }
         let finding = experiment.run(&setting)?;
         if !args.json {
@@ -86,17 +81,6 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         0 => Ok(()),
         failed => Err(Failure::Guests(failed)),
     }
-}
-
-/// Returns the counts of the guests, and true if Ctrl-C interrupted them.
-#[cfg(feature = "live")]
-fn guests(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
-    guests::count(args, fetch)
-}
-
-#[cfg(not(feature = "live"))]
-fn guests(_: &ReproduceGuestArgs, _: bool) -> Result<(Guests, bool), Failure> {
-    Ok((Guests::None(Failure::NotBuilt.to_string()), false))
 }
 
 /// Computes the predictions of prefetchers for the devices of recorded traces, and the reuse of

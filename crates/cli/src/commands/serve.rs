@@ -5,20 +5,17 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ringfence_live::MemoryRules;
-use ringfence_live::access::{Gid, SocketAccess};
 use ringfence_live::confine::drop_privileges;
 use ringfence_live::daemon::{
     Daemon, DeviceOptions, EndReason, LocalConfig, Log, use_all_descriptors,
 };
 use ringfence_live::handover::HandOverTimeouts;
-use ringfence_live::host::HostPagePool;
-use ringfence_live::limits::GuestLimits;
-use ringfence_live::sandbox::{SandboxProgram, run_sandboxed_device};
+use ringfence_live::sandbox::run_sandboxed_device;
 use ringfence_live::server::ServeEvent;
 use ringfence_trace::printable_line;
 
-use crate::args::{DeviceArgs, GuestLimitArgs, ServeArgs};
+use super::device_options::{access, device_options, host_page_pool, limits, memory, own_program};
+use crate::args::{DeviceArgs, ServeArgs};
 use crate::failure::Failure;
 use crate::interrupt::{AfterSignal, on_interrupt};
 use crate::output::{print, print_line};
@@ -43,12 +40,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
-    let mut devices = devices(&args.devices, args.devices.blk.as_deref())?;
-    devices.paravirtual = args.pviommu;
-    check(&devices)?;
-    let made = devices.access.make_directory(&args.dir);
+    let options = device_options(&args.devices, None)?;
+    let made = options.access.make_directory(&args.dir);
     let dir = made.map_err(Failure::io(&args.dir))?;
-    let mut daemon = start(&dir, &devices, &args.devices)?;
+    let mut daemon = start(&dir, &options, &args.devices)?;
     match announce(&mut daemon, args) {
         Ok(()) => Ok(daemon),
         Err(error) => {
@@ -64,7 +59,8 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
 fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
     let offered = daemon.offer_hand_over(HandOverTimeouts::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
-    let arguments = daemon.machine().device_arguments()?;
+    let arguments = daemon.machine().device_arguments();
+    let arguments = arguments.map_err(|(path, source)| Failure::Io { path, source })?;
     confine(daemon, args)?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
@@ -77,8 +73,8 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     let here = LocalConfig {
         dir: &args.dir,
         access: access(&args.devices),
-        limits: &caps(&args.devices.caps),
-        host_page_pool: optimisations(&args.devices),
+        limits: &limits(&args.devices.caps),
+        host_page_pool: host_page_pool(&args.devices),
         memory: &memory(&args.devices),
         sandbox: Some(&own_program()?),
         log: &log(),
@@ -124,82 +120,14 @@ pub(crate) fn device() -> Result<(), Failure> {
     run_sandboxed_device().map_err(Failure::io("device".as_ref()))
 }
 
-/// Converts the options of a command line to devices, with disk `disk`.
-pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<DeviceOptions, Failure> {
-    Ok(DeviceOptions {
-        access: access(args),
-        disk: disk.map(Path::to_owned),
-        read_only: args.read_only,
-        entropy: args.rng,
-        sandbox: args.isolate.then(own_program).transpose()?,
-        assigned: args.assigned,
-        host_page_pool: optimisations(args),
-        delay: None,
-        inject_dma: args.inject_dma.clone(),
-        requests: args.requests.clone(),
-        untranslated: args.no_iommu,
-        vhost_user: args.vhost_user,
-        limits: caps(&args.caps),
-        paravirtual: false,
-        inject_reply: args.inject_reply,
-        net: args.net.clone(),
-        memory: memory(args),
-    })
-}
-
-/// Returns this program, as the program of a disk's process.
-fn own_program() -> Result<SandboxProgram, Failure> {
-    let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
-    let arguments = vec!["device".into()];
-    Ok(SandboxProgram { path, arguments })
-}
-
-fn optimisations(args: &DeviceArgs) -> HostPagePool {
-    if args.host_page_pool {
-        HostPagePool::On
-    } else {
-        HostPagePool::Off
-    }
-}
-
-fn access(args: &DeviceArgs) -> SocketAccess {
-    let group = args.group.map(Gid::from_raw);
-    group.map_or(SocketAccess::OwnUser, SocketAccess::Group)
-}
-
-fn memory(args: &DeviceArgs) -> MemoryRules {
-    MemoryRules {
-        file: args.memory_file.clone(),
-        locked: args.lock.unwrap_or_default(),
-    }
-}
-
-fn caps(args: &GuestLimitArgs) -> GuestLimits {
-    GuestLimits {
-        mappings: args.max_mappings,
-        domains: args.max_domains,
-        tables: args.max_tables,
-        queue_size: args.max_queue,
-        request_bytes: args.max_request << 10,
-        iotlb_pages: args.max_iotlb,
-        iotlb_misses: args.max_misses,
-        record_bytes: args.max_requests << 20,
-    }
-}
-
-/// Refuses devices that exclude each other.
-pub(super) fn check(devices: &DeviceOptions) -> Result<(), Failure> {
-    devices.check().map_err(Failure::Devices)
-}
-
 /// Starts the devices; errors of clients go to standard error.
 pub(super) fn start(
     dir: &Path,
-    devices: &DeviceOptions,
+    options: &DeviceOptions,
     args: &DeviceArgs,
 ) -> Result<Daemon, Failure> {
     use_all_descriptors();
-    let started = Daemon::start(dir, devices, &log());
+    let started = Daemon::start(dir, options, &log());
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
     daemon.machine().memory = args.memory;
     daemon.machine().processors = args.cpus;
@@ -216,8 +144,10 @@ fn log() -> Log {
             ServeEvent::Closed(error) => format!("{device}: connection closed: {error}"),
             ServeEvent::Broken(broken) => format!("{device}: {broken}"),
             ServeEvent::InjectedDma(tried) => format!("{device}: {tried}"),
-            ServeEvent::Ended(breach) => format!("{device}: its process was ended: it {breach}"),
-            ServeEvent::Kept(why) => format!("the devices stay here: {why}"),
+            ServeEvent::Ended(violation) => {
+                format!("{device}: killed the sandbox process: {violation}")
+            }
+            ServeEvent::Kept(why) => format!("the devices stay in this process: {why}"),
             ServeEvent::Connected | ServeEvent::Disconnected => return,
         };
         // A failed write to the log (a full file, a closed pipe) must not end a device.

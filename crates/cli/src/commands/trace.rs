@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringfence_report::trace_info;
 use ringfence_trace::{
-    Anonymise, AnonymiseError, Info, Recording, TraceOptions, Workload, stale_instances,
+    Anonymise, AnonymiseError, ConvertError, Info, Recording, TraceOptions, Workload,
+    stale_instances, write_parquet,
 };
 use serde::Serialize;
 
@@ -183,7 +184,6 @@ fn refuse_parquet(output: &Path) -> Result<(), Failure> {
 }
 
 /// Returns true if the output is a regular file whose name does not end in .parquet.
-#[cfg(feature = "parquet")]
 fn named_otherwise(output: &Path) -> bool {
     let is_other = fs::metadata(output).is_ok_and(|about| !about.is_file());
     !is_other && output != OsStr::new("-") && output.extension() != Some(OsStr::new("parquet"))
@@ -205,10 +205,7 @@ fn refuse_same(input: &Path, output: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-#[cfg(feature = "parquet")]
 fn convert(args: &ConvertArgs) -> Result<(), Failure> {
-    use ringfence_trace::{ConvertError, write_parquet};
-
     if named_otherwise(&args.output) {
         return Err(Failure::Form {
             path: args.output.clone(),
@@ -240,12 +237,4 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         args.output.display()
     ));
     Ok(())
-}
-
-#[cfg(not(feature = "parquet"))]
-fn convert(args: &ConvertArgs) -> Result<(), Failure> {
-    Err(Failure::Trace(ringfence_trace::TraceError::Parquet {
-        file: args.output.display().to_string(),
-        problem: ringfence_trace::ParquetProblem::NotBuilt,
-    }))
 }

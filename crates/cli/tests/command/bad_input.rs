@@ -103,7 +103,7 @@ fn profiles_are_checked() {
         ),
         (
             "zero",
-            good.replace("c_none = 908.0", "c_none = 0.0"),
+            good.replace("baseline_cycles = 908.0", "baseline_cycles = 0.0"),
             "above 0",
         ),
     ];

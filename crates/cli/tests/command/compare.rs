@@ -1,5 +1,6 @@
 //! `compare`: its forms of output and what selects rows.
 
+use ringfence_lab::modes::Mode;
 use ringfence_trace::SAMPLE;
 use serde_json::Value;
 
@@ -29,29 +30,76 @@ fn modes(rows: &[Value]) -> Vec<&str> {
 
 #[test]
 fn without_arguments_the_sample_runs_through_all_modes() {
-    let text = succeeded(&ringfence(&["compare", "--repeat", "1"]));
+    let text = succeeded(&ringfence(&["compare", "--repeat", "1", "--all-modes"]));
     assert!(text.starts_with("sample: device "), "{text}");
-    for mode in ringfence_lab::modes::Mode::named() {
-        let lines = text
-            .lines()
-            .filter(|line| line.split(' ').next() == Some(&mode.name));
-        assert_eq!(lines.count(), 3, "{}: cost, exposure, hardware", mode.name);
+    for mode in Mode::named() {
+        let tables = lines_of(&text, &mode.name);
+        assert!(tables >= 3, "{}: cost, exposure, hardware", mode.name);
     }
     for part in [
-        "What it costs",
-        "What it exposes",
-        "Executed: ",
-        "Charged by profile r210-2015: 2150",
-        "Modelled: IOTLB 16 sets x 4 ways",
+        "Cost: cycles",
+        "Exposure under attack",
+        "Measured: ",
+        "Modelled by profile r210-2015: 2150",
+        "Hardware model: IOTLB 16 sets x 4 ways",
     ] {
         assert!(text.contains(part), "{part}");
     }
-    let (_, recommendation) = text.split_once("Recommendation\n").unwrap();
+    assert!(!text.contains("--all-modes"), "{text}");
+}
+
+fn lines_of(text: &str, mode: &str) -> usize {
+    let lines = text.lines();
+    lines
+        .filter(|line| line.split(' ').next() == Some(mode))
+        .count()
+}
+
+#[test]
+fn the_default_is_a_selection_that_fits_and_recommends_first() {
+    let text = succeeded(&ringfence(&["compare", "--repeat", "1"]));
+    for line in text.lines() {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
+    let selected = Mode::default_selection();
+    for mode in Mode::named() {
+        let shown = lines_of(&text, &mode.name) > 0;
+        assert_eq!(shown, selected.contains(&mode), "{}", mode.name);
+    }
+    let rings: Vec<_> = selected.iter().filter(|mode| mode.has_rings()).collect();
+    assert_eq!(rings.len(), 1, "only riommu lacks hardware");
+    assert!(selected.len() - rings.len() <= 12);
+    let (before, rest) = text.split_once("Recommendation\n").unwrap();
+    assert_eq!(before.lines().count(), 2, "a headline: {before}");
+    let (recommendation, rest) = rest.split_once("\n\n").unwrap();
+    let recommendation = recommendation.replace('\n', " ");
     assert_eq!(
-        recommendation.trim().matches(". ").count(),
+        recommendation.matches(". ").count(),
         2,
         "two sentences, and one on rings: {recommendation}"
     );
+    assert!(
+        rest.starts_with("12 of 29 modes replayed; --all-modes "),
+        "{rest}"
+    );
+}
+
+#[test]
+fn the_report_says_which_modes_were_replayed() {
+    let named = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
+    let report = |args: &[&str]| -> Value {
+        serde_json::from_str(&succeeded(&ringfence(&quick(args)))).unwrap()
+    };
+    let default = report(&["--json"]);
+    assert_eq!(
+        named(&default["modes"]),
+        modes(default["results"].as_array().unwrap())
+    );
+    assert_eq!(named(&default["modes"]).len(), 12);
+    assert_eq!(named(&default["modes_omitted"]).len(), 17);
+    let chosen = report(&["--json", "--modes", "fence,none"]);
+    assert_eq!(named(&chosen["modes"]), ["fence", "none"]);
+    assert!(named(&chosen["modes_omitted"]).is_empty());
 }
 
 #[test]
@@ -63,8 +111,8 @@ fn pipes_get_neither_colours_nor_a_progress_bar() {
 
 #[test]
 fn strict_modes_let_nothing_through_and_deferred_ones_do() {
-    let rows = rows(&quick(&["--json"]));
-    assert_eq!(rows.len(), ringfence_lab::modes::Mode::named().len());
+    let rows = rows(&quick(&["--json", "--all-modes"]));
+    assert_eq!(rows.len(), Mode::named().len());
     for row in &rows {
         let violations = row["violations"]["total"].as_u64().unwrap();
         match row["safety"].as_str().unwrap() {
@@ -72,13 +120,16 @@ fn strict_modes_let_nothing_through_and_deferred_ones_do() {
                 assert_eq!(violations, 0, "{row}");
                 let beside = row["colocated"].as_u64().unwrap() > 0;
                 assert_eq!(beside, promise == "strict", "{row}");
-                assert!(row["attempts"].as_u64() >= row["unmaps"].as_u64(), "{row}");
+                assert!(
+                    row["attack_accesses"].as_u64() >= row["unmaps"].as_u64(),
+                    "{row}"
+                );
             }
             _ => assert!(violations > 0, "{row}"),
         }
-        // As printed, the cache forgets mappings under their users.
-        let literal = row["mode"] == "rtc-literal";
-        assert_eq!(row["false_faults"] != 0, literal, "{row}");
+        // The as-published cache evicts mappings in use.
+        let as_published = row["mode"] == "rtc-paper";
+        assert_eq!(row["false_faults"] != 0, as_published, "{row}");
         assert_eq!(row["status"], "ok");
     }
 }
@@ -117,9 +168,9 @@ fn the_platform_can_be_set() {
     let profile = &report["profile"];
     assert_eq!(profile["iotlb_sets"], 64);
     assert_eq!(profile["iotlb_ways"], 8);
-    assert_eq!(profile["walk_cache"], serde_json::json!([8, 4, 2]));
+    assert_eq!(profile["walk_cache_entries"], serde_json::json!([8, 4, 2]));
     assert_eq!(profile["coherent"], true);
-    assert_eq!(profile["c_none"], 1000.0);
+    assert_eq!(profile["baseline_cycles"], 1000.0);
     // The default's walks do not snoop.
     let text = succeeded(&ringfence(&quick(&["--json", "--modes", "fence"])));
     let report: Value = serde_json::from_str(&text).unwrap();
@@ -160,7 +211,10 @@ fn csv_and_markdown_hold_the_same_rows() {
     let csv = succeeded(&ringfence(&quick(&["--csv"])));
     let markdown = succeeded(&ringfence(&quick(&["--markdown"])));
     let header: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
-    let attempts = header.iter().position(|name| *name == "attempts").unwrap();
+    let attempts = header
+        .iter()
+        .position(|name| *name == "attack_accesses")
+        .unwrap();
     for line in csv.lines().skip(1) {
         let cells: Vec<&str> = line.split(',').collect();
         assert!(

@@ -47,34 +47,31 @@ fn conditions_about_nothing_are_wrong_usage() {
     for (condition, expected) in [
         (
             "violation>0",
-            "no number called \"violation\"; did you mean violations?",
+            "no numeric field is named \"violation\"; did you mean violations?",
         ),
-        ("speed>0", "they have maps, "),
-        ("strict:violations>0", "mode \"strict\" was not run"),
+        ("speed>0", "the fields are maps, "),
+        ("strict:violations>0", "mode \"strict\" was not replayed"),
     ] {
         let text = failed(&fail_if(&[condition]), 2);
         assert!(text.contains(expected), "{text}");
     }
     let output = fail_if(&["violations"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("no condition"));
+    assert!(stderr(&output).contains("is not a condition"));
 }
 
 #[test]
 fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
     let cases: [(&[&str], &str); 12] = [
         (&["compare", "--modes", "fense"], "did you mean fence?"),
-        (
-            &["compare", "--mode", "alloc=magazine"],
-            "table is not answered",
-        ),
+        (&["compare", "--mode", "alloc=magazine"], "table is missing"),
         (
             &[
                 "compare",
                 "--mode",
                 "alloc=magazine,table=radix,flush=per-wrap",
             ],
-            "only the bitmaps",
+            "only a bitmap",
         ),
         (
             &["compare", "--mode", "alloc=slab,table=radix,flush=burst"],
@@ -105,7 +102,7 @@ fn errors_end_with_1() {
     let cases: [(&[&str], &str); 5] = [
         (
             &["compare", "--profile", "no-such"],
-            "no profile and no file is called no-such",
+            "no profile and no file is named no-such",
         ),
         (
             &["compare", "--repeat", "0", "--device", "0000:99:00.0"],
@@ -128,7 +125,7 @@ fn errors_end_with_1() {
             ],
             "/nonexistent",
         ),
-        (&["trace", "anonymise", "-"], "it has to be a file"),
+        (&["trace", "anonymise", "-"], "name a file"),
     ];
     for (args, expected) in cases {
         let text = failed(&ringfence(args), 1);

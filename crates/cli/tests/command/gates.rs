@@ -23,7 +23,11 @@ fn a_condition_on_what_was_not_measured_is_wrong_usage() {
             "--no-attack",
         ),
         (&["--repeat", "0"], "map_cycles>0", "--repeat"),
-        (&["--repeat", "0"], "components.executed<0", "--repeat"),
+        (
+            &["--repeat", "0"],
+            "components.measured_cycles<0",
+            "--repeat",
+        ),
         (&["--repeat", "0"], "relative_throughput<2", "--repeat"),
     ];
     for (options, condition, advice) in cases {
@@ -87,7 +91,7 @@ fn a_trace_without_a_map_passes_no_gate() {
             .collect();
         let output = ringfence_with(&gated, trace);
         let text = failed(&output, 2);
-        assert!(text.contains("mapped nothing of stdin"), "{text}");
+        assert!(text.contains("maps nothing in stdin"), "{text}");
     }
 }
 
@@ -105,14 +109,14 @@ fn what_was_not_measured_is_null_in_every_form() {
         "map_cycles",
         "unmap_cycles",
         "components",
-        "charged_share",
+        "modelled_share",
         "relative_throughput",
-        "attempts",
+        "attack_accesses",
         "violations",
         "colocated",
-        "reached_after_end",
+        "violations_after_end",
         "iotlb_hit_rate",
-        "walk_references",
+        "words_per_walk",
     ] {
         assert!(row.get(field).is_some_and(Value::is_null), "{field}: {row}");
     }
@@ -123,9 +127,9 @@ fn what_was_not_measured_is_null_in_every_form() {
     assert_eq!(header.len(), cells.len());
     for field in [
         "map_cycles",
-        "components.map_table",
+        "components.map_table_cycles",
         "violations.total",
-        "attempts",
+        "attack_accesses",
     ] {
         let place = header.iter().position(|name| *name == field).unwrap();
         assert_eq!(cells[place], "", "{field}");
@@ -178,8 +182,11 @@ fn a_diff_that_cannot_tell_does_not_pass() {
     let args = ["diff", &both, &untimed, "--json"];
     let diff: Value = serde_json::from_str(&succeeded(&ringfence(&args))).unwrap();
     let row = &diff["rows"][0];
-    assert!(row["before"].is_number(), "{row}");
-    assert!(row["after"].is_null() && row["ratio"].is_null(), "{row}");
+    assert!(row["cycles_before"].is_number(), "{row}");
+    assert!(
+        row["cycles_after"].is_null() && row["cycles_ratio"].is_null(),
+        "{row}"
+    );
 }
 
 #[test]

@@ -161,12 +161,15 @@ fn directories_that_others_can_write_to_are_refused() {
         let output = rig.command("done", options).output().unwrap();
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{options:?}: {text}");
-        assert!(text.contains("others can write to the directory"), "{text}");
+        assert!(
+            text.contains("other users can write to the directory"),
+            "{text}"
+        );
     }
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
     let serve = crate::ringfence(&["serve", "--rng", "--dir", &shared]);
     assert!(
-        stderr(&serve).contains("others can write"),
+        stderr(&serve).contains("other users can write"),
         "{}",
         stderr(&serve)
     );

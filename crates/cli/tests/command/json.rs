@@ -51,15 +51,17 @@ fn the_form_is_stable() {
             "schema",
             "version",
             "profile",
-            "executed_on",
+            "measured_on",
             "repetitions",
-            "hostile",
+            "attack",
+            "modes",
+            "modes_omitted",
             "traces",
             "results"
         ]
     );
     let row = keys(&report["results"][0]);
-    // Those that the first version promised; others may follow.
+    // Fields that version 2 promises; others may follow.
     for field in [
         "trace",
         "mode",
@@ -71,25 +73,25 @@ fn the_form_is_stable() {
         "map_cycles",
         "unmap_cycles",
         "components",
-        "charged_share",
+        "modelled_share",
         "relative_throughput",
-        "search_len_mean",
-        "search_len_max",
+        "search_steps_mean",
+        "search_steps_max",
         "invalidations",
         "iotlb_hit_rate",
         "walk_cache_hit_rate",
-        "walk_references",
-        "live_max",
+        "words_per_walk",
+        "live_mappings_max",
         "table_bytes",
         "accesses",
-        "attempts",
+        "attack_accesses",
         "violations",
         "colocated",
         "false_faults",
         "stale_window_max_ns",
         "stale_byte_seconds",
         "release_delay_max_ns",
-        "live_at_end",
+        "live_mappings_at_end",
     ] {
         assert!(row.contains(&field), "{field}");
     }

@@ -36,18 +36,35 @@ fn top_shows_what_the_counters_say() {
 }
 
 #[test]
-fn a_network_device_that_cannot_be_is_wrong_usage() {
+fn an_option_that_no_device_takes_is_wrong_usage() {
     for (net, expected) in [
         ("bridge=br0", "expected tap=NAME"),
         ("socket=a,queues=9", "from 1 to 8"),
         ("socket=a,mac=ff:ff:ff:ff:ff:ff", "mac has to be"),
-        ("datagram=a", "a path is missing"),
+        ("datagram=a", "expected a path"),
         ("tap=a,speed=9", "neither queues=N nor mac=ADDRESS"),
     ] {
         let output = ringfence(&["serve", "--dir", "nowhere", "--net", net]);
         assert_eq!(output.status.code(), Some(2), "{net}");
         let said = stderr(&output);
         assert!(said.contains(expected), "{net}: {said}");
+    }
+    for (words, expected) in [
+        (
+            &["--disk", "d,mode=apart"][..],
+            "emulated, assigned or sandbox",
+        ),
+        (&["--iommu", "intel"], "qemu-intel"),
+        (
+            &["--iommu", "none", "--disk", "d,mode=sandbox"],
+            "requires --iommu",
+        ),
+        (&["--take-over", "--iommu", "pviommu"], "--take-over"),
+    ] {
+        let output = ringfence(&[&["serve", "--dir", "nowhere"], words].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        let said = stderr(&output);
+        assert!(said.contains(expected), "{words:?}: {said}");
     }
     for wrong in [&["top"][..], &["top", ".", "--interval", "0"]] {
         assert_eq!(ringfence(wrong).status.code(), Some(2), "{wrong:?}");
@@ -57,18 +74,18 @@ fn a_network_device_that_cannot_be_is_wrong_usage() {
 /// Every thread, the first one included: what one of them cannot do, none can do for it.
 #[test]
 fn what_serves_has_no_privileges() {
-    for more in [
-        &[][..],
-        &["--isolate"],
-        &["--pviommu"],
-        &["--no-iommu"],
-        &["--vhost-user=virtio"],
+    for (mode, more) in [
+        ("", &[][..]),
+        (",mode=sandbox", &[]),
+        ("", &["--iommu", "pviommu"]),
+        ("", &["--iommu", "none"]),
+        ("", &["--iommu", "qemu-virtio"]),
     ] {
         let scratch = Scratch::new("serves");
         let (dir, disk) = (scratch.path("run"), scratch.path("disk.img"));
         fs::write(&disk, [0; 512]).unwrap();
         let mut serve = Command::new(env!("CARGO_BIN_EXE_ringfence"))
-            .args(["serve", "--dir", &dir, "--blk", &disk])
+            .args(["serve", "--dir", &dir, "--disk", &format!("{disk}{mode}")])
             .args(more)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -99,23 +116,23 @@ fn what_serves_has_no_privileges() {
             if statuses().iter().all(confined) {
                 break;
             }
-            assert!(tries < 10_000, "{more:?}: {:?}", statuses());
-            assert!(serve.try_wait().unwrap().is_none(), "{more:?}");
+            assert!(tries < 10_000, "{mode:?} {more:?}: {:?}", statuses());
+            assert!(serve.try_wait().unwrap().is_none(), "{mode:?} {more:?}");
             std::thread::yield_now();
         }
-        assert!(statuses().len() > 2, "{more:?}");
+        assert!(statuses().len() > 2, "{mode:?} {more:?}");
         let interrupted = Command::new("kill")
             .args(["-INT", &serve.id().to_string()])
             .status();
         assert!(interrupted.unwrap().success());
-        assert!(serve.wait().unwrap().success(), "{more:?}");
+        assert!(serve.wait().unwrap().success(), "{mode:?} {more:?}");
         let left: Vec<_> = fs::read_dir(&dir)
             .unwrap()
             .map(|entry| entry.unwrap().file_name())
             .collect();
         assert!(
             left.iter().all(|name| name == "viot.bin"),
-            "{more:?}: {left:?}"
+            "{mode:?} {more:?}: {left:?}"
         );
     }
 }

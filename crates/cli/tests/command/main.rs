@@ -6,11 +6,9 @@ mod compare;
 mod exit_codes;
 mod files;
 mod gates;
-#[cfg(feature = "live")]
 mod guest_files;
 mod hostile;
 mod json;
-#[cfg(feature = "live")]
 mod live;
 mod others;
 mod size;

@@ -87,8 +87,8 @@ fn wrong_usage_ends_with_2_and_bad_traces_with_1() {
     let cases: [(&[&str], &str); 6] = [
         (&["size", "--ring-entries", "0"], "1 to 262143"),
         (&["size", "--ring-entries", "262144"], "1 to 262143"),
-        (&["size", "--modes", "riommu"], "looks up no pages"),
-        (&["size", "--modes", "none"], "looks up no pages"),
+        (&["size", "--modes", "riommu"], "does not map pages"),
+        (&["size", "--modes", "none"], "does not map pages"),
         (&["size", "-", "-"], "name - once"),
         (&["size", "--json", "--csv"], "cannot be used with"),
     ];
@@ -112,7 +112,7 @@ fn a_trace_of_nothing_is_no_error() {
     let report = advice(&["-"], b"");
     assert_eq!(report["traces"][0]["rings"], serde_json::json!([]));
     let text = report["traces"][0]["recommendation"].as_str().unwrap();
-    assert!(text.contains("maps nothing"), "{text}");
+    assert!(text.contains("contains no map"), "{text}");
 }
 
 fn compared(args: &[&str], input: &[u8]) -> Vec<Value> {
@@ -143,18 +143,20 @@ fn compare_gives_rings_the_slots_that_it_is_told() {
     for (counted, (few, many)) in counted.iter().zip(few.iter().zip(&many)) {
         let bytes = |row: &Value| row["table_bytes"].as_u64().unwrap();
         assert!(bytes(few) < bytes(counted) && bytes(counted) < bytes(many));
-        assert!(few["stalls"].as_u64() > Some(0), "{few}");
-        assert_eq!(many["stalls"], 0, "{many}");
+        assert!(few["stalled_maps"].as_u64() > Some(0), "{few}");
+        assert_eq!(many["stalled_maps"], 0, "{many}");
     }
     // What `size` measures is what `compare` counts.
     let sized = advice(&["--ring-entries", "8"], b"");
     let rings = sized["traces"][0]["rings"].as_array().unwrap();
     let sum = |order: &str| -> u64 {
-        let points = rings.iter().map(|ring| &ring["sweep"][0][order]["stalls"]);
+        let points = rings
+            .iter()
+            .map(|ring| &ring["sweep"][0][order]["stalled_maps"]);
         points.map(|stalls| stalls.as_u64().unwrap()).sum()
     };
-    assert_eq!(few[0]["stalls"], sum("in_order"));
-    assert_eq!(few[1]["stalls"], sum("any_order"));
+    assert_eq!(few[0]["stalled_maps"], sum("in_order"));
+    assert_eq!(few[1]["stalled_maps"], sum("any_order"));
 }
 
 /// Rings are counted before the replay: standard input is read twice.

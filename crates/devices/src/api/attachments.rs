@@ -28,7 +28,7 @@ impl Attachments for Attachment {
     }
 }
 
-/// Two attachments for each ring of the device (RI13). In the order of the rings given, table 2i
+/// Two attachments for each ring of the device. In the order of the rings given, table 2i
 /// holds the descriptors of ring i and table 2i + 1 its buffers.
 #[derive(Debug, Clone)]
 pub struct RingAttachments {
@@ -57,16 +57,16 @@ impl RingAttachments {
     ) -> Option<Self> {
         let mut found = Vec::new();
         for (number, ring) in rings.into_iter().enumerate() {
-            let table = |which: usize| {
-                let id = u16::try_from(2 * number + which).ok()?;
+            let table = |direction_index: usize| {
+                let id = u16::try_from(2 * number + direction_index).ok()?;
                 dma.on_ring(device, RingId::new(id))
             };
             let pair = [table(0)?, table(1)?];
-            let place = table_index(ring);
-            if place >= found.len() {
-                found.resize(place + 1, None);
+            let ring_index = table_index(ring);
+            if ring_index >= found.len() {
+                found.resize(ring_index + 1, None);
             }
-            *found.get_mut(place)? = Some(pair);
+            *found.get_mut(ring_index)? = Some(pair);
         }
         Some(Self { rings: found })
     }

@@ -23,7 +23,7 @@ pub trait DmaHooks<P> {
     /// The driver is about to unmap the buffer.
     fn unmapping(&mut self, platform: &mut P, mapping: &DeviceMapping);
     /// The unmap has returned.
-    fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, handback: UnmapOutcome);
+    fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, outcome: UnmapOutcome);
     /// The layer has returned a withheld buffer at the end of its burst.
     fn released(&mut self, platform: &mut P, buffer: &Buffer);
     /// All mappings so far are visible to the hardware: from now on the driver may pass them to the
@@ -54,8 +54,8 @@ impl<P, W: DmaHooks<P> + ?Sized> DmaHooks<P> for &mut W {
         (**self).unmapping(platform, mapping);
     }
     #[inline]
-    fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, handback: UnmapOutcome) {
-        (**self).unmapped(platform, mapping, handback);
+    fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, outcome: UnmapOutcome) {
+        (**self).unmapped(platform, mapping, outcome);
     }
     #[inline]
     fn released(&mut self, platform: &mut P, buffer: &Buffer) {

@@ -144,11 +144,11 @@ where
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         let mapping = mapping(at.device(), &handle);
         self.hooks.unmapping(self.platform, &mapping);
-        let outcome = self.dma.unmap_single(self.cpu, self.platform, at, handle);
-        let (buffer, handback) = match outcome {
-            Ok(outcome) => {
-                let stale = outcome.is_stale();
-                match outcome.into_buffer() {
+        let released = self.dma.unmap_single(self.cpu, self.platform, at, handle);
+        let (buffer, outcome) = match released {
+            Ok(released) => {
+                let stale = released.is_stale();
+                match released.into_buffer() {
                     Some(buffer) if stale => (Some(buffer), UnmapOutcome::Stale),
                     Some(buffer) => (Some(buffer), UnmapOutcome::Released),
                     None => (None, UnmapOutcome::Withheld),
@@ -160,7 +160,7 @@ where
             }
         };
         let buffer = buffer.map(B::release);
-        self.hooks.unmapped(self.platform, &mapping, handback);
+        self.hooks.unmapped(self.platform, &mapping, outcome);
         Ok(buffer)
     }
 

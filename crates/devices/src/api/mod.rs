@@ -12,8 +12,6 @@ pub use attachments::{Attachments, RingAttachments};
 pub use hooks::{AttackHook, DmaHooks, HasBus, UnmapOutcome};
 pub use layer::LayerApi;
 
-use core::fmt;
-
 use ringfence_dma::{Coherent, MapError};
 use ringfence_types::{
     Direction, DomainId, InvalidationError, Iova, IovaRange, PhysRange, RequesterId,
@@ -128,12 +126,14 @@ pub struct NotFreed {
 }
 
 /// Error of the mapping layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
     /// A map failed.
+    #[error(transparent)]
     Map(MapError),
     /// An unmap failed.
+    #[error("cannot unmap {range} of {device}: {cause}")]
     Unmap {
         /// Device of the mapping.
         device: RequesterId,
@@ -143,6 +143,7 @@ pub enum ApiError {
         cause: UnmapCause,
     },
     /// The invalidation at the end of a burst failed.
+    #[error("cannot end a burst of {device}: {cause}")]
     EndBurst {
         /// Device of the burst.
         device: RequesterId,
@@ -150,8 +151,10 @@ pub enum ApiError {
         cause: InvalidationError,
     },
     /// The mode translates by ring, and the device has no such ring.
+    #[error("queue {} ({}) has no ring tables", .0.queue, .0.direction)]
     NoSuchRing(DeviceRing),
     /// Coherent memory was not freed.
+    #[error("cannot free coherent memory {range} of {device}")]
     FreeCoherent {
         /// Device of the memory's ring.
         device: RequesterId,
@@ -161,50 +164,19 @@ pub enum ApiError {
 }
 
 /// Reason why an unmap failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapCause {
     /// The range is not mapped, or only in part.
+    #[error("no mapping has exactly this range")]
     NotMapped,
     /// The range belongs to another domain.
+    #[error("the range belongs to domain {0}")]
     OtherDomain(DomainId),
     /// The burst withholds the maximum number of buffers and must end first.
+    #[error("the burst is full; end it first")]
     BurstFull,
     /// The translation is cleared, but its invalidation failed.
+    #[error(transparent)]
     NotFlushed(InvalidationError),
 }
-
-impl fmt::Display for UnmapCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotMapped => f.write_str("not mapped as it was"),
-            Self::OtherDomain(domain) => write!(f, "mapped in domain {domain}"),
-            Self::BurstFull => f.write_str("the burst must end first"),
-            Self::NotFlushed(error) => error.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for ApiError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Map(error) => error.fmt(f),
-            Self::Unmap {
-                device,
-                range,
-                cause,
-            } => write!(f, "cannot unmap {range} of {device}: {cause}"),
-            Self::EndBurst { device, cause } => {
-                write!(f, "cannot end a burst of {device}: {cause}")
-            }
-            Self::NoSuchRing(DeviceRing { queue, direction }) => {
-                write!(f, "no tables for queue {queue} ({direction})")
-            }
-            Self::FreeCoherent { device, range } => {
-                write!(f, "cannot free coherent memory {range} of {device}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ApiError {}

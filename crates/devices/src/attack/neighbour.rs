@@ -1,4 +1,4 @@
-//! An attacker that accesses bytes next to the buffer (A07 to A09).
+//! An attacker that accesses bytes next to the buffer.
 
 use ringfence_types::PageSize;
 
@@ -21,9 +21,9 @@ impl Attacker for Neighbour {
         if !first.is_aligned(page) {
             let _ = port.access(&mapping.request(first.wrapping_add(u64::MAX), 1));
         }
-        let behind = last.wrapping_add(1);
-        if !behind.is_aligned(page) {
-            let _ = port.access(&mapping.request(behind, 1));
+        let next = last.wrapping_add(1);
+        if !next.is_aligned(page) {
+            let _ = port.access(&mapping.request(next, 1));
         }
     }
 }

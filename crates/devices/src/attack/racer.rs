@@ -1,4 +1,4 @@
-//! An attacker that keeps translations in the IOTLB (A02, A27).
+//! An attacker that keeps translations in the IOTLB.
 
 use std::collections::VecDeque;
 

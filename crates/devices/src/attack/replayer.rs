@@ -1,4 +1,4 @@
-//! An attacker that reuses addresses of earlier mappings (A02 to A05, A27).
+//! An attacker that reuses addresses of earlier mappings.
 
 use std::collections::{BTreeMap, VecDeque};
 

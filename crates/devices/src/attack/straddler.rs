@@ -1,4 +1,4 @@
-//! An attacker whose access starts inside the buffer and ends after it (A19).
+//! An attacker whose access starts inside the buffer and ends after it.
 
 use super::{Attacker, DmaPort, DriverEvent};
 

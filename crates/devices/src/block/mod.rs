@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `ram_disk.rs` | the medium |
 //! | `pages.rs` | the buffers of one request, mapped page by page |
-//! | `nvme/` | queue pairs, in order of submission, completed in any order (RI18) |
-//! | `ahci/` | 32 slots processed in arbitrary order (RI18: a ring does not suit this device) |
+//! | `nvme/` | queue pairs, in order of submission, completed in any order |
+//! | `ahci/` | 32 slots processed in arbitrary order (a ring does not suit this device) |
 //! | `pseudo_scsi.rs` | Fujita's adapter: maps, transfers nothing, unmaps |
 
 pub mod ahci;
@@ -17,8 +17,6 @@ mod ram_disk;
 pub use pages::PAGE_BYTES;
 pub use pseudo_scsi::PseudoScsi;
 pub use ram_disk::{BLOCK_BYTES, OutOfRange, RamDisk};
-
-use core::fmt;
 
 use ringfence_types::Direction;
 
@@ -82,19 +80,24 @@ pub struct RejectedIo {
 }
 
 /// Reason why a driver's call failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockError {
     /// The mapping layer failed.
-    Api(ApiError),
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// The CPU could not access its own memory.
-    Memory(Unreachable),
+    #[error(transparent)]
+    Memory(#[from] Unreachable),
     /// The device wrote an invalid completion.
+    #[error(transparent)]
     Device(MalformedCompletion),
     /// All tags are in use, or the layer has no free entry. Try again after a completion.
+    #[error("all tags or entries are in use; try again after a completion")]
     Full,
     /// The length is no multiple of the block size, exceeds a command, or does not match the
     /// buffers.
+    #[error("{pages} pages cannot hold a request of {bytes} bytes")]
     Size {
         /// Length of the request in bytes.
         bytes: u32,
@@ -102,43 +105,15 @@ pub enum BlockError {
         pages: usize,
     },
     /// Too few buffers.
+    #[error("the queue needs more buffers")]
     TooFewBuffers,
-}
-
-impl fmt::Display for BlockError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Api(error) => error.fmt(f),
-            Self::Memory(error) => error.fmt(f),
-            Self::Device(lie) => lie.fmt(f),
-            Self::Full => f.write_str("no room for another request now"),
-            Self::Size { bytes, pages } => {
-                write!(f, "a request of {bytes} bytes with {pages} pages")
-            }
-            Self::TooFewBuffers => f.write_str("too few buffers"),
-        }
-    }
-}
-
-impl core::error::Error for BlockError {}
-
-impl From<ApiError> for BlockError {
-    fn from(error: ApiError) -> Self {
-        Self::Api(error)
-    }
-}
-
-impl From<Unreachable> for BlockError {
-    fn from(error: Unreachable) -> Self {
-        Self::Memory(error)
-    }
 }
 
 impl From<CompletionError> for BlockError {
     fn from(error: CompletionError) -> Self {
         match error {
             CompletionError::Memory(error) => Self::Memory(error),
-            CompletionError::Lie(lie) => Self::Device(lie),
+            CompletionError::Malformed(error) => Self::Device(error),
         }
     }
 }

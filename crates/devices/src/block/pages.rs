@@ -31,9 +31,9 @@ pub(super) struct CompletedRequests {
 /// Checks that `bytes` is a multiple of the block size, and that `pages` is the matching number of
 /// pages and at most `at_most`.
 pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(), BlockError> {
-    let wanted = u64::from(bytes).div_ceil(PAGE_BYTES);
+    let needed = u64::from(bytes).div_ceil(PAGE_BYTES);
     let whole = bytes > 0 && u64::from(bytes).is_multiple_of(BLOCK_BYTES);
-    if !whole || pages as u64 != wanted || pages > at_most {
+    if !whole || pages as u64 != needed || pages > at_most {
         return Err(BlockError::Size { bytes, pages });
     }
     Ok(())
@@ -58,9 +58,9 @@ pub(super) fn map<A: DmaApi>(
             return Ok(pages);
         };
         let at = buffer.start();
-        let here = left.min(PAGE_BYTES);
-        left -= here;
-        let Some(memory) = PhysRange::new(at, here) else {
+        let part_bytes = left.min(PAGE_BYTES);
+        left -= part_bytes;
+        let Some(memory) = PhysRange::new(at, part_bytes) else {
             let size = BlockError::Size {
                 bytes,
                 pages: pages.len(),
@@ -72,7 +72,7 @@ pub(super) fn map<A: DmaApi>(
                 handle,
                 at,
                 iova,
-                bytes: here as u32,
+                bytes: part_bytes as u32,
             }),
             Err(refused) => {
                 let error = match refused.failure {
@@ -125,10 +125,10 @@ impl CompletedRequests {
         let places = pages.iter().map(|_| None).collect();
         let number = self.returns.begin(request, places, pages.len());
         let mut result = Ok(());
-        for (which, page) in pages.into_iter().enumerate() {
+        for (page_index, page) in pages.into_iter().enumerate() {
             match api.unmap(ring, page.handle) {
-                Ok(Some(buffer)) => self.returns.buffer_returned(buffer, number, which),
-                Ok(None) => self.returns.withhold(page.at, number, which),
+                Ok(Some(buffer)) => self.returns.buffer_returned(buffer, number, page_index),
+                Ok(None) => self.returns.withhold(page.at, number, page_index),
                 Err(error) => {
                     self.returns.lose(number);
                     result = result.and(Err(error.into()));

@@ -1,7 +1,5 @@
 //! A disk in memory.
 
-use core::fmt;
-
 /// Bytes of a block.
 pub const BLOCK_BYTES: u64 = 512;
 
@@ -12,21 +10,14 @@ pub struct RamDisk {
 }
 
 /// Error: a request extends beyond the last block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes from block {block} extend beyond the disk")]
 pub struct OutOfRange {
     /// Number of the first block.
     pub block: u64,
     /// Length in bytes.
     pub bytes: u64,
 }
-
-impl fmt::Display for OutOfRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes from block {}", self.bytes, self.block)
-    }
-}
-
-impl core::error::Error for OutOfRange {}
 
 impl RamDisk {
     /// Creates a disk of `blocks` zeroed blocks.

@@ -1,6 +1,6 @@
 //! The device side of a network adapter. It fetches descriptors that the doorbell offers, moves
 //! bytes as they direct, writes completions, and interrupts. All its accesses are translated,
-//! including those to descriptors (OS05; rIOMMU Fig. 5).
+//! including those to descriptors (rIOMMU Fig. 5).
 
 use ringfence_types::RequesterId;
 
@@ -98,8 +98,8 @@ impl NicDevice {
     }
 
     #[inline]
-    fn queue(&mut self, lane: QueueDir, index: u16) -> Option<&mut DescriptorRing> {
-        let queues = match lane {
+    fn queue(&mut self, dir: QueueDir, index: u16) -> Option<&mut DescriptorRing> {
+        let queues = match dir {
             QueueDir::Rx => &mut self.receive,
             QueueDir::Tx => &mut self.transmit,
         };
@@ -108,14 +108,14 @@ impl NicDevice {
 
     /// Writes the base and size registers of a ring, which starts empty. Ignores a ring that does
     /// not exist.
-    pub fn program(&mut self, lane: QueueDir, index: u16, at: &RingAddresses) {
+    pub fn program(&mut self, dir: QueueDir, index: u16, at: &RingAddresses) {
         let burst = self.burst;
-        let queues = match lane {
+        let queues = match dir {
             QueueDir::Rx => &mut self.receive,
             QueueDir::Tx => &mut self.transmit,
         };
-        if let Some(place) = queues.get_mut(usize::from(index)) {
-            *place = Some(DescriptorRing {
+        if let Some(slot) = queues.get_mut(usize::from(index)) {
+            *slot = Some(DescriptorRing {
                 descriptors: at.descriptors,
                 completions: CompletionWriter::new(at.completions),
                 head: 0,
@@ -133,9 +133,9 @@ impl NicDevice {
 
     /// Writes the tail register of a ring. The tail is free-running.
     #[inline]
-    pub fn doorbell(&mut self, lane: QueueDir, index: u16, tail: u32) {
+    pub fn doorbell(&mut self, dir: QueueDir, index: u16, tail: u32) {
         let mut bad = false;
-        if let Some(queue) = self.queue(lane, index) {
+        if let Some(queue) = self.queue(dir, index) {
             bad = tail.wrapping_sub(queue.head) > queue.descriptors.size.entries();
             if !bad {
                 queue.tail = tail;
@@ -146,23 +146,23 @@ impl NicDevice {
 
     /// Returns the number of a ring's completions since its last interrupt.
     #[inline]
-    pub fn unannounced(&mut self, lane: QueueDir, index: u16) -> u32 {
-        self.queue(lane, index)
+    pub fn unannounced(&mut self, dir: QueueDir, index: u16) -> u32 {
+        self.queue(dir, index)
             .map_or(0, |queue| queue.coalesce.unannounced())
     }
 
     /// Returns true if an interrupt of a ring is due.
     #[inline]
-    pub fn interrupt_due(&mut self, lane: QueueDir, index: u16) -> bool {
-        self.queue(lane, index)
+    pub fn interrupt_due(&mut self, dir: QueueDir, index: u16) -> bool {
+        self.queue(dir, index)
             .is_some_and(|queue| queue.coalesce.due())
     }
 
     /// Takes the ring's interrupt, either due or by its timer. Returns the number of completions
     /// that it announces, possibly 0.
     #[inline]
-    pub fn take_interrupt(&mut self, lane: QueueDir, index: u16) -> u32 {
-        let announced = match self.queue(lane, index) {
+    pub fn take_interrupt(&mut self, dir: QueueDir, index: u16) -> u32 {
+        let announced = match self.queue(dir, index) {
             Some(queue) => queue.coalesce.acknowledge(),
             None => 0,
         };
@@ -266,11 +266,11 @@ impl DescriptorRing {
         segments: usize,
     ) -> Result<[DescriptorSegment; MAX_SEGMENTS], DmaError> {
         let mut raw = [[0; SEGMENT_BYTES]; MAX_SEGMENTS];
-        let wanted = raw.as_flattened_mut();
+        let descriptor = raw.as_flattened_mut();
         bus.read(
             id,
             self.descriptors.entry(self.head),
-            &mut wanted[..segments * SEGMENT_BYTES],
+            &mut descriptor[..segments * SEGMENT_BYTES],
         )?;
         Ok(raw.map(|segment| DescriptorSegment::decode(&segment)))
     }

@@ -69,11 +69,11 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    /// Returns the pool of buffer `which` of a packet.
+    /// Returns the pool of buffer `part_index` of a packet.
     #[inline]
-    pub(super) fn of(&mut self, which: usize) -> &mut Pool {
+    pub(super) fn of(&mut self, part_index: usize) -> &mut Pool {
         match &mut self.header {
-            Some(header) if which == 0 => header,
+            Some(header) if part_index == 0 => header,
             _ => &mut self.data,
         }
     }
@@ -186,9 +186,9 @@ impl<H> Nic<H> {
     /// Returns every ring with the values for the device's base registers.
     pub fn rings(&self) -> impl Iterator<Item = (QueueDir, u16, RingAddresses)> {
         let receive = self.receive.iter().map(|receive| &receive.ring);
-        let numbered = |lane| {
+        let numbered = |dir| {
             move |(index, ring): (usize, &OrderedRing<Packet<H>>)| {
-                (lane, index as u16, ring.addresses())
+                (dir, index as u16, ring.addresses())
             }
         };
         receive
@@ -203,15 +203,15 @@ impl<H> Nic<H> {
     pub fn sync_map<A: DmaApi<Handle = H>>(
         &self,
         api: &mut A,
-        lane: QueueDir,
+        dir: QueueDir,
         index: u16,
     ) -> Option<u32> {
-        let place = usize::from(index);
-        let tail = match lane {
-            QueueDir::Rx => self.receive.get(place)?.ring.tail(),
-            QueueDir::Tx => self.transmit.get(place)?.tail(),
+        let queue = usize::from(index);
+        let tail = match dir {
+            QueueDir::Rx => self.receive.get(queue)?.ring.tail(),
+            QueueDir::Tx => self.transmit.get(queue)?.tail(),
         };
-        api.sync_map(ring(lane, index));
+        api.sync_map(ring(dir, index));
         Some(tail)
     }
 
@@ -230,19 +230,19 @@ impl<H> Nic<H> {
         self.pools.out()
     }
 
-    /// Maps buffer `which` of a descriptor; the device may access its first `bytes` bytes. `None`
-    /// if the layer has no free entry now.
+    /// Maps buffer `part_index` of a descriptor; the device may access its first `bytes` bytes.
+    /// `None` if the layer has no free entry now.
     #[inline]
     pub(super) fn map<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
         ring: DeviceRing,
-        which: usize,
+        part_index: usize,
         buffer: Buffer,
         bytes: u32,
     ) -> Result<Option<(PendingDescriptor<H>, DescriptorSegment)>, NicError> {
         let at = buffer.start();
-        let Some(memory) = self.pools.of(which).range(&buffer, u64::from(bytes)) else {
+        let Some(memory) = self.pools.of(part_index).range(&buffer, u64::from(bytes)) else {
             self.pools.return_buffers(buffer)?;
             return Err(NicError::FrameLength {
                 bytes: bytes as usize,
@@ -390,8 +390,11 @@ fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
     });
     let packets = memory.bytes().saturating_sub(4096) / (HEADER_SLOT + DATA_SLOT);
     let header = PhysRange::new(memory.start(), packets * HEADER_SLOT).ok_or(error)?;
-    let behind = (packets * HEADER_SLOT).next_multiple_of(4096);
-    let data = PhysRange::new(memory.start().wrapping_add(behind), packets * DATA_SLOT);
+    let data_offset = (packets * HEADER_SLOT).next_multiple_of(4096);
+    let data = PhysRange::new(
+        memory.start().wrapping_add(data_offset),
+        packets * DATA_SLOT,
+    );
     let data = data.filter(|data| memory.contains(data)).ok_or(error)?;
     Ok(Pools {
         header: Some(Pool::new(header, HEADER_SLOT).map_err(NicError::Pool)?),
@@ -400,21 +403,21 @@ fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
 }
 
 /// Returns the API's ring of a queue.
-pub(super) const fn ring(lane: QueueDir, queue: u16) -> DeviceRing {
+pub(super) const fn ring(dir: QueueDir, queue: u16) -> DeviceRing {
     DeviceRing {
         queue,
-        direction: match lane {
+        direction: match dir {
             QueueDir::Rx => Direction::FromDevice,
             QueueDir::Tx => Direction::ToDevice,
         },
     }
 }
 
-/// Returns the length of buffer `which` in a receive descriptor.
-pub(super) const fn offered(profile: &Profile, which: usize) -> u32 {
+/// Returns the length of buffer `part_index` in a receive descriptor.
+pub(super) const fn offered(profile: &Profile, part_index: usize) -> u32 {
     let bytes = if profile.buffers_per_packet < MAX_BUFFERS {
         FRAME_HEADER_BYTES + MAX_BODY_BYTES
-    } else if which == 0 {
+    } else if part_index == 0 {
         FRAME_HEADER_BYTES
     } else {
         MAX_BODY_BYTES
@@ -431,15 +434,15 @@ pub(super) fn check<H>(
 ) -> Result<(NicCompletion, FrameStatus), CompletionFault> {
     let claim = NicCompletion::decode(raw);
     if claim.descriptor != head {
-        return Err(CompletionFault::Index {
+        return Err(CompletionFault::OutOfOrder {
             found: claim.descriptor,
-            expected: Some(head),
+            oldest: head,
         });
     }
     let status =
         FrameStatus::from_raw(claim.status).ok_or(CompletionFault::Status(claim.status))?;
-    let room = |which: usize| {
-        let held = packet.get(which).and_then(Option::as_ref);
+    let room = |part_index: usize| {
+        let held = packet.get(part_index).and_then(Option::as_ref);
         held.map_or(0, |held| held.bytes)
     };
     let too_long = |found, at_most| Err(CompletionFault::Length { found, at_most });

@@ -4,8 +4,6 @@
 //! Ethernet header, they contain test data in little-endian order: flow (4 bytes), number in the
 //! flow (8), bytes of data (4), checksum of all other bytes (8).
 
-use core::fmt;
-
 /// Length of the headers in bytes.
 pub const FRAME_HEADER_BYTES: usize = 54;
 /// Maximum length of the data: an MTU of 1500 less IP and TCP headers.
@@ -27,27 +25,18 @@ pub struct Frame {
 }
 
 /// Error in a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The frame is shorter than its headers, or its length differs from the header field.
+    #[error("a frame of {bytes} bytes differs from the length in its header")]
     Length {
         /// Length of the frame in bytes.
         bytes: usize,
     },
     /// The checksum does not match.
+    #[error("the checksum of a frame does not match")]
     Checksum,
 }
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Length { bytes } => write!(f, "a frame of {bytes} bytes says otherwise"),
-            Self::Checksum => f.write_str("a frame's checksum does not match"),
-        }
-    }
-}
-
-impl core::error::Error for FrameError {}
 
 impl Frame {
     /// Writes the frame into `into`, replacing its content. The data are derived from flow and
@@ -105,9 +94,9 @@ const fn mix(word: u64) -> u64 {
 /// detects every change of a single word.
 fn sum(frame: &[u8]) -> u64 {
     let (front, rest) = frame.split_at(SUM_AT);
-    let behind = &rest[8..];
+    let tail = &rest[8..];
     let mut state = frame.len() as u64;
-    for part in [front, behind] {
+    for part in [front, tail] {
         for bytes in part.chunks(8) {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);

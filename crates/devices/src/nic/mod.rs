@@ -2,9 +2,9 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `profile.rs` | the profiles mlx and brcm (OS16) |
+//! | `profile.rs` | the profiles mlx and brcm |
 //! | `layout.rs` | bit layout of descriptors and completions |
-//! | `device.rs` | the device side: fetches descriptors, moves frames, completes (OS05) |
+//! | `device.rs` | the device side: fetches descriptors, moves frames, completes |
 //! | `driver.rs` | the driver side: rings, pools, open and close |
 //! | `receive.rs`, `transmit.rs` | the driver's two loops |
 //! | `premapped.rs` | permanently mapped buffers, sent by a user-level program |

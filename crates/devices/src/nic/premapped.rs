@@ -99,11 +99,11 @@ impl<H> Premapped<H> {
         device: RequesterId,
         choice: &mut BufferChoice,
     ) -> Result<(), DmaError> {
-        let which = match choice {
+        let index = match choice {
             BufferChoice::Random(seed) => seed.below(self.mapped.len() as u64) as usize,
             BufferChoice::Same => 0,
         };
-        match self.mapped.get(which) {
+        match self.mapped.get(index) {
             Some((iova, _)) => bus.read(device, *iova, &mut self.packet),
             None => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! Driver profiles (OS16). Decision 0011 has the numbers and their sources.
+//! Driver profiles. Decision 0011 has the numbers and their sources.
 
 use ringfence_types::Direction;
 

@@ -95,7 +95,7 @@ impl<H> Nic<H> {
             .receive
             .get_mut(usize::from(queue))
             .ok_or(NicError::NoSuchQueue {
-                lane: QueueDir::Rx,
+                dir: QueueDir::Rx,
                 index: queue,
             })?;
         let Some(((claim, status), packet)) = receive.ring.completed(api.memory(), check)? else {
@@ -115,7 +115,7 @@ impl<H> Nic<H> {
         // Unmap every buffer of the packet even after an error, because no record of the others
         // remains.
         let mut result = Ok(());
-        for (which, held) in packet.into_iter().enumerate() {
+        for (part_index, held) in packet.into_iter().enumerate() {
             let Some(held) = held else { continue };
             let mut replaced = false;
             if self.profile.replace == Replace::BeforeUnmap && result.is_ok() {
@@ -127,8 +127,8 @@ impl<H> Nic<H> {
             result = result.and(self.before_call(api, calls));
             self.stats.unmaps += 1;
             match api.unmap(ring(QueueDir::Rx, queue), held.handle) {
-                Ok(Some(buffer)) => self.arrivals.buffer_returned(buffer, number, which),
-                Ok(None) => self.arrivals.withhold(held.at, number, which),
+                Ok(Some(buffer)) => self.arrivals.buffer_returned(buffer, number, part_index),
+                Ok(None) => self.arrivals.withhold(held.at, number, part_index),
                 Err(error) => {
                     self.arrivals.lose(number);
                     result = result.and(Err(error.into()));
@@ -176,28 +176,28 @@ impl<H> Nic<H> {
         if receive.ring.is_full() {
             return Ok(false);
         }
-        let which = receive.armed;
-        if which < per_packet {
-            let Some(buffer) = self.pools.of(which).alloc() else {
+        let part_index = receive.armed;
+        if part_index < per_packet {
+            let Some(buffer) = self.pools.of(part_index).alloc() else {
                 self.stats.starved += 1;
                 return Ok(false);
             };
-            let bytes = offered(&self.profile, which);
+            let bytes = offered(&self.profile, part_index);
             let ring = ring(QueueDir::Rx, queue);
-            let Some((held, segment)) = self.map(api, ring, which, buffer, bytes)? else {
+            let Some((held, segment)) = self.map(api, ring, part_index, buffer, bytes)? else {
                 return Ok(false);
             };
             let Some(receive) = self.receive.get_mut(index) else {
                 return Ok(false);
             };
-            if let (Some(place), Some(named)) = (
-                receive.arming.get_mut(which),
-                receive.segments.get_mut(which),
+            if let (Some(slot), Some(named)) = (
+                receive.arming.get_mut(part_index),
+                receive.segments.get_mut(part_index),
             ) {
-                *place = Some(held);
+                *slot = Some(held);
                 *named = segment;
             }
-            receive.armed = which + 1;
+            receive.armed = part_index + 1;
         }
         let Some(receive) = self.receive.get_mut(index) else {
             return Ok(false);

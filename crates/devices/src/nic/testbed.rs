@@ -1,8 +1,6 @@
 //! A machine under a workload: the driver and the device of one port, and the clients at the other
 //! end of the wire. Every frame is verified.
 
-use core::fmt;
-
 use ringfence_types::{PhysRange, RequesterId};
 
 use super::device::{DeviceStats, NicDevice, QueueDir, Reception};
@@ -38,17 +36,21 @@ pub trait Environment {
 }
 
 /// Reason why a workload stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TestbedError {
     /// Error of the driver.
-    Nic(NicError),
+    #[error(transparent)]
+    Nic(#[from] NicError),
     /// The device could not access its rings.
-    Device(DmaError),
+    #[error(transparent)]
+    Device(#[from] DmaError),
     /// A received frame differs from the sent one.
-    Frame(FrameError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
     /// A frame of an unexpected connection or with an unexpected number arrived, or a sent frame
     /// was lost.
+    #[error("frame {} of flow {} arrived instead of {expected:?}", .found.number, .found.flow)]
     Order {
         /// The frame that arrived.
         found: Frame,
@@ -57,43 +59,8 @@ pub enum TestbedError {
     },
     /// The workload cannot continue. Either frames wait for descriptors or the server waits for
     /// entries that never become free, or the clients are silent forever.
+    #[error("driver and device wait for each other")]
     Stuck,
-}
-
-impl fmt::Display for TestbedError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nic(error) => error.fmt(f),
-            Self::Device(error) => error.fmt(f),
-            Self::Frame(error) => error.fmt(f),
-            Self::Order { found, expected } => write!(
-                f,
-                "frame {} of flow {} where {expected:?} was expected",
-                found.number, found.flow
-            ),
-            Self::Stuck => f.write_str("neither driver nor device can go on"),
-        }
-    }
-}
-
-impl core::error::Error for TestbedError {}
-
-impl From<NicError> for TestbedError {
-    fn from(error: NicError) -> Self {
-        Self::Nic(error)
-    }
-}
-
-impl From<DmaError> for TestbedError {
-    fn from(error: DmaError) -> Self {
-        Self::Device(error)
-    }
-}
-
-impl From<FrameError> for TestbedError {
-    fn from(error: FrameError) -> Self {
-        Self::Frame(error)
-    }
 }
 
 /// Maximum number of consecutive rounds in which all timers expire. After them the testbed gives
@@ -142,19 +109,19 @@ impl<H> NicTestbed<H> {
     /// # Errors
     /// Returns the driver's error; nothing stays allocated.
     pub fn open<W: Environment<Handle = H>>(
-        world: &mut W,
+        env: &mut W,
         device: RequesterId,
         profile: Profile,
         memory: PhysRange,
         burst: u32,
         seed: u64,
     ) -> Result<Self, TestbedError> {
-        let nic = Nic::open(profile, memory, &mut world.api())?;
+        let nic = Nic::open(profile, memory, &mut env.api())?;
         let mut device = NicDevice::new(device, &profile, burst);
-        for (lane, index, at) in nic.rings() {
-            device.program(lane, index, &at);
+        for (dir, index, at) in nic.rings() {
+            device.program(dir, index, &at);
         }
-        let mut station = Self {
+        let mut testbed = Self {
             nic,
             device,
             seed: Seed::new(seed),
@@ -166,18 +133,18 @@ impl<H> NicTestbed<H> {
             due: Vec::new(),
         };
         for queue in 0..profile.receive.count {
-            station.ring_doorbell(world, QueueDir::Rx, queue);
+            testbed.ring_doorbell(env, QueueDir::Rx, queue);
         }
-        Ok(station)
+        Ok(testbed)
     }
 
     /// Stops the device and closes the port.
     ///
     /// # Errors
     /// Returns the driver's error. The resources concerned are lost.
-    pub fn close<W: Environment<Handle = H>>(mut self, world: &mut W) -> Result<(), TestbedError> {
+    pub fn close<W: Environment<Handle = H>>(mut self, env: &mut W) -> Result<(), TestbedError> {
         self.device.reset();
-        Ok(self.nic.close(&mut world.api())?)
+        Ok(self.nic.close(&mut env.api())?)
     }
 
     /// Returns the counters.
@@ -209,7 +176,7 @@ impl<H> NicTestbed<H> {
     /// See [`TestbedError`]; the workload cannot continue.
     pub fn run<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
         packets: u64,
     ) -> Result<(), TestbedError> {
@@ -222,20 +189,20 @@ impl<H> NicTestbed<H> {
         let mut silences = 0;
         while self.packets() < target {
             let before = (self.packets(), *self.nic.stats());
-            match self.arrivals(world, workload)? {
+            match self.arrivals(env, workload)? {
                 StallReason::Due => {}
-                StallReason::Waiting => self.receive_all(world, workload)?,
+                StallReason::Waiting => self.receive_all(env, workload)?,
                 StallReason::Silence => {
                     silences += 1;
                     if silences == MAX_TIMER_ROUNDS {
                         return Err(TestbedError::Stuck);
                     }
-                    self.reclaim_all(world)?;
+                    self.reclaim_all(env)?;
                     continue;
                 }
             }
             silences = 0;
-            self.send_until(target, world, workload)?;
+            self.send_until(target, env, workload)?;
             if before == (self.packets(), *self.nic.stats()) {
                 return Err(TestbedError::Stuck);
             }
@@ -250,11 +217,11 @@ impl<H> NicTestbed<H> {
     /// Receives frames from the wire until an interrupt has been handled or no frame is left.
     fn arrivals<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
     ) -> Result<StallReason, TestbedError> {
         loop {
-            if let Some(pause) = self.arrival(world, workload)? {
+            if let Some(pause) = self.arrival(env, workload)? {
                 return Ok(pause);
             }
         }
@@ -263,7 +230,7 @@ impl<H> NicTestbed<H> {
     /// Receives one frame from the wire, if any.
     fn arrival<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
     ) -> Result<Option<StallReason>, TestbedError> {
         let packet = match workload.offer() {
@@ -274,18 +241,17 @@ impl<H> NicTestbed<H> {
         let queue = self.queue(QueueDir::Rx, packet.client);
         self.inbound.build(packet, &mut self.frame);
         let mut loops = 0;
-        while self.device.receive(&mut world.bus(), queue, &self.frame)? == Reception::NoDescriptor
-        {
+        while self.device.receive(&mut env.bus(), queue, &self.frame)? == Reception::NoDescriptor {
             // The wire holds the frame back until the driver has made room. A layer that withholds
             // entries until the end of a burst makes room only in the following loop.
             if loops == 2 {
                 return Err(TestbedError::Stuck);
             }
             loops += 1;
-            self.receive_loop(world, workload, queue)?;
+            self.receive_loop(env, workload, queue)?;
         }
         if self.device.interrupt_due(QueueDir::Rx, queue) {
-            self.receive_loop(world, workload, queue)?;
+            self.receive_loop(env, workload, queue)?;
             return Ok(Some(StallReason::Due));
         }
         Ok(None)
@@ -295,7 +261,7 @@ impl<H> NicTestbed<H> {
     /// loops.
     fn receive_all<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
     ) -> Result<(), TestbedError> {
         self.due.clear();
@@ -306,17 +272,17 @@ impl<H> NicTestbed<H> {
         }
         for queue in 0..self.nic.profile().receive.count {
             if self.device.unannounced(QueueDir::Rx, queue) > 0 {
-                self.receive_loop(world, workload, queue)?;
+                self.receive_loop(env, workload, queue)?;
             }
         }
         // Transmit rings that had no loop to interrupt.
-        self.reclaim_all(world)
+        self.reclaim_all(env)
     }
 
     /// Handles one interrupt of a receive ring.
     fn receive_loop<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
         queue: u16,
     ) -> Result<(), TestbedError> {
@@ -334,7 +300,7 @@ impl<H> NicTestbed<H> {
         let mut wrong = Ok(());
         let done =
             self.nic.receive(
-                &mut world.api(),
+                &mut env.api(),
                 queue,
                 u32::MAX,
                 preemption,
@@ -352,7 +318,7 @@ impl<H> NicTestbed<H> {
             Some(preemption) => self.due.push(preemption.queue),
             None => {}
         }
-        self.ring_doorbell(world, QueueDir::Rx, queue);
+        self.ring_doorbell(env, QueueDir::Rx, queue);
         for packet in self.delivered.drain(..) {
             self.stats.received += 1;
             self.stats.bytes += u64::from(packet.bytes);
@@ -366,7 +332,7 @@ impl<H> NicTestbed<H> {
     fn send_until<W: Environment<Handle = H>>(
         &mut self,
         target: u64,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
     ) -> Result<(), TestbedError> {
         while self.packets() < target
@@ -375,27 +341,27 @@ impl<H> NicTestbed<H> {
             // Take an interrupt between two frames. One that is due after the last frame occurs
             // during the next receive loop.
             while let Some(queue) = self.due.pop() {
-                self.reclaim(world, queue)?;
+                self.reclaim(env, queue)?;
             }
             let queue = self.queue(QueueDir::Tx, packet.client);
             let mut frame = core::mem::take(&mut self.frame);
             self.outbound.build(packet, &mut frame);
             let mut tries = 0;
-            while self.nic.send(&mut world.api(), queue, &frame)? == SendOutcome::Full {
+            while self.nic.send(&mut env.api(), queue, &frame)? == SendOutcome::Full {
                 if tries == 2 {
                     return Err(TestbedError::Stuck);
                 }
                 tries += 1;
-                self.reclaim(world, queue)?;
+                self.reclaim(env, queue)?;
             }
             self.frame = frame;
-            self.ring_doorbell(world, QueueDir::Tx, queue);
-            self.transmit(world, workload, queue)?;
+            self.ring_doorbell(env, QueueDir::Tx, queue);
+            self.transmit(env, workload, queue)?;
             if self.device.interrupt_due(QueueDir::Tx, queue) && !self.due.contains(&queue) {
                 self.due.push(queue);
             }
-            if let Some(StallReason::Silence) = self.arrival(world, workload)? {
-                self.reclaim_all(world)?;
+            if let Some(StallReason::Silence) = self.arrival(env, workload)? {
+                self.reclaim_all(env)?;
             }
         }
         Ok(())
@@ -404,32 +370,28 @@ impl<H> NicTestbed<H> {
     /// Transmits the offered frames, which the clients verify.
     fn transmit<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         workload: &mut impl Workload,
         queue: u16,
     ) -> Result<(), TestbedError> {
         let (outbound, stats) = (&mut self.outbound, &mut self.stats);
         let mut wrong = Ok(());
-        self.device.transmit(&mut world.bus(), queue, |frame| {
-            match outbound.check(frame) {
+        self.device
+            .transmit(&mut env.bus(), queue, |frame| match outbound.check(frame) {
                 Ok(packet) => {
                     stats.sent += 1;
                     stats.bytes += u64::from(packet.bytes);
                     workload.answered(packet);
                 }
                 Err(error) => wrong = Err(error),
-            }
-        })?;
+            })?;
         wrong
     }
 
     /// Expires the timers of all transmit rings.
-    fn reclaim_all<W: Environment<Handle = H>>(
-        &mut self,
-        world: &mut W,
-    ) -> Result<(), TestbedError> {
+    fn reclaim_all<W: Environment<Handle = H>>(&mut self, env: &mut W) -> Result<(), TestbedError> {
         for queue in 0..self.nic.profile().transmit.count {
-            self.reclaim(world, queue)?;
+            self.reclaim(env, queue)?;
         }
         Ok(())
     }
@@ -437,29 +399,29 @@ impl<H> NicTestbed<H> {
     /// Handles the interrupt of a transmit ring.
     fn reclaim<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
+        env: &mut W,
         queue: u16,
     ) -> Result<(), TestbedError> {
         self.due.retain(|due| *due != queue);
         if self.device.take_interrupt(QueueDir::Tx, queue) > 0 {
-            self.nic.reclaim(&mut world.api(), queue, u32::MAX)?;
+            self.nic.reclaim(&mut env.api(), queue, u32::MAX)?;
         }
         Ok(())
     }
 
     fn ring_doorbell<W: Environment<Handle = H>>(
         &mut self,
-        world: &mut W,
-        lane: QueueDir,
+        env: &mut W,
+        dir: QueueDir,
         queue: u16,
     ) {
-        if let Some(tail) = self.nic.sync_map(&mut world.api(), lane, queue) {
-            self.device.doorbell(lane, queue, tail);
+        if let Some(tail) = self.nic.sync_map(&mut env.api(), dir, queue) {
+            self.device.doorbell(dir, queue, tail);
         }
     }
 
-    fn queue(&self, lane: QueueDir, client: u32) -> u16 {
-        let count = match lane {
+    fn queue(&self, dir: QueueDir, client: u32) -> u16 {
+        let count = match dir {
             QueueDir::Rx => self.nic.profile().receive.count,
             QueueDir::Tx => self.nic.profile().transmit.count,
         };

@@ -31,7 +31,7 @@ impl<H> Nic<H> {
     ) -> Result<SendOutcome, NicError> {
         let index = usize::from(queue);
         let transmit = self.transmit.get(index).ok_or(NicError::NoSuchQueue {
-            lane: QueueDir::Tx,
+            dir: QueueDir::Tx,
             index: queue,
         })?;
         if frame.is_empty() || frame.len() > FRAME_HEADER_BYTES + MAX_BODY_BYTES {
@@ -49,14 +49,14 @@ impl<H> Nic<H> {
         let (first, second) = frame.split_at(split);
         let mut packet: Packet<H> = [const { None }; MAX_BUFFERS];
         let mut segments = [DescriptorSegment::NONE; MAX_BUFFERS];
-        for (which, part) in [first, second].into_iter().enumerate() {
+        for (part_index, part) in [first, second].into_iter().enumerate() {
             if part.is_empty() {
                 continue;
             }
-            match self.map_packet(api, queue, which, part) {
+            match self.map_packet(api, queue, part_index, part) {
                 Ok(Some((held, segment))) => {
-                    packet[which] = Some(held);
-                    segments[which] = segment;
+                    packet[part_index] = Some(held);
+                    segments[part_index] = segment;
                 }
                 Ok(None) => {
                     return self
@@ -90,10 +90,10 @@ impl<H> Nic<H> {
         &mut self,
         api: &mut A,
         queue: u16,
-        which: usize,
+        part_index: usize,
         part: &[u8],
     ) -> Result<Option<(super::driver::PendingDescriptor<H>, DescriptorSegment)>, NicError> {
-        let Some(buffer) = self.pools.of(which).alloc() else {
+        let Some(buffer) = self.pools.of(part_index).alloc() else {
             self.stats.starved += 1;
             return Ok(None);
         };
@@ -102,7 +102,7 @@ impl<H> Nic<H> {
             return Err(error.into());
         }
         let ring = ring(QueueDir::Tx, queue);
-        self.map(api, ring, which, buffer, part.len() as u32)
+        self.map(api, ring, part_index, buffer, part.len() as u32)
     }
 
     /// Unmaps the buffers of a frame that is not sent.
@@ -134,7 +134,7 @@ impl<H> Nic<H> {
         let mut result = Ok(());
         while done < budget && result.is_ok() {
             let transmit = self.transmit.get_mut(index).ok_or(NicError::NoSuchQueue {
-                lane: QueueDir::Tx,
+                dir: QueueDir::Tx,
                 index: queue,
             })?;
             match transmit.completed(api.memory(), check) {

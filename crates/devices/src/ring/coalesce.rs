@@ -1,4 +1,4 @@
-//! Interrupt coalescing (OS07).
+//! Interrupt coalescing: one interrupt announces several completions.
 
 /// Collects completions until a threshold or a timer expires. One interrupt then announces all of
 /// them; the driver's loop over them is a burst.

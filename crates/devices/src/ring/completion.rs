@@ -2,7 +2,7 @@
 
 use ringfence_types::RequesterId;
 
-use super::{Cursor, RingBase, RingMemory};
+use super::{RingBase, RingCursor, RingMemory};
 use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, DmaError, Transfer, Unreachable};
 
@@ -19,13 +19,13 @@ const PHASE_BYTE: usize = 14;
 #[derive(Debug)]
 pub struct CompletionQueue {
     memory: RingMemory,
-    next: Cursor,
+    next: RingCursor,
 }
 
 impl CompletionQueue {
     /// Creates an empty ring in `memory`, which must be zeroed.
     pub fn new(memory: RingMemory) -> Self {
-        let next = Cursor::new(memory.size());
+        let next = RingCursor::new(memory.size());
         Self { memory, next }
     }
 
@@ -72,7 +72,7 @@ impl CompletionQueue {
 #[derive(Debug, Clone, Copy)]
 pub struct CompletionWriter {
     base: RingBase,
-    next: Cursor,
+    next: RingCursor,
 }
 
 impl CompletionWriter {
@@ -80,7 +80,7 @@ impl CompletionWriter {
     pub const fn new(base: RingBase) -> Self {
         Self {
             base,
-            next: Cursor::new(base.size),
+            next: RingCursor::new(base.size),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Rings: arrays of descriptors in memory shared by a driver and a device (OS06; rIOMMU section
+//! Rings: arrays of descriptors in memory shared by a driver and a device (rIOMMU section
 //! 2.3).
 //!
 //! | file | concept |
@@ -21,4 +21,4 @@ pub use memory::{RingBase, RingMemory};
 pub use queue::{
     CompletionError, CompletionFault, MalformedCompletion, OrderedRing, RingAddresses,
 };
-pub use size::{Cursor, RingSize};
+pub use size::{RingCursor, RingSize};

@@ -1,7 +1,5 @@
 //! The driver's side of a ring whose device completes descriptors in order.
 
-use core::fmt;
-
 use super::{COMPLETION_BYTES, CompletionQueue, RawCompletion, RingBase, RingMemory, RingSize};
 use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, Unreachable};
@@ -16,7 +14,8 @@ pub struct RingAddresses {
 }
 
 /// Error: the device wrote an invalid completion. A driver must not trust shared memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("queue {} ({}): the device reports {kind}", .ring.queue, .ring.direction)]
 pub struct MalformedCompletion {
     /// Ring whose completions the driver was reading.
     pub ring: DeviceRing,
@@ -25,19 +24,28 @@ pub struct MalformedCompletion {
 }
 
 /// Violation in a completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionFault {
     /// No descriptor is outstanding.
+    #[error("a completion, but nothing is outstanding")]
     Nothing,
-    /// The completion's descriptor is not the oldest one, or its command is not outstanding.
-    Index {
-        /// Descriptor or command in the completion.
+    /// The completion's descriptor is not the oldest one.
+    #[error("entry {found} instead of the oldest one, {oldest}")]
+    OutOfOrder {
+        /// Descriptor in the completion.
         found: u32,
-        /// The oldest descriptor; `None` if completions are unordered.
-        expected: Option<u32>,
+        /// The oldest descriptor.
+        oldest: u32,
+    },
+    /// The completion's command is not outstanding.
+    #[error("command {command}, which is not outstanding")]
+    NotOutstanding {
+        /// Command in the completion.
+        command: u32,
     },
     /// The reported length exceeds the buffers.
+    #[error("{found} bytes where {at_most} fit")]
     Length {
         /// Reported length in bytes.
         found: u32,
@@ -45,36 +53,12 @@ pub enum CompletionFault {
         at_most: u32,
     },
     /// The device reported this unknown status.
+    #[error("the unknown status {0:#x}")]
     Status(u16),
     /// The completion is for another queue.
+    #[error("a completion for queue {0}")]
     Queue(u16),
 }
-
-impl fmt::Display for MalformedCompletion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceRing { queue, direction } = self.ring;
-        write!(f, "queue {queue} ({direction}): the device reports ")?;
-        match self.kind {
-            CompletionFault::Nothing => f.write_str("a completion, and nothing is outstanding"),
-            CompletionFault::Index {
-                found,
-                expected: Some(expected),
-            } => write!(f, "entry {found}, not the oldest one, {expected}"),
-            CompletionFault::Index { found, .. } => {
-                write!(f, "command {found}, which is not outstanding")
-            }
-            CompletionFault::Length { found, at_most } => {
-                write!(f, "{found} bytes where {at_most} fit")
-            }
-            CompletionFault::Status(status) => {
-                write!(f, "status {status:#x}, which does not exist")
-            }
-            CompletionFault::Queue(queue) => write!(f, "a completion for queue {queue}"),
-        }
-    }
-}
-
-impl core::error::Error for MalformedCompletion {}
 
 /// Descriptors, completions, and the driver's record `T` of each descriptor that the device owns.
 /// The driver never reads descriptors back from memory, because the device may have changed them.
@@ -177,7 +161,7 @@ impl<T> OrderedRing<T> {
             return Err((record, Some(error)));
         }
         match self.record(tail) {
-            Some(place) => *place = Some(record),
+            Some(slot) => *slot = Some(record),
             None => return Err((record, None)),
         }
         self.tail = tail.wrapping_add(1);
@@ -200,11 +184,13 @@ impl<T> OrderedRing<T> {
             return Ok(None);
         };
         let ring = self.ring;
-        let lie = |kind| CompletionError::Lie(MalformedCompletion { ring, kind });
+        let malformed = |kind| CompletionError::Malformed(MalformedCompletion { ring, kind });
         let head = self.head;
-        let place = self.record(head).ok_or(lie(CompletionFault::Nothing))?;
+        let slot = self
+            .record(head)
+            .ok_or(malformed(CompletionFault::Nothing))?;
         // Entries outside [head, tail) have no record.
-        let record = place.take().ok_or(lie(CompletionFault::Nothing))?;
+        let record = slot.take().ok_or(malformed(CompletionFault::Nothing))?;
         match check(&raw, head, &record) {
             Ok(completion) => {
                 self.head = head.wrapping_add(1);
@@ -212,8 +198,8 @@ impl<T> OrderedRing<T> {
                 Ok(Some((completion, record)))
             }
             Err(kind) => {
-                *place = Some(record);
-                Err(lie(kind))
+                *slot = Some(record);
+                Err(malformed(kind))
             }
         }
     }
@@ -242,16 +228,12 @@ impl<T> OrderedRing<T> {
 }
 
 /// Reason why a completion cannot be returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CompletionError {
     /// The memory is not accessible.
-    Memory(Unreachable),
+    #[error(transparent)]
+    Memory(#[from] Unreachable),
     /// The device wrote an invalid completion.
-    Lie(MalformedCompletion),
-}
-
-impl From<Unreachable> for CompletionError {
-    fn from(error: Unreachable) -> Self {
-        Self::Memory(error)
-    }
+    #[error(transparent)]
+    Malformed(MalformedCompletion),
 }

@@ -30,12 +30,12 @@ impl RingSize {
 /// A position in a ring that tracks its lap. The phase of entries alternates from lap to lap (NVMe
 /// base specification, "Phase Tag").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor {
+pub struct RingCursor {
     size: RingSize,
     counter: u32,
 }
 
-impl Cursor {
+impl RingCursor {
     /// Creates a position at entry 0 of the first lap.
     pub const fn new(size: RingSize) -> Self {
         Self { size, counter: 0 }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn the_phase_changes_with_every_lap() {
         let size = RingSize::new(4).unwrap();
-        let mut cursor = Cursor {
+        let mut cursor = RingCursor {
             size,
             // Across the wrap of the counter.
             counter: u32::MAX - 7,

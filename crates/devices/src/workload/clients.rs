@@ -27,8 +27,8 @@ impl Clients {
 
     /// Removes and returns a random client that may send.
     pub(super) fn draw(&mut self) -> Option<u32> {
-        let place = self.seed.below(self.ready.len() as u64) as usize;
-        (place < self.ready.len()).then(|| self.ready.swap_remove(place))
+        let index = self.seed.below(self.ready.len() as u64) as usize;
+        (index < self.ready.len()).then(|| self.ready.swap_remove(index))
     }
 
     /// Allows the client to send again.

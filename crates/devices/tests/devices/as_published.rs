@@ -17,9 +17,10 @@ use ringfence_devices::{
     DriverEvent, Pool, Racer, Replayer, Reuse, Seed, Transfer,
 };
 use ringfence_dma::Mapping;
-use ringfence_dma::flush::{Burst, BurstAsPublished};
+use ringfence_dma::flush::Burst;
 use ringfence_dma::ring::{RingSetup, SlotChoice};
 use ringfence_hw::Prefetch;
+use ringfence_papers::BurstAsPublished;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Access, FaultReason};
 
@@ -37,19 +38,19 @@ fn setup(coherency: Coherency) -> RingSetup {
 fn literal<W>(
     rings: impl IntoIterator<Item = (DeviceRing, u32)>,
     coherency: Coherency,
-    witness: W,
+    hooks: W,
 ) -> LiteralRig<W> {
     let setup = setup(coherency);
-    LiteralRig::of_rings(rings, setup, Prefetch::Immediate, BurstAsPublished, witness)
+    LiteralRig::of_rings(rings, setup, Prefetch::Immediate, BurstAsPublished, hooks)
 }
 
 fn repaired<W>(
     rings: impl IntoIterator<Item = (DeviceRing, u32)>,
     coherency: Coherency,
-    witness: W,
+    hooks: W,
 ) -> RingRig<W> {
     let (setup, burst) = (setup(coherency), Burst::default());
-    RingRig::of_rings(rings, setup, Prefetch::Immediate, burst, witness)
+    RingRig::of_rings(rings, setup, Prefetch::Immediate, burst, hooks)
 }
 
 /// One buffer per packet, and a transmit ring for a burst of 200.
@@ -105,35 +106,35 @@ impl Attacker for Late {
 
 /// An adapter sends 200 frames and its driver reclaims them as one burst. Returns the number of
 /// buffers that were accessed after their return.
-fn reached_of_200<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> usize {
+fn reached_of_200<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut env: W) -> usize {
     let profile = profile();
     let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 300));
-    let mut nic = Nic::open(profile, memory, &mut world.api()).unwrap();
+    let mut nic = Nic::open(profile, memory, &mut env.api()).unwrap();
     let mut device = NicDevice::new(rig::NIC, &profile, BURST as u32);
-    for (lane, index, at) in nic.rings() {
-        device.program(lane, index, &at);
+    for (dir, index, at) in nic.rings() {
+        device.program(dir, index, &at);
     }
     for _ in 0..BURST {
-        let sent = nic.send(&mut world.api(), 0, &[7; 600]);
+        let sent = nic.send(&mut env.api(), 0, &[7; 600]);
         assert_eq!(sent, Ok(SendOutcome::Queued));
     }
-    let tail = nic.sync_map(&mut world.api(), QueueDir::Tx, 0).unwrap();
+    let tail = nic.sync_map(&mut env.api(), QueueDir::Tx, 0).unwrap();
     device.doorbell(QueueDir::Tx, 0, tail);
-    let sent = device.transmit(&mut world.bus(), 0, |frame| assert_eq!(frame, [7; 600]));
+    let sent = device.transmit(&mut env.bus(), 0, |frame| assert_eq!(frame, [7; 600]));
     assert_eq!(sent, Ok(BURST as u32));
-    assert_eq!(nic.reclaim(&mut world.api(), 0, u32::MAX), Ok(BURST as u32));
+    assert_eq!(nic.reclaim(&mut env.api(), 0, u32::MAX), Ok(BURST as u32));
     // The next event.
     assert_eq!(
-        nic.send(&mut world.api(), 0, &[7; 600]),
+        nic.send(&mut env.api(), 0, &[7; 600]),
         Ok(SendOutcome::Queued)
     );
-    let slots: BTreeSet<_> = world
+    let slots: BTreeSet<_> = env
         .judge()
         .reached
         .iter()
         .map(|at| at.get() / 2048)
         .collect();
-    nic.close(&mut world.api()).unwrap();
+    nic.close(&mut env.api()).unwrap();
     slots.len()
 }
 
@@ -172,7 +173,7 @@ struct Reads {
     failed: u64,
 }
 
-fn reads<W: OracleChecked>(world: &mut W, seed: u64) -> Reads {
+fn reads<W: OracleChecked>(env: &mut W, seed: u64) -> Reads {
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(4096);
     for page in 0..512 {
@@ -180,7 +181,7 @@ fn reads<W: OracleChecked>(world: &mut W, seed: u64) -> Reads {
         bytes.fill(1 + (page % 251) as u8);
     }
     let size = RingSize::new(16).unwrap();
-    let mut queue = NvmeQueue::open(&mut world.api(), 0, size).unwrap();
+    let mut queue = NvmeQueue::open(&mut env.api(), 0, size).unwrap();
     let mut controller = NvmeController::new(rig::NIC, queue.addresses(), seed);
     let mut dice = Seed::new(seed);
     let mut reads = Reads::default();
@@ -193,42 +194,37 @@ fn reads<W: OracleChecked>(world: &mut W, seed: u64) -> Reads {
             bytes: PAGE_BYTES as u32,
             buffers: vec![pool.alloc().unwrap()],
         };
-        match queue.submit(&mut world.api(), io) {
+        match queue.submit(&mut env.api(), io) {
             Ok(tag) => asked[usize::from(tag)] = page,
             Err(rejected) => rejected
                 .buffers
                 .into_iter()
                 .for_each(|b| pool.free(b).unwrap()),
         }
-        let tail = queue.sync_map(&mut world.api());
+        let tail = queue.sync_map(&mut env.api());
         controller.submission_doorbell(tail);
         // All completions so far are handled, so the controller has exactly the room that the
         // doorbell tells it. It executes a few of the fetched commands; the others stay mapped
         // while new ones arrive.
-        let few = dice.below(3) as u32;
-        controller.completion_doorbell(size.index(executed + 1 + few));
-        executed += controller.run(&mut world.bus(), &mut disk).unwrap();
+        let extra = dice.below(3) as u32;
+        controller.completion_doorbell(size.index(executed + 1 + extra));
+        executed += controller.run(&mut env.bus(), &mut disk).unwrap();
         let mut all = Vec::new();
         queue
-            .complete(&mut world.api(), u32::MAX, |done| all.push(done))
+            .complete(&mut env.api(), u32::MAX, |done| all.push(done))
             .unwrap();
         for done in all {
             let expected = 1 + (asked[usize::from(done.tag)] % 251) as u8;
             for buffer in done.buffers {
                 let mut found = vec![0; PAGE_BYTES as usize];
-                world
-                    .api()
-                    .memory()
-                    .read(buffer.start(), &mut found)
-                    .unwrap();
+                env.api().memory().read(buffer.start(), &mut found).unwrap();
                 match (done.succeeded, found.iter().all(|byte| *byte == expected)) {
                     (true, true) => reads.right += 1,
                     (true, false) => reads.wrong += 1,
                     (false, _) => reads.failed += 1,
                 }
                 // Clear the page, so that the next read of it is checked.
-                world
-                    .api()
+                env.api()
                     .memory()
                     .write(buffer.start(), &[0; 4096])
                     .unwrap();
@@ -237,7 +233,7 @@ fn reads<W: OracleChecked>(world: &mut W, seed: u64) -> Reads {
         }
     }
     queue
-        .close(&mut world.api(), |buffer| pool.free(buffer).unwrap())
+        .close(&mut env.api(), |buffer| pool.free(buffer).unwrap())
         .unwrap();
     assert_eq!(pool.in_use(), 0);
     reads
@@ -251,10 +247,10 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
     let rings = || super::disks::rings_of(0, 16);
     for coherency in SETUPS {
         for seed in 1..=3 {
-            let mut world = literal(rings(), coherency, ());
-            world.judge().blind = true;
-            let found = reads(&mut world, seed);
-            let overwritten = world.judge().overwritten;
+            let mut env = literal(rings(), coherency, ());
+            env.judge().blind = true;
+            let found = reads(&mut env, seed);
+            let overwritten = env.judge().overwritten;
             assert!(overwritten > 20, "seed {seed}: {overwritten}, {found:?}");
             println!("seed {seed}: {overwritten} entries overwritten, {found:?}");
             assert!(
@@ -263,11 +259,11 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
             );
             for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
                 let setup = RingSetup { choice, coherency };
-                let mut world = RingRig::rings(rings(), setup, ());
-                let found = reads(&mut world, seed);
+                let mut env = RingRig::rings(rings(), setup, ());
+                let found = reads(&mut env, seed);
                 assert!(found.right > 50, "seed {seed}: {found:?}");
                 assert_eq!((found.wrong, found.failed), (0, 0), "seed {seed}");
-                let judge = world.judge();
+                let judge = env.judge();
                 assert_eq!(
                     (judge.overwritten, judge.violations, judge.faults),
                     (0, 0, 0)
@@ -282,31 +278,30 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
 #[test]
 fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
     fn outcome<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(
-        mut world: W,
+        mut env: W,
     ) -> (Result<(), DmaError>, Vec<u8>, u64) {
         let profile = profile();
         let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 4));
-        let nic = Nic::open(profile, memory, &mut world.api()).unwrap();
-        nic.sync_map(&mut world.api(), QueueDir::Rx, 0).unwrap();
+        let nic = Nic::open(profile, memory, &mut env.api()).unwrap();
+        nic.sync_map(&mut env.api(), QueueDir::Rx, 0).unwrap();
         // The first descriptor, as the device reads it.
         let (_, _, at) = nic
             .rings()
-            .find(|(lane, _, _)| *lane == QueueDir::Rx)
+            .find(|(dir, _, _)| *dir == QueueDir::Rx)
             .unwrap();
         let mut raw = [0; 16];
-        world
-            .bus()
+        env.bus()
             .read(rig::NIC, at.descriptors.entry(0), &mut raw)
             .unwrap();
-        let told = DescriptorSegment::decode(&raw);
-        let last = told.iova.wrapping_add(u64::from(told.bytes) - 1);
-        let written = world.bus().write(rig::NIC, last, &[0xee; 600]);
+        let reported = DescriptorSegment::decode(&raw);
+        let last = reported.iova.wrapping_add(u64::from(reported.bytes) - 1);
+        let written = env.bus().write(rig::NIC, last, &[0xee; 600]);
         // Its buffer is the first one, of half a page. The second descriptor's buffer follows.
         let mut next = vec![0; 8];
         let behind = memory.start().wrapping_add(2048);
-        world.api().memory().read(behind, &mut next).unwrap();
-        nic.close(&mut world.api()).unwrap();
-        (written, next, world.judge().violations)
+        env.api().memory().read(behind, &mut next).unwrap();
+        nic.close(&mut env.api()).unwrap();
+        (written, next, env.judge().violations)
     }
     for coherency in SETUPS {
         let (written, next, violations) = outcome(literal(api_rings(), coherency, ()));

@@ -19,14 +19,14 @@ fn tricks() -> Tricks {
 }
 
 /// Returns the violations and blocked accesses of an attacked adapter.
-fn attacked<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
+fn attacked<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut env: W) -> (u64, u64) {
     let profile = Profile::MLX;
     let bytes = Nic::<Mapping<Buffer>>::buffer_bytes(&profile, BURST);
     let memory = rig::buffers(bytes);
-    let mut station = NicTestbed::open(&mut world, rig::NIC, profile, memory, BURST, 1).unwrap();
+    let mut testbed = NicTestbed::open(&mut env, rig::NIC, profile, memory, BURST, 1).unwrap();
     let mut stream = NetperfStream::default();
-    station.run(&mut world, &mut stream, 2_400).unwrap();
-    let judge = world.judge();
+    testbed.run(&mut env, &mut stream, 2_400).unwrap();
+    let judge = env.judge();
     (judge.violations, judge.faults)
 }
 

@@ -19,7 +19,7 @@ use super::rig::TABLES;
 
 const ARENA: u64 = TABLES + (256 << 20);
 /// Bytes of memory in which walkers see garbage until the first write-back.
-const RUBBISH: u64 = 2 << 20;
+const GARBAGE: u64 = 2 << 20;
 
 /// Memory as CPUs see it. Devices transfer the same bytes. Walkers that do not snoop see only what
 /// was written back.
@@ -31,16 +31,16 @@ impl Memory {
     pub(crate) fn new(coherency: Coherency) -> Self {
         let arena = || Rc::new(Arena::new(ARENA).unwrap());
         let (processors, walkers) = (arena(), arena());
-        let rubbish = match coherency {
+        let garbage = match coherency {
             Coherency::Coherent => TABLES..TABLES,
-            Coherency::NonCoherent => TABLES..TABLES + RUBBISH,
+            Coherency::NonCoherent => TABLES..TABLES + GARBAGE,
         };
-        for at in rubbish.step_by(8) {
+        for at in garbage.step_by(8) {
             // As an address, it points to buffer memory. As an entry's second word, it is a valid
             // entry of 2^20 bytes for both directions.
-            let rubbish = 3 << 30 | 1 << 32 | 1 << 20;
+            let garbage = 3 << 30 | 1 << 32 | 1 << 20;
             let word = walkers.word(PhysAddr::new(at)).unwrap();
-            word.store(rubbish, Ordering::Relaxed);
+            word.store(garbage, Ordering::Relaxed);
         }
         Self(NonCoherent::new(processors, walkers))
     }

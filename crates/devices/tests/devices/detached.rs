@@ -16,35 +16,35 @@ const RING: DeviceRing = DeviceRing {
 
 #[test]
 fn buffers_of_a_domain_that_is_gone_come_back() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(16 << 12), 4096).unwrap();
     let mut handles = Vec::new();
     for _ in 0..5 {
         let buffer = pool.alloc().unwrap();
         let memory = PhysRange::new(buffer.start(), 1500).unwrap();
-        handles.push(world.api().map(RING, buffer, memory).unwrap());
+        handles.push(env.api().map(RING, buffer, memory).unwrap());
     }
-    let told: Vec<_> = handles.iter().map(|mapped| mapped.iova).collect();
-    for iova in &told {
-        world.bus().write(rig::NIC, *iova, &[7; 64]).unwrap();
+    let iovas: Vec<_> = handles.iter().map(|mapped| mapped.iova).collect();
+    for iova in &iovas {
+        env.bus().write(rig::NIC, *iova, &[7; 64]).unwrap();
     }
-    world.detach();
-    for iova in &told {
-        let stopped = world.bus().write(rig::NIC, *iova, &[8; 64]);
+    env.detach();
+    for iova in &iovas {
+        let stopped = env.bus().write(rig::NIC, *iova, &[8; 64]);
         assert!(matches!(stopped, Err(DmaError::Fault(_))), "{stopped:?}");
     }
     // Each unmap returns its own buffer at once, even in a mode whose unmap otherwise clears and
     // flushes.
     for mapped in handles {
-        let back = world.api().unmap(RING, mapped.handle).unwrap();
+        let back = env.api().unmap(RING, mapped.handle).unwrap();
         pool.free(back.expect("nobody reaches it")).unwrap();
     }
-    assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
-    assert_eq!(world.judge().violations, 0);
+    assert_eq!((pool.in_use(), env.judge().live()), (0, 0));
+    assert_eq!(env.judge().violations, 0);
 
     let buffer = pool.alloc().unwrap();
     let memory = PhysRange::new(buffer.start(), 1500).unwrap();
-    let refused = world.api().map(RING, buffer, memory).unwrap_err();
+    let refused = env.api().map(RING, buffer, memory).unwrap_err();
     assert!(
         matches!(
             refused.failure,

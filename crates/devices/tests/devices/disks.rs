@@ -23,11 +23,11 @@ pub(crate) const QUEUE: u16 = 1;
 
 /// A driver with its device, so that one test covers both disks.
 trait Disk<W: Environment> {
-    fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo>;
+    fn submit(&mut self, env: &mut W, io: DiskRequest) -> Result<u16, RejectedIo>;
     /// The device executes some commands, and the driver handles their completions.
-    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo>;
+    fn work(&mut self, env: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo>;
     fn outstanding(&self) -> usize;
-    fn close(self, world: &mut W, each: impl FnMut(Buffer));
+    fn close(self, env: &mut W, each: impl FnMut(Buffer));
 }
 
 struct Nvme<H> {
@@ -36,26 +36,26 @@ struct Nvme<H> {
 }
 
 impl<H> Nvme<H> {
-    fn open<W: Environment<Handle = H>>(world: &mut W, entries: u32, seed: u64) -> Self {
+    fn open<W: Environment<Handle = H>>(env: &mut W, entries: u32, seed: u64) -> Self {
         let size = RingSize::new(entries).unwrap();
-        let queue = NvmeQueue::open(&mut world.api(), QUEUE, size).unwrap();
+        let queue = NvmeQueue::open(&mut env.api(), QUEUE, size).unwrap();
         let controller = NvmeController::new(rig::NIC, queue.addresses(), seed);
         Self { queue, controller }
     }
 }
 
 impl<W: Environment> Disk<W> for Nvme<W::Handle> {
-    fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
-        self.queue.submit(&mut world.api(), io)
+    fn submit(&mut self, env: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
+        self.queue.submit(&mut env.api(), io)
     }
 
-    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
-        let tail = self.queue.sync_map(&mut world.api());
+    fn work(&mut self, env: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
+        let tail = self.queue.sync_map(&mut env.api());
         self.controller.submission_doorbell(tail);
-        self.controller.run(&mut world.bus(), disk).unwrap();
+        self.controller.run(&mut env.bus(), disk).unwrap();
         let mut all = Vec::new();
         self.queue
-            .complete(&mut world.api(), u32::MAX, |done| all.push(done))
+            .complete(&mut env.api(), u32::MAX, |done| all.push(done))
             .unwrap();
         self.controller
             .completion_doorbell(self.queue.completion_head());
@@ -66,8 +66,8 @@ impl<W: Environment> Disk<W> for Nvme<W::Handle> {
         self.queue.outstanding()
     }
 
-    fn close(self, world: &mut W, each: impl FnMut(Buffer)) {
-        self.queue.close(&mut world.api(), each).unwrap();
+    fn close(self, env: &mut W, each: impl FnMut(Buffer)) {
+        self.queue.close(&mut env.api(), each).unwrap();
     }
 }
 
@@ -77,26 +77,26 @@ struct Ahci<H> {
 }
 
 impl<H> Ahci<H> {
-    fn open<W: Environment<Handle = H>>(world: &mut W, seed: u64) -> Self {
-        let driver = AhciDriver::open(&mut world.api()).unwrap();
+    fn open<W: Environment<Handle = H>>(env: &mut W, seed: u64) -> Self {
+        let driver = AhciDriver::open(&mut env.api()).unwrap();
         let port = AhciPort::new(rig::NIC, driver.addresses(), seed);
         Self { driver, port }
     }
 }
 
 impl<W: Environment> Disk<W> for Ahci<W::Handle> {
-    fn submit(&mut self, world: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
-        let tag = self.driver.submit(&mut world.api(), io)?;
-        let slots = self.driver.sync_map(&mut world.api());
+    fn submit(&mut self, env: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
+        let tag = self.driver.submit(&mut env.api(), io)?;
+        let slots = self.driver.sync_map(&mut env.api());
         self.port.issue(slots);
         Ok(tag)
     }
 
-    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
-        self.port.run(&mut world.bus(), disk, 3).unwrap();
+    fn work(&mut self, env: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
+        self.port.run(&mut env.bus(), disk, 3).unwrap();
         let mut all = Vec::new();
         self.driver
-            .complete(&mut world.api(), self.port.registers(), |done| {
+            .complete(&mut env.api(), self.port.registers(), |done| {
                 all.push(done);
             })
             .unwrap();
@@ -107,8 +107,8 @@ impl<W: Environment> Disk<W> for Ahci<W::Handle> {
         self.driver.outstanding().count_ones() as usize
     }
 
-    fn close(self, world: &mut W, each: impl FnMut(Buffer)) {
-        self.driver.close(&mut world.api(), each).unwrap();
+    fn close(self, env: &mut W, each: impl FnMut(Buffer)) {
+        self.driver.close(&mut env.api(), each).unwrap();
     }
 }
 
@@ -153,11 +153,7 @@ struct Pending {
 
 /// Runs `requests` and checks every byte against a plain array. Returns how often there was no
 /// room.
-fn drive<W: OracleChecked, D: Disk<W>>(
-    world: &mut W,
-    mut driver: D,
-    requests: &[Request],
-) -> usize {
+fn drive<W: OracleChecked, D: Disk<W>>(env: &mut W, mut driver: D, requests: &[Request]) -> usize {
     let mut pool = Pool::new(rig::buffers(64 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(BLOCKS);
     let mut model = vec![0_u8; BLOCKS * 512];
@@ -174,7 +170,7 @@ fn drive<W: OracleChecked, D: Disk<W>>(
             })
         };
         while overlaps(&pending) {
-            settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
+            settle(env, &mut driver, &mut disk, &mut pool, &mut pending);
         }
         loop {
             let mut buffers = Vec::new();
@@ -184,7 +180,7 @@ fn drive<W: OracleChecked, D: Disk<W>>(
                     .map(|at| pattern(request.fill, page * PAGE_BYTES as usize + at))
                     .collect();
                 if request.operation == Operation::Write {
-                    world.api().memory().write(buffer.start(), &here).unwrap();
+                    env.api().memory().write(buffer.start(), &here).unwrap();
                 }
                 buffers.push(buffer);
             }
@@ -194,7 +190,7 @@ fn drive<W: OracleChecked, D: Disk<W>>(
                 bytes: bytes as u32,
                 buffers,
             };
-            match driver.submit(world, io) {
+            match driver.submit(env, io) {
                 Ok(tag) => {
                     if request.operation == Operation::Write {
                         for (at, byte) in model[range.clone()].iter_mut().enumerate() {
@@ -215,19 +211,19 @@ fn drive<W: OracleChecked, D: Disk<W>>(
                     }
                     full += 1;
                     assert!(!pending.is_empty(), "no room, and nothing outstanding");
-                    settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
+                    settle(env, &mut driver, &mut disk, &mut pool, &mut pending);
                 }
             }
         }
     }
     while driver.outstanding() > 0 {
-        settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
+        settle(env, &mut driver, &mut disk, &mut pool, &mut pending);
     }
     assert!(pending.is_empty());
     assert_eq!(pool.in_use(), 0);
-    driver.close(world, |_| panic!("nothing was outstanding"));
+    driver.close(env, |_| panic!("nothing was outstanding"));
     assert_eq!(disk.at(0, model.len() as u64).unwrap(), &model[..]);
-    let judge = world.judge();
+    let judge = env.judge();
     assert_eq!(
         (judge.violations, judge.false_faults, judge.live()),
         (0, 0, 0)
@@ -237,17 +233,17 @@ fn drive<W: OracleChecked, D: Disk<W>>(
 
 /// Like `drive`, for a device without an attacker.
 fn drive_alone<W: OracleChecked, D: Disk<W>>(
-    world: &mut W,
+    env: &mut W,
     driver: D,
     requests: &[Request],
 ) -> usize {
-    let full = drive(world, driver, requests);
-    assert_eq!(world.judge().faults, 0);
+    let full = drive(env, driver, requests);
+    assert_eq!(env.judge().faults, 0);
     full
 }
 
 /// Runs requests of one to 24 pages, all in the direction of `operation`.
-pub(crate) fn nvme_under_attack<W: OracleChecked>(world: &mut W, operation: Operation) {
+pub(crate) fn nvme_under_attack<W: OracleChecked>(env: &mut W, operation: Operation) {
     let requests: Vec<_> = (0..80_u64)
         .map(|number| Request {
             operation,
@@ -256,19 +252,19 @@ pub(crate) fn nvme_under_attack<W: OracleChecked>(world: &mut W, operation: Oper
             fill: number as u8,
         })
         .collect();
-    let nvme = Nvme::open(world, 32, 7);
-    drive(world, nvme, &requests);
+    let nvme = Nvme::open(env, 32, 7);
+    drive(env, nvme, &requests);
 }
 
 /// Completes some of the outstanding requests.
 fn settle<W: OracleChecked, D: Disk<W>>(
-    world: &mut W,
+    env: &mut W,
     driver: &mut D,
     disk: &mut RamDisk,
     pool: &mut Pool,
     pending: &mut Vec<Pending>,
 ) {
-    for done in driver.work(world, disk) {
+    for done in driver.work(env, disk) {
         assert!(done.succeeded);
         let place = pending.iter().position(|other| other.tag == done.tag);
         let Pending {
@@ -278,11 +274,7 @@ fn settle<W: OracleChecked, D: Disk<W>>(
         let mut found = Vec::new();
         for buffer in done.buffers {
             let mut page = vec![0; PAGE_BYTES as usize];
-            world
-                .api()
-                .memory()
-                .read(buffer.start(), &mut page)
-                .unwrap();
+            env.api().memory().read(buffer.start(), &mut page).unwrap();
             found.extend(page);
             pool.free(buffer).unwrap();
         }
@@ -319,13 +311,13 @@ proptest! {
         slots in 26_u32..200,
     ) {
         fn run<W: OracleChecked>(
-            mut world: W,
+            mut env: W,
             entries: u32,
             seed: u64,
             requests: &[Request],
         ) -> usize {
-            let driver = Nvme::open(&mut world, 1 << entries, seed);
-            drive_alone(&mut world, driver, requests)
+            let driver = Nvme::open(&mut env, 1 << entries, seed);
+            drive_alone(&mut env, driver, requests)
         }
         run(rig::strict(), entries, seed, &requests);
         run(rig::burst(7), entries, seed, &requests);
@@ -341,9 +333,9 @@ proptest! {
         seed in any::<u64>(),
         slots in 26_u32..200,
     ) {
-        fn run<W: OracleChecked>(mut world: W, seed: u64, requests: &[Request]) -> usize {
-            let driver = Ahci::open(&mut world, seed);
-            drive_alone(&mut world, driver, requests)
+        fn run<W: OracleChecked>(mut env: W, seed: u64, requests: &[Request]) -> usize {
+            let driver = Ahci::open(&mut env, seed);
+            drive_alone(&mut env, driver, requests)
         }
         run(rig::strict(), seed, &requests);
         run(rig::burst(7), seed, &requests);
@@ -354,7 +346,7 @@ proptest! {
 
 #[test]
 fn arbitrary_order_is_what_rings_are_not_for() {
-    // RI18: 64 requests of a page with a table of 40 slots. With a drive in arbitrary order, the
+    // 64 requests of a page with a table of 40 slots. With a drive in arbitrary order, the
     // slot at the tail is live while others are free. The tail policy then waits; a choice of any
     // free slot does not.
     let requests: Vec<_> = (0..640)
@@ -366,9 +358,9 @@ fn arbitrary_order_is_what_rings_are_not_for() {
         })
         .collect();
     let waits = |choice| {
-        let mut world = rings(0, 64, choice);
-        let driver = Ahci::open(&mut world, 5);
-        drive_alone(&mut world, driver, &requests)
+        let mut env = rings(0, 64, choice);
+        let driver = Ahci::open(&mut env, 5);
+        drive_alone(&mut env, driver, &requests)
     };
     let (tail, any) = (waits(SlotChoice::Tail), waits(SlotChoice::NextFree));
     assert!(tail > any, "{tail} waits at the tail, {any} otherwise");
@@ -376,14 +368,14 @@ fn arbitrary_order_is_what_rings_are_not_for() {
 
 #[test]
 fn the_pseudo_adapter_maps_and_transfers_nothing() {
-    fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(mut world: W) {
+    fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(mut env: W) {
         let memory = rig::buffers(16 * PAGE_BYTES);
         let mut scsi = PseudoScsi::new(memory, PseudoScsi::REQUEST, Operation::Read).unwrap();
         for _ in 0..100 {
-            scsi.request(&mut world.api()).unwrap();
+            scsi.request(&mut env.api()).unwrap();
             assert_eq!(scsi.lost(), 0);
         }
-        let judge = world.judge();
+        let judge = env.judge();
         assert_eq!((judge.maps, judge.accesses, judge.live()), (100, 0, 0));
     }
     run(rig::strict());

@@ -101,9 +101,9 @@ struct Troubles {
 }
 
 impl Troubles {
-    fn api<'t, 'w, W: Environment>(&'t self, world: &'w mut W) -> Flaky<'t, W::Api<'w>> {
+    fn api<'t, 'w, W: Environment>(&'t self, env: &'w mut W) -> Flaky<'t, W::Api<'w>> {
         Flaky {
-            inner: world.api(),
+            inner: env.api(),
             maps: &self.maps,
             allocs: &self.allocs,
             refusal: if self.busy.get() {
@@ -119,7 +119,7 @@ impl Troubles {
 trait Driven<W> {
     /// Runs the driver once. Returns the number of errors, or `Err` if it could not be closed
     /// without loss.
-    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String>;
+    fn live(env: &mut W, troubles: &Troubles) -> Result<u32, String>;
 }
 
 /// An adapter with two buffers per packet, which maps first or unmaps first.
@@ -148,18 +148,18 @@ impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
 impl<W: OracleChecked + Environment<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
     for Adapter<MAP_FIRST>
 {
-    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
+    fn live(env: &mut W, troubles: &Troubles) -> Result<u32, String> {
         let profile = Self::profile();
         let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 16));
         let mut wrong = 0;
-        let mut nic = match Nic::open(profile, memory, &mut troubles.api(world)) {
+        let mut nic = match Nic::open(profile, memory, &mut troubles.api(env)) {
             Ok(nic) => nic,
             Err(NicError::Api(_)) => return Ok(1),
             Err(other) => return Err(other.to_string()),
         };
         let mut device = NicDevice::new(rig::NIC, &profile, 4);
-        for (lane, index, at) in nic.rings() {
-            device.program(lane, index, &at);
+        for (dir, index, at) in nic.rings() {
+            device.program(dir, index, &at);
         }
         for round in 0..8_u8 {
             let mut note = |result: Result<(), NicError>| match result {
@@ -172,28 +172,28 @@ impl<W: OracleChecked + Environment<Handle = Mapping<B>>, B, const MAP_FIRST: bo
             };
             for _ in 0..3 {
                 let frame = [round; 700];
-                note(nic.send(&mut troubles.api(world), 0, &frame).map(drop))?;
+                note(nic.send(&mut troubles.api(env), 0, &frame).map(drop))?;
             }
-            for lane in [QueueDir::Rx, QueueDir::Tx] {
-                let tail = nic.sync_map(&mut troubles.api(world), lane, 0).unwrap();
-                device.doorbell(lane, 0, tail);
+            for dir in [QueueDir::Rx, QueueDir::Tx] {
+                let tail = nic.sync_map(&mut troubles.api(env), dir, 0).unwrap();
+                device.doorbell(dir, 0, tail);
             }
             device
-                .transmit(&mut world.bus(), 0, |frame| assert!(frame.len() == 700))
+                .transmit(&mut env.bus(), 0, |frame| assert!(frame.len() == 700))
                 .unwrap();
             for _ in 0..3 {
-                let _ = device.receive(&mut world.bus(), 0, &[!round; 900]).unwrap();
+                let _ = device.receive(&mut env.bus(), 0, &[!round; 900]).unwrap();
             }
             // A frame of this round, or of an earlier one whose burst could not end then.
             let check = |frame: &[u8]| {
                 assert!(frame.len() == 900 && frame.iter().all(|byte| *byte == frame[0]));
             };
-            let received = nic.receive(&mut troubles.api(world), 0, u32::MAX, None, check);
+            let received = nic.receive(&mut troubles.api(env), 0, u32::MAX, None, check);
             note(received.map(drop))?;
-            note(nic.reclaim(&mut troubles.api(world), 0, u32::MAX).map(drop))?;
+            note(nic.reclaim(&mut troubles.api(env), 0, u32::MAX).map(drop))?;
         }
         device.reset();
-        nic.close(&mut troubles.api(world))
+        nic.close(&mut troubles.api(env))
             .map_err(|error| error.to_string())?;
         Ok(wrong)
     }
@@ -228,12 +228,12 @@ fn note(result: Result<u32, BlockError>, wrong: &mut u32) -> Result<(), String> 
 struct NvmeDisk;
 
 impl<W: OracleChecked> Driven<W> for NvmeDisk {
-    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
+    fn live(env: &mut W, troubles: &Troubles) -> Result<u32, String> {
         let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
         let mut disk = RamDisk::new(1 << 10);
         let mut wrong = 0;
         let size = RingSize::new(8).unwrap();
-        let mut queue = match NvmeQueue::open(&mut troubles.api(world), 0, size) {
+        let mut queue = match NvmeQueue::open(&mut troubles.api(env), 0, size) {
             Ok(queue) => queue,
             Err(BlockError::Api(_)) => return Ok(1),
             Err(other) => return Err(other.to_string()),
@@ -241,7 +241,7 @@ impl<W: OracleChecked> Driven<W> for NvmeDisk {
         let mut controller = NvmeController::new(rig::NIC, queue.addresses(), 3);
         for number in 0..20 {
             let io = io(&mut pool, number);
-            if let Err(rejected) = queue.submit(&mut troubles.api(world), io) {
+            if let Err(rejected) = queue.submit(&mut troubles.api(env), io) {
                 note(Err(rejected.error), &mut wrong)?;
                 rejected
                     .buffers
@@ -249,9 +249,9 @@ impl<W: OracleChecked> Driven<W> for NvmeDisk {
                     .for_each(|b| pool.free(b).unwrap());
             }
             if number % 3 == 2 {
-                controller.submission_doorbell(queue.sync_map(&mut troubles.api(world)));
-                controller.run(&mut world.bus(), &mut disk).unwrap();
-                let done = queue.complete(&mut troubles.api(world), u32::MAX, |done| {
+                controller.submission_doorbell(queue.sync_map(&mut troubles.api(env)));
+                controller.run(&mut env.bus(), &mut disk).unwrap();
+                let done = queue.complete(&mut troubles.api(env), u32::MAX, |done| {
                     done.buffers.into_iter().for_each(|b| pool.free(b).unwrap());
                 });
                 note(done, &mut wrong)?;
@@ -259,7 +259,7 @@ impl<W: OracleChecked> Driven<W> for NvmeDisk {
             }
         }
         queue
-            .close(&mut troubles.api(world), |b| pool.free(b).unwrap())
+            .close(&mut troubles.api(env), |b| pool.free(b).unwrap())
             .map_err(|error| error.to_string())?;
         match pool.in_use() {
             0 => Ok(wrong),
@@ -271,11 +271,11 @@ impl<W: OracleChecked> Driven<W> for NvmeDisk {
 struct AhciDisk;
 
 impl<W: OracleChecked> Driven<W> for AhciDisk {
-    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
+    fn live(env: &mut W, troubles: &Troubles) -> Result<u32, String> {
         let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
         let mut disk = RamDisk::new(1 << 10);
         let mut wrong = 0;
-        let mut driver = match AhciDriver::open(&mut troubles.api(world)) {
+        let mut driver = match AhciDriver::open(&mut troubles.api(env)) {
             Ok(driver) => driver,
             Err(BlockError::Api(_)) => return Ok(1),
             Err(other) => return Err(other.to_string()),
@@ -283,25 +283,25 @@ impl<W: OracleChecked> Driven<W> for AhciDisk {
         let mut port = AhciPort::new(rig::NIC, driver.addresses(), 3);
         for number in 0..20 {
             let io = io(&mut pool, number);
-            if let Err(rejected) = driver.submit(&mut troubles.api(world), io) {
+            if let Err(rejected) = driver.submit(&mut troubles.api(env), io) {
                 note(Err(rejected.error), &mut wrong)?;
                 rejected
                     .buffers
                     .into_iter()
                     .for_each(|b| pool.free(b).unwrap());
             }
-            port.issue(driver.sync_map(&mut troubles.api(world)));
+            port.issue(driver.sync_map(&mut troubles.api(env)));
             if number % 3 == 2 {
-                port.run(&mut world.bus(), &mut disk, 2).unwrap();
+                port.run(&mut env.bus(), &mut disk, 2).unwrap();
                 let registers = port.registers();
-                let done = driver.complete(&mut troubles.api(world), registers, |done| {
+                let done = driver.complete(&mut troubles.api(env), registers, |done| {
                     done.buffers.into_iter().for_each(|b| pool.free(b).unwrap());
                 });
                 note(done, &mut wrong)?;
             }
         }
         driver
-            .close(&mut troubles.api(world), |b| pool.free(b).unwrap())
+            .close(&mut troubles.api(env), |b| pool.free(b).unwrap())
             .map_err(|error| error.to_string())?;
         match pool.in_use() {
             0 => Ok(wrong),
@@ -320,8 +320,8 @@ enum What {
     Descriptors,
 }
 
-fn trouble<'a, W: OracleChecked>(what: What, world: &'a W, troubles: &'a Troubles) -> &'a Trouble {
-    let [frames, invalidations] = world.troubles();
+fn trouble<'a, W: OracleChecked>(what: What, env: &'a W, troubles: &'a Troubles) -> &'a Trouble {
+    let [frames, invalidations] = env.troubles();
     match what {
         What::Frames => frames,
         What::Invalidations => invalidations,
@@ -332,27 +332,27 @@ fn trouble<'a, W: OracleChecked>(what: What, world: &'a W, troubles: &'a Trouble
 
 /// Runs a driver repeatedly, each time with a failure one step later, until no failure occurs any
 /// more. Returns the number of runs with a failure.
-fn at_every_step<D: Driven<W>, W: OracleChecked>(world: &mut W, what: What) -> u64 {
+fn at_every_step<D: Driven<W>, W: OracleChecked>(env: &mut W, what: What) -> u64 {
     let troubles = Troubles::default();
     troubles.busy.set(what == What::FullRings);
     // Tables that the space keeps are allocated after the first run.
-    assert_eq!(D::live(world, &troubles), Ok(0));
-    let frames = world.frames_in_use();
+    assert_eq!(D::live(env, &troubles), Ok(0));
+    let frames = env.frames_in_use();
     for step in 0.. {
-        let asked = trouble(what, world, &troubles);
+        let asked = trouble(what, env, &troubles);
         asked.after(step, 1);
         let before = asked.turns();
-        let life = D::live(world, &troubles);
-        let asked = trouble(what, world, &troubles);
+        let run = D::live(env, &troubles);
+        let asked = trouble(what, env, &troubles);
         asked.over();
         let turns = asked.turns() - before;
-        assert!(life.is_ok(), "{what:?} at step {step}: {life:?}");
-        let judge = world.judge();
+        assert!(run.is_ok(), "{what:?} at step {step}: {run:?}");
+        let judge = env.judge();
         let outcome = (judge.live(), judge.violations, judge.faults);
         assert_eq!(outcome, (0, 0, 0), "{what:?} at step {step}");
-        assert_eq!(world.frames_in_use(), frames, "{what:?} at step {step}");
+        assert_eq!(env.frames_in_use(), frames, "{what:?} at step {step}");
         if turns <= step {
-            assert_eq!(life, Ok(0), "nothing went wrong");
+            assert_eq!(run, Ok(0), "nothing went wrong");
             return step;
         }
     }
@@ -363,21 +363,18 @@ fn at_every_step<D: Driven<W>, W: OracleChecked>(world: &mut W, what: What) -> u
 /// frees everything else. Returns the number of runs.
 fn when_invalidations_stay_away<D: Driven<W>, W: OracleChecked>(make: impl Fn() -> W) -> u64 {
     for step in 0.. {
-        let (mut world, troubles) = (make(), Troubles::default());
-        let asked = trouble(What::Invalidations, &world, &troubles);
+        let (mut env, troubles) = (make(), Troubles::default());
+        let asked = trouble(What::Invalidations, &env, &troubles);
         asked.after(step, 5);
-        let life = D::live(&mut world, &troubles);
-        let turns = trouble(What::Invalidations, &world, &troubles).turns();
-        let judge = world.judge();
+        let run = D::live(&mut env, &troubles);
+        let turns = trouble(What::Invalidations, &env, &troubles).turns();
+        let judge = env.judge();
         assert_eq!((judge.violations, judge.faults), (0, 0), "at step {step}");
         // Lost buffers or descriptor memory still belong to the layer, and the driver has reported
         // them.
-        assert!(
-            judge.live() == 0 || life.is_err(),
-            "at step {step}: {life:?}"
-        );
+        assert!(judge.live() == 0 || run.is_err(), "at step {step}: {run:?}");
         if turns <= step {
-            assert_eq!(life, Ok(0), "nothing went wrong");
+            assert_eq!(run, Ok(0), "nothing went wrong");
             return step;
         }
     }
@@ -411,8 +408,8 @@ where
         for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
             for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
                 let setup = RingSetup { choice, coherency };
-                let mut world = RingRig::rings(rings.iter().copied(), setup, ());
-                steps.push(at_every_step::<D, _>(&mut world, what));
+                let mut env = RingRig::rings(rings.iter().copied(), setup, ());
+                steps.push(at_every_step::<D, _>(&mut env, what));
             }
         }
         println!("{what:?}: lives with a failure {steps:?}");

@@ -16,7 +16,7 @@ struct Grant {
     /// True if the buffer is mapped and not withheld.
     live: bool,
     /// True if the device may know of the buffer; then its accesses must not be blocked.
-    told: bool,
+    reported: bool,
 }
 
 impl Grant {
@@ -53,7 +53,7 @@ pub(crate) struct Judge {
     starts: BTreeMap<Iova, VecDeque<PhysAddr>>,
     withheld: BTreeMap<PhysAddr, Iova>,
     /// Grants that the device does not know of yet. Used if walks do not snoop.
-    untold: Vec<Key>,
+    unreported: Vec<Key>,
     tells_later: bool,
     /// True if the judge tracks no grants: for a ring that overwrites entries, which makes the
     /// owner of an address ambiguous.
@@ -105,22 +105,22 @@ impl Judge {
             memory,
             direction: mapping.direction,
             live: true,
-            told: !self.tells_later,
+            reported: !self.tells_later,
         };
         let kept = self.withheld.get(&memory.start());
         assert_eq!(kept, None, "{memory} is mapped, and not back");
         let before = self.grants.insert(key, grant).map(|grant| grant.memory);
         assert_eq!(before, None, "{memory} is mapped twice");
         if self.tells_later {
-            self.untold.push(key);
+            self.unreported.push(key);
         }
     }
 
     /// Records that the device knows of all mappings.
     pub(crate) fn tell(&mut self) {
-        for key in self.untold.drain(..) {
+        for key in self.unreported.drain(..) {
             if let Some(grant) = self.grants.get_mut(&key) {
-                grant.told = true;
+                grant.reported = true;
             }
         }
     }
@@ -189,7 +189,7 @@ impl Observer for Judge {
         self.faults += 1;
         let denied = |kept: &Grant| {
             kept.live
-                && kept.told
+                && kept.reported
                 && kept.range.contains_address(fault.iova)
                 && kept.allows(request)
         };

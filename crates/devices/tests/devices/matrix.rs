@@ -92,14 +92,14 @@ struct Cell {
 }
 
 fn network(profile: Profile, name: &str, packets: u64, make: fn() -> Box<dyn Workload>) -> Cell {
-    let run = move |world: &mut World| {
+    let run = move |env: &mut World| {
         let bytes = Nic::<Mapping<ringfence_devices::Buffer>>::buffer_bytes(&profile, BURST);
         let memory = rig::buffers(bytes);
-        let mut station = NicTestbed::open(world, rig::NIC, profile, memory, BURST, 1).unwrap();
-        station.run(world, &mut make(), packets).unwrap();
-        let (stats, driver) = (*station.stats(), *station.driver_stats());
+        let mut testbed = NicTestbed::open(env, rig::NIC, profile, memory, BURST, 1).unwrap();
+        testbed.run(env, &mut make(), packets).unwrap();
+        let (stats, driver) = (*testbed.stats(), *testbed.driver_stats());
         assert!(stats.received + stats.sent >= packets && driver.failed == 0);
-        station.close(world).unwrap();
+        testbed.close(env).unwrap();
     };
     Cell {
         name: format!("{} {name}", profile.name),
@@ -137,18 +137,18 @@ fn cells() -> Vec<Cell> {
         cells.push(Cell {
             name: format!("NVMe {operation:?}"),
             rings: disks::rings_of(disks::QUEUE, 64),
-            run: Box::new(move |world| disks::nvme_under_attack(world, operation)),
+            run: Box::new(move |env| disks::nvme_under_attack(env, operation)),
             ways,
         });
         cells.push(Cell {
             name: format!("pseudo SCSI {operation:?}"),
             rings: disks::rings_of(0, 2),
-            run: Box::new(move |world| {
+            run: Box::new(move |env| {
                 let memory = rig::buffers(16 * 4096);
                 let bytes = PseudoScsi::REQUEST;
                 let mut scsi = PseudoScsi::new(memory, bytes, operation).unwrap();
                 for _ in 0..300 {
-                    scsi.request(&mut ringfence_devices::nic::Environment::api(world))
+                    scsi.request(&mut ringfence_devices::nic::Environment::api(env))
                         .unwrap();
                 }
                 assert_eq!(scsi.lost(), 0);
@@ -167,10 +167,10 @@ fn every_workload_under_every_attacker((mode, choice, coherency): (&str, SlotCho
             let name = format!("{mode}, {}, {}", cell.name, who.name());
             let counted = Counted { who, tried: [0; 2] };
             let setup = RingSetup { choice, coherency };
-            let mut world = RingRig::rings(cell.rings.iter().copied(), setup, AttackHook(counted));
-            (cell.run)(&mut world);
-            let tried = world.witness.0.0.tried;
-            let judge = &world.machine.judge;
+            let mut env = RingRig::rings(cell.rings.iter().copied(), setup, AttackHook(counted));
+            (cell.run)(&mut env);
+            let tried = env.hooks.0.0.tried;
+            let judge = &env.machine.judge;
             println!(
                 "{name}: {tried:?} attempts to read and write, {} stopped",
                 judge.faults

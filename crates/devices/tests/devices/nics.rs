@@ -20,31 +20,31 @@ use ringfence_types::Direction;
 use super::rig::{self, OracleChecked};
 
 fn open<W: Environment<Handle = Mapping<B>>, B>(
-    world: &mut W,
+    env: &mut W,
     profile: Profile,
     burst: u32,
     seed: u64,
 ) -> NicTestbed<Mapping<B>> {
     let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, burst);
-    NicTestbed::open(world, rig::NIC, profile, rig::buffers(bytes), burst, seed).unwrap()
+    NicTestbed::open(env, rig::NIC, profile, rig::buffers(bytes), burst, seed).unwrap()
 }
 
 /// Runs a workload and closes the port. Returns the number of verified frames.
 fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
-    mut world: W,
+    mut env: W,
     profile: Profile,
     burst: u32,
     mut workload: impl Workload,
     packets: u64,
 ) -> u64 {
-    let mut station = open(&mut world, profile, burst, 1);
-    station.run(&mut world, &mut workload, packets).unwrap();
-    let stats = *station.stats();
-    let driver = *station.driver_stats();
+    let mut testbed = open(&mut env, profile, burst, 1);
+    testbed.run(&mut env, &mut workload, packets).unwrap();
+    let stats = *testbed.stats();
+    let driver = *testbed.driver_stats();
     assert!(stats.received + stats.sent >= packets);
     assert_eq!(driver.failed, 0);
-    station.close(&mut world).unwrap();
-    let judge = world.judge();
+    testbed.close(&mut env).unwrap();
+    let judge = env.judge();
     assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
     assert!(judge.accesses >= packets);
     assert!(judge.maps >= packets);
@@ -89,28 +89,28 @@ fn every_workload_on_brcm() {
 
 #[test]
 fn full_rings_hold_the_documents_number_of_addresses() {
-    // OS16: about 12K and 3K addresses. Idle, only receive buffers are mapped.
+    // About 12K and 3K addresses. Idle, only receive buffers are mapped.
     for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
-        let mut world = rig::strict();
-        let station = open(&mut world, profile, BURST, 1);
-        assert_eq!(world.judge().live(), at_rest);
-        assert_eq!(station.nic().buffers_out(), at_rest);
-        station.close(&mut world).unwrap();
-        assert_eq!(world.judge().live(), 0);
+        let mut env = rig::strict();
+        let testbed = open(&mut env, profile, BURST, 1);
+        assert_eq!(env.judge().live(), at_rest);
+        assert_eq!(testbed.nic().buffers_out(), at_rest);
+        testbed.close(&mut env).unwrap();
+        assert_eq!(env.judge().live(), 0);
     }
 }
 
 #[test]
 fn a_closed_port_leaves_nothing_behind() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut in_use = Vec::new();
     for _ in 0..3 {
-        let mut station = open(&mut world, Profile::BRCM, BURST, 1);
-        station
-            .run(&mut world, &mut NetperfStream::default(), 500)
+        let mut testbed = open(&mut env, Profile::BRCM, BURST, 1);
+        testbed
+            .run(&mut env, &mut NetperfStream::default(), 500)
             .unwrap();
-        station.close(&mut world).unwrap();
-        in_use.push(world.frames_in_use());
+        testbed.close(&mut env).unwrap();
+        in_use.push(env.frames_in_use());
     }
     // Table pages stay allocated after the first run; descriptors do not.
     assert_eq!(in_use[1..], [in_use[0]; 2]);
@@ -118,27 +118,27 @@ fn a_closed_port_leaves_nothing_behind() {
 
 #[test]
 fn a_transmit_interrupt_falls_into_receive_loops() {
-    let mut world = rig::strict();
-    let mut station = open(&mut world, Profile::MLX, BURST, 1);
+    let mut env = rig::strict();
+    let mut testbed = open(&mut env, Profile::MLX, BURST, 1);
     let mut stream = NetperfStream::default();
-    station.run(&mut world, &mut stream, 6_000).unwrap();
-    let stats = station.stats();
+    testbed.run(&mut env, &mut stream, 6_000).unwrap();
+    let stats = testbed.stats();
     // 4000 received frames are 20 loops. 2000 sent frames are 10 interrupts, each during a loop.
     assert!((8..=10).contains(&stats.interferences), "{stats:?}");
-    station.close(&mut world).unwrap();
+    testbed.close(&mut env).unwrap();
 }
 
 #[test]
 fn one_invalidation_per_burst_and_direction() {
-    let mut world = rig::burst(512);
-    let mut station = open(&mut world, Profile::BRCM, 100, 1);
+    let mut env = rig::burst(512);
+    let mut testbed = open(&mut env, Profile::BRCM, 100, 1);
     let mut stream = NetperfStream::default();
-    station.run(&mut world, &mut stream, 3_000).unwrap();
-    let driver = station.driver_stats();
+    testbed.run(&mut env, &mut stream, 3_000).unwrap();
+    let driver = testbed.driver_stats();
     // 2000 received frames and 1000 sent frames, in bursts of 100.
     assert!((28..=32).contains(&driver.bursts), "{driver:?}");
     assert!((2_800..=3_100).contains(&driver.unmaps), "{driver:?}");
-    station.close(&mut world).unwrap();
+    testbed.close(&mut env).unwrap();
 }
 
 #[test]
@@ -153,30 +153,30 @@ fn a_ring_with_room_for_a_burst_never_waits() {
             coherency,
             ..rig::TAIL
         };
-        let mut world = rig::rings(&Profile::MLX, times, setup);
-        let mut station = open(&mut world, Profile::MLX, BURST, 1);
-        station
-            .run(&mut world, &mut NetperfStream::default(), 4_000)
+        let mut env = rig::rings(&Profile::MLX, times, setup);
+        let mut testbed = open(&mut env, Profile::MLX, BURST, 1);
+        testbed
+            .run(&mut env, &mut NetperfStream::default(), 4_000)
             .unwrap();
-        let stalls = station.driver_stats().stalls;
+        let stalls = testbed.driver_stats().stalls;
         assert_eq!(stalls > 0, waits, "{stalls} stalls with N = {times} L");
-        station.close(&mut world).unwrap();
-        let judge = world.judge();
+        testbed.close(&mut env).unwrap();
+        let judge = env.judge();
         assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
     }
 }
 
 #[test]
 fn request_response_never_gathers() {
-    let mut world = rig::strict();
-    let mut station = open(&mut world, Profile::BRCM, BURST, 1);
+    let mut env = rig::strict();
+    let mut testbed = open(&mut env, Profile::BRCM, BURST, 1);
     let mut workload = RequestResponse::default();
-    station.run(&mut world, &mut workload, 200).unwrap();
-    let (driver, device) = (*station.driver_stats(), *station.device_stats());
+    testbed.run(&mut env, &mut workload, 200).unwrap();
+    let (driver, device) = (*testbed.driver_stats(), *testbed.device_stats());
     assert_eq!(device.interrupts, driver.bursts);
     assert!(driver.unmaps.abs_diff(driver.bursts) <= 1, "{driver:?}");
-    assert_eq!(station.stats().interferences, 0);
-    station.close(&mut world).unwrap();
+    assert_eq!(testbed.stats().interferences, 0);
+    testbed.close(&mut env).unwrap();
 }
 
 /// Packets in both directions from a list.
@@ -247,22 +247,22 @@ fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
 }
 
 fn conserves<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
-    mut world: W,
+    mut env: W,
     profile: Profile,
     burst: u32,
     mut script: Script,
 ) {
     let (inbound, outbound) = (script.inbound.clone(), script.outbound.clone());
-    let mut station = open(&mut world, profile, burst, 3);
+    let mut testbed = open(&mut env, profile, burst, 3);
     let all = (inbound.len() + outbound.len()) as u64;
-    match station.run(&mut world, &mut script, all) {
+    match testbed.run(&mut env, &mut script, all) {
         Ok(()) => {}
         Err(error) => panic!("{error}"),
     }
     assert_eq!(by_client(script.got), by_client(inbound));
     assert_eq!(by_client(script.answered), by_client(outbound));
-    station.close(&mut world).unwrap();
-    let judge = world.judge();
+    testbed.close(&mut env).unwrap();
+    let judge = env.judge();
     assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
 }
 
@@ -316,13 +316,13 @@ fn a_workload_that_never_goes_on_is_an_error() {
         }
         fn answered(&mut self, _: Packet) {}
     }
-    let mut world = rig::strict();
-    let mut station = open(&mut world, Profile::BRCM, 1, 1);
+    let mut env = rig::strict();
+    let mut testbed = open(&mut env, Profile::BRCM, 1, 1);
     assert_eq!(
-        station.run(&mut world, &mut Silent, 1),
+        testbed.run(&mut env, &mut Silent, 1),
         Err(TestbedError::Stuck)
     );
-    station.close(&mut world).unwrap();
+    testbed.close(&mut env).unwrap();
 }
 
 /// Many clients in a closed loop: while the server sends one response, others request the next, so
@@ -330,19 +330,19 @@ fn a_workload_that_never_goes_on_is_an_error() {
 #[test]
 fn a_run_ends_though_the_server_always_has_more_to_send() {
     for file in [Apache::BIG, Apache::SMALL] {
-        let mut world = rig::unprotected();
-        let mut station = open(&mut world, Profile::MLX, BURST, 1);
+        let mut env = rig::unprotected();
+        let mut testbed = open(&mut env, Profile::MLX, BURST, 1);
         let mut apache = Apache::new(file, Apache::CLIENTS_EIOVAR, 1);
         let mut before = 0;
         for _ in 0..3 {
-            station.run(&mut world, &mut apache, 3_000).unwrap();
-            let stats = station.stats();
+            testbed.run(&mut env, &mut apache, 3_000).unwrap();
+            let stats = testbed.stats();
             let packets = stats.received + stats.sent;
             assert!((3_000..3_400).contains(&(packets - before)), "{packets}");
             before = packets;
         }
-        station.close(&mut world).unwrap();
-        assert_eq!(world.judge().live(), 0);
+        testbed.close(&mut env).unwrap();
+        assert_eq!(env.judge().live(), 0);
     }
 }
 
@@ -363,13 +363,13 @@ fn silence_for_good_is_an_error() {
         }
         fn answered(&mut self, _: Packet) {}
     }
-    let mut world = rig::unprotected();
-    let mut station = open(&mut world, Profile::BRCM, BURST, 1);
+    let mut env = rig::unprotected();
+    let mut testbed = open(&mut env, Profile::BRCM, BURST, 1);
     assert_eq!(
-        station.run(&mut world, &mut Removed, 1),
+        testbed.run(&mut env, &mut Removed, 1),
         Err(TestbedError::Stuck)
     );
-    station.close(&mut world).unwrap();
+    testbed.close(&mut env).unwrap();
 }
 
 #[test]
@@ -378,12 +378,12 @@ fn a_descriptor_that_is_half_armed_is_given_back_too() {
     // One slot fewer than the ring has buffers: the last descriptor has mapped headers and waits
     // for its data buffer.
     let slots = profile.api_rings().map(|(ring, live)| (ring, live - 1));
-    let mut world = rig::RingRig::rings(slots, rig::TAIL, ());
-    let station = open(&mut world, profile, 4, 1);
-    assert_eq!(world.judge().live(), 15);
-    assert_eq!(station.driver_stats().stalls, 1);
-    station.close(&mut world).unwrap();
-    assert_eq!(world.judge().live(), 0);
+    let mut env = rig::RingRig::rings(slots, rig::TAIL, ());
+    let testbed = open(&mut env, profile, 4, 1);
+    assert_eq!(env.judge().live(), 15);
+    assert_eq!(testbed.driver_stats().stalls, 1);
+    testbed.close(&mut env).unwrap();
+    assert_eq!(env.judge().live(), 0);
 }
 
 #[test]
@@ -395,18 +395,18 @@ fn a_frame_that_finds_half_its_room_is_taken_back() {
             Direction::ToDevice => (ring, 1),
             _ => (ring, live),
         });
-    let mut world = rig::RingRig::rings(slots, rig::TAIL, ());
+    let mut env = rig::RingRig::rings(slots, rig::TAIL, ());
     let memory = rig::buffers(Nic::<()>::buffer_bytes(&profile, 4));
-    let mut nic = Nic::open(profile, memory, &mut world.api()).unwrap();
-    let (live, out) = (world.judge().live(), nic.buffers_out());
+    let mut nic = Nic::open(profile, memory, &mut env.api()).unwrap();
+    let (live, out) = (env.judge().live(), nic.buffers_out());
     for _ in 0..3 {
         // The headers take the only slot; the data find none.
         assert_eq!(
-            nic.send(&mut world.api(), 0, &[1; 600]),
+            nic.send(&mut env.api(), 0, &[1; 600]),
             Ok(SendOutcome::Full)
         );
-        assert_eq!((world.judge().live(), nic.buffers_out()), (live, out));
+        assert_eq!((env.judge().live(), nic.buffers_out()), (live, out));
     }
-    nic.close(&mut world.api()).unwrap();
-    assert_eq!(world.judge().live(), 0);
+    nic.close(&mut env.api()).unwrap();
+    assert_eq!(env.judge().live(), 0);
 }

@@ -8,15 +8,16 @@ use ringfence_devices::api::{
 };
 use ringfence_devices::nic::{Environment, Profile};
 use ringfence_devices::{Buffer, BufferOwner, Bus, DeviceMapping};
-use ringfence_dma::flush::{Burst, BurstAsPublished, Deferred, Never, Strict};
-use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
+use ringfence_dma::flush::{Burst, Deferred, Never, Strict};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space, Teardown};
 use ringfence_hw::{
-    FaultLog, FixedLogic, Geometry, InvalidationGranularity, LogicAsPublished, Prefetch,
-    Replacement, RingLogic, RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, Prefetch, Replacement, RingLogic,
+    RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
+use ringfence_papers::{BurstAsPublished, LogicAsPublished, RingAsPublished};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, TranslationType,
 };
@@ -124,7 +125,7 @@ pub(crate) struct Rig<S: Space, F: Flush<S, B>, B, W, U = VtdUnit, A = Attachmen
     dma: Dma<S, F, B>,
     cpu: Cpu<S, F, B>,
     at: A,
-    pub(crate) witness: Grants<W>,
+    pub(crate) hooks: Grants<W>,
 }
 
 // Use free lists, because linear searches would dominate the tests.
@@ -148,7 +149,7 @@ const MASK: Iova = Iova::new((1 << 48) - 1);
 
 impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
     /// Creates a rig with a radix table.
-    pub(crate) fn paged(flush: F, witness: W) -> Self {
+    pub(crate) fn paged(flush: F, hooks: W) -> Self {
         let mut machine = Machine::new(radix(), Coherency::Coherent);
         let mut contexts =
             ContextTables::new(Coherency::Coherent, &*machine.memory, &machine.pool).unwrap();
@@ -187,7 +188,7 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
             machine,
             dma,
             at,
-            witness: Grants(witness),
+            hooks: Grants(hooks),
         }
     }
 }
@@ -215,7 +216,7 @@ impl<F: Flush<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
 impl<W> Rig<Identity, Never, u64, W> {
     /// Creates a rig without protection. Buffers are numbers, as in a layer that does not know this
     /// crate.
-    pub(crate) fn unprotected(witness: W) -> Self {
+    pub(crate) fn unprotected(hooks: W) -> Self {
         let mut dma = Dma::new(Never);
         let at = dma
             .attach(NIC, MASK, |domain| Ok::<_, DomainId>(Identity::new(domain)))
@@ -225,7 +226,7 @@ impl<W> Rig<Identity, Never, u64, W> {
             machine: Machine::new(radix(), Coherency::Coherent),
             dma,
             at,
-            witness: Grants(witness),
+            hooks: Grants(hooks),
         }
     }
 }
@@ -243,9 +244,9 @@ impl<W> RingRig<W> {
     pub(crate) fn rings(
         rings: impl IntoIterator<Item = (ApiRing, u32)>,
         setup: RingSetup,
-        witness: W,
+        hooks: W,
     ) -> Self {
-        Self::of_rings(rings, setup, Prefetch::Immediate, Burst::new(4096), witness)
+        Self::of_rings(rings, setup, Prefetch::Immediate, Burst::new(4096), hooks)
     }
 }
 
@@ -261,7 +262,7 @@ where
         setup: RingSetup,
         prefetch: Prefetch,
         flush: F,
-        witness: W,
+        hooks: W,
     ) -> Self {
         let unit = RingUnit::new(&RingUnitConfig {
             riotlb: Geometry::new(1, 32).unwrap(),
@@ -304,7 +305,7 @@ where
             machine,
             dma,
             at,
-            witness: Grants(witness),
+            hooks: Grants(hooks),
         }
     }
 }
@@ -346,7 +347,7 @@ where
             cpu: &mut self.cpu,
             platform: &mut self.machine,
             at: &self.at,
-            hooks: &mut self.witness,
+            hooks: &mut self.hooks,
         }
     }
 

@@ -170,17 +170,17 @@ fn random_buffers_miss_the_iotlb_and_one_buffer_does_not() {
     let mut misses = Vec::new();
     for choice in [BufferChoice::Random(Seed::new(1)), BufferChoice::Same] {
         let mut choice = choice;
-        let mut world = rig::strict();
+        let mut env = rig::strict();
         let memory = rig::buffers(1024 * 4096);
-        let mut pool = Premapped::open(&mut world.api(), memory, 4096, 64).unwrap();
+        let mut pool = Premapped::open(&mut env.api(), memory, 4096, 64).unwrap();
         assert_eq!(pool.buffers(), 1024);
-        let before = world.machine.unit().stats().iotlb_misses;
+        let before = env.machine.unit().stats().iotlb_misses;
         for _ in 0..1_000 {
-            pool.send(&mut world.bus(), rig::NIC, &mut choice).unwrap();
+            pool.send(&mut env.bus(), rig::NIC, &mut choice).unwrap();
         }
-        misses.push(world.machine.unit().stats().iotlb_misses - before);
-        pool.close(&mut world.api()).unwrap();
-        let judge = &world.machine.judge;
+        misses.push(env.machine.unit().stats().iotlb_misses - before);
+        pool.close(&mut env.api()).unwrap();
+        let judge = &env.machine.judge;
         assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
     }
     // The IOTLB has 64 entries for 1024 pages.

@@ -1,7 +1,6 @@
 //! Flush policies: when stale translations are invalidated (question 3 of a mode). One policy per
 //! file.
 
-mod as_published;
 mod batch;
 mod burst;
 mod deferred;
@@ -11,7 +10,6 @@ mod per_cycle;
 mod per_wrap;
 mod strict;
 
-pub use as_published::BurstAsPublished;
 pub use batch::RangeBatch;
 pub use burst::{Burst, BurstCpu};
 pub use deferred::{Deferred, DeferredQueue};
@@ -70,7 +68,7 @@ pub struct BurstKey {
 impl BurstKey {
     /// Returns the index of the burst among all bursts of a device.
     #[inline]
-    pub(crate) fn index(self) -> usize {
+    pub fn index(self) -> usize {
         let direction = match self.direction {
             Direction::ToDevice => 0,
             Direction::FromDevice => 1,
@@ -184,7 +182,7 @@ impl<S: Space> FlushContext<'_, S> {
 
     /// Returns the narrowest invalidation that covers `gone`.
     #[inline]
-    pub(crate) fn invalidation_of<T>(&self, gone: &ClearedRange<T>) -> Invalidation {
+    pub fn invalidation_of<T>(&self, gone: &ClearedRange<T>) -> Invalidation {
         self.invalidation(gone.unmapped.domain(), gone.unmapped.range(), gone.levels)
     }
 

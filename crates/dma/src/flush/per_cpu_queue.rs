@@ -4,10 +4,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{DrainUnmapped, Invalidation, InvalidationError, Lock, Nanos};
+use ringfence_types::{DomainId, DrainUnmapped, Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
-use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
+use super::{Flush, FlushContext, PendingUnmap, RangeBatch, Released, ReleasedStale, Strict};
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 
@@ -15,7 +15,7 @@ use crate::{NotInvalidated, Platform};
 /// `IOVA_DEFAULT_FQ_TIMEOUT`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Number of entries that triggers a flush of the queue.
+    /// Number of entries that triggers a flush of the queue. At least 1.
     pub entries: usize,
     /// Age of the oldest entry that triggers a flush of all queues of a domain.
     pub timeout_ns: u64,
@@ -36,8 +36,8 @@ impl Default for QueueConfig {
 pub struct FlushQueue {
     batch: RangeBatch,
     armed: Nanos,
-    /// Number of this queue's ranges that a timer is flushing now. They count as queued, because
-    /// they return to the queue if the flush fails.
+    /// Number of this queue's ranges that a flush of all queues has taken. They count as queued,
+    /// because they return to the queue if the flush fails.
     flushing: usize,
 }
 
@@ -45,12 +45,56 @@ impl FlushQueue {
     fn is_full(&self, config: &QueueConfig) -> bool {
         self.batch.len().saturating_add(self.flushing) >= config.entries
     }
+
+    /// Flushes the ranges with one invalidation of their domain. Ranges that a flush of all queues
+    /// has taken do not count.
+    fn flush<S: Space, P: Platform>(
+        &mut self,
+        ctx: &mut FlushContext<'_, S>,
+        platform: &mut P,
+        domain: DomainId,
+    ) -> Result<(), InvalidationError> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let batch = core::mem::replace(&mut self.batch, RangeBatch::with_capacity(0));
+        let (batch, result) =
+            submit_and_release(Invalidation::Domain(domain), batch, ctx, platform);
+        self.batch = batch;
+        result
+    }
+
+    /// Moves the ranges to `all` for a flush of all queues. Returns their number.
+    fn take_into(&mut self, all: &mut RangeBatch) -> usize {
+        let count = self.batch.len();
+        self.flushing = self.flushing.saturating_add(count);
+        all.append(&mut self.batch);
+        count
+    }
+
+    /// Queues a range again whose flush failed. The range keeps its age, even if the CPU has queued
+    /// newer ranges meanwhile.
+    fn restore(&mut self, cleared: ClearedRange, armed: Nanos) {
+        self.flushing = self.flushing.saturating_sub(1);
+        self.armed = self.armed.min(armed);
+        self.batch.push(cleared);
+    }
+}
+
+/// The part of one queue in a flush of all queues.
+struct Taken<L> {
+    queue: Arc<L>,
+    count: usize,
+    armed: Nanos,
 }
 
 /// Each CPU queues its unmapped ranges in its own queue. A full queue flushes the domain and frees
-/// its ranges. A timer flushes the domain and frees the ranges of all queues. Only the timer
-/// contends for a queue's lock. A queue never holds more than its configured entries plus one, even
-/// if the timer's flush fails repeatedly.
+/// its ranges. A flush of all queues frees the ranges of all CPUs; timers start it, and so do CPUs
+/// that run out of addresses. A queue's lock is contended only by such a flush and by the creation
+/// of another CPU's handle.
+///
+/// A queue never holds more than its configured entries, even if flushes fail repeatedly. If a
+/// flush of all queues has taken the entries of a full queue, unmap invalidates its range alone.
 #[derive(Debug)]
 pub struct PerCpuQueue<L, M> {
     config: QueueConfig,
@@ -59,15 +103,18 @@ pub struct PerCpuQueue<L, M> {
 }
 
 impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
-    /// Creates the policy. The two functions create the embedder's locks, for a queue and for a
-    /// domain's list of queues.
+    /// Creates the policy. `config.entries` is at least 1. The two functions create the embedder's
+    /// locks, for a queue and for a domain's list of queues.
     pub fn new(
         config: QueueConfig,
         queue_lock: fn(FlushQueue) -> L,
         list_lock: fn(Vec<Arc<L>>) -> M,
     ) -> Self {
         Self {
-            config,
+            config: QueueConfig {
+                entries: config.entries.max(1),
+                ..config
+            },
             queue_lock,
             list_lock,
         }
@@ -81,80 +128,67 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         }
     }
 
-    /// Flushes the ranges of one queue with one invalidation of their domain.
-    fn flush_queue<S: Space, P: Platform>(
-        ring: &mut FlushQueue,
-        home: &mut FlushContext<'_, S>,
+    /// Collects the ranges of all queues and flushes them with one invalidation. After a failure
+    /// each queue gets its own ranges back, so no queue exceeds its bound. The ranges stay unusable
+    /// until a later flush succeeds.
+    fn flush_all<S: Space, P: Platform>(
+        queues: &M,
+        ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
-        domain: ringfence_types::DomainId,
     ) -> Result<(), InvalidationError> {
-        if ring.batch.is_empty() {
+        let mut all = RangeBatch::with_capacity(0);
+        let taken = Self::collect(queues, &mut all);
+        if taken.is_empty() {
             return Ok(());
         }
-        let batch = core::mem::replace(&mut ring.batch, RangeBatch::with_capacity(0));
-        let (batch, result) =
-            submit_and_release(Invalidation::Domain(domain), batch, home, platform);
-        ring.batch = batch;
+        let request = Invalidation::Domain(ctx.domain());
+        let (left, result) = submit_and_release(request, all, ctx, platform);
+        Self::restore_all(taken, left);
         result
     }
 
-    /// Collects the ranges of all queues and flushes them with one invalidation.
-    fn flush_all<S: Space, P: Platform>(
-        &self,
-        rings: &M,
-        home: &mut FlushContext<'_, S>,
-        platform: &mut P,
-    ) -> Result<(), InvalidationError> {
-        let domain = home.domain();
-        let mut all = RangeBatch::with_capacity(0);
-        let mut lenders: Vec<(Arc<L>, usize, Nanos)> = Vec::new();
-        rings.with(|rings| {
-            for ring in rings.iter() {
-                let (count, armed) = ring.with(|ring| {
-                    let count = ring.batch.len();
-                    ring.flushing = ring.flushing.saturating_add(count);
-                    all.append(&mut ring.batch);
-                    (count, ring.armed)
-                });
+    /// Moves the ranges of all queues to `all`.
+    fn collect(queues: &M, all: &mut RangeBatch) -> Vec<Taken<L>> {
+        let mut taken = Vec::new();
+        queues.with(|queues| {
+            for queue in queues.iter() {
+                let (count, armed) = queue.with(|queue| (queue.take_into(all), queue.armed));
                 if count > 0 {
-                    lenders.push((Arc::clone(ring), count, armed));
+                    taken.push(Taken {
+                        queue: Arc::clone(queue),
+                        count,
+                        armed,
+                    });
                 }
             }
         });
-        if lenders.is_empty() {
-            return Ok(());
-        }
-        let (mut left, result) =
-            submit_and_release(Invalidation::Domain(domain), all, home, platform);
-        // After a failure each queue gets its own ranges back, so no queue exceeds its bound. The
-        // ranges stay unusable until a later flush succeeds. They keep their age, even if the CPU
-        // has queued newer ranges meanwhile.
+        taken
+    }
+
+    /// Returns the ranges in `left` to their queues. The queues forget the other taken ranges.
+    fn restore_all(taken: Vec<Taken<L>>, mut left: RangeBatch) {
         let levels = left.levels();
-        let mut lenders = lenders.into_iter();
-        let mut current = lenders.next();
+        let mut taken = taken.into_iter();
+        let mut current = taken.next();
         left.drain_unmapped(|unmapped| {
-            while let Some((ring, count, armed)) = &mut current {
-                if *count > 0 {
-                    *count -= 1;
-                    let gone = ClearedRange {
+            while let Some(part) = &mut current {
+                if part.count > 0 {
+                    part.count -= 1;
+                    let cleared = ClearedRange {
                         unmapped,
                         levels,
                         tables: (),
                     };
-                    ring.with(|ring| {
-                        ring.flushing = ring.flushing.saturating_sub(1);
-                        ring.armed = ring.armed.min(*armed);
-                        ring.batch.push(gone);
-                    });
+                    part.queue.with(|queue| queue.restore(cleared, part.armed));
                     return;
                 }
-                current = lenders.next();
+                current = taken.next();
             }
         });
-        for (ring, count, _) in current.into_iter().chain(lenders) {
-            ring.with(|ring| ring.flushing = ring.flushing.saturating_sub(count));
+        for part in current.into_iter().chain(taken) {
+            part.queue
+                .with(|queue| queue.flushing = queue.flushing.saturating_sub(part.count));
         }
-        result
     }
 }
 
@@ -169,42 +203,47 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
         (self.list_lock)(Vec::new())
     }
 
-    fn per_cpu(&self, rings: &M) -> Arc<L> {
-        let ring = Arc::new((self.queue_lock)(self.empty_queue()));
-        rings.with(|rings| {
+    fn per_cpu(&self, queues: &M) -> Arc<L> {
+        let own = Arc::new((self.queue_lock)(self.empty_queue()));
+        queues.with(|queues| {
             // Drop queues whose handles were dropped, once they are empty.
-            rings.retain(|ring| {
-                Arc::strong_count(ring) > 1 || ring.with(|ring| !ring.batch.is_empty())
+            queues.retain(|queue| {
+                Arc::strong_count(queue) > 1 || queue.with(|queue| !queue.batch.is_empty())
             });
-            rings.push(Arc::clone(&ring));
+            queues.push(Arc::clone(&own));
         });
-        ring
+        own
     }
 
     #[inline]
     fn queue_unmap<P: Platform>(
         &self,
-        _rings: &M,
+        _queues: &M,
         own: &mut Arc<L>,
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<S, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
-        home.sync(platform);
+        ctx.sync(platform);
         let now = platform.now();
         let domain = item.result.unmapped.domain();
-        own.with(|ring| {
-            if ring.is_full(&self.config) {
+        own.with(|queue| {
+            if queue.is_full(&self.config) {
                 // If the flush fails, the ranges stay queued and the caller keeps this mapping: the
                 // queue stays bounded.
-                if let Err(error) = Self::flush_queue(ring, &mut home, platform, domain) {
+                if let Err(error) = queue.flush(&mut ctx, platform, domain) {
                     return Err((error, item.into_not_invalidated()));
                 }
+                if queue.is_full(&self.config) {
+                    // A flush of all queues holds the entries, and returns them if it fails.
+                    return Strict::invalidate(&mut ctx, platform, item.into_cleared_mapping())
+                        .map(|Released(buffer)| ReleasedStale(buffer));
+                }
             }
-            if ring.batch.is_empty() {
-                ring.armed = now;
+            if queue.batch.is_empty() {
+                queue.armed = now;
             }
-            ring.batch.push(item.result);
+            queue.batch.push(item.result);
             Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
         })
     }
@@ -213,30 +252,26 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
     fn drain_cpu<P: Platform>(
         &self,
         own: &mut Arc<L>,
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         _each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let domain = home.domain();
-        own.with(|ring| Self::flush_queue(ring, &mut home, platform, domain))
+        let domain = ctx.domain();
+        own.with(|queue| queue.flush(&mut ctx, platform, domain))
     }
 
     fn tick<P: Platform>(
         &self,
-        rings: &M,
-        mut home: FlushContext<'_, S>,
+        queues: &M,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let now = platform.now();
-        let due = rings.with(|rings| {
-            rings.iter().any(|ring| {
-                ring.with(|ring| {
-                    !ring.batch.is_empty() && now.since(ring.armed) >= self.config.timeout_ns
-                })
-            })
-        });
-        if due {
-            self.flush_all(rings, &mut home, platform)
+        let is_due = |queue: &mut FlushQueue| {
+            !queue.batch.is_empty() && now.since(queue.armed) >= self.config.timeout_ns
+        };
+        if queues.with(|queues| queues.iter().any(|queue| queue.with(is_due))) {
+            Self::flush_all(queues, &mut ctx, platform)
         } else {
             Ok(())
         }
@@ -244,10 +279,10 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
 
     fn flush<P: Platform>(
         &self,
-        rings: &M,
-        mut home: FlushContext<'_, S>,
+        queues: &M,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        self.flush_all(rings, &mut home, platform)
+        Self::flush_all(queues, &mut ctx, platform)
     }
 }

@@ -14,9 +14,8 @@ use crate::{NotInvalidated, Platform};
 ///
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::PerWrap, ring::RingAsPublished, space::Rings};
-/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
-/// fn goes_with<F: Flush<Literal, ()>>() {}
+/// # use ringfence_dma::{Flush, flush::PerWrap, ring::Ring, space::Rings};
+/// fn goes_with<F: Flush<Rings<Ring, RefCell<Ring>>, ()>>() {}
 /// // A ring never asks.
 /// goes_with::<PerWrap>();
 /// ```

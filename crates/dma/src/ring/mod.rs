@@ -13,12 +13,10 @@
 //! | `mapping.rs` | [`RingMapping`]: that driver's token of a mapping |
 //! | `cursor.rs` | a position in a ring's table that advances in ring order |
 //! | `error.rs` | errors, and back-pressure of a full ring |
-//! | `as_published.rs` | [`RingAsPublished`]: Fig. 11 as printed, defects included |
 //!
 //! Several CPUs share a [`Ring`] behind the embedder's lock: [`Rings`](crate::space::Rings).
 //! Decision 0010 gives the reasons.
 
-mod as_published;
 mod cursor;
 mod dirty_lines;
 mod error;
@@ -30,7 +28,6 @@ mod slot_links;
 mod slots;
 mod table;
 
-pub use as_published::RingAsPublished;
 pub use dirty_lines::DirtyRingLines;
 pub use error::{FullReason, RingError, RingFull, RingRefusal};
 pub use layout::{RingSetup, RingTables, lay_out};

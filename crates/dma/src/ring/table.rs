@@ -70,7 +70,7 @@ impl Ring {
 
     /// Returns the location of the entries.
     #[inline]
-    pub(super) fn table(&self) -> RingTable {
+    pub fn table(&self) -> RingTable {
         self.table
     }
 

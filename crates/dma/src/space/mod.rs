@@ -45,8 +45,8 @@ pub struct AddressLimits {
 /// unflushed. The bitmap guarantees this, and [`PerWrap`](crate::flush::PerWrap) requires it.
 pub trait FlushesBeforeReuse: Space {}
 
-/// A space that reuses addresses at once and never requests a flush, as in rIOMMU Fig. 11.
-/// [`BurstAsPublished`](crate::flush::BurstAsPublished) requires it.
+/// A space that reuses addresses at once and never requests a flush. No space of this crate does:
+/// the trait is a seam for the study of rIOMMU Fig. 11.
 pub trait ReusesUnflushed: Space {}
 
 /// The addresses of a new mapping.

@@ -12,10 +12,11 @@ use ringfence_types::{
 };
 
 use super::{AddressLimits, ClearedRange, MapResult, ReusesUnflushed, Space, UnmapRefusal};
-use crate::ring::{DirtyRingLines, Ring, RingAsPublished, RingRefusal};
+use crate::ring::{DirtyRingLines, Ring, RingRefusal};
 use crate::{MapReason, Platform};
 
-/// A driver of one ring: the repaired one or the one of the figure.
+/// A driver of one ring. [`Ring`] is the one for devices. The trait is a seam: studies of the
+/// rIOMMU paper drive the same rings as its figure does.
 pub trait RingDriver {
     /// The proof that [`release`](Self::release) requires before a slot is reused.
     type FreeProof: FreeProof;
@@ -109,52 +110,6 @@ impl RingDriver for Ring {
     }
 }
 
-impl RingDriver for RingAsPublished {
-    /// "locked { r.nmapped--; }": the slot is free at once.
-    type FreeProof = Unmapped;
-
-    #[inline]
-    fn coherency(&self) -> Coherency {
-        self.coherency()
-    }
-
-    /// Makes each entry visible separately.
-    #[inline]
-    fn map_list<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        _lines: &mut DirtyRingLines,
-        pieces: &[PhysRange],
-        permissions: Permissions,
-    ) -> Result<RingIova, MapReason> {
-        self.map_list(mem, pieces, permissions)
-    }
-
-    #[inline]
-    fn unmap_list<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        _lines: &mut DirtyRingLines,
-        iova: RingIova,
-        _bytes: u64,
-    ) -> Result<(), UnmapRefusal> {
-        self.unmap_list(mem, iova)
-    }
-
-    /// Returns the figure's counter `nmapped`, which can be wrong.
-    #[inline]
-    fn live(&self) -> u32 {
-        self.nmapped()
-    }
-
-    #[inline]
-    fn release(&mut self, _first: RingSlot, _last: RingSlot) {}
-
-    fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
-        self.list(iova)
-    }
-}
-
 /// The rings of one device, each behind a lock of the embedder. An attachment selects the ring of a
 /// mapping: [`Dma::on_ring`](crate::Dma::on_ring).
 #[derive(Debug)]
@@ -239,7 +194,8 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
     }
 }
 
-impl<L: Lock<RingAsPublished>> ReusesUnflushed for Rings<RingAsPublished, L> {}
+/// A driver that takes a slot back unflushed reuses it before the invalidation.
+impl<R: RingDriver<FreeProof = Unmapped>, L: Lock<R>> ReusesUnflushed for Rings<R, L> {}
 
 /// Returns the last page that an address of the ring can select.
 fn last_page(ring: RingId, slots: u32) -> Pfn {

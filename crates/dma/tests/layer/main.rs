@@ -8,6 +8,7 @@ mod coherent;
 mod custody;
 mod detach;
 mod directions;
+mod flush_queues;
 mod invalidations;
 mod lists;
 mod masks;

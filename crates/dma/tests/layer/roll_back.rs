@@ -147,9 +147,9 @@ where
 {
     for shape in SHAPES {
         let mut clean = fresh::<A, T>();
-        let asked = clean.board.frames.asked();
+        let asked = clean.board.frames.requests();
         perform(&mut clean, shape).unwrap();
-        let asked = clean.board.frames.asked() - asked;
+        let asked = clean.board.frames.requests() - asked;
         assert!(asked > 0);
         for nth in 0..asked {
             let mut rig = fresh::<A, T>();

@@ -3,7 +3,6 @@
 
 mod bad_input;
 mod lines;
-mod literal;
 mod model;
 mod owned;
 mod rig;

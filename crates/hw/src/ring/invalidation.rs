@@ -21,26 +21,26 @@ impl<L: RingLogic> RingUnit<L> {
                 self.riotlb.remove(RingKey::new(*device, *ring));
             }
             Invalidation::Pages {
-                domain: wanted,
+                domain: target,
                 range,
                 ..
             } => {
                 count(&mut counts.pages);
                 self.riotlb
-                    .remove_if(|_, ring, domain| domain == *wanted && ring.pages().overlaps(range));
+                    .remove_if(|_, ring, domain| domain == *target && ring.pages().overlaps(range));
             }
-            Invalidation::Domain(wanted) => {
+            Invalidation::Domain(target) => {
                 count(&mut counts.domain);
-                self.riotlb.remove_if(|_, _, domain| domain == *wanted);
+                self.riotlb.remove_if(|_, _, domain| domain == *target);
             }
             Invalidation::Global => {
                 count(&mut counts.global);
                 self.riotlb.clear();
             }
-            Invalidation::Context(wanted) => {
+            Invalidation::Context(target) => {
                 count(&mut counts.context);
-                self.contexts.remove(*wanted);
-                self.riotlb.remove_if(|device, _, _| device == *wanted);
+                self.contexts.remove(*target);
+                self.riotlb.remove_if(|device, _, _| device == *target);
             }
         }
     }

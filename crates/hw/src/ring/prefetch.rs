@@ -1,11 +1,11 @@
-//! `rprefetch` (rIOMMU Fig. 10; RI09): copies the slot after the current one.
+//! `rprefetch` (rIOMMU Fig. 10): copies the slot after the current one.
 
 use alloc::collections::VecDeque;
 
 use ringfence_pgtable::RingPte;
 use ringfence_types::{PhysMemory, RingSlot};
 
-use super::logic::{NoSuccessorPolicy, RingLogic};
+use super::logic::RingLogic;
 use super::riotlb::{Entry, RingKey};
 use super::stats::{RingStats, count};
 use super::unit::{RingUnit, RingUnitState};
@@ -87,7 +87,7 @@ impl RingUnitState {
 
 #[inline]
 fn no_successor<L: RingLogic>(entry: &mut Entry) {
-    if L::NO_SUCCESSOR == NoSuccessorPolicy::Clears {
+    if L::CLEARS_NEXT {
         entry.set_next(RingPte::ABSENT);
     }
 }

@@ -1,4 +1,4 @@
-//! The rIOTLB: at most one entry per ring (rIOMMU Fig. 9e; RI05).
+//! The rIOTLB: at most one entry per ring (rIOMMU Fig. 9e).
 
 use ringfence_pgtable::{RingPte, RingTable};
 use ringfence_types::{DomainId, RequesterId, RingId, RingSlot};
@@ -169,13 +169,14 @@ impl Riotlb {
         self.entries.remove(key.selector(), key.0)
     }
 
-    /// Removes the entries for which `doomed` returns true, given device, ring and domain.
+    /// Removes the entries for which `matches` returns true, given device, ring and domain.
     pub(super) fn remove_if(
         &mut self,
-        mut doomed: impl FnMut(RequesterId, RingId, DomainId) -> bool,
+        mut matches: impl FnMut(RequesterId, RingId, DomainId) -> bool,
     ) {
-        self.entries
-            .remove_if(|raw, entry| doomed(RingKey::device(raw), RingKey::ring(raw), entry.domain));
+        self.entries.remove_if(|raw, entry| {
+            matches(RingKey::device(raw), RingKey::ring(raw), entry.domain)
+        });
     }
 
     pub(super) fn clear(&mut self) {

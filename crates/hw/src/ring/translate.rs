@@ -1,4 +1,4 @@
-//! Translation by rings (rIOMMU Fig. 10; RI06 to RI08). Comments quote the corresponding lines of
+//! Translation by rings (rIOMMU Fig. 10). Comments quote the corresponding lines of
 //! the figure.
 
 use ringfence_pgtable::{RingPte, RingTable};
@@ -6,7 +6,7 @@ use ringfence_types::{
     Access, Fault, FaultReason, Iova, PhysAddr, PhysMemory, PhysRange, RequesterId, RingIova,
 };
 
-use super::logic::{NoSuccessorPolicy, ParameterPassing, RingLogic, target};
+use super::logic::{RingLogic, target};
 use super::riotlb::{Entry, RingKey};
 use super::stats::count;
 use super::unit::{RingUnit, RingUnitState};
@@ -113,14 +113,12 @@ impl RingUnitState {
             return Some(entry.pte());
         }
         // if( e.rentry != iova.rentry ) riotlb_entry_sync( bus_dev_func, iova, e );
-        match L::PASSING {
-            ParameterPassing::Reference => self.entry_sync::<L, M>(mem, key, at, entry),
-            ParameterPassing::Value => {
-                let mut copy = *entry;
-                self.entry_sync::<L, M>(mem, key, at, &mut copy)?;
-                Some(entry.pte())
-            }
+        if L::UPDATES_ENTRY {
+            return self.entry_sync::<L, M>(mem, key, at, entry);
         }
+        let mut copy = *entry;
+        self.entry_sync::<L, M>(mem, key, at, &mut copy)?;
+        Some(entry.pte())
     }
 
     /// `riotlb_entry_sync`. Returns the new `rpte`, so that the caller need not reload it.
@@ -137,7 +135,7 @@ impl RingUnitState {
         let pte = if at.slot() == entry.successor() && next.is_valid() {
             // e.rpte = e.next; e.rentry = next; e.next.valid = 0;
             entry.set_pte(next);
-            if L::NO_SUCCESSOR == NoSuccessorPolicy::Keeps {
+            if !L::CLEARS_NEXT {
                 entry.set_next(RingPte::ABSENT);
             }
             count(&mut self.stats.prefetch_hits);
@@ -222,7 +220,7 @@ impl<L: RingLogic> RingUnit<L> {
                 return None;
             }
         };
-        if L::PASSING == ParameterPassing::Reference {
+        if L::UPDATES_ENTRY {
             self.state.prefetch::<L, M>(mem, key, &mut entry);
         }
         // riotlb_insert( e );

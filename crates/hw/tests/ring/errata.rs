@@ -1,11 +1,12 @@
 //! Hardware defects in the rIOMMU paper, on the unit as published and on the repaired one (errata 6
 //! and 8).
 
-use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
-use ringfence_pgtable::RingPte;
+use ringfence_hw::{FixedLogic, Prefetch, RingLogic};
 use ringfence_types::FaultReason::{BeyondBuffer, NotPresent};
 
 use crate::rig::{NIC, READ, RW, Rig, arena, iova, pte, roomy};
+use crate::ring_entry::{clear_as_published, store_as_published};
+use crate::ring_logic::{ByValue, LogicAsPublished};
 
 /// Buffers of 64 bytes, one per page.
 fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, slots: u32, live: u32) -> Rig<'_, L> {
@@ -141,7 +142,7 @@ fn buffers_reached_after_their_unmap() {
             if let Attacker::Racer = attacker {
                 let _ = rig.touch(NIC, 0, slot);
             }
-            assert!(RingPte::clear_as_published(rig.words(NIC, 0, slot)));
+            assert!(clear_as_published(rig.words(NIC, 0, slot)));
             if slot == 199 {
                 rig.invalidate(NIC, 0);
             }
@@ -164,6 +165,6 @@ fn a_live_slot_overwritten() {
     let mut rig = filled::<LogicAsPublished>(&mem, 2, 2);
     rig.unmap(NIC, 0, 1);
     rig.invalidate(NIC, 0);
-    pte(place(7), 64, RW).store_as_published(rig.words(NIC, 0, 0));
+    store_as_published(pte(place(7), 64, RW), rig.words(NIC, 0, 0));
     assert_eq!(rig.touch(NIC, 0, 0), Ok((place(7), 1)));
 }

@@ -1,14 +1,13 @@
 //! Rings with arbitrary addresses and sizes, and entries with arbitrary bits.
 
 use proptest::prelude::*;
-use ringfence_hw::{
-    ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnit, RingUnitConfig, Translate,
-};
+use ringfence_hw::{FixedLogic, Prefetch, RingLogic, RingUnit, RingUnitConfig, Translate};
 use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{Context, TranslationType};
 use ringfence_types::{Access, DomainId, Iova, PhysAddr};
 
 use crate::rig::{NIC, cases, pa, roomy};
+use crate::ring_logic::{ByValue, LogicAsPublished};
 
 /// Pages of hostile memory. The rDEVICE is at the start of the first page; all other structures are
 /// anywhere.

@@ -113,11 +113,11 @@ fn what_lives_how_long() {
     assert_eq!(rig.touch(NIC, 0, 1), Err((iova(0, 1, 0), RingBeyondDevice)));
 }
 
-/// At most one entry per ring, and at most as many rings as the geometry allows (RI05).
+/// At most one entry per ring, and at most as many rings as the geometry allows.
 #[test]
 fn capacity() {
     let mem = arena();
-    for (rings, replacement, gone) in [
+    for (rings, replacement, target) in [
         (1, Replacement::Lru, 2),
         (2, Replacement::Lru, 1),
         (2, Replacement::Fifo, 0),
@@ -143,12 +143,15 @@ fn capacity() {
         }
         assert_eq!(rig.unit.riotlb_live(), rings.min(3));
         let evicted = rig.unit.stats().evictions;
-        assert_eq!(evicted > 0, gone != u16::MAX);
-        if gone < 2 {
+        assert_eq!(evicted > 0, target != u16::MAX);
+        if target < 2 {
             for slot in 0..8 {
-                rig.unmap(NIC, gone, slot);
+                rig.unmap(NIC, target, slot);
             }
-            assert_eq!(rig.touch(NIC, gone, 0), Err((iova(gone, 0, 0), NotPresent)));
+            assert_eq!(
+                rig.touch(NIC, target, 0),
+                Err((iova(target, 0, 0), NotPresent))
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Two units in one machine (HW13).
+//! Two units in one machine.
 
 use ringfence_hw::{
     FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter, Prefetch,

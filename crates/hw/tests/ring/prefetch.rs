@@ -1,9 +1,10 @@
-//! `rprefetch`, immediate and deferred (RI09).
+//! `rprefetch`, immediate and deferred.
 
-use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnitConfig};
+use ringfence_hw::{FixedLogic, Prefetch, RingLogic, RingUnitConfig};
 use ringfence_types::FaultReason::NotPresent;
 
 use crate::rig::{NIC, RW, Rig, Seen, arena, geometry, iova, pte, roomy};
+use crate::ring_logic::LogicAsPublished;
 
 fn place(slot: u32) -> u64 {
     u64::from(slot + 1) << 12

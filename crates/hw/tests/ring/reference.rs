@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
+use ringfence_hw::{FixedLogic, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
 use ringfence_types::FaultReason::{self, *};
 use ringfence_types::{Access, RequesterId};
 
 use crate::rig::{NIC, R, READ, RW, Rig, SSD, Seen, W, WRITE, arena, cases, iova, pte, roomy};
+use crate::ring_logic::{ByValue, LogicAsPublished};
 
 const SLOTS: u32 = 5;
 

@@ -1,11 +1,12 @@
 //! Single accesses: translations, and every fault reason.
 
-use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingUnitConfig, Translate};
+use ringfence_hw::{FixedLogic, Prefetch, RingUnitConfig, Translate};
 use ringfence_pgtable::{MAX_RING_BUFFER, MAX_RING_SLOTS};
 use ringfence_types::FaultReason::*;
 use ringfence_types::{Iova, PhysAddr};
 
 use crate::rig::{NIC, NOBODY, R, READ, RW, Rig, SSD, W, WRITE, arena, iova, pte, roomy};
+use crate::ring_logic::LogicAsPublished;
 
 #[test]
 fn buffers_of_any_place_and_length() {
@@ -26,7 +27,7 @@ fn buffers_of_any_place_and_length() {
         for (slot, entry) in slots {
             rig.map(SSD, 3, slot, entry);
         }
-        // In ring order, then out of order, which is also allowed (RI15).
+        // In ring order, then out of order, which is also allowed.
         for index in [0, 1, 2, 3, 3, 1, 0, 2, 1] {
             let (slot, entry) = slots[index];
             let start = entry.start().get();
@@ -37,7 +38,7 @@ fn buffers_of_any_place_and_length() {
                 let tail = rig.dma(SSD, iova(3, slot, last), 1, access);
                 if entry.allows(access) {
                     assert_eq!(whole, Ok((start, size)));
-                    // The device may access any offset inside the buffer (RI17).
+                    // The device may access any offset inside the buffer.
                     assert_eq!(tail, Ok((start + u64::from(last), 1)));
                 } else {
                     let denied = if access == READ {

@@ -37,7 +37,11 @@ fn a_stale_entry_is_hit() {
     rig.unmap(&table, 0x1000, 1);
     assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
     rig.map(&table, 0x1000, 0x8000, 1, RW);
-    assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]), "A04");
+    assert_eq!(
+        rig.dma(NIC, 0x1000, 1, READ),
+        Ok(vec![(0x7000, 1)]),
+        "stale entry"
+    );
     rig.unit
         .invalidate(&pages(A, 0x1000, 1, CachedLevels::Leaves));
     assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Ok(vec![(0x8000, 1)]));
@@ -170,7 +174,7 @@ fn scopes_are_exact() {
     }
 }
 
-/// A20: a table page is freed while a walk cache still points to it.
+/// A table page is freed while a walk cache still points to it.
 #[test]
 fn a_reclaimed_table_needs_the_walk_caches_flushed() {
     let mem = arena();
@@ -220,7 +224,7 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
     }
 }
 
-/// HW08, A21: a walker that does not snoop reads memory, not the CPU's cache.
+/// A walker that does not snoop reads memory, not the CPU's cache.
 #[test]
 fn a_table_not_written_back_is_not_seen() {
     for (coherency, mapped_seen) in [(Coherency::NonCoherent, true), (Coherency::Coherent, false)] {

@@ -113,7 +113,7 @@ fn step() -> impl Strategy<Value = Step> {
             access: if write { Access::Write } else { Access::Read },
         },
     );
-    let stray =
+    let unrelated =
         (0..2_usize, page(), 1..2000_u64, any::<bool>()).prop_map(|(domain, page, pages, all)| {
             Step::Invalidate(Invalidation::Pages {
                 domain: domain_id(domain),
@@ -125,7 +125,7 @@ fn step() -> impl Strategy<Value = Step> {
                 },
             })
         });
-    prop_oneof![4 => map, 3 => unmap, 12 => access, 1 => stray]
+    prop_oneof![4 => map, 3 => unmap, 12 => access, 1 => unrelated]
 }
 
 fn config() -> impl Strategy<Value = UnitConfig> {

@@ -200,7 +200,7 @@ fn switched_off_everything_passes() {
     assert!(rig.dma(DISK, 0, 1, READ).is_err());
 }
 
-/// HW10: pass-through uses neither a table nor the IOTLB, but limits the address width.
+/// Pass-through uses neither a table nor the IOTLB, but limits the address width.
 #[test]
 fn a_context_can_pass_through() {
     let mem = arena();
@@ -232,7 +232,7 @@ fn a_context_can_pass_through() {
     assert_eq!(rig.unit.stats().lookups(), 1);
 }
 
-/// HW12: several address spaces at the same time, and several devices in one.
+/// Several address spaces at the same time, and several devices in one.
 #[test]
 fn domains_are_apart_and_devices_of_one_share() {
     let mem = arena();
@@ -250,7 +250,7 @@ fn domains_are_apart_and_devices_of_one_share() {
     assert_eq!(rig.unit.stats().iotlb_misses, 2);
 }
 
-/// HW05, CG01, CG02: one flat table for all devices below a bridge.
+/// One flat table for all devices below a bridge.
 #[test]
 fn a_flat_table_is_walked_in_one_step() {
     let mem = arena();

@@ -1,4 +1,4 @@
-//! Memory references of a walk, with and without walk caches (HW14; F&S).
+//! Memory references of a walk, with and without walk caches (F&S).
 
 use ringfence_hw::{Geometry, IommuStats, UnitConfig, WALK_CACHES};
 use ringfence_pgtable::{Levels, SecondStage};

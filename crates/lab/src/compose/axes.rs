@@ -38,15 +38,15 @@ pub struct ParseAxisError {
 impl fmt::Display for ParseAxisError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            axis: question,
-            name: given,
-            candidates: known,
+            axis,
+            name,
+            candidates,
         } = self;
         write!(
             f,
-            "no {question} is called {given:?}; {}there are {}",
-            hint(given, known),
-            known.join(", ")
+            "no {axis} is named {name:?}; {}the choices are {}",
+            hint(name, candidates),
+            candidates.join(", ")
         )
     }
 }
@@ -55,7 +55,7 @@ impl std::error::Error for ParseAxisError {}
 
 /// Returns the choice in `all` with this name.
 fn parse_among<T: Axis>(text: &str, all: &[T]) -> Result<T, ParseAxisError> {
-    let found = all.iter().find(|answer| answer.name() == text);
+    let found = all.iter().find(|choice| choice.name() == text);
     found.copied().ok_or_else(|| ParseAxisError {
         axis: T::KEY,
         name: text.to_owned(),
@@ -90,19 +90,19 @@ impl Axis for Alloc {
             Self::Eiovar(None) => "eiovar".into(),
             Self::Eiovar(Some(k)) => format!("eiovar-{k}"),
             Self::Bitmap => "bitmap".into(),
-            Self::BitmapAsPublished => "bitmap-literal".into(),
+            Self::BitmapAsPublished => "bitmap-paper".into(),
             Self::TableBitmap => "table-bitmap".into(),
             Self::FreeBsd => "freebsd".into(),
             Self::LinuxRcache => "linux-rcache".into(),
             Self::Magazine => "magazine".into(),
             Self::RingTail => "ring-tail".into(),
             Self::RingFree => "ring-free".into(),
-            Self::RingTailAsPublished => "ring-tail-literal".into(),
+            Self::RingTailAsPublished => "ring-tail-paper".into(),
         }
     }
 
     fn names() -> Vec<String> {
-        let mut names: Vec<String> = Self::ALL.iter().map(|answer| answer.name()).collect();
+        let mut names: Vec<String> = Self::ALL.iter().map(|choice| choice.name()).collect();
         names.push("eiovar-K".into());
         names
     }
@@ -148,14 +148,14 @@ impl Axis for TableKind {
             Self::Flat => "flat",
             Self::Ring => "ring",
             Self::RingNonCoherent => "ring-non-coherent",
-            Self::RingAsPublished => "ring-literal",
-            Self::RingNonCoherentAsPublished => "ring-non-coherent-literal",
+            Self::RingAsPublished => "ring-paper",
+            Self::RingNonCoherentAsPublished => "ring-non-coherent-paper",
         }
         .into()
     }
 
     fn names() -> Vec<String> {
-        Self::ALL.iter().map(|answer| answer.name()).collect()
+        Self::ALL.iter().map(|choice| choice.name()).collect()
     }
 
     fn parse(text: &str) -> Result<Self, ParseAxisError> {
@@ -189,16 +189,16 @@ impl Axis for FlushKind {
             Self::PerCpuQueue => "per-cpu-queue",
             Self::PerWrap => "per-wrap",
             Self::Burst => "burst",
-            Self::BurstAsPublished => "burst-literal",
+            Self::BurstAsPublished => "burst-paper",
             Self::PerCycle => "per-cycle",
             Self::PerCycleAdaptive => "per-cycle-adaptive",
-            Self::PerCycleAsPublished => "per-cycle-literal",
+            Self::PerCycleAsPublished => "per-cycle-paper",
         }
         .into()
     }
 
     fn names() -> Vec<String> {
-        Self::ALL.iter().map(|answer| answer.name()).collect()
+        Self::ALL.iter().map(|choice| choice.name()).collect()
     }
 
     fn parse(text: &str) -> Result<Self, ParseAxisError> {
@@ -217,7 +217,7 @@ impl Owner {
 }
 
 impl Axis for Owner {
-    const KEY: &'static str = "who";
+    const KEY: &'static str = "owner";
 
     fn name(self) -> String {
         match self {
@@ -231,7 +231,7 @@ impl Axis for Owner {
     }
 
     fn names() -> Vec<String> {
-        Self::ALL.iter().map(|answer| answer.name()).collect()
+        Self::ALL.iter().map(|choice| choice.name()).collect()
     }
 
     fn parse(text: &str) -> Result<Self, ParseAxisError> {
@@ -245,7 +245,7 @@ mod tests {
     use crate::modes::Mode;
 
     #[test]
-    fn every_answer_of_every_mode_is_found_by_its_name() {
+    fn every_choice_of_every_mode_is_found_by_its_name() {
         for mode in Mode::named() {
             assert_eq!(Alloc::parse(&mode.alloc.name()), Ok(mode.alloc));
             assert_eq!(TableKind::parse(&mode.table.name()), Ok(mode.table));

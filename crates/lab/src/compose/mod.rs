@@ -39,7 +39,7 @@ impl fmt::Display for ComposeError {
             Self::NotKeyValue(part) => {
                 write!(
                     f,
-                    "{part:?} is no answer; write alloc=...,table=...,flush=..."
+                    "{part:?} has no AXIS=CHOICE form; write alloc=...,table=...,flush=..."
                 )?;
                 match Mode::find(part) {
                     Some(_) => write!(f, ", or --modes {part} for the mode of that name"),
@@ -49,13 +49,13 @@ impl fmt::Display for ComposeError {
             Self::NoSuchAxis(key) => {
                 write!(
                     f,
-                    "no question is called {key:?}; there are alloc, table, flush, who"
+                    "no axis is named {key:?}; the axes are alloc, table, flush, owner"
                 )
             }
-            Self::Twice(key) => write!(f, "{key} is answered twice"),
-            Self::Missing(key) => write!(f, "{key} is not answered"),
+            Self::Twice(key) => write!(f, "{key} is given twice"),
+            Self::Missing(key) => write!(f, "{key} is missing"),
             Self::NoSuchValue(e) => e.fmt(f),
-            Self::Unsupported { mode: row, reason } => write!(f, "{row} makes no sense: {reason}"),
+            Self::Unsupported { mode, reason } => write!(f, "{mode} is not possible: {reason}"),
         }
     }
 }
@@ -82,7 +82,7 @@ fn set<T: Axis>(slot: &mut Option<T>, text: &str) -> Result<(), ComposeError> {
 /// # Errors
 /// See [`ComposeError`].
 pub fn compose(row: &str) -> Result<Mode, ComposeError> {
-    let (mut alloc, mut table, mut flush, mut who) = (None, None, None, None);
+    let (mut alloc, mut table, mut flush, mut owner) = (None, None, None, None);
     for part in row.split(',') {
         let (key, value) = part
             .split_once('=')
@@ -91,35 +91,35 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
             Alloc::KEY => set::<Alloc>(&mut alloc, value.trim())?,
             TableKind::KEY => set::<TableKind>(&mut table, value.trim())?,
             FlushKind::KEY => set::<FlushKind>(&mut flush, value.trim())?,
-            Owner::KEY => set::<Owner>(&mut who, value.trim())?,
+            Owner::KEY => set::<Owner>(&mut owner, value.trim())?,
             other => return Err(ComposeError::NoSuchAxis(other.to_owned())),
         }
     }
     let alloc = alloc.ok_or(ComposeError::Missing(Alloc::KEY))?;
     let table = table.ok_or(ComposeError::Missing(TableKind::KEY))?;
     let flush = flush.ok_or(ComposeError::Missing(FlushKind::KEY))?;
-    let who = who.unwrap_or(Owner::Kernel);
-    if let Some(reason) = senseless(alloc, table, flush).or(misplaced(alloc, table, flush, who)) {
+    let owner = owner.unwrap_or(Owner::Kernel);
+    if let Some(reason) = senseless(alloc, table, flush).or(misplaced(alloc, table, flush, owner)) {
         return Err(ComposeError::Unsupported {
             mode: row.to_owned(),
             reason,
         });
     }
     let named = Mode::named().into_iter().find(|mode| {
-        (mode.alloc, mode.table, mode.flush, mode.owner) == (alloc, table, flush, who)
+        (mode.alloc, mode.table, mode.flush, mode.owner) == (alloc, table, flush, owner)
     });
     Ok(named.unwrap_or_else(|| Mode {
-        name: match who {
+        name: match owner {
             Owner::Kernel => format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),
-            who => {
+            owner => {
                 let (alloc, table) = (alloc.name(), table.name());
-                format!("{alloc}/{table}/{}/{}", flush.name(), who.name())
+                format!("{alloc}/{table}/{}/{}", flush.name(), owner.name())
             }
         },
         alloc,
         table,
         flush,
-        owner: who,
+        owner,
         about: "composed on the command line",
     }))
 }
@@ -129,100 +129,103 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
     use {Alloc as A, FlushKind as F, TableKind as T};
     let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
     let ring_alloc = matches!(alloc, A::RingTail | A::RingFree | A::RingTailAsPublished);
-    let literal_table = matches!(table, T::RingAsPublished | T::RingNonCoherentAsPublished);
-    let ring_table = literal_table || matches!(table, T::Ring | T::RingNonCoherent);
+    let as_published_table = matches!(table, T::RingAsPublished | T::RingNonCoherentAsPublished);
+    let ring_table = as_published_table || matches!(table, T::Ring | T::RingNonCoherent);
     if ring_alloc || ring_table || flush == F::BurstAsPublished {
-        let literals = [
+        let as_published = [
             alloc == A::RingTailAsPublished,
-            literal_table,
+            as_published_table,
             flush == F::BurstAsPublished,
         ];
-        return match (ring_alloc && ring_table, literals, flush) {
+        return match (ring_alloc && ring_table, as_published, flush) {
             (false, ..) => Some(
-                "an address of a ring is its slot, and its table holds nothing but slots; a ring's \
-                alloc goes with a ring's table",
+                "an address in a ring is the number of its slot; a ring alloc needs a ring table, \
+                and a ring table a ring alloc",
             ),
             (_, [true, true, true], _) | (_, [false, false, false], F::PerUnmap | F::Burst) => None,
             (_, [false, false, false], _) => Some(
-                "slots would stay away for longer than a ring lasts; rings go with flush=burst or \
-                per-unmap",
+                "the ring would run out of slots before the flush; use flush=burst or per-unmap",
             ),
             _ => Some(
-                "the figures of rIOMMU are literal in alloc, table and flush alike, or in none",
+                "the as-published choices of rIOMMU belong together; use -paper for alloc, table \
+                and flush, or for none of them",
             ),
         };
     }
     match (alloc, flush) {
         (A::Identity, _) if !fixed => Some(
-            "the address is the physical one, so two buffers on one page would share an entry; \
-             identity goes with table none, pass-through or static-radix",
+            "two buffers on one page would share a table entry, because the address is the \
+            physical one; use table=none, pass-through or static-radix",
         ),
         (A::Identity, F::Never) => None,
-        (A::Identity, _) => Some(
-            "nothing is unmapped, so there is nothing to invalidate; identity goes with \
-            flush=never",
-        ),
+        (A::Identity, _) => {
+            Some("nothing is unmapped, so there is nothing to invalidate; use flush=never")
+        }
         _ if fixed => Some(
-            "the table never changes, so an allocated address would lead nowhere; use \
+            "the table never changes, so it has no entry for an allocated address; use \
             alloc=identity",
         ),
         (_, F::Never) => {
-            Some("addresses could never be used again: their old translations live on")
+            Some("no address could be reused, because its old translation stays valid")
         }
         (_, flush)
             if flush != F::PerUnmap && matches!(table, T::RadixReclaim | T::RadixReclaimPage) =>
         {
             Some(
-                "a table page would be given back while the walk caches still lead to it; \
-                reclaiming goes with flush=per-unmap",
+                "a table page would be freed while the walk caches still point to it; use \
+                flush=per-unmap",
             )
         }
         (A::TableBitmap, _) if table != T::Flat => {
-            Some("its bits are the entries of the flat table; use table=flat, or alloc=bitmap")
+            Some("its bits are the entries of a flat table; use table=flat, or alloc=bitmap")
         }
         (A::Bitmap | A::BitmapAsPublished | A::TableBitmap, F::PerWrap) => None,
-        (_, F::PerWrap) => {
-            Some("only the bitmaps hand out every address once before they hand one out again")
-        }
-        (A::BitmapAsPublished, _) => Some(
-            "the literal bitmap differs from the bitmap only in what it reuses before a wrap's \
-            flush; use alloc=bitmap",
+        (_, F::PerWrap) => Some(
+            "only a bitmap allocates every address once before it reuses one; use alloc=bitmap",
         ),
+        (A::BitmapAsPublished, _) => {
+            Some("bitmap-paper differs from bitmap only with flush=per-wrap; use alloc=bitmap")
+        }
         _ => None,
     }
 }
 
 /// Returns the reason why the owner does not fit the other choices; `None` if it does.
-fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Owner) -> Option<&'static str> {
+fn misplaced(
+    alloc: Alloc,
+    table: TableKind,
+    flush: FlushKind,
+    owner: Owner,
+) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let cached = matches!(
         flush,
         F::PerCycle | F::PerCycleAdaptive | F::PerCycleAsPublished
     );
-    match (who, alloc, table, flush) {
-        _ if cached && !who.is_pviommu() => Some(
-            "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use \
-            who=pviommu or pviommu-hopt",
+    match (owner, alloc, table, flush) {
+        _ if cached && !owner.is_pviommu() => Some(
+            "only the para-virtual IOMMU has a reverse translation cache; use owner=pviommu or \
+            pviommu-hopt",
         ),
         (Owner::Kernel, ..) | (Owner::Host, A::Identity, T::StaticRadix, _) => None,
         (Owner::Host, ..) => Some(
-            "nobody asks the host, so all that it can do is map all memory, once; who=host goes \
-            with alloc=identity,table=static-radix",
+            "a host that receives no requests can only map all memory once; use \
+            alloc=identity,table=static-radix",
         ),
         (Owner::Pviommu | Owner::PviommuHopt, _, _, F::Deferred | F::PerCpuQueue) => Some(
-            "the guest waits for its unmaps at every map and unmap, so deferring their flush would \
+            "the guest waits for its unmaps at every map and unmap, so a deferred flush would \
             defer nothing; use flush=per-unmap or burst",
         ),
         (_, _, T::Radix, F::PerWrap) => Some(
-            "the host invalidates what it unmaps, so a wrap leaves nothing to flush; use \
-            flush=per-unmap or per-cpu-queue",
+            "the host invalidates at each unmap request, so nothing is left to flush at a wrap; \
+            use flush=per-unmap or per-cpu-queue",
         ),
         (_, _, T::Radix, _) => None,
         (_, A::Identity, ..) => Some(
-            "nothing is mapped, so there is nothing to ask the host for; a host is asked with an \
-            allocator and table=radix",
+            "nothing is mapped, so the guest has nothing to request; use an allocator and \
+            table=radix",
         ),
-        _ => Some("the table is the host's, which keeps a radix table; use table=radix"),
+        _ => Some("the host owns the table, and it is a radix table; use table=radix"),
     }
 }
 
@@ -234,7 +237,7 @@ mod tests {
     fn rows_of_named_modes_keep_their_names() {
         for mode in Mode::named() {
             let row = format!(
-                "alloc={},table={},flush={},who={}",
+                "alloc={},table={},flush={},owner={}",
                 mode.alloc.name(),
                 mode.table.name(),
                 mode.flush.name(),
@@ -248,7 +251,7 @@ mod tests {
     fn other_rows_are_named_after_their_answers() {
         let mode = compose("flush=burst, alloc=eiovar-8 ,table=radix").unwrap();
         assert_eq!(mode.name, "eiovar-8/radix/burst");
-        let mode = compose("flush=burst,alloc=eiovar-8,table=radix,who=virtio-iommu").unwrap();
+        let mode = compose("flush=burst,alloc=eiovar-8,table=radix,owner=virtio-iommu").unwrap();
         assert_eq!(mode.name, "eiovar-8/radix/burst/virtio-iommu");
     }
 
@@ -261,31 +264,31 @@ mod tests {
             "alloc=magazine,table=none,flush=per-unmap",
             "alloc=magazine,table=radix,flush=never",
             "alloc=magazine,table=radix,flush=per-wrap",
-            "alloc=bitmap-literal,table=radix,flush=deferred",
+            "alloc=bitmap-paper,table=radix,flush=deferred",
             "alloc=bitmap,table=radix-reclaim,flush=per-wrap",
             "alloc=magazine,table=radix-reclaim-page,flush=burst",
             "alloc=table-bitmap,table=radix,flush=per-unmap",
             "alloc=identity,table=flat,flush=never",
-            "alloc=bitmap-literal,table=flat,flush=burst",
+            "alloc=bitmap-paper,table=flat,flush=burst",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",
             "alloc=identity,table=ring,flush=never",
             "alloc=ring-free,table=ring,flush=deferred",
-            "alloc=ring-tail-literal,table=ring,flush=burst",
-            "alloc=ring-tail,table=ring,flush=burst-literal",
-            "alloc=ring-tail,table=ring-literal,flush=burst",
-            "alloc=magazine,table=radix,flush=burst-literal",
-            "alloc=magazine,table=radix,flush=burst,who=host",
-            "alloc=identity,table=none,flush=never,who=host",
-            "alloc=identity,table=static-radix,flush=never,who=virtio-iommu",
-            "alloc=bitmap,table=radix,flush=per-wrap,who=virtio-iommu",
-            "alloc=magazine,table=cached-radix,flush=per-unmap,who=virtio-iommu",
-            "alloc=ring-tail,table=ring,flush=burst,who=virtio-iommu",
-            "alloc=magazine,table=radix,flush=per-cpu-queue,who=pviommu",
-            "alloc=identity,table=none,flush=never,who=pviommu",
-            "alloc=linux-rcache,table=radix,flush=deferred,who=pviommu-hopt",
+            "alloc=ring-tail-paper,table=ring,flush=burst",
+            "alloc=ring-tail,table=ring,flush=burst-paper",
+            "alloc=ring-tail,table=ring-paper,flush=burst",
+            "alloc=magazine,table=radix,flush=burst-paper",
+            "alloc=magazine,table=radix,flush=burst,owner=host",
+            "alloc=identity,table=none,flush=never,owner=host",
+            "alloc=identity,table=static-radix,flush=never,owner=virtio-iommu",
+            "alloc=bitmap,table=radix,flush=per-wrap,owner=virtio-iommu",
+            "alloc=magazine,table=cached-radix,flush=per-unmap,owner=virtio-iommu",
+            "alloc=ring-tail,table=ring,flush=burst,owner=virtio-iommu",
+            "alloc=magazine,table=radix,flush=per-cpu-queue,owner=pviommu",
+            "alloc=identity,table=none,flush=never,owner=pviommu",
+            "alloc=linux-rcache,table=radix,flush=deferred,owner=pviommu-hopt",
             "alloc=linux-rcache,table=radix,flush=per-cycle",
-            "alloc=linux-rcache,table=radix,flush=per-cycle-literal,who=virtio-iommu",
+            "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
         ];
         for row in senseless {
             assert!(matches!(compose(row), Err(E::Unsupported { .. })), "{row}");

@@ -12,7 +12,6 @@
 //! the guest and the wake-up of the host's thread.
 
 mod pviommu;
-mod queue;
 mod rtc;
 mod second_stage;
 mod tables;
@@ -21,13 +20,14 @@ mod virtio;
 
 pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
-pub use queue::{KickCause, LookupStats, QueueStats};
 pub use ringfence_pviommu::rtc::Cycles;
 pub use rtc::{CycleFlush, DynCache, DynRtcSpace, RtcParams, RtcParts};
-pub(crate) use rtc::{allocator, dispatch};
 pub use second_stage::{FrameLookup, FrameRmap};
 pub use unit::HostUnit;
+pub(crate) use virtio::virtio_table;
 pub use virtio::{VirtioHost, VirtioTable};
+
+pub use crate::queue_stats::{KickCause, LookupStats, QueueStats};
 
 use std::cell::RefCell;
 use std::fmt;
@@ -43,8 +43,8 @@ use ringfence_types::{
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
-use crate::meter::{TimedPlatform, host_platform};
+use crate::hardware::{Hardware, Host, Vtd};
+use crate::layer::{ContextTarget, LayerPlatform};
 use second_stage::GuestAddressObserver;
 
 /// The queue and the host's end of it.
@@ -110,14 +110,9 @@ impl<V: HostBackend> Host for SharedHost<V> {
 
     fn for_meter(_: &Rc<Arena>, coherency: Coherency) -> Result<(Option<Self>, Self), LabError> {
         // The host has its own memory. The guest's memory in this replay holds no tables.
-        let TimedPlatform {
-            arena,
-            frames,
-            invalidator,
-            ..
-        } = host_platform()?;
-        let unit = HostUnit::CostOnly(invalidator);
-        let host = V::new(&arena, &Rc::new(frames), coherency, unit)?;
+        let own = LayerPlatform::timed()?;
+        let unit = HostUnit::CostOnly(own.queue());
+        let host = V::new(&own.arena, &own.frames, coherency, unit)?;
         let host = Self(Rc::new(RefCell::new(host)));
         Ok((Some(host.clone()), host))
     }

@@ -30,8 +30,8 @@ use super::{
     FrameLookup, FrameRmap, HostBackend, HostUnit, KickCause, QueueStats, SharedHost,
     VirtIommuHardware,
 };
+use crate::components::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
-use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable};
 use crate::modes::Owner;
 
 /// Devices of a guest, numbered from 1 like their domains.
@@ -181,7 +181,7 @@ impl HostBackend for PviommuHost {
         // The host completes a request at the first poll.
         let options = ChannelOptions {
             pages_max: PAGES_LIMIT,
-            patience: 16,
+            max_empty_polls: 16,
         };
         let line = Rc::new(SharedChannel::new(
             Channel::new(queue, options),

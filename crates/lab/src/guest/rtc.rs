@@ -11,17 +11,17 @@ use std::rc::Rc;
 use ringfence_dma::flush::{PerCycle, RangeBatch};
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_memory::{Arena, Frames};
+use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pgtable::Coherency;
 use ringfence_pviommu::frontend::{DeviceCache, RtcSpace, UnknownUnmap};
 use ringfence_pviommu::rtc::{
-    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, Rtc,
-    RtcAsPublished, RtcStats,
+    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
 };
 use ringfence_types::{DomainId, Iova, PhysAddr};
 
 use super::{PviommuHost, PviommuTable, SharedHost, pviommu};
+use crate::components::{AllocEnv, MakeTable, RcacheAlloc, ReplayTable, rcache};
 use crate::error::LabError;
-use crate::mode_dispatch::{AllocEnv, MakeTable, ModeVisitor, RcacheAlloc, ReplayTable, rcache};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 
 /// Maximum number of cached mappings of a device; traces have fewer.
@@ -180,6 +180,22 @@ pub struct RtcParts {
 }
 
 impl RtcParts {
+    /// Returns the constructors of `mode`; `None` if it has no cache.
+    pub(crate) fn of(mode: &Mode) -> Option<Self> {
+        let cached = matches!(
+            (mode.alloc, mode.table, mode.flush),
+            (
+                Alloc::LinuxRcache,
+                TableKind::Radix,
+                FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished,
+            )
+        );
+        (cached && mode.owner.is_pviommu()).then(|| Self {
+            flush: mode.flush,
+            table: pviommu(mode.owner),
+        })
+    }
+
     /// Creates the flush policy.
     pub fn flush() -> CycleFlush {
         PerCycle::new(RefCell::new)
@@ -236,46 +252,26 @@ impl RtcParts {
     ) -> Result<(DynRtcSpace, PhysAddr), LabError> {
         let table = (self.table)(domain, Coherency::Coherent, memory, frames, host)?;
         let root = table.root();
-        let alloc = allocator(memory, frames, Some(root))?;
+        let alloc = Self::allocator(memory, frames, Some(root))?;
         let paged = Paged::new(alloc, table, Rounding::Exact);
         Ok((self.with_cache(paged, cycling), root))
     }
-}
 
-/// Creates the allocator behind a cache.
-///
-/// # Errors
-/// Memory is short.
-pub(crate) fn allocator(
-    memory: &Rc<Arena>,
-    frames: &Frames<Rc<Arena>>,
-    table: Option<PhysAddr>,
-) -> Result<RcacheAlloc, LabError> {
-    rcache(&AllocEnv {
-        kind: Alloc::LinuxRcache,
-        memory,
-        frames,
-        table,
-        last_page: PviommuTable::LAST_PAGE,
-    })
-}
-
-/// Calls `job` with the constructors of `mode` if it has a cache.
-///
-/// # Errors
-/// The mode is not built in.
-pub(crate) fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
-    match (mode.alloc, mode.table, mode.flush) {
-        (
-            Alloc::LinuxRcache,
-            TableKind::Radix,
-            flush @ (FlushKind::PerCycle
-            | FlushKind::PerCycleAdaptive
-            | FlushKind::PerCycleAsPublished),
-        ) => Ok(job.rtc(RtcParts {
-            flush,
-            table: pviommu(mode.owner),
-        })),
-        _ => Err(LabError::NotBuilt(mode.name.clone())),
+    /// Creates the allocator behind a cache.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub(crate) fn allocator(
+        memory: &Rc<Arena>,
+        frames: &Frames<Rc<Arena>>,
+        table: Option<PhysAddr>,
+    ) -> Result<RcacheAlloc, LabError> {
+        rcache(&AllocEnv {
+            kind: Alloc::LinuxRcache,
+            memory,
+            frames,
+            table,
+            last_page: PviommuTable::LAST_PAGE,
+        })
     }
 }

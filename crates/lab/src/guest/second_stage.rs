@@ -18,7 +18,7 @@ use ringfence_types::{
     AddressRange, DomainId, Fault, FrameSource, OutOfFrames, PhysAddr, PhysMemory, PhysRange,
 };
 
-use super::queue::LookupStats;
+use super::LookupStats;
 use crate::error::LabError;
 use crate::platform::MEMORY_BYTES;
 

@@ -3,7 +3,7 @@
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
 use crate::hardware::Vtd;
-use crate::meter::InvalidationQueue;
+use crate::layer::InvalidationQueue;
 
 /// The unit that walks a host's tables.
 #[derive(Debug)]

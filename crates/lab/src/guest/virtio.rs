@@ -27,8 +27,8 @@ use ringfence_virtio_iommu::{
 
 use super::tables::DomainTables;
 use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
+use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
-use crate::mode_dispatch::ReplayTable;
 
 /// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
 const SLOTS: usize = 128;
@@ -260,6 +260,21 @@ impl VirtioTable {
             root,
         })
     }
+}
+
+/// Creates the table of a domain that a host behind a virtio-iommu owns.
+///
+/// # Errors
+/// Memory is short.
+pub(crate) fn virtio_table(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&HostOf<VirtioTable>>,
+) -> Result<VirtioTable, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
+    VirtioTable::new(host, domain)
 }
 
 impl ReplayTable for VirtioTable {

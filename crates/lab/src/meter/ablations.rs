@@ -5,24 +5,13 @@ use std::rc::Rc;
 use ringfence_dma::MapError;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Identity;
-use ringfence_pgtable::Coherency;
 
 use super::components::{CONFIGS, SecondAblation, Sums, components};
-use super::dyn_replay::{
-    DynTimedReplay, Memory, SpaceEnv, TableFrames, free_invalidator, invalidation_queue,
-    mode_invalidator, no_invalidator, replica, timed_platform, with_replayed_rings, with_rings,
-    without_table,
-};
-use super::{
-    AllocTrace, Clock, Components, EmptyLoop, FlushFor, FlushForRings, FreeInvalidator,
-    PlanResources, ReplayAlloc, ReplayRing, TimedPlatform, TimedReplay, cycles,
-};
+use super::{AllocTrace, Clock, Components, EmptyLoop, FreeInvalidator, TimedReplay, cycles};
 use crate::error::LabError;
-use crate::hardware::Host;
-use crate::mode_dispatch::{HostOf, ModeParts, ReplayTable};
+use crate::layer::{AttachInfo, ContextTarget, LayerPlatform};
 use crate::plan::Plan;
-use crate::replay::AttachInfo;
-use crate::ring::{RingParts, RingSizes};
+use crate::replay::{DynTimedReplay, PlanResources};
 
 /// The meter of one mode.
 pub trait Meter {
@@ -72,14 +61,14 @@ pub struct Ablations {
     unmap_count: u64,
     chunks: usize,
     overhead: u64,
-    second: SecondAblation,
+    pub(super) second: SecondAblation,
 }
 
 impl Ablations {
     pub(crate) fn new(
         repetitions: usize,
-        tape: Rc<AllocTrace>,
-        scout: Box<dyn DynTimedReplay>,
+        trace: Rc<AllocTrace>,
+        recorder: Box<dyn DynTimedReplay>,
         set: &mut dyn FnMut() -> Result<AblationSet, LabError>,
     ) -> Result<Self, LabError> {
         let mut sets = || -> Result<Vec<AblationSet>, LabError> {
@@ -88,8 +77,8 @@ impl Ablations {
         let timed = sets()?;
         let probed = sets()?;
         Ok(Self {
-            trace: tape,
-            recorder: scout,
+            trace,
+            recorder,
             split_timed: probed,
             timed,
             whole: [0.0; CONFIGS],
@@ -104,142 +93,28 @@ impl Ablations {
         })
     }
 
-    /// Creates the meter of a mode with an allocator and a table.
-    pub fn paged<A, T, F>(
-        recipe: ModeParts<A, T, F>,
-        coherency: Coherency,
-        repetitions: usize,
-    ) -> Result<Self, LabError>
-    where
-        A: ReplayAlloc,
-        T: ReplayTable,
-        F: FlushFor<A, T> + 'static,
-    {
-        let tape = Rc::new(AllocTrace::default());
-        let site = SpaceEnv {
-            rounding: recipe.rounding,
-            coherency,
-            table: recipe.table,
-        };
-        let alloc = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
-            recipe.allocator(memory, frames, table)
-        };
-        let no_find = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
-            alloc(memory, frames, table).map(A::without_find)
-        };
-        let recorded = {
-            let tape = Rc::clone(&tape);
-            move |_: &Memory, _: &TableFrames, _: Option<&T>| Ok(A::replayed(Rc::clone(&tape)))
-        };
-        let flush = recipe.flush;
-        let scout = replica(flush, alloc, site, mode_invalidator::<T>)?;
-        // With a remote table there is no local invalidation to ablate. The test is on a constant,
-        // so unused replays are not compiled.
-        Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
-            let tape = || recorded.clone();
-            Ok(AblationSet {
-                replicas: [
-                    Some(replica(flush, alloc, site, mode_invalidator::<T>)?),
-                    if A::HAS_LOOKUP {
-                        Some(replica(flush, no_find, site, mode_invalidator::<T>)?)
-                    } else {
-                        None
-                    },
-                    Some(replica(flush, tape(), site, mode_invalidator::<T>)?),
-                    if HostOf::<T>::REMOTE {
-                        None
-                    } else {
-                        Some(without_table(flush, tape(), site, invalidation_queue)?)
-                    },
-                    Some(without_table(flush, tape(), site, free_invalidator)?),
-                    if HostOf::<T>::REMOTE {
-                        None
-                    } else {
-                        Some(replica(flush, alloc, site, no_invalidator::<T>)?)
-                    },
-                    Some(without_table(flush, alloc, site, free_invalidator)?),
-                    Some(Box::new(EmptyLoop::default())),
-                ],
-            })
-        })
-    }
-
-    /// Creates the meter of a mode with rings.
-    pub fn rings<D, L, F>(
-        recipe: RingParts<D, L, F>,
-        sizes: &RingSizes,
-        repetitions: usize,
-    ) -> Result<Self, LabError>
-    where
-        D: ReplayRing,
-        L: 'static,
-        F: FlushForRings<D> + 'static,
-    {
-        let tape = Rc::new(AllocTrace::default());
-        let scout = with_rings(recipe, sizes, invalidation_queue)?;
-        let mut sets = Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
-            Ok(AblationSet {
-                replicas: [
-                    Some(with_rings(recipe, sizes, invalidation_queue)?),
-                    None,
-                    Some(with_replayed_rings::<_, _, _, _, true>(
-                        recipe,
-                        sizes,
-                        &tape,
-                        invalidation_queue,
-                    )?),
-                    Some(with_replayed_rings::<_, _, _, _, false>(
-                        recipe,
-                        sizes,
-                        &tape,
-                        invalidation_queue,
-                    )?),
-                    Some(with_replayed_rings::<_, _, _, _, false>(
-                        recipe,
-                        sizes,
-                        &tape,
-                        free_invalidator,
-                    )?),
-                    Some(with_rings(recipe, sizes, free_invalidator)?),
-                    Some(with_replayed_rings::<_, _, _, _, true>(
-                        recipe,
-                        sizes,
-                        &tape,
-                        free_invalidator,
-                    )?),
-                    Some(Box::new(EmptyLoop::default())),
-                ],
-            })
-        })?;
-        sets.second = SecondAblation::Allocator;
-        Ok(sets)
-    }
-
     /// Creates the meter of a mode without an allocator. It has no components to ablate.
+    ///
+    /// # Errors
+    /// Memory is short.
     pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
     where
         F: Flush<Identity, u64> + 'static,
     {
-        let whole = move || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let make =
-                |of: &AttachInfo, _: &TimedPlatform<FreeInvalidator>| Ok(Identity::new(of.domain));
-            Ok(Box::new(TimedReplay::new(
-                flush(),
-                timed_platform(free_invalidator)?,
-                make,
-            )))
+        let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
+            let make = |of: &AttachInfo, _: &LayerPlatform<FreeInvalidator>| {
+                Ok((Identity::new(of.domain), ContextTarget::PassThrough))
+            };
+            let platform = LayerPlatform::timed()?;
+            Ok(Box::new(TimedReplay::new(flush(), platform, make)))
         };
-        Self::new(
-            repetitions,
-            Rc::new(AllocTrace::default()),
-            whole()?,
-            &mut || {
-                let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
-                replicas[0] = Some(whole()?);
-                replicas[CONFIGS - 1] = Some(Box::new(EmptyLoop::default()));
-                Ok(AblationSet { replicas })
-            },
-        )
+        let trace = Rc::new(AllocTrace::default());
+        Self::new(repetitions, trace, whole()?, &mut || {
+            let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
+            replicas[0] = Some(whole()?);
+            replicas[CONFIGS - 1] = Some(Box::new(EmptyLoop::default()));
+            Ok(AblationSet { replicas })
+        })
     }
 }
 

@@ -6,49 +6,60 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Cycles {
     /// Map: allocating an I/O virtual address.
+    #[serde(rename = "map_iova_alloc_cycles")]
     pub map_iova_alloc: f64,
     /// Map: writing table entries.
+    #[serde(rename = "map_table_cycles")]
     pub map_table: f64,
     /// Map: all other work.
+    #[serde(rename = "map_other_cycles")]
     pub map_other: f64,
     /// Unmap: looking up the range of an address.
+    #[serde(rename = "unmap_iova_find_cycles")]
     pub unmap_iova_find: f64,
     /// Unmap: freeing the range.
+    #[serde(rename = "unmap_iova_free_cycles")]
     pub unmap_iova_free: f64,
     /// Unmap: clearing table entries.
+    #[serde(rename = "unmap_table_cycles")]
     pub unmap_table: f64,
-    /// Unmap: writing the invalidation descriptors and polling for completion; executed.
+    /// Unmap: writing the invalidation descriptors and polling for completion; measured.
+    #[serde(rename = "unmap_invalidation_cycles")]
     pub unmap_invalidation: f64,
-    /// Unmap: waiting for the hardware; charged.
-    pub unmap_invalidation_charged: f64,
+    /// Unmap: waiting for the hardware; modelled.
+    #[serde(rename = "unmap_invalidation_modelled_cycles")]
+    pub unmap_invalidation_modelled: f64,
     /// Unmap: all other work.
+    #[serde(rename = "unmap_other_cycles")]
     pub unmap_other: f64,
-    /// Map: notifying the host; charged.
-    pub map_kick_charged: f64,
-    /// Unmap: notifying the host; charged.
-    pub unmap_kick_charged: f64,
+    /// Map: notifying the host; modelled.
+    #[serde(rename = "map_kick_modelled_cycles")]
+    pub map_kick_modelled: f64,
+    /// Unmap: notifying the host; modelled.
+    #[serde(rename = "unmap_kick_modelled_cycles")]
+    pub unmap_kick_modelled: f64,
 }
 
 impl Cycles {
-    /// Returns the cycles of a map, including charged cycles.
+    /// Returns the cycles of a map, including modelled cycles.
     pub fn map(&self) -> f64 {
-        self.map_iova_alloc + self.map_table + self.map_other + self.map_kick_charged
+        self.map_iova_alloc + self.map_table + self.map_other + self.map_kick_modelled
     }
 
-    /// Returns the cycles of an unmap, including charged cycles.
+    /// Returns the cycles of an unmap, including modelled cycles.
     pub fn unmap(&self) -> f64 {
         self.unmap_iova_find
             + self.unmap_iova_free
             + self.unmap_table
             + self.unmap_invalidation
-            + self.unmap_invalidation_charged
+            + self.unmap_invalidation_modelled
             + self.unmap_other
-            + self.unmap_kick_charged
+            + self.unmap_kick_modelled
     }
 
-    /// Returns the charged cycles of a map plus an unmap.
-    pub fn charged(&self) -> f64 {
-        self.unmap_invalidation_charged + self.map_kick_charged + self.unmap_kick_charged
+    /// Returns the modelled cycles of a map plus an unmap.
+    pub fn modelled(&self) -> f64 {
+        self.unmap_invalidation_modelled + self.map_kick_modelled + self.unmap_kick_modelled
     }
 }
 
@@ -58,9 +69,10 @@ pub struct Components {
     /// Cycles by component.
     #[serde(flatten)]
     pub cycles: Cycles,
-    /// Executed cycles of a map plus an unmap, timed by block, without the replay's own loop.
-    pub executed: f64,
-    /// Largest difference between the two orders of ablation, as a share of `executed`: the error
+    /// Measured cycles of a map plus an unmap, timed by block, without the replay's own loop.
+    #[serde(rename = "measured_cycles")]
+    pub measured: f64,
+    /// Largest difference between the two orders of ablation, as a share of `measured`: the error
     /// of the components.
     pub order_spread: f64,
     /// Difference between the slowest and the fastest repetition of `full`, as a share of the
@@ -150,7 +162,7 @@ pub(super) fn components(
     let orders = AblationOrders::new(*whole, without);
     let [iova, table, invalidation] =
         core::array::from_fn(|c| (orders.forward[c] + orders.backward[c]) / 2.0);
-    let (other, executed) = (orders.other, orders.whole);
+    let (other, measured) = (orders.other, orders.whole);
 
     let [in_maps, in_unmaps] = [maps, unmaps].map(|sums| AblationOrders::new(*sums, without));
     let [alloc_share, table_share, _] =
@@ -172,7 +184,7 @@ pub(super) fn components(
             unmap_other: other * (1.0 - other_share) / unmapped,
             ..Cycles::default()
         },
-        executed: executed / pairs,
+        measured: measured / pairs,
         order_spread: orders.spread(),
         repetition_spread: 0.0,
     }
@@ -188,8 +200,8 @@ mod tests {
         let half = [500.0, 950.0, 300.0, 150.0, 75.0, 870.0, 560.0, 25.0];
         let got = components(&whole, &half, &half, SecondAblation::Table, 10, 10);
         let sum = got.cycles.map() + got.cycles.unmap();
-        assert!((sum - got.executed).abs() < 1e-9, "{sum} {}", got.executed);
-        assert!((got.executed - 95.0).abs() < 1e-9);
+        assert!((sum - got.measured).abs() < 1e-9, "{sum} {}", got.measured);
+        assert!((got.measured - 95.0).abs() < 1e-9);
         assert!((got.order_spread - 20.0 / 950.0).abs() < 1e-9);
         assert!((got.cycles.unmap_iova_find - 5.0).abs() < 1e-9);
     }
@@ -204,7 +216,7 @@ mod tests {
         assert_eq!(orders.backward, [420.0, 300.0, 130.0]);
         let got = components(&whole, &whole, &whole, SecondAblation::Allocator, 10, 10);
         let sum = got.cycles.map() + got.cycles.unmap();
-        assert!((sum - got.executed).abs() < 1e-9, "{sum} {}", got.executed);
+        assert!((sum - got.measured).abs() < 1e-9, "{sum} {}", got.measured);
         assert!(got.cycles.unmap_iova_find.abs() < 1e-9);
     }
 }

@@ -32,50 +32,19 @@
 //! between runs of maps and runs of unmaps; the meter uses only the ratio.
 
 mod ablations;
-mod clock;
 mod components;
-mod dyn_replay;
-mod queue;
-mod ring_stubs;
+mod paged;
+mod rings;
 mod rtc;
-mod stubs;
-mod timed_replay;
-mod tsc;
 
-pub(crate) use ablations::{AblationSet, TIMED_REPLAYS};
+pub(crate) use ablations::TIMED_REPLAYS;
 pub use ablations::{Ablations, CONFIG_NAMES, Meter};
-pub use clock::Clock;
 pub use components::{AblationOrders, Components, Cycles, SecondAblation};
-pub(crate) use dyn_replay::{
-    DynTimedReplay, free_invalidator, host_platform, invalidation_queue, timed_platform,
+
+pub use crate::alloc_trace::AllocTrace;
+pub use crate::layer::{FreeInvalidator, InvalidationQueue, LayerPlatform};
+pub use crate::replay::{Clock, EmptyLoop, TimedReplay, cycles};
+pub use crate::stubs::{
+    FlushFor, FlushForRings, NoFind, NullTable, ReplayAlloc, ReplayRing, ReplayedAlloc,
+    ReplayedRings, StaticStubs,
 };
-pub use queue::InvalidationQueue;
-pub use ring_stubs::{FlushForRings, ReplayRing, ReplayedRings};
-pub use stubs::{
-    AllocTrace, FreeInvalidator, NoFind, NullTable, ReplayAlloc, ReplayedAlloc, StaticStubs,
-};
-pub(crate) use timed_replay::PlanResources;
-pub use timed_replay::{EmptyLoop, TimedPlatform, TimedReplay};
-pub use tsc::cycles;
-
-use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{IoPageTable, Paged};
-
-/// A flush policy that works with an allocator and a table, real or stubbed.
-pub trait FlushFor<A: ReplayAlloc, T: IoPageTable>:
-    Flush<Paged<A, T>, u64>
-    + Flush<Paged<A::NoFind, T>, u64>
-    + Flush<Paged<A::Replayed, T>, u64>
-    + Flush<Paged<A::Replayed, NullTable>, u64>
-    + Flush<Paged<A, NullTable>, u64>
-{
-}
-
-impl<A: ReplayAlloc, T: IoPageTable, F> FlushFor<A, T> for F where
-    F: Flush<Paged<A, T>, u64>
-        + Flush<Paged<A::NoFind, T>, u64>
-        + Flush<Paged<A::Replayed, T>, u64>
-        + Flush<Paged<A::Replayed, NullTable>, u64>
-        + Flush<Paged<A, NullTable>, u64>
-{
-}

@@ -8,25 +8,22 @@ use std::rc::Rc;
 
 use ringfence_dma::space::{IoPageTable, Paged, Rounding};
 use ringfence_iova::{AllocError, AllocRequest, Allocation, IovaAllocator};
+use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, Flushed, Invalidator, Pfn, PfnRange, WholeDomain};
 
 use super::ablations::AblationSet;
-use super::dyn_replay::{
-    DynTimedReplay, Memory, TableFrames, free_invalidator, queue_platform, timed_platform,
-};
-use super::{
-    Ablations, AllocTrace, Clock, EmptyLoop, NullTable, PlanResources, ReplayedAlloc,
-    TimedPlatform, TimedReplay,
-};
+use super::{Ablations, AllocTrace, Clock, EmptyLoop, NullTable, ReplayAlloc, TimedReplay};
+use crate::components::RcacheAlloc;
 use crate::error::LabError;
-use crate::guest::{
-    DynRtcSpace, PviommuHost, PviommuTable, RtcParams, RtcParts, SharedHost, allocator,
-};
+use crate::guest::{DynRtcSpace, PviommuHost, PviommuTable, RtcParams, RtcParts, SharedHost};
 use crate::hardware::Host;
-use crate::mode_dispatch::RcacheAlloc;
+use crate::layer::{AttachInfo, ContextTarget, LayerPlatform};
 use crate::plan::Plan;
-use crate::replay::AttachInfo;
+use crate::replay::{DynTimedReplay, PlanResources};
+
+type Memory = Rc<Arena>;
+type TableFrames = Frames<Rc<Arena>>;
 
 /// An allocator that can record its results. A map that hits in the cache allocates nothing, so the
 /// replay cannot record results per map.
@@ -101,71 +98,59 @@ impl DynTimedReplay for SelfRecording {
 
 /// Common inputs for the timed replays of a mode.
 #[derive(Clone, Copy)]
-struct RtcReplicaParts {
-    recipe: RtcParts,
-    cycling: RtcParams,
+struct RtcReplays {
+    parts: RtcParts,
+    params: RtcParams,
     coherency: Coherency,
 }
 
-impl RtcReplicaParts {
-    /// Creates a timed replay with a host, or without a table and with free invalidation.
-    fn replica<A, T, I>(
+impl RtcReplays {
+    /// Creates a timed replay with the allocator and the table that the functions return.
+    fn replay<A, T, I>(
         self,
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
-        table: impl Fn(DomainId, &TimedPlatform<I>) -> Result<T, LabError> + 'static,
-        bench: TimedPlatform<I>,
+        table: impl Fn(DomainId, &LayerPlatform<I>) -> Result<T, LabError> + 'static,
+        platform: LayerPlatform<I>,
     ) -> Box<dyn DynTimedReplay>
     where
         A: IovaAllocator + 'static,
         T: IoPageTable<Pages = ()> + 'static,
         I: Invalidator + 'static,
     {
-        let make = move |of: &AttachInfo,
-                         bench: &TimedPlatform<I>|
-              -> Result<DynRtcSpace<A, T>, LabError> {
-            let alloc = alloc(&bench.arena, &bench.frames)?;
-            let paged = Paged::new(alloc, table(of.domain, bench)?, Rounding::Exact);
-            Ok(self.recipe.with_cache(paged, self.cycling))
+        let make = move |of: &AttachInfo, platform: &LayerPlatform<I>| {
+            let alloc = alloc(&platform.arena, &platform.frames)?;
+            let paged = Paged::new(alloc, table(of.domain, platform)?, Rounding::Exact);
+            let space: DynRtcSpace<A, T> = self.parts.with_cache(paged, self.params);
+            Ok((space, ContextTarget::PassThrough))
         };
-        Box::new(TimedReplay::new(RtcParts::flush(), bench, make))
+        Box::new(TimedReplay::new(RtcParts::flush(), platform, make))
     }
 
-    fn hosted<A: IovaAllocator + 'static>(
+    /// Creates a timed replay with a host.
+    fn with_host<A: IovaAllocator + 'static>(
         self,
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
     ) -> Result<Box<dyn DynTimedReplay>, LabError> {
-        let TimedPlatform {
-            arena, frames, now, ..
-        } = timed_platform(free_invalidator)?;
-        let (host, invalidator) = SharedHost::<PviommuHost>::for_meter(&arena, self.coherency)?;
+        let platform = LayerPlatform::timed()?;
+        let (host, invalidator) =
+            SharedHost::<PviommuHost>::for_meter(&platform.arena, self.coherency)?;
         let Self {
-            recipe, coherency, ..
+            parts, coherency, ..
         } = self;
         let table =
-            move |domain: DomainId, bench: &TimedPlatform<_>| -> Result<PviommuTable, LabError> {
-                (recipe.table)(
-                    domain,
-                    coherency,
-                    &bench.arena,
-                    &bench.frames,
-                    host.as_ref(),
-                )
+            move |domain: DomainId, own: &LayerPlatform<_>| -> Result<PviommuTable, LabError> {
+                (parts.table)(domain, coherency, &own.arena, &own.frames, host.as_ref())
             };
-        let bench = TimedPlatform {
-            arena,
-            frames,
-            invalidator,
-            now,
-        };
-        Ok(self.replica(alloc, table, bench))
+        Ok(self.replay(alloc, table, platform.map_invalidator(|_| invalidator)))
     }
 
-    fn untabled<A: IovaAllocator + 'static>(
+    /// Creates a timed replay without a table and with free invalidation.
+    fn without_table<A: IovaAllocator + 'static>(
         self,
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
     ) -> Result<Box<dyn DynTimedReplay>, LabError> {
-        let table = |domain, _: &TimedPlatform<_>| Ok(NullTable(domain));
-        Ok(self.replica(alloc, table, queue_platform(free_invalidator)?))
+        let table = |domain, _: &LayerPlatform<_>| Ok(NullTable(domain));
+        Ok(self.replay(alloc, table, LayerPlatform::without_tables()?))
     }
 }
 
@@ -174,46 +159,41 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn cached(
-        recipe: RtcParts,
-        cycling: RtcParams,
+    pub fn rtc(
+        parts: RtcParts,
+        params: RtcParams,
         coherency: Coherency,
         repetitions: usize,
     ) -> Result<Self, LabError> {
-        let tape = Rc::new(AllocTrace::default());
-        let common = RtcReplicaParts {
-            recipe,
-            cycling,
+        let trace = Rc::new(AllocTrace::default());
+        let of = RtcReplays {
+            parts,
+            params,
             coherency,
         };
-        let real = |tape: Option<Rc<AllocTrace>>| {
+        let real = |trace: Option<Rc<AllocTrace>>| {
             move |memory: &Memory, frames: &TableFrames| {
-                let inner: RcacheAlloc = allocator(memory, frames, None)?;
-                let tape = tape.clone();
-                Ok(RecordingAlloc { inner, trace: tape })
+                let inner = RtcParts::allocator(memory, frames, None)?;
+                let trace = trace.clone();
+                Ok(RecordingAlloc { inner, trace })
             }
         };
-        let recorded = {
-            let tape = Rc::clone(&tape);
-            move |_: &Memory, _: &TableFrames| {
-                Ok(
-                    ReplayedAlloc::<<RcacheAlloc as IovaAllocator>::FreeProof>::new(Rc::clone(
-                        &tape,
-                    )),
-                )
-            }
+        let replayed = {
+            let trace = Rc::clone(&trace);
+            move |_: &Memory, _: &TableFrames| Ok(RcacheAlloc::replayed(Rc::clone(&trace)))
         };
-        let scout = Box::new(SelfRecording(common.hosted(real(Some(Rc::clone(&tape))))?));
-        Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
+        let recorder = of.with_host(real(Some(Rc::clone(&trace))))?;
+        let recorder = Box::new(SelfRecording(recorder));
+        Self::new(repetitions, trace, recorder, &mut || {
             Ok(AblationSet {
                 replicas: [
-                    Some(common.hosted(real(None))?),
+                    Some(of.with_host(real(None))?),
                     None,
-                    Some(common.hosted(recorded.clone())?),
+                    Some(of.with_host(replayed.clone())?),
                     None,
-                    Some(common.untabled(recorded.clone())?),
+                    Some(of.without_table(replayed.clone())?),
                     None,
-                    Some(common.untabled(real(None))?),
+                    Some(of.without_table(real(None))?),
                     Some(Box::new(EmptyLoop::default())),
                 ],
             })

@@ -62,9 +62,8 @@ impl Oracle {
     }
 
     /// Allows at most `most` buffers on a page.
-    pub fn with_most(mut self, most: usize) -> Self {
+    pub fn set_max_sharers(&mut self, most: usize) {
         self.max_sharers = most;
-        self
     }
 
     /// Returns the first page that exceeded the limit on buffers. The oracle does not judge

@@ -1,15 +1,23 @@
-//! Replays that the oracle checks.
+//! The replay of a plan.
+//!
+//! One loop performs the steps ([`Replay`]). Its [hooks](ReplayHooks) add the oracle
+//! ([`CheckedReplay`]) or the clock ([`TimedReplay`]).
 
-mod attachments;
+mod attackers;
 mod bus;
 mod checked;
-mod mapping_token;
+mod hooks;
 mod oracle_observer;
 mod outcomes;
 mod stalled;
+mod steps;
+mod timed;
 
-pub use attachments::{AttachInfo, Attachments};
-pub use checked::{CheckedReplay, MakeSpace, NoAttacker};
-pub use mapping_token::MappingToken;
+pub use attackers::Attackers;
+pub use checked::CheckedReplay;
+pub use hooks::ReplayHooks;
 pub use outcomes::{Exposure, Outcomes, RingOutcomes};
 pub use stalled::{StalledMap, StalledMaps};
+pub use steps::{PlanResources, Replay};
+pub(crate) use timed::DynTimedReplay;
+pub use timed::{Clock, EmptyLoop, TimedReplay, cycles};

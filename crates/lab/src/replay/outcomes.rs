@@ -3,8 +3,8 @@
 use ringfence_dma::MapError;
 use ringfence_hw::IommuStats;
 
-use crate::guest::QueueStats;
 use crate::oracle::Tally;
+use crate::queue_stats::QueueStats;
 
 /// Maps of one ring that did not get a slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

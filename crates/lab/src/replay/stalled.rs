@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{Direction, PhysRange};
 
-use crate::ring::{RINGS, ring_index};
+use crate::layer::{RINGS, ring_index};
 
 /// A waiting map, as the trace requests it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,8 +12,7 @@ use ringfence_types::{PageSize, PhysAddr};
 
 use super::RingSizes;
 use crate::error::LabError;
-use crate::mode_dispatch::ThreadCell;
-use crate::replay::AttachInfo;
+use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
 
 /// The constructors of a ring mode. `D` drives the rings, `L` is the logic of the unit, `F` the
 /// flush policy.
@@ -56,7 +55,7 @@ impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
         sizes: &RingSizes,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
-    ) -> Result<(Rings<D, ThreadCell<D>>, PhysAddr), LabError> {
+    ) -> Result<(Rings<D, RefCell<D>>, PhysAddr), LabError> {
         let (rings, base) = self.lay_out(of, sizes, memory, frames)?;
         let space = Rings::new(of.domain, of.device, rings, RefCell::new);
         Ok((space, base))
@@ -77,5 +76,21 @@ impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
             .map_err(|_| TableError::OutOfFrames)?;
         let rings = lay_out(memory, &RingTables::new(base, &slots)?, self.setup)?;
         Ok((rings, base))
+    }
+
+    /// Returns a constructor of the spaces of devices.
+    pub fn make_space<I>(
+        self,
+        sizes: RingSizes,
+    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<Rings<D, RefCell<D>>> + 'static
+    where
+        D: 'static,
+        L: 'static,
+        F: 'static,
+    {
+        move |of, platform| {
+            let (space, base) = self.space(of, &sizes, &platform.arena, &platform.frames)?;
+            Ok((space, ContextTarget::Table(base)))
+        }
     }
 }

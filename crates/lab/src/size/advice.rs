@@ -13,10 +13,13 @@ const SLOT_BYTES: u64 = 16;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Stalls {
     /// Maps that waited for a slot, or behind a waiting map.
+    #[serde(rename = "stalled_maps")]
     pub stalls: u64,
     /// Waiting maps that never got a slot.
+    #[serde(rename = "maps_without_slot")]
     pub stalled_out: u64,
     /// Scatterlists with more segments than the ring has slots.
+    #[serde(rename = "refused_maps")]
     pub refused: u64,
 }
 
@@ -26,7 +29,7 @@ pub struct SizePoint {
     /// N: number of slots.
     pub entries: u32,
     /// Bytes of the ring's table.
-    pub bytes: u64,
+    pub table_bytes: u64,
     /// Prediction of the slot model for a ring that uses only the slot at its tail (mode `riommu`).
     pub in_order_predicted: Stalls,
     /// Result of the replay for that ring.
@@ -75,44 +78,44 @@ pub struct RingAdvice {
     /// Number of unmaps.
     pub unmaps: u64,
     /// L: peak number of mapped slots.
-    pub live_max: u64,
+    pub live_slots_max: u64,
     /// D: peak number of live mappings.
-    pub mappings_max: u64,
+    pub live_mappings_max: u64,
     /// K: slots of the largest mapping.
-    pub pieces_max: u64,
+    pub mapping_slots_max: u64,
     /// Slots of the longest burst of unmaps.
-    pub burst_max: u64,
+    pub burst_slots_max: u64,
     /// B: peak number of slots that open bursts withhold.
-    pub withheld_max: u64,
+    pub withheld_slots_max: u64,
     /// L + B: with this many slots, a ring that uses any free slot never stalls.
-    pub rule: u64,
+    pub rule_slots: u64,
     /// D x K + B.
-    pub descriptor_rule: u64,
+    pub descriptor_rule_slots: u64,
     /// Smallest number of slots with which no map of this trace stalls in a ring that uses any free
     /// slot.
-    pub any_order_need: u64,
+    pub any_order_slots: u64,
     /// Smallest number of slots with which no map of this trace stalls in a ring that uses the slot
     /// at its tail.
-    pub in_order_need: u64,
+    pub in_order_slots: u64,
     /// Unmaps of a mapping other than the oldest.
-    pub out_of_order: u64,
+    pub out_of_order_unmaps: u64,
     /// Peak number of older live mappings at an unmap.
-    pub overtaken_max: u64,
+    pub overtaken_mappings_max: u64,
     /// Average number of older live mappings at an unmap; `None` without unmaps.
-    pub overtaken_mean: Option<f64>,
+    pub overtaken_mappings_mean: Option<f64>,
     /// Share of unmaps of the slot after the previously unmapped one, for which a prefetched next
     /// entry is right. `None` without unmaps.
-    pub next_in_turn: Option<f64>,
+    pub next_slot_share: Option<f64>,
     /// Live mappings at the end of the trace.
-    pub live_at_end: u64,
+    pub live_mappings_at_end: u64,
     /// The kind of ring that fits.
     pub fit: Fit,
     /// The reason for `fit`.
-    pub why: String,
+    pub reason: String,
     /// N to choose: a power of two; 0 if no ring fits.
     pub entries: u32,
     /// Bytes of the ring's table.
-    pub bytes: u64,
+    pub table_bytes: u64,
     /// The results of the sweep, by size.
     pub sweep: Vec<SizePoint>,
 }
@@ -140,24 +143,24 @@ impl RingAdvice {
             direction: direction.to_owned(),
             maps: ring.maps,
             unmaps: ring.unmaps,
-            live_max: ring.live_max,
-            mappings_max: ring.mappings_max,
-            pieces_max: ring.pieces_max,
-            burst_max: ring.burst_max,
-            withheld_max: ring.withheld_max,
-            rule: ring.rule(),
-            descriptor_rule: ring.descriptor_rule(),
-            any_order_need: ring.any_order_need,
-            in_order_need: ring.in_order_need,
-            out_of_order: ring.out_of_order,
-            overtaken_max: ring.overtaken_max,
-            overtaken_mean: ratio(ring.overtaken_sum, ring.unmaps),
-            next_in_turn: ratio(ring.next_in_turn, ring.unmaps),
-            live_at_end: ring.live_at_end,
+            live_slots_max: ring.live_max,
+            live_mappings_max: ring.mappings_max,
+            mapping_slots_max: ring.pieces_max,
+            burst_slots_max: ring.burst_max,
+            withheld_slots_max: ring.withheld_max,
+            rule_slots: ring.rule(),
+            descriptor_rule_slots: ring.descriptor_rule(),
+            any_order_slots: ring.any_order_need,
+            in_order_slots: ring.in_order_need,
+            out_of_order_unmaps: ring.out_of_order,
+            overtaken_mappings_max: ring.overtaken_max,
+            overtaken_mappings_mean: ratio(ring.overtaken_sum, ring.unmaps),
+            next_slot_share: ratio(ring.next_in_turn, ring.unmaps),
+            live_mappings_at_end: ring.live_at_end,
             fit,
-            why: why(fit, ring, in_order),
+            reason: why(fit, ring, in_order),
             entries,
-            bytes: u64::from(entries) * SLOT_BYTES,
+            table_bytes: u64::from(entries) * SLOT_BYTES,
             sweep: Vec::new(),
         }
     }
@@ -166,7 +169,7 @@ impl RingAdvice {
     pub(super) fn point(entries: u32) -> SizePoint {
         SizePoint {
             entries,
-            bytes: u64::from(entries) * SLOT_BYTES,
+            table_bytes: u64::from(entries) * SLOT_BYTES,
             ..SizePoint::default()
         }
     }
@@ -184,35 +187,35 @@ pub(super) fn power(need: u64) -> Option<u32> {
 fn why(fit: Fit, ring: &RingDemand, in_order: Option<u32>) -> String {
     let disorder = || {
         format!(
-            "{:.0}% of unmaps are not of the oldest mapping, which up to {} others overtake",
+            "{:.0}% of unmaps are out of order and overtake up to {} older mappings",
             100.0 * ring.out_of_order_share(),
             ring.overtaken_max
         )
     };
     match fit {
         Fit::InOrder if ring.out_of_order == 0 => {
-            "unmaps come in the order of the maps: the tail always finds its slot free".into()
+            "unmaps come in the order of the maps, so the slot at the tail is always free".into()
         }
         Fit::InOrder => format!(
-            "{}; in this trace the tail's slot is free in time all the same, but only a ring that \
-            takes any free slot promises that",
+            "{}; in this trace the slot at the tail is still free in time, but only a ring that \
+            uses any free slot guarantees it",
             disorder()
         ),
         Fit::AnyOrder => match in_order {
             Some(slots) => format!(
-                "{}; a ring that takes only its tail's slot would need N = {slots}",
+                "{}; a ring that uses only the slot at its tail would need N = {slots}",
                 disorder()
             ),
             None => format!(
-                "{}; a ring that takes only its tail's slot would have to hold the {} slots from \
-                the oldest mapping on, more than a ring can have",
+                "{}; a ring that uses only the slot at its tail would need {} slots, more than a \
+                ring can have",
                 disorder(),
                 ring.in_order_need
             ),
         },
-        Fit::Static => "nothing is unmapped: these buffers belong in a ring's static table".into(),
+        Fit::Static => "nothing is unmapped; use a ring's static table for these buffers".into(),
         Fit::None => format!(
-            "{} slots at once are more than the {} a ring is given",
+            "{} slots are needed at once; a ring has at most {}",
             ring.rule(),
             RingSizes::MAX_SLOTS
         ),
@@ -246,22 +249,22 @@ pub struct IotlbAdvice {
     /// Number of page lookups.
     pub lookups: u64,
     /// The best hit rate of all geometries; `None` without lookups.
-    pub attainable: Option<f64>,
-    /// Smallest number of entries that reaches 90% of `attainable` with any number of ways; `None`
-    /// if no lookup ever hits.
-    pub entries_90: Option<u32>,
+    pub best_hit_rate: Option<f64>,
+    /// Smallest number of entries that reaches 90% of `best_hit_rate` with any number of ways.
+    /// `None` if no lookup ever hits.
+    pub entries_for_90_percent: Option<u32>,
     /// The same for 99%.
-    pub entries_99: Option<u32>,
+    pub entries_for_99_percent: Option<u32>,
     /// Results by geometry.
     pub points: Vec<IotlbPoint>,
 }
 
 impl IotlbAdvice {
     pub(super) fn new(mode: &str, lookups: u64, points: Vec<IotlbPoint>) -> Self {
-        let attainable = points.iter().filter_map(|point| point.hit_rate);
-        let attainable = attainable.max_by(f64::total_cmp);
+        let best_hit_rate = points.iter().filter_map(|point| point.hit_rate);
+        let best_hit_rate = best_hit_rate.max_by(f64::total_cmp);
         let reaching = |share: f64| {
-            let enough = share * attainable.filter(|best| *best > 0.0)?;
+            let enough = share * best_hit_rate.filter(|best| *best > 0.0)?;
             let good = points
                 .iter()
                 .filter(|point| point.hit_rate.is_some_and(|rate| rate >= enough));
@@ -270,16 +273,16 @@ impl IotlbAdvice {
         Self {
             mode: mode.to_owned(),
             lookups,
-            attainable,
-            entries_90: reaching(0.9),
-            entries_99: reaching(0.99),
+            best_hit_rate,
+            entries_for_90_percent: reaching(0.9),
+            entries_for_99_percent: reaching(0.99),
             points,
         }
     }
 
     /// Returns the best hit rate, for ranking modes; 0 without lookups.
     fn best(&self) -> f64 {
-        self.attainable.unwrap_or(0.0)
+        self.best_hit_rate.unwrap_or(0.0)
     }
 }
 
@@ -308,11 +311,10 @@ impl TraceSizing {
     pub(super) fn recommend(rings: &[RingAdvice], iotlb: &[IotlbAdvice]) -> String {
         let of = |fit: Fit| rings.iter().filter(move |ring| ring.fit == fit);
         let Some(busiest) = rings.iter().max_by_key(|ring| ring.maps) else {
-            return "The trace maps nothing: there is nothing to size. Record one under load with \
-                ringfence trace record."
+            return "The trace contains no map. Record one under load with ringfence trace record."
                 .into();
         };
-        let bytes: u64 = rings.iter().map(|ring| ring.bytes).sum();
+        let bytes: u64 = rings.iter().map(|ring| ring.table_bytes).sum();
         let kib = bytes.div_ceil(1024);
         let any = of(Fit::AnyOrder).count();
         let none = of(Fit::None).count();
@@ -328,31 +330,32 @@ impl TraceSizing {
         );
         if any > 0 {
             first.push_str(&format!(
-                "; {any} of them {} a ring that takes any free slot (riommu-ooo), for their \
+                "; {any} of them {} a ring that uses any free slot (riommu-ooo), because their \
                 drivers unmap out of order",
                 if any == 1 { "needs" } else { "need" }
             ));
         }
         if none > 0 {
             first.push_str(&format!(
-                "; {none} cannot have a ring, keep the page-granular IOMMU there (fence-burst)"
+                "; {none} cannot have a ring: keep the page-granular IOMMU there (fence-burst)"
             ));
         }
         first.push('.');
         let hits = iotlb.iter().max_by(|a, b| a.best().total_cmp(&b.best()));
         let second = match hits {
-            Some(best) => match best.entries_90 {
+            Some(best) => match best.entries_for_90_percent {
                 Some(entries) if best.best() >= 0.01 => format!(
-                    "With pages instead of rings, an IOTLB of {entries} entries keeps nine of ten \
-                    translations that any of those tried keeps from map to unmap ({}); more buys \
-                    little.",
+                    "With pages instead of rings, an IOTLB of {entries} entries reaches 90% of the \
+                    best hit rate of all sizes tried ({}); more entries gain little.",
                     best.mode
                 ),
-                _ => "With pages instead of rings, no IOTLB of those tried keeps a translation \
-                    from map to unmap."
-                    .into(),
+                _ => {
+                    "With pages instead of rings, no IOTLB size tried keeps a translation from map \
+                    to unmap."
+                        .into()
+                }
             },
-            None => "The IOTLB was not looked at.".into(),
+            None => "No IOTLB was tried.".into(),
         };
         format!("{first} {second}")
     }

@@ -53,8 +53,8 @@ fn a_row_a_mode_over_all_devices_or_the_chosen_ones() {
             row.maps,
             row.unmaps,
             row.accesses,
-            row.live_at_end,
-            row.live_max,
+            row.live_mappings_at_end,
+            row.live_mappings_max,
         )
     };
     for row in &everything.rows {
@@ -85,35 +85,35 @@ fn charges_follow_the_invalidations() {
     let mut options = options(&["none", "strict", "fence", "virtio-strict"]);
     options.profile.invalidation_cycles = 1000;
     options.profile.kick_cycles = 300;
-    options.profile.c_none = 500.0;
+    options.profile.baseline_cycles = 500.0;
     let comparison = run(&lines, &options).unwrap();
     let [none, strict, fence, hosted] = &comparison.rows[..] else {
         panic!("{comparison:?}");
     };
-    // Without the meter, executed cycles are unknown rather than 0. Charged cycles are known.
+    // Without the meter, measured cycles are unknown rather than 0. Modelled cycles are known.
     for row in &comparison.rows {
         assert_eq!((row.map_cycles, row.unmap_cycles), (None, None));
-        assert_eq!((row.charged_share, row.relative_throughput), (None, None));
+        assert_eq!((row.modelled_share, row.relative_throughput), (None, None));
         assert!(row.components.is_none());
     }
-    let charged = |row: &Row| row.charged_cycles.unwrap();
-    assert_eq!(charged(none), 0.0);
+    let modelled = |row: &Row| row.modelled_cycles.unwrap();
+    assert_eq!(modelled(none), 0.0);
     for row in [strict, fence] {
         assert_eq!(row.invalidations, row.unmaps);
-        assert!((charged(row) - 1000.0).abs() < 1e-9, "{row:?}");
+        assert!((modelled(row) - 1000.0).abs() < 1e-9, "{row:?}");
         assert_eq!((row.requests, row.kicks), (0, 0));
     }
     // A kick for each map and for each unmap.
     assert_eq!(hosted.requests, hosted.maps + hosted.unmaps);
     assert_eq!(hosted.kicks, hosted.requests);
-    assert!((charged(hosted) - 1600.0).abs() < 1e-9);
-    // With the meter, the same charges are part of the cycles.
+    assert!((modelled(hosted) - 1600.0).abs() < 1e-9);
+    // With the meter, the same modelled cycles are part of the cycles.
     options.repetitions = 1;
     for row in run(&lines, &options).unwrap().rows {
         let parts = row.components.unwrap().cycles;
         let sum =
-            parts.unmap_invalidation_charged + parts.map_kick_charged + parts.unmap_kick_charged;
-        assert_eq!(row.charged_cycles, Some(sum), "{}", row.mode);
+            parts.unmap_invalidation_modelled + parts.map_kick_modelled + parts.unmap_kick_modelled;
+        assert_eq!(row.modelled_cycles, Some(sum), "{}", row.mode);
         let both = row.cycles().unwrap();
         assert!(
             (both - parts.map() - parts.unmap()).abs() < 1e-9,
@@ -139,27 +139,32 @@ fn the_meter_reports_components_that_add_up() {
         "fence-burst",
         "riommu",
         "riommu-",
-        "riommu-literal",
+        "riommu-paper",
         "virtio-strict",
         "virtio-lazy",
         "pviommu",
         "pviommu+rtc",
         "pviommu+rtc+hopt",
-        "rtc-literal",
+        "rtc-paper",
     ]);
     options.attack = false;
     options.repetitions = 1;
     options.profile.invalidation_cycles = 0;
     options.profile.kick_cycles = 0;
     for row in run(&lines, &options).unwrap().rows {
-        assert_eq!((row.attempts, row.violations), (None, None), "{}", row.mode);
+        assert_eq!(
+            (row.attack_accesses, row.violations),
+            (None, None),
+            "{}",
+            row.mode
+        );
         assert!(row.maps > 0 && row.unmaps > 0, "{}", row.mode);
         // The whole is per pair. In this trace all mappings but one are unmapped, so there are
         // nearly as many unmaps as maps.
         let (maps, unmaps) = (row.maps as f64, row.unmaps as f64);
         let sum = row.map_cycles.unwrap() + row.unmap_cycles.unwrap() * unmaps / maps;
         let components = row.components.unwrap();
-        let whole = components.executed;
+        let whole = components.measured;
         assert!(
             (sum - whole).abs() <= 1e-6 * whole.abs(),
             "{}: {sum} {whole}",

@@ -71,7 +71,7 @@ fn a_flat_table_is_replayed_judged_and_timed() {
             assert_eq!((found.maps, found.unmaps), (3_000, 2_998), "{row}");
             assert_eq!(found.status.to_string(), "ok", "{row}");
             assert_eq!(found.safety, safety.to_string(), "{row}");
-            assert!(found.attempts.unwrap() >= found.unmaps, "{row}");
+            assert!(found.attack_accesses.unwrap() >= found.unmaps, "{row}");
             assert!(found.colocated.unwrap() > 0, "{row}");
             assert_eq!(found.false_faults, 0, "{row}");
             let violations = found.violations.unwrap();
@@ -80,10 +80,7 @@ fn a_flat_table_is_replayed_judged_and_timed() {
             // Each device has a table of 2^20 entries of 8 bytes. No walk reads more than one
             // entry.
             assert_eq!(found.table_bytes, 2 * (8 << 20), "{row}");
-            assert!(
-                (found.walk_references.unwrap() - 1.0).abs() < 1e-12,
-                "{row}"
-            );
+            assert!((found.words_per_walk.unwrap() - 1.0).abs() < 1e-12, "{row}");
         }
     }
 }
@@ -94,7 +91,7 @@ fn the_flat_table_as_its_own_bitmap_searches_like_the_bitmap() {
         let row = format!("alloc={alloc},table=flat,flush=per-wrap");
         run(&row, judged_only(true)).rows.remove(0)
     });
-    let searches = |row: &ringfence_lab::row::Row| (row.search_len_mean, row.search_len_max);
+    let searches = |row: &ringfence_lab::row::Row| (row.search_steps_mean, row.search_steps_max);
     assert_eq!(searches(&table), searches(&bitmap));
     assert_eq!(table.violations, bitmap.violations);
     assert_eq!(table.invalidations, bitmap.invalidations);
@@ -105,9 +102,9 @@ fn the_flat_table_as_its_own_bitmap_searches_like_the_bitmap() {
 #[test]
 fn whatever_makes_sense_is_timed() {
     let mut modes = taken();
-    for who in ["virtio-iommu", "pviommu", "pviommu-hopt"] {
+    for owner in ["virtio-iommu", "pviommu", "pviommu-hopt"] {
         for flush in ["per-unmap", "burst"] {
-            let row = format!("alloc=magazine,table=radix,flush={flush},who={who}");
+            let row = format!("alloc=magazine,table=radix,flush={flush},owner={owner}");
             modes.push(compose(&row).unwrap());
         }
     }
@@ -122,7 +119,7 @@ fn whatever_makes_sense_is_timed() {
         let timed = compare("script", trace(&lines), &options, |_| {}).unwrap();
         let timed = &timed.rows[0];
         assert_eq!(timed.status.to_string(), "ok", "{row}");
-        assert_ne!(timed.components.unwrap().executed.to_bits(), 0, "{row}");
+        assert_ne!(timed.components.unwrap().measured.to_bits(), 0, "{row}");
     }
 }
 
@@ -139,5 +136,5 @@ fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
     // Cycles of one repetition can have any value on a busy machine. The status shows that no
     // replica refused a step.
     assert!(row.unmap_cycles.unwrap().is_finite());
-    assert!(row.components.unwrap().executed != 0.0);
+    assert!(row.components.unwrap().measured != 0.0);
 }

@@ -4,22 +4,19 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use ringfence_devices::{DmaRequest, Observer};
-use ringfence_dma::Platform;
-use ringfence_dma::space::Paged;
 use ringfence_hw::{IommuStats, RingLogic};
 use ringfence_lab::compare::{CompareOptions, compare};
+use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::guest::RtcParts;
-use ringfence_lab::hardware::{ContextTarget, Hardware, Vtd};
-use ringfence_lab::meter::{
-    Clock, FlushFor, FlushForRings, FreeInvalidator, ReplayAlloc, ReplayRing, TimedPlatform,
-    TimedReplay,
-};
-use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
+use ringfence_lab::hardware::{Hardware, Vtd};
+use ringfence_lab::layer::{ContextTarget, DmaLayer, FreeInvalidator, LayerPlatform};
+use ringfence_lab::meter::{Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRing, TimedReplay};
+use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
-use ringfence_lab::platform::ReplayPlatform;
-use ringfence_lab::replay::{AttachInfo, CheckedReplay, NoAttacker, Outcomes};
+use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
+use ringfence_lab::replay::{Attackers, CheckedReplay, Outcomes};
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
@@ -118,23 +115,18 @@ impl ModeVisitor for OnFickle<'_> {
         unreachable!("no mode here")
     }
 
-    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Outcomes
+    fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Outcomes
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let make = move |of: &AttachInfo, machine: &ReplayPlatform<Fickle>| {
-            let (memory, frames) = (machine.arena(), machine.frames());
-            let table = (recipe.table)(of.domain, machine.coherency(), memory, frames, None)?;
-            let directed = ContextTarget::Table(table.root());
-            let alloc = recipe.allocator(memory, frames, Some(&table))?;
-            Ok((Paged::new(alloc, table, recipe.rounding), directed))
-        };
-        let machine = ReplayPlatform::new(&Profile::r210_2015(), true).unwrap();
-        let flush = (recipe.flush)();
+        let platform = ReplayPlatform::<Fickle>::new(&Profile::r210_2015(), true).unwrap();
+        let make = parts.make_space(platform.coherency(), None);
+        let platform = SharedPlatform::new(platform);
+        let layer = DmaLayer::new((parts.flush)(), platform.for_layer(), make);
         let mut judged =
-            CheckedReplay::new(machine, flush, Ownership::Page, NoAttacker, Box::new(make));
+            CheckedReplay::new(platform, Box::new(layer), Ownership::Page, Attackers::None);
         judged.run(self.0, &Devices::new()).unwrap();
         judged.finish(&[])
     }
@@ -196,7 +188,7 @@ impl ModeVisitor for Cramped<'_> {
         None
     }
 
-    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
@@ -204,18 +196,14 @@ impl ModeVisitor for Cramped<'_> {
     {
         let arena = Rc::new(Arena::new(self.1 << 12).unwrap());
         let region = PhysRange::new(PhysAddr::new(0), self.1 << 12).unwrap();
-        let bench = TimedPlatform {
-            frames: Frames::new(Rc::clone(&arena), region),
+        let platform = LayerPlatform {
+            frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
             arena,
             invalidator: FreeInvalidator,
             now: Nanos(0),
         };
-        let coherency = Profile::r210_2015().coherency();
-        let mut replica = TimedReplay::new((recipe.flush)(), bench, move |of, bench| {
-            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames, None)?;
-            let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
-            Ok(Paged::new(alloc, table, recipe.rounding))
-        });
+        let make = parts.make_space(Profile::r210_2015().coherency(), None);
+        let mut replica = TimedReplay::new((parts.flush)(), platform, make);
         replica.prepare(self.0).unwrap();
         replica.run(self.0, &mut Clock::blocks(), None);
         replica.refusals().map(|(count, _)| count)

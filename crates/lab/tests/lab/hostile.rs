@@ -109,7 +109,7 @@ fn a_replay_ends_at_the_end_of_the_clock() {
     ]
     .map(line)
     .concat();
-    for mode in ["pviommu+rtc", "rtc-literal", "pviommu+rtc-adaptive"] {
+    for mode in ["pviommu+rtc", "rtc-paper", "pviommu+rtc-adaptive"] {
         let options = options(mode, ReplayLimits::default());
         let row = &compare("t", operations(&text), &options, |_| {})
             .unwrap()
@@ -222,7 +222,7 @@ fn buffers_on_one_page_are_bounded() {
     for n in 1..=300 {
         text += &map(1, "d", n << 12);
     }
-    for mode in ["none", "rtc-literal"] {
+    for mode in ["none", "rtc-paper"] {
         let error = compare("t", operations(&text), &options(mode, low), |_| {});
         let error = error.unwrap_err();
         assert!(
@@ -243,7 +243,7 @@ fn buffers_on_one_page_are_bounded() {
         text += &map(1, "d", n << 12);
         text += &unmap(1, "d", n << 12);
     }
-    for mode in ["none", "rtc-literal", "strict"] {
+    for mode in ["none", "rtc-paper", "strict"] {
         let options = options(mode, low);
         assert!(
             compare("t", operations(&text), &options, |_| {}).is_ok(),
@@ -350,7 +350,7 @@ fn searches_of_allocators_are_bounded() {
     let searched = |pages, limits| {
         let options = options("strict", limits);
         compare("t", operations(&holes(pages)), &options, |_| {})
-            .map(|done| done.rows[0].search_len_mean.unwrap() * done.rows[0].maps as f64)
+            .map(|done| done.rows[0].search_steps_mean.unwrap() * done.rows[0].maps as f64)
     };
     // The steps grow with the square of the trace, which is the allocator's own behaviour.
     for pages in [100, 200] {
@@ -385,7 +385,7 @@ fn mappings_that_a_cache_keeps_are_bounded() {
         limits.kept = kept;
         compare("t", operations(&text), &options(mode, limits), |_| {})
     };
-    for mode in ["rtc-literal", "pviommu+rtc", "pviommu+rtc-adaptive"] {
+    for mode in ["rtc-paper", "pviommu+rtc", "pviommu+rtc-adaptive"] {
         let error = run(mode, 149).unwrap_err();
         assert!(matches!(error, LabError::Kept { limit: 149 }), "{error}");
         assert!(error.to_string().contains("`--max-kept`"), "{error}");

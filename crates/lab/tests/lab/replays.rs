@@ -354,7 +354,7 @@ fn a_host_looks_its_guests_pages_up() {
         frames_awaited: 0,
         ..plain
     };
-    let strict = "alloc=linux-rcache,table=radix,flush=per-unmap,who=pviommu-hopt";
+    let strict = "alloc=linux-rcache,table=radix,flush=per-unmap,owner=pviommu-hopt";
     assert_eq!(lookups(strict), hopt);
     // Behind the cache, the guest requests each page once.
     let once = LookupStats {
@@ -489,6 +489,6 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
     }
     // The cache as published also evicts sections of its queue with their cycle, as long as its
     // tree loses no mapping.
-    let literal = exposed("rtc-literal");
+    let literal = exposed("rtc-paper");
     assert_eq!(literal.exposure.max_ns, fixed.exposure.max_ns);
 }

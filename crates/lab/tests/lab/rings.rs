@@ -48,7 +48,7 @@ fn one_burst(count: u64, order: impl Iterator<Item = u64>) -> Script {
 #[test]
 fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
     let (plan, planner) = planned(&one_burst(200, 0..200).chunk);
-    for name in ["riommu-literal", "riommu--literal"] {
+    for name in ["riommu-paper", "riommu--paper"] {
         let (_, hostile) = replay(name, &plan, &planner, 512);
         assert_eq!((hostile.unmaps, hostile.invalidations), (200, 1), "{name}");
         // The attacker touches the first and the last byte of each buffer at once after its unmap,
@@ -90,7 +90,7 @@ fn out_of_order() -> Script {
 #[test]
 fn a_literal_tail_overwrites_what_is_live() {
     let (plan, planner) = planned(&out_of_order().chunk);
-    let (literal, _) = replay("riommu-literal", &plan, &planner, 4);
+    let (literal, _) = replay("riommu-paper", &plan, &planner, 4);
     // The device of the first buffer writes through the fifth buffer's entry: granted memory at the
     // wrong address. The unmap of the first buffer clears the fifth one's entry, so the fifth one's
     // device faults.

@@ -317,14 +317,14 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
     assert_eq!(advice.status, "ok");
     assert!(!advice.rings.is_empty());
     for ring in &advice.rings {
-        assert!(ring.entries.is_power_of_two() && u64::from(ring.entries) >= ring.rule);
-        assert_eq!(ring.bytes, 16 * u64::from(ring.entries));
+        assert!(ring.entries.is_power_of_two() && u64::from(ring.entries) >= ring.rule_slots);
+        assert_eq!(ring.table_bytes, 16 * u64::from(ring.entries));
         for point in &ring.sweep {
             assert_eq!(point.in_order, point.in_order_predicted, "{point:?}");
             assert_eq!(point.any_order, point.any_order_predicted, "{point:?}");
-            let enough = u64::from(point.entries) >= ring.any_order_need;
+            let enough = u64::from(point.entries) >= ring.any_order_slots;
             assert_eq!(point.any_order == Stalls::default(), enough, "{point:?}");
-            let enough = u64::from(point.entries) >= ring.in_order_need;
+            let enough = u64::from(point.entries) >= ring.in_order_slots;
             assert_eq!(point.in_order == Stalls::default(), enough, "{point:?}");
         }
         let advised = ring
@@ -357,8 +357,8 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
         .iter()
         .filter_map(|point| point.hit_rate)
         .fold(0.0, f64::max);
-    assert_eq!(iotlb.attainable, Some(best));
-    assert!(iotlb.entries_90 <= iotlb.entries_99);
+    assert_eq!(iotlb.best_hit_rate, Some(best));
+    assert!(iotlb.entries_for_90_percent <= iotlb.entries_for_99_percent);
     assert_eq!(
         advice.recommendation.matches(". ").count(),
         1,

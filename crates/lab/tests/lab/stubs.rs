@@ -6,19 +6,19 @@ use std::rc::Rc;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, Space};
 use ringfence_hw::RingLogic;
-use ringfence_lab::LabError;
+use ringfence_lab::components::{HostOf, ModeParts, ReplayTable};
 use ringfence_lab::guest::RtcParts;
 use ringfence_lab::hardware::Host;
+use ringfence_lab::layer::{
+    AttachInfo, ContextTarget, FreeInvalidator, InvalidationQueue, LayerPlatform, SpaceResult,
+};
 use ringfence_lab::meter::{
-    AllocTrace, Clock, FlushFor, FlushForRings, FreeInvalidator, InvalidationQueue, NullTable,
-    ReplayAlloc, ReplayRing, ReplayedRings, TimedPlatform, TimedReplay,
+    AllocTrace, Clock, FlushFor, FlushForRings, NullTable, ReplayAlloc, ReplayRing, ReplayedRings,
+    TimedReplay,
 };
-use ringfence_lab::mode_dispatch::{
-    HostOf, MakeTable, ModeParts, ModeVisitor, ReplayTable, dispatch,
-};
+use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, Owner, TableKind};
 use ringfence_lab::plan::Plan;
-use ringfence_lab::replay::AttachInfo;
 use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
@@ -28,11 +28,14 @@ use crate::script::*;
 
 const ARENA: u64 = 64 << 20;
 
-fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> TimedPlatform<I> {
+fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> LayerPlatform<I> {
     let arena = Rc::new(Arena::new(ARENA).unwrap());
-    let frames = Frames::new(Rc::clone(&arena), memory(0x2000, ARENA - 0x2000));
+    let frames = Rc::new(Frames::new(
+        Rc::clone(&arena),
+        memory(0x2000, ARENA - 0x2000),
+    ));
     let invalidator = invalidator(&arena);
-    TimedPlatform {
+    LayerPlatform {
         arena,
         frames,
         invalidator,
@@ -47,10 +50,10 @@ fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
 /// Replays the plan and returns the result of every map, as text and as a trace.
 fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
     flush: F,
-    bench: TimedPlatform<I>,
+    bench: LayerPlatform<I>,
     plan: &Plan,
     play: Option<&AllocTrace>,
-    make: impl FnMut(&AttachInfo, &TimedPlatform<I>) -> Result<S, LabError> + 'static,
+    make: impl FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S> + 'static,
 ) -> (String, Rc<AllocTrace>) {
     let mut replica = TimedReplay::new(flush, bench, make);
     replica.prepare(plan).unwrap();
@@ -73,85 +76,62 @@ impl ModeVisitor for AllReplicas<'_> {
         None
     }
 
-    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let plan = self.0;
-        let flush = recipe.flush;
-        let rounding = recipe.rounding;
+        let flush = parts.flush;
+        let rounding = parts.rounding;
         // A table that the host maintains requires the host.
         if HostOf::<T>::REMOTE {
             return None;
         }
-        fn table<T: ReplayTable, I>(
-            recipe: MakeTable<T>,
-            of: &AttachInfo,
-            at: &TimedPlatform<I>,
-        ) -> Result<T, LabError> {
-            let coherency = Coherency::Coherent;
-            recipe(of.domain, coherency, &at.arena, &at.frames, None)
-        }
-        let (full, tape) = answers(flush(), bench(queued), plan, None, move |of, bench| {
-            let table = table(recipe.table, of, bench)?;
-            let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
-            Ok(Paged::new(alloc, table, rounding))
-        });
-        let recorded = {
-            let tape = Rc::clone(&tape);
-            move || A::replayed(Rc::clone(&tape))
+        let coherency = Coherency::Coherent;
+        let real = parts.make_space(coherency, None);
+        let (full, trace) = answers(flush(), bench(queued), plan, None, real);
+        let replayed = {
+            let trace = Rc::clone(&trace);
+            move || A::replayed(Rc::clone(&trace))
         };
-        let (recorded_a, recorded_at) = (recorded.clone(), recorded);
+        let table = move |of: &AttachInfo, at: &LayerPlatform<_>| {
+            (parts.table)(of.domain, coherency, &at.arena, &at.frames, None)
+        };
+        let target = ContextTarget::PassThrough;
+        let no_find = move |of: &AttachInfo, at: &LayerPlatform<_>| {
+            let table = table(of, at)?;
+            let alloc = parts.allocator(&at.arena, &at.frames, Some(&table))?;
+            Ok((Paged::new(alloc.without_find(), table, rounding), target))
+        };
+        let of_recorded = replayed.clone();
+        let a = move |of: &AttachInfo, at: &LayerPlatform<_>| {
+            Ok((Paged::new(of_recorded(), table(of, at)?, rounding), target))
+        };
+        let at = move |of: &AttachInfo, _: &LayerPlatform<_>| {
+            let table = NullTable(of.domain);
+            Ok((Paged::new(replayed(), table, rounding), target))
+        };
+        let it = move |of: &AttachInfo, at: &LayerPlatform<_>| {
+            let alloc = parts.allocator(&at.arena, &at.frames, None)?;
+            Ok((Paged::new(alloc, NullTable(of.domain), rounding), target))
+        };
+        let free = || bench(|_| FreeInvalidator);
         let others = vec![
             (
                 "no_find",
-                answers(flush(), bench(queued), plan, None, move |of, bench| {
-                    let table = table(recipe.table, of, bench)?;
-                    let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
-                    Ok(Paged::new(alloc.without_find(), table, rounding))
-                })
-                .0,
+                answers(flush(), bench(queued), plan, None, no_find).0,
             ),
             (
                 "a",
-                answers(
-                    flush(),
-                    bench(queued),
-                    plan,
-                    Some(&tape),
-                    move |of, bench| {
-                        Ok(Paged::new(
-                            recorded_a(),
-                            table(recipe.table, of, bench)?,
-                            rounding,
-                        ))
-                    },
-                )
-                .0,
+                answers(flush(), bench(queued), plan, Some(&trace), a).0,
             ),
             (
                 "at",
-                answers(flush(), bench(queued), plan, Some(&tape), move |of, _| {
-                    Ok(Paged::new(recorded_at(), NullTable(of.domain), rounding))
-                })
-                .0,
+                answers(flush(), bench(queued), plan, Some(&trace), at).0,
             ),
-            (
-                "it",
-                answers(
-                    flush(),
-                    bench(|_| FreeInvalidator),
-                    plan,
-                    None,
-                    move |of, bench| {
-                        let alloc = recipe.allocator(&bench.arena, &bench.frames, None)?;
-                        Ok(Paged::new(alloc, NullTable(of.domain), rounding))
-                    },
-                )
-                .0,
-            ),
+            ("it", answers(flush(), free(), plan, None, it).0),
         ];
         Some((full, others))
     }
@@ -169,21 +149,10 @@ impl ModeVisitor for AllReplicas<'_> {
         let plan = self.0;
         let sizes = || RingSizes::Every(self.1);
         let flush = || -> F { (recipe.flush)() };
-        let (whole, without) = (sizes(), sizes());
-        let (full, tape) = answers(flush(), bench(queued), plan, None, move |of, bench| {
-            let made = recipe.space(of, &whole, &bench.arena, &bench.frames);
-            made.map(|(space, _)| space)
-        });
-        let immediate = answers(
-            flush(),
-            bench(|_| FreeInvalidator),
-            plan,
-            None,
-            move |of, bench| {
-                let made = recipe.space(of, &without, &bench.arena, &bench.frames);
-                made.map(|(space, _)| space)
-            },
-        );
+        let real = recipe.make_space(sizes());
+        let (full, tape) = answers(flush(), bench(queued), plan, None, real);
+        let real = recipe.make_space(sizes());
+        let immediate = answers(flush(), bench(|_| FreeInvalidator), plan, None, real);
         let others = vec![
             ("i", immediate.0),
             ("a", taped::<_, _, _, true>(recipe, sizes(), plan, &tape)),
@@ -207,11 +176,13 @@ where
 {
     let flush: F = (recipe.flush)();
     let played = Rc::clone(tape);
-    let make = move |of: &AttachInfo, bench: &TimedPlatform<InvalidationQueue>| {
+    let make = move |of: &AttachInfo, bench: &LayerPlatform<InvalidationQueue>| {
         let (memory, frames) = (&bench.arena, &bench.frames);
         let (_, rings) = recipe.space(of, &sizes, memory, frames)?;
         let coherency = recipe.setup.coherency;
-        ReplayedRings::<D, ENTRIES>::new(of, coherency, rings, memory, Rc::clone(&played))
+        let space =
+            ReplayedRings::<D, ENTRIES>::new(of, coherency, rings, memory, Rc::clone(&played))?;
+        Ok((space, ContextTarget::Table(rings)))
     };
     answers(flush, bench(queued), plan, Some(tape), make).0
 }
@@ -279,7 +250,7 @@ fn stubs_answer_what_the_real_components_answered() {
 #[test]
 fn maps_wait_for_a_slot_of_a_stub_as_for_a_real_one() {
     let plan = disorder();
-    for name in ["riommu", "riommu-", "riommu-ooo", "riommu-literal"] {
+    for name in ["riommu", "riommu-", "riommu-ooo", "riommu-paper"] {
         let job = AllReplicas(&plan, 64);
         let (full, others) = dispatch(&mode(name), job).unwrap().unwrap();
         assert!(full.contains("None"), "{name}: nothing had to wait");

@@ -22,19 +22,25 @@ const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
 
 /// Reason why a directory is not safe from other users.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPrivate {
     /// The directory belongs to another user.
+    #[error("user {user} owns the directory and could replace its files: use your own directory")]
     Owner {
         /// User ID of the owner.
         user: u32,
     },
     /// Other users can write to the directory.
+    #[error(
+        "other users can write to the directory (mode {mode:o}) and replace its files: chmod \
+        go-w"
+    )]
     Writable {
         /// Mode of the directory.
         mode: u32,
     },
     /// Other users can replace a parent directory.
+    #[error("parent directory {}: {why}", .directory.display())]
     Above {
         /// Path of that parent.
         directory: PathBuf,
@@ -42,28 +48,6 @@ pub enum NotPrivate {
         why: Box<Self>,
     },
 }
-
-impl std::fmt::Display for NotPrivate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Owner { user } => write!(
-                f,
-                "the directory belongs to user {user}, who could replace what is in it: name one \
-                of your own"
-            ),
-            Self::Writable { mode } => write!(
-                f,
-                "others can write to the directory (mode {mode:o}) and replace what is in it: \
-                chmod go-w"
-            ),
-            Self::Above { directory, why } => {
-                write!(f, "it lies in {}: {why}", directory.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for NotPrivate {}
 
 /// Users and groups who may change a directory.
 #[derive(Debug)]

@@ -10,16 +10,14 @@ use vm_memory::GuestMemoryMmap;
 use super::hardware::IommuModel;
 use super::{AssignedTable, Hardware, HardwareView};
 use crate::counters::DeviceCounters;
-use crate::dma::Dma;
-use crate::handover::{DeviceState, DiskKind, HandOverBlocker};
+use crate::dma::{Dma, FaultReporter};
 use crate::host::Host;
-use crate::iommu::{GuestIommu, reason};
 
 /// Owner of the device's I/O page table.
 #[derive(Debug)]
 enum TableOwner {
     /// The guest's IOMMU, which receives the stopped accesses.
-    Iommu(GuestIommu),
+    Iommu(Arc<dyn FaultReporter>),
     /// The host, which has identity-mapped all guest memory because the guest has no IOMMU
     /// (kvm-baseline, PV01).
     HostIdentity {
@@ -40,7 +38,7 @@ pub struct AssignedDma {
 impl AssignedDma {
     /// Creates the view of `device` whose table an IOMMU owns. `counters` count the unit's work.
     pub(crate) fn with_iommu(
-        iommu: GuestIommu,
+        iommu: Arc<dyn FaultReporter>,
         hardware: &Arc<Hardware>,
         device: RequesterId,
         counters: Arc<DeviceCounters>,
@@ -76,7 +74,7 @@ impl AssignedDma {
     fn report_fault(&self, fault: &Fault) {
         match &self.keeper {
             TableOwner::Iommu(iommu) => {
-                iommu.report(self.device, fault.iova, fault.access, reason(fault));
+                iommu.report_fault(fault);
             }
             // Without an IOMMU no driver receives the fault.
             TableOwner::HostIdentity { .. } => self.counters.faults.add(1),
@@ -88,23 +86,23 @@ impl Dma for AssignedDma {
     type View<'a> = HardwareView<'a>;
 
     fn with<R>(&mut self, access: impl FnOnce(&HardwareView<'_>) -> R) -> R {
-        let mut silicon = self.hardware.model();
-        let IommuModel { unit, guest, .. } = &mut *silicon;
+        let mut model = self.hardware.model();
+        let IommuModel { unit, guest, .. } = &mut *model;
         let before = *unit.stats();
         let view = HardwareView {
             unit: RefCell::new(unit),
             tables: self.hardware.host().memory(),
-            places: self.hardware.host().places(),
+            rmap: self.hardware.host().rmap(),
             guest,
             device: self.device,
             fault: Cell::new(None),
         };
         let result = access(&view);
         let fault = view.fault.take();
-        self.counters.add_unit(&before, silicon.unit.stats());
+        self.counters.add_unit(&before, model.unit.stats());
         // Release the hardware before taking the IOMMU's lock: its holder may be waiting for this
         // access.
-        drop(silicon);
+        drop(model);
         if let Some(fault) = fault {
             self.report_fault(&fault);
         }
@@ -119,15 +117,7 @@ impl Dma for AssignedDma {
         }
     }
 
-    fn hand_over(&self, mut device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
-        match &mut device {
-            DeviceState::Blk { kind, .. } => *kind = DiskKind::Assigned,
-            _ => {
-                return Err(HandOverBlocker::Keeps(
-                    "a device that the hardware translates",
-                ));
-            }
-        }
-        Ok(device)
+    fn is_assigned(&self) -> bool {
+        true
     }
 }

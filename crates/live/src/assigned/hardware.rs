@@ -75,8 +75,8 @@ impl Hardware {
     /// Sets the context entry of `device`; `None` blocks the device. When it returns, no earlier
     /// access is in progress. The device is also blocked if no frame is free for the context table.
     pub(super) fn set_context(&self, device: RequesterId, context: Option<&Context>) {
-        let mut silicon = self.model();
-        let IommuModel { unit, contexts, .. } = &mut *silicon;
+        let mut model = self.model();
+        let IommuModel { unit, contexts, .. } = &mut *model;
         // An entry that is out of reach here is out of the unit's reach too, and blocks the device.
         let _ = contexts.detach(self.host.memory(), device);
         if let Some(context) = context {

@@ -30,7 +30,7 @@ pub struct HardwareView<'a> {
     pub(super) unit: RefCell<&'a mut VtdUnit>,
     /// Memory of the unit's tables.
     pub(super) tables: &'a Arena,
-    pub(super) places: &'a FrameRmap,
+    pub(super) rmap: &'a FrameRmap,
     pub(super) guest: &'a GuestMemoryMmap,
     pub(super) device: RequesterId,
     /// First fault of the access.
@@ -84,16 +84,16 @@ impl HardwareView<'_> {
             let (mut at, mut left) = (range.start(), range.bytes());
             while left > 0 {
                 // Contiguous frames may have scattered pages.
-                let here = left.min(PAGE_BYTES - at.offset_in(PAGE_BYTES));
-                let page = self.places.page(at).ok_or(Fault {
+                let bytes = left.min(PAGE_BYTES - at.offset_in(PAGE_BYTES));
+                let page = self.rmap.page(at).ok_or(Fault {
                     device: self.device,
                     iova,
                     access,
                     reason: FaultReason::TableAccess,
                 })?;
-                parts.push((GuestAddress(page.get()), here as usize));
-                at = at.wrapping_add(here);
-                left -= here;
+                parts.push((GuestAddress(page.get()), bytes as usize));
+                at = at.wrapping_add(bytes);
+                left -= bytes;
             }
         }
         Ok(parts)

@@ -8,17 +8,17 @@ use std::sync::Arc;
 use ringfence_types::RequesterId;
 
 use super::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
-use super::{BLK, IOMMU_SLOT, LocalConfig, NET, RNG, complaints};
+use super::{BLK, IOMMU_SLOT, LocalConfig, NET, RNG, rate_limited_log};
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
-use crate::guest::{IOMMU, PVIOMMU, PciSlot};
 use crate::handover::{DeviceState, DiskKind, StateError};
 use crate::iommu::{EndpointMemory, GuestIommu};
+use crate::qemu::{IOMMU, PVIOMMU, PciSlot};
 use crate::sandbox::DiskProxy;
 use crate::virtio::blk::Blk;
 
-pub(super) fn slot_and_name(own: &DeviceState) -> (PciSlot, &'static str) {
-    match own {
+pub(super) fn slot_and_name(state: &DeviceState) -> (PciSlot, &'static str) {
+    match state {
         DeviceState::Blk { .. } => BLK,
         DeviceState::Rng => RNG,
         DeviceState::Net(_) => NET,
@@ -27,22 +27,22 @@ pub(super) fn slot_and_name(own: &DeviceState) -> (PciSlot, &'static str) {
     }
 }
 
-pub(super) fn device_id(own: &DeviceState) -> RequesterId {
-    RequesterId::new(slot_and_name(own).0.address())
+pub(super) fn device_id(state: &DeviceState) -> RequesterId {
+    RequesterId::new(slot_and_name(state).0.address())
 }
 
 /// Returns true if the hardware model translates the device's accesses.
-pub(super) fn is_assigned(own: &DeviceState) -> bool {
-    is_disk(own, DiskKind::Assigned)
+pub(super) fn is_assigned(state: &DeviceState) -> bool {
+    is_disk(state, DiskKind::Assigned)
 }
 
 /// Returns true if the device is sandboxed.
-pub(super) fn is_sandboxed(own: &DeviceState) -> bool {
-    is_disk(own, DiskKind::Sandboxed)
+pub(super) fn is_sandboxed(state: &DeviceState) -> bool {
+    is_disk(state, DiskKind::Sandboxed)
 }
 
-fn is_disk(own: &DeviceState, wanted: DiskKind) -> bool {
-    let DeviceState::Blk { kind, .. } = own else {
+fn is_disk(state: &DeviceState, wanted: DiskKind) -> bool {
+    let DeviceState::Blk { kind, .. } = state else {
         return false;
     };
     *kind == wanted
@@ -61,13 +61,13 @@ pub(super) enum DmaPath {
 impl DmaPath {
     /// Creates the memory view of a restored device.
     pub(super) fn new(
-        own: &DeviceState,
+        state: &DeviceState,
         iommu: Option<&GuestIommu>,
         counters: &Arc<DeviceCounters>,
     ) -> Result<Self, StateError> {
-        let id = device_id(own);
+        let id = device_id(state);
         let counters = Arc::clone(counters);
-        Ok(match (iommu, is_assigned(own)) {
+        Ok(match (iommu, is_assigned(state)) {
             (None, false) => Self::Direct,
             (None, true) => Self::AssignedIdentity(AssignedDma::identity_mapped(id, counters)?),
             (Some(iommu), true) => Self::Assigned(iommu.assign(id, counters)?),
@@ -85,41 +85,41 @@ pub(super) fn disk(
     read_only: bool,
     sectors: u64,
     counters: Arc<DeviceCounters>,
-    here: LocalConfig<'_>,
+    config: LocalConfig<'_>,
 ) -> Result<Blk, StateError> {
     let mut disk = Blk::restore(File::from(file), read_only, sectors, counters)?;
-    disk.set_limits(here.limits, complaints(BLK.1, here.log));
+    disk.set_limits(config.limits, rate_limited_log(BLK.1, config.log));
     Ok(disk)
 }
 
 /// Starts the process of a sandboxed disk, without any grants. `None` if the disk is not sandboxed.
 pub(super) fn start_sandbox(
-    own: &DeviceState,
+    state: &DeviceState,
     iommu: Option<&GuestIommu>,
     counters: &Arc<DeviceCounters>,
-    here: LocalConfig<'_>,
+    config: LocalConfig<'_>,
 ) -> Result<Option<DiskProxy>, StateError> {
     let DeviceState::Blk {
         file,
         read_only,
         sectors,
         kind: DiskKind::Sandboxed,
-    } = own
+    } = state
     else {
         return Ok(None);
     };
-    let (Some(program), Some(iommu)) = (here.sandbox, iommu) else {
+    let (Some(program), Some(iommu)) = (config.sandbox, iommu) else {
         return Err(StateError::Register {
-            what: "process without an IOMMU",
+            what: "sandboxed disk without an IOMMU",
         });
     };
     let known = Arc::clone(counters);
-    let disk = disk(file.try_clone()?, *read_only, *sectors, known, here)?;
-    let told = SandboxArgs {
+    let disk = disk(file.try_clone()?, *read_only, *sectors, known, config)?;
+    let args = SandboxArgs {
         read_only: *read_only,
-        caps: here.limits,
+        limits: config.limits,
         injected: &[],
     };
-    let front = start_sandboxed_disk(program, disk, &told, iommu, counters, here.log);
-    Ok(Some(front?))
+    let proxy = start_sandboxed_disk(program, disk, &args, iommu, counters, config.log);
+    Ok(Some(proxy?))
 }

@@ -44,15 +44,15 @@ impl std::fmt::Debug for LocalConfig<'_> {
         let Self {
             dir,
             access,
-            limits: caps,
+            limits,
             host_page_pool: optimisations,
             memory,
             sandbox: isolate,
             log: _,
         } = self;
         let dir = dir.display();
-        let told = (access, optimisations, memory, isolate);
-        write!(f, "LocalConfig({dir}, {caps:?}, {told:?})")
+        let args = (access, optimisations, memory, isolate);
+        write!(f, "LocalConfig({dir}, {limits:?}, {args:?})")
     }
 }
 
@@ -91,12 +91,12 @@ impl<'a> LocalConfig<'a> {
             ),
             (
                 devices.iter().any(|device| is_sandboxed(&device.state)) && self.sandbox.is_none(),
-                "there is no program to be the process of a disk",
+                "no program for the sandbox process",
             ),
             // The daemon removes the file at its end, so it must be the guest's own.
             (
                 self.memory.file.is_some() && !files.any(|file| self.memory.takes(file)),
-                "nothing of the guest's memory lies in the file that was named",
+                "the guest's memory is not in the file of --memory-file",
             ),
         ];
         let broken = rules.into_iter().find(|(broken, _)| *broken);

@@ -6,185 +6,182 @@ use std::time::Duration;
 
 use crate::access::SocketAccess;
 use crate::dma_fault_injection::InjectedDma;
-use crate::guest::QemuIommu;
 use crate::host::HostPagePool;
 use crate::limits::{GuestLimits, MIN_IOTLB_PAGES};
 use crate::link::Address;
 use crate::memory::{Locked, MemoryRules};
+use crate::qemu::QemuIommu;
 use crate::sandbox::SandboxProgram;
 use crate::virtio::pviommu::InjectedReply;
 
-pub(super) const LOCK_NEEDS_PVIOMMU: &str =
-    "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
-pub(super) const POOL_NEEDS_PVIOMMU: &str = "the pool of frames and the pointer to the last table \
-    are the para-virtual IOMMU's, and there is none";
+pub(super) const SANDBOX_NEEDS_IOMMU: &str = "--disk mode=sandbox requires --iommu virtio or \
+    --iommu pviommu, which grant the process its pages";
+pub(super) const LOCK_NEEDS_PVIOMMU: &str = "--lock mapped requires a guest with --iommu pviommu";
+pub(super) const POOL_NEEDS_PVIOMMU: &str =
+    "--host-page-pool requires a guest with --iommu pviommu";
 
 /// Selection of a guest's devices.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
     /// Users who may connect to the devices.
     pub access: SocketAccess,
-    /// Image file of the disk. `None` for no disk.
-    pub disk: Option<PathBuf>,
-    /// True if the disk is read-only.
-    pub read_only: bool,
-    /// Program of the disk's sandboxed process. `None` to serve the disk in this process.
-    pub sandbox: Option<SandboxProgram>,
-    /// True if the hardware model translates the disk's accesses, with tables in memory.
-    pub assigned: bool,
-    /// Host optimisations of the para-virtual IOMMU: a pool of frames and a pointer to the last
-    /// table.
-    pub host_page_pool: HostPagePool,
-    /// Delay of the disk after each doorbell.
-    pub delay: Option<Duration>,
-    /// For tests: illegal DMA by the disk.
-    pub inject_dma: Vec<InjectedDma>,
-    /// File that records the requests of the guest's IOMMU driver.
-    pub requests: Option<PathBuf>,
-    /// True for no IOMMU: devices can access all guest memory.
-    pub untranslated: bool,
-    /// QEMU's IOMMU in front of the disk, which is then a vhost-user back-end and the only device.
-    pub vhost_user: Option<QemuIommu>,
-    /// True for the para-virtual IOMMU, whose driver is this project's kernel module.
-    pub paravirtual: bool,
-    /// For tests: a wrong reply by the para-virtual IOMMU.
-    pub inject_reply: Option<InjectedReply>,
     /// Resource limits of the guest.
     pub limits: GuestLimits,
-    /// Rules for the guest's memory, and for the pages to lock. The daemon creates the memory file,
-    /// if any, and removes it at its end.
-    pub memory: MemoryRules,
+    /// The devices, by the protocol that connects them to QEMU.
+    pub devices: GuestDevices,
+}
+
+/// The devices of a guest, by the protocol that connects them to QEMU.
+#[derive(Clone, Debug)]
+pub enum GuestDevices {
+    /// Devices that QEMU reaches through vfio-user. Their IOMMU, if any, lives in this process.
+    VfioUser(VfioUserDevices),
+    /// A disk as a vhost-user back-end, which is the only device.
+    VhostUser(VhostUserDisk),
+}
+
+impl Default for GuestDevices {
+    fn default() -> Self {
+        Self::VfioUser(VfioUserDevices::default())
+    }
+}
+
+impl From<VfioUserDevices> for DeviceOptions {
+    fn from(devices: VfioUserDevices) -> Self {
+        Self {
+            devices: GuestDevices::VfioUser(devices),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<VhostUserDisk> for DeviceOptions {
+    fn from(disk: VhostUserDisk) -> Self {
+        Self {
+            devices: GuestDevices::VhostUser(disk),
+            ..Self::default()
+        }
+    }
+}
+
+/// Devices that QEMU reaches through vfio-user.
+#[derive(Clone, Debug, Default)]
+pub struct VfioUserDevices {
+    /// The IOMMU between the devices and the guest's memory.
+    pub iommu: Iommu,
+    /// The disk. `None` for no disk.
+    pub disk: Option<Disk>,
     /// True for an entropy device.
     pub entropy: bool,
     /// Options of the network device. `None` for no network device.
     pub net: Option<NetOptions>,
+    /// Rules for the guest's memory, and for the pages to lock. The daemon creates the memory file,
+    /// if any, and removes it at its end.
+    pub memory: MemoryRules,
 }
 
-impl DeviceOptions {
-    /// Checks that the options are compatible.
-    ///
-    /// # Errors
-    /// The reason, as a message for the user.
-    pub fn check(&self) -> Result<(), &'static str> {
-        let disk = self.disk.is_some();
-        let apart = self.sandbox.is_some();
-        let foreign = self.vhost_user.is_some();
-        // `own`: an IOMMU of this process; `virtio`: the virtio-iommu.
-        let own = !self.untranslated && !foreign;
-        let virtio = own && !self.paravirtual;
-        let injected = |class| self.inject_dma.contains(&class);
-        let usual = GuestLimits::default();
-        let rules = [
-            (
-                foreign && self.untranslated,
-                "a vhost-user back-end stands behind QEMU's IOMMU, and there would be none",
-            ),
-            (
-                foreign && self.paravirtual,
-                "a vhost-user back-end stands behind QEMU's IOMMU, not behind the para-virtual one",
-            ),
-            (
-                self.untranslated && self.paravirtual,
-                "there is the para-virtual IOMMU or there is none",
-            ),
-            (
-                foreign && (self.entropy || self.net.is_some()),
-                "only the disk can be a vhost-user back-end",
-            ),
-            (
-                foreign && !disk,
-                "only the disk can be a vhost-user back-end, and there is none",
-            ),
-            (
-                foreign && self.limits.iotlb_pages < MIN_IOTLB_PAGES,
-                "a vhost-user back-end with fewer than 1024 pages cannot keep those of its longest \
-                access",
-            ),
-            (
-                self.requests.is_some() && !virtio,
-                "what is written down is what the virtio-iommu's driver asks for, and there is no \
-                virtio-iommu",
-            ),
-            (self.read_only && !disk, "there is no disk to be read-only"),
-            (
-                apart && !disk,
-                "there is no disk to be in a process of its own",
-            ),
-            (
-                !self.inject_dma.is_empty() && !disk,
-                "it is the disk that misbehaves, and there is none",
-            ),
-            (
-                apart && !own,
-                "a process of its own is granted what an IOMMU of ours maps, and there is none",
-            ),
-            (
-                self.assigned && !disk,
-                "it is the disk that the hardware translates, and there is none",
-            ),
-            (
-                self.assigned && foreign,
-                "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model \
-                of the hardware",
-            ),
-            (
-                self.assigned && apart,
-                "a disk in a process of its own is granted its pages, and nothing translates its \
-                accesses",
-            ),
-            (
-                self.delay.is_some() && !disk,
-                "it is the disk that is late, and there is none",
-            ),
-            (
-                self.delay.is_some() && (apart || foreign),
-                "only a disk that is served here, and by its registers, can be late",
-            ),
-            (
-                apart && injected(InjectedDma::Foreign),
-                "a disk in a process of its own has no other device to misbehave for it",
-            ),
-            (
-                injected(InjectedDma::Foreign) && !self.entropy,
-                "the entropy device misbehaves as another device than the disk, and there is none",
-            ),
-            (
-                injected(InjectedDma::Foreign) && !own,
-                "another device's misbehaviour is tried behind an IOMMU of ours, and there is none",
-            ),
-            (
-                injected(InjectedDma::AfterRevoke) && !apart,
-                "only a disk in a process of its own can use what was revoked",
-            ),
-            (
-                self.inject_reply.is_some() && !self.paravirtual,
-                "it is the para-virtual IOMMU that answers wrongly, and there is none",
-            ),
-            (
-                foreign && self.memory != MemoryRules::default(),
-                "a vhost-user back-end takes sealed memory only, and locks none of it",
-            ),
-            (
-                self.memory.locked == Locked::Mapped && !self.paravirtual,
-                LOCK_NEEDS_PVIOMMU,
-            ),
-            (
-                self.paravirtual
-                    && (
-                        self.limits.mappings,
-                        self.limits.domains,
-                        self.limits.tables,
-                    ) != (usual.mappings, usual.domains, usual.tables),
-                "mappings, domains and tables are limited for the virtio-iommu, and there is none",
-            ),
-            (
-                self.host_page_pool == HostPagePool::On && !self.paravirtual,
-                POOL_NEEDS_PVIOMMU,
-            ),
-        ];
-        let broken = rules.into_iter().find(|(broken, _)| *broken);
-        broken.map_or(Ok(()), |(_, why)| Err(why))
+/// The IOMMU of this process that translates the DMA of a guest's devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Iommu {
+    /// No IOMMU: devices can access all guest memory.
+    None,
+    /// The virtio-iommu, which Linux drives.
+    Virtio {
+        /// File that records the requests of the guest's IOMMU driver.
+        requests: Option<PathBuf>,
+    },
+    /// The para-virtual IOMMU, whose driver is this project's kernel module.
+    Pviommu {
+        /// Host optimisations: a pool of frames and a pointer to the last table.
+        host_page_pool: HostPagePool,
+        /// For tests: a wrong reply.
+        inject_reply: Option<InjectedReply>,
+    },
+}
+
+impl Iommu {
+    /// The para-virtual IOMMU, without optimisations of the host.
+    pub const PVIOMMU: Self = Self::Pviommu {
+        host_page_pool: HostPagePool::Off,
+        inject_reply: None,
+    };
+}
+
+impl Default for Iommu {
+    fn default() -> Self {
+        Self::Virtio { requests: None }
     }
+}
+
+/// A disk, backed by an image file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Path of the image file.
+    pub path: PathBuf,
+    /// True if the disk is read-only.
+    pub read_only: bool,
+    /// Process that serves the disk, and unit that translates its accesses.
+    pub mode: DiskMode,
+    /// For tests: illegal DMA by the disk.
+    pub inject_dma: Vec<InjectedDma>,
+}
+
+impl Disk {
+    /// Returns an emulated disk that the guest can write.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            read_only: false,
+            mode: DiskMode::default(),
+            inject_dma: Vec::new(),
+        }
+    }
+}
+
+/// Process that serves a disk, and unit that translates its accesses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskMode {
+    /// This process serves the disk, and the software IOMMU translates its accesses.
+    Emulated {
+        /// Delay after each doorbell.
+        delay: Option<Duration>,
+    },
+    /// This process serves the disk, and the hardware model translates its accesses, with tables
+    /// in memory.
+    Assigned {
+        /// Delay after each doorbell.
+        delay: Option<Duration>,
+    },
+    /// A sandboxed process serves the disk. It has only the pages that the IOMMU maps for the disk.
+    Sandbox(SandboxProgram),
+}
+
+impl DiskMode {
+    /// An assigned disk without delay.
+    pub const ASSIGNED: Self = Self::Assigned { delay: None };
+
+    pub(super) fn is_assigned(&self) -> bool {
+        matches!(self, Self::Assigned { .. })
+    }
+}
+
+impl Default for DiskMode {
+    fn default() -> Self {
+        Self::Emulated { delay: None }
+    }
+}
+
+/// A disk that is a vhost-user back-end. QEMU's IOMMU translates its accesses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserDisk {
+    /// QEMU's IOMMU in front of the disk.
+    pub iommu: QemuIommu,
+    /// Path of the image file.
+    pub path: PathBuf,
+    /// True if the disk is read-only.
+    pub read_only: bool,
+    /// For tests: illegal DMA by the disk.
+    pub inject_dma: Vec<InjectedDma>,
 }
 
 /// Options of a network device.
@@ -196,4 +193,87 @@ pub struct NetOptions {
     pub pairs: NonZeroU16,
     /// MAC address. `None` for a random locally administered one.
     pub mac: Option<[u8; 6]>,
+}
+
+impl DeviceOptions {
+    /// Checks the combinations that the types allow.
+    ///
+    /// # Errors
+    /// A message for the user, which names the options of the command line.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let broken = match &self.devices {
+            GuestDevices::VfioUser(devices) => devices.first_conflict(&self.limits),
+            GuestDevices::VhostUser(disk) => disk.first_conflict(&self.limits),
+        };
+        broken.map_or(Ok(()), Err)
+    }
+}
+
+impl VfioUserDevices {
+    fn first_conflict(&self, limits: &GuestLimits) -> Option<&'static str> {
+        let usual = GuestLimits::default();
+        let is_pviommu = matches!(self.iommu, Iommu::Pviommu { .. });
+        let has_iommu = self.iommu != Iommu::None;
+        let is_sandboxed = |disk: &Disk| matches!(disk.mode, DiskMode::Sandbox(_));
+        let sandboxed = self.disk.as_ref().is_some_and(is_sandboxed);
+        let injects = |class| {
+            let disk = self.disk.as_ref();
+            disk.is_some_and(|disk| disk.inject_dma.contains(&class))
+        };
+        let rules = [
+            (sandboxed && !has_iommu, SANDBOX_NEEDS_IOMMU),
+            (
+                injects(InjectedDma::Foreign) && sandboxed,
+                "--inject-dma foreign requires --disk mode=emulated or mode=assigned: the entropy \
+                device cannot act for a disk in another process",
+            ),
+            (
+                injects(InjectedDma::Foreign) && !self.entropy,
+                "--inject-dma foreign requires --rng, the device that accesses the disk's buffers",
+            ),
+            (
+                injects(InjectedDma::Foreign) && !has_iommu,
+                "--inject-dma foreign requires --iommu virtio or --iommu pviommu",
+            ),
+            (
+                injects(InjectedDma::AfterRevoke) && !sandboxed,
+                "--inject-dma after-revoke requires --disk mode=sandbox",
+            ),
+            (
+                self.memory.locked == Locked::Mapped && !is_pviommu,
+                LOCK_NEEDS_PVIOMMU,
+            ),
+            (
+                is_pviommu
+                    && (limits.mappings, limits.domains, limits.tables)
+                        != (usual.mappings, usual.domains, usual.tables),
+                "--max-mappings, --max-domains and --max-tables limit the virtio-iommu: remove \
+                them, or choose --iommu virtio",
+            ),
+        ];
+        let broken = rules.into_iter().find(|(broken, _)| *broken);
+        broken.map(|(_, why)| why)
+    }
+}
+
+impl VhostUserDisk {
+    fn first_conflict(&self, limits: &GuestLimits) -> Option<&'static str> {
+        let rules = [
+            (
+                limits.iotlb_pages < MIN_IOTLB_PAGES,
+                "--max-iotlb has to be at least 1024: a vhost-user back-end keeps the translations \
+                of its longest access",
+            ),
+            (
+                self.inject_dma.contains(&InjectedDma::Foreign),
+                "--inject-dma foreign requires --iommu virtio or --iommu pviommu",
+            ),
+            (
+                self.inject_dma.contains(&InjectedDma::AfterRevoke),
+                "--inject-dma after-revoke requires --disk mode=sandbox",
+            ),
+        ];
+        let broken = rules.into_iter().find(|(broken, _)| *broken);
+        broken.map(|(_, why)| why)
+    }
 }

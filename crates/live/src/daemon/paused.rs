@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::Log;
 use crate::counters::DeviceCounters;
+use crate::dma::Dma;
 use crate::handover::{HandOverBlocker, PauseHandle, SavedDevice, save, serve_device};
-use crate::server::{ClientSlot, PolledFunction, StopSignal};
+use crate::server::{ClientSlot, StopSignal};
+use crate::virtio::{Device, VirtioPci};
 
 /// A device whose thread is not started.
 pub(super) struct PausedDevice(Box<dyn DynPausedDevice>);
@@ -23,46 +25,46 @@ trait DynPausedDevice: Send {
     fn serve(self: Box<Self>) -> io::Result<()>;
 }
 
-struct PausedThread<F> {
+struct PausedThread<D, A> {
     name: &'static str,
-    post: ClientSlot<F>,
+    slot: ClientSlot<VirtioPci<D, A>>,
     pause: PauseHandle,
     counters: Arc<DeviceCounters>,
     stop: StopSignal,
     log: Log,
 }
 
-impl<F: PolledFunction + Send> DynPausedDevice for PausedThread<F> {
+impl<D: Device + Send, A: Dma> DynPausedDevice for PausedThread<D, A> {
     fn save(&self) -> Result<SavedDevice, HandOverBlocker> {
-        save(&self.post)
+        save(&self.slot)
     }
 
     fn serve(self: Box<Self>) -> io::Result<()> {
         let Self {
             name,
-            post,
-            pause: bell,
+            slot,
+            pause,
             counters,
             stop,
             log,
         } = *self;
-        serve_device(post, &bell, &counters, &stop, |event| log(name, &event))
+        serve_device(slot, &pause, &counters, &stop, |event| log(name, &event))
     }
 }
 
 impl PausedDevice {
-    pub(super) fn new<F: PolledFunction + Send + 'static>(
+    pub(super) fn new<D: Device + Send + 'static, A: Dma + 'static>(
         name: &'static str,
-        post: ClientSlot<F>,
-        bell: PauseHandle,
+        slot: ClientSlot<VirtioPci<D, A>>,
+        pause: PauseHandle,
         counters: Arc<DeviceCounters>,
         stop: StopSignal,
         log: Log,
     ) -> Self {
         Self(Box::new(PausedThread {
             name,
-            post,
-            pause: bell,
+            slot,
+            pause,
             counters,
             stop,
             log,

@@ -11,10 +11,9 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::dma_path::{DmaPath, device_id, disk, is_assigned, slot_and_name, start_sandbox};
 use super::paused::PausedDevice;
-use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, complaints};
+use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, rate_limited_log};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
-use crate::guest::{IOMMU, PVIOMMU};
 use crate::handover::{
     CONTROL, DeviceState, FunctionState, HandOverBlocker, SavedDevice, SavedDevices, SessionState,
     StateError,
@@ -22,6 +21,7 @@ use crate::handover::{
 use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
 use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
+use crate::qemu::{IOMMU, PVIOMMU};
 use crate::sandbox::{DiskProxy, Grants};
 use crate::server::{ClientConnection, ClientSlot, LogBudget};
 use crate::session::Session;
@@ -39,142 +39,148 @@ impl Daemon {
     /// # Errors
     /// [`StateError`] if the state is invalid or does not fit this process.
     pub fn rehearse(
-        here: LocalConfig<'_>,
-        handed: SavedDevices,
+        config: LocalConfig<'_>,
+        saved: SavedDevices,
     ) -> Result<RestoredDevices, StateError> {
-        Self::rebuild(here, handed).map(RestoredDevices)
+        Self::rebuild(config, saved).map(RestoredDevices)
     }
 
     /// Rebuilds the devices of `handed`. They are paused until [`launch`](Self::launch).
-    pub(super) fn rebuild(here: LocalConfig<'_>, handed: SavedDevices) -> Result<Self, StateError> {
-        here.check(&handed.devices)?;
-        let mut daemon = Self::empty(here.dir, None)?;
-        daemon.rules = here.memory.clone();
-        daemon.machine.access = here.access;
-        let disks = handed
+    pub(super) fn rebuild(
+        config: LocalConfig<'_>,
+        saved: SavedDevices,
+    ) -> Result<Self, StateError> {
+        config.check(&saved.devices)?;
+        let mut daemon = Self::empty(config.dir)?;
+        daemon.rules = config.memory.clone();
+        daemon.machine.access = config.access;
+        let disks = saved
             .devices
             .iter()
             .filter_map(|device| match device.state {
                 DeviceState::Blk { sectors, .. } => Some(sectors.saturating_mul(SECTOR_BYTES)),
                 _ => None,
             });
-        daemon.file_bytes = disks.max().unwrap_or(0).max(here.limits.record_bytes);
+        daemon.file_bytes = disks.max().unwrap_or(0).max(config.limits.record_bytes);
         let is_iommu = |device: &SavedDevice| {
             matches!(
                 device.state,
                 DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
             )
         };
-        let (mut fronts, fronted): (Vec<_>, Vec<_>) =
-            handed.devices.into_iter().partition(is_iommu);
-        let front = fronts.pop();
-        if !fronts.is_empty() {
+        let (mut iommus, others): (Vec<_>, Vec<_>) = saved.devices.into_iter().partition(is_iommu);
+        let iommu_device = iommus.pop();
+        if !iommus.is_empty() {
             return Err(StateError::Register { what: "IOMMU" });
         }
-        let behind: Vec<RequesterId> = fronted.iter().map(|one| device_id(&one.state)).collect();
-        let assigned = fronted.iter().filter(|one| is_assigned(&one.state));
+        let endpoints: Vec<RequesterId> = others.iter().map(|one| device_id(&one.state)).collect();
+        let assigned = others.iter().filter(|one| is_assigned(&one.state));
         let assigned: Vec<RequesterId> = assigned.map(|one| device_id(&one.state)).collect();
-        let front = front.map(|device| {
+        let iommu_device = iommu_device.map(|device| {
             let counters = daemon.count(slot_and_name(&device.state).1);
             let unit = match &device.state {
                 DeviceState::PvIommu(_) => {
                     let known = Arc::clone(&counters);
-                    let unit =
-                        PvIommu::with_assigned(&behind, &assigned, here.host_page_pool, known)?;
-                    if here.memory.locked == Locked::Mapped {
+                    let unit = PvIommu::with_assigned(
+                        &endpoints,
+                        &assigned,
+                        config.host_page_pool,
+                        known,
+                    )?;
+                    if config.memory.locked == Locked::Mapped {
                         unit.lock_mapped();
                     }
                     GuestIommu::Para(unit)
                 }
                 _ => GuestIommu::Virtio(VirtioIommu::with_limits(
-                    here.limits,
+                    config.limits,
                     Arc::clone(&counters),
                 )?),
             };
             Ok::<_, StateError>((unit, device, counters))
         });
-        let front = front.transpose()?;
+        let iommu_device = iommu_device.transpose()?;
         // Add the endpoints first, because an IOMMU's state refers to them.
         let mut rest = Vec::new();
-        for device in fronted {
+        for device in others {
             let name = slot_and_name(&device.state).1;
             let counters = daemon.count(name);
-            let iommu = front.as_ref().map(|(iommu, ..)| iommu);
-            let process = start_sandbox(&device.state, iommu, &counters, here)?;
-            let way = DmaPath::new(&device.state, iommu, &counters)?;
-            let (own, left) = SavedTransport::of(device, counters, here);
-            rest.push((own, process, way, left));
+            let iommu = iommu_device.as_ref().map(|(iommu, ..)| iommu);
+            let process = start_sandbox(&device.state, iommu, &counters, config)?;
+            let dma_path = DmaPath::new(&device.state, iommu, &counters)?;
+            let (state, left) = SavedTransport::of(device, counters, config);
+            rest.push((state, process, dma_path, left));
         }
-        let iommu = front.as_ref().map(|(iommu, ..)| iommu.clone());
-        if let Some((iommu, device, counters)) = front {
-            let (own, left) = SavedTransport::of(device, counters, here);
-            daemon.rebuild_iommu(&iommu, own, left)?;
+        let iommu = iommu_device.as_ref().map(|(iommu, ..)| iommu.clone());
+        if let Some((iommu, device, counters)) = iommu_device {
+            let (state, left) = SavedTransport::of(device, counters, config);
+            daemon.rebuild_iommu(&iommu, state, left)?;
         }
-        for (own, process, way, left) in rest {
-            match way {
+        for (state, process, dma_path, left) in rest {
+            match dma_path {
                 DmaPath::Direct => {
-                    daemon.rebuild_device(own, process, Direct::default(), false, left)
+                    daemon.rebuild_device(state, process, Direct::default(), false, left)
                 }
-                DmaPath::Translated(dma) => daemon.rebuild_device(own, process, *dma, true, left),
-                DmaPath::Assigned(dma) => daemon.rebuild_device(own, process, dma, true, left),
+                DmaPath::Translated(dma) => daemon.rebuild_device(state, process, *dma, true, left),
+                DmaPath::Assigned(dma) => daemon.rebuild_device(state, process, dma, true, left),
                 DmaPath::AssignedIdentity(dma) => {
-                    daemon.rebuild_device(own, process, dma, false, left)
+                    daemon.rebuild_device(state, process, dma, false, left)
                 }
             }?;
         }
         // A sandboxed process has acknowledged its grants by now, or has ended.
         let disk = RequesterId::new(BLK.0.address());
-        let breach = iommu.and_then(|iommu| iommu.with_grants(disk, Grants::take_violation));
-        if let Some(Some(breach)) = breach {
-            return Err(io::Error::other(breach).into());
+        let violation = iommu.and_then(|iommu| iommu.with_grants(disk, Grants::take_violation));
+        if let Some(Some(violation)) = violation {
+            return Err(io::Error::other(violation).into());
         }
-        if let Some(path) = &here.memory.file {
+        if let Some(path) = &config.memory.file {
             daemon.sockets.push(path.clone());
             daemon.machine.memory_file = Some(path.clone());
         }
-        let names = [METRICS, CONTROL].map(|name| here.dir.join(name));
-        let devices = daemon.bells.iter();
+        let names = [METRICS, CONTROL].map(|name| config.dir.join(name));
+        let devices = daemon.pause_handles.iter();
         let devices = devices.map(|(name, _)| daemon.machine.socket(name));
         let sockets: Vec<PathBuf> = devices.chain(names).collect();
         daemon.sockets.extend(sockets);
-        daemon.metrics = Some(listener(handed.metrics)?);
-        daemon.control = Some(listener(handed.control)?);
+        daemon.metrics = Some(listener(saved.metrics)?);
+        daemon.control = Some(listener(saved.control)?);
         Ok(daemon)
     }
 
     fn rebuild_iommu(
         &mut self,
         iommu: &GuestIommu,
-        own: DeviceState,
+        state: DeviceState,
         rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
         let begun = rest.function.common.begun();
         let counters = Arc::clone(&rest.counters);
         // Restore the memory first, because the mappings refer to it.
-        match (iommu, own) {
+        match (iommu, state) {
             (GuestIommu::Virtio(unit), DeviceState::Iommu { snapshot, record }) => {
-                let mut face = IommuDevice::new(unit.clone(), counters);
+                let mut device = IommuDevice::new(unit.clone(), counters);
                 if let Some(record) = record {
-                    face.record(Recorder::restore(record, rest.config.limits.record_bytes)?);
+                    device.record(Recorder::restore(record, rest.config.limits.record_bytes)?);
                 }
-                face.complain(complaints(IOMMU, rest.config.log));
+                device.set_log(rate_limited_log(IOMMU, rest.config.log));
                 self.machine.iommu = Some(IOMMU_SLOT);
-                self.restore_device(face, unit.memory(), false, rest)?;
+                self.restore_device(device, unit.memory(), false, rest)?;
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
                 // Under other features the driver's requests would have another meaning.
                 if !unit.has_accepted(begun.unwrap_or(0)) {
                     return Err(StateError::Register {
-                        what: "virtio-iommu of another driver",
+                        what: "accepted features of the virtio-iommu",
                     });
                 }
             }
             (GuestIommu::Para(unit), DeviceState::PvIommu(state)) => {
-                let face = PvIommuDevice::new(unit.clone(), counters);
+                let device = PvIommuDevice::new(unit.clone(), counters);
                 self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-                self.restore_device(face, unit.memory(), false, rest)?;
+                self.restore_device(device, unit.memory(), false, rest)?;
                 if state.running != begun.is_some() {
                     return Err(StateError::Register {
-                        what: "para-virtual IOMMU of another driver",
+                        what: "driver state of the para-virtual IOMMU",
                     });
                 }
                 unit.unit().restore(&state)?;
@@ -186,17 +192,17 @@ impl Daemon {
 
     fn rebuild_device<A: Dma + 'static>(
         &mut self,
-        own: DeviceState,
+        state: DeviceState,
         process: Option<DiskProxy>,
         dma: A,
         translated: bool,
         rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
-        self.machine.devices.push(slot_and_name(&own));
+        self.machine.devices.push(slot_and_name(&state));
         let counters = Arc::clone(&rest.counters);
-        match (own, process) {
-            (DeviceState::Blk { .. }, Some(front)) => {
-                self.restore_device(front, dma, translated, rest)
+        match (state, process) {
+            (DeviceState::Blk { .. }, Some(proxy)) => {
+                self.restore_device(proxy, dma, translated, rest)
             }
             (
                 DeviceState::Blk {
@@ -231,7 +237,7 @@ impl Daemon {
     ) -> Result<(), StateError> {
         let function = VirtioPci::new(device, dma, translated, Arc::clone(&rest.counters));
         let (name, counters, log) = (rest.name, Arc::clone(&rest.counters), rest.config.log);
-        self.prepare(name, rebuild_post(function, rest)?, counters, log)
+        self.prepare(name, rebuild_slot(function, rest)?, counters, log)
     }
 }
 
@@ -276,31 +282,31 @@ impl<'h> SavedTransport<'h> {
     fn of(
         device: SavedDevice,
         counters: Arc<DeviceCounters>,
-        here: LocalConfig<'h>,
+        config: LocalConfig<'h>,
     ) -> (DeviceState, Self) {
         let SavedDevice {
-            state: own,
+            state,
             listener,
             function,
             session,
             requests: _,
         } = device;
-        let name = slot_and_name(&own).1;
+        let name = slot_and_name(&state).1;
         (
-            own,
+            state,
             Self {
                 name,
                 listener,
                 function,
                 session,
                 counters,
-                config: here,
+                config,
             },
         )
     }
 }
 
-fn rebuild_post<D: Device, A: Dma>(
+fn rebuild_slot<D: Device, A: Dma>(
     mut function: VirtioPci<D, A>,
     rest: SavedTransport<'_>,
 ) -> Result<ClientSlot<VirtioPci<D, A>>, StateError> {
@@ -308,15 +314,15 @@ fn rebuild_post<D: Device, A: Dma>(
     let rules = rest.config.memory.clone();
     let socket = listener(rest.listener)?;
     let Some(session) = rest.session else {
-        let post = ClientSlot::new(socket, function);
-        return Ok(post
+        let slot = ClientSlot::new(socket, function);
+        return Ok(slot
             .with_memory_rules(rules)
             .with_access(rest.config.access));
     };
     let stream = socket_of(session.stream, false)?;
     let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
     let inbox = inbox.ok_or(StateError::Register {
-        what: "part of a message",
+        what: "partial message",
     })?;
     let ram = GuestRam::restore(rules.clone(), session.ranges).map_err(StateError::Memory)?;
     let conversation = ClientConnection {
@@ -325,8 +331,8 @@ fn rebuild_post<D: Device, A: Dma>(
         inbox,
         words: LogBudget::default(),
     };
-    let post = ClientSlot::with(socket, conversation);
-    Ok(post
+    let slot = ClientSlot::with(socket, conversation);
+    Ok(slot
         .with_memory_rules(rules)
         .with_access(rest.config.access))
 }

@@ -18,7 +18,7 @@ use crate::virtio::blk::Blk;
 /// Settings of the disk for the process.
 pub(super) struct SandboxArgs<'a> {
     pub(super) read_only: bool,
-    pub(super) caps: &'a GuestLimits,
+    pub(super) limits: &'a GuestLimits,
     pub(super) injected: &'a [InjectedDma],
 }
 
@@ -26,16 +26,16 @@ pub(super) struct SandboxArgs<'a> {
 pub(super) fn start_sandboxed_disk(
     program: &SandboxProgram,
     disk: Blk,
-    told: &SandboxArgs<'_>,
+    args: &SandboxArgs<'_>,
     iommu: &GuestIommu,
     counters: &Arc<DeviceCounters>,
     log: &Log,
 ) -> io::Result<DiskProxy> {
     let image = SandboxDisk {
         file: disk.file().as_fd(),
-        read_only: told.read_only,
-        limits: *told.caps,
-        injected: told.injected,
+        read_only: args.read_only,
+        limits: *args.limits,
+        injected: args.injected,
     };
     let (grants, link) = sandbox::start(program, &image, counters).map_err(io::Error::other)?;
     let device = RequesterId::new(BLK.0.address());
@@ -43,16 +43,16 @@ pub(super) fn start_sandboxed_disk(
         .set_sandboxed(device, grants)
         .map_err(io::Error::other)?;
     let (log, watched) = (Arc::clone(log), iommu.clone());
-    let tell = move |said: &ProxyEvent<'_>| match said {
-        ProxyEvent::Ended(breach) => {
+    let report = move |event: &ProxyEvent<'_>| match event {
+        ProxyEvent::Ended(violation) => {
             // The thread that waited for the process knows a more exact reason.
             let cause = watched.with_grants(device, Grants::take_violation);
             log(
                 BLK.1,
-                &ServeEvent::Ended(cause.flatten().as_ref().unwrap_or(breach)),
+                &ServeEvent::Ended(cause.flatten().as_ref().unwrap_or(violation)),
             );
         }
-        ProxyEvent::InjectedDma(tried) => log(BLK.1, &ServeEvent::InjectedDma(tried)),
+        ProxyEvent::InjectedDma(result) => log(BLK.1, &ServeEvent::InjectedDma(result)),
     };
     let counters = Arc::clone(counters);
     Ok(DiskProxy::new(
@@ -61,6 +61,6 @@ pub(super) fn start_sandboxed_disk(
         iommu.clone(),
         device,
         counters,
-        Box::new(tell),
+        Box::new(report),
     ))
 }

@@ -28,14 +28,17 @@ impl Daemon {
     /// [`TakeOverError`]: this process does not serve the devices. The other process continues to
     /// serve them, unless the error is [`TakeOverError::Orphaned`] or that process has ended.
     pub fn take_over(
-        here: LocalConfig<'_>,
+        config: LocalConfig<'_>,
         meanwhile: u64,
     ) -> Result<(Self, TakeOverStats), (PathBuf, TakeOverError)> {
-        let checked = here.access.check_directory(here.dir);
-        let dir = checked.map_err(|error| (here.dir.to_owned(), error.into()))?;
-        let here = LocalConfig { dir: &dir, ..here };
+        let checked = config.access.check_directory(config.dir);
+        let dir = checked.map_err(|error| (config.dir.to_owned(), error.into()))?;
+        let config = LocalConfig {
+            dir: &dir,
+            ..config
+        };
         let path = dir.join(CONTROL);
-        complete_take_over(here, &path, meanwhile).map_err(|error| (path, error))
+        complete_take_over(config, &path, meanwhile).map_err(|error| (path, error))
     }
 
     /// Runs a complete take-over with the process at the other end of `first`, but serves none of
@@ -46,9 +49,9 @@ impl Daemon {
     /// serve them, unless the error is [`TakeOverError::Orphaned`] or that process has ended.
     pub fn rehearse_take_over(
         first: UnixStream,
-        here: LocalConfig<'_>,
+        config: LocalConfig<'_>,
     ) -> Result<RestoredDevices, TakeOverError> {
-        let taken = negotiate(&HandOverDestination::with(first), here, 0)?;
+        let taken = negotiate(&HandOverDestination::with(first), config, 0)?;
         Ok(RestoredDevices(taken.daemon))
     }
 }
@@ -62,7 +65,7 @@ struct PausedTakeOver {
 }
 
 fn complete_take_over(
-    here: LocalConfig<'_>,
+    config: LocalConfig<'_>,
     control: &Path,
     meanwhile: u64,
 ) -> Result<(Daemon, TakeOverStats), TakeOverError> {
@@ -70,12 +73,12 @@ fn complete_take_over(
         mut daemon,
         pause_requested: asked,
         stats: mut taken,
-    } = negotiate(&HandOverDestination::connect(control)?, here, meanwhile)?;
+    } = negotiate(&HandOverDestination::connect(control)?, config, meanwhile)?;
     daemon.launch();
     taken.pause = asked.elapsed();
     // The take-over is complete even if no further hand-over is possible.
-    if let Err(error) = daemon.offer_hand_over(HandOverTimeouts::default(), here.log) {
-        (here.log)("hand-over", &ServeEvent::Kept(&error.to_string()));
+    if let Err(error) = daemon.offer_hand_over(HandOverTimeouts::default(), config.log) {
+        (config.log)("hand-over", &ServeEvent::Kept(&error.to_string()));
     }
     Ok((daemon, taken))
 }
@@ -83,14 +86,14 @@ fn complete_take_over(
 /// When it returns `Ok`, the other process has released the devices.
 fn negotiate(
     take: &HandOverDestination,
-    here: LocalConfig<'_>,
+    config: LocalConfig<'_>,
     meanwhile: u64,
 ) -> Result<PausedTakeOver, TakeOverError> {
     let begun = Instant::now();
     let first = take.copy()?;
     let before = first.requests();
     // Rebuild once while the devices run, so that a failure does not pause them.
-    Daemon::rehearse(here, first)?;
+    Daemon::rehearse(config, first)?;
     let mut copies = 1;
     let mut completed = 0;
     while completed < meanwhile {
@@ -98,17 +101,17 @@ fn negotiate(
             return Err(TakeOverError::TimeOut);
         }
         thread::sleep(COPY_INTERVAL);
-        let handed = take.copy()?;
-        completed = handed.requests().saturating_sub(before);
-        Daemon::rehearse(here, handed)?;
+        let saved = take.copy()?;
+        completed = saved.requests().saturating_sub(before);
+        Daemon::rehearse(config, saved)?;
         copies += 1;
     }
     let copying = begun.elapsed();
     let asked = Instant::now();
-    let (taking, handed) = take.stop()?;
+    let (taking, saved) = take.stop()?;
     let stopping = asked.elapsed();
-    let meanwhile = handed.requests().saturating_sub(before);
-    let daemon = Daemon::rebuild(here, handed)?;
+    let meanwhile = saved.requests().saturating_sub(before);
+    let daemon = Daemon::rebuild(config, saved)?;
     let rebuilding = asked.elapsed().saturating_sub(stopping);
     let bytes = taking.bytes;
     taking.confirm()?;

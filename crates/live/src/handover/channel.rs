@@ -13,38 +13,23 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 
-use super::state::{MAX_STREAM_BYTES, MAX_STREAM_FDS};
+use super::state::MAX_STREAM_FDS;
+use crate::saved_state::{MAX_STREAM_BYTES, wire_numbers};
 use crate::server::{StopSignal, receive_piece};
 use crate::wire::MAX_FDS;
 use crate::wire::fields::u32_at;
 
-/// Type of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum MessageKind {
-    Copy = 1,
-    Stop = 2,
-    Rebuilt = 3,
-    Stream = 4,
-    Released = 5,
-    Kept = 6,
-    Refused = 7,
-    Orphaned = 8,
-}
-
-impl MessageKind {
-    fn from_number(number: u32) -> Option<Self> {
-        Some(match number {
-            1 => Self::Copy,
-            2 => Self::Stop,
-            3 => Self::Rebuilt,
-            4 => Self::Stream,
-            5 => Self::Released,
-            6 => Self::Kept,
-            7 => Self::Refused,
-            8 => Self::Orphaned,
-            _ => return None,
-        })
+wire_numbers! {
+    /// Type of a message.
+    pub(super) enum MessageKind: u32 {
+        Copy = 1,
+        Stop = 2,
+        Rebuilt = 3,
+        Stream = 4,
+        Released = 5,
+        Kept = 6,
+        Refused = 7,
+        Orphaned = 8,
     }
 }
 
@@ -63,33 +48,20 @@ impl Message {
 }
 
 /// Error of a channel.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum ChannelError {
     /// The peer has closed the connection, or a system call failed.
-    Io(io::Error),
+    #[error(transparent)]
+    Io(#[from] io::Error),
     /// The time limit expired.
+    #[error("the peer did not answer in time")]
     TimeOut,
     /// This process was asked to stop.
+    #[error("this process is about to stop")]
     Stopped,
     /// The peer sent a malformed message.
+    #[error("malformed message")]
     Malformed,
-}
-
-impl std::fmt::Display for ChannelError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Io(error) => error.fmt(f),
-            Self::TimeOut => f.write_str("no answer in time"),
-            Self::Stopped => f.write_str("the process ends"),
-            Self::Malformed => f.write_str("what came is no message"),
-        }
-    }
-}
-
-impl From<io::Error> for ChannelError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
 }
 
 const HEADER_BYTES: usize = 16;

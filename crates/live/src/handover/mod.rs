@@ -22,33 +22,32 @@
 //! the destination owns them. If the source then cannot stop a device, no process owns the devices;
 //! the source sends `orphaned` with that reason and exits.
 
-mod bytes;
 mod channel;
 mod client;
 mod destination;
 mod error;
-mod function;
-mod net;
 mod pause;
-mod record;
 mod serve_loop;
 mod source;
 mod state;
 
-pub use client::{RangeState, SessionState};
+pub use client::SessionState;
 pub(crate) use destination::HandOverDestination;
 pub use destination::TakeOverStats;
-pub use error::{HandOverBlocker, StateError, TakeOverError};
-pub use function::{CommonState, FunctionState, QueueSlot};
-pub use net::{LinkState, NetState, PeerState, PendingFrameState};
+pub use error::TakeOverError;
 pub(crate) use pause::{PauseCommand, PauseHandle, PauseReply, PauseRequester};
-pub use record::RecordState;
 pub(crate) use serve_loop::{save, serve_device};
 pub use source::HandOverTimeouts;
 pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
-pub use state::{
-    DeviceState, DiskKind, MAX_STREAM_BYTES, PviommuState, SavedDevice, SavedDevices, VERSION,
-};
+pub use state::{SavedDevice, SavedDevices, VERSION};
+
+pub use crate::iommu::RecordState;
+pub use crate::link::{LinkState, PeerState};
+pub use crate::memory::RangeState;
+pub use crate::pviommu::PviommuState;
+pub use crate::saved_state::{HandOverBlocker, MAX_STREAM_BYTES, StateError};
+pub use crate::virtio::net::{NetState, PendingFrameState};
+pub use crate::virtio::{CommonState, DeviceState, DiskKind, FunctionState, QueueSlot};
 
 /// Name of the socket at which the source waits for a destination.
 pub const CONTROL: &str = "control.sock";

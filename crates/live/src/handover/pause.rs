@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{HandOverBlocker, SavedDevice};
+use super::SavedDevice;
+use crate::saved_state::HandOverBlocker;
 
 /// A command to a paused device. The device resumes when the requester is dropped.
 #[derive(Clone, Copy, Debug)]

@@ -3,53 +3,58 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{HandOverBlocker, PauseCommand, PauseHandle, PauseReply, SavedDevice, SessionState};
+use super::{PauseCommand, PauseHandle, PauseReply, SavedDevice, SessionState};
 use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::saved_state::HandOverBlocker;
 use crate::server::{ClientSlot, PolledFunction, ServeEnd, ServeEvent, StopSignal};
+use crate::virtio::{Device, VirtioPci};
 
 /// Serves clients until `stop` is signalled or the device is released to another process.
 ///
 /// # Errors
 /// A listening or polling error.
-pub(crate) fn serve_device<F: PolledFunction>(
-    mut post: ClientSlot<F>,
-    attention: &PauseHandle,
+pub(crate) fn serve_device<D: Device, A: Dma>(
+    mut slot: ClientSlot<VirtioPci<D, A>>,
+    pause: &PauseHandle,
     counters: &DeviceCounters,
     stop: &StopSignal,
     mut report: impl FnMut(ServeEvent<'_>),
 ) -> io::Result<()> {
     loop {
-        match post.serve(counters, stop, Some(attention.wake_fd()), &mut report)? {
+        match slot.serve(counters, stop, Some(pause.wake_fd()), &mut report)? {
             ServeEnd::Stop => {
-                post.end();
+                slot.end();
                 return Ok(());
             }
             ServeEnd::PauseRequested => {}
         }
-        let Some(round) = attention.take_request() else {
+        let Some(request) = pause.take_request() else {
             continue;
         };
-        if !post.function().is_none_or(|f| f.pause(round.until)) {
-            let _ = round.replies.send(PauseReply::Busy);
+        if !slot.function().is_none_or(|f| f.pause(request.until)) {
+            let _ = request.replies.send(PauseReply::Busy);
             continue;
         }
         // If the requester has given up, `recv` fails at once and the device resumes.
-        let _ = round.replies.send(PauseReply::Stopped);
-        while let Ok(order) = round.commands.recv() {
-            match order {
+        let _ = request.replies.send(PauseReply::Stopped);
+        while let Ok(command) = request.commands.recv() {
+            match command {
                 PauseCommand::Save => {
-                    let _ = round.replies.send(PauseReply::Saved(Box::new(save(&post))));
+                    let _ = request
+                        .replies
+                        .send(PauseReply::Saved(Box::new(save(&slot))));
                 }
                 PauseCommand::Release => {
-                    let left = post.function().is_none_or(F::release);
+                    let left = slot.function().is_none_or(PolledFunction::release);
                     // No reset: the guest's device continues in the destination.
-                    drop(post);
+                    drop(slot);
                     let answer = if left {
                         PauseReply::Released
                     } else {
                         PauseReply::Stuck
                     };
-                    let _ = round.replies.send(answer);
+                    let _ = request.replies.send(answer);
                     return Ok(());
                 }
             }
@@ -61,21 +66,23 @@ pub(crate) fn serve_device<F: PolledFunction>(
 ///
 /// # Errors
 /// [`HandOverBlocker`] if the device cannot be handed over.
-pub(crate) fn save<F: PolledFunction>(
-    post: &ClientSlot<F>,
+pub(crate) fn save<D: Device, A: Dma>(
+    slot: &ClientSlot<VirtioPci<D, A>>,
 ) -> Result<SavedDevice, HandOverBlocker> {
-    let talk = post.conversation();
-    let function = talk
-        .map(|talk| talk.session.served())
-        .or(post.idle_function());
-    let function = function.ok_or(HandOverBlocker::Keeps("a device that has failed"))?;
+    let connection = slot.conversation();
+    let function = connection
+        .map(|connection| connection.session.served())
+        .or(slot.idle_function());
+    let function = function.ok_or(HandOverBlocker::Unsupported(
+        "a device whose service has failed",
+    ))?;
     let (registers, own) = function.save()?;
-    let session = talk.map(|talk| {
-        let (agreed, ram) = talk.session.agreement();
-        let (bytes, fds, too_many_fds) = talk.inbox.part();
+    let session = connection.map(|connection| {
+        let (agreed, ram) = connection.session.agreement();
+        let (bytes, fds, too_many_fds) = connection.inbox.part();
         let fds: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();
         Ok::<_, io::Error>(SessionState {
-            stream: talk.stream.as_fd().try_clone_to_owned()?,
+            stream: connection.stream.as_fd().try_clone_to_owned()?,
             agreed,
             bytes: bytes.to_vec(),
             fds: fds?,
@@ -85,7 +92,7 @@ pub(crate) fn save<F: PolledFunction>(
     });
     Ok(SavedDevice {
         state: own,
-        listener: post.listener().as_fd().try_clone_to_owned()?,
+        listener: slot.listener().as_fd().try_clone_to_owned()?,
         function: registers,
         session: session.transpose()?,
         requests: function.completed(),

@@ -77,10 +77,10 @@ pub(crate) fn serve_destination(
     stop: &StopSignal,
     log: impl Fn(&str),
 ) -> io::Result<SourceOutcome> {
-    let mut words = LogBudget::default();
+    let mut budget = LogBudget::default();
     loop {
         let refused = |event: ServeEvent<'_>| {
-            words.log(event, |event| {
+            budget.log(event, |event| {
                 if let ServeEvent::Refused(why) = event {
                     log(&why.to_string());
                 }
@@ -94,7 +94,7 @@ pub(crate) fn serve_destination(
             bounds: DESTINATION_BOUNDS,
             stop: Some(stop),
         };
-        let (said, why) = match offer.serve(&channel) {
+        let (kind, why) = match offer.serve(&channel) {
             Ok(DeviceOwner::Destination) => (MessageKind::Released, None),
             Ok(DeviceOwner::Unknown(why)) => (MessageKind::Orphaned, Some(why)),
             Ok(DeviceOwner::Source) => continue,
@@ -112,9 +112,11 @@ pub(crate) fn serve_destination(
             ..channel
         };
         let text = why.as_deref().unwrap_or_default();
-        let _ = channel.send(said, text.as_bytes(), &[], limit);
+        let _ = channel.send(kind, text.as_bytes(), &[], limit);
         return why.map_or(Ok(SourceOutcome::HandedOver), |why| {
-            Err(io::Error::other(format!("nobody has the devices: {why}")))
+            Err(io::Error::other(format!(
+                "no process serves the devices: {why}"
+            )))
         });
     }
 }
@@ -122,7 +124,7 @@ pub(crate) fn serve_destination(
 impl HandOverSource {
     fn serve(&self, channel: &Channel<'_>) -> Result<DeviceOwner, Reason> {
         let limits = &self.limits;
-        let lost = |error: ChannelError| format!("while nothing was stopped: {error}");
+        let lost = |error: ChannelError| format!("before the devices were stopped: {error}");
         let until = Instant::now() + limits.copying;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -143,13 +145,13 @@ impl HandOverSource {
                     sent.map_err(|error| error.to_string())
                 }),
                 MessageKind::Stop => match self.hand_over(channel) {
-                    Ok(whose) => return Ok(whose),
+                    Ok(owner) => return Ok(owner),
                     Err(why) => {
                         let _ = channel.send(MessageKind::Kept, why.as_bytes(), &[], limits.idle);
                         return Err(why);
                     }
                 },
-                _ => Err("nothing was handed over that could have been rebuilt".to_owned()),
+                _ => Err("unexpected message before the stop request".to_owned()),
             };
             if let Err(why) = result {
                 let _ = channel.send(MessageKind::Refused, why.as_bytes(), &[], limits.idle);
@@ -170,11 +172,11 @@ impl HandOverSource {
     /// Copies the state of each device, pausing one after the other.
     fn copy(&self) -> Result<SavedDevices, Reason> {
         let mut devices = Vec::new();
-        for (name, attention) in &self.devices {
+        for (name, pause) in &self.devices {
             let until = Instant::now() + self.limits.stop;
-            let called = attention.request_pause(until);
-            stopped(name, &called, until)?;
-            devices.push(saved(name, &called, until)?);
+            let pause = pause.request_pause(until);
+            stopped(name, &pause, until)?;
+            devices.push(saved(name, &pause, until)?);
         }
         self.saved_devices(devices)
     }
@@ -184,16 +186,16 @@ impl HandOverSource {
     fn hand_over(&self, channel: &Channel<'_>) -> Result<DeviceOwner, Reason> {
         let until = Instant::now() + self.limits.stop;
         let devices = self.devices.iter();
-        let calls = devices.map(|(name, attention)| (*name, attention.request_pause(until)));
+        let calls = devices.map(|(name, pause)| (*name, pause.request_pause(until)));
         let calls: Vec<(&str, PauseRequester)> = calls.collect();
-        for (name, called) in &calls {
-            stopped(name, called, until)?;
+        for (name, pause) in &calls {
+            stopped(name, pause, until)?;
         }
         let until = Instant::now() + self.limits.rebuild;
         let left = || until.saturating_duration_since(Instant::now());
         let mut devices = Vec::new();
-        for (name, called) in &calls {
-            devices.push(saved(name, called, until)?);
+        for (name, pause) in &calls {
+            devices.push(saved(name, pause, until)?);
         }
         let (bytes, fds) = self.saved_devices(devices)?.encode();
         let lost = |error: ChannelError| format!("before the devices were rebuilt: {error}");
@@ -205,25 +207,25 @@ impl HandOverSource {
             return Err("the devices were not rebuilt".to_owned());
         }
         // From here on the destination owns the devices.
-        for (_, called) in &calls {
-            let _ = called.commands.send(PauseCommand::Release);
+        for (_, pause) in &calls {
+            let _ = pause.commands.send(PauseCommand::Release);
         }
-        let mut whose = DeviceOwner::Destination;
-        for (name, called) in &calls {
+        let mut owner = DeviceOwner::Destination;
+        for (name, pause) in &calls {
             // A closed channel means that the thread has ended and released the device.
-            if let Ok(PauseReply::Stuck) = called.replies.recv() {
-                whose = DeviceOwner::Unknown(format!(
-                    "{name}'s process was ended, and hangs in the kernel"
+            if let Ok(PauseReply::Stuck) = pause.replies.recv() {
+                owner = DeviceOwner::Unknown(format!(
+                    "the process of {name} was killed and is stuck in the kernel"
                 ));
             }
         }
-        Ok(whose)
+        Ok(owner)
     }
 }
 
-fn next(name: &str, called: &PauseRequester, until: Instant) -> Result<PauseReply, Reason> {
+fn next(name: &str, pause: &PauseRequester, until: Instant) -> Result<PauseReply, Reason> {
     let left = until.saturating_duration_since(Instant::now());
-    called
+    pause
         .replies
         .recv_timeout(left)
         .map_err(|error| match error {
@@ -233,20 +235,20 @@ fn next(name: &str, called: &PauseRequester, until: Instant) -> Result<PauseRepl
 }
 
 fn not_in_time(name: &str) -> Reason {
-    format!("{name} does not come to the end of its turn")
+    format!("{name} did not end its turn in time")
 }
 
-fn stopped(name: &str, called: &PauseRequester, until: Instant) -> Result<(), Reason> {
-    match next(name, called, until)? {
+fn stopped(name: &str, pause: &PauseRequester, until: Instant) -> Result<(), Reason> {
+    match next(name, pause, until)? {
         PauseReply::Stopped => Ok(()),
         PauseReply::Busy => Err(not_in_time(name)),
         _ => Err(format!("{name} has failed")),
     }
 }
 
-fn saved(name: &str, called: &PauseRequester, until: Instant) -> Result<SavedDevice, Reason> {
-    let _ = called.commands.send(PauseCommand::Save);
-    match next(name, called, until)? {
+fn saved(name: &str, pause: &PauseRequester, until: Instant) -> Result<SavedDevice, Reason> {
+    let _ = pause.commands.send(PauseCommand::Save);
+    match next(name, pause, until)? {
         PauseReply::Saved(saved) => saved.map_err(|error| format!("{name}: {error}")),
         _ => Err(format!("{name} has failed")),
     }
@@ -290,22 +292,22 @@ mod tests {
     }
 
     /// Simulates a device that obeys all commands and finally replies `last`.
-    fn follow(attention: &PauseHandle, last: PauseReply) {
-        let round = loop {
-            if let Some(round) = attention.take_request() {
-                break round;
+    fn follow(pause: &PauseHandle, last: PauseReply) {
+        let request = loop {
+            if let Some(request) = pause.take_request() {
+                break request;
             }
             thread::yield_now();
         };
-        round.replies.send(PauseReply::Stopped).unwrap();
-        while let Ok(order) = round.commands.recv() {
-            match order {
+        request.replies.send(PauseReply::Stopped).unwrap();
+        while let Ok(command) = request.commands.recv() {
+            match command {
                 PauseCommand::Save => {
                     let saved = PauseReply::Saved(Box::new(Ok(device())));
-                    round.replies.send(saved).unwrap();
+                    request.replies.send(saved).unwrap();
                 }
                 PauseCommand::Release => {
-                    round.replies.send(last).unwrap();
+                    request.replies.send(last).unwrap();
                     return;
                 }
             }
@@ -322,22 +324,22 @@ mod tests {
         );
         let mut second = UnixStream::connect(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let attention = PauseHandle::new().unwrap();
+        let pause = PauseHandle::new().unwrap();
         let given = HandOverSource {
             control,
             metrics: fd(),
-            devices: vec![("blk", attention.clone())],
+            devices: vec![("blk", pause.clone())],
             limits: HandOverTimeouts::default(),
         };
-        let order =
+        let command =
             |kind: MessageKind| [(kind as u32).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
-        let orders = [order(MessageKind::Stop), order(MessageKind::Rebuilt)].concat();
-        second.write_all(&orders).unwrap();
-        let device = thread::spawn(move || follow(&attention, last));
+        let commands = [command(MessageKind::Stop), command(MessageKind::Rebuilt)].concat();
+        second.write_all(&commands).unwrap();
+        let device = thread::spawn(move || follow(&pause, last));
         let offered = serve_destination(given, &stop, |why| panic!("{why}"));
         device.join().unwrap();
-        let mut said = Vec::new();
-        second.read_to_end(&mut said).unwrap();
+        let mut received = Vec::new();
+        second.read_to_end(&mut received).unwrap();
         // The source sends a stream and a final message; the reason's text contains neither type.
         let kinds = [
             MessageKind::Released,
@@ -345,23 +347,23 @@ mod tests {
             MessageKind::Orphaned,
         ];
         let kinds = kinds.map(|kind| kind as u32);
-        let words = said.windows(4).map(|word| word.try_into().unwrap());
+        let words = received.windows(4).map(|word| word.try_into().unwrap());
         let mut words = words.map(u32::from_le_bytes);
         (words.rfind(|word| kinds.contains(word)).unwrap(), offered)
     }
 
     #[test]
     fn devices_are_handed_over_when_nothing_works_for_them_any_more() {
-        let (said, offered) = confirmed(PauseReply::Released);
-        assert_eq!(said, MessageKind::Released as u32);
+        let (kind, offered) = confirmed(PauseReply::Released);
+        assert_eq!(kind, MessageKind::Released as u32);
         assert_eq!(offered.unwrap(), SourceOutcome::HandedOver);
         // A process that is still alive may have the guest's memory: the destination must not
         // begin, and must not believe that the source has resumed the devices.
-        let (said, offered) = confirmed(PauseReply::Stuck);
-        assert_eq!(said, MessageKind::Orphaned as u32);
+        let (kind, offered) = confirmed(PauseReply::Stuck);
+        assert_eq!(kind, MessageKind::Orphaned as u32);
         let why = offered.unwrap_err().to_string();
         assert!(
-            why.starts_with("nobody has the devices: blk's process"),
+            why.starts_with("no process serves the devices: the process of blk"),
             "{why}"
         );
     }

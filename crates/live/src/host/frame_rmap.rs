@@ -68,7 +68,7 @@ impl FrameSource for HostFrames {
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
         match self {
             Self::Tables(frames) => frames.alloc_zeroed(),
-            Self::Guest(places) => places.change(|state| {
+            Self::Guest(rmap) => rmap.change(|state| {
                 let number = state.free.pop().unwrap_or_else(|| {
                     state.pages.push(None);
                     state.pages.len() as u64 - 1
@@ -81,10 +81,10 @@ impl FrameSource for HostFrames {
     fn free(&self, frame: PhysAddr) {
         match self {
             Self::Tables(frames) => frames.free(frame),
-            Self::Guest(places) => {
-                places.set_page(frame, None);
+            Self::Guest(rmap) => {
+                rmap.set_page(frame, None);
                 if let Some(number) = number(frame) {
-                    places.change(|state| state.free.push(number));
+                    rmap.change(|state| state.free.push(number));
                 }
             }
         }
@@ -107,24 +107,24 @@ mod tests {
 
     #[test]
     fn a_frame_leads_to_the_page_that_was_put_behind_it() {
-        let places = Arc::new(FrameRmap::default());
-        let source = HostFrames::Guest(Arc::clone(&places));
-        let mut placer = RmapRecorder(Arc::clone(&places));
+        let rmap = Arc::new(FrameRmap::default());
+        let source = HostFrames::Guest(Arc::clone(&rmap));
+        let mut placer = RmapRecorder(Arc::clone(&rmap));
         let (first, second) = (
             source.alloc_zeroed().unwrap(),
             source.alloc_zeroed().unwrap(),
         );
-        assert_eq!(places.page(first), None, "no page yet");
+        assert_eq!(rmap.page(first), None, "no page yet");
         placer.load(Gpa::new(0x7000), second);
         placer.load(Gpa::new(0x3000), first);
-        assert_eq!(places.page(first), Some(Gpa::new(0x3000)));
-        assert_eq!(places.page(second.wrapping_add(9)), Some(Gpa::new(0x7009)));
+        assert_eq!(rmap.page(first), Some(Gpa::new(0x3000)));
+        assert_eq!(rmap.page(second.wrapping_add(9)), Some(Gpa::new(0x7009)));
         for outside in [0, FIRST_FRAME - 1, FIRST_FRAME + 2 * PAGE_BYTES, u64::MAX] {
-            assert_eq!(places.page(PhysAddr::new(outside)), None);
+            assert_eq!(rmap.page(PhysAddr::new(outside)), None);
         }
         source.free(first);
-        assert_eq!(places.page(first), None);
+        assert_eq!(rmap.page(first), None);
         assert_eq!(source.alloc_zeroed().unwrap(), first);
-        assert_eq!(places.page(first), None, "nothing of its last page");
+        assert_eq!(rmap.page(first), None, "nothing of its last page");
     }
 }

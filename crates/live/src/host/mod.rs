@@ -36,7 +36,7 @@ const ALL: (u64, u64) = (4096, MEMORY);
 #[derive(Debug)]
 pub(crate) struct Host {
     memory: Arc<Arena>,
-    places: Arc<FrameRmap>,
+    rmap: Arc<FrameRmap>,
     contexts: HostFrames,
     second_stage: HostFrames,
     io_tables: HostFrames,
@@ -62,7 +62,7 @@ impl Host {
             second_stage: source(SECOND_STAGE, IO_TABLES)?,
             io_tables: source(IO_TABLES, ALL.1)?,
             memory,
-            places: Arc::default(),
+            rmap: Arc::default(),
             counters,
         })
     }
@@ -73,8 +73,8 @@ impl Host {
     }
 
     /// Returns the reverse map from frames to guest pages.
-    pub(crate) fn places(&self) -> &Arc<FrameRmap> {
-        &self.places
+    pub(crate) fn rmap(&self) -> &Arc<FrameRmap> {
+        &self.rmap
     }
 
     /// Returns the frames for context tables.

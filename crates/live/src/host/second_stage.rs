@@ -56,16 +56,16 @@ impl Memory {
         let window = AddressRange::<GuestPhysical>::new(Gpa::new(0), GUEST_BYTES);
         let window = window.ok_or(io::ErrorKind::InvalidInput)?;
         let on = optimisations == HostPagePool::On;
-        let places = host.places();
+        let rmap = host.rmap();
         let frames = OnDemand::new(
             Arc::clone(host.memory()),
             host.second_stage.clone(),
-            HostFrames::Guest(Arc::clone(places)),
+            HostFrames::Guest(Arc::clone(rmap)),
             SecondStage::new(Levels::Four),
             GUEST,
             &[window],
             on.then(FixedLastTable::default),
-            RmapRecorder(Arc::clone(places)),
+            RmapRecorder(Arc::clone(rmap)),
         );
         let frames = frames.map_err(io::Error::other)?;
         let frames = if on { frames } else { frames.without_pool() };

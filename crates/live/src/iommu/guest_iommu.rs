@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use ringfence_types::{Access, Iova, RequesterId};
-use ringfence_virtio_iommu::{EndpointId, TranslationFault, TranslationFaultReason};
+use ringfence_types::{Fault, RequesterId};
 
-use super::{AddError, EndpointMemory, VirtioIommu};
+use super::{AddError, VirtioIommu};
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
+use crate::dma::{EndpointMemory, FaultReporter};
+use crate::grants::Grants;
 use crate::pviommu::PvIommu;
-use crate::sandbox::Grants;
 
 /// An IOMMU of the guest. Clones share it.
 #[derive(Clone, Debug)]
@@ -88,22 +88,10 @@ impl GuestIommu {
     }
 
     /// Reports a stopped access to the driver, once it provides a buffer for the fault.
-    pub(crate) fn report(
-        &self,
-        device: RequesterId,
-        iova: Iova,
-        access: Access,
-        reason: TranslationFaultReason,
-    ) {
+    pub(crate) fn report_fault(&self, fault: &Fault) {
         match self {
-            Self::Virtio(iommu) => iommu.report(TranslationFault {
-                endpoint: EndpointId::new(device.get().into()),
-                iova,
-                access,
-                reason,
-            }),
-            // The para-virtual IOMMU takes the reason from its own record.
-            Self::Para(iommu) => iommu.report(device, iova, access),
+            Self::Virtio(iommu) => iommu.report_fault(fault),
+            Self::Para(iommu) => iommu.report_fault(fault),
         }
     }
 }

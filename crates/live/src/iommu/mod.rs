@@ -4,7 +4,6 @@
 //! ignores the memory that the endpoint's own client shares.
 
 mod assigned;
-mod endpoint_memory;
 mod guest_iommu;
 mod record;
 mod sandboxed_endpoints;
@@ -15,26 +14,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::{IommuError, IommuSink, SoftIommuLimits};
-use ringfence_types::{Iova, IovaRange, RequesterId};
+use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{
     Device, EndpointError, EndpointId, Options, ReservedRegion, ReservedRegionKind, SinkError,
-    SnapshotError, TranslationFault,
+    SnapshotError, TranslationFault, TranslationFaultReason,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
-pub use endpoint_memory::EndpointMemory;
-pub(crate) use endpoint_memory::reason;
 pub use guest_iommu::GuestIommu;
-pub use record::{PENDING_BYTES, Recorder};
+pub use record::{PENDING_BYTES, RecordState, Recorder};
+
+pub use crate::dma::EndpointMemory;
 
 use self::unmap_history::GuestIommuSink;
 use crate::assigned::{AssignedDma, AssignedTable, Hardware};
 use crate::counters::DeviceCounters;
-use crate::dma::{Direct, Dma};
+use crate::dma::{Direct, Dma, FaultReporter};
+use crate::grants::Grants;
 use crate::host::Host;
 use crate::limits::GuestLimits;
-use crate::sandbox::Grants;
 
 /// First and last address of the MSI window on a PC (Intel SDM volume 3, section 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
@@ -58,27 +57,18 @@ struct Shared {
 }
 
 /// Reason why a device cannot be placed behind the IOMMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     /// The virtio-iommu refused the endpoint.
+    #[error(transparent)]
     Endpoint(EndpointError),
     /// The software IOMMU refused the endpoint.
+    #[error(transparent)]
     Unit(IommuError),
     /// This device cannot be sandboxed.
+    #[error("device {0} cannot run in a sandbox process")]
     Sandboxed(RequesterId),
 }
-
-impl std::fmt::Display for AddError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Endpoint(error) => error.fmt(f),
-            Self::Unit(error) => error.fmt(f),
-            Self::Sandboxed(device) => write!(f, "no process can stand for device {device}"),
-        }
-    }
-}
-
-impl std::error::Error for AddError {}
 
 impl std::fmt::Debug for VirtioIommu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -100,13 +90,13 @@ impl VirtioIommu {
     ///
     /// # Errors
     /// The host has no descriptors left.
-    pub fn with_limits(caps: &GuestLimits, counters: Arc<DeviceCounters>) -> io::Result<Self> {
+    pub fn with_limits(limits: &GuestLimits, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let mut options = Options::default();
-        options.limits.mappings = caps.mappings;
-        options.limits.domains = caps.domains;
+        options.limits.mappings = limits.mappings;
+        options.limits.domains = limits.domains;
         let limits = SoftIommuLimits {
-            domains: caps.domains,
-            tables: caps.tables,
+            domains: limits.domains,
+            tables: limits.tables,
             ..SoftIommuLimits::default()
         };
         if let Some(input) = IovaRange::inclusive(Iova::ZERO, Iova::new(LAST_IOVA)) {
@@ -143,11 +133,7 @@ impl VirtioIommu {
         let reader = sink.reader(device).map_err(AddError::Unit)?;
         unit.add_endpoint(endpoint, reserved.as_slice())
             .map_err(AddError::Endpoint)?;
-        Ok(EndpointMemory::new(
-            GuestIommu::Virtio(self.clone()),
-            device,
-            reader,
-        ))
+        Ok(EndpointMemory::new(Arc::new(self.clone()), device, reader))
     }
 
     /// Declares that a sandboxed process with these grants implements the device. Call it before
@@ -174,8 +160,8 @@ impl VirtioIommu {
         let mapped = AssignedTable::new(&hardware, device)?;
         let endpoint = EndpointId::new(device.get().into());
         self.unit().sink_mut().assigned.add(endpoint, mapped);
-        let behind = GuestIommu::Virtio(self.clone());
-        Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
+        let iommu = Arc::new(self.clone());
+        Ok(AssignedDma::with_iommu(iommu, &hardware, device, counters))
     }
 
     /// Calls `with` on the grants of a sandboxed device. `None` if the device is not sandboxed.
@@ -195,11 +181,7 @@ impl VirtioIommu {
     pub fn add_reader(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         let reader = self.unit().sink_mut().inner.reader(device);
         let reader = reader.map_err(AddError::Unit)?;
-        Ok(EndpointMemory::new(
-            GuestIommu::Virtio(self.clone()),
-            device,
-            reader,
-        ))
+        Ok(EndpointMemory::new(Arc::new(self.clone()), device, reader))
     }
 
     /// Restores the state of another process's IOMMU. All endpoints must be added and the guest's
@@ -231,6 +213,26 @@ impl VirtioIommu {
             iommu: self.clone(),
             direct: Direct::default(),
         }
+    }
+
+    /// Accepts all offered features, in place of a driver.
+    pub fn accept_all_features(&self) {
+        let mut unit = self.unit();
+        let features = unit.features();
+        unit.accept_features(features);
+    }
+
+    /// Handles a request that comes from no virtqueue.
+    ///
+    /// # Errors
+    /// The request is malformed or refused.
+    pub fn handle(&self, request: &[u8]) -> io::Result<()> {
+        let mut reply = [0; 4];
+        let handled = self.unit().handle(request, &mut reply);
+        handled
+            .map_err(io::Error::other)?
+            .result
+            .map_err(io::Error::other)
     }
 
     /// Locks the device. A panic of another thread leaves it consistent: every change is preceded
@@ -265,6 +267,33 @@ impl VirtioIommu {
     /// Resets the descriptor before the pending reports are handled.
     pub(crate) fn clear_reported(&self) {
         let _ = rustix::io::read(&self.shared.faults, &mut [0; 8]);
+    }
+}
+
+impl FaultReporter for VirtioIommu {
+    fn report_fault(&self, fault: &Fault) {
+        self.report(TranslationFault {
+            endpoint: EndpointId::new(fault.device.get().into()),
+            iova: fault.iova,
+            access: fault.access,
+            reason: reason(fault),
+        });
+    }
+
+    fn reaches(&self, device: RequesterId, range: &IovaRange, access: Access) -> bool {
+        let endpoint = EndpointId::new(device.get().into());
+        self.unit().translate(endpoint, *range, access).is_ok()
+    }
+}
+
+/// Returns the fault reason that the driver receives.
+fn reason(fault: &Fault) -> TranslationFaultReason {
+    match fault.reason {
+        FaultReason::Blocked | FaultReason::RootNotPresent | FaultReason::ContextNotPresent => {
+            TranslationFaultReason::Unattached
+        }
+        FaultReason::ReadDenied | FaultReason::WriteDenied => TranslationFaultReason::Permission,
+        _ => TranslationFaultReason::NotMapped,
     }
 }
 

@@ -7,12 +7,13 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use ringfence_virtio_iommu::spec;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
-use crate::handover::{RecordState, StateError};
+use crate::saved_state::{Reader, SaveState, StateError, Writer};
 use crate::wire::fields::{u32_at, u64_at};
 
 /// Pending bytes at which the recorder writes them to the file.
@@ -131,7 +132,7 @@ impl Recorder {
         let possible = whole || pending.is_empty();
         if pending.len() >= PENDING_BYTES || !whole_lines || !pending.is_ascii() || !possible {
             return Err(StateError::Register {
-                what: "lines of a record",
+                what: "record line count",
             });
         }
         // Files other than regular ones have no size.
@@ -144,6 +145,41 @@ impl Recorder {
             max_bytes: most,
             bytes,
             lost,
+        })
+    }
+}
+
+/// A record that another process continues.
+#[derive(Debug)]
+pub struct RecordState {
+    /// The record file. Its duplicated descriptors share the file offset.
+    pub file: OwnedFd,
+    /// True if every request so far is in the file or pending. Otherwise no further request is
+    /// recorded.
+    pub whole: bool,
+    /// Lines that are not written yet.
+    pub pending: Vec<u8>,
+    /// Number of requests that are not recorded; 0 if `whole` is set.
+    pub lost: u64,
+}
+
+impl SaveState for RecordState {
+    fn encode(self, out: &mut Writer) {
+        out.fd(self.file);
+        out.flag(self.whole);
+        out.blob(&self.pending);
+        if !self.whole {
+            out.u64(self.lost);
+        }
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        let (file, whole) = (input.fd()?, input.flag()?);
+        Ok(Self {
+            file,
+            whole,
+            pending: input.blob("record length", PENDING_BYTES)?,
+            lost: if whole { 0 } else { input.u64()? },
         })
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, SinkError};
 use vm_memory::GuestMemoryMmap;
 
-use crate::sandbox::{GrantError, Grants};
+use crate::grants::{GrantError, Grants};
 
 /// The grants of each endpoint.
 #[derive(Debug, Default)]

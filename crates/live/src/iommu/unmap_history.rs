@@ -55,8 +55,8 @@ impl<M> GuestIommuSink<M> {
         // remapped in between.
         denied.reason == TranslationFaultReason::NotMapped
             && self.attached.get(&denied.endpoint).is_some_and(|domain| {
-                let mut gone = self.recently_unmapped.iter();
-                gone.any(|(of, range)| of == domain && range.contains_address(denied.iova))
+                let mut ranges = self.recently_unmapped.iter();
+                ranges.any(|(of, range)| of == domain && range.contains_address(denied.iova))
             })
     }
 }

@@ -33,27 +33,18 @@ impl Address {
 }
 
 /// Reason why a string is not an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The prefix is no known kind.
+    #[error("expected tap=NAME, socket=PATH or datagram=PATH:PATH")]
     Kind,
     /// Invalid interface name: it must have 1 to 15 bytes, no `/` and no space.
+    #[error("an interface name has 1 to 15 bytes, no '/' and no space")]
     Name,
     /// A path is missing.
+    #[error("expected a path")]
     Path,
 }
-
-impl std::fmt::Display for AddressError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Kind => "expected tap=NAME, socket=PATH or datagram=PATH:PATH",
-            Self::Name => "the name of an interface has 1 to 15 bytes, no '/' and no space",
-            Self::Path => "a path is missing",
-        })
-    }
-}
-
-impl std::error::Error for AddressError {}
 
 impl FromStr for Address {
     type Err = AddressError;

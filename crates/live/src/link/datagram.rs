@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::SocketType;
 
+use super::LinkState;
 use super::{
     LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits,
     received,
 };
 use crate::access::bind_datagram;
-use crate::handover::{HandOverBlocker, LinkState, StateError};
-use crate::virtio::PollSource;
+use crate::event::PollSource;
+use crate::saved_state::{HandOverBlocker, StateError};
 
 /// A pair of sockets. Frames for which the peer has no room are lost, as on a wire.
 #[derive(Debug)]
@@ -39,9 +40,7 @@ impl DatagramLink {
 
     pub(super) fn restore(socket: OwnedFd, remote: PathBuf) -> Result<Self, StateError> {
         if !remote.is_absolute() {
-            return Err(StateError::Register {
-                what: "path of a link",
-            });
+            return Err(StateError::Register { what: "link path" });
         }
         let socket = UnixDatagram::from(local_socket(socket, SocketType::DGRAM, false)?);
         let named = name(&socket).is_some_and(|name| name.is_absolute());

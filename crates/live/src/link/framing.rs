@@ -12,19 +12,12 @@ pub const FRAME_PREFIX_BYTES: usize = 4;
 pub const MAX_FRAMED_BYTES: usize = (1 << 16) + 4096;
 
 /// The stream is corrupt and no frame boundary can be found again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid frame length: {bytes}")]
 pub struct FramesLost {
     /// Invalid length in the stream.
     pub bytes: u32,
 }
-
-impl std::fmt::Display for FramesLost {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a frame of {} bytes", self.bytes)
-    }
-}
-
-impl std::error::Error for FramesLost {}
 
 /// Result of parsing a piece of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,19 +123,19 @@ fn is_wanted(bytes: usize) -> bool {
 /// Sends frames as a stream. Buffers the unsent rest of at most one frame.
 #[derive(Debug, Default)]
 pub struct Framer {
-    rest: Vec<u8>,
+    unsent: Vec<u8>,
 }
 
 impl Framer {
     /// Returns the unsent rest of a partially sent frame.
     pub(super) fn unsent(&self) -> &[u8] {
-        &self.rest
+        &self.unsent
     }
 
     /// Restores a framer with this unsent rest. `None` if the rest is too long for a partially sent
     /// frame.
-    pub(super) fn with_unsent(rest: Vec<u8>) -> Option<Self> {
-        (rest.len() < FRAME_PREFIX_BYTES + MAX_FRAME_BYTES).then_some(Self { rest })
+    pub(super) fn with_unsent(unsent: Vec<u8>) -> Option<Self> {
+        (unsent.len() < FRAME_PREFIX_BYTES + MAX_FRAME_BYTES).then_some(Self { unsent })
     }
 
     /// Sends a frame by `write`, which returns the number of bytes it accepted, possibly zero.
@@ -165,7 +158,7 @@ impl Framer {
         if sent == 0 {
             return Ok(false);
         }
-        self.rest.extend(prefix.iter().chain(frame).skip(sent));
+        self.unsent.extend(prefix.iter().chain(frame).skip(sent));
         Ok(true)
     }
 
@@ -178,15 +171,15 @@ impl Framer {
         mut write: impl FnMut(&[IoSlice<'_>]) -> Result<usize, E>,
     ) -> Result<(), E> {
         if self.is_in_frame() {
-            let sent = write(&[IoSlice::new(&self.rest)])?;
-            self.rest.drain(..sent.min(self.rest.len()));
+            let sent = write(&[IoSlice::new(&self.unsent)])?;
+            self.unsent.drain(..sent.min(self.unsent.len()));
         }
         Ok(())
     }
 
     /// Returns true if a frame is partially sent.
     pub fn is_in_frame(&self) -> bool {
-        !self.rest.is_empty()
+        !self.unsent.is_empty()
     }
 }
 

@@ -6,12 +6,14 @@
 mod address;
 mod datagram;
 mod framing;
+mod link_state;
 mod stream;
 mod tap;
 
 pub use address::{Address, AddressError};
 pub use datagram::DatagramLink;
 pub use framing::{Deframed, Deframer, FRAME_PREFIX_BYTES, Framer, FramesLost, MAX_FRAMED_BYTES};
+pub use link_state::{LinkState, PeerState};
 pub use stream::CHUNK_BYTES;
 pub use stream::StreamLink;
 pub use tap::TapLink;
@@ -23,8 +25,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use crate::handover::{HandOverBlocker, LinkState, StateError};
-use crate::virtio::PollSource;
+use crate::event::PollSource;
+use crate::saved_state::{HandOverBlocker, StateError};
 
 /// Shortest frame in bytes: an Ethernet header.
 pub const MIN_FRAME_BYTES: usize = 14;
@@ -84,7 +86,7 @@ pub trait NetLink: Send {
     /// # Errors
     /// [`HandOverBlocker`] if the link cannot be handed over.
     fn save(&self) -> Result<LinkState, HandOverBlocker> {
-        Err(HandOverBlocker::Keeps("a link of this kind"))
+        Err(HandOverBlocker::Unsupported("this link"))
     }
 }
 
@@ -148,7 +150,7 @@ fn from_the_root(path: &Path) -> PathBuf {
 
 /// A socket whose absolute path is too long cannot be handed over.
 const LONG_NAME: HandOverBlocker =
-    HandOverBlocker::Keeps("a link whose socket's path is too long from the root");
+    HandOverBlocker::Unsupported("a link whose absolute socket path is too long");
 
 /// Checks that `fd` is a local socket of this type that listens or not, as `listens` says.
 fn local_socket(fd: OwnedFd, kind: SocketType, listens: bool) -> Result<OwnedFd, StateError> {

@@ -12,10 +12,11 @@ use super::framing::{Deframed, Deframer, Framer};
 use super::{
     LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits,
 };
+use super::{LinkState, PeerState};
 use crate::access::SocketAccess;
-use crate::handover::{HandOverBlocker, LinkState, PeerState, StateError};
+use crate::event::PollSource;
+use crate::saved_state::{HandOverBlocker, StateError};
 use crate::stale_socket;
-use crate::virtio::PollSource;
 
 /// Bytes per read: room for several frames.
 pub const CHUNK_BYTES: usize = 16 * 1024;
@@ -215,10 +216,10 @@ impl Peer {
         let stream = local_socket(state.stream, SocketType::STREAM, false)?;
         Ok(Self {
             stream: UnixStream::from(stream),
-            deframer: deframer.ok_or(part("part of a frame that came"))?,
+            deframer: deframer.ok_or(part("partial frame"))?,
             chunk: state.unread,
             consumed: 0,
-            framer: Framer::with_unsent(state.unsent).ok_or(part("rest of a frame"))?,
+            framer: Framer::with_unsent(state.unsent).ok_or(part("unsent frame"))?,
         })
     }
 

@@ -9,9 +9,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
+use super::LinkState;
 use super::{NetLink, ReceiveOutcome, SendOutcome, never_waits, received};
-use crate::handover::{HandOverBlocker, LinkState, StateError};
-use crate::virtio::PollSource;
+use crate::event::PollSource;
+use crate::saved_state::{HandOverBlocker, StateError};
 
 /// Longest interface name in bytes, without the terminating zero.
 pub(super) const MAX_NAME_BYTES: usize = 15;
@@ -142,8 +143,8 @@ impl NetLink for TapLink {
     /// The interface exists until its last descriptor closes.
     fn save(&self) -> Result<LinkState, HandOverBlocker> {
         if self.removed {
-            return Err(HandOverBlocker::Keeps(
-                "a link whose interface was taken away",
+            return Err(HandOverBlocker::Unsupported(
+                "a link whose interface was removed",
             ));
         }
         Ok(LinkState::Tap {

@@ -2,7 +2,7 @@
 //! 1.2, section 4.1.4).
 
 use super::layout;
-use crate::handover::StateError;
+use crate::saved_state::StateError;
 use crate::wire::fields::{copy_part, u32_at};
 
 /// Bytes of a conventional configuration space.

@@ -13,7 +13,6 @@ use vm_memory::GuestMemoryMmap;
 
 use super::ConfigSpace;
 use crate::dma::Dma;
-use crate::handover::{DeviceState, HandOverBlocker};
 
 /// Proof that a function is bus master. While it lives, the configuration space cannot be written.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +31,8 @@ impl ConfigSpace {
 pub(crate) struct BusMasterGate<A>(A);
 
 impl<A> BusMasterGate<A> {
-    pub(crate) const fn new(way: A) -> Self {
-        Self(way)
+    pub(crate) const fn new(dma: A) -> Self {
+        Self(dma)
     }
 
     /// Returns the access to memory.
@@ -57,11 +56,8 @@ impl<A: Dma> BusMasterGate<A> {
         self.0.set_memory(memory);
     }
 
-    /// Adds the state of the memory access to the device's state for another process.
-    ///
-    /// # Errors
-    /// [`HandOverBlocker`] if the device cannot be handed over.
-    pub(crate) fn hand_over(&self, device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
-        self.0.hand_over(device)
+    /// Returns true if a hardware IOMMU model translates the accesses.
+    pub(crate) fn is_assigned(&self) -> bool {
+        self.0.is_assigned()
     }
 }

@@ -12,19 +12,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::IommuError;
-use ringfence_types::{Access, Iova, IovaRange, RequesterId};
+use ringfence_types::{Access, Fault, IovaRange, RequesterId};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use unit::Unit;
-pub use unit::UnitError;
+pub use unit::{PviommuState, UnitError};
 
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
-use crate::dma::{Direct, Dma};
+use crate::dma::{Direct, Dma, EndpointMemory, FaultReporter};
+use crate::grants::Grants;
 use crate::host::HostPagePool;
-use crate::iommu::{EndpointMemory, GuestIommu};
-use crate::sandbox::Grants;
 
 /// The para-virtual IOMMU. Clones share it.
 #[derive(Clone)]
@@ -91,11 +90,7 @@ impl PvIommu {
     /// The device does not exist, or has too many readers.
     pub fn reader(&self, device: RequesterId) -> Result<EndpointMemory, IommuError> {
         let reader = self.unit().reader(device)?;
-        Ok(EndpointMemory::new(
-            GuestIommu::Para(self.clone()),
-            device,
-            reader,
-        ))
+        Ok(EndpointMemory::new(Arc::new(self.clone()), device, reader))
     }
 
     /// Returns the memory view of an assigned device. `counters` count the hardware model's work
@@ -110,8 +105,8 @@ impl PvIommu {
     ) -> io::Result<AssignedDma> {
         let hardware = self.unit().hardware_of(device);
         let hardware = hardware.ok_or(io::ErrorKind::NotFound)?;
-        let behind = GuestIommu::Para(self.clone());
-        Ok(AssignedDma::with_iommu(behind, &hardware, device, counters))
+        let iommu = Arc::new(self.clone());
+        Ok(AssignedDma::with_iommu(iommu, &hardware, device, counters))
     }
 
     /// Declares that a sandboxed process with these grants implements the device. The device must
@@ -139,28 +134,11 @@ impl PvIommu {
         }
     }
 
-    /// Returns true if the driver has mapped the first byte of `range` for `access`. Reports no
-    /// fault.
-    pub(crate) fn reaches(&self, device: RequesterId, range: &IovaRange, access: Access) -> bool {
-        self.unit().reaches(device, range.start(), access)
-    }
-
     /// Locks the device. A panic of another thread leaves it consistent: every change is preceded
     /// by its checks.
     pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
         let unit = self.shared.unit.lock();
         unit.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reports a stopped access to the driver, once it provides a buffer for the event.
-    pub(crate) fn report(&self, device: RequesterId, iova: Iova, access: Access) {
-        let mut unit = self.unit();
-        if unit.report(device, access, iova) {
-            self.shared.counters.stale.add(1);
-        }
-        drop(unit);
-        self.shared.counters.faults.add(1);
-        self.poll_events();
     }
 
     /// Wakes the IOMMU's thread to deliver pending events.
@@ -176,6 +154,23 @@ impl PvIommu {
     /// Resets the descriptor before the pending reports are handled.
     pub(crate) fn clear_reported(&self) {
         let _ = rustix::io::read(&self.shared.events, &mut [0; 8]);
+    }
+}
+
+impl FaultReporter for PvIommu {
+    fn report_fault(&self, fault: &Fault) {
+        let mut unit = self.unit();
+        // The para-virtual IOMMU takes the reason from its own record.
+        if unit.report(fault.device, fault.access, fault.iova) {
+            self.shared.counters.stale.add(1);
+        }
+        drop(unit);
+        self.shared.counters.faults.add(1);
+        self.poll_events();
+    }
+
+    fn reaches(&self, device: RequesterId, range: &IovaRange, access: Access) -> bool {
+        self.unit().reaches(device, range.start(), access)
     }
 }
 

@@ -15,11 +15,12 @@ use ringfence_softiommu::{IommuError, Reader};
 use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
+pub use self::records::PviommuState;
 use self::tables::Domains;
 use crate::assigned::{AssignedTables, Hardware};
 use crate::counters::DeviceCounters;
+use crate::grants::Grants;
 use crate::host::{Host, HostPagePool, Memory};
-use crate::sandbox::Grants;
 
 /// IOVAs offered to the driver. Page 0 is excluded because drivers treat address 0 as invalid; the
 /// window ends with the software IOMMU's address width.
@@ -30,40 +31,17 @@ const PAGES_MAX: u32 = 4096;
 const REMEMBERED: usize = 4096;
 
 /// Reason why the unit cannot be created.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum UnitError {
     /// The host has no memory for the hardware model's tables.
-    Host(io::Error),
+    #[error(transparent)]
+    Host(#[from] io::Error),
     /// The configuration has too many devices, or one twice.
+    #[error("the para-virtual IOMMU has too many devices, or one twice")]
     Config,
     /// The software IOMMU refused a device.
-    Iommu(IommuError),
-}
-
-impl std::fmt::Display for UnitError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Config => {
-                f.write_str("a device twice, or more devices than the para-virtual IOMMU can list")
-            }
-            Self::Iommu(error) => error.fmt(f),
-            Self::Host(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for UnitError {}
-
-impl From<IommuError> for UnitError {
-    fn from(error: IommuError) -> Self {
-        Self::Iommu(error)
-    }
-}
-
-impl From<io::Error> for UnitError {
-    fn from(error: io::Error) -> Self {
-        Self::Host(error)
-    }
+    #[error(transparent)]
+    Iommu(#[from] IommuError),
 }
 
 /// State of the IOMMU, protected by its lock.
@@ -107,7 +85,7 @@ impl Unit {
         // One second stage per guest: all of its devices share it.
         let host = Arc::new(Host::new(Arc::clone(counters))?);
         let memory = Memory::on_demand(&host, optimisations)?;
-        let domains = Domains::new(&simulated, Arc::clone(host.places()))?;
+        let domains = Domains::new(&simulated, Arc::clone(host.rmap()))?;
         let hardware = Arc::new(Hardware::new(host)?);
         let sides = devices.iter().map(is_assigned);
         let tables = AnyTables::new(AssignedTables::new(&hardware, &assigned)?, domains, sides);

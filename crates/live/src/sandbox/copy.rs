@@ -9,7 +9,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 
-use super::windows::{END, FIRST};
+use crate::grants::sys;
+use crate::grants::windows::{END, FIRST};
 
 core::arch::global_asm!(
     ".pushsection .text.ringfence_copy, \"ax\", @progbits",
@@ -130,10 +131,10 @@ extern "C" fn on_fault(_signal: i32, _info: *mut libc::siginfo_t, context: *mut 
     // handler may change.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let Some(at) = registers.get_mut(libc::REG_RIP as usize) else {
-        super::sys::end(1);
+        sys::end(1);
     };
     if !(begin..end).contains(&(*at as usize)) {
-        super::sys::end(1);
+        sys::end(1);
     }
     *at = out as i64;
 }
@@ -144,9 +145,9 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::sandbox::call::Call;
-    use crate::sandbox::sys::make;
-    use crate::sandbox::windows::Window;
+    use crate::grants::Call;
+    use crate::grants::sys::make;
+    use crate::grants::windows::Window;
 
     /// Unmaps the second of two pages and copies all sizes up to the boundary and across it.
     #[test]

@@ -9,24 +9,24 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_types::RequesterId;
-use ringfence_virtio_iommu::TranslationFaultReason;
+use ringfence_types::{Access, Fault, FaultReason, RequesterId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use virtio_queue::{Queue, QueueT};
 
-use super::child::Waiter;
-use super::grants::{Grants, StuckProcess};
 use super::process::SandboxLink;
-use super::supervisor::ProtocolViolation;
 use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, RingPosition};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::dma_fault_injection::InjectionResult;
-use crate::handover::{DeviceState, DiskKind, HandOverBlocker};
+use crate::grants::child::Waiter;
+use crate::grants::{Grants, ProtocolViolation, StuckProcess};
 use crate::iommu::GuestIommu;
+use crate::saved_state::HandOverBlocker;
 use crate::virtio::blk::{Blk, RequestTooLong};
-use crate::virtio::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
+use crate::virtio::{
+    BusMasterStuck, Device, DeviceState, DiskKind, PollSource, QuantumResult, QueueBroken,
+};
 
 /// The proxy kills a process that has not reset its queues within this time.
 const RESET_TIMEOUT: Duration = Duration::from_secs(5);
@@ -122,31 +122,31 @@ impl DiskProxy {
 
     /// Returns true if no turn is in progress.
     pub fn is_idle(&self) -> bool {
-        !self.queues.iter().any(|lane| lane.busy)
+        !self.queues.iter().any(|state| state.busy)
     }
 
-    fn send_command(&mut self, order: &DeviceCommand) {
+    fn send_command(&mut self, command: &DeviceCommand) {
         if self.ended {
             return;
         }
         // The socket buffer holds all messages that can be outstanding. If it is full, the process
         // has stopped reading.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        if send(&self.link.socket, &order.encode(), flags).is_err() {
+        if send(&self.link.socket, &command.encode(), flags).is_err() {
             self.end(&ProtocolViolation::Exited);
         }
     }
 
-    fn end(&mut self, breach: &ProtocolViolation) {
+    fn end(&mut self, violation: &ProtocolViolation) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
         self.link.child.kill();
-        for lane in &mut self.queues {
-            lane.busy = false;
-            lane.broken = true;
+        for state in &mut self.queues {
+            state.busy = false;
+            state.broken = true;
         }
-        (self.on_event)(&ProxyEvent::Ended(breach));
+        (self.on_event)(&ProxyEvent::Ended(violation));
     }
 
     /// Receives and handles one message. Returns false if none was available or the process has
@@ -165,8 +165,11 @@ impl DiskProxy {
             self.end(&ProtocolViolation::Exited);
             return false;
         }
-        let report = bytes.get(..got).and_then(DeviceResponse::decode);
-        if report.and_then(|report| self.handle(report)).is_none() {
+        let response = bytes.get(..got).and_then(DeviceResponse::decode);
+        if response
+            .and_then(|response| self.handle(response))
+            .is_none()
+        {
             self.end(&ProtocolViolation::MalformedMessage);
         }
         true
@@ -193,7 +196,7 @@ impl DiskProxy {
     fn wait_for_reply(&mut self, most: Duration, enough: impl Fn(&Self) -> bool) -> bool {
         let begun = Instant::now();
         let patience = most.min(self.link.child.patience(Waiter::Device));
-        let heard = self.receive_until(begun + patience, enough);
+        let replied = self.receive_until(begun + patience, enough);
         if self
             .link
             .child
@@ -202,7 +205,7 @@ impl DiskProxy {
         {
             self.end(&ProtocolViolation::AllowanceExceeded);
         }
-        heard
+        replied
     }
 
     /// Waits for turns in progress. Returns false if one is still in progress at `until`.
@@ -215,16 +218,16 @@ impl DiskProxy {
     /// Marks completed turns as having more work if the driver rang the doorbell during them: the
     /// driver will not ring again.
     fn requeue_kicks(&mut self) {
-        for lane in &mut self.queues {
-            if let Some((turn, _)) = &mut lane.completed {
-                turn.more |= std::mem::take(&mut lane.kicked);
+        for state in &mut self.queues {
+            if let Some((turn, _)) = &mut state.completed {
+                turn.more |= std::mem::take(&mut state.kicked);
             }
         }
     }
 
     /// Handles one report. `None` if the protocol does not permit it in the current state.
-    fn handle(&mut self, report: DeviceResponse) -> Option<()> {
-        match report {
+    fn handle(&mut self, response: DeviceResponse) -> Option<()> {
+        match response {
             DeviceResponse::Turn {
                 index,
                 round,
@@ -232,8 +235,8 @@ impl DiskProxy {
                 at,
                 counted,
             } => {
-                let lane = self.busy_queue(index, round)?;
-                lane.completed = Some((turn, at));
+                let state = self.busy_queue(index, round)?;
+                state.completed = Some((turn, at));
                 self.counters.add_all(&counted);
             }
             DeviceResponse::Broken { index, round } => self.busy_queue(index, round)?.broken = true,
@@ -244,12 +247,17 @@ impl DiskProxy {
                 permission,
             } => {
                 self.count_response()?;
-                let reason = if permission {
-                    TranslationFaultReason::Permission
-                } else {
-                    TranslationFaultReason::NotMapped
+                let reason = match (permission, access) {
+                    (false, _) => FaultReason::NotPresent,
+                    (true, Access::Read) => FaultReason::ReadDenied,
+                    (true, Access::Write) => FaultReason::WriteDenied,
                 };
-                self.iommu.report(self.device, iova, access, reason);
+                self.iommu.report_fault(&Fault {
+                    device: self.device,
+                    iova,
+                    access,
+                    reason,
+                });
             }
             DeviceResponse::Injected {
                 injected,
@@ -269,7 +277,8 @@ impl DiskProxy {
             // The disk's log is rate-limited.
             DeviceResponse::TooLong { bytes, most } => {
                 self.count_response()?;
-                self.disk.complain(RequestTooLong { bytes, limit: most });
+                self.disk
+                    .log_too_long(RequestTooLong { bytes, limit: most });
             }
             DeviceResponse::Ready | DeviceResponse::Confined | DeviceResponse::ResetDone => {
                 return None;
@@ -294,9 +303,9 @@ impl DiskProxy {
     /// Ends the turn of queue `index` and returns the queue. `None` if turn `round` is not in
     /// progress.
     fn busy_queue(&mut self, index: u16, round: u64) -> Option<&mut QueueState> {
-        let lane = self.queues.get_mut(usize::from(index))?;
-        let asked = std::mem::take(&mut lane.busy) && lane.turn == round;
-        asked.then_some(lane)
+        let state = self.queues.get_mut(usize::from(index))?;
+        let asked = std::mem::take(&mut state.busy) && state.turn == round;
+        asked.then_some(state)
     }
 }
 
@@ -326,11 +335,13 @@ impl Device for DiskProxy {
     /// driver resets the device.
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.injects_faults {
-            return Err(HandOverBlocker::Keeps("a disk that misbehaves"));
+            return Err(HandOverBlocker::Unsupported("a disk with injected DMA"));
         }
         // A completed turn whose result the queue has not received also prevents a save.
-        if !self.is_idle() || self.queues.iter().any(|lane| lane.completed.is_some()) {
-            return Err(HandOverBlocker::Keeps("a disk in the middle of a turn"));
+        if !self.is_idle() || self.queues.iter().any(|state| state.completed.is_some()) {
+            return Err(HandOverBlocker::Unsupported(
+                "a disk with a turn in progress",
+            ));
         }
         let mut own = self.disk.save()?;
         if let DeviceState::Blk { kind, .. } = &mut own {
@@ -350,18 +361,18 @@ impl Device for DiskProxy {
 
     /// Resets the process's queues. On return it has released its rings or was killed.
     fn reset(&mut self) {
-        let used = self.queues.iter().any(|lane| lane.configured);
+        let used = self.queues.iter().any(|state| state.configured);
         self.resetting = used && !self.ended;
         if self.resetting {
             self.send_command(&DeviceCommand::Reset);
         }
         // A turn in progress ends first; its result is discarded.
-        if !self.wait_for_reply(RESET_TIMEOUT, |front| !front.resetting) {
+        if !self.wait_for_reply(RESET_TIMEOUT, |proxy| !proxy.resetting) {
             self.end(&ProtocolViolation::Late);
         }
-        for lane in &mut self.queues {
-            *lane = QueueState {
-                turn: lane.turn,
+        for state in &mut self.queues {
+            *state = QueueState {
+                turn: state.turn,
                 broken: self.ended,
                 ..QueueState::default()
             };
@@ -404,7 +415,7 @@ impl Device for DiskProxy {
     fn due(&mut self) -> Option<usize> {
         self.queues
             .iter()
-            .position(|lane| lane.completed.is_some() || (lane.broken && lane.configured))
+            .position(|state| state.completed.is_some() || (state.broken && state.configured))
     }
 
     fn process<A: Dma>(
@@ -415,33 +426,33 @@ impl Device for DiskProxy {
     ) -> Result<QuantumResult, QueueBroken> {
         let broken = || QueueBroken(virtio_queue::Error::QueueNotReady);
         let number = u16::try_from(index).map_err(|_| broken())?;
-        let lane = self.queues.get_mut(index).ok_or_else(broken)?;
-        if lane.broken {
+        let state = self.queues.get_mut(index).ok_or_else(broken)?;
+        if state.broken {
             // Report the broken queue only once.
-            lane.configured = false;
+            state.configured = false;
             return Err(broken());
         }
-        let over = lane.completed.take().map(|(turn, at)| {
+        let over = state.completed.take().map(|(turn, at)| {
             // The destination process continues from these positions after a hand-over.
             queue.set_next_avail(at.next_available);
             queue.set_next_used(at.next_used);
             turn
         });
-        if lane.busy {
-            lane.kicked = true;
+        if state.busy {
+            state.kicked = true;
             return Ok(QuantumResult::default());
         }
         if let Some(turn) = over
-            && !std::mem::take(&mut lane.kicked)
+            && !std::mem::take(&mut state.kicked)
         {
             return Ok(turn);
         }
-        let told = std::mem::replace(&mut lane.configured, true);
-        lane.busy = true;
-        lane.turn = lane.turn.wrapping_add(1);
-        let round = lane.turn;
+        let configured = std::mem::replace(&mut state.configured, true);
+        state.busy = true;
+        state.turn = state.turn.wrapping_add(1);
+        let round = state.turn;
         self.reports = 0;
-        if !told {
+        if !configured {
             self.send_command(&DeviceCommand::queue(number, &queue.state()));
         }
         self.send_command(&DeviceCommand::Kick {

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 
 use libc::{SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_USER_NOTIF, sock_filter};
 
-use super::sys::ASK;
+use crate::grants::sys::ASK;
 use crate::seccomp::{Rule, program};
 
 const fn allow_on(number: libc::c_long, descriptor: RawFd) -> Rule {

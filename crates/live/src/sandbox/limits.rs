@@ -6,9 +6,8 @@ use std::io::{self, Seek, SeekFrom};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::grants::{FIRST_FILE, MAX_FILES};
-use super::sys;
-use super::windows::{END, FIRST};
+use crate::grants::windows::{END, FIRST};
+use crate::grants::{FIRST_FILE, MAX_FILES, sys};
 
 /// Address space outside the windows: program, libraries, heap, stacks and control region.
 const PROCESS_BYTES: u64 = 1 << 30;

@@ -12,14 +12,14 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
-use super::control_region::{BATCH, ControlRegion};
 use super::filter;
-use super::sys::{confine, end, make, request_calls};
+use crate::grants::control_region::{BATCH, ControlRegion};
+use crate::grants::sys::{confine, end, make, request_calls};
 
 /// Starts the thread, confined, with `work` as its body. Returns the supervisor's seccomp listener.
 /// May be called once per process.
 pub(super) fn start(
-    board: &'static ControlRegion,
+    control: &'static ControlRegion,
     work: fn(&ControlRegion) -> !,
 ) -> io::Result<OwnedFd> {
     // A confined thread cannot make futex calls, so the caller polls this atomic.
@@ -31,7 +31,7 @@ pub(super) fn start(
         let listener = confine(&program, true).ok().flatten();
         let number = listener.map_or(FAILED, IntoRawFd::into_raw_fd);
         LISTENER.store(number, Ordering::Release);
-        work(board)
+        work(control)
     });
     loop {
         match LISTENER.load(Ordering::Acquire) {
@@ -45,7 +45,7 @@ pub(super) fn start(
 
 /// Executes batches from the control region. Exits the process when the supervisor has closed its
 /// listener.
-pub fn follow(board: &ControlRegion) -> ! {
+pub fn follow(control: &ControlRegion) -> ! {
     let (mut done, mut failed) = (0, 0);
     loop {
         let Ok(count) = usize::try_from(request_calls(done, failed)) else {
@@ -53,7 +53,7 @@ pub fn follow(board: &ControlRegion) -> ! {
         };
         (done, failed) = (0, 0);
         for at in 0..count.min(BATCH) {
-            let Some(call) = board.call(at) else {
+            let Some(call) = control.call(at) else {
                 end(1);
             };
             // SAFETY: the daemon writes calls for windows only, and the kernel rejects an `mmap`

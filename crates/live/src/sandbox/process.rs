@@ -16,13 +16,13 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use super::child::ChildProcess;
-use super::control_region::ControlRegion;
-use super::grants::Grants;
-use super::supervisor::{ProtocolViolation, Supervisor};
 use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES};
 use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::InjectedDma;
+use crate::grants::child::ChildProcess;
+use crate::grants::control_region::ControlRegion;
+use crate::grants::supervisor::Supervisor;
+use crate::grants::{Grants, ProtocolViolation};
 use crate::limits::GuestLimits;
 use crate::privileges::NO_PRIVILEGES;
 
@@ -74,7 +74,7 @@ pub fn start(
     counters: &Arc<DeviceCounters>,
 ) -> Result<(Grants, SandboxLink), ProtocolViolation> {
     let until = Instant::now() + READY_WITHIN;
-    let board = Arc::new(ControlRegion::create()?);
+    let control = Arc::new(ControlRegion::create()?);
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -88,14 +88,14 @@ pub fn start(
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         .spawn()?;
-    let life = Arc::new(ChildProcess::new(child)?);
+    let child = Arc::new(ChildProcess::new(child)?);
     let setup = DeviceCommand::Setup {
         read_only: image.read_only,
         queue_size: image.limits.queue_size,
         request_bytes: image.limits.request_bytes,
         injected: image.injected.to_vec(),
     };
-    let file = board.file().ok_or(ProtocolViolation::Exited)?;
+    let file = control.file().ok_or(ProtocolViolation::Exited)?;
     send_with(&ours, &setup.encode(), &[file.as_fd(), image.file])?;
     let (report, mut fds) = next(&ours, until)?;
     let (DeviceResponse::Ready, Some(listener), true) = (report, fds.pop(), fds.is_empty()) else {
@@ -108,16 +108,16 @@ pub fn start(
     };
     let supervisor = Supervisor::new(
         listener,
-        Arc::clone(&board),
-        Arc::clone(&life),
+        Arc::clone(&control),
+        Arc::clone(&child),
         Arc::clone(counters),
         until,
     )?;
-    verify(life.pid())?;
-    let grants = Grants::new(board, supervisor)?;
+    verify(child.pid())?;
+    let grants = Grants::new(control, supervisor)?;
     let link = SandboxLink {
         socket: ours,
-        child: life,
+        child,
         injected: image.injected.len(),
     };
     Ok((grants, link))

@@ -16,7 +16,7 @@ use std::fmt;
 use std::io;
 use std::iter::FusedIterator;
 
-use ringfence_pgtable::{Cursor, Levels, SecondStage, WalkErrorKind, walk};
+use ringfence_pgtable::{Cursor, WalkErrorKind, walk};
 use ringfence_types::{Access, Iova, PageSize, Permissions};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::guest_memory::GuestMemorySliceIterator;
@@ -25,20 +25,15 @@ use vm_memory::{
     Permissions as Wanted, VolatileSlice,
 };
 
-use super::control_region::{ControlRegion, ROOT};
 use super::copy;
-use super::wire::DeviceResponse;
 use crate::dma::Dma;
+use crate::grants::control_region::{ControlRegion, FORMAT, ROOT};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 /// Bytes that the slices of one closure can hold together.
 const BOUNCE_BYTES: usize = 1 << 20;
 /// Most pages whose windows a test device remembers.
 const MAX_STALE_WINDOWS: usize = 1 << 16;
-
-/// Format of the I/O page table.
-pub(super) const FORMAT: SecondStage =
-    SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size4K);
 
 /// A blocked access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +49,7 @@ pub struct SandboxFault {
 /// Guest memory as the process accesses it.
 pub struct SandboxMemory {
     inner: Inner,
-    respond: Box<dyn Fn(&DeviceResponse) + Send>,
+    report: Box<dyn Fn(&SandboxFault) + Send>,
 }
 
 struct Inner {
@@ -79,19 +74,19 @@ impl fmt::Debug for SandboxMemory {
 }
 
 impl SandboxMemory {
-    /// Translates by the table in `board` and passes every blocked access to `tell`. With `keep`,
-    /// records windows for [`Dma::use_stale`].
+    /// Translates by the table in `control` and passes every blocked access to `report`. With
+    /// `keep`, records windows for [`Dma::use_stale`].
     pub(super) fn new(
-        board: &'static ControlRegion,
+        control: &'static ControlRegion,
         keep: bool,
-        tell: impl Fn(&DeviceResponse) + Send + 'static,
+        report: impl Fn(&SandboxFault) + Send + 'static,
     ) -> io::Result<Self> {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let bounce = MmapRegion::build(None, BOUNCE_BYTES, rights, flags);
         Ok(Self {
             inner: Inner {
-                control: board,
+                control,
                 bounce: bounce.map_err(io::Error::other)?,
                 lent: Cell::new(0),
                 stopped: Cell::new(None),
@@ -100,7 +95,7 @@ impl SandboxMemory {
                 stale: keep.then(RefCell::default),
                 use_stale: false,
             },
-            respond: Box::new(tell),
+            report: Box::new(report),
         })
     }
 
@@ -131,11 +126,7 @@ impl Dma for SandboxMemory {
             if self.inner.check_term() {
                 return result;
             }
-            (self.respond)(&DeviceResponse::Fault {
-                iova: stopped.iova,
-                access: stopped.access,
-                permission: stopped.permission,
-            });
+            (self.report)(&stopped);
         }
         result
     }
@@ -339,7 +330,7 @@ impl Bitmap for BounceSlice<'_> {
 impl SandboxView<'_> {
     /// Translates all pages of a range to window address and length; fails if any page is not
     /// accessible.
-    fn places(
+    fn pieces(
         &self,
         addr: GuestAddress,
         count: usize,
@@ -350,7 +341,7 @@ impl SandboxView<'_> {
         } else {
             Access::Read
         };
-        let mut places = Vec::new();
+        let mut pieces = Vec::new();
         let mut iova = Iova::new(addr.0);
         let mut left = count;
         while left > 0 {
@@ -358,11 +349,11 @@ impl SandboxView<'_> {
             if wanted == Permissions::READ_WRITE && at.is_ok() {
                 at = self.inner.translate(iova, Access::Read);
             }
-            let here = left.min((PAGE - iova.offset_in(PAGE)) as usize);
-            places.push((iova, at?, here));
-            left -= here;
+            let bytes = left.min((PAGE - iova.offset_in(PAGE)) as usize);
+            pieces.push((iova, at?, bytes));
+            left -= bytes;
             if left > 0 {
-                let next = iova.checked_add(here as u64);
+                let next = iova.checked_add(bytes as u64);
                 iova = next.ok_or(SandboxFault {
                     iova,
                     access,
@@ -370,7 +361,7 @@ impl SandboxView<'_> {
                 })?;
             }
         }
-        Ok(places)
+        Ok(pieces)
     }
 }
 
@@ -380,7 +371,7 @@ impl GuestMemory for SandboxView<'_> {
 
     fn check_range(&self, addr: GuestAddress, count: usize, access: Wanted) -> bool {
         let wanted = Permissions::from_bits(access as u64);
-        wanted.is_some_and(|wanted| self.places(addr, count, wanted).is_ok())
+        wanted.is_some_and(|wanted| self.pieces(addr, count, wanted).is_ok())
     }
 
     fn get_slices<'a>(
@@ -395,8 +386,8 @@ impl GuestMemory for SandboxView<'_> {
         else {
             return Err(wrong);
         };
-        let places = match self.places(addr, count, wanted) {
-            Ok(places) => places,
+        let pieces = match self.pieces(addr, count, wanted) {
+            Ok(pieces) => pieces,
             Err(stopped) => {
                 self.inner.stop(stopped);
                 return Err(wrong);
@@ -404,7 +395,7 @@ impl GuestMemory for SandboxView<'_> {
         };
         Ok(Slices {
             inner: self.inner,
-            places: places.into_iter(),
+            pieces: pieces.into_iter(),
             reads: wanted.allows(Access::Read),
         })
     }
@@ -412,7 +403,7 @@ impl GuestMemory for SandboxView<'_> {
 
 struct Slices<'a> {
     inner: &'a Inner,
-    places: std::vec::IntoIter<(Iova, u64, usize)>,
+    pieces: std::vec::IntoIter<(Iova, u64, usize)>,
     reads: bool,
 }
 
@@ -465,10 +456,10 @@ impl<'a> Iterator for Slices<'a> {
     type Item = GuestMemoryResult<VolatileSlice<'a, BounceSlice<'a>>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (iova, window, bytes) = self.places.next()?;
+        let (iova, window, bytes) = self.pieces.next()?;
         let slice = self.slice(iova, window, bytes);
         if slice.is_err() {
-            self.places = Vec::new().into_iter();
+            self.pieces = Vec::new().into_iter();
         }
         Some(slice)
     }

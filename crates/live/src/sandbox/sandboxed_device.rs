@@ -8,17 +8,18 @@ use std::sync::Arc;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use virtio_queue::{Queue, QueueT};
 
-use super::control_region::ControlRegion;
 use super::process::{receive_with, send_with};
-use super::sandbox_memory::SandboxMemory;
+use super::sandbox_memory::{SandboxFault, SandboxMemory};
 use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, RingPosition};
-use super::{copy, filter, limits, mapper, sys};
+use super::{copy, filter, limits, mapper};
 use crate::counters::DeviceCounters;
-use crate::dma_fault_injection::{DmaInjector, InjectedDma, InjectionResult};
+use crate::dma_fault_injection::{InjectedDma, InjectionResult};
+use crate::grants::control_region::ControlRegion;
+use crate::grants::sys;
 use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::privileges;
-use crate::virtio::Device;
 use crate::virtio::blk::{Blk, RequestTooLong};
+use crate::virtio::{Device, DmaInjector};
 
 /// Bytes that the device may allocate in addition to its initial heap.
 const HEAP_BYTES: usize = 16 << 20;
@@ -65,7 +66,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     let socket = rustix::stdio::stdin();
     let (bytes, fds) = receive_with(socket)?;
     let fds: [OwnedFd; 2] = fds.try_into().map_err(|_| not_ours())?;
-    let [board, image] = fds.map(File::from);
+    let [control, image] = fds.map(File::from);
     let Some(DeviceCommand::Setup {
         read_only,
         queue_size,
@@ -75,37 +76,43 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     else {
         return Err(not_ours());
     };
-    let board: &'static ControlRegion = Box::leak(Box::new(ControlRegion::open(board)?));
+    let control: &'static ControlRegion = Box::leak(Box::new(ControlRegion::open(control)?));
     let keep = injected.contains(&InjectedDma::AfterRevoke);
-    let reach = SandboxMemory::new(board, keep, send)?;
+    let memory = SandboxMemory::new(control, keep, |fault: &SandboxFault| {
+        send(&DeviceResponse::Fault {
+            iova: fault.iova,
+            access: fault.access,
+            permission: fault.permission,
+        });
+    })?;
     let counters = Arc::new(DeviceCounters::default());
     // Both uses share one descriptor: the filter admits a single number.
     let number = image.as_raw_fd();
     let mut disk = Blk::new(image, read_only, Arc::clone(&counters))?;
-    let caps = GuestLimits {
+    let limits = GuestLimits {
         queue_size,
         request_bytes,
         ..GuestLimits::default()
     };
-    let complaints = RateLimitedLog::new(|refused| {
+    let log = RateLimitedLog::new(|refused| {
         if let Some(RequestTooLong { bytes, limit: most }) = refused.downcast_ref().copied() {
             send(&DeviceResponse::TooLong { bytes, most });
         }
     });
-    disk.set_limits(&caps, complaints);
+    disk.set_limits(&limits, log);
     if !injected.is_empty() {
-        let told = |tried: &InjectionResult| {
+        let report = |result: &InjectionResult| {
             send(&DeviceResponse::Injected {
-                injected: tried.injected,
-                access: tried.access,
-                iova: tried.iova,
-                stopped: tried.stopped,
+                injected: result.injected,
+                access: result.access,
+                iova: result.iova,
+                stopped: result.stopped,
             });
         };
-        disk.misbehave(DmaInjector::new(
+        disk.inject_dma(DmaInjector::new(
             &injected,
             None,
-            told,
+            report,
             Arc::clone(&counters),
         ));
     }
@@ -115,7 +122,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
         .collect::<Result<_, _>>();
     let queues = queues.map_err(io::Error::other)?;
     copy::catch_faults()?;
-    let listener = mapper::start(board, map)?;
+    let listener = mapper::start(control, map)?;
     limits::apply(disk.file())?;
     sys::close_all_but(&[socket.as_raw_fd(), number, listener.as_raw_fd()])?;
     let own = socket.try_clone_to_owned()?;
@@ -124,7 +131,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     sys::confine(&filter::for_the_device(socket.as_raw_fd(), number), false)?;
     send(&DeviceResponse::Confined);
     Ok(SandboxedDevice {
-        memory: reach,
+        memory,
         disk,
         counters,
         queues,

@@ -6,6 +6,7 @@ use ringfence_types::{Access, Iova};
 use virtio_queue::QueueState;
 
 use crate::dma_fault_injection::InjectedDma;
+use crate::saved_state::{Reader, Writer, wire_numbers};
 use crate::virtio::QuantumResult;
 
 /// Words of the longest message.
@@ -14,6 +15,41 @@ const MAX_WORDS: usize = 96;
 pub(super) const MAX_BYTES: usize = 8 * MAX_WORDS;
 /// Most classes of injected DMA in a setup message.
 pub(super) const MAX_INJECTED: usize = 16;
+
+wire_numbers! {
+    enum CommandKind: u64 {
+        Setup = 1,
+        Begin = 2,
+        Queue = 3,
+        Kick = 4,
+        Reset = 5,
+    }
+}
+
+wire_numbers! {
+    enum ResponseKind: u64 {
+        Ready = 1,
+        Confined = 2,
+        Turn = 3,
+        Broken = 4,
+        ResetDone = 5,
+        Fault = 6,
+        Injected = 7,
+        TooLong = 8,
+    }
+}
+
+wire_numbers! {
+    enum DmaClass: u64 {
+        Stray = 1,
+        AfterUnmap = 2,
+        WriteReadOnly = 3,
+        ReadWriteOnly = 4,
+        Foreign = 5,
+        AfterRevoke = 6,
+        Storm = 7,
+    }
+}
 
 /// A device's position in the rings of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +128,7 @@ pub(super) enum DeviceResponse {
 
 impl DeviceCommand {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let words = match self {
+        let (kind, words) = match self {
             Self::Setup {
                 read_only,
                 queue_size,
@@ -100,14 +136,14 @@ impl DeviceCommand {
                 injected,
             } => {
                 let flags = u64::from(*read_only);
-                let mut words = vec![1, flags, u64::from(*queue_size), *request_bytes];
+                let mut words = vec![flags, u64::from(*queue_size), *request_bytes];
                 for injected in injected.iter().take(MAX_INJECTED) {
                     let (class, address) = class(*injected);
                     words.extend([class, address]);
                 }
-                words
+                (CommandKind::Setup, words)
             }
-            Self::Begin { features } => vec![2, *features],
+            Self::Begin { features } => (CommandKind::Begin, vec![*features]),
             Self::Queue {
                 index,
                 size,
@@ -116,27 +152,29 @@ impl DeviceCommand {
                 available,
                 used,
                 at,
-            } => vec![
-                3,
-                u64::from(*index),
-                u64::from(*size),
-                u64::from(*event_index),
-                *descriptors,
-                *available,
-                *used,
-                u64::from(at.next_available),
-                u64::from(at.next_used),
-            ],
-            Self::Kick { index, round } => vec![4, u64::from(*index), *round],
-            Self::Reset => vec![5],
+            } => (
+                CommandKind::Queue,
+                vec![
+                    u64::from(*index),
+                    u64::from(*size),
+                    u64::from(*event_index),
+                    *descriptors,
+                    *available,
+                    *used,
+                    u64::from(at.next_available),
+                    u64::from(at.next_used),
+                ],
+            ),
+            Self::Kick { index, round } => (CommandKind::Kick, vec![u64::from(*index), *round]),
+            Self::Reset => (CommandKind::Reset, vec![]),
         };
-        bytes(&words)
+        encode(kind as u64, &words)
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let words = words(bytes)?;
-        Some(match words.as_slice() {
-            [1, read_only, queue_size, request_bytes, classes @ ..] => {
+        let (kind, words) = decode(bytes)?;
+        Some(match (CommandKind::from_number(kind)?, words.as_slice()) {
+            (CommandKind::Setup, [read_only, queue_size, request_bytes, classes @ ..]) => {
                 let (pairs, []) = classes.as_chunks::<2>() else {
                     return None;
                 };
@@ -148,20 +186,22 @@ impl DeviceCommand {
                     injected: injected.collect::<Option<_>>()?,
                 }
             }
-            [2, features] => Self::Begin {
+            (CommandKind::Begin, [features]) => Self::Begin {
                 features: *features,
             },
-            [
-                3,
-                index,
-                size,
-                event_index,
-                descriptors,
-                available,
-                used,
-                next_available,
-                next_used,
-            ] => Self::Queue {
+            (
+                CommandKind::Queue,
+                [
+                    index,
+                    size,
+                    event_index,
+                    descriptors,
+                    available,
+                    used,
+                    next_available,
+                    next_used,
+                ],
+            ) => Self::Queue {
                 index: short(*index)?,
                 size: short(*size)?,
                 event_index: flag(*event_index)?,
@@ -170,11 +210,11 @@ impl DeviceCommand {
                 used: *used,
                 at: ring_position(*next_available, *next_used)?,
             },
-            [4, index, round] => Self::Kick {
+            (CommandKind::Kick, [index, round]) => Self::Kick {
                 index: short(*index)?,
                 round: *round,
             },
-            [5] => Self::Reset,
+            (CommandKind::Reset, []) => Self::Reset,
             _ => return None,
         })
     }
@@ -198,9 +238,9 @@ impl DeviceCommand {
 
 impl DeviceResponse {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let words = match self {
-            Self::Ready => vec![1],
-            Self::Confined => vec![2],
+        let (kind, words) = match self {
+            Self::Ready => (ResponseKind::Ready, vec![]),
+            Self::Confined => (ResponseKind::Confined, vec![]),
             Self::Turn {
                 index,
                 round,
@@ -209,18 +249,23 @@ impl DeviceResponse {
                 counted,
             } => {
                 let flags = [turn.interrupt, turn.more].map(u64::from);
-                let mut words = vec![3, u64::from(*index), *round, flags[0], flags[1]];
+                let mut words = vec![u64::from(*index), *round, flags[0], flags[1]];
                 words.extend([at.next_available, at.next_used].map(u64::from));
                 words.extend(counted);
-                words
+                (ResponseKind::Turn, words)
             }
-            Self::Broken { index, round } => vec![4, u64::from(*index), *round],
-            Self::ResetDone => vec![5],
+            Self::Broken { index, round } => {
+                (ResponseKind::Broken, vec![u64::from(*index), *round])
+            }
+            Self::ResetDone => (ResponseKind::ResetDone, vec![]),
             Self::Fault {
                 iova,
                 access,
                 permission,
-            } => vec![6, iova.get(), access_word(*access), u64::from(*permission)],
+            } => (
+                ResponseKind::Fault,
+                vec![iova.get(), access_word(*access), u64::from(*permission)],
+            ),
             Self::Injected {
                 injected,
                 access,
@@ -229,28 +274,33 @@ impl DeviceResponse {
             } => {
                 let (class, address) = class(*injected);
                 let stopped = u64::from(*stopped);
-                vec![7, class, address, access_word(*access), iova.get(), stopped]
+                (
+                    ResponseKind::Injected,
+                    vec![class, address, access_word(*access), iova.get(), stopped],
+                )
             }
-            Self::TooLong { bytes, most } => vec![8, *bytes, *most],
+            Self::TooLong { bytes, most } => (ResponseKind::TooLong, vec![*bytes, *most]),
         };
-        bytes(&words)
+        encode(kind as u64, &words)
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let words = words(bytes)?;
-        Some(match words.as_slice() {
-            [1] => Self::Ready,
-            [2] => Self::Confined,
-            [
-                3,
-                index,
-                round,
-                interrupt,
-                more,
-                next_available,
-                next_used,
-                counted @ ..,
-            ] => Self::Turn {
+        let (kind, words) = decode(bytes)?;
+        Some(match (ResponseKind::from_number(kind)?, words.as_slice()) {
+            (ResponseKind::Ready, []) => Self::Ready,
+            (ResponseKind::Confined, []) => Self::Confined,
+            (
+                ResponseKind::Turn,
+                [
+                    index,
+                    round,
+                    interrupt,
+                    more,
+                    next_available,
+                    next_used,
+                    counted @ ..,
+                ],
+            ) => Self::Turn {
                 index: short(*index)?,
                 round: *round,
                 turn: QuantumResult {
@@ -260,23 +310,25 @@ impl DeviceResponse {
                 at: ring_position(*next_available, *next_used)?,
                 counted: counted.to_vec(),
             },
-            [4, index, round] => Self::Broken {
+            (ResponseKind::Broken, [index, round]) => Self::Broken {
                 index: short(*index)?,
                 round: *round,
             },
-            [5] => Self::ResetDone,
-            [6, iova, way, permission] => Self::Fault {
+            (ResponseKind::ResetDone, []) => Self::ResetDone,
+            (ResponseKind::Fault, [iova, direction, permission]) => Self::Fault {
                 iova: Iova::new(*iova),
-                access: access(*way)?,
+                access: access(*direction)?,
                 permission: flag(*permission)?,
             },
-            [7, class, address, way, iova, stopped] => Self::Injected {
-                injected: injected_dma(*class, *address)?,
-                access: access(*way)?,
-                iova: Iova::new(*iova),
-                stopped: flag(*stopped)?,
-            },
-            [8, bytes, most] => Self::TooLong {
+            (ResponseKind::Injected, [class, address, direction, iova, stopped]) => {
+                Self::Injected {
+                    injected: injected_dma(*class, *address)?,
+                    access: access(*direction)?,
+                    iova: Iova::new(*iova),
+                    stopped: flag(*stopped)?,
+                }
+            }
+            (ResponseKind::TooLong, [bytes, most]) => Self::TooLong {
                 bytes: *bytes,
                 most: *most,
             },
@@ -285,16 +337,25 @@ impl DeviceResponse {
     }
 }
 
-fn bytes(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+fn encode(kind: u64, words: &[u64]) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.u64(kind);
+    words.iter().for_each(|word| out.u64(*word));
+    out.bytes
 }
 
-fn words(bytes: &[u8]) -> Option<Vec<u64>> {
-    let (words, []) = bytes.as_chunks::<8>() else {
+/// Returns the type of a message and its other words.
+fn decode(bytes: &[u8]) -> Option<(u64, Vec<u64>)> {
+    if bytes.len() > MAX_BYTES {
         return None;
-    };
-    let fits = words.len() <= MAX_WORDS;
-    fits.then(|| words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    }
+    let mut input = Reader::new(bytes);
+    let kind = input.u64().ok()?;
+    let mut words = Vec::new();
+    while !input.bytes.is_empty() {
+        words.push(input.u64().ok()?);
+    }
+    Some((kind, words))
 }
 
 fn flag(word: u64) -> Option<bool> {
@@ -332,27 +393,27 @@ fn access(word: u64) -> Option<Access> {
 }
 
 fn class(injected: InjectedDma) -> (u64, u64) {
-    match injected {
-        InjectedDma::Stray(iova) => (1, iova.get()),
-        InjectedDma::AfterUnmap => (2, 0),
-        InjectedDma::WriteReadOnly => (3, 0),
-        InjectedDma::ReadWriteOnly => (4, 0),
-        InjectedDma::Foreign => (5, 0),
-        InjectedDma::AfterRevoke => (6, 0),
-        InjectedDma::Storm(iova) => (7, iova.get()),
-    }
+    let (class, address) = match injected {
+        InjectedDma::Stray(iova) => (DmaClass::Stray, iova.get()),
+        InjectedDma::AfterUnmap => (DmaClass::AfterUnmap, 0),
+        InjectedDma::WriteReadOnly => (DmaClass::WriteReadOnly, 0),
+        InjectedDma::ReadWriteOnly => (DmaClass::ReadWriteOnly, 0),
+        InjectedDma::Foreign => (DmaClass::Foreign, 0),
+        InjectedDma::AfterRevoke => (DmaClass::AfterRevoke, 0),
+        InjectedDma::Storm(iova) => (DmaClass::Storm, iova.get()),
+    };
+    (class as u64, address)
 }
 
 fn injected_dma(class: u64, address: u64) -> Option<InjectedDma> {
-    Some(match class {
-        1 => InjectedDma::Stray(Iova::new(address)),
-        2 => InjectedDma::AfterUnmap,
-        3 => InjectedDma::WriteReadOnly,
-        4 => InjectedDma::ReadWriteOnly,
-        5 => InjectedDma::Foreign,
-        6 => InjectedDma::AfterRevoke,
-        7 => InjectedDma::Storm(Iova::new(address)),
-        _ => return None,
+    Some(match DmaClass::from_number(class)? {
+        DmaClass::Stray => InjectedDma::Stray(Iova::new(address)),
+        DmaClass::AfterUnmap => InjectedDma::AfterUnmap,
+        DmaClass::WriteReadOnly => InjectedDma::WriteReadOnly,
+        DmaClass::ReadWriteOnly => InjectedDma::ReadWriteOnly,
+        DmaClass::Foreign => InjectedDma::Foreign,
+        DmaClass::AfterRevoke => InjectedDma::AfterRevoke,
+        DmaClass::Storm => InjectedDma::Storm(Iova::new(address)),
     })
 }
 
@@ -431,7 +492,7 @@ mod tests {
             words in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..12),
             cut in 0usize..3,
         ) {
-            let mut bytes = bytes(&words);
+            let mut bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
             bytes.truncate(bytes.len().saturating_sub(cut));
             if let Some(report) = DeviceResponse::decode(&bytes) {
                 prop_assert_eq!(DeviceResponse::decode(&report.encode()), Some(report));

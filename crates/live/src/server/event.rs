@@ -4,8 +4,13 @@ use std::error::Error;
 use std::sync::Arc;
 
 use crate::dma_fault_injection::InjectionResult;
-use crate::sandbox::ProtocolViolation;
-use crate::virtio::QueueBroken;
+use crate::grants::ProtocolViolation;
+
+/// The device cannot use a queue any more: its rings are inaccessible or invalid. The device sets
+/// `DEVICE_NEEDS_RESET`.
+#[derive(Debug, thiserror::Error)]
+#[error("the queue is broken: {0}")]
+pub struct QueueBroken(#[from] pub virtio_queue::Error);
 
 /// An event of a connection, for the log.
 #[derive(Debug)]
@@ -55,16 +60,9 @@ impl Default for LogBudget {
 }
 
 /// Logged in place of a client's last line: further events are only counted.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("log limit of this client reached; further messages are only counted")]
 struct LogBudgetExhausted;
-
-impl std::fmt::Display for LogBudgetExhausted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("as much as was said of this client; more is only counted")
-    }
-}
-
-impl Error for LogBudgetExhausted {}
 
 impl LogBudget {
     /// Returns the budget of the next client.

@@ -10,7 +10,7 @@ use rustix::net::{
 };
 
 use super::{StopSignal, wait};
-use crate::virtio::PollSource;
+use crate::event::PollSource;
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
 /// Sends a reply. Returns false if the stop signal comes first: a client that does not read may
@@ -59,16 +59,18 @@ pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Rece
 
 /// Bytes of a stream and the descriptors that came with them.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub struct Piece {
     /// Empty at the end of the stream.
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    /// Received bytes; empty at the end of the stream.
+    pub bytes: Vec<u8>,
+    /// Descriptors that came with them.
+    pub fds: Vec<OwnedFd>,
     /// True if more descriptors came than a message may carry.
-    pub(crate) truncated: bool,
+    pub truncated: bool,
 }
 
 /// Receives at most `wants` bytes. `None` if no data is available, or a receive timeout expires.
-pub(crate) fn receive_piece(
+pub fn receive_piece(
     stream: &UnixStream,
     wants: usize,
     flags: RecvFlags,

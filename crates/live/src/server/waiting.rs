@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::ServeEvent;
 use crate::access::SocketAccess;
-use crate::virtio::PollSource;
+use crate::event::PollSource;
 
 /// Pause before the next client is accepted when the host lacks resources.
 const NO_ROOM: Timespec = Timespec {
@@ -34,12 +34,15 @@ impl StopSignal {
     }
 
     /// Returns a descriptor that is readable after the signal.
-    pub(crate) fn fd(&self) -> &OwnedFd {
+    pub fn fd(&self) -> &OwnedFd {
         &self.0
     }
 
     /// Waits for the next client. `None` if the stop signal comes first.
-    pub(crate) fn accept(
+    ///
+    /// # Errors
+    /// Listening or polling failed.
+    pub fn accept(
         &self,
         listener: &UnixListener,
         access: SocketAccess,
@@ -111,11 +114,11 @@ pub(crate) struct WaitResult {
 
 impl WaitResult {
     pub(super) fn serve_end(self) -> Option<ServeEnd> {
-        let bell = self.pause.then_some(ServeEnd::PauseRequested);
+        let wake_fd = self.pause.then_some(ServeEnd::PauseRequested);
         if self.stop {
             Some(ServeEnd::Stop)
         } else {
-            bell
+            wake_fd
         }
     }
 }
@@ -134,12 +137,12 @@ pub(super) fn wait_or_pause(
     main: Option<BorrowedFd<'_>>,
     extra: Option<PollSource<'_>>,
     stop: &StopSignal,
-    bell: Option<BorrowedFd<'_>>,
+    wake_fd: Option<BorrowedFd<'_>>,
     busy: bool,
 ) -> io::Result<WaitResult> {
     let mut fds = vec![PollFd::new(&*stop.0, PollFlags::IN)];
     fds.extend(main.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-    fds.extend(bell.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    fds.extend(wake_fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     if let Some(PollSource { fd, input, output }) = extra {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, input);
@@ -162,7 +165,7 @@ pub(super) fn wait_or_pause(
         return Ok(WaitResult {
             stop: next(true),
             main: next(main.is_some()),
-            pause: next(bell.is_some()),
+            pause: next(wake_fd.is_some()),
             extra: next(true),
         });
     }

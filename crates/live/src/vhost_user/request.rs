@@ -50,30 +50,18 @@ pub(super) fn asks(header: &Header) -> bool {
 }
 
 /// Reason why the rest of the stream cannot be parsed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The header has another protocol version.
+    #[error(transparent)]
     Frame(FrameError),
     /// The payload exceeds [`MAX_PAYLOAD_BYTES`].
+    #[error("a payload of {bytes} bytes exceeds {MAX_PAYLOAD_BYTES}")]
     Long {
         /// Payload length in the header.
         bytes: u32,
     },
 }
-
-impl std::fmt::Display for StreamError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Frame(error) => error.fmt(f),
-            Self::Long { bytes } => write!(
-                f,
-                "a payload of {bytes} bytes is longer than {MAX_PAYLOAD_BYTES}"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for StreamError {}
 
 impl Framed for Header {
     const BYTES: usize = Self::BYTES;
@@ -95,19 +83,22 @@ impl Framed for Header {
 }
 
 /// Reason why a message is not a valid request. The stream remains usable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The request was not offered.
+    #[error("request {request} was not offered")]
     Unknown {
         /// Request number in the message's header.
         request: u32,
     },
     /// The message is a reply, but this socket carries no requests of the back-end.
+    #[error("unexpected reply to request {request}")]
     NotARequest {
         /// Request number in the message's header.
         request: u32,
     },
     /// The payload has the wrong length for the request.
+    #[error("request {request} has a payload of {bytes} bytes")]
     Length {
         /// Request number in the message's header.
         request: u32,
@@ -115,6 +106,7 @@ pub enum RequestError {
         bytes: usize,
     },
     /// The message has too few or too many descriptors.
+    #[error("request {request} has {given} descriptors")]
     Descriptors {
         /// Request number in the message's header.
         request: u32,
@@ -122,37 +114,18 @@ pub enum RequestError {
         given: usize,
     },
     /// The memory table is empty or has more than [`MAX_REGIONS`] regions.
+    #[error("the memory table has {given} regions, not 1 to {MAX_REGIONS}")]
     Regions {
         /// Number of regions.
         given: u32,
     },
     /// The ring is to be polled without a kick eventfd, which is not supported.
+    #[error("ring {index} has no kick eventfd")]
     Polled {
         /// Index of the ring.
         index: u32,
     },
 }
-
-impl std::fmt::Display for RequestError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unknown { request } => write!(f, "request {request} was not offered"),
-            Self::NotARequest { request } => {
-                write!(f, "a reply to {request}, which nobody asked")
-            }
-            Self::Length { request, bytes } => {
-                write!(f, "request {request} with a payload of {bytes} bytes")
-            }
-            Self::Descriptors { request, given } => {
-                write!(f, "request {request} with {given} descriptors")
-            }
-            Self::Regions { given } => write!(f, "a memory table of {given} regions"),
-            Self::Polled { index } => write!(f, "ring {index} without a kick"),
-        }
-    }
-}
-
-impl std::error::Error for RequestError {}
 
 /// IOVAs of a ring's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

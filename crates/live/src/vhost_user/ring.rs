@@ -70,12 +70,12 @@ pub(super) struct RunningVring<D> {
 
 impl<D: Device + Send + 'static> RunningVring<D> {
     pub(super) fn start(ring: Vring<D>, stop: StopSignal) -> Self {
-        let told = stop.clone();
+        let report = stop.clone();
         ring.events.idle.store(false, Ordering::Release);
         Self {
             kick: Arc::clone(&ring.kick),
             events: Arc::clone(&ring.events),
-            thread: thread::spawn(move || ring.run(&told)),
+            thread: thread::spawn(move || ring.run(&report)),
             stop,
         }
     }
@@ -104,8 +104,8 @@ impl<D: Device> Vring<D> {
         {
             self.counters.broken_queues.add(1);
             // The guest can break the ring any number of times.
-            let said = self.events.broken.fetch_add(1, Ordering::Relaxed);
-            if said < MAX_REPORTS {
+            let reported = self.events.broken.fetch_add(1, Ordering::Relaxed);
+            if reported < MAX_REPORTS {
                 (self.report)(&ServeEvent::Broken(&broken));
             }
             notify(&self.events.error);

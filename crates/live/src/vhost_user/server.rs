@@ -45,8 +45,9 @@ pub fn serve<D: Device + Send + 'static>(
             break;
         };
         report(&ServeEvent::Connected);
-        let (counters, told) = (Arc::clone(counters), Arc::clone(report));
-        let session = Session::new(device, settings, Arc::clone(&counters), told);
+        let counters = Arc::clone(counters);
+        let events = Arc::clone(report);
+        let session = Session::new(device, settings, Arc::clone(&counters), events);
         let mut session = session.map_err(io::Error::other)?;
         words = words.next_client();
         let end = converse(&stream, &mut session, &counters, stop, report, &mut words);
@@ -154,8 +155,8 @@ enum Reply {
 
 impl Replies {
     fn take(&mut self, channel: &OwnedFd) -> io::Result<Reply> {
-        let rest = self.bytes.get_mut(self.filled..).unwrap_or_default();
-        match recv(channel, rest, RecvFlags::DONTWAIT) {
+        let unfilled = self.bytes.get_mut(self.filled..).unwrap_or_default();
+        match recv(channel, unfilled, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Ok(Reply::End),
             Ok((bytes, _)) => self.filled = self.filled.saturating_add(bytes),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}

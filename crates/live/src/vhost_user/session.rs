@@ -137,7 +137,7 @@ impl<D: Device + Send + 'static> Session<D> {
 
     /// Returns true if the device waits for a kick or a translation, or is stopped. For callers
     /// that drive it step by step, such as tests.
-    pub fn rests(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.running
             .as_ref()
             .is_none_or(|running| self.translations.waits() || running.is_idle())

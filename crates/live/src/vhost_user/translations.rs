@@ -144,10 +144,10 @@ impl Translations {
         let miss = miss.map_err(Refusal::Iotlb)?;
         let outcome = state.iotlb.replied(miss, done).map_err(Refusal::Iotlb)?;
         state.crowded = false;
-        if let Some((waited, told)) = &mut state.waits_for
+        if let Some((waited, report)) = &mut state.waits_for
             && *waited == miss
         {
-            *told = Some(outcome);
+            *report = Some(outcome);
         }
         drop(state);
         self.changed.notify_all();
@@ -166,9 +166,9 @@ impl Translations {
 
     fn resolve(&self, fault: &Fault) -> LookupResult {
         let mut state = self.state();
-        let mut gone = 0;
+        let mut invalidated = 0;
         let resolved = loop {
-            if gone >= ATTEMPTS {
+            if invalidated >= ATTEMPTS {
                 break LookupResult::Refused;
             }
             if state.cut_short {
@@ -212,7 +212,7 @@ impl Translations {
                 Some(MissOutcome::Present) => break LookupResult::Present,
                 Some(MissOutcome::Refused) => break LookupResult::Refused,
                 // The translation arrived and was invalidated in between, so ask again.
-                Some(MissOutcome::Invalidated) | None => gone += 1,
+                Some(MissOutcome::Invalidated) | None => invalidated += 1,
             }
         };
         state.crowded = false;

@@ -13,12 +13,11 @@ use virtio_queue::Queue;
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
-use super::{Device, QueueBroken};
+use super::{Device, DeviceState, DiskKind, DmaInjector, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::dma_fault_injection::DmaInjector;
-use crate::handover::{DeviceState, DiskKind, HandOverBlocker, StateError};
 use crate::limits::{GuestLimits, RateLimitedLog};
+use crate::saved_state::{HandOverBlocker, StateError};
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, independent of the block size.
@@ -48,22 +47,14 @@ enum BlkStatus {
 }
 
 /// A request exceeds the size limit; the driver sees an I/O error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a request of {bytes} bytes exceeds the limit of {limit}")]
 pub struct RequestTooLong {
     /// Bytes of the request.
     pub bytes: u64,
     /// Most bytes that a request may have.
     pub limit: u64,
 }
-
-impl std::fmt::Display for RequestTooLong {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { bytes, limit: most } = self;
-        write!(f, "a request of {bytes} bytes, at most {most}")
-    }
-}
-
-impl std::error::Error for RequestTooLong {}
 
 /// A virtio block device.
 #[derive(Debug)]
@@ -73,10 +64,10 @@ pub struct Blk {
     read_only: bool,
     write_through: bool,
     buffer: Vec<u8>,
-    misbehaviour: Option<DmaInjector>,
+    injector: Option<DmaInjector>,
     queue_sizes: [u16; 1],
     request_bytes: u64,
-    complaints: RateLimitedLog,
+    log: RateLimitedLog,
     counters: Arc<DeviceCounters>,
 }
 
@@ -90,26 +81,27 @@ impl Blk {
     pub fn new(file: File, read_only: bool, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let kind = file.metadata()?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
-            let why = "a disk is a regular file or a block device, and this is neither";
+            let why = "the disk must be a regular file or a block device";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         // Seeking also finds the size of a block device.
         let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
         if bytes < SECTOR_BYTES {
-            let why = format!("a disk has at least one sector of 512 bytes, and this has {bytes}");
+            let why =
+                format!("the disk has {bytes} bytes; it needs at least one sector of 512 bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        let caps = GuestLimits::default();
+        let limits = GuestLimits::default();
         Ok(Self {
             file,
             sectors: bytes / SECTOR_BYTES,
             read_only,
             write_through: true,
             buffer: Vec::new(),
-            misbehaviour: None,
-            queue_sizes: [caps.queue_size],
-            request_bytes: caps.request_bytes,
-            complaints: RateLimitedLog::default(),
+            injector: None,
+            queue_sizes: [limits.queue_size],
+            request_bytes: limits.request_bytes,
+            log: RateLimitedLog::default(),
             counters,
         })
     }
@@ -151,20 +143,20 @@ impl Blk {
     }
 
     /// Sets the limits; `complaints` logs requests that exceed them.
-    pub fn set_limits(&mut self, caps: &GuestLimits, complaints: RateLimitedLog) {
-        self.queue_sizes = [caps.queue_size];
-        self.request_bytes = caps.request_bytes;
-        self.complaints = complaints;
+    pub fn set_limits(&mut self, limits: &GuestLimits, log: RateLimitedLog) {
+        self.queue_sizes = [limits.queue_size];
+        self.request_bytes = limits.request_bytes;
+        self.log = log;
     }
 
     /// Logs a request that exceeds the limit.
-    pub(crate) fn complain(&mut self, refused: RequestTooLong) {
-        self.complaints.log(&refused);
+    pub(crate) fn log_too_long(&mut self, refused: RequestTooLong) {
+        self.log.log(&refused);
     }
 
     /// Makes the device inject DMA accesses, to test the protection.
-    pub fn misbehave(&mut self, how: DmaInjector) {
-        self.misbehaviour = Some(how);
+    pub fn inject_dma(&mut self, how: DmaInjector) {
+        self.injector = Some(how);
     }
 
     /// Serves one request. Returns the number of bytes written to its writable part.
@@ -184,8 +176,8 @@ impl Blk {
         if status != BlkStatus::Ok {
             self.counters.failed.add(1);
         }
-        let told = dma.with_retry(|memory| status_at.write(memory, &[status as u8]));
-        if told.is_err() {
+        let stored = dma.with_retry(|memory| status_at.write(memory, &[status as u8]));
+        if stored.is_err() {
             if !dma.interrupted() {
                 self.counters.malformed.add(1);
             }
@@ -207,7 +199,7 @@ impl Blk {
         let bytes = chain.readable.bytes().max(chain.writable.bytes());
         if bytes > self.request_bytes {
             let most = self.request_bytes;
-            self.complain(RequestTooLong { bytes, limit: most });
+            self.log_too_long(RequestTooLong { bytes, limit: most });
             return (BlkStatus::IoError, 0);
         }
         match kind {
@@ -341,8 +333,8 @@ impl Device for Blk {
     }
 
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
-        if self.misbehaviour.is_some() {
-            return Err(HandOverBlocker::Keeps("a disk that misbehaves"));
+        if self.injector.is_some() {
+            return Err(HandOverBlocker::Unsupported("a disk with injected DMA"));
         }
         Ok(DeviceState::Blk {
             file: self.file.try_clone()?.into(),
@@ -360,8 +352,8 @@ impl Device for Blk {
     ) -> Result<QuantumResult, QueueBroken> {
         let counters = Arc::clone(&self.counters);
         serve_chains(queue, dma, &counters, |chain, dma| {
-            if let Some(misbehaviour) = &mut self.misbehaviour {
-                misbehaviour.on_request(chain, dma);
+            if let Some(injector) = &mut self.injector {
+                injector.on_request(chain, dma);
             }
             ChainOutcome::Used(self.serve(chain, dma))
         })

@@ -114,11 +114,11 @@ impl Segments {
             return None;
         }
         let mut left = bytes;
-        let mut front = Vec::new();
+        let mut segments = Vec::new();
         while left > 0 {
             let first = self.segments.first_mut()?;
             let part = first.bytes.min(left);
-            front.push(ChainSegment {
+            segments.push(ChainSegment {
                 start: first.start,
                 bytes: part,
             });
@@ -131,7 +131,7 @@ impl Segments {
                 first.start = GuestAddress(first.start.raw_value().wrapping_add(part.into()));
             }
         }
-        Some(Self { segments: front })
+        Some(Self { segments })
     }
 
     /// Removes and returns the last byte, where block devices write their status. `None` if the

@@ -3,10 +3,10 @@
 
 use virtio_queue::{Queue, QueueT};
 
-use super::{F_ACCESS_PLATFORM, F_VERSION_1};
-use crate::handover::{CommonState, QueueSlot, StateError};
+use super::{CommonState, F_ACCESS_PLATFORM, F_VERSION_1, QueueSlot};
 use crate::irq::NO_VECTOR;
 use crate::pci::layout::COMMON_BYTES;
+use crate::saved_state::StateError;
 use crate::wire::fields::{copy_part, u16_at, u32_at};
 
 /// `ACKNOWLEDGE`: the driver has found the device.
@@ -124,25 +124,25 @@ impl Common {
             return Err(register("status"));
         }
         if !is_vector(state.config_vector) {
-            return Err(register("configuration's vector"));
+            return Err(register("configuration vector"));
         }
         if state.queues.len() != self.slots.len() {
-            return Err(register("number of queues"));
+            return Err(register("queue count"));
         }
         let mut slots = Vec::new();
         for (slot, new) in self.slots.iter().zip(&state.queues) {
             if new.queue.max_size != slot.queue.max_size() {
-                return Err(register("largest size of a queue"));
+                return Err(register("maximum queue size"));
             }
             if !is_vector(new.vector) {
-                return Err(register("queue's vector"));
+                return Err(register("queue vector"));
             }
             let event_idx = state.accepted & super::F_EVENT_IDX != 0;
             if new.queue.ready && (!agreed || new.queue.event_idx_enabled != event_idx) {
-                return Err(register("ready queue"));
+                return Err(register("queue_enable"));
             }
             slots.push(Slot {
-                queue: Queue::try_from(new.queue).map_err(|_| register("queue's addresses"))?,
+                queue: Queue::try_from(new.queue).map_err(|_| register("queue address"))?,
                 vector: new.vector,
                 unfinished: new.unfinished,
             });

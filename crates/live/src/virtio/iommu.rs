@@ -10,12 +10,13 @@ use ringfence_virtio_iommu::{Queues, RequestOutcome, ServeError, Status};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemory;
 
+use super::DeviceState;
 use super::{Device, PollSource, QuantumResult, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DeviceState, HandOverBlocker};
 use crate::iommu::{Recorder, VirtioIommu};
 use crate::limits::RateLimitedLog;
+use crate::saved_state::HandOverBlocker;
 
 const REQUESTS: usize = 0;
 /// Event queue, in which the driver posts buffers for faults.
@@ -29,7 +30,7 @@ pub struct IommuDevice {
     faults_due: bool,
     counters: Arc<DeviceCounters>,
     recorder: Option<Recorder>,
-    complaints: RateLimitedLog,
+    log: RateLimitedLog,
 }
 
 impl IommuDevice {
@@ -41,13 +42,13 @@ impl IommuDevice {
             faults_due: false,
             counters,
             recorder: None,
-            complaints: RateLimitedLog::default(),
+            log: RateLimitedLog::default(),
         }
     }
 
     /// Sets the log of requests that failed with `NOMEM`.
-    pub fn complain(&mut self, complaints: RateLimitedLog) {
-        self.complaints = complaints;
+    pub fn set_log(&mut self, log: RateLimitedLog) {
+        self.log = log;
     }
 
     /// Records all requests.
@@ -171,7 +172,7 @@ impl IommuDevice {
         let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
         let begun = Instant::now();
         let (iommu, counters) = (&self.iommu, &self.counters);
-        let (recorder, complaints) = (&mut self.recorder, &mut self.complaints);
+        let (recorder, log) = (&mut self.recorder, &mut self.log);
         let served =
             self.queues
                 .serve_requests(&mut iommu.unit(), queue, memory, |request, handled| {
@@ -179,7 +180,7 @@ impl IommuDevice {
                     if let Err(error) = &handled.result
                         && error.status() == Some(Status::NoMem)
                     {
-                        complaints.log(error);
+                        log.log(error);
                     }
                     if let Some(recorder) = recorder {
                         recorder.add(request, handled.result.is_ok());

@@ -4,6 +4,9 @@ pub mod blk;
 pub mod chain;
 mod common;
 pub mod delayed;
+mod device_state;
+mod dma_injector;
+mod function_state;
 pub mod iommu;
 pub mod net;
 pub mod pviommu;
@@ -11,16 +14,21 @@ mod quantum;
 pub mod rng;
 mod transport;
 
-use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use virtio_queue::Queue;
 
 use crate::dma::Dma;
-use crate::handover::{DeviceState, HandOverBlocker};
+use crate::saved_state::HandOverBlocker;
 
+pub use device_state::{DeviceState, DiskKind};
+pub use dma_injector::DmaInjector;
+pub use function_state::{CommonState, FunctionState, QueueSlot};
 pub use quantum::{ChainOutcome, QUANTUM_BYTES, QuantumResult, serve_chains};
-pub use transport::VirtioPci;
+pub use transport::{VirtioPci, is_doorbell};
+
+pub use crate::event::PollSource;
+pub use crate::server::QueueBroken;
 
 /// `VIRTIO_F_INDIRECT_DESC`: a descriptor may refer to a table of descriptors.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
@@ -31,39 +39,9 @@ pub const F_VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_ACCESS_PLATFORM`: all addresses go through the IOMMU.
 pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 
-/// The device cannot use a queue any more: its rings are inaccessible or invalid. The device sets
-/// `DEVICE_NEEDS_RESET`.
-#[derive(Debug)]
-pub struct QueueBroken(pub virtio_queue::Error);
-
-impl From<virtio_queue::Error> for QueueBroken {
-    fn from(error: virtio_queue::Error) -> Self {
-        Self(error)
-    }
-}
-
-impl std::fmt::Display for QueueBroken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a queue cannot be used any further: {}", self.0)
-    }
-}
-
-impl std::error::Error for QueueBroken {}
-
 /// The device's work could not be stopped and may still access guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusMasterStuck;
-
-/// A host descriptor that a device waits for.
-#[derive(Clone, Copy, Debug)]
-pub struct PollSource<'a> {
-    /// The descriptor to poll.
-    pub fd: BorrowedFd<'a>,
-    /// True to wait until the descriptor is readable.
-    pub input: bool,
-    /// True to wait until the descriptor is writable.
-    pub output: bool,
-}
 
 /// Behaviour of a virtio device type, independent of the transport.
 pub trait Device {
@@ -93,7 +71,7 @@ pub trait Device {
     /// # Errors
     /// [`HandOverBlocker`] if the device cannot be handed over.
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
-        Err(HandOverBlocker::Keeps("a device of this kind"))
+        Err(HandOverBlocker::Unsupported("this device"))
     }
 
     /// Continues a device that was [`activate`](Self::activate)d with `features` in another

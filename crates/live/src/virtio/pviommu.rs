@@ -8,12 +8,13 @@ use std::time::Duration;
 use ringfence_pviommu::wire::{EVENT_BYTES, PAGES_LIMIT, Status};
 use virtio_queue::{Queue, QueueT};
 
+use super::DeviceState;
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, PollSource, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DeviceState, HandOverBlocker};
 use crate::pviommu::PvIommu;
+use crate::saved_state::HandOverBlocker;
 use crate::virtio::chain::Chain;
 use crate::wire::fields::{copy_part, u32_at};
 
@@ -64,7 +65,7 @@ impl std::str::FromStr for InjectedReply {
         let after = after.parse().ok();
         how.zip(after)
             .map(|(how, after)| Self { after, how })
-            .ok_or_else(|| "it is never, late, twice or foreign, and :N requests before".into())
+            .ok_or_else(|| "expected HOW:N: never, late, twice or foreign, after N requests".into())
     }
 }
 
@@ -206,7 +207,9 @@ impl Device for PvIommuDevice {
 
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.inject_reply.is_some() {
-            return Err(HandOverBlocker::Keeps("an IOMMU that answers wrongly"));
+            return Err(HandOverBlocker::Unsupported(
+                "an IOMMU with an injected reply",
+            ));
         }
         self.iommu.unit().save().map(DeviceState::PvIommu)
     }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_queue::Queue;
 
+use super::DeviceState;
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DeviceState, HandOverBlocker};
+use crate::saved_state::HandOverBlocker;
 
 /// Most random bytes of one request.
 const MAX_BYTES: usize = 4096;

@@ -10,11 +10,12 @@ use super::{
     BusMasterStuck, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1,
     PollSource, QueueBroken,
 };
+use super::{DeviceState, FunctionState};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DeviceState, FunctionState, HandOverBlocker, StateError};
 use crate::irq::Vectors;
 use crate::pci::{BusMasterGate, ConfigSpace, Identity, WINDOW_DATA, layout};
+use crate::saved_state::{HandOverBlocker, StateError};
 use crate::server::PolledFunction;
 use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
 use crate::wire::SetIrqs;
@@ -24,6 +25,13 @@ const ISR_CONFIG: u8 = 2;
 
 /// Most queues processed without a doorbell before the server handles messages again.
 const MAX_QUEUES_PER_QUANTUM: usize = 64;
+
+/// Returns true if a write at `offset` of BAR `region` is a doorbell.
+pub fn is_doorbell(region: u32, offset: u64) -> bool {
+    let doorbells = layout::NOTIFY..layout::NOTIFY + layout::NOTIFY_BYTES;
+    region == u32::from(layout::BAR)
+        && u32::try_from(offset).is_ok_and(|at| doorbells.contains(&at))
+}
 
 /// A PCI function with device `D`, which accesses memory through `A`.
 #[derive(Debug)]
@@ -80,6 +88,24 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     /// Returns true if the driver has set Bus Master Enable.
     pub fn is_master(&self) -> bool {
         self.config.bus_master().is_some()
+    }
+
+    /// Returns the registers and the device's own state, for another process.
+    ///
+    /// # Errors
+    /// [`HandOverBlocker`] if the device cannot be handed over.
+    pub(crate) fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+        let registers = FunctionState {
+            config: self.config.save(),
+            isr: self.isr,
+            vectors: self.vectors.save()?,
+            common: self.common.save(),
+        };
+        let mut state = self.device.save()?;
+        if self.dma.is_assigned() {
+            state.set_assigned()?;
+        }
+        Ok((registers, state))
     }
 
     /// Restores the registers of another function of the same kind. The device itself must have
@@ -330,16 +356,6 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
 }
 
 impl<D: Device, A: Dma> PolledFunction for VirtioPci<D, A> {
-    fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
-        let state = FunctionState {
-            config: self.config.save(),
-            isr: self.isr,
-            vectors: self.vectors.save()?,
-            common: self.common.save(),
-        };
-        Ok((state, self.dma.hand_over(self.device.save()?)?))
-    }
-
     fn end(&mut self) {
         self.device.end();
     }

@@ -90,43 +90,27 @@ pub struct Header {
 
 /// Reason why the rest of the stream cannot be parsed: the next message boundary is unknown or too
 /// far away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     /// The stated size does not cover the header.
+    #[error("a message of {size} bytes is shorter than its header")]
     Short {
         /// Size in the header.
         size: u32,
     },
     /// The message is longer than [`MAX_MESSAGE_BYTES`].
+    #[error("a message of {size} bytes exceeds {MAX_MESSAGE_BYTES}")]
     Long {
         /// Size in the header.
         size: u32,
     },
     /// The message is not a command. Replies are invalid too, since the server sends no commands.
+    #[error("the message is not a command: flags {flags:#x}")]
     NotACommand {
         /// Flags in the header.
         flags: u32,
     },
 }
-
-impl std::fmt::Display for FramingError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Short { size } => {
-                write!(f, "a message of {size} bytes is shorter than its header")
-            }
-            Self::Long { size } => write!(
-                f,
-                "a message of {size} bytes is longer than {MAX_MESSAGE_BYTES}"
-            ),
-            Self::NotACommand { flags } => {
-                write!(f, "a message that is no command: flags {flags:#x}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for FramingError {}
 
 impl Header {
     /// Decodes a header.
@@ -155,12 +139,12 @@ impl Header {
     }
 
     /// Builds the complete reply to this command: header and `body`.
-    pub(crate) fn reply(&self, body: &[u8]) -> Vec<u8> {
+    pub fn reply(&self, body: &[u8]) -> Vec<u8> {
         self.encode(TYPE_REPLY, 0, body)
     }
 
     /// Builds the reply that reports the error number `errno` for this command.
-    pub(crate) fn error_reply(&self, errno: u32) -> Vec<u8> {
+    pub fn error_reply(&self, errno: u32) -> Vec<u8> {
         self.encode(TYPE_REPLY | ERROR, errno, &[])
     }
 

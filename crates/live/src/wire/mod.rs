@@ -1,6 +1,6 @@
 //! The vfio-user protocol as bytes, without sockets, devices or memory. The parser trusts no field.
 
-pub(crate) mod fields;
+pub mod fields;
 mod header;
 mod inbox;
 mod request;

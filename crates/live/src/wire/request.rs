@@ -113,19 +113,22 @@ pub enum IrqData {
 }
 
 /// Reason why a message is not a valid request. The stream remains usable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The command number is unknown.
+    #[error("unknown command {command}")]
     UnknownCommand {
         /// Command number in the message's header.
         command: u16,
     },
     /// The command is sent only by a server, or is not offered.
+    #[error("{command:?} is not supported")]
     Unsupported {
         /// Command of the refused message.
         command: VfioUserCommand,
     },
     /// The body has the wrong length for the command and its fields.
+    #[error("{command:?} has a body of {bytes} bytes")]
     Length {
         /// Command of the message.
         command: VfioUserCommand,
@@ -133,11 +136,13 @@ pub enum RequestError {
         bytes: usize,
     },
     /// The message has the wrong number of descriptors for its command.
+    #[error("{command:?} has a wrong number of descriptors")]
     Descriptors {
         /// Command of the message.
         command: VfioUserCommand,
     },
     /// The flags are unknown or contradict each other.
+    #[error("{command:?} has invalid flags {flags:#x}")]
     Flags {
         /// Command of the message.
         command: VfioUserCommand,
@@ -145,6 +150,7 @@ pub enum RequestError {
         flags: u32,
     },
     /// The range is empty or exceeds the address space.
+    #[error("invalid range: {size:#x} bytes at {start}")]
     Range {
         /// First address of the range.
         start: Iova,
@@ -152,6 +158,7 @@ pub enum RequestError {
         size: u64,
     },
     /// The access carries more than [`MAX_DATA_BYTES`].
+    #[error("an access of {count} bytes exceeds {MAX_DATA_BYTES}")]
     TooMuchData {
         /// Bytes of the access.
         count: u32,
@@ -188,26 +195,6 @@ pub mod errno {
     /// Not supported; here, a command or an interrupt action that the server does not offer.
     pub const ENOTSUP: u32 = 95;
 }
-
-impl std::fmt::Display for RequestError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::UnknownCommand { command } => write!(f, "unknown command {command}"),
-            Self::Unsupported { command } => write!(f, "{command:?} is not offered"),
-            Self::Length { command, bytes } => {
-                write!(f, "{command:?} with a body of {bytes} bytes")
-            }
-            Self::Descriptors { command } => write!(f, "{command:?} with unfit descriptors"),
-            Self::Flags { command, flags } => write!(f, "{command:?} with flags {flags:#x}"),
-            Self::Range { start, size } => write!(f, "a range of {size:#x} bytes at {start}"),
-            Self::TooMuchData { count } => {
-                write!(f, "an access of {count} bytes, more than {MAX_DATA_BYTES}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for RequestError {}
 
 const DMA_READ: u32 = 1;
 const DMA_WRITE: u32 = 2;

@@ -97,7 +97,10 @@ fn what_one_request_may_ask_for() {
     assert_eq!(ask(&mut client, 3, OUT, 0, 8704).0, 1);
     assert_eq!(ask(&mut client, 4, IN, 0, 512).0, 0);
     let said: Vec<String> = words.try_iter().collect();
-    assert_eq!(said, ["a request of 8704 bytes, at most 8192"; 2]);
+    assert_eq!(
+        said,
+        ["a request of 8704 bytes exceeds the limit of 8192"; 2]
+    );
 }
 
 /// A turn is limited in bytes. The device completes the rest in later turns, without a doorbell.

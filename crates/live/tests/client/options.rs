@@ -2,225 +2,156 @@
 
 use std::fs;
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ringfence_live::Locked;
-use ringfence_live::daemon::{Daemon, DeviceOptions, Log, NetOptions};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, Disk, DiskMode, Iommu, Log, NetOptions, VfioUserDevices, VhostUserDisk,
+};
 use ringfence_live::dma_fault_injection::InjectedDma;
-use ringfence_live::guest::QemuIommu;
 use ringfence_live::host::HostPagePool;
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::link::Address;
+use ringfence_live::qemu::QemuIommu;
 use ringfence_live::sandbox::SandboxProgram;
 use ringfence_types::Iova;
 
-/// An option with its name on the command line.
-type Setting = (&'static str, fn(&mut DeviceOptions));
+/// An option with its name on the command line. Options of one word before `=` exclude each other.
+type Setting = (&'static str, fn(&mut VfioUserDevices, &mut GuestLimits));
+
+fn disk(devices: &mut VfioUserDevices) -> &mut Disk {
+    devices.disk.get_or_insert_with(|| Disk::new("disk.img"))
+}
 
 /// All options, with the disk image `disk.img` in the current directory.
-const SETTINGS: [Setting; 28] = [
-    ("blk", |devices| devices.disk = Some("disk.img".into())),
-    ("read-only", |devices| devices.read_only = true),
-    ("isolate", |devices| {
-        devices.sandbox = Some(SandboxProgram {
+const SETTINGS: [Setting; 29] = [
+    ("iommu=none", |devices, _| devices.iommu = Iommu::None),
+    ("iommu=virtio, requests", |devices, _| {
+        let requests = Some("requests".into());
+        devices.iommu = Iommu::Virtio { requests };
+    }),
+    ("iommu=pviommu", |devices, _| {
+        devices.iommu = Iommu::PVIOMMU;
+    }),
+    ("iommu=pviommu, host-page-pool", |devices, _| {
+        devices.iommu = Iommu::Pviommu {
+            host_page_pool: HostPagePool::On,
+            inject_reply: None,
+        };
+    }),
+    ("iommu=pviommu, inject-reply", |devices, _| {
+        devices.iommu = Iommu::Pviommu {
+            host_page_pool: HostPagePool::Off,
+            inject_reply: Some("never:1".parse().unwrap()),
+        };
+    }),
+    ("mode=assigned", |devices, _| {
+        disk(devices).mode = DiskMode::ASSIGNED;
+    }),
+    ("mode=assigned, late", |devices, _| {
+        disk(devices).mode = DiskMode::Assigned { delay: LATE };
+    }),
+    ("mode=emulated, late", |devices, _| {
+        disk(devices).mode = DiskMode::Emulated { delay: LATE };
+    }),
+    ("mode=sandbox", |devices, _| {
+        disk(devices).mode = DiskMode::Sandbox(SandboxProgram {
             path: env!("CARGO_BIN_EXE_ringfence-test-simulator").into(),
             arguments: Vec::new(),
         });
     }),
-    ("rng", |devices| devices.entropy = true),
-    ("net", |devices| {
+    ("readonly", |devices, _| disk(devices).read_only = true),
+    ("inject-dma stray", |devices, _| {
+        let stray = InjectedDma::Stray(Iova::new(0xdead_0000));
+        disk(devices).inject_dma.push(stray);
+    }),
+    ("inject-dma storm", |devices, _| {
+        let storm = InjectedDma::Storm(Iova::new(0xdead_0000));
+        disk(devices).inject_dma.push(storm);
+    }),
+    ("inject-dma after-unmap", |devices, _| {
+        disk(devices).inject_dma.push(InjectedDma::AfterUnmap);
+    }),
+    ("inject-dma write-read-only", |devices, _| {
+        disk(devices).inject_dma.push(InjectedDma::WriteReadOnly);
+    }),
+    ("inject-dma read-write-only", |devices, _| {
+        disk(devices).inject_dma.push(InjectedDma::ReadWriteOnly);
+    }),
+    ("inject-dma foreign", |devices, _| {
+        disk(devices).inject_dma.push(InjectedDma::Foreign);
+    }),
+    ("inject-dma after-revoke", |devices, _| {
+        disk(devices).inject_dma.push(InjectedDma::AfterRevoke);
+    }),
+    ("rng", |devices, _| devices.entropy = true),
+    ("net", |devices, _| {
         devices.net = Some(NetOptions {
             link: "socket=net.peer".parse::<Address>().unwrap(),
             pairs: NonZeroU16::MIN,
             mac: None,
         });
     }),
-    ("inject-dma", |devices| {
-        devices
-            .inject_dma
-            .push(InjectedDma::Stray(Iova::new(0xdead_0000)));
-    }),
-    ("inject-dma=after-unmap", |devices| {
-        devices.inject_dma.push(InjectedDma::AfterUnmap);
-    }),
-    ("inject-dma=foreign", |devices| {
-        devices.inject_dma.push(InjectedDma::Foreign);
-    }),
-    ("inject-dma=after-revoke", |devices| {
-        devices.inject_dma.push(InjectedDma::AfterRevoke);
-    }),
-    ("late", |devices| {
-        devices.delay = Some(std::time::Duration::from_millis(1));
-    }),
-    ("requests", |devices| {
-        devices.requests = Some("requests".into());
-    }),
-    ("no-iommu", |devices| devices.untranslated = true),
-    ("vhost-user=intel", |devices| {
-        devices.vhost_user = Some(QemuIommu::Intel);
-    }),
-    ("vhost-user=virtio", |devices| {
-        devices.vhost_user = Some(QemuIommu::Virtio);
-    }),
-    ("pviommu", |devices| devices.paravirtual = true),
-    ("inject-reply", |devices| {
-        devices.inject_reply = Some("never:1".parse().unwrap());
-    }),
-    ("memory-file", |devices| {
+    ("memory-file", |devices, _| {
         devices.memory.file = Some("memory".into());
     }),
-    ("lock=mapped", |devices| {
+    ("lock=mapped", |devices, _| {
         devices.memory.locked = Locked::Mapped;
     }),
-    ("lock=all", |devices| devices.memory.locked = Locked::All),
-    ("max-mappings", |devices| devices.limits.mappings = 1),
-    ("max-domains", |devices| devices.limits.domains = 1),
-    ("max-tables", |devices| devices.limits.tables = 4),
-    ("max-queue", |devices| devices.limits.queue_size = 1024),
-    ("max-request", |devices| devices.limits.request_bytes = 4096),
-    ("max-iotlb", |devices| devices.limits.iotlb_pages = 1024),
-    ("max-misses", |devices| devices.limits.iotlb_misses = 1),
-    ("assigned", |devices| devices.assigned = true),
-    ("hopt", |devices| {
-        devices.host_page_pool = HostPagePool::On;
+    ("lock=all", |devices, _| {
+        devices.memory.locked = Locked::All;
     }),
+    ("max-mappings", |_, limits| limits.mappings = 1),
+    ("max-domains", |_, limits| limits.domains = 1),
+    ("max-tables", |_, limits| limits.tables = 4),
+    ("max-queue", |_, limits| limits.queue_size = 1024),
+    ("max-request", |_, limits| limits.request_bytes = 4096),
+    ("max-iotlb", |_, limits| limits.iotlb_pages = 1024),
+    ("max-misses", |_, limits| limits.iotlb_misses = 1),
 ];
 
-const NO_DISK: [&str; 4] = [
-    "there is no disk to be read-only",
-    "there is no disk to be in a process of its own",
-    "it is the disk that misbehaves, and there is none",
-    "only the disk can be a vhost-user back-end, and there is none",
-];
-const APART: &str = "only a disk in a process of its own can use what was revoked";
-const WRONG: &str = "it is the para-virtual IOMMU that answers wrongly, and there is none";
-const HOST: &str = "the pool of frames and the pointer to the last table are the para-virtual \
-    IOMMU's, and there is none";
-const ANOTHER: &str =
-    "the entropy device misbehaves as another device than the disk, and there is none";
+const LATE: Option<Duration> = Some(Duration::from_millis(1));
 
-/// Returns the message that refuses an option on its own, with a disk.
+const SANDBOX: &str = "--disk mode=sandbox requires --iommu virtio or --iommu pviommu, which grant \
+    the process its pages";
+const FOREIGN_SANDBOX: &str = "--inject-dma foreign requires --disk mode=emulated or \
+    mode=assigned: the entropy device cannot act for a disk in another process";
+const FOREIGN: &str = "--inject-dma foreign requires --iommu virtio or --iommu pviommu";
+const NO_RNG: &str =
+    "--inject-dma foreign requires --rng, the device that accesses the disk's buffers";
+const REVOKED: &str = "--inject-dma after-revoke requires --disk mode=sandbox";
+const LOCKED: &str = "--lock mapped requires a guest with --iommu pviommu";
+const LIMITS: &str = "--max-mappings, --max-domains and --max-tables limit the virtio-iommu: \
+    remove them, or choose --iommu virtio";
+const IOTLB: &str = "--max-iotlb has to be at least 1024: a vhost-user back-end keeps the \
+    translations of its longest access";
+
+/// Returns the message that refuses an option on its own.
 fn alone(name: &str) -> Option<&'static str> {
     match name {
-        "inject-dma=after-revoke" => Some(APART),
-        "inject-dma=foreign" => Some(ANOTHER),
-        "inject-reply" => Some(WRONG),
+        "inject-dma after-revoke" => Some(REVOKED),
+        "inject-dma foreign" => Some(NO_RNG),
         "lock=mapped" => Some(LOCKED),
-        "hopt" => Some(HOST),
         _ => None,
     }
 }
 
-const LOCKED: &str =
-    "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
-const SEALED: &str = "a vhost-user back-end takes sealed memory only, and locks none of it";
-const LATE: &str = "only a disk that is served here, and by its registers, can be late";
-
-/// Messages that refuse pairs of options, in either order, with a disk; `*` matches any end of a
-/// name.
-const PAIRS: [(&str, &str, &str); 22] = [
-    ("vhost-user*", "memory-file", SEALED),
-    ("vhost-user*", "lock*", SEALED),
-    (
-        "assigned",
-        "isolate",
-        "a disk in a process of its own is granted its pages, and nothing translates its accesses",
-    ),
-    (
-        "assigned",
-        "vhost-user*",
-        "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model of the \
-        hardware",
-    ),
-    ("late", "isolate", LATE),
-    ("late", "vhost-user*", LATE),
-    (
-        "vhost-user*",
-        "no-iommu",
-        "a vhost-user back-end stands behind QEMU's IOMMU, and there would be none",
-    ),
-    (
-        "vhost-user*",
-        "pviommu",
-        "a vhost-user back-end stands behind QEMU's IOMMU, not behind the para-virtual one",
-    ),
-    (
-        "vhost-user*",
-        "rng",
-        "only the disk can be a vhost-user back-end",
-    ),
-    (
-        "vhost-user*",
-        "net",
-        "only the disk can be a vhost-user back-end",
-    ),
-    (
-        "vhost-user*",
-        "requests",
-        "what is written down is what the virtio-iommu's driver asks for, and there is no \
-        virtio-iommu",
-    ),
-    (
-        "vhost-user*",
-        "isolate",
-        "a process of its own is granted what an IOMMU of ours maps, and there is none",
-    ),
-    ("vhost-user*", "inject-reply", WRONG),
-    (
-        "pviommu",
-        "no-iommu",
-        "there is the para-virtual IOMMU or there is none",
-    ),
-    (
-        "pviommu",
-        "requests",
-        "what is written down is what the virtio-iommu's driver asks for, and there is no \
-        virtio-iommu",
-    ),
-    (
-        "pviommu",
-        "max-mappings",
-        "mappings, domains and tables are limited for the virtio-iommu, and there is none",
-    ),
-    (
-        "pviommu",
-        "max-domains",
-        "mappings, domains and tables are limited for the virtio-iommu, and there is none",
-    ),
-    (
-        "pviommu",
-        "max-tables",
-        "mappings, domains and tables are limited for the virtio-iommu, and there is none",
-    ),
-    (
-        "no-iommu",
-        "requests",
-        "what is written down is what the virtio-iommu's driver asks for, and there is no \
-        virtio-iommu",
-    ),
-    (
-        "no-iommu",
-        "isolate",
-        "a process of its own is granted what an IOMMU of ours maps, and there is none",
-    ),
-    ("no-iommu", "inject-reply", WRONG),
-    (
-        "isolate",
-        "inject-dma=foreign",
-        "a disk in a process of its own has no other device to misbehave for it",
-    ),
+/// Messages that refuse pairs of options, in either order; `*` matches any end of a name.
+const PAIRS: [(&str, &str, &str); 5] = [
+    ("iommu=none", "mode=sandbox", SANDBOX),
+    ("inject-dma foreign", "mode=sandbox", FOREIGN_SANDBOX),
+    ("iommu=pviommu*", "max-mappings", LIMITS),
+    ("iommu=pviommu*", "max-domains", LIMITS),
+    ("iommu=pviommu*", "max-tables", LIMITS),
 ];
 
 /// Pairs of options that are valid together, though one alone is refused.
-const MENDED: [(&str, &str); 6] = [
-    // The later option takes effect.
-    ("lock=mapped", "lock=all"),
-    ("pviommu", "lock=mapped"),
-    ("pviommu", "inject-reply"),
-    ("pviommu", "hopt"),
-    ("isolate", "inject-dma=after-revoke"),
-    ("rng", "inject-dma=foreign"),
+const MENDED: [(&str, &str); 3] = [
+    ("iommu=pviommu*", "lock=mapped"),
+    ("mode=sandbox", "inject-dma after-revoke"),
+    ("rng", "inject-dma foreign"),
 ];
 
 fn is(name: &str, pattern: &str) -> bool {
@@ -242,77 +173,123 @@ fn expected(a: &str, b: &str) -> Option<&'static str> {
     both.map(|(.., why)| *why).or(alone(a)).or(alone(b))
 }
 
-fn devices(settings: &[&Setting], dir: &std::path::Path) -> DeviceOptions {
-    let mut devices = DeviceOptions {
-        limits: GuestLimits::default(),
-        ..DeviceOptions::default()
+/// Returns true if the two options choose the same thing.
+fn exclusive(a: &str, b: &str) -> bool {
+    let chosen = |name: &'_ str| name.split_once('=').map(|(option, _)| option.to_owned());
+    a != b && chosen(a).is_some() && chosen(a) == chosen(b)
+}
+
+fn options(settings: &[&Setting], dir: &Path) -> DeviceOptions {
+    let mut devices = VfioUserDevices {
+        disk: Some(Disk::new("disk.img")),
+        ..VfioUserDevices::default()
     };
+    let mut limits = GuestLimits::default();
     for (_, set) in settings {
-        set(&mut devices);
+        set(&mut devices, &mut limits);
     }
     let here = |path: &mut PathBuf| *path = dir.join(&*path);
-    devices.disk.as_mut().map(here);
-    devices.requests.as_mut().map(here);
+    if let Some(disk) = devices.disk.as_mut() {
+        here(&mut disk.path);
+    }
     devices.memory.file.as_mut().map(here);
+    if let Iommu::Virtio {
+        requests: Some(path),
+    } = &mut devices.iommu
+    {
+        here(path);
+    }
     if let Some(net) = &mut devices.net {
         let path = dir.join("net.peer");
         net.link = format!("socket={}", path.display()).parse().unwrap();
     }
-    devices
+    DeviceOptions {
+        limits,
+        ..devices.into()
+    }
+}
+
+/// Asserts that the devices are served, or refused for the reason `why`.
+fn started(dir: &Path, options: &DeviceOptions, why: Option<&str>, name: &str) {
+    let log: Log = Arc::new(|_, _| ());
+    assert_eq!(options.check().err(), why, "{name}");
+    match (Daemon::start(dir, options, &log), why) {
+        (Ok(mut daemon), None) => {
+            assert!(daemon.machine().device_arguments().is_ok());
+            daemon.stopper().stop();
+            daemon.join().unwrap();
+        }
+        (Err((_, error)), Some(why)) => assert_eq!(error.to_string(), why),
+        (started, why) => panic!("{name}: {started:?}, {why:?}"),
+    }
+}
+
+fn dir() -> PathBuf {
+    let dir = tempfile::tempdir().unwrap().keep();
+    fs::write(dir.join("disk.img"), [0; 4096]).unwrap();
+    dir
 }
 
 #[test]
 fn every_pair_is_served_or_refused_with_its_reason() {
-    let dir = tempfile::tempdir().unwrap().keep();
-    fs::write(dir.join("disk.img"), [0; 4096]).unwrap();
-    let log: Log = Arc::new(|_, _| ());
-    let (disk, others) = SETTINGS.split_first().unwrap();
+    let dir = dir();
     let (mut served, mut refused) = (0, 0);
-    for (at, a) in others.iter().enumerate() {
-        for b in &others[at..] {
-            let devices = devices(&[disk, a, b], &dir);
-            let why = expected(a.0, b.0);
-            assert_eq!(devices.check().err(), why, "{} {}", a.0, b.0);
-            let started = Daemon::start(&dir, &devices, &log);
-            match (started, why) {
-                (Ok(mut daemon), None) => {
-                    served += 1;
-                    assert!(daemon.machine().device_arguments().is_ok());
-                    daemon.stopper().stop();
-                    daemon.join().unwrap();
-                }
-                (Err((_, error)), Some(why)) => {
-                    refused += 1;
-                    assert_eq!(error.to_string(), why);
-                }
-                (started, why) => panic!("{} {}: {started:?}, {why:?}", a.0, b.0),
+    for (at, a) in SETTINGS.iter().enumerate() {
+        for b in &SETTINGS[at..] {
+            if exclusive(a.0, b.0) {
+                continue;
             }
+            let why = expected(a.0, b.0);
+            *(if why.is_none() {
+                &mut served
+            } else {
+                &mut refused
+            }) += 1;
+            let name = format!("{} {}", a.0, b.0);
+            started(&dir, &options(&[a, b], &dir), why, &name);
         }
     }
+    println!("{served} pairs served, {refused} refused");
+    assert!(served > 200 && refused > 50, "{served} {refused}");
     let setting = |name| SETTINGS.iter().find(|(other, _)| *other == name).unwrap();
     // For each kind of device.
-    for kind in ["assigned", "isolate", "net", "blk"] {
-        let these = ["blk", "pviommu", "hopt", kind].map(setting);
-        let daemon = Daemon::start(&dir, &devices(&these, &dir), &log).unwrap();
-        daemon.stopper().stop();
-        daemon.join().unwrap();
+    for kind in ["mode=assigned", "mode=sandbox", "net"] {
+        let these = ["iommu=pviommu, host-page-pool", kind].map(setting);
+        started(&dir, &options(&these, &dir), None, kind);
     }
-    println!("{served} pairs served, {refused} refused");
-    assert!(served > 100 && refused > 50, "{served} {refused}");
-    // Without a disk.
-    for (name, set) in others {
-        let mut devices = DeviceOptions::default();
-        set(&mut devices);
-        let why = match *name {
-            "read-only" => Some(NO_DISK[0]),
-            "isolate" => Some(NO_DISK[1]),
-            "late" => Some("it is the disk that is late, and there is none"),
-            "assigned" => Some("it is the disk that the hardware translates, and there is none"),
-            name if name.starts_with("inject-dma") => Some(NO_DISK[2]),
-            name if name.starts_with("vhost-user") => Some(NO_DISK[3]),
-            name => alone(name),
-        };
-        assert_eq!(devices.check().err(), why, "{name}");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Every option of a vhost-user disk, alone and beside each limit.
+#[test]
+fn a_vhost_user_disk_is_served_or_refused_with_its_reason() {
+    let dir = dir();
+    let stray = InjectedDma::Stray(Iova::new(0xdead_0000));
+    for iommu in [QemuIommu::Intel, QemuIommu::Virtio] {
+        for (inject_dma, why) in [
+            (vec![], None),
+            (vec![stray, InjectedDma::AfterUnmap], None),
+            (vec![InjectedDma::Foreign], Some(FOREIGN)),
+            (vec![InjectedDma::AfterRevoke], Some(REVOKED)),
+        ] {
+            for read_only in [false, true] {
+                let path = dir.join("disk.img");
+                let disk = VhostUserDisk {
+                    iommu,
+                    path,
+                    read_only,
+                    inject_dma: inject_dma.clone(),
+                };
+                let mut options = DeviceOptions::from(disk);
+                for (name, set) in SETTINGS.iter().filter(|(name, _)| is(name, "max-*")) {
+                    set(&mut VfioUserDevices::default(), &mut options.limits);
+                    started(&dir, &options, why, name);
+                    options.limits = GuestLimits::default();
+                }
+                options.limits.iotlb_pages = 1023;
+                started(&dir, &options, Some(IOTLB), "1023");
+            }
+        }
     }
     fs::remove_dir_all(&dir).unwrap();
 }

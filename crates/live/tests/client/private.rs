@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ringfence_live::access::SocketAccess;
-use ringfence_live::daemon::{Daemon, DeviceOptions, Log};
+use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, Log, VfioUserDevices};
 use ringfence_live::handover::HandOverTimeouts;
 
 use crate::rig::DISK_SECTORS;
@@ -40,6 +40,15 @@ fn log() -> Log {
     Arc::new(|_, _| ())
 }
 
+fn devices(disk: impl Into<PathBuf>, entropy: bool) -> DeviceOptions {
+    let devices = VfioUserDevices {
+        disk: Some(Disk::new(disk)),
+        entropy,
+        ..VfioUserDevices::default()
+    };
+    devices.into()
+}
+
 fn refused(dir: &Path, devices: &DeviceOptions) -> String {
     let (path, error) = Daemon::start(dir, devices, &log()).unwrap_err();
     format!("{}: {error}", path.display())
@@ -48,12 +57,7 @@ fn refused(dir: &Path, devices: &DeviceOptions) -> String {
 #[test]
 fn only_the_user_can_use_what_is_made() {
     let dir = Dir::new("modes");
-    let devices = DeviceOptions {
-        disk: Some(dir.disk()),
-        entropy: true,
-        ..DeviceOptions::default()
-    };
-    let mut daemon = Daemon::start(&dir.0, &devices, &log()).unwrap();
+    let mut daemon = Daemon::start(&dir.0, &devices(dir.disk(), true), &log()).unwrap();
     daemon
         .offer_hand_over(HandOverTimeouts::default(), &log())
         .unwrap();
@@ -87,13 +91,8 @@ fn a_daemon_that_cannot_begin_leaves_nothing() {
     for name in ["rng", "blk", "metrics"] {
         let socket = dir.0.join(format!("{name}.sock"));
         fs::write(&socket, "precious").unwrap();
-        let devices = DeviceOptions {
-            disk: Some(disk.clone()),
-            entropy: true,
-            ..DeviceOptions::default()
-        };
-        let said = refused(&dir.0, &devices);
-        assert!(said.contains("no socket has this name"), "{said}");
+        let said = refused(&dir.0, &devices(&disk, true));
+        assert!(said.contains("is not a socket"), "{said}");
         assert_eq!(fs::read(&socket).unwrap(), b"precious", "{name}");
         fs::remove_file(&socket).unwrap();
         assert_eq!(dir.names(), ["disk.img"], "{name}");
@@ -113,23 +112,18 @@ fn a_directory_that_others_can_write_to_is_refused() {
 fn what_is_no_disk_is_refused() {
     let dir = Dir::new("disks");
     let short = dir.0.join("short");
-    for (bytes, said) in [("", "and this has 0"), ("511 bytes", "and this has 9")] {
+    for (bytes, said) in [
+        ("", "the disk has 0 bytes"),
+        ("511 bytes", "the disk has 9 bytes"),
+    ] {
         fs::write(&short, bytes).unwrap();
-        let devices = DeviceOptions {
-            disk: Some(short.clone()),
-            ..DeviceOptions::default()
-        };
-        let error = refused(&dir.0, &devices);
+        let error = refused(&dir.0, &devices(&short, false));
         assert!(error.contains(said), "{error}");
     }
     for path in ["/dev/zero", "/dev/null"] {
-        let devices = DeviceOptions {
-            disk: Some(path.into()),
-            ..DeviceOptions::default()
-        };
-        let error = refused(&dir.0, &devices);
+        let error = refused(&dir.0, &devices(path, false));
         assert!(
-            error.starts_with(path) && error.contains("neither"),
+            error.starts_with(path) && error.contains("regular file or a block device"),
             "{error}"
         );
     }

@@ -164,7 +164,7 @@ fn a_lost_stream_is_closed_and_the_next_client_served() {
     drop(stream);
     let events: Vec<String> = server.events.try_iter().collect();
     assert!(
-        events.contains(&"closed: a message of 4294967295 bytes is longer than 8192".to_owned()),
+        events.contains(&"closed: a message of 4294967295 bytes exceeds 8192".to_owned()),
         "{events:?}"
     );
 }

@@ -16,7 +16,7 @@ fn guest_within(caps: &GuestLimits, complaints: RateLimitedLog) -> Guest {
     let make = |_: &_, counters| Blk::new(disk_file(), false, counters).unwrap();
     let mut guest = Guest::within(caps, make);
     let unit = guest.iommu.session.function().device();
-    unit.complain(complaints);
+    unit.set_log(complaints);
     guest
 }
 
@@ -221,11 +221,11 @@ fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
                 domains: 1,
                 ..usual
             },
-            "the sink: out of memory",
+            "the sink failed: out of memory",
         ),
         (
             GuestLimits { tables: 8, ..usual },
-            "the sink: out of memory",
+            "the sink failed: out of memory",
         ),
     ] {
         let (sender, heard) = std::sync::mpsc::channel();

@@ -257,7 +257,7 @@ fn what_one_request_may_ask_for() {
         assert_eq!(read_bytes(guest, count, 0xb000 + AWAY, bytes), Some(status));
     }
     let told = apart.told.lock().unwrap();
-    assert_eq!(*told, ["a request of 1536 bytes, at most 1024"]);
+    assert_eq!(*told, ["a request of 1536 bytes exceeds the limit of 1024"]);
 }
 
 /// The process accepts a ring of the largest size offered.

@@ -52,15 +52,15 @@ fn breaks_behind<I: Boundary>(behaviour: &str, why: &str) {
 
 #[test]
 fn calls_that_were_not_granted() {
-    breaks("maps-more", "not told to");
-    breaks("maps-for-writing", "not told to");
-    breaks("maps-elsewhere", "not told to");
-    breaks("answers-twice", "not told to");
+    breaks("maps-more", "unexpected system call");
+    breaks("maps-for-writing", "unexpected system call");
+    breaks("maps-elsewhere", "unexpected system call");
+    breaks("answers-twice", "unexpected system call");
 }
 
 #[test]
 fn pages_that_are_kept() {
-    breaks("keeps", "not told to");
+    breaks("keeps", "unexpected system call");
     breaks("ignores", "in time");
 }
 
@@ -100,13 +100,13 @@ fn calls_that_are_forbidden() {
         "maps-itself",
         "reads-memory",
     ] {
-        breaks(behaviour, "gone");
+        breaks(behaviour, "has exited");
     }
 }
 
 #[test]
 fn what_is_not_to_be_said() {
-    breaks("talks", "not to be said");
-    breaks("babbles", "not to be said");
-    breaks("complains", "not to be said");
+    breaks("talks", "malformed or unexpected message");
+    breaks("babbles", "malformed or unexpected message");
+    breaks("complains", "malformed or unexpected message");
 }

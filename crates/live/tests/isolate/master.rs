@@ -195,7 +195,7 @@ fn one_that_never_ends_its_work_has_nothing() {
     assert_eq!(guest.disk.config(4, 1), [0]);
     assert_eq!(
         *apart.told.lock().unwrap(),
-        ["did not map or unmap in time"]
+        ["the process did not answer in time"]
     );
 }
 

@@ -1,11 +1,12 @@
-//! A frame source that fails on request and tracks its frames.
+//! A frame source that fails on request, and detects leaks and wrong frees.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ringfence_types::{FrameSource, OutOfFrames, PhysAddr};
 
-/// Wraps a frame source. It fails requested allocations and tracks allocated frames.
+/// A frame source that fails after a number of allocations. It records the allocated frames and
+/// counts wrong frees, so a test can check that a failed operation leaks nothing.
 #[derive(Debug)]
 pub struct FaultyFrames<S> {
     inner: S,
@@ -14,14 +15,15 @@ pub struct FaultyFrames<S> {
 
 #[derive(Debug, Default)]
 struct State {
-    out: HashSet<PhysAddr>,
-    asked: u64,
+    allocated: HashSet<PhysAddr>,
+    requests: u64,
+    /// Number of the first request that fails, from 0.
     fail_from: Option<u64>,
     wrong_frees: u64,
 }
 
 impl<S: FrameSource> FaultyFrames<S> {
-    /// Creates a source that does not fail by itself.
+    /// Creates a source that fails only when `inner` does.
     pub fn new(inner: S) -> Self {
         Self {
             inner,
@@ -32,7 +34,7 @@ impl<S: FrameSource> FaultyFrames<S> {
     /// Passes the next `count` allocations to the inner source, and fails all later ones.
     pub fn fail_after(&self, count: u64) {
         let mut state = self.lock();
-        state.fail_from = Some(state.asked + count);
+        state.fail_from = Some(state.requests + count);
     }
 
     /// Ends the failures that [`fail_after`](Self::fail_after) requested.
@@ -41,13 +43,13 @@ impl<S: FrameSource> FaultyFrames<S> {
     }
 
     /// Returns the number of requested allocations, including failed ones.
-    pub fn asked(&self) -> u64 {
-        self.lock().asked
+    pub fn requests(&self) -> u64 {
+        self.lock().requests
     }
 
     /// Returns the number of allocated frames.
     pub fn outstanding(&self) -> usize {
-        self.lock().out.len()
+        self.lock().allocated.len()
     }
 
     /// Returns the number of frees of unallocated frames: double frees, or frames of another
@@ -64,19 +66,19 @@ impl<S: FrameSource> FaultyFrames<S> {
 impl<S: FrameSource> FrameSource for FaultyFrames<S> {
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
         let mut state = self.lock();
-        let turn = state.asked;
-        state.asked += 1;
-        if state.fail_from.is_some_and(|from| turn >= from) {
+        let request = state.requests;
+        state.requests += 1;
+        if state.fail_from.is_some_and(|from| request >= from) {
             return Err(OutOfFrames);
         }
         let frame = self.inner.alloc_zeroed()?;
-        state.out.insert(frame);
+        state.allocated.insert(frame);
         Ok(frame)
     }
 
     fn free(&self, frame: PhysAddr) {
         let mut state = self.lock();
-        if state.out.remove(&frame) {
+        if state.allocated.remove(&frame) {
             self.inner.free(frame);
         } else {
             state.wrong_frees += 1;

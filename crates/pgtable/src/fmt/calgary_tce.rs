@@ -1,4 +1,4 @@
-//! The flat table of IBM Calgary and CalIOC2 (HW05, CG01, CG02).
+//! The flat table of IBM Calgary and CalIOC2.
 //!
 //! The table is indexed by the I/O page number. An entry (TCE) holds a real page number and access
 //! control bits (Calgary slides, "TCE format").
@@ -26,7 +26,7 @@ pub struct CalgaryTce {
 }
 
 impl CalgaryTce {
-    /// The 4 GiB space of one PCI host bridge (CG02): 2^20 entries, 8 MiB of table.
+    /// The 4 GiB space of one PCI host bridge: 2^20 entries, 8 MiB of table.
     pub const FULL: Self = Self { bits: 32 };
 
     /// A space of 2^`address_bits` bytes; `None` unless `address_bits` is 25 to 32, the table sizes

@@ -64,13 +64,18 @@ impl fmt::Display for RingFormatError {
         match self {
             Self::BufferTooLong { bytes } => write!(
                 f,
-                "a buffer of {bytes} bytes is longer than {MAX_RING_BUFFER}"
+                "a buffer of {bytes} bytes exceeds the maximum of {MAX_RING_BUFFER}"
             ),
             Self::Slots { slots } => {
-                write!(f, "a ring of {slots} slots; it takes 1 to {MAX_RING_SLOTS}")
+                write!(
+                    f,
+                    "a ring cannot have {slots} slots; the limits are 1 and {MAX_RING_SLOTS}"
+                )
             }
-            Self::Misaligned { at } => write!(f, "ring table at {at} is not 16-byte aligned"),
-            Self::TooHigh { at } => write!(f, "ring table at {at} passes the highest address"),
+            Self::Misaligned { at } => {
+                write!(f, "the ring table at {at} is not aligned to 16 bytes")
+            }
+            Self::TooHigh { at } => write!(f, "the ring table at {at} extends beyond 2^64"),
         }
     }
 }
@@ -156,17 +161,6 @@ impl RingPte {
     pub const fn permissions(self) -> Option<Permissions> {
         let [_, control] = self.0;
         Permissions::from_bits(control >> DIR_SHIFT)
-    }
-
-    /// Returns the values of the second word after each store of Fig. 11, which sets one field
-    /// after the other. Other bits keep their value in `control`.
-    #[inline]
-    pub(crate) const fn field_by_field(self, control: u64) -> [u64; 3] {
-        let [_, new] = self.0;
-        let dir = DIR << DIR_SHIFT;
-        let sized = control & !SIZE | new & SIZE;
-        let directed = sized & !dir | new & dir;
-        [sized, directed, directed | VALID]
     }
 }
 

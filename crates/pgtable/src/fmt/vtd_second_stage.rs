@@ -1,4 +1,4 @@
-//! The second-stage ("second-level") page table of Intel VT-d (HW03, HW04).
+//! The second-stage ("second-level") page table of Intel VT-d.
 //!
 //! Bits as in the VT-d specification, section 9.8 "Second-Level Paging Entries":
 //!

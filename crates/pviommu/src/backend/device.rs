@@ -173,11 +173,11 @@ impl BackendDevice {
                 continue;
             };
             // Pin the page only to learn its frame. The mapping holds a pin of its own.
-            let back = backing.pin(gpa).is_ok_and(|frame| {
+            let restored = backing.pin(gpa).is_ok_and(|frame| {
                 backing.unpin(gpa);
                 tables.map(self.slot, giova, frame, direction).is_ok()
             });
-            self.broken |= !back;
+            self.broken |= !restored;
         }
     }
 

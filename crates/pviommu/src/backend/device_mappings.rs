@@ -38,7 +38,7 @@ struct Leaf {
 /// 0.
 #[derive(Debug)]
 struct Branch {
-    places: Box<[u32; BRANCH_LEAVES]>,
+    leaf_indices: Box<[u32; BRANCH_LEAVES]>,
     live: u16,
 }
 
@@ -76,8 +76,8 @@ impl DeviceMappings {
     /// Returns the mapping of `giova`.
     #[inline]
     pub(super) fn get(&self, giova: Iova) -> Option<(Gpa, Direction)> {
-        let place = self.place(giova)?;
-        let leaf = self.leaves.get(place as usize)?;
+        let leaf_index = self.leaf_index(giova)?;
+        let leaf = self.leaves.get(leaf_index as usize)?;
         decode(*leaf.entries.get(page_of(giova))?)
     }
 
@@ -89,11 +89,11 @@ impl DeviceMappings {
         gpa: Gpa,
         direction: Direction,
     ) -> Result<(), NoLeaf> {
-        let place = match self.place(giova) {
-            Some(place) => place,
+        let leaf_index = match self.leaf_index(giova) {
+            Some(leaf_index) => leaf_index,
             None => self.grow(giova)?,
         };
-        let leaf = self.leaves.get_mut(place as usize).ok_or(NoLeaf)?;
+        let leaf = self.leaves.get_mut(leaf_index as usize).ok_or(NoLeaf)?;
         let entry = leaf.entries.get_mut(page_of(giova)).ok_or(NoLeaf)?;
         if *entry == 0 {
             leaf.live += 1;
@@ -106,15 +106,15 @@ impl DeviceMappings {
     /// Removes a mapping.
     #[inline]
     pub(super) fn remove(&mut self, giova: Iova) -> Option<(Gpa, Direction)> {
-        let place = self.place(giova)?;
-        let leaf = self.leaves.get_mut(place as usize)?;
+        let leaf_index = self.leaf_index(giova)?;
+        let leaf = self.leaves.get_mut(leaf_index as usize)?;
         let entry = leaf.entries.get_mut(page_of(giova))?;
         let old = decode(*entry)?;
         *entry = 0;
         leaf.live = leaf.live.saturating_sub(1);
         self.live = self.live.saturating_sub(1);
         if leaf.live == 0 {
-            self.free_leaf(number_of(giova), place);
+            self.free_leaf(number_of(giova), leaf_index);
         }
         Some(old)
     }
@@ -122,14 +122,14 @@ impl DeviceMappings {
     /// Returns all mappings in order of address.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Iova, Gpa, Direction)> + '_ {
         let leaves = self.branches.iter().flat_map(|(number, branch)| {
-            let places = branch.places.iter().zip(0_u64..);
-            places.filter_map(move |(place, leaf)| {
-                let place = place.checked_sub(1)?;
-                Some(((number << BRANCH_SHIFT) | leaf, place))
+            let leaf_indices = branch.leaf_indices.iter().zip(0_u64..);
+            leaf_indices.filter_map(move |(leaf_index, leaf)| {
+                let leaf_index = leaf_index.checked_sub(1)?;
+                Some(((number << BRANCH_SHIFT) | leaf, leaf_index))
             })
         });
-        leaves.flat_map(move |(number, place)| {
-            let leaf = self.leaves.get(place as usize);
+        leaves.flat_map(move |(number, leaf_index)| {
+            let leaf = self.leaves.get(leaf_index as usize);
             let entries = leaf.map_or(&[][..], |leaf| &leaf.entries[..]);
             entries.iter().zip(0_u64..).filter_map(move |(raw, page)| {
                 let (gpa, direction) = decode(*raw)?;
@@ -140,48 +140,48 @@ impl DeviceMappings {
     }
 
     #[inline]
-    fn place(&self, giova: Iova) -> Option<u32> {
+    fn leaf_index(&self, giova: Iova) -> Option<u32> {
         let number = number_of(giova);
         let branch = self.branches.get(&(number >> BRANCH_SHIFT))?;
-        let place = branch.places.get(number as usize % BRANCH_LEAVES)?;
-        place.checked_sub(1)
+        let leaf_index = branch.leaf_indices.get(number as usize % BRANCH_LEAVES)?;
+        leaf_index.checked_sub(1)
     }
 
     #[cold]
     fn grow(&mut self, giova: Iova) -> Result<u32, NoLeaf> {
-        let place = match self.free.pop() {
-            Some(place) => place,
+        let leaf_index = match self.free.pop() {
+            Some(leaf_index) => leaf_index,
             None => {
-                let place = self.leaves.len() as u64;
-                if place >= self.leaves_max || self.leaves.try_reserve(1).is_err() {
+                let leaf_index = self.leaves.len() as u64;
+                if leaf_index >= self.leaves_max || self.leaves.try_reserve(1).is_err() {
                     return Err(NoLeaf);
                 }
                 self.leaves.push(Leaf {
                     entries: Box::new([0; LEAF_PAGES]),
                     live: 0,
                 });
-                u32::try_from(place).map_err(|_| NoLeaf)?
+                u32::try_from(leaf_index).map_err(|_| NoLeaf)?
             }
         };
         let number = number_of(giova);
         let none = || Branch {
-            places: Box::new([0; BRANCH_LEAVES]),
+            leaf_indices: Box::new([0; BRANCH_LEAVES]),
             live: 0,
         };
         let branch = self.branches.entry(number >> BRANCH_SHIFT);
         let branch = branch.or_insert_with(none);
-        if let Some(entry) = branch.places.get_mut(number as usize % BRANCH_LEAVES) {
-            *entry = place.saturating_add(1);
+        if let Some(entry) = branch.leaf_indices.get_mut(number as usize % BRANCH_LEAVES) {
+            *entry = leaf_index.saturating_add(1);
             branch.live += 1;
         }
-        Ok(place)
+        Ok(leaf_index)
     }
 
     /// Frees an empty leaf.
     #[cold]
-    fn free_leaf(&mut self, number: u64, place: u32) {
+    fn free_leaf(&mut self, number: u64, leaf_index: u32) {
         if let Some(branch) = self.branches.get_mut(&(number >> BRANCH_SHIFT)) {
-            if let Some(entry) = branch.places.get_mut(number as usize % BRANCH_LEAVES) {
+            if let Some(entry) = branch.leaf_indices.get_mut(number as usize % BRANCH_LEAVES) {
                 *entry = 0;
             }
             branch.live = branch.live.saturating_sub(1);
@@ -189,7 +189,7 @@ impl DeviceMappings {
                 self.branches.remove(&(number >> BRANCH_SHIFT));
             }
         }
-        self.free.push(place);
+        self.free.push(leaf_index);
     }
 }
 

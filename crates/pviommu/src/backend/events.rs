@@ -10,7 +10,7 @@ pub const EVENTS: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Events {
     waiting: VecDeque<Event>,
-    lost: u64,
+    dropped: u64,
 }
 
 impl Events {
@@ -18,7 +18,7 @@ impl Events {
         if self.waiting.len() < EVENTS {
             self.waiting.push_back(event);
         } else {
-            self.lost = self.lost.saturating_add(1);
+            self.dropped = self.dropped.saturating_add(1);
         }
     }
 
@@ -30,8 +30,8 @@ impl Events {
         self.waiting.iter()
     }
 
-    pub(super) fn lost(&self) -> u64 {
-        self.lost
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     pub(super) fn clear(&mut self) {

@@ -8,7 +8,7 @@ use crate::wire::Gpa;
 
 /// Host frames behind GPAs.
 ///
-/// A page that a device can access is pinned: its frame neither moves nor goes away (attack A32).
+/// A page that a device can access is pinned: its frame neither moves nor goes away.
 /// Pins are counted, because several GIOVAs may map one GPA.
 pub trait GuestBacking {
     /// Returns true if the page at `page`, a multiple of 4096, belongs to the guest's memory.
@@ -42,8 +42,8 @@ pub enum PinError {
 impl fmt::Display for PinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotMemory => "not guest memory",
-            Self::NoRoom => "no frame left",
+            Self::NotMemory => "the address is not guest memory",
+            Self::NoRoom => "out of frames",
             Self::Corrupt => "the second stage is corrupt",
         })
     }

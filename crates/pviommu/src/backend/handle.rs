@@ -233,7 +233,7 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
 
     /// Returns the number of dropped events.
     pub fn lost_events(&self) -> u64 {
-        self.events.lost()
+        self.events.dropped()
     }
 
     /// Returns the GPA and direction of the page at `giova`; `None` if it is unmapped.

@@ -42,7 +42,7 @@ pub struct HardwareTables<M, S, I> {
     invalidator: I,
     tables: Vec<PerDeviceTable>,
     /// Size of a device's tables in bytes above which empty pages are freed.
-    kept: u64,
+    kept_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -173,14 +173,14 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
             memory,
             frames,
             invalidator,
-            kept: KEPT_TABLES * PAGE_BYTES,
+            kept_bytes: KEPT_TABLES * PAGE_BYTES,
         })
     }
 
     /// Sets the number of table pages, including the root, that each device keeps before empty ones
     /// are freed. The default is [`KEPT_TABLES`].
     pub const fn set_kept_tables(&mut self, tables: u64) {
-        self.kept = tables.saturating_mul(PAGE_BYTES);
+        self.kept_bytes = tables.saturating_mul(PAGE_BYTES);
     }
 
     /// Returns the context entry of a device, to install when its driver has set DRIVER_OK. Before
@@ -256,8 +256,8 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
         if runs == 0 {
             return Ok(());
         }
-        let sheds = of.table.table_bytes() > self.kept;
-        let ranges: Vec<PfnRange> = match sheds {
+        let over_limit = of.table.table_bytes() > self.kept_bytes;
+        let ranges: Vec<PfnRange> = match over_limit {
             true => of.cleared.0.iter().map(Unmapped::range).collect(),
             false => Vec::new(),
         };
@@ -282,7 +282,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
                 return Err(IoError::Failed);
             }
         }
-        if sheds {
+        if over_limit {
             of.unlink_empty(&self.memory, &self.frames, &mut self.invalidator, &ranges);
         }
         Ok(())

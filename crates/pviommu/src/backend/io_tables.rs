@@ -66,8 +66,8 @@ pub enum IoError {
 impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoRoom => "a limit of the host",
-            Self::Failed => "the table could not be changed",
+            Self::NoRoom => "a limit of the host was reached",
+            Self::Failed => "the host failed to change the table",
         })
     }
 }

@@ -72,41 +72,15 @@ impl Last {
     /// Returns the address of the entry of `page`. `prefix` is the lowest bit of the prefix.
     #[inline]
     fn entry(&self, page: Gpa, prefix: u32) -> Option<PhysAddr> {
-        let (known, table) = self.0?;
+        let (cached, table) = self.0?;
         let index = (page.get() & ((1 << prefix) - 1)) >> 12;
-        (page.get() >> prefix == known).then(|| table.wrapping_add(index * 8))
+        (page.get() >> prefix == cached).then(|| table.wrapping_add(index * 8))
     }
 
     #[inline]
     fn learn(&mut self, page: Gpa, prefix: u32, table: PhysAddr) {
         self.0 = Some((page.get() >> prefix, table));
     }
-}
-
-/// The pointer as published: bits 20 to 63 are the prefix, 12 to 19 the index, and the pointer
-/// outlives its table (errata 13 and 17).
-///
-/// A leaf table has 512 entries, which bits 12 to 20 select. For a page in the upper half of a
-/// table, this finds the entry of the page 1 MiB below. After a table is freed, this finds whatever
-/// its frame holds now.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LastTableAsPublished(Last);
-
-impl LastTable for LastTableAsPublished {
-    const FILLS_IN_PLACE: bool = true;
-
-    #[inline]
-    fn entry(&self, page: Gpa) -> Option<PhysAddr> {
-        self.0.entry(page, 20)
-    }
-
-    #[inline]
-    fn learn(&mut self, page: Gpa, table: PhysAddr) {
-        self.0.learn(page, 20, table);
-    }
-
-    #[inline]
-    fn freed(&mut self) {}
 }
 
 /// The repaired pointer: bits 21 to 63 are the prefix, 12 to 20 the index, and freeing a table

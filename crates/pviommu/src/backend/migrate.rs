@@ -34,7 +34,7 @@ pub enum RestoreError {
 impl fmt::Display for RestoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotEmpty(device) => write!(f, "device {device} has mappings already"),
+            Self::NotEmpty(device) => write!(f, "device {device} already has mappings"),
             Self::Stream(error) => error.fmt(f),
             Self::Refused {
                 record,
@@ -81,10 +81,10 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// # Errors
     /// [`RestoreError`]; nothing is mapped.
     pub fn restore(&mut self, stream: &[u8]) -> Result<(), RestoreError> {
-        let taken = |device: &&super::device::BackendDevice| {
+        let has_mappings = |device: &&super::device::BackendDevice| {
             device.mappings.live() != 0 || !device.is_sound()
         };
-        if let Some(device) = self.devices.iter().find(taken) {
+        if let Some(device) = self.devices.iter().find(has_mappings) {
             return Err(RestoreError::NotEmpty(device.id));
         }
         let stream = MigrationStream::decode(stream).map_err(RestoreError::Stream)?;

@@ -32,7 +32,7 @@ pub use guest_backing::{GuestBacking, PinError};
 pub use handle::{Backend, BackendLimits, CommitFailed, Counts};
 pub use hardware::{HardwareTables, KEPT_TABLES};
 pub use io_tables::{DeviceSlot, IoError, IoTables};
-pub use last_table::{FixedLastTable, LastTable, LastTableAsPublished, NoLastTable};
+pub use last_table::{FixedLastTable, LastTable, NoLastTable};
 pub use migrate::RestoreError;
 pub use on_demand::{OnDemand, OnDemandStats, Pager, ReclaimError, SetupError};
 pub use pool::{POOL_PAGES, PagePool, PoolStats, REFILL_BELOW};

@@ -1,5 +1,5 @@
 //! Guest memory whose frames are allocated on first use: the second stage and its walks (PVIOMMU
-//! paper, sections 4.1 to 4.3 and 4.6; PV10).
+//! paper, sections 4.1 to 4.3 and 4.6).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -75,7 +75,9 @@ pub enum ReclaimError {
 impl fmt::Display for SetupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Range => f.write_str("no usable range of guest memory"),
+            Self::Range => {
+                f.write_str("the range of guest memory is empty, misaligned or too large")
+            }
             Self::Table(error) => error.fmt(f),
         }
     }
@@ -84,8 +86,8 @@ impl fmt::Display for SetupError {
 impl fmt::Display for ReclaimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotMemory => f.write_str("not guest memory"),
-            Self::Mapped { mappings } => write!(f, "devices reach it by {mappings} mappings"),
+            Self::NotMemory => f.write_str("the page is not guest memory"),
+            Self::Mapped { mappings } => write!(f, "{mappings} device mappings pin the page"),
             Self::NotPresent => f.write_str("the page has no frame"),
             Self::NotInvalidated => f.write_str("the invalidation failed"),
             Self::Corrupt => f.write_str("the second stage is corrupt"),
@@ -141,12 +143,12 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
     ) -> Result<Self, SetupError> {
         let region = |range: &AddressRange<GuestPhysical>| {
             let pages = range.bytes() / PAGE_BYTES;
-            let whole = range.start().is_aligned(PAGE_BYTES)
+            let valid = range.start().is_aligned(PAGE_BYTES)
                 && range.bytes().is_multiple_of(PAGE_BYTES)
                 && range.last().get() >> format.width() == 0;
             let count = usize::try_from(pages).map_err(|_| SetupError::Range)?;
             let mut probe: Vec<u32> = Vec::new();
-            if !whole || probe.try_reserve_exact(count).is_err() {
+            if !valid || probe.try_reserve_exact(count).is_err() {
                 return Err(SetupError::Range);
             }
             drop(probe);
@@ -202,7 +204,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
     /// owns the frame: it saves the content for [`Pager::load`] and frees the frame to its source.
     ///
     /// # Errors
-    /// [`ReclaimError`]. A page mapped for a device keeps its frame (attack A32).
+    /// [`ReclaimError`]. A page mapped for a device keeps its frame.
     pub fn reclaim<I: Invalidator>(
         &mut self,
         page: Gpa,
@@ -239,8 +241,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
                 pages: 1,
                 permissions: Permissions::READ_WRITE,
             };
-            let back = self.second_stage.map(&self.memory, &self.tables, request);
-            return Err(back.map_or(ReclaimError::Corrupt, |()| ReclaimError::NotInvalidated));
+            let restored = self.second_stage.map(&self.memory, &self.tables, request);
+            return Err(restored.map_or(ReclaimError::Corrupt, |()| ReclaimError::NotInvalidated));
         }
         if self.second_stage.unlink(&self.memory, range) == CachedLevels::All {
             self.last.freed();

@@ -105,8 +105,8 @@ impl<S: FrameSource> PagePool<S> {
                 return;
             };
             let tail = (self.head + self.available) % POOL_PAGES;
-            if let Some(place) = self.ring.get_mut(tail) {
-                *place = page;
+            if let Some(slot) = self.ring.get_mut(tail) {
+                *slot = page;
             }
             self.available += 1;
         }

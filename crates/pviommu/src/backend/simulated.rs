@@ -63,8 +63,8 @@ pub enum GrantError {
 impl fmt::Display for GrantError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoRoom => "no room in the simulator's address space",
-            Self::Failed => "the grant could not be changed",
+            Self::NoRoom => "the simulator's address space is full",
+            Self::Failed => "the host failed to change the grant",
         })
     }
 }

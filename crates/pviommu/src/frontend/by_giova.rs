@@ -27,7 +27,7 @@ pub(super) struct ByGiova {
 
 impl ByGiova {
     #[inline]
-    fn place(giova: Iova) -> (usize, usize) {
+    fn locate(giova: Iova) -> (usize, usize) {
         let page = Pfn::containing(giova).get();
         // The casts do not truncate below `LOW`.
         ((page / LEAF as u64) as usize, (page % LEAF as u64) as usize)
@@ -42,7 +42,7 @@ impl ByGiova {
     #[inline]
     pub(super) fn get(&self, giova: Iova) -> Option<MappingKey> {
         let word = if Self::is_low(giova) {
-            let (leaf, slot) = Self::place(giova);
+            let (leaf, slot) = Self::locate(giova);
             *self.low.get(leaf)?.as_ref()?.get(slot)?
         } else {
             *self.high.get(&Pfn::containing(giova).get())?
@@ -71,14 +71,14 @@ impl ByGiova {
             self.high.insert(Pfn::containing(giova).get(), word);
             return;
         }
-        let (leaf, slot) = Self::place(giova);
+        let (leaf, slot) = Self::locate(giova);
         if self.low.len() <= leaf {
             self.low.resize_with(leaf.saturating_add(1), || None);
         }
         let leaf = self.low.get_mut(leaf);
         let leaf = leaf.map(|leaf| leaf.get_or_insert_with(|| Box::new([0; LEAF])));
-        if let Some(place) = leaf.and_then(|leaf| leaf.get_mut(slot)) {
-            *place = word;
+        if let Some(locate) = leaf.and_then(|leaf| leaf.get_mut(slot)) {
+            *locate = word;
         }
     }
 }

@@ -16,13 +16,13 @@ pub struct ChannelOptions {
     pub pages_max: u32,
     /// Maximum number of consecutive empty polls while a request is in flight. Should correspond to
     /// ten seconds of polling.
-    pub patience: u64,
+    pub max_empty_polls: u64,
 }
 
 /// Reason why the channel is broken and sends no more requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChannelFailure {
-    /// No answer within [`ChannelOptions::patience`] polls.
+    /// No answer within [`ChannelOptions::max_empty_polls`] polls.
     Silent,
     /// The host answered a request that is not in flight, answered one twice, or answered out of
     /// order.
@@ -36,7 +36,7 @@ pub enum ChannelFailure {
 impl fmt::Display for ChannelFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Silent => f.write_str("the host did not answer in time"),
+            Self::Silent => f.write_str("the host did not answer within the limit of polls"),
             Self::UnknownReply(id) => {
                 write!(
                     f,
@@ -44,7 +44,7 @@ impl fmt::Display for ChannelFailure {
                     id.0
                 )
             }
-            Self::Full => f.write_str("the queue takes no request"),
+            Self::Full => f.write_str("the queue is full"),
             Self::UnmapRefused(status) => write!(f, "the host refused an unmap: {status}"),
         }
     }
@@ -170,10 +170,10 @@ impl<Q: Queue> Channel<Q> {
         request.clear();
         // Fails only for no pages or too many, which no caller passes. The host would reject it.
         let _ = encode_map(&mut request, device, direction, pages);
-        let place = self.add(&request, Kind::Map);
+        let sequence = self.add(&request, Kind::Map);
         self.request = request;
         self.stats.mapped = self.stats.mapped.saturating_add(count);
-        place
+        sequence
     }
 
     /// Queues an unmap request and returns its sequence number.
@@ -189,10 +189,10 @@ impl<Q: Queue> Channel<Q> {
         let mut request = core::mem::take(&mut self.request);
         request.clear();
         let _ = encode_unmap(&mut request, device, giovas);
-        let place = self.add(&request, Kind::Unmap);
+        let sequence = self.add(&request, Kind::Unmap);
         self.request = request;
         self.stats.unmapped = self.stats.unmapped.saturating_add(count);
-        place
+        sequence
     }
 
     fn add(&mut self, request: &[u8], kind: Kind) -> Result<u64, ChannelFailure> {
@@ -202,11 +202,11 @@ impl<Q: Queue> Channel<Q> {
             }
             match self.queue.add(request) {
                 Ok(id) => {
-                    let place = self.next_sequence();
+                    let sequence = self.next_sequence();
                     self.in_flight.push_back(InFlight { id, kind });
                     self.needs_kick = true;
                     self.stats.requests = self.stats.requests.saturating_add(1);
-                    return Ok(place);
+                    return Ok(sequence);
                 }
                 // Wait for an answer to make room, until the channel breaks.
                 Err(QueueFull) if self.in_flight.is_empty() => {
@@ -261,16 +261,16 @@ impl<Q: Queue> Channel<Q> {
             return;
         }
         self.empty_polls = self.empty_polls.saturating_add(1);
-        if self.empty_polls > self.options.patience {
+        if self.empty_polls > self.options.max_empty_polls {
             self.fail(ChannelFailure::Silent);
         }
     }
 
-    /// Returns the outcome of the map with sequence number `place`; `None` while it is in flight.
-    /// Call this at most once after an answer.
-    pub(super) fn outcome(&mut self, place: u64) -> Option<Result<(), RemoteMapError>> {
-        if place < self.answered {
-            let found = self.refused.iter().position(|(of, _)| *of == place);
+    /// Returns the outcome of the map with sequence number `sequence`; `None` while it is in
+    /// flight. Call this at most once after an answer.
+    pub(super) fn outcome(&mut self, sequence: u64) -> Option<Result<(), RemoteMapError>> {
+        if sequence < self.answered {
+            let found = self.refused.iter().position(|(of, _)| *of == sequence);
             return Some(match found {
                 Some(at) => Err(RemoteMapError::Status(self.refused.swap_remove(at).1)),
                 None => Ok(()),
@@ -279,14 +279,14 @@ impl<Q: Queue> Channel<Q> {
         self.failure.map(|broken| Err(broken.into()))
     }
 
-    /// Returns true if the host has answered every request before `place`. All unmaps among them
+    /// Returns true if the host has answered every request before `sequence`. All unmaps among them
     /// are then confirmed.
     ///
     /// # Errors
     /// The channel broke before it received the answers.
-    pub(super) fn is_confirmed(&self, place: u64) -> Result<bool, ChannelFailure> {
+    pub(super) fn is_confirmed(&self, sequence: u64) -> Result<bool, ChannelFailure> {
         match self.failure {
-            _ if self.answered >= place => Ok(true),
+            _ if self.answered >= sequence => Ok(true),
             Some(broken) => Err(broken),
             None => Ok(false),
         }
@@ -310,15 +310,15 @@ impl<Q: Queue> Channel<Q> {
 
     /// Removes and returns the late refusals that overlap `range`.
     pub(super) fn take_late_refusals(&mut self, device: Devid, range: &PfnRange) -> Vec<PfnRange> {
-        let mut taken = Vec::new();
+        let mut ranges = Vec::new();
         self.late_refusals.retain(|late| {
             let within = late.device == device && late.range.overlaps(range);
             if within {
-                taken.push(late.range);
+                ranges.push(late.range);
             }
             !within
         });
-        taken
+        ranges
     }
 
     /// Returns the reason if the channel is broken.

@@ -21,7 +21,7 @@ pub struct QueueFull;
 
 impl fmt::Display for QueueFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("queue full")
+        f.write_str("the queue is full")
     }
 }
 

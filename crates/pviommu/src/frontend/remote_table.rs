@@ -38,13 +38,13 @@ impl<Q: Queue, L: Lock<Channel<Q>>> SharedChannel<Q, L> {
         self.channel.with(critical)
     }
 
-    /// Polls until the host answers the map with sequence number `place`. Releases the lock between
-    /// polls.
-    fn wait(&self, place: u64) -> Result<(), RemoteMapError> {
+    /// Polls until the host answers the map with sequence number `sequence`. Releases the lock
+    /// between polls.
+    fn wait(&self, sequence: u64) -> Result<(), RemoteMapError> {
         loop {
             let outcome = self.channel.with(|channel| {
                 channel.poll();
-                channel.outcome(place)
+                channel.outcome(sequence)
             });
             match outcome {
                 Some(outcome) => return outcome,
@@ -119,13 +119,10 @@ where
                         Gpa::new(request.pa.get().wrapping_add(bytes(page))),
                     )
                 });
-                let place = channel.map(self.device, direction, pages)?;
+                let sequence = channel.map(self.device, direction, pages)?;
                 let first = Pfn::containing(request.iova.wrapping_add(bytes(0)));
                 if let Some(range) = PfnRange::new(first, count) {
-                    queued(QueuedMap {
-                        sequence: place,
-                        range,
-                    });
+                    queued(QueuedMap { sequence, range });
                 }
                 done = done.wrapping_add(count);
             }
@@ -150,14 +147,14 @@ where
     fn wait_for_maps(&self, cpu: &mut RemoteCpu) -> Result<(), RemoteMapError> {
         let mut outcome = Ok(());
         for deferred in cpu.0.drain(..) {
-            let answer = self.link.wait(deferred.sequence);
-            if answer.is_err() {
+            let result = self.link.wait(deferred.sequence);
+            if result.is_err() {
                 let note = |channel: &mut Channel<Q>| {
                     channel.note_late_refusal(self.device, deferred.range)
                 };
                 self.link.with(note);
                 self.count_unmapped(deferred.range.pages());
-                outcome = outcome.and(answer);
+                outcome = outcome.and(result);
             }
         }
         outcome
@@ -169,20 +166,20 @@ where
 
     /// Unmaps the rest of a range after the host refused some of its maps, and waits.
     fn undo(&self, range: PfnRange) -> Result<(), ChannelFailure> {
-        let late = self
+        let refused_ranges = self
             .link
             .with(|channel| channel.take_late_refusals(self.device, &range));
-        let rest = subtract(range, late);
+        let rest = subtract(range, refused_ranges);
         self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
         self.queue_unmap(&rest)?;
-        let place = self.link.with(|channel| {
+        let sequence = self.link.with(|channel| {
             channel.kick();
             channel.next_sequence()
         });
         loop {
             let confirmed = self.link.with(|channel| {
                 channel.poll();
-                channel.is_confirmed(place)
+                channel.is_confirmed(sequence)
             })?;
             if confirmed {
                 return Ok(());
@@ -275,11 +272,11 @@ where
             self.sync(cpu, platform);
         }
         let iova = range.lo().iova();
-        let late = self.link.with(|channel| match channel.failure() {
+        let refused_ranges = self.link.with(|channel| match channel.failure() {
             Some(_) => Err(UnmapError::Corrupt { iova }),
             None => Ok(channel.take_late_refusals(self.device, &range)),
         })?;
-        let rest = subtract(range, late);
+        let rest = subtract(range, refused_ranges);
         self.queue_unmap(&rest)
             .map_err(|_| UnmapError::Corrupt { iova })?;
         self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
@@ -304,13 +301,13 @@ where
         }
         let iova = first.lo().iova();
         let corrupt = |_| UnmapError::Corrupt { iova };
-        let late = self.link.with(|channel| match channel.failure() {
+        let refused_ranges = self.link.with(|channel| match channel.failure() {
             Some(broken) => Err(broken),
             None => Ok(ranges
                 .iter()
                 .any(|range| channel.has_late_refusal(self.device, range))),
         });
-        if late.map_err(corrupt)? {
+        if refused_ranges.map_err(corrupt)? {
             // Some parts are not mapped, so unmap the ranges one by one.
             for range in ranges {
                 each(self.unmap(cpu, platform, *range)?);

@@ -85,12 +85,12 @@ impl<C: ReverseCache> DeviceCache<C> {
     /// Removes a user of the mapping at `range`; `None` if the cache has no such mapping.
     #[inline]
     fn release(&mut self, range: &IovaRange) -> Option<Result<(), NotInUse>> {
-        let known = self.keys.get(range.start())?;
+        let key = self.keys.get(range.start())?;
         // Use the buffer's number of pages: a key of another length belongs to another mapping. The
         // cache holds no mapping whose length exceeds a key's.
         let pages = PfnRange::covering(range).pages();
-        let Some(key) = MappingKey::new(known.first(), pages, known.direction()) else {
-            return Some(Err(NotInUse(known)));
+        let Some(key) = MappingKey::new(key.first(), pages, key.direction()) else {
+            return Some(Err(NotInUse(key)));
         };
         let released = self.cache.release(key);
         if released.is_ok() {
@@ -206,9 +206,9 @@ impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
         &self.paged
     }
 
-    /// Passes the cache to `look`, under the lock.
-    pub fn with_cache<R>(&self, look: impl FnOnce(&C) -> R) -> R {
-        self.cache_lock.with(|reverse| look(&reverse.cache))
+    /// Passes the cache to `read`, under the lock.
+    pub fn with_cache<R>(&self, read: impl FnOnce(&C) -> R) -> R {
+        self.cache_lock.with(|reverse| read(&reverse.cache))
     }
 }
 
@@ -304,7 +304,7 @@ where
     ) -> Result<u32, MapReason> {
         let before = placed.len();
         // Pieces that missed, with their indices in `placed`.
-        let mut asked: Vec<(usize, &PhysRange)> = Vec::new();
+        let mut missed: Vec<(usize, &PhysRange)> = Vec::new();
         self.cache_lock.with(|reverse| {
             for piece in pieces {
                 let key = key_of(piece, permissions);
@@ -312,53 +312,53 @@ where
                 match found.and_then(|giova| bytes_at(giova, piece)) {
                     Some(range) => placed.push(range),
                     None => {
-                        asked.push((placed.len(), piece));
+                        missed.push((placed.len(), piece));
                         // Placeholder until the host has mapped it.
                         placed.extend(bytes_at(Iova::ZERO, piece));
                     }
                 }
             }
         });
-        if asked.is_empty() {
+        if missed.is_empty() {
             return Ok(0);
         }
-        let mut places = asked.iter();
-        let made = self.paged.map_each(
+        let mut indices = missed.iter();
+        let mapped = self.paged.map_each(
             cpu,
             platform,
-            asked.iter().map(|(_, piece)| *piece),
+            missed.iter().map(|(_, piece)| *piece),
             permissions,
             limits,
             |range| {
-                let place = places.next().and_then(|(place, _)| placed.get_mut(*place));
-                if let Some(place) = place {
-                    *place = range;
+                let slot = indices.next().and_then(|(index, _)| placed.get_mut(*index));
+                if let Some(slot) = slot {
+                    *slot = range;
                 }
             },
         );
         let now = platform.now();
         self.cache_lock.with(|reverse| {
-            if made.is_ok() {
+            if mapped.is_ok() {
                 reverse.begin(now, self.cycle_ns);
-                for (place, piece) in &asked {
-                    if let Some(range) = placed.get(*place) {
+                for (index, piece) in &missed {
+                    if let Some(range) = placed.get(*index) {
                         reverse.insert(key_of(piece, permissions), range.start());
                     }
                 }
                 return;
             }
             // Release the mappings that were found.
-            let mut asked = asked.iter().map(|(place, _)| *place).peekable();
-            for (place, range) in placed.iter().enumerate().skip(before) {
-                if asked.next_if_eq(&place).is_none() {
+            let mut missed = missed.iter().map(|(index, _)| *index).peekable();
+            for (index, range) in placed.iter().enumerate().skip(before) {
+                if missed.next_if_eq(&index).is_none() {
                     reverse.release(range);
                 }
             }
         });
-        if made.is_err() {
+        if mapped.is_err() {
             placed.truncate(before);
         }
-        made
+        mapped
     }
 
     #[inline]

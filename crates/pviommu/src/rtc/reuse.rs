@@ -43,12 +43,12 @@ pub(super) struct Gaps {
     longest: Cycles,
     seen: [[u32; BUCKETS]; 4],
     /// Residency of released mappings in whole cycles, by direction.
-    patience: [u8; 4],
+    keep_cycles: [u8; 4],
 }
 
 impl Gaps {
     pub(super) fn new(residency: ResidencyPolicy, longest: Cycles) -> Self {
-        let patience = match residency {
+        let keep_cycles = match residency {
             ResidencyPolicy::Fixed => longest.get(),
             ResidencyPolicy::Adaptive { .. } => longest.get().min(AT_FIRST),
         };
@@ -56,7 +56,7 @@ impl Gaps {
             residency,
             longest,
             seen: [[0; BUCKETS]; 4],
-            patience: [patience; 4],
+            keep_cycles: [keep_cycles; 4],
         }
     }
 
@@ -78,17 +78,17 @@ impl Gaps {
 
     /// Returns the residency of a released mapping whose key has `word`, in whole cycles.
     #[inline]
-    pub(super) fn patience(&self, word: u64) -> u8 {
+    pub(super) fn keep_cycles(&self, word: u64) -> u8 {
         let kind = (word & 3) as usize;
-        self.patience
+        self.keep_cycles
             .get(kind)
             .copied()
             .unwrap_or(self.longest.get())
     }
 
-    /// Returns the lowest [`patience`](Self::patience) of all directions.
+    /// Returns the lowest [`keep_cycles`](Self::patience) of all directions.
     pub(super) fn least(&self) -> u8 {
-        self.patience.iter().copied().min().unwrap_or(0)
+        self.keep_cycles.iter().copied().min().unwrap_or(0)
     }
 
     /// Ends a cycle: computes the residencies from the counts.
@@ -96,7 +96,7 @@ impl Gaps {
         let ResidencyPolicy::Adaptive { late } = self.residency else {
             return;
         };
-        for (seen, patience) in self.seen.iter_mut().zip(&mut self.patience) {
+        for (seen, keep_cycles) in self.seen.iter_mut().zip(&mut self.keep_cycles) {
             let total: u32 = seen.iter().fold(0, |sum, count| sum.saturating_add(*count));
             if total < ENOUGH {
                 continue;
@@ -113,7 +113,7 @@ impl Gaps {
             }
             // Longest gap of `digits` binary digits.
             let gap = u8::try_from((1_u32 << digits) - 1).unwrap_or(u8::MAX);
-            *patience = gap.min(self.longest.get());
+            *keep_cycles = gap.min(self.longest.get());
             if total > FADE {
                 for count in seen {
                     *count /= 2;
@@ -138,7 +138,7 @@ mod tests {
             }
         }
         seen.end_cycle();
-        seen.patience(1)
+        seen.keep_cycles(1)
     }
 
     #[test]
@@ -163,7 +163,11 @@ mod tests {
         }
         seen.end_cycle();
         assert_eq!(
-            (seen.patience(1), seen.patience(2), seen.patience(3)),
+            (
+                seen.keep_cycles(1),
+                seen.keep_cycles(2),
+                seen.keep_cycles(3)
+            ),
             (7, 0, 7)
         );
     }

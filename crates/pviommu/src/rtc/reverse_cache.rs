@@ -66,10 +66,10 @@ pub enum NotCached {
 impl fmt::Display for NotCached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Present => f.write_str("the key has a mapping already"),
-            Self::Full => f.write_str("more pages than the limit allows"),
-            Self::OutOfMemory => f.write_str("no memory"),
-            Self::Address(giova) => write!(f, "{giova} is no address that can be cached"),
+            Self::Present => f.write_str("the cache already has a mapping of this key"),
+            Self::Full => f.write_str("the cache has its maximum number of pages"),
+            Self::OutOfMemory => f.write_str("out of memory for the cache"),
+            Self::Address(giova) => write!(f, "{giova} is too high for a cache entry"),
         }
     }
 }
@@ -85,7 +85,7 @@ pub struct NotInUse(
 
 impl fmt::Display for NotInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is not in use", self.0)
+        write!(f, "mapping {} is not in use", self.0)
     }
 }
 
@@ -94,29 +94,29 @@ impl core::error::Error for NotInUse {}
 /// Pages that [`evict`](ReverseCache::evict) may still remove, in order of release. Corresponds to
 /// the kernel module's `pvi_take_unused`.
 #[derive(Debug)]
-pub(super) struct EvictionBudget {
+pub struct EvictionBudget {
     pages: u64,
     first: bool,
 }
 
 impl EvictionBudget {
     /// Allows every mapping.
-    pub(super) const fn all() -> Self {
+    pub const fn all() -> Self {
         Self::new(u64::MAX, true)
     }
 
     /// Allows a sixteenth of a limit.
-    pub(super) fn of(limit: usize) -> Self {
+    pub fn of(limit: usize) -> Self {
         Self::new(limit.div_ceil(16) as u64, true)
     }
 
     /// Allows `pages` pages. If `first`, allows the first mapping whatever its size.
-    pub(super) const fn new(pages: u64, first: bool) -> Self {
+    pub const fn new(pages: u64, first: bool) -> Self {
         Self { pages, first }
     }
 
     /// Returns true if a mapping of `pages` pages may leave. After one rejection, rejects all.
-    pub(super) fn takes(&mut self, pages: u64) -> bool {
+    pub fn takes(&mut self, pages: u64) -> bool {
         let fits = self.pages > 0 && (self.first || pages <= self.pages);
         self.pages = if fits {
             self.pages.saturating_sub(pages)

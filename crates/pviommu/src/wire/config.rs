@@ -47,16 +47,19 @@ pub enum ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Window => f.write_str("the window of addresses holds no page or is misaligned"),
-            Self::PagesMax(pages) => write!(f, "requests of up to {pages} pages"),
+            Self::Window => f.write_str("the address window is empty or misaligned"),
+            Self::PagesMax(pages) => write!(f, "invalid limit of {pages} pages per request"),
             Self::Devices => {
                 write!(
                     f,
-                    "the list of devices is unordered, cut off, or longer than {DEVICES_LIMIT}"
+                    "the device list is unordered, truncated, or longer than {DEVICES_LIMIT}"
                 )
             }
-            Self::Version(version) => write!(f, "version {version}"),
-            Self::TooShort => write!(f, "fewer than {CONFIG_BYTES} bytes"),
+            Self::Version(version) => write!(f, "unsupported version {version}"),
+            Self::TooShort => write!(
+                f,
+                "the configuration space has fewer than {CONFIG_BYTES} bytes"
+            ),
         }
     }
 }

@@ -81,10 +81,10 @@ pub enum Malformed {
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooShort { bytes } => write!(f, "{bytes} bytes hold no header"),
-            Self::Type(raw) => write!(f, "unknown type {raw}"),
-            Self::Pages(pages) => write!(f, "a request of {pages} pages"),
-            Self::Length { bytes, pages } => write!(f, "{bytes} bytes for {pages} pages"),
+            Self::TooShort { bytes } => write!(f, "{bytes} bytes are shorter than a header"),
+            Self::Type(raw) => write!(f, "unknown request type {raw}"),
+            Self::Pages(pages) => write!(f, "invalid number of pages {pages}"),
+            Self::Length { bytes, pages } => write!(f, "{bytes} bytes do not match {pages} pages"),
             Self::Direction(raw) => write!(f, "unknown direction {raw}"),
         }
     }

@@ -59,11 +59,11 @@ impl fmt::Display for StreamErrorKind {
             Self::Checksum { stated, computed } => {
                 write!(f, "checksum {computed:#010x}, not {stated:#010x}")
             }
-            Self::TooShort => f.write_str("too short"),
-            Self::TooLong => f.write_str("too long"),
+            Self::TooShort => f.write_str("the stream is too short"),
+            Self::TooLong => f.write_str("the stream is too long"),
             Self::Direction(raw) => write!(f, "unknown direction {raw}"),
-            Self::Range => f.write_str("no range of pages"),
-            Self::Order => f.write_str("out of order"),
+            Self::Range => f.write_str("the range is not whole pages"),
+            Self::Order => f.write_str("the record is out of order"),
         }
     }
 }
@@ -265,10 +265,10 @@ impl StreamWriter {
 }
 
 fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    if let Some(place) = bytes
+    if let Some(slot) = bytes
         .get_mut(at..)
         .and_then(|rest| rest.get_mut(..value.len()))
     {
-        place.copy_from_slice(value);
+        slot.copy_from_slice(value);
     }
 }

@@ -1,4 +1,4 @@
-//! A30: forged requests of a guest. They affect at most the mappings of their own device and
+//! Forged requests of a guest. They affect at most the mappings of their own device and
 //! nothing outside the guest.
 
 use proptest::prelude::*;

@@ -95,11 +95,11 @@ fn holds<C: ReverseCache>(mut guest: Guest<C>, steps: Vec<Step>) {
             }
             Step::Unmap(_) if live.is_empty() => None,
             Step::Unmap(nth) => {
-                let gone = live.swap_remove(nth % live.len());
-                for (range, _) in &gone.pieces {
+                let chosen = live.swap_remove(nth % live.len());
+                for (range, _) in &chosen.pieces {
                     released.extend(pages(range).map(|page| (page, guest.machine.now.0)));
                 }
-                match gone.held {
+                match chosen.held {
                     Held::Single(mapping) => guest.unmap(mapping),
                     Held::List(list) => guest.unmap_list(list),
                 };
@@ -143,8 +143,8 @@ fn holds<C: ReverseCache>(mut guest: Guest<C>, steps: Vec<Step>) {
             }
         }
     }
-    for gone in live {
-        match gone.held {
+    for chosen in live {
+        match chosen.held {
             Held::Single(mapping) => guest.unmap(mapping),
             Held::List(list) => guest.unmap_list(list),
         };

@@ -16,13 +16,14 @@ use ringfence_dma::{
 use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator as _};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
+use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::backend::{FixedLastTable, HardwareTables, OnDemand};
 use ringfence_pviommu::frontend::{
     Channel, ChannelOptions, DeviceCache, RemoteTable, RtcSpace, SharedChannel, UnknownUnmap,
     UnmapCompletions,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::rtc::{Cycles, MappingKey, ReverseCache, Rtc, RtcAsPublished};
+use ringfence_pviommu::rtc::{Cycles, MappingKey, ReverseCache};
 use ringfence_types::{
     Access, Direction, Invalidator, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
     RingId,
@@ -57,14 +58,14 @@ pub(crate) fn c() -> Cycles {
     Cycles::new(2).unwrap()
 }
 
-pub(crate) fn guest<C: ReverseCache>(cache: C, strays: UnknownUnmap) -> Guest<C> {
-    guest_that(cache, strays, UnmapCompletions::new)
+pub(crate) fn guest<C: ReverseCache>(cache: C, unknown_unmap: UnknownUnmap) -> Guest<C> {
+    guest_that(cache, unknown_unmap, UnmapCompletions::new)
 }
 
 /// Creates a guest whose invalidator is `waits`.
 pub(crate) fn guest_that<C: ReverseCache, I: Invalidator>(
     cache: C,
-    strays: UnknownUnmap,
+    unknown_unmap: UnknownUnmap,
     waits: impl FnOnce(Line<Looped>) -> I,
 ) -> Guest<C, I> {
     let Rig {
@@ -75,7 +76,7 @@ pub(crate) fn guest_that<C: ReverseCache, I: Invalidator>(
     } = Rig::new();
     let options = ChannelOptions {
         pages_max: 16,
-        patience: 50,
+        max_empty_polls: 50,
     };
     let channel = Channel::new(Loopback::new(backend, 64), options);
     let link = Rc::new(SharedChannel::new(channel, RefCell::new));
@@ -95,7 +96,13 @@ pub(crate) fn guest_that<C: ReverseCache, I: Invalidator>(
             let allocator = CachedRbTree::new(CachedTree::new(window), RefCell::new);
             let table = RemoteTable::new(Rc::clone(&link), NIC, domain);
             let paged = Paged::new(allocator, table, Rounding::Exact);
-            Ok::<_, ()>(RtcSpace::new(paged, cache, CYCLE, strays, RefCell::new))
+            Ok::<_, ()>(RtcSpace::new(
+                paged,
+                cache,
+                CYCLE,
+                unknown_unmap,
+                RefCell::new,
+            ))
         })
         .unwrap();
     Guest {
@@ -235,7 +242,7 @@ fn what_is_mapped_again_is_not_asked_for() {
     assert_eq!((guest.asked(), guest.live()), ((1, 1), 3));
 }
 
-/// A28 at the frontend.
+/// The frontend reuses no mapping of another direction or length.
 #[test]
 fn direction_and_length_make_another_mapping() {
     let mut guest = tree();
@@ -255,7 +262,7 @@ fn direction_and_length_make_another_mapping() {
     guest.unmap(long);
 }
 
-/// A29 at the frontend, also with the as-published cache.
+/// No mapping in use expires at the frontend, even with the as-published cache.
 #[test]
 fn a_mapping_stays_as_long_as_it_has_a_user() {
     fn reached<C: ReverseCache>(mut guest: Guest<C>) -> bool {
@@ -363,16 +370,16 @@ fn a_full_cache_sheds() {
     let kept: Vec<_> = (0..8)
         .map(|page| guest.map(buffer(page, 0, 64), TO))
         .collect();
-    let beside = guest.map(buffer(20, 0, 64), TO);
-    let iova = beside.iova();
-    assert!(!guest.unmap(beside), "not stale");
+    let neighbour = guest.map(buffer(20, 0, 64), TO);
+    let iova = neighbour.iova();
+    assert!(!guest.unmap(neighbour), "not stale");
     assert!(guest.reach(iova, Access::Read).is_none());
     kept.into_iter()
         .for_each(|mapping| assert!(guest.unmap(mapping)));
     guest.wait(1);
     assert_eq!(guest.live(), 7, "one in sixteen, and one at least");
-    let beside = guest.map(buffer(20, 0, 64), TO);
-    assert!(guest.unmap(beside));
+    let neighbour = guest.map(buffer(20, 0, 64), TO);
+    assert!(guest.unmap(neighbour));
 }
 
 /// Unmaps of an unmapped address and of a part of a mapping are refused.
@@ -435,8 +442,8 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
         assert_eq!(range == high.range(), hits);
         assert!(Pfn::containing(range.last()).get() <= mask);
         // The other mapping is not cached, because its key has a mapping already.
-        let gone = space.unmap(&mut cpu, machine, range).unwrap();
-        assert_eq!(matches!(gone, UnmapResult::Cached), hits);
+        let unmapped = space.unmap(&mut cpu, machine, range).unwrap();
+        assert_eq!(matches!(unmapped, UnmapResult::Cached), hits);
     }
     guest.unmap(high);
     let space = guest.dma.space(&guest.at).unwrap();
@@ -469,10 +476,10 @@ fn a_device_goes_with_what_is_kept() {
     let mapping = guest.map(buffer(3, 0, 64), TO);
     let detach = |guest: &mut Guest<Rtc>| {
         let (cpu, machine, at) = (&mut guest.cpu, &mut guest.machine, guest.at);
-        let gone = guest
+        let unmapped = guest
             .dma
             .detach(cpu, machine, &at, Teardown::IfUnused, |_| {}, |_| {});
-        gone.is_ok()
+        unmapped.is_ok()
     };
     assert!(!detach(&mut guest));
     assert!(guest.unmap(mapping));

@@ -40,7 +40,7 @@ pub(crate) struct Guest {
 }
 
 /// Polls after which the guest gives up.
-pub(crate) const PATIENCE: u64 = 50;
+pub(crate) const MAX_EMPTY_POLLS: u64 = 50;
 
 pub(crate) fn guest(trick: Option<(u64, Trick)>) -> Guest {
     let Rig {
@@ -52,7 +52,7 @@ pub(crate) fn guest(trick: Option<(u64, Trick)>) -> Guest {
     let host = Host::new(Loopback::new(backend, 64), trick);
     let options = ChannelOptions {
         pages_max: 16,
-        patience: PATIENCE,
+        max_empty_polls: MAX_EMPTY_POLLS,
     };
     let link = Rc::new(SharedChannel::new(
         Channel::new(host, options),
@@ -181,7 +181,7 @@ fn a_buffer_is_reached_while_it_is_mapped() {
     assert_eq!(guest.left().len() as u64, SPACE);
 }
 
-/// A25: the host would refuse a second unmap, which would break the channel for every device.
+/// The host would refuse a second unmap, which would break the channel for every device.
 #[test]
 fn a_second_unmap_is_refused_before_the_host_is_asked() {
     let mut guest = guest(None);
@@ -212,7 +212,7 @@ fn a_second_unmap_is_refused_before_the_host_is_asked() {
     assert_eq!((guest.broken(), guest.live()), (None, 0));
 }
 
-/// PV04: one kick for all requests of a list, one for its unmap.
+/// One kick for all requests of a list, one for its unmap.
 #[test]
 fn kicks_are_merged() {
     let mut guest = guest(None);

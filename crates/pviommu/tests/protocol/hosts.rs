@@ -16,7 +16,7 @@ use ringfence_types::{
     Access, Direction, Iova, Nanos, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
 };
 
-use crate::guest::{PATIENCE, buffer, guest};
+use crate::guest::{MAX_EMPTY_POLLS, buffer, guest};
 use crate::machine::{Machine, SPACE, Table};
 use crate::rig::{DISK, MEMORY, NIC, PAGE, WINDOW};
 
@@ -118,7 +118,7 @@ fn a_host_that_breaks_the_rules_is_found_out() {
         (1, Trick::Never, Some(ChannelFailure::Silent)),
         (
             0,
-            Trick::Late(PATIENCE as u32 + 20),
+            Trick::Late(MAX_EMPTY_POLLS as u32 + 20),
             Some(ChannelFailure::Silent),
         ),
         (0, Trick::Twice, Some(ChannelFailure::UnknownReply(first))),
@@ -234,8 +234,8 @@ fn answers_out_of_order_break_the_channel() {
 /// The frontend counts patience per request, and only while one is in flight.
 #[test]
 fn silence_is_counted_for_each_answer_alone() {
-    let guest = guest(Some((0, Trick::Late(PATIENCE as u32 - 10))));
-    for _ in 0..3 * PATIENCE {
+    let guest = guest(Some((0, Trick::Late(MAX_EMPTY_POLLS as u32 - 10))));
+    for _ in 0..3 * MAX_EMPTY_POLLS {
         guest.link.with(Channel::poll);
     }
     assert_eq!(guest.broken(), None, "nobody waits");
@@ -244,7 +244,7 @@ fn silence_is_counted_for_each_answer_alone() {
     for page in 0..4 {
         guest.link.with(|channel| {
             let host = channel.queue();
-            host.trick = Some((host.answers, Trick::Late(PATIENCE as u32 - 10)));
+            host.trick = Some((host.answers, Trick::Late(MAX_EMPTY_POLLS as u32 - 10)));
         });
         let mapped = table.map(&mut table.per_cpu(), &mut machine, request(page, 0));
         assert!(mapped.is_ok(), "{page}");
@@ -267,19 +267,23 @@ fn a_late_refusal_is_one_devices() {
     let guest = guest(None);
     let mut machine = guest.machine;
     let domain = guest.at.domain();
-    let [ours, theirs] = [NIC, DISK]
+    let [nic_table, disk_table] = [NIC, DISK]
         .map(|device| -> Table<_> { RemoteTable::new(Rc::clone(&guest.link), device, domain) });
     let range = PfnRange::new(Pfn::containing(Iova::new(WINDOW)), 1).unwrap();
-    let mut cpu = ours.per_cpu();
-    assert!(ours.map(&mut cpu, &mut machine, request(0, MEMORY)).is_ok());
+    let mut cpu = nic_table.per_cpu();
+    assert!(
+        nic_table
+            .map(&mut cpu, &mut machine, request(0, MEMORY))
+            .is_ok()
+    );
     // Outside the memory of this machine.
-    let mut their_cpu = theirs.per_cpu();
-    let queued = theirs.map_nosync(&mut their_cpu, &mut machine, request(0, 512 << 20));
+    let mut disk_cpu = disk_table.per_cpu();
+    let queued = disk_table.map_nosync(&mut disk_cpu, &mut machine, request(0, 512 << 20));
     assert!(queued.is_ok());
-    theirs.sync(&mut their_cpu, &mut machine);
-    assert!(theirs.iotlb_sync_map(&mut machine, range).is_err());
-    assert!(ours.iotlb_sync_map(&mut machine, range).is_ok());
-    assert!(ours.unmap(&mut cpu, &mut machine, range).is_ok());
+    disk_table.sync(&mut disk_cpu, &mut machine);
+    assert!(disk_table.iotlb_sync_map(&mut machine, range).is_err());
+    assert!(nic_table.iotlb_sync_map(&mut machine, range).is_ok());
+    assert!(nic_table.unmap(&mut cpu, &mut machine, range).is_ok());
     guest.link.with(|channel| {
         channel.kick();
         channel.poll();
@@ -290,11 +294,11 @@ fn a_late_refusal_is_one_devices() {
             .with(|channel| channel.queue().honest.backend().mapped_pages(device))
     };
     assert_eq!((mapped(NIC), mapped(DISK)), (0, 0));
-    assert!(ours.is_empty(&machine));
+    assert!(nic_table.is_empty(&machine));
     // The refused range still belongs to the other device until it unmaps it, which sends no
     // request.
-    assert!(theirs.unmap(&mut their_cpu, &mut machine, range).is_ok());
-    assert!(theirs.iotlb_sync_map(&mut machine, range).is_ok());
+    assert!(disk_table.unmap(&mut disk_cpu, &mut machine, range).is_ok());
+    assert!(disk_table.iotlb_sync_map(&mut machine, range).is_ok());
     assert_eq!(guest.link.with(|channel| channel.failure()), None);
 }
 
@@ -322,7 +326,7 @@ fn a_full_queue_is_waited_for() {
     }
     let options = ChannelOptions {
         pages_max: 16,
-        patience: PATIENCE,
+        max_empty_polls: MAX_EMPTY_POLLS,
     };
     let link = Rc::new(SharedChannel::new(
         Channel::new(Full, options),

@@ -1,4 +1,4 @@
-//! Migration (PV11): the guest's view survives, host addresses do not, and hostile streams are
+//! Migration: the guest's view survives, host addresses do not, and hostile streams are
 //! rejected as a whole.
 
 use std::collections::BTreeSet;
@@ -94,8 +94,7 @@ fn nothing_is_mapped(rig: &mut Rig) {
     }
 }
 
-/// Well-formed streams whose last mapping the guest could not have made, after valid mappings
-/// (A30).
+/// Well-formed streams whose last mapping the guest could not have made, after valid mappings.
 #[test]
 fn streams_that_no_guest_made_are_refused_whole() {
     let good = (0x10, WINDOW, MEMORY);

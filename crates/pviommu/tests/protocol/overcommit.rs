@@ -1,10 +1,10 @@
-//! Frames on demand, the pool, the last-table pointer, and reclaim by the host (PV10, PV17, PV18;
-//! attacks A32 and A33).
+//! Frames on demand, the pool, the last-table pointer, and reclaim by the host.
 
 use ringfence_memory::fake::FaultyFrames;
+use ringfence_papers::LastTableAsPublished;
 use ringfence_pviommu::backend::{
-    BackendLimits, FixedLastTable, GuestBacking, LastTableAsPublished, NoLastTable, POOL_PAGES,
-    PagePool, REFILL_BELOW, ReclaimError,
+    BackendLimits, FixedLastTable, GuestBacking, NoLastTable, POOL_PAGES, PagePool, REFILL_BELOW,
+    ReclaimError,
 };
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{Access, Direction, FrameSource, PhysAddr, PhysMemory};
@@ -29,7 +29,7 @@ fn frames_come_with_the_first_map_only() {
     assert_eq!(rig.backend.backing().pool().available(), POOL_PAGES - 2);
 }
 
-/// A32: a frame that a device can access is not reclaimed.
+/// A frame that a device can access is not reclaimed.
 #[test]
 fn a_frame_that_a_device_reaches_is_not_reclaimed() {
     let mut rig = Rig::new();
@@ -177,7 +177,7 @@ fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
     assert_ne!(repaired.frame(upper), low);
 }
 
-/// A33 on one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a
+/// On one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a
 /// page with the same prefix. Returns the frame that the device reaches, the secret, and the page's
 /// own.
 pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
@@ -214,7 +214,7 @@ pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
     (reached, secret, PhysAddr::new(own))
 }
 
-/// A33, as published and repaired.
+/// A freed table behind the last-table pointer, as published and repaired.
 #[test]
 fn a_freed_table_is_not_read_through_its_old_pointer() {
     let (reached, secret, _) = stale_pointer(LastTableAsPublished::default());

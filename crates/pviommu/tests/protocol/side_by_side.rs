@@ -1,5 +1,5 @@
-//! Attacks A28 to A35, on the published design and on this implementation. Prints the table of
-//! `docs/PVIOMMU.md`.
+//! The attacks of `docs/PVIOMMU.md`, on the published design and on this implementation. Prints the
+//! table of that document.
 //!
 //! The as-published side uses the PVIOMMU paper's code where the paper has code (its cache, its
 //! pointer). Where the paper does not mention a check, it runs the same step without the check.
@@ -11,12 +11,13 @@ use std::sync::atomic::Ordering;
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
 use ringfence_dma::{BouncePool, Dma, Mapping};
+use ringfence_papers::LastTableAsPublished;
+use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::backend::{
-    DeviceSlot, FixedLastTable, GuestBacking, IoTables, LastTableAsPublished, PagePool,
-    ReclaimError,
+    DeviceSlot, FixedLastTable, GuestBacking, IoTables, PagePool, ReclaimError,
 };
 use ringfence_pviommu::frontend::{Channel, UnknownUnmap, UnmapCompletions};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{
     Access, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,

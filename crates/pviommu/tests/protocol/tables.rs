@@ -69,14 +69,14 @@ fn tables_that_are_used_again_stay() {
     let mut rig = wide();
     assert_eq!(map(&mut rig, WINDOW), Status::Ok);
     let linked = rig.tables.0.outstanding();
-    let told = rig.backend.tables().invalidator().submitted;
+    let submitted = rig.backend.tables().invalidator().submitted;
     for _ in 0..10 {
         assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
         assert_eq!(rig.tables.0.outstanding(), linked);
         assert_eq!(map(&mut rig, WINDOW), Status::Ok);
     }
-    let told = rig.backend.tables().invalidator().submitted - told;
-    assert_eq!(told, 10, "one invalidation for each unmap");
+    let submitted = rig.backend.tables().invalidator().submitted - submitted;
+    assert_eq!(submitted, 10, "one invalidation for each unmap");
 }
 
 /// An unmap completes when its entry is invalidated. The table stays, and a map that it would hide

@@ -257,7 +257,7 @@ impl StreamEnd {
     }
 }
 
-fn said(record: &str) -> Said {
+fn stated(record: &str) -> Said {
     let parts: Vec<&str> = record.split(':').collect();
     let [device, direction, first, gpas] = parts[..] else {
         panic!("{record}");
@@ -304,7 +304,7 @@ pub(crate) fn streams() -> Vec<(Setting, Vec<StreamVector>)> {
         let end = match words[..] {
             ["refused", record, kind] => refusal(record, kind),
             [how @ ("written" | "taken"), ref records @ ..] => StreamEnd::Taken {
-                records: records.iter().copied().map(said).collect(),
+                records: records.iter().copied().map(stated).collect(),
                 written: how == "written",
             },
             _ => panic!("{name}: {rest}"),

@@ -137,21 +137,21 @@ proptest! {
 
 #[test]
 fn events_are_read_and_written_again() {
-    let (mut told, mut dropped) = (0, 0);
+    let (mut reported, mut dropped) = (0, 0);
     for (name, bytes, says) in vectors::events() {
         let read = bytes.as_array().and_then(Event::decode);
         assert_eq!(read, says, "{name}");
         match says {
             Some(event) => {
                 assert_eq!(event.encode(), bytes[..], "{name}");
-                told += 1;
+                reported += 1;
             }
             None => dropped += 1,
         }
     }
     assert!(
-        told > 5 && dropped > 10,
-        "{told} events, {dropped} that are none"
+        reported > 5 && dropped > 10,
+        "{reported} events, {dropped} that are none"
     );
 }
 

@@ -1,7 +1,9 @@
-//! Attacks A28 and A29 on the as-published and the repaired caches, and the residency of mappings.
+//! Mappings of another direction or length, and mappings in use that expire: attacks on the
+//! as-published and the repaired caches, and the residency of mappings.
 
-use ringfence_pviommu::rtc::residency::{Uses, residency};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
+use ringfence_papers::rtc::residency::{Uses, residency};
+use ringfence_papers::rtc::{Rtc, RtcAsPublished};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, Iova};
 
 use crate::cases::*;
@@ -42,10 +44,10 @@ fn reuse_cuts_the_literal_residency_short() {
         cache.acquire(key).unwrap();
         cache.release(key).unwrap();
         let mut ticks = 0;
-        let mut gone = false;
-        while !gone {
+        let mut evicted = false;
+        while !evicted {
             ticks += 1;
-            cache.tick(|_, _| gone = true);
+            cache.tick(|_, _| evicted = true);
         }
         ticks
     }
@@ -87,11 +89,11 @@ fn the_literal_cache_loses_mappings() {
         for page in 0..40 {
             let _ = cache.release(key(page, 1, Direction::ToDevice));
         }
-        let mut gone = 0;
+        let mut evicted = 0;
         for _ in 0..8 {
-            cache.tick(|_, _| gone += 1);
+            cache.tick(|_, _| evicted += 1);
         }
-        40 - gone
+        40 - evicted
     }
     let c = Cycles::PAPER;
     assert!(left_after_all_expired(&mut RtcAsPublished::new(c, 100)) > 0);
@@ -118,11 +120,11 @@ fn residency_follows_reuse() {
         cache.acquire(hot).unwrap();
         cache.release(hot).unwrap();
     }
-    let mut gone = Vec::new();
-    cache.tick(|key, _| gone.push(key));
-    gone.sort();
+    let mut evicted = Vec::new();
+    cache.tick(|key, _| evicted.push(key));
+    evicted.sort();
     assert_eq!(
-        gone,
+        evicted,
         [hot, idle],
         "of a direction that is always used again at once"
     );
@@ -181,7 +183,7 @@ fn literal_mappings_leave_early() {
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
 }
 
-/// PV15: the repaired queue is first in, first out, also within a cycle. This includes a section
+/// The repaired queue is first in, first out, also within a cycle. This includes a section
 /// that an earlier eviction walked in part, and mappings that have moved into it.
 #[test]
 fn the_repaired_queue_is_first_in_first_out() {
@@ -190,22 +192,22 @@ fn the_repaired_queue_is_first_in_first_out() {
     for page in 0..32 {
         cache.insert(of(page), Iova::new((page + 1) << 12)).unwrap();
     }
-    let shed = |cache: &mut Rtc| {
-        let mut gone = Vec::new();
-        cache.evict(|key, _| gone.push(key.first().get() >> 12));
-        gone
+    let forced = |cache: &mut Rtc| {
+        let mut evicted = Vec::new();
+        cache.evict(|key, _| evicted.push(key.first().get() >> 12));
+        evicted
     };
     for page in [7, 3, 9, 5, 1] {
         cache.release(of(page)).unwrap();
     }
-    assert_eq!(shed(&mut cache), [7, 3]);
+    assert_eq!(forced(&mut cache), [7, 3]);
     cache.release(of(2)).unwrap();
-    assert_eq!(shed(&mut cache), [9, 5]);
+    assert_eq!(forced(&mut cache), [9, 5]);
     // Mapping 1 is reused and released in the next cycle, after 4.
     cache.tick(|_, _| panic!("too early"));
     cache.release(of(4)).unwrap();
     cache.acquire(of(1)).unwrap();
     cache.release(of(1)).unwrap();
-    assert_eq!(shed(&mut cache), [2, 4]);
-    assert_eq!(shed(&mut cache), [1]);
+    assert_eq!(forced(&mut cache), [2, 4]);
+    assert_eq!(forced(&mut cache), [1]);
 }

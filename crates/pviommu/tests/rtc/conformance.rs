@@ -1,8 +1,9 @@
 //! One conformance suite over all implementations of [`ReverseCache`].
 
 use proptest::prelude::*;
+use ringfence_papers::rtc::Rtc;
 use ringfence_pviommu::rtc::{
-    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, Rtc,
+    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache,
 };
 use ringfence_types::{Direction, Iova, PhysAddr};
 
@@ -63,20 +64,20 @@ fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
                 }
             }
             Step::Tick => {
-                let mut gone = Vec::new();
-                cache.tick(|key, giova| gone.push((key, giova)));
-                gone.sort();
+                let mut evicted = Vec::new();
+                cache.tick(|key, giova| evicted.push((key, giova)));
+                evicted.sort();
                 if exact {
-                    assert_eq!(gone, model.tick());
+                    assert_eq!(evicted, model.tick());
                 } else {
-                    leave(&mut model, &gone);
+                    leave(&mut model, &evicted);
                     assert_eq!(model.tick(), [], "longer than C cycles");
                 }
             }
             Step::Drain => {
-                let mut gone = Vec::new();
-                cache.drain(|key, giova| gone.push((key, giova)));
-                leave(&mut model, &gone);
+                let mut evicted = Vec::new();
+                cache.drain(|key, giova| evicted.push((key, giova)));
+                leave(&mut model, &evicted);
                 assert_eq!(model.released(), 0);
             }
         }
@@ -91,8 +92,8 @@ fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
 }
 
 /// Checks that each expired mapping was released and has the model's address.
-fn leave(model: &mut Model, gone: &[(MappingKey, Iova)]) {
-    for (key, giova) in gone {
+fn leave(model: &mut Model, evicted: &[(MappingKey, Iova)]) {
+    for (key, giova) in evicted {
         let left = model.mappings.remove(key).expect("it was in the cache");
         assert_eq!((left.giova, left.users), (*giova, 0), "{key}");
     }
@@ -110,16 +111,16 @@ fn map(cache: &mut impl ReverseCache, model: &mut Model, key: MappingKey, next: 
     if inserted == Err(NotCached::Full) {
         assert!(model.pages() + key.pages() > LIMIT as u64);
         let released = model.released();
-        let mut gone = Vec::new();
-        cache.evict(|key, giova| gone.push((key, giova)));
+        let mut evicted = Vec::new();
+        cache.evict(|key, giova| evicted.push((key, giova)));
         let share = LIMIT.div_ceil(16) as u64;
-        let pages: u64 = gone.iter().map(|(key, _)| key.pages()).sum();
-        assert!(pages <= share || gone.len() == 1, "{pages} pages");
-        assert_eq!(gone.is_empty(), released == 0);
+        let pages: u64 = evicted.iter().map(|(key, _)| key.pages()).sum();
+        assert!(pages <= share || evicted.len() == 1, "{pages} pages");
+        assert_eq!(evicted.is_empty(), released == 0);
         // No remaining mapping was released in an earlier cycle than an evicted one.
         let age = |key: &MappingKey| model.mappings[key].released;
-        let youngest = gone.iter().map(|(key, _)| age(key)).max();
-        let stays = |key: &&MappingKey| !gone.iter().any(|(left, _)| left == *key);
+        let youngest = evicted.iter().map(|(key, _)| age(key)).max();
+        let stays = |key: &&MappingKey| !evicted.iter().any(|(left, _)| left == *key);
         let unused = model
             .mappings
             .iter()
@@ -129,7 +130,7 @@ fn map(cache: &mut impl ReverseCache, model: &mut Model, key: MappingKey, next: 
             youngest <= oldest || oldest.is_none(),
             "{youngest:?} {oldest:?}"
         );
-        leave(model, &gone);
+        leave(model, &evicted);
         inserted = cache.insert(key, giova);
     }
     match inserted {
@@ -165,8 +166,8 @@ macro_rules! promised {
 
             #[test]
             fn lengths_of_a_page_leave_one_by_one() {
-                for gone in 0..16 {
-                    super::lengths_of_a_page_leave_one_by_one($make(cycles(2), LIMIT), gone);
+                for evicted in 0..16 {
+                    super::lengths_of_a_page_leave_one_by_one($make(cycles(2), LIMIT), evicted);
                 }
             }
         }
@@ -184,7 +185,7 @@ fn page(pages: u64, direction: Direction) -> MappingKey {
     MappingKey::new(PhysAddr::new(0x7000), pages, direction).unwrap()
 }
 
-/// Attack A29: two buffers share one page, one is released, and the timer expires.
+/// Two buffers share one page, one is released, and the timer expires.
 fn users_of_one_page_share_and_count(cache: &mut impl ReverseCache) {
     let key = page(1, Direction::FromDevice);
     let giova = Iova::new(0x5000);
@@ -205,7 +206,7 @@ fn users_of_one_page_share_and_count(cache: &mut impl ReverseCache) {
     assert_eq!(cache.acquire(key), None);
 }
 
-/// Attack A28: a mapping of one direction and length does not serve another.
+/// A mapping of one direction and length does not serve another.
 fn nothing_serves_another_direction_or_length(cache: &mut impl ReverseCache) {
     let made = page(2, Direction::Bidirectional);
     cache.insert(made, Iova::new(0x5000)).unwrap();
@@ -218,12 +219,12 @@ fn nothing_serves_another_direction_or_length(cache: &mut impl ReverseCache) {
     }
 }
 
-/// Several mappings of one page and direction with different lengths. Those in the bit mask `gone`
-/// expire; the cache still finds the others.
-fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, gone: u64) {
+/// Several mappings of one page and direction with different lengths. Those in the bit mask
+/// `evicted` expire; the cache still finds the others.
+fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, evicted: u64) {
     let lengths = 1..=4_u64;
     let key = |pages| page(pages, Direction::ToDevice);
-    let leaves = |pages: &u64| gone >> (pages - 1) & 1 == 1;
+    let leaves = |pages: &u64| evicted >> (pages - 1) & 1 == 1;
     for pages in lengths.clone() {
         assert_eq!(cache.insert(key(pages), Iova::new(pages << 12)), Ok(()));
     }
@@ -239,7 +240,7 @@ fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, gone: u64) {
         assert_eq!(
             cache.acquire(key(pages)),
             stays,
-            "{pages} pages of {gone:04b}"
+            "{pages} pages of {evicted:04b}"
         );
     }
 }

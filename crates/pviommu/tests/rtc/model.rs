@@ -64,12 +64,14 @@ impl Model {
         self.cycle += 1;
         let over =
             |mapping: &Mapping| mapping.users == 0 && self.cycle - mapping.released > self.cycles;
-        let gone = self.mappings.iter().filter(|(_, mapping)| over(mapping));
-        let gone: Vec<_> = gone.map(|(key, mapping)| (*key, mapping.giova)).collect();
-        for (key, _) in &gone {
+        let evicted = self.mappings.iter().filter(|(_, mapping)| over(mapping));
+        let evicted: Vec<_> = evicted
+            .map(|(key, mapping)| (*key, mapping.giova))
+            .collect();
+        for (key, _) in &evicted {
             self.mappings.remove(key);
         }
-        gone
+        evicted
     }
 
     pub(crate) fn pages(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use proptest::prelude::*;
-use ringfence_pviommu::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
+use ringfence_papers::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
 
 /// Pages that share nodes of every size: adjacent pages, strides of a byte at every level, and
 /// arbitrary ones.

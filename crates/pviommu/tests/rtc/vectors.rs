@@ -1,6 +1,7 @@
 //! Runs `vectors/cache.txt` on the cache with the same order as the kernel module's.
 
-use ringfence_pviommu::rtc::{Cycles, MappingKey, NotCached, ReverseCache, Rtc};
+use ringfence_papers::rtc::Rtc;
+use ringfence_pviommu::rtc::{Cycles, MappingKey, NotCached, ReverseCache};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 fn number(text: &str) -> u64 {
@@ -29,11 +30,12 @@ fn pages_of(list: &str) -> Vec<(u64, u64)> {
     all
 }
 
-/// Runs one line. `beside` holds the uncached keys, which their users unmap.
-fn step(cache: &mut Rtc, beside: &mut Vec<MappingKey>, next: &mut u64, line: &str) {
+/// Runs one line. `uncached` holds the uncached keys, which their users unmap.
+fn step(cache: &mut Rtc, uncached: &mut Vec<MappingKey>, next: &mut u64, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
-    let mut gone: Vec<(u64, u64)> = Vec::new();
-    let mut leaves = |key: MappingKey, _: Iova| gone.push((key.first().get() >> 12, key.pages()));
+    let mut evicted: Vec<(u64, u64)> = Vec::new();
+    let mut leaves =
+        |key: MappingKey, _: Iova| evicted.push((key.first().get() >> 12, key.pages()));
     match words[..] {
         ["map", page, pages, direction, outcome] => {
             let key = key(page, pages, direction);
@@ -44,7 +46,7 @@ fn step(cache: &mut Rtc, beside: &mut Vec<MappingKey>, next: &mut u64, line: &st
                 match cache.insert(key, Iova::new(*next << 12)) {
                     Ok(()) => "miss",
                     Err(NotCached::Full) => {
-                        beside.push(key);
+                        uncached.push(key);
                         "full"
                     }
                     Err(error) => panic!("{line}: {error}"),
@@ -54,20 +56,20 @@ fn step(cache: &mut Rtc, beside: &mut Vec<MappingKey>, next: &mut u64, line: &st
         }
         ["unmap", page, pages, direction] => {
             let key = key(page, pages, direction);
-            match beside.iter().position(|one| *one == key) {
-                Some(at) => _ = beside.remove(at),
+            match uncached.iter().position(|one| *one == key) {
+                Some(at) => _ = uncached.remove(at),
                 None => cache.release(key).expect(line),
             }
         }
         ["tick", list] => {
             cache.tick(&mut leaves);
-            gone.sort_unstable();
-            assert_eq!(gone, pages_of(list), "{line}");
+            evicted.sort_unstable();
+            assert_eq!(evicted, pages_of(list), "{line}");
         }
         ["shed", list] => {
             cache.evict(&mut leaves);
-            gone.sort_unstable();
-            assert_eq!(gone, pages_of(list), "{line}");
+            evicted.sort_unstable();
+            assert_eq!(evicted, pages_of(list), "{line}");
         }
         ["holds", released, pages] => {
             let stats = cache.stats();
@@ -81,7 +83,7 @@ fn step(cache: &mut Rtc, beside: &mut Vec<MappingKey>, next: &mut u64, line: &st
 #[test]
 fn the_cache_keeps_what_the_vectors_say() {
     let text = include_str!("../../vectors/cache.txt");
-    let (mut cache, mut beside, mut next) = (None, Vec::new(), 0);
+    let (mut cache, mut uncached, mut next) = (None, Vec::new(), 0);
     let lines = text
         .lines()
         .filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -94,11 +96,11 @@ fn the_cache_keeps_what_the_vectors_say() {
             };
             let cycles = Cycles::new(value("cycles=") as u8).expect("cycles");
             cache = Some(Rtc::new(cycles, value("limit=") as usize));
-            beside.clear();
+            uncached.clear();
             cases += 1;
         } else {
             let cache = cache.as_mut().expect("a case comes first");
-            step(cache, &mut beside, &mut next, line);
+            step(cache, &mut uncached, &mut next, line);
         }
     }
     assert_eq!(cases, 8);

@@ -1,11 +1,18 @@
 //! The cells of a row as text, common to the terminal and the page.
 
 use crate::number::{cycles, percent};
-use ringfence_lab::experiments::{FindingRow, Requirement};
+use ringfence_experiments::{FindingRow, Requirement};
 
-/// Names of the columns. The last two split `measured`, if it is a cost.
+/// Names of the columns. If `here` is a cost, the last two are its parts.
 pub(super) const COLUMNS: [&str; 8] = [
-    "what", "printed", "measured", "spread", "ratio", "holds", "executed", "charged",
+    "quantity",
+    "published",
+    "here",
+    "spread",
+    "ratio",
+    "holds",
+    "measured",
+    "modelled",
 ];
 
 /// Adjacent rows with a common heading.
@@ -20,20 +27,20 @@ pub(super) struct Group<'a> {
 /// Groups adjacent rows whose names share a prefix up to a colon under that prefix. Other rows form
 /// groups without a heading.
 pub(super) fn groups(rows: &[FindingRow]) -> Vec<Group<'_>> {
-    let beginning = |row: &FindingRow| row.what.find(": ");
+    let beginning = |row: &FindingRow| row.quantity.find(": ");
     let alike = |one: &FindingRow, other: &FindingRow| {
         beginning(one).is_some_and(|end| {
-            beginning(other) == Some(end) && one.what.get(..end) == other.what.get(..end)
+            beginning(other) == Some(end) && one.quantity.get(..end) == other.quantity.get(..end)
         })
     };
     let mut out: Vec<Group<'_>> = Vec::new();
     for rows in rows.chunk_by(alike) {
         let end = rows.first().and_then(beginning).filter(|_| rows.len() > 1);
         let named = rows.iter().map(|row| {
-            let rest = end.and_then(|end| row.what.get(end + 2..));
-            (rest.unwrap_or(row.what.as_str()), row)
+            let rest = end.and_then(|end| row.quantity.get(end + 2..));
+            (rest.unwrap_or(row.quantity.as_str()), row)
         });
-        let heading = end.and_then(|end| rows.first()?.what.get(..end));
+        let heading = end.and_then(|end| rows.first()?.quantity.get(..end));
         match out.last_mut() {
             Some(Group {
                 heading: None,
@@ -75,8 +82,8 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
     let measured = row.measured;
     let spread = measured.map_or(0.0, |measured| measured.spread);
     [
-        row.what.clone(),
-        row.printed
+        row.quantity.clone(),
+        row.published
             .as_ref()
             .map(|printed| printed.text.clone())
             .unwrap_or_default(),
@@ -93,14 +100,14 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
             .map(|ratio| format!("{ratio:.2}"))
             .unwrap_or_default(),
         requirement_text(row),
-        optional(measured.and_then(|measured| measured.executed)),
-        optional(measured.and_then(|measured| measured.charged)),
+        optional(measured.and_then(|measured| measured.measured_part)),
+        optional(measured.and_then(|measured| measured.modelled_part)),
     ]
 }
 
 /// Returns the requirement of a row and its outcome, in a word or two.
 fn requirement_text(row: &FindingRow) -> String {
-    let demand = match row.demand {
+    let demand = match row.requirement {
         Requirement::Exact => "exact",
         Requirement::Near => "±15%",
         Requirement::AtLeast => "≥",
@@ -118,7 +125,7 @@ fn requirement_text(row: &FindingRow) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_lab::experiments::{Measured, Published};
+    use ringfence_experiments::{Measured, Published};
 
     #[test]
     fn rows_that_begin_alike_stand_under_one_heading() {

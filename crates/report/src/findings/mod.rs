@@ -11,13 +11,13 @@ pub use terminal::{
 
 use serde::Serialize;
 
-use super::data::ExecutedOn;
+use super::data::MeasuredOn;
+use ringfence_experiments::{Experiment, Finding, TOLERANCE, Verdict};
 use ringfence_lab::Profile;
-use ringfence_lab::experiments::{Experiment, Finding, TOLERANCE, Verdict};
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
 /// meaning.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// The findings of one call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,11 +26,11 @@ pub struct Reproduction {
     pub schema: u32,
     /// Version of the program.
     pub version: &'static str,
-    /// The CPU of the executed cycles.
-    pub executed_on: ExecutedOn,
-    /// The profile of the charged cycles.
+    /// The CPU of the measured cycles.
+    pub measured_on: MeasuredOn,
+    /// The profile of the modelled cycles.
     pub profile: Profile,
-    /// Tolerance of a number, relative to the printed one.
+    /// Tolerance of a number, relative to the published one.
     pub tolerance: f64,
     /// Findings in the order of the request.
     pub findings: Vec<Finding>,
@@ -46,11 +46,11 @@ const WANTED: [&str; 25] = [
 
 impl Reproduction {
     /// Creates a reproduction without findings.
-    pub fn new(executed_on: ExecutedOn, profile: Profile) -> Self {
+    pub fn new(measured_on: MeasuredOn, profile: Profile) -> Self {
         Self {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION"),
-            executed_on,
+            measured_on,
             profile,
             tolerance: TOLERANCE,
             findings: Vec::new(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::Reproduction;
 use super::cells::{COLUMNS, Group, cells, groups};
 use crate::plot::lines;
-use ringfence_lab::experiments::{Finding, Verdict};
+use ringfence_experiments::{Finding, Verdict};
 
 /// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has
 /// to be scrolled sideways; colours follow the reader's ground, and none says anything that words
@@ -58,24 +58,24 @@ pub fn page(reproduction: &Reproduction) -> String {
 }
 
 fn introduction(reproduction: &Reproduction, out: &mut String) {
-    let executed = &reproduction.executed_on;
+    let measured = &reproduction.measured_on;
     let profile = &reproduction.profile;
     let walker = if profile.coherent {
-        "snoops the processor's caches"
+        "snoops the CPU caches"
     } else {
-        "does not snoop the processor's caches, but for riommu"
+        "does not snoop the CPU caches, except for riommu"
     };
     let _ = write!(
         out,
-        "<p>What the rIOMMU, EIOVAR and Fujita documents print, beside what was measured \
-        here.</p>\n\
-         <p class=\"faint\">Executed on {} ({}, {} build, cycles by {}). Profile {} charges {} \
-         cycles an invalidation, {} a miss, and what a packet costs without protection; all else \
-         was executed. Its page walker {walker}. {}.</p>\n",
-        escape(&executed.cpu),
-        escape(executed.arch),
-        executed.build,
-        executed.unit,
+        "<p>The numbers of the rIOMMU, EIOVAR, Fujita and PVIOMMU papers, next to the numbers \
+        measured here.</p>\n\
+         <p class=\"faint\">Measured on {} ({}, {} build, cycles by {}). Profile {} models {} \
+         cycles for an invalidation, {} for a miss, and the cost of a packet without protection; \
+         all other cycles are measured. Its page walker {walker}. {}.</p>\n",
+        escape(&measured.cpu),
+        escape(measured.arch),
+        measured.build,
+        measured.cycle_unit,
         escape(&profile.name),
         profile.invalidation_cycles,
         profile.miss_cycles,
@@ -87,22 +87,22 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
         (
             Verdict::Reproduced,
             format!(
-                "every order is the document's, and every number that is held to one is within \
-                {percent:.0}% of it, or is it exactly."
+                "every order is the paper's, and every number with a requirement meets it: within \
+                {percent:.0}%, or exactly."
             ),
         ),
         (
             Verdict::OrderingOnly,
-            "the orders are the document's; numbers are further off, and the finding says why."
+            "the orders are the paper's; numbers differ by more, and the finding explains why."
                 .to_owned(),
         ),
         (
             Verdict::Differs,
-            "an order or an exact number is another one, or nothing is ordered and a number is \
-            off; the finding says why."
+            "an order or an exact number differs, or a number differs and there is no order; the \
+            finding explains why."
                 .to_owned(),
         ),
-        (Verdict::NotRun, "no row says anything.".to_owned()),
+        (Verdict::NotRun, "no row was measured.".to_owned()),
     ] {
         let count = reproduction.count(verdict);
         if count > 0 {
@@ -115,7 +115,7 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
     }
     out.push_str(
         "</dl>\n<table class=\"words\"><thead><tr><th>experiment</th><th>verdict</th>\
-        <th>document</th></tr></thead>\n<tbody>\n",
+        <th>paper</th></tr></thead>\n<tbody>\n",
     );
     for finding in &reproduction.findings {
         let _ = writeln!(
@@ -137,14 +137,12 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
     }
     out.push_str(
         "<h2 id=\"reading\">How to read the tables</h2>\n\
-         <p><b>printed</b> is the document's number, <b>measured</b> the median here, \
-         <b>spread</b> half of the difference between the \
-         largest and the smallest repetition, <b>ratio</b> measured over printed. <b>holds</b> \
-         says what a number is held to, and whether it holds: \
-         the number itself (exact), 15% of it (±15%), or one side of it (≥, ≤); a row without is \
-         shown and not judged, and one \
-         that was fitted says so. Of a cost, <b>executed</b> is what this processor did and \
-         <b>charged</b> what the profile says.</p>\n",
+         <p><b>published</b> is the paper's number, <b>here</b> the median of this run, \
+         <b>spread</b> half of the difference between the largest and the smallest repetition, \
+         <b>ratio</b> here over published. <b>holds</b> names the requirement and its outcome: \
+         equal (exact), within 15% (±15%), or on one side (≥, ≤). A row without a requirement has \
+         no verdict; <b>fitted</b> marks a number that was fitted. The parts of a cost are \
+         <b>measured</b> on this CPU and <b>modelled</b> by the profile.</p>\n",
     );
 }
 
@@ -232,7 +230,7 @@ fn sources(finding: &Finding, out: &mut String) {
     let printed = finding
         .rows
         .iter()
-        .filter_map(|row| Some((row, row.printed.as_ref()?)));
+        .filter_map(|row| Some((row, row.published.as_ref()?)));
     let mut printed = printed.peekable();
     if printed.peek().is_none() {
         return;
@@ -246,7 +244,7 @@ fn sources(finding: &Finding, out: &mut String) {
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td>{}</td><td class=\"faint\">{}</td></tr>",
-            escape(&row.what),
+            escape(&row.quantity),
             escape(&printed.text),
             escape(&printed.source)
         );
@@ -257,19 +255,19 @@ fn sources(finding: &Finding, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ExecutedOn;
+    use crate::MeasuredOn;
+    use ringfence_experiments::{Experiment, Setting};
     use ringfence_lab::Profile;
-    use ringfence_lab::experiments::{Experiment, Setting};
 
     #[test]
     fn the_page_needs_nothing_else_and_closes_what_it_opens() {
-        let executed_on = ExecutedOn {
+        let measured_on = MeasuredOn {
             cpu: "a <b> & c".into(),
             arch: "test",
-            unit: "tsc",
+            cycle_unit: "tsc",
             build: "debug",
         };
-        let mut reproduction = Reproduction::new(executed_on, Profile::r210_2015());
+        let mut reproduction = Reproduction::new(measured_on, Profile::r210_2015());
         let found = Experiment::find("x10").unwrap().run(&Setting::smoke());
         reproduction.findings.push(found.unwrap());
         let text = page(&reproduction);

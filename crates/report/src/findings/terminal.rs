@@ -4,9 +4,9 @@ use unicode_width::UnicodeWidthStr;
 
 use super::Reproduction;
 use super::cells::{COLUMNS, Group, cells, groups};
-use crate::data::ExecutedOn;
+use crate::data::MeasuredOn;
 use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
-use ringfence_lab::experiments::{Experiment, Finding, FindingRow, Verdict};
+use ringfence_experiments::{Experiment, Finding, FindingRow, Verdict};
 
 fn tone(verdict: Verdict) -> CellStyle {
     match verdict {
@@ -70,7 +70,7 @@ fn table(rows: &[FindingRow], look: TableStyle) -> String {
         .iter()
         .filter(|row| {
             row.measured
-                .is_some_and(|measured| measured.executed.is_some())
+                .is_some_and(|measured| measured.measured_part.is_some())
         })
         .cloned()
         .collect();
@@ -151,7 +151,7 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
         Column::left("id"),
         Column::left("verdict"),
         Column::right("", "seconds"),
-        Column::left("experiment, document"),
+        Column::left("experiment, paper"),
     ]);
     for found in &reproduction.findings {
         let cells = [
@@ -162,9 +162,9 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
         titled(&mut grid, cells.to_vec(), found.title, found.source, look);
     }
     let mut out = grid.render(look);
-    let ExecutedOn { cpu, build, .. } = &reproduction.executed_on;
+    let MeasuredOn { cpu, build, .. } = &reproduction.measured_on;
     let line = format!(
-        "Executed on {cpu} ({build} build); invalidations, misses and packets charged by profile \
+        "Measured on {cpu} ({build} build); invalidations, misses and packets modelled by profile \
         {}.",
         reproduction.profile.name
     );
@@ -205,7 +205,7 @@ fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look
 
 /// Formats the list of experiments.
 pub fn experiments(look: TableStyle) -> String {
-    let mut grid = Grid::new(&[Column::left("id"), Column::left("experiment, document")]);
+    let mut grid = Grid::new(&[Column::left("id"), Column::left("experiment, paper")]);
     for experiment in Experiment::ALL {
         let cells = vec![Cell::new(experiment.id)];
         titled(&mut grid, cells, experiment.title, experiment.source, look);
@@ -216,7 +216,7 @@ pub fn experiments(look: TableStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_lab::experiments::{Measured, Published, Requirement, Setting};
+    use ringfence_experiments::{Measured, Published, Requirement, Setting};
 
     const NARROW: TableStyle = TableStyle {
         width: Some(80),
@@ -255,7 +255,7 @@ mod tests {
             assert!(line.width() <= 80, "{} {line}", line.width());
         }
         assert!(
-            text.contains("executed") && text.contains("123,456"),
+            text.contains("modelled") && text.contains("123,456"),
             "{text}"
         );
         // In a pipe a row stays one line.

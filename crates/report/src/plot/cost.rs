@@ -1,8 +1,8 @@
-//! The cost plot: on the left executed cycles by component, on the right executed and charged
+//! The cost plot: on the left measured cycles by component, on the right measured and modelled
 //! cycles.
 //!
-//! The panels have separate scales, because a charged invalidation is fifty times the executed cost
-//! of a good layer. On a common scale one would hide the other.
+//! The panels have separate scales, because a modelled invalidation is fifty times the measured
+//! cost of a good layer. On a common scale one would hide the other.
 
 use super::scale::{Linear, drawable, end_of_bars};
 use super::svg::{Anchor, Svg, text_width};
@@ -31,7 +31,7 @@ const PARTS: [&str; 7] = [
     "other",
 ];
 
-/// Returns the executed cycles as parts that can be stacked. Noise can make a part negative, and
+/// Returns the measured cycles as parts that can be stacked. Noise can make a part negative, and
 /// then the sum of the others exceeds the whole. The parts are scaled to the length of the whole,
 /// which the number beside the bar gives.
 fn parts(row: &Row) -> [f64; 7] {
@@ -49,7 +49,7 @@ fn parts(row: &Row) -> [f64; 7] {
         cycles.map_other + cycles.unmap_other,
     ]
     .map(drawable);
-    let whole = drawable(cycles.map() + cycles.unmap() - cycles.charged());
+    let whole = drawable(cycles.map() + cycles.unmap() - cycles.modelled());
     let sum: f64 = positive.iter().sum();
     if sum > 0.0 {
         positive.map(|part| part * whole / sum)
@@ -66,25 +66,25 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
     svg.text(14.0, 26.0, Anchor::Start, "title", &title);
     legend(&mut svg);
 
-    let executed: Vec<f64> = rows.iter().map(|row| parts(row).iter().sum()).collect();
-    let left = Linear::reaching(end_of_bars(&executed), LEFT, MEASURED_WIDTH);
+    let measured: Vec<f64> = rows.iter().map(|row| parts(row).iter().sum()).collect();
+    let left = Linear::reaching(end_of_bars(&measured), LEFT, MEASURED_WIDTH);
     let totals: Vec<f64> = rows
         .iter()
-        .zip(&executed)
-        .map(|(row, executed)| executed + modelled(row))
+        .zip(&measured)
+        .map(|(row, measured)| measured + modelled(row))
         .collect();
     let right = Linear::reaching(end_of_bars(&totals), LEFT + MEASURED_WIDTH + BETWEEN, TOTAL);
     frame(
         &mut svg,
         &left,
         bottom,
-        "executed on this machine, by component",
+        "measured on this machine, by component",
     );
-    let note = format!("with what profile {} charges", profile.name);
+    let note = format!("with the cycles modelled by profile {}", profile.name);
     frame(&mut svg, &right, bottom, &note);
 
-    for (place, (row, (executed, total))) in
-        rows.iter().zip(executed.iter().zip(&totals)).enumerate()
+    for (place, (row, (measured, total))) in
+        rows.iter().zip(measured.iter().zip(&totals)).enumerate()
     {
         let y = TOP + ROW * place as f64 + (ROW - BAR) / 2.0;
         let base = y + BAR - 3.5;
@@ -95,10 +95,10 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
             .map(|(part, value)| (value, format!("c{part}")))
             .collect();
         bar(&mut svg, &left, y, &segments);
-        number(&mut svg, &left, base, *executed, &cycles(*executed));
+        number(&mut svg, &left, base, *measured, &cycles(*measured));
         let segments = [
-            (*executed, "executed".to_owned()),
-            (modelled(row), "charged".to_owned()),
+            (*measured, "measured".to_owned()),
+            (modelled(row), "modelled".to_owned()),
         ];
         bar(&mut svg, &right, y, &segments);
         let text = match row.relative_throughput.filter(|share| share.is_finite()) {
@@ -115,7 +115,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
 
 fn modelled(row: &Row) -> f64 {
     row.components
-        .map_or(0.0, |components| drawable(components.cycles.charged()))
+        .map_or(0.0, |components| drawable(components.cycles.modelled()))
 }
 
 fn legend(svg: &mut Svg) {
@@ -129,8 +129,8 @@ fn legend(svg: &mut Svg) {
         entry(&format!("c{part}"), name);
     }
     let x = LEFT + MEASURED_WIDTH + BETWEEN;
-    for (shift, class, name) in [(0.0, "executed", "executed"), (90.0, "charged", "charged")] {
-        svg.bar(x + 90.0 + shift, 44.0 - 22.0, 11.0, 11.0, class);
+    for (shift, name) in [(0.0, "measured"), (90.0, "modelled")] {
+        svg.bar(x + 90.0 + shift, 44.0 - 22.0, 11.0, 11.0, name);
         svg.text(x + 106.0 + shift, 54.0 - 22.0, Anchor::Start, "", name);
     }
 }
@@ -176,13 +176,13 @@ mod tests {
         cycles.map_iova_alloc = 300.0;
         cycles.map_table = 100.0;
         cycles.unmap_table = -200.0;
-        cycles.unmap_invalidation_charged = 2150.0;
+        cycles.unmap_invalidation_modelled = 2150.0;
         row.components = Some(components);
         assert!((parts(&row).iter().sum::<f64>() - 200.0).abs() < 1e-9);
         assert!((parts(&row)[0] - 150.0).abs() < 1e-9);
         // Doorbells to the host are modelled as well, and no part of what was measured.
-        components.cycles.map_kick_charged = 3000.0;
-        components.cycles.unmap_kick_charged = 4000.0;
+        components.cycles.map_kick_modelled = 3000.0;
+        components.cycles.unmap_kick_modelled = 4000.0;
         row.components = Some(components);
         assert!((parts(&row).iter().sum::<f64>() - 200.0).abs() < 1e-9);
         assert!((modelled(&row) - 9150.0).abs() < 1e-9);

@@ -3,7 +3,7 @@
 use super::scale::{Linear, drawable};
 use super::svg::{Anchor, Svg, text_width};
 use crate::number::cycles;
-use ringfence_lab::experiments::Figure;
+use ringfence_experiments::Figure;
 
 /// Narrow enough that letters stay readable when a phone shrinks the drawing to its screen.
 const WIDTH: f64 = 400.0;
@@ -164,7 +164,7 @@ fn tick_text(value: f64, step: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_lab::experiments::Series;
+    use ringfence_experiments::Series;
 
     #[test]
     fn figures_are_whole_whatever_they_hold() {

@@ -56,18 +56,18 @@ pub(super) fn file_name(trace: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExecutedOn, TraceNotes};
+    use crate::{MeasuredOn, TraceNotes};
     use ringfence_lab::Profile;
     use ringfence_lab::row::Row;
 
     fn report(rows: Vec<Row>) -> Report {
-        let executed_on = ExecutedOn {
+        let measured_on = MeasuredOn {
             cpu: "test".into(),
             arch: "test",
-            unit: "tsc",
+            cycle_unit: "tsc",
             build: "release",
         };
-        let mut report = Report::new(Profile::r210_2015(), executed_on, 3, true);
+        let mut report = Report::new(Profile::r210_2015(), measured_on, 3, true, &[], &[]);
         report.traces.push(TraceNotes {
             trace: "a/<b>".into(),
             ..TraceNotes::default()
@@ -102,8 +102,8 @@ mod tests {
             map_cycles: Some(value),
             relative_throughput: Some(value),
             stale_byte_seconds: value,
-            search_len_mean: Some(value),
-            search_len_max: 7,
+            search_steps_mean: Some(value),
+            search_steps_max: 7,
             ..Row::default()
         };
         let values = [0.0, -5.0, 0.5, 1e12, f64::NAN, f64::INFINITY];

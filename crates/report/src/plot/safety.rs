@@ -55,10 +55,10 @@ fn decades(rows: &[&Row]) -> (i32, i32) {
 pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
     let bottom = TOP + LOG + ZERO;
     let mut svg = Svg::new(WIDTH, bottom + 62.0);
-    let title = format!("{trace}: what a mode costs and what it exposes");
+    let title = format!("{trace}: cost and exposure of each mode");
     svg.text(14.0, 26.0, Anchor::Start, "title", &title);
-    let note = "Right is cheaper, down is safer. Exposure: bytes times seconds between an unmap's \
-        return and its invalidation.";
+    let note = "Right is cheaper, down is safer. Exposure: bytes times seconds from an unmap's \
+        return to its invalidation.";
     svg.text(14.0, 46.0, Anchor::Start, "faint", note);
     legend(&mut svg);
 
@@ -134,7 +134,7 @@ fn power_of_ten(power: i32) -> String {
 fn legend(svg: &mut Svg) {
     let mut x = 14.0;
     for (safety, name) in [
-        ("strict", "strict: promises that nothing gets through"),
+        ("strict", "strict: no access outside live mappings"),
         ("bounded", "bounded: for a stated time or number of unmaps"),
         ("none", "none"),
     ] {

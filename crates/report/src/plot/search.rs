@@ -17,14 +17,14 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
     let mut svg = Svg::new(WIDTH, bottom + 24.0);
     let title = format!("{trace}: steps to find an IOVA");
     svg.text(14.0, 26.0, Anchor::Start, "title", &title);
-    svg.circle(20.0, 45.0, 5.0, "executed");
+    svg.circle(20.0, 45.0, 5.0, "measured");
     svg.text(30.0, 49.0, Anchor::Start, "", "mean");
     svg.circle(88.0, 45.0, 4.5, "hollow");
     svg.text(98.0, 49.0, Anchor::Start, "", "longest");
 
     let longest = rows
         .iter()
-        .map(|row| row.search_len_max)
+        .map(|row| row.search_steps_max)
         .max()
         .unwrap_or(0)
         .max(9);
@@ -48,16 +48,16 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
     for (place, row) in rows.iter().enumerate() {
         let y = TOP + ROW * (place as f64 + 0.5);
         svg.text(LEFT - 10.0, y + 4.0, Anchor::End, "strong", &row.mode);
-        let Some(mean_len) = row.search_len_mean else {
+        let Some(mean_len) = row.search_steps_mean else {
             continue;
         };
-        let (mean, max) = (x_of(mean_len), x_of(row.search_len_max.into()));
+        let (mean, max) = (x_of(mean_len), x_of(row.search_steps_max.into()));
         svg.line((mean, y), (max, y), "join");
         svg.circle(max, y, 4.5, "ground");
         svg.circle(max, y, 4.5, "hollow");
-        svg.circle(mean, y, 5.0, "executed");
-        if row.search_len_max > 0 {
-            let text = format!("{:.1} / {}", drawable(mean_len), row.search_len_max);
+        svg.circle(mean, y, 5.0, "measured");
+        if row.search_steps_max > 0 {
+            let text = format!("{:.1} / {}", drawable(mean_len), row.search_steps_max);
             svg.text(max + 10.0, y + 4.0, Anchor::Start, "faint", &text);
         }
     }

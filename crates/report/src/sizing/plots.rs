@@ -2,7 +2,7 @@
 
 use super::Sizing;
 use crate::plot::{Plot, file_name, lines};
-use ringfence_lab::experiments::{Figure, Series};
+use ringfence_experiments::{Figure, Series};
 use ringfence_lab::size::{TraceSizing, WAYS};
 
 /// Returns the plots, trace by trace.

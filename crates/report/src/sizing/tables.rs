@@ -19,21 +19,21 @@ pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
             out.push_str(&rings(trace).render(look));
             out.push('\n');
             for ring in &trace.rings {
-                let line = format!("{} {}: {}.", ring.device, ring.direction, ring.why);
+                let line = format!("{} {}: {}.", ring.device, ring.direction, ring.reason);
                 out.push_str(&wrap(&line, look, 2));
                 out.push('\n');
             }
             out.push_str(
-                "\nMaps that wait, by N: as predicted from slots alone, and as replayed on the \
-                driver\n",
+                "\nMaps that waited, by N: predicted by the slot model, and measured in the \
+                replay\n",
             );
             out.push_str(&sweep(trace).render(look));
             out.push('\n');
         }
         if !trace.iotlb.is_empty() {
             out.push_str(
-                "IOTLB of page-granular modes: hits when a buffer's pages are touched at its map \
-                and before its unmap\n",
+                "IOTLB of page-granular modes: hit rate if the device accesses each page of a \
+                buffer after its map and before its unmap\n",
             );
             out.push_str(&iotlb(&trace.iotlb).render(look));
             out.push('\n');
@@ -60,10 +60,10 @@ pub fn sizing_markdown(sizing: &Sizing) -> String {
             for ring in &trace.rings {
                 out.push_str(&format!(
                     "- {} {}: {}.\n",
-                    ring.device, ring.direction, ring.why
+                    ring.device, ring.direction, ring.reason
                 ));
             }
-            out.push_str("\n### Maps that wait, by N\n\n");
+            out.push_str("\n### Maps that waited, by N\n\n");
             out.push_str(&table(&sweep(trace)));
         }
         if !trace.iotlb.is_empty() {
@@ -98,7 +98,7 @@ fn headline(trace: &TraceSizing) -> String {
 }
 
 fn rings(trace: &TraceSizing) -> Grid {
-    const NEED: &str = "N without a stall";
+    const NEED: &str = "N without stalls";
     const RULE: &str = "N by rule";
     const ORDER: &str = "unmaps";
     let mut grid = Grid::new(&[
@@ -109,10 +109,10 @@ fn rings(trace: &TraceSizing) -> Grid {
         Column::right(RULE, "L + B"),
         Column::right(RULE, "D x K + B"),
         Column::right(NEED, "any slot"),
-        Column::right(NEED, "tail only"),
+        Column::right(NEED, "tail slot only"),
         Column::right(ORDER, "out of order"),
         Column::right(ORDER, "overtaken"),
-        Column::right(ORDER, "next in turn"),
+        Column::right(ORDER, "next slot"),
         Column::left("fits"),
         Column::right("choose", "N"),
         Column::right("choose", "memory"),
@@ -129,31 +129,31 @@ fn rings(trace: &TraceSizing) -> Grid {
                 CellStyle::Strong,
             ),
             Cell::new(count(ring.maps)),
-            Cell::new(count(ring.live_max)),
-            Cell::new(count(ring.withheld_max)),
-            Cell::new(count(ring.rule)),
-            Cell::new(count(ring.descriptor_rule)),
-            Cell::new(count(ring.any_order_need)),
-            Cell::new(count(ring.in_order_need)),
+            Cell::new(count(ring.live_slots_max)),
+            Cell::new(count(ring.withheld_slots_max)),
+            Cell::new(count(ring.rule_slots)),
+            Cell::new(count(ring.descriptor_rule_slots)),
+            Cell::new(count(ring.any_order_slots)),
+            Cell::new(count(ring.in_order_slots)),
             Cell::new(percent_of(share(ring), ring.unmaps)),
-            Cell::new(count(ring.overtaken_max)),
-            Cell::new(or_dash(ring.next_in_turn, |share| {
+            Cell::new(count(ring.overtaken_mappings_max)),
+            Cell::new(or_dash(ring.next_slot_share, |share| {
                 percent_of(share, ring.unmaps)
             })),
             Cell::toned(ring.fit.name(), tone),
             Cell::toned(count(ring.entries.into()), CellStyle::Strong),
-            Cell::new(bytes(ring.bytes)),
+            Cell::new(bytes(ring.table_bytes)),
         ]);
     }
     grid
 }
 
 fn share(ring: &RingAdvice) -> f64 {
-    ring.out_of_order as f64 / ring.unmaps.max(1) as f64
+    ring.out_of_order_unmaps as f64 / ring.unmaps.max(1) as f64
 }
 
 fn sweep(trace: &TraceSizing) -> Grid {
-    const TAIL: &str = "tail only (riommu)";
+    const TAIL: &str = "tail slot only (riommu)";
     const ANY: &str = "any slot (riommu-ooo)";
     let mut grid = Grid::new(&[
         Column::left("ring"),
@@ -161,10 +161,10 @@ fn sweep(trace: &TraceSizing) -> Grid {
         Column::right("", "memory"),
         Column::right(TAIL, "predicted"),
         Column::right(TAIL, "stalls"),
-        Column::right(TAIL, "in vain"),
+        Column::right(TAIL, "no slot"),
         Column::right(ANY, "predicted"),
         Column::right(ANY, "stalls"),
-        Column::right(ANY, "in vain"),
+        Column::right(ANY, "no slot"),
     ]);
     for ring in &trace.rings {
         for (place, point) in ring.sweep.iter().enumerate() {
@@ -175,7 +175,7 @@ fn sweep(trace: &TraceSizing) -> Grid {
             let mut cells = vec![
                 Cell::toned(name, CellStyle::Strong),
                 Cell::new(count(point.entries.into())),
-                Cell::new(bytes(point.bytes)),
+                Cell::new(bytes(point.table_bytes)),
             ];
             for (predicted, measured) in [
                 (point.in_order_predicted, point.in_order),
@@ -189,7 +189,7 @@ fn sweep(trace: &TraceSizing) -> Grid {
     grid
 }
 
-/// Counts refused maps with maps that waited in vain: neither got a slot.
+/// Counts refused maps with maps that waited without success: neither got a slot.
 fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
     let tone = |number: u64| match number {
         0 => CellStyle::Good,
@@ -199,16 +199,16 @@ fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
         true => CellStyle::Plain,
         false => CellStyle::Bad,
     };
-    let vain = measured.stalled_out + measured.refused;
+    let without_slot = measured.stalled_out + measured.refused;
     [
         Cell::toned(count(predicted.stalls), agrees),
         Cell::toned(count(measured.stalls), tone(measured.stalls)),
-        Cell::toned(count(vain), tone(vain)),
+        Cell::toned(count(without_slot), tone(without_slot)),
     ]
 }
 
 fn iotlb(advice: &[IotlbAdvice]) -> Grid {
-    const HITS: &str = "hits with so many entries";
+    const HITS: &str = "hit rate by entries";
     const ENTRIES_FOR: &str = "entries for";
     let mut columns = vec![
         Column::left("mode"),
@@ -225,8 +225,8 @@ fn iotlb(advice: &[IotlbAdvice]) -> Grid {
                 0 => vec![
                     Cell::toned(&mode.mode, CellStyle::Strong),
                     Cell::new(count(mode.lookups)),
-                    Cell::new(enough(mode.entries_90)),
-                    Cell::new(enough(mode.entries_99)),
+                    Cell::new(enough(mode.entries_for_90_percent)),
+                    Cell::new(enough(mode.entries_for_99_percent)),
                 ],
                 _ => vec![Cell::default(); 4],
             };
@@ -251,17 +251,16 @@ fn enough(entries: Option<u32>) -> String {
 /// Returns remarks on the tables.
 fn remarks(trace: &TraceSizing) -> Vec<String> {
     let mut out = vec![
-        "L, D: slots and mappings alive at once; K: slots of a mapping; B: slots withheld at once \
-        in open bursts, which are not given \
-         out before their invalidation. N >= L + B serves a ring that takes any free slot, \
-         whatever the trace; the needs are this trace's own."
+        "L, D: peak number of live slots and mappings. K: slots of the largest mapping. B: peak \
+        number of slots that open bursts withhold until their invalidation. With N >= L + B, a \
+        ring that uses any free slot never stalls. The columns N without stalls hold for this \
+        trace only."
             .to_owned(),
     ];
     if !trace.iotlb.is_empty() {
         out.push(
-            "A trace records mappings and no accesses. For the IOTLB the device touches each page \
-            twice, when its buffer is mapped and before \
-             it is unmapped, so that half of the lookups can hit at most."
+            "A trace records mappings, not accesses. For the IOTLB, the device accesses each page \
+            twice: after the map and before the unmap. So at most half of the lookups hit."
                 .into(),
         );
     }
@@ -273,7 +272,7 @@ fn remarks(trace: &TraceSizing) -> Vec<String> {
     };
     for ring in trace.rings.iter().filter(differs) {
         out.push(format!(
-            "{} {}: the replay stalled otherwise than predicted; please report this trace.",
+            "{} {}: the replay differs from the prediction; report this trace.",
             ring.device, ring.direction
         ));
     }

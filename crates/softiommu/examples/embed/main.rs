@@ -1,4 +1,4 @@
-//! A monitor with a virtio-iommu, and one device behind it (docs/EMBEDDING.md).
+//! A monitor with a virtio-iommu, and one device behind it (docs/EMBEDDING-MONITOR.md).
 mod driver;
 
 use ringfence_softiommu::{IommuSink, SoftIommuLimits};

@@ -11,7 +11,7 @@ use super::message::Message;
 use super::misses::{MissAction, MissId, MissOutcome, Misses};
 use super::regions::Regions;
 use crate::domain_mut::DomainMut;
-use crate::error::{IommuError, MapError, MapReason};
+use crate::error::{DomainMapError, DomainMapReason, IommuError};
 use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::{Reader, permissions};
 use crate::table::Width;
@@ -176,19 +176,19 @@ impl<M> Iotlb<M> {
         if fault.device != self.device {
             return Err(IotlbError::NotAMiss(*fault));
         }
-        let (page, wanted) = (page_of(fault.iova), permissions(fault.access));
-        if self.allows(page, wanted) {
+        let (page, required) = (page_of(fault.iova), permissions(fault.access));
+        if self.allows(page, required) {
             return Ok(MissAction::Present);
         }
-        if let Some(id) = self.misses.find(page, wanted) {
+        if let Some(id) = self.misses.find(page, required) {
             return Ok(MissAction::Wait(id));
         }
         if self.misses.len() >= self.limits.misses {
             return Err(IotlbError::TooManyMisses);
         }
-        let id = self.misses.add(page, wanted);
+        let id = self.misses.add(page, required);
         let iova = fault.iova;
-        Ok(MissAction::Send(id, Message::Miss { iova, wanted }))
+        Ok(MissAction::Send(id, Message::Miss { iova, required }))
     }
 
     /// Returns true if the translation that the miss requested has arrived before the reply. The
@@ -196,23 +196,23 @@ impl<M> Iotlb<M> {
     pub fn has_arrived(&self, miss: MissId) -> bool {
         self.misses
             .get(miss)
-            .is_some_and(|(page, wanted)| self.allows(page, wanted))
+            .is_some_and(|(page, required)| self.allows(page, required))
     }
 
     /// Completes a miss after the reply of the front-end; `done` is the status in the reply.
     pub fn replied(&mut self, miss: MissId, done: bool) -> Result<MissOutcome, IotlbError> {
-        let (page, wanted) = self.misses.remove(miss).ok_or(IotlbError::NoMiss)?;
+        let (page, required) = self.misses.remove(miss).ok_or(IotlbError::NoMiss)?;
         Ok(match done {
-            _ if self.allows(page, wanted) => MissOutcome::Present,
+            _ if self.allows(page, required) => MissOutcome::Present,
             true => MissOutcome::Invalidated,
             false => MissOutcome::Refused,
         })
     }
 
-    fn allows(&self, page: u64, wanted: Permissions) -> bool {
+    fn allows(&self, page: u64, required: Permissions) -> bool {
         self.resident
             .get(&page)
-            .is_some_and(|resident| resident.permissions.union(wanted) == resident.permissions)
+            .is_some_and(|resident| resident.permissions.union(required) == resident.permissions)
     }
 
     fn invalidate(&mut self, range: Option<IovaRange>) -> Result<(), IotlbError> {
@@ -257,10 +257,10 @@ impl<M> Iotlb<M> {
                 return Err(refused);
             }
         };
-        let pages = self.kept(first, last);
+        let pages = self.pages_to_cache(first, last);
         let answered = self
             .misses
-            .answered(first, last, |page, wanted| self.allows(page, wanted));
+            .answered(first, last, |page, required| self.allows(page, required));
         let grants: BTreeMap<u64, (PhysAddr, Permissions)> = pages
             .into_iter()
             .map(|page| {
@@ -283,15 +283,20 @@ impl<M> Iotlb<M> {
     /// Returns the cached pages that an update of `range` touches, fully or partly, and
     /// contradicts. Iterates over cached pages only, so a large update costs no more. If `memory`
     /// is `None`, every touched page counts as contradicted.
-    fn outdated(&self, range: IovaRange, memory: Option<PhysAddr>, said: Permissions) -> Vec<u64> {
-        let touched = page_of(range.start())..=page_of(range.last());
+    fn outdated(
+        &self,
+        range: IovaRange,
+        memory: Option<PhysAddr>,
+        offered: Permissions,
+    ) -> Vec<u64> {
+        let pages = page_of(range.start())..=page_of(range.last());
         let contradicted = |page: u64, resident: &CachedPage| {
             let same =
                 memory.is_some_and(|memory| memory_of(range, memory, page) == resident.memory);
-            !same || resident.permissions.union(said) != said
+            !same || resident.permissions.union(offered) != offered
         };
         self.resident
-            .range(touched)
+            .range(pages)
             .filter(|(page, resident)| contradicted(**page, resident))
             .map(|(page, _)| *page)
             .collect()
@@ -321,9 +326,9 @@ impl<M> Iotlb<M> {
             .filter(|last| *last >= first)
             .ok_or(no_page)?;
         if !self.limits.width.holds(&range) {
-            let reason = MapReason::BeyondWidth;
+            let reason = DomainMapReason::BeyondWidth;
             let domain = DOMAIN;
-            return Err(IotlbError::Map(MapError {
+            return Err(IotlbError::Map(DomainMapError {
                 domain,
                 range,
                 reason,
@@ -332,33 +337,33 @@ impl<M> Iotlb<M> {
         Ok((memory, first, last))
     }
 
-    /// Returns the permissions to grant for an update that grants `said`: at most those requested,
-    /// now or since the page was cached. QEMU checks only the requested access and then reports
-    /// both as allowed.
+    /// Returns the permissions to grant for an update that grants `offered`: at most those
+    /// requested, now or since the page was cached. QEMU checks only the requested access and then
+    /// reports both as allowed.
     fn granted(
         &self,
         page: u64,
         memory: PhysAddr,
-        said: Permissions,
+        offered: Permissions,
         answered: Option<Permissions>,
     ) -> Permissions {
-        let Some(asked) = answered else {
-            return said;
+        let Some(requested) = answered else {
+            return offered;
         };
         let before = self.resident.get(&page);
         let before = before.filter(|resident| resident.memory == memory);
-        let asked = before.map_or(asked, |resident| asked.union(resident.permissions));
+        let requested = before.map_or(requested, |resident| requested.union(resident.permissions));
         // The update does not grant the requested permission; use what it grants.
-        Permissions::from_bits(said.bits() & asked.bits()).unwrap_or(said)
+        Permissions::from_bits(offered.bits() & requested.bits()).unwrap_or(offered)
     }
 
     /// Returns the pages of an update to cache: the missed pages, and some that follow the first of
     /// them. Omits pages whose translation may have been looked up before an invalidation. Sorted,
     /// without duplicates.
-    fn kept(&self, first: u64, last: u64) -> Vec<u64> {
+    fn pages_to_cache(&self, first: u64, last: u64) -> Vec<u64> {
         let from = self.misses.pages(first, last).min().unwrap_or(first);
-        let ahead = u64::try_from(self.limits.extra_pages).unwrap_or(u64::MAX);
-        let end = from.saturating_add(ahead).min(last.saturating_add(1));
+        let extra = u64::try_from(self.limits.extra_pages).unwrap_or(u64::MAX);
+        let end = from.saturating_add(extra).min(last.saturating_add(1));
         let mut pages: Vec<u64> = self.misses.pages(first, last).chain(from..end).collect();
         pages.sort_unstable();
         pages.dedup();
@@ -374,8 +379,8 @@ impl<M> Iotlb<M> {
         pages: &BTreeMap<u64, (PhysAddr, Permissions)>,
         outdated: Vec<u64>,
     ) -> Result<(), IotlbError> {
-        let mut gone = outdated;
-        for page in &gone {
+        let mut evicted = outdated;
+        for page in &evicted {
             self.resident.remove(page);
         }
         for (page, grant) in pages {
@@ -383,7 +388,7 @@ impl<M> Iotlb<M> {
                 && (resident.memory, resident.permissions) != *grant
             {
                 self.resident.remove(page);
-                gone.push(*page);
+                evicted.push(*page);
             }
         }
         let coming = pages
@@ -391,24 +396,24 @@ impl<M> Iotlb<M> {
             .filter(|page| !self.resident.contains_key(*page))
             .count();
         let room = self.limits.pages.max(1);
-        let mut asked_again = Vec::new();
+        let mut kept_arrivals = Vec::new();
         while self.resident.len().saturating_add(coming) > room {
             let Some((page, number)) = self.arrivals.pop_front() else {
                 break;
             };
-            let came = self.resident.get(&page).map(|resident| resident.number);
-            if came != Some(number) {
+            let current = self.resident.get(&page).map(|resident| resident.number);
+            if current != Some(number) {
                 continue;
             }
             if pages.contains_key(&page) {
-                asked_again.push((page, number));
+                kept_arrivals.push((page, number));
             } else {
                 self.resident.remove(&page);
-                gone.push(page);
+                evicted.push(page);
             }
         }
-        self.arrivals.extend(asked_again);
-        self.unmap_pages(gone)
+        self.arrivals.extend(kept_arrivals);
+        self.unmap_pages(evicted)
     }
 
     /// Evicts pages from the bookkeeping and from the table.
@@ -442,7 +447,7 @@ impl<M> Iotlb<M> {
         };
         let mut mapped = self.domain()?.map(range, memory, permissions);
         if let Err(error) = &mapped
-            && error.reason == MapReason::OutOfTables
+            && error.reason == DomainMapReason::OutOfTables
         {
             // Distant pages need a table each. Evict all pages and retry.
             let all = std::mem::take(&mut self.resident).into_keys().collect();

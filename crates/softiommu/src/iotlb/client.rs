@@ -2,8 +2,6 @@
 //! miss and executes the front-end's messages while it waits for the answer.
 
 use std::collections::VecDeque;
-use std::error::Error;
-use std::fmt;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -44,7 +42,7 @@ pub struct IotlbClient<M> {
     requests: UnixStream,
     /// Misses whose reply has not been read, in the order of the replies.
     unreplied: VecDeque<MissId>,
-    patience: Duration,
+    timeout: Duration,
     /// Time limit of the current call.
     limit: TimeLimit,
 }
@@ -79,62 +77,31 @@ impl TimeLimit {
 }
 
 /// Error of a miss or of a message.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum IotlbClientError {
     /// Socket error. [`io::ErrorKind::TimedOut`] if the front-end exceeded a time limit, see
     /// [`IotlbClient::new`].
-    Socket(io::Error),
+    #[error("the socket of the front-end failed: {0}")]
+    Socket(#[from] io::Error),
     /// The front-end sent a malformed or unexpected frame.
-    Frame(FrameError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
     /// A request other than an IOTLB message.
+    #[error("the front-end sent request {0} instead of an IOTLB message")]
     Request(u32),
     /// The front-end refused the access.
+    #[error("the front-end refused the miss: {0}")]
     Refused(Fault),
     /// The front-end answered each attempt and invalidated each answer.
+    #[error("the front-end invalidated its answer {ATTEMPTS} times: {0}")]
     RetriesExhausted(Fault),
     /// The IOTLB rejected the miss.
-    Iotlb(IotlbError),
-}
-
-impl fmt::Display for IotlbClientError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Socket(error) => write!(f, "the front-end: {error}"),
-            Self::Frame(error) => error.fmt(f),
-            Self::Request(request) => {
-                write!(f, "request {request} where an IOTLB message should be")
-            }
-            Self::Refused(fault) => write!(f, "the front-end refuses: {fault}"),
-            Self::RetriesExhausted(fault) => {
-                write!(f, "answered and invalidated {ATTEMPTS} times: {fault}")
-            }
-            Self::Iotlb(error) => error.fmt(f),
-        }
-    }
-}
-
-impl Error for IotlbClientError {}
-
-impl From<io::Error> for IotlbClientError {
-    fn from(error: io::Error) -> Self {
-        Self::Socket(error)
-    }
-}
-
-impl From<FrameError> for IotlbClientError {
-    fn from(error: FrameError) -> Self {
-        Self::Frame(error)
-    }
-}
-
-impl From<IotlbError> for IotlbClientError {
-    fn from(error: IotlbError) -> Self {
-        Self::Iotlb(error)
-    }
+    #[error(transparent)]
+    Iotlb(#[from] IotlbError),
 }
 
 impl<M> IotlbClient<M> {
-    /// Creates a client. `patience` is the maximum time of one [`resolve`](Self::resolve), measured
+    /// Creates a client. `timeout` is the maximum time of one [`resolve`](Self::resolve), measured
     /// from the call, before its first request. It covers all attempts, and the execution and
     /// acknowledgement of other messages meanwhile. No message of the front-end extends it.
     ///
@@ -142,21 +109,21 @@ impl<M> IotlbClient<M> {
     /// client may exceed it by milliseconds.
     ///
     /// # Errors
-    /// `patience` is zero, or a socket rejects the timeout.
+    /// `timeout` is zero, or a socket rejects the timeout.
     pub fn new(
         iotlb: Iotlb<M>,
         main: UnixStream,
         requests: UnixStream,
-        patience: Duration,
+        timeout: Duration,
     ) -> io::Result<Self> {
-        main.set_read_timeout(Some(MAIN_POLL_INTERVAL.min(patience)))?;
+        main.set_read_timeout(Some(MAIN_POLL_INTERVAL.min(timeout)))?;
         Ok(Self {
             iotlb,
             main,
             requests,
             unreplied: VecDeque::new(),
-            patience,
-            limit: TimeLimit::start(patience),
+            timeout,
+            limit: TimeLimit::start(timeout),
         })
     }
 
@@ -170,10 +137,10 @@ impl<M> IotlbClient<M> {
     /// access.
     ///
     /// # Errors
-    /// The front-end refused the access, or did not answer within `patience`, or sent a malformed
+    /// The front-end refused the access, or did not answer within `timeout`, or sent a malformed
     /// frame.
     pub fn resolve(&mut self, fault: &Fault) -> Result<(), IotlbClientError> {
-        self.limit = TimeLimit::start(self.patience);
+        self.limit = TimeLimit::start(self.timeout);
         for _ in 0..ATTEMPTS {
             if self.unreplied.len() >= UNREPLIED {
                 self.take_replies(None)?;
@@ -200,17 +167,17 @@ impl<M> IotlbClient<M> {
     }
 
     /// Waits for one message of the front-end, executes it, and acknowledges it if requested.
-    /// Returns false if no message begins within `patience`; the client remains usable. A message
+    /// Returns false if no message begins within `timeout`; the client remains usable. A message
     /// that cannot be executed is not an error: the client acknowledges it as failed.
     ///
     /// # Errors
     /// The front-end sent a malformed frame. Or it did not complete the frame, or read the
-    /// acknowledgement, within twice `patience` from the call.
+    /// acknowledgement, within twice `timeout` from the call.
     pub fn serve(&mut self) -> Result<bool, IotlbClientError> {
-        // A frame that begins in time has at least `patience` for its rest.
-        self.limit = TimeLimit::start(self.patience.saturating_mul(2));
+        // A frame that begins in time has at least `timeout` for its rest.
+        self.limit = TimeLimit::start(self.timeout.saturating_mul(2));
         while !self.serve_main()? {
-            if self.limit.start.elapsed() >= self.patience {
+            if self.limit.start.elapsed() >= self.timeout {
                 return Ok(false);
             }
         }
@@ -293,11 +260,11 @@ impl<M> IotlbClient<M> {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(error) => return Err(io::Error::from(error).into()),
         };
-        let whole = filled.next_multiple_of(REPLY_BYTES);
-        let rest = bytes.get_mut(filled..whole).unwrap_or_default();
+        let aligned = filled.next_multiple_of(REPLY_BYTES);
+        let rest = bytes.get_mut(filled..aligned).unwrap_or_default();
         receive_all(&self.requests, rest, self.limit)?;
         let mut found = None;
-        let (replies, _) = bytes.get(..whole).unwrap_or_default().as_chunks();
+        let (replies, _) = bytes.get(..aligned).unwrap_or_default().as_chunks();
         for reply in replies {
             let done = reply_status(reply)?;
             let replied = self.unreplied.pop_front().ok_or(FrameError::NoReply)?;

@@ -18,7 +18,7 @@ pub enum Message {
         /// The address. The front-end determines the extent of the translation.
         iova: Iova,
         /// Permissions that the access needs.
-        wanted: Permissions,
+        required: Permissions,
     },
     /// From the front-end: the translation of `range`.
     Update {
@@ -37,7 +37,7 @@ pub enum Message {
         /// Address of the access.
         iova: Iova,
         /// Permissions that the access needed.
-        wanted: Permissions,
+        required: Permissions,
     },
 }
 
@@ -59,7 +59,7 @@ impl Message {
         });
         let &[.., permissions, kind, _, _, _, _, _, _] = bytes;
         let iova = Iova::new(iova);
-        let wanted = || {
+        let required = || {
             match permissions {
                 1..=3 => Permissions::from_bits(permissions.into()),
                 _ => None,
@@ -70,17 +70,17 @@ impl Message {
         match kind {
             VHOST_IOTLB_MISS => Ok(Self::Miss {
                 iova,
-                wanted: wanted()?,
+                required: required()?,
             }),
             VHOST_IOTLB_UPDATE => Ok(Self::Update {
                 range: range.ok_or(MessageError::Range { iova, bytes: size })?,
                 user,
-                permissions: wanted()?,
+                permissions: required()?,
             }),
             VHOST_IOTLB_INVALIDATE => Ok(Self::Invalidate(range)),
             VHOST_IOTLB_ACCESS_FAIL => Ok(Self::AccessFail {
                 iova,
-                wanted: wanted()?,
+                required: required()?,
             }),
             _ => Err(MessageError::Kind(kind)),
         }
@@ -89,7 +89,7 @@ impl Message {
     /// Encodes the message.
     pub fn encode(&self) -> [u8; IOTLB_BYTES] {
         let (kind, iova, size, user, permissions) = match *self {
-            Self::Miss { iova, wanted } => (VHOST_IOTLB_MISS, iova, 0, 0, wanted.bits()),
+            Self::Miss { iova, required } => (VHOST_IOTLB_MISS, iova, 0, 0, required.bits()),
             Self::Update {
                 range,
                 user,
@@ -105,8 +105,8 @@ impl Message {
                 (VHOST_IOTLB_INVALIDATE, range.start(), range.bytes(), 0, 0)
             }
             Self::Invalidate(None) => (VHOST_IOTLB_INVALIDATE, Iova::ZERO, 0, 0, 0),
-            Self::AccessFail { iova, wanted } => {
-                (VHOST_IOTLB_ACCESS_FAIL, iova, 0, 0, wanted.bits())
+            Self::AccessFail { iova, required } => {
+                (VHOST_IOTLB_ACCESS_FAIL, iova, 0, 0, required.bits())
             }
         };
         let mut bytes = [0; IOTLB_BYTES];

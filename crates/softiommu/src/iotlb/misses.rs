@@ -43,7 +43,7 @@ pub enum MissOutcome {
 struct Miss {
     id: MissId,
     page: u64,
-    wanted: Permissions,
+    required: Permissions,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,12 +61,12 @@ pub(super) struct Misses {
 }
 
 impl Misses {
-    /// Returns a pending miss of `page` that requests all of `wanted` and that no later
+    /// Returns a pending miss of `page` that requests all of `required` and that no later
     /// invalidation affects.
-    pub(super) fn find(&self, page: u64, wanted: Permissions) -> Option<MissId> {
+    pub(super) fn find(&self, page: u64, required: Permissions) -> Option<MissId> {
         let miss = self.misses.iter().find(|miss| {
             miss.page == page
-                && miss.wanted.union(wanted) == miss.wanted
+                && miss.required.union(required) == miss.required
                 && !self.is_doubtful_for(miss.id.0, page)
         });
         miss.map(|miss| miss.id)
@@ -76,9 +76,9 @@ impl Misses {
         self.misses.len()
     }
 
-    pub(super) fn add(&mut self, page: u64, wanted: Permissions) -> MissId {
+    pub(super) fn add(&mut self, page: u64, required: Permissions) -> MissId {
         let id = MissId(self.next());
-        self.misses.push(Miss { id, page, wanted });
+        self.misses.push(Miss { id, page, required });
         id
     }
 
@@ -89,13 +89,13 @@ impl Misses {
         let oldest = self.misses.iter().map(|miss| miss.id.0).min();
         self.invalidations
             .retain(|invalidation| oldest.is_some_and(|oldest| oldest < invalidation.number));
-        Some((miss.page, miss.wanted))
+        Some((miss.page, miss.required))
     }
 
     /// Returns the page and the requested permissions of a pending miss.
     pub(super) fn get(&self, id: MissId) -> Option<(u64, Permissions)> {
         let miss = self.misses.iter().find(|miss| miss.id == id)?;
-        Some((miss.page, miss.wanted))
+        Some((miss.page, miss.required))
     }
 
     /// Returns the permissions requested by the oldest unanswered miss in `first..=last`. Skips
@@ -109,10 +109,12 @@ impl Misses {
     ) -> Option<Permissions> {
         let misses = self.misses.iter().filter(|miss| {
             (first..=last).contains(&miss.page)
-                && !has(miss.page, miss.wanted)
+                && !has(miss.page, miss.required)
                 && !self.is_doubtful_for(miss.id.0, miss.page)
         });
-        misses.min_by_key(|miss| miss.id.0).map(|miss| miss.wanted)
+        misses
+            .min_by_key(|miss| miss.id.0)
+            .map(|miss| miss.required)
     }
 
     /// Returns the pages of pending misses in `first..=last`.

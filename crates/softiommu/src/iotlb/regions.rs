@@ -7,7 +7,7 @@ use super::error::RegionError;
 
 /// Maximum number of regions that a front-end may share. The protocol's message for a whole table
 /// has room for 8; QEMU adds up to 509 one by one.
-const MOST: usize = 512;
+const MAX_REGIONS: usize = 512;
 
 /// One region of a memory table (`VHOST_USER_SET_MEM_TABLE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,9 +34,12 @@ impl Regions {
     /// [`RegionError`] if there are too many regions, or a region is empty, wraps, or overlaps
     /// another one.
     pub fn new(regions: &[Region]) -> Result<Self, RegionError> {
-        let given = regions.len();
-        if given > MOST {
-            return Err(RegionError::TooMany { given, most: MOST });
+        let count = regions.len();
+        if count > MAX_REGIONS {
+            return Err(RegionError::TooMany {
+                count,
+                limit: MAX_REGIONS,
+            });
         }
         let mut sorted = regions.to_vec();
         sorted.sort_unstable_by_key(|region| region.user);

@@ -28,12 +28,12 @@ fn what_is_invalidated_stays_away() {
         for page in 0..PAGES {
             let mut replies = 0;
             while let Some(fault) = both.fault_at(page) {
-                let Ok(MissAction::Send(miss, Message::Miss { iova, wanted })) =
+                let Ok(MissAction::Send(miss, Message::Miss { iova, required })) =
                     both.iotlb.miss(&fault)
                 else {
                     panic!("a miss");
                 };
-                let found = both.look_up(iova.get() / PAGE, wanted);
+                let found = both.look_up(iova.get() / PAGE, required);
                 if let Some(message) = found {
                     both.iotlb.receive(&message).unwrap();
                 }
@@ -170,8 +170,8 @@ fn many_invalidations_stay_remembered() {
     };
     for page in (0..FRAMES).rev().filter(|page| page % 2 == 0) {
         for _ in 0..3 {
-            let gone = Message::Invalidate(Some(range(page, 1)));
-            iotlb.receive(&gone).unwrap();
+            let invalidate = Message::Invalidate(Some(range(page, 1)));
+            iotlb.receive(&invalidate).unwrap();
         }
     }
     for page in 0..FRAMES {
@@ -242,10 +242,13 @@ fn a_hostile_front_end_stays_in_its_memory() {
         followed += usize::from(iotlb.receive(&message).is_ok());
         full += usize::from(iotlb.pages() > 12);
         assert!(iotlb.pages() <= 20 && iotlb.misses() <= 4);
-        if let Message::Update { range: told, .. } = message {
+        if let Message::Update {
+            range: received, ..
+        } = message
+        {
             let mut burst = reader.online();
             let pin = burst.guard();
-            for page in (0..=8).map_while(|n| (told.start().get() / PAGE).checked_add(n)) {
+            for page in (0..=8).map_while(|n| (received.start().get() / PAGE).checked_add(n)) {
                 let Some(whole) = IovaRange::new(Iova::new(page.wrapping_mul(PAGE)), PAGE) else {
                     break;
                 };
@@ -273,11 +276,11 @@ fn messages_are_what_the_protocol_says() {
         Message::Invalidate(Some(range(1, 1))),
         Message::Miss {
             iova: Iova::new(77),
-            wanted: Permissions::READ_WRITE,
+            required: Permissions::READ_WRITE,
         },
         Message::AccessFail {
             iova: Iova::new(77),
-            wanted: Permissions::READ,
+            required: Permissions::READ,
         },
     ] {
         assert_eq!(Message::decode(&message.encode()), Ok(message));
@@ -318,7 +321,7 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(refused(&mut iotlb, beyond), IotlbError::Map(_)));
     let miss = Message::Miss {
         iova: Iova::ZERO,
-        wanted: Permissions::READ,
+        required: Permissions::READ,
     };
     assert_eq!(refused(&mut iotlb, miss), IotlbError::NotForUs);
     let mut other = fault(0, Access::Read);
@@ -349,8 +352,8 @@ fn what_cannot_be_is_refused() {
     let overlap = [region(10, 10), region(5, 6)];
     assert_eq!(made(&overlap), Err(RegionError::Overlap { user: 10 }));
     let many = RegionError::TooMany {
-        given: 513,
-        most: 512,
+        count: 513,
+        limit: 512,
     };
     assert_eq!(made(&[region(5, 1); 513]), Err(many));
 }

@@ -169,10 +169,10 @@ impl Both {
 
     /// Returns the front-end's answer for `page`: an update of the surrounding pages with the same
     /// mapping.
-    pub(crate) fn look_up(&mut self, page: u64, wanted: Permissions) -> Option<Message> {
+    pub(crate) fn look_up(&mut self, page: u64, required: Permissions) -> Option<Message> {
         let grants = &self.front.grants;
         let (frame, permissions) = *grants.get(&page)?;
-        if permissions.union(wanted) != permissions {
+        if permissions.union(required) != permissions {
             return None;
         }
         let alike = |to: u64| {
@@ -197,10 +197,10 @@ impl Both {
         if self.random.below(2) == 0
             && let Some((miss, message)) = self.front.requests.pop_front()
         {
-            let Message::Miss { iova, wanted } = message else {
+            let Message::Miss { iova, required } = message else {
                 panic!("{message:?}");
             };
-            let found = self.look_up(iova.get() / PAGE, wanted);
+            let found = self.look_up(iova.get() / PAGE, required);
             self.front.handling.push(Handling::LookedUp(miss, found));
         }
         if self.front.handling.is_empty() {

@@ -23,12 +23,12 @@ fn every_page_of_a_large_update_is_what_was_said_last() {
     let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
     let mut reader = iotlb.reader().unwrap();
     for page in 0..8 {
-        let told = update(page, 1, page, Permissions::READ_WRITE);
-        iotlb.receive(&told).unwrap();
+        let message = update(page, 1, page, Permissions::READ_WRITE);
+        iotlb.receive(&message).unwrap();
     }
     // Remap all eight pages, read-only.
-    let told = update(0, 8, 16, Permissions::READ);
-    iotlb.receive(&told).unwrap();
+    let message = update(0, 8, 16, Permissions::READ);
+    iotlb.receive(&message).unwrap();
     let mut burst = reader.online();
     let pin = burst.guard();
     for page in 0..8 {
@@ -50,7 +50,7 @@ fn a_refused_update_leaves_nothing_older() {
         user,
         permissions: rights,
     };
-    for (name, told) in [
+    for (name, message) in [
         ("not shared", from(PAGE, PAGE, user(FRAMES / 2) - PAGE)),
         ("not congruent", from(PAGE, 2 * PAGE, user(9) + 8)),
         ("less than a page", from(PAGE + 8, 8, user(9) + 8)),
@@ -59,7 +59,7 @@ fn a_refused_update_leaves_nothing_older() {
         let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
         let mut reader = iotlb.reader().unwrap();
         iotlb.receive(&update(0, 2, 3, rights)).unwrap();
-        iotlb.receive(&told).unwrap_err();
+        iotlb.receive(&message).unwrap_err();
         let mut burst = reader.online();
         let pin = burst.guard();
         assert!(pin.translate(range(0, 1), Access::Read).is_ok(), "{name}");
@@ -69,9 +69,9 @@ fn a_refused_update_leaves_nothing_older() {
 
 /// Upper bound of a reader's access: frame and permissions of each page.
 #[derive(Default)]
-struct Said(BTreeMap<u64, (u64, Permissions)>);
+struct Updates(BTreeMap<u64, (u64, Permissions)>);
 
-impl Said {
+impl Updates {
     fn forget(&mut self, range: IovaRange) {
         for page in pages(range) {
             self.0.remove(&page);
@@ -108,7 +108,7 @@ fn pages(range: IovaRange) -> impl Iterator<Item = u64> {
 struct Session {
     iotlb: Iotlb<()>,
     reader: Reader<()>,
-    said: Said,
+    offered: Updates,
     random: Random,
     misses: Vec<MissId>,
     /// Number of updates that contradict a cached page beyond those that they install.
@@ -128,7 +128,7 @@ impl Session {
         Self {
             reader: iotlb.reader().unwrap(),
             iotlb,
-            said: Said::default(),
+            offered: Updates::default(),
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             misses: Vec::new(),
             beyond: 0,
@@ -159,12 +159,12 @@ impl Session {
         let shared = regions().find(user(frame) + skew + odd, bytes).is_some();
         let _ = self.iotlb.receive(&message);
         if shared && odd == 0 {
-            self.said.update(range, frame, permissions);
+            self.offered.update(range, frame, permissions);
         } else {
-            self.said.forget(range);
+            self.offered.forget(range);
         }
         let contradicted = |page: &u64| {
-            let now = self.said.0.get(page);
+            let now = self.offered.0.get(page);
             before
                 .get(page)
                 .is_some_and(|at| now.map(|now| now.0) != Some(*at))
@@ -189,14 +189,14 @@ impl Session {
             5 => {
                 let page = self.random.below(PAGES);
                 let count = 1 + self.random.below(PAGES - page);
-                let told = Message::Invalidate(Some(range(page, count)));
-                self.iotlb.receive(&told).unwrap();
-                self.said.forget(range(page, count));
+                let message = Message::Invalidate(Some(range(page, count)));
+                self.iotlb.receive(&message).unwrap();
+                self.offered.forget(range(page, count));
             }
             6 => {
                 let access = [Access::Read, Access::Write][self.random.below(2) as usize];
-                let wanted = fault(self.random.below(PAGES), access);
-                if let Ok(MissAction::Send(miss, _)) = self.iotlb.miss(&wanted) {
+                let required = fault(self.random.below(PAGES), access);
+                if let Ok(MissAction::Send(miss, _)) = self.iotlb.miss(&required) {
                     self.misses.push(miss);
                 }
             }
@@ -217,11 +217,11 @@ impl Session {
                     continue;
                 };
                 let frame = pieces.first().start().get() / PAGE;
-                let said = self.said.0.get(&page);
-                let right = said.is_some_and(|(at, most)| *at == frame && most.allows(access));
+                let offered = self.offered.0.get(&page);
+                let right = offered.is_some_and(|(at, most)| *at == frame && most.allows(access));
                 assert!(
                     right,
-                    "{access} of page {page}: frame {frame}, said {said:?}"
+                    "{access} of page {page}: frame {frame}, said {offered:?}"
                 );
             }
         }

@@ -37,13 +37,13 @@ impl PageSet {
     }
 
     pub(super) fn counts(&self) -> Pages {
-        let alone = |page: &&u64| !self.long.contains(**page);
-        let alone = match self.long.is_empty() {
+        let short = |page: &&u64| !self.long.contains(**page);
+        let short = match self.long.is_empty() {
             true => self.seen.len(),
-            false => self.seen.iter().filter(alone).count(),
+            false => self.seen.iter().filter(short).count(),
         };
         Pages {
-            distinct: self.long.pages().saturating_add(alone as u64),
+            distinct: self.long.pages().saturating_add(short as u64),
             touches: self.touches,
         }
     }

@@ -81,24 +81,15 @@ impl std::fmt::Debug for Kind {
 }
 
 /// Cause of a failed read, carried inside an [`io::Error`].
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
+    #[error(transparent)]
     Compression(io::Error),
+    #[error(transparent)]
     Report(TraceError),
+    #[error(transparent)]
     LimitExceeded(LimitExceeded),
 }
-
-impl std::fmt::Display for ReadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Compression(error) => error.fmt(f),
-            Self::Report(error) => error.fmt(f),
-            Self::LimitExceeded(excess) => excess.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ReadError {}
 
 /// Converts a failed read of the trace `file`, before `line`, to a [`TraceError`].
 pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError {

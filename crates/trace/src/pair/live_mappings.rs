@@ -79,6 +79,8 @@ pub(super) struct LiveMappings {
     /// Free ids; the id freed last is at the top.
     free: Vec<u32>,
     by_key: FxHashMap<Key, Queue>,
+    /// Scatterlists by key and DMA address: one key can have several live mappings.
+    sg_by_iova: FxHashMap<(Key, u64), u32>,
     /// By first IOVA and age. Two unnamed devices can use the same IOVA.
     iommu_only: BTreeMap<(u64, u64), IommuOnlyMapping>,
     age: u64,
@@ -102,17 +104,11 @@ impl LiveMappings {
 
     /// Returns the live mapping that a map of this key and DMA address replaces.
     pub(super) fn replaced(&self, key: Key, iova: u64) -> Option<MappingId> {
-        let queue = self.by_key.get(&key)?;
-        let same = |&id: &u32| {
-            let mapping = self.mappings.get(id as usize).and_then(Option::as_ref);
-            mapping.is_some_and(|mapping| mapping.iova == iova)
+        let id = match key {
+            Key::Single { .. } | Key::Coherent { .. } => self.by_key.get(&key)?.oldest,
+            Key::Sg { .. } => *self.sg_by_iova.get(&(key, iova))?,
         };
-        // Checks only the oldest and the youngest mapping of the key. Mappings of a scatterlist's
-        // key at other DMA addresses are different mappings.
-        [queue.oldest, queue.youngest]
-            .into_iter()
-            .find(same)
-            .map(MappingId)
+        Some(MappingId(id))
     }
 
     /// Begins a mapping with key `key`.
@@ -131,6 +127,9 @@ impl LiveMappings {
             younger: None,
             older: None,
         })?;
+        if matches!(key, Key::Sg { .. }) {
+            self.sg_by_iova.insert((key, iova), id);
+        }
         match self.by_key.entry(key) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Queue {
@@ -169,6 +168,7 @@ impl LiveMappings {
                 queue.remove();
             }
         }
+        self.sg_by_iova.remove(&(key, mapping.iova));
         self.free.push(id);
         self.count -= 1;
         Some((MappingId(id), mapping))
@@ -179,9 +179,11 @@ impl LiveMappings {
         let mapping = self.mappings.get_mut(id.index())?.take()?;
         self.free.push(id.0);
         self.count -= 1;
-        if let Some(key) = mapping.key
-            && let Some(queue) = self.by_key.get_mut(&key)
-        {
+        let Some(key) = mapping.key else {
+            return Some(mapping);
+        };
+        self.sg_by_iova.remove(&(key, mapping.iova));
+        if let Some(queue) = self.by_key.get_mut(&key) {
             match (mapping.older, mapping.younger) {
                 (None, None) => {
                     self.by_key.remove(&key);

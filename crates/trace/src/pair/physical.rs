@@ -120,13 +120,13 @@ impl ReplayArena {
         // Prefer the granule next to its neighbour's, so that a buffer across the boundary stays
         // contiguous.
         let neighbour = |offset: i64| {
-            let beside = recorded.checked_add_signed(offset)?;
-            let at = match beside < LOW_GRANULES {
-                true => beside,
-                false => *self.renamed.get(&beside)?,
+            let neighbour = recorded.checked_add_signed(offset)?;
+            let at = match neighbour < LOW_GRANULES {
+                true => neighbour,
+                false => *self.renamed.get(&neighbour)?,
             };
-            let wanted = at.checked_add_signed(-offset)?;
-            self.is_free(wanted).then_some(wanted)
+            let candidate = at.checked_add_signed(-offset)?;
+            self.is_free(candidate).then_some(candidate)
         };
         let new = match neighbour(-1).or_else(|| neighbour(1)) {
             Some(new) => new,

@@ -144,84 +144,9 @@ impl Resolver {
         let pieces = window.pieces(pieces);
         self.any_iommu |= !pieces.is_empty();
         match event.kind {
-            RawKind::Map {
-                device,
-                direction,
-                iova,
-                size,
-                phys,
-            } => {
-                self.note_event(device);
-                let direct = iova.get() == phys.get() && pieces.is_empty();
-                self.note_addressing(device, direct);
-                self.segments.clear();
-                self.segments.push((phys.get(), size));
-                let map = PendingMap {
-                    device,
-                    direction,
-                    class: MapClass::Single,
-                    flags: MapFlags::NONE,
-                };
-                let iova = iova.get();
-                self.begin(map, Key::Single { device, iova }, iova, at, chunk)
-            }
-            RawKind::MapSg {
-                device,
-                direction,
-                nents,
-                ents,
-                ..
-            } => {
-                self.note_event(device);
-                let starts = window.list(lists.dma_addrs);
-                let phys_addrs = window.list(lists.phys_addrs);
-                let Some(&iova) = starts.first() else {
-                    return Ok(());
-                };
-                self.note_addressing(
-                    device,
-                    Some(&iova) == phys_addrs.first() && pieces.is_empty(),
-                );
-                self.segments.clear();
-                let dma = (starts, window.list(lists.sizes));
-                let lengths = scatter::segments(dma, phys_addrs, pieces, &mut self.segments);
-                let mut flags = MapFlags::NONE;
-                if lengths == Lengths::Guessed {
-                    flags = flags.with(MapFlags::GUESSED_LENGTHS);
-                    self.summary.guessed_lengths += 1;
-                }
-                if nents as usize > phys_addrs.len() || ents as usize > starts.len() {
-                    flags = flags.with(MapFlags::TRUNCATED);
-                    self.summary.truncated_lists += 1;
-                }
-                let map = PendingMap {
-                    device,
-                    direction,
-                    class: MapClass::Sg,
-                    flags,
-                };
-                let list = hash_list(direction, nents, phys_addrs);
-                self.begin(map, Key::Sg { device, list }, iova, at, chunk)
-            }
-            RawKind::Alloc {
-                device,
-                direction,
-                iova,
-                size,
-                ..
-            } => {
-                self.note_event(device);
-                let phys_addrs = window.list(lists.phys_addrs);
-                let iova = iova.get();
-                let flags = self.coherent_segments(device, iova, size, phys_addrs, pieces)?;
-                let map = PendingMap {
-                    device,
-                    direction,
-                    class: MapClass::Coherent,
-                    flags,
-                };
-                self.begin(map, Key::Coherent { device, iova }, iova, at, chunk)
-            }
+            RawKind::Map { .. } => self.map_single(event, pieces, at, chunk),
+            RawKind::MapSg { .. } => self.map_sg(event, lists, pieces, window, at, chunk),
+            RawKind::Alloc { .. } => self.alloc(event, lists, pieces, window, at, chunk),
             RawKind::Unmap { device, iova, .. } => {
                 self.note_event(device);
                 let iova = iova.get();
@@ -262,6 +187,119 @@ impl Resolver {
             }
             RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } | RawKind::Mark(_) => Ok(()),
         }
+    }
+
+    fn map_single(
+        &mut self,
+        event: &RawEvent,
+        pieces: &[Piece],
+        at: OpContext,
+        chunk: &mut Chunk,
+    ) -> Result<(), ResolveError> {
+        let RawKind::Map {
+            device,
+            direction,
+            iova,
+            size,
+            phys,
+        } = event.kind
+        else {
+            return Ok(());
+        };
+        self.note_event(device);
+        let direct = iova.get() == phys.get() && pieces.is_empty();
+        self.note_addressing(device, direct);
+        self.segments.clear();
+        self.segments.push((phys.get(), size));
+        let map = PendingMap {
+            device,
+            direction,
+            class: MapClass::Single,
+            flags: MapFlags::NONE,
+        };
+        let iova = iova.get();
+        self.begin(map, Key::Single { device, iova }, iova, at, chunk)
+    }
+
+    fn map_sg(
+        &mut self,
+        event: &RawEvent,
+        lists: Lists,
+        pieces: &[Piece],
+        window: &Window,
+        at: OpContext,
+        chunk: &mut Chunk,
+    ) -> Result<(), ResolveError> {
+        let RawKind::MapSg {
+            device,
+            direction,
+            nents,
+            ents,
+            ..
+        } = event.kind
+        else {
+            return Ok(());
+        };
+        self.note_event(device);
+        let starts = window.list(lists.dma_addrs);
+        let phys_addrs = window.list(lists.phys_addrs);
+        let Some(&iova) = starts.first() else {
+            return Ok(());
+        };
+        let direct = Some(&iova) == phys_addrs.first() && pieces.is_empty();
+        self.note_addressing(device, direct);
+        self.segments.clear();
+        let dma = (starts, window.list(lists.sizes));
+        let lengths = scatter::segments(dma, phys_addrs, pieces, &mut self.segments);
+        let mut flags = MapFlags::NONE;
+        if lengths == Lengths::Guessed {
+            flags = flags.with(MapFlags::GUESSED_LENGTHS);
+            self.summary.guessed_lengths += 1;
+        }
+        if nents as usize > phys_addrs.len() || ents as usize > starts.len() {
+            flags = flags.with(MapFlags::TRUNCATED);
+            self.summary.truncated_lists += 1;
+        }
+        let map = PendingMap {
+            device,
+            direction,
+            class: MapClass::Sg,
+            flags,
+        };
+        let list = hash_list(direction, nents, phys_addrs);
+        self.begin(map, Key::Sg { device, list }, iova, at, chunk)
+    }
+
+    fn alloc(
+        &mut self,
+        event: &RawEvent,
+        lists: Lists,
+        pieces: &[Piece],
+        window: &Window,
+        at: OpContext,
+        chunk: &mut Chunk,
+    ) -> Result<(), ResolveError> {
+        let RawKind::Alloc {
+            device,
+            direction,
+            iova,
+            size,
+            ..
+        } = event.kind
+        else {
+            return Ok(());
+        };
+        self.note_event(device);
+        let phys_addrs = window.list(lists.phys_addrs);
+        let iova = iova.get();
+        let flags = self.coherent_segments(device, iova, size, phys_addrs, pieces)?;
+        let map = PendingMap {
+            device,
+            direction,
+            class: MapClass::Coherent,
+            flags,
+        };
+        self.begin(map, Key::Coherent { device, iova }, iova, at, chunk)
     }
 
     /// Finds the segments of a coherent buffer. They come from its `iommu:map` lines, or else from

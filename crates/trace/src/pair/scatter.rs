@@ -75,8 +75,8 @@ fn follow(
     // The list of DMA segments may be truncated: append the remaining pieces whole.
     let end = starts.last().zip(sizes.last())?;
     let end = end.0.wrapping_add(*end.1);
-    let behind = pieces.skip_while(|piece| piece.iova.wrapping_sub(end) > u64::MAX / 2);
-    for piece in behind {
+    let following = pieces.skip_while(|piece| piece.iova.wrapping_sub(end) > u64::MAX / 2);
+    for piece in following {
         push_run(piece.phys, piece.size, &mut list, out);
     }
     Some(())

@@ -15,6 +15,7 @@ mod close;
 
 use std::collections::{BTreeSet, VecDeque};
 
+use self::calls::MapCall;
 use super::fifo::{Fifo, FifoSpan};
 use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 
@@ -195,114 +196,13 @@ impl Window {
             lines: 1,
             cut: false,
         };
-        let mut wait = None;
-        match event.kind {
-            RawKind::IommuMap { iova, phys, size } => {
-                let piece = Piece {
-                    iova: iova.get(),
-                    phys: phys.get(),
-                    size,
-                };
-                let before = self.touched(cpu, event.context, &piece);
-                self.close_ended(cpu, event.context, before.is_some());
-                let (head, start) = before
-                    .filter(|&(head, start)| self.can_extend(head, start, &piece))
-                    .unwrap_or((number, piece.iova));
-                wait = Some(WaitingFor::Map { piece, head, start });
+        let partner = match event.kind {
+            RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } => {
+                self.add_iommu_line(number, &mut slot)
             }
-            RawKind::IommuUnmap { iova, size } => {
-                let iova = iova.get();
-                self.split_groups(iova, size);
-                self.unmaps.push_back((number, iova, size));
-                if self.follow_up(cpu, event.context, iova) {
-                    slot.state = State::Absorbed;
-                } else {
-                    wait = Some(WaitingFor::Unmap { iova, size });
-                }
-                self.close_ended(cpu, event.context, false);
-            }
-            RawKind::Map {
-                device,
-                iova,
-                size,
-                phys,
-                ..
-            } => {
-                slot.pieces = self.take_pieces(
-                    cpu,
-                    event.context,
-                    &[iova.get()],
-                    &[size],
-                    Some(phys.get()),
-                    false,
-                );
-                self.record_map_pieces(&mut slot, device.index());
-                self.close_ended(cpu, event.context, false);
-            }
-            RawKind::Alloc {
-                device,
-                iova,
-                size,
-                phys_addrs,
-                ..
-            } => {
-                slot.lists.phys_addrs = self.keep(chunk, phys_addrs);
-                slot.pieces =
-                    self.take_pieces(cpu, event.context, &[iova.get()], &[size], None, false);
-                self.record_map_pieces(&mut slot, device.index());
-                self.close_ended(cpu, event.context, false);
-            }
-            RawKind::MapSg {
-                device,
-                ents,
-                dma_addrs,
-                sizes,
-                phys_addrs,
-                ..
-            } => {
-                slot.lists = Lists {
-                    dma_addrs: self.keep(chunk, dma_addrs),
-                    sizes: self.keep(chunk, sizes),
-                    phys_addrs: self.keep(chunk, phys_addrs),
-                };
-                let first = chunk.list(phys_addrs).first().copied();
-                slot.pieces = self.take_pieces(
-                    cpu,
-                    event.context,
-                    chunk.list(dma_addrs),
-                    chunk.list(sizes),
-                    first,
-                    ents > dma_addrs.count,
-                );
-                self.record_map_pieces(&mut slot, device.index());
-                self.close_ended(cpu, event.context, false);
-            }
-            RawKind::Unmap { iova, .. } => {
-                if self.take_unmap(cpu, event.context, iova.get()) {
-                    slot.lines = 2;
-                }
-                self.close_ended(cpu, event.context, false);
-            }
-            RawKind::UnmapSg {
-                device, phys_addrs, ..
-            } => {
-                slot.lists.phys_addrs = self.keep(chunk, phys_addrs);
-                self.close_ended(cpu, event.context, false);
-                if self.is_translated(device.index()) {
-                    wait = Some(WaitingFor::FollowUp(None));
-                }
-            }
-            RawKind::Free { device, iova, .. } => {
-                self.close_ended(cpu, event.context, false);
-                if self.is_translated(device.index()) {
-                    wait = Some(WaitingFor::FollowUp(Some(iova.get())));
-                }
-            }
-            RawKind::Sync { .. } | RawKind::Void { .. } | RawKind::Mark(_) => {
-                self.close_ended(cpu, event.context, false);
-            }
-        }
-        if let Some(what) = wait
+            _ => self.add_dma_line(&mut slot, chunk),
+        };
+        if let Some(partner) = partner
             && let Some(own) = self.cpus.get_mut(cpu)
         {
             slot.state = State::Waiting;
@@ -310,7 +210,7 @@ impl Window {
                 slot: number,
                 context: event.context,
                 line: own.lines,
-                event: what,
+                event: partner,
             });
             if !own.busy {
                 own.busy = true;
@@ -321,15 +221,135 @@ impl Window {
         self.close_overdue(cpu);
     }
 
+    /// Finds the call of an `iommu:*` line. Returns the line that it waits for, or `None` if it is
+    /// decided.
+    fn add_iommu_line(&mut self, number: u64, slot: &mut Slot) -> Option<WaitingFor> {
+        let (cpu, context) = (usize::from(slot.event.cpu), slot.event.context);
+        match slot.event.kind {
+            RawKind::IommuMap { iova, phys, size } => {
+                let piece = Piece {
+                    iova: iova.get(),
+                    phys: phys.get(),
+                    size,
+                };
+                let before = self.touched(cpu, context, &piece);
+                self.close_ended(cpu, context, before.is_some());
+                let (head, start) = before
+                    .filter(|&(head, start)| self.can_extend(head, start, &piece))
+                    .unwrap_or((number, piece.iova));
+                Some(WaitingFor::Map { piece, head, start })
+            }
+            RawKind::IommuUnmap { iova, size } => {
+                let iova = iova.get();
+                self.split_groups(iova, size);
+                self.unmaps.push_back((number, iova, size));
+                let follows = self.follow_up(cpu, context, iova);
+                self.close_ended(cpu, context, false);
+                if follows {
+                    slot.state = State::Absorbed;
+                    return None;
+                }
+                Some(WaitingFor::Unmap { iova, size })
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives a `dma:*` line, or a mark, the `iommu:*` lines before it. Returns the line that it
+    /// waits for, or `None` if it is decided.
+    fn add_dma_line(&mut self, slot: &mut Slot, chunk: &RawChunk) -> Option<WaitingFor> {
+        let (cpu, context) = (usize::from(slot.event.cpu), slot.event.context);
+        let mut partner = None;
+        match slot.event.kind {
+            RawKind::Map {
+                device,
+                iova,
+                size,
+                phys,
+                ..
+            } => {
+                let call = MapCall {
+                    starts: &[iova.get()],
+                    sizes: &[size],
+                    phys: Some(phys.get()),
+                    truncated: false,
+                };
+                self.assign_pieces(slot, device, &call);
+            }
+            RawKind::Alloc {
+                device,
+                iova,
+                size,
+                phys_addrs,
+                ..
+            } => {
+                slot.lists.phys_addrs = self.copy_list(chunk, phys_addrs);
+                let call = MapCall {
+                    starts: &[iova.get()],
+                    sizes: &[size],
+                    phys: None,
+                    truncated: false,
+                };
+                self.assign_pieces(slot, device, &call);
+            }
+            RawKind::MapSg {
+                device,
+                ents,
+                dma_addrs,
+                sizes,
+                phys_addrs,
+                ..
+            } => {
+                slot.lists = Lists {
+                    dma_addrs: self.copy_list(chunk, dma_addrs),
+                    sizes: self.copy_list(chunk, sizes),
+                    phys_addrs: self.copy_list(chunk, phys_addrs),
+                };
+                let call = MapCall {
+                    starts: chunk.list(dma_addrs),
+                    sizes: chunk.list(sizes),
+                    phys: chunk.list(phys_addrs).first().copied(),
+                    truncated: ents > dma_addrs.count,
+                };
+                self.assign_pieces(slot, device, &call);
+            }
+            RawKind::Unmap { iova, .. } => {
+                if self.take_unmap(cpu, context, iova.get()) {
+                    slot.lines = 2;
+                }
+            }
+            RawKind::UnmapSg {
+                device, phys_addrs, ..
+            } => {
+                slot.lists.phys_addrs = self.copy_list(chunk, phys_addrs);
+                if self.is_translated(device.index()) {
+                    partner = Some(WaitingFor::FollowUp(None));
+                }
+            }
+            RawKind::Free { device, iova, .. } => {
+                if self.is_translated(device.index()) {
+                    partner = Some(WaitingFor::FollowUp(Some(iova.get())));
+                }
+            }
+            RawKind::Sync { .. }
+            | RawKind::Void { .. }
+            | RawKind::Mark(_)
+            | RawKind::IommuMap { .. }
+            | RawKind::IommuUnmap { .. } => {}
+        }
+        self.close_ended(cpu, context, false);
+        partner
+    }
+
     /// Returns the next decided line.
     pub(super) fn pop(&mut self) -> Option<WindowOutput> {
         loop {
-            let front = self.slots.front()?;
-            if front.state == State::Waiting {
+            let oldest = self.slots.front()?;
+            if oldest.state == State::Waiting {
                 if self.slots.len() <= self.limit {
                     return None;
                 }
-                let (cpu, number) = (usize::from(front.event.cpu), self.base);
+                let (cpu, number) = (usize::from(oldest.event.cpu), self.base);
                 self.close(cpu, |waiting| waiting.slot == number);
                 continue;
             }
@@ -342,7 +362,7 @@ impl Window {
             match slot.state {
                 State::Absorbed | State::Waiting => {}
                 State::Head => {
-                    self.gather(&slot, number);
+                    self.collect_group(&slot, number);
                     return Some(WindowOutput::Map { event: slot.event });
                 }
                 State::Ready => {
@@ -414,7 +434,7 @@ impl Window {
         });
     }
 
-    fn keep(&mut self, chunk: &RawChunk, span: ListSpan) -> FifoSpan {
+    fn copy_list(&mut self, chunk: &RawChunk, span: ListSpan) -> FifoSpan {
         self.words.push(chunk.list(span))
     }
 

@@ -151,13 +151,15 @@ impl Rows {
 
         let leaves = metadata.schema_descr().columns();
         for index in 0..leaves.len().max(schema::COLUMNS) {
-            let wanted = schema::LEAVES.get(index);
-            let path = wanted.map_or("", |wanted| wanted.path);
-            let same = wanted.zip(leaves.get(index)).is_some_and(|(wanted, leaf)| {
-                leaf.path().string() == wanted.path
-                    && leaf.physical_type() == wanted.physical
-                    && (leaf.max_def_level(), leaf.max_rep_level()) == wanted.shape.levels()
-            });
+            let expected = schema::LEAVES.get(index);
+            let path = expected.map_or("", |expected| expected.path);
+            let same = expected
+                .zip(leaves.get(index))
+                .is_some_and(|(expected, leaf)| {
+                    leaf.path().string() == expected.path
+                        && leaf.physical_type() == expected.physical
+                        && (leaf.max_def_level(), leaf.max_rep_level()) == expected.shape.levels()
+                });
             if !same {
                 return Err(ParquetProblem::Column { index, path });
             }
@@ -301,6 +303,14 @@ impl From<LimitExceeded> for RowError {
     }
 }
 
+/// Fails with the path of the first column that has a value where the event allows none.
+fn check_absent(columns: &[(bool, &'static str)]) -> Result<(), RowError> {
+    match columns.iter().find(|(present, _)| *present) {
+        Some((_, path)) => Err((*path).into()),
+        None => Ok(()),
+    }
+}
+
 impl Group {
     fn read(&mut self, rows: usize) -> Result<(), ParquetProblem> {
         self.time_ns.read(rows)?;
@@ -343,29 +353,21 @@ impl Group {
         let words = self.text.optional();
 
         if event != schema::MAP {
-            for (there, path) in [
+            check_absent(&[
                 (direction.is_some(), "direction"),
                 (class.is_some(), "class"),
                 (flags.is_some(), "flags"),
                 (!starts.is_empty(), "segments.list.element.phys_addr"),
                 (!sizes.is_empty(), "segments.list.element.bytes"),
-            ] {
-                if there {
-                    return Err(path.into());
-                }
-            }
+            ])?;
         }
         if event == schema::MARK {
-            for (there, path) in [
+            check_absent(&[
                 (device.is_some(), "device"),
                 (cpu.is_some(), "cpu"),
                 (lines.is_some(), "lines"),
                 (mapping.is_some(), "mapping"),
-            ] {
-                if there {
-                    return Err(path.into());
-                }
-            }
+            ])?;
             let words = mark_text(text(words).ok_or("text")?.as_bytes());
             checker.budget.mark(words.len(), checker.progress(row))?;
             chunk.marks.push(Mark {

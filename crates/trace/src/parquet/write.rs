@@ -1,6 +1,5 @@
 //! Writes operations as Parquet.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -20,37 +19,15 @@ const GROUP_ROWS: usize = 128 * 1024;
 const GROUP_SEGMENTS: usize = 1 << 20;
 
 /// An error of a conversion.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
     /// The trace cannot be read.
-    Trace(TraceError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The result cannot be written.
+    #[error("cannot write the converted trace")]
     Write(io::Error),
-}
-
-impl fmt::Display for ConvertError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Trace(error) => error.fmt(f),
-            Self::Write(_) => f.write_str("cannot write the converted trace"),
-        }
-    }
-}
-
-impl std::error::Error for ConvertError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Trace(error) => Some(error),
-            Self::Write(error) => Some(error),
-        }
-    }
-}
-
-impl From<TraceError> for ConvertError {
-    fn from(error: TraceError) -> Self {
-        Self::Trace(error)
-    }
 }
 
 impl From<ParquetError> for ConvertError {

@@ -65,14 +65,16 @@ fn entries(comment: &[u8]) -> NonEvent {
         return NonEvent::Nothing;
     }
     text.skip_spaces();
-    let held = text.decimal();
+    let in_buffer = text.decimal();
     let written = if text.literal(b"/") {
         text.decimal()
     } else {
         None
     };
-    match (held, written) {
-        (Some(held), Some(written)) if written > held => NonEvent::Overwritten(written - held),
+    match (in_buffer, written) {
+        (Some(in_buffer), Some(written)) if written > in_buffer => {
+            NonEvent::Overwritten(written - in_buffer)
+        }
         _ => NonEvent::Nothing,
     }
 }

@@ -232,9 +232,9 @@ fn parse_line(
 
 /// Counts the contents of a line without an event. Returns false if the line looks like an event.
 fn counted_aside(text: &[u8], counts: &mut Counts) -> Result<bool, Malformed> {
-    let aside = header::parse(text)?;
-    if let Some(NonEvent::Lost(lost) | NonEvent::Overwritten(lost)) = aside {
+    let non_event = header::parse(text)?;
+    if let Some(NonEvent::Lost(lost) | NonEvent::Overwritten(lost)) = non_event {
         counts.lost = counts.lost.saturating_add(lost);
     }
-    Ok(aside.is_some())
+    Ok(non_event.is_some())
 }

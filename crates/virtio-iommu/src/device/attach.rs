@@ -22,13 +22,13 @@ impl<S: Sink> Device<S> {
         if reserved != 0 {
             return Err(RequestError::ReservedField);
         }
-        let known = if self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) {
+        let known_flags = if self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) {
             VIRTIO_IOMMU_ATTACH_F_BYPASS
         } else {
             0
         };
-        if flags & !known != 0 {
-            return Err(RequestError::UnknownFlags(flags & !known));
+        if flags & !known_flags != 0 {
+            return Err(RequestError::UnknownFlags(flags & !known_flags));
         }
         let bypass = flags & VIRTIO_IOMMU_ATTACH_F_BYPASS != 0;
         let at = self
@@ -42,17 +42,17 @@ impl<S: Sink> Device<S> {
             self.may_join(index, at, bypass)?;
         }
         let left = self.endpoints.get(at).and_then(Endpoint::domain);
-        let alone = left.is_some_and(|id| {
+        let is_last_endpoint = left.is_some_and(|id| {
             self.find_domain(id)
                 .is_ok_and(|index| self.domains.get(index).is_some_and(|d| d.endpoints == 1))
         });
-        if alone && left == Some(domain) {
+        if is_last_endpoint && left == Some(domain) {
             // The domain would be its own successor.
             self.leave_domain(at, domain);
             return self.attach_new(at, domain, bypass);
         }
         if existing.is_err() {
-            if self.domains.len() - usize::from(alone) >= self.options.limits.domains {
+            if self.domains.len() - usize::from(is_last_endpoint) >= self.options.limits.domains {
                 return Err(RequestError::LimitReached(LimitReached::Domains));
             }
             self.attach_new(at, domain, bypass)?;

@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::domain::DomainKind;
-use crate::endpoint::{AttachState, Endpoint, ReservedRegion, checked};
+use crate::endpoint::{AttachState, Endpoint, ReservedRegion, validated_regions};
 use crate::options::{BypassPolicy, Options};
 use crate::spec::{
     CONFIG_BYPASS, CONFIG_BYTES, CONFIG_DOMAIN_RANGE, CONFIG_INPUT_RANGE, CONFIG_PAGE_SIZE_MASK,
@@ -101,8 +101,8 @@ impl<S: Sink> Device<S> {
         let options = &self.options;
         let mut bytes = [0; CONFIG_BYTES];
         let mut put = |offset: usize, field: &[u8]| {
-            if let Some(place) = bytes.get_mut(offset..offset + field.len()) {
-                place.copy_from_slice(field);
+            if let Some(slot) = bytes.get_mut(offset..offset + field.len()) {
+                slot.copy_from_slice(field);
             }
         };
         put(CONFIG_PAGE_SIZE_MASK, &options.page_size_mask.to_le_bytes());
@@ -143,7 +143,7 @@ impl<S: Sink> Device<S> {
         if self.endpoints.len() >= self.options.limits.endpoints {
             return Err(EndpointError::LimitReached(LimitReached::Endpoints));
         }
-        let reserved = checked(reserved, self.options.most_reserved())?;
+        let reserved = validated_regions(reserved, self.options.most_reserved())?;
         self.endpoints
             .try_reserve(1)
             .map_err(|_| EndpointError::LimitReached(LimitReached::Memory))?;
@@ -174,7 +174,7 @@ impl<S: Sink> Device<S> {
         }
         self.sink.block(id);
         self.endpoints.remove(at);
-        self.events.drop_of(id);
+        self.events.drop_endpoint(id);
         Ok(self.commit()?)
     }
 

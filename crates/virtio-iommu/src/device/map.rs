@@ -25,9 +25,9 @@ impl<S: Sink> Device<S> {
         if !self.has(VIRTIO_IOMMU_F_MAP_UNMAP) {
             return Err(RequestError::NotNegotiated);
         }
-        let unknown = flags & !map_flags(self.accepted);
-        if unknown != 0 {
-            return Err(RequestError::UnknownFlags(unknown));
+        let unknown_flags = flags & !map_flags(self.accepted);
+        if unknown_flags != 0 {
+            return Err(RequestError::UnknownFlags(unknown_flags));
         }
         let index = self.domain_index(domain)?;
         let full = self.mappings >= self.options.limits.mappings;
@@ -100,11 +100,11 @@ impl<S: Sink> Device<S> {
             .covered(start, last)
             .map_err(|_| RequestError::Splits(range))?;
         let sink = &mut self.sink;
-        let told = store
+        let mapped = store
             .span(span)
             .filter_map(Entry::mapping)
             .try_for_each(|mapping| sink.unmap(domain, &mapping));
-        if told.is_err() {
+        if mapped.is_err() {
             self.block_domain(index);
             return Err(RequestError::Blocked(domain));
         }

@@ -12,28 +12,30 @@ impl<S: Sink> Device<S> {
     /// Fills `reply` with the properties of `endpoint`, zeroes up to `probe_bytes`, and the tail.
     /// If `reply` is shorter, the tail goes to its end, where the driver expects it.
     pub(super) fn probe(&self, endpoint: EndpointId, reply: &mut [u8]) -> RequestOutcome {
-        let wanted = self.options.probe_bytes as usize;
-        let given = reply.len().saturating_sub(TAIL_BYTES);
-        let reply = reply.split_at_mut_checked(given.min(wanted));
+        let probe_bytes = self.options.probe_bytes as usize;
+        let writable_bytes = reply.len().saturating_sub(TAIL_BYTES);
+        let reply = reply.split_at_mut_checked(writable_bytes.min(probe_bytes));
         let Some((properties, tail)) = reply else {
             return unwritten(RequestError::NoTail { bytes: 0 });
         };
         let Some(tail) = tail.first_chunk_mut::<TAIL_BYTES>() else {
             return unwritten(RequestError::NoTail { bytes: tail.len() });
         };
-        if wanted == 0 {
+        if probe_bytes == 0 {
             return unwritten(RequestError::UnknownType(VIRTIO_IOMMU_T_PROBE));
         }
         properties.fill(0);
-        let result = if given < wanted {
-            Err(RequestError::ProbeTooShort { bytes: given })
+        let result = if writable_bytes < probe_bytes {
+            Err(RequestError::ProbeTooShort {
+                bytes: writable_bytes,
+            })
         } else {
             match self.find_endpoint(endpoint) {
                 Ok(index) => {
                     let regions = self.endpoints.get(index).map(|found| &found.reserved);
-                    let places = properties.as_chunks_mut::<RESV_MEM_BYTES>().0;
-                    for (place, region) in places.iter_mut().zip(regions.into_iter().flatten()) {
-                        *place = encode(region);
+                    let slots = properties.as_chunks_mut::<RESV_MEM_BYTES>().0;
+                    for (slot, region) in slots.iter_mut().zip(regions.into_iter().flatten()) {
+                        *slot = encode(region);
                     }
                     Ok(())
                 }

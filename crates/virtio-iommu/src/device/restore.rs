@@ -80,8 +80,8 @@ impl<S: Sink> Device<S> {
         }
         let mut parsed = self.parse(bytes)?;
         self.begin().map_err(SnapshotError::Sink)?;
-        let told = self.replay_to_sink(&mut parsed);
-        if told.is_err() {
+        let replayed = self.replay_to_sink(&mut parsed);
+        if replayed.is_err() {
             for endpoint in &mut self.endpoints {
                 endpoint.detach(self.bypass, &mut self.sink);
             }
@@ -108,29 +108,29 @@ impl<S: Sink> Device<S> {
                 .into_iter()
                 .for_each(|event| self.events.push(event));
         }
-        let settled = self.commit();
-        told.and(settled).map_err(SnapshotError::Sink)
+        let committed = self.commit();
+        replayed.and(committed).map_err(SnapshotError::Sink)
     }
 
     /// Replays the domains and attachments to the sink. On error, sets `endpoints` to 0 in the
     /// domains that the sink has not created.
     fn replay_to_sink(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
-        let mut told = 0;
+        let mut replayed = 0;
         let result = parsed.domains.iter().try_for_each(|domain| {
             if let DomainKind::Mapped(store) = &domain.kind {
                 self.sink.create(domain.id)?;
-                told += 1;
+                replayed += 1;
                 store
                     .iter()
                     .filter_map(Entry::mapping)
                     .try_for_each(|mapping| self.sink.map(domain.id, &mapping))
             } else {
-                told += 1;
+                replayed += 1;
                 Ok(())
             }
         });
         if result.is_err() {
-            for domain in parsed.domains.iter_mut().skip(told) {
+            for domain in parsed.domains.iter_mut().skip(replayed) {
                 domain.endpoints = 0;
             }
             return result;
@@ -299,9 +299,9 @@ impl<S: Sink> Device<S> {
                 return Err(RequestError::LimitReached(LimitReached::Mappings).into());
             }
             let entry = input.entry()?;
-            let unknown = entry.flags & !map_flags(self.features());
-            if unknown != 0 {
-                return Err(RequestError::UnknownFlags(unknown).into());
+            let unknown_flags = entry.flags & !map_flags(self.features());
+            if unknown_flags != 0 {
+                return Err(RequestError::UnknownFlags(unknown_flags).into());
             }
             let range = self
                 .options

@@ -82,7 +82,7 @@ impl<S: Sink> Device<S> {
         if self.find_endpoint(denied.endpoint).is_ok() {
             self.events.push(denied);
         } else {
-            self.events.drop_one();
+            self.events.count_dropped();
         }
     }
 

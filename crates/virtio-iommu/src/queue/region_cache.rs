@@ -96,12 +96,16 @@ impl<'a, M: GuestMemoryBackend + ?Sized> Iterator for Slices<'a, '_, M> {
             return Some(Err(GuestMemoryError::InvalidGuestAddress(self.at)));
         };
         let room = region.len().saturating_sub(start.0);
-        let here = self.left.min(usize::try_from(room).unwrap_or(usize::MAX));
-        let slice = region.get_slice(start, here);
-        self.left = if slice.is_ok() { self.left - here } else { 0 };
+        let part_bytes = self.left.min(usize::try_from(room).unwrap_or(usize::MAX));
+        let slice = region.get_slice(start, part_bytes);
+        self.left = if slice.is_ok() {
+            self.left - part_bytes
+        } else {
+            0
+        };
         // A region ends at 2^64 - 1 at the latest, so this wraps at most to 0, when no bytes
         // remain.
-        self.at = GuestAddress(self.at.raw_value().wrapping_add(here as u64));
+        self.at = GuestAddress(self.at.raw_value().wrapping_add(part_bytes as u64));
         Some(slice)
     }
 }

@@ -183,8 +183,8 @@ impl Leaves {
     fn link(&mut self, position: usize, first: u64, run: Vec<Entry>) {
         let number = match self.free.pop() {
             Some(number) => {
-                if let Some(place) = self.runs.get_mut(number as usize) {
-                    *place = run;
+                if let Some(slot) = self.runs.get_mut(number as usize) {
+                    *slot = run;
                 }
                 number
             }

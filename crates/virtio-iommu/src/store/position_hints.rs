@@ -17,7 +17,7 @@ const SLOT_BITS: u32 = super::LEAF.trailing_zeros();
 
 /// Bits of a hint for the position. The other bits are a tag that distinguishes addresses with
 /// equal hashes.
-const PLACE_BITS: u32 = 24;
+const POSITION_BITS: u32 = 24;
 
 /// Minimum number of buckets.
 const FEWEST: usize = 16;
@@ -40,38 +40,38 @@ impl PositionHints {
         let (at, tag) = self.hash(start);
         let Bucket(ways) = self.buckets.get(at)?;
         // Compare all four, without a branch that the CPU could mispredict.
-        let place = ways.iter().rev().fold(0, |found, guess| {
-            if guess >> PLACE_BITS == tag {
+        let packed = ways.iter().rev().fold(0, |found, guess| {
+            if guess >> POSITION_BITS == tag {
                 *guess
             } else {
                 found
             }
         });
-        let place = (place & ((1 << PLACE_BITS) - 1)) as usize;
+        let packed = (packed & ((1 << POSITION_BITS) - 1)) as usize;
         Some(EntryPosition {
-            leaf: place >> SLOT_BITS,
-            at: place & ((1 << SLOT_BITS) - 1),
+            leaf: packed >> SLOT_BITS,
+            at: packed & ((1 << SLOT_BITS) - 1),
         })
     }
 
     /// Records that the mapping that starts at `start` is in slot `at` of leaf `leaf`.
     pub(super) fn put(&mut self, start: u64, leaf: usize, at: usize) {
         let (bucket, tag) = self.hash(start);
-        let place = leaf << SLOT_BITS | at;
+        let packed = leaf << SLOT_BITS | at;
         let Some(Bucket(ways)) = self.buckets.get_mut(bucket) else {
             return;
         };
         // Higher leaf numbers, beyond at least eight million mappings, get no hints.
-        if place >> PLACE_BITS != 0 {
+        if packed >> POSITION_BITS != 0 {
             return;
         }
-        let same = ways.iter().position(|guess| guess >> PLACE_BITS == tag);
+        let same = ways.iter().position(|guess| guess >> POSITION_BITS == tag);
         let old = same.unwrap_or(WAYS - 1);
         if let Some(older) = ways.get_mut(..=old) {
             older.rotate_right(1);
         }
         if let Some(newest) = ways.first_mut() {
-            *newest = tag << PLACE_BITS | place as u32;
+            *newest = tag << POSITION_BITS | packed as u32;
         }
     }
 
@@ -81,23 +81,23 @@ impl PositionHints {
         mappings > self.buckets.len().saturating_mul(WAYS / 2)
     }
 
-    /// Rebuilds the table with two to four hints per mapping, if memory is available. `known`
+    /// Rebuilds the table with two to four hints per mapping, if memory is available. `entries`
     /// provides all positions.
     #[cold]
     pub(super) fn rebuild(
         &mut self,
         mappings: usize,
-        known: impl Iterator<Item = (u64, usize, usize)>,
+        entries: impl Iterator<Item = (u64, usize, usize)>,
     ) {
-        let wanted = mappings.div_ceil(WAYS / 2).max(FEWEST);
-        let Some(wanted) = wanted.checked_next_power_of_two() else {
+        let needed = mappings.div_ceil(WAYS / 2).max(FEWEST);
+        let Some(needed) = needed.checked_next_power_of_two() else {
             return;
         };
         self.buckets.clear();
-        if self.buckets.try_reserve_exact(wanted).is_ok() {
-            self.buckets.resize(wanted, Bucket([0; WAYS]));
+        if self.buckets.try_reserve_exact(needed).is_ok() {
+            self.buckets.resize(needed, Bucket([0; WAYS]));
         }
-        for (start, leaf, at) in known {
+        for (start, leaf, at) in entries {
             self.put(start, leaf, at);
         }
     }
@@ -110,6 +110,6 @@ impl PositionHints {
         let folded = start.wrapping_mul(GOLDEN);
         let hash = (folded ^ folded >> 32).wrapping_mul(GOLDEN);
         let bucket = (hash >> 32) as usize & self.buckets.len().wrapping_sub(1);
-        (bucket, hash as u32 >> PLACE_BITS)
+        (bucket, hash as u32 >> POSITION_BITS)
     }
 }

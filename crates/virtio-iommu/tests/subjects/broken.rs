@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ringfence_types::Access;
-use ringfence_virtio_iommu::conformance::{Setup, Subject};
 use ringfence_virtio_iommu::spec::*;
+use ringfence_virtio_iommu_conformance::{Setup, Subject};
 
 use super::direct::Direct;
 use super::flaws::Flaw;

@@ -1,10 +1,10 @@
 //! This crate's device, called directly.
 
 use ringfence_types::{Access, Iova, IovaRange};
-use ringfence_virtio_iommu::conformance::{Setup, Subject};
 use ringfence_virtio_iommu::{
     AccessTarget, Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
 };
+use ringfence_virtio_iommu_conformance::{Setup, Subject};
 
 /// A sink with one reader, which ends its access when the sink waits for it in `commit`.
 #[derive(Debug, Default)]

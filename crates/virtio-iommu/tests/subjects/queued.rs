@@ -2,7 +2,7 @@
 
 use ringfence_types::Access;
 use ringfence_virtio_iommu::Queues;
-use ringfence_virtio_iommu::conformance::{Setup, Subject};
+use ringfence_virtio_iommu_conformance::{Setup, Subject};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;

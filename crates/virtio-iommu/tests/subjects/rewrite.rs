@@ -1,8 +1,8 @@
 //! Changes of the flaws to requests and replies.
 
 use ringfence_types::Access;
-use ringfence_virtio_iommu::conformance::Subject;
 use ringfence_virtio_iommu::spec::*;
+use ringfence_virtio_iommu_conformance::Subject;
 
 use super::broken::{Broken, DOMAIN, ENDPOINT, le32, le64};
 use super::flaws::Flaw;

@@ -1,6 +1,6 @@
 //! Parses the output of an X21 guest and the counters of its devices.
 
-use ringfence_lab::experiments::guests::{
+use ringfence_experiments::guests::{
     Configuration, FalseFaults, GuestCounts, HostCounts, TableWalks, Uncounted,
 };
 

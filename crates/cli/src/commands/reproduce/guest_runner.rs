@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
-use ringfence_lab::experiments::guests::{Configuration, GuestCounts, Kind, Uncounted};
+use ringfence_experiments::guests::{Configuration, GuestCounts, Kind, Uncounted};
 use ringfence_live::daemon::METRICS;
 
 use super::super::top::counters;
@@ -56,15 +56,15 @@ operate() {
 /// Returns the arguments of `guest run` for a cell.
 fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     let mut words: Vec<String> = match configuration {
-        Configuration::KvmBaseline => vec!["--no-iommu"],
+        Configuration::KvmBaseline => vec!["--iommu", "none"],
         Configuration::VirtioStrict => vec!["--strict"],
         Configuration::VirtioLazy => vec!["--lazy"],
-        Configuration::Pviommu => vec!["--module", "pviommu", "--module-args", "cache=0"],
+        Configuration::Pviommu => vec!["--iommu", "pviommu", "--module-args", "cache=0"],
         Configuration::PviommuRtc | Configuration::PviommuRtcHopt => {
-            vec!["--module", "pviommu", "--module-args", "cache=1"]
+            vec!["--iommu", "pviommu", "--module-args", "cache=1"]
         }
         Configuration::RtcLiteral => {
-            vec!["--module", "pviommu", "--module-args", "cache=1 literal=1"]
+            vec!["--iommu", "pviommu", "--module-args", "cache=1 literal=1"]
         }
     }
     .into_iter()
@@ -73,13 +73,14 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
     if configuration == Configuration::PviommuRtcHopt {
         words.push("--host-page-pool".into());
     }
+    let disk = |mode: &str| ["--disk".to_owned(), format!("mode={mode}")];
     match kind {
         Kind::Emulated => {}
-        Kind::Assigned => words.push("--assigned".into()),
+        Kind::Assigned => words.extend(disk("assigned")),
         // The PVIOMMU paper's baseline of a simulated device has no separate process: its simulator
         // has all of the guest's memory (section 4.2).
         Kind::Simulated if configuration == Configuration::KvmBaseline => {}
-        Kind::Simulated => words.push("--isolate".into()),
+        Kind::Simulated => words.extend(disk("sandbox")),
         Kind::ManyQueue => {
             let (here, there) = (dir.join("here"), dir.join("there"));
             words.extend([
@@ -141,7 +142,7 @@ impl GuestRunner<'_> {
     /// version.
     pub(super) fn prepare(&self) -> Result<String, String> {
         let mut command = self.command("prepare");
-        command.args(["--module", "pviommu", "--initramfs"]);
+        command.args(["--iommu", "pviommu", "--initramfs"]);
         command.arg(self.dir.join("initramfs"));
         command.args(["--", "true"]).stdin(Stdio::null());
         let mut assignments = String::new();
@@ -292,9 +293,9 @@ mod tests {
                 let words = words(kind, configuration, Path::new("d"));
                 let has = |wanted: &str| words.iter().any(|word| word == wanted);
                 let baseline = configuration == Configuration::KvmBaseline;
-                assert_eq!(has("--isolate"), kind == Kind::Simulated && !baseline);
-                assert_eq!(has("--assigned"), kind == Kind::Assigned);
-                assert_eq!(has("--no-iommu"), baseline);
+                assert_eq!(has("mode=sandbox"), kind == Kind::Simulated && !baseline);
+                assert_eq!(has("mode=assigned"), kind == Kind::Assigned);
+                assert_eq!(has("none"), baseline);
                 let hopt = configuration == Configuration::PviommuRtcHopt;
                 assert_eq!(has("--host-page-pool"), hopt);
                 let literal = configuration == Configuration::RtcLiteral;

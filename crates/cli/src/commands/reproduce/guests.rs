@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use ringfence_lab::experiments::guests::{
+use ringfence_experiments::guests::{
     Configuration, FalseFaults, GuestCell, GuestCounts, Guests, Kind, Uncounted,
 };
 

@@ -6,7 +6,7 @@ use super::layout::{
     CommandHeader, Fis, HEADER_BYTES, MAX_PAGES, PhysicalRegion, RECEIVED_BYTES, REGIONS_AT, SLOTS,
     TABLE_BYTES,
 };
-use super::port::Registers;
+use super::port::AhciRegisters;
 use crate::api::{DeviceRing, DmaApi};
 use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
 use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, RejectedIo};
@@ -214,7 +214,7 @@ impl<H> AhciDriver<H> {
     pub fn complete<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        registers: Registers,
+        registers: AhciRegisters,
         each: impl FnMut(CompletedIo),
     ) -> Result<u32, BlockError> {
         let (done, mut result) = self.reap(api, registers);
@@ -229,7 +229,7 @@ impl<H> AhciDriver<H> {
     fn reap<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
-        registers: Registers,
+        registers: AhciRegisters,
     ) -> (u32, Result<(), BlockError>) {
         let mut done = 0;
         let mut result = Ok(());
@@ -239,9 +239,8 @@ impl<H> AhciDriver<H> {
                 if slot.is_none() {
                     result = result.and(Err(BlockError::Device(MalformedCompletion {
                         ring: STATIC,
-                        kind: CompletionFault::Index {
-                            found: u32::from(number),
-                            expected: None,
+                        kind: CompletionFault::NotOutstanding {
+                            command: u32::from(number),
                         },
                     })));
                 }
@@ -281,7 +280,7 @@ impl<H> AhciDriver<H> {
         api: &mut A,
         mut each: impl FnMut(Buffer),
     ) -> Result<(), BlockError> {
-        let stopped = Registers {
+        let stopped = AhciRegisters {
             active: 0,
             failed: u32::MAX,
         };

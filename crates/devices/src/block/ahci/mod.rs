@@ -1,6 +1,6 @@
 //! AHCI: one queue of 32 slots that the drive processes in arbitrary order (AHCI 1.3.1, sections
 //! 4.2 and 5; Serial ATA, native command queueing). rIOMMU section 4 leaves such devices to the
-//! baseline IOMMU, because no ring predicts their order (RI18).
+//! baseline IOMMU, because no ring predicts their order.
 
 mod driver;
 mod layout;
@@ -10,4 +10,4 @@ pub use driver::{AhciAddresses, AhciDriver};
 pub use layout::{
     CommandHeader, Fis, HEADER_BYTES, MAX_PAGES, PhysicalRegion, REGION_BYTES, SLOTS, TABLE_BYTES,
 };
-pub use port::{AhciPort, Registers};
+pub use port::{AhciPort, AhciRegisters};

@@ -13,7 +13,7 @@ use crate::{DmaError, Transfer};
 
 /// Registers that the driver reads after an interrupt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Registers {
+pub struct AhciRegisters {
     /// Incomplete slots (PxSACT).
     pub active: u32,
     /// Failed slots. A real port reports them in its error log, one slot at a time.
@@ -25,7 +25,7 @@ pub struct Registers {
 pub struct AhciPort {
     id: RequesterId,
     at: AhciAddresses,
-    registers: Registers,
+    registers: AhciRegisters,
     seed: Seed,
 }
 
@@ -38,7 +38,7 @@ impl AhciPort {
         Self {
             id,
             at,
-            registers: Registers::default(),
+            registers: AhciRegisters::default(),
             seed: Seed::new(seed),
         }
     }
@@ -50,7 +50,7 @@ impl AhciPort {
     }
 
     /// Returns the registers.
-    pub fn registers(&self) -> Registers {
+    pub fn registers(&self) -> AhciRegisters {
         self.registers
     }
 
@@ -124,9 +124,9 @@ impl AhciPort {
             let mut raw = [0; REGION_BYTES];
             bus.read(id, at, &mut raw).map_err(|_| SlotFailure)?;
             let region = PhysicalRegion::decode(&raw);
-            let here = rest.len().min(region.bytes as usize);
-            let (part, behind) = rest.split_at_mut(here);
-            rest = behind;
+            let part_bytes = rest.len().min(region.bytes as usize);
+            let (part, tail) = rest.split_at_mut(part_bytes);
+            rest = tail;
             if part.is_empty() {
                 break;
             }

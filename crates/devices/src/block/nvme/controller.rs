@@ -69,8 +69,8 @@ impl NvmeController {
         }
         let mut done = 0;
         while !self.fetched.is_empty() && !self.is_full() {
-            let which = self.seed.below(self.fetched.len() as u64) as usize;
-            let command = self.fetched.swap_remove(which);
+            let chosen = self.seed.below(self.fetched.len() as u64) as usize;
+            let command = self.fetched.swap_remove(chosen);
             let status = match execute(self.id, bus, disk, &command) {
                 Ok(()) => NvmeStatus::Success,
                 Err(status) => status,
@@ -112,10 +112,10 @@ fn execute<T: Transfer>(
     }
     let first = (PAGE_BYTES - page.offset_in(PAGE_BYTES)).min(bytes);
     let mut pages = Pages::new(command, bytes - first);
-    let mut here = first;
+    let mut part_bytes = first;
     loop {
-        let (part, behind) = rest.split_at_mut(here as usize);
-        rest = behind;
+        let (part, tail) = rest.split_at_mut(part_bytes as usize);
+        rest = tail;
         let moved = match opcode {
             Opcode::Read => bus.write(id, page, part),
             Opcode::Write => bus.read(id, page, part),
@@ -125,7 +125,7 @@ fn execute<T: Transfer>(
             return Ok(());
         }
         page = pages.next(id, bus)?;
-        here = PAGE_BYTES.min(rest.len() as u64);
+        part_bytes = PAGE_BYTES.min(rest.len() as u64);
     }
 }
 

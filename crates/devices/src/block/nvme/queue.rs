@@ -171,8 +171,8 @@ impl<H> NvmeQueue<H> {
                 error,
             });
         }
-        if let Some(place) = self.commands.get_mut(usize::from(id)) {
-            *place = Some(Outstanding {
+        if let Some(slot) = self.commands.get_mut(usize::from(id)) {
+            *slot = Some(Outstanding {
                 operation: io.operation,
                 pages,
             });
@@ -252,22 +252,21 @@ impl<H> NvmeQueue<H> {
             return Ok(false);
         };
         let claim = NvmeCompletion::decode(&raw);
-        let lie = |kind| {
+        let malformed = |kind| {
             Err(BlockError::Device(MalformedCompletion {
                 ring: static_ring(self.queue),
                 kind,
             }))
         };
         if claim.queue != self.queue {
-            return lie(CompletionFault::Queue(claim.queue));
+            return malformed(CompletionFault::Queue(claim.queue));
         }
         // The reported head needs no check: an entry is not rewritten before its command has
         // completed.
         let command = self.commands.get_mut(usize::from(claim.id));
         let Some(Outstanding { operation, pages }) = command.and_then(Option::take) else {
-            return lie(CompletionFault::Index {
-                found: u32::from(claim.id),
-                expected: None,
+            return malformed(CompletionFault::NotOutstanding {
+                command: u32::from(claim.id),
             });
         };
         self.completions.advance();

@@ -2,7 +2,7 @@
 //! wrote.
 
 use ringfence_devices::api::DmaApi;
-use ringfence_devices::block::ahci::Registers;
+use ringfence_devices::block::ahci::AhciRegisters;
 use ringfence_devices::block::nvme::{NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
 use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::Environment;
@@ -15,9 +15,9 @@ use super::{Ahci, Disk, Nvme, QUEUE};
 
 #[test]
 fn sizes_are_checked_before_anything_is_mapped() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(4 << 20), PAGE_BYTES).unwrap();
-    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut nvme = Nvme::open(&mut env, 4, 1);
     for (bytes, pages) in [
         (0, 0),
         (0, 1),
@@ -35,34 +35,34 @@ fn sizes_are_checked_before_anything_is_mapped() {
             bytes,
             buffers,
         };
-        let rejected = nvme.queue.submit(&mut world.api(), io).unwrap_err();
+        let rejected = nvme.queue.submit(&mut env.api(), io).unwrap_err();
         assert_eq!(rejected.error, BlockError::Size { bytes, pages });
         for buffer in rejected.buffers {
             pool.free(buffer).unwrap();
         }
     }
-    assert_eq!((pool.in_use(), world.judge().maps), (0, 0));
-    Disk::close(nvme, &mut world, |_| {});
+    assert_eq!((pool.in_use(), env.judge().maps), (0, 0));
+    Disk::close(nvme, &mut env, |_| {});
 }
 
 #[test]
 fn a_disk_that_fails_says_so() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(8);
-    let mut nvme = Nvme::open(&mut world, 4, 1);
-    let mut ahci = Ahci::open(&mut world, 1);
+    let mut nvme = Nvme::open(&mut env, 4, 1);
+    let mut ahci = Ahci::open(&mut env, 1);
     let mut io = || DiskRequest {
         operation: Operation::Read,
         block: 8,
         bytes: 512,
         buffers: vec![pool.alloc().unwrap()],
     };
-    Disk::submit(&mut nvme, &mut world, io()).unwrap();
-    Disk::submit(&mut ahci, &mut world, io()).unwrap();
+    Disk::submit(&mut nvme, &mut env, io()).unwrap();
+    Disk::submit(&mut ahci, &mut env, io()).unwrap();
     let done = [
-        nvme.work(&mut world, &mut disk),
-        ahci.work(&mut world, &mut disk),
+        nvme.work(&mut env, &mut disk),
+        ahci.work(&mut env, &mut disk),
     ];
     for done in done {
         assert_eq!(done.len(), 1);
@@ -70,12 +70,12 @@ fn a_disk_that_fails_says_so() {
         assert_eq!(done[0].buffers.len(), 1);
     }
     let fis = {
-        let api = world.api();
+        let api = env.api();
         ahci.driver.set_device_bits(api.memory()).unwrap()
     };
     assert_eq!(fis, [0xa1, 0x40, 0x41, 0, 1, 0, 0, 0]);
-    Disk::close(nvme, &mut world, |_| {});
-    Disk::close(ahci, &mut world, |_| {});
+    Disk::close(nvme, &mut env, |_| {});
+    Disk::close(ahci, &mut env, |_| {});
 }
 
 #[test]
@@ -86,53 +86,50 @@ fn lies_of_a_controller_have_their_names() {
         id,
         status: 0,
     };
-    let found = |id| CompletionFault::Index {
-        found: id,
-        expected: None,
-    };
+    let found = |id| CompletionFault::NotOutstanding { command: id };
     for (lie, kind) in [
         (done(QUEUE + 1, 0), CompletionFault::Queue(QUEUE + 1)),
         (done(QUEUE, 1), found(1)),
         (done(QUEUE, 0xffff), found(0xffff)),
     ] {
-        let mut world = rig::strict();
+        let mut env = rig::strict();
         let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
-        let mut nvme = Nvme::open(&mut world, 4, 1);
+        let mut nvme = Nvme::open(&mut env, 4, 1);
         let io = DiskRequest {
             operation: Operation::Write,
             block: 0,
             bytes: 512,
             buffers: vec![pool.alloc().unwrap()],
         };
-        Disk::submit(&mut nvme, &mut world, io).unwrap();
+        Disk::submit(&mut nvme, &mut env, io).unwrap();
         let mut raw = lie.encode();
         raw[14] |= 1;
         let at = nvme.queue.addresses().completions.entry(0);
-        world.bus().write(rig::NIC, at, &raw).unwrap();
+        env.bus().write(rig::NIC, at, &raw).unwrap();
         for _ in 0..2 {
-            let told = nvme
+            let result = nvme
                 .queue
-                .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
+                .complete(&mut env.api(), 9, |_| panic!("nothing is done"));
             assert!(matches!(
-                told,
+                result,
                 Err(BlockError::Device(MalformedCompletion { kind: k, .. })) if k == kind
             ));
         }
-        all_back(nvme, &mut world, &mut pool, 1);
+        all_back(nvme, &mut env, &mut pool, 1);
     }
 }
 
 #[test]
 fn an_active_bit_of_an_empty_slot_is_a_lie() {
-    let mut world = rig::strict();
-    let mut ahci = Ahci::open(&mut world, 1);
-    let registers = Registers {
+    let mut env = rig::strict();
+    let mut ahci = Ahci::open(&mut env, 1);
+    let registers = AhciRegisters {
         active: 1 << 31,
         failed: 0,
     };
-    let told = ahci.driver.complete(&mut world.api(), registers, |_| {});
-    assert!(matches!(told, Err(BlockError::Device(_))));
-    Disk::close(ahci, &mut world, |_| {});
+    let result = ahci.driver.complete(&mut env.api(), registers, |_| {});
+    assert!(matches!(result, Err(BlockError::Device(_))));
+    Disk::close(ahci, &mut env, |_| {});
 }
 
 /// A controller executes whatever is in memory, even if its driver did not write it.
@@ -174,43 +171,39 @@ fn hostile_commands_end_with_a_status() {
         (read, NvmeStatus::DataTransferError),
     ];
     for (command, status) in cases {
-        let mut world = rig::strict();
-        let nvme = Nvme::open(&mut world, 4, 1);
+        let mut env = rig::strict();
+        let nvme = Nvme::open(&mut env, 4, 1);
         let at = nvme.queue.addresses();
         let mut controller = nvme.controller;
         let entry = at.submissions.entry(0);
-        world
-            .bus()
-            .write(rig::NIC, entry, &command.encode())
-            .unwrap();
+        env.bus().write(rig::NIC, entry, &command.encode()).unwrap();
         controller.submission_doorbell(1);
         let mut disk = RamDisk::new(64);
-        assert_eq!(controller.run(&mut world.bus(), &mut disk), Ok(1));
+        assert_eq!(controller.run(&mut env.bus(), &mut disk), Ok(1));
         let mut raw = [0; 16];
-        world
-            .bus()
+        env.bus()
             .read(rig::NIC, at.completions.entry(0), &mut raw)
             .unwrap();
         assert_eq!(NvmeCompletion::decode(&raw).status, status as u16);
-        nvme.queue.close(&mut world.api(), |_| {}).unwrap();
+        nvme.queue.close(&mut env.api(), |_| {}).unwrap();
     }
 }
 
 /// Closes the queue. `count` buffers, which are all, are returned, and nothing stays mapped.
 fn all_back<W: OracleChecked + Environment<Handle = H>, H>(
     nvme: Nvme<H>,
-    world: &mut W,
+    env: &mut W,
     pool: &mut Pool,
     count: usize,
 ) {
     let mut back = 0;
     nvme.queue
-        .close(&mut world.api(), |buffer| {
+        .close(&mut env.api(), |buffer| {
             pool.free(buffer).unwrap();
             back += 1;
         })
         .unwrap();
-    assert_eq!((back, pool.in_use(), world.judge().live()), (count, 0, 0));
+    assert_eq!((back, pool.in_use(), env.judge().live()), (count, 0, 0));
 }
 
 /// A read of one block.
@@ -225,7 +218,7 @@ fn read(pool: &mut Pool) -> DiskRequest {
 
 /// Writes a completion of command `id` with a chosen phase into an entry.
 fn forge<W: Environment<Handle = H>, H>(
-    world: &mut W,
+    env: &mut W,
     nvme: &Nvme<H>,
     (entry, phase): (u32, u8),
     id: u16,
@@ -239,37 +232,37 @@ fn forge<W: Environment<Handle = H>, H>(
     let mut raw = done.encode();
     raw[14] = (raw[14] & !1) | phase;
     let at = nvme.queue.addresses().completions.entry(entry);
-    world.bus().write(rig::NIC, at, &raw).unwrap();
+    env.bus().write(rig::NIC, at, &raw).unwrap();
 }
 
 /// A controller, like a real one, does not overwrite entries that the driver has not released.
 #[test]
 fn a_controller_does_not_overrun_its_completions() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(8);
-    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut nvme = Nvme::open(&mut env, 4, 1);
     let mut done = Vec::new();
     for round in 0..3 {
         for _ in 0..3 {
-            Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
+            Disk::submit(&mut nvme, &mut env, read(&mut pool)).unwrap();
         }
-        let tail = nvme.queue.sync_map(&mut world.api());
+        let tail = nvme.queue.sync_map(&mut env.api());
         nvme.controller.submission_doorbell(tail);
         // The driver has handled the completions, but has not written the doorbell.
         let wanted = if round == 0 { 3 } else { 0 };
-        assert_eq!(nvme.controller.run(&mut world.bus(), &mut disk), Ok(wanted));
+        assert_eq!(nvme.controller.run(&mut env.bus(), &mut disk), Ok(wanted));
         if round > 0 {
-            let told = nvme
+            let result = nvme
                 .queue
-                .complete(&mut world.api(), 9, |_| panic!("not done"));
-            assert_eq!(told, Ok(0));
+                .complete(&mut env.api(), 9, |_| panic!("not done"));
+            assert_eq!(result, Ok(0));
             let head = nvme.queue.completion_head();
             nvme.controller.completion_doorbell(head);
-            assert_eq!(nvme.controller.run(&mut world.bus(), &mut disk), Ok(3));
+            assert_eq!(nvme.controller.run(&mut env.bus(), &mut disk), Ok(3));
         }
         let each = |request| done.push(request);
-        assert_eq!(nvme.queue.complete(&mut world.api(), 9, each), Ok(3));
+        assert_eq!(nvme.queue.complete(&mut env.api(), 9, each), Ok(3));
     }
     assert_eq!(done.len(), 9);
     for request in done {
@@ -279,51 +272,49 @@ fn a_controller_does_not_overrun_its_completions() {
             .into_iter()
             .for_each(|buffer| pool.free(buffer).unwrap());
     }
-    Disk::close(nvme, &mut world, |_| panic!("nothing was outstanding"));
-    assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
+    Disk::close(nvme, &mut env, |_| panic!("nothing was outstanding"));
+    assert_eq!((pool.in_use(), env.judge().live()), (0, 0));
 }
 
 /// A controller overwrites completions that the driver has not read. Only these completions are
 /// lost: no command is mistaken for another, and closing returns every buffer.
 #[test]
 fn a_controller_that_overruns_loses_its_own_completions() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
-    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut nvme = Nvme::open(&mut env, 4, 1);
     for _ in 0..3 {
-        Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
+        Disk::submit(&mut nvme, &mut env, read(&mut pool)).unwrap();
     }
     // A lap of four, then the first entry again.
     for (turn, id) in [0, 1, 2, 0, 1].into_iter().enumerate() {
         let (entry, lap) = (turn as u32 % 4, turn / 4);
-        forge(&mut world, &nvme, (entry, [1, 0][lap]), id);
+        forge(&mut env, &nvme, (entry, [1, 0][lap]), id);
     }
-    let told = nvme
+    let result = nvme
         .queue
-        .complete(&mut world.api(), 9, |_| panic!("not this lap's"));
-    assert_eq!(told, Ok(0));
-    all_back(nvme, &mut world, &mut pool, 3);
+        .complete(&mut env.api(), 9, |_| panic!("not this lap's"));
+    assert_eq!(result, Ok(0));
+    all_back(nvme, &mut env, &mut pool, 3);
 }
 
 /// A completion of the last lap has the other phase. The driver ignores it, whatever its command.
 #[test]
 fn a_completion_of_the_last_lap_is_not_taken_again() {
-    let mut world = rig::strict();
+    let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(8);
-    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut nvme = Nvme::open(&mut env, 4, 1);
     for lap in 0..5 {
         let stale = [0, 1][lap % 2];
         for _ in 0..4 {
-            Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
+            Disk::submit(&mut nvme, &mut env, read(&mut pool)).unwrap();
             let entry = nvme.queue.completion_head();
             // The command is outstanding, and the entry refers to it in the old phase.
-            forge(&mut world, &nvme, (entry, stale), 0);
-            let told = nvme
-                .queue
-                .complete(&mut world.api(), 9, |_| panic!("stale"));
-            assert_eq!(told, Ok(0), "lap {lap}, entry {entry}");
-            for request in nvme.work(&mut world, &mut disk) {
+            forge(&mut env, &nvme, (entry, stale), 0);
+            let result = nvme.queue.complete(&mut env.api(), 9, |_| panic!("stale"));
+            assert_eq!(result, Ok(0), "lap {lap}, entry {entry}");
+            for request in nvme.work(&mut env, &mut disk) {
                 assert!(request.succeeded);
                 request
                     .buffers
@@ -335,20 +326,17 @@ fn a_completion_of_the_last_lap_is_not_taken_again() {
     }
     // With the current phase the driver reads the entry, but no command is outstanding.
     let entry = nvme.queue.completion_head();
-    forge(&mut world, &nvme, (entry, 0), 0);
-    let told = nvme
+    forge(&mut env, &nvme, (entry, 0), 0);
+    let result = nvme
         .queue
-        .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
+        .complete(&mut env.api(), 9, |_| panic!("nothing is done"));
     assert!(matches!(
-        told,
+        result,
         Err(BlockError::Device(MalformedCompletion {
-            kind: CompletionFault::Index {
-                found: 0,
-                expected: None
-            },
+            kind: CompletionFault::NotOutstanding { command: 0 },
             ..
         }))
     ));
-    Disk::close(nvme, &mut world, |_| panic!("nothing was outstanding"));
-    assert_eq!((pool.in_use(), world.judge().live()), (0, 0));
+    Disk::close(nvme, &mut env, |_| panic!("nothing was outstanding"));
+    assert_eq!((pool.in_use(), env.judge().live()), (0, 0));
 }

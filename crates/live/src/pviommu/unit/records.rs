@@ -6,11 +6,40 @@ use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};
 
 use super::Unit;
-use crate::handover::{HandOverBlocker, PviommuState, StateError};
+use crate::saved_state::{
+    HandOverBlocker, MAX_STREAM_BYTES, Reader, SaveState, StateError, Writer,
+};
 
 const EVENTS: StateError = StateError::Register {
     what: "events of the para-virtual IOMMU",
 };
+
+/// State of the para-virtual IOMMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PviommuState {
+    /// True if the driver has set `DRIVER_OK`.
+    pub running: bool,
+    /// Mappings, as a stream of records in the guest's view (`docs/PVIOMMU.md`).
+    pub records: Vec<u8>,
+    /// Events that the driver has not received.
+    pub events: Vec<u8>,
+}
+
+impl SaveState for PviommuState {
+    fn encode(self, out: &mut Writer) {
+        out.flag(self.running);
+        out.blob(&self.records);
+        out.blob(&self.events);
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        Ok(Self {
+            running: input.flag()?,
+            records: input.blob("length of mapping records", MAX_STREAM_BYTES)?,
+            events: input.blob("length of events", MAX_STREAM_BYTES)?,
+        })
+    }
+}
 
 impl Unit {
     /// Returns the state that another process's unit needs.
@@ -21,7 +50,8 @@ impl Unit {
         let records = self.backend.export();
         Ok(PviommuState {
             running: self.running,
-            records: records.map_err(|_| HandOverBlocker::Keeps("a mapping of the last page"))?,
+            records: records
+                .map_err(|_| HandOverBlocker::Unsupported("a mapping of the last page"))?,
             events: self.backend.waiting().flat_map(Event::encode).collect(),
         })
     }
@@ -46,7 +76,7 @@ impl Unit {
         if !state.running && (mapped.sum::<u64>() > 0 || !events.is_empty()) {
             self.reset();
             return Err(StateError::Register {
-                what: "para-virtual IOMMU without a driver",
+                what: "state of a para-virtual IOMMU without a driver",
             });
         }
         if state.running {

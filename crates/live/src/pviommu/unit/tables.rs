@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
 use ringfence_pviommu::wire::PAGE_BYTES;
-use ringfence_softiommu::{IommuError, MapReason, Reader, SoftIommu, SoftIommuLimits};
+use ringfence_softiommu::{DomainMapReason, IommuError, Reader, SoftIommu, SoftIommuLimits};
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
+use crate::grants::{GrantError, Grants};
 use crate::host::FrameRmap;
-use crate::sandbox::{GrantError, Grants};
 
 /// The domain of each device. Unmapped pages stay until commit, so that one wait covers a whole
 /// request.
@@ -25,7 +25,7 @@ pub(super) struct Domains {
     sandboxed: BTreeMap<DeviceSlot, Grants>,
     leaving: Vec<(DeviceSlot, Iova)>,
     /// Guest pages behind host frames.
-    places: Arc<FrameRmap>,
+    rmap: Arc<FrameRmap>,
 }
 
 fn domain_of(device: DeviceSlot) -> DomainId {
@@ -35,7 +35,7 @@ fn domain_of(device: DeviceSlot) -> DomainId {
 impl Domains {
     /// Creates a domain for each of `devices`, in the order of their requester IDs; no device is
     /// attached. `places` must know the page of every frame that is mapped.
-    pub(super) fn new(devices: &[RequesterId], places: Arc<FrameRmap>) -> Result<Self, IommuError> {
+    pub(super) fn new(devices: &[RequesterId], rmap: Arc<FrameRmap>) -> Result<Self, IommuError> {
         let mut iommu = SoftIommu::new(SoftIommuLimits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {
             iommu.add_endpoint(*device)?;
@@ -45,7 +45,7 @@ impl Domains {
             iommu,
             sandboxed: BTreeMap::new(),
             leaving: Vec::new(),
-            places,
+            rmap,
         })
     }
 
@@ -106,7 +106,7 @@ impl Domains {
     /// second stage mapped GPA to HPA; the reverse map and the memory mapping lead from HPA to HVA
     /// (PVIOMMU section 4.2).
     fn address_of(&self, frame: PhysAddr) -> Result<PhysAddr, IoError> {
-        let page = self.places.page(frame).ok_or(IoError::Failed)?;
+        let page = self.rmap.page(frame).ok_or(IoError::Failed)?;
         Ok(PhysAddr::new(page.get()))
     }
 }
@@ -140,7 +140,7 @@ impl IoTables for Domains {
         let mapped = domain.map_err(|_| IoError::Failed).and_then(|mut domain| {
             let mapped = domain.map(range, memory, permissions);
             mapped.map_err(|error| match error.reason {
-                MapReason::OutOfTables => IoError::NoRoom,
+                DomainMapReason::OutOfTables => IoError::NoRoom,
                 _ => IoError::Failed,
             })
         });

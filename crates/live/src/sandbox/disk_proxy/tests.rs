@@ -8,8 +8,8 @@ use std::thread;
 use ringfence_types::{Access, Iova};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::super::child::ChildProcess;
 use super::*;
+use crate::grants::child::ChildProcess;
 use crate::iommu::VirtioIommu;
 use crate::limits::GuestLimits;
 
@@ -25,13 +25,13 @@ const ROUNDS: usize = 20;
 type Log = Arc<Mutex<Vec<String>>>;
 
 /// Creates a proxy and returns the process's end of its socket.
-fn front() -> (DiskProxy, Log, OwnedFd) {
+fn proxy() -> (DiskProxy, Log, OwnedFd) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(SECTOR).unwrap();
     let counters = Arc::<DeviceCounters>::default();
     let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
-    let life = ChildProcess::new(child).unwrap();
-    life.allow(Waiter::Device, ALLOWANCE);
+    let child = ChildProcess::new(child).unwrap();
+    child.allow(Waiter::Device, ALLOWANCE);
     let pair = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -41,17 +41,17 @@ fn front() -> (DiskProxy, Log, OwnedFd) {
     let (ours, theirs) = pair.unwrap();
     let link = SandboxLink {
         socket: ours,
-        child: Arc::new(life),
+        child: Arc::new(child),
         injected: 0,
     };
     let iommu = VirtioIommu::with_limits(&GuestLimits::default(), Arc::clone(&counters)).unwrap();
     let disk = Blk::new(file, false, Arc::clone(&counters)).unwrap();
-    let said = Log::default();
+    let events = Log::default();
     let tell = {
-        let said = Arc::clone(&said);
-        move |what: &ProxyEvent<'_>| said.lock().unwrap().push(format!("{what:?}"))
+        let events = Arc::clone(&events);
+        move |what: &ProxyEvent<'_>| events.lock().unwrap().push(format!("{what:?}"))
     };
-    let front = DiskProxy::new(
+    let proxy = DiskProxy::new(
         disk,
         link,
         GuestIommu::Virtio(iommu),
@@ -59,12 +59,12 @@ fn front() -> (DiskProxy, Log, OwnedFd) {
         counters,
         Box::new(tell),
     );
-    (front, said, theirs)
+    (proxy, events, theirs)
 }
 
 /// Creates a proxy whose process answers each reset late.
 fn late() -> (DiskProxy, Log, thread::JoinHandle<()>) {
-    let (front, said, theirs) = front();
+    let (proxy, events, theirs) = proxy();
     let answers = move || {
         let mut bytes = [0; MAX_BYTES];
         while let Ok((got @ 1.., _)) = recv(&theirs, &mut bytes[..], RecvFlags::empty()) {
@@ -79,63 +79,69 @@ fn late() -> (DiskProxy, Log, thread::JoinHandle<()>) {
             }
         }
     };
-    (front, said, thread::spawn(answers))
+    (proxy, events, thread::spawn(answers))
 }
 
 #[test]
 fn resets_that_are_late_each_time_add_up() {
-    let (mut front, said, answering) = late();
+    let (mut proxy, events, answering) = late();
     let mut rounds = 0;
-    while said.lock().unwrap().is_empty() {
+    while events.lock().unwrap().is_empty() {
         rounds += 1;
         assert!(rounds < ROUNDS, "still trusted");
-        front.queues[0].configured = true;
-        front.reset();
+        proxy.queues[0].configured = true;
+        proxy.reset();
     }
-    let said = said.lock().unwrap().concat();
+    let events = events.lock().unwrap().concat();
     // With no allowance left, every answer is late.
     let late = ["Late", "AllowanceExceeded"];
-    assert!(late.iter().any(|why| said.contains(why)), "{said}");
-    assert!(front.ended && front.queues[0].broken);
-    drop(front);
+    assert!(late.iter().any(|why| events.contains(why)), "{events}");
+    assert!(proxy.ended && proxy.queues[0].broken);
+    drop(proxy);
     answering.join().unwrap();
 }
 
 /// The guest clears Bus Master Enable repeatedly while a turn never ends.
 #[test]
 fn a_bus_that_is_left_late_each_time_adds_up() {
-    let (mut front, said, answering) = late();
-    front.queues[0].busy = true;
-    front.link.child.allow(Waiter::Device, LATE);
-    front.clear_bus_master().unwrap();
-    front.set_bus_master();
-    assert!(said.lock().unwrap().concat().contains("AllowanceExceeded"));
-    assert!(front.ended);
+    let (mut proxy, events, answering) = late();
+    proxy.queues[0].busy = true;
+    proxy.link.child.allow(Waiter::Device, LATE);
+    proxy.clear_bus_master().unwrap();
+    proxy.set_bus_master();
+    assert!(
+        events
+            .lock()
+            .unwrap()
+            .concat()
+            .contains("AllowanceExceeded")
+    );
+    assert!(proxy.ended);
     // The proxy waits no longer: the allowance is exhausted.
-    assert_eq!(front.link.child.patience(Waiter::Device), Duration::ZERO);
-    drop(front);
+    assert_eq!(proxy.link.child.patience(Waiter::Device), Duration::ZERO);
+    drop(proxy);
     answering.join().unwrap();
 }
 
 #[test]
 fn reports_of_a_turn_have_a_limit() {
-    let (mut front, said, theirs) = front();
+    let (mut proxy, events, theirs) = proxy();
     let stopped = DeviceResponse::Fault {
         iova: Iova::new(0xdead_0000),
         access: Access::Write,
         permission: false,
     };
     let too_long = DeviceResponse::TooLong { bytes: 9, most: 8 };
-    let sizes = front.disk.queue_sizes().iter().copied();
+    let sizes = proxy.disk.queue_sizes().iter().copied();
     let most = sizes.map(u32::from).sum::<u32>() * REPORTS_PER_DESCRIPTOR;
     let reports = [stopped.encode(), too_long.encode()];
     for report in reports.iter().cycle().take(most as usize) {
         send(&theirs, report, SendFlags::NOSIGNAL).unwrap();
-        assert!(front.receive());
-        assert!(!front.ended, "{said:?}");
+        assert!(proxy.receive());
+        assert!(!proxy.ended, "{events:?}");
     }
     send(&theirs, &reports[0], SendFlags::NOSIGNAL).unwrap();
-    front.receive();
-    assert!(front.ended);
-    assert_eq!(*said.lock().unwrap(), ["Ended(MalformedMessage)"]);
+    proxy.receive();
+    assert!(proxy.ended);
+    assert_eq!(*events.lock().unwrap(), ["Ended(MalformedMessage)"]);
 }

@@ -19,15 +19,17 @@ use std::sync::Arc;
 use virtio_queue::{Queue, QueueT};
 
 use self::control::{Ack, COMMAND_BYTES};
+pub use self::net_state::{NetState, PendingFrameState};
 use self::steering::Steering;
 pub use self::steering::{FLOWS, NO_PAIR};
+use super::DeviceState;
 use super::chain::Chain;
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, PollSource, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DeviceState, HandOverBlocker};
 use crate::link::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome};
+use crate::saved_state::HandOverBlocker;
 use crate::wire::fields::copy_part;
 
 const F_MTU: u64 = 1 << 3;
@@ -82,7 +84,7 @@ struct ReceivedFrame {
     /// Queue that the frame belongs to.
     queue: usize,
     /// True once delivery was attempted; the driver rings the doorbell when it adds a buffer.
-    tried: bool,
+    attempted: bool,
 }
 
 impl<L: NetLink> Net<L> {
@@ -139,7 +141,7 @@ impl<L: NetLink> Net<L> {
                     self.received = Some(ReceivedFrame {
                         bytes,
                         queue,
-                        tried: true,
+                        attempted: true,
                     });
                     return Some(queue);
                 }
@@ -280,8 +282,8 @@ impl<L: NetLink> Net<L> {
                 Ack::Error
             }
         };
-        let told = dma.with(|memory| ack_at.write(memory, &[ack as u8]));
-        u32::from(told.is_ok())
+        let acknowledged = dma.with(|memory| ack_at.write(memory, &[ack as u8]));
+        u32::from(acknowledged.is_ok())
     }
 
     /// Steers the pending frame again, because its pair may not be in use any more.
@@ -291,7 +293,7 @@ impl<L: NetLink> Net<L> {
         };
         let frame = self.held_frame(held);
         held.queue = usize::from(self.steering.pair(frame, self.active)) * 2;
-        held.tried = false;
+        held.attempted = false;
         self.received = Some(held);
     }
 }
@@ -382,9 +384,9 @@ impl<L: NetLink> Device for Net<L> {
             return Some(queue);
         }
         match &mut self.received {
-            Some(held) if held.tried => None,
+            Some(held) if held.attempted => None,
             Some(held) => {
-                held.tried = true;
+                held.attempted = true;
                 Some(held.queue)
             }
             None if self.readable => self.receive(),

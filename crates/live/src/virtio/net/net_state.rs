@@ -10,10 +10,77 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::steering::Steering;
-use super::{F_MQ, HEADER_BYTES, MAX_PAIRS, Net, ReceivedFrame};
+use super::{F_MQ, FLOWS, HEADER_BYTES, MAX_PAIRS, Net, ReceivedFrame};
 use crate::counters::DeviceCounters;
-use crate::handover::{HandOverBlocker, NetState, PendingFrameState, StateError};
-use crate::link::{self, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink};
+use crate::link::{self, LinkState, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink};
+use crate::saved_state::{HandOverBlocker, Reader, SaveState, StateError, Writer};
+
+/// State of a network device, without its registers.
+#[derive(Debug)]
+pub struct NetState {
+    /// MAC address, in the order of transmission.
+    pub mac: [u8; 6],
+    /// Offered queue pairs.
+    pub offered: u16,
+    /// Queue pairs that the driver uses.
+    pub active: u16,
+    /// For each class of flows, the pair on which the driver last sent a frame, or
+    /// [`NO_PAIR`](super::NO_PAIR).
+    pub flows: [u8; FLOWS],
+    /// Received frame that waits for a buffer.
+    pub pending_frame: Option<PendingFrameState>,
+    /// One bit for each pair with frames in the driver's ring that the link did not accept.
+    pub waiting: u16,
+    /// State of the link.
+    pub link: LinkState,
+}
+
+/// A received frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingFrameState {
+    /// Bytes of the frame.
+    pub frame: Vec<u8>,
+    /// Queue pair that the frame belongs to.
+    pub pair: u16,
+}
+
+impl SaveState for NetState {
+    fn encode(self, out: &mut Writer) {
+        out.bytes.extend(self.mac);
+        out.u16(self.offered);
+        out.u16(self.active);
+        out.bytes.extend(self.flows);
+        self.pending_frame.encode(out);
+        out.u16(self.waiting);
+        self.link.encode(out);
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        Ok(Self {
+            mac: input.array()?,
+            offered: input.u16()?,
+            active: input.u16()?,
+            flows: input.array()?,
+            pending_frame: Option::decode(input)?,
+            waiting: input.u16()?,
+            link: LinkState::decode(input)?,
+        })
+    }
+}
+
+impl SaveState for PendingFrameState {
+    fn encode(self, out: &mut Writer) {
+        out.blob(&self.frame);
+        out.u16(self.pair);
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        Ok(Self {
+            frame: input.blob("frame length", MAX_FRAME_BYTES)?,
+            pair: input.u16()?,
+        })
+    }
+}
 
 impl<L: NetLink> Net<L> {
     pub(super) fn state(&self) -> Result<NetState, HandOverBlocker> {
@@ -57,14 +124,14 @@ impl Net<Box<dyn NetLink>> {
     ) -> Result<Self, StateError> {
         let register = |what| StateError::Register { what };
         let pairs = |number, most| NonZeroU16::new(number).filter(|pairs| pairs.get() <= most);
-        let offered = pairs(state.offered, MAX_PAIRS).ok_or(register("pairs of queues"))?;
+        let offered = pairs(state.offered, MAX_PAIRS).ok_or(register("queue pair count"))?;
         let chosen = begun.is_some_and(|features| features & F_MQ != 0);
         let most = if chosen { offered.get() } else { 1 };
-        let active = pairs(state.active, most).ok_or(register("pairs that are used"))?;
+        let active = pairs(state.active, most).ok_or(register("active queue pair count"))?;
         let mut net = Self::new(link::restore(state.link)?, state.mac, offered, counters);
         net.active = active;
         net.steering =
-            Steering::restore(&state.flows, offered).ok_or(register("pair of a flow"))?;
+            Steering::restore(&state.flows, offered).ok_or(register("queue pair of a flow"))?;
         for pair in 0..u16::BITS as usize {
             if state.waiting >> pair & 1 != 0 {
                 net.waiting.insert(pair * 2 + 1);
@@ -76,7 +143,7 @@ impl Net<Box<dyn NetLink>> {
             .next()
             .is_some()
         {
-            return Err(register("queue that waits for the link"));
+            return Err(register("queue waiting for the link"));
         }
         // The waiting queues resume when the link becomes writable.
         net.full = !net.waiting.is_empty();
@@ -86,17 +153,17 @@ impl Net<Box<dyn NetLink>> {
             let place = net.incoming.get_mut(HEADER_BYTES..end);
             let is_frame = (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes);
             let fits = is_frame && pair < active.get();
-            let place = place.filter(|_| fits).ok_or(register("frame that waits"))?;
+            let place = place.filter(|_| fits).ok_or(register("held frame"))?;
             place.copy_from_slice(&frame);
             net.received = Some(ReceivedFrame {
                 bytes,
                 queue: usize::from(pair) * 2,
-                tried: true,
+                attempted: true,
             });
         }
         let at_rest = net.received.is_none() && net.waiting == BTreeSet::new();
         if begun.is_none() && !(at_rest && net.steering == Steering::default()) {
-            return Err(register("network device without a driver"));
+            return Err(register("state of a network device without a driver"));
         }
         Ok(net)
     }

@@ -3,23 +3,29 @@
 
 use std::os::fd::OwnedFd;
 
-use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, Disk, DiskMode, EndReason, Iommu, LocalConfig, VfioUserDevices,
+};
 use ringfence_live::handover::{DeviceState, DiskKind, HandOverTimeouts, SavedDevices, StateError};
 use ringfence_live::host::HostPagePool;
 use ringfence_live::limits::GuestLimits;
 
-use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
+use super::guest::{AWAY, Dir, Guest, counted, end, iommu, log, serving};
 use super::refused::Second;
 use crate::rig::*;
 
 const PAGES: u64 = RAM_BYTES >> 12;
 
-fn devices(dir: &Dir) -> DeviceOptions {
-    DeviceOptions {
-        disk: Some(dir.0.join("disk.img")),
-        assigned: true,
-        ..DeviceOptions::default()
-    }
+fn devices(dir: &Dir, iommu: Iommu, mode: DiskMode) -> DeviceOptions {
+    let devices = VfioUserDevices {
+        iommu,
+        disk: Some(Disk {
+            mode,
+            ..Disk::new(dir.0.join("disk.img"))
+        }),
+        ..VfioUserDevices::default()
+    };
+    devices.into()
 }
 
 fn take_over(dir: &Dir, first: Daemon, optimisations: HostPagePool) -> Daemon {
@@ -46,10 +52,7 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
         } else {
             "assigned-virtio"
         });
-        let devices = DeviceOptions {
-            paravirtual: para,
-            ..devices(&dir)
-        };
+        let devices = devices(&dir, iommu(para), DiskMode::ASSIGNED);
         let mut first = serving(&dir, &devices, HandOverTimeouts::default());
         let mut guest = Guest::boot_with(&dir, para);
         guest.read(3);
@@ -94,10 +97,7 @@ fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
 #[test]
 fn without_an_iommu_all_of_the_guest_is_mapped_again() {
     let dir = Dir::new("assigned-whole");
-    let devices = DeviceOptions {
-        untranslated: true,
-        ..devices(&dir)
-    };
+    let devices = devices(&dir, Iommu::None, DiskMode::ASSIGNED);
     let mut first = serving(&dir, &devices, HandOverTimeouts::default());
     let mut guest = Guest::boot_untranslated(&dir);
     guest.read(3);
@@ -125,11 +125,12 @@ fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
     let kinds = [(true, true), (false, true), (true, false), (false, false)];
     for (assigned, paravirtual) in kinds {
         let taken = paravirtual;
-        let devices = DeviceOptions {
-            assigned,
-            paravirtual,
-            ..devices(&dir)
+        let mode = if assigned {
+            DiskMode::ASSIGNED
+        } else {
+            DiskMode::default()
         };
+        let devices = devices(&dir, iommu(paravirtual), mode);
         let first = serving(&dir, &devices, HandOverTimeouts::default());
         let mut guest = Guest::boot_with(&dir, paravirtual);
         let rehearsed = Daemon::rehearse(here, copy(&dir));
@@ -137,7 +138,7 @@ fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
         if !taken {
             assert!(matches!(rehearsed, Err(StateError::Unfit(_))));
             let (_, error) = Daemon::take_over(here, 0).unwrap_err();
-            assert!(error.to_string().contains("the pool of frames"), "{error}");
+            assert!(error.to_string().contains("--host-page-pool"), "{error}");
         }
         drop(rehearsed);
         guest.read(3);
@@ -153,10 +154,7 @@ fn more_than_the_hardwares_tables_hold_is_refused() {
     // Tables of 4 KiB each, in 352 MiB.
     const TABLES: u64 = 92_000;
     let dir = Dir::new("assigned-many");
-    let devices = DeviceOptions {
-        assigned: false,
-        ..devices(&dir)
-    };
+    let devices = devices(&dir, Iommu::default(), DiskMode::default());
     let first = serving(&dir, &devices, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
     let (log, mut caps) = (log(), GuestLimits::default());

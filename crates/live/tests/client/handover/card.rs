@@ -6,7 +6,9 @@ use std::num::NonZeroU16;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
-use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, NetOptions};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, EndReason, Iommu, NetOptions, VfioUserDevices,
+};
 use ringfence_live::handover::{
     DeviceState, HandOverTimeouts, LinkState, NetState, PeerState, PendingFrameState, SavedDevices,
 };
@@ -33,15 +35,16 @@ pub(super) fn buffer(index: u16, slot: u16) -> u64 {
 }
 
 pub(super) fn devices(link: Address) -> DeviceOptions {
-    DeviceOptions {
-        untranslated: true,
+    let devices = VfioUserDevices {
+        iommu: Iommu::None,
         net: Some(NetOptions {
             link,
             pairs: NonZeroU16::new(PAIRS).unwrap(),
             mac: None,
         }),
-        ..DeviceOptions::default()
-    }
+        ..VfioUserDevices::default()
+    };
+    devices.into()
 }
 
 pub(super) fn serve(dir: &Dir, link: Address) -> Daemon {

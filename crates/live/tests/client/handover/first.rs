@@ -114,7 +114,10 @@ fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
     });
     let error = result.unwrap_err();
     assert!(matches!(error, TakeOverError::Orphaned(_)), "{error:?}");
-    assert_eq!(error.to_string(), "nobody has the devices: blk is stuck");
+    assert_eq!(
+        error.to_string(),
+        "no process serves the devices: blk is stuck"
+    );
     assert_eq!(asked, [1, 2, 3]);
     let (result, _) = told(&dir, both);
     assert!(matches!(result, Err(TakeOverError::Io(_))), "{result:?}");
@@ -153,15 +156,20 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
             }
         };
         assert_eq!(refused(&|_| {}), None);
+        let other_driver = if para {
+            "invalid driver state of the para-virtual IOMMU"
+        } else {
+            "invalid accepted features of the virtio-iommu"
+        };
         let without = refused(&|handed| handed.devices[0].function.common.status &= !DRIVER_OK);
-        assert!(without.unwrap().contains("of another driver"));
+        assert!(without.unwrap().contains(other_driver));
         if para {
             let stopped = refused(&|handed| {
                 if let DeviceState::PvIommu(state) = &mut handed.devices[0].state {
                     state.running = false;
                 }
             });
-            assert!(stopped.unwrap().contains("of another driver"));
+            assert!(stopped.unwrap().contains(other_driver));
             // One event more than can ever be pending.
             let event = [longs(&[0x20]), words(&[1, 1]), longs(&[0x1000])].concat();
             let with = |events: usize| {
@@ -176,7 +184,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
         } else {
             // Without the feature VIRTIO_IOMMU_F_INPUT_RANGE.
             let fewer = refused(&|handed| handed.devices[0].function.common.accepted &= !1);
-            assert!(fewer.unwrap().contains("of another driver"));
+            assert!(fewer.unwrap().contains(other_driver));
         }
         guest.read(3);
         end(first);
@@ -201,7 +209,7 @@ fn a_guest_with_more_than_the_second_allows_is_not_taken_over() {
     let queue = with(&|caps| caps.queue_size = 128).unwrap();
     assert_eq!(
         queue.to_string(),
-        "largest size of a queue: no driver could have set that"
+        "invalid maximum queue size: no driver can set this value"
     );
     for few in [
         with(&|caps| caps.mappings = 0),

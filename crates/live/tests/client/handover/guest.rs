@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ringfence_live::CONFIG_REGION;
-use ringfence_live::daemon::{Daemon, DeviceOptions, Log};
+use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, Iommu, Log, VfioUserDevices};
 use ringfence_live::handover::HandOverTimeouts;
 use ringfence_live::server::ServeEvent;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -65,14 +65,23 @@ pub(super) fn daemon(dir: &Dir, limits: HandOverTimeouts) -> Daemon {
     daemon_of(dir, limits, false)
 }
 
+/// Returns the para-virtual IOMMU, or the virtio-iommu.
+pub(super) fn iommu(paravirtual: bool) -> Iommu {
+    if paravirtual {
+        Iommu::PVIOMMU
+    } else {
+        Iommu::default()
+    }
+}
+
 pub(super) fn daemon_of(dir: &Dir, limits: HandOverTimeouts, paravirtual: bool) -> Daemon {
-    let devices = DeviceOptions {
-        paravirtual,
-        disk: Some(dir.0.join("disk.img")),
+    let devices = VfioUserDevices {
+        iommu: iommu(paravirtual),
+        disk: Some(Disk::new(dir.0.join("disk.img"))),
         entropy: true,
-        ..DeviceOptions::default()
+        ..VfioUserDevices::default()
     };
-    serving(dir, &devices, limits)
+    serving(dir, &devices.into(), limits)
 }
 
 pub(super) fn serving(dir: &Dir, devices: &DeviceOptions, limits: HandOverTimeouts) -> Daemon {

@@ -3,7 +3,9 @@
 
 use std::fs::{self, File};
 
-use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, Disk, EndReason, Iommu, LocalConfig, VfioUserDevices,
+};
 use ringfence_live::handover::{HandOverTimeouts, SavedDevices, StateError};
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::{Locked, MemoryError, MemoryRules};
@@ -21,12 +23,13 @@ fn rules(locked: Locked) -> MemoryRules {
 }
 
 fn devices(dir: &Dir, memory: &MemoryRules) -> DeviceOptions {
-    DeviceOptions {
-        disk: Some(dir.0.join("disk.img")),
-        paravirtual: true,
+    let devices = VfioUserDevices {
+        iommu: Iommu::PVIOMMU,
+        disk: Some(Disk::new(dir.0.join("disk.img"))),
         memory: memory.clone(),
-        ..DeviceOptions::default()
-    }
+        ..VfioUserDevices::default()
+    };
+    devices.into()
 }
 
 fn copy(dir: &Dir) -> SavedDevices {
@@ -133,7 +136,12 @@ fn second_process() {
 fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
     for (name, locked, enough, words) in [
         ("mapped", Locked::Mapped, KIB, "a limit of the host"),
-        ("all", Locked::All, 2 * KIB, "can keep in memory"),
+        (
+            "all",
+            Locked::All,
+            2 * KIB,
+            "raise the limit of locked memory",
+        ),
     ] {
         let dir = Dir::new(&format!("lock-limit-{name}"));
         let first = serving(
@@ -236,7 +244,7 @@ fn a_file_that_is_not_the_guests_memory_is_refused() {
         ..LocalConfig::new(&dir.0, &caps, &log)
     };
     let (_, error) = Daemon::take_over(here, 0).unwrap_err();
-    let nothing = "nothing of the guest's memory lies in the file that was named";
+    let nothing = "the guest's memory is not in the file of --memory-file";
     assert!(error.to_string().contains(nothing), "{error}");
     guest.read(3);
     end(first);

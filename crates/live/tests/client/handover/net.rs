@@ -229,45 +229,43 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     assert_eq!(refused(&|_| {}), None);
     type Lie<'a> = (&'a str, &'a dyn Fn(&mut SavedDevices));
     let lies: [Lie<'_>; 23] = [
-        ("pairs of queues", &|h| net(h).offered = 0),
-        ("pairs of queues", &|h| net(h).offered = 9),
-        ("number of queues", &|h| net(h).offered = 3),
-        ("pairs that are used", &|h| net(h).active = 0),
-        ("pairs that are used", &|h| net(h).active = 3),
-        ("pair of a flow", &|h| net(h).flows[7] = 2),
-        ("queue that waits for the link", &|h| net(h).waiting = 4),
-        ("queue that waits for the link", &|h| {
-            net(h).waiting = 1 << 15
-        }),
-        ("frame that waits", &|h| held(h).pair = 2),
-        ("frame that waits", &|h| held(h).frame.truncate(13)),
-        ("frame that waits", &|h| held(h).frame = vec![0; 1519]),
-        ("network device without a driver", &|h| {
+        ("queue pair count", &|h| net(h).offered = 0),
+        ("queue pair count", &|h| net(h).offered = 9),
+        ("queue count", &|h| net(h).offered = 3),
+        ("active queue pair count", &|h| net(h).active = 0),
+        ("active queue pair count", &|h| net(h).active = 3),
+        ("queue pair of a flow", &|h| net(h).flows[7] = 2),
+        ("queue waiting for the link", &|h| net(h).waiting = 4),
+        ("queue waiting for the link", &|h| net(h).waiting = 1 << 15),
+        ("held frame", &|h| held(h).pair = 2),
+        ("held frame", &|h| held(h).frame.truncate(13)),
+        ("held frame", &|h| held(h).frame = vec![0; 1519]),
+        ("state of a network device without a driver", &|h| {
             h.devices[0].function.common.status &= !4;
             net(h).active = 1;
             held(h).pair = 0;
         }),
-        ("pairs that are used", &|h| {
+        ("active queue pair count", &|h| {
             h.devices[0].function.common.status &= !4;
         }),
-        ("pairs that are used", &|h| {
+        ("active queue pair count", &|h| {
             h.devices[0].function.common.accepted &= !(1 << 22);
         }),
-        ("part of a frame that came", &|h| peer_state(h).missing += 1),
-        ("part of a frame that came", &|h| {
+        ("partial frame", &|h| peer_state(h).missing += 1),
+        ("partial frame", &|h| {
             peer_state(h).begun = framed(&[0; 20]);
             peer_state(h).missing = 0;
         }),
-        ("part of a frame that came", &|h| {
+        ("partial frame", &|h| {
             peer_state(h).begun = vec![0xff; 4];
             peer_state(h).missing = u32::MAX;
         }),
         // A dropped frame, whose bytes are listed all the same.
-        ("part of a frame that came", &|h| {
+        ("partial frame", &|h| {
             peer_state(h).begun = framed(&[0; 2000])[..100].to_vec();
             peer_state(h).missing = 1904;
         }),
-        ("rest of a frame", &|h| peer_state(h).unsent = vec![0; 1522]),
+        ("unsent frame", &|h| peer_state(h).unsent = vec![0; 1522]),
         ("socket", &|h| peer_state(h).stream = event()),
         ("socket", &|h| {
             net(h).link = LinkState::Stream {
@@ -297,8 +295,8 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
     for (socket, remote, what) in [
         (&waits, "/there", Some("socket")),
         (&unnamed, "/there", Some("socket")),
-        (&never, "there", Some("path of a link")),
-        (&never, "", Some("path of a link")),
+        (&never, "there", Some("link path")),
+        (&never, "", Some("link path")),
         (&never, "/there", None),
     ] {
         let lie = |h: &mut SavedDevices| {

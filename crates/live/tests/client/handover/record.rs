@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 
-use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason};
+use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, EndReason, Iommu, VfioUserDevices};
 use ringfence_live::handover::{
     DeviceState, HandOverTimeouts, RecordState, SavedDevices, StateError,
 };
@@ -13,13 +13,18 @@ use ringfence_live::limits::GuestLimits;
 use super::guest::{AWAY, Dir, Guest, end, serving};
 use super::refused::Second;
 
-fn recorded(dir: &Dir) -> Daemon {
-    let devices = DeviceOptions {
-        disk: Some(dir.0.join("disk.img")),
-        requests: Some(dir.0.join("requests")),
-        ..DeviceOptions::default()
+fn devices(dir: &Dir) -> DeviceOptions {
+    let requests = Some(dir.0.join("requests"));
+    let devices = VfioUserDevices {
+        iommu: Iommu::Virtio { requests },
+        disk: Some(Disk::new(dir.0.join("disk.img"))),
+        ..VfioUserDevices::default()
     };
-    serving(dir, &devices, HandOverTimeouts::default())
+    devices.into()
+}
+
+fn recorded(dir: &Dir) -> Daemon {
+    serving(dir, &devices(dir), HandOverTimeouts::default())
 }
 
 /// Returns the record of a guest's boot.
@@ -83,13 +88,11 @@ fn a_full_record_counts_what_every_process_leaves_out() {
     let dir = Dir::new("record-full");
     let mut expected = booted();
     let devices = DeviceOptions {
-        disk: Some(dir.0.join("disk.img")),
-        requests: Some(dir.0.join("requests")),
         limits: GuestLimits {
             record_bytes: expected.iter().map(|line| line.len() as u64 + 1).sum(),
             ..GuestLimits::default()
         },
-        ..DeviceOptions::default()
+        ..devices(&dir)
     };
     let first = serving(&dir, &devices, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
@@ -136,7 +139,7 @@ fn a_record_that_nobody_left_is_refused() {
     assert_eq!(refused(&|r| r.file = readable()), Some("record"));
     assert_eq!(refused(&|r| r.file = directory()), Some("record"));
     assert_eq!(refused(&|r| r.file = socket()), Some("record"));
-    let lines = Some("lines of a record");
+    let lines = Some("record line count");
     assert_eq!(refused(&|r| r.whole = false), lines);
     assert_eq!(refused(&|r| r.pending.truncate(r.pending.len() - 1)), lines);
     assert_eq!(refused(&|r| r.pending[0] = 0x80), lines);

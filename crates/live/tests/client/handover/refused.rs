@@ -6,9 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use ringfence_live::daemon::{Daemon, DeviceOptions};
+use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, DiskMode, Iommu, VfioUserDevices};
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::handover::{HandOverTimeouts, SavedDevices};
+use ringfence_live::host::HostPagePool;
 use ringfence_live::virtio::pviommu::{InjectedReply, ReplyFault};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
@@ -183,7 +184,7 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
         let (kind, why, _) = second.hear();
         let why = String::from_utf8_lossy(&why).into_owned();
         assert!(matches!(kind, KEPT | REFUSED), "{why}");
-        assert!(why.starts_with("rng does not come"), "{why}");
+        assert!(why.starts_with("rng did not end its turn"), "{why}");
         guest.read(4);
     }
     drop(rng);
@@ -196,40 +197,47 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
 #[test]
 fn a_device_that_cannot_be_handed_over_says_why() {
     let dir = Dir::new("keeps");
-    let disk = || DeviceOptions {
-        disk: Some(dir.0.join("disk.img")),
-        ..DeviceOptions::default()
-    };
+    let disk = || Disk::new(dir.0.join("disk.img"));
     let never = InjectedReply {
         after: 0,
         how: ReplyFault::Never,
     };
     let cases = [
         (
-            "blk: a disk that misbehaves",
-            DeviceOptions {
-                inject_dma: vec![InjectedDma::AfterUnmap],
-                ..disk()
+            "blk: cannot hand over a disk with injected DMA",
+            VfioUserDevices {
+                disk: Some(Disk {
+                    inject_dma: vec![InjectedDma::AfterUnmap],
+                    ..disk()
+                }),
+                ..VfioUserDevices::default()
             },
         ),
         (
-            "blk: a disk that misbehaves",
-            DeviceOptions {
-                inject_dma: vec![InjectedDma::AfterRevoke],
-                sandbox: Some(super::sandboxed::program("")),
-                ..disk()
+            "blk: cannot hand over a disk with injected DMA",
+            VfioUserDevices {
+                disk: Some(Disk {
+                    inject_dma: vec![InjectedDma::AfterRevoke],
+                    mode: DiskMode::Sandbox(super::sandboxed::program("")),
+                    ..disk()
+                }),
+                ..VfioUserDevices::default()
             },
         ),
         (
-            "pviommu: an IOMMU that answers wrongly",
-            DeviceOptions {
-                paravirtual: true,
-                inject_reply: Some(never),
-                ..disk()
+            "pviommu: cannot hand over an IOMMU with an injected reply",
+            VfioUserDevices {
+                iommu: Iommu::Pviommu {
+                    host_page_pool: HostPagePool::Off,
+                    inject_reply: Some(never),
+                },
+                disk: Some(disk()),
+                ..VfioUserDevices::default()
             },
         ),
     ];
     for (expected, devices) in cases {
+        let devices = DeviceOptions::from(devices);
         let mut first = Daemon::start(&dir.0, &devices, &log()).unwrap();
         first
             .offer_hand_over(HandOverTimeouts::default(), &log())
@@ -239,10 +247,7 @@ fn a_device_that_cannot_be_handed_over_says_why() {
             second.say(asked);
             let (kind, why, _) = second.hear();
             assert_eq!(kind, answer);
-            assert_eq!(
-                String::from_utf8_lossy(&why),
-                format!("{expected} cannot be handed over")
-            );
+            assert_eq!(String::from_utf8_lossy(&why), expected);
         }
         end(first);
     }

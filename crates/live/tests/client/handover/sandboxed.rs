@@ -7,13 +7,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig, Log, RestoredDevices};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, Disk, DiskMode, EndReason, LocalConfig, Log, RestoredDevices,
+    VfioUserDevices,
+};
 use ringfence_live::handover::{DeviceState, DiskKind, HandOverTimeouts, SavedDevices, StateError};
 use ringfence_live::host::HostPagePool;
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::sandbox::SandboxProgram;
 
-use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
+use super::guest::{AWAY, Dir, Guest, counted, end, iommu, log, serving};
 use super::refused::{COPY, STOP, STREAM, Second};
 use crate::rig::*;
 
@@ -25,12 +28,15 @@ pub(super) fn program(behaviour: &str) -> SandboxProgram {
 }
 
 fn devices(dir: &Dir, behaviour: &str, para: bool) -> DeviceOptions {
-    DeviceOptions {
-        disk: Some(dir.0.join("disk.img")),
-        sandbox: Some(program(behaviour)),
-        paravirtual: para,
-        ..DeviceOptions::default()
-    }
+    let devices = VfioUserDevices {
+        iommu: iommu(para),
+        disk: Some(Disk {
+            mode: DiskMode::Sandbox(program(behaviour)),
+            ..Disk::new(dir.0.join("disk.img"))
+        }),
+        ..VfioUserDevices::default()
+    };
+    devices.into()
 }
 
 fn first(dir: &Dir, behaviour: &str, para: bool) -> Daemon {
@@ -292,7 +298,7 @@ fn a_process_that_does_not_come_to_its_turns_end_stays_where_it_is() {
         let (kind, why, _) = second.hear();
         let why = String::from_utf8_lossy(&why).into_owned();
         assert_ne!(kind, STREAM);
-        assert_eq!(why, "blk does not come to the end of its turn");
+        assert_eq!(why, "blk did not end its turn in time");
         let_go_on(&dir, true);
         guest.has_read(4);
     }
@@ -333,11 +339,14 @@ fn a_program_that_is_no_such_process_is_refused_in_the_rehearsal() {
         arguments: Vec::new(),
     };
     for (program, why) in [
-        (None, "there is no program to be the process of a disk"),
-        (Some(nothing), "has gone"),
-        (Some(program("keeps-a-thread")), "did not confine itself"),
+        (None, "no program for the sandbox process"),
+        (Some(nothing), "the process has exited"),
+        (
+            Some(program("keeps-a-thread")),
+            "unexpected threads or descriptors",
+        ),
         // It violates the protocol at its first map, so its disk would be broken.
-        (Some(program("maps-more")), "asked for what it was not told"),
+        (Some(program("maps-more")), "unexpected system call"),
     ] {
         let said = refused(program.as_ref());
         assert!(said.contains(why), "{said}");
@@ -416,7 +425,7 @@ fn a_process_without_an_iommu_is_refused() {
     let mut handed = copy(&dir);
     handed.devices.remove(0);
     let refused = rehearse(&dir, handed).unwrap_err();
-    let why = "process without an IOMMU: no driver could have set that";
+    let why = "invalid sandboxed disk without an IOMMU: no driver can set this value";
     assert_eq!(refused.to_string(), why);
     guest.read(3);
     end(first);

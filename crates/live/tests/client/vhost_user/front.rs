@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use ringfence_live::access::SocketAccess;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::dma_fault_injection::{DmaInjector, InjectedDma};
+use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::server::{EventHandler, ServeEvent, StopSignal};
 use ringfence_live::vhost_user::{Clients, Settings, serve};
+use ringfence_live::virtio::DmaInjector;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb};
 use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
@@ -127,7 +128,7 @@ impl Front {
         let mut disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
         let told = Arc::clone(&report);
         let tell = move |tried: &_| told(&ServeEvent::InjectedDma(tried));
-        disk.misbehave(DmaInjector::new(
+        disk.inject_dma(DmaInjector::new(
             injected,
             None,
             tell,
@@ -288,18 +289,18 @@ impl Front {
         let mut bytes = [0; 44];
         self.channel.read_exact(&mut bytes).unwrap();
         let message = Iotlb::decode(bytes[12..].try_into().unwrap()).unwrap();
-        let Iotlb::Miss { iova, wanted } = message else {
+        let Iotlb::Miss { iova, required } = message else {
             panic!("{message:?}");
         };
-        self.asked.push((iova.get() / PAGE, wanted));
-        (iova, wanted)
+        self.asked.push((iova.get() / PAGE, required));
+        (iova, required)
     }
 
     /// Answers like QEMU: looks up the requested access, and grants all permissions of the page.
-    pub(super) fn answer(&mut self, (iova, wanted): (Iova, Permissions)) {
+    pub(super) fn answer(&mut self, (iova, required): (Iova, Permissions)) {
         let page = iova.get() / PAGE;
         let grant = self.grants.get(&page).copied();
-        let granted = grant.filter(|(_, may)| may.union(wanted) == *may);
+        let granted = grant.filter(|(_, may)| may.union(required) == *may);
         if let Some((memory, _)) = granted {
             let update = Iotlb::Update {
                 range: IovaRange::new(Iova::new(page * PAGE), PAGE).unwrap(),

@@ -21,7 +21,7 @@ fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
     front.offer(3, 8192);
     let mut told = 0;
     while front.wait() {
-        let (iova, wanted) = front.next_miss();
+        let (iova, required) = front.next_miss();
         let page = iova.get() / PAGE;
         if [DATA.0 / PAGE, STATUS.0 / PAGE].contains(&page) {
             told += 1;
@@ -30,7 +30,7 @@ fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
             let taken = Iotlb::Invalidate(other).encode();
             assert!(front.done(IOTLB, &taken, &[]));
         }
-        front.answer((iova, wanted));
+        front.answer((iova, required));
     }
     assert_eq!(front.peek(STATUS, 0, 1), [1], "an I/O error");
     assert_eq!(front.counters.faults.get(), 1);
@@ -56,7 +56,10 @@ fn as_much_is_said_of_a_front_end_as_a_log_bears() {
         .filter(|line| line.starts_with("refused"))
         .collect();
     assert_eq!(refused.len(), 64);
-    assert!(refused[63].contains("more is only counted"), "{refused:?}");
+    assert!(
+        refused[63].contains("further messages are only counted"),
+        "{refused:?}"
+    );
 }
 
 /// Two back-ends in one process: one serves its guest while the other receives hostile messages.

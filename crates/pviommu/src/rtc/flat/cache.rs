@@ -25,7 +25,7 @@ pub struct FlatRtc {
     now: u8,
     /// True if nothing was released or remembered at the last end of a cycle, and the table needed
     /// no shrinking. Until the next release, further ends of cycles change nothing.
-    resting: bool,
+    idle: bool,
     /// Number of unused mappings, by the cycle of their release.
     released_in: [u32; 256],
     /// Number of ghosts.
@@ -45,7 +45,7 @@ impl FlatRtc {
             cycles,
             limit,
             now: 0,
-            resting: false,
+            idle: false,
             released_in: [0; 256],
             ghosts: 0,
             pages: 0,
@@ -84,7 +84,7 @@ impl FlatRtc {
         mut expired: impl FnMut(MappingKey, Iova),
     ) -> u64 {
         let (now, remembered) = (self.now, self.gaps.counted().then_some(self.cycles.get()));
-        let (mut gone, mut laid, mut vanished) = (0_usize, 0_usize, 0_usize);
+        let (mut evicted, mut ghosts_added, mut ghosts_removed) = (0_usize, 0_usize, 0_usize);
         let (released_in, pages) = (&mut self.released_in, &mut self.pages);
         self.table.retain(|slot| {
             let age = slot.age(now);
@@ -92,10 +92,10 @@ impl FlatRtc {
                 return true;
             }
             if slot.is_ghost() {
-                vanished += 1;
+                ghosts_removed += 1;
                 return false;
             }
-            gone += 1;
+            evicted += 1;
             if let Some(count) = released_in.get_mut(usize::from(now.wrapping_sub(age))) {
                 *count = count.wrapping_sub(1);
             }
@@ -105,13 +105,16 @@ impl FlatRtc {
             let stays = remembered.is_some_and(|cycles| age <= cycles);
             if stays {
                 slot.make_ghost();
-                laid += 1;
+                ghosts_added += 1;
             }
             stays
         });
-        self.ghosts = self.ghosts.wrapping_add(laid).wrapping_sub(vanished);
-        self.resting = false;
-        gone as u64
+        self.ghosts = self
+            .ghosts
+            .wrapping_add(ghosts_added)
+            .wrapping_sub(ghosts_removed);
+        self.idle = false;
+        evicted as u64
     }
 }
 
@@ -186,9 +189,9 @@ impl ReverseCache for FlatRtc {
 
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         // Since the last end of a cycle, all releases belong to the current cycle.
-        let resting = self.resting && self.of_age(0) == 0;
+        let idle = self.idle && self.of_age(0) == 0;
         self.now = self.now.wrapping_add(1);
-        if resting {
+        if idle {
             return;
         }
         self.gaps.end_cycle();
@@ -196,14 +199,14 @@ impl ReverseCache for FlatRtc {
         let due = |age| self.of_age(age) > 0;
         // At the end of most cycles nothing is due, so skip the walk.
         if self.ghosts > 0 || (gaps.least()..=cycles).any(|age| due(age + 1)) {
-            let gone = self.evict_matching(
-                |key, age, ghost| age > if ghost { cycles } else { gaps.patience(key) },
+            let evicted = self.evict_matching(
+                |key, age, ghost| age > if ghost { cycles } else { gaps.keep_cycles(key) },
                 expired,
             );
-            self.counts.expired = self.counts.expired.wrapping_add(gone);
+            self.counts.expired = self.counts.expired.wrapping_add(evicted);
         }
         let has_its_size = self.table.shrink();
-        self.resting = has_its_size && self.ghosts == 0 && self.released_in == [0; 256];
+        self.idle = has_its_size && self.ghosts == 0 && self.released_in == [0; 256];
     }
 
     fn evict(&mut self, expired: impl FnMut(MappingKey, Iova)) {
@@ -230,21 +233,21 @@ impl ReverseCache for FlatRtc {
             }
             wanted = wanted.saturating_sub(pages);
         }
-        let gone = self.evict_matching(
+        let evicted = self.evict_matching(
             |word, age, _| {
                 let leave = leave.get_mut(usize::from(age)).and_then(Option::as_mut);
                 leave.is_some_and(|leave| leave.takes(MappingKey::from_word(word).pages()))
             },
             expired,
         );
-        self.counts.forced = self.counts.forced.wrapping_add(gone);
+        self.counts.forced = self.counts.forced.wrapping_add(evicted);
         // This eviction is due to the limit, so do not count it as a reuse gap.
         self.drop_ghosts();
     }
 
     fn drain(&mut self, expired: impl FnMut(MappingKey, Iova)) {
-        let gone = self.evict_matching(|_, _, _| true, expired);
-        self.counts.forced = self.counts.forced.wrapping_add(gone);
+        let evicted = self.evict_matching(|_, _, _| true, expired);
+        self.counts.forced = self.counts.forced.wrapping_add(evicted);
         self.drop_ghosts();
         self.table.shrink();
     }

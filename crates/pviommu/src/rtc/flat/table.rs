@@ -22,7 +22,7 @@ const SMALLEST: usize = 4;
 
 /// Number of cycles for which the table must be too large before it shrinks. A load that occurred
 /// once is likely to return.
-const PATIENCE: u8 = 16;
+const SHRINK_CYCLES: u8 = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(64))]
@@ -60,7 +60,7 @@ pub(super) struct Table {
     lines: Vec<Line>,
     occupied: usize,
     /// Maximum number of lines, from the limit of keys.
-    most: usize,
+    max_lines: usize,
     /// Number of cycles for which the table has been too large.
     sparse: u8,
 }
@@ -71,7 +71,7 @@ impl Table {
         Self {
             lines: Vec::new(),
             occupied: 0,
-            most: Self::lines_for(limit),
+            max_lines: Self::lines_for(limit),
             sparse: 0,
         }
     }
@@ -106,13 +106,13 @@ impl Table {
     /// Returns the entry of `key`.
     #[inline]
     pub(super) fn find(&mut self, key: u64) -> Option<&mut CacheEntry> {
-        let (at, way) = self.place(key).ok()?;
+        let (at, way) = self.locate(key).ok()?;
         self.lines.get_mut(at)?.0.get_mut(way)
     }
 
     /// Returns the line and entry of `key`, or `Err` with the first free entry for it.
     #[inline]
-    fn place(&self, key: u64) -> Result<(usize, usize), (usize, usize)> {
+    fn locate(&self, key: u64) -> Result<(usize, usize), (usize, usize)> {
         let mut at = Self::home_line(key, self.lines.len());
         // Terminates: at least one line always has room.
         while let Some(line) = self.lines.get(at) {
@@ -131,31 +131,31 @@ impl Table {
     /// Looks up `key`, for [`get`](Self::get) and [`put`](Self::put).
     #[inline]
     pub(super) fn entry(&self, key: u64) -> Entry {
-        Entry(self.place(key))
+        Entry(self.locate(key))
     }
 
     /// Returns the entry that the lookup found, if any.
     #[inline]
-    pub(super) fn get(&self, Entry(place): Entry) -> Option<&CacheEntry> {
-        let (at, way) = place.ok()?;
+    pub(super) fn get(&self, Entry(locate): Entry) -> Option<&CacheEntry> {
+        let (at, way) = locate.ok()?;
         self.lines.get(at)?.0.get(way)
     }
 
     /// Stores `slot` at `entry`, which must be the result of a lookup of its key without changes in
     /// between. Returns false if out of memory.
     #[inline]
-    pub(super) fn put(&mut self, Entry(mut place): Entry, slot: CacheEntry) -> bool {
-        if place.is_err() && self.occupied >= self.lines.len() * WAYS / FULL.1 * FULL.0 {
+    pub(super) fn put(&mut self, Entry(mut locate): Entry, slot: CacheEntry) -> bool {
+        if locate.is_err() && self.occupied >= self.lines.len() * WAYS / FULL.1 * FULL.0 {
             if !self.grow() {
                 return false;
             }
-            place = self.place(slot.key());
+            locate = self.locate(slot.key());
         }
-        let (Ok((at, way)) | Err((at, way))) = place;
+        let (Ok((at, way)) | Err((at, way))) = locate;
         if let Some(line) = self.lines.get_mut(at)
             && let Some(entry) = line.0.get_mut(way)
         {
-            self.occupied += usize::from(place.is_err());
+            self.occupied += usize::from(locate.is_err());
             *entry = slot;
         }
         true
@@ -164,7 +164,7 @@ impl Table {
     #[cold]
     fn grow(&mut self) -> bool {
         let doubled = self.lines.len().saturating_mul(2);
-        let wanted = doubled.clamp(SMALLEST, self.most);
+        let wanted = doubled.clamp(SMALLEST, self.max_lines);
         wanted > self.lines.len() && self.resize(wanted)
     }
 
@@ -178,7 +178,7 @@ impl Table {
         for line in mem::replace(&mut self.lines, other) {
             for slot in line.0 {
                 if slot.key() != 0
-                    && let Err((at, way)) = self.place(slot.key())
+                    && let Err((at, way)) = self.locate(slot.key())
                     && let Some(line) = self.lines.get_mut(at)
                     && let Some(entry) = line.0.get_mut(way)
                 {
@@ -189,8 +189,8 @@ impl Table {
         true
     }
 
-    /// Shrinks the table if less than an eighth of it has been occupied for [`PATIENCE`] cycles.
-    /// Keeps the table if memory for a smaller one is not available.
+    /// Shrinks the table if less than an eighth of it has been occupied for [`SHRINK_CYCLES`]
+    /// cycles. Keeps the table if memory for a smaller one is not available.
     ///
     /// Returns true if further calls would change nothing until an entry leaves.
     pub(super) fn shrink(&mut self) -> bool {
@@ -198,7 +198,7 @@ impl Table {
             self.occupied >= self.lines.len() * WAYS / 8 || self.lines.len() <= SMALLEST;
         if has_its_size {
             self.sparse = 0;
-        } else if self.sparse < PATIENCE {
+        } else if self.sparse < SHRINK_CYCLES {
             self.sparse += 1;
         } else if self.resize(Self::lines_for(self.occupied.saturating_mul(2))) {
             self.sparse = 0;
@@ -220,7 +220,7 @@ impl Table {
             let Some(line) = self.lines.get_mut(at) else {
                 continue;
             };
-            let mut astray = false;
+            let mut misplaced = false;
             let mut ways = line.occupied();
             while ways != 0 {
                 let way = ways.trailing_zeros() as usize;
@@ -229,13 +229,13 @@ impl Table {
                     continue;
                 };
                 if keep(slot) {
-                    astray |= Self::home_line(slot.key(), lines) != at;
+                    misplaced |= Self::home_line(slot.key(), lines) != at;
                 } else {
                     *slot = CacheEntry::default();
                     self.occupied = self.occupied.saturating_sub(1);
                 }
             }
-            if astray && self.occupied < before {
+            if misplaced && self.occupied < before {
                 self.shift_back(at);
             }
         }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use ringfence_dma::space::UnmapRefusal;
 use ringfence_dma::{Mapping, Released, SgMapping, UnmapFailure, UnmapReason};
+use ringfence_papers::rtc::Rtc;
 use ringfence_pviommu::frontend::{UnknownUnmap, UnmapCompletions};
-use ringfence_pviommu::rtc::Rtc;
 use ringfence_types::{Access, Invalidation, InvalidationError, Invalidator, IovaRange, Ticket};
 
 use super::{FROM, Guest, Looped, buffer, c, guest_that};
@@ -64,14 +64,16 @@ fn a_list_is_released_when_no_piece_is_reached() {
         let ranges = list.piece_ranges().to_vec();
         let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
         let unmapped = guest.dma.unmap_sg(cpu, machine, &guest.at, list);
-        let mut owed = match unmapped.map(drop).unwrap_err().reason {
-            UnmapReason::NotFlushed(InvalidationError::QueueFull, owed) => owed,
+        let mut not_invalidated = match unmapped.map(drop).unwrap_err().reason {
+            UnmapReason::NotFlushed(InvalidationError::QueueFull, not_invalidated) => {
+                not_invalidated
+            }
             other => panic!("{fails:?}: {other:?}"),
         };
         let buffer = loop {
-            match guest.dma.retry_invalidation(cpu, machine, owed) {
+            match guest.dma.retry_invalidation(cpu, machine, not_invalidated) {
                 Ok(Released(buffer)) => break buffer,
-                Err((_, left)) => owed = left,
+                Err((_, left)) => not_invalidated = left,
             }
         };
         let still = reached(&guest, &ranges);
@@ -93,8 +95,8 @@ fn a_list_with_a_kept_piece_and_a_failed_invalidation_is_not_released() {
             UnmapReason::PartlyUnmapped(UnmapFailure::NotFlushed(_), buffer) => {
                 assert_eq!(*buffer.buffer(), 7);
             }
-            UnmapReason::NotFlushed(_, owed) => {
-                let retried = guest.dma.retry_invalidation(cpu, machine, owed);
+            UnmapReason::NotFlushed(_, not_invalidated) => {
+                let retried = guest.dma.retry_invalidation(cpu, machine, not_invalidated);
                 let still = reached(&guest, &ranges);
                 panic!("{fails:?}: {retried:?}, and the device reaches {still:?}");
             }
@@ -111,16 +113,16 @@ fn a_list_with_a_kept_piece_and_a_failed_invalidation_is_not_released() {
 /// otherwise the other pieces are unmapped and their addresses are free.
 #[test]
 fn a_list_with_a_stray_piece_is_unmapped_as_far_as_possible() {
-    for stray in 0..3 {
+    for unknown_piece in 0..3 {
         let (mut guest, list) = guest_with_list(0, 0..0);
         let ranges = list.piece_ranges().to_vec();
-        let claimed = Mapping::claim(&guest.at, ranges[stray], FROM, 7);
+        let claimed = Mapping::claim(&guest.at, ranges[unknown_piece], FROM, 7);
         assert!(!guest.unmap(claimed), "not stale");
         let before = reached(&guest, &ranges);
         let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
         let unmapped = guest.dma.unmap_sg(cpu, machine, &guest.at, list);
         let reason = unmapped.map(drop).unwrap_err().reason;
-        if stray == 0 {
+        if unknown_piece == 0 {
             assert!(matches!(reason, UnmapReason::NotAllocated(_)), "{reason:?}");
             assert_eq!(reached(&guest, &ranges), before);
             for range in &ranges[1..] {
@@ -136,11 +138,11 @@ fn a_list_with_a_stray_piece_is_unmapped_as_far_as_possible() {
                         _
                     )
                 ),
-                "{stray}: {reason:?}, and the device reaches {:?}",
+                "{unknown_piece}: {reason:?}, and the device reaches {:?}",
                 reached(&guest, &ranges)
             );
         }
         assert_eq!(reached(&guest, &ranges), [false; 3]);
-        assert_eq!(guest.left().len() as u64, SPACE, "{stray}");
+        assert_eq!(guest.left().len() as u64, SPACE, "{unknown_piece}");
     }
 }

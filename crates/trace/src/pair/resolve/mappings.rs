@@ -16,7 +16,7 @@ impl Resolver {
         at: OpContext,
         chunk: &mut Chunk,
     ) -> Result<(), ResolveError> {
-        let (segments, renamed) = self.place(map.flags, chunk)?;
+        let (segments, renamed) = self.add_segments(map.flags, chunk)?;
         let Some(segments) = segments else {
             return Ok(());
         };
@@ -27,7 +27,7 @@ impl Resolver {
         }
         if let Some(old) = self.live.replaced(key, iova) {
             self.live.end_replaced(old);
-            self.give_back(old);
+            self.free_fresh_frames(old);
             self.summary.replaced += 1;
             flags = flags.with(MapFlags::REPLACES);
             // Not counted as an unmap, because the trace shows none.
@@ -88,7 +88,7 @@ impl Resolver {
     }
 
     /// Appends `self.segments` to the chunk; the span is `None` if there are no segments.
-    pub(super) fn place(
+    pub(super) fn add_segments(
         &mut self,
         flags: MapFlags,
         chunk: &mut Chunk,
@@ -128,7 +128,7 @@ impl Resolver {
         let Some((id, mapping)) = self.live.end(key) else {
             return false;
         };
-        self.give_back(id);
+        self.free_fresh_frames(id);
         self.summary.unmaps += 1;
         if mapping.class != MapClass::Coherent {
             self.count(mapping.device, |counts| counts.unmaps += 1);
@@ -172,7 +172,7 @@ impl Resolver {
         chunk.ops.push(op);
     }
 
-    pub(super) fn give_back(&mut self, id: MappingId) {
+    pub(super) fn free_fresh_frames(&mut self, id: MappingId) {
         if let Some((start, bytes)) = self.fresh.remove(&id) {
             self.arena.free_frames(start, bytes);
         }

@@ -54,7 +54,7 @@ impl Resolver {
         self.segments.clear();
         self.segments
             .extend(pieces.iter().map(|piece| (piece.phys, piece.size)));
-        let (segments, renamed) = self.place(flags, chunk)?;
+        let (segments, renamed) = self.add_segments(flags, chunk)?;
         let Some(segments) = segments else {
             return Ok(());
         };

@@ -1,8 +1,86 @@
 //! Groups `iommu:map` lines by call and finds the `dma:*` line that takes them.
 
 use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, Window};
+use crate::op::DeviceIndex;
 use crate::pair::fifo::FifoSpan;
 use crate::text::Context;
+
+/// The DMA addresses of a map event, which identify its `iommu:map` lines.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MapCall<'a> {
+    /// DMA addresses and sizes of the segments.
+    pub(super) starts: &'a [u64],
+    pub(super) sizes: &'a [u64],
+    /// Physical address of the first segment, if known.
+    pub(super) phys: Option<u64>,
+    /// True if the kernel did not print all segments. Adjacent pieces after the last printed
+    /// segment then belong to the call too.
+    pub(super) truncated: bool,
+}
+
+impl MapCall<'_> {
+    /// Returns true if `piece`, which contains the first DMA address, maps it to the known
+    /// physical address.
+    fn matches_phys(&self, piece: &Piece) -> bool {
+        let (Some(first), Some(phys)) = (self.starts.first(), self.phys) else {
+            return true;
+        };
+        first.wrapping_sub(piece.iova).wrapping_add(piece.phys) == phys
+    }
+}
+
+/// Compares pieces with the segments of a call. Both ascend, so the next segment is nearly always
+/// the one that the next piece covers.
+struct SegmentCursor<'a> {
+    call: &'a MapCall<'a>,
+    /// Index of the current segment.
+    index: usize,
+    /// IOVA after the last piece of the call.
+    end: Option<u64>,
+}
+
+impl<'a> SegmentCursor<'a> {
+    fn new(call: &'a MapCall<'a>) -> Self {
+        Self {
+            call,
+            index: 0,
+            end: None,
+        }
+    }
+
+    /// Returns true if `piece` belongs to the call.
+    fn covers(&mut self, piece: &Piece) -> bool {
+        let follows = self.call.truncated && self.end == Some(piece.iova);
+        let covered = follows || self.overlaps_segment(piece);
+        if covered {
+            self.end = Some(piece.end());
+        }
+        covered
+    }
+
+    /// Returns true if a segment overlaps `piece`. Searches from the current segment on, and wraps.
+    fn overlaps_segment(&mut self, piece: &Piece) -> bool {
+        let count = self.call.starts.len().min(self.call.sizes.len());
+        for _ in 0..count {
+            let segment = self
+                .call
+                .starts
+                .get(self.index)
+                .zip(self.call.sizes.get(self.index));
+            let Some((&start, &size)) = segment else {
+                return false;
+            };
+            if piece.contains(start) || piece.iova.wrapping_sub(start) < size {
+                return true;
+            }
+            self.index += 1;
+            if self.index == count {
+                self.index = 0;
+            }
+        }
+        false
+    }
+}
 
 impl Window {
     /// Returns the call (first slot and IOVA) whose last piece waits in the same context and ends
@@ -64,88 +142,25 @@ impl Window {
         }
     }
 
-    /// Moves the waiting pieces that cover the DMA segments to the piece arena, in their order.
-    ///
-    /// The search covers the event's own CPU, and then lines of the same task on other CPUs,
-    /// because the kernel can migrate the task between the lines. `phys` is the physical address of
-    /// the first segment, if known. With `rest`, the list of segments was truncated, and adjacent
-    /// pieces after the last segment belong to it too.
-    pub(super) fn take_pieces(
-        &mut self,
-        cpu: usize,
-        context: Context,
-        starts: &[u64],
-        sizes: &[u64],
-        phys: Option<u64>,
-        rest: bool,
-    ) -> FifoSpan {
+    /// Moves the waiting pieces that cover the segments of `call` to the piece arena, in their
+    /// order.
+    fn take_pieces(&mut self, cpu: usize, context: Context, call: &MapCall<'_>) -> FifoSpan {
         let mark = self.pieces.mark();
-        let Some(&first) = starts.first() else {
+        let Some((cpu, context)) = self.find_call(cpu, context, call) else {
             return mark;
         };
-        let leads = |waiting: &Waiting| match &waiting.event {
-            WaitingFor::Map { piece, .. } => {
-                piece.contains(first)
-                    && phys.is_none_or(|phys| {
-                        first.wrapping_sub(piece.iova).wrapping_add(piece.phys) == phys
-                    })
-            }
-            _ => false,
-        };
-        let here = self
-            .cpus
-            .get(cpu)
-            .and_then(|here| here.waiting.iter().rev().find(|waiting| leads(waiting)));
-        let (cpu, context) = match here {
-            Some(waiting) => (cpu, waiting.context),
-            None if context.pid == 0 => return mark,
-            None => {
-                let moved = |cpu: &Cpu| {
-                    let mut waiting = cpu.waiting.iter();
-                    waiting.any(|waiting| waiting.context == context && leads(waiting))
-                };
-                self.prune();
-                let mut busy = self.busy.iter();
-                match busy.find(|&&cpu| self.cpus.get(cpu).is_some_and(moved)) {
-                    Some(&cpu) => (cpu, context),
-                    None => return mark,
-                }
-            }
-        };
-        let mut segments = starts.iter().zip(sizes).cycle();
-        let mut segment = segments.next();
-        let mut end = None;
-        let (slots, base, pieces) = (&mut self.slots, self.base, &mut self.pieces);
         let Some(cpu) = self.cpus.get_mut(cpu) else {
             return mark;
         };
+        let (slots, base, pieces) = (&mut self.slots, self.base, &mut self.pieces);
+        let mut segments = SegmentCursor::new(call);
         cpu.waiting.retain(|waiting| {
             let WaitingFor::Map { piece, .. } = &waiting.event else {
                 return true;
             };
-            if waiting.context != context {
+            if waiting.context != context || !segments.covers(piece) {
                 return true;
             }
-            // Pieces and segments both ascend, so the next segment is nearly always the right one.
-            let mut taken = rest && end == Some(piece.iova);
-            for _ in 0..=starts.len() {
-                let Some((&start, &size)) = segment else {
-                    break;
-                };
-                let overlap = piece.contains(start) || piece.iova.wrapping_sub(start) < size;
-                if overlap {
-                    taken = true;
-                    break;
-                }
-                if taken {
-                    break;
-                }
-                segment = segments.next();
-            }
-            if !taken {
-                return true;
-            }
-            end = Some(piece.end());
             pieces.push_one(*piece);
             let index = waiting.slot.wrapping_sub(base) as usize;
             if let Some(slot) = slots.get_mut(index) {
@@ -156,13 +171,58 @@ impl Window {
         self.pieces.since(mark)
     }
 
-    /// Records the pieces of a map: its number of lines, and that its device is translated.
-    pub(super) fn record_map_pieces(&mut self, slot: &mut Slot, device: usize) {
+    /// Returns the CPU and context in which the first piece of `call` waits.
+    ///
+    /// The search covers the event's own CPU, and then lines of the same task on other CPUs,
+    /// because the kernel can migrate the task between the lines.
+    fn find_call(
+        &mut self,
+        cpu: usize,
+        context: Context,
+        call: &MapCall<'_>,
+    ) -> Option<(usize, Context)> {
+        let first = *call.starts.first()?;
+        let is_first_piece = |waiting: &&Waiting| match &waiting.event {
+            WaitingFor::Map { piece, .. } => piece.contains(first) && call.matches_phys(piece),
+            _ => false,
+        };
+        let on_own_cpu = self
+            .cpus
+            .get(cpu)
+            .and_then(|own| own.waiting.iter().rev().find(is_first_piece));
+        if let Some(waiting) = on_own_cpu {
+            return Some((cpu, waiting.context));
+        }
+        // PID 0 is the idle task of every CPU and does not migrate.
+        if context.pid == 0 {
+            return None;
+        }
+        self.prune();
+        let has_first_piece = |cpu: &Cpu| {
+            let mut waiting = cpu.waiting.iter();
+            waiting.any(|waiting| waiting.context == context && is_first_piece(&waiting))
+        };
+        let mut busy = self.busy.iter();
+        let other = busy.find(|&&cpu| self.cpus.get(cpu).is_some_and(has_first_piece))?;
+        Some((*other, context))
+    }
+
+    /// Moves the pieces of a map event to its slot. Records its number of lines, and that its
+    /// device is translated.
+    pub(super) fn assign_pieces(
+        &mut self,
+        slot: &mut Slot,
+        device: DeviceIndex,
+        call: &MapCall<'_>,
+    ) {
+        let (cpu, context) = (usize::from(slot.event.cpu), slot.event.context);
+        slot.pieces = self.take_pieces(cpu, context, call);
         let count = slot.pieces.len();
         if count == 0 {
             return;
         }
         slot.lines = u16::try_from(count + 1).unwrap_or(u16::MAX);
+        let device = device.index();
         if self.translated.len() <= device {
             self.translated.resize(device + 1, false);
         }

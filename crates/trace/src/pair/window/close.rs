@@ -119,7 +119,7 @@ impl Window {
 
     /// Collects the pieces of the unexplained mapping that begins with `head`, slot `number`, into
     /// `group`.
-    pub(super) fn gather(&mut self, head: &Slot, number: u64) {
+    pub(super) fn collect_group(&mut self, head: &Slot, number: u64) {
         self.group.clear();
         let mut next = Some((*head, number));
         while let Some((slot, number)) = next {

@@ -1,0 +1,221 @@
+//! Drives an IOVA allocator alone with a workload's maps and unmaps. It counts search steps and
+//! times nothing.
+
+use std::collections::HashMap;
+
+use ringfence_iova::{AllocRequest, CachedTree, Capacity, Eiovar, RangeStore};
+use ringfence_types::{DomainId, Flushed, Invalidation, Pending, Pfn, PfnRange, Unmapped};
+
+use ringfence_lab::LabError;
+use ringfence_lab::meter::FreeInvalidator;
+use ringfence_lab::plan::{Plan, Step};
+
+/// Highest page frame number that a 32-bit device can address.
+pub(super) const TOP: u64 = 0xf_ffff;
+
+/// W of EIOVAR section 6.2: unmaps that a deferred mode batches.
+pub(super) const W: usize = 250;
+
+/// The pages `lo..=hi`.
+///
+/// # Errors
+/// `hi` is below `lo`.
+pub(super) fn pages(lo: u64, hi: u64) -> Result<PfnRange, LabError> {
+    PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).ok_or(LabError::Internal("pages"))
+}
+
+/// Proves `range` flushed without hardware: no table here maps it.
+///
+/// # Errors
+/// None in practice: [`FreeInvalidator`] never refuses and never fails.
+pub(super) fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
+    let unmapped = Unmapped::attest_cleared(DomainId::new(1), range);
+    let failed = LabError::Internal("an invalidator that does not fail");
+    Pending::submit(&mut FreeInvalidator, Invalidation::Global, unmapped)
+        .map_err(|_| LabError::Internal("an invalidator that does not refuse"))?
+        .wait(&mut FreeInvalidator)
+        .map_err(|_| failed)
+}
+
+/// Linux's tree, optionally with EIOVAR's freelists in front.
+#[derive(Debug)]
+pub(super) enum TreeWithFreelists {
+    /// The tree alone.
+    Tree(CachedTree),
+    /// The tree behind freelists.
+    Lists(Box<Eiovar<CachedTree>>),
+}
+
+impl TreeWithFreelists {
+    /// The tree alone, or behind freelists of capacity `lists`.
+    ///
+    /// # Errors
+    /// None in practice: the range is valid.
+    pub(super) fn new(lists: Option<Capacity>) -> Result<Self, LabError> {
+        let tree = CachedTree::new(pages(1, TOP)?);
+        Ok(match lists {
+            None => Self::Tree(tree),
+            Some(capacity) => Self::Lists(Box::new(Eiovar::new(tree, capacity))),
+        })
+    }
+
+    fn alloc(&mut self, pages: u64) -> Result<(PfnRange, u32), LabError> {
+        let request = AllocRequest::new(pages, Pfn::new(TOP));
+        let found = match self {
+            Self::Tree(tree) => tree.alloc(&request),
+            Self::Lists(lists) => lists.alloc(&request),
+        };
+        let found = found.map_err(LabError::Alloc)?;
+        Ok((found.range, found.steps))
+    }
+
+    fn free(&mut self, range: PfnRange) -> Result<(), LabError> {
+        let range = flushed(range)?.into();
+        let freed = match self {
+            Self::Tree(tree) => tree.free(range),
+            Self::Lists(lists) => lists.free(range),
+        };
+        if freed {
+            Ok(())
+        } else {
+            Err(LabError::Internal("a range that was not allocated"))
+        }
+    }
+
+    /// Freed ranges in the freelists.
+    pub(super) fn held(&self) -> usize {
+        match self {
+            Self::Tree(_) => 0,
+            Self::Lists(lists) => lists.cached_ranges(),
+        }
+    }
+}
+
+/// Counts over a run's allocations and frees.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Counts {
+    pub(super) allocs: u64,
+    /// Search steps of all allocations.
+    pub(super) steps: u64,
+    /// Search steps of the longest allocation.
+    pub(super) longest: u32,
+    /// Allocations that a freelist satisfied.
+    pub(super) from_list: u64,
+    /// Sum of the freelists' lengths, sampled after each allocation and each free.
+    pub(super) held: u64,
+    pub(super) frees: u64,
+}
+
+impl Counts {
+    /// Mean search steps per allocation.
+    pub(super) fn mean_steps(&self) -> f64 {
+        self.steps as f64 / self.allocs.max(1) as f64
+    }
+
+    /// Mean number of freed ranges in the lists: "every allocation and deallocation contributes to
+    /// the average" (EIOVAR section 6.1).
+    pub(super) fn mean_held(&self) -> f64 {
+        self.held as f64 / (self.allocs + self.frees).max(1) as f64
+    }
+
+    /// Share of allocations that a freelist satisfied.
+    pub(super) fn hit_rate(&self) -> f64 {
+        self.from_list as f64 / self.allocs.max(1) as f64
+    }
+}
+
+/// An allocator that executes plans.
+#[derive(Debug)]
+pub(super) struct DrivenAllocator {
+    store: TreeWithFreelists,
+    /// Live ranges, by mapping slot.
+    live: HashMap<u32, PfnRange>,
+    waiting: Vec<PfnRange>,
+    /// Number of unmaps per batch of frees: 1 in strict, [`W`] in deferred modes.
+    batch: usize,
+    /// Highest number of ranges allocated at the same time.
+    most: u64,
+    /// Ranges that were allocated before and are free now, sampled after each unmap: maximum, sum
+    /// and number of samples.
+    unused: (u64, u64, u64),
+}
+
+impl DrivenAllocator {
+    /// A new allocator that frees ranges in batches of `batch`.
+    ///
+    /// # Errors
+    /// None in practice; see [`TreeWithFreelists::new`].
+    pub(super) fn new(lists: Option<Capacity>, batch: usize) -> Result<Self, LabError> {
+        Ok(Self {
+            store: TreeWithFreelists::new(lists)?,
+            live: HashMap::new(),
+            waiting: Vec::new(),
+            batch,
+            most: 0,
+            unused: (0, 0, 0),
+        })
+    }
+
+    /// Executes a plan. Calls `each` with the search steps of every allocation.
+    ///
+    /// # Errors
+    /// The IOVA space is exhausted, or the plan unmaps a mapping that it did not map.
+    pub(super) fn run(
+        &mut self,
+        plan: &Plan,
+        mut each: impl FnMut(u32),
+    ) -> Result<Counts, LabError> {
+        let mut counts = Counts::default();
+        for timed in &plan.steps {
+            match timed.step {
+                Step::Map {
+                    id, first, count, ..
+                } => {
+                    for piece in plan.segments(first, count) {
+                        let pages = piece.pages(ringfence_types::PageSize::Size4K);
+                        let before = self.store.held();
+                        let (range, steps) = self.store.alloc(pages)?;
+                        counts.allocs += 1;
+                        counts.steps += u64::from(steps);
+                        counts.longest = counts.longest.max(steps);
+                        counts.from_list += u64::from(self.store.held() < before);
+                        counts.held += self.store.held() as u64;
+                        each(steps);
+                        self.live.insert(id.0, range);
+                        let allocated = (self.live.len() + self.waiting.len()) as u64;
+                        self.most = self.most.max(allocated);
+                    }
+                }
+                Step::Unmap { id, .. } => {
+                    let range = self.live.remove(&id.0);
+                    self.waiting
+                        .push(range.ok_or(LabError::Internal("unmap without map"))?);
+                    if self.waiting.len() >= self.batch {
+                        for range in std::mem::take(&mut self.waiting) {
+                            self.store.free(range)?;
+                            counts.frees += 1;
+                            counts.held += self.store.held() as u64;
+                        }
+                    }
+                    let unused = self.most - (self.live.len() + self.waiting.len()) as u64;
+                    self.unused.0 = self.unused.0.max(unused);
+                    self.unused.1 += unused;
+                    self.unused.2 += 1;
+                }
+                Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Highest number of ranges allocated at the same time, including those waiting in a batch.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Ranges that were allocated before and are free now: maximum and mean over all unmaps.
+    pub(super) fn unused(&self) -> (u64, f64) {
+        let (largest, sum, count) = self.unused;
+        (largest, sum as f64 / count.max(1) as f64)
+    }
+}

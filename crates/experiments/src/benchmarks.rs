@@ -1,0 +1,62 @@
+//! The five benchmarks on both adapters in the modes of the rIOMMU paper: cycles per packet beyond
+//! those of a packet without protection.
+
+use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
+
+use super::capture::Capture;
+use super::catalogue::Setting;
+use super::finding::Measured;
+use super::published::{Benchmark, Nic};
+use super::stream::{in_turns, last};
+use super::timed::TimedSubject;
+use ringfence_lab::LabError;
+
+/// The modes other than `none`, in the order of the paper's tables.
+pub(super) const MODES: [&str; 6] = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
+
+fn adapter(nic: Nic) -> Adapter {
+    match nic {
+        Nic::Mlx => Adapter::MLX,
+        Nic::Brcm => Adapter::BRCM,
+    }
+}
+
+fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
+    match benchmark {
+        Benchmark::Stream => Box::new(NetperfStream::default()),
+        Benchmark::Rr => Box::new(RequestResponse::default()),
+        Benchmark::Apache1M => Box::new(Apache::new(Apache::BIG, Apache::CLIENTS, 1)),
+        Benchmark::Apache1K => Box::new(Apache::new(Apache::SMALL, Apache::CLIENTS, 1)),
+        Benchmark::Memcached => Box::new(Memcached::new(Memcached::CLIENTS, 1)),
+    }
+}
+
+/// Cycles per frame in each of [`MODES`], beyond those without protection.
+///
+/// # Errors
+/// The workload cannot continue, or memory is exhausted.
+pub(super) fn extra(
+    setting: &Setting,
+    nic: Nic,
+    benchmark: Benchmark,
+) -> Result<Vec<(&'static str, Measured)>, LabError> {
+    let mut capture = Capture::with(adapter(nic), workload(benchmark), BURST, setting.packets)?;
+    let runs = (0..setting.runs.clamp(2, 3)).map(|_| capture.run());
+    let runs = runs.collect::<Result<Vec<_>, _>>()?;
+    let subjects = MODES
+        .map(TimedSubject::from_name)
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
+    let mut out = Vec::new();
+    for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
+        let cost = last(&costs)?;
+        let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+        let measured = Measured::cost(cost.measured / packets, charged / packets, cost.spread);
+        out.push((mode, measured));
+    }
+    Ok(out)
+}

@@ -1,0 +1,213 @@
+//! The list of experiments, and the settings that they run with.
+
+use std::time::Instant;
+
+use ringfence_devices::workload::PACKETS_PER_RUN;
+
+use super::finding::{Finding, Findings, Verdict};
+use super::guests::Guests;
+use super::prefetch::PrefetchRow;
+use super::reuse::ReuseRow;
+use ringfence_lab::LabError;
+use ringfence_lab::Profile;
+
+/// Workload size and inputs of the experiments.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// Cost profile of the modelled machine.
+    pub profile: Profile,
+    /// Consecutive runs of a workload on one interface. Allocator state carries over from run to
+    /// run: decision 0011 calls it history.
+    pub runs: usize,
+    /// Runs in experiments that count search steps only and study history (X11).
+    pub history: usize,
+    /// Packets of a run.
+    pub packets: u64,
+    /// Passes over the whole IOVA space (X19).
+    pub wraps: u64,
+    /// Timed repetitions of each run.
+    pub repetitions: usize,
+    /// Prefetcher results on recorded traces (X07), from [`of_trace`](super::prefetch::of_trace),
+    /// concatenated trace by trace.
+    pub recorded: Vec<PrefetchRow>,
+    /// Page reuse of recorded devices (X22), from [`of_trace`](super::reuse::of_trace).
+    pub reuse: Vec<ReuseRow>,
+    /// Counts from booted guests (X21).
+    pub guests: Guests,
+}
+
+impl Setting {
+    /// The setting of `ringfence reproduce`. It makes ten of the papers' hundred runs, on a profile
+    /// whose page walks do not snoop (rIOMMU section 3.2; decision 0011).
+    pub fn full() -> Self {
+        Self {
+            profile: Profile::r210_2015(),
+            runs: 10,
+            history: 100,
+            packets: PACKETS_PER_RUN,
+            wraps: 2,
+            repetitions: 5,
+            recorded: Vec::new(),
+            reuse: Vec::new(),
+            guests: Guests::default(),
+        }
+    }
+
+    /// A minimal workload for tests of structure. Its timed numbers are meaningless.
+    pub fn smoke() -> Self {
+        Self {
+            runs: 1,
+            history: 3,
+            packets: 2048,
+            wraps: 1,
+            repetitions: 1,
+            ..Self::full()
+        }
+    }
+}
+
+/// An experiment of one of the papers.
+#[derive(Debug, Clone, Copy)]
+pub struct Experiment {
+    /// Id: `X01`, `X02`, ...
+    pub id: &'static str,
+    /// Subject of the experiment, as a heading.
+    pub title: &'static str,
+    /// Paper and section.
+    pub source: &'static str,
+    pub(super) measure: Measure,
+}
+
+/// Function that runs an experiment.
+pub(super) type Measure = fn(&Setting) -> Result<Findings, LabError>;
+
+impl Experiment {
+    /// All experiments, in the order of their ids.
+    pub const ALL: &'static [Self] = &[
+        super::x01_breakdown::EXPERIMENT,
+        super::x02_model::EXPERIMENT,
+        super::x03_benchmarks::EXPERIMENT,
+        super::x04_latency::EXPERIMENT,
+        super::x05_passthrough::EXPERIMENT,
+        super::x06_misses::EXPERIMENT,
+        super::x07_prefetchers::EXPERIMENT,
+        super::x08_ahci::EXPERIMENT,
+        super::x09_bursts::EXPERIMENT,
+        super::x10_cached_node::EXPERIMENT,
+        super::x11_search_length::EXPERIMENT,
+        super::x12_freelists_strict::EXPERIMENT,
+        super::x13_freelists_deferred::EXPERIMENT,
+        super::x14_eiovar::EXPERIMENT,
+        super::x15_sweeps::EXPERIMENT,
+        super::x16_live_set::EXPERIMENT,
+        super::x17_freebsd::EXPERIMENT,
+        super::x18_fujita::EXPERIMENT,
+        super::x19_flush_memory::EXPERIMENT,
+        super::x21_guests::EXPERIMENT,
+        super::x22_page_reuse::EXPERIMENT,
+        super::x23_radix_tree::EXPERIMENT,
+        super::x24_residency::EXPERIMENT,
+        super::x25_host_side::EXPERIMENT,
+        super::x26_windows::EXPERIMENT,
+    ];
+
+    /// Returns the experiment with `id`, ignoring case.
+    pub fn find(id: &str) -> Option<&'static Self> {
+        let same = |experiment: &&Self| experiment.id.eq_ignore_ascii_case(id);
+        Self::ALL.iter().find(same)
+    }
+
+    /// Runs the experiment and derives its verdict.
+    ///
+    /// # Errors
+    /// A replay or a workload of the experiment failed.
+    pub fn run(&self, setting: &Setting) -> Result<Finding, LabError> {
+        let begin = Instant::now();
+        let found = (self.measure)(setting)?;
+        Ok(Finding {
+            id: self.id,
+            title: self.title,
+            source: self.source,
+            method: found.method,
+            verdict: Verdict::of(&found.rows),
+            explanation: found.explanation,
+            notes: found.notes,
+            rows: found.rows,
+            figures: found.figures,
+            seconds: begin.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_in_order_and_found_in_any_case() {
+        assert!(Experiment::ALL.is_sorted_by_key(|experiment| experiment.id));
+        assert_eq!(Experiment::find("x10").map(|found| found.id), Some("X10"));
+        assert!(Experiment::find("X99").is_none());
+    }
+
+    #[test]
+    fn experiments_about_time_have_whole_rows() {
+        for (id, rows) in [
+            ("X03", 10 * 7 + 8 * 20 + 2 * 10),
+            ("X04", 14),
+            ("X05", 4),
+            ("X18", 11 + 8),
+        ] {
+            let experiment = Experiment::find(id).unwrap();
+            let found = experiment.run(&Setting::smoke()).unwrap();
+            assert_eq!(found.rows.len(), rows, "{id}");
+            for row in &found.rows {
+                // Code built without optimisation can be too slow for any fit.
+                let fitted = id == "X03" && !row.quantity.starts_with("mlx stream");
+                let measured = row.measured.unwrap().median;
+                assert!(fitted || measured.is_finite(), "{id} {}", row.quantity);
+                let counted = row.measured.unwrap().modelled_part;
+                assert!(
+                    fitted || counted.is_none_or(|c| c >= 0.0),
+                    "{id} {}",
+                    row.quantity
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_charged_does_not_depend_on_how_fast_anything_ran() {
+        let setting = Setting::smoke();
+        let found = Experiment::find("X04").unwrap().run(&setting).unwrap();
+        let charged = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
+            row.measured.unwrap().modelled_part.unwrap()
+        };
+        // Each round trip has two frames. Each frame has two buffers on mlx and one on brcm, with
+        // one invalidation each. The clock runs at 3100 cycles a microsecond.
+        let invalidation = 2150.0 / 3100.0;
+        for (nic, buffers, none) in [("mlx", 2.0, 13.4), ("brcm", 1.0, 34.6)] {
+            let strict = charged(&format!("{nic}: strict")) - none;
+            let wanted = 2.0 * buffers * invalidation;
+            assert!(
+                (strict / wanted - 1.0).abs() < 0.1,
+                "{nic}: {strict} for {wanted}"
+            );
+            // A ring is invalidated once per burst, and here each burst is one frame.
+            let riommu = charged(&format!("{nic}: riommu")) - none;
+            assert!(
+                (riommu / (2.0 * invalidation) - 1.0).abs() < 0.1,
+                "{nic}: {riommu}"
+            );
+            assert!(charged(&format!("{nic}: defer")) - none < 0.1 * strict);
+        }
+    }
+
+    #[test]
+    fn nothing_is_stale_where_nothing_may_be() {
+        let experiment = Experiment::find("X26").unwrap();
+        let found = experiment.run(&Setting::smoke()).unwrap();
+        assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
+    }
+}

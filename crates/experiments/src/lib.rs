@@ -1,0 +1,68 @@
+//! Repeats the experiments of the papers, one module each, and compares their published numbers.
+//!
+//! [`Experiment`] runs one experiment by its id and derives the [`Verdict`] of its [`Finding`].
+//! [`published`] holds the numbers that the papers print, and [`model`] their throughput model. The
+//! experiments use the replays and meters of `ringfence_lab`; the `report` crate formats findings.
+//!
+//! ```
+//! use ringfence_experiments::{Experiment, Setting, Verdict};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let windows = Experiment::find("X26").ok_or("unknown experiment")?;
+//! let finding = windows.run(&Setting::smoke())?;
+//! assert_eq!(finding.source, "EIOVAR sections 2 and 9 (future work)");
+//! assert_eq!(finding.verdict, Verdict::Reproduced);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod allocators;
+mod benchmarks;
+mod capture;
+mod catalogue;
+mod figure;
+mod finding;
+pub mod guests;
+mod loops;
+pub mod model;
+mod owned;
+mod page_reuse_workload;
+pub mod prefetch;
+pub mod published;
+pub mod reuse;
+mod stream;
+mod substitution;
+mod timed;
+mod x01_breakdown;
+mod x02_model;
+mod x03_benchmarks;
+mod x04_latency;
+mod x05_passthrough;
+mod x06_misses;
+mod x07_prefetchers;
+mod x08_ahci;
+mod x09_bursts;
+mod x10_cached_node;
+mod x11_search_length;
+mod x12_freelists_strict;
+mod x13_freelists_deferred;
+mod x14_eiovar;
+mod x15_sweeps;
+mod x16_live_set;
+mod x17_freebsd;
+mod x18_fujita;
+mod x19_flush_memory;
+mod x21_guests;
+mod x22_page_reuse;
+mod x23_radix_tree;
+mod x24_residency;
+mod x25_host_side;
+mod x26_windows;
+
+pub use catalogue::{Experiment, Setting};
+pub use figure::{Figure, Series};
+pub use finding::{
+    Finding, FindingRow, Findings, Measured, Published, Requirement, TOLERANCE, Verdict,
+};

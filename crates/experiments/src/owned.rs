@@ -1,0 +1,461 @@
+//! Cost of a run's calls on rings that the driver owns: map and unmap without a lock, the DMA layer
+//! or its mapping token.
+//!
+//! The driver's loops make the calls. The same loops also run without protection, and their cost is
+//! subtracted: it is part of `none`, and so of the cycles of a packet.
+//!
+//! Invalidations are either counted and charged, or waited for. The rIOMMU paper simulated its
+//! hardware by running `none` under the real driver code and spinning for 2150 cycles at each
+//! invalidation of a ring (RI19, rIOMMU section 5.1). Both models exist so that they can be
+//! compared.
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::rc::Rc;
+
+use ringfence_dma::MapReason;
+use ringfence_dma::ring::{
+    OwnedRing, RingError, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
+};
+use ringfence_memory::Arena;
+use ringfence_pgtable::Coherency;
+use ringfence_types::{
+    Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr, PhysRange,
+    RequesterId, Ticket,
+};
+
+use super::capture::Run;
+use super::loops::{Loop, LoopBody, Loops, MappedByRing};
+use super::timed::{Cost, sum_of_medians};
+use ringfence_lab::LabError;
+use ringfence_lab::meter::{InvalidationQueue, cycles};
+use ringfence_lab::plan::{Plan, Step};
+
+/// Bytes of memory for the tables of one port.
+const ARENA: u64 = 64 << 20;
+
+/// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
+/// unmaps of the longest burst also occupy slots until it ends.
+const SLOTS: u32 = 4096;
+
+/// Minimum number of calls in a timed block.
+const BLOCK: usize = 1024;
+
+/// Time model of an invalidation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InvalidationModel {
+    /// Counts the invalidation; the caller charges its cycles.
+    Counted,
+    /// Spins for this number of cycles.
+    Waited(u64),
+}
+
+/// Invalidation unit that writes queue descriptors as a driver does, and waits if the model says
+/// so.
+#[derive(Debug)]
+struct QueuedUnit {
+    queue: InvalidationQueue,
+    model: InvalidationModel,
+    count: u64,
+}
+
+impl Invalidator for QueuedUnit {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.count += 1;
+        let ticket = self.queue.submit(request)?;
+        if let InvalidationModel::Waited(wanted) = self.model {
+            let begin = cycles();
+            while cycles().saturating_sub(begin) < wanted {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(ticket)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.queue.poll(ticket)
+    }
+}
+
+/// Protection between a driver and its device.
+trait Protection {
+    /// State that the driver keeps for each mapping, besides the descriptor.
+    type Token;
+
+    /// Maps `piece` for the device. Returns the driver's token and the address for the descriptor.
+    fn map(
+        &mut self,
+        memory: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        direction: Direction,
+    ) -> Result<(Self::Token, Iova), LabError>;
+
+    fn unmap(&mut self, memory: &Arena, held: Self::Token) -> Result<(), LabError>;
+
+    fn doorbell(&mut self, memory: &Arena);
+
+    fn end_burst(&mut self, memory: &Arena, unit: &mut QueuedUnit) -> Result<(), LabError>;
+}
+
+impl Protection for OwnedRing<'_, u64> {
+    type Token = RingMapping<u64>;
+
+    #[inline(always)]
+    fn map(
+        &mut self,
+        memory: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        direction: Direction,
+    ) -> Result<(RingMapping<u64>, Iova), LabError> {
+        match Self::map(self, memory, buffer, piece, direction) {
+            Ok(mapping) => {
+                let at = mapping.iova();
+                Ok((mapping, at))
+            }
+            Err(_) => Err(LOST),
+        }
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, memory: &Arena, held: RingMapping<u64>) -> Result<(), LabError> {
+        match Self::unmap(self, memory, held) {
+            Ok(_withheld) => Ok(()),
+            Err(_) => Err(LOST),
+        }
+    }
+
+    #[inline(always)]
+    fn doorbell(&mut self, memory: &Arena) {
+        Self::sync_map(self, memory);
+    }
+
+    fn end_burst(&mut self, memory: &Arena, unit: &mut QueuedUnit) -> Result<(), LabError> {
+        let ended = Self::end_burst(self, memory, unit, |buffer| {
+            black_box(buffer);
+        });
+        ended.map_err(|_| LOST)
+    }
+}
+
+/// No protection: the IOVA is the physical address, and unmap returns the buffer at once.
+struct NoProtection;
+
+impl Protection for NoProtection {
+    type Token = u64;
+
+    #[inline(always)]
+    fn map(
+        &mut self,
+        _: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        _: Direction,
+    ) -> Result<(u64, Iova), LabError> {
+        Ok((buffer, Iova::new(piece.start().get())))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, _: &Arena, buffer: u64) -> Result<(), LabError> {
+        black_box(buffer);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn doorbell(&mut self, _: &Arena) {}
+
+    fn end_burst(&mut self, _: &Arena, _: &mut QueuedUnit) -> Result<(), LabError> {
+        Ok(())
+    }
+}
+
+/// A ring and its outstanding mappings in ring order. A driver keeps these with its descriptors.
+struct DriverRing<P: Protection> {
+    protection: P,
+    outstanding: VecDeque<P::Token>,
+}
+
+/// The rings of a port and its invalidation unit.
+struct Port<'m, P: Protection> {
+    memory: &'m Arena,
+    rings: Vec<DriverRing<P>>,
+    unit: QueuedUnit,
+    /// Number of buffers mapped so far; the next buffer's id.
+    mapped: u64,
+}
+
+const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
+
+impl<P: Protection> DriverRing<P> {
+    #[inline(always)]
+    fn map(
+        &mut self,
+        memory: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        direction: Direction,
+    ) -> Result<(), LabError> {
+        let (held, told) = self.protection.map(memory, buffer, piece, direction)?;
+        // The address that a driver would write into the descriptor.
+        black_box(told);
+        self.outstanding.push_back(held);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, memory: &Arena) -> Result<(), LabError> {
+        let held = self.outstanding.pop_front().ok_or(LOST)?;
+        self.protection.unmap(memory, held)
+    }
+}
+
+/// Lays out `rings` empty rings of `slots` slots each in `memory`.
+fn rings<'m>(
+    memory: &'m Arena,
+    rings: usize,
+    slots: u32,
+) -> Result<Vec<OwnedRing<'m, u64>>, LabError> {
+    let setup = RingSetup {
+        choice: SlotChoice::Tail,
+        coherency: Coherency::Coherent,
+    };
+    let base = PhysAddr::new(0x2000);
+    let tables = RingTables::new(base, &vec![slots; rings.max(1)]).map_err(LabError::Rings)?;
+    let laid = lay_out(memory, &tables, setup).map_err(LabError::Rings)?;
+    let (domain, device) = (DomainId::new(1), RequesterId::new(0x0300));
+    let owned = laid
+        .into_iter()
+        .map(|ring| OwnedRing::new(ring, memory, domain, device));
+    owned
+        .collect::<Result<_, RingError>>()
+        .map_err(LabError::Rings)
+}
+
+impl<'m, P: Protection> Port<'m, P> {
+    /// A port with one ring for each of `protections`.
+    fn new(
+        memory: &'m Rc<Arena>,
+        protections: impl IntoIterator<Item = P>,
+        answer: InvalidationModel,
+    ) -> Self {
+        let lanes = protections.into_iter().map(|protection| DriverRing {
+            protection,
+            outstanding: VecDeque::with_capacity(SLOTS as usize),
+        });
+        let queue =
+            InvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
+        Self {
+            memory,
+            rings: lanes.collect(),
+            unit: QueuedUnit {
+                queue,
+                model: answer,
+                count: 0,
+            },
+            mapped: 0,
+        }
+    }
+
+    /// Executes `loops` and returns the cycles of each block.
+    fn drive(&mut self, loops: &Loops) -> Result<Vec<u64>, LabError> {
+        let mut buffers = loops.buffers.as_slice();
+        let blocks = loops.blocks(BLOCK);
+        blocks
+            .map(|block| {
+                let begin = cycles();
+                let done = block
+                    .iter()
+                    .try_for_each(|each| self.run_loop(each, &mut buffers));
+                let spent = cycles().saturating_sub(begin);
+                done.map(|()| spent)
+            })
+            .collect()
+    }
+
+    /// Executes one loop of the driver. Takes the buffers to map from the front of `buffers`.
+    fn run_loop(&mut self, each: &Loop, buffers: &mut &[PhysRange]) -> Result<(), LabError> {
+        let (memory, direction) = (self.memory, each.direction);
+        let lane = self.rings.get_mut(usize::from(each.ring)).ok_or(LOST)?;
+        let pieces = buffers
+            .split_off(..each.body.maps() * each.times)
+            .ok_or(LOST)?;
+        let names = self.mapped..;
+        self.mapped += pieces.len() as u64;
+        match each.body {
+            LoopBody::Renew => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.map(memory, name, piece, direction)?;
+                    lane.unmap(memory)?;
+                }
+            }
+            LoopBody::Replace => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.unmap(memory)?;
+                    lane.map(memory, name, piece, direction)?;
+                }
+            }
+            LoopBody::Send => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.map(memory, name, piece, direction)?;
+                    lane.protection.doorbell(memory);
+                }
+            }
+            LoopBody::Map => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.map(memory, name, piece, direction)?;
+                }
+            }
+            LoopBody::Unmap => {
+                for _ in 0..each.times {
+                    lane.unmap(memory)?;
+                }
+            }
+            LoopBody::Doorbell => {
+                for _ in 0..each.times {
+                    lane.protection.doorbell(memory);
+                }
+            }
+            LoopBody::EndBurst => {
+                for _ in 0..each.times {
+                    lane.protection.end_burst(memory, &mut self.unit)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cost of each of `runs`, which follow each other on one interface, on rings that the driver owns.
+/// The cost of the same loops without protection is subtracted. Repetitions of both are
+/// interleaved, run by run; each block counts with its median.
+///
+/// # Errors
+/// Memory is exhausted, or a ring refused a call.
+pub(super) fn costs(
+    runs: &[Run],
+    repetitions: usize,
+    answer: InvalidationModel,
+) -> Result<Vec<Cost>, LabError> {
+    let count = runs.iter().map(|run| run.rings.len()).max().unwrap_or(0);
+    let memories = (0..repetitions.max(1)).map(|_| Arena::new(ARENA).map(Rc::new));
+    let memories: Vec<Rc<Arena>> = memories.collect::<Result<_, _>>()?;
+    let mut ports = Vec::with_capacity(memories.len());
+    for memory in &memories {
+        let bare = (0..count.max(1)).map(|_| NoProtection);
+        ports.push((
+            Port::new(memory, rings(memory, count, SLOTS)?, answer),
+            Port::new(memory, bare, InvalidationModel::Counted),
+        ));
+    }
+    let mut held = MappedByRing::default();
+    runs.iter()
+        .map(|run| {
+            let plan = run.by_ring();
+            let loops = Loops::of(&plan, &mut held)?;
+            cost(&mut ports, &plan, &loops)
+        })
+        .collect()
+}
+
+type Ports<'m> = (Port<'m, OwnedRing<'m, u64>>, Port<'m, NoProtection>);
+
+fn cost(ports: &mut [Ports<'_>], plan: &Plan, loops: &Loops) -> Result<Cost, LabError> {
+    let mut invalidations = 0;
+    let (mut blocks, mut bare) = (Vec::new(), Vec::new());
+    for (port, none) in ports {
+        let before = port.unit.count;
+        blocks.push(port.drive(loops)?);
+        invalidations = port.unit.count - before;
+        bare.push(none.drive(loops)?);
+    }
+    Ok(Cost::of(
+        &blocks,
+        plan,
+        sum_of_medians(&bare),
+        invalidations,
+    ))
+}
+
+/// Returns the share of the maps of `run` that a ring of `slots` slots refuses because it is full.
+/// The rings are empty at the start. A refused map is skipped together with its unmap.
+///
+/// # Errors
+/// Memory is exhausted, or a ring refused a call for another reason.
+pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
+    let plan = run.by_ring();
+    let memory = Rc::new(Arena::new(ARENA)?);
+    let rings = rings(&memory, run.rings.len(), slots)?;
+    let mut lanes: Vec<_> = rings
+        .into_iter()
+        .map(|ring| (ring, VecDeque::new()))
+        .collect();
+    let mut unit = Port::<NoProtection>::new(&memory, [], InvalidationModel::Counted).unit;
+    let mut full = 0_u64;
+    for timed in &plan.steps {
+        match timed.step {
+            Step::Map {
+                id,
+                device,
+                direction,
+                first,
+                count,
+                ..
+            } => {
+                let [piece] = plan.segments(first, count) else {
+                    return Err(LOST);
+                };
+                let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                match ring.map(&*memory, u64::from(id.0), piece, direction) {
+                    Ok(mapping) => held.push_back(mapping),
+                    Err((_, MapReason::RingFull(_))) => full += 1,
+                    Err(_) => return Err(LOST),
+                }
+            }
+            Step::Unmap { id, device, .. } => {
+                let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                // A buffer whose map was refused is not the oldest of `held`: skip its unmap.
+                if let Some(mapping) =
+                    held.pop_front_if(|oldest| *oldest.buffer() == u64::from(id.0))
+                {
+                    let unmapped = ring.unmap(&*memory, mapping);
+                    let _withheld = unmapped.map_err(|_| LOST)?;
+                }
+            }
+            Step::EndBurst { device, .. } => {
+                let (ring, _) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                ring.end_burst(&*memory, &mut unit, |_| ())
+                    .map_err(|_| LOST)?;
+            }
+            Step::Doorbell { .. } | Step::Tick => {}
+        }
+    }
+    Ok(full as f64 / plan.maps.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_devices::nic::Profile as Adapter;
+    use ringfence_devices::workload::NetperfStream;
+
+    use super::*;
+    use crate::capture::Capture;
+
+    #[test]
+    fn each_burst_is_one_invalidation_and_waiting_takes_its_time() {
+        const WAIT: u64 = 1_000_000;
+        let mut capture = Capture::with(Adapter::BRCM, NetperfStream::default(), 50, 1200).unwrap();
+        let runs = [capture.run().unwrap(), capture.run().unwrap()];
+        let counted = costs(&runs, 1, InvalidationModel::Counted).unwrap();
+        let waited = costs(&runs, 1, InvalidationModel::Waited(WAIT)).unwrap();
+        for ((run, counted), waited) in runs.iter().zip(&counted).zip(&waited) {
+            assert_eq!(counted.invalidations, run.bursts());
+            assert_eq!(waited.invalidations, run.bursts());
+            assert_eq!(counted.pairs, run.plan.maps.max(run.plan.unmaps));
+            // The wait is a lower bound, whatever else the CPU executes.
+            assert!(waited.measured > (run.bursts() * WAIT) as f64 * 0.9);
+        }
+    }
+}

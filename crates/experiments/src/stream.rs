@@ -1,0 +1,185 @@
+//! Common parts of the allocator experiments: the stream benchmark on mlx, many runs on one
+//! interface, and throughput from the model.
+
+use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::workload::{BURST, NetperfStream};
+use ringfence_iova::Capacity;
+
+use super::allocators::{Counts, DrivenAllocator};
+use super::capture::{Capture, Run};
+use super::catalogue::Setting;
+use super::finding::{Measured, median};
+use super::model::{cycles_per_packet, gbps};
+use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
+use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
+use ringfence_lab::LabError;
+use ringfence_lab::Profile;
+use ringfence_lab::modes::{Alloc, FlushKind, Mode};
+
+/// Freelist sizes that EIOVAR plots; `None` for no freelists.
+pub(super) const SIZES: [Option<Capacity>; 6] = [
+    None,
+    Some(Capacity::AtMost(1)),
+    Some(Capacity::AtMost(8)),
+    Some(Capacity::AtMost(64)),
+    Some(Capacity::AtMost(512)),
+    Some(Capacity::Unbounded),
+];
+
+/// Name of a freelist size in EIOVAR's plots.
+pub(super) fn name(size: Option<Capacity>) -> String {
+    match size {
+        None => "baseline".into(),
+        Some(Capacity::AtMost(k)) => format!("eiovar_{k}"),
+        Some(Capacity::Unbounded) => "eiovar_inf".into(),
+    }
+}
+
+/// Burst limits of the sweeps, in packets received or acknowledgements sent, including the default
+/// of 200.
+pub(super) const BURSTS: [u32; 4] = [BURST, 50, 10, 1];
+
+/// The papers' runs of stream on mlx.
+///
+/// # Errors
+/// The workload cannot continue.
+pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
+    let mut capture = capture(setting, BURST)?;
+    (0..setting.runs.max(1)).map(|_| capture.run()).collect()
+}
+
+/// A testbed that runs stream on mlx and interrupts after at most `burst` completions.
+///
+/// # Errors
+/// The port cannot be opened.
+pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfStream>, LabError> {
+    Capture::with(
+        Adapter::MLX,
+        NetperfStream::default(),
+        burst,
+        setting.packets,
+    )
+}
+
+/// Allocator counts of each run.
+///
+/// # Errors
+/// The IOVA space is exhausted.
+pub(super) fn counted(
+    runs: &[Run],
+    size: Option<Capacity>,
+    batch: usize,
+) -> Result<Vec<Counts>, LabError> {
+    let mut driven = DrivenAllocator::new(size, batch)?;
+    runs.iter()
+        .map(|run| driven.run(&run.plan, |_| {}))
+        .collect()
+}
+
+/// The mode of Linux 3.4 with freelists of `size`.
+fn mode(size: Option<Capacity>, flush: FlushKind) -> Result<Mode, LabError> {
+    let base = Mode::find("strict").ok_or(LabError::Internal("mode strict"))?;
+    Ok(Mode {
+        name: name(size),
+        alloc: match size {
+            None => Alloc::CachedRbTree,
+            Some(Capacity::AtMost(k)) => Alloc::Eiovar(Some(k)),
+            Some(Capacity::Unbounded) => Alloc::Eiovar(None),
+        },
+        flush,
+        ..base
+    })
+}
+
+/// Costs of each run with freelists of each of `sizes`: indexed by size, then by run.
+///
+/// # Errors
+/// Memory is exhausted, or the layer refused a map.
+pub(super) fn timed(
+    setting: &Setting,
+    runs: &[Run],
+    sizes: &[Option<Capacity>],
+    flush: FlushKind,
+) -> Result<Vec<Vec<Cost>>, LabError> {
+    let subjects = sizes
+        .iter()
+        .map(|size| Ok(TimedSubject::Mode(mode(*size, flush)?)));
+    in_turns(
+        setting,
+        runs,
+        subjects.collect::<Result<Vec<_>, LabError>>()?,
+    )
+}
+
+/// Costs of each run with each of `subjects`, interleaved: indexed by subject, then by run.
+///
+/// # Errors
+/// Memory is exhausted, or the layer refused a map.
+pub(super) fn in_turns(
+    setting: &Setting,
+    runs: &[Run],
+    subjects: Vec<TimedSubject>,
+) -> Result<Vec<Vec<Cost>>, LabError> {
+    let (profile, repetitions) = (&setting.profile, setting.repetitions);
+    let subjects = subjects.into_iter();
+    let mut timed = subjects
+        .map(|subject| TimedReplays::new(subject, profile, repetitions))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut costs = vec![Vec::new(); timed.len()];
+    for run in runs {
+        for (costs, cost) in costs.iter_mut().zip(run_in_turns(&mut timed, run)?) {
+            costs.push(cost);
+        }
+    }
+    Ok(costs)
+}
+
+/// Cycles per packet, if each of its buffers costs a pair of `cost`.
+pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
+    let executed = IOVAS_PER_PACKET * cost.measured_per_pair();
+    let charged = cycles_per_packet(
+        BASELINE_CYCLES,
+        IOVAS_PER_PACKET,
+        0.0,
+        cost.modelled_per_pair(profile),
+    );
+    Measured::cost(executed, charged, cost.spread)
+}
+
+/// Cycles per packet in each repetition.
+pub(super) fn packets(cost: &Cost, profile: &Profile) -> Vec<f64> {
+    let each = cost.each_per_pair(profile).into_iter();
+    each.map(|pair| cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair, 0.0))
+        .collect()
+}
+
+/// The model's throughput in Gbit/s at the papers' clock, with the spread of the repetitions.
+pub(super) fn throughput(cost: &Cost, profile: &Profile) -> Measured {
+    let speeds = packets(cost, profile).into_iter();
+    let speeds: Vec<f64> = speeds.map(|cycles| gbps(CLOCK_GHZ, cycles)).collect();
+    let median_of_blocks = gbps(CLOCK_GHZ, packet(cost, profile).median);
+    Measured::timed(median_of_blocks, median(&speeds).1)
+}
+
+/// Throughput of `one` over that of `other`, with the spread of the ratio over the repetitions.
+pub(super) fn relative_throughput(one: &Cost, other: &Cost, profile: &Profile) -> Measured {
+    let pairs = packets(one, profile)
+        .into_iter()
+        .zip(packets(other, profile));
+    let ratios: Vec<f64> = pairs.map(|(one, other)| other / one).collect();
+    let median_of_blocks = packet(other, profile).median / packet(one, profile).median;
+    Measured::timed(median_of_blocks, median(&ratios).1)
+}
+
+/// Returns the last element.
+///
+/// # Errors
+/// `of` is empty.
+pub(super) fn last<T: Clone>(of: &[T]) -> Result<T, LabError> {
+    of.last().cloned().ok_or(LabError::Internal("no runs"))
+}
+
+/// Numbers the values from 1 and returns them as points (run, value).
+pub(super) fn by_run(numbers: impl Iterator<Item = f64>) -> Vec<(f64, f64)> {
+    (1..).map(f64::from).zip(numbers).collect()
+}

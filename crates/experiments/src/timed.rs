@@ -1,0 +1,407 @@
+//! Timed replays of the DMA layer under a workload. Plans drive the layer without devices; the
+//! replay measures executed cycles and counts invalidations, which the profile charges.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringfence_dma::flush::{Burst, Flush, Never};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
+use ringfence_dma::space::{Identity, Rings, Space};
+use ringfence_hw::RingLogic;
+use ringfence_memory::{Arena, Frames, WriteBack};
+use ringfence_papers::{BurstAsPublished, RingAsPublished};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
+
+use super::capture::Run;
+use super::finding::median;
+use ringfence_lab::LabError;
+use ringfence_lab::Profile;
+use ringfence_lab::components::{ModeParts, ReplayTable};
+use ringfence_lab::guest::RtcParts;
+use ringfence_lab::layer::{AttachInfo, ContextTarget, DmaLayer, LayerPlatform};
+use ringfence_lab::meter::{
+    Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing,
+    TimedReplay,
+};
+use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
+use ringfence_lab::modes::{Mode, TableKind};
+use ringfence_lab::plan::Plan;
+use ringfence_lab::ring::RingParts;
+
+/// Bytes of memory of one replica: tables only, no buffers.
+const ARENA: u64 = 256 << 20;
+/// Frames touched in advance, so that no page fault of this process counts as work of the layer.
+const WARM_FRAMES: u64 = 256;
+
+/// A platform that executes write-backs with the instruction `write_back`.
+fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+    let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
+    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+        .ok_or(LabError::Internal("replica region"))?;
+    for page in 0..WARM_FRAMES {
+        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
+            word.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
+    // Same type as in the meter's replicas, so both share one monomorphisation.
+    Ok(LayerPlatform {
+        frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
+        arena,
+        invalidator: queue,
+        now: Nanos(0),
+    })
+}
+
+/// A replica of any mode.
+trait DynExperimentReplay {
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError>;
+}
+
+impl<S: Space, F: Flush<S, u64>> DynExperimentReplay
+    for TimedReplay<DmaLayer<S, F, InvalidationQueue>>
+{
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError> {
+        self.prepare(plan)?;
+        let before = self.layer().platform.invalidator.requests();
+        self.run(plan, clock, None);
+        match self.refusals() {
+            None => Ok(self.layer().platform.invalidator.requests() - before),
+            Some(_) => Err(LabError::Internal("a map that was refused")),
+        }
+    }
+}
+
+/// Visitor that makes a replica of a mode.
+struct MakeReplica {
+    coherency: Coherency,
+    write_back: WriteBack,
+}
+
+impl ModeVisitor for MakeReplica {
+    type Output = Result<Box<dyn DynExperimentReplay>, LabError>;
+
+    fn identity(self, _: TableKind) -> Self::Output {
+        let make = |of: &AttachInfo, _: &LayerPlatform<InvalidationQueue>| {
+            Ok((Identity::new(of.domain), ContextTarget::PassThrough))
+        };
+        let bench = bench(self.write_back)?;
+        Ok(Box::new(TimedReplay::new(Never, bench, make)))
+    }
+
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
+    where
+        A: ReplayAlloc,
+        T: ReplayTable,
+        F: FlushFor<A, T> + 'static,
+    {
+        let make = recipe.make_space(self.coherency, None);
+        let bench = bench(self.write_back)?;
+        Ok(Box::new(TimedReplay::new((recipe.flush)(), bench, make)))
+    }
+
+    fn rtc(self, _: RtcParts) -> Self::Output {
+        Err(LabError::Internal("an experiment on a cache"))
+    }
+
+    /// Rejects rings of a trace: experiments use the rings of a port, which [`rings`] makes.
+    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        Err(LabError::Internal("an experiment on a trace's rings"))
+    }
+}
+
+/// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
+/// unmaps of a burst of 200 packets also occupy slots until it ends.
+const SLOTS: u32 = 4096;
+
+/// A replica whose driver `D` treats each ring of a port as a device with one table. With
+/// non-coherent tables, it writes lines back at each doorbell and at the end of each burst.
+fn rings<D, F>(
+    coherency: Coherency,
+    write_back: WriteBack,
+    flush: F,
+) -> Result<Box<dyn DynExperimentReplay>, LabError>
+where
+    D: ReplayRing,
+    F: Flush<Rings<D, RefCell<D>>, u64> + 'static,
+{
+    let make = move |of: &AttachInfo, bench: &LayerPlatform<InvalidationQueue>| {
+        let bytes = u64::from(SLOTS) * 16 + 4096;
+        let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
+        let base = base.map_err(|_| LabError::Internal("room for a ring"))?;
+        let failed = || LabError::Internal("a ring that cannot be laid out");
+        let tables = RingTables::new(base, &[SLOTS]).map_err(|_| failed())?;
+        let choice = SlotChoice::Tail;
+        let setup = RingSetup { choice, coherency };
+        let rings = lay_out(&*bench.arena, &tables, setup).map_err(|_| failed())?;
+        let space = Rings::<D, RefCell<D>>::new(of.domain, of.device, rings, RefCell::new);
+        Ok((space, ContextTarget::Table(base)))
+    };
+    Ok(Box::new(TimedReplay::new(flush, bench(write_back)?, make)))
+}
+
+/// Subject of a timed replay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum TimedSubject {
+    /// A mode without rings: paged or identity.
+    Mode(Mode),
+    /// Rings with tables that the hardware snoops (`riommu`).
+    Rings,
+    /// Rings with tables that the hardware does not snoop (`riommu-`).
+    RingsNonCoherent,
+    /// Non-coherent rings as published in rIOMMU Fig. 11 (`riommu--paper`): a barrier and a
+    /// write-back at each map and each unmap.
+    RingsLiteralNonCoherent,
+}
+
+impl TimedSubject {
+    /// Returns the subject for a mode's name. Of the ring modes, only `riommu`, `riommu-` and
+    /// `riommu--paper` can be timed.
+    ///
+    /// # Errors
+    /// No mode has this name.
+    pub(super) fn from_name(name: &str) -> Result<Self, LabError> {
+        Ok(match name {
+            "riommu" => Self::Rings,
+            "riommu-" => Self::RingsNonCoherent,
+            "riommu--paper" => Self::RingsLiteralNonCoherent,
+            _ => Self::Mode(Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?),
+        })
+    }
+}
+
+/// Cost of a run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Cost {
+    /// Executed cycles without the replay's own loop: the sum over blocks of steps of each block's
+    /// median over the repetitions. The medians suppress disturbances on the CPU.
+    pub(super) measured: f64,
+    /// Executed cycles of each repetition, in the order in which they ran.
+    pub(super) repetitions: Vec<f64>,
+    /// Largest minus smallest repetition, as a share of their median.
+    pub(super) spread: f64,
+    /// Number of invalidation commands.
+    pub(super) invalidations: u64,
+    /// Number of map/unmap pairs: the larger of the numbers of maps and unmaps.
+    pub(super) pairs: u64,
+}
+
+impl Cost {
+    /// Cost of `plan` from `repetitions`, each a list of cycles per block. `own` is the part that
+    /// the replay's own loop takes.
+    pub(super) fn of(repetitions: &[Vec<u64>], plan: &Plan, own: f64, invalidations: u64) -> Self {
+        let each: Vec<f64> = repetitions
+            .iter()
+            .map(|blocks| (blocks.iter().sum::<u64>() as f64 - own).max(0.0))
+            .collect();
+        Self {
+            measured: (sum_of_medians(repetitions) - own).max(0.0),
+            spread: median(&each).1,
+            repetitions: each,
+            invalidations,
+            pairs: plan.maps.max(plan.unmaps),
+        }
+    }
+
+    /// Executed cycles per map/unmap pair.
+    pub(super) fn measured_per_pair(&self) -> f64 {
+        self.measured / self.pairs.max(1) as f64
+    }
+
+    /// Cycles that `profile` charges per map/unmap pair.
+    pub(super) fn modelled_per_pair(&self, profile: &Profile) -> f64 {
+        self.invalidations_per_pair() * profile.invalidation_cycles as f64
+    }
+
+    /// Invalidation commands per map/unmap pair.
+    pub(super) fn invalidations_per_pair(&self) -> f64 {
+        self.invalidations as f64 / self.pairs.max(1) as f64
+    }
+
+    /// Executed and charged cycles per map/unmap pair.
+    pub(super) fn per_pair(&self, profile: &Profile) -> f64 {
+        self.measured_per_pair() + self.modelled_per_pair(profile)
+    }
+
+    /// Executed and charged cycles per map/unmap pair, for each repetition.
+    pub(super) fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
+        let (pairs, charged) = (self.pairs.max(1) as f64, self.modelled_per_pair(profile));
+        let each = self.repetitions.iter();
+        each.map(|executed| executed / pairs + charged).collect()
+    }
+}
+
+/// Replicas of one subject, all of which perform the same runs.
+pub(super) struct TimedReplays {
+    subject: TimedSubject,
+    replicas: Vec<Box<dyn DynExperimentReplay>>,
+}
+
+impl TimedReplays {
+    /// Makes a new replica of `subject` for each repetition.
+    ///
+    /// # Errors
+    /// Memory is exhausted, or the mode is not in this build.
+    pub(super) fn new(
+        subject: TimedSubject,
+        profile: &Profile,
+        repetitions: usize,
+    ) -> Result<Self, LabError> {
+        Self::with_write_back(subject, profile, repetitions, WriteBack::best())
+    }
+
+    /// Like [`new`](Self::new), but writes lines back with a given instruction.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), or this CPU does not have the instruction.
+    pub(super) fn with_write_back(
+        subject: TimedSubject,
+        profile: &Profile,
+        repetitions: usize,
+        write_back: WriteBack,
+    ) -> Result<Self, LabError> {
+        // Burst limit: more unmaps than a burst of any experiment has.
+        const LONGEST: usize = 4096;
+        let make = || match &subject {
+            TimedSubject::Mode(mode) => {
+                let coherency = profile.coherency();
+                let make = MakeReplica {
+                    coherency,
+                    write_back,
+                };
+                dispatch(mode, make)?
+            }
+            TimedSubject::Rings => {
+                let burst = Burst::new(LONGEST);
+                rings::<Ring, _>(Coherency::Coherent, write_back, burst)
+            }
+            TimedSubject::RingsNonCoherent => {
+                let burst = Burst::new(LONGEST);
+                rings::<Ring, _>(Coherency::NonCoherent, write_back, burst)
+            }
+            TimedSubject::RingsLiteralNonCoherent => {
+                rings::<RingAsPublished, _>(Coherency::NonCoherent, write_back, BurstAsPublished)
+            }
+        };
+        let replicas = (0..repetitions.max(1)).map(|_| make());
+        Ok(Self {
+            replicas: replicas.collect::<Result<_, _>>()?,
+            subject,
+        })
+    }
+
+    /// Performs a run once on each replica.
+    ///
+    /// # Errors
+    /// The layer refused a map.
+    pub(super) fn run(&mut self, run: &Run) -> Result<Cost, LabError> {
+        let costs = run_in_turns(std::slice::from_mut(self), run)?;
+        costs.into_iter().next().ok_or(LabError::Internal("a cost"))
+    }
+}
+
+/// Performs a run with each of `subjects`, repetition by repetition. Each repetition starts with
+/// another subject, so that disturbances on the CPU affect all of them.
+///
+/// # Errors
+/// The layer refused a map.
+pub(super) fn run_in_turns(
+    subjects: &mut [TimedReplays],
+    run: &Run,
+) -> Result<Vec<Cost>, LabError> {
+    let by_ring = run.by_ring();
+    let loops = [&run.plan, &by_ring].map(loop_overhead);
+    let plan = |subject: &TimedSubject| match subject {
+        TimedSubject::Mode(_) => (&run.plan, loops[0]),
+        _ => (&by_ring, loops[1]),
+    };
+    let mut blocks: Vec<Vec<Vec<u64>>> = vec![Vec::new(); subjects.len()];
+    let mut invalidations = vec![0; subjects.len()];
+    let count = subjects.len();
+    let longest = subjects.iter().map(|subject| subject.replicas.len()).max();
+    for repetition in 0..longest.unwrap_or(0) {
+        for turn in 0..count {
+            let place = (turn + repetition) % count;
+            let TimedReplays { subject, replicas } = &mut subjects[place];
+            if let Some(replica) = replicas.get_mut(repetition) {
+                let mut clock = Clock::blocks();
+                invalidations[place] = replica.drive(plan(subject).0, &mut clock)?;
+                blocks[place].push(clock.blocks);
+            }
+        }
+    }
+    let all = subjects.iter().zip(&blocks).zip(invalidations);
+    let cost = |((subject, blocks), invalidations): ((&TimedReplays, &Vec<Vec<u64>>), u64)| {
+        let (plan, own) = plan(&subject.subject);
+        Cost::of(blocks, plan, own, invalidations)
+    };
+    Ok(all.map(cost).collect())
+}
+
+/// Sums, over all blocks, each block's median over the repetitions.
+pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
+    let count = repetitions.iter().map(Vec::len).min().unwrap_or(0);
+    let block = |block: usize| {
+        let times = repetitions.iter().map(|blocks| blocks[block] as f64);
+        median(&times.collect::<Vec<_>>()).0
+    };
+    (0..count).map(block).sum()
+}
+
+/// Cycles of the replay's own loop: the sum of each block's minimum over a few tries, since
+/// disturbances only ever lengthen a block.
+fn loop_overhead(plan: &Plan) -> f64 {
+    const TRIES: usize = 3;
+    let tries: Vec<Vec<u64>> = (0..TRIES)
+        .map(|_| {
+            let mut clock = Clock::blocks();
+            EmptyLoop::default().run(plan, &mut clock);
+            clock.blocks
+        })
+        .collect();
+    let blocks = tries.iter().map(Vec::len).min().unwrap_or(0);
+    let least = (0..blocks).filter_map(|block| tries.iter().map(|blocks| blocks[block]).min());
+    least.sum::<u64>() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_devices::nic::Profile as Adapter;
+    use ringfence_devices::workload::NetperfStream;
+
+    use super::*;
+    use crate::capture::Capture;
+
+    #[test]
+    fn invalidations_are_those_of_the_policy() {
+        let profile = Profile::r210_2015();
+        let mut capture =
+            Capture::with(Adapter::BRCM, NetperfStream::default(), 200, 2000).unwrap();
+        let runs = [capture.run().unwrap(), capture.run().unwrap()];
+        let unmaps: u64 = runs.iter().map(|run| run.plan.unmaps).sum();
+        let bursts: u64 = runs.iter().map(Run::bursts).sum();
+        for (name, wanted) in [
+            ("none", 0),
+            ("strict", unmaps),
+            ("defer", unmaps / 250),
+            ("riommu", bursts),
+            ("riommu-", bursts),
+            ("riommu--paper", bursts),
+        ] {
+            let mut timed =
+                TimedReplays::new(TimedSubject::from_name(name).unwrap(), &profile, 1).unwrap();
+            let count: u64 = runs
+                .iter()
+                .map(|run| timed.run(run).unwrap().invalidations)
+                .sum();
+            assert_eq!(count, wanted, "{name}");
+        }
+        assert!(TimedSubject::from_name("nothing").is_err());
+    }
+}

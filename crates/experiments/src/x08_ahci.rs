@@ -1,0 +1,312 @@
+//! X08: a SATA disk under strict protection and without protection (rIOMMU section 4,
+//! "Applicability").
+
+use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
+use ringfence_devices::block::{BLOCK_BYTES, DiskRequest, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::nic::Environment;
+use ringfence_devices::{Buffer, Pool};
+use ringfence_types::{PhysAddr, PhysRange};
+
+use super::capture::{NIC, Run, UnprotectedPlatform};
+use super::catalogue::{Experiment, Setting};
+use super::figure::{Figure, Series};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::prefetch::{USES, summarise};
+use super::published::{CLOCK_GHZ, Sheet};
+use super::timed::{Cost, TimedReplays, TimedSubject};
+use ringfence_lab::LabError;
+use ringfence_lab::plan::Step;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    id: "X08",
+    title: "A SATA disk, strict against none",
+    source: "rIOMMU section 4, Applicability",
+    measure,
+};
+
+/// Bytes of a sequential request: Linux merges adjacent pages up to this size by default
+/// (`max_sectors_kb` of a disk is higher).
+const REQUEST: u32 = 128 << 10;
+/// Commands that the file system keeps outstanding: all slots of the port.
+const DEPTH: usize = 32;
+/// Disks and their throughput in MB/s: a hard disk, a flash disk, and the link itself (SATA 3: 6
+/// Gbit/s, of which 8b/10b coding leaves 80%).
+const DISKS: [(&str, f64); 3] = [
+    ("hard disk, 150 MB/s", 150.0),
+    ("flash, 550 MB/s", 550.0),
+    ("the link, 600 MB/s", 600.0),
+];
+
+/// Records the driver's calls for `requests` sequential requests, half of them writes. The drive
+/// completes them out of order.
+fn calls(requests: u64) -> Result<Run, LabError> {
+    let failed = |_| LabError::Internal("the AHCI driver");
+    let mut world = UnprotectedPlatform::new()?;
+    let pages = u64::from(REQUEST) / PAGE_BYTES;
+    let memory = PhysRange::new(
+        PhysAddr::new(1 << 20),
+        (DEPTH as u64 + 1) * pages * PAGE_BYTES,
+    );
+    let memory = memory.ok_or(LabError::Internal("buffers"))?;
+    let mut pool =
+        Pool::new(memory, PAGE_BYTES).map_err(|_| LabError::Internal("a pool of pages"))?;
+    let mut driver = AhciDriver::open(&mut world.api()).map_err(failed)?;
+    let mut port = AhciPort::new(NIC, driver.addresses(), 1);
+    let blocks = u64::from(REQUEST) / BLOCK_BYTES;
+    let span = DEPTH as u64 * 4;
+    let mut disk = RamDisk::new((span * blocks) as usize);
+    let mut back: Vec<Buffer> = Vec::new();
+    let (mut submitted, mut done) = (0, 0);
+    while done < requests {
+        while submitted < requests && driver.outstanding().count_ones() < DEPTH as u32 {
+            let buffers = (0..pages).map_while(|_| pool.alloc()).collect();
+            let io = DiskRequest {
+                operation: match submitted % 2 {
+                    0 => Operation::Read,
+                    _ => Operation::Write,
+                },
+                block: submitted % span * blocks,
+                bytes: REQUEST,
+                buffers,
+            };
+            let tag = driver.submit(&mut world.api(), io);
+            tag.map_err(|rejected| failed(rejected.error))?;
+            submitted += 1;
+        }
+        port.issue(driver.sync_map(&mut world.api()));
+        let ran = port.run(&mut world.bus(), &mut disk, 4);
+        ran.map_err(|_| LabError::Internal("the AHCI port"))?;
+        let mut wrong = false;
+        let completed = driver.complete(&mut world.api(), port.registers(), |request| {
+            wrong |= !request.succeeded;
+            back.extend(request.buffers);
+        });
+        done += u64::from(completed.map_err(failed)?);
+        if wrong {
+            return Err(LabError::Internal("a request of the disk failed"));
+        }
+        for buffer in back.drain(..) {
+            let given = pool.free(buffer);
+            given.map_err(|_| LabError::Internal("a buffer of another pool"))?;
+        }
+    }
+    driver.close(&mut world.api(), |_| {}).map_err(failed)?;
+    Ok(world.take_run())
+}
+
+/// Share of unmaps that do not take the oldest mapping of their direction.
+fn out_of_order(run: &Run) -> f64 {
+    let mut alive: [std::collections::VecDeque<u32>; 3] = Default::default();
+    let (mut unmaps, mut out) = (0_u64, 0_u64);
+    for timed in &run.plan.steps {
+        match timed.step {
+            Step::Map { id, direction, .. } => {
+                alive[ringfence_lab::ring::ring_index(direction)].push_back(id.0);
+            }
+            Step::Unmap { id, direction, .. } => {
+                let alive = &mut alive[ringfence_lab::ring::ring_index(direction)];
+                unmaps += 1;
+                if let Some(place) = alive.iter().position(|live| *live == id.0) {
+                    out += u64::from(place > 0);
+                    alive.remove(place);
+                }
+            }
+            Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+        }
+    }
+    out as f64 / unmaps.max(1) as f64
+}
+
+/// Cycles per request in a mode, executed and charged.
+fn of_request(cost: &Cost, setting: &Setting, requests: u64) -> Measured {
+    let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+    let each = |cycles: f64| cycles / requests.max(1) as f64;
+    Measured::cost(each(cost.measured), each(charged), cost.spread)
+}
+
+/// Cycles of the papers' clock that a disk needs to transfer a request.
+fn of_disk(megabytes: f64) -> f64 {
+    f64::from(REQUEST) / (megabytes * 1e6) * CLOCK_GHZ * 1e9
+}
+
+fn measure(setting: &Setting) -> Result<Findings, LabError> {
+    found(setting, 256 * setting.runs.clamp(1, 8) as u64)
+}
+
+fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
+    let mut found = Findings::with_method(format!(
+        "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, page \
+        by page; the driver's calls are performed \
+         again in each mode. A disk delivers in its own time, while the processor works on the \
+         next request: throughput is that of the \
+         slower of the two."
+    ));
+    let run = calls(requests)?;
+    let pages = run.plan.maps as f64 / requests as f64;
+    found.push(FindingRow::new(
+        "maps of a request",
+        "",
+        Measured::counted(pages),
+    ));
+    found.push(FindingRow::new(
+        "unmaps of another mapping than the oldest",
+        "",
+        Measured::counted(out_of_order(&run)),
+    ));
+    let mut costs = Vec::new();
+    for mode in ["none", "strict"] {
+        let mut timed = TimedReplays::new(
+            TimedSubject::from_name(mode)?,
+            &setting.profile,
+            setting.repetitions,
+        )?;
+        let cost = of_request(&timed.run(&run)?, setting, requests);
+        found.push(FindingRow::new(
+            format!("{mode}: maps and unmaps of a request"),
+            "cycles",
+            cost,
+        ));
+        costs.push(cost);
+    }
+    let [none, strict] = costs[..] else {
+        return Err(LabError::Internal("two modes"));
+    };
+    let claim = Sheet::named("claims")?;
+    for (disk, megabytes) in DISKS {
+        let device = of_disk(megabytes);
+        let rate = |cost: &Measured| 1.0 / device.max(cost.median);
+        let ratio = rate(&strict) / rate(&none);
+        let printed: Published = claim
+            .text(&[("id", "R59")], "value")
+            .map(|text| Published {
+                text: text.to_owned(),
+                value: 1.0,
+                source: "claims.csv R59".into(),
+            })?;
+        let row = FindingRow::new(
+            format!("{disk}: throughput, strict / none"),
+            "",
+            Measured::timed(ratio, 0.0),
+        );
+        found.push(row.beside(printed).require(Requirement::Near));
+        found.push(FindingRow::new(
+            format!("{disk}: share of a core for maps and unmaps in strict"),
+            "",
+            Measured::timed(strict.median / device, strict.spread),
+        ));
+    }
+    let breaks_even = f64::from(REQUEST) / (strict.median / (CLOCK_GHZ * 1e9)) / 1e6;
+    found.push(FindingRow::new(
+        "a disk would have to deliver, for strict to be the slower",
+        "MB/s",
+        Measured::timed(breaks_even, strict.spread),
+    ));
+    let speeds = (0..=40).map(|step| 100.0 * 1.12_f64.powi(step));
+    let points = speeds.map(|speed| (speed, (of_disk(speed) / strict.median).min(1.0)));
+    found.figures.push(Figure {
+        title: "Strict over none, by what a disk delivers".into(),
+        x: "MB/s",
+        y: "throughput over that of none",
+        log_x: true,
+        series: vec![Series::line("strict", points.collect())],
+    });
+    found.note(
+        "What the file system and the block layer cost is left out of both modes; it would bring \
+        strict nearer to none. The disks' speeds are no measurements: they are what such devices \
+        and the link reach at most.",
+    );
+    found.note(
+        "The paper says why rings are not for AHCI: 32 slots in arbitrary order. The share of \
+        unmaps out of order is this driver's under a drive that chooses at random.",
+    );
+    recorded(setting, &mut found);
+    Ok(found)
+}
+
+/// Adds the share of out-of-order unmaps of recorded ports: Linux's driver under a real load on an
+/// emulated drive.
+fn recorded(setting: &Setting, found: &mut Findings) {
+    let all = summarise(&setting.recorded);
+    // A trace identifies a device only by its file name and its place on the bus.
+    let ports = all.iter().filter(|one| one.source.contains("ahci"));
+    let mut count = 0;
+    for port in ports.filter(|port| port.first_misses >= USES) {
+        count += 1;
+        let what = format!("{}: unmaps of another mapping than the oldest", port.source);
+        let out = Measured::counted(1.0 - port.shape.in_order);
+        found.push(FindingRow::new(what, "", out));
+        let what = format!("{}: pages mapped at once, at most", port.source);
+        found.push(FindingRow::new(
+            what,
+            "",
+            Measured::counted(port.ring_pages as f64),
+        ));
+    }
+    found.note(match count {
+        0 => {
+            "No recorded port: name traces whose files are named for ahci with --trace FILE..., \
+            and their order stands beside this driver's."
+        }
+        _ => {
+            "Recorded ports: mappings of a direction, in the order in which the kernel's driver \
+            made them. How far out of order they come back is the emulated drive's and the block \
+            layer's doing; a scatterlist counts as one mapping."
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_mapped_page_by_page_and_ends_out_of_order() {
+        let run = calls(100).unwrap();
+        assert_eq!(run.plan.maps, 100 * 32);
+        assert_eq!(run.plan.unmaps, run.plan.maps);
+        assert!(out_of_order(&run) > 0.3, "{}", out_of_order(&run));
+    }
+
+    #[test]
+    fn a_sata_disk_is_slower_than_strict_and_a_faster_one_would_not_be() {
+        let found = found(&Setting::smoke(), 64).unwrap();
+        let of = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity.contains(what));
+            row.unwrap().measured.unwrap()
+        };
+        // 32 unmaps per request, each with its invalidation.
+        assert_eq!(of("strict: maps").modelled_part, Some(32.0 * 2150.0));
+        assert_eq!(of("none: maps").modelled_part, Some(0.0));
+        let judged = found.rows.iter().filter(|row| row.holds.is_some());
+        assert_eq!(judged.count(), DISKS.len());
+        let curve = &found.figures[0].series[0].points;
+        assert!(curve.last().unwrap().1 < 0.9);
+        assert!(found.notes.iter().any(|note| note.contains("--trace")));
+    }
+
+    #[test]
+    fn a_recorded_port_stands_beside_the_driver() {
+        use crate::prefetch::{Addresses, Synthetic, histories, measure};
+        let ring = Synthetic {
+            rings: vec![64],
+            burst: 1,
+            laps: 40,
+            addresses: Addresses::Tidy,
+            seed: 1,
+        };
+        let mut setting = Setting::smoke();
+        for name in ["t1-ahci-read 0000:00:04.0", "t1-nvme-read 0000:00:05.0"] {
+            let mut stream = ring.stream().unwrap();
+            stream.name = name.into();
+            setting
+                .recorded
+                .extend(measure(&stream, &histories(&stream)));
+        }
+        let mut found = Findings::default();
+        recorded(&setting, &mut found);
+        assert_eq!(found.rows.len(), 2, "{:?}", found.rows);
+        // A ring is unmapped in order.
+        assert_eq!(found.rows[0].measured.unwrap().median, 0.0);
+        assert!(found.rows[0].quantity.contains("ahci"));
+    }
+}

@@ -1,0 +1,530 @@
+//! X21: cost of the paravirtual IOMMU's configurations in a guest, by counts (PVIOMMU section 5,
+//! Table 1).
+//!
+//! The paper measures time on three network cards. Here a guest's assigned devices are models, so
+//! the experiment counts the causes of that time: requests, exits and guest instructions. The
+//! caller boots the guests and passes the counts in.
+
+mod as_published;
+
+use super::catalogue::{Experiment, Setting};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
+use super::published::Sheet;
+use ringfence_lab::LabError;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    id: "X21",
+    title: "What four configurations of the para-virtual IOMMU take of a guest",
+    source: "PVIOMMU section 5, Table 1, Figs. 11 to 18",
+    measure,
+};
+
+/// Adds the paper's times on its cards, which have no counterpart here. They are shown for
+/// reference.
+fn table_1(found: &mut Findings) -> Result<(), LabError> {
+    let sheet = Sheet::named("pviommu_table1a")?;
+    for nic in ["Intel I210", "Simulated E1000"] {
+        for benchmark in [
+            "TCP_STREAM",
+            "TCP_RR",
+            "UDP_RR",
+            "Apache bench/10000reqs",
+            "Apache bench/100000reqs",
+        ] {
+            let wanted = [("benchmark", benchmark), ("nic", nic)];
+            let printed = sheet.printed(&wanted, "diff_vs_native_kvm_pct")?;
+            found.push(unmeasured(
+                format!("Table 1a, {nic}, RTC and HOPT: {benchmark}"),
+                "%",
+                printed,
+            ));
+        }
+    }
+    let sheet = Sheet::named("pviommu_table1b_ib")?;
+    for (metric, unit) in [("latency", "us"), ("bandwidth", "MB/s")] {
+        for operation in ["send", "write"] {
+            let wanted = [("metric", metric), ("operation", operation)];
+            let printed = sheet.printed(&wanted, "diff_vs_native_kvm")?;
+            found.push(unmeasured(
+                format!("Table 1b, RTC and HOPT: {metric} of {operation}"),
+                unit,
+                printed,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A row without a measured number.
+fn unmeasured(what: String, unit: &'static str, printed: Published) -> FindingRow {
+    let mut row = FindingRow::new(what, unit, Measured::counted(f64::NAN)).beside(printed);
+    (row.measured, row.ratio) = (None, None);
+    row
+}
+
+/// A row for a cell whose guest failed.
+fn missing(what: String) -> FindingRow {
+    let mut row = FindingRow::new(what, "", Measured::counted(f64::NAN));
+    row.measured = None;
+    row
+}
+
+const A_DMA: &str = "guest instructions a DMA (map and unmap)";
+
+/// Adds the rows of one cell.
+fn cell(cell: &GuestCell, found: &mut Findings) {
+    let of = |what: &str| {
+        format!(
+            "{}, {}: {what}",
+            cell.kind.name(),
+            cell.configuration.name()
+        )
+    };
+    let mut row = |what: String, unit, value| {
+        found.push(FindingRow::new(what, unit, Measured::counted(value)))
+    };
+    let counts = match &cell.counts {
+        Ok(counts) => counts,
+        Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
+        Err(Uncounted::FalseFaults(seen)) => {
+            return as_published::defeated(seen).for_each(|(what, value)| row(of(what), "", value));
+        }
+        Err(Uncounted::Unasked) => return,
+    };
+    let operation = cell.kind.operation();
+    row(of(&format!("requests a {operation}")), "", counts.requests);
+    row(
+        of(&format!("exits for them a {operation}")),
+        "",
+        counts.exits,
+    );
+    row(
+        of(&format!("exits for the device a {operation}")),
+        "",
+        counts.device_exits,
+    );
+    if let Some(maps) = counts.maps {
+        row(of(&format!("mappings a {operation}")), "", maps);
+    }
+    if let (Some(maps), Some(hits)) = (counts.maps, counts.hits) {
+        row(
+            of("share of mappings that the cache answers"),
+            "",
+            hits / maps,
+        );
+    }
+    if let Some(instructions) = counts.instructions {
+        row(
+            of(&format!("guest instructions a {operation}")),
+            "",
+            instructions,
+        );
+    }
+    row(of(A_DMA), "", counts.map_unmap);
+    if cell.configuration.is_as_published() {
+        for (what, value) in as_published::stopped(counts.stopped, counts.unanswered) {
+            row(of(what), "", value);
+        }
+    }
+    let Some(host) = counts.host else { return };
+    if let Some(table) = host.table {
+        for (what, count) in [
+            ("walks of the device's table", table.walks),
+            ("words that these read", table.reads),
+        ] {
+            row(of(&format!("{what} a {operation}")), "", count);
+        }
+    }
+    for (what, count) in [
+        ("walks of the second stage", host.lookups),
+        ("pages found through the pointer", host.through_pointer),
+    ] {
+        row(of(&format!("{what} a {operation}")), "", count);
+    }
+    row(of("frames in all"), "", host.frames);
+    row(
+        of("frames in all that were waited for"),
+        "",
+        host.frames_awaited,
+    );
+}
+
+/// Returns the counts of a kind in a configuration, if they exist.
+fn counts(cells: &[GuestCell], kind: Kind, configuration: Configuration) -> Option<&GuestCounts> {
+    let same = |cell: &&GuestCell| cell.kind == kind && cell.configuration == configuration;
+    cells.iter().find(same)?.counts.as_ref().ok()
+}
+
+/// Names of a kind's ordered groups of rows: requests and exits, and instructions.
+const fn groups(kind: Kind) -> [&'static str; 2] {
+    match kind {
+        Kind::Assigned => ["assigned, exits", "assigned, instructions"],
+        Kind::Emulated => ["emulated, exits", "emulated, instructions"],
+        Kind::Simulated => ["simulated, exits", "simulated, instructions"],
+        Kind::ManyQueue => ["many queues, exits", "many queues, instructions"],
+    }
+}
+
+/// Adds the paper's claims about the order of its configurations for one kind: the one-way latency
+/// that they add to TCP_RR.
+fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), LabError> {
+    let of = |configuration| counts(cells, kind, configuration);
+    let (Some(plain), Some(cached)) = (of(Configuration::Pviommu), of(Configuration::PviommuRtc))
+    else {
+        return Ok(());
+    };
+    // P03 has both numbers. The second includes HOPT, which changes nothing that is counted here.
+    let claims = Sheet::named("claims")?;
+    let added = claims.printed(&[("id", "P03")], "value")?;
+    let in_words = |text: &str, value, section: &str| Published {
+        text: text.into(),
+        value,
+        source: format!("PVIOMMU section {section}, in words"),
+    };
+    let name = kind.name();
+    let row = |what: String, value| {
+        FindingRow::new(format!("{name}: {what}"), "", Measured::counted(value))
+    };
+    let [exits, instructions] = groups(kind);
+    let ordered = [
+        ("pviommu", Some(plain), added.clone().read_as(21.0)),
+        ("pviommu+rtc", Some(cached), added.read_as(13.0)),
+        (
+            "kvm-baseline",
+            of(Configuration::KvmBaseline),
+            in_words("BASELINE", 0.0, "5.2.1"),
+        ),
+    ];
+    for (configuration, counts, printed) in ordered {
+        let Some(counts) = counts else { continue };
+        // Neither the baseline nor a cache that answers everything makes requests. The paper has no
+        // such tie.
+        if configuration != "pviommu+rtc" {
+            let what = format!("added latency, by requests and exits with {configuration}");
+            let both = row(what, counts.requests + counts.exits);
+            found.push(both.beside(printed.clone()).ordered_in(exits));
+        }
+        let what = format!("added latency, by instructions a DMA with {configuration}");
+        let each = row(what, counts.map_unmap);
+        found.push(each.beside(printed).ordered_in(instructions));
+    }
+    let left = row(
+        "requests and exits that the cache leaves, as a share".into(),
+        (cached.requests + cached.exits) / (plain.requests + plain.exits),
+    );
+    let dramatically = Published {
+        text: "RTC improves the latency dramatically".into(),
+        value: 0.1,
+        source: "claims.csv P12; read as: leaves a tenth at most".into(),
+    };
+    found.push(left.beside(dramatically).require(Requirement::AtMost));
+    if let Some(strict) = of(Configuration::VirtioStrict) {
+        for (configuration, counts) in [("pviommu", plain), ("pviommu+rtc", cached)] {
+            let what = format!("instructions a DMA, {configuration} over virtio-strict");
+            found.push(row(what, counts.map_unmap / strict.map_unmap));
+        }
+    }
+    Ok(())
+}
+
+/// Adds a note for the cells without counts; cells with the same reason share one.
+fn uncounted(cells: &[GuestCell], found: &mut Findings) {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    let mut unasked = 0;
+    for one in cells {
+        let reason = match &one.counts {
+            Ok(_) => continue,
+            Err(Uncounted::Unasked) => {
+                unasked += 1;
+                continue;
+            }
+            // These cells have rows and a note of their own.
+            Err(Uncounted::FalseFaults(_)) => continue,
+            Err(Uncounted::Failed(why)) => format!("Failed, {why}"),
+        };
+        let name = format!("{}, {}", one.kind.name(), one.configuration.name());
+        match reasons.iter_mut().find(|(same, _)| *same == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    for (reason, names) in reasons {
+        found.note(format!("{reason}: {}.", names.join("; ")));
+    }
+    if unasked > 0 {
+        found.note(format!(
+            "Of {} guests {unasked} were not asked for.",
+            cells.len()
+        ));
+    }
+}
+
+fn measure(setting: &Setting) -> Result<Findings, LabError> {
+    let (kernel, cells) = match &setting.guests {
+        Guests::None(why) | Guests::Failed(why) => {
+            let mut found = Findings::with_method(
+                "Stock guests, each configuration with each kind of device, counted under QEMU's \
+                icount.",
+            );
+            found.explain(format!("Not run: {why}."));
+            table_1(&mut found)?;
+            return Ok(found);
+        }
+        Guests::Counted { kernel, cells } => (kernel, cells),
+    };
+    let mut found = Findings::with_method(format!(
+        "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the \
+        guest's instructions and a doorbell is answered before the guest \
+         goes on. Requests and exits are the difference between two moments of a guest, with \
+         operations between them and nothing else; instructions of a \
+         4 KiB read are the median of those that waited for the disk, of a map and its unmap the \
+         mean of 256 in a row."
+    ));
+    for one in cells {
+        cell(one, &mut found);
+    }
+    for kind in Kind::ALL {
+        claims(kind, cells, &mut found)?;
+    }
+    as_published::compare_with_fixed(cells, &mut found);
+    table_1(&mut found)?;
+    uncounted(cells, &mut found);
+    found.explain(
+        "The paper measured time, throughput and utilisation on real cards and hosts. Here the \
+        guest is emulated and its devices are programs, so time says nothing; counted is what \
+        causes the time: requests, the exits for them, and the guest's own instructions. Table 1 \
+        therefore stands beside nothing.",
+    );
+    found.note(
+        "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or \
+        instruction of the guest depends on them. What they change there stands in the rows of \
+        walks and frames, and in X25. A page's frame is the model's: where the guest's memory is \
+        all shared, as QEMU shares it, no byte moves when a page gets one.",
+    );
+    found.note(
+        "In the baseline a simulated device is an emulated one: the paper's, too, has its \
+        simulator where all of the guest's memory is.",
+    );
+    found.note(
+        "A frame's instructions are not told: four processors send at once, each to a neighbour of \
+        its own, and nothing in the guest counts what one of them works for a frame, as `guest \
+        bench-read` does for a read. Its share of the IOMMU's work is told: the mappings a frame, \
+        each with the instructions a DMA.",
+    );
+    found.note(
+        "The cache makes a mapping outlive its unmap by up to 40 s: what is saved here is \
+        paid with that (X24).",
+    );
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict;
+    use super::super::guests::{FalseFaults, HostCounts, TableWalks};
+    use super::*;
+
+    fn counts(requests: f64, map_unmap: f64) -> GuestCounts {
+        GuestCounts {
+            requests,
+            exits: requests,
+            device_exits: 1.0,
+            maps: Some(4.0),
+            hits: Some(4.0 - requests / 2.0),
+            instructions: Some(20_000.0 + requests * 1000.0),
+            map_unmap,
+            stopped: 0.0,
+            unanswered: 0.0,
+            host: None,
+        }
+    }
+
+    fn cells() -> Vec<GuestCell> {
+        let mut cells = Vec::new();
+        for kind in [Kind::Emulated, Kind::ManyQueue] {
+            for (configuration, counts) in [
+                (Configuration::KvmBaseline, counts(0.0, 100.0)),
+                (Configuration::Pviommu, counts(8.0, 3000.0)),
+                (Configuration::PviommuRtc, counts(0.0, 470.0)),
+                (Configuration::VirtioStrict, counts(8.0, 4800.0)),
+            ] {
+                cells.push(GuestCell {
+                    kind,
+                    configuration,
+                    counts: Ok(counts),
+                });
+            }
+        }
+        cells.push(GuestCell {
+            kind: Kind::Assigned,
+            configuration: Configuration::Pviommu,
+            counts: Err(Uncounted::Failed("there is none yet".into())),
+        });
+        cells
+    }
+
+    fn found(cells: Vec<GuestCell>) -> super::super::Finding {
+        let mut setting = Setting::smoke();
+        setting.guests = Guests::Counted {
+            kernel: "6.12".into(),
+            cells,
+        };
+        EXPERIMENT.run(&setting).unwrap()
+    }
+
+    #[test]
+    fn without_guests_nothing_is_said_to_have_run() {
+        let mut setting = Setting::smoke();
+        setting.guests = Guests::None("there is no QEMU".into());
+        let found = EXPERIMENT.run(&setting).unwrap();
+        assert_eq!(found.verdict, Verdict::NotRun);
+        assert!(found.explanation[0].contains("Not run: there is no QEMU"));
+        // The paper's numbers are shown without measured ones.
+        assert_eq!(found.rows.len(), 14);
+        assert!(
+            found
+                .rows
+                .iter()
+                .all(|row| row.measured.is_none() && row.published.is_some())
+        );
+    }
+
+    #[test]
+    fn what_the_host_did_stands_beside_a_device() {
+        let without = found(cells()).rows.len();
+        let mut cells = cells();
+        let mut counts = counts(0.0, 470.0);
+        counts.host = Some(HostCounts {
+            table: Some(TableWalks {
+                walks: 1.0,
+                reads: 3.0,
+            }),
+            lookups: 0.5,
+            through_pointer: 2.5,
+            frames: 700.0,
+            frames_awaited: 7.0,
+        });
+        cells[2].counts = Ok(counts);
+        let all = found(cells.clone());
+        assert_eq!(all.rows.len(), without + 6);
+        // If software translates the accesses, there are no hardware walks.
+        counts.host = counts.host.map(|host| HostCounts {
+            table: None,
+            ..host
+        });
+        cells[2].counts = Ok(counts);
+        let found = found(cells);
+        assert_eq!(found.rows.len(), without + 4);
+        let row = |what: &str| found.rows.iter().find(|row| row.quantity.ends_with(what));
+        let value = |what: &str| {
+            row(what)
+                .and_then(|row| row.measured.as_ref())
+                .unwrap()
+                .median
+        };
+        assert_eq!(value("found through the pointer a 4 KiB read"), 2.5);
+        assert_eq!(value("that were waited for"), 7.0);
+    }
+
+    #[test]
+    fn the_documents_cache_stands_beside_ours_and_what_it_breaks_is_said() {
+        let literal = |kind, counts| GuestCell {
+            kind,
+            configuration: Configuration::RtcLiteral,
+            counts,
+        };
+        let unsafe_note = |found: &super::super::Finding| {
+            let mut notes = found.notes.iter();
+            notes.any(|note| note.contains("rtc-paper is unsafe"))
+        };
+        let mut cells = cells();
+        assert!(!unsafe_note(&found(cells.clone())));
+        let seen = FalseFaults {
+            requests: 22.0,
+            unanswered: 20.0,
+            failed: 2.0,
+            stopped: 21.0,
+            map_unmap: 517.0,
+        };
+        cells.push(literal(Kind::Emulated, Err(Uncounted::FalseFaults(seen))));
+        cells.push(literal(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
+        let unheard = GuestCounts {
+            stopped: 203.0,
+            unanswered: 203.0,
+            ..counts(0.0, 517.0)
+        };
+        cells.push(literal(Kind::Simulated, Ok(unheard)));
+        assert!(
+            !cells
+                .iter()
+                .any(|cell| { cell.failed() && cell.configuration == Configuration::RtcLiteral })
+        );
+        let found = found(cells);
+        let value = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.and_then(|row| row.measured).map(|value| value.median)
+        };
+        // The finding does not invent per-operation counts for such a device.
+        let rows = found.rows.iter();
+        let of_it = rows.filter(|row| row.quantity.starts_with("emulated, rtc-paper: "));
+        assert_eq!(of_it.count(), 5);
+        for (what, wanted) in [
+            ("emulated, rtc-paper: requests of its driver in all", 22.0),
+            (
+                "emulated, rtc-paper: requests without a status in all",
+                20.0,
+            ),
+            (
+                "emulated, rtc-paper: accesses stopped in all, of whichever device",
+                21.0,
+            ),
+            (
+                "many queues, rtc-paper: accesses stopped in all, of whichever device",
+                0.0,
+            ),
+            (
+                "simulated, rtc-paper: requests without a status in all",
+                203.0,
+            ),
+            ("many queues, rtc-paper: requests a frame sent", 0.0),
+            (
+                "emulated: instructions a DMA, rtc-paper over pviommu+rtc",
+                1.1,
+            ),
+            (
+                "many queues: instructions a DMA, rtc-paper over pviommu+rtc",
+                1.0,
+            ),
+        ] {
+            assert_eq!(value(what), Some(wanted), "{what}");
+        }
+        assert!(unsafe_note(&found));
+        for said in [
+            "could be counted with: emulated. The",
+            "nobody heard how they ended: simulated. An",
+        ] {
+            assert!(found.notes.iter().any(|note| note.contains(said)), "{said}");
+        }
+        assert_eq!(found.verdict, Verdict::Reproduced);
+    }
+
+    #[test]
+    fn orders_and_the_caches_share_are_judged() {
+        let right = found(cells());
+        assert_eq!(right.verdict, Verdict::Reproduced, "{:#?}", right.rows);
+        assert!(
+            right
+                .notes
+                .iter()
+                .any(|note| note.contains("there is none yet"))
+        );
+        // A cache that does not save all requests, and one that takes more instructions than none.
+        for (requests, map_unmap) in [(2.0, 470.0), (0.0, 3100.0)] {
+            let mut cells = cells();
+            cells[2].counts = Ok(counts(requests, map_unmap));
+            let wrong = found(cells).verdict;
+            assert_ne!(wrong, Verdict::Reproduced, "{requests} {map_unmap}");
+        }
+    }
+}

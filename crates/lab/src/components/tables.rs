@@ -1,0 +1,138 @@
+//! The I/O page tables of the modes.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{
+    CalgaryTce, Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table, TableError,
+};
+use ringfence_types::{DomainId, PageSize, PhysAddr};
+
+use super::{LAST_PAGE_32_BIT, ReplayTable, ThreadCell};
+use crate::error::LabError;
+use crate::hardware::{Calgary, Vtd};
+
+pub(crate) type PlainRadix = PlainTable<SecondStage>;
+pub(crate) type LeafCachedRadix = CachedTable<SecondStage>;
+pub(crate) type FlatTable = PlainTable<CalgaryTce>;
+/// A table that frees empty table pages (FreeBSD).
+pub(crate) type ReclaimingRadix = Reclaiming<SecondStage, ThreadCell<ReclaimingTable<SecondStage>>>;
+
+/// Returns the format of every radix table of a replay: four levels, like the papers' machine.
+fn format() -> SecondStage {
+    SecondStage::new(Levels::Four)
+}
+
+impl ReplayTable for PlainRadix {
+    type Hardware = Vtd;
+
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+}
+
+impl ReplayTable for LeafCachedRadix {
+    type Hardware = Vtd;
+
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+}
+
+impl ReplayTable for FlatTable {
+    type Hardware = Calgary;
+    const LAST_PAGE: u64 = LAST_PAGE_32_BIT;
+
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+}
+
+impl ReplayTable for ReclaimingRadix {
+    type Hardware = Vtd;
+
+    fn root(&self) -> PhysAddr {
+        Reclaiming::root(self)
+    }
+}
+
+/// Creates a radix table that never frees table pages.
+fn radix(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Table<SecondStage>, LabError> {
+    Ok(Table::new(format(), domain, coherency, memory, frames)?)
+}
+
+/// Creates a radix table without a leaf cache.
+///
+/// # Errors
+/// Memory is short.
+pub(crate) fn plain_radix(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+    _: Option<&()>,
+) -> Result<PlainRadix, LabError> {
+    radix(domain, coherency, memory, frames).map(PlainTable)
+}
+
+pub(crate) fn leaf_cached_radix(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+    _: Option<&()>,
+) -> Result<LeafCachedRadix, LabError> {
+    radix(domain, coherency, memory, frames).map(CachedTable)
+}
+
+pub(crate) fn flat_table(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+    _: Option<&()>,
+) -> Result<FlatTable, LabError> {
+    let root = flat_root(frames).ok_or(TableError::OutOfFrames)?;
+    let table = Table::at(CalgaryTce::FULL, domain, coherency, memory, root)?;
+    Ok(PlainTable(table))
+}
+
+/// Creates a table that writes back the whole table page at every unmap, as published.
+pub(crate) fn reclaiming_radix_full_page(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+    _: Option<&()>,
+) -> Result<ReclaimingRadix, LabError> {
+    let reclaim = Reclaim::FlushPage;
+    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
+    Ok(Reclaiming::new(table, RefCell::new))
+}
+
+/// Creates a table that writes back only the touched lines: the fixed form.
+pub(crate) fn reclaiming_radix(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+    _: Option<&()>,
+) -> Result<ReclaimingRadix, LabError> {
+    let reclaim = Reclaim::FlushTouched;
+    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
+    Ok(Reclaiming::new(table, RefCell::new))
+}
+
+/// Allocates the single level of a flat table.
+pub(super) fn flat_root(frames: &Frames<Rc<Arena>>) -> Option<PhysAddr> {
+    let bytes = Table::root_bytes_of(&CalgaryTce::FULL);
+    let count = bytes.div_ceil(PageSize::Size4K.bytes());
+    frames.alloc_contiguous(count).ok()
+}

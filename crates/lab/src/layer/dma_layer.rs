@@ -1,0 +1,277 @@
+//! The implementation of [`DmaOps`] for every space and flush policy.
+
+use std::hint::black_box;
+
+use ringfence_dma::flush::{Flush, Released};
+use ringfence_dma::space::Space;
+use ringfence_dma::{
+    AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapReason, NotInvalidated, Outcome,
+    SgLimits, SgRequest, UnmapReason,
+};
+use ringfence_trace::DeviceIndex;
+use ringfence_types::{
+    DomainId, Invalidator, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId,
+};
+
+use super::{
+    AttachInfo, Attachments, ContextTarget, DmaOps, LayerPlatform, Mapped, MappingToken, OpKey,
+    SpaceResult, SpaceTraits, UnmapOutcome,
+};
+use crate::error::LabError;
+
+/// Creates the space of a device, and the target of its context entry.
+pub type MakeSpace<S, I> = Box<dyn FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S>>;
+
+/// A DMA layer with its CPU handles, on its own platform.
+pub struct DmaLayer<S: Space, F: Flush<S, u64>, I> {
+    dma: Dma<S, F, u64>,
+    cpus: Vec<Cpu<S, F, u64>>,
+    attachments: Vec<Option<Attachments>>,
+    segments: Vec<DmaSegment>,
+    /// Memory, clock and invalidator of the layer.
+    pub platform: LayerPlatform<I>,
+    make: MakeSpace<S, I>,
+}
+
+/// The parts of a layer that an operation uses.
+struct Parts<'a, S: Space, F: Flush<S, u64>, I> {
+    dma: &'a Dma<S, F, u64>,
+    cpu: &'a mut Cpu<S, F, u64>,
+    platform: &'a mut LayerPlatform<I>,
+    at: &'a Attachment,
+    segments: &'a mut [DmaSegment],
+}
+
+impl<S: Space, F: Flush<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
+    /// Creates a layer without domains. `make` creates the space of each device.
+    pub fn new(
+        flush: F,
+        platform: LayerPlatform<I>,
+        make: impl FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S> + 'static,
+    ) -> Self {
+        Self {
+            dma: Dma::new(flush),
+            cpus: Vec::new(),
+            attachments: Vec::new(),
+            segments: Vec::new(),
+            platform,
+            make: Box::new(make),
+        }
+    }
+
+    /// Returns the parts for an operation; `None` if its device or its CPU is unknown.
+    #[inline(always)]
+    fn parts(&mut self, key: OpKey) -> Option<Parts<'_, S, F, I>> {
+        let attachments = self.attachments.get(key.device.index())?.as_ref()?;
+        Some(Parts {
+            dma: &self.dma,
+            cpu: self.cpus.get_mut(usize::from(key.cpu))?,
+            platform: &mut self.platform,
+            at: attachments.for_direction(key.direction),
+            segments: &mut self.segments,
+        })
+    }
+}
+
+impl<S: Space, F: Flush<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F, I> {
+    #[inline(always)]
+    fn space_traits(&self) -> SpaceTraits {
+        SpaceTraits {
+            contiguous_sg: S::CONTIGUOUS_SG,
+            caches_unmapped: S::CACHES_UNMAPPED,
+            can_be_full: S::CAN_BE_FULL,
+        }
+    }
+
+    #[inline(always)]
+    fn set_time(&mut self, now: Nanos) {
+        self.platform.now = now;
+    }
+
+    fn reserve(&mut self, cpus: usize, segments: usize) -> Result<(), LabError> {
+        while self.cpus.len() < cpus {
+            self.cpus.push(self.dma.cpu());
+        }
+        if self.segments.len() < segments {
+            let range = IovaRange::new(Iova::ZERO, 1).ok_or(LabError::Internal("segment"))?;
+            self.segments.resize(segments, DmaSegment { range });
+        }
+        Ok(())
+    }
+
+    fn is_attached(&self, index: DeviceIndex) -> bool {
+        matches!(self.attachments.get(index.index()), Some(Some(_)))
+    }
+
+    fn attach(
+        &mut self,
+        index: DeviceIndex,
+        device: RequesterId,
+    ) -> Result<(DomainId, ContextTarget), LabError> {
+        let (platform, make) = (&self.platform, &mut self.make);
+        let mut target = ContextTarget::PassThrough;
+        // Use dynamic dispatch, so that layers with the same space on different platforms share
+        // one copy of the caller.
+        let make: &mut dyn FnMut(DomainId) -> Result<S, LabError> = &mut |domain| {
+            let info = AttachInfo {
+                domain,
+                device,
+                index,
+            };
+            let (space, to) = make(&info, platform)?;
+            target = to;
+            Ok(space)
+        };
+        let at = self.dma.attach(device, Iova::new(u64::MAX), make);
+        let at = at.map_err(|error| match error {
+            AttachError::Space(error) => error,
+            _ => LabError::TooManyDevices,
+        })?;
+        if self.attachments.len() <= index.index() {
+            self.attachments.resize(index.index() + 1, None);
+        }
+        self.attachments[index.index()] = Some(Attachments::new(&self.dma, at));
+        Ok((at.domain(), target))
+    }
+
+    #[inline(always)]
+    fn map(&mut self, key: OpKey, buffer: u64, pieces: &[PhysRange]) -> Result<Mapped, MapError> {
+        let Some(own) = self.parts(key) else {
+            return Err(not_attached(key));
+        };
+        let (dma, direction) = (own.dma, key.direction);
+        let mapped = if let [piece] = pieces {
+            dma.map_single(own.cpu, own.platform, own.at, buffer, *piece, direction)
+                .map(|(mapping, placed)| Mapped {
+                    token: MappingToken::Single(mapping),
+                    steps: placed.steps,
+                })
+        } else {
+            let request = SgRequest {
+                buffer,
+                pieces,
+                direction,
+                limits: SgLimits::default(),
+                out: own.segments,
+            };
+            dma.map_sg(own.cpu, own.platform, own.at, request)
+                .map(|(mapping, _)| Mapped {
+                    steps: mapping.steps,
+                    token: MappingToken::List(mapping),
+                })
+        };
+        mapped.map_err(|(_, error)| error)
+    }
+
+    fn segments(&self) -> &[DmaSegment] {
+        &self.segments
+    }
+
+    fn each_reserved(
+        &self,
+        key: OpKey,
+        token: &MappingToken,
+        pieces: usize,
+        each: &mut dyn FnMut(Option<PfnRange>),
+    ) {
+        if let (MappingToken::List(_), None, false) = (token, token.range(), S::CONTIGUOUS_SG) {
+            for segment in self.segments.iter().take(pieces) {
+                each(Some(PfnRange::covering(&segment.range)));
+            }
+            return;
+        }
+        let reserved = || {
+            let mapped = PfnRange::covering(&token.range()?);
+            let attachments = self.attachments.get(key.device.index())?.as_ref()?;
+            let space = self.dma.space(attachments.for_direction(key.direction))?;
+            Some(space.reserved(mapped))
+        };
+        each(reserved());
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome {
+        let Some(own) = self.parts(key) else {
+            return UnmapOutcome::Refused;
+        };
+        let outcome = match token {
+            MappingToken::None => return UnmapOutcome::Refused,
+            MappingToken::Single(mapping) => {
+                own.dma.unmap_single(own.cpu, own.platform, own.at, mapping)
+            }
+            MappingToken::List(mapping) => own.dma.unmap_sg(own.cpu, own.platform, own.at, mapping),
+        };
+        match outcome {
+            Ok(outcome) => {
+                let stale = outcome.is_stale();
+                match outcome.into_buffer() {
+                    Some(buffer) => UnmapOutcome::Returned { buffer, stale },
+                    None => UnmapOutcome::Withheld,
+                }
+            }
+            Err(error) => match error.reason {
+                UnmapReason::NotFlushed(_, owed) => UnmapOutcome::NotInvalidated(owed),
+                UnmapReason::PartlyUnmapped(..) => UnmapOutcome::PartlyUnmapped,
+                _ => UnmapOutcome::Refused,
+            },
+        }
+    }
+
+    fn retry_invalidation(
+        &mut self,
+        owed: NotInvalidated<u64>,
+    ) -> Result<u64, NotInvalidated<u64>> {
+        let Some(cpu) = self.cpus.first_mut() else {
+            return Err(owed);
+        };
+        match self.dma.retry_invalidation(cpu, &mut self.platform, owed) {
+            Ok(Released(buffer)) => Ok(buffer),
+            Err((_, owed)) => Err(owed),
+        }
+    }
+
+    #[inline(always)]
+    fn end_burst(&mut self, key: OpKey, returned: Option<&mut Vec<u64>>) {
+        let Some(own) = self.parts(key) else {
+            return;
+        };
+        let (dma, direction) = (own.dma, key.direction);
+        let _ = match returned {
+            None => dma.end_burst(own.cpu, own.platform, own.at, direction, discard_buffer),
+            Some(list) => {
+                let each = |buffer| list.push(buffer);
+                dma.end_burst(own.cpu, own.platform, own.at, direction, each)
+            }
+        };
+    }
+
+    #[inline(always)]
+    fn sync_map(&mut self, key: OpKey) {
+        if let Some(own) = self.parts(key) {
+            own.dma.sync_map(own.cpu, own.platform, own.at);
+        }
+    }
+
+    #[inline(always)]
+    fn tick(&mut self) {
+        if let Some(cpu) = self.cpus.first_mut() {
+            let _ = self.dma.tick(cpu, &mut self.platform);
+        }
+    }
+}
+
+/// Consumes a returned buffer. A function rather than a closure, so that all layers share one copy.
+#[inline]
+fn discard_buffer(buffer: u64) {
+    black_box(buffer);
+}
+
+/// Returns the error of a map whose device or CPU is unknown.
+#[cold]
+fn not_attached(key: OpKey) -> MapError {
+    MapError {
+        device: RequesterId::new(key.device.0),
+        buffer: None,
+        reason: MapReason::NotAttached,
+    }
+}

@@ -1,0 +1,46 @@
+//! The token that a driver holds for a mapping.
+
+use ringfence_dma::{Mapping, SgMapping};
+use ringfence_types::{Direction, IovaRange};
+
+/// The token of a mapping of either kind.
+#[derive(Debug, Default)]
+pub enum MappingToken {
+    /// No mapping: the map was refused, or the unmap took the token.
+    #[default]
+    None,
+    /// A single buffer.
+    Single(Mapping<u64>),
+    /// A scatterlist, mapped to one or several IOVA ranges.
+    List(SgMapping<u64>),
+}
+
+impl MappingToken {
+    /// Returns the IOVA range; `None` without a mapping, and for a list with separate ranges.
+    #[inline]
+    pub fn range(&self) -> Option<IovaRange> {
+        match self {
+            Self::None => None,
+            Self::Single(mapping) => Some(mapping.range()),
+            Self::List(mapping) => mapping.range(),
+        }
+    }
+
+    /// Returns the direction; `None` without a mapping.
+    pub fn direction(&self) -> Option<Direction> {
+        match self {
+            Self::None => None,
+            Self::Single(mapping) => Some(mapping.direction()),
+            Self::List(mapping) => Some(mapping.direction()),
+        }
+    }
+
+    /// Returns the buffer; `None` without a mapping.
+    pub fn buffer(&self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Single(mapping) => Some(*mapping.buffer()),
+            Self::List(mapping) => Some(*mapping.buffer()),
+        }
+    }
+}

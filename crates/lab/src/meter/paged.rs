@@ -1,0 +1,167 @@
+//! The meter of modes with an allocator and a table.
+
+use std::rc::Rc;
+
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::{Paged, Space};
+use ringfence_iova::IovaAllocator;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::Coherency;
+use ringfence_types::Invalidator;
+
+use super::ablations::AblationSet;
+use super::{Ablations, AllocTrace, EmptyLoop, FlushFor, FreeInvalidator, NullTable, ReplayAlloc};
+use crate::components::{HostOf, ModeParts, ReplayTable};
+use crate::error::LabError;
+use crate::hardware::Host;
+use crate::layer::{AttachInfo, ContextTarget, Dispatch, DmaLayer, LayerPlatform, SpaceResult};
+use crate::replay::{DynTimedReplay, TimedReplay};
+
+type Memory = Rc<Arena>;
+type TableFrames = Frames<Rc<Arena>>;
+type Made = Result<Box<dyn DynTimedReplay>, LabError>;
+
+/// Creates a timed replay whose calls have the binding time `X`.
+fn replay<X, S, F, I>(
+    flush: fn() -> F,
+    platform: LayerPlatform<I>,
+    make: impl Fn(&AttachInfo, &LayerPlatform<X::Invalidator<I>>) -> SpaceResult<S> + 'static,
+) -> Box<dyn DynTimedReplay>
+where
+    X: Dispatch,
+    S: Space + 'static,
+    F: Flush<S, u64> + 'static,
+    I: Invalidator + 'static,
+{
+    let platform = platform.map_invalidator(X::invalidator);
+    let layer = X::layer(DmaLayer::new(flush(), platform, make));
+    Box::new(TimedReplay::of(layer))
+}
+
+/// The inputs for the timed replays of a mode.
+struct PagedReplays<A, T: ReplayTable, F> {
+    parts: ModeParts<A, T, F>,
+    coherency: Coherency,
+}
+
+impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
+    /// Creates a timed replay with table and invalidations.
+    fn with_table<B, E>(&self, alloc: E) -> Made
+    where
+        B: IovaAllocator + 'static,
+        E: Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>,
+        E: 'static,
+        F: Flush<Paged<B, T>, u64>,
+    {
+        let platform = LayerPlatform::timed()?;
+        let (host, invalidator) = HostOf::<T>::for_meter(&platform.arena, self.coherency)?;
+        let platform = platform.map_invalidator(|_| invalidator);
+        let make = self.parts.make_space_with(self.coherency, host, alloc);
+        Ok(replay::<A::Dispatch, _, _, _>(
+            self.parts.flush,
+            platform,
+            make,
+        ))
+    }
+
+    /// Creates a timed replay with the mode's allocator and table, and without invalidations. Not
+    /// for tables that a host owns: the stub does not reach the host.
+    fn without_invalidations(&self) -> Made
+    where
+        F: Flush<Paged<A, T>, u64>,
+    {
+        let make = self.parts.make_space(self.coherency, None);
+        let platform = LayerPlatform::timed()?;
+        Ok(replay::<A::Dispatch, _, _, _>(
+            self.parts.flush,
+            platform,
+            make,
+        ))
+    }
+
+    /// Creates a timed replay without a table. The allocator is that of a space with a table.
+    fn without_table<B, E, I>(
+        &self,
+        alloc: E,
+        platform: LayerPlatform<I>,
+    ) -> Box<dyn DynTimedReplay>
+    where
+        B: IovaAllocator + 'static,
+        E: Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>,
+        E: 'static,
+        F: Flush<Paged<B, NullTable>, u64>,
+        I: Invalidator + 'static,
+    {
+        let parts = self.parts;
+        let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
+            let alloc = alloc(&parts, &platform.arena, &platform.frames, None)?;
+            let space = Paged::new(alloc, NullTable(of.domain), parts.rounding);
+            Ok((space, ContextTarget::PassThrough))
+        };
+        replay::<A::Dispatch, _, _, _>(parts.flush, platform, make)
+    }
+}
+
+impl Ablations {
+    /// Creates the meter of a mode with an allocator and a table.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn paged<A, T, F>(
+        parts: ModeParts<A, T, F>,
+        coherency: Coherency,
+        repetitions: usize,
+    ) -> Result<Self, LabError>
+    where
+        A: ReplayAlloc,
+        T: ReplayTable,
+        F: FlushFor<A, T> + 'static,
+    {
+        let trace = Rc::new(AllocTrace::default());
+        let replayed = {
+            let trace = Rc::clone(&trace);
+            move |_: &ModeParts<A, T, F>, _: &Memory, _: &TableFrames, _: Option<&T>| {
+                Ok(A::replayed(Rc::clone(&trace)))
+            }
+        };
+        let no_find = |parts: &ModeParts<A, T, F>,
+                       memory: &Memory,
+                       frames: &TableFrames,
+                       table: Option<&T>| {
+            parts.allocator(memory, frames, table).map(A::without_find)
+        };
+        let of = PagedReplays { parts, coherency };
+        // With a remote table there is no local invalidation to ablate. The tests are on constants,
+        // so unused replays are not compiled.
+        let remote = HostOf::<T>::REMOTE;
+        let free = LayerPlatform::<FreeInvalidator>::without_tables;
+        let recorder = of.with_table(ModeParts::allocator)?;
+        Self::new(repetitions, trace, recorder, &mut || {
+            Ok(AblationSet {
+                replicas: [
+                    Some(of.with_table(ModeParts::allocator)?),
+                    if A::HAS_LOOKUP && parts.kind.has_lookup() {
+                        Some(of.with_table(no_find)?)
+                    } else {
+                        None
+                    },
+                    Some(of.with_table(replayed.clone())?),
+                    if remote {
+                        None
+                    } else {
+                        let platform = free()?.with_queue();
+                        Some(of.without_table(replayed.clone(), platform))
+                    },
+                    Some(of.without_table(replayed.clone(), free()?)),
+                    if remote {
+                        None
+                    } else {
+                        Some(of.without_invalidations()?)
+                    },
+                    Some(of.without_table(ModeParts::allocator, free()?)),
+                    Some(Box::new(EmptyLoop::default())),
+                ],
+            })
+        })
+    }
+}

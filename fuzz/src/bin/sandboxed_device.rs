@@ -1,0 +1,5 @@
+//! The sandboxed process of the target `serve`.
+
+fn main() {
+    ringfence_fuzz::serve::run_if_sandboxed();
+}

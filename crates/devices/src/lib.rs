@@ -16,11 +16,11 @@
 //! | [`workload`] | traffic of the clients and the server |
 #![forbid(unsafe_code)]
 
-mod access;
 pub mod api;
 mod attack;
 pub mod block;
 mod buffer;
+mod bus;
 mod bytes;
 pub mod nic;
 mod observer;
@@ -31,12 +31,12 @@ mod seed;
 mod transfer;
 pub mod workload;
 
-pub use access::{Bus, DmaError};
 pub use attack::{
     Attacker, DEAD_RANGES, DeviceMapping, DmaPort, DriverEvent, Neighbour, Passive, Racer,
     Replayer, Reuse, Straddler, WARM_MAPPINGS,
 };
 pub use buffer::{Buffer, BufferOwner, Pool, PoolError};
+pub use bus::{Bus, DmaError};
 pub use bytes::{ByteMemory, Unreachable};
 pub use observer::Observer;
 pub use request::DmaRequest;

@@ -7,37 +7,7 @@ use alloc::vec;
 
 use ringfence_types::{Access, Fault, FaultReason, Iova, PhysMemory, RequesterId};
 
-use crate::{ContextLookup, FaultLog, Iommu, Translation};
-
-/// Translation of device accesses, by a unit or a combination of units.
-pub trait Translate {
-    /// Translates an access of `bytes` bytes at `iova` by `device`.
-    ///
-    /// # Errors
-    /// [`Fault`] with the first address that has no translation. The unit has recorded the fault.
-    fn translate<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: RequesterId,
-        iova: Iova,
-        bytes: u64,
-        access: Access,
-    ) -> Result<Translation<'_>, Fault>;
-}
-
-impl<D: ContextLookup> Translate for Iommu<D> {
-    #[inline]
-    fn translate<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: RequesterId,
-        iova: Iova,
-        bytes: u64,
-        access: Access,
-    ) -> Result<Translation<'_>, Fault> {
-        Iommu::translate(self, mem, device, iova, bytes, access)
-    }
-}
+use crate::{FaultLog, Translate, Translation};
 
 /// The unit of an [`IommuRouter`] that a device is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -21,6 +21,36 @@ pub const MAX_TRANSLATED_BYTES: u64 = 1 << 30;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
 
+/// Translation of device accesses, by a unit or a combination of units.
+pub trait Translate {
+    /// Translates an access of `bytes` bytes at `iova` by `device`.
+    ///
+    /// # Errors
+    /// [`Fault`] with the first address that has no translation. The unit has recorded the fault.
+    fn translate<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault>;
+}
+
+impl<D: ContextLookup> Translate for Iommu<D> {
+    #[inline]
+    fn translate<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        Iommu::translate(self, mem, device, iova, bytes, access)
+    }
+}
+
 impl<D: ContextLookup> Iommu<D> {
     /// Translates an access of `bytes` bytes at `iova`. Translates all pages before any byte counts
     /// as accessed. The published rIOMMU algorithm (Fig. 10) checks only the start.

@@ -1,6 +1,6 @@
 //! IOVA allocators, one per file. All implement [`IovaAllocator`].
 //!
-//! The allocators of question 1, their constructors and their ids:
+//! The allocators, the first axis of a mode, their constructors and their ids:
 //!
 //! - Linux 3.4's cached node: `Locked::new(CachedTree::new(space), RefCell::new)`
 //! - its ancestor, vmalloc's first fit: `Locked::new(VmallocTree::new(space), ..)`

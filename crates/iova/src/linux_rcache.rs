@@ -102,7 +102,7 @@ fn push(magazine: &mut Magazine, lo: u64) -> bool {
 
 impl<S: RangeStore> RcacheShared<S> {
     /// Frees the ranges of `magazine` into the store. Returns false if it was empty.
-    fn flush_magazine(store: &mut S, magazine: &mut Magazine, class: usize) -> bool {
+    fn empty_magazine(store: &mut S, magazine: &mut Magazine, class: usize) -> bool {
         let any = !magazine.is_empty();
         for lo in magazine.drain(..) {
             if let Some(range) = PfnRange::new(Pfn::new(lo), 1 << class) {
@@ -115,8 +115,8 @@ impl<S: RangeStore> RcacheShared<S> {
     fn drain(&mut self, cpu: &mut RcacheCpu) -> bool {
         let mut any = false;
         for (class, racks) in cpu.classes.iter_mut().enumerate() {
-            any |= Self::flush_magazine(&mut self.store, &mut racks.loaded, class);
-            any |= Self::flush_magazine(&mut self.store, &mut racks.previous, class);
+            any |= Self::empty_magazine(&mut self.store, &mut racks.loaded, class);
+            any |= Self::empty_magazine(&mut self.store, &mut racks.previous, class);
         }
         any
     }
@@ -128,7 +128,7 @@ impl<S: RangeStore> RcacheShared<S> {
         for (class, list) in self.depot.iter_mut().enumerate() {
             for _ in 0..magazines(list.len()) {
                 if let Some(mut magazine) = list.pop() {
-                    any |= Self::flush_magazine(&mut self.store, &mut magazine, class);
+                    any |= Self::empty_magazine(&mut self.store, &mut magazine, class);
                 }
             }
         }

@@ -56,7 +56,7 @@ pub trait ModeVisitor {
 pub fn dispatch<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
     special(mode, visitor)
         .or_else(|visitor| named(mode, visitor))
-        .or_else(|visitor| composed(mode, visitor))
+        .or_else(|visitor| shared(mode, visitor))
 }
 
 /// Calls `visitor` with the shared types of `mode`, also if it is a named mode.
@@ -64,7 +64,7 @@ pub fn dispatch<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, La
 /// # Errors
 /// The mode is not built in.
 pub fn dispatch_dyn<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
-    special(mode, visitor).or_else(|visitor| composed(mode, visitor))
+    special(mode, visitor).or_else(|visitor| shared(mode, visitor))
 }
 
 type DeferredFlush = Deferred<ThreadCell<DeferredQueue>>;
@@ -166,8 +166,9 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     })
 }
 
-/// Calls `visitor` with the shared types of a mode that has an allocator and a table.
-fn composed<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
+/// Calls `visitor` with the types that modes share, named or composed, if the mode has an allocator
+/// and a table.
+fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
     use {Alloc as A, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};
     let fits = match mode.alloc {
         A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished => false,

@@ -89,7 +89,7 @@ impl TableKind {
 pub enum FlushKind {
     /// Never: the mode invalidates nothing.
     Never,
-    /// At each unmap, before the driver gets the buffer back.
+    /// At each unmap, before the driver gets the buffer back (`ringfence_dma::flush::Strict`).
     PerUnmap,
     /// One global invalidation for 250 entries of the unit, or after 10 ms.
     Deferred,

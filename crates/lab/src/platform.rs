@@ -1,5 +1,5 @@
-//! The platform of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace
-//! drives.
+//! The platform of a checked replay: memory, frames, one IOMMU, context tables, and a clock that
+//! the trace drives.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::rc::Rc;

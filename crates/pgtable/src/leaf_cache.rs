@@ -120,7 +120,7 @@ impl LeafCache {
         if table.check_granules(&request).is_ok()
             && let Some(at) = self.entry(table, request.iova, request.pages)
         {
-            table.fill_leaf_table(mem, at, &request, &mut write_back)?;
+            table.store_leaf_entries(mem, at, &request, &mut write_back)?;
             write_back.finish(mem);
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl LeafCache {
         mut write_back: impl WriteBackPolicy,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         if let Some(at) = self.entry(table, range.lo().iova(), range.pages()) {
-            table.clear_leaf_table(mem, at, &range, &mut write_back)?;
+            table.clear_leaf_entries(mem, at, &range, &mut write_back)?;
             write_back.finish(mem);
             return Ok((
                 Unmapped::attest_cleared(table.domain(), range),

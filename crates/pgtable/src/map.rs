@@ -97,7 +97,7 @@ impl<F: Format> Table<F> {
         if self.check_granules(&request).is_ok()
             && let Some(leaf) = self.leaf_entry(mem, request.iova, request.pages)
         {
-            self.fill_leaf_table(mem, leaf.at, &request, &mut write_back)?;
+            self.store_leaf_entries(mem, leaf.at, &request, &mut write_back)?;
             entry_count.added(&self.format, leaf.parent, request.pages);
             write_back.finish(mem);
             return Ok(());
@@ -128,7 +128,7 @@ impl<F: Format> Table<F> {
             .map_err(|Corrupt| MapError::Corrupt { iova: request.iova })?;
         if lowest.level == Level::LEAF && self.pages_in(&lowest, &request) == request.pages {
             let at = self.entry_address(lowest.level, lowest.table, request.iova);
-            self.fill_leaf_table(mem, at, &request, &mut write_back)?;
+            self.store_leaf_entries(mem, at, &request, &mut write_back)?;
             entry_count.added(&self.format, lowest.parent, request.pages);
         } else {
             self.map_long(mem, frames, &request, &mut write_back, entry_count)?;
@@ -175,7 +175,7 @@ impl<F: Format> Table<F> {
     /// Fills the entries of a leaf table from `at` on. Fails without a store if any of them is
     /// present.
     #[inline(always)]
-    pub(crate) fn fill_leaf_table<M: PhysMemory + ?Sized>(
+    pub(crate) fn store_leaf_entries<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
         at: PhysAddr,
@@ -200,7 +200,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// [`fill_leaf_table`](Self::fill_leaf_table) for several pages.
+    /// [`store_leaf_entries`](Self::store_leaf_entries) for several pages.
     #[inline]
     fn fill_run<M: PhysMemory + ?Sized>(
         &self,

@@ -68,7 +68,7 @@ impl<F: Format> Table<F> {
         entry_count: impl EntryCount<F>,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         if let Some(leaf) = self.leaf_entry(mem, range.lo().iova(), range.pages()) {
-            self.clear_leaf_table(mem, leaf.at, &range, &mut write_back)?;
+            self.clear_leaf_entries(mem, leaf.at, &range, &mut write_back)?;
             entry_count.removed(&self.format, leaf.parent, range.pages());
             write_back.finish(mem);
         } else {
@@ -98,7 +98,7 @@ impl<F: Format> Table<F> {
         let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
         if lowest.level == Level::LEAF && range.pages() <= room {
             let at = self.entry_address(lowest.level, lowest.table, iova);
-            self.clear_leaf_table(mem, at, &range, &mut write_back)?;
+            self.clear_leaf_entries(mem, at, &range, &mut write_back)?;
             entry_count.removed(&self.format, lowest.parent, range.pages());
         } else {
             self.unmap_long(mem, &range, &mut write_back, entry_count)?;
@@ -119,7 +119,7 @@ impl<F: Format> Table<F> {
     /// Clears the entries of a leaf table from `at` on. Fails without a store if any of them is
     /// absent.
     #[inline(always)]
-    pub(crate) fn clear_leaf_table<M: PhysMemory + ?Sized>(
+    pub(crate) fn clear_leaf_entries<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
         at: PhysAddr,
@@ -142,7 +142,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// [`clear_leaf_table`](Self::clear_leaf_table) for several pages.
+    /// [`clear_leaf_entries`](Self::clear_leaf_entries) for several pages.
     #[inline]
     fn clear_run<M: PhysMemory + ?Sized>(
         &self,

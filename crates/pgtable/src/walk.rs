@@ -1,4 +1,5 @@
-//! The hardware's page walk, in software. The memory may hold anything.
+//! The hardware's page walk, in software. The memory may hold anything. The driver's walk, over
+//! tables that it linked itself, is `walk_linked` in `table.rs`.
 
 use core::fmt;
 use core::sync::atomic::Ordering;

@@ -29,7 +29,7 @@ pub struct Depot {
 }
 
 /// Frees the ranges of `magazine` into free space. Returns false if it was empty.
-fn flush_magazine(space: &mut FreeSpace, magazine: &mut Magazine, order: usize) -> bool {
+fn empty_magazine(space: &mut FreeSpace, magazine: &mut Magazine, order: usize) -> bool {
     let any = !magazine.is_empty();
     for lo in magazine.drain(..) {
         if let Some(range) = PfnRange::new(Pfn::new(u64::from(lo)), 1 << order) {
@@ -114,7 +114,7 @@ impl Depot {
     }
 
     /// Makes room in the loaded magazine when neither magazine has any: by a new lease if the
-    /// limits permit it, else by flushing the older magazine.
+    /// limits permit it, else by emptying the older magazine.
     pub(super) fn make_room(&mut self, cpu: &mut MagazineCpu, pool: Pool, order: usize) {
         let cost = self.limits.cost_of(order);
         let leased = cpu.leased;
@@ -155,7 +155,7 @@ impl Depot {
                 } else {
                     &mut rack.loaded
                 };
-                flush_magazine(&mut self.space, older, order);
+                empty_magazine(&mut self.space, older, order);
                 if both {
                     mem::swap(&mut rack.loaded, &mut rack.previous);
                 }
@@ -203,7 +203,7 @@ impl Depot {
     pub(super) fn drain(&mut self, cpu: &mut MagazineCpu) {
         for (_, order, rack) in cpu.racks() {
             for magazine in [&mut rack.loaded, &mut rack.previous] {
-                flush_magazine(&mut self.space, magazine, order);
+                empty_magazine(&mut self.space, magazine, order);
                 self.end_lease(mem::take(magazine), order);
             }
         }
@@ -224,8 +224,8 @@ impl Depot {
         let mut any = false;
         for (pool, order, rack) in cpu.racks() {
             if pool < pools {
-                any |= flush_magazine(&mut self.space, &mut rack.loaded, order);
-                any |= flush_magazine(&mut self.space, &mut rack.previous, order);
+                any |= empty_magazine(&mut self.space, &mut rack.loaded, order);
+                any |= empty_magazine(&mut self.space, &mut rack.previous, order);
             }
         }
         for pool in 0..pools {
@@ -236,7 +236,7 @@ impl Depot {
                     .and_then(|orders| orders.get_mut(order))
                     .and_then(Vec::pop)
                 {
-                    any |= flush_magazine(&mut self.space, &mut magazine, order);
+                    any |= empty_magazine(&mut self.space, &mut magazine, order);
                     self.end_lease(magazine, order);
                 }
             }

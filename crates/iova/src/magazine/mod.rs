@@ -290,7 +290,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         })
     }
 
-    /// Allocates from free space. If that fails, flushes the magazines of this handle and of the
+    /// Allocates from free space. If that fails, empties the magazines of this handle and of the
     /// depot, and retries.
     fn alloc_uncached(
         &self,

@@ -1,5 +1,6 @@
-//! The executed part of an invalidation: writing descriptors as a driver does (VT-d specification,
-//! section 6.5.2). The profile charges the response time of the hardware.
+//! The measured part of an invalidation in a timed replay: writing descriptors as a driver does
+//! (VT-d specification, section 6.5.2). No IOTLB is behind this queue; the profile models the
+//! response time of the hardware. A checked replay invalidates through `crate::platform`.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,7 +117,7 @@ impl Invalidator for InvalidationQueue {
         self.sequence += 1;
         self.write(encode(&request))?;
         self.write([WAIT_AND_WRITE | self.sequence << 32, self.status.get()])?;
-        // Complete the request for the hardware. The profile charges the waiting time.
+        // Complete the request for the hardware. The profile models the waiting time.
         let status = self
             .memory
             .word(self.status)

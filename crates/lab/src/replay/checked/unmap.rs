@@ -1,4 +1,4 @@
-//! Unmaps, and the return of buffers.
+//! The oracle's part of an unmap: it ends grants and takes buffers back.
 
 use ringfence_devices::{DeviceMapping as Target, DriverEvent};
 use ringfence_types::{DomainId, PfnRange};

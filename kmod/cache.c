@@ -8,7 +8,7 @@
  * a page share its mapping, which stays until both are unmapped. A mapping serves only its own
  * direction: a bidirectional one would let a device write to read-only buffers. Unused mappings are
  * listed in the order in which they lost their last user; one request removes those of a whole
- * cycle. The parameter literal selects the paper's behaviour.
+ * cycle. The parameter as_published selects the paper's behaviour.
  *
  * Cached mappings, in use or unused, have at most pvi_cache_pages pages. A mapping that does not
  * fit is unmapped with its last user, and a worker (evict.c) evicts the oldest sixteenth.

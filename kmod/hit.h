@@ -12,26 +12,26 @@
 #include "pviommu.h"
 
 /*
- * With literal=1, these functions behave like the PVIOMMU paper's cache, to demonstrate its
+ * With as_published=1, these functions behave like the PVIOMMU paper's cache, to demonstrate its
  * defects. Nothing else depends on the parameter.
  *
  * The paper's key is the page alone: a map gets the existing mapping of its page, with any length
  * and direction. One bit marks a mapping as in use, so the first of two users releases it, and the
  * unmap of the other one is ignored.
  *
- * pvi_literal is tested only where the repaired cache would fail, so it costs nothing on a hit.
+ * pvi_as_published is tested only where the fixed cache would fail, so it costs nothing on a hit.
  */
 static __always_inline bool pvi_covers(const struct pvi_mapping *mapping, u32 pages,
 				       enum dma_data_direction direction)
 {
-	return (mapping->pages == pages && mapping->direction == direction) || pvi_literal;
+	return (mapping->pages == pages && mapping->direction == direction) || pvi_as_published;
 }
 
 static __always_inline bool pvi_used_after_put(struct pvi_mapping *mapping)
 {
 	if (!--mapping->users)
 		return false;
-	if (!pvi_literal)
+	if (!pvi_as_published)
 		return true;
 	mapping->users = 0;
 	return false;
@@ -39,7 +39,7 @@ static __always_inline bool pvi_used_after_put(struct pvi_mapping *mapping)
 
 static __always_inline int pvi_unmap_unknown(void)
 {
-	return pvi_literal ? 0 : -ENOENT;
+	return pvi_as_published ? 0 : -ENOENT;
 }
 
 static __always_inline struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *endpoint, u64 giova)
@@ -57,7 +57,7 @@ static __always_inline struct hlist_head *pvi_page_bucket(struct pvi_endpoint *e
 {
 	u64 key = gpa;
 
-	if (!pvi_literal)
+	if (!pvi_as_published)
 		key += pages * 4ULL + direction;
 	return &endpoint->by_page[hash_64(key, endpoint->table_bits)];
 }

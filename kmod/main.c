@@ -20,9 +20,9 @@ unsigned int pvi_cache_pages = 65536;
 module_param_named(limit, pvi_cache_pages, uint, 0444);
 MODULE_PARM_DESC(limit, "maximum number of 4096-byte pages that a device's cache maps, 1 to 1048576 (default: 65536, or 256 MiB)");
 
-bool pvi_literal;
-module_param_named(literal, pvi_literal, bool, 0444);
-MODULE_PARM_DESC(literal, "with cache=1: the paper's key (the page alone) and its one bit instead of a count of users, to show the defects (default: off)");
+bool pvi_as_published;
+module_param_named(as_published, pvi_as_published, bool, 0444);
+MODULE_PARM_DESC(as_published, "with cache=1: the paper's key (the page alone) and its one bit instead of a count of users, to show the defects (default: off)");
 
 unsigned int pvi_cycle_ms = 10000;
 module_param_named(t_ms, pvi_cycle_ms, uint, 0444);
@@ -229,13 +229,13 @@ static int __init pvi_init(void)
 	int err;
 
 	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000 || !pvi_cache_pages ||
-	    pvi_cache_pages > PVI_LIMIT_MAX || (pvi_literal && !pvi_cache)) {
-		pr_err("pviommu: t_ms must be 1 to 3600000, limit 1 to %u, and literal=1 requires cache=1\n",
+	    pvi_cache_pages > PVI_LIMIT_MAX || (pvi_as_published && !pvi_cache)) {
+		pr_err("pviommu: t_ms must be 1 to 3600000, limit 1 to %u, and as_published=1 requires cache=1\n",
 		       PVI_LIMIT_MAX);
 		return -EINVAL;
 	}
-	if (pvi_literal)
-		pr_warn("pviommu: literal=1, the paper's key and one bit: devices can access buffers that they must not, and lose access to others\n");
+	if (pvi_as_published)
+		pr_warn("pviommu: as_published=1, the paper's key and one bit: devices can access buffers that they must not, and lose access to others\n");
 	/* Freeing memory may depend on a disk behind this device. */
 	pvi_workqueue = alloc_workqueue("pviommu", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	if (!pvi_workqueue)

@@ -209,7 +209,7 @@ struct pvi_call {
 
 /* main.c */
 extern bool pvi_cache;
-extern bool pvi_literal;
+extern bool pvi_as_published;
 extern unsigned int pvi_cycle_ms;
 extern unsigned int pvi_cycles;
 extern unsigned int pvi_cache_pages;

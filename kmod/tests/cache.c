@@ -2,7 +2,7 @@
 /*
  * Runs cache.c and evict.c in user space, with the environment of host.c: residency and limit of
  * the cache (crates/pviommu/vectors/cache.txt), room for maps, and mappings left by a driver. With
- * literal=1 the device gets the accesses that the PVIOMMU paper's cache allows; with literal=0 it
+ * as_published=1 the device gets the accesses that the PVIOMMU paper's cache allows; with as_published=0 it
  * does not.
  */
 #include "host.c"
@@ -285,32 +285,32 @@ static void left_and_unmapped_meanwhile(void)
 }
 
 /* A buffer for device reads, in a page that the device has written before (A28). */
-static void kept_for_the_other_direction(bool literal)
+static void kept_for_the_other_direction(bool as_published)
 {
 	dma_addr_t one, two;
 
 	begin_with_queue("kept for the other direction", true, 64);
-	pvi_literal = literal;
+	pvi_as_published = as_published;
 	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
 	unmap(one);
 	buffers[8] = 'a';
 	two = map(8, 64, DMA_TO_DEVICE);
-	CHECK(device_writes(two, 'b') == literal);
-	CHECK(buffers[8] == (literal ? 'b' : 'a'));
-	CHECK(leads(two, virt_to_phys(buffers) + 8, 64, DMA_TO_DEVICE) == !literal);
-	CHECK((one + 8 == two) == literal && endpoint->hits == literal);
+	CHECK(device_writes(two, 'b') == as_published);
+	CHECK(buffers[8] == (as_published ? 'b' : 'a'));
+	CHECK(leads(two, virt_to_phys(buffers) + 8, 64, DMA_TO_DEVICE) == !as_published);
+	CHECK((one + 8 == two) == as_published && endpoint->hits == as_published);
 	unmap(two);
-	CHECK(!endpoint->live && endpoint->kept == (literal ? 1 : 2) && !test_complaints);
+	CHECK(!endpoint->live && endpoint->kept == (as_published ? 1 : 2) && !test_complaints);
 	end();
 }
 
 /* A buffer of two pages, one of which is mapped, followed by another buffer's page (A28). */
-static void kept_for_another_length(bool literal)
+static void kept_for_another_length(bool as_published)
 {
 	dma_addr_t one, other, two;
 
 	begin_with_queue("kept for another length", true, 64);
-	pvi_literal = literal;
+	pvi_as_published = as_published;
 	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
 	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
 	CHECK(other == one + PAGE_SIZE);
@@ -319,13 +319,13 @@ static void kept_for_another_length(bool literal)
 	buffers[4 * PAGE_SIZE] = 'a';
 	two = map(0, 2 * PAGE_SIZE, DMA_FROM_DEVICE);
 	CHECK(device_writes(two + PAGE_SIZE, 'b'));
-	CHECK(buffers[PAGE_SIZE] == (literal ? 'a' : 'b'));
-	CHECK(buffers[4 * PAGE_SIZE] == (literal ? 'b' : 'a'));
+	CHECK(buffers[PAGE_SIZE] == (as_published ? 'a' : 'b'));
+	CHECK(buffers[4 * PAGE_SIZE] == (as_published ? 'b' : 'a'));
 	unmap(two);
 	/*
 	 * The longer mapping does not serve a shorter buffer either, because it would expose more.
 	 */
-	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == literal);
+	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == as_published);
 	unmap(one);
 	unmap(other);
 	CHECK(!endpoint->live && !test_complaints);
@@ -333,31 +333,31 @@ static void kept_for_another_length(bool literal)
 }
 
 /* Two buffers in a page, one of which is unmapped (A29). */
-static void two_users(bool literal)
+static void two_users(bool as_published)
 {
 	dma_addr_t one, two, other;
 
 	begin_with_queue("two users", true, 64);
-	pvi_literal = literal;
+	pvi_as_published = as_published;
 	one = map(0, 64, DMA_FROM_DEVICE);
 	two = map(64, 64, DMA_FROM_DEVICE);
 	CHECK(two == one + 64 && endpoint->live == 1);
 	unmap(one);
-	CHECK(endpoint->live == !literal && endpoint->kept == literal);
+	CHECK(endpoint->live == !as_published && endpoint->kept == as_published);
 	pvi_cache_expire(endpoint, pvi_cycles + 1);
 	/* The device loses access to a buffer in use. */
-	CHECK(device_writes(two, 'a') == !literal);
+	CHECK(device_writes(two, 'a') == !as_published);
 	/*
 	 * The device then reaches another buffer by its address, until the driver unmaps that as
 	 * well.
 	 */
 	buffers[4 * PAGE_SIZE + 64] = 'a';
 	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK((other == one) == literal && device_writes(two, 'b'));
-	CHECK(buffers[4 * PAGE_SIZE + 64] == (literal ? 'b' : 'a'));
+	CHECK((other == one) == as_published && device_writes(two, 'b'));
+	CHECK(buffers[4 * PAGE_SIZE + 64] == (as_published ? 'b' : 'a'));
 	unmap(two);
 	pvi_cache_evict_unused(endpoint);
-	CHECK(device_writes(other, 'c') == !literal);
+	CHECK(device_writes(other, 'c') == !as_published);
 	/* An unmap without a mapping is ignored. */
 	unmap(other);
 	CHECK(!endpoint->live && !endpoint->failures && !test_complaints);
@@ -519,7 +519,7 @@ static void room_from_a_slow_host(void)
 
 int main(int argc, char **argv)
 {
-	bool literal = false;
+	bool as_published = false;
 
 	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
 	if (argc != 2 || !buffers) {
@@ -534,11 +534,11 @@ int main(int argc, char **argv)
 	left_by_a_driver();
 	left_and_unmapped_meanwhile();
 	do {
-		kept_for_the_other_direction(literal);
-		kept_for_another_length(literal);
-		two_users(literal);
-		literal = !literal;
-	} while (literal);
+		kept_for_the_other_direction(as_published);
+		kept_for_another_length(as_published);
+		two_users(as_published);
+		as_published = !as_published;
+	} while (as_published);
 	vectors(argv[1]);
 	room_from_a_slow_host();
 	free(buffers);

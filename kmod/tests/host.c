@@ -26,7 +26,7 @@
 
 static const char *test_case = "";
 bool pvi_cache;
-bool pvi_literal;
+bool pvi_as_published;
 unsigned int pvi_cycle_ms = 10000;
 unsigned int pvi_cycles = 3;
 unsigned int pvi_cache_pages = 65536;
@@ -351,7 +351,7 @@ static void begin(const char *name, bool cached, unsigned int chains)
 	host.chains = chains;
 	host.prompt = true;
 	pvi_cache = cached;
-	pvi_literal = false;
+	pvi_as_published = false;
 	pvi_cache_pages = 65536;
 	on_wait = NULL;
 	test_complaints = 0;

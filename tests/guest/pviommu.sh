@@ -112,11 +112,11 @@ kept() {
 readonly BOTH_WAYS='dd if=/dev/vda of=/dev/null bs=4k count=8 iflag=direct 2>/dev/null
 dd if=/dev/vda of=/dev/vda bs=4k count=1 iflag=direct oflag=direct 2>/dev/null && echo copied
 usleep 500000; dmesg'
-literal() {
+as_published() {
     local faults unheard
-    behind --module-args "cache=1 literal=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
+    behind --module-args "cache=1 as_published=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
     faults=$(total faults pviommu) unheard=$(total malformed blk)
-    said 'literal=1, the paper.s key and one bit' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
+    said 'as_published=1, the paper.s key and one bit' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
         ((faults >= 8 && unheard > 0)) || return 1
     : >"$log"
     behind --module-args "cache=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
@@ -281,6 +281,6 @@ for kernel in $KERNELS; do
 done
 try "reclaimed: what is not mapped is taken back while the guest works" reclaimed mapped 0 40 --kernel 6.12 --iommu pviommu
 try "reclaimed: nothing is, where devices see all memory" reclaimed all 100 100 --kernel 6.12 --iommu none
-try "literal: the document's cache shows its defects, ours has none" literal --kernel 6.12
+try "as-published: the paper's cache shows its defects, ours does not" as_published --kernel 6.12
 try "kept: what was unmapped is reached, with the cache" kept --kernel 6.12
 all_passed

@@ -133,9 +133,9 @@ fn caches_are_confused_as_printed_and_not_as_repaired() {
         bench.attackers(false);
         bench
     };
-    let literal = "rtc-paper";
-    assert_eq!(direction_and_range(&mut *quiet(literal)), (1, 1 + 3));
-    assert_eq!(two_users(&mut *quiet(literal)), 1);
+    let as_published = "rtc-paper";
+    assert_eq!(direction_and_range(&mut *quiet(as_published)), (1, 1 + 3));
+    assert_eq!(two_users(&mut *quiet(as_published)), 1);
     for name in [
         "pviommu",
         "pviommu+rtc",

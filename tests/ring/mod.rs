@@ -352,7 +352,7 @@ where
 
 /// Erratum 8: "199 of 200 buffers after their unmap".
 #[test]
-fn the_racer_reaches_what_the_literal_driver_hands_up() {
+fn racer_reaches_buffers_of_the_driver_as_published() {
     assert_eq!(
         racer::<RingAsPublished, _, LogicAsPublished>(BurstAsPublished),
         199
@@ -369,7 +369,7 @@ fn the_racer_reaches_what_the_literal_driver_hands_up() {
 /// Erratum 7, as the device sees it: A's address translates to C, although A is mapped. In the
 /// fixed driver, C waits.
 #[test]
-fn the_literal_driver_overwrites_a_live_entry() {
+fn driver_as_published_overwrites_a_live_entry() {
     let to = Direction::ToDevice;
     let [a, b, c] = [0x10_0000, 0x20_0000, 0x30_0000].map(|start| memory(start, 64));
     let mut rig = Rig::<RingAsPublished, _, FixedLogic>::new(

@@ -340,7 +340,7 @@ fn rings<L: Lock<Ring> + 'static>(
     })
 }
 
-fn literal(coherency: Coherency, kind: WriteBack) -> impl FnMut() + 'static {
+fn as_published(coherency: Coherency, kind: WriteBack) -> impl FnMut() + 'static {
     layered(Board::new(kind), BurstAsPublished, move |board, domain| {
         let rings = board.ring(SlotChoice::Tail, coherency);
         Rings::<RingAsPublished, _>::new(domain, DEVICE, rings, RefCell::new)
@@ -402,7 +402,7 @@ fn main() {
         side("layer, one thread", rings(coherent, best, RefCell::new)),
         side("layer, spin lock", rings(coherent, best, Spin::new)),
         side("layer, mutex", rings(coherent, best, Mutex::new)),
-        side("literal, one thread", literal(coherent, best)),
+        side("as published, one thread", as_published(coherent, best)),
         side("strict+", strict_plus(coherent, best)),
     ];
     let kinds: Vec<_> = WriteBack::available()
@@ -423,7 +423,10 @@ fn main() {
             &format!("{kind:?}: layer, one thread"),
             rings(lagging, *kind, RefCell::new),
         ));
-        sides.push(side(&format!("{kind:?}: literal"), literal(lagging, *kind)));
+        sides.push(side(
+            &format!("{kind:?}: as published"),
+            as_published(lagging, *kind),
+        ));
         sides.push(side(
             &format!("{kind:?}: strict+"),
             strict_plus(lagging, *kind),

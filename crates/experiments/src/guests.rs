@@ -18,8 +18,8 @@ pub enum Configuration {
     PviommuRtc,
     /// PVIOMMU with its cache, the host's frame pool and the pointer to the last table.
     PviommuRtcHopt,
-    /// PVIOMMU with the cache as published, defects included, instead of the repaired one.
-    RtcLiteral,
+    /// PVIOMMU with the cache as published, defects included, instead of the fixed one.
+    RtcAsPublished,
 }
 
 impl Configuration {
@@ -27,7 +27,7 @@ impl Configuration {
     pub const ALL: [Self; 7] = [
         Self::KvmBaseline,
         Self::Pviommu,
-        Self::RtcLiteral,
+        Self::RtcAsPublished,
         Self::PviommuRtc,
         Self::PviommuRtcHopt,
         Self::VirtioStrict,
@@ -43,14 +43,14 @@ impl Configuration {
             Self::Pviommu => "pviommu",
             Self::PviommuRtc => "pviommu+rtc",
             Self::PviommuRtcHopt => "pviommu+rtc+hopt",
-            Self::RtcLiteral => "rtc-paper",
+            Self::RtcAsPublished => "rtc-paper",
         }
     }
 
     /// True if the configuration has a defect of the published cache, which stops accesses that the
     /// driver intended.
     pub const fn is_as_published(self) -> bool {
-        matches!(self, Self::RtcLiteral)
+        matches!(self, Self::RtcAsPublished)
     }
 
     /// Returns the configuration with this name.

@@ -157,7 +157,7 @@ pub(super) enum TimedSubject {
     RingsNonCoherent,
     /// Non-coherent rings as published in rIOMMU Fig. 11 (`riommu--paper`): a barrier and a
     /// write-back at each map and each unmap.
-    RingsLiteralNonCoherent,
+    RingsAsPublishedNonCoherent,
 }
 
 impl TimedSubject {
@@ -170,7 +170,7 @@ impl TimedSubject {
         Ok(match name {
             "riommu" => Self::Rings,
             "riommu-" => Self::RingsNonCoherent,
-            "riommu--paper" => Self::RingsLiteralNonCoherent,
+            "riommu--paper" => Self::RingsAsPublishedNonCoherent,
             _ => Self::Mode(Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?),
         })
     }
@@ -285,7 +285,7 @@ impl TimedReplays {
                 let burst = Burst::new(LONGEST);
                 rings::<Ring, _>(Coherency::NonCoherent, write_back, burst)
             }
-            TimedSubject::RingsLiteralNonCoherent => {
+            TimedSubject::RingsAsPublishedNonCoherent => {
                 rings::<RingAsPublished, _>(Coherency::NonCoherent, write_back, BurstAsPublished)
             }
         };

@@ -25,7 +25,7 @@ use ringfence_lab::Profile;
 use ringfence_lab::meter::cycles;
 
 /// Non-coherent rIOMMU as published in Fig. 11.
-const LITERAL: &str = "riommu--paper";
+const AS_PUBLISHED: &str = "riommu--paper";
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X02",
@@ -62,7 +62,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let timed = names
         .iter()
         .filter(|name| **name != "none")
-        .chain(&[LITERAL]);
+        .chain(&[AS_PUBLISHED]);
     let timed: Vec<&str> = timed.copied().collect();
     let subjects = timed.iter().map(|name| TimedSubject::from_name(name));
     let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
@@ -136,7 +136,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             found.push(row.beside(printed).require(Requirement::Near));
         }
     }
-    literal(&mut found, of(LITERAL)?, of("riommu")?, profile)?;
+    as_published(&mut found, of(AS_PUBLISHED)?, of("riommu")?, profile)?;
     with_clflush(setting, &runs, &mut found)?;
 
     let lengths: Vec<u64> = (1..=10).map(|n| n * 1816).collect();
@@ -238,20 +238,24 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
 }
 
 /// Adds the cost per packet of Fig. 11's barriers and write-backs.
-fn literal(
+fn as_published(
     found: &mut Findings,
-    literal: &Cost,
+    as_published: &Cost,
     riommu: &Cost,
     profile: &Profile,
 ) -> Result<(), LabError> {
-    let (with, without) = (packet(literal, profile), packet(riommu, profile));
-    found.push(FindingRow::new(format!("{LITERAL}: C"), "cycles", with));
-    let each = packets(literal, profile)
+    let (with, without) = (packet(as_published, profile), packet(riommu, profile));
+    found.push(FindingRow::new(
+        format!("{AS_PUBLISHED}: C"),
+        "cycles",
+        with,
+    ));
+    let each = packets(as_published, profile)
         .into_iter()
         .zip(packets(riommu, profile));
     let each: Vec<f64> = each.map(|(with, without)| with - without).collect();
     let more = Measured::cost(with.median - without.median, 0.0, median(&each).1);
-    let row = FindingRow::new(format!("{LITERAL} beyond riommu"), "cycles", more);
+    let row = FindingRow::new(format!("{AS_PUBLISHED} beyond riommu"), "cycles", more);
     let printed = Sheet::named("claims")?.printed(&[("id", "R28")], "value")?;
     found.push(row.beside(printed).require(Requirement::Near));
     Ok(())

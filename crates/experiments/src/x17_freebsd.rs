@@ -28,11 +28,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let inv = setting.profile.invalidation_cycles as f64;
-    let literal = components(setting, "freebsd", &runs)?;
+    let as_published = components(setting, "freebsd", &runs)?;
     let fixed = components(setting, "freebsd-fixed", &runs)?;
     let linux = components(setting, "strict+", &runs)?;
-    let spread = literal.order_spread.max(literal.repetition_spread);
-    let c = literal.cycles;
+    let spread = as_published
+        .order_spread
+        .max(as_published.repetition_spread);
+    let c = as_published.cycles;
     let iova_unmap = c.unmap_iova_find + c.unmap_iova_free;
     for (component, operation, executed, charged) in [
         ("iova", "map", c.map_iova_alloc, 0.0),
@@ -67,7 +69,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair(c), 0.0),
         )
     };
-    let gain = speed(&fixed.cycles) / speed(&literal.cycles);
+    let gain = speed(&fixed.cycles) / speed(&as_published.cycles);
     let row = FindingRow::new(
         "throughput: fixed over as published",
         "",
@@ -131,13 +133,13 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
         );
         found.push(FindingRow::new(what, "cycles", measured));
     }
-    let [literal, fixed, linux] = costs.as_slice() else {
+    let [as_published, fixed, linux] = costs.as_slice() else {
         return Err(LabError::Internal("three costs"));
     };
     let claims = Sheet::named("claims")?;
     let claim = |id| claims.printed(&[("id", id)], "value");
-    let saved = literal.measured_per_pair() - fixed.measured_per_pair();
-    let spread = literal.spread;
+    let saved = as_published.measured_per_pair() - fixed.measured_per_pair();
+    let spread = as_published.spread;
     let row = FindingRow::new(
         "map and unmap by CLFLUSH: shorter by the repair",
         "cycles",
@@ -147,11 +149,11 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     let row = FindingRow::new(
         "throughput by CLFLUSH: fixed over as published",
         "",
-        relative_throughput(fixed, literal, profile),
+        relative_throughput(fixed, as_published, profile),
     );
     let printed = Published::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
     found.push(row.beside(printed).require(Requirement::Near));
-    let slower = literal.per_pair(profile) / linux.per_pair(profile);
+    let slower = as_published.per_pair(profile) / linux.per_pair(profile);
     let row = FindingRow::new(
         "map and unmap by CLFLUSH: FreeBSD over Linux",
         "",

@@ -429,9 +429,9 @@ mod tests {
 
     #[test]
     fn the_documents_cache_stands_beside_ours_and_what_it_breaks_is_said() {
-        let literal = |kind, counts| GuestCell {
+        let as_published = |kind, counts| GuestCell {
             kind,
-            configuration: Configuration::RtcLiteral,
+            configuration: Configuration::RtcAsPublished,
             counts,
         };
         let unsafe_note = |found: &super::super::Finding| {
@@ -447,18 +447,21 @@ mod tests {
             stopped: 21.0,
             map_unmap: 517.0,
         };
-        cells.push(literal(Kind::Emulated, Err(Uncounted::FalseFaults(seen))));
-        cells.push(literal(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
+        cells.push(as_published(
+            Kind::Emulated,
+            Err(Uncounted::FalseFaults(seen)),
+        ));
+        cells.push(as_published(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
         let unheard = GuestCounts {
             stopped: 203.0,
             unanswered: 203.0,
             ..counts(0.0, 517.0)
         };
-        cells.push(literal(Kind::Simulated, Ok(unheard)));
+        cells.push(as_published(Kind::Simulated, Ok(unheard)));
         assert!(
-            !cells
-                .iter()
-                .any(|cell| { cell.failed() && cell.configuration == Configuration::RtcLiteral })
+            !cells.iter().any(|cell| {
+                cell.failed() && cell.configuration == Configuration::RtcAsPublished
+            })
         );
         let found = found(cells);
         let value = |what: &str| {

@@ -27,7 +27,7 @@ const CYCLE: u64 = 10 * PER_SECOND;
 /// Number of releases: one in each unit, for a minute.
 const RELEASES: u64 = 60 * PER_SECOND;
 /// Number of releases that the tree as published handles before its defects show.
-const LITERAL_RELEASES: u64 = 20;
+const AS_PUBLISHED_RELEASES: u64 = 20;
 /// Number of mappings that stay in use.
 const HELD: u64 = 5;
 const LIMIT: usize = 10_000;
@@ -161,10 +161,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         uses(RELEASES),
     );
     let tree = residency(&mut Rtc::new(document, LIMIT), CYCLE, uses(RELEASES));
-    let literal = residency(
+    let as_published = residency(
         &mut RtcAsPublished::new(document, LIMIT),
         CYCLE,
-        uses(LITERAL_RELEASES),
+        uses(AS_PUBLISHED_RELEASES),
     );
     let fine =
         Cycles::new(FINE_CYCLES - 1).ok_or(LabError::Internal("cycles of the adaptive variant"))?;
@@ -179,8 +179,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     rows(
         &mut found,
         "tree, as published",
-        &literal,
-        LITERAL_RELEASES,
+        &as_published,
+        AS_PUBLISHED_RELEASES,
         false,
     )?;
     for (what, unit, value) in [
@@ -212,7 +212,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             distribution("tree, fixed", &tree),
             distribution("flat table", &flat),
             distribution("flat table, follows reuse", &adaptive),
-            distribution("tree, as published", &literal),
+            distribution("tree, as published", &as_published),
         ],
     });
     found.explain(

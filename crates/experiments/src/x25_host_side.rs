@@ -138,7 +138,7 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
     ] {
         let without = walked(NoLastTable, pattern)?;
         let with = walked(FixedLastTable::default(), pattern)?;
-        let literal = walked(LastTableAsPublished::default(), pattern)?;
+        let as_published = walked(LastTableAsPublished::default(), pattern)?;
         found.push(counted(
             format!("{name}: walks of a map, no pointer"),
             "",
@@ -152,7 +152,7 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
         found.push(counted(
             format!("{name}: walks of a map, pointer as published"),
             "",
-            literal.walks,
+            as_published.walks,
         ));
         let none = || in_words("its own", 0.0, "4.6");
         let wrong = |what: &str, value| {
@@ -167,7 +167,7 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
                 .beside(none())
                 .require(Requirement::Exact),
         );
-        found.push(wrong("pointer as published", literal.wrong).beside(none()));
+        found.push(wrong("pointer as published", as_published.wrong).beside(none()));
     }
     Ok(())
 }
@@ -416,9 +416,9 @@ mod tests {
                 let row = found.rows.iter().find(|row| row.quantity.ends_with(&what));
                 row.unwrap().measured.unwrap().median
             };
-            let (literal, repaired) = (requests("rtc-paper"), requests("pviommu+rtc"));
-            assert_eq!(repaired, pages as f64);
-            assert_eq!(literal - repaired, f64::from(again), "{pages} pages");
+            let (as_published, fixed) = (requests("rtc-paper"), requests("pviommu+rtc"));
+            assert_eq!(fixed, pages as f64);
+            assert_eq!(as_published - fixed, f64::from(again), "{pages} pages");
         }
     }
 

@@ -188,7 +188,7 @@ fn main() {
     );
     let mut unprefetched = ring_unit::<FixedLogic>(root, Prefetch::Absent);
     let mut random = ring_unit::<FixedLogic>(root, Prefetch::Absent);
-    let mut literal = ring_unit::<LogicAsPublished>(root, Prefetch::Immediate);
+    let mut as_published = ring_unit::<LogicAsPublished>(root, Prefetch::Immediate);
     let mut machine = IommuRouter::new(walking(geometry(1024, 8)), immediate(), 1);
     machine.attach(NIC, IommuKind::Ring);
     machine.attach(DISK, IommuKind::Baseline);
@@ -225,9 +225,9 @@ fn main() {
                 access(&mut sequential, &mem, NIC, slot_iova(slot));
             }
         }),
-        Side::new("ring: in order, prefetched, literal", || {
+        Side::new("ring: in order, prefetched, as published", || {
             for slot in each.clone() {
-                access(&mut literal, &mem, NIC, slot_iova(slot));
+                access(&mut as_published, &mem, NIC, slot_iova(slot));
             }
         }),
         Side::new("ring: in order, never prefetched", || {

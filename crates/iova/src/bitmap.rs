@@ -157,17 +157,17 @@ pub struct BitmapCpu {
 }
 
 impl BitmapState {
-    fn new(space: PfnRange, literal: bool) -> Result<Self, AllocError> {
+    fn new(space: PfnRange, as_published: bool) -> Result<Self, AllocError> {
         let pages = space.pages();
         Ok(Self {
             space,
             used: Bits::new(pages)?,
-            freed: if literal {
+            freed: if as_published {
                 None
             } else {
                 Some(Bits::new(pages)?)
             },
-            flushing: Bits::new(if literal { 0 } else { pages })?,
+            flushing: Bits::new(if as_published { 0 } else { pages })?,
             freed_as_published: 0,
             flush_requests: 0,
             wrapping: false,

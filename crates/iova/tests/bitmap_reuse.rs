@@ -70,7 +70,7 @@ fn a_page_freed_ahead_of_the_pointer_waits_for_the_flush() {
 }
 
 #[test]
-fn the_literal_bitmap_hands_it_out_before() {
+fn bitmap_as_published_reuses_before_the_flush() {
     let allocator = Bitmap::as_published(space(), RefCell::new).unwrap();
     let mut cpu = allocator.per_cpu();
     for page in 16..=47 {

@@ -398,7 +398,7 @@ fn bitmap() {
 }
 
 #[test]
-fn bitmap_literal() {
+fn bitmap_as_published() {
     let rules = Rules {
         quarantines: false,
         ..BITMAP

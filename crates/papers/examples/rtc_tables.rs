@@ -88,11 +88,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut flat = FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed);
     let flat = residency(&mut flat, 1000, uses(6000));
     let tree = residency(&mut Rtc::new(c, 10_000), 1000, uses(6000));
-    let literal = residency(&mut RtcAsPublished::new(c, 10_000), 1000, uses(20));
+    let as_published = residency(&mut RtcAsPublished::new(c, 10_000), 1000, uses(20));
     for (name, seen) in [
         ("flat", flat),
         ("tree", tree),
-        ("literal (20 mappings)", literal),
+        ("as published (20 mappings)", as_published),
     ] {
         let at = |share: usize| seen.stays[(seen.stays.len() - 1) * share / 100] as f64 / 100.0;
         println!(

@@ -18,16 +18,16 @@ use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
 /// # use std::cell::RefCell;
 /// # use ringfence_dma::{Flush, space::Rings};
 /// # use ringfence_papers::{BurstAsPublished, RingAsPublished};
-/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
-/// fn goes_with<F: Flush<Literal, ()>>() {}
+/// # type AsPublished = Rings<RingAsPublished, RefCell<RingAsPublished>>;
+/// fn goes_with<F: Flush<AsPublished, ()>>() {}
 /// goes_with::<BurstAsPublished>();
 /// ```
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
 /// # use ringfence_dma::{Flush, flush::PerWrap, space::Rings};
 /// # use ringfence_papers::RingAsPublished;
-/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
-/// fn goes_with<F: Flush<Literal, ()>>() {}
+/// # type AsPublished = Rings<RingAsPublished, RefCell<RingAsPublished>>;
+/// fn goes_with<F: Flush<AsPublished, ()>>() {}
 /// // A ring never asks.
 /// goes_with::<PerWrap>();
 /// ```

@@ -1,4 +1,4 @@
-//! Defects of the ring driver as published, which the repaired driver does not have.
+//! Defects of the ring driver as published, which the fixed driver does not have.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use rig::*;
 
 const READ: Permissions = Permissions::READ;
 
-fn literal(board: &Board, slots: u32) -> RingAsPublished {
+fn as_published(board: &Board, slots: u32) -> RingAsPublished {
     board.rings(SlotChoice::Tail, &[slots]).remove(0).into()
 }
 
@@ -27,7 +27,7 @@ fn literal(board: &Board, slots: u32) -> RingAsPublished {
 fn a_live_entry_is_overwritten() {
     let board = Board::new(Coherency::Coherent);
     let mem = &*board.memory;
-    let mut ring = literal(&board, 2);
+    let mut ring = as_published(&board, 2);
     let a = ring.map(mem, &buffer(0xa000, 64), READ).unwrap();
     let b = ring.map(mem, &buffer(0xb000, 64), READ).unwrap();
     ring.unmap(mem, b).unwrap();
@@ -46,7 +46,7 @@ fn a_live_entry_is_overwritten() {
 fn a_double_unmap_is_counted() {
     let board = Board::new(Coherency::Coherent);
     let mem = &*board.memory;
-    let mut ring = literal(&board, 2);
+    let mut ring = as_published(&board, 2);
     let a = ring.map(mem, &buffer(0xa000, 64), READ).unwrap();
     ring.map(mem, &buffer(0xb000, 64), READ).unwrap();
     assert!(is_full(ring.map(mem, &buffer(0, 1), READ).unwrap_err()));
@@ -56,7 +56,7 @@ fn a_double_unmap_is_counted() {
     ring.map(mem, &buffer(0xc000, 64), READ).unwrap();
     let over = ring.map(mem, &buffer(0xd000, 64), READ).unwrap();
     assert_eq!(board.entry(place(over)).start().get(), 0xd000, "over B");
-    let mut empty = literal(&Board::new(Coherency::Coherent), 2);
+    let mut empty = as_published(&Board::new(Coherency::Coherent), 2);
     empty.unmap(mem, a).unwrap();
     assert_eq!(empty.nmapped(), (1 << 18) - 1, "18 bits");
 }
@@ -112,13 +112,13 @@ fn buffers_are_back_before_the_invalidation() {
 }
 
 /// In ring order, and with a unit that does not lag, the driver as published behaves like the
-/// repaired one.
+/// fixed one.
 #[test]
 fn in_order_nothing_is_wrong_with_the_table() {
     for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
         let board = Board::new(coherency);
         let mem = &*board.memory;
-        let mut ring = literal(&board, 4);
+        let mut ring = as_published(&board, 4);
         for lap in 0..10_u64 {
             let iova = ring.map(mem, &buffer(lap * 64, 64), READ).unwrap();
             assert_eq!(place(iova), (0, (lap % 4) as u32));

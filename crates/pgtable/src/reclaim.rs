@@ -67,7 +67,7 @@ pub enum Reclaim {
     /// As published for FreeBSD: every unmap writes back all 64 cache lines of the table page whose
     /// entries it cleared.
     FlushPage,
-    /// Repaired: unmap writes back only the cache lines of the cleared entries.
+    /// Fixed: unmap writes back only the cache lines of the cleared entries.
     FlushTouched,
 }
 

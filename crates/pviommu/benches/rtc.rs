@@ -227,7 +227,7 @@ fn queued<M: Words + 'static>() -> Box<dyn Side> {
 
 const FLAT: &str = "flat";
 
-/// Returns the implementations, the flat table first. The PVIOMMU paper's tree is the repaired one;
+/// Returns the implementations, the flat table first. The PVIOMMU paper's tree is the fixed one;
 /// the published one loses the keys above 32 of a node.
 fn sides(limit: usize) -> Vec<Box<dyn Side>> {
     let c = Cycles::PAPER;

@@ -1,6 +1,6 @@
 //! Effects of the as-published ring on devices and their peers: the buffers that a racer reaches
 //! (erratum 8), the overwritten entry (erratum 7), the access past a buffer's end (erratum 6). The
-//! repaired ring shows none of them.
+//! fixed ring shows none of them.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ use ringfence_papers::BurstAsPublished;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Access, FaultReason};
 
-use super::rig::{self, LiteralRig, OracleChecked, RingRig};
+use super::rig::{self, AsPublishedRig, OracleChecked, RingRig};
 
 const SETUPS: [Coherency; 2] = [Coherency::Coherent, Coherency::NonCoherent];
 
@@ -35,16 +35,16 @@ fn setup(coherency: Coherency) -> RingSetup {
     }
 }
 
-fn literal<W>(
+fn as_published<W>(
     rings: impl IntoIterator<Item = (DeviceRing, u32)>,
     coherency: Coherency,
     hooks: W,
-) -> LiteralRig<W> {
+) -> AsPublishedRig<W> {
     let setup = setup(coherency);
-    LiteralRig::of_rings(rings, setup, Prefetch::Immediate, BurstAsPublished, hooks)
+    AsPublishedRig::of_rings(rings, setup, Prefetch::Immediate, BurstAsPublished, hooks)
 }
 
-fn repaired<W>(
+fn fixed<W>(
     rings: impl IntoIterator<Item = (DeviceRing, u32)>,
     coherency: Coherency,
     hooks: W,
@@ -142,24 +142,24 @@ fn reached_of_200<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut 
 /// driver that ends the burst with its last unmap leaves one buffer unreachable. Here the burst
 /// ends with a later call: a late attacker also misses one buffer, an immediate one reaches all.
 #[test]
-fn a_racer_reaches_a_burst_of_the_literal_ring_and_none_of_the_repaired_one() {
+fn racer_reaches_the_burst_as_published_only() {
     let at_once = || AttackHook((Replayer::new(Reuse::Page), Racer::new()));
     let late = || AttackHook(Late::default());
     for coherency in SETUPS {
-        assert_eq!(reached_of_200(literal(api_rings(), coherency, late())), 199);
         assert_eq!(
-            reached_of_200(literal(api_rings(), coherency, at_once())),
+            reached_of_200(as_published(api_rings(), coherency, late())),
+            199
+        );
+        assert_eq!(
+            reached_of_200(as_published(api_rings(), coherency, at_once())),
             200
         );
-        assert_eq!(reached_of_200(repaired(api_rings(), coherency, late())), 0);
-        assert_eq!(
-            reached_of_200(repaired(api_rings(), coherency, at_once())),
-            0
-        );
+        assert_eq!(reached_of_200(fixed(api_rings(), coherency, late())), 0);
+        assert_eq!(reached_of_200(fixed(api_rings(), coherency, at_once())), 0);
     }
     // Without a racer, the prefetched entry is the only stale one in the ring's cache.
     let replayer = AttackHook(Replayer::new(Reuse::Page));
-    let reached = reached_of_200(literal(api_rings(), Coherency::Coherent, replayer));
+    let reached = reached_of_200(as_published(api_rings(), Coherency::Coherent, replayer));
     assert!(reached <= 2, "{reached}");
 }
 
@@ -240,14 +240,14 @@ fn reads<W: OracleChecked>(env: &mut W, seed: u64) -> Reads {
 }
 
 /// Erratum 7: after unmaps out of order, the published map overwrites live entries, and a disk's
-/// data go to another request's page. The repaired ring makes the driver wait.
+/// data go to another request's page. The fixed ring makes the driver wait.
 #[test]
-fn the_literal_tail_gives_a_disk_the_pages_of_others() {
+fn tail_as_published_exposes_pages_of_other_buffers() {
     // As many slots as commands: the count never overflows.
     let rings = || super::disks::rings_of(0, 16);
     for coherency in SETUPS {
         for seed in 1..=3 {
-            let mut env = literal(rings(), coherency, ());
+            let mut env = as_published(rings(), coherency, ());
             env.judge().blind = true;
             let found = reads(&mut env, seed);
             let overwritten = env.judge().overwritten;
@@ -276,7 +276,7 @@ fn the_literal_tail_gives_a_disk_the_pages_of_others() {
 /// Erratum 6: the unit checks only the start of an access. A device with a buffer of 60 bytes
 /// writes past its end.
 #[test]
-fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
+fn logic_as_published_lets_writes_run_past_the_buffer() {
     fn outcome<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(
         mut env: W,
     ) -> (Result<(), DmaError>, Vec<u8>, u64) {
@@ -304,9 +304,9 @@ fn the_literal_unit_lets_a_device_write_on_behind_its_buffer() {
         (written, next, env.judge().violations)
     }
     for coherency in SETUPS {
-        let (written, next, violations) = outcome(literal(api_rings(), coherency, ()));
+        let (written, next, violations) = outcome(as_published(api_rings(), coherency, ()));
         assert_eq!((written, next, violations), (Ok(()), vec![0xee; 8], 1));
-        let (written, next, violations) = outcome(repaired(api_rings(), coherency, ()));
+        let (written, next, violations) = outcome(fixed(api_rings(), coherency, ()));
         let Err(DmaError::Fault(fault)) = written else {
             panic!("{written:?}");
         };

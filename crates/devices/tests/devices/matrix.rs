@@ -1,4 +1,4 @@
-//! The guarantee of the repaired ring modes: every mode under every attacker on every workload. No
+//! The guarantee of the fixed ring modes: every mode under every attacker on every workload. No
 //! access reaches a byte outside a live buffer, and no access inside one is blocked. All data
 //! arrive, and the attackers tried both directions.
 

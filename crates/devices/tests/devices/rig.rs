@@ -236,7 +236,8 @@ type Slots<R> = Rings<R, RefCell<R>>;
 pub(crate) type AnyRingRig<R, F, L, W> = Rig<Slots<R>, F, Buffer, W, RingUnit<L>, RingAttachments>;
 pub(crate) type RingRig<W> = AnyRingRig<Ring, Burst, FixedLogic, W>;
 /// The ring as published.
-pub(crate) type LiteralRig<W> = AnyRingRig<RingAsPublished, BurstAsPublished, LogicAsPublished, W>;
+pub(crate) type AsPublishedRig<W> =
+    AnyRingRig<RingAsPublished, BurstAsPublished, LogicAsPublished, W>;
 
 impl<W> RingRig<W> {
     /// Creates a rig with a ring unit. Each API ring has a table for descriptors and one with the

@@ -23,7 +23,7 @@ pub(super) fn stopped(accesses: f64, unheard: f64) -> [(&'static str, f64); 2] {
     ]
 }
 
-/// Adds the cost of the cache as published relative to the repaired one, for each kind, and notes
+/// Adds the cost of the cache as published relative to the fixed one, for each kind, and notes
 /// on its defects.
 pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
     let map_unmap = |kind, configuration| {
@@ -31,8 +31,9 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
         cells.iter().find(same)?.map_unmap()
     };
     for kind in Kind::ALL {
-        let literal = map_unmap(kind, Configuration::RtcLiteral);
-        let Some((literal, repaired)) = literal.zip(map_unmap(kind, Configuration::PviommuRtc))
+        let as_published = map_unmap(kind, Configuration::RtcAsPublished);
+        let Some((as_published, fixed)) =
+            as_published.zip(map_unmap(kind, Configuration::PviommuRtc))
         else {
             continue;
         };
@@ -43,12 +44,12 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
         found.push(FindingRow::new(
             what,
             "",
-            Measured::counted(literal / repaired),
+            Measured::counted(as_published / fixed),
         ));
     }
-    let of = |cell: &&GuestCell| cell.configuration == Configuration::RtcLiteral;
-    let literal: Vec<&GuestCell> = cells.iter().filter(of).collect();
-    if literal.iter().any(|cell| cell.map_unmap().is_some()) {
+    let of = |cell: &&GuestCell| cell.configuration == Configuration::RtcAsPublished;
+    let as_published: Vec<&GuestCell> = cells.iter().filter(of).collect();
+    if as_published.iter().any(|cell| cell.map_unmap().is_some()) {
         found.note(
             "rtc-paper is unsafe: whoever maps a page gets the mapping that is there, with the \
             direction and the length of whoever came first, and the first unmap of several users \
@@ -57,7 +58,7 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
         );
     }
     let names = |wanted: fn(&GuestCell) -> bool| {
-        let cells = literal.iter().filter(|cell| wanted(cell));
+        let cells = as_published.iter().filter(|cell| wanted(cell));
         let names: Vec<&str> = cells.map(|cell| cell.kind.name()).collect();
         (!names.is_empty()).then(|| names.join("; "))
     };

@@ -22,7 +22,7 @@ pub trait RingLogic: Debug + Clone {
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool;
 }
 
-/// Repaired logic, used by the ring modes: checks the whole length, and `next` is either the
+/// Fixed logic, used by the ring modes: checks the whole length, and `next` is either the
 /// successor of the current slot or absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FixedLogic {}

@@ -52,7 +52,7 @@ impl DeferredPrefetches {
 }
 
 impl RingUnitState {
-    /// Reads the slot after the current one of `entry` now, later, or never. Until then, repaired
+    /// Reads the slot after the current one of `entry` now, later, or never. Until then, fixed
     /// logic leaves the entry without `next`.
     #[inline]
     pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(

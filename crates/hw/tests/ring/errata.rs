@@ -1,4 +1,4 @@
-//! Hardware defects in the rIOMMU paper, on the unit as published and on the repaired one (errata 6
+//! Hardware defects in the rIOMMU paper, on the unit as published and on the fixed one (errata 6
 //! and 8).
 
 use ringfence_hw::{FixedLogic, Prefetch, RingLogic};
@@ -27,18 +27,18 @@ fn place(slot: u32) -> u64 {
 fn a_straddle() {
     let mem = arena();
     let at = iova(0, 0, 63);
-    let mut literal = filled::<LogicAsPublished>(&mem, 8, 1);
-    assert_eq!(literal.dma(NIC, at, 64, READ), Ok((place(0) + 63, 64)));
+    let mut as_published = filled::<LogicAsPublished>(&mem, 8, 1);
+    assert_eq!(as_published.dma(NIC, at, 64, READ), Ok((place(0) + 63, 64)));
     assert_eq!(
-        literal.dma(NIC, iova(0, 0, 64), 1, READ),
+        as_published.dma(NIC, iova(0, 0, 64), 1, READ),
         Err((iova(0, 0, 64), BeyondBuffer))
     );
-    let mut repaired = filled::<FixedLogic>(&mem, 8, 1);
+    let mut fixed = filled::<FixedLogic>(&mem, 8, 1);
     assert_eq!(
-        repaired.dma(NIC, at, 64, READ),
+        fixed.dma(NIC, at, 64, READ),
         Err((iova(0, 0, 64), BeyondBuffer))
     );
-    assert_eq!(repaired.dma(NIC, at, 1, READ), Ok((place(0) + 63, 1)));
+    assert_eq!(fixed.dma(NIC, at, 1, READ), Ok((place(0) + 63, 1)));
 }
 
 /// Errata 6: after a walk to a slot without a valid successor, the published unit keeps the `next`

@@ -54,7 +54,7 @@ fn unit<L: RingLogic>(config: &RingUnitConfig) -> RingUnit<L> {
 proptest! {
     #![proptest_config(cases(400, 0x686f_7374))]
 
-    /// While memory does not change, repaired caches do not affect results. Published logic may
+    /// While memory does not change, fixed caches do not affect results. Published logic may
     /// differ, but every access terminates.
     #[test]
     fn anything_in_memory_gives_what_an_uncached_unit_gives(
@@ -75,7 +75,7 @@ proptest! {
         let mut reference = unit::<FixedLogic>(&RingUnitConfig::UNCACHED);
         let mut cached = [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent]
             .map(|when| unit::<FixedLogic>(&roomy(when)));
-        let mut literal = unit::<LogicAsPublished>(&roomy(Prefetch::Immediate));
+        let mut as_published = unit::<LogicAsPublished>(&roomy(Prefetch::Immediate));
         let mut by_value = unit::<ByValue>(&roomy(Prefetch::Deferred));
         for (ring, slot, offset, bytes, write, anywhere) in accesses {
             let access = if write { Access::Write } else { Access::Read };
@@ -96,7 +96,7 @@ proptest! {
                 cached[1].complete_prefetch(&mem);
                 by_value.complete_prefetch(&mem);
             }
-            let _ = literal.translate(&mem, NIC, iova, bytes, access);
+            let _ = as_published.translate(&mem, NIC, iova, bytes, access);
             let _ = by_value.translate(&mem, NIC, iova, u64::MAX - bytes, access);
             prop_assert!(cached[1].prefetches_waiting() <= 32);
         }

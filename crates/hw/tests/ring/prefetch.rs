@@ -79,7 +79,7 @@ fn late_prefetches() {
     assert_eq!(rig.unit.stats().prefetch_hits, 1);
 }
 
-/// While a prefetch is pending, a repaired entry has no `next`. A published one still has the
+/// While a prefetch is pending, a fixed entry has no `next`. A published one still has the
 /// `next` of the previous slot.
 #[test]
 fn between_a_walk_and_its_late_prefetch() {

@@ -243,7 +243,7 @@ proptest! {
     fn all_versions_do_what_the_figure_says(
         steps in prop::collection::vec((any::<bool>(), step()), 1..120),
     ) {
-        let [repaired, literal, by_value] = [
+        let [fixed, as_published, by_value] = [
             (false, false, false),
             (true, true, false),
             (true, true, true),
@@ -253,8 +253,8 @@ proptest! {
             keeps_next,
             by_value,
         });
-        agree::<FixedLogic>(repaired, &steps)?;
-        agree::<LogicAsPublished>(literal, &steps)?;
+        agree::<FixedLogic>(fixed, &steps)?;
+        agree::<LogicAsPublished>(as_published, &steps)?;
         agree::<ByValue>(by_value, &steps)?;
     }
 }

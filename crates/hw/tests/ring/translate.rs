@@ -265,7 +265,7 @@ fn every_reason_to_be_stopped() {
 }
 
 #[test]
-fn zero_length_is_refused_by_the_literal_unit_too() {
+fn logic_as_published_rejects_zero_length() {
     let mem = arena();
     let mut rig = Rig::<LogicAsPublished>::new(&mem, &roomy(Prefetch::Immediate), 4);
     rig.map(NIC, 0, 0, pte(0x5000, 100, RW));

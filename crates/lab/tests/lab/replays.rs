@@ -489,6 +489,6 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
     }
     // The cache as published also evicts sections of its queue with their cycle, as long as its
     // tree loses no mapping.
-    let literal = exposed("rtc-paper");
-    assert_eq!(literal.exposure.max_ns, fixed.exposure.max_ns);
+    let as_published = exposed("rtc-paper");
+    assert_eq!(as_published.exposure.max_ns, fixed.exposure.max_ns);
 }

@@ -46,7 +46,7 @@ fn one_burst(count: u64, order: impl Iterator<Item = u64>) -> Script {
 }
 
 #[test]
-fn a_literal_burst_leaves_every_buffer_that_it_hands_back_within_reach() {
+fn burst_as_published_leaves_buffers_reachable() {
     let (plan, planner) = planned(&one_burst(200, 0..200).chunk);
     for name in ["riommu-paper", "riommu--paper"] {
         let (_, hostile) = replay(name, &plan, &planner, 512);
@@ -88,16 +88,23 @@ fn out_of_order() -> Script {
 }
 
 #[test]
-fn a_literal_tail_overwrites_what_is_live() {
+fn tail_as_published_overwrites_live_entries() {
     let (plan, planner) = planned(&out_of_order().chunk);
-    let (literal, _) = replay("riommu-paper", &plan, &planner, 4);
+    let (as_published, _) = replay("riommu-paper", &plan, &planner, 4);
     // The device of the first buffer writes through the fifth buffer's entry: granted memory at the
     // wrong address. The unmap of the first buffer clears the fifth one's entry, so the fifth one's
     // device faults.
-    assert_eq!((literal.maps, literal.unmaps, literal.stalls), (5, 5, 0));
-    assert_eq!(literal.tally.false_faults, 1, "{:?}", literal.tally);
+    assert_eq!(
+        (as_published.maps, as_published.unmaps, as_published.stalls),
+        (5, 5, 0)
+    );
+    assert_eq!(
+        as_published.tally.false_faults, 1,
+        "{:?}",
+        as_published.tally
+    );
 
-    // In the repaired driver, the map waits until the first buffer is unmapped.
+    // In the fixed driver, the map waits until the first buffer is unmapped.
     let (tail, _) = replay("riommu", &plan, &planner, 4);
     assert_eq!((tail.maps, tail.unmaps), (5, 5));
     assert_eq!((tail.stalls, tail.stalled_out), (1, 0));

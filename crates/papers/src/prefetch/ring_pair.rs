@@ -6,7 +6,7 @@ use super::iotlb::{LookupOutcome, PrefetchStats};
 ///
 /// This models only the prediction, so that traces of any device can be compared with the
 /// prefetchers. Entries are numbered in map order, and the ring is long enough that no number
-/// repeats. It implements the repaired algorithm: an access to any other entry prefetches again and
+/// repeats. It implements the fixed algorithm: an access to any other entry prefetches again and
 /// drops the old `next`.
 #[derive(Debug, Clone, Default)]
 pub struct RingPair {

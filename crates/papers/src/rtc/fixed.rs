@@ -1,4 +1,4 @@
-//! The PVIOMMU paper's reverse translation cache, repaired (errata 11, 16). It keeps the radix tree
+//! The PVIOMMU paper's reverse translation cache, fixed (errata 11, 16). It keeps the radix tree
 //! and the queue with separators. The key includes direction and length, a count of users replaces
 //! the REUSING bit, and each mapping is queued once.
 
@@ -35,7 +35,7 @@ struct Section {
     last: u32,
 }
 
-/// The repaired cache, of mode `rtc`.
+/// The fixed cache, of mode `rtc`.
 ///
 /// The queue has one section for each of the last C + 1 cycles: a list of mappings, first in, first
 /// out. A reused mapping keeps its position. When the cache reaches that position, it moves the

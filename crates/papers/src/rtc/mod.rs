@@ -1,7 +1,7 @@
 //! The reverse translation cache of the PVIOMMU paper (Tang et al., section 4.5): an adaptive radix
 //! tree and a queue with separators.
 //!
-//! [`RtcAsPublished`] has the paper's defects, [`Rtc`] is repaired. [`tree`] has the trees of both.
+//! [`RtcAsPublished`] has the paper's defects, [`Rtc`] is fixed. [`tree`] has the trees of both.
 //! [`tables`] computes the paper's Tables 7 and 8, and [`residency`] the time that mappings stay.
 
 mod as_published;

@@ -83,7 +83,7 @@ impl Last {
     }
 }
 
-/// The repaired pointer: bits 21 to 63 are the prefix, 12 to 20 the index, and freeing a table
+/// The fixed pointer: bits 21 to 63 are the prefix, 12 to 20 the index, and freeing a table
 /// clears it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FixedLastTable(Last);

@@ -158,23 +158,23 @@ fn a_pointer_that_is_not_there_finds_nothing() {
 /// Errata 13: the pointer confuses a page with the one 1 MiB below in the same table. A device that
 /// may read the upper page reads the lower one.
 #[test]
-fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
+fn pointer_as_published_confuses_halves_of_a_table() {
     let upper = MEMORY + (1 << 20);
     let limits = BackendLimits::default();
-    let mut literal = Rig::with(config(), limits, &memory(), LastTableAsPublished::default());
+    let mut as_published = Rig::with(config(), limits, &memory(), LastTableAsPublished::default());
     // Walk to a page of each half, so that the pointer has the upper prefix.
-    let low = literal.frame(MEMORY);
-    literal.frame(upper + PAGE);
+    let low = as_published.frame(MEMORY);
+    as_published.frame(upper + PAGE);
     assert_eq!(
-        literal.frame(upper),
+        as_published.frame(upper),
         low,
         "two pages of the guest in one frame"
     );
 
-    let mut repaired = Rig::new();
-    let low = repaired.frame(MEMORY);
-    repaired.frame(upper + PAGE);
-    assert_ne!(repaired.frame(upper), low);
+    let mut fixed = Rig::new();
+    let low = fixed.frame(MEMORY);
+    fixed.frame(upper + PAGE);
+    assert_ne!(fixed.frame(upper), low);
 }
 
 /// On one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a
@@ -214,13 +214,13 @@ pub(crate) fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
     (reached, secret, PhysAddr::new(own))
 }
 
-/// A freed table behind the last-table pointer, as published and repaired.
+/// A freed table behind the last-table pointer, as published and fixed.
 #[test]
 fn a_freed_table_is_not_read_through_its_old_pointer() {
     let (reached, secret, _) = stale_pointer(LastTableAsPublished::default());
     assert_eq!(
         reached, secret,
-        "the literal pointer leads the device to the host's secret"
+        "the as-published pointer leads the device to the host's secret"
     );
     for (reached, secret, frames) in [
         stale_pointer(FixedLastTable::default()),

@@ -31,7 +31,7 @@ use crate::overcommit::stale_pointer;
 use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, map, unmap};
 use crate::simulator::{Process, host_of};
 
-/// Number of successful violations: as published and repaired.
+/// Number of successful violations: as published and fixed.
 type Outcome = (u64, u64);
 
 /// Two key confusions (direction and range) on three caches, one of them as published.
@@ -42,32 +42,32 @@ fn a28() -> Outcome {
     }
     let c = Cycles::PAPER;
     let flat = || FlatRtc::new(c, 100, ResidencyPolicy::Fixed);
-    let repaired = falls(|| Rtc::new(c, 100)) + falls(flat);
-    (falls(|| RtcAsPublished::new(c, 100)), repaired)
+    let fixed = falls(|| Rtc::new(c, 100)) + falls(flat);
+    (falls(|| RtcAsPublished::new(c, 100)), fixed)
 }
 
 fn a29() -> Outcome {
     let c = Cycles::PAPER;
-    let literal = mapping_in_use_expires(&mut RtcAsPublished::new(c, 100));
+    let as_published = mapping_in_use_expires(&mut RtcAsPublished::new(c, 100));
     let tree = mapping_in_use_expires(&mut Rtc::new(c, 100));
     let flat = mapping_in_use_expires(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed));
-    (literal.into(), u64::from(tree) + u64::from(flat))
+    (as_published.into(), u64::from(tree) + u64::from(flat))
 }
 
 /// A map to host memory: executed without checks, and by the backend.
 fn a30() -> Outcome {
     let secret = PhysAddr::new(0x1000_0000);
     let to = Direction::ToDevice;
-    let mut literal = Rig::new();
-    let tables = literal.backend.tables();
+    let mut as_published = Rig::new();
+    let tables = as_published.backend.tables();
     tables
         .map(DeviceSlot::new(0), Iova::new(WINDOW), secret, to)
         .unwrap();
-    let mut repaired = Rig::new();
+    let mut fixed = Rig::new();
     let request = map(NIC, to, &[(WINDOW, secret.get())]);
-    assert_eq!(repaired.backend.handle(&request), Status::BadGpa);
+    assert_eq!(fixed.backend.handle(&request), Status::BadGpa);
     let reached = |rig: &mut Rig| u64::from(rig.reach(NIC, WINDOW, Access::Read).is_ok());
-    (reached(&mut literal), reached(&mut repaired))
+    (reached(&mut as_published), reached(&mut fixed))
 }
 
 /// Guest pages that a device's simulator reads without a grant. One simulator is a thread of the
@@ -111,9 +111,12 @@ fn a32() -> Outcome {
 }
 
 fn a33() -> Outcome {
-    let (literal, secret, _) = stale_pointer(LastTableAsPublished::default());
-    let (repaired, ..) = stale_pointer(FixedLastTable::default());
-    (u64::from(literal == secret), u64::from(repaired == secret))
+    let (as_published, secret, _) = stale_pointer(LastTableAsPublished::default());
+    let (fixed, ..) = stale_pointer(FixedLastTable::default());
+    (
+        u64::from(as_published == secret),
+        u64::from(fixed == secret),
+    )
 }
 
 /// Bytes of an earlier user that a device finds in a bounce slot next to its buffer: in an
@@ -121,7 +124,7 @@ fn a33() -> Outcome {
 fn a34() -> Outcome {
     const SLOT: u64 = 2048;
     const LOW: u64 = MEMORY + (64 << 10);
-    let left = |literal: bool| {
+    let left = |as_published: bool| {
         let mut machine = tree().machine;
         let arena = Arc::clone(&machine.memory);
         let memory = |start, bytes| PhysRange::new(PhysAddr::new(start), bytes).unwrap();
@@ -146,7 +149,7 @@ fn a34() -> Outcome {
         let later = memory(high + SLOT, 64);
         let own = [0x11; 64];
         arena.write_bytes(later.start(), &own).unwrap();
-        if literal {
+        if as_published {
             // Copy the buffer into a free slot without clearing the rest.
             arena.write_bytes(slot.start(), &own).unwrap();
         } else {
@@ -249,7 +252,7 @@ fn a35() -> Outcome {
 }
 
 #[test]
-fn literal_and_repaired() {
+fn as_published_and_fixed() {
     type Row = (&'static str, &'static str, fn() -> Outcome);
     let rows: [Row; 9] = [
         ("A28", "mappings of another direction or length", a28),
@@ -262,11 +265,11 @@ fn literal_and_repaired() {
         ("A34", "words of an earlier owner of a frame", a34_frames),
         ("A35", "pages freed before their unmap is answered", a35),
     ];
-    println!("{:<6}{:<44}{:>8}{:>10}", "", "", "literal", "repaired");
+    println!("{:<6}{:<44}{:>13}{:>10}", "", "", "as published", "fixed");
     for (name, what, attack) in rows {
-        let (literal, repaired) = attack();
-        println!("{name:<6}{what:<44}{literal:>8}{repaired:>10}");
-        assert!(literal > 0, "{name} shows nothing");
-        assert_eq!(repaired, 0, "{name}");
+        let (as_published, fixed) = attack();
+        println!("{name:<6}{what:<44}{as_published:>13}{fixed:>10}");
+        assert!(as_published > 0, "{name} shows nothing");
+        assert_eq!(fixed, 0, "{name}");
     }
 }

@@ -1,5 +1,5 @@
 //! Mappings of another direction or length, and mappings in use that expire: attacks on the
-//! as-published and the repaired caches, and the residency of mappings.
+//! as-published and the fixed caches, and the residency of mappings.
 
 use ringfence_papers::rtc::residency::{Uses, residency};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
@@ -9,7 +9,7 @@ use ringfence_types::{Direction, Iova};
 use crate::cases::*;
 
 #[test]
-fn the_literal_cache_falls_to_them_and_the_others_do_not() {
+fn attacks_succeed_on_the_cache_as_published_only() {
     type Attack<C> = fn(&mut C) -> bool;
     fn outcomes<C: ReverseCache>(make: impl Fn() -> C) -> [bool; 3] {
         let attacks: [Attack<C>; 3] = [
@@ -33,7 +33,7 @@ fn the_literal_cache_falls_to_them_and_the_others_do_not() {
 /// In the as-published queue, the first element of a mapping decides. A reused mapping leaves with
 /// it.
 #[test]
-fn reuse_cuts_the_literal_residency_short() {
+fn reuse_shortens_the_residency_as_published() {
     fn cycles_after_last_release(cache: &mut impl ReverseCache) -> u32 {
         let key = key(1, 1, Direction::ToDevice);
         cache.insert(key, GIOVA).unwrap();
@@ -65,22 +65,22 @@ fn reuse_cuts_the_literal_residency_short() {
 
 /// The as-published queue has an element for every release.
 #[test]
-fn the_literal_queue_grows_with_every_reuse() {
-    let mut literal = RtcAsPublished::new(Cycles::PAPER, 100);
+fn queue_as_published_grows_with_each_reuse() {
+    let mut as_published = RtcAsPublished::new(Cycles::PAPER, 100);
     let key = key(1, 1, Direction::ToDevice);
-    literal.insert(key, GIOVA).unwrap();
-    literal.release(key).unwrap();
+    as_published.insert(key, GIOVA).unwrap();
+    as_published.release(key).unwrap();
     for _ in 0..5761 {
-        literal.acquire(key).unwrap();
-        literal.release(key).unwrap();
+        as_published.acquire(key).unwrap();
+        as_published.release(key).unwrap();
     }
-    assert_eq!(literal.queued(), 5762);
+    assert_eq!(as_published.queued(), 5762);
 }
 
 /// With more than 32 pages of one MiB in use, the as-published cache loses one, and its mapping is
 /// never unmapped.
 #[test]
-fn the_literal_cache_loses_mappings() {
+fn cache_as_published_loses_mappings() {
     fn left_after_all_expired(cache: &mut impl ReverseCache) -> u64 {
         for page in 0..40 {
             let key = key(page, 1, Direction::ToDevice);
@@ -176,14 +176,14 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
 /// As-published mappings that were reused leave with their first release. Held mappings do not
 /// survive if two users share them.
 #[test]
-fn literal_mappings_leave_early() {
-    let mut literal = RtcAsPublished::new(Cycles::PAPER, 10_000);
+fn mappings_as_published_leave_early() {
+    let mut as_published = RtcAsPublished::new(Cycles::PAPER, 10_000);
     // 20 mappings, so that no node has more than 32 keys.
-    let seen = residency(&mut literal, 100, Uses::in_cycles(100, 20, 5));
+    let seen = residency(&mut as_published, 100, Uses::in_cycles(100, 20, 5));
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
 }
 
-/// The repaired queue is first in, first out, also within a cycle. This includes a section
+/// The fixed queue is first in, first out, also within a cycle. This includes a section
 /// that an earlier eviction walked in part, and mappings that have moved into it.
 #[test]
 fn the_repaired_queue_is_first_in_first_out() {

@@ -1,4 +1,4 @@
-//! The radix trees: the repaired one against a sorted map, and each defect of the as-published one.
+//! The radix trees: the fixed one against a sorted map, and each defect of the as-published one.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -75,7 +75,7 @@ proptest! {
 
 const MIB: u64 = 1 << 20;
 
-fn literal(pages: u64) -> TreeAsPublished {
+fn as_published(pages: u64) -> TreeAsPublished {
     let mut tree = TreeAsPublished::new();
     for page in 0..pages {
         tree.insert(page << 12, 0x100_0000 + (page << 12));
@@ -115,7 +115,7 @@ fn search_ends_at_a_leaf_where_an_address_should_be() {
 /// The line after Grow reads an index that no line has set.
 #[test]
 fn the_33rd_page_of_a_mebibyte_is_lost() {
-    let mut tree = literal(32);
+    let mut tree = as_published(32);
     assert_eq!(tree.insert(32 << 12, 0x120_0000), Inserted::Wild);
     assert_eq!(found(&mut tree, 32 << 12), None);
     // The next page finds a Node64, and succeeds.
@@ -126,7 +126,7 @@ fn the_33rd_page_of_a_mebibyte_is_lost() {
 /// Errata 11: the index `length + 1` of the 64th key is outside the pointer array.
 #[test]
 fn the_last_key_of_a_node_of_64_lies_outside() {
-    let mut tree = literal(64);
+    let mut tree = as_published(64);
     // Page 32 was lost when the node grew; page 64 would fill the last slot.
     let wild = tree.wild();
     assert_eq!(tree.insert(64 << 12, 0x140_0000), Inserted::Wild);
@@ -136,14 +136,14 @@ fn the_last_key_of_a_node_of_64_lies_outside() {
 /// Insert tests `< length`, and the newest key has the index `length`.
 #[test]
 fn the_newest_key_is_inserted_twice() {
-    let mut tree = literal(40);
+    let mut tree = as_published(40);
     assert_eq!(tree.insert(39 << 12, 0xdead_0000), Inserted::Success);
     assert_eq!(
         found(&mut tree, 39 << 12),
         Some(0xdead_0000),
         "and the mapping before is lost"
     );
-    let mut tree = literal(20);
+    let mut tree = as_published(20);
     assert_eq!(tree.insert(19 << 12, 0xdead_0000), Inserted::AlreadyExist);
 }
 
@@ -151,7 +151,7 @@ fn the_newest_key_is_inserted_twice() {
 /// pointer.
 #[test]
 fn a_deleted_page_finds_another_ones_mapping() {
-    let mut tree = literal(40);
+    let mut tree = as_published(40);
     let victim = 7 << 12;
     let leaf = tree.search(victim).unwrap();
     assert!(tree.delete(leaf, victim));
@@ -169,7 +169,7 @@ fn a_deleted_page_finds_another_ones_mapping() {
 /// Delete shrinks the node before it removes the key.
 #[test]
 fn a_node_that_shrinks_keeps_the_deleted_key() {
-    let mut tree = literal(34);
+    let mut tree = as_published(34);
     // Pages 0 to 31 and 33. The newest page cannot be deleted: its leaf is removed, but the pointer
     // to it stays.
     let newest = tree.search(33 << 12).unwrap();
@@ -197,7 +197,7 @@ fn a_bit_stays_behind_when_its_key_moves() {
 
 /// On any sequence of operations, the tree gives at worst wrong results.
 #[test]
-fn the_literal_tree_survives_anything() {
+fn tree_as_published_survives_any_operations() {
     let mut state = 0x5eed_u64;
     let mut random = |below: u64| {
         state = state

@@ -302,11 +302,11 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             stopped,
             ..few.clone()
         };
-        let (ours, literal) = (Configuration::PviommuRtc, Configuration::RtcLiteral);
+        let (ours, as_published) = (Configuration::PviommuRtc, Configuration::RtcAsPublished);
         // One read that failed; its counts must not be divided by one operation.
         for (said, configuration) in [
             (stopped(1.0, 0.0), ours),
-            (stopped(1.0, 0.0), literal),
+            (stopped(1.0, 0.0), as_published),
             (stopped(255.0, 0.0), ours),
             // In our configuration, the device reaches all mapped pages.
             (stopped(1.0, 21.0), ours),
@@ -323,9 +323,9 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             stopped: 21.0,
             map_unmap: 469.0,
         };
-        let counts = stopped(1.0, 21.0).since(&few, 256, literal);
+        let counts = stopped(1.0, 21.0).since(&few, 256, as_published);
         assert_eq!(counts, Err(Uncounted::FalseFaults(seen)));
-        let counts = stopped(256.0, 1.0).since(&few, 256, literal).unwrap();
+        let counts = stopped(256.0, 1.0).since(&few, 256, as_published).unwrap();
         assert_eq!(counts.stopped, 1.0);
     }
 

@@ -63,8 +63,13 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
         Configuration::PviommuRtc | Configuration::PviommuRtcHopt => {
             vec!["--iommu", "pviommu", "--module-args", "cache=1"]
         }
-        Configuration::RtcLiteral => {
-            vec!["--iommu", "pviommu", "--module-args", "cache=1 literal=1"]
+        Configuration::RtcAsPublished => {
+            vec![
+                "--iommu",
+                "pviommu",
+                "--module-args",
+                "cache=1 as_published=1",
+            ]
         }
     }
     .into_iter()
@@ -298,8 +303,8 @@ mod tests {
                 assert_eq!(has("none"), baseline);
                 let hopt = configuration == Configuration::PviommuRtcHopt;
                 assert_eq!(has("--host-page-pool"), hopt);
-                let literal = configuration == Configuration::RtcLiteral;
-                assert_eq!(has("cache=1 literal=1"), literal);
+                let as_published = configuration == Configuration::RtcAsPublished;
+                assert_eq!(has("cache=1 as_published=1"), as_published);
                 // The cell uses no option that `guest run` refuses.
                 assert!(has("pviommu") || !hopt);
             }

@@ -1,4 +1,4 @@
-//! The tree of Figures 7 to 9 of the PVIOMMU paper, with its defects repaired (errata 11):
+//! The tree of Figures 7 to 9 of the PVIOMMU paper, with its defects fixed (errata 11):
 //!
 //! - Insert and Search both use 52-bit keys, so seven levels end at a value.
 //! - The pointers of a Node64 have no gaps, so its length tells which indices are valid.

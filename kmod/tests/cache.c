@@ -2,8 +2,8 @@
 /*
  * Runs cache.c and evict.c in user space, with the environment of host.c: residency and limit of
  * the cache (crates/pviommu/vectors/cache.txt), room for maps, and mappings left by a driver. With
- * as_published=1 the device gets the accesses that the PVIOMMU paper's cache allows; with as_published=0 it
- * does not.
+ * as_published=1 the device gets the accesses that the PVIOMMU paper's cache allows; with
+ * as_published=0 it does not.
  */
 #include "host.c"
 

@@ -3,7 +3,7 @@
 
     tests/guest/agree.py REQUESTS TRACE
 
-REQUESTS is what `ringfence guest run --requests` wrote, TRACE the text of tracefs with iommu:map and iommu:unmap since boot, from one guest
+REQUESTS is what `ringfence guest run --record-requests` wrote, TRACE the text of tracefs with iommu:map and iommu:unmap since boot, from one guest
 with one device behind the IOMMU. The events have to be all the requests, in their order:
 
 - a request can be a part of an event: the kernel asks once for each size of page;

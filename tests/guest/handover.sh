@@ -119,7 +119,7 @@ taken() {
     local run=$1 n code
     for n in $(seq "$HANDOVERS"); do
         : >"$case/new"
-        "$ringfence" serve --dir "$run" --take-over --copy-until "$REQUESTS" "${again[@]}" >"$case/new" &
+        "$ringfence" serve --dir "$run" --take-over --precopy-requests "$REQUESTS" "${again[@]}" >"$case/new" &
         next=$!
         until [[ -s $case/new ]]; do kill -0 $next || { echo "hand-over $n failed"; return 1; }; sleep 0.05; done
         cat "$case/new" >>"$case/taken"
@@ -204,7 +204,7 @@ for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy
     try "para-virtual: $kernel" handed "$kernel" --iommu pviommu -- --iommu pviommu --module-args cache=1
-    try "recorded: $kernel" recorded "$kernel" --requests CASE/requests -- --strict \
+    try "recorded: $kernel" recorded "$kernel" --record-requests CASE/requests -- --strict \
         --append 'trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
     # With few hand-overs, the following cases run on one kernel only.

@@ -123,7 +123,7 @@ tap() {
 # replays the trace in all modes.
 traced() {
     local out
-    run "$@" --strict --requests "$case/requests" --append 'trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M' -- sh -c \
+    run "$@" --strict --record-requests "$case/requests" --append 'trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M' -- sh -c \
         'dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null
         dd if=/dev/zero of=/dev/vda bs=64k count=30 conv=fsync 2>/dev/null
         gzip -c </sys/kernel/tracing/trace' >"$case/trace.gz" || return 1

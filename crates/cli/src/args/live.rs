@@ -38,11 +38,11 @@ pub(crate) struct ServeArgs {
     /// old process exits with code 4. Repeat host-side options: limits, --host-page-pool,
     /// --memory-file, --lock
     #[arg(long, conflicts_with_all = [
-        "iommu", "disk", "rng", "net", "inject_dma", "requests", "inject_reply", "memory", "cpus",
+        "iommu", "disk", "rng", "net", "inject_dma", "record_requests", "inject_reply", "memory", "cpus",
     ])]
     pub take_over: bool,
-    /// Before the old process stops, copy and rebuild the devices while they work, until they have
-    /// completed this many requests
+    /// Repeat the pre-copy, which copies and rebuilds running devices, until they have completed
+    /// this many requests. 0: one pre-copy
     #[arg(
         allow_negative_numbers = true,
         long,
@@ -50,7 +50,7 @@ pub(crate) struct ServeArgs {
         default_value_t = 0,
         requires = "take_over"
     )]
-    pub copy_until: u64,
+    pub precopy_requests: u64,
     /// Options of the devices.
     #[command(flatten)]
     pub devices: DeviceArgs,
@@ -148,10 +148,10 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub inject_dma: Vec<InjectedDma>,
-    /// Record the requests of the virtio-iommu's driver in this file, one per line, up to
-    /// --max-requests
+    /// Record the requests of the guest's virtio-iommu driver in this file, one per line, up to
+    /// --max-record MiB
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
-    pub requests: Option<PathBuf>,
+    pub record_requests: Option<PathBuf>,
     /// Make the para-virtual IOMMU answer incorrectly, to test its driver: never, late, twice or
     /// foreign (to a request that nobody made), each with :N, the number of requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
@@ -260,15 +260,15 @@ pub(crate) struct GuestLimitArgs {
         value_parser = iotlb,
     )]
     pub max_iotlb: usize,
-    /// MiB of the file of --requests. Further requests are only counted: its last line is then
-    /// `lost N`, not `end`
+    /// MiB of the file of --record-requests. Further requests are only counted: its last line is
+    /// then `lost N`, not `end`
     #[arg(
         long,
         value_name = "MIB",
         default_value_t = 1024,
         value_parser = clap::value_parser!(u64).range(1..=1 << 20),
     )]
-    pub max_requests: u64,
+    pub max_record: u64,
     /// Translations that a vhost-user back-end requests at a time
     #[arg(
         long,

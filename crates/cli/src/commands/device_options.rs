@@ -51,8 +51,8 @@ fn vfio_user_devices(
     let is_pviommu = args.iommu == IommuKind::Pviommu;
     refuse(&[
         (
-            args.requests.is_some() && args.iommu != IommuKind::Virtio,
-            "--requests requires --iommu virtio, whose driver's requests it records",
+            args.record_requests.is_some() && args.iommu != IommuKind::Virtio,
+            "--record-requests requires --iommu virtio, whose driver's requests it records",
         ),
         (
             args.host_page_pool && !is_pviommu,
@@ -73,7 +73,7 @@ fn vfio_user_devices(
             inject_reply: args.inject_reply,
         },
         IommuKind::Virtio => Iommu::Virtio {
-            requests: args.requests.clone(),
+            requests: args.record_requests.clone(),
         },
         _ => Iommu::None,
     };
@@ -133,8 +133,8 @@ fn vhost_user_disk(
             the memory",
         ),
         (
-            args.requests.is_some(),
-            "--requests requires --iommu virtio, whose driver's requests it records",
+            args.record_requests.is_some(),
+            "--record-requests requires --iommu virtio, whose driver's requests it records",
         ),
         (
             args.host_page_pool,
@@ -195,7 +195,7 @@ pub(super) fn limits(args: &GuestLimitArgs) -> GuestLimits {
         request_bytes: args.max_request << 10,
         iotlb_pages: args.max_iotlb,
         iotlb_misses: args.max_misses,
-        record_bytes: args.max_requests << 20,
+        record_bytes: args.max_record << 20,
     }
 }
 

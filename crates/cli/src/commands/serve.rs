@@ -79,7 +79,7 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
         sandbox: Some(&own_program()?),
         log: &log(),
     };
-    let taken = Daemon::take_over(here, args.copy_until);
+    let taken = Daemon::take_over(here, args.precopy_requests);
     let (daemon, taken) = taken.map_err(|(path, error)| Failure::Io {
         path,
         source: io::Error::other(error),

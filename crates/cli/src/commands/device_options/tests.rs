@@ -298,7 +298,7 @@ fn words_mean_the_switches_that_they_replace() {
             },
         ),
         (
-            format!("--iommu virtio {file},mode=sandbox --requests requests"),
+            format!("--iommu virtio {file},mode=sandbox --record-requests requests"),
             Switches {
                 sandbox: true,
                 requests: true,
@@ -353,8 +353,8 @@ fn a_refusal_names_both_options() {
             ["--memory-file", "--iommu"],
         ),
         (
-            "--iommu none --requests r",
-            ["--requests", "--iommu virtio"],
+            "--iommu none --record-requests r",
+            ["--record-requests", "--iommu virtio"],
         ),
         ("--host-page-pool", ["--host-page-pool", "--iommu pviommu"]),
         (

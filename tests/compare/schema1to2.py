@@ -82,6 +82,7 @@ TIMED = {
 TEXTS = {"status", "source", "version", "schema", "cpu"}
 # Fields that schema 1 lacks.
 NEW = {"modes", "modes_omitted", "modelled_cycles"}
+FREEBSD = {"freebsd": "freebsd-paper", "freebsd-fixed": "freebsd"}
 
 
 def renamed(fields, names):
@@ -89,7 +90,9 @@ def renamed(fields, names):
 
 
 def mode_name(name):
-    """The suffix of as-published modes was -literal."""
+    """The suffix of as-published modes was -literal; FreeBSD's mode had none."""
+    if name in FREEBSD:
+        return FREEBSD[name]
     return f"{name.removesuffix('-literal')}-paper" if name.endswith("-literal") else name
 
 

@@ -28,8 +28,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let inv = setting.profile.invalidation_cycles as f64;
-    let as_published = components(setting, "freebsd", &runs)?;
-    let fixed = components(setting, "freebsd-fixed", &runs)?;
+    let as_published = components(setting, "freebsd-paper", &runs)?;
+    let fixed = components(setting, "freebsd", &runs)?;
     let linux = components(setting, "strict+", &runs)?;
     let spread = as_published
         .order_spread
@@ -108,7 +108,7 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     if !WriteBack::Clflush.is_available() {
         return Ok(());
     }
-    let names = ["freebsd", "freebsd-fixed", "strict+"];
+    let names = ["freebsd-paper", "freebsd", "strict+"];
     let timed = names.map(|name| {
         let (profile, repetitions) = (&setting.profile, setting.repetitions);
         TimedReplays::with_write_back(

@@ -144,7 +144,7 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, bitmap_as_published, plain_radix, || PerWrap)),
         (W::Kernel, Bitmap, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, bitmap, plain_radix, strict)),
-        (W::Kernel, FreeBsd, T::RadixReclaimPage, F::PerUnmap) =>
+        (W::Kernel, FreeBsd, T::RadixReclaimAsPublished, F::PerUnmap) =>
             visitor.paged(P::new(mode, freebsd, reclaiming_radix_full_page, strict)),
         (W::Kernel, FreeBsd, T::RadixReclaim, F::PerUnmap) =>
             visitor.paged(P::new(mode, freebsd, reclaiming_radix, strict)),
@@ -184,7 +184,7 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         (W::Kernel | W::Host, T::Radix, _) => kernel_table(mode, plain_radix, visitor),
         (W::Kernel | W::Host, T::CachedRadix, _) => kernel_table(mode, leaf_cached_radix, visitor),
         (W::Kernel | W::Host, T::Flat, _) => kernel_table(mode, flat_table, visitor),
-        (W::Kernel | W::Host, T::RadixReclaimPage, F::PerUnmap) => {
+        (W::Kernel | W::Host, T::RadixReclaimAsPublished, F::PerUnmap) => {
             let table = reclaiming_radix_full_page;
             Ok(visitor.paged(P::new(mode, dyn_alloc, table, || Strict)))
         }

@@ -53,7 +53,7 @@ pub enum TableKind {
     CachedRadix,
     /// [`Radix`](Self::Radix) that frees empty table pages and writes back the whole table page at
     /// every unmap (FreeBSD as published).
-    RadixReclaimPage,
+    RadixReclaimAsPublished,
     /// [`Radix`](Self::Radix) that frees empty table pages and writes back only the touched lines
     /// (FreeBSD, fixed).
     RadixReclaim,
@@ -182,7 +182,9 @@ pub struct Mode {
 #[rustfmt::skip]
 pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
     use {Alloc::*, FlushKind::*, Owner::*};
-    use TableKind::{self as T, RingAsPublished, RingNonCoherentAsPublished};
+    use TableKind::{
+        self as T, RadixReclaimAsPublished, RingAsPublished, RingNonCoherentAsPublished,
+    };
     &[
     ("none",             Identity,            T::None,             Never,               Kernel,
         "no IOMMU"),
@@ -204,10 +206,10 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "the bitmap as published, with its defect"),
     ("strict-bitmap",    Bitmap,              T::Radix,            PerUnmap,            Kernel,
         "the bitmap with a flush per unmap"),
-    ("freebsd",          FreeBsd,             T::RadixReclaimPage, PerUnmap,            Kernel,
-        "FreeBSD as published (EIOVAR 7)"),
-    ("freebsd-fixed",    FreeBsd,             T::RadixReclaim,     PerUnmap,            Kernel,
-        "FreeBSD with the write-back fixed"),
+    ("freebsd-paper",    FreeBsd,             RadixReclaimAsPublished, PerUnmap,        Kernel,
+        "FreeBSD as published: unmap writes back whole table pages (EIOVAR 7)"),
+    ("freebsd",          FreeBsd,             T::RadixReclaim,     PerUnmap,            Kernel,
+        "FreeBSD, fixed: unmap writes back the cleared entries"),
     ("linux-strict",     LinuxRcache,         T::Radix,            PerUnmap,            Kernel,
         "today's Linux, iommu.strict=1"),
     ("linux-lazy",       LinuxRcache,         T::Radix,            PerCpuQueue,         Kernel,

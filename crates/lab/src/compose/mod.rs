@@ -169,7 +169,8 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
             Some("no address could be reused, because its old translation stays valid")
         }
         (_, flush)
-            if flush != F::PerUnmap && matches!(table, T::RadixReclaim | T::RadixReclaimPage) =>
+            if flush != F::PerUnmap
+                && matches!(table, T::RadixReclaim | T::RadixReclaimAsPublished) =>
         {
             Some(
                 "a table page would be freed while the walk caches still point to it; use \
@@ -266,7 +267,7 @@ mod tests {
             "alloc=magazine,table=radix,flush=per-wrap",
             "alloc=bitmap-paper,table=radix,flush=deferred",
             "alloc=bitmap,table=radix-reclaim,flush=per-wrap",
-            "alloc=magazine,table=radix-reclaim-page,flush=burst",
+            "alloc=magazine,table=radix-reclaim-paper,flush=burst",
             "alloc=table-bitmap,table=radix,flush=per-unmap",
             "alloc=identity,table=flat,flush=never",
             "alloc=bitmap-paper,table=flat,flush=burst",

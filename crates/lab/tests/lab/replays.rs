@@ -75,8 +75,8 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         // 600 allocations do not wrap 2^20 pages.
         ("bitmap", 0, end - US),
         ("strict-bitmap", 600, 0),
+        ("freebsd-paper", 600, 0),
         ("freebsd", 600, 0),
-        ("freebsd-fixed", 600, 0),
         ("linux-strict", 600, 0),
         // Flushes with the 257th and the 513th unmap, whose entries are cleared by then. The timer
         // flushes the rest, 10 ms after the 513th.

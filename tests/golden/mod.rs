@@ -134,7 +134,7 @@ fn the_table_keeps_the_promises() {
             .sum();
         // The as-published cache evicts mappings in use and reuses them with other directions.
         let as_published = line.starts_with("rtc-paper");
-        assert_eq!(column(line, "false") > 0, as published, "{line}");
+        assert_eq!(column(line, "false") > 0, as_published, "{line}");
         assert!(column(line, "attempts") >= column(line, "unmaps"), "{line}");
         let looks_up = line.starts_with("pviommu") || line.starts_with("rtc-");
         assert_eq!(column(line, "walks") > 0, looks_up, "{line}");

@@ -247,7 +247,7 @@ import json, sys
 measured = {row["quantity"]: row["measured"]["median"] for row in found["rows"] if row["measured"]}
 def of(what):
     return [measured[f"emulated, {which}: {what}"] for which in ("pviommu+rtc", "virtio-strict")]
-ours, stock = of("guest instructions a DMA (map and unmap)")
+ours, stock = of("guest instructions per map and unmap")
 rung, stock_rung = of("exits for them a 4 KiB read")
 print(f"a map and its unmap: {ours:.0f} instructions with a hit, {stock:.0f} behind virtio-iommu ({ours / stock:.4f});"
       f" doorbells a read: {rung:.4f}, {stock_rung:g} behind virtio-iommu")

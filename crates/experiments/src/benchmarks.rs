@@ -54,8 +54,8 @@ pub(super) fn extra(
     let mut out = Vec::new();
     for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
         let cost = last(&costs)?;
-        let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-        let measured = Measured::cost(cost.measured / packets, charged / packets, cost.spread);
+        let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+        let measured = Measured::cost(cost.measured / packets, modelled / packets, cost.spread);
         out.push((mode, measured));
     }
     Ok(out)

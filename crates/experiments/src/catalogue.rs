@@ -177,10 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_does_not_depend_on_how_fast_anything_ran() {
+    fn modelled_cycles_do_not_depend_on_speed() {
         let setting = Setting::smoke();
         let found = Experiment::find("X04").unwrap().run(&setting).unwrap();
-        let charged = |what: &str| {
+        let modelled = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
             row.measured.unwrap().modelled_part.unwrap()
         };
@@ -188,19 +188,19 @@ mod tests {
         // one invalidation each. The clock runs at 3100 cycles a microsecond.
         let invalidation = 2150.0 / 3100.0;
         for (nic, buffers, none) in [("mlx", 2.0, 13.4), ("brcm", 1.0, 34.6)] {
-            let strict = charged(&format!("{nic}: strict")) - none;
+            let strict = modelled(&format!("{nic}: strict")) - none;
             let wanted = 2.0 * buffers * invalidation;
             assert!(
                 (strict / wanted - 1.0).abs() < 0.1,
                 "{nic}: {strict} for {wanted}"
             );
             // A ring is invalidated once per burst, and here each burst is one frame.
-            let riommu = charged(&format!("{nic}: riommu")) - none;
+            let riommu = modelled(&format!("{nic}: riommu")) - none;
             assert!(
                 (riommu / (2.0 * invalidation) - 1.0).abs() < 0.1,
                 "{nic}: {riommu}"
             );
-            assert!(charged(&format!("{nic}: defer")) - none < 0.1 * strict);
+            assert!(modelled(&format!("{nic}: defer")) - none < 0.1 * strict);
         }
     }
 

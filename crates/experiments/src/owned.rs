@@ -4,7 +4,7 @@
 //! The driver's loops make the calls. The same loops also run without protection, and their cost is
 //! subtracted: it is part of `none`, and so of the cycles of a packet.
 //!
-//! Invalidations are either counted and charged, or waited for. The rIOMMU paper simulated its
+//! Invalidations are either counted and modelled, or waited for. The rIOMMU paper simulated its
 //! hardware by running `none` under the real driver code and spinning for 2150 cycles at each
 //! invalidation of a ring (RI19, rIOMMU section 5.1). Both models exist so that they can be
 //! compared.
@@ -44,7 +44,7 @@ const BLOCK: usize = 1024;
 /// Time model of an invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InvalidationModel {
-    /// Counts the invalidation; the caller charges its cycles.
+    /// Counts the invalidation; the caller adds its modelled cycles.
     Counted,
     /// Spins for this number of cycles.
     Waited(u64),
@@ -198,9 +198,9 @@ impl<P: Protection> DriverRing<P> {
         piece: &PhysRange,
         direction: Direction,
     ) -> Result<(), LabError> {
-        let (held, told) = self.protection.map(memory, buffer, piece, direction)?;
+        let (held, iova) = self.protection.map(memory, buffer, piece, direction)?;
         // The address that a driver would write into the descriptor.
-        black_box(told);
+        black_box(iova);
         self.outstanding.push_back(held);
         Ok(())
     }

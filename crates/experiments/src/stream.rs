@@ -136,14 +136,14 @@ pub(super) fn in_turns(
 
 /// Cycles per packet, if each of its buffers costs a pair of `cost`.
 pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
-    let executed = IOVAS_PER_PACKET * cost.measured_per_pair();
-    let charged = cycles_per_packet(
+    let measured_part = IOVAS_PER_PACKET * cost.measured_per_pair();
+    let modelled = cycles_per_packet(
         BASELINE_CYCLES,
         IOVAS_PER_PACKET,
         0.0,
         cost.modelled_per_pair(profile),
     );
-    Measured::cost(executed, charged, cost.spread)
+    Measured::cost(measured_part, modelled, cost.spread)
 }
 
 /// Cycles per packet in each repetition.

@@ -9,9 +9,9 @@ use ringfence_lab::meter::Cycles;
 /// C of a mode of Table 1 with the paper's component costs, except the invalidation: `per_unmap`
 /// invalidations per unmap at the price of `profile`.
 pub(super) fn paged(column: &Table1Column, per_unmap: f64, profile: &Profile) -> f64 {
-    let executed = column.map() + column.unmap() - column.invalidation;
-    let charged = per_unmap * profile.invalidation_cycles as f64;
-    cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, executed, charged)
+    let measured_part = column.map() + column.unmap() - column.invalidation;
+    let modelled = per_unmap * profile.invalidation_cycles as f64;
+    cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, measured_part, modelled)
 }
 
 /// C of a variant of rIOMMU: the cost per IOVA that Table 2 implies (section 3.3), with `per_unmap`
@@ -39,10 +39,10 @@ pub(super) struct Stage {
 }
 
 /// Replaces the costs measured here by the paper's, one component per stage. `strict` is the
-/// meter's result and includes charged cycles. `riommu` is the cost of a map and an unmap,
+/// meter's result and includes modelled cycles. `riommu` is the cost of a map and an unmap,
 /// including their share of the invalidation.
 pub(super) fn stages(strict: &Cycles, riommu: f64) -> Vec<Stage> {
-    let document = &TABLE_1[0];
+    let paper = &TABLE_1[0];
     let c = |pair| cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, pair, 0.0);
     let mut pair = strict.map() + strict.unmap();
     let mut out = vec![Stage {
@@ -54,23 +54,23 @@ pub(super) fn stages(strict: &Cycles, riommu: f64) -> Vec<Stage> {
         (
             "page table",
             strict.map_table + strict.unmap_table,
-            document.map_table + document.unmap_table,
+            paper.map_table + paper.unmap_table,
         ),
-        ("iova alloc", strict.map_iova_alloc, document.alloc),
+        ("iova alloc", strict.map_iova_alloc, paper.alloc),
         (
             "iova find and free",
             strict.unmap_iova_find + strict.unmap_iova_free,
-            document.find + document.free,
+            paper.find + paper.free,
         ),
         (
             "iotlb inv",
             strict.unmap_invalidation + strict.unmap_invalidation_modelled,
-            document.invalidation,
+            paper.invalidation,
         ),
         (
             "other",
             strict.map_other + strict.unmap_other,
-            document.map_other + document.unmap_other,
+            paper.map_other + paper.unmap_other,
         ),
     ] {
         pair += theirs - ours;
@@ -91,7 +91,7 @@ pub(super) fn stages(strict: &Cycles, riommu: f64) -> Vec<Stage> {
         .first()
         .map_or(0.0, |first| first.residual.value);
     out.push(Stage {
-        what: "what no component explains (erratum 2)",
+        what: "unexplained cycles of erratum 2",
         strict: all + unexplained,
         riommu,
     });
@@ -104,11 +104,11 @@ mod tests {
     use crate::model::by_table_1;
 
     #[test]
-    fn the_documents_counts_give_the_documents_cycles() {
+    fn the_papers_counts_give_the_papers_cycles() {
         let profile = Profile::r210_2015();
         for (column, per_unmap) in TABLE_1.iter().zip([1.0, 1.0, 1.0 / 250.0, 1.0 / 250.0]) {
             let c = paged(column, per_unmap, &profile);
-            // Table 1 prints 2127, 2135 and 9 where the profile charges 2150 and 8.6.
+            // Table 1 prints 2127, 2135 and 9 where the profile models 2150 and 8.6.
             assert!((c - by_table_1(column)).abs() <= 46.0, "{column:?}: {c}");
         }
         let riommu = ring(Variant::Coherent, 1.0 / 200.0, &profile);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_stage_is_table_2_whatever_the_first_was() {
+    fn last_stage_equals_table_2() {
         let strict = Cycles {
             map_iova_alloc: 7.0,
             unmap_invalidation_modelled: 2150.0,

@@ -1,5 +1,5 @@
 //! Timed replays of the DMA layer under a workload. Plans drive the layer without devices; the
-//! replay measures executed cycles and counts invalidations, which the profile charges.
+//! replay measures cycles and counts invalidations, which the profile models.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -179,10 +179,10 @@ impl TimedSubject {
 /// Cost of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Cost {
-    /// Executed cycles without the replay's own loop: the sum over blocks of steps of each block's
+    /// Measured cycles without the replay's own loop: the sum over blocks of steps of each block's
     /// median over the repetitions. The medians suppress disturbances on the CPU.
     pub(super) measured: f64,
-    /// Executed cycles of each repetition, in the order in which they ran.
+    /// Measured cycles of each repetition, in the order in which they ran.
     pub(super) repetitions: Vec<f64>,
     /// Largest minus smallest repetition, as a share of their median.
     pub(super) spread: f64,
@@ -209,12 +209,12 @@ impl Cost {
         }
     }
 
-    /// Executed cycles per map/unmap pair.
+    /// Measured cycles per map/unmap pair.
     pub(super) fn measured_per_pair(&self) -> f64 {
         self.measured / self.pairs.max(1) as f64
     }
 
-    /// Cycles that `profile` charges per map/unmap pair.
+    /// Cycles that `profile` models per map/unmap pair.
     pub(super) fn modelled_per_pair(&self, profile: &Profile) -> f64 {
         self.invalidations_per_pair() * profile.invalidation_cycles as f64
     }
@@ -224,16 +224,17 @@ impl Cost {
         self.invalidations as f64 / self.pairs.max(1) as f64
     }
 
-    /// Executed and charged cycles per map/unmap pair.
+    /// Measured and modelled cycles per map/unmap pair.
     pub(super) fn per_pair(&self, profile: &Profile) -> f64 {
         self.measured_per_pair() + self.modelled_per_pair(profile)
     }
 
-    /// Executed and charged cycles per map/unmap pair, for each repetition.
+    /// Measured and modelled cycles per map/unmap pair, for each repetition.
     pub(super) fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
-        let (pairs, charged) = (self.pairs.max(1) as f64, self.modelled_per_pair(profile));
+        let (pairs, modelled) = (self.pairs.max(1) as f64, self.modelled_per_pair(profile));
         let each = self.repetitions.iter();
-        each.map(|executed| executed / pairs + charged).collect()
+        each.map(|measured_part| measured_part / pairs + modelled)
+            .collect()
     }
 }
 

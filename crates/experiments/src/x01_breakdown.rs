@@ -62,9 +62,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(5);
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream; the meter of `compare` takes one component after the other away \
-        (decision 0007) and averages over all runs, the modes in turns. Page walks do not snoop. \
-        Invalidations are modelled where a policy asks for them.",
+        "{} runs of mlx stream, with the modes interleaved. The meter of `compare` removes one \
+        component after another (decision 0007) and averages over all runs. Page walks do not \
+        snoop. Invalidations are modelled where the policy submits them.",
         runs.len()
     ));
     let sheet = Sheet::named("riommu_table1")?;
@@ -79,10 +79,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         } else {
             1.0 / super::allocators::W as f64
         };
-        let charged = setting.profile.invalidation_cycles as f64 * share;
+        let modelled = setting.profile.invalidation_cycles as f64 * share;
         let sums = (cycles.map(), cycles.unmap());
         let spread = parts.order_spread.max(parts.repetition_spread);
-        for (function, component, executed, charged) in [
+        for (function, component, measured_part, modelled) in [
             ("map", "iova alloc", cycles.map_iova_alloc, 0.0),
             ("map", "page table", cycles.map_table, 0.0),
             ("map", "other", cycles.map_other, 0.0),
@@ -90,16 +90,16 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             ("unmap", "iova find", cycles.unmap_iova_find, 0.0),
             ("unmap", "iova free", cycles.unmap_iova_free, 0.0),
             ("unmap", "page table", cycles.unmap_table, 0.0),
-            ("unmap", "iotlb inv", cycles.unmap_invalidation, charged),
+            ("unmap", "iotlb inv", cycles.unmap_invalidation, modelled),
             ("unmap", "other", cycles.unmap_other, 0.0),
-            ("unmap", "sum", sums.1, charged),
+            ("unmap", "sum", sums.1, modelled),
         ] {
             let wanted = [
                 ("function", function),
                 ("component", component),
                 ("mode", mode),
             ];
-            let measured = Measured::cost(executed, charged, spread);
+            let measured = Measured::cost(measured_part, modelled, spread);
             let row = FindingRow::new(
                 format!("{mode}: {function}, {component}"),
                 "cycles",
@@ -120,17 +120,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             )
         };
         let printed = cell("map")?.value + cell("unmap")?.value;
-        totals.push((mode, printed, sums.0 + sums.1, charged, spread));
+        totals.push((mode, printed, sums.0 + sums.1, modelled, spread));
     }
     let first = totals.first().map_or(
         (f64::NAN, f64::NAN),
-        |(_, printed, executed, charged, _)| (*printed, executed + charged),
+        |(_, printed, measured_part, modelled, _)| (*printed, measured_part + modelled),
     );
-    for (mode, printed, executed, charged, spread) in totals {
+    for (mode, printed, measured_part, modelled, spread) in totals {
         let row = FindingRow::new(
             format!("{mode}: map and unmap"),
             "cycles",
-            Measured::cost(executed, charged, spread),
+            Measured::cost(measured_part, modelled, spread),
         );
         let sum = Published {
             text: format!("{printed}"),
@@ -139,7 +139,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         };
         found.push(row.beside(sum).ordered_in("totals"));
         if mode != "strict" {
-            let ratio = (executed + charged) / first.1;
+            let ratio = (measured_part + modelled) / first.1;
             let row = FindingRow::new(
                 format!("{mode} over strict: map and unmap"),
                 "",
@@ -153,12 +153,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     by_stages(setting, &runs, metered.first(), &mut found)?;
     reasons(&runs, &mut found)?;
     found.note(
-        "Erratum 2: Table 1 does not add up to the cycles that Table 2 implies; 310 to 780 \
-        a packet are in neither.",
+        "Erratum 2: Table 1 does not add up to the cycles that Table 2 implies; 310 to 780 cycles \
+        per packet are in neither.",
     );
     found.note(
-        "Erratum 4: the allocation in strict depends on history; the two papers print 3986 and \
-        7656 cycles for one machine.",
+        "Erratum 4: the cost of an allocation in strict depends on history; the two papers print \
+        3986 and 7656 cycles for the same machine.",
     );
     Ok(found)
 }
@@ -187,7 +187,10 @@ fn by_stages(
         if let Some(before) = before.replace(ratio) {
             moved.push(format!("{} {:+.2}", stage.what, ratio - before));
         }
-        let what = format!("throughput, riommu / strict, the paper's: {}", stage.what);
+        let what = format!(
+            "throughput, riommu / strict, with the paper's: {}",
+            stage.what
+        );
         let printed = Sheet::named("riommu_table2")?.printed(
             &[
                 ("nic", "mlx"),
@@ -201,9 +204,9 @@ fn by_stages(
         found.push(FindingRow::new(what, "", Measured::timed(ratio, 0.0)).beside(printed));
     }
     found.explain(format!(
-        "riommu / strict, from what was measured here to what the paper prints, one component \
-        after the other: {}. The rows \"the paper's: ...\" have the ratio after each; the \
-        paper's stay once they are in.",
+        "riommu / strict with one measured component after another replaced by the paper's: {}. \
+        The rows \"with the paper's: ...\" show the ratio after each replacement; replacements \
+        accumulate.",
         moved.join(", "),
     ));
     Ok(())
@@ -221,49 +224,47 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     };
     let (strict, defer) = (steps(1)?, steps(super::allocators::W)?);
     let search = format!(
-        "in strict and defer as far as the allocator searches. Here that is {strict:.0} and \
-        {defer:.0} steps an allocation; EIOVAR Table 2 \
-         prints 153 and 32 for this workload on this machine, after 150 runs, with 7656 and 2202 \
-         cycles: 50 and 69 a step. In strict+ and \
-         defer+ it is one look at a list."
+        "in strict and defer, the cost follows the length of the search. It takes {strict:.0} and \
+        {defer:.0} steps per allocation here. EIOVAR Table 2 prints 153 and 32 steps for this \
+        workload on this machine after 150 runs, with 7656 and 2202 cycles: 50 and 69 per step. In \
+        strict+ and defer+ the allocator only checks a list."
     );
     let because = [
         ("map, iova alloc", search.as_str()),
         (
             "map, page table",
             "a walk of four levels and one entry, written back by one instruction and one store \
-            fence; the paper's kernel put a full barrier before and behind a CLFLUSH, which \
-            drops the line that the next map needs (X02 has CLFLUSH beside).",
+            fence. The paper's kernel put full barriers before and after a CLFLUSH, which evicts \
+            the line that the next map needs (X02 measures CLFLUSH).",
         ),
         (
             "unmap, page table",
-            "as for map: a walk and one entry, written back.",
+            "as for map: a walk and one entry that is written back.",
         ),
         (
             "unmap, iova find",
-            "a search of the tree of live ranges by address: as deep as there, in nodes of an \
-            array instead of allocations of their own.",
+            "a search of the tree of live ranges by address. The depth is the same; the nodes are \
+            in one array instead of separate allocations.",
         ),
         (
             "unmap, iova free",
-            "in strict and defer taking a node out of the tree, and balancing it; in strict+ and \
-            defer+ a push onto a list, whose cost is within the meter's error here.",
+            "in strict and defer, removal of a node from the tree and rebalancing; in strict+ and \
+            defer+, a push onto a list, whose cost is within the error of the meter.",
         ),
         (
             "unmap, iotlb inv",
-            "in strict and strict+ 2150 of them are modelled; measured are two descriptors of the \
-            invalidation queue and a look at its answer. In defer and defer+ it is a 250th of \
-            that.",
+            "in strict and strict+, 2150 cycles are modelled; the measured rest is two descriptors \
+            of the invalidation queue and one poll of its wait status. Defer and defer+ pay one \
+            250th of this per unmap.",
         ),
         (
             "map, other",
-            "checks, the domain's lock-free lookup, and the token: of the size of the paper's.",
+            "checks, the lock-free domain lookup, and the token; about as much as in the paper.",
         ),
         (
             "unmap, other",
-            "in defer and defer+ the paper's 205 and 216 cycles are its queue of freed \
-            addresses under a lock; here the queue is the \
-             processor's own.",
+            "in defer and defer+, the paper's 205 and 216 cycles include a locked queue of freed \
+            addresses; the queue here is per CPU.",
         ),
     ];
     for (component, reason) in because {
@@ -276,7 +277,7 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
             (least.min(ratio), most.max(ratio))
         });
         found.explain(format!(
-            "{component}: {least:.2} to {most:.2} of the paper's; {reason}"
+            "{component}: {least:.2} to {most:.2} times the paper's cycles; {reason}"
         ));
     }
     Ok(())
@@ -291,11 +292,11 @@ mod tests {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         assert_eq!(found.rows.len(), 4 * 10 + 4 + 3 + 8);
         assert!(found.rows.iter().all(|row| row.published.is_some()));
-        let charged = |what: &str| {
+        let modelled = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
             row.measured.unwrap().modelled_part.unwrap()
         };
-        assert_eq!(charged("strict: unmap, iotlb inv"), 2150.0);
-        assert_eq!(charged("defer+: unmap, iotlb inv"), 8.6);
+        assert_eq!(modelled("strict: unmap, iotlb inv"), 2150.0);
+        assert_eq!(modelled("defer+: unmap, iotlb inv"), 8.6);
     }
 }

@@ -29,7 +29,7 @@ const AS_PUBLISHED: &str = "riommu--paper";
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X02",
-    title: "Cycles of a packet, and the model of throughput",
+    title: "Cycles per packet and the throughput model",
     source: "rIOMMU section 3.3, Figs. 7 and 8, Table 2 (mlx stream)",
     measure,
 };
@@ -51,8 +51,8 @@ fn modes() -> Vec<(&'static str, Derived)> {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream, all modes in turns, {} times each; C is 1816 cycles and twice the \
-        cost of a map and an unmap in the last run. Page walks do not snoop, but for riommu. The \
+        "{} runs of mlx stream, {} repetitions, with the modes interleaved. C is 1816 cycles plus \
+        twice the cost of a map and an unmap in the last run. Page walks snoop in riommu only. The \
         busy-wait line is measured.",
         runs.len(),
         setting.repetitions,
@@ -80,23 +80,23 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
     let (mut crosses, mut printed_crosses) = (Vec::new(), Vec::new());
     let source = "riommu_table2.csv (mlx stream) and C_none = 1816 of Fig. 7";
-    for (mode, document) in modes() {
+    for (mode, derived) in modes() {
         let cycles = packet(of(mode)?, profile);
         let row = FindingRow::new(format!("{mode}: C"), "cycles", cycles);
         let printed = Published {
-            text: format!("{:.0}", document.cycles.value),
-            value: document.cycles.value,
+            text: format!("{:.0}", derived.cycles.value),
+            value: derived.cycles.value,
             source: source.into(),
         };
         let row = row.beside(printed).require(Requirement::Near);
-        found.push(row.ordered_in("cycles of a packet"));
+        found.push(row.ordered_in("cycles per packet"));
         crosses.push((cycles.median, gbps(CLOCK_GHZ, cycles.median)));
-        printed_crosses.push((document.cycles.value, document.gbps.value));
+        printed_crosses.push((derived.cycles.value, derived.gbps.value));
     }
-    for (mode, document) in modes() {
+    for (mode, derived) in modes() {
         let speed = throughput(of(mode)?, profile);
         let row = FindingRow::new(format!("{mode}: throughput by the model"), "Gbit/s", speed);
-        let printed = Published::derived(document.gbps.value, source);
+        let printed = Published::derived(derived.gbps.value, source);
         found.push(row.beside(printed).ordered_in("throughput"));
     }
     found.push(whole_order(setting, &names, &all));
@@ -143,7 +143,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let line = busy_wait(&lengths);
     if let Some(off) = deviation(CLOCK_GHZ, &line) {
         let row = FindingRow::new(
-            "busy-wait line: worst distance from the model",
+            "busy-wait line: largest deviation from the model",
             "%",
             Measured::timed(100.0 * off.worst, 0.0),
         );
@@ -157,8 +157,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let scale: Vec<f64> = (1..=40).map(|n| f64::from(n) * 500.0).collect();
     let points = |line: &[Point]| line.iter().map(|p| (p.cycles, p.gbps)).collect();
     found.figures.push(Figure {
-        title: "Fig. 8: throughput by cycles of a packet".into(),
-        x: "cycles of a packet (C)",
+        title: "Fig. 8: throughput over cycles per packet".into(),
+        x: "cycles per packet (C)",
         y: "Gbit/s",
         log_x: false,
         series: vec![
@@ -170,8 +170,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     });
     for residual in residuals() {
         found.note(format!(
-            "Erratum 2, {}: Table 1 gives C = {:.0}, Table 2 implies {:.0}: {:.0} cycles that no \
-            component explains.",
+            "Erratum 2, {}: Table 1 gives C = {:.0}, Table 2 implies {:.0}; no component explains \
+            the difference of {:.0} cycles.",
             residual.mode.name(),
             residual.by_table_1,
             residual.by_table_2.value,
@@ -186,27 +186,26 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         )
     };
     found.explain(format!(
-        "What differs is what was measured: of C, {:.0}% is modelled in strict, {:.0}% in strict+ \
-        and {:.0}% in riommu, and equals the paper's. X01 has the rest component by component, \
-        and what riommu / strict becomes as one component after the other is the paper's.",
+        "Only the measured part differs. The modelled part of C equals the paper's: {:.0}% in \
+        strict, {:.0}% in strict+ and {:.0}% in riommu. X01 compares each component, and shows \
+        riommu / strict with one component after another replaced by the paper's.",
         100.0 * share("strict")?,
         100.0 * share("strict+")?,
         100.0 * share("riommu")?,
     ));
     found.explain(
-        "The structure is right: the paper's component costs with the mappings and \
-        invalidations counted here give its ratios (rows \
-         \"the paper's components, our counts\"). What Table 2 implies for an IOVA of riommu \
-         goes into these rows and is not predicted.",
+        "The structure is correct: the paper's component costs with the mappings and invalidations \
+        counted here give its ratios (rows \"the paper's components, our counts\"). These rows use \
+        the cost per IOVA of riommu that Table 2 implies; they do not predict it.",
     );
     found.explain(
-        "riommu-: the paper waits for a barrier and a write-back at each of two maps and two \
-        unmaps a packet. The fixed ring writes lines back, of four entries each, before a \
-        doorbell and before a release; riommu--paper does what Fig. 11 prints.",
+        "riommu-: the paper's driver executes a barrier and a write-back at each of two maps and \
+        two unmaps per packet. The fixed ring writes back lines of four entries each, before a \
+        doorbell and before a release; riommu--paper follows Fig. 11.",
     );
     found.note(
-        "Throughput is proportional to 1 / C, so the crosses lie on the line by construction; the \
-        line itself is what is tested.",
+        "Throughput is proportional to 1 / C, so the crosses lie on the line by construction. The \
+        experiment tests the line itself.",
     );
     Ok(found)
 }
@@ -225,8 +224,8 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
             .collect::<Vec<_>>()
             .is_sorted_by(|one, other| one > other)
     });
-    let what = "repetitions in which each mode by itself has its place: strict < strict+ < defer < \
-        defer+ < riommu- < riommu < none";
+    let what = "repetitions in which all modes are in order: strict < strict+ < defer < defer+ < \
+    riommu- < riommu < none";
     let row = FindingRow::new(what, "", Measured::counted(ordered.count() as f64));
     // Not required: one disturbed repetition says nothing about a mode. The groups judge the
     // medians.
@@ -255,7 +254,11 @@ fn as_published(
         .zip(packets(riommu, profile));
     let each: Vec<f64> = each.map(|(with, without)| with - without).collect();
     let more = Measured::cost(with.median - without.median, 0.0, median(&each).1);
-    let row = FindingRow::new(format!("{AS_PUBLISHED} beyond riommu"), "cycles", more);
+    let row = FindingRow::new(
+        format!("{AS_PUBLISHED}: C beyond that of riommu"),
+        "cycles",
+        more,
+    );
     let printed = Sheet::named("claims")?.printed(&[("id", "R28")], "value")?;
     found.push(row.beside(printed).require(Requirement::Near));
     Ok(())
@@ -280,14 +283,14 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
     }
     let riommu = costs.last().ok_or(LabError::Internal("a cost"))?;
     for (name, cost) in names.iter().zip(&costs) {
-        let what = format!("{name}: C, lines written back by CLFLUSH");
+        let what = format!("{name}: C with write-backs by CLFLUSH");
         found.push(FindingRow::new(what, "cycles", packet(cost, profile)));
     }
     let mut ratios = Vec::new();
     for (name, cost) in names.iter().zip(&costs).take(4) {
         let ratio = relative_throughput(riommu, cost, profile);
         ratios.push(format!("{:.2} over {name}", ratio.median));
-        let what = format!("throughput by CLFLUSH, riommu / {name}");
+        let what = format!("throughput with CLFLUSH, riommu / {name}");
         let cell = MLX_STREAM.throughput[Variant::Coherent as usize];
         let place = BASELINES
             .iter()
@@ -299,11 +302,10 @@ fn with_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result
         found.push(row.beside(printed));
     }
     found.explain(format!(
-        "With the paper's own instruction for a write-back, CLFLUSH between fences, riommu \
-        comes to {}. Its processor dropped a line and \
-         fetched it again in about 275 cycles; this one takes several times that, and so the modes \
-         that flush once for each map and each \
-         unmap, of which none is a ring, fall behind further than they did there.",
+        "With the paper's write-back instruction, CLFLUSH between fences, the throughput of riommu \
+        is {}. The paper's processor evicted and fetched a line in about 275 cycles; this \
+        processor takes several times as long. The paged modes write back at each map and each \
+        unmap, so they lose more than they did in the paper; the rings do not.",
         ratios.join(", "),
     ));
     Ok(())

@@ -129,9 +129,9 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Two or three runs of each benchmark; the last one counts. The cost of a frame is its \
-        cost without protection plus the measured and modelled cycles of its maps and unmaps. \
-        Throughput is the inverse, up to 10 Gbit/s on brcm.",
+        "Two or three runs of each benchmark; the last one counts. A frame costs its cycles \
+        without protection plus the measured and modelled cycles of its maps and unmaps. \
+        Throughput is the inverse, limited to 10 Gbit/s on brcm.",
     );
     let sheet = Sheet::named("riommu_table2")?;
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
@@ -139,14 +139,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let cost = |mode: &str| overhead(&costs, mode);
         let frame = frame(table, cost);
         let row = FindingRow::new(
-            format!("{group}: a frame without protection"),
+            format!("{group}: cycles per frame without protection"),
             "cycles",
             Measured::cost(0.0, frame.c_none, 0.0),
         );
         let fitted = frame.fitted.is_some();
         found.push(if fitted { row.fitted() } else { row });
         for (mode, cost) in &costs {
-            let what = format!("{group}: {mode}, beyond that");
+            let what = format!("{group}: {mode}, additional cycles per frame");
             found.push(FindingRow::new(what, "cycles", *cost));
         }
         let metrics = match table.benchmark {
@@ -196,26 +196,25 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         }
     }
     found.explain(
-        "The modelled invalidation is the paper's, the measured rest is this processor's (X01). \
-        Where C_none is fitted it takes up what of strict+ is measured in fewer cycles than there, \
-        and comes out smaller than it was.",
+        "The modelled invalidation is the paper's; the rest is measured on this processor (X01). \
+        Where C_none is fitted, it absorbs the cycles that strict+ saves on this processor, and is \
+        smaller than it was.",
     );
     found.explain(
-        "In the paper's strict, Apache and Memcached search hundreds of ranges for each address \
-        (EIOVAR Table 2: 381 to 1078 steps), after a hundred long runs; after a few runs here they \
-        do not yet (X11, X15).",
+        "In the paper's strict mode, Apache and Memcached search hundreds of ranges for each \
+        address (EIOVAR Table 2: 381 to 1078 steps), after a hundred long runs. The few runs here \
+        do not develop such searches (X11, X15).",
     );
     found.note(
-        "Fitted, one printed cell a row of the table, marked there: throughput of riommu over \
-        strict+, and where brcm fills its wire \
-         processor use of riommu over defer; what it gives is the cost of a frame without \
-         protection. All other cells are predictions. \
-         For mlx stream that cost is printed, for request-response it follows from Table 3. Fixed \
-         before the results were seen.",
+        "Fitted: one printed cell per row of the table, marked there. It is the throughput of \
+        riommu over strict+, or, where brcm saturates its wire, the CPU utilisation of riommu over \
+        defer; the fit gives the cycles per frame without protection. All other cells are \
+        predictions. For mlx stream that cost is printed; for request-response it follows from \
+        Table 3. The choice was made before the results were seen.",
     );
     found.note(
-        "Processor use of request-response is left out: nothing that is printed says what a \
-        transaction costs the processor.",
+        "CPU utilisation of request-response is omitted: the papers do not print the CPU cost of a \
+        transaction.",
     );
     Ok(found)
 }

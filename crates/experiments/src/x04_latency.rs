@@ -8,16 +8,16 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X04",
-    title: "Round trips of request-response",
+    title: "Round-trip times of request-response",
     source: "rIOMMU Table 3",
     measure,
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Request-response on both adapters: the round trip without protection is the paper's; \
-        to it come the cycles that the server's \
-         maps and unmaps of one frame in and one out take, at 3.1 GHz.",
+        "Request-response on both adapters. The round trip without protection is the paper's. The \
+        experiment adds the cycles of the server's maps and unmaps for one received and one sent \
+        frame, at 3.1 GHz.",
     );
     let sheet = Sheet::named("riommu_table3")?;
     for nic in [Nic::Mlx, Nic::Brcm] {
@@ -47,13 +47,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         }
     }
     found.explain(
-        "Orders among modes whose measured work differs by a few hundred cycles show in tenths of \
-        a microsecond; the paper's differences \
-         are larger because its processor took longer for the same work, and because of what \
-         erratum 2 leaves unexplained.",
+        "Modes whose measured work differs by a few hundred cycles differ by tenths of a \
+        microsecond. The paper's differences are larger because its processor took longer for the \
+        same work, and because of the cycles that erratum 2 leaves unexplained.",
     );
     found.note(
-        "Taken from the paper, not measured: the round trip of none. All others are \
+        "Taken from the paper, not measured: the round trip of none. All other rows are \
         predictions.",
     );
     found.note(

@@ -10,7 +10,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X05",
-    title: "Pass-through against no IOMMU",
+    title: "Pass-through compared with no IOMMU",
     source: "rIOMMU section 5.1",
     measure,
 };
@@ -19,8 +19,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut runs = runs(setting)?;
     runs.truncate(2);
     let mut found = Findings::with_method(
-        "mlx stream through the identity modes: what their map and unmap execute beyond that of \
-        `none`, for two buffers a packet.",
+        "mlx stream in the identity modes: measured cycles of map and unmap beyond those of \
+        `none`, for two buffers per packet.",
     );
     let claims = Sheet::named("claims")?;
     let names = ["none", "hwpt", "swpt"];
@@ -37,7 +37,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let (cycles, spread) = (cost.measured_per_pair(), cost.spread);
         let extra = IOVAS_PER_PACKET * (cycles - none);
         let row = FindingRow::new(
-            format!("{mode}: cycles of a packet beyond none"),
+            format!("{mode}: cycles per packet beyond none"),
             "cycles",
             Measured::cost(extra, 0.0, spread),
         );
@@ -57,13 +57,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
     }
     found.explain(
-        "The paper's 200 cycles are those of the kernel's generic DMA code on the way to a \
-        pass-through domain. Here all identity modes are the same code, and only what the hardware \
-        looks up differs: nothing is left to differ in the processor's cycles.",
+        "The paper's 200 cycles are those of the kernel's generic DMA code before it reaches a \
+        pass-through domain. Here all identity modes execute the same code and differ only in the \
+        hardware's lookup, so their CPU cycles are equal.",
     );
     found.note(
-        "Request-response, where the paper finds no difference at all, follows: what is not \
-        measured cannot delay.",
+        "Request-response, for which the paper finds no difference, follows: the added latency is \
+        the added cycles, which are not measurable.",
     );
     Ok(found)
 }

@@ -27,7 +27,7 @@ use ringfence_lab::platform::ReplayPlatform;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X06",
-    title: "What an IOTLB miss costs: a random buffer of many against one",
+    title: "Cost of an IOTLB miss: random buffers compared with one buffer",
     source: "rIOMMU section 5.3",
     measure,
 };
@@ -44,7 +44,7 @@ struct SendCost {
     /// IOTLB misses that the modelled unit counted, per frame.
     misses: f64,
     references: f64,
-    /// Executed cycles per frame: the unit's model and the copy of the frame's bytes.
+    /// Measured cycles per frame: the unit's model and the copy of the frame's bytes.
     cycles: f64,
     spread: f64,
 }
@@ -168,11 +168,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "A program sends frames of {FRAME} bytes out of {} buffers of a page, mapped once: a \
-        random one each time, or always the first. The \
-         unit's model counts misses and the words its walks read; {} cycles are modelled for a \
-         miss. What a walk takes on this processor is \
-         the difference of the two, less the same difference with the IOMMU off.",
+        "A program sends frames of {FRAME} bytes from {} buffers of one page each, mapped once: a \
+        random buffer each time, or always the first. The hardware model counts misses and the \
+        words that its walks read; {} cycles are modelled for a miss. The measured cost of a walk \
+        is the difference between the two, minus the same difference with the IOMMU off.",
         amount.buffers, setting.profile.miss_cycles
     ));
     let claims = Sheet::named("claims")?;
@@ -180,26 +179,26 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
     let [random_off, same_off] = untranslated(setting, amount)?;
     let row = |what: &str, unit, measured| FindingRow::new(what, unit, measured);
     let missed = random.misses - same.misses;
-    let charged = missed * setting.profile.miss_cycles as f64;
+    let modelled = missed * setting.profile.miss_cycles as f64;
     found.push(row(
-        "random buffer: misses of a frame",
+        "random buffer: misses per frame",
         "",
         Measured::counted(random.misses),
     ));
     found.push(row(
-        "one buffer: misses of a frame",
+        "one buffer: misses per frame",
         "",
         Measured::counted(same.misses),
     ));
     let difference = row(
-        "a frame of a random buffer, beyond one of the same",
+        "cycles per frame, random buffer minus one buffer",
         "cycles",
-        Measured::cost(0.0, charged, 0.0),
+        Measured::cost(0.0, modelled, 0.0),
     );
     let printed = claims.printed(&[("id", "R48")], "value")?.read_as(1532.0);
     found.push(difference.beside(printed).require(Requirement::Near));
     let per_walk = random.references / random.misses.max(f64::MIN_POSITIVE);
-    let references = row("words read by a walk", "", Measured::counted(per_walk));
+    let references = row("words read per walk", "", Measured::counted(per_walk));
     found.push(references.beside(claims.printed(&[("id", "R49")], "value")?));
     let walk = (random.cycles - same.cycles) - (random_off.cycles - same_off.cycles);
     let spread = [random, same, random_off, same_off]
@@ -207,7 +206,7 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         .into_iter()
         .fold(0.0, f64::max);
     found.push(row(
-        "measured on this CPU: a miss in the hardware model",
+        "measured on this CPU: cycles of a miss in the hardware model",
         "cycles",
         Measured::timed(walk, spread / walk.abs().max(1.0)),
     ));
@@ -217,7 +216,7 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         ("random buffer, IOMMU off", random_off),
         ("one buffer, IOMMU off", same_off),
     ] {
-        let what = format!("{name}: a frame, measured");
+        let what = format!("{name}: cycles per frame, measured");
         found.push(row(
             &what,
             "cycles",
@@ -225,21 +224,20 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         ));
     }
     found.explain(
-        "The 1532 cycles are the paper's own number, modelled once for each miss that the model \
-        counts. What is tested here is the number of misses: nearly one a frame with a random \
-        buffer, none with one buffer.",
+        "The 1532 cycles are the paper's own number, modelled once for each miss that the hardware \
+        model counts. The experiment tests the number of misses: nearly one per frame with random \
+        buffers, none with one buffer.",
     );
     found.note(
-        "A program cannot make its own processor's IOMMU miss. The measured row says what a walk \
-        of the model's tables takes here, with \
-         walk caches warm and the tables in this processor's caches; it is no measurement of an \
-         IOMMU.",
+        "A program cannot cause misses in the IOMMU of its own processor. The measured row shows \
+        the cost of a walk of the model's tables with warm walk caches and with the tables in the \
+        processor's caches. It does not measure an IOMMU.",
     );
     let [one, two, three] = setting.profile.walk_cache_entries;
     found.note(format!(
-        "The paper counts four memory references for a walk. The modelled unit has walk caches \
-        of {one}, {two} and {three} entries, which \
-         cover the tables of this pool: a walk then reads one word."
+        "The paper counts four memory references per walk. The modelled unit has walk caches of \
+        {one}, {two} and {three} entries, which cover the tables of this pool, so a walk reads one \
+        word."
     ));
     Ok(found)
 }

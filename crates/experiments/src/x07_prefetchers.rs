@@ -9,7 +9,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X07",
-    title: "TLB prefetchers against two entries a ring",
+    title: "TLB prefetchers compared with two entries per ring",
     source: "rIOMMU section 5.4",
     measure,
 };
@@ -24,7 +24,7 @@ struct Claim {
     of: fn(&PrefetchSummary) -> f64,
     demand: Requirement,
     /// Returns true if the claim covers recorded devices of this kind. `devices` names them.
-    speaks_of: fn(Kind) -> bool,
+    covers: fn(Kind) -> bool,
     devices: &'static str,
 }
 
@@ -39,7 +39,7 @@ const CLAIMS: [Claim; 8] = [
         text: FEW,
         of: |summary| summary.best_baseline,
         demand: Requirement::AtMost,
-        speaks_of: RINGS,
+        covers: RINGS,
         devices: RINGS_NAME,
     },
     Claim {
@@ -47,7 +47,7 @@ const CLAIMS: [Claim; 8] = [
         text: FEW,
         of: |summary| summary.markov_below,
         demand: Requirement::AtMost,
-        speaks_of: RINGS,
+        covers: RINGS,
         devices: RINGS_NAME,
     },
     Claim {
@@ -55,7 +55,7 @@ const CLAIMS: [Claim; 8] = [
         text: SOME,
         of: |summary| summary.markov_above,
         demand: Requirement::AtLeast,
-        speaks_of: RINGS,
+        covers: RINGS,
         devices: RINGS_NAME,
     },
     Claim {
@@ -63,7 +63,7 @@ const CLAIMS: [Claim; 8] = [
         text: FEW,
         of: |summary| summary.recency_below,
         demand: Requirement::AtMost,
-        speaks_of: RINGS,
+        covers: RINGS,
         devices: RINGS_NAME,
     },
     Claim {
@@ -71,7 +71,7 @@ const CLAIMS: [Claim; 8] = [
         text: SOME,
         of: |summary| summary.recency_above,
         demand: Requirement::AtLeast,
-        speaks_of: RINGS,
+        covers: RINGS,
         devices: RINGS_NAME,
     },
     Claim {
@@ -79,23 +79,23 @@ const CLAIMS: [Claim; 8] = [
         text: FEW,
         of: |summary| summary.distance_below.max(summary.distance_above),
         demand: Requirement::AtMost,
-        speaks_of: RINGS,
+        covers: RINGS,
         devices: RINGS_NAME,
     },
     Claim {
-        what: "two entries a ring, uninvalidated",
+        what: "two entries per ring, uninvalidated",
         text: "always",
         of: |summary| summary.riotlb_uninvalidated,
         demand: Requirement::AtLeast,
-        speaks_of: ORDERED,
+        covers: ORDERED,
         devices: ORDERED_NAME,
     },
     Claim {
-        what: "two entries a ring, invalidated by bursts",
+        what: "two entries per ring, invalidated by bursts",
         text: "always",
         of: |summary| summary.riotlb,
         demand: Requirement::AtLeast,
-        speaks_of: ORDERED,
+        covers: ORDERED,
         devices: ORDERED_NAME,
     },
 ];
@@ -131,8 +131,8 @@ fn recorded(setting: &Setting, found: &mut Findings) {
     let used: Vec<&PrefetchSummary> = all.iter().filter(|one| one.first_misses >= USES).collect();
     if all.is_empty() {
         found.note(
-            "Synthetic rings only: name recorded traces with --trace FILE... and their devices are \
-            fed to the same prefetchers.",
+            "Synthetic rings only. --trace FILE... feeds the devices of recorded traces to the \
+            same prefetchers.",
         );
         return;
     }
@@ -142,7 +142,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         (holds as f64, of.count() as f64)
     };
     for claim in &CLAIMS {
-        let (holds, devices) = holds_of(claim, &|kind| (claim.speaks_of)(kind));
+        let (holds, devices) = holds_of(claim, &|kind| (claim.covers)(kind));
         if devices > 0.0 {
             let what = format!(
                 "recorded, {}: {}: {}",
@@ -169,7 +169,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
             continue;
         }
         found.note(format!("{}: {}.", kind.name(), kind.reason()));
-        for claim in CLAIMS.iter().filter(|claim| !(claim.speaks_of)(kind)) {
+        for claim in CLAIMS.iter().filter(|claim| !(claim.covers)(kind)) {
             let (holds, _) = holds_of(claim, &|of| of == kind);
             let what = format!("recorded, {}: {}: {}", kind.name(), claim.what, claim.text);
             found.push(FindingRow::new(what, "devices", Measured::counted(holds)));
@@ -202,33 +202,29 @@ fn recorded(setting: &Setting, found: &mut Findings) {
     }
     let rings = used.iter().filter(|one| one.shape.kind() == Kind::Ring);
     found.explain(match rings.count() {
-        0 => "Recorded devices: none has a ring whose addresses come again in the same order a \
-            ring's length apart, which is what the paper's \
-             claim about Markov and Recency speaks of; so it is not judged on them. What each \
-             device is instead, and what that does to a \
-             history, stands below."
+        0 => "Recorded devices: none has a ring whose addresses recur in the same order after one \
+        lap. The paper's claim about Markov and Recency covers only such rings, so no recorded \
+        device tests it. The explanations below classify each device and give the effect on a \
+        history."
             .into(),
         rings => format!(
-            "Recorded devices: {rings} of {} have a ring whose addresses come again in the same \
-            order a ring's length apart, which is what the paper's claim about Markov and \
-            Recency speaks of; these are held to it. What the others are, and what that does to a \
-            history, stands below.",
+            "Recorded devices: {rings} of {} have a ring whose addresses recur in the same order \
+            after one lap. The paper's claim about Markov and Recency covers these devices only. \
+            The explanations below classify the others and give the effect on a history.",
             used.len()
         ),
     });
     found.explain(
-        "Two entries know no addresses, so what these do is nothing to them. They predict where \
-        buffers are unmapped in the ring's order and \
-         the next one is mapped while this one is used, and not where one request is in flight, \
-         where queues share a direction or where a driver \
-         unmaps as requests complete: the paper keeps such devices on the baseline unit.",
+        "Two entries do not depend on addresses. They predict devices whose buffers are unmapped \
+        in ring order and whose next buffer is mapped while the current one is used. They do not \
+        predict devices with one request in flight, with several queues per direction, or with \
+        unmaps in order of completion; the paper keeps such devices on the baseline unit.",
     );
     found.note(format!(
-        "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others \
-        use fewer than {USES} buffers. A trace \
-         shows maps and unmaps and no access, so a buffer is taken to be used just before its \
-         unmap; a ring is a device's mappings of one \
-         direction, and several queues share one.",
+        "Recorded: {} devices of the named traces, of {} with any streaming mapping; the others \
+        use fewer than {USES} buffers. A trace shows maps and unmaps but no accesses, so the \
+        replay assumes that the device uses a buffer just before its unmap. A ring is a device's \
+        mappings of one direction; several queues share one.",
         used.len(),
         all.len(),
     ));
@@ -237,9 +233,10 @@ fn recorded(setting: &Setting, found: &mut Findings) {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let rows = synthetic()?;
     let mut found = Findings::with_method(
-        "Rings of five shapes with five kinds of addresses; each stream is fed to Markov, Recency \
+        "Rings of five shapes with five kinds of addresses. Each stream is fed to Markov, Recency \
         and Distance, as published and modified, with histories from a quarter to eight times the \
-        ring, and to two entries a ring. Shares of buffers whose first page was predicted.",
+        ring, and to two entries per ring. The rows show the share of buffers whose first page was \
+        predicted.",
     );
     for summary in summarise(&rows) {
         let judged = CLAIMS
@@ -268,9 +265,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         )
     };
     found.figures.push(Figure {
-        title: format!("Share predicted by history: {source}"),
-        x: "entries of the history",
-        y: "share predicted",
+        title: format!("Predicted share over history size: {source}"),
+        x: "history entries",
+        y: "predicted share",
         log_x: true,
         series: vec![
             line("Markov, modified", Predictor::MarkovModified),
@@ -280,14 +277,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ],
     });
     found.explain(
-        "Distance predicts wherever neighbours of a ring lie side by side (tidy, fresh and tree \
-        addresses), even as published when a burst \
-         is used before it is unmapped. Addresses that do not come again leave Markov and Recency \
-         nothing. Two entries are right \
-         whenever there is a next buffer, but the invalidation that ends a burst takes them: with \
-         bursts of one, every access walks.",
+        "Distance predicts rings whose neighbouring entries have adjacent addresses (tidy, fresh \
+        and tree addresses), even as published if the device uses a burst before it is unmapped. \
+        Markov and Recency cannot predict addresses that never recur. Two entries are right \
+        whenever a next buffer is mapped, but the invalidation at the end of a burst removes them: \
+        with bursts of one, every access walks.",
     );
-    found.note("The paper prints no rate; \"most\" is read as half, fixed before the runs.");
+    found.note("The paper prints no rate; \"most\" is interpreted as half, fixed before the runs.");
     Ok(found)
 }
 
@@ -333,7 +329,7 @@ mod tests {
             (1.0, Some(true))
         );
         // With bursts of one, the invalidation removes the prefetched entry.
-        let row = of("recorded, in order and ahead: two entries a ring, invalidated by bursts");
+        let row = of("recorded, in order and ahead: two entries per ring, invalidated by bursts");
         assert_eq!(row.holds, Some(false));
         assert_eq!(
             of("large: Recency, history below the ring")
@@ -373,7 +369,7 @@ mod tests {
         assert!(of("recorded, rings:").is_none());
         let row = of("recorded, new addresses: Recency, history of the ring or more").unwrap();
         assert_eq!((row.measured.unwrap().median, row.holds), (0.0, None));
-        let row = of("recorded, in order and ahead: two entries a ring, uninvalidated").unwrap();
+        let row = of("recorded, in order and ahead: two entries per ring, uninvalidated").unwrap();
         assert_eq!(row.holds, Some(true));
         assert!(
             found

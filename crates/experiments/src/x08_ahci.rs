@@ -19,7 +19,7 @@ use ringfence_lab::plan::Step;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X08",
-    title: "A SATA disk, strict against none",
+    title: "A SATA disk, strict compared with none",
     source: "rIOMMU section 4, Applicability",
     measure,
 };
@@ -117,11 +117,11 @@ fn out_of_order(run: &Run) -> f64 {
     out as f64 / unmaps.max(1) as f64
 }
 
-/// Cycles per request in a mode, executed and charged.
+/// Cycles per request in a mode, measured and modelled.
 fn of_request(cost: &Cost, setting: &Setting, requests: u64) -> Measured {
-    let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+    let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
     let each = |cycles: f64| cycles / requests.max(1) as f64;
-    Measured::cost(each(cost.measured), each(charged), cost.spread)
+    Measured::cost(each(cost.measured), each(modelled), cost.spread)
 }
 
 /// Cycles of the papers' clock that a disk needs to transfer a request.
@@ -135,21 +135,19 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, page \
-        by page; the driver's calls are performed \
-         again in each mode. A disk delivers in its own time, while the processor works on the \
-         next request: throughput is that of the \
-         slower of the two."
+        "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, mapped \
+        page by page. Each mode replays the driver's calls. A disk transfers data while the \
+        processor prepares the next request, so the slower of the two limits throughput."
     ));
     let run = calls(requests)?;
     let pages = run.plan.maps as f64 / requests as f64;
     found.push(FindingRow::new(
-        "maps of a request",
+        "maps per request",
         "",
         Measured::counted(pages),
     ));
     found.push(FindingRow::new(
-        "unmaps of another mapping than the oldest",
+        "share of unmaps out of order",
         "",
         Measured::counted(out_of_order(&run)),
     ));
@@ -162,7 +160,7 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
         )?;
         let cost = of_request(&timed.run(&run)?, setting, requests);
         found.push(FindingRow::new(
-            format!("{mode}: maps and unmaps of a request"),
+            format!("{mode}: cycles of maps and unmaps per request"),
             "cycles",
             cost,
         ));
@@ -197,27 +195,27 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     }
     let breaks_even = f64::from(REQUEST) / (strict.median / (CLOCK_GHZ * 1e9)) / 1e6;
     found.push(FindingRow::new(
-        "a disk would have to deliver, for strict to be the slower",
+        "disk throughput at which strict becomes the bottleneck",
         "MB/s",
         Measured::timed(breaks_even, strict.spread),
     ));
     let speeds = (0..=40).map(|step| 100.0 * 1.12_f64.powi(step));
     let points = speeds.map(|speed| (speed, (of_disk(speed) / strict.median).min(1.0)));
     found.figures.push(Figure {
-        title: "Strict over none, by what a disk delivers".into(),
+        title: "Strict over none by disk throughput".into(),
         x: "MB/s",
-        y: "throughput over that of none",
+        y: "throughput relative to none",
         log_x: true,
         series: vec![Series::line("strict", points.collect())],
     });
     found.note(
-        "What the file system and the block layer cost is left out of both modes; it would bring \
-        strict nearer to none. The disks' speeds are no measurements: they are what such devices \
-        and the link reach at most.",
+        "The cost of the file system and the block layer is omitted in both modes; it would bring \
+        strict closer to none. The disk speeds are upper bounds of such devices and of the link; \
+        they are not measured.",
     );
     found.note(
-        "The paper says why rings are not for AHCI: 32 slots in arbitrary order. The share of \
-        unmaps out of order is this driver's under a drive that chooses at random.",
+        "The paper excludes AHCI from rings because its 32 slots complete in any order. The share \
+        of unmaps out of order is that of this driver with a drive that completes at random.",
     );
     recorded(setting, &mut found);
     Ok(found)
@@ -232,10 +230,10 @@ fn recorded(setting: &Setting, found: &mut Findings) {
     let mut count = 0;
     for port in ports.filter(|port| port.first_misses >= USES) {
         count += 1;
-        let what = format!("{}: unmaps of another mapping than the oldest", port.source);
+        let what = format!("{}: share of unmaps out of order", port.source);
         let out = Measured::counted(1.0 - port.shape.in_order);
         found.push(FindingRow::new(what, "", out));
-        let what = format!("{}: pages mapped at once, at most", port.source);
+        let what = format!("{}: maximum number of pages mapped at once", port.source);
         found.push(FindingRow::new(
             what,
             "",
@@ -244,13 +242,13 @@ fn recorded(setting: &Setting, found: &mut Findings) {
     }
     found.note(match count {
         0 => {
-            "No recorded port: name traces whose files are named for ahci with --trace FILE..., \
-            and their order stands beside this driver's."
+            "No recorded port: --trace FILE... adds the order of unmaps of traces whose file names \
+            contain ahci."
         }
         _ => {
-            "Recorded ports: mappings of a direction, in the order in which the kernel's driver \
-            made them. How far out of order they come back is the emulated drive's and the block \
-            layer's doing; a scatterlist counts as one mapping."
+            "Recorded ports: mappings of one direction, in the order in which the kernel's driver \
+            made them. The emulated drive and the block layer determine the order of completion. A \
+            scatterlist counts as one mapping."
         }
     });
 }

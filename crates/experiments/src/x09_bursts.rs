@@ -18,7 +18,7 @@ use ringfence_lab::plan::Step;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X09",
-    title: "Bursts against amortised invalidation; ring size against overflow",
+    title: "Bursts and amortised invalidation; ring size and overflow",
     source: "rIOMMU section 4",
     measure,
 };
@@ -82,12 +82,12 @@ impl Point {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "mlx stream with interrupts at 1 to 400 packets: the driver's calls are recorded while \
-        frames cross the wire and are verified, and performed again on rings that the driver owns, \
-        and on rings behind the mapping layer. A packet is modelled 1816 cycles, and 2150 for each \
-        invalidation; maps and unmaps are measured. On owned rings they are measured by the \
-        driver's loops, and what the same loops take without protection is not counted: it is in \
-        the 1816.",
+        "mlx stream with interrupts at 1 to 400 packets. The driver's calls are recorded while \
+        frames cross the wire and are verified. They are replayed on rings that the driver owns \
+        and on rings behind the DMA layer. 1816 cycles are modelled per packet and 2150 per \
+        invalidation; maps and unmaps are measured. On owned rings, the driver's loops are timed, \
+        and the cycles of the same loops without protection are subtracted, because the 1816 \
+        include them.",
     );
     let points = BURSTS.map(|packets| Point::measure(setting, packets));
     let points = points.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -97,27 +97,27 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     figures(&mut found, &points, setting);
     overflow(&mut found)?;
     found.explain(
-        "An interrupt at 100 received packets ends a burst of 200 unmaps; the transmit rings' \
-        bursts are shorter, for an acknowledgement follows two packets, and the mean over both is \
-        below 200.",
+        "An interrupt at 100 received packets ends a burst of 200 unmaps. The bursts of the \
+        transmit rings are shorter, because one acknowledgement follows two packets, so the mean \
+        over both is below 200.",
     );
     found.note(
-        "riommu / none: the paper prints 0.77 for mlx stream, where a map and an unmap cost \
-        about 260 cycles; on rings that their driver owns they are measured here in a few dozens, \
-        so that the modelled invalidation decides until bursts are long.",
+        "riommu / none: the paper prints 0.77 for mlx stream, where a map and an unmap cost about \
+        260 cycles. On rings that the driver owns they cost a few dozen cycles here, so the \
+        modelled invalidation dominates until bursts are long.",
     );
     found.note(
-        "Busy-waited: the paper's own method (RI19), none with the real driver code and a spin \
-        of 2150 cycles at each invalidation of a ring. What it measures is put beside measured and \
-        modelled cycles; they may differ by what the spin overshoots or overlaps.",
+        "Busy-waited: the paper's own method (RI19) runs none with the real driver code and spins \
+        for 2150 cycles at each invalidation of a ring. Its rows are compared with measured plus \
+        modelled cycles; overshoot of the spin and overlap with other work explain differences.",
     );
     found.note(
-        "Erratum 8: until a burst ends, its last entries stay reachable; the fixed ring \
+        "Erratum 8: until a burst ends, the device can reach its last entries; the fixed ring \
         withholds their buffers.",
     );
     found.note(
-        "N >= L avoids overflow in the paper. A slot freed in a burst may not be given out \
-        before its invalidation, so here N >= L and the longest burst.",
+        "In the paper, N >= L avoids overflow. A slot freed in a burst must not be reused before \
+        its invalidation, so the condition here is N >= L plus the longest burst.",
     );
     Ok(found)
 }
@@ -125,8 +125,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<(), LabError> {
     let profile = &setting.profile;
     let at = format!("interrupt at {}", point.packets);
-    let charged = point.owned.modelled_per_pair(profile);
-    let each = Measured::cost(point.owned.measured_per_pair(), charged, point.owned.spread);
+    let modelled = point.owned.modelled_per_pair(profile);
+    let each = Measured::cost(
+        point.owned.measured_per_pair(),
+        modelled,
+        point.owned.spread,
+    );
     let what = format!("{at}: map, unmap and share of the invalidation, owned ring");
     found.push(FindingRow::new(what, "cycles", each));
     let over_none = Point::relative_to_none(&point.owned, profile);
@@ -146,7 +150,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
         _ => row,
     });
     let layer = Point::relative_to_none(&point.layer, profile);
-    let what = format!("{at}: riommu / none, through the mapping layer");
+    let what = format!("{at}: riommu / none, through the DMA layer");
     found.push(FindingRow::new(what, "", layer));
     let (waited, both) = (point.waited.measured_per_pair(), each.median);
     let what = format!("{at}: map and unmap with invalidations busy-waited");
@@ -159,7 +163,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
     if point.packets == 100 {
         let bursts = Sheet::named("claims")?.printed(&[("id", "R23")], "value")?;
         let row = FindingRow::new(
-            format!("{at}: unmaps of a burst"),
+            format!("{at}: unmaps per burst"),
             "",
             Measured::counted(point.unmaps),
         );
@@ -170,7 +174,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
         ];
         let printed = Sheet::named("riommu_fig7_fig8_anchors")?.printed(&wanted, "value")?;
         let row = FindingRow::new(
-            format!("{at}: share of the invalidation in an unmap"),
+            format!("{at}: invalidation cycles per unmap"),
             "cycles",
             Measured::cost(0.0, profile.invalidation_cycles as f64 / point.unmaps, 0.0),
         );
@@ -188,36 +192,36 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
         Series::line(name, points.collect())
     };
     found.figures.push(Figure {
-        title: "riommu over none by the length of bursts, mlx stream".into(),
-        x: "packets of an interrupt (two unmaps each)",
-        y: "throughput over that of none",
+        title: "riommu over none by burst length, mlx stream".into(),
+        x: "packets per interrupt (two unmaps each)",
+        y: "throughput relative to none",
         log_x: true,
         series: vec![
-            line("rings that their driver owns", &|point| {
+            line("rings owned by the driver", &|point| {
                 Point::relative_to_none(&point.owned, profile).median
             }),
-            line("the same, invalidations busy-waited", &|point| {
+            line("owned rings, invalidations busy-waited", &|point| {
                 BASELINE_CYCLES
                     / (BASELINE_CYCLES + IOVAS_PER_PACKET * point.waited.measured_per_pair())
             }),
-            line("rings behind the mapping layer", &|point| {
+            line("rings behind the DMA layer", &|point| {
                 Point::relative_to_none(&point.layer, profile).median
             }),
         ],
     });
     found.figures.push(Figure {
-        title: "Cost of a map and an unmap by the length of bursts".into(),
-        x: "packets of an interrupt (two unmaps each)",
+        title: "Cost of a map and an unmap by burst length".into(),
+        x: "packets per interrupt (two unmaps each)",
         y: "cycles",
         log_x: true,
         series: vec![
             line("modelled: share of the invalidation", &|point| {
                 point.owned.modelled_per_pair(profile)
             }),
-            line("measured: rings that their driver owns", &|point| {
+            line("measured: rings owned by the driver", &|point| {
                 point.owned.measured_per_pair()
             }),
-            line("measured: rings behind the mapping layer", &|point| {
+            line("measured: rings behind the DMA layer", &|point| {
                 point.layer.measured_per_pair()
             }),
         ],
@@ -281,7 +285,7 @@ fn overflow(found: &mut Findings) -> Result<(), LabError> {
         counted.push((f64::from(slots), 100.0 * without_room(&run, slots)));
     }
     found.figures.push(Figure {
-        title: format!("Maps that find their ring full, by its size; L = {live}, L and B = {busy}"),
+        title: format!("Maps refused by a full ring, by ring size; L = {live}, L and B = {busy}"),
         x: "N",
         y: "% of maps",
         log_x: false,
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_charged_what_none_charges_and_its_invalidations() {
+    fn packet_cycles_include_none_and_invalidations() {
         let cost = Cost {
             measured: 20.0 * 4000.0,
             repetitions: Vec::new(),

@@ -50,9 +50,8 @@ const STEPS: [(&str, &str, Option<u64>); 5] = [
 
 fn measure(_: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "All pages around the ones that the table names are allocated, the cached node is page \
-        152; then the table's calls, on the \
-         allocator of Linux 3.4.",
+        "All pages around those that the table names are allocated, and the cached node is page \
+        152. Then the experiment makes the table's calls on the allocator of Linux 3.4.",
     );
     let sheet = Sheet::named("eiovar_table1_sequence")?;
     for column in &COLUMNS {
@@ -104,7 +103,7 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
             );
             if let Some(steps) = steps {
                 let row = FindingRow::new(
-                    format!("{name}: steps of the search, {what}"),
+                    format!("{name}: search steps, {what}"),
                     "rb_prev",
                     Measured::counted(f64::from(steps)),
                 );

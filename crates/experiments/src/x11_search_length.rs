@@ -26,9 +26,8 @@ const CALLS: usize = 40_000;
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream (decision 0011), one after the other on the same interface; the \
-        last {CALLS} searches of each \
-         allocator are plotted.",
+        "{} runs of mlx stream (decision 0011), one after the other on the same interface. The \
+        figures show the last {CALLS} searches of each allocator.",
         runs.len()
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
@@ -115,38 +114,36 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     history(setting, &mut found)?;
     found.explain(
-        "History, why it grows: the papers' drivers map a packet's replacement before they \
-        unmap it (decision 0011), so one receive address is \
-         always free when a frame is sent, and the frame takes it. The ring's next map goes \
-         elsewhere: that is the exchange of section 5, one \
-         at each turn from receiving to sending, and it stays. By and by the ring's addresses are \
-         in no order, and a search is as long as \
-         the mean way down between two places: a sixth of the addresses in between. These are the \
-         2048 of one ring where rings are filled one \
-         after the other (341), all 8192 where they are filled in turns (1365); both are still on \
-         the way there at the end.",
+        "Why the search grows: the papers' drivers map a packet's replacement before they unmap it \
+        (decision 0011). One receive address is therefore always free when the driver sends a \
+        frame, and the frame takes it. The next map of the receive ring takes an address \
+        elsewhere: the exchange of section 5, one at each turn from receiving to sending, and \
+        permanent. In the long run the ring's addresses are in random order, and a search is as \
+        long as the mean distance downward between two places: a sixth of the addresses in \
+        between. That is 2048 of one ring if rings are filled one after the other (341 steps), and \
+        all 8192 if they are filled in turns (1365 steps). Neither has reached this length at the \
+        end.",
     );
     found.explain(
-        "History, why it does not under section 4's own words, unmap and then map: receive \
-        addresses lie above those of transmissions, since rings are filled first. One is free only \
-        inside a pair of calls, where nothing is sent, and a transmit address that is freed there \
-        lies below C and does not move it. Nothing is ever exchanged, and each turn costs one \
-        search through the ring, whatever came before. Table 1 has its H above L and does not say \
-        how it came there.",
+        "Why the search does not grow in the order of section 4, unmap before map: receive \
+        addresses lie above transmit addresses, because the driver fills the receive rings first. \
+        A receive address is free only between the two calls of a pair, when nothing is sent. A \
+        transmit address that is freed there lies below C and does not move it. No address is \
+        exchanged, and each turn costs one search through the ring, independent of history. Table \
+        1 has its H above L and does not explain how it got there.",
     );
     found.explain(
-        "How long: the paper's 153 is a mean over 150 runs of a machine of which neither the \
-        burst, nor how often its server turned from \
-         receiving to sending, nor how its rings were filled is printed. The three loops that mix \
-         rings lie between some two hundred \
-         and nine hundred steps where ours is held to 153: by bursts, filling and history. What is \
-         reproduced is that it grows, and from what; not the number.",
+        "How long the search gets: the paper's 153 steps are a mean over 150 runs. The paper does \
+        not print the burst, the number of turns from receiving to sending, or the order in which \
+        the rings were filled. The three loops that mix rings reach some two hundred to nine \
+        hundred steps where the requirement is 153, depending on bursts, filling and history. The \
+        experiment reproduces the growth and its cause, not the number.",
     );
     found.explain(
-        "With k = W nothing is searched as long as maps and unmaps alternate, as in the receive \
-        rings alone. A transmit interrupt gives a burst of addresses back that no map follows at \
-        once: more than W are then free, the lists take no more than k, and the rest goes to the \
-        tree and is searched for later (X13 has the threshold by burst).",
+        "With k = W no call searches as long as maps and unmaps alternate, as in the receive rings \
+        alone. A transmit interrupt frees a burst of addresses without a map in between: more than \
+        W addresses are then free, the lists hold k at most, and later allocations search the tree \
+        for the rest (X13 shows the threshold by burst).",
     );
     found.note(
         "Erratum 4: the two papers, on one machine, differ by a factor of 2 in the cost of this \
@@ -237,7 +234,8 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             let row = row.beside(cell(protection, "baseline")?);
             found.push(row.require(Requirement::Near).ordered_in("baseline"));
             let what = format!(
-                "{protection}: that over the mean search up to allocation {:.0}, or over one step",
+                "{protection}: growth over the mean search up to allocation {:.0}, or over one \
+                step",
                 first.0
             );
             let row = FindingRow::new(what, "", Measured::counted(end.1 / first.1.max(1.0)));
@@ -245,7 +243,7 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
                 text: "grows".into(),
                 value: GROWN,
                 source: "EIOVAR section 5: the pathology develops as the system runs (erratum 4); \
-                    twice is what we ask for"
+                required here: a factor of two"
                     .into(),
             };
             found.push(if protection == "strict" {
@@ -255,7 +253,10 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             });
             let settled = points.iter().find(|(_, mean)| *mean >= 0.9 * end.1);
             let row = FindingRow::new(
-                format!("{protection}: allocations after which it is nine tenths of that"),
+                format!(
+                    "{protection}: allocations until the search reaches nine tenths of its \
+                final length"
+                ),
                 "",
                 Measured::counted(settled.map_or(end.0, |(at, _)| *at)),
             );
@@ -368,7 +369,7 @@ mod tests {
         let grown = found
             .rows
             .iter()
-            .find(|row| row.quantity.starts_with("strict: that over"));
+            .find(|row| row.quantity.starts_with("strict: growth over"));
         assert_eq!(grown.unwrap().holds, Some(true), "{grown:?}");
         // With the order of EIOVAR section 4 no address changes its ring, so the search does not
         // grow. With the drivers' order addresses do.

@@ -15,7 +15,7 @@ use ringfence_lab::modes::FlushKind;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X12",
-    title: "Freelists of k under strict protection",
+    title: "Freelists of capacity k under strict protection",
     source: "EIOVAR section 6.1, Figs. 4-6",
     measure,
 };
@@ -23,10 +23,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream on one interface, for each size of the freelists: searches and \
-        lists are counted, the layer is timed, \
-         throughput follows by the model from 1816 cycles and twice the cost of a map and an \
-         unmap.",
+        "{} runs of mlx stream on one interface for each freelist capacity. Searches and list \
+        lengths are counted, the DMA layer is timed, and throughput follows by the model from 1816 \
+        cycles plus twice the cost of a map and an unmap.",
         runs.len()
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
@@ -55,7 +54,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ));
         let (count, cost) = (last(&counts)?, last(costs)?);
         found.push(FindingRow::new(
-            format!("{name}: cycles a packet, last run"),
+            format!("{name}: cycles per packet, last run"),
             "cycles",
             packet(&cost, &setting.profile),
         ));
@@ -123,25 +122,21 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     figure("Fig. 4c: freed ranges in the lists", "nodes", held);
     figure("Fig. 5: mean search", "rb_prev", search);
     found.explain(
-        "Lists: what waits in them are the addresses of acknowledgements, of which a transmit \
-        interrupt gives a burst back at once: 200 \
-         here (decision 0011), on average half of that. The paper finds 2 beside the one that \
-         goes to and fro: its \
-         transmissions came back by the packet, with its two buffers. The rows by burst show the \
-         mean fall with the burst. With k below the \
-         burst the rest goes to the tree, so that not all allocations come from the list.",
+        "Lists: the waiting ranges are addresses of acknowledgements. A transmit interrupt frees a \
+        burst of them at once: 200 here (decision 0011), half of that on average. The paper finds \
+        2 in addition to the one that alternates; its transmissions completed packet by packet, \
+        with two buffers each. The rows by burst show that the mean falls with the burst. With k \
+        below the burst, the rest goes to the tree, so lists do not satisfy all allocations.",
     );
     found.explain(
-        "Throughput: the gain is what the search took, and the baseline's search is longer here \
-        than the paper's 153 steps: the drivers' loop \
-         mixes the rings from the first run on, and rings that are filled in turns lie far apart \
-         (X11 has the loops side by side). How long \
-         it gets is a matter of history that the paper does not print (erratum 4); its own two \
-         experiments with it, 20% to 60% here and 137% in \
-         Table 2, differ by more than that.",
+        "Throughput: the gain equals the cost of the search, and the baseline searches longer here \
+        than the paper's 153 steps. The drivers' loop mixes the rings from the first run on, and \
+        rings that are filled in turns lie far apart (X11 compares the loops). The length depends \
+        on history that the paper does not print (erratum 4). The paper's own two experiments, 20% \
+        to 60% here and 137% in Table 2, differ by more than that.",
     );
     found.note(
-        "The paper prints 20% to 60%; a row is held to the lower end. A larger gain is a longer \
+        "The paper prints 20% to 60%; a row must reach the lower end. A larger gain means a longer \
         search of the baseline.",
     );
     Ok(found)
@@ -175,7 +170,7 @@ fn by_burst(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
                 all.mean_held(),
             ),
         ] {
-            let what = format!("bursts of {burst} at most, {what}");
+            let what = format!("bursts of at most {burst}, {what}");
             let printed = facts.printed(&[("protection", "strict"), subject], "value")?;
             found.push(FindingRow::new(what, unit, Measured::counted(value)).beside(printed));
         }
@@ -209,7 +204,7 @@ mod tests {
         // after each allocation. Completed transmissions of a burst add to it.
         let held = |burst| {
             of(&format!(
-                "bursts of {burst} at most, eiovar_inf: freed ranges in the lists, mean"
+                "bursts of at most {burst}, eiovar_inf: freed ranges in the lists, mean"
             ))
         };
         assert!(held(1) >= 0.5 && held(1) < 5.0, "{}", held(1));

@@ -18,7 +18,7 @@ use ringfence_lab::modes::FlushKind;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X13",
-    title: "Freelists of k under deferred protection, and the threshold at W = 250",
+    title: "Freelists of capacity k under deferred protection, and the threshold at W = 250",
     source: "EIOVAR section 6.2, Figs. 7 and 8",
     measure,
 };
@@ -31,8 +31,8 @@ const SWEEP: [usize; 15] = [
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let runs = runs(setting)?;
     let mut found = Findings::with_method(format!(
-        "{} runs of mlx stream on one interface, frees deferred until {W} wait, for each size of \
-        the freelists.",
+        "{} runs of mlx stream on one interface for each freelist capacity; frees are deferred \
+        until {W} wait.",
         runs.len()
     ));
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
@@ -66,7 +66,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ));
         let (count, cost) = (last(&counts)?, last(costs)?);
         found.push(FindingRow::new(
-            format!("{name}: cycles a packet, last run"),
+            format!("{name}: cycles per packet, last run"),
             "cycles",
             packet(&cost, &setting.profile),
         ));
@@ -189,7 +189,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         Measured::counted(threshold(&alone)?),
     );
     found.push(row.beside(printed.clone()).require(Requirement::Exact));
-    let what = "receive rings alone: most addresses that are free at once";
+    let what = "receive rings alone: maximum number of addresses free at once";
     found.push(FindingRow::new(
         what,
         "",
@@ -201,7 +201,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let runs = runs.collect::<Result<Vec<_>, _>>()?;
         let row = FindingRow::new(
             format!(
-                "with acknowledgements, bursts of {burst} at most: smallest k without any search"
+                "with acknowledgements, bursts of at most {burst}: smallest k without any search"
             ),
             "",
             Measured::counted(threshold(&runs)?),
@@ -213,7 +213,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             row
         });
         let what = format!(
-            "with acknowledgements, bursts of {burst} at most: most addresses that are free at once"
+            "with acknowledgements, bursts of at most {burst}: maximum number of addresses free at once"
         );
         found.push(FindingRow::new(
             what,
@@ -267,30 +267,28 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     ];
     figure("Occupancy of the lists", "k", "nodes", series);
     found.explain(
-        "Throughput: the paper's ratio at k = 250 is that of what a processor of 2012 spent in \
-        searches to all that a packet cost it. Here a step of the search and the rest of the layer \
-        cost what they cost on this processor, and 1816 cycles are modelled for the packet, so a \
-        jump in the search shows less in throughput.",
+        "Throughput: the paper's ratio at k = 250 compares a 2012 processor's search cycles with \
+        all its cycles per packet. Here the search and the rest of the DMA layer cost what they \
+        cost on this processor, and 1816 cycles are modelled per packet, so the same jump in the \
+        search changes throughput less.",
     );
     found.explain(
-        "The threshold, from the model: lists leave nothing to the tree if they hold every address \
-        that was allocated before and is free now. \
-         Where maps and unmaps alternate, as in the receive rings alone, what is allocated or \
-         waits for its invalidation goes from L to L + W and \
-         back, so W are free at most: 250 exactly. A transmit ring is full of b acknowledgements \
-         before its interrupt and empty after it, so what \
-         is allocated swings by b more, and W + b are free at most: 450 with the bursts of 200 \
-         that rIOMMU section 4 has, 251 with bursts of one. \
-         The rows by burst have both numbers. The paper sees W, so that its transmissions came \
-         back one by one (X12).",
+        "The threshold follows from a model: allocations never reach the tree if the lists can \
+        hold every address that was allocated before and is free now. Where maps and unmaps \
+        alternate, as in the receive rings alone, the number of addresses that are allocated or \
+        wait for invalidation moves between L and L + W, so at most W are free: exactly 250. A \
+        transmit ring holds b acknowledgements before its interrupt and none after it, so the \
+        number of allocated addresses varies by b more, and at most W + b are free: 450 with the \
+        bursts of 200 of rIOMMU section 4, and 251 with bursts of one. The rows by burst show both \
+        numbers. The paper measures W, so its transmissions completed one by one (X12).",
     );
     found.explain(
-        "Occupancy, from the same model: where W are freed and then used up, the lists hold 1 to k \
-        and then k for W - k frees, and k - 1 to 0 and then 0 for W - k allocations: kW over 2W \
-        calls, k/2 exactly, in the receive rings alone. With acknowledgements the addresses that a \
-        transmit interrupt has freed lie in the lists a little longer than they are missed, which \
-        adds up to 7% where k is near W. The paper derives k/2 from the k allocations that the \
-        lists satisfy.",
+        "Occupancy follows from the same model: W addresses are freed and then reused. The lists \
+        hold 1 to k, then k for W - k frees; k - 1 to 0, then 0 for W - k allocations. This is kW \
+        over 2W calls, exactly k/2, in the receive rings alone. With acknowledgements, addresses \
+        freed by a transmit interrupt stay in the lists a little longer than they are missing from \
+        them, which adds up to 7% where k is close to W. The paper derives k/2 from the k \
+        allocations that the lists satisfy.",
     );
     Ok(found)
 }
@@ -349,17 +347,19 @@ mod tests {
         );
         let with = |burst| {
             of(&format!(
-                "with acknowledgements, bursts of {burst} at most: smallest k without any search"
+                "with acknowledgements, bursts of at most {burst}: smallest k without any search"
             ))
         };
         assert!(with(200) > W as f64 && with(1) <= with(50) && with(1) <= W as f64 + 4.0);
         // The model: lists never need more capacity than addresses are free, and the receive rings
         // need exactly that.
-        let free = "receive rings alone: most addresses that are free at once";
+        let free = "receive rings alone: maximum number of addresses free at once";
         assert_eq!(of(free), W as f64);
         for burst in BURSTS {
-            let rings = format!("with acknowledgements, bursts of {burst} at most");
-            let most = of(&format!("{rings}: most addresses that are free at once"));
+            let rings = format!("with acknowledgements, bursts of at most {burst}");
+            let most = of(&format!(
+                "{rings}: maximum number of addresses free at once"
+            ));
             assert!(with(burst) <= most, "{burst}: {} of {most}", with(burst));
             assert!(most <= (W as u32 + burst) as f64 + 4.0, "{burst}: {most}");
         }

@@ -19,7 +19,7 @@ use ringfence_lab::meter::Components;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X14",
-    title: "The allocator's cost with the freelists and without, five benchmarks, two adapters",
+    title: "Cost of the allocator with and without freelists, five benchmarks, two adapters",
     source: "EIOVAR Fig. 10, Table 2",
     measure,
 };
@@ -83,10 +83,11 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
     let mut setting = setting.clone();
     setting.repetitions = 1;
     let mut found = Findings::with_method(
-        "Two runs of each benchmark as EIOVAR ran it, strict and deferred: searches are counted in \
-        the last run, cycles of an allocation and of a deallocation are the meter's over both. \
-        Throughput and processor use follow from what a frame costs without protection, which X03 \
-        takes from the rIOMMU paper's table of the same machine: nothing is fitted to this one.",
+        "Two runs of each benchmark with EIOVAR's parameters, strict and deferred. Searches are \
+        counted in the last run; the meter gives the cycles of an allocation and of a free over \
+        both. Throughput and CPU utilisation follow from the cost per frame without protection, \
+        which X03 derives from the rIOMMU paper's table of the same machine. Nothing is fitted to \
+        the EIOVAR table.",
     );
     let sheet = Sheet::named("eiovar_table2")?;
     for (name, adapter, nic) in [
@@ -165,24 +166,23 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
         }
     }
     found.explain(
-        "The searches of the paper have developed over 150 runs of 20 s; two runs here are a \
-        ten-thousandth of that. What is held is that the freelists take the search away, and how \
-        long it was.",
+        "The paper's searches developed over 150 runs of 20 s; two runs here are a ten-thousandth \
+        of that. The rows test that the freelists remove the search, and how long it was.",
     );
     found.note(
         "Erratum 3: brcm stream, strict, prints 100 -> 53 and \"-49%\"; it should be -47%. Erratum \
         20: 75-85% is 73-86% in the table.",
     );
     found.explain(
-        "Among the benchmarks: rings mix by one exchange a turn from receiving to sending (X11). \
-        Request-response turns at every frame, so that two runs mix its ring more than the \
-        paper's 206 steps say; Apache and Memcached have long turns, and two runs leave their \
-        rings nearly in order where the paper's have 381 to 1078 steps. The order among \
-        benchmarks is one of history and of how often a server turns, of which neither is printed.",
+        "Among the benchmarks: rings mix by one exchange per turn from receiving to sending (X11). \
+        Request-response turns at every frame, so two runs mix its ring more than the paper's 206 \
+        steps suggest. Apache and Memcached have long turns, and two runs leave their rings nearly \
+        in order where the paper has 381 to 1078 steps. The order among the benchmarks depends on \
+        history and on the number of turns; the paper prints neither.",
     );
     found.note(
-        "Processor use of request-response is left out: nothing that is printed says what a \
-        transaction costs the processor.",
+        "CPU utilisation of request-response is omitted: the papers do not print the CPU cost of a \
+        transaction.",
     );
     Ok(found)
 }

@@ -74,8 +74,8 @@ fn last_of<W: Workload>(
         let frames = run.traffic.received.max(1) as f64;
         let costs = run_in_turns(&mut timed, &run)?.into_iter();
         let of_frame = costs.map(|cost| {
-            let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-            Measured::cost(cost.measured / frames, charged / frames, cost.spread)
+            let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+            Measured::cost(cost.measured / frames, modelled / frames, cost.spread)
         });
         last.extra = of_frame.collect();
     }
@@ -88,22 +88,23 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 
 fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Fig. 11: brcm stream with messages of 64 bytes to 16 KB, a packet each below 1460 bytes \
-        (decision 0011). A packet costs what it costs without protection and its maps and unmaps; \
-        throughput is bounded by the core, the port's packets a second and the wire. Fig. 12: \
-        Memcached on mlx with 1 to 32 clients, each on a fresh interface for 24 runs, of which the \
+        "Fig. 11: brcm stream with messages of 64 bytes to 16 KB; a message below 1460 bytes is \
+        one packet (decision 0011). A packet costs its cycles without protection plus its maps and \
+        unmaps. The core, the packet rate of the port and the wire limit throughput. Fig. 12: \
+        Memcached on mlx with 1 to 32 clients, each on a new interface for 24 runs, of which the \
         last is shown.",
     );
     messages(setting, packets, &mut found)?;
     clients(setting, packets, &mut found)?;
     found.note(
-        "Fitted, one number a figure: what a packet costs without protection. Fig. 11: to the 4 \
-        Gbit/s of strict with large messages (E14). Fig. 12: to what strict+ reaches of none on \
-        Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. All else is predicted.",
+        "Fitted, one number per figure: the cycles per packet without protection. Fig. 11: to the \
+        4 Gbit/s of strict with large messages (E14). Fig. 12: to the throughput of strict+ over \
+        none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. All other numbers are \
+        predictions.",
     );
     found.note(
-        "Only anchors of these figures are printed: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \
-        curves have no numbers to stand beside.",
+        "The paper prints only anchors of these figures: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \
+        points of its curves have no printed numbers.",
     );
     Ok(found)
 }
@@ -134,7 +135,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
     let whole = f64::from(SEGMENT) * 8.0 * CLOCK_GHZ / plateau.value;
     let c_none = (whole - largest[0].median).max(0.0);
     let fitted = FindingRow::new(
-        "brcm: a packet without protection",
+        "brcm: cycles per packet without protection",
         "cycles",
         Measured::cost(0.0, c_none, 0.0),
     );
@@ -163,7 +164,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
                     let bits = f64::from(*message) * 8.0;
                     let limit = Published::derived(
                         PORT_PPS * bits / 1e9,
-                        "E15 with half of E16: packets a second bound all four",
+                        "E15 with half of E16: the packet rate limits all four",
                     );
                     row.beside(limit).require(Requirement::Near)
                 }
@@ -181,17 +182,16 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
     found.push(row.beside(claim("E13")?).require(Requirement::AtMost));
     found.figures.push(Figure {
         title: "Stream by message size, brcm (Fig. 11)".into(),
-        x: "bytes of a message",
+        x: "bytes per message",
         y: "Gbit/s",
         log_x: true,
         series,
     });
     found.explain(
-        "In the paper strict reaches 4 Gbit/s with 256 bytes already, so its packets were \
-        larger than its messages: TCP gathers them. \
-         Here a message below 1460 bytes is a packet (decision 0011), and throughput grows with \
-         it; where the core saturates in packets a \
-         second, it does in both.",
+        "In the paper, strict reaches 4 Gbit/s with 256 bytes, so its packets were larger than its \
+        messages: TCP coalesces them. Here a message below 1460 bytes is a packet (decision 0011), \
+        and throughput grows with the message size. In packets per second, the core saturates in \
+        both.",
     );
     Ok(())
 }
@@ -221,7 +221,7 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
     let (_, at_32, _) = costs.last().ok_or(LabError::Internal("no clients"))?;
     let c_none = at_32[1].median / (none_over_strict_plus - 1.0);
     let row = FindingRow::new(
-        "Memcached on mlx: a frame without protection",
+        "Memcached on mlx: cycles per frame without protection",
         "cycles",
         Measured::cost(0.0, c_none, 0.0),
     );
@@ -234,7 +234,7 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
         let factor = (c_none + strict.median) / (c_none + plus.median);
         gain.push((f64::from(*count), factor));
         searches.push((f64::from(*count), *steps));
-        let what = format!("{count} clients: strict, steps of a search");
+        let what = format!("{count} clients: strict, search steps");
         found.push(FindingRow::new(what, "", Measured::counted(*steps)));
         let what = format!("{count} clients: throughput, strict EIOVAR / baseline");
         let row = FindingRow::new(what, "", Measured::timed(factor, strict.spread));
@@ -247,14 +247,16 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
         });
     }
     found.figures.push(Figure {
-        title: "Memcached by clients, mlx: EIOVAR over baseline, strict (Fig. 12, left)".into(),
+        title: "Memcached by number of clients, mlx: EIOVAR over baseline, strict (Fig. 12, \
+        left)"
+            .into(),
         x: "clients",
-        y: "throughput over that of the baseline",
+        y: "throughput relative to the baseline",
         log_x: true,
         series: vec![Series::line("strict", gain)],
     });
     found.figures.push(Figure {
-        title: "Memcached by clients, mlx: search for an address (Fig. 12, right)".into(),
+        title: "Memcached by number of clients, mlx: search for an address (Fig. 12, right)".into(),
         x: "clients",
         y: "steps",
         log_x: true,
@@ -294,7 +296,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             let steps = points.last().map_or(0.0, |(_, steps)| *steps);
             let runs = points.len();
             let what = format!(
-                "bursts of {burst} at most, {count} clients, run {runs}: strict, steps of a search"
+                "bursts of at most {burst}, {count} clients, run {runs}: strict, search steps"
             );
             let row = FindingRow::new(what, "", Measured::counted(steps));
             found.push(match count {
@@ -315,26 +317,25 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             found.explain(match burst {
                 BURST => format!(
                     "Clients and the search: each turn from receiving to sending costs one \
-                    exchange of addresses between rings (X11) and one \
-                     search for it, and a turn here is as long as there are clients, because the \
-                     server is interrupted when all of them wait. So \
-                     exchanges fall with the number of clients: {steps}. The paper's allocation \
-                     gets costlier \"proportionally to the number of \
-                     clients\"; it has 893 steps with 16 after 150 runs of 20 seconds (Table 2)."
+                    exchange of addresses between rings (X11) and one search for it. A turn here \
+                    has one frame per client, because the server is interrupted when all clients \
+                    wait. The number of exchanges therefore falls with the number of clients: \
+                    {steps}. In the paper, the cost of an allocation grows \"proportionally to the \
+                    number of clients\"; it has 893 steps with 16 clients after 150 runs of 20 \
+                    seconds (Table 2)."
                 ),
                 _ => format!(
-                    "What the direction hangs on is the length of a turn: with an interrupt at \
-                    every completion a turn is a frame, whatever the \
-                     number of clients: {steps}. One client keeps one ring busy, and 4 clients \
-                     four rings in step. The paper does not print how \
-                     its adapter coalesced interrupts; the timed rows stay at the default \
-                     (decision 0011)."
+                    "The length of a turn determines the direction. With an interrupt at every \
+                    completion, a turn is one frame for any number of clients: {steps}. One client \
+                    keeps one ring busy, and 4 clients four rings in step. The paper does not \
+                    print how its adapter coalesced interrupts; the timed rows use the default \
+                    (decision 0011)."
                 ),
             });
             let row = FindingRow::new(
                 format!(
-                    "bursts of {burst} at most, 32 clients over 1, after that history: strict, \
-                    steps of a search"
+                    "bursts of at most {burst}, 32 clients over 1, after that history: strict, \
+                    search steps"
                 ),
                 "",
                 Measured::counted(most / one.max(1.0)),

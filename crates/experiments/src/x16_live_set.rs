@@ -15,7 +15,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X16",
-    title: "Live addresses, and freed ones that wait",
+    title: "Live addresses, and freed addresses that wait for reuse",
     source: "EIOVAR section 6",
     measure,
 };
@@ -64,9 +64,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             largest = largest.max(unused);
             means.push(mean);
             for (what, value) in [
-                ("most addresses allocated", driven.most() as f64),
-                ("most freed and waiting", unused as f64),
-                ("mean freed and waiting", mean),
+                (
+                    "maximum number of addresses allocated",
+                    driven.most() as f64,
+                ),
+                ("maximum number freed and waiting", unused as f64),
+                ("mean number freed and waiting", mean),
             ] {
                 let what = format!("{name}, {protection}: {what}");
                 found.push(FindingRow::new(what, "IOVAs", Measured::counted(value)));
@@ -76,19 +79,19 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
     for (what, value, cell, group) in [
         (
-            "all: most addresses allocated",
+            "all: maximum number of addresses allocated",
             most as f64,
             "max per-device distinct IOVAs ever observed",
             Requirement::Near,
         ),
         (
-            "all: most freed and waiting",
+            "all: maximum number freed and waiting",
             largest as f64,
             "max previously-allocated-but-now-free IOVAs",
             Requirement::Near,
         ),
         (
-            "all: mean freed and waiting",
+            "all: mean number freed and waiting",
             mean,
             "avg previously-allocated-but-now-free IOVAs",
             Requirement::Near,
@@ -102,14 +105,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
     }
     found.explain(
-        "Addresses wait when a burst of transmitted packets is unmapped, and nothing maps until \
-        there is more to send. How many that are depends on how far a server fills its transmit \
-        rings, which the paper does not print; the rings here hold what decision 0011 gives \
-        them.",
+        "Addresses wait when a burst of transmitted packets is unmapped and nothing maps until \
+        there is more to send. Their number depends on how far a server fills its transmit rings, \
+        which the paper does not print; decision 0011 gives the occupancy used here.",
     );
     found.note(
-        "12K is printed without decimals: 12,288 are the buffers of all rings of the profile, a \
-        parameter, not a result.",
+        "12K is printed without decimals. 12,288 is the number of buffers in all rings of the \
+        profile: a parameter, not a result.",
     );
     Ok(found)
 }

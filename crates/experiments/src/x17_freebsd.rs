@@ -1,4 +1,4 @@
-//! X17: FreeBSD's map and unmap, and the repair of its flush (EIOVAR section 7, Table 3).
+//! X17: FreeBSD's map and unmap, and the fix of its flush (EIOVAR section 7, Table 3).
 
 use ringfence_memory::WriteBack;
 
@@ -14,7 +14,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X17",
-    title: "FreeBSD: what it costs, and what flushing one entry instead of a page gains",
+    title: "Cost of FreeBSD, and the gain of flushing one entry instead of a page",
     source: "EIOVAR section 7, Table 3",
     measure,
 };
@@ -24,7 +24,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     runs.truncate(2);
     let mut found = Findings::with_method(
         "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are \
-        measured: FreeBSD as found, FreeBSD with the flush fixed, Linux 3.4 with EIOVAR.",
+        measured: FreeBSD as published, FreeBSD with the flush fixed, Linux 3.4 with EIOVAR.",
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let inv = setting.profile.invalidation_cycles as f64;
@@ -36,7 +36,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         .max(as_published.repetition_spread);
     let c = as_published.cycles;
     let iova_unmap = c.unmap_iova_find + c.unmap_iova_free;
-    for (component, operation, executed, charged) in [
+    for (component, operation, measured_part, modelled) in [
         ("iova", "map", c.map_iova_alloc, 0.0),
         ("all the rest", "map", c.map() - c.map_iova_alloc, 0.0),
         ("total", "map", c.map(), 0.0),
@@ -45,7 +45,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ("total", "unmap", c.unmap(), inv),
     ] {
         let wanted = [("component", component), ("operation", operation)];
-        let measured = Measured::cost(executed, charged, spread);
+        let measured = Measured::cost(measured_part, modelled, spread);
         let row = FindingRow::new(format!("{operation}: {component}"), "cycles", measured);
         let row = row.beside(sheet.printed(&wanted, "value")?);
         found.push(match component {
@@ -57,7 +57,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let claim = |id| claims.printed(&[("id", id)], "value");
     let saved = c.unmap() - fixed.cycles.unmap();
     let row = FindingRow::new(
-        "unmap: shorter by the repair",
+        "unmap: saved by the fix",
         "cycles",
         Measured::cost(saved, 0.0, spread),
     );
@@ -86,18 +86,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     by_clflush(setting, &runs, &mut found)?;
     found.explain(
-        "The flush: FreeBSD writes 64 lines back where one changed. CLWB leaves a line that is not \
-        modified where it is, and that is 63 of them; CLFLUSH, which the paper's processor had, \
-        drops each, and the next walk fetches it again. The rows by CLFLUSH execute that.",
+        "The flush: FreeBSD writes back 64 lines when one has changed. CLWB keeps unmodified \
+        lines, 63 of them, in the cache. CLFLUSH, the instruction of the paper's processor, evicts \
+        every line, and the next walk fetches it again. The rows with CLFLUSH measure that.",
     );
     found.explain(
-        "FreeBSD's other costs, locks and a busdma layer above the table among them, are not built \
-        here: only the allocator, the table that \
-         gives empty pages back, and the flush of the whole page. The paper's 9660 and 16003 \
-         cycles include everything.",
+        "Other costs of FreeBSD, such as locks and the busdma layer above the table, are not \
+        implemented: only the allocator, the table that frees empty pages, and the flush of the \
+        whole page. The paper's 9660 and 16003 cycles include everything.",
     );
     found.note(
-        "Measured write-backs are CLWB or CLFLUSHOPT of this processor, but for the rows by \
+        "Measured write-backs use CLWB or CLFLUSHOPT of this processor, except in the rows with \
         CLFLUSH.",
     );
     Ok(found)
@@ -125,7 +124,7 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     }
     let profile = &setting.profile;
     for (name, cost) in names.iter().zip(&costs) {
-        let what = format!("{name}: map and unmap by CLFLUSH");
+        let what = format!("{name}: map and unmap with CLFLUSH");
         let measured = Measured::cost(
             cost.measured_per_pair(),
             cost.modelled_per_pair(profile),
@@ -141,13 +140,13 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     let saved = as_published.measured_per_pair() - fixed.measured_per_pair();
     let spread = as_published.spread;
     let row = FindingRow::new(
-        "map and unmap by CLFLUSH: shorter by the repair",
+        "map and unmap with CLFLUSH: saved by the fix",
         "cycles",
         Measured::cost(saved, 0.0, spread),
     );
     found.push(row.beside(claim("E20")?).require(Requirement::Near));
     let row = FindingRow::new(
-        "throughput by CLFLUSH: fixed over as published",
+        "throughput with CLFLUSH: fixed over as published",
         "",
         relative_throughput(fixed, as_published, profile),
     );
@@ -155,17 +154,17 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     found.push(row.beside(printed).require(Requirement::Near));
     let slower = as_published.per_pair(profile) / linux.per_pair(profile);
     let row = FindingRow::new(
-        "map and unmap by CLFLUSH: FreeBSD over Linux",
+        "map and unmap with CLFLUSH: FreeBSD over Linux",
         "",
         Measured::timed(slower, spread),
     );
     found.push(row.beside(claim("E22")?).require(Requirement::AtLeast));
     found.explain(format!(
-        "By CLFLUSH: the repair saves 63 lines of 64 at each unmap. Here that is {:.0} cycles a \
-        line, the fetching again included, where the paper's ~10K are 159: a line that is \
-        dropped lies further away on this processor. The gain in throughput is larger than the \
-        paper's 1.76 because the same flush is set against less: {:.0} cycles of a map and an \
-        unmap are left after the repair, and the paper's 25,663 are some 15,700 then.",
+        "With CLFLUSH, the fix saves 63 of 64 lines at each unmap. A line costs {:.0} cycles here, \
+        including the fetch that follows; the paper's ~10K are 159 cycles per line, so an eviction \
+        is more expensive on this processor. The gain in throughput exceeds the paper's 1.76 \
+        because the rest is cheaper: {:.0} cycles of a map and an unmap remain after the fix, \
+        compared with some 15,700 of the paper's 25,663.",
         saved / 63.0,
         fixed.per_pair(profile),
     ));
@@ -177,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_add_up_to_totals_and_the_repair_is_cheaper() {
+    fn components_add_up_and_the_fix_is_cheaper() {
         let mut setting = Setting::smoke();
         setting.runs = 2;
         let found = EXPERIMENT.run(&setting).unwrap();

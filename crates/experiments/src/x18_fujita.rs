@@ -15,7 +15,7 @@ use ringfence_lab::plan::{Step, TimedStep as At};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X18",
-    title: "Five configurations on a driver that only pretends",
+    title: "Five configurations with a pseudo driver that transfers no data",
     source: "Fujita and Moriai Table 1, Fig. 4, sections 3.2 and 3.3",
     measure,
 };
@@ -68,10 +68,10 @@ pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
     let mut found = Findings::with_method(format!(
-        "{} requests of 1024 bytes, one at a time, on the mapping layer of each configuration, all \
-        in turns; the last {count} count. A request without protection costs what the paper's \
-        numbers say: 3.0 GHz / 124,337 IOPS, less the 20% that the default configuration costs \
-        there. Page walks do not snoop.",
+        "{} requests of 1024 bytes, one at a time, on the DMA layer of each configuration, \
+        interleaved; the last {count} count. The cost of a request without protection follows from \
+        the paper's numbers: 3.0 GHz / 124,337 IOPS, less the 20% that the default configuration \
+        costs there. Page walks do not snoop.",
         FRAMES + count,
     ));
     let facts = Sheet::named("fujita_facts")?;
@@ -87,7 +87,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let after = fact("IOMMU penalty after change")?;
     let two = fact("strict vs strict bitmap")?;
     let default = 100.0 - penalty.value;
-    let document = [
+    let configurations = [
         ("disabled", "none", percent(penalty.clone(), 100.0)),
         ("default", "defer", percent(penalty.clone(), default)),
         ("strict", "strict", percent(penalty.clone(), default)),
@@ -102,39 +102,39 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             percent(two.clone(), default * (1.0 + two.value / 100.0)),
         ),
     ];
-    let subjects = document
+    let subjects = configurations
         .iter()
         .map(|(_, mode, _)| TimedSubject::from_name(mode));
     let runs = [requests(FRAMES, 0)?, requests(count, FRAMES)?];
     let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
     let mut speeds = Vec::new();
     let mut requests = Vec::new();
-    for ((name, mode, printed), costs) in document.into_iter().zip(&costs) {
+    for ((name, mode, printed), costs) in configurations.into_iter().zip(&costs) {
         let cost = last(costs)?;
         let invalidation = cost.modelled_per_pair(&setting.profile);
-        let executed = if mode == "none" {
+        let measured_part = if mode == "none" {
             0.0
         } else {
             cost.measured_per_pair()
         };
-        let request = Measured::cost(executed, c_none + invalidation, cost.spread);
+        let request = Measured::cost(measured_part, c_none + invalidation, cost.spread);
         found.push(FindingRow::new(
-            format!("{name}: cycles of a request"),
+            format!("{name}: cycles per request"),
             "cycles",
             request,
         ));
-        requests.push((name, executed, invalidation));
+        requests.push((name, measured_part, invalidation));
         let speed = 100.0 * c_none / request.median;
         speeds.push((name, speed));
         let row = FindingRow::new(
-            format!("{name}: requests a second, disabled = 100"),
+            format!("{name}: requests per second, disabled = 100"),
             "",
-            Measured::timed(speed, cost.spread * executed / request.median),
+            Measured::timed(speed, cost.spread * measured_part / request.median),
         );
         found.push(
             row.beside(printed)
                 .require(Requirement::Near)
-                .ordered_in("requests a second"),
+                .ordered_in("requests per second"),
         );
     }
     by_part(
@@ -157,17 +157,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.push(row.beside(two).require(Requirement::Near));
     found.note(
-        "Erratum 13: the paper's table of 256 entries has 512; the walk here is of four levels \
-        of 512.",
+        "Erratum 13: the paper's table of 256 entries has 512; the walk here has four levels of \
+        512 entries.",
     );
     found.note(
-        "C of a request is derived from printed numbers (124,337 IOPS and 20%); nothing is fitted \
+        "C per request is derived from printed numbers (124,337 IOPS and 20%); nothing is fitted \
         to a measurement.",
     );
     Ok(found)
 }
 
-/// Adds the executed and charged cycles of each configuration beyond a request without protection,
+/// Adds the measured and modelled cycles of each configuration beyond a request without protection,
 /// compared with those that the paper's percentages imply. `printed` has the losses of default and
 /// bitmap, and the gain of strict bitmap over strict.
 fn by_part(
@@ -179,8 +179,8 @@ fn by_part(
     let (default, bitmap, gain) = printed;
     let beyond = |share: f64| c_none * (1.0 / share - 1.0);
     let kept = 1.0 - default / 100.0;
-    for &(name, executed, invalidation) in requests {
-        let document = match name {
+    for &(name, measured_part, invalidation) in requests {
+        let printed = match name {
             "default" | "strict" => beyond(kept),
             "bitmap" => beyond(1.0 - bitmap / 100.0),
             "strict bitmap" => beyond(kept * (1.0 + gain / 100.0)),
@@ -189,51 +189,49 @@ fn by_part(
         let row = FindingRow::new(
             format!("{name}: cycles beyond a request without protection"),
             "cycles",
-            Measured::cost(executed, invalidation, 0.0),
+            Measured::cost(measured_part, invalidation, 0.0),
         );
         let source = "fujita_facts.csv: 20%, 13% and 2% of 3.0 GHz / 124,337 IOPS";
-        found.push(row.beside(Published::derived(document.round(), source)));
-        let free = 100.0 * c_none / (c_none + executed);
+        found.push(row.beside(Published::derived(printed.round(), source)));
+        let free = 100.0 * c_none / (c_none + measured_part);
         let row = FindingRow::new(
-            format!("{name}: requests a second if an invalidation cost nothing"),
+            format!("{name}: requests per second if invalidations cost nothing"),
             "",
             Measured::timed(free, 0.0),
         );
-        let share = 100.0 * c_none / (c_none + document);
+        let share = 100.0 * c_none / (c_none + printed);
         found.push(row.beside(Published::derived(share, source)));
     }
     let of = |name: &str| {
         let part = requests.iter().find(|(other, ..)| *other == name);
-        part.map_or((f64::NAN, f64::NAN), |&(_, executed, invalidation)| {
-            (executed, invalidation)
+        part.map_or((f64::NAN, f64::NAN), |&(_, measured_part, invalidation)| {
+            (measured_part, invalidation)
         })
     };
-    let (executed, _) = of("default");
-    let (_, charged) = of("strict");
+    let (measured_part, _) = of("default");
+    let (_, modelled) = of("strict");
     found.explain(format!(
-        "The paper's default costs {:.0} cycles a request beyond disabled, of allocator, table \
-        and locks on a processor of 2007. Measured here for the same work are {executed:.0}. Of \
-        that its default and strict pay the same, so all configurations with a tree lie nearer to \
-        disabled here.",
+        "The paper's default costs {:.0} cycles per request beyond disabled, for allocator, table \
+        and locks on a processor of 2007. The same work takes {measured_part:.0} measured cycles here. \
+        Default and strict pay the same part of it, so all configurations with a tree are closer \
+        to disabled here.",
         beyond(kept),
     ));
     found.explain(format!(
-        "The paper finds no difference between default and strict: what 250 unmaps share \
-        instead of paying each cost next to nothing on \
-         its chipset. Its price is not printed, and the profile's {charged:.0} cycles are another \
-         machine's (rIOMMU): they alone put strict \
-         behind default here, and both strict configurations behind both others. The rows without \
-         them show the measured work alone.",
+        "The paper finds no difference between default and strict: an invalidation, which 250 \
+        unmaps share in default and every unmap pays in strict, costs almost nothing on its \
+        chipset. The paper does not print that cost, and the {modelled:.0} cycles of the profile \
+        are those of another machine (rIOMMU). They alone put strict behind default here, and both \
+        strict configurations behind the other two. The rows without them show the measured work.",
     ));
     let (tree, bitmap) = (of("strict").0, of("strict bitmap").0);
     found.explain(format!(
-        "The gain of strict bitmap over strict is what an allocation from a bitmap saves against \
-        one from the tree: {:.0} cycles here, of a request of \
-         {:.0}, and {:.0} in the paper's {gain}%. With one request outstanding the tree is \
-         nearly empty and its allocation cheap; on a processor of \
-         2007 its lock and its cache misses were not.",
+        "The gain of strict bitmap over strict is the difference between an allocation from a \
+        bitmap and one from the tree: {:.0} cycles here, of a request of {:.0}, and {:.0} in the \
+        paper's {gain}%. With one request outstanding the tree is nearly empty and its allocation \
+        cheap; on a processor of 2007 its lock and its cache misses were expensive.",
         tree - bitmap,
-        c_none + tree + charged,
+        c_none + tree + modelled,
         (c_none + beyond(kept)) * (1.0 - 1.0 / (1.0 + gain / 100.0)),
     ));
 }

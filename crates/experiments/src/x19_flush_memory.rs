@@ -16,7 +16,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X19",
-    title: "How often a policy flushes, and what it remembers meanwhile",
+    title: "Flush frequency of a policy, and memory for addresses that wait",
     source: "Fujita and Moriai section 3.3",
     measure,
 };
@@ -38,9 +38,9 @@ fn flushes(setting: &Setting, mode: &str) -> Result<f64, LabError> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "{} times 2^20 requests of one page, one at a time: invalidations are counted; their \
-        period follows from the paper's 124,337 \
-         requests a second. Memory is what the allocators hold, with every page of 4 GB allocated.",
+        "{} times 2^20 requests of one page, one at a time. Invalidations are counted; their \
+        period follows from the paper's 124,337 requests per second. Memory is that of the \
+        allocators with every page of 4 GB allocated.",
         setting.wraps,
     ));
     let facts = Sheet::named("fujita_facts")?;
@@ -49,22 +49,22 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let batch = flushes(setting, "defer")?;
     let wrap = flushes(setting, "bitmap")?;
     let counted = |what: &str, unit, value| FindingRow::new(what, unit, Measured::counted(value));
-    let row = counted("default: unmaps of a flush", "", batch.round());
+    let row = counted("default: unmaps per flush", "", batch.round());
     found.push(
         row.beside(fact("flush array size (default)")?)
             .require(Requirement::Near),
     );
-    let row = counted("default: between flushes", "ms", 1e3 * batch / iops);
+    let row = counted("default: time between flushes", "ms", 1e3 * batch / iops);
     found.push(
         row.beside(fact("250-array fills every")?)
             .require(Requirement::Near),
     );
-    let row = counted("bitmap: maps of a wrap", "", wrap);
+    let row = counted("bitmap: maps per wrap", "", wrap);
     found.push(
         row.beside(fact("maps per wrap")?.read_as(1_048_576.0))
             .require(Requirement::Near),
     );
-    let row = counted("bitmap: between flushes", "s", wrap / iops);
+    let row = counted("bitmap: time between flushes", "s", wrap / iops);
     found.push(
         row.beside(fact("bitmap flush period")?)
             .require(Requirement::Near),
@@ -112,12 +112,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             .ordered_in("memory"),
     );
     found.explain(
-        "The bitmap here keeps a second and a third one of what was freed since the flush and \
-        during it: the paper's single bitmap hands addresses out again that were freed ahead of \
-        its pointer, before any flush (decision 0003).",
+        "The fixed bitmap keeps two more bitmaps: the pages freed since the flush, and during it. \
+        The paper's single bitmap returns addresses that were freed ahead of its pointer before \
+        any flush (decision 0003).",
     );
     found.explain(
-        "A range of Linux 2.6.26 took 40 bytes on a list and in a tree; a node here has indices \
+        "A range in Linux 2.6.26 took 40 bytes on a list and in a tree; a node here has indices \
         instead of pointers.",
     );
     Ok(found)
@@ -135,8 +135,8 @@ mod tests {
             let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
             assert_eq!(row.holds, Some(true), "{row:?}");
         };
-        holds("default: unmaps of a flush");
-        holds("bitmap: maps of a wrap");
+        holds("default: unmaps per flush");
+        holds("bitmap: maps per wrap");
         holds("default: array of 2^20 addresses");
         // Three bitmaps are more than the paper's one, but far less than a tree.
         assert_eq!(found.verdict, Verdict::OrderingOnly);

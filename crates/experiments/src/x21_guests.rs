@@ -15,7 +15,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X21",
-    title: "What four configurations of the para-virtual IOMMU take of a guest",
+    title: "Cost of four configurations of the para-virtual IOMMU in a guest",
     source: "PVIOMMU section 5, Table 1, Figs. 11 to 18",
     measure,
 };
@@ -70,7 +70,7 @@ fn missing(what: String) -> FindingRow {
     row
 }
 
-const A_DMA: &str = "guest instructions a DMA (map and unmap)";
+const A_DMA: &str = "guest instructions per map and unmap";
 
 /// Adds the rows of one cell.
 fn cell(cell: &GuestCell, found: &mut Findings) {
@@ -93,19 +93,23 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
         Err(Uncounted::Unasked) => return,
     };
     let operation = cell.kind.operation();
-    row(of(&format!("requests a {operation}")), "", counts.requests);
     row(
-        of(&format!("exits for them a {operation}")),
+        of(&format!("requests per {operation}")),
+        "",
+        counts.requests,
+    );
+    row(
+        of(&format!("exits for IOMMU requests per {operation}")),
         "",
         counts.exits,
     );
     row(
-        of(&format!("exits for the device a {operation}")),
+        of(&format!("exits for the device per {operation}")),
         "",
         counts.device_exits,
     );
     if let Some(maps) = counts.maps {
-        row(of(&format!("mappings a {operation}")), "", maps);
+        row(of(&format!("mappings per {operation}")), "", maps);
     }
     if let (Some(maps), Some(hits)) = (counts.maps, counts.hits) {
         row(
@@ -116,7 +120,7 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     }
     if let Some(instructions) = counts.instructions {
         row(
-            of(&format!("guest instructions a {operation}")),
+            of(&format!("guest instructions per {operation}")),
             "",
             instructions,
         );
@@ -131,20 +135,20 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     if let Some(table) = host.table {
         for (what, count) in [
             ("walks of the device's table", table.walks),
-            ("words that these read", table.reads),
+            ("words read by these walks", table.reads),
         ] {
-            row(of(&format!("{what} a {operation}")), "", count);
+            row(of(&format!("{what} per {operation}")), "", count);
         }
     }
     for (what, count) in [
         ("walks of the second stage", host.lookups),
         ("pages found through the pointer", host.through_pointer),
     ] {
-        row(of(&format!("{what} a {operation}")), "", count);
+        row(of(&format!("{what} per {operation}")), "", count);
     }
-    row(of("frames in all"), "", host.frames);
+    row(of("frames allocated"), "", host.frames);
     row(
-        of("frames in all that were waited for"),
+        of("frames that the guest waited for"),
         "",
         host.frames_awaited,
     );
@@ -201,16 +205,17 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
         // Neither the baseline nor a cache that answers everything makes requests. The paper has no
         // such tie.
         if configuration != "pviommu+rtc" {
-            let what = format!("added latency, by requests and exits with {configuration}");
+            let what = format!("added latency, by requests and exits, with {configuration}");
             let both = row(what, counts.requests + counts.exits);
             found.push(both.beside(printed.clone()).ordered_in(exits));
         }
-        let what = format!("added latency, by instructions a DMA with {configuration}");
+        let what =
+            format!("added latency, by instructions per map and unmap, with {configuration}");
         let each = row(what, counts.map_unmap);
         found.push(each.beside(printed).ordered_in(instructions));
     }
     let left = row(
-        "requests and exits that the cache leaves, as a share".into(),
+        "share of requests and exits that the cache leaves".into(),
         (cached.requests + cached.exits) / (plain.requests + plain.exits),
     );
     let dramatically = Published {
@@ -221,7 +226,10 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     found.push(left.beside(dramatically).require(Requirement::AtMost));
     if let Some(strict) = of(Configuration::VirtioStrict) {
         for (configuration, counts) in [("pviommu", plain), ("pviommu+rtc", cached)] {
-            let what = format!("instructions a DMA, {configuration} over virtio-strict");
+            let what = format!(
+                "instructions per map and unmap, {configuration} over \
+            virtio-strict"
+            );
             found.push(row(what, counts.map_unmap / strict.map_unmap));
         }
     }
@@ -254,7 +262,7 @@ fn uncounted(cells: &[GuestCell], found: &mut Findings) {
     }
     if unasked > 0 {
         found.note(format!(
-            "Of {} guests {unasked} were not asked for.",
+            "Of {} guests, {unasked} were not requested.",
             cells.len()
         ));
     }
@@ -274,12 +282,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         Guests::Counted { kernel, cells } => (kernel, cells),
     };
     let mut found = Findings::with_method(format!(
-        "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the \
-        guest's instructions and a doorbell is answered before the guest \
-         goes on. Requests and exits are the difference between two moments of a guest, with \
-         operations between them and nothing else; instructions of a \
-         4 KiB read are the median of those that waited for the disk, of a map and its unmap the \
-         mean of 256 in a row."
+        "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of guest \
+        instructions and a doorbell completes before the guest continues. Requests and exits are \
+        the difference between two samples of a guest with only the counted operations in between. \
+        Instructions of a 4 KiB read are the median of the reads that waited for the disk; those \
+        of a map and unmap are the mean of 256 in a row."
     ));
     for one in cells {
         cell(one, &mut found);
@@ -292,29 +299,29 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     uncounted(cells, &mut found);
     found.explain(
         "The paper measured time, throughput and utilisation on real cards and hosts. Here the \
-        guest is emulated and its devices are programs, so time says nothing; counted is what \
-        causes the time: requests, the exits for them, and the guest's own instructions. Table 1 \
-        therefore stands beside nothing.",
+        guest is emulated and its devices are programs, so time is meaningless. The experiment \
+        counts the causes of time instead: requests, the exits for them, and guest instructions. \
+        Table 1 is shown for reference.",
     );
     found.note(
-        "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or \
-        instruction of the guest depends on them. What they change there stands in the rows of \
-        walks and frames, and in X25. A page's frame is the model's: where the guest's memory is \
-        all shared, as QEMU shares it, no byte moves when a page gets one.",
+        "The pool and the last-table pointer (HOPT) are on the host: no request, exit or \
+        instruction of the guest depends on them. The rows of walks and frames, and X25, show \
+        their effect. Frames are those of the model: QEMU shares all guest memory, so no byte \
+        moves when a page gets a frame.",
     );
     found.note(
-        "In the baseline a simulated device is an emulated one: the paper's, too, has its \
-        simulator where all of the guest's memory is.",
+        "In the baseline, the simulated device equals the emulated one: in the paper, too, the \
+        simulator can access all guest memory.",
     );
     found.note(
-        "A frame's instructions are not told: four processors send at once, each to a neighbour of \
-        its own, and nothing in the guest counts what one of them works for a frame, as `guest \
-        bench-read` does for a read. Its share of the IOMMU's work is told: the mappings a frame, \
-        each with the instructions a DMA.",
+        "Instructions per frame are not counted: four processors send at once, each to its own \
+        neighbour, and no counter in the guest separates them, as `guest bench-read` does for \
+        reads. The IOMMU's share is known: the mappings per frame, each with the instructions per \
+        map and unmap.",
     );
     found.note(
-        "The cache makes a mapping outlive its unmap by up to 40 s: what is saved here is \
-        paid with that (X24).",
+        "The cache keeps a mapping for up to 40 s after its unmap: this exposure is the price of \
+        the savings (X24).",
     );
     Ok(found)
 }
@@ -359,7 +366,7 @@ mod tests {
         cells.push(GuestCell {
             kind: Kind::Assigned,
             configuration: Configuration::Pviommu,
-            counts: Err(Uncounted::Failed("there is none yet".into())),
+            counts: Err(Uncounted::Failed("the guest has not booted".into())),
         });
         cells
     }
@@ -376,10 +383,10 @@ mod tests {
     #[test]
     fn without_guests_nothing_is_said_to_have_run() {
         let mut setting = Setting::smoke();
-        setting.guests = Guests::None("there is no QEMU".into());
+        setting.guests = Guests::None("QEMU is not installed".into());
         let found = EXPERIMENT.run(&setting).unwrap();
         assert_eq!(found.verdict, Verdict::NotRun);
-        assert!(found.explanation[0].contains("Not run: there is no QEMU"));
+        assert!(found.explanation[0].contains("Not run: QEMU is not installed"));
         // The paper's numbers are shown without measured ones.
         assert_eq!(found.rows.len(), 14);
         assert!(
@@ -423,8 +430,8 @@ mod tests {
                 .unwrap()
                 .median
         };
-        assert_eq!(value("found through the pointer a 4 KiB read"), 2.5);
-        assert_eq!(value("that were waited for"), 7.0);
+        assert_eq!(value("found through the pointer per 4 KiB read"), 2.5);
+        assert_eq!(value("that the guest waited for"), 7.0);
     }
 
     #[test]
@@ -473,41 +480,32 @@ mod tests {
         let of_it = rows.filter(|row| row.quantity.starts_with("emulated, rtc-paper: "));
         assert_eq!(of_it.count(), 5);
         for (what, wanted) in [
-            ("emulated, rtc-paper: requests of its driver in all", 22.0),
+            ("emulated, rtc-paper: requests of the driver", 22.0),
+            ("emulated, rtc-paper: requests without a status", 20.0),
+            ("emulated, rtc-paper: stopped accesses of all devices", 21.0),
             (
-                "emulated, rtc-paper: requests without a status in all",
-                20.0,
-            ),
-            (
-                "emulated, rtc-paper: accesses stopped in all, of whichever device",
-                21.0,
-            ),
-            (
-                "many queues, rtc-paper: accesses stopped in all, of whichever device",
+                "many queues, rtc-paper: stopped accesses of all devices",
                 0.0,
             ),
+            ("simulated, rtc-paper: requests without a status", 203.0),
+            ("many queues, rtc-paper: requests per frame sent", 0.0),
             (
-                "simulated, rtc-paper: requests without a status in all",
-                203.0,
-            ),
-            ("many queues, rtc-paper: requests a frame sent", 0.0),
-            (
-                "emulated: instructions a DMA, rtc-paper over pviommu+rtc",
+                "emulated: instructions per map and unmap, rtc-paper over pviommu+rtc",
                 1.1,
             ),
             (
-                "many queues: instructions a DMA, rtc-paper over pviommu+rtc",
+                "many queues: instructions per map and unmap, rtc-paper over pviommu+rtc",
                 1.0,
             ),
         ] {
             assert_eq!(value(what), Some(wanted), "{what}");
         }
         assert!(unsafe_note(&found));
-        for said in [
-            "could be counted with: emulated. The",
-            "nobody heard how they ended: simulated. An",
+        for part in [
+            "could not be counted: emulated. The",
+            "without a status: simulated. An",
         ] {
-            assert!(found.notes.iter().any(|note| note.contains(said)), "{said}");
+            assert!(found.notes.iter().any(|note| note.contains(part)), "{part}");
         }
         assert_eq!(found.verdict, Verdict::Reproduced);
     }
@@ -520,7 +518,7 @@ mod tests {
             right
                 .notes
                 .iter()
-                .any(|note| note.contains("there is none yet"))
+                .any(|note| note.contains("the guest has not booted"))
         );
         // A cache that does not save all requests, and one that takes more instructions than none.
         for (requests, map_unmap) in [(2.0, 470.0), (0.0, 3100.0)] {

@@ -9,7 +9,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X22",
-    title: "How often the pages of DMA buffers are mapped again",
+    title: "Page reuse of DMA buffers",
     source: "PVIOMMU Table 5",
     measure,
 };
@@ -33,13 +33,13 @@ fn row(what: String, unit: &'static str, value: f64) -> FindingRow {
 }
 
 /// Recomputes the table's reuse from its own counts. By itself this is no result.
-fn document(found: &mut Findings, demand: Requirement) -> Result<Stream, LabError> {
+fn table_5(found: &mut Findings, demand: Requirement) -> Result<Stream, LabError> {
     let sheet = Sheet::named("pviommu_table5")?;
     let mut stream = None;
     for test in TESTS {
         let cell = |column| sheet.printed(&[("test", test)], column);
         let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
-        let what = format!("Table 5, {test}: mappings of each page, from its own counts");
+        let what = format!("Table 5, {test}: mappings per page, from its own counts");
         let reuse = row(what, "", (creates / pages).round());
         found.push(reuse.beside(cell("reuse_per_page")?).require(demand));
         if test == STREAM {
@@ -74,7 +74,7 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
     let (middle, _) = median(&reuse);
     let reused = |what: &str, value| {
         row(
-            format!("recorded devices: mappings of each page, {what}"),
+            format!("recorded devices: mappings per page, {what}"),
             "",
             value,
         )
@@ -88,7 +88,7 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
         found.push(row(each("seconds"), "s", one.seconds));
         found.push(row(each("maps"), "", one.creates as f64));
         found.push(row(each("pages"), "", one.pages as f64));
-        found.push(row(each("mappings of each page"), "", one.reuse()));
+        found.push(row(each("mappings per page"), "", one.reuse()));
         found.push(row(
             each("share of maps that the cache answers"),
             "",
@@ -96,7 +96,7 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
         ));
     }
     found.note(format!(
-        "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others \
+        "Recorded: {} devices of the named traces, of {} with any streaming mapping; the others \
         make fewer than {CREATES} mappings.",
         used.len(),
         rows.len()
@@ -105,41 +105,38 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "Table 5's reuse from its own counts; and, of each device of the traces that --trace \
-        names, the mappings made, the different pages of 4 KiB \
-         under them, and what a reverse translation cache with T = 10 s and C = 3 answers of them \
-         on the trace's clock.",
+        "The reuse of Table 5 from its own counts; and for each device of the traces named by \
+        --trace, the mappings, the distinct 4 KiB pages under them, and the hits of a reverse \
+        translation cache with T = 10 s and C = 3 on the clock of the trace.",
     );
     let demand = if setting.reuse.is_empty() {
         Requirement::Shown
     } else {
         Requirement::Exact
     };
-    let stream = document(&mut found, demand)?;
+    let stream = table_5(&mut found, demand)?;
     if setting.reuse.is_empty() {
         found.note(
-            "No recorded trace was named (--trace FILE...): nothing was measured, and the table's \
-            counts divided by each other are no result.",
+            "No trace was named (--trace FILE...), so nothing was measured. The table's counts \
+            divided by each other are no result.",
         );
     } else {
         recorded(&setting.reuse, &stream, &mut found);
         found.explain(
-            "Pages are used again, and not as often as the paper's 872 times. A device's reuse \
-            is what it transfers by the pages that are in flight or \
-             free to be: a stream with a large window, or large frames, takes thousands of pages, \
-             where one request at a time, or a disk's buffers, take \
-             a few tens. The paper's card took 95 pages for its stream, and does not say why so \
-             few; nothing recorded here does a stream with as few. \
-             What the cache needs holds all the same, since of a page's mappings only the first \
-             asks: a page that is mapped 30 times is as good as one \
-             that is mapped 900 times, but for 3 % of the maps. Reuse grows with the time that is \
-             looked at, while pages stay the same; the paper's \
-             tests last 10 s, the traces have the seconds that stand beside them.",
+            "Pages recur, but not as often as the paper's 872 times. The reuse of a device is its \
+            number of mappings divided by the number of pages that are in flight or free for \
+            reuse. A stream with a large window or large frames takes thousands of pages; one \
+            request at a time, or a disk's buffers, take a few tens. The paper's card took 95 \
+            pages for its stream; the paper does not explain this, and no recorded stream has so \
+            few. The requirement of the cache holds all the same: only the first mapping of a page \
+            needs a request, so a page mapped 30 times is almost as good as a page mapped 900 \
+            times (3 % of the maps). Reuse grows with the observed time, while the number of pages \
+            does not; the paper's tests last 10 s, and each recorded row states its seconds.",
         );
     }
     found.note(
-        "The paper counts a driver's map calls; here each piece of a scatterlist that is \
-        consecutive in memory counts, as it takes a key of its own.",
+        "The paper counts the driver's map calls. Here each consecutive segment of a scatterlist \
+        counts, because it takes its own key.",
     );
     Ok(found)
 }
@@ -162,7 +159,7 @@ mod tests {
     #[test]
     fn the_table_agrees_with_itself() {
         let mut found = Findings::default();
-        document(&mut found, Requirement::Exact).unwrap();
+        table_5(&mut found, Requirement::Exact).unwrap();
         assert_eq!(found.rows.len(), 4);
         assert!(found.rows.iter().all(|row| row.holds == Some(true)));
     }

@@ -11,7 +11,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X23",
-    title: "What the adaptive radix tree compares and occupies",
+    title: "Comparisons and memory of the adaptive radix tree",
     source: "PVIOMMU section 4.5, Tables 6, 7 and 8",
     measure,
 };
@@ -106,10 +106,10 @@ fn table_6(found: &mut Findings) -> Result<(), LabError> {
             [0, 0]
         };
         for (what, value, column) in [
-            ("search of a key that is there", search, "binsearch_max_cmp"),
-            ("sort into it", sort, "insertsort_max_cmp"),
+            ("search for an existing key", search, "binsearch_max_cmp"),
+            ("insertion sort", sort, "insertsort_max_cmp"),
         ] {
-            let what = format!("Table 6, {name}: {what}, at most");
+            let what = format!("Table 6, {name}: {what}, maximum");
             let row = FindingRow::new(what, "comparisons", Measured::counted(value as f64));
             found.push(row.beside(cell(column)?).require(Requirement::AtMost));
         }
@@ -141,11 +141,11 @@ fn table_7(found: &mut Findings) -> Result<(), LabError> {
         found.push(row(what, value).beside(printed).require(Requirement::Exact));
     }
     let sum = || Ok::<_, LabError>(cell("InsertART", "worst_cmp")?.read_as(259.0));
-    let insert = row("insert, worst, as the paper adds it up", counted.insert_sum);
+    let insert = row("insert, worst, by the paper's sum", counted.insert_sum);
     found.push(insert.beside(sum()?).require(Requirement::Exact));
-    found.push(row("insert, worst of any single one", counted.insert).beside(sum()?));
+    found.push(row("insert, worst single insertion", counted.insert).beside(sum()?));
     found.push(row(
-        "delete, with the nodes that vanish above the leaf",
+        "delete, including nodes removed above the leaf",
         counted.delete,
     ));
     Ok(())
@@ -161,12 +161,12 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
             for (what, value, column) in [
                 ("bytes", of(&bytes), format!("{side}_bytes")),
                 (
-                    "bytes a key, fewest keys",
+                    "bytes per key, fewest keys",
                     of(&row.at_least),
                     format!("{side}_bytes_per_key_at_min"),
                 ),
                 (
-                    "bytes a key, most keys",
+                    "bytes per key, most keys",
                     of(&row.at_most),
                     format!("{side}_bytes_per_key_at_max"),
                 ),
@@ -180,25 +180,23 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
     }
     for row in space(HEADER_LISTED) {
         for (side, bytes) in ["inner", "leaf"].iter().zip(row.bytes) {
-            let what = format!(
-                "With the fields that are listed, {} {side}: bytes",
-                row.kind.name()
-            );
+            let what = format!("With the listed fields, {} {side}: bytes", row.kind.name());
             found.push(FindingRow::new(what, "", Measured::counted(bytes as f64)));
         }
     }
     let params = Sheet::named("pviommu_params")?;
     let header = "node header (type 1 B + length 2 B + parent 8 B ...)";
     let printed = params.printed(&[("parameter", header)], "value")?;
-    let what = "Header of a node: the fields that are listed";
+    let what = "Header of a node: the listed fields";
     found.push(exact(what, "bytes", HEADER_LISTED as f64, printed));
     Ok(())
 }
 
 fn measure(_: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "The tree is built for the worst and the best case of each operation, and its comparisons \
-        of key bytes are counted; sizes follow from the node types' arrays and a header.",
+        "The experiment builds the tree for the worst and the best case of each operation and \
+        counts its comparisons of key bytes. Sizes follow from the arrays of the node types and a \
+        header.",
     );
     table_6(&mut found)?;
     table_7(&mut found)?;
@@ -206,23 +204,23 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
     found.explain(
         "The root has a key of 4 bits, so at most 16 children, which take one comparison less than \
         the 32 that Table 7 counts at every level: 41 instead of 42, and 5 + 6 x 31 + 15 less than \
-        its 217. And the root is always searched, so no search is free, nor an insertion, which \
-        begins with one; a deletion begins at the leaf.",
+        its 217. Every search compares in the root, so no search is free, and no insertion, \
+        because it begins with a search; a deletion begins at the leaf.",
     );
     found.explain(
-        "Table 6 prints a key array of 256 for Node256, where its own text says that there is none \
-        and Table 8 counts none.",
+        "Table 6 prints a key array of 256 for Node256; the text excludes it and Table 8 does not \
+        count it.",
     );
     found.explain(
-        "A missing key leaves nothing below to sort into: one node sorts, the others are new. The \
-        largest single insertion is a third of the sum.",
+        "A missing key has no nodes below: one node sorts, the others are new. The largest single \
+        insertion is a third of the sum.",
     );
     found.explain(
-        "The header's listed fields, 1 + 2 + 8 bytes, are two less than the 13 that Table 8 adds.",
+        "The header's listed fields take 1 + 2 + 8 bytes, two less than the 13 that Table 8 adds.",
     );
     found.note(
-        "Nodes of Table 8 hold neither the child's position in its parent nor padding; the \
-        program's own nodes are larger.",
+        "Nodes of Table 8 have neither the child's position in its parent nor padding; the nodes \
+        of this program are larger.",
     );
     Ok(found)
 }
@@ -248,8 +246,8 @@ mod tests {
                 "Table 7, search, best",
                 "Table 7, search, worst",
                 "Table 7, insert, best",
-                "Table 7, insert, worst, as the paper adds it up",
-                "Header of a node: the fields that are listed",
+                "Table 7, insert, worst, by the paper's sum",
+                "Header of a node: the listed fields",
             ]
         );
         assert_eq!(found.verdict, Verdict::Differs);

@@ -15,7 +15,7 @@ use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X24",
-    title: "How long released mappings stay in the reverse translation cache",
+    title: "Residency of released mappings in the reverse translation cache",
     source: "PVIOMMU section 4.5, and Table 5's reuse",
     measure,
 };
@@ -50,13 +50,13 @@ fn share_found(seen: &Stays) -> f64 {
     seen.hits as f64 / RELEASES.div_ceil(7) as f64
 }
 
-/// Adds the results of one cache. `held_to` is true if the paper's numbers apply to it.
+/// Adds the results of one cache. `required` is true if the paper's numbers apply to it.
 fn rows(
     found: &mut Findings,
     name: &str,
     seen: &Stays,
     releases: u64,
-    held_to: bool,
+    required: bool,
 ) -> Result<(), LabError> {
     let params = Sheet::named("pviommu_params")?;
     let stay = params.printed(&[("parameter", "RTC residence")], "value")?;
@@ -65,7 +65,7 @@ fn rows(
         value,
         source: "PVIOMMU section 4.5, in words".into(),
     };
-    let demand = |demand| if held_to { demand } else { Requirement::Shown };
+    let demand = |demand| if required { demand } else { Requirement::Shown };
     let row = |what: &str, unit, value| {
         FindingRow::new(format!("{name}: {what}"), unit, Measured::counted(value))
     };
@@ -76,7 +76,7 @@ fn rows(
     found.push(row("median stay", "s", quantile(seen, 0.5)));
     // 40 s minus the stay: 39.99 s would be printed as 40.
     let short = row(
-        "longest stay, less than 40 s by",
+        "margin of the longest stay below 40 s",
         "s",
         40.0 - quantile(seen, 1.0),
     );
@@ -103,12 +103,12 @@ fn rows(
     );
     found.push(expired.beside(all).require(demand(Requirement::Exact)));
     // Cycles from the first to the last whose end has an expiry.
-    let batches = row("requests for all that expired", "", seen.batches as f64);
+    let batches = row("requests for all expiries", "", seen.batches as f64);
     let (first, last) = cycles_with_expiry(releases);
-    let single = printed("one a cycle".into(), (last - first + 1) as f64);
+    let single = printed("one per cycle".into(), (last - first + 1) as f64);
     found.push(batches.beside(single).require(demand(Requirement::Exact)));
     let survivors = row(
-        "in use when its time was over, and still there",
+        "in use at its expiry time, and still cached",
         "mappings",
         seen.survivors as f64,
     );
@@ -143,26 +143,26 @@ fn distribution(name: &str, seen: &Stays) -> Series {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
-        "A virtual clock of {PER_SECOND} units a second; T = 10 s, C = 3, and for the table that \
-        follows reuse cycles of 160 ms with the same bound. A mapping \
-         is released in each unit for {} s, every seventh one is used again after 15 s and \
-         released 20 s later; {HELD} are released once and stay in use from then \
-         on. Time from a mapping's last release to its expiry. Then the modes of compare, under \
-         the oracle: TCP_STREAM's pages, mapped as often as in Table 5 for 10 s from \
-         second 5 on, and then an idle machine, until the last mapping has expired.",
+        "A virtual clock of {PER_SECOND} units per second; T = 10 s and C = 3, and for the flat \
+        table that follows reuse, cycles of 160 ms with the same bound. One mapping is released in \
+        each unit for {} s. Every seventh one is used again after 15 s and released 20 s later; \
+        {HELD} are released once and then stay in use. The rows give the time from the last \
+        release of a mapping to its expiry. Then the modes of compare run under the oracle: the \
+        pages of TCP_STREAM, mapped as often as in Table 5 for 10 s from second 5 on, followed by \
+        an idle machine until the last mapping has expired.",
         RELEASES / PER_SECOND
     ));
     let uses = |releases| Uses::in_cycles(CYCLE, releases, HELD);
-    let document = Cycles::PAPER;
+    let paper = Cycles::PAPER;
     let fixed = ResidencyPolicy::Fixed;
     let flat = residency(
-        &mut FlatRtc::new(document, LIMIT, fixed),
+        &mut FlatRtc::new(paper, LIMIT, fixed),
         CYCLE,
         uses(RELEASES),
     );
-    let tree = residency(&mut Rtc::new(document, LIMIT), CYCLE, uses(RELEASES));
+    let tree = residency(&mut Rtc::new(paper, LIMIT), CYCLE, uses(RELEASES));
     let as_published = residency(
-        &mut RtcAsPublished::new(document, LIMIT),
+        &mut RtcAsPublished::new(paper, LIMIT),
         CYCLE,
         uses(AS_PUBLISHED_RELEASES),
     );
@@ -187,11 +187,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ("shortest stay", "s", quantile(&adaptive, 0.0)),
         ("median stay", "s", quantile(&adaptive, 0.5)),
         ("longest stay", "s", quantile(&adaptive, 1.0)),
-        (
-            "later uses that found their mapping",
-            "",
-            share_found(&adaptive),
-        ),
+        ("later uses that hit the cache", "", share_found(&adaptive)),
     ] {
         let what = format!("flat table, follows reuse, at most 40 s: {what}");
         found.push(FindingRow::new(what, unit, Measured::counted(value)));
@@ -204,7 +200,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (pages, most) = (cell("pages_4KB")?.value as u64, stay.read_as(40.0));
     exposed(&mut found, creates, pages, &most)?;
     found.figures.push(Figure {
-        title: "Share of mappings that are gone, by the time since their release".into(),
+        title: "Share of evicted mappings by time since release".into(),
         x: "seconds",
         y: "share",
         log_x: false,
@@ -216,8 +212,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ],
     });
     found.explain(
-        "A mapping that is released just after a cycle has begun stays for what is left of it and \
-        three more: almost 40 s, never 40. One released in a cycle's last instant stays for 30.",
+        "A mapping that is released just after the start of a cycle stays for the rest of it and \
+        three more cycles: almost 40 s, never 40. A mapping released at the end of a cycle stays \
+        for 30 s.",
     );
     found.note(
         "The as-published tree inserts a key of 60 bits and searches one of 52, so it finds and \
@@ -229,8 +226,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         exposure is a lower bound.",
     );
     found.note(
-        "A device can access a cached mapping after its unmap: the stay is exposure, and the \
-        mode is bounded, never strict.",
+        "A device can access a cached mapping after its unmap: residency is exposure, and the mode \
+        is bounded, never strict.",
     );
     Ok(found)
 }
@@ -257,7 +254,7 @@ mod tests {
             row.unwrap().measured.unwrap().median
         };
         assert_eq!(of("tree, fixed: shortest stay"), 30.0);
-        let short = of("tree, fixed: longest stay, less than 40 s by");
+        let short = of("tree, fixed: margin of the longest stay below 40 s");
         assert!((short - 0.01).abs() < 1e-9, "{short}");
         assert!((of("tree, fixed: median stay") - 35.0).abs() < 0.5);
     }
@@ -281,15 +278,15 @@ mod tests {
         let [fixed, adaptive] = ["pviommu+rtc", "pviommu+rtc-adaptive"].map(|mode| {
             let stay = of(mode, "longest stay");
             assert!(stay < 40.0, "{mode}: {stay}");
-            assert_eq!(of(mode, "still there when its time was over"), 0.0);
+            assert_eq!(of(mode, "cached beyond its bound"), 0.0);
             of(mode, "exposed")
         });
         // 95 pages for the 5 s left of their cycle, and three more cycles.
         assert!(
             (95.0 * 34.0..95.0 * 36.0)
-                .contains(&(fixed - of("pviommu+rtc", "of it before the last unmap's end")))
+                .contains(&(fixed - of("pviommu+rtc", "exposed before the end of the last unmap")))
         );
         assert!(adaptive < fixed / 4.0, "{adaptive} {fixed}");
-        assert!(of("pviommu+rtc", "reached by attackers after the end") > 0.0);
+        assert!(of("pviommu+rtc", "attack accesses permitted after the end") > 0.0);
     }
 }

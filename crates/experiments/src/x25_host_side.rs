@@ -24,7 +24,7 @@ use ringfence_lab::meter::cycles;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X25",
-    title: "What the host's pool and its pointer to the last table do",
+    title: "Effect of the host page pool and the last-table pointer",
     source: "PVIOMMU sections 4.3, 4.4 and 4.6",
     measure,
 };
@@ -119,7 +119,7 @@ fn sizes(found: &mut Findings) -> Result<(), LabError> {
         );
     }
     let pointer = counted(
-        "Pointer to the last table, and whose it is",
+        "Last-table pointer with its prefix",
         "bytes",
         size_of::<FixedLastTable>() as f64,
     );
@@ -130,7 +130,7 @@ fn sizes(found: &mut Findings) -> Result<(), LabError> {
 fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
     for (name, pattern) in [
         (
-            format!("{pages} neighbours, again and again"),
+            format!("{pages} consecutive pages, repeatedly"),
             Pattern::Few(pages),
         ),
         ("all pages in order".into(), Pattern::InOrder),
@@ -140,17 +140,17 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
         let with = walked(FixedLastTable::default(), pattern)?;
         let as_published = walked(LastTableAsPublished::default(), pattern)?;
         found.push(counted(
-            format!("{name}: walks of a map, no pointer"),
+            format!("{name}: walks per map, no pointer"),
             "",
             without.walks,
         ));
         found.push(counted(
-            format!("{name}: walks of a map, pointer"),
+            format!("{name}: walks per map, pointer"),
             "",
             with.walks,
         ));
         found.push(counted(
-            format!("{name}: walks of a map, pointer as published"),
+            format!("{name}: walks per map, pointer as published"),
             "",
             as_published.walks,
         ));
@@ -174,8 +174,8 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
 
 fn pool(found: &mut Findings) -> Result<(), LabError> {
     for (name, together) in [
-        ("one page a request", 1),
-        ("1024 pages a request", u64::from(PAGES_MAX)),
+        ("one page per request", 1),
+        ("1024 pages per request", u64::from(PAGES_MAX)),
     ] {
         let (mut host, _) = host(FixedLastTable::default())?;
         let mut first = 0;
@@ -200,15 +200,15 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
             share,
         ));
         found.push(each(
-            "asked of the host while a guest waits",
+            "frames requested while the guest waits",
             stats.from_host,
         ));
-        found.push(each("refills, between requests", stats.refills));
+        found.push(each("refills between requests", stats.refills));
     }
     Ok(())
 }
 
-/// Executed cycles, as (median, spread): a map request without the pointer, a map request with it,
+/// Measured cycles, as (median, spread): a map request without the pointer, a map request with it,
 /// and a cache hit with its release.
 struct MapRequestCost([(f64, f64); 3]);
 
@@ -266,7 +266,7 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
     for (what, value, spread) in [
         ("A map request at the host: no pointer", walked, first),
         ("A map request at the host: pointer", pointed, second),
-        ("A hit in the cache, and its release", hit, third),
+        ("A cache hit with its release", hit, third),
     ] {
         found.push(FindingRow::new(
             what,
@@ -278,9 +278,9 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
     let claims = Sheet::named("claims")?;
     let added = claims.printed(&[("id", "P03")], "value")?;
     let zero = in_words("BASELINE", 0.0, "5.2.1");
-    let cost = |what: &str, executed, charged| {
-        let what = format!("A map as TCP_STREAM reuses pages: {what}");
-        let measured = Measured::cost(executed, charged, spread);
+    let cost = |what: &str, measured_part, modelled| {
+        let what = format!("A map with the reuse of TCP_STREAM: {what}");
+        let measured = Measured::cost(measured_part, modelled, spread);
         FindingRow::new(what, "cycles", measured)
     };
     let order = "added latency";
@@ -298,7 +298,7 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
     let saved_by_cache = walked + kick - cached(walked) - missed * kick;
     let saved_by_host = cached(walked) - cached(pointed);
     let share = FindingRow::new(
-        "What the pointer saves then, as a share of what the cache saves",
+        "Share of the pointer in the savings of the cache",
         "",
         Measured::timed(saved_by_host / saved_by_cache, spread),
     );
@@ -317,11 +317,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
     let mapped = pages as u64;
     let mut found = Findings::with_method(format!(
-        "A guest of {} MiB whose memory gets its frames on demand, a second stage of four levels \
-        in memory, and one assigned device. Walks and \
-         frames are counted; time is that of map requests to pages that have their frames, blocks \
-         of {BLOCK} in turns with hits in the cache. \
-         A kick is modelled with {} cycles.",
+        "A guest of {} MiB with one assigned device, whose memory gets frames on demand, and a \
+        second stage of four levels in memory. Walks and frames are counted. Time is that of map \
+        requests to pages that have frames, in blocks of {BLOCK} interleaved with cache hits. A \
+        kick is modelled with {} cycles.",
         (GUEST_PAGES * PAGE) >> 20,
         setting.profile.kick_cycles
     ));
@@ -333,26 +332,26 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     overcommit(&mut found, mapped)?;
     migration(&mut found, mapped)?;
     found.explain(
-        "The paper has no numbers for the pool and the pointer alone, only that RTC improves \
-        latency dramatically and HOPT little: the pointer saves a walk of a request, and the cache \
-        saves nearly all requests and their kicks. \"Little\" is read as less than half, fixed \
-        before the runs.",
+        "The paper prints no numbers for the pool and the pointer alone; it states that RTC \
+        improves latency dramatically and HOPT little. The pointer saves one walk per request; the \
+        cache saves nearly all requests and their kicks. \"Little\" is interpreted as less than \
+        half, fixed before the runs.",
     );
     found.note(
-        "As published, the pointer takes bits 12 to 19 of an address as the index into a table of \
-        512 entries: of the pages in the upper half of a table it \
-         finds the frame of the page 1 MiB below (errata 13). Its 8 bytes are the pointer's, \
-         without the prefix it is compared with.",
+        "As published, the pointer uses bits 12 to 19 of an address as the index into a table of \
+        512 entries. For pages in the upper half of a table it finds the frame of the page 1 MiB \
+        below (errata 13). Its 8 bytes are those of the pointer, without the prefix that it is \
+        compared with.",
     );
     found.note(
-        "rtc-paper is unsafe, and this device does not show it: it maps whole pages in one \
-        direction for one user (X24, and the modes in compare, have what others do). It asks for \
-        two mappings more than there are pages, since the printed tree stores two keys of a node \
-        outside of its array and maps their pages again.",
+        "rtc-paper is unsafe, but this device does not show it: it maps whole pages in one \
+        direction for one user (X24 and the modes of compare show other devices). It requests two \
+        mappings more than it has pages, because the published tree stores two keys of a node \
+        outside its array and maps their pages again.",
     );
     found.note(
-        "A walk here reads tables that are in this processor's caches; the paper's \"hundreds \
-        to thousands\" of cycles are of a kernel that takes locks.",
+        "A walk here reads tables that are in the processor's caches; the paper's \"hundreds to \
+        thousands\" of cycles are those of a kernel that takes locks.",
     );
     Ok(found)
 }
@@ -380,12 +379,12 @@ mod tests {
             row.unwrap().measured.unwrap().median
         };
         // The pointer serves 512 consecutive pages. For scattered pages it does not help.
-        assert_eq!(of("in order: walks of a map, no pointer"), 1.0);
-        assert_eq!(of("in order: walks of a map, pointer"), 1.0 / 512.0);
-        assert!(of("scattered pages: walks of a map, pointer") > 0.9);
+        assert_eq!(of("in order: walks per map, no pointer"), 1.0);
+        assert_eq!(of("in order: walks per map, pointer"), 1.0 / 512.0);
+        assert!(of("scattered pages: walks per map, pointer") > 0.9);
         let wrong = "in order: share of pages with another page's frame, pointer as published";
         assert!(of(wrong) > 0.4);
-        assert_eq!(of("one page a request: asked of the host"), 0.0);
+        assert_eq!(of("one page per request: frames requested"), 0.0);
         for (mode, walks, reads, awaited) in [
             ("pviommu", 4097.0, 4096.0 * 4.0 + 1.0, 95.0),
             // Two mappings more than pages (see below).
@@ -399,7 +398,7 @@ mod tests {
             assert_eq!(of("frames"), awaited, "{mode}");
         }
         assert_eq!(
-            of("1024 pages a request: asked of the host"),
+            of("1024 pages per request: frames requested"),
             (GUEST_PAGES / 1024 * (1024 - 256)) as f64
         );
     }

@@ -41,8 +41,8 @@ fn device() -> Result<Operations<TraceSource>, LabError> {
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
-        "A run of brcm stream under the oracle, with a device that touches every buffer it has \
-        lost. Time is that of the calls: 146 ns each, as a packet without protection takes.",
+        "A run of brcm stream under the oracle, with a device that accesses every buffer after its \
+        unmap. Time is that of the calls: 146 ns each, as for a packet without protection.",
     );
     let mut capture = Capture::with(
         Adapter::BRCM,
@@ -70,7 +70,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         };
         let mut runner = runner(&mode, &options)?;
         let Some(hostile) = &mut runner.attack else {
-            return Err(LabError::Internal("no hostile pass"));
+            return Err(LabError::Internal("no attack pass"));
         };
         hostile.run(&run.plan, devices)?;
         let outcome = hostile.finish(&[]);
@@ -78,7 +78,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             FindingRow::new(format!("{name}: {what}"), unit, Measured::counted(value))
         };
         let stale = counted(
-            "accesses to buffers that were handed back",
+            "permitted accesses to buffers after their unmap",
             "",
             outcome.tally.stale as f64,
         );
@@ -93,7 +93,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 .beside(printed("some", 1.0))
                 .require(Requirement::AtLeast),
         });
-        found.push(counted("attempts", "", outcome.attempts as f64));
+        found.push(counted("attempted accesses", "", outcome.attempts as f64));
         found.push(counted(
             "longest window",
             "us",
@@ -111,12 +111,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ));
     }
     found.explain(
-        "A window of defer ends with the 250th unmap: at 146 ns a call after about 70 \
-        us, far below its 10 ms.",
+        "In defer, a window ends with the 250th unmap: after about 70 us at 146 ns per call, far \
+        below the limit of 10 ms.",
     );
     found.note(
-        "The papers print no number; what is held is that strict leaves no window and deferring \
-        leaves one.",
+        "The papers print no number; the requirement is that strict has no window and defer has \
+        one.",
     );
     Ok(found)
 }

@@ -43,12 +43,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("  {:<12} {:>5} {:>12}   {here}", row[0], row[2], row[4]);
     }
     println!(
-        "\nTable 8: bytes of a node, inner/leaf, and a key's at the fewest and the most keys\n"
+        "\nTable 8: bytes per node, inner/leaf, and per key with the fewest and the most keys\n"
     );
     println!(
         "  {:<8} {:>44} {:>44} {:>44}",
         "",
-        "the document",
+        "the paper",
         format!("header of {HEADER_AS_PUBLISHED}"),
         format!("header of {HEADER_LISTED}")
     );

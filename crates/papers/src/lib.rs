@@ -9,7 +9,7 @@
 //! | [`BurstAsPublished`] | rIOMMU Fig. 11 | buffers come back before the burst's invalidation |
 //! | [`LastTableAsPublished`] | PVIOMMU section 4.6 | the pointer finds entries of other pages |
 //! | [`rtc`] | PVIOMMU section 4.5 | the radix-tree cache, as published and fixed |
-//! | [`prefetch`] | Kandiraju and Sivasubramaniam | TLB prefetchers beside the rIOTLB |
+//! | [`prefetch`] | Kandiraju and Sivasubramaniam | TLB prefetchers, compared with the rIOTLB |
 //!
 //! A fixed version of each defect is in a core crate, except of the radix-tree cache. No core
 //! crate depends on this one. Core traits are the seams: [`RingLogic`](ringfence_hw::RingLogic),

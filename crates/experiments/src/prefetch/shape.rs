@@ -76,22 +76,22 @@ impl Kind {
     pub const fn reason(self) -> &'static str {
         match self {
             Self::OutOfOrder => {
-                "unmapped as requests complete, or several queues in one direction: what comes \
-                next is no ring's next entry"
+                "the driver unmaps as requests complete, or several queues share a direction, so \
+                the next buffer is not the next entry of a ring"
             }
             Self::OneAtATime => "the next buffer does not exist yet when this one is used",
-            Self::NewAddresses => "no history knows an address that comes for the first time",
+            Self::NewAddresses => "no history has an address that occurs for the first time",
             Self::RingsInterleave => {
-                "receiving and sending take turns in another order each time, and a history holds \
-                one order of all"
+                "receiving and sending alternate in a different order each time, and a history has \
+                one order for both"
             }
             Self::AnotherOrder => {
-                "the allocator hands its addresses out in another order each time, as caches of \
-                free addresses that are stacks do"
+                "the allocator returns addresses in a different order each time, as caches that \
+                are stacks do"
             }
             Self::SmallCircle => {
-                "a few addresses go to and fro while most of what is mapped lies still, so that a \
-                history below the ring's size holds them all"
+                "a few addresses recur while most mappings stay, so a history smaller than the \
+                ring has them all"
             }
             Self::Ring => "the paper's device",
         }

@@ -133,7 +133,12 @@ impl AddressSource {
 
     fn free(&mut self, range: PfnRange) -> Result<(), LabError> {
         let cleared = self.table.unmap(&mut (), &mut self.bench, range);
-        let (unmapped, _, ()) = cleared.map_err(|_| LabError::Internal("a table that is none"))?;
+        let (unmapped, _, ()) = cleared.map_err(|_| {
+            LabError::Internal(
+                "clearing without a table \
+        failed",
+            )
+        })?;
         self.waiting.push(unmapped);
         if self.waiting.len() < self.batch {
             return Ok(());
@@ -143,7 +148,10 @@ impl AddressSource {
             let flushed = Pending::submit(invalidator, Invalidation::Global, unmapped)
                 .ok()
                 .and_then(|pending| pending.wait(invalidator).ok());
-            let flushed = flushed.ok_or(LabError::Internal("an invalidation that is none"))?;
+            let flushed = flushed.ok_or(LabError::Internal(
+                "an invalidation without hardware \
+            failed",
+            ))?;
             self.allocator.free(&mut (), flushed);
         }
         Ok(())

@@ -7,8 +7,8 @@ use crate::guests::{Configuration, FalseFaults, GuestCell, Kind, Uncounted};
 /// The rows of a cell whose device could not complete its requests.
 pub(super) fn defeated(seen: &FalseFaults) -> impl Iterator<Item = (&'static str, f64)> {
     [
-        ("requests of its driver in all", seen.requests),
-        ("requests that ended with an error in all", seen.failed),
+        ("requests of the driver", seen.requests),
+        ("requests that failed", seen.failed),
     ]
     .into_iter()
     .chain(stopped(seen.stopped, seen.unanswered))
@@ -18,8 +18,8 @@ pub(super) fn defeated(seen: &FalseFaults) -> impl Iterator<Item = (&'static str
 /// The rows about stopped accesses, for devices that completed their requests and for others.
 pub(super) fn stopped(accesses: f64, unheard: f64) -> [(&'static str, f64); 2] {
     [
-        ("accesses stopped in all, of whichever device", accesses),
-        ("requests without a status in all", unheard),
+        ("stopped accesses of all devices", accesses),
+        ("requests without a status", unheard),
     ]
 }
 
@@ -38,7 +38,7 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
             continue;
         };
         let what = format!(
-            "{}: instructions a DMA, rtc-paper over pviommu+rtc",
+            "{}: instructions per map and unmap, rtc-paper over pviommu+rtc",
             kind.name()
         );
         found.push(FindingRow::new(
@@ -51,10 +51,10 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
     let as_published: Vec<&GuestCell> = cells.iter().filter(of).collect();
     if as_published.iter().any(|cell| cell.map_unmap().is_some()) {
         found.note(
-            "rtc-paper is unsafe: whoever maps a page gets the mapping that is there, with the \
-            direction and the length of whoever came first, and the first unmap of several users \
-            puts it away. So a device has rights and ranges of others', bounded by nothing, and \
-            lacks its own. It is here for what it costs beside the fixed cache.",
+            "rtc-paper is unsafe: every map of a cached page gets the existing mapping, with the \
+            direction and the length of the first map, and the first unmap of several users \
+            releases it. A device therefore has rights to ranges of others, without a bound, and \
+            lacks rights to its own. The mode is here to compare its cost with the fixed cache.",
         );
     }
     let names = |wanted: fn(&GuestCell) -> bool| {
@@ -62,21 +62,21 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
         let names: Vec<&str> = cells.map(|cell| cell.kind.name()).collect();
         (!names.is_empty()).then(|| names.join("; "))
     };
-    let why = "A disk's driver has the headers and the statuses of its requests in the same pages: \
-        where a header came first no status can be written, and the driver takes the 0 that stands \
-        there for success; where a status came first no header can be read.";
+    let why = "A disk's driver keeps headers and statuses of requests in the same pages. If a page \
+    was mapped for a header first, the device cannot write the status, and the driver takes the \
+    initial 0 for success. If it was mapped for a status first, the device cannot read the header.";
     if let Some(names) = names(|cell| matches!(&cell.counts, Err(Uncounted::FalseFaults(_)))) {
         found.note(format!(
-            "No operation of rtc-paper could be counted with: {names}. The device does not do \
-            what it is asked to, and its rows say how far it came; instructions a DMA are counted \
-            without it. {why}"
+            "Operations of rtc-paper that could not be counted: {names}. The device does not \
+            complete its requests, and the rows show how far it came; the instructions per map and \
+            unmap are counted without the device. {why}"
         ));
     }
     if let Some(names) = names(|cell| matches!(&cell.counts, Ok(counts) if counts.unanswered > 0.0))
     {
         found.note(format!(
-            "With rtc-paper requests were done and nobody heard how they ended: {names}. An \
-            error would have been taken for success. {why}"
+            "Requests of rtc-paper that completed without a status: {names}. An error would have \
+            been taken for success. {why}"
         ));
     }
 }

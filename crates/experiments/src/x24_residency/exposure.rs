@@ -15,7 +15,7 @@ const FIXED: &str = "pviommu+rtc";
 const AS_PUBLISHED: &str = "rtc-paper";
 const MODES: [&str; 3] = [FIXED, "pviommu+rtc-adaptive", AS_PUBLISHED];
 
-/// Runs the metered and the hostile pass of a mode, until everything that they expose has expired.
+/// Runs the metered and the attack pass of a mode, until everything that they expose has expired.
 fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabError> {
     let options = CompareOptions {
         modes: Vec::new(),
@@ -47,20 +47,20 @@ pub(super) fn exposed(
     stay: &Published,
 ) -> Result<(), LabError> {
     for name in MODES {
-        let [metered, hostile] = passes(name, creates, pages)?;
+        let [metered, attacked] = passes(name, creates, pages)?;
         let missed = metered.refused_maps + metered.tally.false_faults;
         if name != AS_PUBLISHED && missed + metered.exposure.overdue > 0 {
-            return Err(LabError::Internal("a cache that breaks its promise"));
+            return Err(LabError::Internal("a cache exceeded its bound"));
         }
         let row = |what: &str, unit, value| {
-            let what = format!("{creates} mappings of {pages} pages, then none, in {name}: {what}");
+            let what = format!("{creates} mappings of {pages} pages, then idle, in {name}: {what}");
             FindingRow::new(what, unit, Measured::counted(value))
         };
         let exposure = metered.exposure;
         found.push(row("exposed", "page s", exposure.byte_seconds / 4096.0));
         let until_end = metered.stale_byte_seconds / 4096.0;
         found.push(row(
-            "of it before the last unmap's end",
+            "exposed before the end of the last unmap",
             "page s",
             until_end,
         ));
@@ -70,14 +70,14 @@ pub(super) fn exposed(
         } else {
             longest
         });
-        let reached = hostile.exposure.reached_after_end as f64;
+        let reached = attacked.exposure.reached_after_end as f64;
         found.push(row(
-            "reached by attackers after the end",
+            "attack accesses permitted after the end",
             "accesses",
             reached,
         ));
         found.push(row(
-            "still there when its time was over",
+            "cached beyond its bound",
             "mappings",
             exposure.overdue as f64,
         ));

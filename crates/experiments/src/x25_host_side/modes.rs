@@ -32,13 +32,13 @@ pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result
         let outcomes = judge.finish(&planner.live_mappings());
         let tally = outcomes.tally;
         if outcomes.refused_maps > 0 || tally.violations() + tally.false_faults > 0 {
-            return Err(LabError::Internal("a device that misses its buffers"));
+            return Err(LabError::Internal("a device could not access its buffers"));
         }
         let (traffic, lookups) = (outcomes.traffic, outcomes.traffic.lookups);
         for (what, value) in [
             ("requests", traffic.requests),
-            ("walks of the second stage", lookups.walks),
-            ("words of the second stage read", lookups.reads),
+            ("second-stage walks", lookups.walks),
+            ("words read by second-stage walks", lookups.reads),
             ("frames that the guest waits for", lookups.frames_awaited),
         ] {
             let what = format!("{creates} mappings of {pages} pages in {name}: {what}");

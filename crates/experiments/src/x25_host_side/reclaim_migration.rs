@@ -48,17 +48,21 @@ pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabErr
     let all = |value: u64| in_words("all", value as f64, "4.1");
     for (what, value, printed) in [
         (
-            "taken back of those that no device reaches",
+            "reclaimed of the frames that no device can access",
             taken,
             all(GUEST_PAGES - mapped),
         ),
-        ("refused of those that one reaches", refused, all(mapped)),
         (
-            "taken back of these once they are unmapped",
-            later,
+            "refused of the frames that a device can access",
+            refused,
             all(mapped),
         ),
-        ("refused then", still, in_words("none", 0.0, "4.1")),
+        ("reclaimed of these after their unmap", later, all(mapped)),
+        (
+            "refused after their unmap",
+            still,
+            in_words("none", 0.0, "4.1"),
+        ),
     ] {
         found.push(row(what, value).beside(printed).require(Requirement::Exact));
     }
@@ -103,7 +107,7 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
     let row = |what: &str, value: f64| counted(format!("Migration: {what}"), "", value);
     let all = |value: u64| in_words("all", value as f64, "4.4");
     found.push(
-        row("mappings that arrive as they were", same as f64)
+        row("mappings restored unchanged", same as f64)
             .beside(all(mapped))
             .require(Requirement::Exact),
     );
@@ -112,16 +116,13 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
     let none = in_words("none", 0.0, "4.4");
     found.push(
         row(
-            "bytes of the records that differ after the way there",
+            "bytes of the exported state that differ after the round trip",
             bytes as f64,
         )
         .beside(none)
         .require(Requirement::Exact),
     );
-    found.push(row(
-        "of the mappings, at another host address",
-        moved as f64,
-    ));
-    found.push(row("bytes of the records", stream.len() as f64));
+    found.push(row("mappings at another host address", moved as f64));
+    found.push(row("bytes of the exported state", stream.len() as f64));
     Ok(())
 }

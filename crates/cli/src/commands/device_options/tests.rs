@@ -96,7 +96,7 @@ impl Switches {
             args.net = None;
         }
         args.inject_dma.clone_from(&self.inject_dma);
-        args.requests = self.requests.then(|| "requests".into());
+        args.record_requests = self.requests.then(|| "requests".into());
         if !self.inject_reply {
             args.inject_reply = None;
         }

@@ -467,7 +467,7 @@ pub(crate) struct ReproduceArgs {
     /// Also write an HTML page, JSON and text into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
-    /// Print one JSON object (docs/REPRODUCE.md)
+    /// Print one JSON object (docs/JSON.md)
     #[arg(long)]
     pub json: bool,
     /// Options of the guests.

@@ -47,7 +47,7 @@ pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
         .filter(|row| row.files == Coverage::Planned)
         .count();
     Ok(format!(
-        "{} of {} ids there, {planned} planned",
+        "{} of {} ids present, {planned} planned",
         rows.len() - planned,
         rows.len()
     ))
@@ -166,7 +166,7 @@ fn violations(
             match test.rsplit_once("::") {
                 None => report(format!("{id}: {test} is not of the form path::function")),
                 Some((file, name)) => match has_test(file, name) {
-                    None => report(format!("{id}: {file} is no Rust source file")),
+                    None => report(format!("{id}: {file} is not a Rust source file")),
                     Some(false) => report(format!("{id}: {file} has no test function {name}")),
                     Some(true) => {}
                 },

@@ -54,7 +54,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
         installed.push("cargo-fuzz");
     }
     Ok(if installed.is_empty() {
-        "all there".to_owned()
+        "all installed".to_owned()
     } else {
         format!("installed {}", installed.join(", "))
     })

@@ -152,7 +152,7 @@ fn patches(repo: &Repo) -> anyhow::Result<Vec<PathBuf>> {
                 .extension()
                 .is_some_and(|extension| extension == "patch")
     });
-    ensure!(!found.is_empty(), "{PATCHES} holds no patch");
+    ensure!(!found.is_empty(), "{PATCHES} has no patch");
     Ok(found)
 }
 

@@ -38,7 +38,7 @@ impl Repo {
             .to_owned();
         ensure!(
             root.join("Cargo.toml").is_file(),
-            "{} is no repository",
+            "{} is not a repository",
             root.display()
         );
         Ok(Self::at(root))

@@ -111,7 +111,7 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
         for (index, step) in steps.into_iter().enumerate() {
             let place = format!("{}/{count}", index + 1);
             if step.beside {
-                println!("\n==== {place} {}: beside what follows ====", step.name);
+                println!("\n==== {place} {}: in the background ====", step.name);
                 beside.running.push_back(step.name);
                 // The send fails only if the background thread has panicked; the scope then panics
                 // too.

@@ -54,10 +54,10 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("documents that run", console::run),
         Step::new("guests", guest::live).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
-        Step::new("guests whose devices change hands", |repo| {
+        Step::new("guests with hand-over of devices", |repo| {
             guest::handover(repo, HANDOVERS)
         }),
-        Step::new("guests beside hostile clients", |repo| {
+        Step::new("guests with malicious clients", |repo| {
             guest::soak(repo, SOAK_SECONDS)
         }),
         Step::new("fuzz corpora", fuzz::corpora).after(FUZZ),

@@ -36,7 +36,7 @@ pub(crate) fn table(outcomes: &[StepOutcome], time: Duration) -> String {
         lines.push(line.trim_end().to_owned());
     }
     if outcomes.iter().any(|outcome| outcome.beside) {
-        lines.push("* beside others, at the lowest priority".to_owned());
+        lines.push("* in the background, at the lowest priority".to_owned());
     }
     let used: Duration = outcomes.iter().map(|outcome| outcome.used).sum();
     let failed = outcomes.iter().filter(|o| o.result.is_err()).count();

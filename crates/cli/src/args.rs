@@ -433,7 +433,7 @@ Examples:
   ringfence reproduce X10 X13
   ringfence reproduce --all --out findings            a page, JSON and text in one directory
   ringfence reproduce --all --json > findings.json
-  ringfence reproduce X07 --trace traces/*.zst        recorded devices beside synthetic rings
+  ringfence reproduce X07 --trace traces/*.zst        recorded devices and synthetic rings
   ringfence reproduce X21                             boots guests; fetches what they need (see \
   guest run)
   ringfence reproduce X21 --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict";
@@ -514,10 +514,10 @@ pub(crate) struct ReproduceGuestArgs {
 const CALIBRATE_LONG: &str = "\
 Measure this machine and write a cost profile for `compare --profile`.
 
-What a user program can execute is measured: the cycle counter's rate and cost, storing a table \
-entry, writing a line back and waiting for it. What it cannot execute, the invalidation of the \
-IOTLB, a miss, a packet without protection, is taken from r210-2015; the file says of every number \
-which it is. Edit it where you know better.";
+Measured are operations that a user program can execute: reading the cycle counter, storing a table \
+entry, writing back a line and waiting for it. An IOTLB invalidation, an IOTLB miss and a packet \
+without protection come from r210-2015. The file states the origin of every number; edit the \
+numbers that you know.";
 
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]

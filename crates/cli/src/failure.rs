@@ -181,9 +181,9 @@ impl fmt::Display for Failure {
                 "standard input exceeds the {limit} bytes that are stored to read it twice; name a \
                  file, or raise the limit with `--max-spool`"
             ),
-            Self::TraceUnread => f.write_str(
-                "--trace: only X07 and X22 read recorded traces; name one of them, or --all",
-            ),
+            Self::TraceUnread => {
+                f.write_str("--trace requires X07, X22 or --all: no other experiment reads traces")
+            }
             Self::Closed => f.write_str("output closed"),
         }
     }

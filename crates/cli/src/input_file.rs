@@ -21,7 +21,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
 fn too_long(limit: u64) -> io::Error {
     io::Error::new(
         io::ErrorKind::FileTooLarge,
-        format!("longer than {limit} bytes, which is the limit"),
+        format!("longer than the limit of {limit} bytes"),
     )
 }
 

@@ -375,7 +375,7 @@ mod tests {
             found
                 .explanation
                 .iter()
-                .any(|text| text.contains("not judged"))
+                .any(|text| text.contains("no recorded device tests it"))
         );
     }
 

@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_counted_holds_and_the_printed_pointer_is_wrong() {
+    fn counts_hold_and_the_published_pointer_is_wrong() {
         let mut found = Findings::default();
         sizes(&mut found).unwrap();
         pointer(&mut found, 95).unwrap();
@@ -393,7 +393,7 @@ mod tests {
             ("pviommu+rtc+hopt", 2.0, 94.0 + 5.0, 0.0),
         ] {
             let of = |what: &str| of(&format!("in {mode}: {what}"));
-            assert_eq!(of("walks"), walks, "{mode}");
+            assert_eq!(of("second-stage walks"), walks, "{mode}");
             assert_eq!(of("words"), reads, "{mode}");
             assert_eq!(of("frames"), awaited, "{mode}");
         }
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_printed_tree_loses_pages_and_maps_them_again() {
+    fn published_tree_loses_pages_and_maps_them_again() {
         // The tree stores a node's 33rd key outside the array. Each later key takes two places,
         // because Insert does not find the newest, so the 48th is also outside (errata 11).
         for (pages, again) in [(32, 0), (33, 1), (47, 1), (48, 2), (95, 2)] {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_of_the_documents_size() {
+    fn pools_have_the_papers_size() {
         assert_eq!(size_of::<usize>() * POOL_PAGES, 2048);
         let (_, source) = host(NoLastTable).unwrap();
         assert_eq!(PagePool::new(source).available(), POOL_PAGES);

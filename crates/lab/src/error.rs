@@ -126,28 +126,31 @@ impl fmt::Display for LabError {
             Self::NoSuchDevice { name, trace, known } => {
                 write!(f, "{trace} names no device {name:?}; ")?;
                 match known.as_slice() {
-                    [] => f.write_str("it names none at all"),
+                    [] => f.write_str("it names no device"),
                     known => write!(f, "{}it names {}", hint(name, known), known.join(", ")),
                 }
             }
             Self::Station(e) => e.fmt(f),
-            Self::TooManyDevices => f.write_str("more devices than there are domains"),
+            Self::TooManyDevices => f.write_str(
+                "the trace has more devices than the IOMMU has \
+            domains",
+            ),
             Self::TooFewBuses { limit } => write!(
                 f,
-                "the trace maps memory for more than {limit} devices, and the hardware of modes \
-                 with `table=flat` (Calgary) has {limit} buses, one for each device; name those to \
-                 replay by `--device`, or other modes by `--modes`"
+                "the trace maps memory for more than {limit} devices, the number of buses of modes \
+                with `table=flat` (Calgary); select devices with `--device`, or other modes with \
+                `--modes`"
             ),
             Self::UnlistedDevice { limit } => write!(
                 f,
-                "the trace maps memory for more than {limit} devices, which is all that the \
-                 para-virtual IOMMU of the modes `pviommu`, `pviommu+rtc` and their relatives \
-                 lists; name those to replay by `--device`, or other modes by `--modes`"
+                "the trace maps memory for more than {limit} devices, the maximum of the \
+                para-virtual IOMMU (modes `pviommu*` and `rtc-paper`); select devices with \
+                `--device`, or other modes with `--modes`"
             ),
             Self::DeviceLimit { limit } => write!(
                 f,
-                "the trace maps memory for more than {limit} devices; name those to replay by \
-                 `--device`, or raise the limit by `--max-devices`"
+                "the trace maps memory for more than {limit} devices; select devices with \
+                `--device`, or raise the limit with `--max-devices`"
             ),
             Self::CrowdedPage {
                 device,
@@ -160,18 +163,18 @@ impl fmt::Display for LabError {
             ),
             Self::LongSearch { limit } => write!(
                 f,
-                "the allocator of a mode steps over more than {limit} ranges in its searches; \
-                 `--max-search` raises this limit"
+                "the allocator of a mode visits more than {limit} ranges in its searches; \
+                `--max-search` raises this limit"
             ),
             Self::DeviceCpus { limit } => write!(
                 f,
-                "the devices times the processors that map memory are more than {limit}; name \
-                 those to replay by `--device`, or raise the limit by `--max-device-cpus`"
+                "the product of the numbers of devices and CPUs that map memory exceeds {limit}; \
+                select devices with `--device`, or raise the limit with `--max-device-cpus`"
             ),
             Self::CycleEnds { limit } => write!(
                 f,
-                "the gaps between the lines have more than {limit} ends of cycles of the devices' \
-                 caches; `--max-cycle-ends` raises this limit"
+                "the caches of the devices have more than {limit} ends of cycles in the gaps of \
+                the trace; `--max-cycle-ends` raises this limit"
             ),
             Self::Kept { limit } => write!(
                 f,

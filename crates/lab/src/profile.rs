@@ -157,7 +157,7 @@ impl fmt::Display for ProfileError {
                 write!(f, "{field} = {cycles}: more than {MAX_CYCLES} cycles")
             }
             Self::NotPositive(value) => {
-                write!(f, "baseline_cycles = {value}: it has to be above 0")
+                write!(f, "baseline_cycles = {value}: must be above 0")
             }
             Self::Geometry { cache, source } => write!(f, "{cache}: {source}"),
         }

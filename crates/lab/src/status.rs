@@ -89,14 +89,14 @@ impl fmt::Display for ReplayStatus {
             Self::Ok => f.write_str("ok"),
             Self::LostEvents(count) => write!(f, "the kernel lost {count} events"),
             Self::SkipsUnmaps => {
-                f.write_str("the driver skips unmaps: the trace does not say when mappings end")
+                f.write_str("the driver skips unmaps, so the trace does not show when mappings end")
             }
             Self::RefusedMaps { count, first } => write!(f, "{count} maps refused: {first}"),
             Self::RefusedUnmaps(count) => write!(f, "{count} unmaps refused"),
             Self::NotFlushed(count) => {
                 write!(
                     f,
-                    "{count} buffers never came back: their invalidation failed"
+                    "the layer did not release {count} buffers, because their invalidation failed"
                 )
             }
             Self::RingDoesNotFit {

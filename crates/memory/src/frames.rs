@@ -141,7 +141,7 @@ impl<M: PhysMemory> FrameSource for Frames<M> {
         let mut state = self.lock();
         debug_assert!(
             self.region.contains_address(frame) && frame.is_aligned(FRAME),
-            "{frame} is no frame of this source"
+            "{frame} does not belong to this source"
         );
         debug_assert!(!state.free.contains(&frame), "{frame} is freed twice");
         state.in_use = state.in_use.saturating_sub(1);

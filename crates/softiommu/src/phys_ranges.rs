@@ -11,7 +11,7 @@ use ringfence_types::PhysRange;
 pub struct PhysRanges {
     first: PhysRange,
     /// Boxed, so that the result of a typical translation has only three words.
-    #[expect(clippy::box_collection, reason = "one word where there is nothing")]
+    #[expect(clippy::box_collection, reason = "an empty list takes one word")]
     rest: Option<Box<Vec<PhysRange>>>,
 }
 

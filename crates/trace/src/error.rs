@@ -183,7 +183,7 @@ pub enum Malformed {
     #[error("dir is not one of the kernel's directions")]
     BadDirection,
     /// `dir=NONE` allows no device access; the DMA API refuses it.
-    #[error("dir is NONE, which permits no access")]
+    #[error("dir=NONE permits no access")]
     NoDirection,
     /// A list does not have the form `{a,b}`, or its length differs from the count in the line.
     #[error("field {} is not a list of the announced length", .0.name())]
@@ -207,7 +207,7 @@ pub enum Malformed {
 #[non_exhaustive]
 #[allow(
     missing_docs,
-    reason = "named after the fields, which are all there is to say"
+    reason = "the fields of the kernel's events have these names"
 )]
 pub enum Field {
     Device,

@@ -123,7 +123,7 @@ impl fmt::Display for InvalidationError {
             Self::QueueFull => "the invalidation queue is full",
             Self::Failed => "the invalidation failed",
             Self::ScopeTooNarrow => "the invalidation does not cover all ranges of its batch",
-            Self::Unsupported => "the unit caches nothing of the kind that was to be invalidated",
+            Self::Unsupported => "the unit has no cache of the requested kind",
         })
     }
 }

@@ -72,7 +72,7 @@ impl TranslationFault {
 impl fmt::Display for TranslationFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.reason {
-            TranslationFaultReason::NoEndpoint => "there is no such endpoint",
+            TranslationFaultReason::NoEndpoint => "the endpoint does not exist",
             TranslationFaultReason::Unattached => "not attached",
             TranslationFaultReason::NotMapped => "no mapping",
             TranslationFaultReason::Permission => "not permitted",

@@ -102,7 +102,7 @@ impl fmt::Display for SinkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfMemory => f.write_str("out of memory"),
-            Self::BadAddress(range) => write!(f, "{range} maps to memory that cannot be mapped"),
+            Self::BadAddress(range) => write!(f, "the memory of {range} cannot be mapped"),
             Self::Unsupported => f.write_str("not supported"),
             Self::WouldBlock => f.write_str("would wait for the calling thread itself"),
             Self::CommitFailed => {

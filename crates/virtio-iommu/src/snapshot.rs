@@ -68,12 +68,15 @@ impl fmt::Display for SnapshotError {
         match self {
             Self::NotReset => f.write_str("the device was not reset"),
             Self::NoSnapshot => f.write_str("not a snapshot"),
-            Self::Version(version) => write!(f, "version {version} is not known"),
+            Self::Version(version) => write!(f, "unknown version {version}"),
             Self::Truncated => f.write_str("truncated"),
             Self::TrailingBytes(bytes) => write!(f, "{bytes} bytes too many"),
-            Self::BadValue(value) => write!(f, "value {value} does not exist"),
+            Self::BadValue(value) => write!(f, "invalid value {value}"),
             Self::Features(features) => write!(f, "features {features:#x} are not offered"),
-            Self::Bypass => f.write_str("bypasses the IOMMU, which is not offered"),
+            Self::Bypass => f.write_str(
+                "the snapshot bypasses the IOMMU, but the device does not \
+            offer bypass",
+            ),
             Self::Endpoint(endpoint) => write!(f, "endpoints differ at {endpoint}"),
             Self::Domain(domain) => write!(f, "domain {domain} is out of order"),
             Self::Mappings(domain) => write!(f, "mappings of domain {domain} are out of order"),

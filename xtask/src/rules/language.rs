@@ -69,10 +69,7 @@ fn check_lines(source: &Source, found: &mut Vec<Violation>) {
             .get(index + 1)
             .is_none_or(|next| doc_text(next).is_none());
         if alone && text.split_whitespace().count() < FEWEST_WORDS {
-            error(
-                index + 1,
-                format!("`{text}` says nothing that the name does not"),
-            );
+            error(index + 1, format!("`{text}` only repeats the name"));
         }
     }
 }
@@ -95,7 +92,7 @@ fn check_names(source: &Source, found: &mut Vec<Violation>) {
         let Some((_, better)) = BANNED.iter().find(|(banned, _)| banned == name) else {
             continue;
         };
-        let message = format!("`{name}` is no word of the field: `{better}`");
+        let message = format!("`{name}` is not a word of the field: use `{better}`");
         found.push(Violation::error(&source.path, token.line, message));
     }
 }

@@ -84,8 +84,8 @@ fn check_package(package: &Value) -> Vec<Violation> {
                 }
             }
             (Some(level), Some(other_level)) => report(format!(
-                "{name} (level {level}) depends on {other} (level {other_level}), which is not \
-                below it"
+                "{name} (level {level}) depends on {other} (level {other_level}): dependencies \
+                must go down"
             )),
             _ => report(format!("{name} may not depend on {other}")),
         }

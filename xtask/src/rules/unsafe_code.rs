@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "crates/guest-harness/src/idle_spinner.rs",
-        "a thread for when nobody else wants the processor",
+        "a thread with idle priority",
     ),
     (
         "crates/live/src/grants/control_region.rs",
@@ -32,7 +32,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     (
         "crates/live/src/sandbox/mapper.rs",
-        "mapping what the supervisor grants",
+        "mapping pages that the supervisor grants",
     ),
     (
         "crates/live/src/sandbox/sandbox_memory.rs",

@@ -56,14 +56,14 @@ pub(crate) fn disk(text: &OsStr) -> Result<DiskArg, String> {
                     "emulated" => DiskModeArg::Emulated,
                     "assigned" => DiskModeArg::Assigned,
                     "sandbox" => DiskModeArg::Sandbox,
-                    _ => return Err("mode has to be emulated, assigned or sandbox".into()),
+                    _ => return Err("mode must be emulated, assigned or sandbox".into()),
                 });
             }
             Some(("readonly", switch)) => {
                 disk.read_only = match switch {
                     "on" => true,
                     "off" => false,
-                    _ => return Err("readonly has to be on or off".into()),
+                    _ => return Err("readonly must be on or off".into()),
                 };
             }
             _ if at == 0 && !word.is_empty() => disk.file = Some(word.into()),

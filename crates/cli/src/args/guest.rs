@@ -27,11 +27,9 @@ pub(crate) enum GuestCommand {
 const GUEST_BENCH_READ_LONG: &str = "\
 Inside a guest: time direct reads of 4 KiB.
 
-In a guest that was booted with --icount a nanosecond is an instruction. What a processor of the \
-guest's works for a read is told without what \
-the read waits for its disk: meanwhile another thread counts its own turns. Reads whose data was \
-there before they had begun to wait work less, \
-and are told apart:
+In a guest booted with --icount, a nanosecond is an instruction. The command reports the CPU's \
+work per read without the wait for the disk; an idle thread measures the wait. Reads that \
+completed before the wait began take less work and are reported separately:
 
   ringfence guest run --icount --with-ringfence -- ringfence guest bench-read /dev/vda";
 
@@ -52,19 +50,16 @@ pub(crate) struct GuestBenchReadArgs {
 }
 
 const GUEST_VERIFY_QEMU_LONG: &str = "\
-Have the software IOMMU judged by QEMU's own, over what a stock Linux maps.
+Compare the software IOMMU with QEMU's own, over the mappings of a stock Linux guest.
 
-Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's \
-mappings goes into the software IOMMU, and \
-random accesses, legal and illegal, are tried through both while the guest is stopped: both have \
-to \
-let an access through, to the same \
-bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that \
-it then rejects are counted apart.
+Boots a guest behind QEMU's intel-iommu with a disk of this process. QEMU sends the guest's \
+mappings, which go into the software IOMMU. While the guest is stopped, random legal and illegal \
+accesses go through both: both must permit an access, to the same bytes, or both must reject it. \
+QEMU sends a write-only mapping as one for reads and writes; reads that it then rejects are \
+counted separately.
 
-The exit code is 0 if as many cases were tried as asked for, and none differs. A command, if one \
-is given, is what the guest does instead of \
-reading and writing its disk.";
+The exit code is 0 if --cases accesses were tried and none differs. By default the guest reads and \
+writes its disk; a COMMAND replaces that workload.";
 
 /// Arguments of `guest verify-qemu`.
 #[derive(Debug, Args)]
@@ -101,13 +96,12 @@ pub(crate) struct GuestVerifyQemuArgs {
 }
 
 const GUEST_PREPARE_LONG: &str = "\
-Fetch and build what a guest needs, and print where it is.
+Fetch and build the components of a guest, and print their paths.
 
-For a QEMU that you start yourself, with the devices of `ringfence serve`: prints assignments for \
-a shell, QEMU (the program and its first \
-arguments), KERNEL (the image), APPEND (the kernel's command line) and INITRAMFS. The user space \
-runs a command as that of `guest run` \
-does: its input and output are the second serial line, its exit code goes to the third.";
+Use it for your own QEMU with the devices of `ringfence serve`. It prints shell assignments: QEMU \
+(the program and its first arguments), KERNEL (the image), APPEND (the kernel command line) and \
+INITRAMFS. The user space runs a command as in `guest run`: its input and output are the second \
+serial line, its exit code goes to the third.";
 
 const GUEST_PREPARE_EXAMPLES: &str = "\
 Examples:
@@ -196,15 +190,13 @@ pub(crate) struct GuestPrepareArgs {
 }
 
 const GUEST_RUN_LONG: &str = "\
-Boot a guest, run a command in it, end with the command's exit code.
+Boot a guest, run a command in it, and exit with the command's exit code.
 
-The guest is Debian's kernel as it is, with busybox as its user space. Its disk lives in this \
-process, behind a virtio-iommu that lives \
-here too: no byte of the guest's memory is reached that the guest has not mapped for the disk. \
-Standard input and output are the \
-command's. What is missing (QEMU 10.1 or later, the kernel) is fetched from Debian's archive into \
-the cache, without root; busybox-static \
-and xz-utils have to be installed.";
+The guest is an unmodified Debian kernel with busybox as its user space. This process serves its \
+disk behind a virtio-iommu: the disk can access only guest memory that the guest has mapped for \
+it. Standard input and output are those of the command. Missing components (QEMU 10.1 or later, \
+the kernel) are fetched from Debian's archive into the cache, without root. Install busybox-static \
+and xz-utils yourself.";
 
 const GUEST_RUN_EXAMPLES: &str = "\
 Examples:
@@ -214,7 +206,7 @@ Examples:
   /sys/kernel/debug/pviommu'
   ringfence guest run                                 a shell
 
-Exit codes: the command's; 1 also if the guest could not be booted or ended without one.";
+Exit codes: the command's; 1 also if the guest did not boot, or ended without an exit code.";
 
 /// Arguments of `guest run`.
 #[derive(Debug, Args)]

@@ -15,15 +15,15 @@ use ringfence_live::virtio::pviommu::InjectedReply;
 use super::disk::{DiskArg, IommuKind, disk};
 
 pub(crate) const SERVE_LONG: &str = "\
-Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
+Serve virtio devices to a QEMU; a virtio-iommu translates all their DMA.
 
-Each device listens on a socket of its own in the directory, for QEMU's vfio-user-pci (10.1 or \
-later). The arguments that QEMU needs are printed; the kernel, its user space and a console are \
-yours to add. The guest's kernel needs virtio-iommu and VIOT (Debian's since 6.12). Counters in \
-Prometheus's text format can be read from metrics.sock.
+Each device listens on its own socket in the directory, for QEMU's vfio-user-pci (10.1 or later). \
+The command prints the arguments that QEMU needs; add a kernel, its user space and a console. The \
+guest's kernel needs virtio-iommu and VIOT (Debian's since 6.12). metrics.sock serves counters in \
+Prometheus's text format.
 
-Another process can take the devices over while the guest runs (--take-over): the guest sees a \
-pause, and nothing else.
+Another process can take over the devices while the guest runs (--take-over); the guest sees only \
+a pause.
 
 Ends with Ctrl-C. Exit codes: 0 done, 1 error, 2 wrong usage, 4 another process has the devices.";
 
@@ -57,11 +57,11 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) const TOP_LONG: &str = "\
-Show what the devices of a `serve` or `guest run` are doing, until Ctrl-C: requests and bytes per \
-second, within what time half and 99 % of the requests were served, and what was stopped.
+Show the activity of the devices of a `serve` or `guest run`, until Ctrl-C: requests and bytes per \
+second, median and 99th percentile of the request latency, and stopped accesses.
 
-Rates and times are of the last interval. `stale` counts accesses to what had been unmapped \
-shortly before, among the faults.";
+Rates and latencies cover the last interval. `stale` counts the faults at recently unmapped \
+addresses.";
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]
@@ -87,14 +87,14 @@ fn interval(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok();
     seconds
         .filter(|seconds| (0.1..=3600.0).contains(seconds))
-        .ok_or_else(|| "it has to be from 0.1 to 3600".into())
+        .ok_or_else(|| "expected 0.1 to 3600 seconds".into())
 }
 
 /// Options of the devices.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Let members of this group, given by its number, connect to the devices and read their
-    /// tables: for a QEMU of another user. By default only this user and root can
+    /// Let members of this group (a number) connect to the devices and read their tables, for a QEMU
+    /// of another user. By default only this user and root can
     #[arg(long, value_name = "GID", help_heading = "Devices")]
     pub group: Option<u32>,
     /// IOMMU of the guest
@@ -137,10 +137,10 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices",
     )]
     pub net: Option<NetOptions>,
-    /// Make the disk misbehave, to test what stops it: stray:ADDRESS (a write there), after-unmap,
-    /// write-read-only, read-write-only, foreign (the entropy device writes to the disk's buffers;
-    /// with --rng), after-revoke (around its own translation; with mode=sandbox), storm:ADDRESS (a
-    /// million writes there); several, each once
+    /// Inject illegal DMA of the disk: stray:ADDRESS (a write there), after-unmap, write-read-only,
+    /// read-write-only, foreign (the entropy device writes to the disk's buffers; requires --rng),
+    /// after-revoke (bypasses the device's own translation; requires mode=sandbox), storm:ADDRESS
+    /// (a million writes there). Separate several by commas; each is injected once
     #[arg(
         long,
         value_name = "CLASS",
@@ -152,8 +152,8 @@ pub(crate) struct DeviceArgs {
     /// --max-record MiB
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub record_requests: Option<PathBuf>,
-    /// Make the para-virtual IOMMU answer incorrectly, to test its driver: never, late, twice or
-    /// foreign (to a request that nobody made), each with :N, the number of requests before
+    /// Inject a wrong reply of the para-virtual IOMMU: never, late, twice or foreign (to a request
+    /// that was not sent), after N correct replies
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
     pub inject_reply: Option<InjectedReply>,
     /// Limits of the guest.
@@ -304,20 +304,20 @@ fn between(least: usize, most: usize, text: &str) -> Result<usize, String> {
     let number = text.parse().ok();
     number
         .filter(|number| (least..=most).contains(number))
-        .ok_or_else(|| format!("it has to be from {least} to {most}"))
+        .ok_or_else(|| format!("expected {least} to {most}"))
 }
 
 fn queue(text: &str) -> Result<u16, String> {
     let size = text.parse().ok();
     size.filter(|size: &u16| size.is_power_of_two() && (4..=1024).contains(size))
-        .ok_or_else(|| "it has to be a power of two from 4 to 1024".into())
+        .ok_or_else(|| "expected a power of two from 4 to 1024".into())
 }
 
 fn lock(text: &str) -> Result<Locked, String> {
     match text {
         "mapped" => Ok(Locked::Mapped),
         "all" => Ok(Locked::All),
-        _ => Err("it is mapped or all".into()),
+        _ => Err("expected mapped or all".into()),
     }
 }
 
@@ -336,7 +336,7 @@ fn net(text: &str) -> Result<NetOptions, String> {
                     .parse()
                     .ok()
                     .filter(|pairs: &NonZeroU16| pairs.get() <= MAX_PAIRS)
-                    .ok_or_else(|| format!("queues has to be from 1 to {MAX_PAIRS}"))?;
+                    .ok_or_else(|| format!("queues must be 1 to {MAX_PAIRS}"))?;
             }
             Some(("mac", text)) => options.mac = Some(mac(text)?),
             _ => return Err(format!("{word:?} is neither queues=N nor mac=ADDRESS")),
@@ -355,7 +355,7 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
         .collect();
     let mac: Option<[u8; 6]> = bytes.and_then(|bytes| bytes.try_into().ok());
     mac.filter(|[first, ..]| first & 1 == 0)
-        .ok_or_else(|| "mac has to be like 52:54:00:12:34:56, of one device".into())
+        .ok_or_else(|| "mac must be an individual address, such as 52:54:00:12:34:56".into())
 }
 
 #[cfg(test)]

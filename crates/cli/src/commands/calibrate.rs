@@ -159,7 +159,7 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
         counter.\n#\n",
     );
     out.push_str(
-        "# Measured on this machine; `compare` executes these costs, nothing below is charged for \
+        "# Measured on this machine. `compare` executes these operations, and models none of \
         them:\n",
     );
     let mut say = |what: &str, value: String| {
@@ -195,12 +195,10 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
         "{}: invalidation_cycles, miss_cycles, baseline_cycles,",
         source.name
     );
-    out.push_str(
-        "# iotlb_sets, iotlb_ways, walk_cache_entries. Edit them where you know better.\n",
-    );
+    out.push_str("# iotlb_sets, iotlb_ways, walk_cache_entries. Edit the numbers that you know.\n");
     out.push_str(match measured.coherent {
-        Some(_) => "# coherent: as this host's IOMMU says.\n\n",
-        None => "# coherent: no IOMMU to ask on this host; taken from the same profile.\n\n",
+        Some(_) => "# coherent: reported by this host's IOMMU.\n\n",
+        None => "# coherent: this host has no IOMMU; taken from the same profile.\n\n",
     });
     let body = toml::to_string(&profile)
         .map_err(|e| Failure::io(Path::new("profile"))(std::io::Error::other(e)))?;

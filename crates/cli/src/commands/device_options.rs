@@ -52,7 +52,7 @@ fn vfio_user_devices(
     refuse(&[
         (
             args.record_requests.is_some() && args.iommu != IommuKind::Virtio,
-            "--record-requests requires --iommu virtio, whose driver's requests it records",
+            "--record-requests requires --iommu virtio",
         ),
         (
             args.host_page_pool && !is_pviommu,
@@ -124,17 +124,17 @@ fn vhost_user_disk(
         ),
         (
             args.memory_file.is_some(),
-            "--memory-file requires --iommu virtio, pviommu or none: a vhost-user back-end takes \
+            "--memory-file requires --iommu virtio, pviommu or none: a vhost-user back-end accepts \
             sealed memory only",
         ),
         (
             args.lock.is_some(),
-            "--lock requires --iommu virtio, pviommu or none: a vhost-user back-end locks none of \
-            the memory",
+            "--lock requires --iommu virtio, pviommu or none: a vhost-user back-end locks no \
+            memory",
         ),
         (
             args.record_requests.is_some(),
-            "--record-requests requires --iommu virtio, whose driver's requests it records",
+            "--record-requests requires --iommu virtio",
         ),
         (
             args.host_page_pool,

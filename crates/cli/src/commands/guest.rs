@@ -157,9 +157,7 @@ fn check_module(iommu: IommuKind, args: &ModuleArgs) -> Result<(), Failure> {
     if iommu == IommuKind::Pviommu || args.module_args.is_empty() {
         return Ok(());
     }
-    Err(Failure::Devices(
-        "--module-args requires --iommu pviommu, whose module takes them",
-    ))
+    Err(Failure::Devices("--module-args requires --iommu pviommu"))
 }
 
 fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
@@ -294,14 +292,14 @@ fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
     let DifferentialReport {
         allowed,
         rejected,
-        write_only_reads: told_more,
+        write_only_reads,
         differing,
         most_mapped,
     } = &report;
     let mut text = format!(
-        "seed {}: {} cases over at most {most_mapped} mappings: {allowed} let through by both to \
-        the same bytes, {rejected} rejected by both, {told_more} reads of what QEMU told more of \
-        than it grants, {} differ\n",
+        "seed {}: {} cases over at most {most_mapped} mappings: both permit {allowed} to the same \
+        bytes, both reject {rejected}, only QEMU rejects {write_only_reads} reads of write-only \
+        mappings, {} differ\n",
         args.seed,
         report.cases(),
         differing.len()

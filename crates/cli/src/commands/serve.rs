@@ -87,7 +87,7 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     confine(&daemon, args)?;
     print(&format!(
         "taken over: {} copies in {} us while {} requests were completed; then {} us without \
-        devices: {} to stop and copy {} bytes, {} to rebuild, {} to let go\n",
+        devices: {} to stop and copy {} bytes, {} to rebuild, {} to release\n",
         taken.copies,
         taken.copying.as_micros(),
         taken.requests_completed,

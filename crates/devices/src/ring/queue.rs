@@ -28,7 +28,7 @@ pub struct MalformedCompletion {
 #[non_exhaustive]
 pub enum CompletionFault {
     /// No descriptor is outstanding.
-    #[error("a completion, but nothing is outstanding")]
+    #[error("a completion without an outstanding command")]
     Nothing,
     /// The completion's descriptor is not the oldest one.
     #[error("entry {found} instead of the oldest one, {oldest}")]
@@ -39,7 +39,7 @@ pub enum CompletionFault {
         oldest: u32,
     },
     /// The completion's command is not outstanding.
-    #[error("command {command}, which is not outstanding")]
+    #[error("command {command} is not outstanding")]
     NotOutstanding {
         /// Command in the completion.
         command: u32,

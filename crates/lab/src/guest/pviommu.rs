@@ -157,7 +157,7 @@ impl HostBackend for PviommuHost {
         coherency: Coherency,
         unit: HostUnit,
     ) -> Result<Self, LabError> {
-        let refused = LabError::Internal("a host that cannot be configured");
+        let refused = LabError::Internal("the host refused its configuration");
         let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new((1 << 48) - 1));
         let Some(window) = window else {
             return Err(refused);

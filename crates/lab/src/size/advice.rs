@@ -213,7 +213,7 @@ fn why(fit: Fit, ring: &RingDemand, in_order: Option<u32>) -> String {
                 ring.in_order_need
             ),
         },
-        Fit::Static => "nothing is unmapped; use a ring's static table for these buffers".into(),
+        Fit::Static => "no buffer is unmapped; use a ring's static table for these buffers".into(),
         Fit::None => format!(
             "{} slots are needed at once; a ring has at most {}",
             ring.rule(),

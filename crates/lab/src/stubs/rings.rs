@@ -136,7 +136,7 @@ impl<D, const ENTRIES: bool> ReplayedRings<D, ENTRIES> {
         memory: &Arena,
         tape: Rc<AllocTrace>,
     ) -> Result<Self, LabError> {
-        let missing = |_| LabError::Internal("rings that cannot be read");
+        let missing = |_| LabError::Internal("the stub cannot read a ring");
         let device = RingDevice::read(memory, rings).map_err(missing)?;
         let table = |direction| {
             let table = RingTable::read(memory, &device, ring_of(direction)).map_err(missing)?;

@@ -40,7 +40,7 @@ impl fmt::Display for ChannelFailure {
             Self::UnknownReply(id) => {
                 write!(
                     f,
-                    "the host answered request {}, which is not in flight",
+                    "the host replied to request {}, which is not in flight",
                     id.0
                 )
             }

@@ -98,8 +98,8 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
         ),
         (
             Verdict::Differs,
-            "an order or an exact number differs, or a number differs and there is no order; the \
-            finding explains why."
+            "an order or an exact number differs, or a number of an experiment without groups is \
+            off; the finding explains why."
                 .to_owned(),
         ),
         (Verdict::NotRun, "no row was measured.".to_owned()),
@@ -236,7 +236,7 @@ fn sources(finding: &Finding, out: &mut String) {
         return;
     }
     out.push_str(
-        "<details><summary>Where the printed numbers stand</summary><table \
+        "<details><summary>Sources of the printed numbers</summary><table \
         class=\"words\"><thead><tr><th>what</th><th>printed</th>\
          <th>source</th></tr></thead>\n<tbody>\n",
     );

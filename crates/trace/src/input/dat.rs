@@ -84,7 +84,9 @@ impl Read for Report {
                 message: message.unwrap_or_else(|| match status.success() {
                     // A report begins with the number of processors even if there are no events.
                     // For a truncated file, trace-cmd 3.1 prints nothing and exits with success.
-                    true => "nothing was printed: the file is cut off or damaged".to_owned(),
+                    true => "trace-cmd printed nothing: the file is truncated or \
+                    damaged"
+                        .to_owned(),
                     false => status.to_string(),
                 }),
             },

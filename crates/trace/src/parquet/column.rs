@@ -132,7 +132,7 @@ impl Bounded {
             page.encoding(),
             PLAIN | RLE | RLE_DICTIONARY | PLAIN_DICTIONARY | DELTA_BINARY_PACKED
         ) {
-            let message = format!("a page of encoding {}, which is not read", page.encoding());
+            let message = format!("unsupported page encoding {}", page.encoding());
             return Err(ParquetError::General(message));
         }
         if let Page::DataPage {

@@ -53,7 +53,7 @@ pub(super) fn check(footer: &[u8]) -> Result<(), ParquetProblem> {
         Some(())
     });
     walked.ok_or_else(|| ParquetProblem::Damaged {
-        message: "the footer holds more than a table of operations does, or is cut".to_owned(),
+        message: "the footer is truncated, or larger than that of a table of operations".to_owned(),
     })
 }
 

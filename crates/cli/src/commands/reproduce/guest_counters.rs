@@ -115,18 +115,20 @@ impl GuestCounters {
         let failed = |why: String| Err(Uncounted::Failed(why));
         let map_unmap = [before.map_unmap, self.map_unmap].into_iter().flatten();
         let Some(map_unmap) = map_unmap.reduce(f64::min) else {
-            return failed("the guest's dma_count said nothing".into());
+            return failed("the guest's module dma_count printed no instructions".into());
         };
         let stopped = self.stopped;
         if stopped > 0.0 && !configuration.is_as_published() {
-            return failed(format!("{stopped} accesses of its devices were stopped"));
+            return failed(format!(
+                "the IOMMU stopped {stopped} accesses of its devices"
+            ));
         }
         // The average of a few operations before a failure is not the cost of one operation.
         let operations = self.operations - before.operations;
         if operations < f64::from(asked) {
             if stopped == 0.0 {
                 return failed(format!(
-                    "between its moments the device did {operations} of {asked} operations"
+                    "the device completed {operations} of {asked} operations between the samples"
                 ));
             }
             return Err(Uncounted::FalseFaults(FalseFaults {

@@ -22,8 +22,8 @@ use crate::output::print_line;
 pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
     if !fetch && !args.guest_cache.join("kernels").is_dir() {
         let none = format!(
-            "there is no guest in {} yet; `ringfence reproduce X21` fetches what one needs, \
-            --guest-cache names another place",
+            "no guest was prepared in {}; run `ringfence reproduce X21`, which fetches one, or \
+            name another directory with --guest-cache",
             args.guest_cache.display()
         );
         return Ok((Guests::None(none), false));
@@ -34,17 +34,17 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
     let stop = Arc::new(Interrupt::default());
     stop.install_handler()
         .map_err(Failure::io("Ctrl-C".as_ref()))?;
-    let booth = GuestRunner {
+    let runner = GuestRunner {
         program,
         dir: dir.path().to_owned(),
         args,
         stop: &stop,
     };
-    let guests = match booth.prepare() {
+    let guests = match runner.prepare() {
         Err(why) => Guests::Failed(why),
         Ok(kernel) => Guests::Counted {
             kernel,
-            cells: all(&booth),
+            cells: all(&runner),
         },
     };
     drop(dir);
@@ -76,8 +76,8 @@ fn cells(args: &ReproduceGuestArgs) -> Vec<GuestCell> {
     cells.collect()
 }
 
-fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
-    let mut cells = cells(booth.args);
+fn all(runner: &GuestRunner<'_>) -> Vec<GuestCell> {
+    let mut cells = cells(runner.args);
     let booted: Vec<&mut GuestCell> = cells.iter_mut().filter(|cell| cell.failed()).collect();
     let count = booted.len();
     let next = Mutex::new(booted.into_iter().enumerate());
@@ -88,7 +88,7 @@ fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
                 loop {
                     let taken = next.lock().ok().and_then(|mut next| next.next());
                     let Some((place, cell)) = taken else { break };
-                    if booth.stop.is_requested() {
+                    if runner.stop.is_requested() {
                         cell.counts = Err(Uncounted::Failed("interrupted".into()));
                         continue;
                     }
@@ -102,17 +102,17 @@ fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
                         print_line(&name);
                     }
                     let begun = Instant::now();
-                    let counts = booth.count_operation(cell.kind, cell.configuration);
-                    let told = match &counts {
+                    let counts = runner.count_operation(cell.kind, cell.configuration);
+                    let result = match &counts {
                         Ok(counts) => line(cell.kind, counts),
                         Err(Uncounted::FalseFaults(seen)) => no_line(cell.kind, seen),
                         Err(Uncounted::Failed(why)) => format!("failed: {why}"),
-                        Err(Uncounted::Unasked) => "not asked for".into(),
+                        Err(Uncounted::Unasked) => "not requested".into(),
                     };
                     // Always print: the user sees partial results before the table, or without it
                     // after an error.
                     let seconds = begun.elapsed().as_secs_f64();
-                    print_line(&format!("{name}: {told} ({seconds:.0} s)"));
+                    print_line(&format!("{name}: {result} ({seconds:.0} s)"));
                     cell.counts = counts;
                 }
             });
@@ -124,7 +124,7 @@ fn all(booth: &GuestRunner<'_>) -> Vec<GuestCell> {
 /// Returns the line with the counts of one guest.
 fn line(kind: Kind, counts: &GuestCounts) -> String {
     let mut text = format!(
-        "a {}: {:.3} requests, {:.3} exits for them, {:.3} for the device",
+        "per {}: {:.3} requests, {:.3} exits for them, {:.3} for the device",
         kind.operation(),
         counts.requests,
         counts.exits,
@@ -136,17 +136,20 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
     if let Some(instructions) = counts.instructions {
         text.push_str(&format!(", {instructions:.0} instructions"));
     }
-    text.push_str(&format!("; a DMA: {:.0} instructions", counts.map_unmap));
+    text.push_str(&format!(
+        "; map and unmap: {:.0} instructions",
+        counts.map_unmap
+    ));
     if counts.stopped > 0.0 {
         text.push_str(&format!(
-            "; {:.0} accesses stopped, {:.0} requests unheard",
+            "; {:.0} accesses stopped, {:.0} requests without a status",
             counts.stopped, counts.unanswered
         ));
     }
     if let Some(host) = &counts.host {
         text.push_str(&format!(
-            "; its host: {:.3} walks of the second stage, {:.3} pages through the pointer; {:.0} \
-            frames in all, {:.0} of them waited for",
+            "; host: {:.3} second-stage walks, {:.3} pages through the pointer, {:.0} frames, \
+            {:.0} of them waited for",
             host.lookups, host.through_pointer, host.frames, host.frames_awaited
         ));
     }
@@ -156,8 +159,8 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
 /// Returns the line for a guest without operations to count.
 fn no_line(kind: Kind, seen: &FalseFaults) -> String {
     format!(
-        "no {} to count: of {:.0} requests {:.0} ended with an error and {:.0} unheard, {:.0} \
-        accesses stopped; a DMA: {:.0} instructions",
+        "no {} to count: of {:.0} requests {:.0} failed and {:.0} got no status; {:.0} accesses \
+        stopped; map and unmap: {:.0} instructions",
         kind.operation(),
         seen.requests,
         seen.failed,

@@ -420,7 +420,7 @@ fn every_mode_keeps_its_promise_under_attack() {
 /// Checks the number of invalidations of each policy on a workload that determines it exactly: 600
 /// single pages, one CPU, no time.
 #[test]
-fn invalidations_are_what_the_policy_says() {
+fn invalidations_match_the_policy() {
     for (name, expected) in [
         ("none", 0),
         ("hwpt", 0),

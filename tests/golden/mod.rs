@@ -92,7 +92,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 #[test]
-fn the_sample_counts_what_it_counted() {
+fn sample_matches_its_golden_file() {
     let options = CompareOptions {
         repetitions: 0,
         ..CompareOptions::new()

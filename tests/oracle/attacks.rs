@@ -127,7 +127,7 @@ fn two_users(bench: &mut dyn Bench) -> u64 {
 
 /// The as-published cache is vulnerable to A28 and A29 (errata 16); the others are not.
 #[test]
-fn caches_are_confused_as_printed_and_not_as_repaired() {
+fn only_the_published_cache_confuses_keys() {
     let quiet = |name: &str| {
         let mut bench = named(name);
         bench.attackers(false);

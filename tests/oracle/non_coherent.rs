@@ -168,7 +168,7 @@ where
 }
 
 #[test]
-fn what_is_cleared_is_gone_for_a_walker_that_does_not_snoop() {
+fn non_coherent_walkers_see_cleared_entries() {
     fn plain(board: &Board, domain: DomainId) -> (PlainTable<SecondStage>, PhysAddr) {
         let table = table(board, domain);
         let root = table.root();

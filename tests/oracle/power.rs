@@ -21,7 +21,7 @@ fn reach(unit: &mut VtdUnit, arena: &Arena, device: RequesterId) -> Result<u64, 
 }
 
 #[test]
-fn a_device_reaches_only_what_its_context_says() {
+fn device_accesses_are_limited_by_its_context() {
     let arena = Arena::new(1 << 20).unwrap();
     let frames = Frames::new(
         &arena,

@@ -262,7 +262,7 @@ fn every_device<R: Read>(name: &str, operations: Operations<R>) -> Came {
 }
 
 #[test]
-fn the_sample_on_memory_that_lags_behind() {
+fn sample_on_lagging_memory() {
     let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
     let came = every_device(
         "sample",
@@ -275,7 +275,7 @@ fn the_sample_on_memory_that_lags_behind() {
 /// --test across lagging -- --include-ignored`.
 #[test]
 #[ignore = "needs recorded traces"]
-fn all_recorded_traces_on_memory_that_lags_behind() {
+fn recorded_traces_on_lagging_memory() {
     let directory = std::env::var_os("RINGFENCE_TRACES").expect("RINGFENCE_TRACES");
     // Cargo runs tests in the directory of their package; the variable is relative to the
     // repository.

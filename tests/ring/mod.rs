@@ -295,7 +295,7 @@ fn at_random(setup: RingSetup, prefetch: Prefetch, seed: u64) {
 }
 
 #[test]
-fn what_is_reached_is_in_custody_and_what_is_told_is_reached() {
+fn accessible_bytes_are_mapped_and_mapped_bytes_accessible() {
     for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
         for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
             for prefetch in [Prefetch::Immediate, Prefetch::Deferred, Prefetch::Absent] {

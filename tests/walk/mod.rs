@@ -243,7 +243,7 @@ fn rolled_back_for_want_of_room() {
 
 /// Every file and function that `docs/WALK.md` names exists.
 #[test]
-fn the_document_names_what_exists() {
+fn page_names_existing_functions() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let text = std::fs::read_to_string(format!("{root}/docs/WALK.md")).unwrap();
     let mut steps = 0;

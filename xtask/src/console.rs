@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_judged_by_status_and_output() {
+    fn commands_are_checked_by_status_and_output() {
         let repo = Repo::find().unwrap();
         for (command, output, status, passes) in [
             ("echo a", "a", 0, true),

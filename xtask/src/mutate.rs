@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closing_names_what_survived() {
+    fn summary_names_survivors() {
         let text = "# breaks: a promise\n# kill: cargo test -p a\n";
         let mutation = |name: &str| Mutation::parse(Path::new(name), text).unwrap();
         let (first, second) = (mutation("first.patch"), mutation("second.patch"));

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_beside_is_kept_whole_and_steps_back() {
+    fn background_output_is_whole_at_low_priority() {
         let said = thread::spawn(|| {
             output::keep();
             let mut lines = Vec::new();

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn test_items_are_told_from_the_rest() {
+    fn test_items_are_recognised() {
         for (text, expected) in [
             ("#[cfg(test)] mod tests { fn x() {} }", false),
             ("#[cfg(all(test, unix))] mod tests { fn x() {} }", false),

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_beside_runs_at_the_same_time_and_is_waited_for() {
+    fn background_steps_run_concurrently() {
         let (send, receive) = channel();
         let (go, gone) = channel();
         let steps = vec![
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a scoped thread panicked")]
-    fn a_panic_beside_hangs_nothing() {
+    fn background_panic_does_not_hang() {
         let steps = vec![
             Step::new("beside", |_| panic!("on purpose")).beside(),
             Step::new("beside too", |_| Ok(String::new())).beside(),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_beside_fails_the_run() {
+    fn background_failure_fails_the_run() {
         let steps = vec![
             Step::new("beside", |_| anyhow::bail!("broken")).beside(),
             Step::new("next", |_| Ok(String::new())),

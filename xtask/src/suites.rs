@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_with_tests_are_told_from_the_rest() {
+    fn programs_with_tests_are_recognised() {
         let found = |message: &Value| program(message).unwrap();
         let one = found(&artifact("test", true, Some("/t/a-1"))).unwrap();
         assert_eq!(one.kind, Kind::Outside);

@@ -77,7 +77,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn fields_are_counted_from_behind_the_name() {
+    fn fields_are_counted_after_the_name() {
         let stat = "7 (a) Z (b) ) Z 1 7 7 0 -1 4 0 0 0 0 150 50 1000 2000 20 0 1 0 5";
         assert_eq!(
             Usage::parse(stat),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_and_its_own_used_is_taken_down() {
+    fn usage_includes_child_processes() {
         if Usage::read("self").is_none() {
             return;
         }

@@ -120,7 +120,7 @@ mod tests {
     use crate::BufferOwner;
 
     #[test]
-    fn work_goes_up_whole_and_in_order() {
+    fn completions_are_delivered_whole_and_in_order() {
         let buffer = |at: u64| <Buffer as BufferOwner>::hold(u64::release(at));
         let at = PhysAddr::new;
         let mut returns: OrderedCompletions<char, [Option<Buffer>; 2]> =

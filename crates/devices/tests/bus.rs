@@ -180,7 +180,7 @@ fn translated_to_nowhere_is_no_fault() {
 
 /// All attackers on one mapping, with and without an invalidation at unmap.
 #[test]
-fn attackers_reach_what_is_not_flushed() {
+fn attackers_access_unflushed_pages() {
     let mem = arena();
     for strict in [true, false] {
         let mut rig = Rig::new(&mem);

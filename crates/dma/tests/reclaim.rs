@@ -204,7 +204,7 @@ fn run() {
 }
 
 #[test]
-fn a_mapping_is_seen_although_its_table_page_was_just_taken_away() {
+fn mapping_is_visible_despite_concurrent_reclaim() {
     shuttle::check_random(run, 400);
     shuttle::check_pct(run, 300, 3);
 }

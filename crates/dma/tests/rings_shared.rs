@@ -380,6 +380,6 @@ fn two_processors_share_a_ring_that_walkers_do_not_snoop() {
 }
 
 #[test]
-fn two_processors_share_a_ring_in_any_order_that_walkers_do_not_snoop() {
+fn two_cpus_share_a_ring_without_snooping() {
     under_all_schedules(SlotChoice::NextFree, Coherency::NonCoherent);
 }

@@ -401,7 +401,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_loop_ends_with_its_run_and_goes_on_with_the_next() {
+    fn closed_loop_resumes_in_the_next_run() {
         use ringfence_devices::workload::Apache;
         let clients = Apache::CLIENTS_EIOVAR;
         let apache = Apache::new(Apache::BIG, clients, 1);

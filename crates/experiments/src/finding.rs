@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn order_counts_within_a_group_only_and_fitted_rows_do_not_count() {
+    fn order_is_judged_per_group_without_fitted_rows() {
         let one = row(1.0, 2.0, Requirement::Shown).ordered_in("a");
         let other = row(2.0, 1.0, Requirement::Shown);
         let in_b = other.clone().ordered_in("b");

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_oldest_is_refused() {
+    fn unmap_of_a_newer_mapping_is_rejected() {
         let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), 50, 600).unwrap();
         capture.run().unwrap();
         // The second run unmaps buffers that the first one mapped.

@@ -218,7 +218,7 @@ mod tests {
     /// Cycles end at 11, 21, 31 and 41 s. A mapping released at 2 s is in the cache just before
     /// 41 s and evicted at 41 s. After a longer pause it is still evicted.
     #[test]
-    fn what_rests_for_longer_than_c_cycles_is_asked_for_again() {
+    fn mappings_idle_for_c_cycles_are_evicted() {
         for (again, hits) in [("40.900000", 1), ("41.100000", 0), ("4000.000000", 0)] {
             let text =
                 line("1.000000", "map", 5) + &line("2.000000", "unmap", 5) + &line(again, "map", 5);

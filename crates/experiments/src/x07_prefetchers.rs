@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_devices_are_counted_claim_by_claim_and_small_ones_are_not() {
+    fn recorded_devices_are_counted_per_claim() {
         let mut setting = Setting::smoke();
         setting.recorded = device("large", 256);
         setting.recorded.extend(device("small", 64));
@@ -349,7 +349,7 @@ mod tests {
     /// A device whose addresses never recur is counted. The claims about histories do not cover it;
     /// the claim about two entries does.
     #[test]
-    fn a_claim_is_not_held_to_a_device_it_does_not_speak_of() {
+    fn claims_judge_only_the_devices_that_they_cover() {
         let ring = Synthetic {
             rings: vec![256],
             burst: 1,
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn without_traces_the_finding_says_how_to_name_them() {
+    fn finding_without_traces_names_the_option() {
         let mut found = Findings::default();
         recorded(&Setting::smoke(), &mut found);
         assert!(found.rows.is_empty() && found.notes[0].contains("--trace"));

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_port_stands_beside_the_driver() {
+    fn recorded_port_has_rows() {
         use crate::prefetch::{Addresses, Synthetic, histories, measure};
         let ring = Synthetic {
             rings: vec![64],

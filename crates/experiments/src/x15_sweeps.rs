@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_packets_are_bounded_by_their_number_and_large_ones_by_the_core() {
+    fn packet_rate_limits_small_packets_core_limits_large() {
         let (slow, by_core) = throughput(64, 10.0);
         assert!(!by_core && (slow - PORT_PPS * 512.0 / 1e9).abs() < 1e-9);
         let (fast, by_core) = throughput(16_384, 9050.0);

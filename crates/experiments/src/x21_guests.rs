@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn without_guests_nothing_is_said_to_have_run() {
+    fn verdict_without_guests_is_not_run() {
         let mut setting = Setting::smoke();
         setting.guests = Guests::None("QEMU is not installed".into());
         let found = EXPERIMENT.run(&setting).unwrap();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_did_stands_beside_a_device() {
+    fn host_work_has_rows() {
         let without = found(cells()).rows.len();
         let mut cells = cells();
         let mut counts = counts(0.0, 470.0);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_cache_stands_beside_ours_and_what_it_breaks_is_said() {
+    fn published_cache_has_rows_and_notes_on_its_defects() {
         let as_published = |kind, counts| GuestCell {
             kind,
             configuration: Configuration::RtcAsPublished,
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_and_the_caches_share_are_judged() {
+    fn orders_and_the_share_of_the_cache_are_judged() {
         let right = found(cells());
         assert_eq!(right.verdict, Verdict::Reproduced, "{:#?}", right.rows);
         assert!(

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_devices_are_judged_together_and_small_ones_are_not() {
+    fn recorded_devices_are_judged_by_their_median() {
         let mut setting = Setting::smoke();
         setting.reuse = vec![device("a", 90_000, 89_900), device("b", 999, 0)];
         let found = EXPERIMENT.run(&setting).unwrap();

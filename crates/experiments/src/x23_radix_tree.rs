@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_hold_is_what_the_document_gets_wrong() {
+    fn failing_rows_are_errors_of_the_paper() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         let wrong: Vec<&str> = found
             .rows

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documents_interval_is_reproduced() {
+    fn published_interval_is_reproduced() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
         assert_eq!(found.rows.len(), 3 * 7 + 4 + 3 * 6);
@@ -262,7 +262,7 @@ mod tests {
     /// The adaptive cache exposes a small part of what the fixed one exposes, and no mapping stays
     /// as long as the bound.
     #[test]
-    fn what_follows_reuse_exposes_less_than_what_is_kept_for_a_fixed_time() {
+    fn adaptive_residency_exposes_less_than_fixed() {
         let mut found = Findings::default();
         let bound = Published {
             text: "40".into(),

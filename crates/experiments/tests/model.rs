@@ -48,7 +48,7 @@ fn rows(file: &Path, columns: usize) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_tables_are_those_of_the_documents() {
+fn tables_match_the_papers() {
     let Some(reference) = reference() else { return };
     let paper = |name: &str| reference.join("paper").join(name);
     let mut table_1 = BTreeSet::new();
@@ -297,7 +297,7 @@ proptest! {
 
     /// Results computed from any values that round to the inputs lie in the interval.
     #[test]
-    fn intervals_hold_what_can_have_been_rounded(
+    fn intervals_contain_all_roundings(
         a in 1.0..100.0_f64,
         b in 1.0..100.0_f64,
         within in (-0.0049..0.0049_f64, -0.0049..0.0049_f64),

@@ -27,7 +27,7 @@ fn of(rows: &[PrefetchRow], predictor: Predictor) -> impl Iterator<Item = &Prefe
 /// The main result of X07: Recency and Markov predict only with a history of the ring's size or
 /// larger, and the rIOTLB's two entries always predict.
 #[test]
-fn recency_and_markov_need_the_ring_in_their_history_and_two_entries_do_not() {
+fn recency_and_markov_need_a_history_of_the_ring() {
     for addresses in [Addresses::Tidy, Addresses::Scattered, Addresses::Tree] {
         for entries in [16, 64, 300] {
             let stream = ring(entries, 1, addresses);
@@ -75,7 +75,7 @@ fn an_invalidation_costs_two_entries_one_walk() {
 /// Departures from the rIOMMU paper: Distance works if neighbours of a ring have adjacent
 /// addresses. No history helps Markov and Recency if no address recurs before a flush.
 #[test]
-fn addresses_decide_what_can_be_learned() {
+fn predictability_depends_on_addresses() {
     let rate = |addresses, predictor, history: u32| {
         let rows = measure(&ring(128, 1, addresses), &[history]);
         of(&rows, predictor).next().unwrap().hit_rate
@@ -92,7 +92,7 @@ fn addresses_decide_what_can_be_learned() {
 }
 
 #[test]
-fn streams_have_the_rings_that_were_asked_for() {
+fn streams_have_the_requested_rings() {
     for addresses in Addresses::ALL {
         let device = Synthetic {
             rings: vec![40, 8],
@@ -243,7 +243,7 @@ fn a_trace_gives_the_addresses_that_it_prints() {
 }
 
 #[test]
-fn lists_are_found_by_their_starts_and_devices_are_apart() {
+fn scatterlists_are_matched_per_device() {
     use BufferEvent::{EndBurst, Map, Unmap, Use};
     let list = |addrs: &str, starts: &str| {
         format!(
@@ -371,7 +371,7 @@ fn sample() -> TraceSource {
 
 /// Distance predicts the pages inside a buffer but not the next buffer.
 #[test]
-fn the_order_of_buffers_is_counted_apart_from_the_pages_inside() {
+fn first_pages_are_counted_separately() {
     let buffers = [0xf0_0000_u64, 0x10_0000, 0x77_0000, 0x30_0000];
     let text: String = (0..8)
         .map(|n| {

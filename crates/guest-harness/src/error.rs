@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_kernel_is_answered_with_those_there_are() {
+    fn unknown_kernel_lists_the_known_ones() {
         let error = GuestError::NoKernel {
             version: "7.2".into(),
             known: ["6.12.107+deb13", "7.3.4+deb13"]

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_removed_makes_room_first() {
+    fn removed_entries_are_reused_first() {
         for replacement in [Replacement::Lru, Replacement::Fifo] {
             let mut cache = SetAssociative::new(Geometry::new(1, 4).unwrap(), replacement, 0);
             for key in 1..=4 {

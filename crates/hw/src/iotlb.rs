@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_holds_what_its_leaf_holds() {
+    fn page_entry_equals_its_leaf() {
         for (size, base) in [
             (PageSize::Size4K, 0x000f_ffff_ffff_f000),
             (PageSize::Size2M, 0x000f_ffff_ffe0_0000),

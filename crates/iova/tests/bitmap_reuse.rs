@@ -120,7 +120,7 @@ fn flushes_overtake<A: IovaAllocator<FreeProof = Unmapped>>(allocator: &A) {
 }
 
 #[test]
-fn a_flush_releases_only_what_was_freed_before_it_was_asked_for() {
+fn flush_releases_only_ranges_freed_before_its_request() {
     flushes_overtake(&Bitmap::new(space(), RefCell::new).unwrap());
     let memory = Words::holding(space());
     flushes_overtake(&TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap());
@@ -180,7 +180,7 @@ fn one_flush_a_lap() {
 }
 
 #[test]
-fn a_table_keeps_absent_and_free_apart() {
+fn table_distinguishes_absent_and_free() {
     let memory = Words::holding(space());
     let allocator = TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap();
     let mut cpu = allocator.per_cpu();

@@ -75,7 +75,7 @@ fn equals_eiovar_table_1_without_tx() {
 }
 
 #[test]
-fn equals_eiovar_table_1_with_tx_including_the_search_of_148_steps() {
+fn equals_eiovar_table_1_with_its_search_of_148_steps() {
     assert_eq!(replay_column(5), [0, 148]);
 }
 
@@ -229,7 +229,7 @@ fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
 }
 
 #[test]
-fn agrees_with_the_naive_transcription_on_results_steps_and_cache() {
+fn agrees_with_the_naive_transcription() {
     let (mut script, mut answers) = (String::new(), String::new());
     for seed in 0..SEQUENCES {
         run_sequence(seed, &mut script, &mut answers);

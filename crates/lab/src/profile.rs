@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documents_machine_costs_what_they_print() {
+    fn profile_has_the_published_costs() {
         let profile = Profile::r210_2015();
         // rIOMMU, Table 1: an unmap's invalidation takes 2127 to 2135 cycles; section 5.1
         // waits 2150. Section 5.3: a miss takes 1532.

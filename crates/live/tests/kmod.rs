@@ -41,7 +41,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn the_module_reads_and_builds_what_the_vectors_say() {
+fn module_agrees_with_the_vectors() {
     let vectors = repository().join("crates/pviommu/vectors");
     let output = built(
         "vectors",
@@ -111,7 +111,7 @@ fn with_a_host(name: &str) {
 }
 
 #[test]
-fn the_modules_pause_between_events_holds_whatever_the_host_does() {
+fn event_rate_limit_holds_for_any_host() {
     with_a_host("events");
 }
 

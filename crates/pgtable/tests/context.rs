@@ -127,7 +127,7 @@ fn detach_clears_malformed_entries() {
 
 /// A detach that cannot reach the entry says so.
 #[test]
-fn detach_behind_a_malformed_root_entry_fails() {
+fn detach_below_a_malformed_root_entry_fails() {
     let mem = memory();
     let frames = frames(&mem);
     let at = device(0x0102);
@@ -236,7 +236,7 @@ impl PhysMemory for Watched<'_> {
 }
 
 #[test]
-fn between_any_two_stores_the_device_sees_the_old_entry_or_none_or_the_new_one() {
+fn device_sees_old_no_or_new_entry_between_stores() {
     let mem = memory();
     let frames = frames(&mem);
     let mut tables = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
@@ -269,7 +269,7 @@ fn between_any_two_stores_the_device_sees_the_old_entry_or_none_or_the_new_one()
 }
 
 #[test]
-fn what_the_root_may_hold() {
+fn valid_root_entries() {
     let mut mem = SparseMemory::new();
     let (root, table) = (PhysAddr::new(0x1000), 0x2000);
     mem.add(root);

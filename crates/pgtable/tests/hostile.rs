@@ -135,7 +135,7 @@ fn a_table_that_points_at_itself_ends() {
 }
 
 #[test]
-fn a_walk_goes_on_from_each_cursor_it_showed() {
+fn walk_resumes_from_every_cursor() {
     let mem = chain(&[0x2003, 0x3001, 0x4003, 0x7003]);
     let (end, path) = go(&mem, 0x123);
     let seen: Vec<_> = path

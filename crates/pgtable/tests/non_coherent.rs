@@ -345,7 +345,7 @@ fn coherent_tables_never_write_back() {
 }
 
 #[test]
-fn freebsd_flushes_whole_pages_and_the_repaired_one_does_not() {
+fn freebsd_writes_back_whole_pages_only_as_published() {
     // A neighbouring page keeps the leaf table from becoming empty.
     for (reclaim, neighbour, lines) in [
         (Reclaim::FlushPage, true, 64),

@@ -96,7 +96,7 @@ fn rings_and_devices() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_entries_are_rejected() {
     for slots in [0, 1 << 18, u32::MAX] {
         assert_eq!(
             RingTable::new(pa(0x1000), slots),

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_zero() {
+    fn unmeasured_is_not_zero() {
         let one = |text: &str| Condition::parse_all(text).unwrap().remove(0);
         let untimed = Row {
             maps: 1,
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_hold_is_refused() {
+    fn unsatisfiable_conditions_are_rejected() {
         for text in ["", "violations", ">0", ":x>0", "violations>0,", "a!b"] {
             let got = Condition::parse_all(text);
             assert!(

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cost_nothing_may_get_worse_too() {
+    fn zero_cost_can_regress() {
         let worse = |before, after| judged(&[row("a", before, 0)], &[row("a", after, 0)]).unwrap();
         for (before, after, is_worse) in [
             (0.0, 4000.0, true),

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_happened_is_said_and_the_worst_first() {
+    fn notes_list_events_worst_first() {
         let fine = TraceNotes {
             lines: 9,
             lines_replayed: 2,

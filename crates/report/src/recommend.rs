@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_strict_mode_is_named_beside_its_rivals() {
+    fn best_strict_mode_is_compared_with_others() {
         let rows = [
             row("none", "none", 0, 0.99, 900),
             row("strict", "strict", 1000, 0.2, 0),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_come_after_what_can_be_bought() {
+    fn rings_rank_after_existing_hardware() {
         let mut tail = row("riommu", "byte-granular", 100, 0.95, 0);
         tail.maps_without_slot = 70;
         tail.maps = 30;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_recommended_of_what_was_not_measured() {
+    fn unmeasured_modes_are_not_recommended() {
         let unmeasured = |timed, attack| Row {
             mode: "fence".into(),
             safety: "strict".into(),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn no_mode_is_praised_that_leaks_or_whose_trace_is_broken() {
+    fn leaking_modes_are_not_recommended() {
         let leaking = [row("fence", "strict", 1000, 0.9, 1)];
         let text = recommend(&[&leaking[0]], &Profile::r210_2015());
         assert!(text.contains("which is a defect"), "{text}");

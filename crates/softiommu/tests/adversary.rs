@@ -39,7 +39,7 @@ const POISON: u64 = 1;
 /// The page moves from frame to frame. As soon as unmap has returned, the writer poisons the old
 /// frame. No reader may ever see poison, for read sections of any length.
 #[test]
-fn nobody_sees_what_is_written_after_unmap() {
+fn no_reader_sees_writes_after_unmap() {
     const FRAMES: usize = 64;
     const MOVES: usize = 500;
     let mut unit = unit(FRAMES);
@@ -102,7 +102,7 @@ fn nobody_sees_what_is_written_after_unmap() {
 
 /// Unmap waits for the reader's next guard, not for the end of its read section.
 #[test]
-fn unmap_returns_while_a_burst_goes_on() {
+fn unmap_returns_during_a_burst() {
     const LOOKS: usize = 200_000_000;
     let mut unit = unit(1);
     let mut reader = unit.reader(DISK).unwrap();

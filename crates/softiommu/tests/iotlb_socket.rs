@@ -101,7 +101,7 @@ fn frame_of(exchange: &mut IotlbClient<()>, page: u64) -> Option<u64> {
 }
 
 #[test]
-fn misses_are_answered() {
+fn misses_get_replies() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
     let (tell_front, resolved) = mpsc::channel();
     let front = thread::spawn(move || {
@@ -217,7 +217,7 @@ fn one_miss_at_a_time() {
 /// The front-end looks up, then sends an invalidation, and only then the old translation. The
 /// back-end must miss again and use the second answer.
 #[test]
-fn an_answer_that_was_overtaken_is_asked_for_again() {
+fn overtaken_replies_are_requested_again() {
     let (mut exchange, mut main, mut requests) = connected(PATIENCE);
     let front = thread::spawn(move || {
         next_miss(&mut requests);

@@ -220,7 +220,7 @@ const FEW: Option<usize> = Some(2);
 
 /// One read section with one request, and unmap: R1, R2, R6 against W1 to W5.
 #[test]
-fn nobody_looks_at_a_page_after_unmap() {
+fn no_reader_uses_a_page_after_unmap() {
     explore(None, || {
         let (unit, pages) = unit(2);
         let device = one_burst(unit.reader(DISK).unwrap());
@@ -230,7 +230,7 @@ fn nobody_looks_at_a_page_after_unmap() {
 
 /// The same with an unmap of several ranges.
 #[test]
-fn nobody_looks_at_a_page_after_unmap_of_several() {
+fn no_reader_uses_a_page_after_multi_unmap() {
     explore(FEW, || {
         let (mut unit, pages) = unit(2);
         let device = one_burst(unit.reader(DISK).unwrap());
@@ -243,7 +243,7 @@ fn nobody_looks_at_a_page_after_unmap_of_several() {
 
 /// One read section with two requests. Its checkpoint lets unmap return: R4 and R5.
 #[test]
-fn a_checkpoint_ends_what_was_before_it() {
+fn checkpoint_ends_earlier_sections() {
     explore(None, || {
         let (unit, pages) = unit(2);
         let mut reader = unit.reader(DISK).unwrap();
@@ -259,7 +259,7 @@ fn a_checkpoint_ends_what_was_before_it() {
 /// Two read sections. Unmap may see the slot of the second one; the accesses of the first must be
 /// complete nevertheless (R1).
 #[test]
-fn a_new_burst_ends_what_was_before_it() {
+fn new_burst_ends_earlier_sections() {
     explore(FEW, || {
         let (unit, pages) = unit(2);
         let device = two_bursts(unit.reader(DISK).unwrap());
@@ -270,7 +270,7 @@ fn a_new_burst_ends_what_was_before_it() {
 /// A table is reused for another range. A reader that follows the new link sees no old entries. A
 /// reader that followed the old link is done before the table is filled again.
 #[test]
-fn a_table_forgets_its_range_before_it_has_another() {
+fn table_clears_its_range_before_reuse() {
     explore(FEW, || {
         // The root and the table of pages 0 and 1 are at the limit: pages 2 and 3 must reuse the
         // latter.
@@ -307,7 +307,7 @@ fn links_are_forgotten(next: impl Fn(&mut Reader<Arc<Pages>>) + Copy + Send + Sy
 }
 
 #[test]
-fn a_checkpoint_forgets_links() {
+fn checkpoint_drops_links() {
     links_are_forgotten(|reader| {
         let mut burst = reader.online();
         let _ = access(&burst.guard(), page(0));
@@ -318,7 +318,7 @@ fn a_checkpoint_forgets_links() {
 }
 
 #[test]
-fn a_new_burst_forgets_links() {
+fn new_burst_drops_links() {
     links_are_forgotten(|reader| {
         let _ = access(&reader.online().guard(), page(0));
         assert_ne!(access(&reader.online().guard(), page(1)), Ok(1));
@@ -345,7 +345,7 @@ fn a_page_is_ready_before_it_is_seen() {
 /// After detach has returned, the device gets no translation and reads no page, in this read
 /// section or the next.
 #[test]
-fn nobody_looks_at_a_page_after_detach() {
+fn no_reader_uses_a_page_after_detach() {
     explore(Some(3), || {
         let (mut unit, pages) = unit(2);
         let mut reader = unit.reader(DISK).unwrap();

@@ -346,7 +346,7 @@ fn tables_that_were_taken_back_are_linked_again() {
 }
 
 #[test]
-fn what_does_not_consist_of_pages_is_refused() {
+fn unaligned_ranges_are_rejected() {
     let mut both = Both::new();
     let mut domain = both.unit.domain(DOMAINS[0]).unwrap();
     for (start, bytes) in [(1, PAGE), (0, PAGE - 1), (0, 1), (PAGE, PAGE + 1)] {
@@ -407,7 +407,7 @@ fn every_width_translates_to_its_end_and_no_further() {
 }
 
 #[test]
-fn whoever_holds_a_pin_changes_nothing() {
+fn pinned_readers_do_not_affect_results() {
     let mut both = Both::new();
     both.map(0, 0, 1, 7, Permissions::READ);
     both.step(&Step::Attach {

@@ -334,7 +334,7 @@ fn a_reply_waits_for_pins() {
 
 /// Running out of tables returns NOMEM to the driver and changes nothing.
 #[test]
-fn a_full_table_is_told_to_the_driver() {
+fn full_table_fails_the_request() {
     let mut guest = Guest::new();
     guest.send(&Request::Attach {
         domain: 1,

@@ -27,7 +27,7 @@ fn send(device: &mut Device<IommuSink<()>>, words: &[u32]) {
 
 /// Swapping handles does not swap sinks: an UNMAP affects the readers of its own device.
 #[test]
-fn unmap_reaches_the_readers_of_its_own_device() {
+fn unmap_waits_for_the_readers_of_its_device() {
     let ((mut a, mut reader), (mut b, _)) = (device(), device());
     for device in [&mut a, &mut b] {
         send(device, &[1, 1, 8, 0, 0]);

@@ -99,7 +99,7 @@ fn readers_are_denied_when_drop_returns() {
 /// A thread in a read section cannot wait for readers. Each reader is nevertheless blocked from its
 /// next guard on.
 #[test]
-fn readers_are_denied_from_their_next_pin_when_the_dropping_thread_is_in_a_burst() {
+fn drop_in_a_burst_denies_the_next_pin() {
     assert_eq!(reached_after_drop(unit(), true), (false, false));
 }
 

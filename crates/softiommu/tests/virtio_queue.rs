@@ -150,7 +150,7 @@ fn a_queue_device_runs_unchanged() {
 }
 
 #[test]
-fn what_the_driver_did_not_allow_is_refused_and_told() {
+fn forbidden_accesses_are_refused_and_reported() {
     let cases = [
         // The device reads from a write-only mapping,
         (
@@ -193,7 +193,7 @@ fn a_blocked_device_does_not_see_its_rings() {
 }
 
 #[test]
-fn nothing_is_done_of_what_is_not_whole() {
+fn truncated_requests_have_no_effect() {
     let unit = unit(Permissions::READ_WRITE, Permissions::READ_WRITE);
     let mut reader = unit.reader(DISK).unwrap();
     let mut burst = reader.online();

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_join_what_touches_and_keep_apart_what_does_not() {
+    fn adjacent_runs_are_joined() {
         let mut survey = Survey::default();
         for (start, size) in [
             (0x1000, 0x1000),

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_device_has_a_requester_id_of_its_own() {
+    fn devices_have_distinct_requester_ids() {
         let mut devices = Devices::new();
         for n in 0..u32::from(u16::MAX) {
             assert!(devices.intern(n.to_string().as_bytes()).is_some(), "{n}");

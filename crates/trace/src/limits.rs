@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unmapped_is_given_back() {
+    fn unmap_frees_the_quota() {
         let mut budget = Budget::new(TraceLimits {
             live: 200,
             segments: Some(3),

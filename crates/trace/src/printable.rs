@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_escaped() {
+    fn terminal_control_characters_are_escaped() {
         let cases = [
             ("0000:00:03.0", "0000:00:03.0"),
             (

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_recorded_with_the_switches_on_and_everything_is_off_after() {
+    fn recording_enables_and_restores_tracing() {
         let instance = instance("command");
         let path = instance.path.clone();
         let mut command = Command::new("sh");
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_stopped_command_ended_is_nobodys_failure() {
+    fn killed_command_is_not_a_failure() {
         let stopped = AtomicBool::new(true);
         let running = AtomicBool::new(false);
         let end = |script: &str, stop: &AtomicBool| {

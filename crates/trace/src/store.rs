@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_comes_back() {
+    fn stored_operations_round_trip() {
         let open = |text: &'static [u8]| {
             let source = TraceSource::from_reader("s", text).unwrap();
             let mut options = TraceOptions::default();

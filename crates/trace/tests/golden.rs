@@ -55,7 +55,7 @@ fn describe(path: &Path) -> String {
 }
 
 #[test]
-fn small_real_traces_give_what_they_gave() {
+fn small_real_traces_match_their_golden_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let mut traces = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {

@@ -50,7 +50,7 @@ fn one_mapping_is_a_gibibyte_at_most() {
 }
 
 #[test]
-fn what_is_mapped_at_once_and_in_all_is_bounded() {
+fn live_and_total_mappings_are_bounded() {
     let text: String = (0..17).map(|n| map(n * GIB, GIB)).collect();
     let limit = 16 * GIB;
     assert_eq!(refusal(&text), (17, LimitExceeded::Live { limit }));
@@ -61,7 +61,7 @@ fn what_is_mapped_at_once_and_in_all_is_bounded() {
 }
 
 #[test]
-fn mappings_of_a_compressed_trace_are_bounded_by_its_compressed_bytes() {
+fn mappings_are_bounded_by_compressed_size() {
     let text: String = (0..80_000).map(|n| map(n * 4096, 1)).collect();
     // As plain text, every line allows a mapping.
     assert!(read(text.as_bytes(), TraceOptions::default()).is_ok());

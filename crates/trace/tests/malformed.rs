@@ -336,7 +336,7 @@ fn every_malformed_prefix_has_its_reason() {
 }
 
 #[test]
-fn lenient_counts_what_strict_refuses() {
+fn lenient_counts_errors_of_strict() {
     let mut text = String::new();
     let mut bad = 0;
     for &(payload, expected) in PAYLOADS {
@@ -378,7 +378,7 @@ fn a_cut_or_damaged_zstd_stream_is_an_error() {
 }
 
 #[test]
-fn a_missing_file_says_so() {
+fn missing_file_is_reported() {
     let missing = Operations::open("no/such/trace".as_ref(), TraceOptions::default());
     assert!(matches!(missing, Err(TraceError::Io { line: 0, .. })));
 }
@@ -418,7 +418,7 @@ fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
 }
 
 #[test]
-fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
+fn operations_before_an_error_survive_a_full_chunk() {
     let count = Chunk::OPS + 3000;
     let mut text = String::new();
     // Lines without operations come first, so that chunks of operations and of lines end at
@@ -461,7 +461,7 @@ fn the_first_error_is_the_only_one() {
 }
 
 #[test]
-fn what_cannot_be_placed_is_told_apart() {
+fn unplaced_lines_are_classified() {
     let line = |rest: &str| format!("t-1 [0] ..... 1.0: {rest}\n");
     let translated =
         line("dma_map_phys: d dir=TO_DEVICE dma_addr=fff000 size=64 phys_addr=1000 attrs=");

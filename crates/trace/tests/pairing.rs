@@ -168,7 +168,7 @@ fn a_scatterlist_mapped_again_at_its_address_is_replaced() {
 }
 
 #[test]
-fn what_no_dma_line_explains() {
+fn ranges_without_a_dma_line() {
     let lines = [
         // Before the first device: belongs to no device.
         "0 . 9 map: IOMMU: iova=0x80000 - 0x81000 paddr=0x7000 size=4096",

@@ -181,7 +181,7 @@ fn many_row_groups_are_one_trace() {
 }
 
 #[test]
-fn what_needs_lines_says_that_there_are_none() {
+fn parquet_has_no_lines() {
     let scratch = Scratch::new("lines");
     write(ODD, &scratch);
     let no_lines = |result: Result<(), TraceError>| {

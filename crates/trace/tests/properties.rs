@@ -276,7 +276,7 @@ proptest! {
     })]
 
     #[test]
-    fn what_is_rendered_parses_back(chunk in chunk()) {
+    fn rendered_traces_parse_back(chunk in chunk()) {
         let text = text_of(&chunk);
         let mut reader = TraceReader::new("p", text.as_bytes(), &TraceOptions::default());
         let mut back = RawChunk::default();
@@ -399,7 +399,7 @@ fn both_infos(text: &[u8], anonymise: Anonymise) -> (Info, Info, String) {
 }
 
 #[test]
-fn anonymised_traces_have_the_same_info_and_none_of_the_addresses() {
+fn anonymised_traces_keep_info_and_no_address() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let mut traces = vec![sample()];
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -64,7 +64,7 @@ impl Drop for Tree {
 }
 
 #[test]
-fn what_is_missing_is_said_and_nothing_is_left() {
+fn missing_requirements_are_named_and_cleaned_up() {
     let stop = AtomicBool::new(false);
     let run = |recording: &Recording| {
         recording.run(Workload::Time(Duration::ZERO), &stop, &mut Vec::new())

@@ -111,7 +111,7 @@ fn a_failed_invalidation_releases_nothing() {
 }
 
 #[test]
-fn one_poll_releases_only_what_has_completed() {
+fn poll_releases_only_completed_ranges() {
     let answers = [Ok(false), Err(InvalidationError::Failed), Ok(true)];
     let mut invalidator = Scripted::new(&answers);
     let pending = Pending::submit(&mut invalidator, Invalidation::Global, unmapped()).unwrap();
@@ -121,7 +121,7 @@ fn one_poll_releases_only_what_has_completed() {
 }
 
 #[test]
-fn a_range_is_appended_only_behind_its_own_domains() {
+fn ranges_are_appended_to_their_domain_only() {
     for (domain, next, allowed) in [
         (DOMAIN, range(12, 1), true),
         (DOMAIN, range(12, 100), true),
@@ -139,7 +139,7 @@ fn a_range_is_appended_only_behind_its_own_domains() {
 }
 
 #[test]
-fn a_range_is_widened_only_to_what_encloses_it() {
+fn ranges_widen_only_to_enclosing_ranges() {
     for (enclosing, allowed) in [
         (range(8, 4), true),
         (range(8, 8), true),

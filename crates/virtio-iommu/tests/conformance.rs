@@ -94,7 +94,7 @@ named! {
 
 /// Each broken device fails its own statement and no other. Each statement has at least one.
 #[test]
-fn each_statement_is_broken_by_a_device_of_its_own() {
+fn every_check_fails_on_a_flawed_device() {
     let mut wrong = Vec::new();
     let mut caught = [0_usize; 41];
     for &(number, flaw) in FLAWS {

@@ -187,7 +187,7 @@ fn nothing_is_published_before_the_sink_has_committed() {
 /// If the sink fails, the driver gets no reply. Requests that it cannot begin stay in the queue.
 /// Requests that it cannot commit are executed, and the queue stops until a commit succeeds.
 #[test]
-fn what_cannot_begin_or_commit_is_not_answered() {
+fn failed_begin_or_commit_gets_no_reply() {
     for begins in [false, true] {
         let memory = memory();
         let mut queue = queue_of(&memory, &[request(1), request(3)]);
@@ -227,7 +227,7 @@ proptest! {
     /// Loops, nested indirect tables, addresses outside memory, lengths of 2^32 - 1, in any order.
     /// Each chain is returned once or the queue is rejected, and no used length exceeds the reply.
     #[test]
-    fn hostile_chains_are_returned(
+    fn malformed_chains_are_returned(
         table in prop::collection::vec(
             (0_u64..0x5_0000, any::<bool>(), any::<u16>(), 0_u16..8, 0_u16..SIZE + 2),
             SIZE as usize,
@@ -277,7 +277,7 @@ proptest! {
 /// Memory in several regions: rings, requests and replies in separate ones, and requests and
 /// replies that cross a boundary.
 #[test]
-fn regions_are_told_apart() {
+fn regions_are_distinguished() {
     let half = 0x1_0080;
     let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[
         (GuestAddress(0), 0x1_0000),

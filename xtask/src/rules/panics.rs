@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_panic_at_run_time_passes() {
+    fn code_that_cannot_panic_passes() {
         for text in [
             "/// a.unwrap()\nfn f() { a.unwrap_or(0); debug_assert!(b); }",
             "#[cfg(test)] mod tests { fn f() { a.unwrap(); } }",

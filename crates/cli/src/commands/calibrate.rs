@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_iommu_nobody_can_say_whether_walks_snoop() {
+    fn coherency_is_unknown_without_an_iommu() {
         assert_eq!(walks_snoop(Path::new("/nonexistent")), None);
     }
 }

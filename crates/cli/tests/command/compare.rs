@@ -85,7 +85,7 @@ fn the_default_is_a_selection_that_fits_and_recommends_first() {
 }
 
 #[test]
-fn the_report_says_which_modes_were_replayed() {
+fn report_lists_replayed_modes() {
     let named = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
     let report = |args: &[&str]| -> Value {
         serde_json::from_str(&succeeded(&ringfence(&quick(args)))).unwrap()

@@ -61,7 +61,7 @@ fn conditions_about_nothing_are_wrong_usage() {
 }
 
 #[test]
-fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
+fn wrong_usage_exits_with_2_and_a_hint() {
     let cases: [(&[&str], &str); 12] = [
         (&["compare", "--modes", "fense"], "did you mean fence?"),
         (&["compare", "--mode", "alloc=magazine"], "table is missing"),

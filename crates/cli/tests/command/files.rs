@@ -162,7 +162,7 @@ fn the_trace_itself_is_no_output() {
 }
 
 #[test]
-fn a_name_says_the_form_that_is_written() {
+fn file_name_selects_the_format() {
     let scratch = Scratch::new("form");
     let trace = scratch.file("sample.trace.zst", SAMPLE);
     let text = failed(&anonymise(&trace, &scratch.path("x.parquet")), 2);
@@ -284,7 +284,7 @@ fn an_instance_of_a_killed_recording_is_named() {
 
 /// Whoever opens a FIFO for writing waits for its reader, and a signal ends the wait.
 #[test]
-fn a_recording_whose_output_nobody_reads_ends_with_a_signal() {
+fn signal_ends_a_recording_without_a_reader() {
     let scratch = Scratch::new("unread");
     let fifo = scratch.path("fifo");
     make_fifo(&fifo);

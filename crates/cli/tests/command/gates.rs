@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{Scratch, failed, ringfence, ringfence_with, stderr, succeeded};
 
 #[test]
-fn a_condition_on_what_was_not_measured_is_wrong_usage() {
+fn condition_on_unmeasured_field_is_wrong_usage() {
     let cases: [(&[&str], &str, &str); 6] = [
         (
             &["--no-attack", "--repeat", "0"],
@@ -96,7 +96,7 @@ fn a_trace_without_a_map_passes_no_gate() {
 }
 
 #[test]
-fn what_was_not_measured_is_null_in_every_form() {
+fn unmeasured_fields_are_null_in_every_format() {
     let args = ["compare", "--modes", "none", "--repeat", "0", "--no-attack"];
     let with = |form: &str| {
         let args: Vec<&str> = args.into_iter().chain([form]).collect();
@@ -190,7 +190,7 @@ fn a_diff_that_cannot_tell_does_not_pass() {
 }
 
 #[test]
-fn a_number_out_of_range_is_told_its_range() {
+fn number_out_of_range_names_the_range() {
     for (args, range) in [
         (
             &["compare", "--rtc-period", "-1"][..],

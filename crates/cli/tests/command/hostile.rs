@@ -19,7 +19,7 @@ const COMMANDS: [&[&str]; 3] = [
 ];
 
 #[test]
-fn an_error_names_line_limit_and_option_and_the_option_raises_it() {
+fn limit_errors_name_line_and_option() {
     let scratch = Scratch::new("limits");
     let gib = 1_u64 << 30;
     let mark = "t-1 [0] ..... 1.0: tracing_mark_write: x\n".to_owned();
@@ -131,7 +131,7 @@ fn standard_input_is_kept_up_to_a_limit() {
 
 /// trace-cmd prints what the recording makes it print; here it never stops.
 #[test]
-fn what_trace_cmd_prints_is_bounded_by_its_recording() {
+fn output_of_trace_cmd_is_bounded() {
     let scratch = Scratch::new("trace-cmd");
     let program = scratch.file("trace-cmd", b"#!/bin/sh\nexec yes '# nothing'\n");
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();

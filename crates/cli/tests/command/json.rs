@@ -102,7 +102,7 @@ fn the_form_is_stable() {
 }
 
 #[test]
-fn the_document_names_every_field_and_no_other() {
+fn json_page_lists_exactly_the_fields() {
     let text = std::fs::read_to_string(root().join("docs/JSON.md")).unwrap();
     let (text, _) = text
         .split_once("# The JSON form of advice on sizes")

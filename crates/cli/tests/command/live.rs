@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use crate::{Scratch, failed, ringfence, stderr, succeeded};
 
 #[test]
-fn top_shows_what_the_counters_say() {
+fn top_shows_the_counters() {
     let scratch = Scratch::new("top");
     let dir = scratch.path("");
     let listener = UnixListener::bind(scratch.path("metrics.sock")).unwrap();
@@ -73,7 +73,7 @@ fn an_option_that_no_device_takes_is_wrong_usage() {
 
 /// Every thread, the first one included: what one of them cannot do, none can do for it.
 #[test]
-fn what_serves_has_no_privileges() {
+fn server_drops_privileges() {
     for (mode, more) in [
         ("", &[][..]),
         (",mode=sandbox", &[]),

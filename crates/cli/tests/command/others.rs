@@ -41,7 +41,7 @@ fn modes_are_printed_for_people_and_programs() {
 }
 
 #[test]
-fn diff_finds_what_changed_and_only_that() {
+fn diff_finds_exactly_the_changes() {
     let scratch = Scratch::new("diff");
     let report = succeeded(&ringfence(&[
         "compare",
@@ -215,7 +215,7 @@ fn shells_and_man_know_the_subcommands() {
 }
 
 #[test]
-fn help_says_what_is_measured() {
+fn help_explains_measured_cycles() {
     let text = succeeded(&ringfence(&["compare", "--help"]));
     // Lines are as long as the terminal allows.
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -136,7 +136,7 @@ fn compared(args: &[&str], input: &[u8]) -> Vec<Value> {
 }
 
 #[test]
-fn compare_gives_rings_the_slots_that_it_is_told() {
+fn compare_uses_the_given_ring_entries() {
     let counted = compared(&[], b"");
     let few = compared(&["--ring-entries", "8"], b"");
     let many = compared(&["--ring-entries", "8192"], b"");
@@ -166,7 +166,7 @@ fn compare_keeps_standard_input_for_a_second_reading() {
 }
 
 #[test]
-fn the_document_names_every_field_of_the_advice() {
+fn json_page_lists_the_fields_of_size() {
     let text = std::fs::read_to_string(root().join("docs/JSON.md")).unwrap();
     let (_, text) = text
         .split_once("# The JSON form of advice on sizes")

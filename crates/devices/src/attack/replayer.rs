@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_faults_at_once_is_not_tried_again() {
+    fn immediate_faults_are_not_retried() {
         let mut replayer = Replayer::new(Reuse::Page);
         let mut port = Script::new(|_| true);
         replayer.on(&DriverEvent::Mapped(at(1)), &mut port);

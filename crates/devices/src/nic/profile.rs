@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_counts_are_the_documents() {
+    fn address_counts_match_the_papers() {
         assert_eq!(Profile::MLX.live_at_most(), 12 << 10);
         assert_eq!(Profile::BRCM.live_at_most(), 3 << 10);
         for profile in [Profile::MLX, Profile::BRCM] {

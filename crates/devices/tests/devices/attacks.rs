@@ -31,7 +31,7 @@ fn attacked<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut env: W
 }
 
 #[test]
-fn only_a_ring_is_byte_granular_and_only_deferred_modes_are_stale() {
+fn only_rings_are_byte_granular_only_deferred_are_stale() {
     let rings = |times| {
         let live = Profile::MLX.api_rings();
         let rings = live.map(|(ring, live)| (ring, live * times));

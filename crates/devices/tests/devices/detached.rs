@@ -15,7 +15,7 @@ const RING: DeviceRing = DeviceRing {
 };
 
 #[test]
-fn buffers_of_a_domain_that_is_gone_come_back() {
+fn buffers_of_a_detached_domain_are_returned() {
     let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(16 << 12), 4096).unwrap();
     let mut handles = Vec::new();

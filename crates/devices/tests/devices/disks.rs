@@ -345,7 +345,7 @@ proptest! {
 }
 
 #[test]
-fn arbitrary_order_is_what_rings_are_not_for() {
+fn tail_slots_stall_out_of_order_completions() {
     // 64 requests of a page with a table of 40 slots. With a drive in arbitrary order, the
     // slot at the tail is live while others are free. The tail policy then waits; a choice of any
     // free slot does not.

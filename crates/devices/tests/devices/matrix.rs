@@ -199,7 +199,7 @@ fn riommu_on_every_workload_under_every_attacker() {
 }
 
 #[test]
-fn riommu_without_snooping_on_every_workload_under_every_attacker() {
+fn non_coherent_riommu_on_all_workloads_under_all_attackers() {
     every_workload_under_every_attacker(MODES[1]);
 }
 

@@ -88,7 +88,7 @@ fn every_workload_on_brcm() {
 }
 
 #[test]
-fn full_rings_hold_the_documents_number_of_addresses() {
+fn full_rings_hold_the_published_number_of_addresses() {
     // About 12K and 3K addresses. Idle, only receive buffers are mapped.
     for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
         let mut env = rig::strict();
@@ -101,7 +101,7 @@ fn full_rings_hold_the_documents_number_of_addresses() {
 }
 
 #[test]
-fn a_closed_port_leaves_nothing_behind() {
+fn closed_port_frees_everything() {
     let mut env = rig::strict();
     let mut in_use = Vec::new();
     for _ in 0..3 {
@@ -301,7 +301,7 @@ proptest! {
 }
 
 #[test]
-fn a_workload_that_never_goes_on_is_an_error() {
+fn stalled_workload_is_an_error() {
     struct Silent;
     impl Workload for Silent {
         fn clients(&self) -> u32 {

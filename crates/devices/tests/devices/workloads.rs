@@ -90,7 +90,7 @@ fn request_response_is_one_byte_each_way_and_silence() {
 }
 
 #[test]
-fn apache_answers_whole_files_in_turns() {
+fn apache_sends_whole_files_in_turns() {
     let mut big = Apache::new(Apache::BIG, 2, 1);
     // 719 packets of 1460 bytes hold 1 MiB. Two clients each acknowledge every second packet.
     let wire = exchange(&mut big, 2 + 2 * 719 + 700);

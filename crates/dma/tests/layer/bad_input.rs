@@ -139,7 +139,7 @@ fn sizes_of_nothing_and_of_everything() {
 }
 
 #[test]
-fn unmaps_of_what_is_not_mapped() {
+fn unmaps_of_unmapped_ranges() {
     fn refused<A: Make, T: MakeTable>(finds: bool)
     where
         Strict: ringfence_dma::Flush<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
@@ -348,7 +348,7 @@ fn a_part_of_a_mapping_in_a_bitmap() {
 
 /// The text of an error names the device and the range.
 #[test]
-fn errors_say_what_and_where() {
+fn errors_name_range_and_device() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
     let Rig {
         board,

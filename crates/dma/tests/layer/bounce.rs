@@ -240,7 +240,7 @@ fn lists_are_copied_piece_by_piece() {
 }
 
 #[test]
-fn what_the_device_reaches_is_not_copied() {
+fn directly_mapped_buffers_are_not_bounced() {
     let mut rig = rig(128 << 10);
     let Bounced {
         board,

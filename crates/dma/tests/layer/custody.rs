@@ -53,7 +53,7 @@ fn a_dropped_mapping_leaks_its_buffer() {
 }
 
 #[test]
-fn a_dropped_processor_leaks_what_its_bursts_withhold() {
+fn dropped_cpu_leaks_withheld_buffers() {
     let freed = Rc::new(RefCell::new(Vec::new()));
     let mut rig = Rig::<Tree, Plain, _, Buffer>::new(Burst::default());
     let Rig { board, dma, at, .. } = &mut rig;

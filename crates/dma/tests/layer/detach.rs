@@ -433,7 +433,7 @@ fn other_tokens_outlive_their_domain() {
 }
 
 #[test]
-fn copies_of_a_domain_that_is_gone_are_given_up() {
+fn bounce_buffers_of_a_detached_domain_are_dropped() {
     let mut board = Board::new();
     let pool = BouncePool::new(memory(0, 128 << 10)).unwrap();
     let mut dma = Dma::<Identity, Never, u64>::new(Never).with_bounce(pool);
@@ -487,7 +487,7 @@ fn copies_of_a_domain_that_is_gone_are_given_up() {
 
 /// Addresses in a removed CPU's magazines and in its queue are freed.
 #[test]
-fn a_retired_processor_leaves_nothing_behind() {
+fn retired_cpu_frees_everything() {
     fn check<F: Flush<Space<Product, Cached>, u64>>(flush: F) {
         let mut rig = Rig::<Product, Cached, F, u64>::new(flush);
         let Rig { board, dma, at, .. } = &mut rig;

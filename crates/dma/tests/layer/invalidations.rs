@@ -33,7 +33,7 @@ where
 }
 
 #[test]
-fn strict_owes_what_it_could_not_flush() {
+fn strict_reports_failed_invalidations() {
     for (trouble, expected) in [
         (Trouble::Full, InvalidationError::QueueFull),
         (Trouble::Failed, InvalidationError::Failed),
@@ -100,7 +100,7 @@ fn a_multi_unmap_owes_all_of_them_in_order() {
 }
 
 #[test]
-fn a_multi_unmap_stops_at_what_is_not_mapped() {
+fn multi_unmap_stops_at_an_unmapped_buffer() {
     let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
     let (first, _) = map(&mut rig, 1);
     let (last, _) = map(&mut rig, 2);
@@ -271,7 +271,7 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
 }
 
 #[test]
-fn a_burst_hands_up_nothing_that_is_not_purged() {
+fn burst_releases_only_invalidated_buffers() {
     let mut rig = Rig::<Product, Cached, _, u64>::new(Burst::new(4));
     let domain = rig.at.domain();
     let mut pages = Vec::new();

@@ -128,7 +128,7 @@ fn a_loan_of_another_device_is_not_taken() {
 
 /// A buffer of a removed domain is not accepted for the domain that now has its identifier.
 #[test]
-fn loans_of_a_gone_domain_stay_out() {
+fn loans_of_a_detached_domain_stay_out() {
     let mut board = Board::new();
     let mut dma = Dma::<Identity, Never, u64>::new(Never);
     let mut cpu = dma.cpu();

@@ -120,7 +120,7 @@ fn attachments_and_mappings_of_another_unit_are_refused() {
 }
 
 #[test]
-fn what_another_unit_owes_is_not_settled_here() {
+fn invalidations_of_another_unit_are_not_retried() {
     let mut ours = Unit::new(0, Strict);
     let mut theirs = Unit::new(1, Strict);
     for _ in 0..2 {

@@ -281,7 +281,7 @@ fn another_device_or_a_narrow_mask_has_no_use_for_a_ring() {
 /// A static ring holds long-lived mappings: coherent memory is one buffer of it, and never affects
 /// the other ring.
 #[test]
-fn a_static_ring_stands_beside_a_dynamic_one() {
+fn static_and_dynamic_rings_coexist() {
     let mut rig = Rig::new(Strict, &[1, 4], ANY);
     let (fixed, targets) = (rig.at, rig.dma.on_ring(&rig.at, RingId::new(1)).unwrap());
     let Rig {

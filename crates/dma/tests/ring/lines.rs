@@ -120,7 +120,7 @@ fn the_layer_writes_lines_back_too() {
 /// A fence of one CPU does not wait for another CPU's write-backs. A CPU that rings the doorbell or
 /// invalidates must therefore have written back its own changes, whichever CPU used the ring since.
 #[test]
-fn processors_wait_for_what_they_have_changed_themselves() {
+fn cpus_wait_for_their_own_changes() {
     let mut here = Board::new(Coherency::NonCoherent);
     let mut there = here.processor();
     // Four lines.

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_recognised_by_what_makes_it() {
+    fn every_kind_is_classified() {
         // Pages in an irregular order that differs from lap to lap.
         let shuffled = |number: u32| {
             let (lap, place) = (u64::from(number / 64), u64::from(number % 64));

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_in_the_program_are_the_bundled_ones() {
+    fn tables_equal_the_bundled_csv() {
         let sheet = Sheet::named("riommu_table1").unwrap();
         for column in &TABLE_1 {
             let cell = |function, component| {

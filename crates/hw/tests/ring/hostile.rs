@@ -57,7 +57,7 @@ proptest! {
     /// While memory does not change, fixed caches do not affect results. Published logic may
     /// differ, but every access terminates.
     #[test]
-    fn anything_in_memory_gives_what_an_uncached_unit_gives(
+    fn arbitrary_memory_agrees_with_an_uncached_unit(
         words in prop::collection::vec((0..COUNT, 0..32_u64, word()), 0..100),
         accesses in prop::collection::vec(
             (

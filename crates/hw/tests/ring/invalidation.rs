@@ -84,7 +84,7 @@ fn scopes() {
 /// The table in the documentation of [`ringfence_hw::RingUnit`]: an rRING is cached as long as the
 /// ring's entry, an rDEVICE as long as the context.
 #[test]
-fn what_lives_how_long() {
+fn lifetime_of_cached_entries() {
     let mem = arena();
     let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
     for slot in 0..8 {

@@ -240,7 +240,7 @@ proptest! {
     #![proptest_config(cases(300, 0x7269_6f6d_6d75))]
 
     #[test]
-    fn all_versions_do_what_the_figure_says(
+    fn all_versions_follow_the_figure(
         steps in prop::collection::vec((any::<bool>(), step()), 1..120),
     ) {
         let [fixed, as_published, by_value] = [

@@ -189,7 +189,7 @@ fn faults_are_recorded_with_their_fields() {
 }
 
 #[test]
-fn contexts_of_every_bus_and_function_are_told_apart() {
+fn contexts_of_all_buses_and_functions_are_distinct() {
     let mem = arena();
     for contexts in [geometry(1, 1), geometry(64, 1), geometry(4096, 1)] {
         let mut config = roomy();

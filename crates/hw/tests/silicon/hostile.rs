@@ -91,7 +91,7 @@ proptest! {
     /// While memory does not change, caches do not affect results: each access has the outcome of a
     /// plain walk.
     #[test]
-    fn anything_in_memory_gives_what_a_walk_gives(
+    fn arbitrary_memory_agrees_with_a_walk(
         entries in prop::collection::vec((0..COUNT, 0..8_u64, entry()), 0..40),
         accesses in prop::collection::vec(
             (

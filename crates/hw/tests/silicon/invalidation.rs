@@ -276,7 +276,7 @@ fn reaches(unit: &mut VtdUnit, mem: &Arena, device: RequesterId) -> bool {
 }
 
 #[test]
-fn the_unit_completes_at_once_and_knows_its_tickets() {
+fn unit_completes_at_once_and_checks_tickets() {
     let mem = arena();
     let mut rig = warm_rig(&mem);
     assert_eq!(
@@ -322,7 +322,7 @@ fn a_delayed_invalidation_takes_effect_when_it_completes() {
 }
 
 #[test]
-fn failing_goes_wrong_where_it_was_told_to() {
+fn injected_failures_occur_as_configured() {
     let mem = arena();
     let request = Invalidation::Domain(A);
     for misbehaviour in [

@@ -234,7 +234,7 @@ fn a_context_can_pass_through() {
 
 /// Several address spaces at the same time, and several devices in one.
 #[test]
-fn domains_are_apart_and_devices_of_one_share() {
+fn domains_are_isolated_and_their_devices_share() {
     let mem = arena();
     let mut rig = Rig::new(&mem, &roomy());
     let a = rig.domain(A, &[NIC, GPU]);

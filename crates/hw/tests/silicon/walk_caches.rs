@@ -82,7 +82,7 @@ fn levels_above_the_root_are_not_looked_into() {
 /// In F&S, addresses stay close together and the walk caches hit. Addresses spread over more tables
 /// than the caches hold miss.
 #[test]
-fn capacity_is_what_decides() {
+fn capacity_determines_hits() {
     let mem = arena();
     for (entries, misses) in [(4, 4), (2, 8)] {
         let mut config = roomy();

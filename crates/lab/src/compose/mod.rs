@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_a_reason() {
+    fn invalid_combinations_are_rejected_with_a_reason() {
         use ComposeError as E;
         let senseless = [
             "alloc=identity,table=radix,flush=never",

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_near_is_proposed() {
+    fn only_similar_names_are_suggested() {
         let names = ["strict", "strict+", "fence", "fence-burst"].map(str::to_owned);
         for (given, expected) in [
             ("fense", Some("fence")),

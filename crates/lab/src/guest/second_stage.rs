@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reached_is_told_by_the_guests_addresses() {
+    fn violations_name_guest_addresses() {
         for side in [FrameLookup::Plain, FrameLookup::Optimised] {
             let occupants = Rc::new(FrameRmap::default());
             let mut memory = guest_memory(side, &occupants).unwrap();

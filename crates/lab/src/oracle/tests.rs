@@ -55,7 +55,7 @@ fn verdicts_on_a_page_granular_space() {
 }
 
 #[test]
-fn a_released_mapping_is_stale_until_its_page_is_given_out_again() {
+fn released_mapping_is_stale_until_its_page_is_reused() {
     let mut oracle = Oracle::new(Ownership::Page);
     let old = oracle.grant(0, iova(0x5000, 0x100), &[pa(0x20000, 0x100)], RX);
     oracle.withhold(old);
@@ -119,7 +119,7 @@ fn identity_spaces_judge_by_the_byte() {
 }
 
 #[test]
-fn forgotten_grants_leave_no_memory_behind() {
+fn dropped_grants_free_their_memory() {
     for ownership in [Ownership::Page, Ownership::Byte] {
         let mut oracle = Oracle::new(ownership);
         for round in 0..10_000_u64 {
@@ -157,7 +157,7 @@ fn windows_close_only_when_covered() {
 }
 
 #[test]
-fn windows_that_nothing_closes_last_until_the_end_and_take_no_memory() {
+fn open_windows_last_until_the_end_in_constant_memory() {
     use ringfence_types::{DomainId, Invalidation, Nanos, Pfn, PfnRange};
     let mut listed = Windows::default();
     let mut added_up = Windows::default();

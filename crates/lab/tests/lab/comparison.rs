@@ -174,7 +174,7 @@ fn the_meter_reports_components_that_add_up() {
 }
 
 #[test]
-fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
+fn no_safety_claim_without_evidence_in_the_trace() {
     // A driver that skips unmaps maps the same address repeatedly.
     let skipping: Vec<String> = (0..40)
         .map(|_| map_line("disk", 0x5000, SMALL))
@@ -204,7 +204,7 @@ fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
 }
 
 #[test]
-fn lost_events_and_refused_maps_are_said() {
+fn lost_events_and_refused_maps_are_reported() {
     let mut lines = two_devices(10);
     lines.push(map_line("eth", 1 << 30, 5 << 30));
     let rows = run(&lines, &options(&["strict-bitmap", "strict"]))

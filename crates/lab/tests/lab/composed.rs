@@ -124,7 +124,7 @@ fn whatever_makes_sense_is_timed() {
 }
 
 #[test]
-fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
+fn meter_ablates_the_table_of_a_table_allocator() {
     let options = CompareOptions {
         repetitions: 1,
         ..judged_only(false)

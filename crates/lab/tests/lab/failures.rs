@@ -146,7 +146,7 @@ impl ModeVisitor for OnFickle<'_> {
 }
 
 #[test]
-fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
+fn buffer_is_withheld_until_its_invalidation_succeeds() {
     const MS: u64 = 1_000_000;
     let mut script = Script::default();
     for id in 0..3 {
@@ -239,7 +239,7 @@ fn maps_that_a_timed_replay_refuses_are_counted() {
 }
 
 #[test]
-fn what_is_too_large_to_be_timed_is_judged_and_says_so() {
+fn replays_too_large_to_time_are_still_judged() {
     let lines = [map_line("eth", 1 << 30, 13 << 30)];
     let options = CompareOptions {
         modes: vec![mode("none")],

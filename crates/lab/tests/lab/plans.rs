@@ -117,7 +117,7 @@ fn the_50_us_count_from_the_first_unmap() {
 }
 
 #[test]
-fn a_map_of_a_withheld_page_ends_the_bursts_that_withhold_it_and_is_counted() {
+fn map_of_a_withheld_page_ends_its_bursts() {
     let mut script = Script::default();
     // Two buffers on one page, in two bursts, and a third burst elsewhere.
     script.map(0, (0, 0, RX), 0, &[memory(0x5000, 0x100)]);
@@ -172,7 +172,7 @@ fn a_burst_of_all_of_memory_is_one_run() {
 }
 
 #[test]
-fn timers_run_through_quiet_time_and_the_clock_jumps_over_the_rest() {
+fn timers_run_in_gaps_and_the_clock_skips_the_rest() {
     let mut script = Script::default();
     script.map(0, (0, 0, RX), 0, &[memory(0x1000, 64)]);
     script.unmap(500 * US, (0, 0), 0);

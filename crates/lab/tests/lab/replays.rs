@@ -57,7 +57,7 @@ fn replay(name: &str, plan: &Plan, alive: &[(MappingId, DeviceIndex)]) -> (Outco
 }
 
 #[test]
-fn every_mode_counts_what_can_be_counted_by_hand() {
+fn every_mode_matches_hand_counts() {
     let (plan, planner) = planned(&pairs().chunk);
     // The last step is the last tick within 12 ms of the last operation.
     let end = 13_000 * US;
@@ -216,7 +216,7 @@ fn addresses_are_flushed_once_a_wrap() {
 }
 
 #[test]
-fn what_is_refused_is_counted_and_changes_nothing() {
+fn refused_calls_are_counted_without_effect() {
     let mut script = Script::default();
     // The bitmap covers 4 GiB.
     script.map(0, (0, 0, RX), 0, &[memory(1 << 32, 5 << 30)]);
@@ -235,7 +235,7 @@ fn what_is_refused_is_counted_and_changes_nothing() {
 }
 
 #[test]
-fn what_lives_at_the_end_is_taken_down_without_being_counted() {
+fn mappings_live_at_the_end_are_unmapped_uncounted() {
     let mut script = Script::default();
     script.map(0, (0, 0, RX), 0, &buffer(0));
     script.map(US, (1, 1, TX), 1, &buffer(1));
@@ -401,7 +401,7 @@ fn a_list_is_mapped_with_one_notification() {
 /// reuse. The last window closes with the batch that evicts the mapping: 40 ms in cycles of 10 ms,
 /// after an unmap in the first cycle. The outcome reports the mappings kept at the end.
 #[test]
-fn a_cache_asks_once_and_lets_go_in_time() {
+fn cache_requests_once_and_expires_in_time() {
     const MS: u64 = 1_000 * US;
     let mut script = Script::default();
     for turn in 0..100 {

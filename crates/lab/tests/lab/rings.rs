@@ -157,7 +157,7 @@ fn who_waits_waits_in_line_and_may_wait_in_vain() {
 }
 
 #[test]
-fn what_waits_at_the_end_has_waited_in_vain() {
+fn maps_waiting_at_the_end_never_got_a_slot() {
     let mut script = Script::default();
     for id in 0..3 {
         script.map(u64::from(id) * US, (0, 0, RX), id, &buffer(u64::from(id)));
@@ -172,7 +172,7 @@ fn what_waits_at_the_end_has_waited_in_vain() {
 }
 
 #[test]
-fn pieces_of_a_list_have_slots_of_their_own_and_are_attacked_each() {
+fn segments_have_their_own_slots_and_attacks() {
     let mut script = Script::default();
     let pieces = [
         memory(0x20_0010, 30),
@@ -237,7 +237,7 @@ fn doorbells_follow_runs_of_maps() {
 }
 
 #[test]
-fn a_row_in_which_many_maps_wait_in_vain_is_not_taken_at_its_word() {
+fn rings_that_stall_too_often_have_no_result() {
     // One buffer stays at the head of a ring of four; the driver maps and unmaps `more` others
     // behind it. Three get a slot, and the other maps wait in vain.
     let row = |more: u32, name: &str| {

@@ -367,7 +367,7 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
 }
 
 #[test]
-fn sizes_that_are_asked_for_are_tried() {
+fn requested_sizes_are_tried() {
     let usage = measure_demand(sample(), None, ReplayLimits::default(), |_| {}).unwrap();
     let options = SizeOptions {
         limits: ReplayLimits::default(),

@@ -222,7 +222,7 @@ fn disorder() -> Plan {
 }
 
 #[test]
-fn stubs_answer_what_the_real_components_answered() {
+fn stubs_replay_the_recorded_results() {
     let plan = disorder();
     for mode in Mode::named() {
         let Some((full, others)) = dispatch(&mode, AllReplicas(&plan, 1024)).unwrap() else {
@@ -261,7 +261,7 @@ fn maps_wait_for_a_slot_of_a_stub_as_for_a_real_one() {
 }
 
 #[test]
-fn what_the_real_allocator_refused_is_refused_by_the_stub() {
+fn stub_repeats_recorded_failures() {
     let mut script = Script::default();
     for (id, (at, bytes)) in [(1 << 20, 100), (1 << 32, 5 << 30), (1 << 21, 100)]
         .into_iter()

@@ -36,7 +36,7 @@ fn virtio() -> Guest<Blk, Virtio, AssignedDma> {
 
 /// The IOTLB has the translation at the unmap: only the invalidation removes it.
 #[test]
-fn a_translation_that_was_used_is_gone_with_its_unmap() {
+fn unmap_removes_a_used_translation() {
     let mut guest = para(HostPagePool::Off);
     let data = 0xb000 + AWAY;
     for round in 0..3 {
@@ -62,7 +62,7 @@ fn a_translation_that_was_used_is_gone_with_its_unmap() {
 /// A hardware walk reads four tables, or fewer with the paging-structure caches. The host finds a
 /// page's frame by a second-stage walk, or through the pointer to the last table.
 #[test]
-fn what_the_hardware_and_the_host_do_is_counted() {
+fn hardware_and_host_work_is_counted() {
     for (optimisations, hits) in [(HostPagePool::Off, 0), (HostPagePool::On, 1)] {
         let mut guest = para(optimisations);
         let data = 0xb000 + AWAY;
@@ -139,7 +139,7 @@ fn an_access_over_several_frames_lands_in_order() {
 /// A second device, translated by software, accesses the same pages. Their guest-physical addresses
 /// differ from the frame addresses.
 #[test]
-fn beside_it_another_device_reaches_the_same_memory() {
+fn second_device_accesses_the_same_memory() {
     const RNG: u16 = DISK + 8;
     const RINGS: u64 = 0x2_0000;
     let (id, other) = (RequesterId::new(DISK), RequesterId::new(RNG));
@@ -201,7 +201,7 @@ fn beside_it_another_device_reaches_the_same_memory() {
 
 /// The client unshares memory that is mapped, and shares it again.
 #[test]
-fn memory_that_is_gone_is_not_reached() {
+fn removed_memory_is_not_accessed() {
     let mut guest = para(HostPagePool::Off);
     let data = 0xb000 + AWAY;
     assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
@@ -219,7 +219,7 @@ fn memory_that_is_gone_is_not_reached() {
 }
 
 #[test]
-fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
+fn device_accesses_the_mappings_of_its_domain() {
     let mut guest = virtio().mapped();
     let data = 0xb000 + AWAY;
     assert_eq!(read(&mut guest, 1, data), Some(0));

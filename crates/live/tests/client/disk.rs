@@ -33,7 +33,7 @@ fn ask(client: &mut Disk, count: u16, kind: u32, sector: u64, bytes: u32) -> (u8
 type Disk = Client<ringfence_live::virtio::blk::Blk, ringfence_live::dma::Direct>;
 
 #[test]
-fn the_configuration_says_how_large_it_is() {
+fn configuration_has_the_capacity() {
     let mut client = ready();
     assert_eq!(client.register(0x2000, 8), DISK_SECTORS);
     assert_eq!(client.register(0x200c, 4), 254, "segments");
@@ -223,7 +223,7 @@ fn buffers_outside_memory_fail_their_request_only() {
 proptest! {
     /// Compares reads and writes in scattered pieces with an array of bytes.
     #[test]
-    fn it_keeps_what_is_written(
+    fn disk_keeps_written_data(
         operations in prop::collection::vec(
             (
                 any::<bool>(),

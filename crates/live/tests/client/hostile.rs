@@ -358,7 +358,7 @@ proptest! {
 
     /// Any message with any content gets one well-formed reply, and the session continues.
     #[test]
-    fn any_message_is_answered(
+    fn every_message_gets_a_reply(
         messages in prop::collection::vec(
             (
                 0u16..18,

@@ -106,7 +106,7 @@ fn a_full_event_does_not_hold_the_device_up() {
 /// The client fills the counter between any two instructions of the device, so a check for room is
 /// worthless. A writer without room would sleep.
 #[test]
-fn an_event_that_fills_up_while_it_is_signalled_does_not_hold_the_device_up() {
+fn full_eventfd_does_not_block_the_device() {
     const ROUNDS: u32 = 20_000;
     const FULL: u64 = u64::MAX - 1;
     let event = eventfd(0, EventfdFlags::empty()).unwrap();

@@ -126,7 +126,7 @@ fn a_slow_peer_gets_whole_frames_in_order() {
 }
 
 #[test]
-fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
+fn malformed_peer_is_dropped_for_the_next_one() {
     let place = Place::new("lies");
     let (mut link, mut peer) = listening(&place);
     for (bytes, dropped) in [
@@ -170,7 +170,7 @@ fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
 }
 
 #[test]
-fn whoever_comes_first_listens() {
+fn first_process_listens() {
     let place = Place::new("first");
     // A stale socket of a process that has ended.
     drop(UnixListener::bind(&place.0).unwrap());

@@ -147,7 +147,7 @@ fn come(card: &mut Card, frames: &[Vec<u8>]) {
 }
 
 #[test]
-fn the_configuration_says_address_pairs_and_size() {
+fn configuration_has_address_pairs_and_mtu() {
     let mut card = card(4, 0);
     let config: Vec<u8> = (0..12)
         .map(|at| card.register(0x2000 + at, 1) as u8)
@@ -193,7 +193,7 @@ fn frames_go_both_ways() {
 }
 
 #[test]
-fn what_is_no_frame_is_dropped_and_its_buffer_returned() {
+fn invalid_frames_are_dropped() {
     let mut card = card(1, 0);
     let mut count = 0;
     for (header, bytes) in [
@@ -239,7 +239,7 @@ fn what_is_no_frame_is_dropped_and_its_buffer_returned() {
 }
 
 #[test]
-fn frames_that_nobody_sends_are_passed_over() {
+fn frames_without_a_sender_are_skipped() {
     let mut card = card(1, 0);
     give_buffer(&mut card, 0, 1, 1530);
     // More frames than the device examines in one turn.
@@ -259,7 +259,7 @@ fn frames_that_nobody_sends_are_passed_over() {
 
 /// Without a buffer the device holds one frame and receives no other; the doorbell continues it.
 #[test]
-fn the_driver_sets_the_pace_of_what_comes() {
+fn driver_controls_the_receive_rate() {
     let mut card = card(1, 0);
     let frames: Vec<Vec<u8>> = (0..5u8).map(|fill| vec![fill; 60]).collect();
     come(&mut card, &frames);
@@ -279,7 +279,7 @@ fn the_driver_sets_the_pace_of_what_comes() {
 
 /// Frames that the link does not accept stay in their rings, in order.
 #[test]
-fn the_link_sets_the_pace_of_what_goes() {
+fn link_controls_the_send_rate() {
     let mut card = card(2, MQ);
     assert_eq!(use_pairs(&mut card, 4, 1, &[4, 0, 2, 0]), (1, 0));
     link(&mut card).room = 1;
@@ -374,7 +374,7 @@ fn tcp(from: u8, to: u8, ports: (u8, u8)) -> Vec<u8> {
 }
 
 #[test]
-fn answers_come_to_the_pair_that_asked() {
+fn replies_arrive_at_the_sending_pair() {
     let mut card = card(4, MQ);
     use_pairs(&mut card, 8, 1, &[4, 0, 4, 0]);
     for pair in 0..4u16 {

@@ -55,7 +55,7 @@ fn refused(dir: &Path, devices: &DeviceOptions) -> String {
 }
 
 #[test]
-fn only_the_user_can_use_what_is_made() {
+fn files_are_private_to_the_user() {
     let dir = Dir::new("modes");
     let mut daemon = Daemon::start(&dir.0, &devices(dir.disk(), true), &log()).unwrap();
     daemon
@@ -109,7 +109,7 @@ fn a_directory_that_others_can_write_to_is_refused() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn non_disk_files_are_rejected() {
     let dir = Dir::new("disks");
     let short = dir.0.join("short");
     for (bytes, said) in [

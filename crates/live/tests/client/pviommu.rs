@@ -38,7 +38,7 @@ fn ready() -> Guest<Blk, Para> {
 const HOSTS: [HostPagePool; 2] = [HostPagePool::Off, HostPagePool::On];
 
 #[test]
-fn what_is_mapped_is_reached_until_it_is_unmapped() {
+fn mapped_pages_are_accessible_until_unmap() {
     reached_until_unmapped(guest());
     for host in HOSTS {
         reached_until_unmapped(assigned(host));
@@ -48,7 +48,7 @@ fn what_is_mapped_is_reached_until_it_is_unmapped() {
 /// A device that software translates for uses the same second stage. The host's lookup and
 /// allocation of frames do not depend on the translation.
 #[test]
-fn a_page_gets_a_frame_whoever_translates() {
+fn every_translation_allocates_a_frame() {
     for (host, hits) in HOSTS.into_iter().zip([0, 1]) {
         let disk = |_: &_, counters| Blk::new(disk_file(), false, counters).unwrap();
         frame_for_a_page(begun(Guest::behind_para_of(host, disk)), hits);
@@ -129,7 +129,7 @@ fn reached_until_unmapped<A: Dma>(guest: Guest<Blk, Para, A>) {
 }
 
 #[test]
-fn nothing_is_reached_before_the_driver_begins_and_after_a_reset() {
+fn access_only_between_driver_ok_and_reset() {
     only_between(guest(), guest());
     for host in HOSTS {
         only_between(assigned(host), assigned(host));
@@ -159,7 +159,7 @@ fn only_between<A: Dma>(mut guest: Guest<Blk, Para, A>, other: Guest<Blk, Para, 
 }
 
 #[test]
-fn a_stopped_access_is_told() {
+fn stopped_access_is_reported() {
     told(guest());
     for host in HOSTS {
         told(assigned(host));

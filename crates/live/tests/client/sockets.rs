@@ -186,7 +186,7 @@ fn write(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
 
 /// A guest can break its queue any number of times; the log records a limited number.
 #[test]
-fn a_broken_queue_is_said_a_bounded_number_of_times() {
+fn reports_of_broken_queues_are_bounded() {
     const TIMES: usize = 300;
     let server = Server::new("broken");
     let mut stream = server.connect();
@@ -232,7 +232,7 @@ fn clients_one_after_the_other_do_not_fill_the_log() {
 }
 
 #[test]
-fn it_stops_while_a_client_says_nothing() {
+fn server_stops_despite_a_silent_client() {
     let server = Server::new("stop");
     let mut stream = server.connect();
     agree(&mut stream);

@@ -64,7 +64,7 @@ fn nothing_is_reached_before_attach_and_after_detach() {
 }
 
 #[test]
-fn stray_accesses_are_stopped_whole_and_told() {
+fn stray_accesses_are_stopped_and_reported() {
     // Physical addresses; unmapped ones; the end of a page; the end of the address space.
     for data in [
         0xb000,
@@ -162,7 +162,7 @@ fn data_scatters_over_pages() {
 
 /// A full queue of requests with one doorbell: each request gets an answer.
 #[test]
-fn requests_that_pile_up_are_all_answered() {
+fn queued_requests_all_complete() {
     let mut guest = guest();
     guest.iommu.set(0x14, &[0]);
     guest.iommu.negotiate(0b10111);
@@ -206,7 +206,7 @@ const NOMEM: u8 = 8;
 /// Tests each limit on its own: requests beyond it are refused with a log line, and earlier
 /// mappings keep working.
 #[test]
-fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
+fn guest_over_its_limits_is_refused_and_its_disk_continues() {
     let usual = GuestLimits::default();
     for (caps, word) in [
         (

@@ -36,7 +36,7 @@ fn it_reads_and_counts_behind<I: Boundary>() {
 }
 
 #[test]
-fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told() {
+fn unmapped_page_faults_and_is_reported() {
     an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Virtio>();
     an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Para>();
 }
@@ -158,7 +158,7 @@ fn other_memory_is_granted_anew_behind<I: Boundary>() {
 
 /// The CPU could not enforce it, since a writable page is readable; the process's table does.
 #[test]
-fn what_is_for_writing_is_not_read() {
+fn write_only_pages_are_not_read() {
     what_is_for_writing_is_not_read_behind::<Virtio>();
     what_is_for_writing_is_not_read_behind::<Para>();
 }
@@ -180,7 +180,7 @@ fn what_is_for_writing_is_not_read_behind<I: Boundary>() {
 
 /// A device that uses stale translations is stopped by the page protection.
 #[test]
-fn the_page_itself_is_gone() {
+fn unmapped_page_is_removed() {
     the_page_itself_is_gone_behind::<Virtio>();
     the_page_itself_is_gone_behind::<Para>();
 }

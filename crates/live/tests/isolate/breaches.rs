@@ -105,7 +105,7 @@ fn calls_that_are_forbidden() {
 }
 
 #[test]
-fn what_is_not_to_be_said() {
+fn forbidden_messages() {
     breaks("talks", "malformed or unexpected message");
     breaks("babbles", "malformed or unexpected message");
     breaks("complains", "malformed or unexpected message");

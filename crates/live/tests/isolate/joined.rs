@@ -16,7 +16,7 @@ fn unmap(apart: &mut Apart<Para>, page: u64) {
 /// The process writes to every page that it can access: each second page is revoked, and the others
 /// remain.
 #[test]
-fn one_of_them_goes_and_its_neighbours_stay() {
+fn partial_unmap_keeps_the_neighbours() {
     let image = tally();
     let mut apart: Apart<Para> = goes_on(&image);
     let bytes = PAGES * 0x1000;

@@ -61,7 +61,7 @@ fn nothing_is_granted_behind<I: Boundary>() {
 /// Requests made while the bit is clear are served when it is set, with the mappings made in
 /// between.
 #[test]
-fn it_waits_and_goes_on() {
+fn device_waits_and_resumes() {
     it_waits_and_goes_on_behind::<Virtio>();
     it_waits_and_goes_on_behind::<Para>();
 }
@@ -102,7 +102,7 @@ fn it_waits_and_goes_on_behind<I: Boundary>() {
 
 /// Setting the bit does not restore pages that were unmapped while it was clear.
 #[test]
-fn what_is_unmapped_meanwhile_stays_away() {
+fn pages_unmapped_while_paused_stay_unmapped() {
     what_is_unmapped_meanwhile_stays_away_behind::<Virtio>();
     what_is_unmapped_meanwhile_stays_away_behind::<Para>();
 }
@@ -270,7 +270,7 @@ fn cut_short_behind<I: Boundary>() {
 /// A turn ends before the bit is cleared, and the daemon has not read its message yet. Its
 /// interrupt precedes the reply.
 #[test]
-fn what_came_before_is_told_before() {
+fn earlier_events_are_reported_first() {
     let mut apart: Apart<Virtio> = apart("", &[], &disk_file()).mapped();
     let disk = &mut apart.guest.disk;
     let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();

@@ -35,7 +35,7 @@ fn check<P: Prefetcher>(name: &str, variant: Variant, history: u32, steps: &[Ste
 }
 
 #[test]
-fn markov_proposes_what_came_next() {
+fn markov_predicts_the_successor() {
     use Variant::{Baseline, Modified};
     let live: &[Step] = &[
         Miss(1, &[]),

@@ -79,7 +79,7 @@ fn all_but_the_first_lap(ring: u32) -> u64 {
 }
 
 #[test]
-fn recency_and_markov_predict_only_with_a_history_as_large_as_the_ring() {
+fn recency_and_markov_need_a_history_of_the_ring() {
     for size in RINGS {
         for order in [Order::Tidy, Order::Scattered] {
             for history in [0, 1, size / 4, size / 2, size - 1, size, size + 1, 4 * size] {
@@ -100,7 +100,7 @@ fn recency_and_markov_predict_only_with_a_history_as_large_as_the_ring() {
 }
 
 #[test]
-fn baselines_predict_nothing_because_pages_are_invalidated_after_use() {
+fn baselines_predict_nothing_after_invalidations() {
     for size in RINGS {
         for order in [Order::Tidy, Order::Scattered] {
             for history in [size / 2, size, 16 * size] {
@@ -168,7 +168,7 @@ fn two_entries_predict_every_access_of_a_ring() {
 }
 
 #[test]
-fn a_pair_repairs_what_the_figures_leave() {
+fn pair_fixes_the_defects_of_the_figures() {
     let mut pair = RingPair::new();
     let mut access = |entry, owned: std::ops::Range<u64>| {
         let served = pair.access(entry, |other| owned.contains(&other));

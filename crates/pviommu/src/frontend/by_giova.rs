@@ -89,7 +89,7 @@ mod tests {
     use ringfence_types::{Direction, PhysAddr};
 
     #[test]
-    fn what_is_put_is_found_until_it_is_taken() {
+    fn inserted_keys_are_found_until_removed() {
         let mut keys = ByGiova::default();
         let key =
             |page: u64| MappingKey::new(PhysAddr::new(page << 12), 3, Direction::ToDevice).unwrap();

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_gives_back_what_it_was_made_of() {
+    fn key_round_trips() {
         for direction in Direction::ALL {
             for (first, pages) in [
                 (0, 1),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_key_is_told() {
+    fn unrepresentable_mappings_have_no_key() {
         for (first, pages) in [(0, 0), (0, 1025), (u64::MAX, 2), (!0xfff, 2)] {
             assert_eq!(
                 MappingKey::new(PhysAddr::new(first), pages, Direction::ToDevice),

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn directions_are_judged_apart() {
+    fn directions_are_judged_separately() {
         let mut seen = Gaps::new(
             ResidencyPolicy::Adaptive { late: 0 },
             Cycles::new(9).unwrap(),

@@ -66,7 +66,7 @@ fn run(setting: &Setting, vectors: &[Vector], mut handle: impl FnMut(&[u8]) -> S
 }
 
 #[test]
-fn every_vector_gets_its_status_from_a_backend_over_resident_memory() {
+fn vectors_over_resident_memory() {
     for (setting, vectors) in all() {
         if setting.failing {
             let mut backend = over(&setting, Stuck);
@@ -79,7 +79,7 @@ fn every_vector_gets_its_status_from_a_backend_over_resident_memory() {
 }
 
 #[test]
-fn every_vector_gets_its_status_from_a_backend_over_hardware_tables() {
+fn vectors_over_hardware_tables() {
     for (setting, vectors) in all().into_iter().filter(|(setting, _)| !setting.failing) {
         let last = FixedLastTable::default();
         let mut rig = Rig::with(

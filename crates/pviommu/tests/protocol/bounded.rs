@@ -157,7 +157,7 @@ proptest! {
     #![proptest_config(cases(64, 20_261_122))]
 
     #[test]
-    fn buffers_are_reached_while_they_are_mapped_and_no_longer_than_the_bound(steps in steps()) {
+    fn buffers_are_accessible_no_longer_than_the_bound(steps in steps()) {
         holds(tree(), steps.clone());
         let adaptive = ResidencyPolicy::Adaptive { late: 10 };
         holds(guest(FlatRtc::new(c(), LIMIT, adaptive), UnknownUnmap::Refused), steps);

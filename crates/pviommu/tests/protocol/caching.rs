@@ -225,7 +225,7 @@ const TO: Direction = Direction::ToDevice;
 const FROM: Direction = Direction::FromDevice;
 
 #[test]
-fn what_is_mapped_again_is_not_asked_for() {
+fn cached_mappings_need_no_request() {
     let mut guest = tree();
     let mapping = guest.map(buffer(3, 100, 2 * PAGE), TO);
     assert_eq!(guest.asked(), (1, 1));
@@ -471,7 +471,7 @@ fn coherent_memory_is_not_kept() {
 
 /// A detach removes the device's cached mappings, but fails while one is in use.
 #[test]
-fn a_device_goes_with_what_is_kept() {
+fn removed_device_drops_its_cached_mappings() {
     let mut guest = tree();
     let mapping = guest.map(buffer(3, 0, 64), TO);
     let detach = |guest: &mut Guest<Rtc>| {

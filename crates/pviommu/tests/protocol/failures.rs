@@ -28,7 +28,7 @@ fn pinned(rig: &mut Rig) -> u32 {
 
 /// Each table allocation of a map of distant pages fails once.
 #[test]
-fn a_map_that_finds_no_table_leaves_nothing_behind() {
+fn map_without_a_table_rolls_back() {
     let mut refused = 0;
     for after in 0.. {
         let mut rig = Rig::new();
@@ -59,7 +59,7 @@ fn a_map_that_finds_no_table_leaves_nothing_behind() {
 
 /// Guest frames run out in the middle of a request: the pool and the host have none.
 #[test]
-fn a_map_that_finds_no_frame_leaves_nothing_behind() {
+fn map_without_a_frame_rolls_back() {
     let mut rig = Rig::new();
     let available = rig.backend.backing().pool().available() as u64;
     rig.frames.0.fail_after(0);
@@ -100,7 +100,7 @@ fn an_unmap_that_cannot_be_invalidated_did_not_happen() {
 /// A map fails after the device has used an installed entry, and the invalidation fails as well.
 /// The frames stay pinned until an invalidation succeeds.
 #[test]
-fn what_a_failed_map_leaves_cached_stays_pinned() {
+fn pages_cached_by_a_failed_map_stay_pinned() {
     let mut rig = Rig::new();
     assert_eq!(rig.map(NIC, Direction::ToDevice, &pages(1)), Status::Ok);
     rig.tables.0.fail_after(0);
@@ -164,7 +164,7 @@ impl IoTables for Unwell {
 /// A page whose entry found no room may have been granted briefly. It stays pinned until the grant
 /// is known to be revoked.
 #[test]
-fn a_page_that_was_granted_in_vain_stays_pinned_until_that_is_over() {
+fn page_of_a_failed_grant_stays_pinned_until_revoked() {
     let (memory, tables) = (Pinned::default(), Unwell::default());
     let mut backend = Backend::new(config(), BackendLimits::default(), memory, tables);
     let page = Gpa::new(MEMORY);
@@ -259,7 +259,7 @@ fn invalidations_are_merged() {
 }
 
 #[test]
-fn errors_are_said_in_words() {
+fn errors_have_messages() {
     assert_eq!(
         CommitFailed(NIC).to_string(),
         "commit failed: device 0x10 may still reach unmapped pages"

@@ -183,7 +183,7 @@ fn a_buffer_is_reached_while_it_is_mapped() {
 
 /// The host would refuse a second unmap, which would break the channel for every device.
 #[test]
-fn a_second_unmap_is_refused_before_the_host_is_asked() {
+fn double_unmap_sends_no_request() {
     let mut guest = guest(None);
     let mut cpu = guest.dma.cpu();
     let direction = Direction::ToDevice;

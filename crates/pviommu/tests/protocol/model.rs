@@ -195,7 +195,7 @@ proptest! {
     #![proptest_config(cases(192, 20_251_122))]
 
     #[test]
-    fn devices_reach_what_the_guest_has_mapped(steps in prop::collection::vec(step(), 1..60)) {
+    fn devices_access_the_guests_mappings(steps in prop::collection::vec(step(), 1..60)) {
         let mut rig = rig();
         let mut model = Model::default();
         // A failed unmap leaves an invalidation pending. The device's next request, even a map,

@@ -127,7 +127,7 @@ fn the_pool_is_a_ring_of_256_refilled_below_64() {
 
 /// Without the pool, each page is allocated from the host on demand.
 #[test]
-fn without_the_pool_each_page_is_asked_of_the_host() {
+fn without_the_pool_each_page_requests_a_frame() {
     let rig = Rig::new();
     let counted = FaultyFrames::new(rig.frames.clone());
     let mut pool = PagePool::new(&counted);

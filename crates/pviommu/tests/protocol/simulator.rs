@@ -173,7 +173,7 @@ impl Host {
 }
 
 #[test]
-fn a_simulator_reaches_what_is_mapped_and_in_its_direction() {
+fn simulator_respects_mappings_and_directions() {
     let mut host = host(100);
     let request = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY + PAGE)]);
     assert_eq!(host.backend.handle(&request), Status::Ok);
@@ -222,7 +222,7 @@ fn refused_maps_grant_nothing() {
 }
 
 #[test]
-fn an_unmap_whose_revocation_fails_did_not_happen() {
+fn unmap_with_a_failed_revocation_has_no_effect() {
     let mut host = host(100);
     let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
     let request = map(NIC, Direction::Bidirectional, &pages);

@@ -186,7 +186,7 @@ fn mappings_as_published_leave_early() {
 /// The fixed queue is first in, first out, also within a cycle. This includes a section
 /// that an earlier eviction walked in part, and mappings that have moved into it.
 #[test]
-fn the_repaired_queue_is_first_in_first_out() {
+fn fixed_queue_is_first_in_first_out() {
     let of = |page| key(page, 1, Direction::ToDevice);
     let mut cache = Rtc::new(Cycles::PAPER, 32);
     for page in 0..32 {

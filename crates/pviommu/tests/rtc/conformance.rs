@@ -149,7 +149,7 @@ macro_rules! promised {
 
             proptest! {
                 #[test]
-                fn does_what_the_model_does(steps in steps(), c in 1..5_u8) {
+                fn agrees_with_the_model(steps in steps(), c in 1..5_u8) {
                     walk($make(cycles(c), LIMIT), c, $exact, &steps);
                 }
             }

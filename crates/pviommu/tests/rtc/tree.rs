@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_repaired_tree_is_a_sorted_map(steps in steps()) {
+    fn fixed_tree_is_a_sorted_map(steps in steps()) {
         let (mut tree, mut map) = (Tree::new(), BTreeMap::new());
         for (at, (insert, page)) in steps.into_iter().enumerate() {
             let value = at as u64 + 1;
@@ -186,7 +186,7 @@ fn a_node_that_shrinks_keeps_the_deleted_key() {
 
 /// A REUSING bit does not move with its key.
 #[test]
-fn a_bit_stays_behind_when_its_key_moves() {
+fn bit_does_not_move_with_its_key() {
     let mut tree = TreeAsPublished::new();
     tree.insert(0x1020, 0xb000);
     let leaf = tree.search(0x1000).unwrap();

@@ -81,7 +81,7 @@ fn step(cache: &mut Rtc, uncached: &mut Vec<MappingKey>, next: &mut u64, line: &
 }
 
 #[test]
-fn the_cache_keeps_what_the_vectors_say() {
+fn cache_agrees_with_the_vectors() {
     let text = include_str!("../../vectors/cache.txt");
     let (mut cache, mut uncached, mut next) = (None, Vec::new(), 0);
     let lines = text

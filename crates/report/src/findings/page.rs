@@ -260,7 +260,7 @@ mod tests {
     use ringfence_lab::Profile;
 
     #[test]
-    fn the_page_needs_nothing_else_and_closes_what_it_opens() {
+    fn page_is_self_contained_and_well_formed() {
         let measured_on = MeasuredOn {
             cpu: "a <b> & c".into(),
             arch: "test",

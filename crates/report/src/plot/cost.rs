@@ -169,7 +169,7 @@ mod tests {
     use ringfence_lab::meter::Components;
 
     #[test]
-    fn a_bar_is_as_long_as_its_row_says_even_where_a_part_is_negative() {
+    fn bars_with_negative_parts_have_the_total_length() {
         let mut row = Row::of_run(true, true);
         let mut components = Components::default();
         let cycles = &mut components.cycles;

@@ -11,7 +11,7 @@ use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, Permissions, 
 use model::{Both, DISK, FRAMES, PAGE, PAGES, Random, USER, fault, range, regions, update, user};
 
 #[test]
-fn what_is_invalidated_stays_away() {
+fn invalidated_ranges_stay_invalid() {
     let mut chances = 0;
     for seed in 1..200 {
         println!("seed {seed}");
@@ -54,7 +54,7 @@ fn what_is_invalidated_stays_away() {
 }
 
 #[test]
-fn a_page_that_is_told_of_again_is_what_was_said_last() {
+fn last_update_of_a_page_wins() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
     let mut reader = iotlb.reader().unwrap();
     for (frame, permissions) in [
@@ -78,7 +78,7 @@ fn a_page_that_is_told_of_again_is_what_was_said_last() {
 /// QEMU grants read and write for every page. The device must get only the permissions that the
 /// front-end checked.
 #[test]
-fn a_front_end_that_always_says_both_grants_what_was_asked() {
+fn front_end_that_grants_both_permissions() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
     let mut reader = iotlb.reader().unwrap();
     let both = update(0, 2, 3, Permissions::READ_WRITE);
@@ -190,7 +190,7 @@ fn many_invalidations_stay_remembered() {
 
 /// A hostile front-end can map only shared memory and cannot exceed the limits.
 #[test]
-fn a_hostile_front_end_stays_in_its_memory() {
+fn malicious_front_end_stays_in_its_memory() {
     let limits = IotlbLimits {
         pages: 20,
         extra_pages: 8,
@@ -262,7 +262,7 @@ fn a_hostile_front_end_stays_in_its_memory() {
 }
 
 #[test]
-fn messages_are_what_the_protocol_says() {
+fn messages_match_the_protocol() {
     let message = update(3, 2, 5, Permissions::WRITE);
     let mut expected = Vec::new();
     for word in [3 * PAGE, 2 * PAGE, USER + 5 * PAGE] {
@@ -288,7 +288,7 @@ fn messages_are_what_the_protocol_says() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_messages_are_rejected() {
     let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
     let refused = |iotlb: &mut Iotlb<()>, message: Message| {
         let error = iotlb.receive(&message).unwrap_err();

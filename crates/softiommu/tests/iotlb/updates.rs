@@ -12,10 +12,10 @@ use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, upd
 /// Fewer pages than most updates have.
 const AHEAD: usize = 4;
 
-/// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than
+/// `last_update_of_a_page_wins` for an update of more pages than
 /// `extra_pages`.
 #[test]
-fn every_page_of_a_large_update_is_what_was_said_last() {
+fn last_update_wins_for_every_page() {
     let limits = IotlbLimits {
         extra_pages: AHEAD,
         ..IotlbLimits::default()
@@ -229,7 +229,7 @@ impl Session {
 }
 
 #[test]
-fn nothing_is_reached_but_what_was_said_last() {
+fn only_the_last_update_is_accessible() {
     let mut beyond = 0;
     for seed in 1..200 {
         println!("seed {seed}");

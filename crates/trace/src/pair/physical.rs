@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_recorded_granules_share_one_and_running_out_is_an_error() {
+    fn recorded_granules_stay_distinct() {
         let mut arena = ReplayArena::default();
         let mut seen = std::collections::HashSet::new();
         // A machine with a terabyte of memory in scattered order, until the arena is full.

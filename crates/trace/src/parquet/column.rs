@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_whose_decoder_allocates_what_they_claim_are_refused() {
+    fn pages_with_oversized_claims_are_rejected() {
         use Encoding::*;
         let mut pages = Bounded {
             pages: Box::new(Claims(Vec::new())),

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_grows_with_what_the_reader_has_ready() {
+    fn memory_grows_with_available_input() {
         let text = [b'\n'; 100];
         let mut lines = Lines::new(1000);
         let mut source = Slow(&text, 1);

@@ -233,7 +233,7 @@ fn parse(words: &str) -> DeviceArgs {
 }
 
 #[test]
-fn every_valid_combination_has_one_form_and_every_other_is_refused() {
+fn combinations_have_one_form_or_are_rejected() {
     let base = parse("--net socket=net.peer --inject-reply never:1");
     let (mut served, mut refused, mut inexpressible) = (0, 0, 0);
     for number in 0..COMBINATIONS {

@@ -226,7 +226,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
     }
 
     #[test]
-    fn what_the_host_did_for_a_device_is_read() {
+    fn host_work_for_a_device_is_parsed() {
         let host = |walks: u32, frames: u32, tables: &str, translated: bool| {
             let count = |name: &str, device: &str, count: u32| {
                 format!("ringfence_{name}_total{{device=\"{device}\"}} {count}\n")
@@ -267,7 +267,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
     }
 
     #[test]
-    fn the_difference_of_two_moments_is_what_an_operation_takes() {
+    fn counts_are_differences_of_two_samples() {
         let mut few = parse(OUT, &metrics("iommu", 24), "blk", "0000:00:04.0").unwrap();
         let mut many = few.clone();
         many.operations += 100.0;
@@ -295,7 +295,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
     }
 
     #[test]
-    fn a_guest_whose_device_did_not_do_all_is_not_counted() {
+    fn incomplete_guests_are_not_counted() {
         let few = parse(OUT, &metrics("pviommu", 24), "blk", "0000:00:04.0").unwrap();
         let stopped = |operations: f64, stopped: f64| GuestCounters {
             operations: few.operations + operations,
@@ -332,7 +332,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
     }
 
     #[test]
-    fn what_was_stopped_is_read() {
+    fn stopped_accesses_are_parsed() {
         let text = metrics("pviommu", 24)
             + "ringfence_malformed_total{device=\"blk\"} \
                 20\nringfence_failed_total{device=\"blk\"} 2\n\

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_taken_at_moments_before_the_guest_goes_on() {
+    fn counters_are_sampled_while_the_guest_waits() {
         assert!(COUNTED.contains(MOMENT));
         let mut sent = Vec::new();
         let mut out: &[u8] = b"a\r\n\xff\nringfence: moment\r\nb\nringfence: moment\nc";
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_says_last_is_why_it_failed() {
+    fn last_line_of_a_command_is_the_reason() {
         let (args, stop) = (args(), Interrupt::default());
         let booth = GuestRunner {
             program: "sh".into(),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_whose_output_is_refused_is_ended() {
+    fn command_with_rejected_output_is_killed() {
         let (args, stop) = (args(), Interrupt::default());
         let booth = GuestRunner {
             program: "sh".into(),

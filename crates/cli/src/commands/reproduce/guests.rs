@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_unasked() {
+    fn all_does_not_fetch() {
         let args = args();
         let (Guests::None(why), false) = count(&args, false).unwrap() else {
             panic!("guests from nowhere");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_booted() {
+    fn only_requested_guests_boot() {
         let mut args = args();
         let every = Kind::ALL.len() * Configuration::ALL.len();
         let booted = |args: &ReproduceGuestArgs| {

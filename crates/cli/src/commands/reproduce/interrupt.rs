@@ -99,7 +99,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_runs_is_ended_and_what_would_begin_too() {
+    fn interrupt_ends_running_and_later_commands() {
         let stop = Interrupt::default();
         let sleeps = || stop.guard(Command::new("sleep").arg("600").spawn().unwrap());
         let before = sleeps();

@@ -46,7 +46,7 @@ fn sizes_are_checked_before_anything_is_mapped() {
 }
 
 #[test]
-fn a_disk_that_fails_says_so() {
+fn failing_disk_reports_errors() {
     let mut env = rig::strict();
     let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut disk = RamDisk::new(8);
@@ -134,7 +134,7 @@ fn an_active_bit_of_an_empty_slot_is_a_lie() {
 
 /// A controller executes whatever is in memory, even if its driver did not write it.
 #[test]
-fn hostile_commands_end_with_a_status() {
+fn malformed_commands_end_with_a_status() {
     let read = NvmeCommand {
         opcode: Opcode::Read as u8,
         id: 0,

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_searches_count_what_is_mapped_and_kept() {
+    fn failed_searches_count_mapped_and_cached_ranges() {
         let limits = ReplayLimits::default();
         let mut search = Search::default();
         search.mapped(&[page(4096); 10], 7, 1, &limits).unwrap();

@@ -45,7 +45,7 @@ fn copy(dir: &Dir) -> SavedDevices {
 }
 
 #[test]
-fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
+fn assigned_device_resumes_with_its_mappings() {
     for para in [false, true] {
         let dir = Dir::new(if para {
             "assigned-para"
@@ -114,7 +114,7 @@ fn without_an_iommu_all_of_the_guest_is_mapped_again() {
 }
 
 #[test]
-fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
+fn host_page_pool_requires_the_pviommu() {
     let dir = Dir::new("assigned-hopt");
     let log = log();
     let caps = GuestLimits::default();

@@ -83,7 +83,7 @@ fn spoiled(dir: &Dir) -> SavedDevices {
 }
 
 #[test]
-fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
+fn destination_waits_for_the_release_of_the_source() {
     let dir = Dir::new("first");
     let first = daemon_of(&dir, HandOverTimeouts::default(), false);
     let mut guest = Guest::boot(&dir);

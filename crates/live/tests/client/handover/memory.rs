@@ -38,7 +38,7 @@ fn copy(dir: &Dir) -> SavedDevices {
 }
 
 #[test]
-fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
+fn destination_locks_memory_before_the_release() {
     // Two clients share the memory; the pages that the IOMMU's client shares are pinned.
     for (locked, each) in [
         (Locked::Nothing, 0),
@@ -80,7 +80,7 @@ fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
 }
 
 #[test]
-fn what_is_mapped_by_nobody_is_not_locked() {
+fn unmapped_memory_is_not_locked() {
     let dir = Dir::new("lock-none");
     let first = daemon_of(&dir, HandOverTimeouts::default(), false);
     let mut guest = Guest::boot(&dir);
@@ -133,7 +133,7 @@ fn second_process() {
 }
 
 #[test]
-fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
+fn rehearsal_rejects_a_lower_lock_limit() {
     for (name, locked, enough, words) in [
         ("mapped", Locked::Mapped, KIB, "a limit of the host"),
         (
@@ -176,7 +176,7 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
 /// A destination accepts a file that could be truncated only if its own settings name the file. It
 /// removes the file at its end.
 #[test]
-fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
+fn memory_file_needs_the_option_at_the_destination() {
     let dir = Dir::new("memory-file");
     let path = dir.0.join("memory");
     let memory = MemoryRules {

@@ -131,7 +131,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_under_way_goes_along() {
+fn outstanding_frames_are_handed_over() {
     let dir = Dir::new("net-way");
     let (mut daemon, mut card, mut peer) = busy(&dir);
     let mut handed = copy(&dir);
@@ -167,7 +167,7 @@ fn what_is_under_way_goes_along() {
 }
 
 #[test]
-fn whoever_connected_and_datagrams_go_over_as_well() {
+fn connections_and_datagrams_are_handed_over() {
     let dir = Dir::new("net-kinds");
     let at = |name: &str| dir.0.join(name);
     let mut far = StreamLink::open(&at("wire")).unwrap();
@@ -212,7 +212,7 @@ fn whoever_connected_and_datagrams_go_over_as_well() {
 }
 
 #[test]
-fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
+fn impossible_state_is_rejected() {
     let dir = Dir::new("net-lies");
     let (daemon, mut card, peer) = busy(&dir);
     let refused = |change: &dyn Fn(&mut SavedDevices)| {
@@ -318,7 +318,7 @@ fn a_state_that_no_driver_and_no_link_could_have_left_is_refused() {
 /// Changes each byte of the stream, with a correct checksum. The state is refused, or it is another
 /// valid state and restores exactly.
 #[test]
-fn a_stream_that_lies_of_frames_is_refused_or_says_what_is_taken() {
+fn false_frames_are_rejected_or_reported() {
     let dir = Dir::new("net-bytes");
     let (daemon, mut card, mut peer) = busy(&dir);
     let mut handed = copy(&dir);
@@ -380,7 +380,7 @@ fn a_link_that_another_process_would_not_find_stays() {
 
 /// Partial frames in both directions, with further data after them.
 #[test]
-fn a_link_goes_on_in_the_middle_of_a_frame() {
+fn link_resumes_in_the_middle_of_a_frame() {
     let (near, far) = UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
     let mut far = far;

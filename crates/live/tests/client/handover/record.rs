@@ -84,7 +84,7 @@ fn every_request_is_written_down_once() {
 
 /// A full record stays full, and its last line counts the requests that all processes left out.
 #[test]
-fn a_full_record_counts_what_every_process_leaves_out() {
+fn full_record_counts_requests_of_all_processes() {
     let dir = Dir::new("record-full");
     let mut expected = booted();
     let devices = DeviceOptions {
@@ -111,7 +111,7 @@ fn a_full_record_counts_what_every_process_leaves_out() {
 }
 
 #[test]
-fn a_record_that_nobody_left_is_refused() {
+fn record_without_an_owner_is_rejected() {
     let dir = Dir::new("record-lies");
     let first = recorded(&dir);
     let mut guest = Guest::boot(&dir);

@@ -82,7 +82,7 @@ fn is_served(guest: &mut Guest) {
 }
 
 #[test]
-fn a_second_that_goes_away_changes_nothing() {
+fn destination_that_disconnects_has_no_effect() {
     let dir = Dir::new("away");
     let first = daemon(&dir, HandOverTimeouts::default());
     let mut guest = Guest::boot(&dir);
@@ -113,7 +113,7 @@ fn a_second_that_goes_away_changes_nothing() {
 }
 
 #[test]
-fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
+fn silent_or_malformed_destination_times_out() {
     let dir = Dir::new("silent");
     let limits = HandOverTimeouts {
         rebuild: Duration::from_secs(1),
@@ -152,7 +152,7 @@ fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
 }
 
 #[test]
-fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
+fn one_busy_device_keeps_all_devices() {
     let dir = Dir::new("stuck");
     let limits = HandOverTimeouts {
         stop: Duration::from_secs(1),
@@ -195,7 +195,7 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
 /// Devices whose state cannot be handed over: the destination receives the device and the reason,
 /// and the devices continue.
 #[test]
-fn a_device_that_cannot_be_handed_over_says_why() {
+fn unsupported_device_names_the_reason() {
     let dir = Dir::new("keeps");
     let disk = || Disk::new(dir.0.join("disk.img"));
     let never = InjectedReply {

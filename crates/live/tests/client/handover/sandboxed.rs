@@ -121,7 +121,7 @@ fn processes(dir: &Dir) -> Vec<String> {
 }
 
 #[test]
-fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
+fn new_sandbox_replaces_the_old_one() {
     for para in [false, true] {
         let dir = Dir::new(if para { "apart-para" } else { "apart-virtio" });
         let mut first = first(&dir, "", para);
@@ -169,7 +169,7 @@ fn another_process_has_what_was_mapped_and_the_first_one_is_dead() {
 
 /// Frames belong to the host: the second process allocates its own, from its pool if it has one.
 #[test]
-fn what_was_mapped_has_frames_of_the_second_ones_host() {
+fn mappings_use_frames_of_the_destination() {
     let dir = Dir::new("apart-hopt");
     let mut first = first(&dir, "", true);
     let mut guest = boot(&dir, true);
@@ -234,7 +234,7 @@ fn are_done(dir: &Dir, guest: &mut Guest) {
 /// The driver rings again while the process works. The process finishes its turn, and the next
 /// owner serves the second request.
 #[test]
-fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
+fn round_completes_before_the_next_owner_starts() {
     let dir = Dir::new("apart-turn");
     let first = first(&dir, "waits", false);
     let mut guest = boot(&dir, false);
@@ -280,7 +280,7 @@ fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
 }
 
 #[test]
-fn a_process_that_does_not_come_to_its_turns_end_stays_where_it_is() {
+fn busy_sandbox_stays_at_the_source() {
     let dir = Dir::new("apart-late");
     let limits = HandOverTimeouts {
         stop: Duration::from_secs(1),
@@ -306,7 +306,7 @@ fn a_process_that_does_not_come_to_its_turns_end_stays_where_it_is() {
 }
 
 #[test]
-fn a_second_that_goes_away_leaves_the_process_as_it_was() {
+fn sandbox_survives_a_lost_destination() {
     let dir = Dir::new("apart-away");
     let first = first(&dir, "", false);
     let mut guest = boot(&dir, false);
@@ -325,7 +325,7 @@ fn a_second_that_goes_away_leaves_the_process_as_it_was() {
 
 /// A program that cannot run as a sandbox is detected while the first process works.
 #[test]
-fn a_program_that_is_no_such_process_is_refused_in_the_rehearsal() {
+fn rehearsal_rejects_a_foreign_program() {
     let dir = Dir::new("apart-program");
     let first = first(&dir, "", false);
     let mut guest = boot(&dir, false);

@@ -106,7 +106,7 @@ fn descriptors_of_a_message_that_is_under_way_go_with_it() {
 }
 
 #[test]
-fn what_the_para_virtual_iommu_maps_goes_over_as_records() {
+fn pviommu_mappings_are_handed_over_as_records() {
     let dir = Dir::new("para");
     let mut first = daemon_of(&dir, HandOverTimeouts::default(), true);
     let mut guest = Guest::boot_with(&dir, true);
@@ -143,7 +143,7 @@ fn second_process() {
 }
 
 #[test]
-fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_begins() {
+fn source_unmaps_guest_memory_before_the_destination_starts() {
     use std::io::BufRead;
     let dir = Dir::new("two");
     let first = daemon(&dir, HandOverTimeouts::default());

@@ -14,7 +14,7 @@ use super::front::*;
 /// Each update invalidates the previous translation, so an access to two pages never finds both.
 /// The device gives the access up.
 #[test]
-fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
+fn unstable_translation_fails_only_the_request() {
     let mut front = Front::new("never-stays", &[]);
     front.start(0);
     // The buffer spans two pages, and ends in the status page.
@@ -44,7 +44,7 @@ fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
 /// A front-end cannot fill the log: the log has the first messages, and notes that more are only
 /// counted.
 #[test]
-fn as_much_is_said_of_a_front_end_as_a_log_bears() {
+fn log_of_a_front_end_is_bounded() {
     let mut front = Front::new("said", &[]);
     for _ in 0..1000 {
         assert!(!front.done(SET_VRING_NUM, &halves(&[1, 8]), &[]));

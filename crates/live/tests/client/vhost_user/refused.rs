@@ -44,7 +44,7 @@ fn message(request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Message<He
 }
 
 #[test]
-fn what_is_refused() {
+fn refused_messages() {
     let mut alone = Alone::new();
     let file = |file: std::fs::File| vec![OwnedFd::from(file)];
     let table = |count: u32, regions: &[u64]| [halves(&[count, 0]), longs(regions)].concat();
@@ -254,7 +254,7 @@ fn what_is_refused() {
 
 /// The front-end would misread an acknowledgement as the data that it requested.
 #[test]
-fn whoever_asks_wrongly_for_more_than_whether_it_was_done_is_left() {
+fn malformed_request_for_a_reply_closes_the_connection() {
     let mut alone = Alone::new();
     assert_eq!(
         alone.tell(SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), vec![]),

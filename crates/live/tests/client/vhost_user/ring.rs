@@ -7,7 +7,7 @@ use ringfence_types::{Iova, Permissions};
 use super::front::*;
 
 #[test]
-fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
+fn every_address_misses_once_per_invalidation() {
     let mut front = Front::new("asked", &[]);
     front.start(0);
     front.offer(3, 4096);
@@ -65,7 +65,7 @@ fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
 }
 
 #[test]
-fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
+fn injected_accesses_are_refused() {
     let stray = InjectedDma::Stray(Iova::new(0xdead_0000));
     let mut front = Front::new("injected", &[stray, InjectedDma::WriteReadOnly]);
     front.start(0);
@@ -126,7 +126,7 @@ fn a_ring_stops_while_it_waits_for_a_translation() {
 }
 
 #[test]
-fn what_it_takes_to_start() {
+fn start_requirements() {
     let mut front = Front::new("start", &[]);
     let ram = front.ram.try_clone().unwrap();
     assert!(front.share(&ram));

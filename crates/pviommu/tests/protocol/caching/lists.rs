@@ -85,7 +85,7 @@ fn a_list_is_released_when_no_piece_is_reached() {
 /// As above, but the cache keeps the first piece. The device reaches that piece, so no retry can
 /// release the buffer.
 #[test]
-fn a_list_with_a_kept_piece_and_a_failed_invalidation_is_not_released() {
+fn list_with_a_failed_invalidation_is_not_released() {
     for (fails, lost) in [(0..1, 1), (1..2, 1), (0..2, 2)] {
         let (mut guest, list) = guest_with_list(1, fails.clone());
         let ranges = list.piece_ranges().to_vec();

@@ -38,9 +38,10 @@ soak() {
     return $code
 }
 # Prints the daemons' lines, most of which answer attackers: the rarest kinds last, because the end
-# of a failed case's log is shown.
+# of a failed case's log is shown. A hexadecimal token with a digit, or the digits of a word, is N.
 rare_complaints() {
-    sed 's/[0-9]\+/N/g' "$case/complaints" | sort | uniq -c | sort -rn | tail -n 20 | cut -c 1-200
+    sed -E 's/\b(0x[0-9a-f]+|[0-9a-f]*[0-9][0-9a-f]*)\b/N/g; s/[0-9]+/N/g' "$case/complaints" |
+        sort | uniq -c | sort -rn | tail -n 20 | cut -c 1-200
 }
 soak_one() {
     local kernel=$1 mode=$2 serve=() run=$case/run other=$case/other

@@ -41,13 +41,18 @@ impl DeferredPrefetches {
         self.queue.len()
     }
 
-    /// Queues a prefetch. If the queue is full, drops it: a prefetch is only a hint.
+    /// Queues a prefetch. If the queue is full, drops the oldest one: a prefetch is only a hint.
+    ///
+    /// Fig. 10 calls `rprefetch` with the current state of the entry. A later call for the ring
+    /// makes an earlier one useless, so the oldest prefetch is the least likely to help.
     fn push(&mut self, key: RingKey, current: RingSlot, stats: &mut RingStats) {
-        if self.queue.len() < self.capacity {
-            self.queue.push_back((key, current));
-        } else {
+        if self.queue.len() >= self.capacity {
             count(&mut stats.prefetches_dropped);
+            if self.queue.pop_front().is_none() {
+                return;
+            }
         }
+        self.queue.push_back((key, current));
     }
 }
 

@@ -16,7 +16,7 @@ pub struct RingStats {
     pub misses: u64,
     /// Copies of a next slot stored in an entry.
     pub prefetches: u64,
-    /// Deferred prefetches dropped because the queue was full.
+    /// Deferred prefetches dropped because the queue was full, the oldest first.
     pub prefetches_dropped: u64,
     /// Entries evicted to make room for another ring.
     pub evictions: u64,

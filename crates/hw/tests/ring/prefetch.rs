@@ -1,6 +1,6 @@
 //! `rprefetch`, immediate and deferred.
 
-use ringfence_hw::{FixedLogic, Prefetch, RingLogic, RingUnitConfig};
+use ringfence_hw::{FixedLogic, Geometry, Prefetch, RingLogic, RingUnitConfig};
 use ringfence_types::FaultReason::NotPresent;
 
 use crate::rig::{NIC, RW, Rig, Seen, arena, geometry, iova, pte, roomy};
@@ -99,7 +99,8 @@ fn between_a_walk_and_its_late_prefetch() {
     );
 }
 
-/// A deferred prefetch does not count as a use of its ring. It is dropped if the queue is full.
+/// A deferred prefetch does not count as a use of its ring. A full queue drops the oldest one, so
+/// that the prefetches of slots that rings have left do not displace that of a current slot.
 #[test]
 fn late_prefetches_and_replacement() {
     let mem = arena();
@@ -126,4 +127,22 @@ fn late_prefetches_and_replacement() {
         (rig.unit.prefetches_waiting(), stats.prefetches_dropped),
         (2, 7)
     );
+    while rig.unit.complete_prefetch(&mem) {}
+    assert!(rig.touch(NIC, 1, 0).is_ok(), "the successor of slot 7");
+    assert_eq!(rig.unit.stats().prefetch_hits, stats.prefetch_hits + 1);
+}
+
+/// A queue without capacity drops every prefetch.
+#[test]
+fn a_unit_without_entries_prefetches_nothing() {
+    let mem = arena();
+    let config = RingUnitConfig {
+        riotlb: Geometry::ABSENT,
+        ..roomy(Prefetch::Deferred)
+    };
+    let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
+    rig.map(NIC, 0, 0, pte(place(0), 64, RW));
+    assert!(rig.touch(NIC, 0, 0).is_ok());
+    assert_eq!(rig.unit.stats().prefetches_dropped, 1);
+    assert!(!rig.unit.complete_prefetch(&mem));
 }

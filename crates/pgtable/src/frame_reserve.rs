@@ -1,4 +1,5 @@
-//! Page frames for new tables: zeroed frames, and a reserve that makes a map all-or-nothing.
+//! Page frames of tables: zeroed frames, a reserve that makes a map all-or-nothing, and the frames
+//! of a table that is destroyed.
 
 use core::sync::atomic::Ordering;
 
@@ -22,6 +23,13 @@ pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
     Ok(frame)
 }
 
+/// Bit of the first word of a frame in a [`FrameReserve`]. An entry with this bit alone is absent.
+const LISTED: u64 = 1 << 2;
+/// Another frame follows, at the address in the word. Tells a frame at address zero from the end.
+const FOLLOWED: u64 = 1 << 3;
+/// Bits of the word that hold no address: frames are page-aligned.
+const FLAGS: u64 = PageSize::Size4K.bytes() - 1;
+
 /// Frames allocated before the table is modified, so that running out of frames needs no undo.
 ///
 /// The free frames form a list through their first words, so the reserve needs no other memory.
@@ -33,23 +41,25 @@ pub(crate) struct FrameReserve<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Siz
 }
 
 impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S> {
-    /// Allocates `count` frames.
-    pub(crate) fn new(mem: &'a M, frames: &'a S, count: u64) -> Result<Self, OutOfFrames> {
-        let mut reserve = Self {
+    /// Creates an empty reserve.
+    pub(crate) fn new(mem: &'a M, frames: &'a S) -> Self {
+        Self {
             mem,
             frames,
             head: None,
-        };
-        for _ in 0..count {
-            let frame = frames.alloc_zeroed()?;
-            if mem.table(frame).is_err() {
-                // The frame lies outside memory. Return it and report that no usable frame is left.
-                frames.free(frame);
-                return Err(OutOfFrames);
-            }
-            reserve.put(frame);
         }
-        Ok(reserve)
+    }
+
+    /// Allocates one frame more.
+    pub(crate) fn grow(&mut self) -> Result<(), OutOfFrames> {
+        let frame = self.frames.alloc_zeroed()?;
+        if self.mem.table(frame).is_err() {
+            // The frame lies outside memory. Return it and report that no usable frame is left.
+            self.frames.free(frame);
+            return Err(OutOfFrames);
+        }
+        self.put(frame);
+        Ok(())
     }
 
     /// Takes a zeroed frame whose zeroes have reached memory. An entry may point to it at once.
@@ -63,24 +73,29 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
         Some(frame)
     }
 
-    /// Returns an unused frame to the reserve.
+    /// Puts a frame into the reserve. Ignores a frame outside memory.
     pub(crate) fn put(&mut self, frame: PhysAddr) {
         if let Ok(link) = self.mem.word(frame) {
-            // Frames are page-aligned: bit 0 marks a link, and so distinguishes a frame at address
-            // zero from the end of the list.
-            link.store(
-                self.head.map_or(0, |next| next.get() | 1),
-                Ordering::Relaxed,
-            );
+            let next = self.head.map_or(0, |next| next.get() | FOLLOWED);
+            link.store(next | LISTED, Ordering::Relaxed);
             self.head = Some(frame);
         }
+    }
+
+    /// Returns true if `frame` is in the reserve, or outside memory. A hostile hand can also write
+    /// the word that a frame in the reserve has; no table of ours contains that word.
+    pub(crate) fn holds(&self, frame: PhysAddr) -> bool {
+        let link = self.mem.word(frame);
+        link.map_or(true, |link| {
+            link.load(Ordering::Relaxed) & FLAGS & !FOLLOWED == LISTED
+        })
     }
 
     fn pop(&mut self) -> Option<PhysAddr> {
         let frame = self.head?;
         let link = self.mem.word(frame).ok()?;
         let next = link.swap(0, Ordering::Relaxed);
-        self.head = (next & 1 != 0).then(|| PhysAddr::new(next & !1));
+        self.head = (next & FOLLOWED != 0).then(|| PhysAddr::new(next & !FLAGS));
         Some(frame)
     }
 }

@@ -270,9 +270,8 @@ impl<F: Format> Table<F> {
         write_back: &mut impl WriteBackPolicy,
         entry_count: impl EntryCount<F>,
     ) -> Result<(), MapError> {
-        let missing = self.check_long(mem, request)?;
-        let mut reserve =
-            FrameReserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
+        let mut reserve = FrameReserve::new(mem, frames);
+        self.check_long(mem, &mut reserve, request)?;
         let mut done = 0;
         while done < request.pages {
             let rest = request.after(done);
@@ -291,14 +290,15 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Checks that every page of `request` is absent, and returns the number of missing tables.
-    /// Stores nothing.
-    fn check_long<M: PhysMemory + ?Sized>(
+    /// Checks that every page of `request` is absent, and reserves a frame for each missing table.
+    /// Stores nothing in the table. The first frame that is not available ends the check, so its
+    /// time is linear in the frames and tables that exist, not in the pages of the request.
+    fn check_long<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
+        reserve: &mut FrameReserve<'_, M, S>,
         request: &MapRequest,
-    ) -> Result<u64, MapError> {
-        let mut missing: u64 = 0;
+    ) -> Result<(), MapError> {
         let mut done = 0;
         let mut lookups = 0;
         while done < request.pages {
@@ -335,12 +335,12 @@ impl<F: Format> Table<F> {
                     Entry::Table { .. } | Entry::Reserved => return Err(corrupt),
                 }
                 pages = self.pages_of_step(target, &rest);
-                // Count a table of an intermediate level when the range first enters it.
+                // Reserve a table of an intermediate level when the range first enters it.
                 let mut level = target;
                 while level < lowest.level {
                     let covers = self.covered_bytes(level);
                     if done == 0 || iova.is_aligned(covers) {
-                        missing = missing.saturating_add(1);
+                        reserve.grow().map_err(|_| MapError::OutOfFrames)?;
                     }
                     level = match level.above() {
                         Some(above) => above,
@@ -351,7 +351,7 @@ impl<F: Format> Table<F> {
             done = done.saturating_add(pages.max(1));
             lookups = 0;
         }
-        Ok(missing)
+        Ok(())
     }
 
     /// Returns the number of bytes that a whole table of `level` translates.

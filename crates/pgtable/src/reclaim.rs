@@ -162,11 +162,14 @@ impl UnlinkedTables {
     /// Returns the pages to the frame source that they came from.
     pub fn release<S: FrameSource + ?Sized>(flushed: Flushed<Self>, frames: &S) {
         let Self {
-            frames: pages,
+            frames: mut pages,
             pending,
             ..
         } = flushed.into_batch();
         pending.remove(pages.len());
+        // A hostile hand may have linked a page twice.
+        pages.sort_unstable();
+        pages.dedup();
         for page in pages {
             frames.free(page);
         }

@@ -7,7 +7,7 @@ use ringfence_types::{
     DomainId, Flushed, FrameSource, Iova, PageSize, PhysAddr, PhysMemory, WholeDomain,
 };
 
-use crate::frame_reserve::fresh_frame;
+use crate::frame_reserve::{FrameReserve, fresh_frame};
 use crate::{Coherency, Cursor, Entry, Format, Leaf, Level, TableError, WalkError, walk};
 
 /// The page table of one domain. A linked table page stays linked until the table is destroyed, as
@@ -225,18 +225,23 @@ impl<F: Format> Table<F> {
         if proof.whole_domain() != self.domain || Arc::strong_count(&self.identity) > 1 {
             return Err(self);
         }
-        self.free_below(mem, frames, self.format.root_level(), self.root);
-        if self.owns_root {
-            frames.free(self.root);
+        let mut unlinked = FrameReserve::new(mem, frames);
+        self.unlink_below(mem, &mut unlinked, self.format.root_level(), self.root);
+        if self.owns_root && !unlinked.holds(self.root) {
+            unlinked.put(self.root);
         }
         Ok(())
     }
 
+    /// Unlinks all tables below `table` into `unlinked`, whose drop frees them. A hostile hand may
+    /// have linked a table twice, in a cycle or to the root: each table is freed once, and a root
+    /// of the caller is not.
+    ///
     /// Recursion depth is bounded by the level. A corrupt entry leaks the tables below it.
-    fn free_below<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+    fn unlink_below<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
-        frames: &S,
+        unlinked: &mut FrameReserve<'_, M, S>,
         level: Level,
         table: PhysAddr,
     ) {
@@ -250,8 +255,14 @@ impl<F: Format> Table<F> {
                 // Unlink first: the recursion then does not follow this entry again through a
                 // cycle.
                 word.store(0, Ordering::Release);
-                self.free_below(mem, frames, below, at);
-                frames.free(at);
+                if at == self.root || unlinked.holds(at) {
+                    continue;
+                }
+                self.unlink_below(mem, unlinked, below, at);
+                // A cycle below may have unlinked the table meanwhile.
+                if !unlinked.holds(at) {
+                    unlinked.put(at);
+                }
             }
         }
     }

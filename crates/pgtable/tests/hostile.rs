@@ -1,16 +1,23 @@
 //! The page walk over hostile memory.
 
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use ringfence_memory::fake::SparseMemory;
+use ringfence_memory::fake::{FaultyFrames, SparseMemory};
+use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Cursor, Format, Leaf, Level, Levels, MapError, MapRequest, SecondStage,
-    Table, UnmapError, WalkError, WalkErrorKind, walk,
+    CalgaryTce, Coherency, Cursor, Format, Leaf, Level, Levels, MapError, MapRequest, Reclaim,
+    ReclaimingTable, SecondStage, Table, UnmapError, WalkError, WalkErrorKind, walk,
 };
 use ringfence_types::{
-    Access, DomainId, FaultReason, FrameSource, Iova, OutOfFrames, PageSize, Permissions, Pfn,
-    PfnRange, PhysAddr,
+    Access, DomainId, FaultReason, FrameSource, Iova, MemoryError, OutOfFrames, PageSize,
+    Permissions, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS,
 };
+
+use common::{DOMAIN, flushed};
 
 const FOUR: SecondStage = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size1G);
 const ROOT: u64 = 0x1000;
@@ -240,6 +247,131 @@ fn map_and_unmap_refuse_a_corrupt_path() {
         table.map(&mem, &NoFrames, request(1)),
         Err(MapError::OutOfFrames)
     );
+}
+
+/// A hostile hand links table pages twice, in a cycle, and at the root: each frame returns once.
+#[test]
+fn a_table_page_that_is_linked_twice_is_freed_once() {
+    let mem = Arena::new(1 << 20).expect("arena");
+    let region = PhysRange::new(PhysAddr::new(0x1000), (1 << 20) - 0x1000).expect("not empty");
+    // An entry of the page at `level` on the path to address zero, by the entry's index.
+    let cases: [&[(u8, usize, u8)]; 6] = [
+        &[(4, 5, 3)],
+        &[(3, 5, 2), (3, 6, 2)],
+        &[(2, 511, 1), (3, 1, 1)],
+        &[(2, 0, 2), (2, 3, 2)],
+        &[(3, 0, 4), (2, 7, 4)],
+        &[(4, 1, 4), (2, 1, 3), (2, 2, 1), (3, 3, 2)],
+    ];
+    for links in cases {
+        for reclaims in [false, true] {
+            let frames = FaultyFrames::new(Frames::new(&mem, region));
+            let mut plain = None;
+            let mut reclaiming = None;
+            let request = MapRequest {
+                iova: Iova::ZERO,
+                pa: PhysAddr::new(0x5000),
+                pages: 3,
+                permissions: Permissions::READ,
+            };
+            let root = if reclaims {
+                let reclaim = Reclaim::FlushTouched;
+                let coherency = Coherency::Coherent;
+                let table = ReclaimingTable::new(FOUR, DOMAIN, coherency, reclaim, &mem, &frames);
+                let table = reclaiming.insert(table.expect("frames"));
+                table.map(&mem, &frames, request).expect("frames");
+                table.root()
+            } else {
+                let table = Table::new(FOUR, DOMAIN, Coherency::Coherent, &mem, &frames);
+                let table = plain.insert(table.expect("frames"));
+                table.map(&mem, &frames, request).expect("frames");
+                table.root()
+            };
+            let mut pages = vec![root];
+            for _ in 0..3 {
+                let last = pages.last().expect("the root");
+                let entry = mem.word(*last).expect("inside").load(Ordering::Relaxed);
+                pages.push(FOUR.descend(entry).expect("linked"));
+            }
+            let page = |level: u8| pages[usize::from(4 - level)];
+            for (level, index, to) in links {
+                let at = page(*level).wrapping_add(*index as u64 * 8);
+                let word = mem.word(at).expect("inside");
+                word.store(FOUR.table(page(*to)), Ordering::Relaxed);
+            }
+            if let Some(table) = plain {
+                assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+            }
+            if let Some(table) = reclaiming {
+                assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+            }
+            assert_eq!(frames.wrong_frees(), 0, "{links:?}");
+        }
+    }
+}
+
+/// A root that the caller owns is not freed, whatever its tables point to.
+#[test]
+fn a_root_of_the_caller_is_not_freed() {
+    let mut mem = SparseMemory::new();
+    mem.add(PhysAddr::new(ROOT));
+    let root = PhysAddr::new(ROOT);
+    let table = Table::at(FOUR, DOMAIN, Coherency::Coherent, &mem, root).expect("zeroes");
+    mem.set(PhysAddr::new(ROOT + 8), ROOT | 3);
+    mem.set(PhysAddr::new(ROOT + 16), 0x9000_0003);
+    let frames = FaultyFrames::new(NoFrames);
+    assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+    assert_eq!(frames.wrong_frees(), 0, "neither the root nor a page outside memory");
+}
+
+/// Memory that counts how often the tables are read.
+struct Counting(Arena, AtomicU64);
+
+impl Counting {
+    fn count(&self) -> &Arena {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        &self.0
+    }
+}
+
+impl PhysMemory for Counting {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        self.count().word(at)
+    }
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        self.count().table(at)
+    }
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        self.count().words(at, count)
+    }
+    fn write_back(&self, _at: PhysAddr, _bytes: u64) {}
+    fn drain(&self) {}
+}
+
+/// A map that needs more tables than there are frames ends at the first frame that is missing, not
+/// after it has counted all of them.
+#[test]
+fn a_map_of_more_tables_than_frames_is_bounded_by_the_frames() {
+    const FRAMES: u64 = 64;
+    let format = SecondStage::new(Levels::Four);
+    let mem = Counting(Arena::new((FRAMES + 1) << 12).expect("arena"), AtomicU64::new(0));
+    let region = PhysRange::new(PhysAddr::new(0x1000), FRAMES << 12).expect("not empty");
+    let frames = FaultyFrames::new(Frames::new(&mem, region));
+    let table = Table::new(format, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
+    for pages in [1 << 20, 1 << 25, 1 << 36] {
+        let before = mem.1.load(Ordering::Relaxed);
+        let request = MapRequest {
+            iova: Iova::ZERO,
+            pa: PhysAddr::ZERO,
+            pages,
+            permissions: Permissions::READ,
+        };
+        assert_eq!(table.map(&mem, &frames, request), Err(MapError::OutOfFrames));
+        let reads = mem.1.load(Ordering::Relaxed) - before;
+        assert!(reads <= 16 * FRAMES, "{reads} reads for {pages} pages");
+        assert_eq!(frames.outstanding(), 1, "the root");
+    }
+    assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
 }
 
 /// Words that resemble entries: most point to one of a few pages, with some bits flipped.

@@ -321,7 +321,11 @@ fn a_root_of_the_caller_is_not_freed() {
     mem.set(PhysAddr::new(ROOT + 16), 0x9000_0003);
     let frames = FaultyFrames::new(NoFrames);
     assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
-    assert_eq!(frames.wrong_frees(), 0, "neither the root nor a page outside memory");
+    assert_eq!(
+        frames.wrong_frees(),
+        0,
+        "neither the root nor a page outside memory"
+    );
 }
 
 /// Memory that counts how often the tables are read.
@@ -354,7 +358,10 @@ impl PhysMemory for Counting {
 fn a_map_of_more_tables_than_frames_is_bounded_by_the_frames() {
     const FRAMES: u64 = 64;
     let format = SecondStage::new(Levels::Four);
-    let mem = Counting(Arena::new((FRAMES + 1) << 12).expect("arena"), AtomicU64::new(0));
+    let mem = Counting(
+        Arena::new((FRAMES + 1) << 12).expect("arena"),
+        AtomicU64::new(0),
+    );
     let region = PhysRange::new(PhysAddr::new(0x1000), FRAMES << 12).expect("not empty");
     let frames = FaultyFrames::new(Frames::new(&mem, region));
     let table = Table::new(format, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
@@ -366,7 +373,10 @@ fn a_map_of_more_tables_than_frames_is_bounded_by_the_frames() {
             pages,
             permissions: Permissions::READ,
         };
-        assert_eq!(table.map(&mem, &frames, request), Err(MapError::OutOfFrames));
+        assert_eq!(
+            table.map(&mem, &frames, request),
+            Err(MapError::OutOfFrames)
+        );
         let reads = mem.1.load(Ordering::Relaxed) - before;
         assert!(reads <= 16 * FRAMES, "{reads} reads for {pages} pages");
         assert_eq!(frames.outstanding(), 1, "the root");

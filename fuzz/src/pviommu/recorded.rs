@@ -2,12 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
+use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables, TablesHandle};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// The current mappings.
 #[derive(Default)]
 pub(crate) struct Recorded(pub(crate) BTreeMap<(DeviceSlot, Iova), (PhysAddr, Direction)>);
+
+impl TablesHandle for Recorded {
+    type Handle<'t> = &'t mut Self;
+
+    fn handle(&mut self) -> &mut Self {
+        self
+    }
+}
 
 impl IoTables for Recorded {
     fn map(

@@ -12,7 +12,7 @@ use ringfence_dma::space::IoPageTable;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, MapError, MapRequest, SecondStage, UnmapError};
 use ringfence_pviommu::backend::{
-    Backend, BackendLimits, DeviceSlot, HardwareTables, IoError, IoTables,
+    Backend, BackendLimits, DeviceSlot, HardwareTables, IoError, IoTables, TablesHandle,
 };
 use ringfence_pviommu::frontend::{
     Channel, ChannelOptions, Queue, QueueFull, RemoteTable, RequestId, SharedChannel,
@@ -69,6 +69,14 @@ impl DeviceTables {
     fn of(&mut self, device: DeviceSlot) -> Result<&mut DeviceTable, IoError> {
         let table = self.0.get_mut(device.index());
         table.and_then(Option::as_mut).ok_or(IoError::Failed)
+    }
+}
+
+impl TablesHandle for DeviceTables {
+    type Handle<'t> = &'t mut Self;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

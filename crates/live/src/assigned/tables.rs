@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Coherency, Levels, SecondStage};
-use ringfence_pviommu::backend::{DeviceSlot, HardwareTables, IoError, IoTables};
+use ringfence_pviommu::backend::{DeviceSlot, HardwareTables, IoError, IoTables, TablesHandle};
 use ringfence_types::{Direction, DomainId, Iova, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
@@ -72,6 +72,14 @@ impl AssignedTables {
     /// Replaces the guest's memory. When it returns, no device can access the old memory.
     pub(crate) fn set_memory(&self, memory: &GuestMemoryMmap) {
         self.hardware.set_memory(memory);
+    }
+}
+
+impl TablesHandle for AssignedTables {
+    type Handle<'t> = &'t mut Self;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-use super::{DeviceSlot, IoError, IoTables};
+use super::{DeviceSlot, IoError, IoTables, TablesHandle};
 
 /// The tables that serve a device, and its slot in them.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +58,36 @@ impl<A: IoTables, B: IoTables> AnyTables<A, B> {
     fn side(&self, device: DeviceSlot) -> Result<Side, IoError> {
         let side = self.sides.get(device.index());
         side.copied().ok_or(IoError::Failed)
+    }
+}
+
+/// Exclusive access to the [`AnyTables`] of a backend:
+/// [`Backend::tables`](super::Backend::tables).
+#[derive(Debug)]
+pub struct AnyTablesMut<'t, A, B> {
+    tables: &'t mut AnyTables<A, B>,
+}
+
+impl<'t, A: TablesHandle, B: TablesHandle> AnyTablesMut<'t, A, B> {
+    /// Returns the handle to the tables of assigned devices.
+    pub fn assigned(self) -> A::Handle<'t> {
+        self.tables.assigned.handle()
+    }
+
+    /// Returns the handle to the tables of simulated devices.
+    pub fn simulated(self) -> B::Handle<'t> {
+        self.tables.simulated.handle()
+    }
+}
+
+impl<A: TablesHandle, B: TablesHandle> TablesHandle for AnyTables<A, B> {
+    type Handle<'t>
+        = AnyTablesMut<'t, A, B>
+    where
+        Self: 't;
+
+    fn handle(&mut self) -> AnyTablesMut<'_, A, B> {
+        AnyTablesMut { tables: self }
     }
 }
 

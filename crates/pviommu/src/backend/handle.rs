@@ -7,7 +7,7 @@ use ringfence_types::{Access, Direction, Iova};
 
 use super::device::BackendDevice;
 use super::events::Events;
-use super::{DeviceSlot, GuestBacking, IoTables};
+use super::{DeviceSlot, GuestBacking, IoTables, TablesHandle};
 use crate::wire::{
     Config, Devid, Event, EventReason, Giovas, Gpa, Map, PAGE_BYTES, Request, Status, Unmap,
 };
@@ -262,9 +262,24 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
         &mut self.backing
     }
 
-    /// The devices' I/O page tables.
-    pub const fn tables(&mut self) -> &mut T {
-        &mut self.tables
+    /// Returns the embedder's handle to the devices' I/O page tables. The backend keeps the tables
+    /// themselves: a caller cannot swap those of two backends.
+    /// ```compile_fail,E0614
+    /// # use ringfence_pviommu::backend::{Backend, HardwareTables, Resident};
+    /// # use ringfence_types::{FrameSource, Invalidator, PhysMemory};
+    /// # type Guest<M, S, I> = Backend<Resident, HardwareTables<M, S, I>>;
+    /// fn exchange<M: PhysMemory, S: FrameSource, I: Invalidator>(
+    ///     a: &mut Guest<M, S, I>,
+    ///     b: &mut Guest<M, S, I>,
+    /// ) {
+    ///     core::mem::swap(&mut *a.tables(), &mut *b.tables());
+    /// }
+    /// ```
+    pub fn tables(&mut self) -> T::Handle<'_>
+    where
+        T: TablesHandle,
+    {
+        self.tables.handle()
     }
 }
 

@@ -12,7 +12,7 @@ use ringfence_types::{
 };
 
 use super::invalidate::invalidate;
-use super::{DeviceSlot, IoError, IoTables};
+use super::{DeviceSlot, IoError, IoTables, TablesHandle};
 use crate::wire::PAGE_BYTES;
 
 /// Maximum number of page runs that are invalidated one by one. Beyond it, page invalidations cost
@@ -200,10 +200,46 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
     pub fn table_bytes(&self) -> u64 {
         self.tables.iter().map(|one| one.table.table_bytes()).sum()
     }
+}
 
-    /// The invalidation interface.
-    pub const fn invalidator(&mut self) -> &mut I {
-        &mut self.invalidator
+/// Exclusive access to the [`HardwareTables`] of a backend:
+/// [`Backend::tables`](super::Backend::tables).
+#[derive(Debug)]
+pub struct HardwareTablesMut<'t, M, S, I> {
+    tables: &'t mut HardwareTables<M, S, I>,
+}
+
+impl<'t, M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTablesMut<'t, M, S, I> {
+    /// Sets the number of kept table pages as [`HardwareTables::set_kept_tables`] does.
+    pub const fn set_kept_tables(&mut self, tables: u64) {
+        self.tables.set_kept_tables(tables);
+    }
+
+    /// Returns the context entry of a device as [`HardwareTables::context`] does.
+    pub fn context(&self, device: DeviceSlot) -> Option<Context> {
+        self.tables.context(device)
+    }
+
+    /// Returns the size of all linked tables in bytes.
+    pub fn table_bytes(&self) -> u64 {
+        self.tables.table_bytes()
+    }
+
+    /// The invalidation interface, a type of the embedder. It must keep invalidating the caches of
+    /// these tables.
+    pub fn invalidator(self) -> &'t mut I {
+        &mut self.tables.invalidator
+    }
+}
+
+impl<M: PhysMemory, S: FrameSource, I: Invalidator> TablesHandle for HardwareTables<M, S, I> {
+    type Handle<'t>
+        = HardwareTablesMut<'t, M, S, I>
+    where
+        Self: 't;
+
+    fn handle(&mut self) -> HardwareTablesMut<'_, M, S, I> {
+        HardwareTablesMut { tables: self }
     }
 }
 

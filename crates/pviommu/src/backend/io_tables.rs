@@ -54,6 +54,20 @@ pub trait IoTables {
     fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError>;
 }
 
+/// Tables that their embedder changes while a [`Backend`](super::Backend) owns them.
+///
+/// The handle should not provide a `&mut` to the tables. Otherwise the embedder could swap the
+/// tables of two backends, and each would keep what the other's driver unmaps.
+pub trait TablesHandle: IoTables {
+    /// Handle with which the embedder may change the tables.
+    type Handle<'t>
+    where
+        Self: 't;
+
+    /// Returns the handle, for as long as the backend is borrowed.
+    fn handle(&mut self) -> Self::Handle<'_>;
+}
+
 /// Reason why a table operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IoError {

@@ -14,7 +14,7 @@ use ringfence_types::{
     Access, Address, Direction, DomainId, FrameSource, Iova, Pfn, PfnRange, PhysAddr, PhysMemory,
 };
 
-use super::{DeviceSlot, IoError, IoTables};
+use super::{DeviceSlot, IoError, IoTables, TablesHandle};
 use crate::wire::EventReason;
 
 /// Address space of simulator addresses.
@@ -146,11 +146,6 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
         Ok(Hva::new(leaf.translate(giova).get()))
     }
 
-    /// The interface to the simulator.
-    pub const fn grants(&mut self) -> &mut G {
-        &mut self.grants
-    }
-
     fn install(
         &self,
         device: DeviceSlot,
@@ -170,6 +165,49 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
             MapError::OutOfFrames => IoError::NoRoom,
             _ => IoError::Failed,
         })
+    }
+}
+
+/// Exclusive access to the [`SimulatedTables`] of a backend:
+/// [`Backend::tables`](super::Backend::tables).
+#[derive(Debug)]
+pub struct SimulatedTablesMut<'t, M, S, G> {
+    tables: &'t mut SimulatedTables<M, S, G>,
+}
+
+impl<'t, M: PhysMemory, S: FrameSource, G: Grants> SimulatedTablesMut<'t, M, S, G> {
+    /// Returns the address of a device's root table as [`SimulatedTables::root`] does.
+    pub fn root(&self, device: DeviceSlot) -> Option<PhysAddr> {
+        self.tables.root(device)
+    }
+
+    /// Translates `giova` as [`SimulatedTables::translate`] does.
+    ///
+    /// # Errors
+    /// Returns the reason why the access must be blocked.
+    pub fn translate(
+        &self,
+        device: DeviceSlot,
+        giova: Iova,
+        access: Access,
+    ) -> Result<Hva, EventReason> {
+        self.tables.translate(device, giova, access)
+    }
+
+    /// The interface to the simulator, a type of the embedder.
+    pub fn grants(self) -> &'t mut G {
+        &mut self.tables.grants
+    }
+}
+
+impl<M: PhysMemory, S: FrameSource, G: Grants> TablesHandle for SimulatedTables<M, S, G> {
+    type Handle<'t>
+        = SimulatedTablesMut<'t, M, S, G>
+    where
+        Self: 't;
+
+    fn handle(&mut self) -> SimulatedTablesMut<'_, M, S, G> {
+        SimulatedTablesMut { tables: self }
     }
 }
 

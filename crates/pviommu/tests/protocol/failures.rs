@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use ringfence_pviommu::backend::{
     Backend, BackendLimits, CommitFailed, DeviceSlot, GuestBacking, IoError, IoTables, PinError,
+    TablesHandle,
 };
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{Access, Direction, Iova, PhysAddr};
@@ -147,6 +148,14 @@ struct Unwell {
     well: bool,
 }
 
+impl TablesHandle for Unwell {
+    type Handle<'t> = &'t mut Self;
+
+    fn handle(&mut self) -> &mut Self {
+        self
+    }
+}
+
 impl IoTables for Unwell {
     fn map(&mut self, _: DeviceSlot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
         self.well.then_some(()).ok_or(IoError::NoRoom)
@@ -190,6 +199,14 @@ struct Tired {
 fn once(left: &mut u32) -> Result<(), IoError> {
     *left = left.checked_sub(1).ok_or(IoError::Failed)?;
     Ok(())
+}
+
+impl TablesHandle for Tired {
+    type Handle<'t> = &'t mut Self;
+
+    fn handle(&mut self) -> &mut Self {
+        self
+    }
 }
 
 impl IoTables for Tired {

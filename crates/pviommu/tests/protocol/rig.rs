@@ -101,8 +101,9 @@ impl Invalidator for Unit {
     }
 }
 
-pub(crate) type Host<K> =
-    Backend<OnDemand<Arc<Arena>, Source, K>, HardwareTables<Arc<Arena>, Source, Unit>>;
+pub(crate) type Tables = HardwareTables<Arc<Arena>, Source, Unit>;
+
+pub(crate) type Host<K> = Backend<OnDemand<Arc<Arena>, Source, K>, Tables>;
 
 /// A host with one guest.
 pub(crate) struct Rig<K = FixedLastTable> {
@@ -158,6 +159,17 @@ impl<K: LastTable> Rig<K> {
         memory: &[AddressRange<GuestPhysical>],
         last: K,
     ) -> Self {
+        Self::prepared(config, limits, memory, last, |_| {})
+    }
+
+    /// Calls `prepare` on the tables before the backend owns them.
+    pub(crate) fn prepared(
+        config: Config,
+        limits: BackendLimits,
+        memory: &[AddressRange<GuestPhysical>],
+        last: K,
+        prepare: impl FnOnce(&mut Tables),
+    ) -> Self {
         let arena = Arc::new(Arena::new(ARENA).unwrap());
         let source = |start, bytes| {
             let region = PhysRange::new(PhysAddr::new(start), bytes).unwrap();
@@ -183,7 +195,7 @@ impl<K: LastTable> Rig<K> {
         .unwrap();
         let devices: Vec<Devid> = config.devices().collect();
         let domains: Vec<DomainId> = (1..).take(devices.len()).map(DomainId::new).collect();
-        let hardware = HardwareTables::new(
+        let mut hardware = HardwareTables::new(
             Arc::clone(&arena),
             tables.clone(),
             unit(&fails, &keeps_tables),
@@ -198,6 +210,7 @@ impl<K: LastTable> Rig<K> {
             let id = RequesterId::new(device.get() as u16);
             contexts.attach(&arena, &tables, id, &context).unwrap();
         }
+        prepare(&mut hardware);
         let mut backend = Backend::new(config, limits, backing, hardware);
         let hardware = &mut backend.tables().invalidator().hardware;
         hardware.set_root_table(contexts.root());

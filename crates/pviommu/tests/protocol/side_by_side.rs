@@ -14,7 +14,7 @@ use ringfence_dma::{BouncePool, Dma, Mapping};
 use ringfence_papers::LastTableAsPublished;
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::backend::{
-    DeviceSlot, FixedLastTable, GuestBacking, IoTables, PagePool, ReclaimError,
+    BackendLimits, DeviceSlot, FixedLastTable, GuestBacking, IoTables, PagePool, ReclaimError,
 };
 use ringfence_pviommu::frontend::{Channel, UnknownUnmap, UnmapCompletions};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
@@ -28,7 +28,7 @@ use crate::caching::{CYCLE, LIMIT, Looped, buffer, c, guest_that, tree};
 use crate::cases::{direction_is_confused, mapping_in_use_expires, range_is_confused};
 use crate::machine::{ID, Line};
 use crate::overcommit::stale_pointer;
-use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, map, unmap};
+use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memory, unmap};
 use crate::simulator::{Process, host_of};
 
 /// Number of successful violations: as published and fixed.
@@ -58,11 +58,13 @@ fn a29() -> Outcome {
 fn a30() -> Outcome {
     let secret = PhysAddr::new(0x1000_0000);
     let to = Direction::ToDevice;
-    let mut as_published = Rig::new();
-    let tables = as_published.backend.tables();
-    tables
-        .map(DeviceSlot::new(0), Iova::new(WINDOW), secret, to)
-        .unwrap();
+    let last = FixedLastTable::default();
+    let limits = BackendLimits::default();
+    let mut as_published = Rig::prepared(config(), limits, &memory(), last, |tables| {
+        tables
+            .map(DeviceSlot::new(0), Iova::new(WINDOW), secret, to)
+            .unwrap();
+    });
     let mut fixed = Rig::new();
     let request = map(NIC, to, &[(WINDOW, secret.get())]);
     assert_eq!(fixed.backend.handle(&request), Status::BadGpa);

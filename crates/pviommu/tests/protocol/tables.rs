@@ -125,3 +125,28 @@ fn a_failed_unmap_needs_no_frame_to_be_put_back() {
     assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
     assert_eq!(map(&mut rig, WINDOW), Status::NoRoom, "they have gone");
 }
+
+/// Swapping the handles of two backends does not swap their tables: an UNMAP affects the device of
+/// its own guest.
+#[test]
+fn tables_of_two_backends_stay_where_they_are() {
+    let (mut a, mut b) = (Rig::new(), Rig::new());
+    for rig in [&mut a, &mut b] {
+        let mapped = rig.map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]);
+        assert_eq!(mapped, Status::Ok);
+    }
+    let (mut of_a, mut of_b) = (a.backend.tables(), b.backend.tables());
+    std::mem::swap(&mut of_a, &mut of_b);
+    // These now refer to `b` and `a`.
+    of_a.set_kept_tables(0);
+    assert_eq!(of_a.table_bytes(), of_b.table_bytes());
+    assert_eq!(a.unmap(NIC, &[WINDOW]), Status::Ok);
+    assert!(a.reach(NIC, WINDOW, Access::Read).is_err());
+    assert!(b.reach(NIC, WINDOW, Access::Read).is_ok());
+    assert_eq!(b.unmap(NIC, &[WINDOW]), Status::Ok);
+    let (a, b) = (
+        a.backend.tables().table_bytes(),
+        b.backend.tables().table_bytes(),
+    );
+    assert!(b < a, "only `b` keeps no empty tables");
+}

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
+use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables, TablesHandle};
 use ringfence_pviommu::wire::PAGE_BYTES;
 use ringfence_softiommu::{DomainMapReason, IommuError, Reader, SoftIommu, SoftIommuLimits};
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysAddr, RequesterId};
@@ -108,6 +108,14 @@ impl Domains {
     fn address_of(&self, frame: PhysAddr) -> Result<PhysAddr, IoError> {
         let page = self.rmap.page(frame).ok_or(IoError::Failed)?;
         Ok(PhysAddr::new(page.get()))
+    }
+}
+
+impl TablesHandle for Domains {
+    type Handle<'t> = &'t mut Self;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

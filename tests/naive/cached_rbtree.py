@@ -66,7 +66,7 @@ class Space:
             return False
         if self.cache is not None and lo >= self.cache:
             following = self.los[at + 1] if at + 1 < len(self.los) else None
-            self.cache = following if following is not None and following <= self.cached_limit else None
+            self.cache = following if following is not None and following < self.cached_limit else None
         del self.los[at], self.his[at]
         return True
 

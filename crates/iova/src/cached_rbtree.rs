@@ -1,13 +1,17 @@
 //! The allocator of Linux 3.4: a red-black tree of allocated ranges, searched downwards from
 //! a cached node.
 //!
-//! Source: EIOVAR section 4 and Fig. 2. Where the figure is silent, the code follows Linux 3.4.
-//! Without a cached node, the search starts at the highest range; ranges above the limit count as
-//! steps. Only requests whose limit is the 32-bit boundary use and move the cached node.
+//! Source: EIOVAR section 4 and Fig. 2; where the figure is silent, `drivers/iommu/iova.c` of
+//! Linux 3.4. Its names: `cached32_node` is the cached node, and `dma_32bit_pfn` the last page of
+//! the 32-bit space, or of a smaller space. Without a cached node, the search starts at the highest
+//! range; ranges above the limit count as steps. Only requests whose limit is `dma_32bit_pfn` use
+//! and move the cached node. The figure has no such bound; Linux caches a successor only if it
+//! begins below that page (`pfn_lo < dma_32bit_pfn`).
 //!
-//! The code departs from both in one point. Ranges of different sizes leave gaps above the cached
-//! node, so a search from it can fail although space exists. Linux 3.4 then reports exhaustion;
-//! this code searches again from the top, and adds both step counts.
+//! The code departs from Linux 3.4 in two points. Ranges of different sizes leave gaps above the
+//! cached node, so a search from it can fail although space exists. Linux then reports exhaustion;
+//! this code searches again from the top, and adds both step counts. And Linux never allocates
+//! pages 0 and 1, while the space says here which page is the lowest.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -23,8 +27,7 @@ pub type CachedRbTree<L> = Locked<CachedTree, L>;
 pub struct CachedTree {
     tree: RbTree<()>,
     space: PfnRange,
-    /// Requests with this limit start at the cached node and move it: the 32-bit boundary, or the
-    /// end of a smaller space.
+    /// `dma_32bit_pfn`. Requests with this limit start at the cached node and move it.
     cached_limit: u64,
     /// C of Fig. 2 ("cached32_node"). With NIL, no node is cached.
     cached_node: Index,
@@ -188,8 +191,9 @@ impl RangeStore for CachedTree {
         }
         if self.cached_node != NIL && lo >= self.tree.lo(self.cached_node) {
             let next = self.tree.next(node);
-            // Like Linux 3.4, drop the cached node rather than let it leave the 32-bit space.
-            self.cached_node = if next != NIL && self.tree.lo(next) <= self.cached_limit {
+            // `__cached_rbnode_delete_update`: a successor at the last page of the 32-bit space
+            // does not become the cached node.
+            self.cached_node = if next != NIL && self.tree.lo(next) < self.cached_limit {
                 next
             } else {
                 NIL

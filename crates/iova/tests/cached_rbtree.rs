@@ -112,6 +112,23 @@ fn a_seed_that_is_no_state_is_refused() {
     }
 }
 
+/// `pfn_lo < dma_32bit_pfn` in Linux 3.4: the successor of a freed range becomes the cached node
+/// unless it begins at the last page of the 32-bit space or above.
+#[test]
+fn only_a_successor_below_the_last_32bit_page_is_cached() {
+    for (successor, cached) in [
+        (0xf_fffe, Some(Pfn::new(0xf_fffe))),
+        (0xf_ffff, None),
+        (0x10_0000, None),
+    ] {
+        let (freed, next) = (pages(5, 5), pages(successor, successor));
+        let space = pages(1, 0x1f_ffff);
+        let mut tree = CachedTree::with_allocated(space, [freed, next], Some(freed.lo())).unwrap();
+        assert!(tree.free(flushed(freed).into()));
+        assert_eq!(tree.cached_page(), cached, "{successor:#x}");
+    }
+}
+
 /// One ring that frees and allocates in pairs never searches. After a single interleaving
 /// with another ring, every lap searches.
 #[test]

@@ -91,10 +91,16 @@ impl Permissions {
     #[inline]
     pub const fn allows(self, access: Access) -> bool {
         let bit = match access {
-            Access::Read => 1,
-            Access::Write => 2,
+            Access::Read => Self::READ.0,
+            Access::Write => Self::WRITE.0,
         };
         self.0 & bit != 0
+    }
+
+    /// Returns true if this set allows every access that `other` allows.
+    #[inline]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
     }
 
     /// Returns the accesses that both sets allow. `None` if they have none in common.

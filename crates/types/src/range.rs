@@ -18,6 +18,9 @@ pub type IovaRange = AddressRange<DeviceVisible>;
 pub type PhysRange = AddressRange<Physical>;
 
 impl<Space: Copy> AddressRange<Space> {
+    /// The whole address space, 2^64 bytes.
+    pub const ALL: Self = Self::spanning(Address::new(0), u64::MAX);
+
     /// Creates the range of `bytes` bytes from `start`. `None` if `bytes` is zero or the last byte
     /// would be past 2^64 - 1.
     #[inline]

@@ -1,6 +1,6 @@
 //! The IOTLB: cached pages, eviction, and the effects of messages.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use ringfence_types::{
     DomainId, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysAddr, RequesterId,
@@ -10,6 +10,7 @@ use super::error::IotlbError;
 use super::message::Message;
 use super::misses::{MissAction, MissId, MissOutcome, Misses};
 use super::regions::Regions;
+use super::resident::{CachedPage, ResidentPages};
 use crate::domain_mut::DomainMut;
 use crate::error::{DomainMapError, DomainMapReason, IommuError};
 use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
@@ -26,7 +27,8 @@ const DOMAIN: DomainId = DomainId::new(0);
 pub struct IotlbLimits {
     /// Maximum number of cached 4 KiB pages; at least one.
     pub pages: usize,
-    /// Number of pages of one update to cache in addition to missed pages.
+    /// Maximum number of pages of one update to cache in addition to missed pages. They follow the
+    /// first missed page.
     pub extra_pages: usize,
     /// Maximum number of tables, 4 KiB each; at least as many as one page needs.
     pub tables: usize,
@@ -52,13 +54,12 @@ impl Default for IotlbLimits {
     }
 }
 
-/// A cached page.
-#[derive(Debug, Clone, Copy)]
-struct CachedPage {
-    memory: PhysAddr,
-    permissions: Permissions,
-    /// Sequence number of the insertion.
-    number: u64,
+/// The pages of an update to cache, without duplicates.
+struct PagesToCache {
+    /// Missed pages, oldest miss first.
+    missed: Vec<u64>,
+    /// Pages that follow the first missed page, in order.
+    extra: Vec<u64>,
 }
 
 /// The IOTLB of one device, over the memory `M` that its front-end has shared. See the
@@ -71,18 +72,17 @@ pub struct Iotlb<M> {
     device: RequesterId,
     limits: IotlbLimits,
     regions: Regions,
-    resident: BTreeMap<u64, CachedPage>,
-    /// Pages in order of insertion. Evicted or replaced pages stay in the list under their old
-    /// number.
-    arrivals: VecDeque<(u64, u64)>,
-    number: u64,
+    resident: ResidentPages,
     misses: Misses,
 }
 
 impl<M> Iotlb<M> {
     /// Creates an empty IOTLB over `memory`, of which the front-end has shared `regions`.
+    ///
+    /// # Errors
+    /// [`IotlbError::Iommu`] if there is no memory for the tables.
     pub fn new(
-        limits: IotlbLimits,
+        mut limits: IotlbLimits,
         device: RequesterId,
         memory: M,
         regions: Regions,
@@ -100,19 +100,21 @@ impl<M> Iotlb<M> {
         unit.add_endpoint(device)?;
         unit.create_domain(DOMAIN)?;
         unit.attach(device, DOMAIN)?;
+        limits.pages = limits.pages.max(1);
         Ok(Self {
             unit,
             device,
             limits,
             regions,
-            resident: BTreeMap::new(),
-            arrivals: VecDeque::new(),
-            number: 0,
+            resident: ResidentPages::new(limits.pages),
             misses: Misses::default(),
         })
     }
 
     /// Creates a reader for one thread that accesses memory for the device.
+    ///
+    /// # Errors
+    /// The limit of readers is reached.
     pub fn reader(&self) -> Result<Reader<M>, IommuError> {
         self.unit.reader(self.device)
     }
@@ -129,13 +131,16 @@ impl<M> Iotlb<M> {
 
     /// Returns the maximum number of pending misses.
     #[cfg(feature = "vhost-user")]
-    pub(super) fn most_misses(&self) -> usize {
+    pub(super) fn max_misses(&self) -> usize {
         self.limits.misses
     }
 
     /// Replaces the shared memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`). On
     /// return, no reader can access the old memory and the IOTLB is empty. Answers to pending
     /// misses are ignored.
+    ///
+    /// # Errors
+    /// [`IotlbError::ReadSectionOpen`] if this thread is in a read section. Nothing has changed.
     pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {
         may_wait()?;
         self.invalidate(None)?;
@@ -200,35 +205,34 @@ impl<M> Iotlb<M> {
     }
 
     /// Completes a miss after the reply of the front-end; `done` is the status in the reply.
+    ///
+    /// # Errors
+    /// [`IotlbError::NoMiss`] if `miss` is not pending.
     pub fn replied(&mut self, miss: MissId, done: bool) -> Result<MissOutcome, IotlbError> {
         let (page, required) = self.misses.remove(miss).ok_or(IotlbError::NoMiss)?;
-        Ok(match done {
-            _ if self.allows(page, required) => MissOutcome::Present,
-            true => MissOutcome::Invalidated,
-            false => MissOutcome::Refused,
+        Ok(if self.allows(page, required) {
+            MissOutcome::Present
+        } else if done {
+            MissOutcome::Invalidated
+        } else {
+            MissOutcome::Refused
         })
     }
 
     fn allows(&self, page: u64, required: Permissions) -> bool {
         self.resident
-            .get(&page)
-            .is_some_and(|resident| resident.permissions.union(required) == resident.permissions)
+            .get(page)
+            .is_some_and(|resident| resident.permissions.contains(required))
     }
 
     fn invalidate(&mut self, range: Option<IovaRange>) -> Result<(), IotlbError> {
-        let all = IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX));
-        let Some(range) = range.or(all).map(|range| range.to_pages(PAGE)) else {
-            return Ok(());
-        };
+        let range = range.unwrap_or(IovaRange::ALL).to_pages(PAGE);
         self.misses.invalidated(range);
-        let (first, last) = (page_of(range.start()), page_of(range.last()));
-        if first == 0 && last == page_of(Iova::new(u64::MAX)) {
-            self.resident.clear();
-            self.arrivals.clear();
+        if range == IovaRange::ALL {
+            self.resident.take_all();
         } else {
-            while let Some((&page, _)) = self.resident.range(first..=last).next() {
-                self.resident.remove(&page);
-            }
+            self.resident
+                .remove_range(page_of(range.start())..=page_of(range.last()));
         }
         // Unmap the whole range without regard to `resident`: the effect of an invalidation must
         // not depend on bookkeeping. It cannot fail: the range is whole pages and the thread has no
@@ -261,23 +265,65 @@ impl<M> Iotlb<M> {
         let answered = self
             .misses
             .answered(first, last, |page, required| self.allows(page, required));
-        let grants: BTreeMap<u64, (PhysAddr, Permissions)> = pages
-            .into_iter()
+        let grants: BTreeMap<u64, CachedPage> = pages
+            .missed
+            .iter()
+            .chain(&pages.extra)
             .map(|page| {
-                let memory = memory_of(range, memory, page);
-                (
-                    page,
-                    (memory, self.granted(page, memory, permissions, answered)),
-                )
+                let memory = memory_of(range, memory, *page);
+                let permissions = self.granted(*page, memory, permissions, answered);
+                let grant = CachedPage {
+                    memory,
+                    permissions,
+                };
+                (*page, grant)
             })
             .collect();
         self.make_room(&grants, outdated)?;
-        for (page, (memory, permissions)) in grants {
-            if !self.resident.contains_key(&page) {
-                self.install(page, memory, permissions)?;
+        self.install(&pages, &grants)
+    }
+
+    /// Installs the missed pages, then extra pages while there are tables. Distant pages need
+    /// tables of their own: to make room, evicts all pages, but none that this update installs.
+    fn install(
+        &mut self,
+        pages: &PagesToCache,
+        grants: &BTreeMap<u64, CachedPage>,
+    ) -> Result<(), IotlbError> {
+        let mut installed = false;
+        for page in &pages.missed {
+            let Some(grant) = self.not_yet_cached(*page, grants) else {
+                continue;
+            };
+            match self.map_page(*page, grant) {
+                Err(error) if is_out_of_tables(&error) && installed => {}
+                Err(error) if is_out_of_tables(&error) => {
+                    let all = self.resident.take_all();
+                    self.unmap_pages(all)?;
+                    self.map_page(*page, grant)?;
+                    installed = true;
+                }
+                mapped => {
+                    mapped?;
+                    installed = true;
+                }
+            }
+        }
+        for page in &pages.extra {
+            let Some(grant) = self.not_yet_cached(*page, grants) else {
+                continue;
+            };
+            match self.map_page(*page, grant) {
+                Err(error) if is_out_of_tables(&error) => break,
+                mapped => mapped?,
             }
         }
         Ok(())
+    }
+
+    fn not_yet_cached(&self, page: u64, grants: &BTreeMap<u64, CachedPage>) -> Option<CachedPage> {
+        let grant = grants.get(&page).copied()?;
+        (!self.resident.contains(page)).then_some(grant)
     }
 
     /// Returns the cached pages that an update of `range` touches, fully or partly, and
@@ -293,12 +339,12 @@ impl<M> Iotlb<M> {
         let contradicted = |page: u64, resident: &CachedPage| {
             let same =
                 memory.is_some_and(|memory| memory_of(range, memory, page) == resident.memory);
-            !same || resident.permissions.union(offered) != offered
+            !same || !offered.contains(resident.permissions)
         };
         self.resident
             .range(pages)
-            .filter(|(page, resident)| contradicted(**page, resident))
-            .map(|(page, _)| *page)
+            .filter(|(page, resident)| contradicted(*page, resident))
+            .map(|(page, _)| page)
             .collect()
     }
 
@@ -337,9 +383,10 @@ impl<M> Iotlb<M> {
         Ok((memory, first, last))
     }
 
-    /// Returns the permissions to grant for an update that grants `offered`: at most those
-    /// requested, now or since the page was cached. QEMU checks only the requested access and then
-    /// reports both as allowed.
+    /// Returns the permissions to grant for an update that offers `offered`. If the update answers
+    /// a miss, grants at most what was requested, now or since the page was cached: QEMU checks
+    /// only the requested access and then reports both as allowed. Without a miss, or if nothing
+    /// requested is offered, returns `offered`.
     fn granted(
         &self,
         page: u64,
@@ -350,76 +397,69 @@ impl<M> Iotlb<M> {
         let Some(requested) = answered else {
             return offered;
         };
-        let before = self.resident.get(&page);
+        let before = self.resident.get(page);
         let before = before.filter(|resident| resident.memory == memory);
         let requested = before.map_or(requested, |resident| requested.union(resident.permissions));
-        // The update does not grant the requested permission; use what it grants.
-        Permissions::from_bits(offered.bits() & requested.bits()).unwrap_or(offered)
+        offered.intersect(requested).unwrap_or(offered)
     }
 
-    /// Returns the pages of an update to cache: the missed pages, and some that follow the first of
-    /// them. Omits pages whose translation may have been looked up before an invalidation. Sorted,
-    /// without duplicates.
-    fn pages_to_cache(&self, first: u64, last: u64) -> Vec<u64> {
+    /// Returns the pages of an update to cache, at most as many as the IOTLB holds. Omits pages
+    /// whose translation may have been looked up before an invalidation.
+    fn pages_to_cache(&self, first: u64, last: u64) -> PagesToCache {
+        let is_trusted = |page: &u64| !self.misses.is_doubtful(*page);
+        let mut missed = Vec::new();
+        for page in self.misses.pages(first, last).filter(is_trusted) {
+            if missed.len() < self.limits.pages && !missed.contains(&page) {
+                missed.push(page);
+            }
+        }
         let from = self.misses.pages(first, last).min().unwrap_or(first);
-        let extra = u64::try_from(self.limits.extra_pages).unwrap_or(u64::MAX);
-        let end = from.saturating_add(extra).min(last.saturating_add(1));
-        let mut pages: Vec<u64> = self.misses.pages(first, last).chain(from..end).collect();
-        pages.sort_unstable();
-        pages.dedup();
-        pages.retain(|page| !self.misses.is_doubtful(*page));
-        pages.truncate(self.limits.pages.max(1));
-        pages
+        let extra_pages = self.limits.extra_pages;
+        let end = from.saturating_add(u64::try_from(extra_pages).unwrap_or(u64::MAX));
+        let extra = (from..=end.min(last))
+            .filter(|page| is_trusted(page) && !missed.contains(page))
+            .take(extra_pages.min(self.limits.pages.saturating_sub(missed.len())))
+            .collect();
+        PagesToCache { missed, extra }
     }
 
-    /// Evicts the pages in `outdated`, old translations of `pages`, and, if there is no room, the
-    /// oldest pages. Waits for readers once.
+    /// Evicts the pages in `outdated`, old translations of the pages in `grants`, and, if there is
+    /// no room, the oldest pages. Waits for readers once.
     fn make_room(
         &mut self,
-        pages: &BTreeMap<u64, (PhysAddr, Permissions)>,
+        grants: &BTreeMap<u64, CachedPage>,
         outdated: Vec<u64>,
     ) -> Result<(), IotlbError> {
         let mut evicted = outdated;
         for page in &evicted {
-            self.resident.remove(page);
+            self.resident.remove(*page);
         }
-        for (page, grant) in pages {
-            if let Some(resident) = self.resident.get(page)
-                && (resident.memory, resident.permissions) != *grant
+        for (page, grant) in grants {
+            if let Some(resident) = self.resident.get(*page)
+                && resident != *grant
             {
-                self.resident.remove(page);
+                self.resident.remove(*page);
                 evicted.push(*page);
             }
         }
-        let coming = pages
+        let coming = grants
             .keys()
-            .filter(|page| !self.resident.contains_key(*page))
+            .filter(|page| !self.resident.contains(**page))
             .count();
-        let room = self.limits.pages.max(1);
-        let mut kept_arrivals = Vec::new();
-        while self.resident.len().saturating_add(coming) > room {
-            let Some((page, number)) = self.arrivals.pop_front() else {
+        while self.resident.len().saturating_add(coming) > self.limits.pages {
+            let keep = |page| grants.contains_key(&page);
+            let Some(page) = self.resident.take_oldest_except(keep) else {
                 break;
             };
-            let current = self.resident.get(&page).map(|resident| resident.number);
-            if current != Some(number) {
-                continue;
-            }
-            if pages.contains_key(&page) {
-                kept_arrivals.push((page, number));
-            } else {
-                self.resident.remove(&page);
-                evicted.push(page);
-            }
+            evicted.push(page);
         }
-        self.arrivals.extend(kept_arrivals);
         self.unmap_pages(evicted)
     }
 
     /// Evicts pages from the bookkeeping and from the table.
     fn evict(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
         for page in &pages {
-            self.resident.remove(page);
+            self.resident.remove(*page);
         }
         self.unmap_pages(pages)
     }
@@ -436,49 +476,14 @@ impl<M> Iotlb<M> {
 
     /// Maps a page that is not cached. The caller has checked that it is within the width and that
     /// no read section is open.
-    fn install(
-        &mut self,
-        page: u64,
-        memory: PhysAddr,
-        permissions: Permissions,
-    ) -> Result<(), IotlbError> {
-        let Some(range) = range_of(page) else {
-            return Ok(());
-        };
-        let mut mapped = self.domain()?.map(range, memory, permissions);
-        if let Err(error) = &mapped
-            && error.reason == DomainMapReason::OutOfTables
-        {
-            // Distant pages need a table each. Evict all pages and retry.
-            let all = std::mem::take(&mut self.resident).into_keys().collect();
-            self.arrivals.clear();
-            self.unmap_pages(all)?;
-            mapped = self.domain()?.map(range, memory, permissions);
+    fn map_page(&mut self, page: u64, grant: CachedPage) -> Result<(), IotlbError> {
+        if let Some(range) = range_of(page) {
+            self.domain()?
+                .map(range, grant.memory, grant.permissions)
+                .map_err(IotlbError::Map)?;
+            self.resident.insert(page, grant);
         }
-        mapped.map_err(IotlbError::Map)?;
-        self.number = self.number.wrapping_add(1);
-        let number = self.number;
-        let resident = CachedPage {
-            memory,
-            permissions,
-            number,
-        };
-        self.resident.insert(page, resident);
-        self.arrivals.push_back((page, number));
-        self.trim_arrivals();
         Ok(())
-    }
-
-    /// Limits the insertion list to twice the maximum number of pages.
-    fn trim_arrivals(&mut self) {
-        if self.arrivals.len() > self.limits.pages.max(1).saturating_mul(2) {
-            let resident = &self.resident;
-            self.arrivals.retain(|(page, number)| {
-                resident
-                    .get(page)
-                    .is_some_and(|resident| resident.number == *number)
-            });
-        }
     }
 
     fn domain(&mut self) -> Result<DomainMut<'_, M>, IotlbError> {
@@ -488,6 +493,10 @@ impl<M> Iotlb<M> {
 
 fn read_section_open() -> IotlbError {
     IotlbError::ReadSectionOpen(crate::error::ReadSectionOpen)
+}
+
+fn is_out_of_tables(error: &IotlbError) -> bool {
+    matches!(error, IotlbError::Map(error) if error.reason == DomainMapReason::OutOfTables)
 }
 
 /// Returns the physical address of `page` if `range` starts at `memory`.

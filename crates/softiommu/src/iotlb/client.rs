@@ -145,7 +145,7 @@ impl<M> IotlbClient<M> {
             if self.unreplied.len() >= UNREPLIED {
                 self.take_replies(None)?;
             }
-            while self.iotlb.misses() >= self.iotlb.most_misses() && !self.unreplied.is_empty() {
+            while self.iotlb.misses() >= self.iotlb.max_misses() && !self.unreplied.is_empty() {
                 self.poll_sockets(None)?;
             }
             let (miss, message) = match self.iotlb.miss(fault)? {

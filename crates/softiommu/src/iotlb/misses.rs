@@ -55,6 +55,7 @@ struct RecentInvalidation {
 /// Pending misses and the invalidations that affect them.
 #[derive(Debug, Default)]
 pub(super) struct Misses {
+    /// Oldest first.
     misses: Vec<Miss>,
     invalidations: Vec<RecentInvalidation>,
     number: u64,
@@ -66,7 +67,7 @@ impl Misses {
     pub(super) fn find(&self, page: u64, required: Permissions) -> Option<MissId> {
         let miss = self.misses.iter().find(|miss| {
             miss.page == page
-                && miss.required.union(required) == miss.required
+                && miss.required.contains(required)
                 && !self.is_doubtful_for(miss.id.0, page)
         });
         miss.map(|miss| miss.id)
@@ -84,8 +85,8 @@ impl Misses {
 
     /// Removes a completed miss. Returns its page and the requested permissions.
     pub(super) fn remove(&mut self, id: MissId) -> Option<(u64, Permissions)> {
-        let at = self.misses.iter().position(|miss| miss.id == id)?;
-        let miss = self.misses.swap_remove(at);
+        let index = self.misses.iter().position(|miss| miss.id == id)?;
+        let miss = self.misses.remove(index);
         let oldest = self.misses.iter().map(|miss| miss.id.0).min();
         self.invalidations
             .retain(|invalidation| oldest.is_some_and(|oldest| oldest < invalidation.number));
@@ -117,7 +118,7 @@ impl Misses {
             .map(|miss| miss.required)
     }
 
-    /// Returns the pages of pending misses in `first..=last`.
+    /// Returns the pages of pending misses in `first..=last`, oldest miss first.
     pub(super) fn pages(&self, first: u64, last: u64) -> impl Iterator<Item = u64> {
         self.misses
             .iter()

@@ -26,7 +26,8 @@
 //! [`IotlbLimits`] bounds pages, tables and pending misses; the number of remembered invalidations
 //! is also bounded. Of an update that exceeds the limits, the IOTLB caches the missed pages and
 //! some that follow. It evicts every cached page that the update contradicts, anywhere in the
-//! update. If there is no room, it evicts the oldest pages first. The front-end can map only memory
+//! update. If there is no room, it evicts the oldest pages first. If tables run out, it evicts all
+//! pages for a missed page, and caches no further extra page. The front-end can map only memory
 //! that it has shared: an update outside the regions is rejected.
 //!
 //! Sources: vhost-user protocol, "IOMMU support" and "Memory access" ([QEMU's interop
@@ -41,6 +42,7 @@ mod frame;
 mod message;
 mod misses;
 mod regions;
+mod resident;
 
 pub use cache::{Iotlb, IotlbLimits};
 #[cfg(feature = "vhost-user")]

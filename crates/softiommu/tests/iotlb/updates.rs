@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_softiommu::Reader;
-use ringfence_softiommu::iotlb::{Iotlb, IotlbLimits, Message, MissAction, MissId};
+use ringfence_softiommu::iotlb::{Iotlb, IotlbLimits, Message, MissAction, MissId, MissOutcome};
 use ringfence_types::{Access, Iova, IovaRange, Permissions};
 
 use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, update, user};
@@ -64,6 +64,73 @@ fn a_refused_update_leaves_nothing_older() {
         let pin = burst.guard();
         assert!(pin.translate(range(0, 1), Access::Read).is_ok(), "{name}");
         assert!(pin.translate(range(1, 1), Access::Read).is_err(), "{name}");
+    }
+}
+
+fn send_miss(iotlb: &mut Iotlb<()>, page: u64) -> MissId {
+    match iotlb.miss(&fault(page, Access::Read)) {
+        Ok(MissAction::Send(miss, _)) => miss,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// With the fewest tables that a limit may name, a page of another leaf table has no room. It must
+/// not evict the page that the device waits for.
+#[test]
+fn an_update_keeps_its_missed_page_with_the_fewest_tables() {
+    for missed in [511, 512] {
+        let limits = IotlbLimits {
+            tables: 4,
+            ..IotlbLimits::default()
+        };
+        let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+        // A page that is cached already, in a third leaf table, leaves no free table.
+        iotlb
+            .receive(&update(4096, 1, 9, Permissions::READ))
+            .unwrap();
+        let miss = send_miss(&mut iotlb, missed);
+        iotlb
+            .receive(&update(511, 2, 3, Permissions::READ))
+            .unwrap();
+        assert!(iotlb.has_arrived(miss), "page {missed}");
+        assert_eq!(iotlb.replied(miss, true), Ok(MissOutcome::Present));
+    }
+}
+
+/// One update answers two misses, of which the tables have room for one: the older one.
+#[test]
+fn an_update_keeps_the_page_of_the_oldest_miss() {
+    for [older, newer] in [[511, 512], [512, 511]] {
+        let limits = IotlbLimits {
+            tables: 4,
+            ..IotlbLimits::default()
+        };
+        let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+        let [older, newer] = [older, newer].map(|page| send_miss(&mut iotlb, page));
+        iotlb
+            .receive(&update(511, 2, 3, Permissions::READ))
+            .unwrap();
+        assert_eq!(iotlb.replied(older, true), Ok(MissOutcome::Present));
+        assert_eq!(iotlb.replied(newer, true), Ok(MissOutcome::Invalidated));
+    }
+}
+
+/// Extra pages take only the room that the missed pages leave, however many they are.
+#[test]
+fn extra_pages_leave_room_for_missed_pages() {
+    for extra_pages in [0, 1, 8, 64] {
+        let limits = IotlbLimits {
+            pages: 8,
+            extra_pages,
+            ..IotlbLimits::default()
+        };
+        let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+        let misses = [0, 20].map(|page| send_miss(&mut iotlb, page));
+        iotlb.receive(&update(0, 21, 0, Permissions::READ)).unwrap();
+        assert_eq!(iotlb.pages(), (2 + extra_pages).min(8));
+        for miss in misses {
+            assert_eq!(iotlb.replied(miss, true), Ok(MissOutcome::Present));
+        }
     }
 }
 

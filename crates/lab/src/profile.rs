@@ -1,8 +1,6 @@
 //! Cost profiles: modelled costs of work that no user program can execute, and the geometry of the
 //! modelled hardware.
 
-use std::fmt;
-
 use ringfence_hw::{Geometry, GeometryError};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
@@ -126,12 +124,14 @@ impl Profile {
 const MAX_CYCLES: u64 = 10_000_000_000;
 
 /// The reason why a profile is invalid.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// The name is empty: reports could not name the profile.
+    #[error("the profile has no name")]
     NoName,
     /// A cost exceeds `MAX_CYCLES`.
+    #[error("{field} = {cycles}: more than {MAX_CYCLES} cycles")]
     TooManyCycles {
         /// Name of the field.
         field: &'static str,
@@ -139,8 +139,10 @@ pub enum ProfileError {
         cycles: u64,
     },
     /// `baseline_cycles` is not above 0, or not a finite number.
+    #[error("baseline_cycles = {0}: must be above 0")]
     NotPositive(f64),
     /// A cache has an invalid geometry.
+    #[error("{cache}: {source}")]
     Geometry {
         /// Name of the cache.
         cache: &'static str,
@@ -148,23 +150,6 @@ pub enum ProfileError {
         source: GeometryError,
     },
 }
-
-impl fmt::Display for ProfileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoName => f.write_str("the profile has no name"),
-            Self::TooManyCycles { field, cycles } => {
-                write!(f, "{field} = {cycles}: more than {MAX_CYCLES} cycles")
-            }
-            Self::NotPositive(value) => {
-                write!(f, "baseline_cycles = {value}: must be above 0")
-            }
-            Self::Geometry { cache, source } => write!(f, "{cache}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for ProfileError {}
 
 #[cfg(test)]
 mod tests {

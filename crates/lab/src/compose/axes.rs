@@ -1,31 +1,48 @@
 //! The command-line names of the choices on each axis, as `ringfence modes` prints them and
 //! `--mode` takes them.
 
-use std::fmt;
-
 use super::hint;
 use crate::modes::{Alloc, FlushKind, Owner, TableKind};
 
 /// A choice that has a name on the command line.
-pub trait Axis: Sized + Copy {
+pub trait Axis: Sized + Copy + 'static {
     /// The name of the axis: a key of `--mode`.
     const KEY: &'static str;
+    /// The choices that have a name of their own.
+    const CHOICES: &'static [Self];
 
     /// Returns the name of the choice.
     fn name(self) -> String;
 
     /// Returns the names that [`Axis::parse`] accepts.
-    fn names() -> Vec<String>;
+    fn names() -> Vec<String> {
+        Self::CHOICES.iter().map(|choice| choice.name()).collect()
+    }
 
     /// Returns the choice named `text`.
     ///
     /// # Errors
     /// No choice has this name.
-    fn parse(text: &str) -> Result<Self, ParseAxisError>;
+    fn parse(text: &str) -> Result<Self, ParseAxisError> {
+        parse_choice(text)
+    }
+}
+
+fn parse_choice<T: Axis>(text: &str) -> Result<T, ParseAxisError> {
+    let found = T::CHOICES.iter().find(|choice| choice.name() == text);
+    found.copied().ok_or_else(|| ParseAxisError {
+        axis: T::KEY,
+        name: text.to_owned(),
+        candidates: T::names(),
+    })
 }
 
 /// The name is not a choice of the axis.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no {axis} is named {name:?}; {}the choices are {}",
+    hint(name, candidates), candidates.join(", ")
+)]
 pub struct ParseAxisError {
     /// The name of the axis.
     pub axis: &'static str,
@@ -35,36 +52,9 @@ pub struct ParseAxisError {
     pub candidates: Vec<String>,
 }
 
-impl fmt::Display for ParseAxisError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            axis,
-            name,
-            candidates,
-        } = self;
-        write!(
-            f,
-            "no {axis} is named {name:?}; {}the choices are {}",
-            hint(name, candidates),
-            candidates.join(", ")
-        )
-    }
-}
-
-impl std::error::Error for ParseAxisError {}
-
-/// Returns the choice in `all` with this name.
-fn parse_among<T: Axis>(text: &str, all: &[T]) -> Result<T, ParseAxisError> {
-    let found = all.iter().find(|choice| choice.name() == text);
-    found.copied().ok_or_else(|| ParseAxisError {
-        axis: T::KEY,
-        name: text.to_owned(),
-        candidates: T::names(),
-    })
-}
-
-impl Alloc {
-    const ALL: &[Self] = &[
+impl Axis for Alloc {
+    const KEY: &'static str = "alloc";
+    const CHOICES: &'static [Self] = &[
         Self::Identity,
         Self::CachedRbTree,
         Self::Eiovar(None),
@@ -78,10 +68,6 @@ impl Alloc {
         Self::RingFree,
         Self::RingTailAsPublished,
     ];
-}
-
-impl Axis for Alloc {
-    const KEY: &'static str = "alloc";
 
     fn name(self) -> String {
         match self {
@@ -102,141 +88,72 @@ impl Axis for Alloc {
     }
 
     fn names() -> Vec<String> {
-        let mut names: Vec<String> = Self::ALL.iter().map(|choice| choice.name()).collect();
-        names.push("eiovar-K".into());
-        names
+        let names = Self::CHOICES.iter().map(|choice| choice.name());
+        names.chain(["eiovar-K".into()]).collect()
     }
 
     fn parse(text: &str) -> Result<Self, ParseAxisError> {
         // Freelists of at most K entries: `eiovar-64`.
         match text.strip_prefix("eiovar-").map(str::parse::<usize>) {
             Some(Ok(k)) if k > 0 => Ok(Self::Eiovar(Some(k))),
-            _ => parse_among(text, Self::ALL),
+            _ => parse_choice(text),
         }
     }
 }
 
-impl TableKind {
-    const ALL: &[Self] = &[
-        Self::None,
-        Self::PassThrough,
-        Self::StaticRadix,
-        Self::Radix,
-        Self::CachedRadix,
-        Self::RadixReclaimAsPublished,
-        Self::RadixReclaim,
-        Self::Flat,
-        Self::Ring,
-        Self::RingNonCoherent,
-        Self::RingAsPublished,
-        Self::RingNonCoherentAsPublished,
-    ];
-}
+/// Implements [`Axis`] for an enum whose variants have one name each.
+macro_rules! axis {
+    ($axis:ident, $key:literal, $($choice:ident => $name:literal,)+) => {
+        impl Axis for $axis {
+            const KEY: &'static str = $key;
+            const CHOICES: &'static [Self] = &[$(Self::$choice),+];
 
-impl Axis for TableKind {
-    const KEY: &'static str = "table";
-
-    fn name(self) -> String {
-        match self {
-            Self::None => "none",
-            Self::PassThrough => "pass-through",
-            Self::StaticRadix => "static-radix",
-            Self::Radix => "radix",
-            Self::CachedRadix => "cached-radix",
-            Self::RadixReclaimAsPublished => "radix-reclaim-paper",
-            Self::RadixReclaim => "radix-reclaim",
-            Self::Flat => "flat",
-            Self::Ring => "ring",
-            Self::RingNonCoherent => "ring-non-coherent",
-            Self::RingAsPublished => "ring-paper",
-            Self::RingNonCoherentAsPublished => "ring-non-coherent-paper",
+            fn name(self) -> String {
+                match self {
+                    $(Self::$choice => $name.into(),)+
+                }
+            }
         }
-        .into()
-    }
-
-    fn names() -> Vec<String> {
-        Self::ALL.iter().map(|choice| choice.name()).collect()
-    }
-
-    fn parse(text: &str) -> Result<Self, ParseAxisError> {
-        parse_among(text, Self::ALL)
-    }
+    };
 }
 
-impl FlushKind {
-    const ALL: &[Self] = &[
-        Self::Never,
-        Self::PerUnmap,
-        Self::Deferred,
-        Self::PerCpuQueue,
-        Self::PerWrap,
-        Self::Burst,
-        Self::BurstAsPublished,
-        Self::PerCycle,
-        Self::PerCycleAdaptive,
-        Self::PerCycleAsPublished,
-    ];
+axis! {
+    TableKind, "table",
+    None => "none",
+    PassThrough => "pass-through",
+    StaticRadix => "static-radix",
+    Radix => "radix",
+    CachedRadix => "cached-radix",
+    RadixReclaimAsPublished => "radix-reclaim-paper",
+    RadixReclaim => "radix-reclaim",
+    Flat => "flat",
+    Ring => "ring",
+    RingNonCoherent => "ring-non-coherent",
+    RingAsPublished => "ring-paper",
+    RingNonCoherentAsPublished => "ring-non-coherent-paper",
 }
 
-impl Axis for FlushKind {
-    const KEY: &'static str = "flush";
-
-    fn name(self) -> String {
-        match self {
-            Self::Never => "never",
-            Self::PerUnmap => "per-unmap",
-            Self::Deferred => "deferred",
-            Self::PerCpuQueue => "per-cpu-queue",
-            Self::PerWrap => "per-wrap",
-            Self::Burst => "burst",
-            Self::BurstAsPublished => "burst-paper",
-            Self::PerCycle => "per-cycle",
-            Self::PerCycleAdaptive => "per-cycle-adaptive",
-            Self::PerCycleAsPublished => "per-cycle-paper",
-        }
-        .into()
-    }
-
-    fn names() -> Vec<String> {
-        Self::ALL.iter().map(|choice| choice.name()).collect()
-    }
-
-    fn parse(text: &str) -> Result<Self, ParseAxisError> {
-        parse_among(text, Self::ALL)
-    }
+axis! {
+    FlushKind, "flush",
+    Never => "never",
+    PerUnmap => "per-unmap",
+    Deferred => "deferred",
+    PerCpuQueue => "per-cpu-queue",
+    PerWrap => "per-wrap",
+    Burst => "burst",
+    BurstAsPublished => "burst-paper",
+    PerCycle => "per-cycle",
+    PerCycleAdaptive => "per-cycle-adaptive",
+    PerCycleAsPublished => "per-cycle-paper",
 }
 
-impl Owner {
-    const ALL: &[Self] = &[
-        Self::Kernel,
-        Self::Host,
-        Self::VirtioIommu,
-        Self::Pviommu,
-        Self::PviommuHopt,
-    ];
-}
-
-impl Axis for Owner {
-    const KEY: &'static str = "owner";
-
-    fn name(self) -> String {
-        match self {
-            Self::Kernel => "kernel",
-            Self::Host => "host",
-            Self::VirtioIommu => "virtio-iommu",
-            Self::Pviommu => "pviommu",
-            Self::PviommuHopt => "pviommu-hopt",
-        }
-        .into()
-    }
-
-    fn names() -> Vec<String> {
-        Self::ALL.iter().map(|choice| choice.name()).collect()
-    }
-
-    fn parse(text: &str) -> Result<Self, ParseAxisError> {
-        parse_among(text, Self::ALL)
-    }
+axis! {
+    Owner, "owner",
+    Kernel => "kernel",
+    Host => "host",
+    VirtioIommu => "virtio-iommu",
+    Pviommu => "pviommu",
+    PviommuHopt => "pviommu-hopt",
 }
 
 #[cfg(test)]

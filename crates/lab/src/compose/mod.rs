@@ -6,25 +6,32 @@ mod suggest;
 pub use axes::{Axis, ParseAxisError};
 pub use suggest::hint;
 
-use std::fmt;
-
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 
 /// The reason why a composition is not a mode.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ComposeError {
     /// A part has no `axis=choice` form.
+    #[error(
+        "{0:?} has no AXIS=CHOICE form; write alloc=...,table=...,flush=...{hint}",
+        hint = named_mode_hint(.0)
+    )]
     NotKeyValue(String),
     /// The key is not one of the four axes.
+    #[error("no axis is named {0:?}; the axes are alloc, table, flush, owner")]
     NoSuchAxis(String),
     /// The composition gives an axis twice.
+    #[error("{0} is given twice")]
     Twice(&'static str),
     /// The composition lacks an axis.
+    #[error("{0} is missing")]
     Missing(&'static str),
     /// The axis has no such choice.
-    NoSuchValue(ParseAxisError),
+    #[error(transparent)]
+    NoSuchValue(#[from] ParseAxisError),
     /// The choices do not fit together.
+    #[error("{mode} is not possible: {reason}")]
     Unsupported {
         /// The composition, as the user wrote it.
         mode: String,
@@ -33,38 +40,11 @@ pub enum ComposeError {
     },
 }
 
-impl fmt::Display for ComposeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotKeyValue(part) => {
-                write!(
-                    f,
-                    "{part:?} has no AXIS=CHOICE form; write alloc=...,table=...,flush=..."
-                )?;
-                match Mode::find(part) {
-                    Some(_) => write!(f, ", or --modes {part} for the mode of that name"),
-                    None => Ok(()),
-                }
-            }
-            Self::NoSuchAxis(key) => {
-                write!(
-                    f,
-                    "no axis is named {key:?}; the axes are alloc, table, flush, owner"
-                )
-            }
-            Self::Twice(key) => write!(f, "{key} is given twice"),
-            Self::Missing(key) => write!(f, "{key} is missing"),
-            Self::NoSuchValue(e) => e.fmt(f),
-            Self::Unsupported { mode, reason } => write!(f, "{mode} is not possible: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for ComposeError {}
-
-impl From<ParseAxisError> for ComposeError {
-    fn from(e: ParseAxisError) -> Self {
-        Self::NoSuchValue(e)
+/// Returns the advice for a part that is the name of a mode.
+fn named_mode_hint(part: &str) -> String {
+    match Mode::find(part) {
+        Some(_) => format!(", or --modes {part} for the mode of that name"),
+        None => String::new(),
     }
 }
 

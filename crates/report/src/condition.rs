@@ -4,8 +4,6 @@
 //! row. A dot selects a nested value (`violations.stale`, `components.map_table_cycles`,
 //! `walk_cache_hit_rate.0`). The name of an object with a `total` means that total.
 
-use std::fmt;
-
 use serde_json::Value;
 
 use ringfence_lab::compose::hint;
@@ -43,12 +41,14 @@ pub struct Condition {
 }
 
 /// The reason why a text is not a condition, or does not apply to a report.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConditionError {
     /// The text has no `FIELD OP NUMBER` form.
+    #[error("{0:?} is not a condition; write [MODE:]FIELD OP NUMBER, as in fence:violations>0")]
     Syntax(String),
     /// The right side is not a number.
+    #[error("{condition:?}: {given:?} is not a number")]
     NotANumber {
         /// Text of the condition.
         condition: String,
@@ -56,6 +56,7 @@ pub enum ConditionError {
         given: String,
     },
     /// Rows have no such field, or the field is not a number.
+    #[error("no numeric field is named {field:?}; {}", known_fields(field, known))]
     NoSuchField {
         /// Field that the user gave.
         field: String,
@@ -63,6 +64,7 @@ pub enum ConditionError {
         known: Vec<String>,
     },
     /// The field has no number in a row, because the run did not measure it.
+    #[error("{condition:?}: the field was not measured{}; {advice}", for_row(row.as_ref()))]
     NotMeasured {
         /// Text of the condition.
         condition: String,
@@ -72,6 +74,10 @@ pub enum ConditionError {
         advice: &'static str,
     },
     /// A row covers no map, so the condition would check nothing.
+    #[error(
+        "{condition:?}: mode {mode} maps nothing in {trace}; give a trace with maps, or select a \
+        mode with MODE:"
+    )]
     NoMaps {
         /// Text of the condition.
         condition: String,
@@ -81,6 +87,10 @@ pub enum ConditionError {
         mode: String,
     },
     /// The condition names a mode that did not run.
+    #[error(
+        "mode {mode:?} was not replayed; {}the replayed modes are {}",
+        hint(mode, ran), ran.join(", ")
+    )]
     NoSuchMode {
         /// Mode that the user gave.
         mode: String,
@@ -89,63 +99,21 @@ pub enum ConditionError {
     },
 }
 
-impl fmt::Display for ConditionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Syntax(text) => write!(
-                f,
-                "{text:?} is not a condition; write [MODE:]FIELD OP NUMBER, as in \
-                 fence:violations>0"
-            ),
-            Self::NotANumber { condition, given } => {
-                write!(f, "{condition:?}: {given:?} is not a number")
-            }
-            Self::NoSuchField { field, known } => {
-                let hint = hint(field, known);
-                write!(f, "no numeric field is named {field:?}; {hint}")?;
-                // The full list is longer than a screen line: print it only without a suggestion.
-                if hint.is_empty() {
-                    write!(f, "the fields are {}", known.join(", "))
-                } else {
-                    f.write_str("docs/JSON.md lists all fields")
-                }
-            }
-            Self::NotMeasured {
-                condition,
-                row,
-                advice,
-            } => {
-                write!(f, "{condition:?}: the field was not measured")?;
-                if let Some((trace, mode)) = row {
-                    write!(f, " for {trace}, {mode}")?;
-                }
-                write!(f, "; {advice}")
-            }
-            Self::NoMaps {
-                condition,
-                trace,
-                mode,
-            } => write!(
-                f,
-                "{condition:?}: mode {mode} maps nothing in {trace}; give a trace with maps, or \
-                 select a mode with MODE:"
-            ),
-            Self::NoSuchMode { mode, ran } => {
-                let hint = hint(mode, ran);
-                write!(
-                    f,
-                    "mode {mode:?} was not replayed; {hint}the replayed modes are {}",
-                    ran.join(", ")
-                )
-            }
-        }
+fn known_fields(field: &str, known: &[String]) -> String {
+    match hint(field, known) {
+        // The full list is longer than a screen line.
+        hint if !hint.is_empty() => format!("{hint}docs/JSON.md lists all fields"),
+        _ => format!("the fields are {}", known.join(", ")),
     }
 }
 
-impl std::error::Error for ConditionError {}
+fn for_row(row: Option<&(String, String)>) -> String {
+    row.map_or_else(String::new, |(trace, mode)| format!(" for {trace}, {mode}"))
+}
 
 /// A row for which a condition holds.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{trace}, {mode}: {condition} (it is {value})")]
 pub struct FailedCondition {
     /// Name of the trace.
     pub trace: String,
@@ -155,18 +123,6 @@ pub struct FailedCondition {
     pub condition: String,
     /// Value of the condition's field.
     pub value: f64,
-}
-
-impl fmt::Display for FailedCondition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            trace,
-            mode,
-            condition,
-            value,
-        } = self;
-        write!(f, "{trace}, {mode}: {condition} (it is {value})")
-    }
 }
 
 impl Condition {

@@ -13,33 +13,19 @@ use ringfence_lab::row::SCHEMA;
 use ringfence_trace::printable_line;
 
 /// The reason why a file cannot be compared.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiffError {
     /// The file is not JSON.
+    #[error("not JSON: {0}")]
     Json(serde_json::Error),
     /// The file is JSON, but not a report of `compare --json`.
+    #[error("not a report of `ringfence compare --json`")]
     NotAReport,
     /// The report has another version of the form.
+    #[error("report of schema {0}; this program reads schema {SCHEMA}")]
     Schema(u64),
 }
-
-impl fmt::Display for DiffError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Json(e) => write!(f, "not JSON: {e}"),
-            Self::NotAReport => f.write_str("not a report of `ringfence compare --json`"),
-            Self::Schema(found) => {
-                write!(
-                    f,
-                    "report of schema {found}; this program reads schema {SCHEMA}"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for DiffError {}
 
 /// A number that changed.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -5,12 +5,12 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
 
-use crate::domain_table::DomainHandle;
 use crate::flush::Flush;
 use crate::layer::GRANULE;
 use crate::map::{Layout, MapArgs, map_error};
-use crate::space::{ClearedRange, IotlbSync, Space};
-use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
+use crate::space::{IotlbSync, Space};
+use crate::token::{Attachment, ClearedRange, DomainHandle};
+use crate::{Cpu, Dma, MapError, MapReason, Platform};
 
 /// Memory shared with a device until it is freed: rings, completion queues, head registers.
 #[must_use = "coherent memory that is dropped stays reachable by the device for ever"]

@@ -20,10 +20,10 @@ use ringfence_types::{
     Flushed, Invalidation, InvalidationError, Pending, RequesterId, WholeDomain,
 };
 
-use crate::domain_table::DomainHandle;
 use crate::flush::{Flush, FlushContext};
 use crate::space::Space;
-use crate::{Attachment, Cpu, Dma, Platform};
+use crate::token::{Attachment, DomainHandle};
+use crate::{Cpu, Dma, Platform};
 
 /// The treatment of live mappings when the last device leaves their domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

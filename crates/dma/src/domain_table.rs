@@ -8,36 +8,9 @@
 
 use alloc::vec::Vec;
 
-use ringfence_types::{DomainId, RequesterId};
+use ringfence_types::RequesterId;
 
-/// One domain, distinct from earlier and later domains with its identifier, and from domains of
-/// other units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DomainHandle {
-    unit: u16,
-    index: u16,
-    generation: u32,
-}
-
-impl DomainHandle {
-    /// Returns the index of the domain's slot.
-    #[inline]
-    pub(crate) const fn index(self) -> usize {
-        self.index as usize
-    }
-
-    /// Returns true if both domains belong to the same unit.
-    pub(crate) const fn same_iommu(self, other: Self) -> bool {
-        self.unit == other.unit
-    }
-
-    /// Returns the identifier. Identifiers begin at 1: hardware reserves 0 to cache entries that
-    /// are not present (VT-d section 6.2.2.1).
-    #[inline]
-    pub(crate) const fn domain(self) -> DomainId {
-        DomainId::new(self.index.wrapping_add(1))
-    }
-}
+use crate::token::DomainHandle;
 
 /// A domain identifier, and the space of the domain that uses it.
 #[derive(Debug)]
@@ -115,6 +88,8 @@ impl<S> DomainSlot<S> {
 
 #[cfg(test)]
 mod tests {
+    use ringfence_types::DomainId;
+
     use super::*;
 
     #[test]

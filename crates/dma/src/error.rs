@@ -1,20 +1,14 @@
 //! Errors of the mapping layer. A failed map leaves the layer unchanged, except for
 //! [`MapReason::RollbackFailed`].
 
-use alloc::boxed::Box;
 use core::fmt;
-use core::mem::ManuallyDrop;
 
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
-use ringfence_types::{
-    Direction, DomainId, InvalidationError, IovaRange, PhysRange, RequesterId, RingId,
-};
+use ringfence_types::{DomainId, InvalidationError, IovaRange, PhysRange, RequesterId, RingId};
 
-use crate::flush::ClearedMapping;
-use crate::mapping::HeldBuffer;
 use crate::ring::{RingFull, RingRefusal};
-use crate::space::{ClearedRange, UnmapRefusal};
+use crate::token::{NotInvalidated, StillMapped};
 
 /// A map that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +158,35 @@ pub enum UnmapReason<B> {
     PartlyUnmapped(UnmapFailure, StillMapped<B>),
 }
 
+/// The reason why a range was not unmapped. Nothing changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmapRefusal {
+    /// The table rejected the unmap.
+    Table(TableUnmapError),
+    /// No allocated range starts at this address with this size.
+    NotAllocated,
+}
+
+impl fmt::Display for UnmapRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(error) => error.fmt(f),
+            Self::NotAllocated => f.write_str("no allocated range of that start and size"),
+        }
+    }
+}
+
+impl UnmapRefusal {
+    /// Converts to the driver's error, with the buffer.
+    #[cold]
+    pub(crate) fn with<B>(self, buffer: StillMapped<B>) -> UnmapReason<B> {
+        match self {
+            Self::Table(error) => UnmapReason::Table(error, buffer),
+            Self::NotAllocated => UnmapReason::NotAllocated(buffer),
+        }
+    }
+}
+
 /// The reason why a part of a mapping may still be reachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapFailure {
@@ -179,51 +202,6 @@ impl fmt::Display for UnmapFailure {
             Self::Refused(refusal) => refusal.fmt(f),
             Self::NotFlushed(error) => error.fmt(f),
         }
-    }
-}
-
-/// The buffer of a mapping whose unmap was rejected, or was only partly done. The device may still
-/// reach the buffer. Dropping it leaks the buffer, as dropping the mapping does.
-#[must_use = "the buffer may still be reachable by the device"]
-#[derive(Debug)]
-pub struct StillMapped<B>(pub(crate) HeldBuffer<B>);
-
-impl<B> StillMapped<B> {
-    /// Returns the embedder's representation of the buffer.
-    pub fn buffer(&self) -> &B {
-        &self.0
-    }
-
-    /// Returns the buffer, to [claim](crate::Mapping::claim) the mapping again. Also for drivers
-    /// that know that nothing was mapped, or that detached the domain of a
-    /// [partly unmapped](UnmapReason::PartlyUnmapped) list.
-    pub fn into_buffer(self) -> B {
-        ManuallyDrop::into_inner(self.0)
-    }
-}
-
-/// A cleared mapping whose invalidation has failed so far, with its buffer.
-#[must_use = "the buffer may still be reachable by the device"]
-#[derive(Debug)]
-pub struct NotInvalidated<B> {
-    pub(crate) mapping: ClearedMapping<B>,
-    /// Further cleared ranges of a list that was mapped piece by piece.
-    pub(crate) further: Box<[ClearedRange]>,
-}
-
-impl<B> NotInvalidated<B> {
-    /// Creates the token of a mapping of one range.
-    #[cold]
-    pub(crate) fn new(mapping: ClearedMapping<B>) -> Self {
-        Self {
-            mapping,
-            further: Box::default(),
-        }
-    }
-
-    /// Returns the direction of the mapping.
-    pub fn direction(&self) -> Direction {
-        self.mapping.direction
     }
 }
 

@@ -11,10 +11,11 @@ use ringfence_types::{
 };
 
 use crate::Platform;
-use crate::bounce::BouncePool;
-use crate::domain_table::{DomainHandle, DomainSlot};
+use crate::bounce_pool::BouncePool;
+use crate::domain_table::DomainSlot;
 use crate::flush::{Flush, FlushContext};
-use crate::space::{AddressLimits, Space};
+use crate::space::Space;
+use crate::token::{AddressLimits, Attachment, DomainHandle};
 
 /// The mapping layer of one IOMMU. `S` provides the IOVA allocator and the I/O page table. `F`
 /// decides when stale translations are invalidated. `B` represents a driver's buffer.
@@ -61,33 +62,6 @@ pub struct Cpu<S: Space, F: Flush<S, B>, B> {
     domain_handles: Vec<DomainHandle>,
     /// Flush state of detached domains that still withholds buffers.
     pub(crate) detached: Vec<(DomainHandle, F::PerCpu)>,
-}
-
-/// The attachment of a device to a domain. It becomes invalid when [`Dma::detach`] removes the
-/// domain, even if another domain gets the same identifier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attachment {
-    pub(crate) device: RequesterId,
-    pub(crate) domain_handle: DomainHandle,
-    pub(crate) limits: AddressLimits,
-}
-
-impl Attachment {
-    /// Returns the attached device.
-    pub fn device(&self) -> RequesterId {
-        self.device
-    }
-
-    /// Returns the domain.
-    pub fn domain(&self) -> DomainId {
-        self.domain_handle.domain()
-    }
-
-    /// Returns the device's ring for new mappings: the first one unless [`Dma::on_ring`] selected
-    /// another.
-    pub fn ring(&self) -> RingId {
-        self.limits.ring
-    }
 }
 
 /// The reason why a device was not attached.

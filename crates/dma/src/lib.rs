@@ -13,8 +13,9 @@
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
 //! | `sg.rs`, `multi.rs`, `coherent.rs` | scatterlists, batches, coherent memory |
 //! | `premapped.rs` | buffers mapped once and used many times |
-//! | `bounce.rs` | memory that the device cannot reach |
+//! | `bounce.rs`, `bounce_pool.rs` | memory that the device cannot reach |
 //! | `ring/` | the entries of a ring IOMMU's rings |
+//! | `token/` | the states of a mapping: who owns its buffer |
 //! | `space/` | answers to questions 1 and 2 |
 //! | `flush/` | answers to question 3 |
 #![no_std]
@@ -23,6 +24,7 @@
 extern crate alloc;
 
 mod bounce;
+mod bounce_pool;
 mod coherent;
 mod detach;
 mod domain_table;
@@ -30,7 +32,6 @@ mod error;
 pub mod flush;
 mod layer;
 mod map;
-mod mapping;
 mod multi;
 mod platform;
 mod premapped;
@@ -38,18 +39,20 @@ pub mod ring;
 mod sg;
 mod sg_per_segment;
 pub mod space;
+mod token;
 
-pub use bounce::{BouncePool, BounceSlot};
+pub use bounce_pool::BouncePool;
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{
-    MapError, MapReason, NotInvalidated, StillMapped, UnmapError, UnmapFailure, UnmapReason,
-};
-pub use flush::{BurstKey, Flush, Outcome, Released, ReleasedStale, Withheld};
-pub use layer::{AttachError, Attachment, Cpu, Dma};
-pub use mapping::{DmaSegment, Mapping};
+pub use error::{MapError, MapReason, UnmapError, UnmapFailure, UnmapReason};
+pub use flush::Flush;
+pub use layer::{AttachError, Cpu, Dma};
 pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 pub use platform::Platform;
 pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
 pub use sg::{SgLimits, SgMapping, SgRequest};
 pub use space::Space;
+pub use token::{
+    Attachment, BounceSlot, BurstKey, DmaSegment, Mapping, NotInvalidated, Outcome, Released,
+    ReleasedStale, StillMapped, Withheld,
+};

@@ -9,13 +9,12 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{BurstKey, Flush, FlushContext, Released, Strict};
-use crate::mapping::LiveMapping;
-use crate::space::{IotlbSync, MapResult, Space};
-use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError,
-    UnmapReason,
+use crate::flush::{Flush, FlushContext, Strict};
+use crate::space::{IotlbSync, Space};
+use crate::token::{
+    Attachment, BurstKey, LiveMapping, MapResult, Mapping, NotInvalidated, Released,
 };
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapReason};
 
 /// The placement of a request's pieces in the I/O virtual address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

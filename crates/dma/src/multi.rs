@@ -6,13 +6,11 @@ use core::fmt;
 
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
-use crate::flush::{Flush, FlushContext, Outcome, PendingUnmap};
-use crate::mapping::LiveMapping;
-use crate::space::{IotlbSync, Space, UnmapRefusal};
-use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError,
-    UnmapFailure, UnmapReason,
-};
+use crate::error::UnmapRefusal;
+use crate::flush::{Flush, FlushContext};
+use crate::space::{IotlbSync, Space};
+use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
 
 /// One buffer of [`Dma::map_multi`].
 #[derive(Debug)]
@@ -190,7 +188,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<S::UnmapResult, B>,
         each: impl FnMut(B),
         failed: &mut UnmapMultiError<B>,
     ) {
@@ -217,7 +215,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
         mapping: Mapping<B>,
-    ) -> Result<PendingUnmap<S, B>, UnmapError<B>> {
+    ) -> Result<PendingUnmap<S::UnmapResult, B>, UnmapError<B>> {
         let Mapping { live, bounce } = mapping;
         let range = live.range;
         let here = live.domain_handle == at.domain_handle;

@@ -18,7 +18,8 @@ use ringfence_types::{Direction, Iova, IovaRange};
 use crate::flush::Flush;
 use crate::multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 use crate::space::Space;
-use crate::{Attachment, Cpu, Dma, Mapping, Platform};
+use crate::token::{Attachment, Mapping};
+use crate::{Cpu, Dma, Platform};
 
 /// Mapped buffers of one device that are ready for use. Dropping the pool leaks them: see
 /// [`Dma::unmap_premapped`].

@@ -6,11 +6,9 @@ use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 use crate::flush::Flush;
 use crate::layer::GRANULE;
 use crate::map::{Layout, MapArgs, map_error};
-use crate::mapping::LiveMapping;
 use crate::space::{IotlbSync, Space};
-use crate::{
-    Attachment, BounceSlot, Cpu, Dma, DmaSegment, MapError, MapReason, Platform, UnmapError,
-};
+use crate::token::{Attachment, BounceSlot, DmaSegment, LiveMapping};
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError};
 
 /// The device's limits on one segment. `map_sg` passes on a piece longer than `max_bytes`
 /// unchanged: the driver that builds the list knows the device.

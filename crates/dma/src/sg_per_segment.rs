@@ -5,13 +5,14 @@ use alloc::vec::Vec;
 
 use ringfence_types::IovaRange;
 
+use crate::error::UnmapRefusal;
 use crate::flush::{Flush, FlushContext};
-use crate::mapping::LiveMapping;
 use crate::sg::segments;
-use crate::space::{ClearedRange, IotlbSync, Space, UnmapRefusal};
+use crate::space::{IotlbSync, Space};
+use crate::token::{Attachment, ClearedRange, LiveMapping};
 use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError,
-    UnmapFailure, UnmapReason,
+    Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError, UnmapFailure,
+    UnmapReason,
 };
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {

@@ -67,7 +67,7 @@ impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Fl
         own: &mut Self::PerCpu,
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
         let place = item.burst_key.index();

@@ -9,7 +9,8 @@ use ringfence_types::{
 
 use super::FlushContext;
 use crate::Platform;
-use crate::space::{ClearedRange, Space};
+use crate::space::Space;
+use crate::token::ClearedRange;
 
 /// Unmapped ranges, with the state needed to choose an invalidation that covers them.
 #[derive(Debug)]

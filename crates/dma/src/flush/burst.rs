@@ -7,9 +7,9 @@ use ringfence_types::InvalidationError;
 
 use super::batch::{ROOM, submit_and_release};
 use super::{BurstKey, Flush, FlushContext, PendingUnmap, RangeBatch, Withheld};
-use crate::mapping::HeldBuffer;
-use crate::space::{ClearedRange, Space};
-use crate::{NotInvalidated, Platform};
+use crate::Platform;
+use crate::space::Space;
+use crate::token::{ClearedRange, HeldBuffer, NotInvalidated};
 
 /// Collects the unmaps of one device, ring, direction and CPU until the caller ends the burst. Then
 /// one invalidation covers them, and the buffers are returned. This is as safe as strict, because
@@ -127,7 +127,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
         own: &mut BurstCpu<B>,
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<ClearedRange, B>,
     ) -> Result<Withheld, (InvalidationError, NotInvalidated<B>)> {
         let place = item.burst_key.index();
         if place >= own.open.len() {

@@ -7,8 +7,9 @@ use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
 use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
-use crate::space::{ClearedRange, Space};
-use crate::{NotInvalidated, Platform};
+use crate::Platform;
+use crate::space::Space;
+use crate::token::{ClearedRange, NotInvalidated};
 
 /// The queue that all domains of a unit share.
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B
         (): &mut (),
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
         let now = platform.now();

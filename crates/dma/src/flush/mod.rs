@@ -19,105 +19,19 @@ pub use per_cycle::{PerCycle, PerCycleOutcome};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
-use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
-
-use ringfence_types::{
-    CachedLevels, Direction, DomainId, Flushed, Invalidation, InvalidationError, PfnRange, RingId,
+pub use crate::token::{
+    BurstKey, ClearedMapping, Outcome, PendingUnmap, Released, ReleasedStale, Withheld,
 };
 
-use crate::domain_table::{DomainHandle, DomainSlot};
-use crate::mapping::HeldBuffer;
-use crate::space::{ClearedRange, Expire, IotlbSync, Space, UnmapRefusal};
-use crate::{NotInvalidated, Platform};
+use alloc::vec::Vec;
 
-/// A mapping whose entries are cleared and that the flush policy has not yet invalidated.
-#[derive(Debug)]
-pub struct ClearedMapping<B, T = ()> {
-    pub(crate) range: ClearedRange<T>,
-    pub(crate) direction: Direction,
-    pub(crate) domain_handle: DomainHandle,
-    pub(crate) buffer: HeldBuffer<B>,
-}
+use ringfence_types::{CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, PfnRange};
 
-/// A returned buffer that no device can reach.
-#[must_use = "the buffer is lost unless it is taken out"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Released<B>(pub B);
-
-/// A returned buffer that the device may still reach through a stale translation. Deferred modes
-/// return it.
-#[must_use = "the buffer is lost unless it is taken out"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct ReleasedStale<B>(pub B);
-
-/// The layer withholds the buffer until its burst ends.
-#[must_use = "end the burst, or the buffer never comes back"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Withheld;
-
-/// Identifies a burst: it collects the unmaps of one ring and direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BurstKey {
-    /// The device's ring; 0 if the device has no rings.
-    pub ring: RingId,
-    /// Direction of the unmapped buffers.
-    pub direction: Direction,
-}
-
-impl BurstKey {
-    /// Returns the index of the burst among all bursts of a device.
-    #[inline]
-    pub fn index(self) -> usize {
-        let direction = match self.direction {
-            Direction::ToDevice => 0,
-            Direction::FromDevice => 1,
-            Direction::Bidirectional => 2,
-        };
-        usize::from(self.ring.get()) * 3 + direction
-    }
-}
-
-/// The result of an unmap, for code that is generic over policies.
-pub trait Outcome<B> {
-    /// Returns true if the buffer was returned while a device may still reach it.
-    fn is_stale(&self) -> bool;
-    /// Returns the buffer. `None` if the layer withholds it.
-    fn into_buffer(self) -> Option<B>;
-}
-
-impl<B> Outcome<B> for Released<B> {
-    #[inline]
-    fn is_stale(&self) -> bool {
-        false
-    }
-    #[inline]
-    fn into_buffer(self) -> Option<B> {
-        Some(self.0)
-    }
-}
-
-impl<B> Outcome<B> for ReleasedStale<B> {
-    #[inline]
-    fn is_stale(&self) -> bool {
-        true
-    }
-    #[inline]
-    fn into_buffer(self) -> Option<B> {
-        Some(self.0)
-    }
-}
-
-impl<B> Outcome<B> for Withheld {
-    #[inline]
-    fn is_stale(&self) -> bool {
-        false
-    }
-    #[inline]
-    fn into_buffer(self) -> Option<B> {
-        None
-    }
-}
+use crate::Platform;
+use crate::domain_table::DomainSlot;
+use crate::error::UnmapRefusal;
+use crate::space::{Expire, Space};
+use crate::token::{ClearedRange, NotInvalidated};
 
 /// The path of flushed ranges back to the spaces of their domains, through this CPU's handles.
 pub struct FlushContext<'a, S: Space> {
@@ -281,7 +195,7 @@ pub trait Flush<S: Space, B> {
         own: &mut Self::PerCpu,
         home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<S::UnmapResult, B>,
     ) -> Result<Self::Outcome, (InvalidationError, NotInvalidated<B>)>;
 
     /// Takes over many mappings at once. `each` receives the buffers that the policy returns.
@@ -295,7 +209,7 @@ pub trait Flush<S: Space, B> {
         own: &mut Self::PerCpu,
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        items: Vec<PendingUnmap<S, B>>,
+        items: Vec<PendingUnmap<S::UnmapResult, B>>,
         mut each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
         let mut owed = Vec::new();
@@ -373,41 +287,5 @@ pub trait Flush<S: Space, B> {
     ) -> Result<(), InvalidationError> {
         let _ = (own, home, platform, lane, each);
         Ok(())
-    }
-}
-
-/// The entry that unmap queues with the policy.
-pub struct PendingUnmap<S: Space, B> {
-    /// The result of the space's unmap.
-    pub result: S::UnmapResult,
-    /// The mapping's ring and direction.
-    pub burst_key: BurstKey,
-    pub(crate) domain_handle: DomainHandle,
-    /// The buffer. The policy may release it only if no device can reach it, or if its outcome
-    /// reports that one still may.
-    pub buffer: ManuallyDrop<B>,
-}
-
-impl<T, S: Space<UnmapResult = ClearedRange<T>>, B> PendingUnmap<S, B>
-where
-    S::UnmapResult: IotlbSync,
-{
-    /// Converts to the part that waits for the invalidation.
-    #[inline]
-    fn into_cleared_mapping(self) -> ClearedMapping<B, T> {
-        ClearedMapping {
-            range: self.result,
-            direction: self.burst_key.direction,
-            domain_handle: self.domain_handle,
-            buffer: self.buffer,
-        }
-    }
-}
-
-impl<S: Space<UnmapResult = ClearedRange>, B> PendingUnmap<S, B> {
-    /// Converts to the token for the caller if the policy cannot take the mapping over.
-    #[cold]
-    fn into_not_invalidated(self) -> NotInvalidated<B> {
-        NotInvalidated::new(self.into_cleared_mapping())
     }
 }

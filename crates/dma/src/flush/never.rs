@@ -5,8 +5,9 @@ use core::mem::ManuallyDrop;
 use ringfence_types::InvalidationError;
 
 use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use crate::Platform;
 use crate::space::{NothingMapped, Space};
-use crate::{NotInvalidated, Platform};
+use crate::token::NotInvalidated;
 
 /// Never invalidates: no IOMMU, pass-through, or a static table. Unmap returns the buffer at once,
 /// and the device can still reach it.
@@ -29,7 +30,7 @@ impl<S: Space<UnmapResult = NothingMapped>, B> Flush<S, B> for Never {
         (): &mut (),
         _home: FlushContext<'_, S>,
         _platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<NothingMapped, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }

@@ -8,8 +8,9 @@ use ringfence_types::{DomainId, DrainUnmapped, Invalidation, InvalidationError, 
 
 use super::batch::submit_and_release;
 use super::{Flush, FlushContext, PendingUnmap, RangeBatch, Released, ReleasedStale, Strict};
-use crate::space::{ClearedRange, Space};
-use crate::{NotInvalidated, Platform};
+use crate::Platform;
+use crate::space::Space;
+use crate::token::{ClearedRange, NotInvalidated};
 
 /// Parameters of the queues. The defaults are Linux's (`IOVA_DEFAULT_FQ_SIZE`,
 /// `IOVA_DEFAULT_FQ_TIMEOUT`).
@@ -222,7 +223,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
         own: &mut Arc<L>,
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         ctx.sync(platform);
         let now = platform.now();

@@ -9,8 +9,9 @@ use super::batch::submit_and_release;
 use super::{
     ClearedMapping, Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict,
 };
+use crate::Platform;
 use crate::space::{Expire, Space, UnmapResult};
-use crate::{NotInvalidated, Platform};
+use crate::token::NotInvalidated;
 
 /// Unmap leaves a mapping in the space, which [caches](UnmapResult::Cached) it for the next map of
 /// the same memory. The driver gets the buffer back while the device may still reach it. At the end
@@ -95,7 +96,7 @@ impl<S: Space<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S, B> fo
         (): &mut (),
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<UnmapResult, B>,
     ) -> Result<PerCycleOutcome<B>, (InvalidationError, NotInvalidated<B>)> {
         let gone = match item.result {
             UnmapResult::Cached => {

@@ -5,8 +5,9 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{InvalidationError, Unmapped};
 
 use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
-use crate::space::{ClearedRange, FlushesBeforeReuse};
-use crate::{NotInvalidated, Platform};
+use crate::Platform;
+use crate::space::FlushesBeforeReuse;
+use crate::token::{ClearedRange, NotInvalidated};
 
 /// Invalidates nothing until the allocator has allocated every address once and requests a flush
 /// (Fujita and Moriai, sections 2.3 and 3.3: 2^20 maps, about 8 s). Compiles only with spaces whose
@@ -40,7 +41,7 @@ impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B>
         (): &mut (),
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
         home.release_current(item.result.unmapped);

@@ -7,8 +7,9 @@ use ringfence_types::{DrainUnmapped, Flushed, Invalidation, InvalidationError, P
 
 use super::batch::submit_and_release;
 use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Released};
-use crate::space::{ClearedRange, Space, TablePages};
-use crate::{NotInvalidated, Platform};
+use crate::Platform;
+use crate::space::{Space, TablePages};
+use crate::token::{ClearedRange, NotInvalidated};
 
 /// One invalidation per unmap. The layer waits for it before it returns the buffer and frees the
 /// addresses (rIOMMU Fig. 6: clear the entry, invalidate the IOTLB, free the IOVA, return the
@@ -114,7 +115,7 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
         (): &mut (),
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<S, B>,
+        item: PendingUnmap<ClearedRange<T>, B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
         Self::invalidate(&mut home, platform, item.into_cleared_mapping())
     }
@@ -126,7 +127,7 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
         (): &mut (),
         mut home: FlushContext<'_, S>,
         platform: &mut P,
-        items: Vec<PendingUnmap<S, B>>,
+        items: Vec<PendingUnmap<ClearedRange<T>, B>>,
         each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
         if T::ANY {
@@ -189,7 +190,7 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
 fn one_by_one<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B, P: Platform>(
     mut home: FlushContext<'_, S>,
     platform: &mut P,
-    items: Vec<PendingUnmap<S, B>>,
+    items: Vec<PendingUnmap<ClearedRange<T>, B>>,
     mut each: impl FnMut(B),
 ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
     let mut owed = Vec::new();

@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DomainId, Iova, IovaRange, RequesterId, RingIova};
 
 use super::owned::OwnedRing;
-use crate::mapping::HeldBuffer;
+use crate::token::HeldBuffer;
 
 /// A domain and a device in one word. Its size matches most buffer types, because the CPU stores a
 /// mapping with a gap field by field.

@@ -16,8 +16,7 @@ use super::mapping::{RingMapping, RingTag, RingUnmapError};
 use super::slots::{Slots, Stalls};
 use super::table::{Ring, buffer_too_long};
 use crate::MapReason;
-use crate::flush::Withheld;
-use crate::mapping::HeldBuffer;
+use crate::token::{HeldBuffer, Withheld};
 
 /// A [`Ring`] that also holds its drivers' buffers. It returns unmapped buffers at the end of their
 /// burst, after one invalidation, and in no other way. Dropping it leaks the buffers that it

@@ -16,7 +16,7 @@ use super::error::RingRefusal;
 use super::slot_links::SlotLinks;
 use super::slots::{SlotChoice, Slots, Stalls};
 use crate::MapReason;
-use crate::space::UnmapRefusal;
+use crate::error::UnmapRefusal;
 
 /// One ring of a device. All calls must pass the same memory.
 #[derive(Debug)]

@@ -17,29 +17,20 @@ pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
 pub use unmap_result::{Expire, UnmapResult};
 
+pub use crate::error::UnmapRefusal;
+pub use crate::token::{AddressLimits, ClearedRange, MapResult};
+
 use alloc::vec::Vec;
-use core::fmt;
 
 use ringfence_iova::FreeProof;
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange, Permissions,
-    PfnRange, PhysRange, RequesterId, RingId, Unmapped, WholeDomain,
+    PfnRange, PhysRange, RequesterId, RingId, WholeDomain,
 };
 
 use crate::flush::FlushContext;
 use crate::layer::GRANULE;
-use crate::{MapReason, Platform, StillMapped, UnmapReason};
-
-/// The limits on the addresses of a mapping. The space tries the preferred limit first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AddressLimits {
-    /// Highest page that needs no dual-address cycle on the bus (32 bit). Never above `mask`.
-    pub preferred: ringfence_types::Pfn,
-    /// Highest page that the device's DMA mask allows.
-    pub mask: ringfence_types::Pfn,
-    /// The device's ring for the mapping. Spaces without rings ignore it.
-    pub ring: RingId,
-}
+use crate::{MapReason, Platform};
 
 /// A space that requests a flush of its domain before it reuses addresses that were freed
 /// unflushed. The bitmap guarantees this, and [`PerWrap`](crate::flush::PerWrap) requires it.
@@ -48,29 +39,6 @@ pub trait FlushesBeforeReuse: Space {}
 /// A space that reuses addresses at once and never requests a flush. No space of this crate does:
 /// the trait is a seam for the study of rIOMMU Fig. 11.
 pub trait ReusesUnflushed: Space {}
-
-/// The addresses of a new mapping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MapResult {
-    /// The bytes in the I/O virtual address space, from the first byte of the first piece to the
-    /// last byte of the last piece.
-    pub range: IovaRange,
-    /// Number of steps of the allocator's search.
-    pub steps: u32,
-}
-
-/// A range whose table entries are cleared, and the scope of its invalidation. `T` holds table
-/// pages that the unmap unlinked.
-#[must_use = "the range may still be cached by the hardware"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct ClearedRange<T = ()> {
-    /// The reserved range, with its entries cleared.
-    pub unmapped: Unmapped,
-    /// The kinds of cached entries that the invalidation must remove.
-    pub levels: CachedLevels,
-    /// Table pages that may be freed after the same invalidation.
-    pub tables: T,
-}
 
 /// The result of a space's unmap, which the layer can invalidate at once under every policy.
 pub trait IotlbSync: Sized {
@@ -122,35 +90,6 @@ impl<T: TablePages> IotlbSync for ClearedRange<T> {
 /// The unmap of a space without entries: the space never translates, or has a static table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NothingMapped;
-
-/// The reason why a range was not unmapped. Nothing changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UnmapRefusal {
-    /// The table rejected the unmap.
-    Table(ringfence_pgtable::UnmapError),
-    /// No allocated range starts at this address with this size.
-    NotAllocated,
-}
-
-impl fmt::Display for UnmapRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Table(error) => error.fmt(f),
-            Self::NotAllocated => f.write_str("no allocated range of that start and size"),
-        }
-    }
-}
-
-impl UnmapRefusal {
-    /// Converts to the driver's error, with the buffer.
-    #[cold]
-    pub(crate) fn with<B>(self, buffer: StillMapped<B>) -> UnmapReason<B> {
-        match self {
-            Self::Table(error) => UnmapReason::Table(error, buffer),
-            Self::NotAllocated => UnmapReason::NotAllocated(buffer),
-        }
-    }
-}
 
 /// One I/O address space: an IOVA allocator and the translation of a domain.
 pub trait Space {

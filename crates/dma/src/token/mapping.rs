@@ -3,12 +3,12 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
+use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange, RingId};
 
-use crate::domain_table::DomainHandle;
-use crate::flush::{BurstKey, ClearedMapping, PendingUnmap};
-use crate::space::{ClearedRange, Space};
-use crate::{Attachment, BounceSlot, NotInvalidated, StillMapped};
+use super::{
+    Attachment, BurstKey, ClearedMapping, ClearedRange, DomainHandle, NotInvalidated, PendingUnmap,
+    StillMapped,
+};
 
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type HeldBuffer<B> = ManuallyDrop<B>;
@@ -45,13 +45,9 @@ impl<B> LiveMapping<B> {
 
     /// Creates the entry that the flush policy receives after the space has cleared the mapping.
     #[inline]
-    pub(crate) fn into_pending_unmap<S: Space>(
-        self,
-        gone: S::UnmapResult,
-        ring: RingId,
-    ) -> PendingUnmap<S, B> {
+    pub(crate) fn into_pending_unmap<R>(self, result: R, ring: RingId) -> PendingUnmap<R, B> {
         PendingUnmap {
-            result: gone,
+            result,
             burst_key: self.burst_key(ring),
             domain_handle: self.domain_handle,
             buffer: self.buffer,
@@ -166,6 +162,40 @@ impl<B> Mapping<B> {
             live: LiveMapping::new(at, range, direction, buffer),
             bounce: None,
         }
+    }
+}
+
+/// The addresses of a new mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapResult {
+    /// The bytes in the I/O virtual address space, from the first byte of the first piece to the
+    /// last byte of the last piece.
+    pub range: IovaRange,
+    /// Number of steps of the allocator's search.
+    pub steps: u32,
+}
+
+/// A run of slots of a bounce pool that holds the device's copy of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BounceSlot {
+    pub(crate) word: u32,
+    pub(crate) first: u8,
+    pub(crate) count: u8,
+    /// The device's copy, at the buffer's offset in the first slot.
+    pub(crate) copy: PhysRange,
+    /// The driver's memory.
+    pub(crate) original: PhysRange,
+}
+
+impl BounceSlot {
+    /// Returns the memory that the device uses.
+    pub fn copy(&self) -> PhysRange {
+        self.copy
+    }
+
+    /// Returns the driver's memory.
+    pub fn original(&self) -> PhysRange {
+        self.original
     }
 }
 

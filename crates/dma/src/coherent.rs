@@ -108,8 +108,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         mut memory: Coherent,
     ) -> Result<(), (FreeCoherentError, Coherent)> {
         self.refresh_if_stale(cpu);
-        let seat = self.domain_slots.get(memory.domain_handle.index());
-        if seat.is_some_and(|seat| seat.is_stale(memory.domain_handle)) {
+        if self.domains.is_stale(memory.domain_handle) {
             free_frames(platform, &memory.frames);
             return Ok(());
         }
@@ -124,10 +123,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 let Ok(gone) = space.unmap(own, platform, memory.range) else {
                     return Err((FreeCoherentError::NotMapped, memory));
                 };
-                gone.iotlb_sync(&mut self.flush_ctx(cpu, at), platform)
+                gone.iotlb_sync(&mut self.flush_ctx(&mut cpu.spaces, at.domain()), platform)
             }
             Some(gone) => self
-                .flush_ctx(cpu, at)
+                .flush_ctx(&mut cpu.spaces, at.domain())
                 .invalidate_and_release(gone, platform),
         };
         match purged {

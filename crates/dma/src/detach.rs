@@ -17,10 +17,11 @@
 use core::fmt;
 
 use ringfence_types::{
-    Flushed, Invalidation, InvalidationError, Pending, RequesterId, WholeDomain,
+    DomainId, Flushed, Invalidation, InvalidationError, Pending, RequesterId, WholeDomain,
 };
 
-use crate::flush::{Flush, FlushContext};
+use crate::domain_table::domain_index;
+use crate::flush::Flush;
 use crate::space::Space;
 use crate::token::{Attachment, DomainHandle};
 use crate::{Cpu, Dma, Platform};
@@ -95,9 +96,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let device = at.device;
         let not_flushed = |error| DetachError::NotFlushed(device, error);
         self.refresh_if_stale(cpu);
-        let (index, attached) = (at.domain_handle.index(), DetachError::NotAttached(device));
+        let (domain, attached) = (at.domain(), DetachError::NotAttached(device));
         let space = self.space(at).ok_or(attached)?;
-        let devices = &self.domain_slots.get(index).ok_or(attached)?.devices;
+        let devices = &self.domains.get(domain).ok_or(attached)?.devices;
         if !devices.contains(&device) {
             return Err(attached);
         }
@@ -106,7 +107,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             if teardown == Teardown::IfUnused && !space.is_empty(platform) {
                 return Err(DetachError::MappingsLive(device));
             }
-            self.drain_cpu(cpu, platform, index, each)
+            self.drain_cpu(cpu, platform, domain, each)
                 .map_err(not_flushed)?;
             self.flush(cpu, platform, at).map_err(not_flushed)?;
         }
@@ -114,20 +115,19 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let done = invalidate(platform, Invalidation::Context(device), ());
         let () = done.map_err(not_flushed)?.into_batch();
         if !is_last {
-            if let Some(seat) = self.domain_slots.get_mut(index) {
-                seat.devices.retain(|other| *other != device);
+            if let Some(slot) = self.domains.get_mut(domain) {
+                slot.devices.retain(|other| *other != device);
             }
             return Ok(None);
         }
-        let domain = at.domain();
         let proof = invalidate(platform, Invalidation::Domain(domain), WholeDomain(domain))
             .map_err(not_flushed)?;
-        if let Some(shared) = self.shared.get_mut(index) {
+        if let Some(shared) = self.shared.get_mut(domain_index(domain)) {
             *shared = None;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        let seat = self.domain_slots.get_mut(index).ok_or(attached)?;
-        let space = seat.release().ok_or(attached)?;
+        let slot = self.domains.get_mut(domain).ok_or(attached)?;
+        let space = slot.release().ok_or(attached)?;
         self.refresh_if_stale(cpu);
         Ok(Some(Detached { space, proof }))
     }
@@ -146,32 +146,33 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.refresh_if_stale(&mut cpu);
         self.release_withheld(&mut cpu, None, &mut each);
         let mut result = Ok(());
-        for here in 0..self.domain_slots.len() {
-            let left = self.drain_cpu(&mut cpu, platform, here, &mut each);
+        for slot in self.domains.iter() {
+            let domain = slot.handle().domain();
+            let left = self.drain_cpu(&mut cpu, platform, domain, &mut each);
             result = result.and(left);
         }
         result.map_err(|error| (error, cpu))
     }
 
-    /// Releases this CPU's state of the domain in slot `here`.
+    /// Releases this CPU's state of `domain`.
     fn drain_cpu<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
-        here: usize,
+        domain: DomainId,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let Some(own) = cpu.flush.get_mut(here).and_then(Option::as_mut) else {
+        let Some(own) = cpu
+            .flush
+            .get_mut(domain_index(domain))
+            .and_then(Option::as_mut)
+        else {
             return Ok(());
         };
-        let mut home = FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: here,
-        };
-        let left = self.flush.drain_cpu(own, home.reborrow(), platform, each);
-        home.sync(platform);
-        home.drain();
+        let mut ctx = self.flush_ctx(&mut cpu.spaces, domain);
+        let left = self.flush.drain_cpu(own, ctx.reborrow(), platform, each);
+        ctx.sync(platform);
+        ctx.drain();
         left
     }
 
@@ -185,8 +186,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         mut each: impl FnMut(B),
     ) {
         let mut at = 0;
-        while let Some((tenant, _)) = cpu.detached.get(at) {
-            if of.is_none_or(|of| of == *tenant) {
+        while let Some((handle, _)) = cpu.detached.get(at) {
+            if of.is_none_or(|of| of == *handle) {
                 self.flush
                     .release_withheld(cpu.detached.swap_remove(at).1, &mut each);
             } else {

@@ -8,9 +8,23 @@
 
 use alloc::vec::Vec;
 
-use ringfence_types::RequesterId;
+use ringfence_types::{DomainId, RequesterId};
 
 use crate::token::DomainHandle;
+
+/// Returns the index of a domain in every list of per-domain state.
+#[inline]
+pub(crate) const fn domain_index(domain: DomainId) -> usize {
+    domain.get() as usize
+}
+
+/// The domains of one IOMMU, by identifier. Slot 0 stays empty: hardware reserves that identifier
+/// to cache entries that are not present (VT-d section 6.2.2.1).
+#[derive(Debug)]
+pub(crate) struct DomainTable<S> {
+    unit: u16,
+    slots: Vec<DomainSlot<S>>,
+}
 
 /// A domain identifier, and the space of the domain that uses it.
 #[derive(Debug)]
@@ -21,24 +35,87 @@ pub(crate) struct DomainSlot<S> {
     pub(crate) devices: Vec<RequesterId>,
 }
 
-impl<S> DomainSlot<S> {
-    /// Creates the unused slot of the `index`th identifier of `unit`. `None` if `index` is out of
-    /// range.
-    pub(crate) fn new(unit: u16, index: usize) -> Option<Self> {
-        let index = u16::try_from(index).ok().filter(|i| *i < u16::MAX)?;
-        Some(Self {
-            handle: DomainHandle {
-                unit,
-                index,
-                generation: 0,
-            },
-            space: None,
-            devices: Vec::new(),
+impl<S> DomainTable<S> {
+    /// Creates the table of IOMMU number `unit`, without domains.
+    pub(crate) fn new(unit: u16) -> Self {
+        Self {
+            unit,
+            slots: Vec::new(),
+        }
+    }
+
+    /// Returns the slot of `domain`.
+    #[inline]
+    pub(crate) fn get(&self, domain: DomainId) -> Option<&DomainSlot<S>> {
+        self.slots.get(domain_index(domain))
+    }
+
+    /// Returns the slot of `domain`.
+    pub(crate) fn get_mut(&mut self, domain: DomainId) -> Option<&mut DomainSlot<S>> {
+        self.slots.get_mut(domain_index(domain))
+    }
+
+    /// Returns all slots in the order of their identifiers, slot 0 included.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &DomainSlot<S>> {
+        self.slots.iter()
+    }
+
+    /// Returns the space of a domain. `None` if the domain was removed, or belongs to another unit.
+    #[inline]
+    pub(crate) fn space_of(&self, handle: DomainHandle) -> Option<&S> {
+        let slot = self.get(handle.domain())?;
+        if slot.handle == handle {
+            slot.space.as_ref()
+        } else {
+            None
+        }
+    }
+
+    /// Returns true if the domain was removed, so that no device reaches its mappings any more.
+    pub(crate) fn is_stale(&self, handle: DomainHandle) -> bool {
+        self.get(handle.domain()).is_some_and(|slot| {
+            handle.same_iommu(slot.handle) && handle.generation < slot.handle.generation
         })
     }
 
+    /// Returns an identifier that no domain uses. `None` if all are in use.
+    pub(crate) fn free_id(&self) -> Option<DomainId> {
+        let free = self.slots.iter().skip(1).find(|slot| slot.is_free());
+        free.map(|slot| slot.handle.domain()).or_else(|| {
+            let next = u16::try_from(self.slots.len().max(1)).ok()?;
+            Some(DomainId::new(next))
+        })
+    }
+
+    /// Assigns `domain` to a new domain with its first device.
+    pub(crate) fn install(
+        &mut self,
+        domain: DomainId,
+        space: S,
+        device: RequesterId,
+    ) -> Option<DomainHandle> {
+        while self.slots.len() <= domain_index(domain) {
+            let id = u16::try_from(self.slots.len()).ok()?;
+            self.slots.push(DomainSlot {
+                handle: DomainHandle {
+                    unit: self.unit,
+                    domain: DomainId::new(id),
+                    generation: 0,
+                },
+                space: None,
+                devices: Vec::new(),
+            });
+        }
+        let slot = self.get_mut(domain)?;
+        slot.space = Some(space);
+        slot.devices.push(device);
+        Some(slot.handle)
+    }
+}
+
+impl<S> DomainSlot<S> {
     /// Returns true if a new domain may use the slot.
-    pub(crate) fn is_free(&self) -> bool {
+    fn is_free(&self) -> bool {
         self.space.is_none() && self.handle.generation < u32::MAX
     }
 
@@ -54,30 +131,6 @@ impl<S> DomainSlot<S> {
         self.space.as_ref()
     }
 
-    /// Returns the space if it belongs to `tenant`.
-    #[inline]
-    pub(crate) fn space_of(&self, tenant: DomainHandle) -> Option<&S> {
-        if self.handle == tenant {
-            self.space.as_ref()
-        } else {
-            None
-        }
-    }
-
-    /// Returns true if `tenant` is an earlier domain of this slot.
-    pub(crate) fn is_stale(&self, tenant: DomainHandle) -> bool {
-        tenant.same_iommu(self.handle)
-            && tenant.index == self.handle.index
-            && tenant.generation < self.handle.generation
-    }
-
-    /// Assigns the slot to a new domain with its first device.
-    pub(crate) fn assign(&mut self, space: S, device: RequesterId) -> DomainHandle {
-        self.space = Some(space);
-        self.devices.push(device);
-        self.handle
-    }
-
     /// Removes the domain and returns its space. All its tokens become stale.
     pub(crate) fn release(&mut self) -> Option<S> {
         self.devices.clear();
@@ -88,30 +141,41 @@ impl<S> DomainSlot<S> {
 
 #[cfg(test)]
 mod tests {
-    use ringfence_types::DomainId;
-
     use super::*;
+
+    const DEVICE: RequesterId = RequesterId::new(1);
 
     #[test]
     fn an_identifier_whose_generations_are_used_up_is_not_given_out() {
-        let mut seat = DomainSlot::new(3, 6).expect("a small index");
-        seat.handle.generation = u32::MAX - 1;
-        assert!(seat.is_free());
-        let last = seat.assign((), RequesterId::new(1));
-        assert!(!seat.is_free());
+        let mut table = DomainTable::new(3);
+        let domain = table.free_id().expect("an empty table");
+        assert_eq!(domain, DomainId::new(1));
+        table.install(domain, (), DEVICE).expect("a free slot");
+        let slot = table.get_mut(domain).expect("installed");
+        assert_eq!(slot.release(), Some(()));
+        slot.handle.generation = u32::MAX - 1;
+        assert_eq!(table.free_id(), Some(domain));
+        let last = table.install(domain, (), DEVICE).expect("a free slot");
+        assert_ne!(table.free_id(), Some(domain));
+        assert_eq!((last.domain(), table.space_of(last)), (domain, Some(&())));
         assert_eq!(
-            (last.domain(), seat.space_of(last)),
-            (DomainId::new(7), Some(&()))
+            table.get_mut(domain).and_then(DomainSlot::release),
+            Some(())
         );
-        assert_eq!(seat.release(), Some(()));
-        assert!(!seat.is_free());
-        assert_eq!(seat.space_of(last), None);
+        assert_ne!(table.free_id(), Some(domain));
+        assert_eq!(table.space_of(last), None);
     }
 
     #[test]
     fn there_are_as_many_as_the_identifier_counts() {
-        assert!(DomainSlot::<()>::new(0, usize::from(u16::MAX)).is_none());
-        let last = DomainSlot::<()>::new(0, usize::from(u16::MAX) - 1).expect("the last");
-        assert_eq!(last.handle().domain(), DomainId::new(u16::MAX));
+        let mut table = DomainTable::new(0);
+        let last = DomainId::new(u16::MAX);
+        let handle = table.install(last, (), DEVICE).expect("the last");
+        assert_eq!(handle.domain(), last);
+        assert_eq!(table.free_id(), Some(DomainId::new(1)));
+        for slot in &mut table.slots {
+            slot.space = Some(());
+        }
+        assert_eq!(table.free_id(), None);
     }
 }

@@ -12,7 +12,7 @@ use ringfence_types::{
 
 use crate::Platform;
 use crate::bounce_pool::BouncePool;
-use crate::domain_table::DomainSlot;
+use crate::domain_table::{DomainTable, domain_index};
 use crate::flush::{Flush, FlushContext};
 use crate::space::Space;
 use crate::token::{AddressLimits, Attachment, DomainHandle};
@@ -36,10 +36,9 @@ use crate::token::{AddressLimits, Attachment, DomainHandle};
 /// [`NotInvalidated`](crate::NotInvalidated) tokens. A layer has at most 2^16 - 1 domains. For
 /// detached domains, a handle keeps only the buffers that open bursts still withhold.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
-    pub(crate) domain_slots: Vec<DomainSlot<S>>,
-    /// The flush policy's state that CPUs share, indexed by domain slot.
+    pub(crate) domains: DomainTable<S>,
+    /// The flush policy's state that CPUs share, indexed by domain.
     pub(crate) shared: Vec<Option<F::PerDomain>>,
-    unit: u16,
     /// Changes when a domain is created or removed. Each unit starts at a different value. A handle
     /// with another epoch must refresh its per-domain state.
     pub(crate) epoch: u64,
@@ -58,7 +57,7 @@ pub struct Cpu<S: Space, F: Flush<S, B>, B> {
     pub(crate) epoch: u64,
     pub(crate) spaces: Vec<Option<S::PerCpu>>,
     pub(crate) flush: Vec<Option<F::PerCpu>>,
-    /// Owners of the per-CPU state, indexed by domain slot.
+    /// Owners of the per-CPU state, indexed by domain.
     domain_handles: Vec<DomainHandle>,
     /// Flush state of detached domains that still withholds buffers.
     pub(crate) detached: Vec<(DomainHandle, F::PerCpu)>,
@@ -121,14 +120,6 @@ fn limits(mask: Iova) -> Option<AddressLimits> {
     })
 }
 
-/// Returns the index and the identifier for the next domain. `None` if none is free.
-fn free_slot<S>(unit: u16, seats: &[DomainSlot<S>]) -> Option<(usize, DomainId)> {
-    let vacant = seats.iter().position(DomainSlot::is_free);
-    let index = vacant.unwrap_or(seats.len());
-    let seat = DomainSlot::<S>::new(unit, index)?;
-    Some((index, seat.handle().domain()))
-}
-
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Creates the layer of a machine's only IOMMU, without domains.
     pub fn new(flush: F) -> Self {
@@ -138,9 +129,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Creates the layer of the machine's IOMMU number `unit`, without domains.
     pub fn for_unit(unit: u16, flush: F) -> Self {
         Self {
-            domain_slots: Vec::new(),
+            domains: DomainTable::new(unit),
             shared: Vec::new(),
-            unit,
             // A unit's epochs reach the first epoch of the next unit only after 2^48 changes.
             epoch: u64::from(unit) << 48,
             flush,
@@ -175,8 +165,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(domain) = self.domain_of(device) {
             return Err(AttachError::Attached(domain));
         }
-        let (index, domain) =
-            free_slot(self.unit, &self.domain_slots).ok_or(AttachError::TooManyDomains)?;
+        let domain = self.domains.free_id().ok_or(AttachError::TooManyDomains)?;
         let space = make(domain).map_err(AttachError::Space)?;
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
@@ -184,33 +173,28 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !space.serves(device) {
             return Err(AttachError::OtherDevice);
         }
-        let tenant = self.install_domain(index, space, device);
-        let tenant = tenant.ok_or(AttachError::TooManyDomains)?;
+        let handle = self.install_domain(domain, space, device);
         Ok(Attachment {
             device,
-            domain_handle: tenant,
+            domain_handle: handle.ok_or(AttachError::TooManyDomains)?,
             limits,
         })
     }
 
-    /// Installs `space` and its first device in slot `index`. Separate from
+    /// Installs `domain` with its first device. Separate from
     /// [`attach`](Self::attach), which is compiled once for each closure type.
     fn install_domain(
         &mut self,
-        index: usize,
+        domain: DomainId,
         space: S,
         device: RequesterId,
     ) -> Option<DomainHandle> {
-        if index == self.domain_slots.len() {
-            self.domain_slots.push(DomainSlot::new(self.unit, index)?);
-            self.shared.push(None);
-        }
-        let seat = self.domain_slots.get_mut(index)?;
-        let shared = self.shared.get_mut(index)?;
-        *shared = Some(self.flush.per_domain());
-        let tenant = seat.assign(space, device);
+        let handle = self.domains.install(domain, space, device)?;
+        self.shared
+            .resize_with(self.domains.iter().count(), || None);
+        *self.shared.get_mut(domain_index(domain))? = Some(self.flush.per_domain());
         self.epoch = self.epoch.wrapping_add(1);
-        Some(tenant)
+        Some(handle)
     }
 
     /// Attaches another device to the domain of `other`. Each of the two devices reaches the
@@ -233,10 +217,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(domain) = elsewhere {
             return Err(AttachError::Attached(domain));
         }
-        if let Some(seat) = self.domain_slots.get_mut(other.domain_handle.index())
-            && !seat.devices.contains(&device)
+        if let Some(slot) = self.domains.get_mut(other.domain())
+            && !slot.devices.contains(&device)
         {
-            seat.devices.push(device);
+            slot.devices.push(device);
         }
         Ok(Attachment {
             device,
@@ -247,11 +231,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Returns the domain that `device` is attached to.
     fn domain_of(&self, device: RequesterId) -> Option<DomainId> {
-        let seat = self
-            .domain_slots
-            .iter()
-            .find(|s| s.devices.contains(&device))?;
-        Some(seat.handle().domain())
+        let mut slots = self.domains.iter();
+        let slot = slots.find(|slot| slot.devices.contains(&device))?;
+        Some(slot.handle().domain())
     }
 
     /// Returns an attachment for another of the device's rings. `None` if the device has no such
@@ -289,12 +271,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     #[cold]
     #[inline(never)]
     fn refresh(&self, cpu: &mut Cpu<S, F, B>) {
-        for (index, (seat, shared)) in self.domain_slots.iter().zip(&self.shared).enumerate() {
-            let tenant = seat.handle();
+        for (index, (slot, shared)) in self.domains.iter().zip(&self.shared).enumerate() {
+            let handle = slot.handle();
             if index == cpu.domain_handles.len() {
                 cpu.spaces.push(None);
                 cpu.flush.push(None);
-                cpu.domain_handles.push(tenant);
+                cpu.domain_handles.push(handle);
             }
             let (Some(space), Some(flush), Some(of)) = (
                 cpu.spaces.get_mut(index),
@@ -303,49 +285,43 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             ) else {
                 continue;
             };
-            if *of != tenant {
+            if *of != handle {
                 *space = None;
                 // Buffers that another unit's handle withholds are still mapped there; this unit
                 // must not return them.
                 if let Some(old) = flush.take().filter(|old| self.flush.withholds(old))
-                    && of.same_iommu(tenant)
+                    && of.same_iommu(handle)
                 {
                     cpu.detached.push((*of, old));
                 }
-                *of = tenant;
+                *of = handle;
             }
             if space.is_none() {
-                *space = seat.space().map(Space::per_cpu);
+                *space = slot.space().map(Space::per_cpu);
                 *flush = shared.as_ref().map(|shared| self.flush.per_cpu(shared));
             }
         }
         cpu.epoch = self.epoch;
     }
 
-    /// Returns the context through which this CPU releases ranges of the device's domain.
+    /// Returns the context through which a CPU with the state `spaces` releases ranges of `domain`.
     #[inline]
     pub(crate) fn flush_ctx<'a>(
         &'a self,
-        cpu: &'a mut Cpu<S, F, B>,
-        at: &Attachment,
+        spaces: &'a mut [Option<S::PerCpu>],
+        domain: DomainId,
     ) -> FlushContext<'a, S> {
         FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: at.domain_handle.index(),
+            domains: &self.domains,
+            spaces,
+            domain,
         }
     }
 
     /// Returns the space of an attached device. `None` if the device is detached.
     #[inline]
     pub fn space(&self, at: &Attachment) -> Option<&S> {
-        self.space_of(at.domain_handle)
-    }
-
-    /// Returns the space of a domain. `None` if the domain was removed.
-    #[inline]
-    pub(crate) fn space_of(&self, tenant: DomainHandle) -> Option<&S> {
-        self.domain_slots.get(tenant.index())?.space_of(tenant)
+        self.domains.space_of(at.domain_handle)
     }
 
     /// Returns the space of an attached device and this CPU's state of it. The caller has refreshed
@@ -357,7 +333,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
     ) -> Option<(&'a S, &'a mut S::PerCpu)> {
         let space = self.space(at)?;
-        let own = own.get_mut(at.domain_handle.index())?.as_mut()?;
+        let own = own.get_mut(domain_index(at.domain()))?.as_mut()?;
         Some((space, own))
     }
 
@@ -369,8 +345,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         own: &'a mut [Option<F::PerCpu>],
         at: &Attachment,
     ) -> Option<(&'a F::PerDomain, &'a mut F::PerCpu)> {
-        let shared = self.shared.get(at.domain_handle.index())?.as_ref()?;
-        let own = own.get_mut(at.domain_handle.index())?.as_mut()?;
+        let shared = self.shared.get(domain_index(at.domain()))?.as_ref()?;
+        let own = own.get_mut(domain_index(at.domain()))?.as_mut()?;
         Some((shared, own))
     }
 
@@ -391,14 +367,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<(), InvalidationError> {
         self.refresh_if_stale(cpu);
         let mut result = Ok(());
-        for (here, shared) in self.shared.iter().enumerate() {
+        for (slot, shared) in self.domains.iter().zip(&self.shared) {
             let Some(shared) = shared else { continue };
-            let home = FlushContext {
-                domain_slots: &self.domain_slots,
-                cpus: &mut cpu.spaces,
-                domain_index: here,
-            };
-            let done = self.flush.tick(shared, home, platform);
+            let ctx = self.flush_ctx(&mut cpu.spaces, slot.handle().domain());
+            let done = self.flush.tick(shared, ctx, platform);
             result = result.and(done);
         }
         result
@@ -417,12 +389,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.refresh_if_stale(cpu);
         let shared = self
             .shared
-            .get(at.domain_handle.index())
+            .get(domain_index(at.domain()))
             .and_then(Option::as_ref);
         let (Some(_), Some(shared)) = (self.space(at), shared) else {
             return Ok(());
         };
-        self.flush.flush(shared, self.flush_ctx(cpu, at), platform)
+        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+        self.flush.flush(shared, ctx, platform)
     }
 
     /// Invalidates the device's whole domain and passes the proof to its space. An allocator that

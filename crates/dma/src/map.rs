@@ -9,7 +9,7 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Flush, FlushContext, Strict};
+use crate::flush::{Flush, Strict};
 use crate::space::{IotlbSync, Space};
 use crate::token::{
     Attachment, BurstKey, LiveMapping, MapResult, Mapping, NotInvalidated, Released,
@@ -250,13 +250,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Err(refusal) => return Err(failed(refusal.with(live.into_still_mapped()))),
         };
         let item = live.into_pending_unmap(gone, ring);
-        let home = FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: at.domain_handle.index(),
-        };
+        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
         self.flush
-            .queue_unmap(shared, flush, home, platform, item)
+            .queue_unmap(shared, flush, ctx, platform, item)
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
@@ -278,14 +274,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// domain, or another layer.
     #[cold]
     pub(crate) fn wrong_domain(&self, live: LiveMapping<B>) -> UnmapReason<B> {
-        let seat = self.domain_slots.get(live.domain_handle.index());
-        let (domain, tenant) = (live.domain_handle.domain(), live.domain_handle);
-        match seat {
-            Some(seat) if seat.space_of(tenant).is_some() => {
-                UnmapReason::OtherDomain(domain, live.into_still_mapped())
-            }
-            Some(seat) if seat.is_stale(tenant) => UnmapReason::Detached(live.into_buffer()),
-            _ => UnmapReason::NotAttached(live.into_still_mapped()),
+        let handle = live.domain_handle;
+        if self.domains.space_of(handle).is_some() {
+            UnmapReason::OtherDomain(handle.domain(), live.into_still_mapped())
+        } else if self.domains.is_stale(handle) {
+            UnmapReason::Detached(live.into_buffer())
+        } else {
+            UnmapReason::NotAttached(live.into_still_mapped())
         }
     }
 
@@ -314,16 +309,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let Some((_, flush)) = self.flush_state(&mut cpu.flush, at) else {
             return Ok(());
         };
-        let home = FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: at.domain_handle.index(),
-        };
-        let lane = BurstKey {
-            ring: at.ring(),
-            direction,
-        };
-        self.flush.end_burst(flush, home, platform, lane, each)
+        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+        let ring = at.ring();
+        let key = BurstKey { ring, direction };
+        self.flush.end_burst(flush, ctx, platform, key, each)
     }
 }
 
@@ -352,33 +341,24 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         owed: NotInvalidated<B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
         self.refresh_if_stale(cpu);
-        let tenant = owed.mapping.domain_handle;
-        let here = tenant.index();
-        if self
-            .domain_slots
-            .get(here)
-            .is_some_and(|s| s.is_stale(tenant))
-        {
+        let handle = owed.mapping.domain_handle;
+        if self.domains.is_stale(handle) {
             return Ok(Released(ManuallyDrop::into_inner(owed.mapping.buffer)));
         }
-        if self.space_of(tenant).is_none() {
+        if self.domains.space_of(handle).is_none() {
             return Err((InvalidationError::Unsupported, owed));
         }
-        let mut home = FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: here,
-        };
+        let mut ctx = self.flush_ctx(&mut cpu.spaces, handle.domain());
         let NotInvalidated { mapping, further } = owed;
         let mut further = further.into_vec();
         while let Some(range) = further.pop() {
-            if let Err((error, range)) = home.invalidate_and_release(range, platform) {
+            if let Err((error, range)) = ctx.invalidate_and_release(range, platform) {
                 further.push(range);
                 let further = further.into();
                 return Err((error, NotInvalidated { mapping, further }));
             }
         }
-        Strict::invalidate(&mut home, platform, mapping)
+        Strict::invalidate(&mut ctx, platform, mapping)
     }
 }
 

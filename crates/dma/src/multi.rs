@@ -6,8 +6,9 @@ use core::fmt;
 
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
+use crate::domain_table::domain_index;
 use crate::error::UnmapRefusal;
-use crate::flush::{Flush, FlushContext};
+use crate::flush::Flush;
 use crate::space::{IotlbSync, Space};
 use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
 use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
@@ -161,14 +162,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some((shared, flush)) = self.flush_state(&mut cpu.flush, at)
             && !items.is_empty()
         {
-            let home = FlushContext {
-                domain_slots: &self.domain_slots,
-                cpus: &mut cpu.spaces,
-                domain_index: at.domain_handle.index(),
-            };
+            let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
             let retired = self
                 .flush
-                .queue_unmap_many(shared, flush, home, platform, items, each);
+                .queue_unmap_many(shared, flush, ctx, platform, items, each);
             if let Err((error, owed)) = retired {
                 failed.invalidation = Some(error);
                 failed.not_invalidated = owed;
@@ -195,12 +192,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let Some((shared, flush)) = self.flush_state(&mut cpu.flush, at) else {
             return;
         };
-        let home = FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: at.domain_handle.index(),
-        };
-        match self.flush.queue_unmap(shared, flush, home, platform, item) {
+        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+        match self.flush.queue_unmap(shared, flush, ctx, platform, item) {
             Ok(outcome) => outcome.into_buffer().into_iter().for_each(each),
             Err((error, owed)) => {
                 failed.invalidation = Some(error);
@@ -255,7 +248,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         live: &LiveMapping<B>,
     ) -> bool {
-        own.get(at.domain_handle.index())
+        own.get(domain_index(at.domain()))
             .and_then(Option::as_ref)
             .is_none_or(|own| self.flush.has_room(own, live.burst_key(at.ring())))
     }
@@ -279,7 +272,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         };
         unmapped
             .map_err(UnmapFailure::Refused)?
-            .iotlb_sync(&mut self.flush_ctx(cpu, at), platform)
+            .iotlb_sync(&mut self.flush_ctx(&mut cpu.spaces, at.domain()), platform)
             .map_err(|(error, _)| UnmapFailure::NotFlushed(error))
     }
 }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use ringfence_types::IovaRange;
 
 use crate::error::UnmapRefusal;
-use crate::flush::{Flush, FlushContext};
+use crate::flush::Flush;
 use crate::sg::segments;
 use crate::space::{IotlbSync, Space};
 use crate::token::{Attachment, ClearedRange, LiveMapping};
@@ -128,9 +128,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             } else {
                 left.replace(gone)
             };
-            let mut home = self.flush_ctx(cpu, at);
+            let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
             if let Some(leaves) = leaves
-                && let Err((error, range)) = leaves.iotlb_sync(&mut home, platform)
+                && let Err((error, range)) = leaves.iotlb_sync(&mut ctx, platform)
             {
                 failure.get_or_insert(UnmapFailure::NotFlushed(error));
                 not_invalidated.push(range);
@@ -143,8 +143,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         };
         if let Some(failure) = failure {
             let is_cached = gone.is_cached();
-            let mut home = self.flush_ctx(cpu, at);
-            if let Err((_, range)) = gone.iotlb_sync(&mut home, platform) {
+            let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+            if let Err((_, range)) = gone.iotlb_sync(&mut ctx, platform) {
                 not_invalidated.push(range);
             }
             return Err(failed(match (failure, not_invalidated.pop()) {
@@ -163,13 +163,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             )));
         };
         let item = live.into_pending_unmap(gone, at.ring());
-        let home = FlushContext {
-            domain_slots: &self.domain_slots,
-            cpus: &mut cpu.spaces,
-            domain_index: at.domain_handle.index(),
-        };
+        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
         self.flush
-            .queue_unmap(shared, own, home, platform, item)
+            .queue_unmap(shared, own, ctx, platform, item)
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 }

@@ -28,17 +28,18 @@ use alloc::vec::Vec;
 use ringfence_types::{CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, PfnRange};
 
 use crate::Platform;
-use crate::domain_table::DomainSlot;
+use crate::domain_table::{DomainSlot, DomainTable, domain_index};
 use crate::error::UnmapRefusal;
 use crate::space::{Expire, Space};
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// The path of flushed ranges back to the spaces of their domains, through this CPU's handles.
 pub struct FlushContext<'a, S: Space> {
-    pub(crate) domain_slots: &'a [DomainSlot<S>],
-    pub(crate) cpus: &'a mut [Option<S::PerCpu>],
-    /// Index of the current domain's slot.
-    pub(crate) domain_index: usize,
+    pub(crate) domains: &'a DomainTable<S>,
+    /// This CPU's state of each space.
+    pub(crate) spaces: &'a mut [Option<S::PerCpu>],
+    /// The current domain.
+    pub(crate) domain: DomainId,
 }
 
 impl<S: Space> FlushContext<'_, S> {
@@ -46,52 +47,41 @@ impl<S: Space> FlushContext<'_, S> {
     #[inline]
     pub fn reborrow(&mut self) -> FlushContext<'_, S> {
         FlushContext {
-            domain_slots: self.domain_slots,
-            cpus: self.cpus,
-            domain_index: self.domain_index,
+            domains: self.domains,
+            spaces: self.spaces,
+            domain: self.domain,
         }
     }
 
     /// Frees a flushed range into the space of its domain.
     #[inline]
     pub fn release(&mut self, range: Flushed) {
-        self.free(
-            usize::from(range.domain().get()).wrapping_sub(1),
-            range.into(),
-        );
+        self.free(range.domain(), range.into());
     }
 
     /// Frees a range into the current space, which may require less than a completed flush.
     #[inline]
     pub fn release_current(&mut self, range: S::FreeProof) {
-        self.free(self.domain_index, range);
+        self.free(self.domain, range);
     }
 
     #[inline]
-    fn space(&self, index: usize) -> Option<&S> {
-        self.domain_slots.get(index)?.space()
+    fn space_and_cpu(&mut self, domain: DomainId) -> Option<(&S, &mut S::PerCpu)> {
+        let space = self.domains.get(domain)?.space()?;
+        Some((space, self.spaces.get_mut(domain_index(domain))?.as_mut()?))
     }
 
     #[inline]
-    fn space_and_cpu(&mut self, index: usize) -> Option<(&S, &mut S::PerCpu)> {
-        let space = self.domain_slots.get(index)?.space()?;
-        Some((space, self.cpus.get_mut(index)?.as_mut()?))
-    }
-
-    #[inline]
-    fn free(&mut self, index: usize, range: S::FreeProof) {
-        if let Some((space, cpu)) = self.space_and_cpu(index) {
+    fn free(&mut self, domain: DomainId, range: S::FreeProof) {
+        if let Some((space, cpu)) = self.space_and_cpu(domain) {
             space.release(cpu, range);
         }
     }
 
-    /// Returns the current domain's identifier, or 0 if the slot is free.
+    /// Returns the current domain.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        match self.space(self.domain_index) {
-            Some(space) => space.domain(),
-            None => DomainId::new(0),
-        }
+        self.domain
     }
 
     /// Returns the narrowest invalidation that covers `gone`.
@@ -108,7 +98,7 @@ impl<S: Space> FlushContext<'_, S> {
         range: PfnRange,
         levels: CachedLevels,
     ) -> Invalidation {
-        match self.space(usize::from(domain.get()).wrapping_sub(1)) {
+        match self.domains.get(domain).and_then(DomainSlot::space) {
             Some(space) => space.invalidation(range, levels),
             None => Invalidation::Domain(domain),
         }
@@ -121,7 +111,7 @@ impl<S: Space> FlushContext<'_, S> {
         which: Expire,
         gone: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
-        match self.space_and_cpu(self.domain_index) {
+        match self.space_and_cpu(self.domain) {
             Some((space, cpu)) => space.expire(cpu, platform, which, gone),
             None => Ok(()),
         }
@@ -129,7 +119,7 @@ impl<S: Space> FlushContext<'_, S> {
 
     /// Frees the addresses that this CPU caches into the current space.
     pub(crate) fn drain(&mut self) {
-        if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
+        if let Some((space, cpu)) = self.space_and_cpu(self.domain) {
             space.drain(cpu);
         }
     }
@@ -137,7 +127,7 @@ impl<S: Space> FlushContext<'_, S> {
     /// Makes the cleared entries of the current space visible to the hardware.
     #[inline]
     pub fn sync<P: Platform>(&mut self, platform: &mut P) {
-        if let Some((space, cpu)) = self.space_and_cpu(self.domain_index) {
+        if let Some((space, cpu)) = self.space_and_cpu(self.domain) {
             space.sync(cpu, platform);
         }
     }

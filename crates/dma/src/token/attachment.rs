@@ -7,27 +7,20 @@ use ringfence_types::{DomainId, Pfn, RequesterId, RingId};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DomainHandle {
     pub(crate) unit: u16,
-    pub(crate) index: u16,
+    pub(crate) domain: DomainId,
     pub(crate) generation: u32,
 }
 
 impl DomainHandle {
-    /// Returns the index of the domain's slot.
-    #[inline]
-    pub(crate) const fn index(self) -> usize {
-        self.index as usize
-    }
-
     /// Returns true if both domains belong to the same unit.
     pub(crate) const fn same_iommu(self, other: Self) -> bool {
         self.unit == other.unit
     }
 
-    /// Returns the identifier. Identifiers begin at 1: hardware reserves 0 to cache entries that
-    /// are not present (VT-d section 6.2.2.1).
+    /// Returns the identifier.
     #[inline]
     pub(crate) const fn domain(self) -> DomainId {
-        DomainId::new(self.index.wrapping_add(1))
+        self.domain
     }
 }
 

@@ -3,6 +3,7 @@
 mod core_crates;
 mod language;
 mod layers;
+mod modules;
 mod panics;
 mod sizes;
 mod temporary;
@@ -40,6 +41,11 @@ fn core_crate(source: &Source) -> Option<&'static str> {
 /// Checks that no crate depends on a higher layer.
 pub(crate) fn layers(repo: &Repo) -> anyhow::Result<String> {
     verdict(&layers::check(&repo.packages()?))
+}
+
+/// Checks that the modules of a crate form no large cycle.
+pub(crate) fn modules(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&modules::check(repo.sources()?))
 }
 
 /// Checks that core crates have their declarations and do not panic.

@@ -82,6 +82,7 @@ pub(crate) fn check() -> Vec<Step> {
     vec![
         Step::new("format", check::format),
         Step::new("layer rule", rules::layers),
+        Step::new("module rule", rules::modules),
         Step::new("core rule", rules::core_crates),
         Step::new("unsafe rule", rules::unsafe_code),
         Step::new("token rule", rules::tokens),

@@ -6,9 +6,8 @@ use alloc::vec::Vec;
 use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
 
 use crate::flush::Flush;
-use crate::layer::GRANULE;
 use crate::map::{Layout, MapArgs, map_error};
-use crate::space::{IotlbSync, Space};
+use crate::space::{GRANULE, Space};
 use crate::token::{Attachment, ClearedRange, DomainHandle};
 use crate::{Cpu, Dma, MapError, MapReason, Platform};
 
@@ -123,7 +122,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 let Ok(gone) = space.unmap(own, platform, memory.range) else {
                     return Err((FreeCoherentError::NotMapped, memory));
                 };
-                gone.iotlb_sync(&mut self.flush_ctx(&mut cpu.spaces, at.domain()), platform)
+                self.flush_ctx(&mut cpu.spaces, at.domain())
+                    .iotlb_sync(gone, platform)
             }
             Some(gone) => self
                 .flush_ctx(&mut cpu.spaces, at.domain())

@@ -6,8 +6,8 @@ use core::sync::atomic::AtomicU64;
 use alloc::vec::Vec;
 
 use ringfence_types::{
-    DomainId, Flushed, Invalidation, InvalidationError, Iova, PageSize, Pending, Pfn, RequesterId,
-    RingId, WholeDomain,
+    DomainId, Flushed, Invalidation, InvalidationError, Iova, Pending, Pfn, RequesterId, RingId,
+    WholeDomain,
 };
 
 use crate::Platform;
@@ -422,6 +422,3 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         Ok(())
     }
 }
-
-/// The page size of every space.
-pub(crate) const GRANULE: PageSize = PageSize::Size4K;

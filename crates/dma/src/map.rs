@@ -10,7 +10,7 @@ use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
 use crate::flush::{Flush, Strict};
-use crate::space::{IotlbSync, Space};
+use crate::space::{Space, SpaceUnmap};
 use crate::token::{
     Attachment, BurstKey, LiveMapping, MapResult, Mapping, NotInvalidated, Released,
 };

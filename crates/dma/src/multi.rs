@@ -9,7 +9,7 @@ use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 use crate::domain_table::domain_index;
 use crate::error::UnmapRefusal;
 use crate::flush::Flush;
-use crate::space::{IotlbSync, Space};
+use crate::space::Space;
 use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
 use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
 
@@ -270,9 +270,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Some((space, own)) => space.unmap(own, platform, range),
             None => Err(UnmapRefusal::NotAllocated),
         };
-        unmapped
-            .map_err(UnmapFailure::Refused)?
-            .iotlb_sync(&mut self.flush_ctx(&mut cpu.spaces, at.domain()), platform)
+        let unmapped = unmapped.map_err(UnmapFailure::Refused)?;
+        self.flush_ctx(&mut cpu.spaces, at.domain())
+            .iotlb_sync(unmapped, platform)
             .map_err(|(error, _)| UnmapFailure::NotFlushed(error))
     }
 }

@@ -4,9 +4,8 @@ use alloc::vec::Vec;
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
 use crate::flush::Flush;
-use crate::layer::GRANULE;
 use crate::map::{Layout, MapArgs, map_error};
-use crate::space::{IotlbSync, Space};
+use crate::space::{GRANULE, Space, SpaceUnmap};
 use crate::token::{Attachment, BounceSlot, DmaSegment, LiveMapping};
 use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError};
 

@@ -8,7 +8,7 @@ use ringfence_types::IovaRange;
 use crate::error::UnmapRefusal;
 use crate::flush::Flush;
 use crate::sg::segments;
-use crate::space::{IotlbSync, Space};
+use crate::space::{Space, SpaceUnmap};
 use crate::token::{Attachment, ClearedRange, LiveMapping};
 use crate::{
     Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError, UnmapFailure,
@@ -123,14 +123,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     continue;
                 }
             };
-            let leaves = if left.as_ref().is_some_and(IotlbSync::is_cached) {
+            let leaves = if left.as_ref().is_some_and(SpaceUnmap::is_cached) {
                 Some(gone)
             } else {
                 left.replace(gone)
             };
             let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
             if let Some(leaves) = leaves
-                && let Err((error, range)) = leaves.iotlb_sync(&mut ctx, platform)
+                && let Err((error, range)) = ctx.iotlb_sync(leaves, platform)
             {
                 failure.get_or_insert(UnmapFailure::NotFlushed(error));
                 not_invalidated.push(range);
@@ -144,7 +144,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(failure) = failure {
             let is_cached = gone.is_cached();
             let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
-            if let Err((_, range)) = gone.iotlb_sync(&mut ctx, platform) {
+            if let Err((_, range)) = ctx.iotlb_sync(gone, platform) {
                 not_invalidated.push(range);
             }
             return Err(failed(match (failure, not_invalidated.pop()) {

@@ -3,12 +3,12 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{DrainUnmapped, Flushed, Invalidation, InvalidationError, Pending};
+use ringfence_types::{DrainUnmapped, InvalidationError};
 
 use super::batch::submit_and_release;
 use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Released};
 use crate::Platform;
-use crate::space::{Space, TablePages};
+use crate::space::{Space, SpaceUnmap, TablePages};
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// One invalidation per unmap. The layer waits for it before it returns the buffer and frees the
@@ -62,37 +62,19 @@ impl<S: Space> FlushContext<'_, S> {
         gone.invalidate(request, platform)
             .map(|range| self.release(range))
     }
-}
 
-impl<T: TablePages> ClearedRange<T> {
-    /// Submits `request`, which must cover the range, waits for it, and frees the table pages.
+    /// Invalidates and releases what an unmap of the current space cleared.
     ///
     /// # Errors
-    /// Returns the range that still needs an invalidation. Its table pages are leaked.
-    #[inline]
-    pub(crate) fn invalidate<P: Platform>(
-        self,
-        request: Invalidation,
+    /// Returns the cleared range for another attempt. Dropping it leaks its addresses.
+    pub(crate) fn iotlb_sync<P: Platform>(
+        &mut self,
+        unmapped: impl SpaceUnmap,
         platform: &mut P,
-    ) -> Result<Flushed, (InvalidationError, ClearedRange)> {
-        let levels = self.levels;
-        let left = |unmapped| ClearedRange {
-            unmapped,
-            levels,
-            tables: (),
-        };
-        let batch = ((self.unmapped, levels), self.tables);
-        let pending = match Pending::submit(platform.invalidator(), request, batch) {
-            Ok(pending) => pending,
-            Err((((unmapped, _), _), error)) => return Err((error, left(unmapped))),
-        };
-        match pending.wait(platform.invalidator()) {
-            Ok(flushed) => {
-                let (range, tables) = flushed.split();
-                T::release(tables, platform);
-                Ok(range.split().0)
-            }
-            Err((pending, error)) => Err((error, left(pending.abandon().0.0))),
+    ) -> Result<(), (InvalidationError, ClearedRange)> {
+        match unmapped.into_cleared() {
+            Some(cleared) => self.invalidate_and_release(cleared, platform),
+            None => Ok(()),
         }
     }
 }

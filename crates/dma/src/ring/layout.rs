@@ -15,9 +15,9 @@ use ringfence_pgtable::{
 use ringfence_types::{PageSize, PhysAddr, PhysMemory, PhysRange, RingId};
 
 use super::dirty_lines::LINE;
-use super::error::RingError;
 use super::slots::SlotChoice;
 use super::table::Ring;
+use crate::error::RingError;
 
 /// The parameters that all rings of a device share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

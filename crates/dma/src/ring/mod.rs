@@ -12,14 +12,12 @@
 //! | `owned.rs` | [`OwnedRing`]: a ring that one driver owns, with its burst |
 //! | `mapping.rs` | [`RingMapping`]: that driver's token of a mapping |
 //! | `cursor.rs` | a position in a ring's table that advances in ring order |
-//! | `error.rs` | errors, and back-pressure of a full ring |
 //!
 //! Several CPUs share a [`Ring`] behind the embedder's lock: [`Rings`](crate::space::Rings).
 //! Decision 0010 gives the reasons.
 
 mod cursor;
 mod dirty_lines;
-mod error;
 mod free;
 mod layout;
 mod mapping;
@@ -28,8 +26,8 @@ mod slot_links;
 mod slots;
 mod table;
 
+pub use crate::error::{FullReason, RingError, RingFull, RingRefusal};
 pub use dirty_lines::DirtyRingLines;
-pub use error::{FullReason, RingError, RingFull, RingRefusal};
 pub use layout::{RingSetup, RingTables, lay_out};
 pub use mapping::{RingMapping, RingUnmapError};
 pub use owned::OwnedRing;

@@ -11,11 +11,11 @@ use ringfence_types::{
 
 use super::cursor::Cursor;
 use super::dirty_lines::{DirtyRingLines, LINE};
-use super::error::{RingError, RingRefusal};
 use super::mapping::{RingMapping, RingTag, RingUnmapError};
 use super::slots::{Slots, Stalls};
 use super::table::{Ring, buffer_too_long};
 use crate::MapReason;
+use crate::error::{RingError, RingRefusal};
 use crate::token::{HeldBuffer, Withheld};
 
 /// A [`Ring`] that also holds its drivers' buffers. It returns unmapped buffers at the end of their

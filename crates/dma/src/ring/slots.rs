@@ -9,8 +9,8 @@ use core::ops::Range;
 
 use ringfence_types::{RingId, RingSlot};
 
-use super::error::{FullReason, RingFull};
 use super::free::FreeSlots;
+use crate::error::{FullReason, RingFull};
 
 /// The rule that selects the slot of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

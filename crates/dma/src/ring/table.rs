@@ -12,10 +12,10 @@ use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWor
 use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
 
 use super::dirty_lines::DirtyRingLines;
-use super::error::RingRefusal;
 use super::slot_links::SlotLinks;
 use super::slots::{SlotChoice, Slots, Stalls};
 use crate::MapReason;
+use crate::error::RingRefusal;
 use crate::error::UnmapRefusal;
 
 /// One ring of a device. All calls must pass the same memory.

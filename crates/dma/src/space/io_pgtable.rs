@@ -10,6 +10,7 @@ use ringfence_types::{
 };
 
 use crate::Platform;
+use crate::token::ClearedRange;
 
 /// The I/O page table (question 2 of a mode), for spaces that take their addresses from an
 /// allocator.
@@ -134,6 +135,39 @@ impl TablePages for UnlinkedTables {
 
     fn release<P: Platform>(flushed: Flushed<Self>, platform: &mut P) {
         Self::release(flushed, platform.frames());
+    }
+}
+
+impl<T: TablePages> ClearedRange<T> {
+    /// Submits `request`, which must cover the range, waits for it, and frees the table pages.
+    ///
+    /// # Errors
+    /// Returns the range that still needs an invalidation. Its table pages are leaked.
+    #[inline]
+    pub(crate) fn invalidate<P: Platform>(
+        self,
+        request: Invalidation,
+        platform: &mut P,
+    ) -> Result<Flushed, (InvalidationError, ClearedRange)> {
+        let levels = self.levels;
+        let left = |unmapped| ClearedRange {
+            unmapped,
+            levels,
+            tables: (),
+        };
+        let batch = ((self.unmapped, levels), self.tables);
+        let pending = match Pending::submit(platform.invalidator(), request, batch) {
+            Ok(pending) => pending,
+            Err((((unmapped, _), _), error)) => return Err((error, left(unmapped))),
+        };
+        match pending.wait(platform.invalidator()) {
+            Ok(flushed) => {
+                let (range, tables) = flushed.split();
+                T::release(tables, platform);
+                Ok(range.split().0)
+            }
+            Err((pending, error)) => Err((error, left(pending.abandon().0.0))),
+        }
     }
 }
 

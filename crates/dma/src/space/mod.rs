@@ -24,13 +24,14 @@ use alloc::vec::Vec;
 
 use ringfence_iova::FreeProof;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange, Permissions,
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, PageSize, Permissions,
     PfnRange, PhysRange, RequesterId, RingId, WholeDomain,
 };
 
-use crate::flush::FlushContext;
-use crate::layer::GRANULE;
 use crate::{MapReason, Platform};
+
+/// The page size of every space.
+pub(crate) const GRANULE: PageSize = PageSize::Size4K;
 
 /// A space that requests a flush of its domain before it reuses addresses that were freed
 /// unflushed. The bitmap guarantees this, and [`PerWrap`](crate::flush::PerWrap) requires it.
@@ -41,9 +42,11 @@ pub trait FlushesBeforeReuse: Space {}
 pub trait ReusesUnflushed: Space {}
 
 /// The result of a space's unmap, which the layer can invalidate at once under every policy.
-pub trait IotlbSync: Sized {
+pub trait SpaceUnmap: Sized {
     /// True if a map installs entries that must be cleared. If false, a mapping is only an address.
     const HAS_TABLE: bool;
+    /// The table pages that the unmap unlinked.
+    type Tables: TablePages;
 
     /// Returns true if the space keeps the translation.
     #[inline]
@@ -51,39 +54,27 @@ pub trait IotlbSync: Sized {
         false
     }
 
-    /// Invalidates the range and frees its addresses.
-    ///
-    /// # Errors
-    /// Returns the cleared range for another attempt. Dropping it leaks its addresses.
-    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
-        self,
-        home: &mut FlushContext<'_, S>,
-        platform: &mut P,
-    ) -> Result<(), (InvalidationError, ClearedRange)>;
+    /// Returns the cleared range. `None` if nothing was cleared.
+    fn into_cleared(self) -> Option<ClearedRange<Self::Tables>>;
 }
 
-impl IotlbSync for NothingMapped {
+impl SpaceUnmap for NothingMapped {
     const HAS_TABLE: bool = false;
+    type Tables = ();
 
     #[inline]
-    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
-        self,
-        _home: &mut FlushContext<'_, S>,
-        _platform: &mut P,
-    ) -> Result<(), (InvalidationError, ClearedRange)> {
-        Ok(())
+    fn into_cleared(self) -> Option<ClearedRange> {
+        None
     }
 }
 
-impl<T: TablePages> IotlbSync for ClearedRange<T> {
+impl<T: TablePages> SpaceUnmap for ClearedRange<T> {
     const HAS_TABLE: bool = true;
+    type Tables = T;
 
-    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
-        self,
-        home: &mut FlushContext<'_, S>,
-        platform: &mut P,
-    ) -> Result<(), (InvalidationError, ClearedRange)> {
-        home.invalidate_and_release(self, platform)
+    #[inline]
+    fn into_cleared(self) -> Option<Self> {
+        Some(self)
     }
 }
 
@@ -100,7 +91,7 @@ pub trait Space {
     /// The result of [`unmap`](Self::unmap) for the flush policy: [`ClearedRange`], or
     /// [`NothingMapped`] for spaces without entries. The type determines which policies support the
     /// space.
-    type UnmapResult: IotlbSync;
+    type UnmapResult: SpaceUnmap;
 
     /// True if the pieces of a list are mapped at consecutive pages, so that one range covers the
     /// whole list.
@@ -128,7 +119,7 @@ pub trait Space {
     ///
     /// # Errors
     /// The state is unchanged, except for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`]
-    /// requests a bounce buffer. Only spaces without entries ([`IotlbSync::HAS_TABLE`] is false)
+    /// requests a bounce buffer. Only spaces without entries ([`SpaceUnmap::HAS_TABLE`] is false)
     /// return it; others can map any memory within the mask.
     fn map<P: Platform>(
         &self,

@@ -5,16 +5,15 @@ use alloc::vec::Vec;
 use ringfence_iova::{AllocError, AllocRequest, IovaAllocator};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, IovaRange, PageSize, Permissions, Pfn, PfnRange, PhysRange,
-    Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, IovaRange, Permissions, Pfn, PfnRange, PhysRange, Unmapped,
+    WholeDomain,
 };
 
 use super::{
-    AddressLimits, ClearedRange, FlushesBeforeReuse, IoPageTable, MapResult, Space, UnmapRefusal,
+    AddressLimits, ClearedRange, FlushesBeforeReuse, GRANULE, IoPageTable, MapResult, Space,
+    UnmapRefusal,
 };
 use crate::{MapReason, Platform, UnmapFailure};
-
-const GRANULE: PageSize = PageSize::Size4K;
 
 /// The number of pages that a mapping reserves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

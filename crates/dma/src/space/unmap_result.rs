@@ -1,17 +1,13 @@
 //! The unmap result of spaces that keep unmapped translations.
 
-use ringfence_types::InvalidationError;
-
-use super::{ClearedRange, IotlbSync, Space, TablePages};
-use crate::Platform;
-use crate::flush::FlushContext;
+use super::{ClearedRange, SpaceUnmap, TablePages};
 
 /// The result of unmapping a mapping in such a space.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
 pub enum UnmapResult<T = ()> {
     /// The space keeps the translation for the next map of the same memory, and
-    /// [expires](Space::expire) it later. The device reaches the buffer until then.
+    /// [expires](super::Space::expire) it later. The device reaches the buffer until then.
     Cached,
     /// The entries are cleared.
     Cleared(ClearedRange<T>),
@@ -26,24 +22,22 @@ pub enum Expire {
     All,
 }
 
-impl<T: TablePages> IotlbSync for UnmapResult<T> {
+impl<T: TablePages> SpaceUnmap for UnmapResult<T> {
     const HAS_TABLE: bool = true;
+    type Tables = T;
 
     #[inline]
     fn is_cached(&self) -> bool {
         matches!(self, Self::Cached)
     }
 
-    /// Kept translations need no invalidation: they expire later. Use [`Space::map_bypass_cache`]
-    /// for memory that the device must not reach after its unmap.
-    fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
-        self,
-        home: &mut FlushContext<'_, S>,
-        platform: &mut P,
-    ) -> Result<(), (InvalidationError, ClearedRange)> {
+    /// Returns `None` for a kept translation: it expires later. Use
+    /// [`Space::map_bypass_cache`](super::Space::map_bypass_cache) for
+    /// memory that the device must not reach after its unmap.
+    fn into_cleared(self) -> Option<ClearedRange<T>> {
         match self {
-            Self::Cached => Ok(()),
-            Self::Cleared(gone) => home.invalidate_and_release(gone, platform),
+            Self::Cached => None,
+            Self::Cleared(cleared) => Some(cleared),
         }
     }
 }

@@ -1,13 +1,16 @@
 //! Errors of the mapping layer. A failed map leaves the layer unchanged, except for
 //! [`MapReason::RollbackFailed`].
 
+mod ring;
+
 use core::fmt;
 
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
 use ringfence_types::{DomainId, InvalidationError, IovaRange, PhysRange, RequesterId, RingId};
 
-use crate::ring::{RingFull, RingRefusal};
+pub use ring::{FullReason, RingError, RingFull, RingRefusal};
+
 use crate::token::{NotInvalidated, StillMapped};
 
 /// A map that failed.

@@ -21,7 +21,7 @@ use ringfence_types::{
 };
 
 use crate::domain_table::domain_index;
-use crate::flush::Flush;
+use crate::flush::{Flush, OpenBursts};
 use crate::space::Space;
 use crate::token::{Attachment, DomainHandle};
 use crate::{Cpu, Dma, Platform};
@@ -188,8 +188,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut at = 0;
         while let Some((handle, _)) = cpu.detached.get(at) {
             if of.is_none_or(|of| of == *handle) {
-                self.flush
-                    .release_withheld(cpu.detached.swap_remove(at).1, &mut each);
+                let (_, state) = cpu.detached.swap_remove(at);
+                state.release_withheld(&mut each);
             } else {
                 at += 1;
             }

@@ -13,8 +13,8 @@ use ringfence_types::{
 use crate::Platform;
 use crate::bounce_pool::BouncePool;
 use crate::domain_table::{DomainTable, domain_index};
-use crate::flush::{Flush, FlushContext};
-use crate::space::Space;
+use crate::flush::{Flush, FlushContext, OpenBursts};
+use crate::space::{AddressSpace, Space};
 use crate::token::{AddressLimits, Attachment, DomainHandle};
 
 /// The mapping layer of one IOMMU. `S` provides the IOVA allocator and the I/O page table. `F`
@@ -289,7 +289,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 *space = None;
                 // Buffers that another unit's handle withholds are still mapped there; this unit
                 // must not return them.
-                if let Some(old) = flush.take().filter(|old| self.flush.withholds(old))
+                if let Some(old) = flush.take().filter(OpenBursts::withholds)
                     && of.same_iommu(handle)
                 {
                     cpu.detached.push((*of, old));
@@ -297,7 +297,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 *of = handle;
             }
             if space.is_none() {
-                *space = slot.space().map(Space::per_cpu);
+                *space = slot.space().map(AddressSpace::per_cpu);
                 *flush = shared.as_ref().map(|shared| self.flush.per_cpu(shared));
             }
         }

@@ -9,7 +9,7 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Flush, Strict};
+use crate::flush::{Flush, OpenBursts, Strict};
 use crate::space::{Space, SpaceUnmap};
 use crate::token::{
     Attachment, BurstKey, LiveMapping, MapResult, Mapping, NotInvalidated, Released,
@@ -21,7 +21,7 @@ use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapReason};
 pub(crate) enum Layout {
     /// The pieces are mapped at consecutive pages.
     Contiguous,
-    /// As `Contiguous`, but the space does not [keep](Space::CACHES_UNMAPPED) the mapping after its
+    /// As `Contiguous`, but the space does not [keep](crate::space::CachingSpace::CACHES_UNMAPPED) the mapping after its
     /// unmap.
     BypassCache,
     /// The space chooses the address of each piece.
@@ -242,7 +242,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 live.into_still_mapped(),
             )));
         }
-        if !self.flush.has_room(flush, live.burst_key(ring)) {
+        if !flush.has_room(live.burst_key(ring)) {
             return Err(failed(UnmapReason::BurstFull(live.into_still_mapped())));
         }
         let gone = match space.unmap(own, platform, range) {
@@ -312,7 +312,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
         let ring = at.ring();
         let key = BurstKey { ring, direction };
-        self.flush.end_burst(flush, ctx, platform, key, each)
+        flush.end_burst(ctx, platform, key, each)
     }
 }
 

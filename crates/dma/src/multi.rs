@@ -8,7 +8,7 @@ use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
 use crate::domain_table::domain_index;
 use crate::error::UnmapRefusal;
-use crate::flush::Flush;
+use crate::flush::{Flush, OpenBursts};
 use crate::space::Space;
 use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
 use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
@@ -250,7 +250,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> bool {
         own.get(domain_index(at.domain()))
             .and_then(Option::as_ref)
-            .is_none_or(|own| self.flush.has_room(own, live.burst_key(at.ring())))
+            .is_none_or(|own| own.has_room(live.burst_key(at.ring())))
     }
 
     /// Unmaps and invalidates a range at once under every policy, because no driver has received

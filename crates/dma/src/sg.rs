@@ -73,14 +73,14 @@ pub struct SgMapping<B> {
 
 impl<B> SgMapping<B> {
     /// Returns the whole list's range, from the first byte of the first segment to the last byte of
-    /// the last. `None` in spaces that do not map lists contiguously ([`Space::CONTIGUOUS_SG`]):
+    /// the last. `None` in spaces that do not map lists contiguously ([`SgSpace::CONTIGUOUS_SG`](crate::space::SgSpace::CONTIGUOUS_SG)):
     /// there only the segments that [`Dma::map_sg`] wrote describe the pieces.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         self.contiguous.then_some(self.live.range)
     }
 
-    /// Returns the range of each piece, in spaces that [keep](Space::CACHES_UNMAPPED) unmapped
+    /// Returns the range of each piece, in spaces that [keep](crate::space::CachingSpace::CACHES_UNMAPPED) unmapped
     /// mappings. Empty in other spaces.
     #[inline]
     pub fn piece_ranges(&self) -> &[IovaRange] {

@@ -4,7 +4,9 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_dma::flush::{BurstKey, Flush, FlushContext, PendingUnmap, ReleasedStale};
+use ringfence_dma::flush::{
+    BurstKey, Flush, FlushContext, OpenBursts, PendingUnmap, ReleasedStale,
+};
 use ringfence_dma::space::{ClearedRange, ReusesUnflushed};
 use ringfence_dma::{NotInvalidated, Platform};
 use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
@@ -45,19 +47,22 @@ use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BurstAsPublished;
 
+/// The invalidation that ends each open burst, indexed by [`BurstKey`]. `None` if the burst is
+/// empty.
+#[derive(Debug, Default)]
+pub struct EndInvalidations(Vec<Option<Invalidation>>);
+
 impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
     for BurstAsPublished
 {
-    /// The invalidation that ends each open burst, indexed by [`BurstKey`]. `None` if the burst is
-    /// empty.
-    type PerCpu = Vec<Option<Invalidation>>;
+    type PerCpu = EndInvalidations;
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;
 
     fn per_domain(&self) {}
 
     fn per_cpu(&self, (): &()) -> Self::PerCpu {
-        Vec::new()
+        EndInvalidations::default()
     }
 
     #[inline]
@@ -71,10 +76,10 @@ impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Fl
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
         let place = item.burst_key.index();
-        if place >= own.len() {
-            own.resize(place + 1, None);
+        if place >= own.0.len() {
+            own.0.resize(place + 1, None);
         }
-        if let Some(open) = own.get_mut(place) {
+        if let Some(open) = own.0.get_mut(place) {
             *open = Some(home.invalidation_of(&item.result));
         }
         home.release_current(item.result.unmapped);
@@ -88,25 +93,27 @@ impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Fl
         platform: &mut P,
         _each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        own.iter_mut()
+        own.0
+            .iter_mut()
             .filter_map(Option::take)
             .map(|request| invalidate(request, platform))
             .fold(Ok(()), Result::and)
     }
+}
 
+impl<S: ReusesUnflushed, B> OpenBursts<S, B> for EndInvalidations {
     /// "if( end_of_burst ) riotlb_invalidate( ... );"
     fn end_burst<P: Platform>(
-        &self,
-        own: &mut Self::PerCpu,
-        _home: FlushContext<'_, S>,
+        &mut self,
+        _ctx: FlushContext<'_, S>,
         platform: &mut P,
-        lane: BurstKey,
+        key: BurstKey,
         _each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let Some(request) = own.get_mut(lane.index()).and_then(Option::take) else {
-            return Ok(());
-        };
-        invalidate(request, platform)
+        match self.0.get_mut(key.index()).and_then(Option::take) {
+            Some(request) => invalidate(request, platform),
+            None => Ok(()),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use ringfence_types::{
 
 use super::FlushContext;
 use crate::Platform;
-use crate::space::Space;
+use crate::space::AddressSpace;
 use crate::token::ClearedRange;
 
 /// Unmapped ranges, with the state needed to choose an invalidation that covers them.
@@ -54,7 +54,7 @@ impl RangeBatch {
     }
 
     /// Adds a range. Merges it with the last one if the two are adjacent. For spaces that [free
-    /// merged ranges](Space::COALESCES_FREE).
+    /// merged ranges](crate::space::RingSpace::COALESCES_FREE).
     #[inline]
     pub fn push_run(&mut self, gone: ClearedRange) {
         let joined = match self.ranges.last_mut() {
@@ -93,7 +93,7 @@ impl RangeBatch {
     }
 
     /// Returns the narrowest single invalidation that covers the batch.
-    pub fn narrowest<S: Space>(&self, home: &FlushContext<'_, S>) -> Invalidation {
+    pub fn narrowest<S: AddressSpace>(&self, home: &FlushContext<'_, S>) -> Invalidation {
         match (self.domain, self.hull()) {
             (Some(domain), Some(range)) => match home.invalidation(domain, range, self.levels) {
                 Invalidation::Pages { range, .. } if range.pages() > HULL_PAGES => {
@@ -148,7 +148,7 @@ impl DrainUnmapped for RangeBatch {
 
 /// Invalidates a batch and releases its ranges. Returns the batch: empty, or unchanged after an
 /// error.
-pub(super) fn submit_and_release<S: Space, P: Platform>(
+pub(super) fn submit_and_release<S: AddressSpace, P: Platform>(
     request: Invalidation,
     batch: RangeBatch,
     home: &mut FlushContext<'_, S>,

@@ -6,9 +6,9 @@ use core::mem::ManuallyDrop;
 use ringfence_types::InvalidationError;
 
 use super::batch::{ROOM, submit_and_release};
-use super::{BurstKey, Flush, FlushContext, PendingUnmap, RangeBatch, Withheld};
+use super::{BurstKey, Flush, FlushContext, OpenBursts, PendingUnmap, RangeBatch, Withheld};
 use crate::Platform;
-use crate::space::Space;
+use crate::space::{AddressSpace, RingSpace};
 use crate::token::{ClearedRange, HeldBuffer, NotInvalidated};
 
 /// Collects the unmaps of one device, ring, direction and CPU until the caller ends the burst. Then
@@ -55,6 +55,8 @@ impl Default for Burst {
 #[derive(Debug)]
 pub struct BurstCpu<B> {
     open: Vec<BurstState<B>>,
+    /// Limit on the buffers that one burst withholds.
+    most: usize,
 }
 
 #[derive(Debug)]
@@ -78,28 +80,27 @@ impl<B> BurstCpu<B> {
     }
 }
 
-impl Burst {
-    fn invalidate<S: Space, B, P: Platform>(
-        open: &mut BurstState<B>,
-        home: &mut FlushContext<'_, S>,
+impl<B> BurstState<B> {
+    /// Invalidates the ranges of the burst. Their buffers are safe then.
+    fn invalidate<S: AddressSpace, P: Platform>(
+        &mut self,
+        ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        if open.ranges.is_empty() {
+        if self.ranges.is_empty() {
             return Ok(());
         }
-        let request = open.ranges.narrowest(home);
-        let ranges = core::mem::replace(&mut open.ranges, RangeBatch::with_capacity(0));
-        let (ranges, result) = submit_and_release(request, ranges, home, platform);
-        open.ranges = ranges;
+        let request = self.ranges.narrowest(ctx);
+        let ranges = core::mem::replace(&mut self.ranges, RangeBatch::with_capacity(0));
+        let (ranges, result) = submit_and_release(request, ranges, ctx, platform);
+        self.ranges = ranges;
         if result.is_ok() {
-            let safe = open.withheld.drain(..).map(ManuallyDrop::into_inner);
-            open.safe.extend(safe);
+            let safe = self.withheld.drain(..).map(ManuallyDrop::into_inner);
+            self.safe.extend(safe);
         }
         result
     }
-}
 
-impl<B> BurstState<B> {
     /// Returns the number of buffers that the burst withholds.
     #[inline]
     fn len(&self) -> usize {
@@ -107,7 +108,7 @@ impl<B> BurstState<B> {
     }
 }
 
-impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
+impl<S: RingSpace<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
     type PerCpu = BurstCpu<B>;
     type PerDomain = ();
     type Outcome = Withheld;
@@ -115,7 +116,10 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
     fn per_domain(&self) {}
 
     fn per_cpu(&self, (): &()) -> BurstCpu<B> {
-        let mut own = BurstCpu { open: Vec::new() };
+        let mut own = BurstCpu {
+            open: Vec::new(),
+            most: self.most,
+        };
         own.grow(2, self.longest);
         own
     }
@@ -125,7 +129,7 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
         &self,
         (): &(),
         own: &mut BurstCpu<B>,
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<ClearedRange, B>,
     ) -> Result<Withheld, (InvalidationError, NotInvalidated<B>)> {
@@ -139,9 +143,9 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
         };
         if open.withheld.len() >= self.longest {
             // On a failure the part stays withheld until the burst's end, and the caller keeps this
-            // mapping: the burst stays bounded. Reborrow `home` here, so that only this rare path
+            // mapping: the burst stays bounded. Reborrow `ctx` here, so that only this rare path
             // builds the copy.
-            if let Err(error) = Self::invalidate(open, &mut home.reborrow(), platform) {
+            if let Err(error) = open.invalidate(&mut ctx.reborrow(), platform) {
                 return Err((error, item.into_not_invalidated()));
             }
         }
@@ -154,51 +158,52 @@ impl<S: Space<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
         Ok(Withheld)
     }
 
-    #[inline]
-    fn has_room(&self, own: &BurstCpu<B>, lane: BurstKey) -> bool {
-        own.open
-            .get(lane.index())
-            .is_none_or(|open| open.len() < self.most)
-    }
-
     fn drain_cpu<P: Platform>(
         &self,
         own: &mut BurstCpu<B>,
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         mut each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
         let mut result = Ok(());
         for open in &mut own.open {
-            result = result.and(Self::invalidate(open, &mut home, platform));
+            result = result.and(open.invalidate(&mut ctx, platform));
             open.safe.drain(..).for_each(&mut each);
         }
         result
     }
+}
 
-    fn withholds(&self, own: &BurstCpu<B>) -> bool {
-        own.open.iter().any(|open| open.len() > 0)
+impl<S: RingSpace<UnmapResult = ClearedRange>, B> OpenBursts<S, B> for BurstCpu<B> {
+    #[inline]
+    fn has_room(&self, key: BurstKey) -> bool {
+        self.open
+            .get(key.index())
+            .is_none_or(|open| open.len() < self.most)
     }
 
-    fn release_withheld(&self, own: BurstCpu<B>, mut each: impl FnMut(B)) {
-        for open in own.open {
+    fn withholds(&self) -> bool {
+        self.open.iter().any(|open| open.len() > 0)
+    }
+
+    fn release_withheld(self, mut each: impl FnMut(B)) {
+        for open in self.open {
             let withheld = open.withheld.into_iter().map(ManuallyDrop::into_inner);
             open.safe.into_iter().chain(withheld).for_each(&mut each);
         }
     }
 
     fn end_burst<P: Platform>(
-        &self,
-        own: &mut BurstCpu<B>,
-        mut home: FlushContext<'_, S>,
+        &mut self,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-        lane: BurstKey,
+        key: BurstKey,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let Some(open) = own.open.get_mut(lane.index()) else {
+        let Some(open) = self.open.get_mut(key.index()) else {
             return Ok(());
         };
-        let result = Self::invalidate(open, &mut home, platform);
+        let result = open.invalidate(&mut ctx, platform);
         open.safe.drain(..).for_each(each);
         result
     }

@@ -8,7 +8,7 @@ use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 use super::batch::submit_and_release;
 use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::Platform;
-use crate::space::Space;
+use crate::space::AddressSpace;
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// The queue that all domains of a unit share.
@@ -62,7 +62,7 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
     }
 
     /// Invalidates all domains and frees every queued range.
-    fn flush_queue<S: Space, P: Platform>(
+    fn flush_queue<S: AddressSpace, P: Platform>(
         queue: &mut DeferredQueue,
         home: &mut FlushContext<'_, S>,
         platform: &mut P,
@@ -77,7 +77,9 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
     }
 }
 
-impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<L> {
+impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B>
+    for Deferred<L>
+{
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;

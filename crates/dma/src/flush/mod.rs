@@ -30,11 +30,11 @@ use ringfence_types::{CachedLevels, DomainId, Flushed, Invalidation, Invalidatio
 use crate::Platform;
 use crate::domain_table::{DomainSlot, DomainTable, domain_index};
 use crate::error::UnmapRefusal;
-use crate::space::{Expire, Space};
+use crate::space::{AddressSpace, CachingSpace, Expire};
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// The path of flushed ranges back to the spaces of their domains, through this CPU's handles.
-pub struct FlushContext<'a, S: Space> {
+pub struct FlushContext<'a, S: AddressSpace> {
     pub(crate) domains: &'a DomainTable<S>,
     /// This CPU's state of each space.
     pub(crate) spaces: &'a mut [Option<S::PerCpu>],
@@ -42,7 +42,7 @@ pub struct FlushContext<'a, S: Space> {
     pub(crate) domain: DomainId,
 }
 
-impl<S: Space> FlushContext<'_, S> {
+impl<S: AddressSpace> FlushContext<'_, S> {
     /// Returns the same context with a shorter lifetime.
     #[inline]
     pub fn reborrow(&mut self) -> FlushContext<'_, S> {
@@ -104,19 +104,6 @@ impl<S: Space> FlushContext<'_, S> {
         }
     }
 
-    /// Clears the unmapped translations that the current space keeps, as selected by `which`.
-    pub(crate) fn expire<P: Platform>(
-        &mut self,
-        platform: &mut P,
-        which: Expire,
-        gone: impl FnMut(ClearedRange),
-    ) -> Result<(), UnmapRefusal> {
-        match self.space_and_cpu(self.domain) {
-            Some((space, cpu)) => space.expire(cpu, platform, which, gone),
-            None => Ok(()),
-        }
-    }
-
     /// Frees the addresses that this CPU caches into the current space.
     pub(crate) fn drain(&mut self) {
         if let Some((space, cpu)) = self.space_and_cpu(self.domain) {
@@ -129,6 +116,21 @@ impl<S: Space> FlushContext<'_, S> {
     pub fn sync<P: Platform>(&mut self, platform: &mut P) {
         if let Some((space, cpu)) = self.space_and_cpu(self.domain) {
             space.sync(cpu, platform);
+        }
+    }
+}
+
+impl<S: CachingSpace> FlushContext<'_, S> {
+    /// Clears the unmapped translations that the current space keeps, as selected by `which`.
+    pub(crate) fn expire<P: Platform>(
+        &mut self,
+        platform: &mut P,
+        which: Expire,
+        gone: impl FnMut(ClearedRange),
+    ) -> Result<(), UnmapRefusal> {
+        match self.space_and_cpu(self.domain) {
+            Some((space, cpu)) => space.expire(cpu, platform, which, gone),
+            None => Ok(()),
         }
     }
 }
@@ -147,9 +149,9 @@ impl<S: Space> FlushContext<'_, S> {
 /// fn goes_with<F: Flush<Identity, ()>>() {}
 /// goes_with::<Burst>();
 /// ```
-pub trait Flush<S: Space, B> {
+pub trait Flush<S: AddressSpace, B> {
     /// The state of one CPU for one domain.
-    type PerCpu;
+    type PerCpu: OpenBursts<S, B>;
     /// The state of one domain that all CPUs share.
     type PerDomain;
     /// The type that unmap returns for the buffer.
@@ -157,7 +159,7 @@ pub trait Flush<S: Space, B> {
 
     /// True if [`queue_unmap_many`](Self::queue_unmap_many) covers any number of mappings with one
     /// invalidation. If false, [`Dma::unmap_multi`](crate::Dma::unmap_multi) queues each mapping
-    /// before it clears the next one, so that [`has_room`](Self::has_room) counts it. A policy that
+    /// before it clears the next one, so that [`has_room`](OpenBursts::has_room) counts it. A policy that
     /// sets this withholds no buffers and always has room.
     const BATCHES_INVALIDATION: bool = false;
 
@@ -167,14 +169,6 @@ pub trait Flush<S: Space, B> {
     /// Creates the state of another CPU.
     fn per_cpu(&self, domain: &Self::PerDomain) -> Self::PerCpu;
 
-    /// Returns true if this CPU's burst `lane` has room for another mapping. The layer asks before
-    /// it clears the mapping.
-    #[inline]
-    fn has_room(&self, own: &Self::PerCpu, lane: BurstKey) -> bool {
-        let _ = (own, lane);
-        true
-    }
-
     /// Takes over a mapping whose entries are cleared.
     ///
     /// # Errors
@@ -183,7 +177,7 @@ pub trait Flush<S: Space, B> {
         &self,
         shared: &Self::PerDomain,
         own: &mut Self::PerCpu,
-        home: FlushContext<'_, S>,
+        ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<S::UnmapResult, B>,
     ) -> Result<Self::Outcome, (InvalidationError, NotInvalidated<B>)>;
@@ -197,7 +191,7 @@ pub trait Flush<S: Space, B> {
         &self,
         shared: &Self::PerDomain,
         own: &mut Self::PerCpu,
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         items: Vec<PendingUnmap<S::UnmapResult, B>>,
         mut each: impl FnMut(B),
@@ -205,7 +199,7 @@ pub trait Flush<S: Space, B> {
         let mut owed = Vec::new();
         let mut failure = None;
         for item in items {
-            match self.queue_unmap(shared, own, home.reborrow(), platform, item) {
+            match self.queue_unmap(shared, own, ctx.reborrow(), platform, item) {
                 Ok(outcome) => outcome.into_buffer().into_iter().for_each(&mut each),
                 Err((error, left)) => {
                     failure = Some(error);
@@ -220,10 +214,10 @@ pub trait Flush<S: Space, B> {
     fn tick<P: Platform>(
         &self,
         shared: &Self::PerDomain,
-        home: FlushContext<'_, S>,
+        ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        let _ = (shared, home, platform);
+        let _ = (shared, ctx, platform);
         Ok(())
     }
 
@@ -232,10 +226,10 @@ pub trait Flush<S: Space, B> {
     fn flush<P: Platform>(
         &self,
         shared: &Self::PerDomain,
-        home: FlushContext<'_, S>,
+        ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        let _ = (shared, home, platform);
+        let _ = (shared, ctx, platform);
         Ok(())
     }
 
@@ -246,36 +240,51 @@ pub trait Flush<S: Space, B> {
     fn drain_cpu<P: Platform>(
         &self,
         own: &mut Self::PerCpu,
-        home: FlushContext<'_, S>,
+        ctx: FlushContext<'_, S>,
         platform: &mut P,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let _ = (own, home, platform, each);
-        Ok(())
-    }
-
-    /// Returns true if one CPU's state withholds buffers.
-    fn withholds(&self, own: &Self::PerCpu) -> bool {
-        let _ = own;
-        false
-    }
-
-    /// Passes the buffers that one CPU withholds to `each`, without an invalidation. The detach of
-    /// their domain has already invalidated it.
-    fn release_withheld(&self, own: Self::PerCpu, each: impl FnMut(B)) {
-        let _ = (own, each);
-    }
-
-    /// Ends the burst `lane` of one CPU, and passes each of its buffers to `each` exactly once.
-    fn end_burst<P: Platform>(
-        &self,
-        own: &mut Self::PerCpu,
-        home: FlushContext<'_, S>,
-        platform: &mut P,
-        lane: BurstKey,
-        each: impl FnMut(B),
-    ) -> Result<(), InvalidationError> {
-        let _ = (own, home, platform, lane, each);
+        let _ = (own, ctx, platform, each);
         Ok(())
     }
 }
+
+/// The bursts that a policy holds open in the state of one CPU. A policy without bursts keeps the
+/// default: its state withholds no buffer and always has room.
+pub trait OpenBursts<S: AddressSpace, B>: Sized {
+    /// Returns true if the burst `key` has room for another mapping. The layer asks before it
+    /// clears the mapping.
+    #[inline]
+    fn has_room(&self, key: BurstKey) -> bool {
+        let _ = key;
+        true
+    }
+
+    /// Returns true if a burst withholds buffers.
+    fn withholds(&self) -> bool {
+        false
+    }
+
+    /// Passes the withheld buffers to `each`, without an invalidation. The detach of their domain
+    /// has already invalidated it.
+    fn release_withheld(self, each: impl FnMut(B)) {
+        let _ = each;
+    }
+
+    /// Ends the burst `key`, and passes each of its buffers to `each` exactly once.
+    ///
+    /// # Errors
+    /// The invalidation failed. Buffers that the device may still reach stay withheld.
+    fn end_burst<P: Platform>(
+        &mut self,
+        ctx: FlushContext<'_, S>,
+        platform: &mut P,
+        key: BurstKey,
+        each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let _ = (ctx, platform, key, each);
+        Ok(())
+    }
+}
+
+impl<S: AddressSpace, B> OpenBursts<S, B> for () {}

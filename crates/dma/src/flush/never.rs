@@ -6,7 +6,7 @@ use ringfence_types::InvalidationError;
 
 use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::Platform;
-use crate::space::{NothingMapped, Space};
+use crate::space::{AddressSpace, NothingMapped};
 use crate::token::NotInvalidated;
 
 /// Never invalidates: no IOMMU, pass-through, or a static table. Unmap returns the buffer at once,
@@ -14,7 +14,7 @@ use crate::token::NotInvalidated;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Never;
 
-impl<S: Space<UnmapResult = NothingMapped>, B> Flush<S, B> for Never {
+impl<S: AddressSpace<UnmapResult = NothingMapped>, B> Flush<S, B> for Never {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;

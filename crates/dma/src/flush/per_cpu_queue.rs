@@ -7,9 +7,11 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DomainId, DrainUnmapped, Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
-use super::{Flush, FlushContext, PendingUnmap, RangeBatch, Released, ReleasedStale, Strict};
+use super::{
+    Flush, FlushContext, OpenBursts, PendingUnmap, RangeBatch, Released, ReleasedStale, Strict,
+};
 use crate::Platform;
-use crate::space::Space;
+use crate::space::AddressSpace;
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// Parameters of the queues. The defaults are Linux's (`IOVA_DEFAULT_FQ_SIZE`,
@@ -49,7 +51,7 @@ impl FlushQueue {
 
     /// Flushes the ranges with one invalidation of their domain. Ranges that a flush of all queues
     /// has taken do not count.
-    fn flush<S: Space, P: Platform>(
+    fn flush<S: AddressSpace, P: Platform>(
         &mut self,
         ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
@@ -132,7 +134,7 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
     /// Collects the ranges of all queues and flushes them with one invalidation. After a failure
     /// each queue gets its own ranges back, so no queue exceeds its bound. The ranges stay unusable
     /// until a later flush succeeds.
-    fn flush_all<S: Space, P: Platform>(
+    fn flush_all<S: AddressSpace, P: Platform>(
         queues: &M,
         ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
@@ -193,8 +195,8 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
     }
 }
 
-impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
-    for PerCpuQueue<L, M>
+impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>>
+    Flush<S, B> for PerCpuQueue<L, M>
 {
     type PerCpu = Arc<L>;
     type PerDomain = M;
@@ -287,3 +289,5 @@ impl<S: Space<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<A
         Self::flush_all(queues, &mut ctx, platform)
     }
 }
+
+impl<S: AddressSpace, B, L> OpenBursts<S, B> for Arc<L> {}

@@ -10,7 +10,7 @@ use super::{
     ClearedMapping, Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict,
 };
 use crate::Platform;
-use crate::space::{Expire, Space, UnmapResult};
+use crate::space::{CachingSpace, Expire, UnmapResult};
 use crate::token::NotInvalidated;
 
 /// Unmap leaves a mapping in the space, which [caches](UnmapResult::Cached) it for the next map of
@@ -34,7 +34,7 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
 
     /// Expires cached mappings and invalidates them. If the invalidation fails, their ranges stay
     /// in `left`, unusable, until a later one succeeds.
-    fn expire<S: Space, P: Platform>(
+    fn expire<S: CachingSpace, P: Platform>(
         left: &L,
         mut home: FlushContext<'_, S>,
         platform: &mut P,
@@ -78,7 +78,9 @@ impl<B> Outcome<B> for PerCycleOutcome<B> {
     }
 }
 
-impl<S: Space<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S, B> for PerCycle<L> {
+impl<S: CachingSpace<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S, B>
+    for PerCycle<L>
+{
     type PerCpu = ();
     type PerDomain = L;
     type Outcome = PerCycleOutcome<B>;

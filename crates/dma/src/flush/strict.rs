@@ -8,7 +8,7 @@ use ringfence_types::{DrainUnmapped, InvalidationError};
 use super::batch::submit_and_release;
 use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Released};
 use crate::Platform;
-use crate::space::{Space, SpaceUnmap, TablePages};
+use crate::space::{AddressSpace, SpaceUnmap, TablePages};
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// One invalidation per unmap. The layer waits for it before it returns the buffer and frees the
@@ -20,7 +20,7 @@ pub struct Strict;
 impl Strict {
     /// Invalidates a cleared mapping. If the invalidation fails, its table pages are leaked.
     #[inline]
-    pub(crate) fn invalidate<S: Space, T: TablePages, B, P: Platform>(
+    pub(crate) fn invalidate<S: AddressSpace, T: TablePages, B, P: Platform>(
         home: &mut FlushContext<'_, S>,
         platform: &mut P,
         cleared: ClearedMapping<B, T>,
@@ -46,7 +46,7 @@ impl Strict {
     }
 }
 
-impl<S: Space> FlushContext<'_, S> {
+impl<S: AddressSpace> FlushContext<'_, S> {
     /// Invalidates a cleared range of the current space and releases it.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl<S: Space> FlushContext<'_, S> {
     }
 }
 
-impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for Strict {
+impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for Strict {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = Released<B>;
@@ -169,7 +169,7 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
 }
 
 #[cold]
-fn one_by_one<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B, P: Platform>(
+fn one_by_one<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B, P: Platform>(
     mut home: FlushContext<'_, S>,
     platform: &mut P,
     items: Vec<PendingUnmap<ClearedRange<T>, B>>,

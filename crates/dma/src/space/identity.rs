@@ -5,7 +5,10 @@ use ringfence_types::{
     DomainId, Flushed, Iova, IovaRange, PageSize, Permissions, Pfn, PhysRange, WholeDomain,
 };
 
-use super::{AddressLimits, MapResult, NothingMapped, Space, UnmapRefusal};
+use super::{
+    AddressLimits, AddressSpace, CachingSpace, MapResult, NothingMapped, RingSpace, SgSpace,
+    UnmapRefusal,
+};
 use crate::{MapReason, Platform};
 
 /// A space whose I/O virtual addresses are physical addresses: no IOMMU (`none`), pass-through in
@@ -23,12 +26,10 @@ impl Identity {
     }
 }
 
-impl Space for Identity {
+impl AddressSpace for Identity {
     type PerCpu = ();
     type FreeProof = Flushed;
     type UnmapResult = NothingMapped;
-
-    const CONTIGUOUS_SG: bool = false;
 
     fn per_cpu(&self) -> Self::PerCpu {}
 
@@ -69,6 +70,35 @@ impl Space for Identity {
         Ok(MapResult { range, steps: 0 })
     }
 
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        _cpu: &mut (),
+        _platform: &mut P,
+        _range: IovaRange,
+    ) -> Result<NothingMapped, UnmapRefusal> {
+        Ok(NothingMapped)
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, _cpu: &mut (), _platform: &mut P) {}
+
+    /// Always true, because a mapping installs no entries.
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        true
+    }
+
+    #[inline]
+    fn release(&self, _cpu: &mut (), _range: Flushed) {}
+
+    fn flushed(&self, _cpu: &mut (), _proof: Flushed<WholeDomain>) {}
+
+    fn drain(&self, _cpu: &mut ()) {}
+}
+
+impl SgSpace for Identity {
+    const CONTIGUOUS_SG: bool = false;
+
     /// Maps each piece at its own physical address.
     #[inline]
     fn map_list<P: Platform>(
@@ -95,32 +125,11 @@ impl Space for Identity {
     ) -> impl Iterator<Item = IovaRange> + 'a {
         pieces.iter().filter_map(in_place)
     }
-
-    #[inline]
-    fn unmap<P: Platform>(
-        &self,
-        _cpu: &mut (),
-        _platform: &mut P,
-        _range: IovaRange,
-    ) -> Result<NothingMapped, UnmapRefusal> {
-        Ok(NothingMapped)
-    }
-
-    #[inline]
-    fn sync<P: Platform>(&self, _cpu: &mut (), _platform: &mut P) {}
-
-    /// Always true, because a mapping installs no entries.
-    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
-        true
-    }
-
-    #[inline]
-    fn release(&self, _cpu: &mut (), _range: Flushed) {}
-
-    fn flushed(&self, _cpu: &mut (), _proof: Flushed<WholeDomain>) {}
-
-    fn drain(&self, _cpu: &mut ()) {}
 }
+
+impl RingSpace for Identity {}
+
+impl CachingSpace for Identity {}
 
 /// Returns the range of `piece` in the device's address space.
 #[inline]

@@ -35,11 +35,11 @@ pub(crate) const GRANULE: PageSize = PageSize::Size4K;
 
 /// A space that requests a flush of its domain before it reuses addresses that were freed
 /// unflushed. The bitmap guarantees this, and [`PerWrap`](crate::flush::PerWrap) requires it.
-pub trait FlushesBeforeReuse: Space {}
+pub trait FlushesBeforeReuse: AddressSpace {}
 
 /// A space that reuses addresses at once and never requests a flush. No space of this crate does:
 /// the trait is a seam for the study of rIOMMU Fig. 11.
-pub trait ReusesUnflushed: Space {}
+pub trait ReusesUnflushed: AddressSpace {}
 
 /// The result of a space's unmap, which the layer can invalidate at once under every policy.
 pub trait SpaceUnmap: Sized {
@@ -83,7 +83,7 @@ impl<T: TablePages> SpaceUnmap for ClearedRange<T> {
 pub struct NothingMapped;
 
 /// One I/O address space: an IOVA allocator and the translation of a domain.
-pub trait Space {
+pub trait AddressSpace {
     /// The state of one CPU.
     type PerCpu;
     /// The proof that [`release`](Self::release) requires before a range is reused.
@@ -92,21 +92,6 @@ pub trait Space {
     /// [`NothingMapped`] for spaces without entries. The type determines which policies support the
     /// space.
     type UnmapResult: SpaceUnmap;
-
-    /// True if the pieces of a list are mapped at consecutive pages, so that one range covers the
-    /// whole list.
-    const CONTIGUOUS_SG: bool = true;
-
-    /// True if [`release`](Self::release) accepts adjacent ranges, unmapped one by one, as one
-    /// range.
-    const COALESCES_FREE: bool = false;
-
-    /// True if a map can fail with [`MapReason::RingFull`], because the next slot is still in use.
-    const CAN_BE_FULL: bool = false;
-
-    /// True if the space may keep an unmapped translation for the next map of the same memory
-    /// ([`UnmapResult::Cached`]). Several live mappings can then have the same address.
-    const CACHES_UNMAPPED: bool = false;
 
     /// Creates the state of another CPU.
     fn per_cpu(&self) -> Self::PerCpu;
@@ -129,74 +114,6 @@ pub trait Space {
         permissions: Permissions,
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason>;
-
-    /// Maps memory that driver and device share for long. The memory must not be reused before the
-    /// device can no longer reach it, so a space that [keeps](Self::CACHES_UNMAPPED) unmapped
-    /// translations does not keep this one.
-    ///
-    /// # Errors
-    /// As for [`map`](Self::map).
-    #[inline]
-    fn map_bypass_cache<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        pieces: &[PhysRange],
-        permissions: Permissions,
-        limits: AddressLimits,
-    ) -> Result<MapResult, MapReason> {
-        self.map(cpu, platform, pieces, permissions, limits)
-    }
-
-    /// Maps `pieces` at addresses that the space chooses for each; [`pieces`](Self::pieces) returns
-    /// them. The returned range represents the whole list.
-    ///
-    /// # Errors
-    /// As for [`map`](Self::map).
-    #[inline]
-    fn map_list<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        pieces: &[PhysRange],
-        permissions: Permissions,
-        limits: AddressLimits,
-    ) -> Result<MapResult, MapReason> {
-        self.map(cpu, platform, pieces, permissions, limits)
-    }
-
-    /// Maps each of `pieces` separately and appends their ranges to `placed`, in order. Returns the
-    /// number of steps of the allocator's searches. For spaces that [keep](Self::CACHES_UNMAPPED)
-    /// unmapped translations: there an address identifies one piece of memory in all lists.
-    ///
-    /// # Errors
-    /// As for [`map`](Self::map).
-    fn map_per_segment<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        pieces: &[PhysRange],
-        permissions: Permissions,
-        limits: AddressLimits,
-        placed: &mut Vec<IovaRange>,
-    ) -> Result<u32, MapReason> {
-        let _ = (cpu, platform, pieces, permissions, limits, placed);
-        Err(MapReason::NotContiguous)
-    }
-
-    /// Returns the mapped range of each piece of a list whose range begins at `start`.
-    fn pieces<'a>(
-        &'a self,
-        start: Iova,
-        pieces: &'a [PhysRange],
-    ) -> impl Iterator<Item = IovaRange> + 'a {
-        let mut page = start.align_down(GRANULE.bytes());
-        pieces.iter().filter_map(move |piece| {
-            let start = page.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
-            page = page.wrapping_add(piece.pages(GRANULE) << GRANULE.shift());
-            IovaRange::new(start, piece.bytes())
-        })
-    }
 
     /// Clears the translations of the pages of `range`.
     ///
@@ -226,22 +143,6 @@ pub trait Space {
     /// Frees the addresses that the handle caches into the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
 
-    /// Clears the translations that the space [keeps](UnmapResult::Cached), as selected by `which`,
-    /// and passes each to `gone`.
-    ///
-    /// # Errors
-    /// The table rejected an unmap. The addresses of the rejected ranges are leaked.
-    fn expire<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        which: Expire,
-        gone: impl FnMut(ClearedRange),
-    ) -> Result<(), UnmapRefusal> {
-        let _ = (cpu, platform, which, gone);
-        Ok(())
-    }
-
     /// Returns the range that the allocator reserves for a mapping of the pages of `range`.
     fn reserved(&self, range: PfnRange) -> PfnRange {
         range
@@ -262,6 +163,54 @@ pub trait Space {
         let _ = device;
         true
     }
+}
+
+/// The layout of scatterlists. The default maps a list at consecutive pages.
+pub trait SgSpace: AddressSpace {
+    /// True if the pieces of a list are mapped at consecutive pages, so that one range covers the
+    /// whole list.
+    const CONTIGUOUS_SG: bool = true;
+
+    /// Maps `pieces` at addresses that the space chooses for each; [`pieces`](Self::pieces) returns
+    /// them. The returned range represents the whole list.
+    ///
+    /// # Errors
+    /// As for [`map`](AddressSpace::map).
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        self.map(cpu, platform, pieces, permissions, limits)
+    }
+
+    /// Returns the mapped range of each piece of a list whose range begins at `start`.
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        let mut page = start.align_down(GRANULE.bytes());
+        pieces.iter().filter_map(move |piece| {
+            let start = page.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
+            page = page.wrapping_add(piece.pages(GRANULE) << GRANULE.shift());
+            IovaRange::new(start, piece.bytes())
+        })
+    }
+}
+
+/// Rings of a device. A space without rings counts as one ring that is never full.
+pub trait RingSpace: AddressSpace {
+    /// True if a map can fail with [`MapReason::RingFull`], because the next slot is still in use.
+    const CAN_BE_FULL: bool = false;
+
+    /// True if [`release`](AddressSpace::release) accepts adjacent ranges, unmapped one by one, as
+    /// one range.
+    const COALESCES_FREE: bool = false;
 
     /// Returns the number of the device's rings. A space without rings counts as one ring.
     fn rings(&self) -> u32 {
@@ -275,3 +224,68 @@ pub trait Space {
         RingId::new(0)
     }
 }
+
+/// A cache of unmapped translations. The default keeps none.
+pub trait CachingSpace: AddressSpace {
+    /// True if the space may keep an unmapped translation for the next map of the same memory
+    /// ([`UnmapResult::Cached`]). Several live mappings can then have the same address.
+    const CACHES_UNMAPPED: bool = false;
+
+    /// Maps memory that driver and device share for long. The memory must not be reused before the
+    /// device can no longer reach it, so a space that [keeps](Self::CACHES_UNMAPPED) unmapped
+    /// translations does not keep this one.
+    ///
+    /// # Errors
+    /// As for [`map`](AddressSpace::map).
+    #[inline]
+    fn map_bypass_cache<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        self.map(cpu, platform, pieces, permissions, limits)
+    }
+
+    /// Maps each of `pieces` separately and appends their ranges to `placed`, in order. Returns the
+    /// number of steps of the allocator's searches. For spaces that [keep](Self::CACHES_UNMAPPED)
+    /// unmapped translations: there an address identifies one piece of memory in all lists.
+    ///
+    /// # Errors
+    /// As for [`map`](AddressSpace::map).
+    fn map_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+        placed: &mut Vec<IovaRange>,
+    ) -> Result<u32, MapReason> {
+        let _ = (cpu, platform, pieces, permissions, limits, placed);
+        Err(MapReason::NotContiguous)
+    }
+
+    /// Clears the translations that the space [keeps](UnmapResult::Cached), as selected by `which`,
+    /// and passes each to `gone`.
+    ///
+    /// # Errors
+    /// The table rejected an unmap. The addresses of the rejected ranges are leaked.
+    fn expire<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        which: Expire,
+        gone: impl FnMut(ClearedRange),
+    ) -> Result<(), UnmapRefusal> {
+        let _ = (cpu, platform, which, gone);
+        Ok(())
+    }
+}
+
+/// A space that a layer can use.
+pub trait Space: SgSpace + RingSpace + CachingSpace {}
+
+impl<S: SgSpace + RingSpace + CachingSpace> Space for S {}

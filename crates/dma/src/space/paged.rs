@@ -10,8 +10,8 @@ use ringfence_types::{
 };
 
 use super::{
-    AddressLimits, ClearedRange, FlushesBeforeReuse, GRANULE, IoPageTable, MapResult, Space,
-    UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, FlushesBeforeReuse, GRANULE,
+    IoPageTable, MapResult, RingSpace, SgSpace, UnmapRefusal,
 };
 use crate::{MapReason, Platform, UnmapFailure};
 
@@ -64,7 +64,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// the device on return. Returns the number of steps of the allocator's searches.
     ///
     /// # Errors
-    /// As for [`map`](Space::map). No piece stays mapped; the caller discards the ranges that
+    /// As for [`map`](AddressSpace::map). No piece stays mapped; the caller discards the ranges that
     /// `each` received.
     pub fn map_each<'p, P: Platform>(
         &self,
@@ -134,7 +134,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// on this one.
     ///
     /// # Errors
-    /// As for [`unmap`](Space::unmap). `each` has received the ranges that were cleared before.
+    /// As for [`unmap`](AddressSpace::unmap). `each` has received the ranges that were cleared before.
     pub fn unmap_many<P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
@@ -295,7 +295,13 @@ fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
 
 impl<A: IovaAllocator<FreeProof = Unmapped>, T: IoPageTable> FlushesBeforeReuse for Paged<A, T> {}
 
-impl<A: IovaAllocator, T: IoPageTable> Space for Paged<A, T> {
+impl<A: IovaAllocator, T: IoPageTable> SgSpace for Paged<A, T> {}
+
+impl<A: IovaAllocator, T: IoPageTable> RingSpace for Paged<A, T> {}
+
+impl<A: IovaAllocator, T: IoPageTable> CachingSpace for Paged<A, T> {}
+
+impl<A: IovaAllocator, T: IoPageTable> AddressSpace for Paged<A, T> {
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
     type FreeProof = A::FreeProof;
     type UnmapResult = ClearedRange<T::Pages>;

@@ -11,7 +11,10 @@ use ringfence_types::{
     WholeDomain,
 };
 
-use super::{AddressLimits, ClearedRange, MapResult, ReusesUnflushed, Space, UnmapRefusal};
+use super::{
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, ReusesUnflushed, RingSpace,
+    SgSpace, UnmapRefusal,
+};
 use crate::ring::{DirtyRingLines, Ring, RingRefusal};
 use crate::{MapReason, Platform};
 
@@ -176,7 +179,7 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
         Some(&self.rings.get(usize::from(ring.get()))?.ring)
     }
 
-    /// Returns the lines of `ring` that this CPU's next [`sync`](Space::sync) writes back.
+    /// Returns the lines of `ring` that this CPU's next [`sync`](AddressSpace::sync) writes back.
     #[inline]
     fn lines<'c>(&self, cpu: &'c mut RingsCpu, ring: RingId) -> &'c mut DirtyRingLines {
         if self.coherency == Coherency::Coherent {
@@ -203,16 +206,10 @@ fn last_page(ring: RingId, slots: u32) -> Pfn {
     RingIova::start(ring, last).slot_pages().hi()
 }
 
-impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
+impl<R: RingDriver, L: Lock<R>> AddressSpace for Rings<R, L> {
     type PerCpu = RingsCpu;
     type FreeProof = R::FreeProof;
     type UnmapResult = ClearedRange;
-
-    const CONTIGUOUS_SG: bool = false;
-
-    const CAN_BE_FULL: bool = true;
-
-    const COALESCES_FREE: bool = true;
 
     fn per_cpu(&self) -> RingsCpu {
         RingsCpu::default()
@@ -238,54 +235,6 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
             return Err(MapReason::NotContiguous);
         }
         self.map_list(cpu, platform, pieces, permissions, limits)
-    }
-
-    #[inline]
-    fn map_list<P: Platform>(
-        &self,
-        cpu: &mut RingsCpu,
-        platform: &mut P,
-        pieces: &[PhysRange],
-        permissions: Permissions,
-        limits: AddressLimits,
-    ) -> Result<MapResult, MapReason> {
-        let first = pieces.first().ok_or(MapReason::Empty)?;
-        let id = limits.ring;
-        let shared = self
-            .rings
-            .get(usize::from(id.get()))
-            .ok_or(MapReason::Ring(RingRefusal::NoSuchRing(id)))?;
-        if shared.last > limits.mask {
-            return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
-        }
-        let lines = self.lines(cpu, id);
-        let start = shared
-            .ring
-            .with(|ring| ring.map_list(platform.memory(), lines, pieces, permissions))?;
-        // A slot has more addresses than its buffer has bytes.
-        let extra = first.last().get().wrapping_sub(first.start().get());
-        let last = start.iova().wrapping_add(extra);
-        let range = IovaRange::inclusive(start.iova(), last).ok_or(MapReason::TooLarge)?;
-        Ok(MapResult { range, steps: 0 })
-    }
-
-    fn pieces<'a>(
-        &'a self,
-        start: Iova,
-        pieces: &'a [PhysRange],
-    ) -> impl Iterator<Item = IovaRange> + 'a {
-        let head = RingIova::from(start);
-        // A single piece lies at the start of the range; only longer lists need the ring.
-        let rest = match self.ring(head.ring()) {
-            Some(ring) if pieces.len() > 1 => {
-                ring.with(|ring| ring.list(head).skip(1).take(pieces.len()).collect())
-            }
-            _ => Vec::new(),
-        };
-        core::iter::once(head)
-            .chain(rest)
-            .zip(pieces)
-            .filter_map(|(slot, piece)| IovaRange::new(slot.iova(), piece.bytes()))
     }
 
     #[inline]
@@ -359,6 +308,64 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     fn serves(&self, device: RequesterId) -> bool {
         device == self.device
     }
+}
+
+impl<R: RingDriver, L: Lock<R>> SgSpace for Rings<R, L> {
+    const CONTIGUOUS_SG: bool = false;
+
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        cpu: &mut RingsCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        let first = pieces.first().ok_or(MapReason::Empty)?;
+        let id = limits.ring;
+        let shared = self
+            .rings
+            .get(usize::from(id.get()))
+            .ok_or(MapReason::Ring(RingRefusal::NoSuchRing(id)))?;
+        if shared.last > limits.mask {
+            return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
+        }
+        let lines = self.lines(cpu, id);
+        let start = shared
+            .ring
+            .with(|ring| ring.map_list(platform.memory(), lines, pieces, permissions))?;
+        // A slot has more addresses than its buffer has bytes.
+        let extra = first.last().get().wrapping_sub(first.start().get());
+        let last = start.iova().wrapping_add(extra);
+        let range = IovaRange::inclusive(start.iova(), last).ok_or(MapReason::TooLarge)?;
+        Ok(MapResult { range, steps: 0 })
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        let head = RingIova::from(start);
+        // A single piece lies at the start of the range; only longer lists need the ring.
+        let rest = match self.ring(head.ring()) {
+            Some(ring) if pieces.len() > 1 => {
+                ring.with(|ring| ring.list(head).skip(1).take(pieces.len()).collect())
+            }
+            _ => Vec::new(),
+        };
+        core::iter::once(head)
+            .chain(rest)
+            .zip(pieces)
+            .filter_map(|(slot, piece)| IovaRange::new(slot.iova(), piece.bytes()))
+    }
+}
+
+impl<R: RingDriver, L: Lock<R>> RingSpace for Rings<R, L> {
+    const CAN_BE_FULL: bool = true;
+
+    const COALESCES_FREE: bool = true;
 
     fn rings(&self) -> u32 {
         u32::try_from(self.rings.len()).unwrap_or(u32::MAX)
@@ -369,3 +376,5 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         RingIova::from(range.start()).ring()
     }
 }
+
+impl<R: RingDriver, L: Lock<R>> CachingSpace for Rings<R, L> {}

@@ -7,7 +7,7 @@ use super::{ClearedRange, SpaceUnmap, TablePages};
 #[derive(Debug, PartialEq, Eq)]
 pub enum UnmapResult<T = ()> {
     /// The space keeps the translation for the next map of the same memory, and
-    /// [expires](super::Space::expire) it later. The device reaches the buffer until then.
+    /// [expires](super::CachingSpace::expire) it later. The device reaches the buffer until then.
     Cached,
     /// The entries are cleared.
     Cleared(ClearedRange<T>),
@@ -32,7 +32,7 @@ impl<T: TablePages> SpaceUnmap for UnmapResult<T> {
     }
 
     /// Returns `None` for a kept translation: it expires later. Use
-    /// [`Space::map_bypass_cache`](super::Space::map_bypass_cache) for
+    /// [`CachingSpace::map_bypass_cache`](super::CachingSpace::map_bypass_cache) for
     /// memory that the device must not reach after its unmap.
     fn into_cleared(self) -> Option<ClearedRange<T>> {
         match self {

@@ -201,7 +201,7 @@ proptest! {
 /// A run is mapped at consecutive pages or rejected: pieces that meet inside a page would share it.
 #[test]
 fn identity_runs_meet_where_pages_do() {
-    use ringfence_dma::Space as Role;
+    use ringfence_dma::space::AddressSpace as Role;
     let mut board = Board::new();
     let space = Identity::new(DomainId::new(1));
     let all = Pfn::new((1 << 36) - 1);

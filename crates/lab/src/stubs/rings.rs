@@ -7,9 +7,10 @@ use std::rc::Rc;
 
 use ringfence_dma::ring::{FullReason, Ring, RingFull};
 use ringfence_dma::space::{
-    AddressLimits, ClearedRange, MapResult, ReusesUnflushed, RingDriver, Rings, UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, ReusesUnflushed,
+    RingDriver, RingSpace, Rings, SgSpace, UnmapRefusal,
 };
-use ringfence_dma::{Flush, MapReason, Platform, Space};
+use ringfence_dma::{Flush, MapReason, Platform};
 use ringfence_memory::Arena;
 use ringfence_papers::RingAsPublished;
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable, ring_words};
@@ -165,14 +166,10 @@ impl<D, const ENTRIES: bool> ReplayedRings<D, ENTRIES> {
     }
 }
 
-impl<D: ReplayRing, const ENTRIES: bool> Space for ReplayedRings<D, ENTRIES> {
+impl<D: ReplayRing, const ENTRIES: bool> AddressSpace for ReplayedRings<D, ENTRIES> {
     type PerCpu = ();
     type FreeProof = D::FreeProof;
     type UnmapResult = ClearedRange;
-
-    const CONTIGUOUS_SG: bool = false;
-
-    const CAN_BE_FULL: bool = true;
 
     fn per_cpu(&self) {}
 
@@ -191,63 +188,6 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for ReplayedRings<D, ENTRIES> {
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason> {
         self.map_list(cpu, platform, pieces, permissions, limits)
-    }
-
-    #[inline]
-    fn map_list<P: Platform>(
-        &self,
-        (): &mut (),
-        platform: &mut P,
-        pieces: &[PhysRange],
-        permissions: Permissions,
-        limits: AddressLimits,
-    ) -> Result<MapResult, MapReason> {
-        let full = MapReason::RingFull(RingFull {
-            ring: limits.ring,
-            slot: RingSlot::FIRST,
-            reason: FullReason::Unmap,
-        });
-        let first = pieces.first().ok_or(MapReason::Empty)?;
-        let head = self.trace.next().ok_or(full)?;
-        let head = RingIova::from(head.lo().iova());
-        let range = IovaRange::new(head.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
-        let mut ring = self.ring(head.ring()).ok_or(full)?.borrow_mut();
-        let mut slot = head.slot();
-        for (number, piece) in pieces.iter().enumerate() {
-            if number > 0 {
-                let next = RingIova::from(self.trace.next().ok_or(full)?.lo().iova()).slot();
-                if let Some(link) = ring.next.get_mut(slot.get() as usize) {
-                    *link = next.get();
-                }
-                slot = next;
-            }
-            if ENTRIES {
-                let entry = RingPte::new(piece, permissions).map_err(|_| full)?;
-                let at = ring.table.entry(slot).ok_or(full)?;
-                entry.store(ring_words(platform.memory(), at).map_err(|_| full)?);
-                if self.coherency == Coherency::NonCoherent {
-                    write_back::<D, P>(&mut ring, platform, slot, ChangedLine::Fill);
-                }
-            }
-        }
-        Ok(MapResult { range, steps: 0 })
-    }
-
-    fn pieces<'a>(
-        &'a self,
-        start: Iova,
-        pieces: &'a [PhysRange],
-    ) -> impl Iterator<Item = IovaRange> + 'a {
-        let head = RingIova::from(start);
-        let mut slot = Some(head.slot());
-        pieces.iter().filter_map(move |piece| {
-            let here = slot?;
-            if pieces.len() > 1 {
-                let ring = self.ring(head.ring())?.borrow();
-                slot = RingSlot::new(*ring.next.get(here.get() as usize)?);
-            }
-            IovaRange::new(RingIova::start(head.ring(), here).iova(), piece.bytes())
-        })
     }
 
     #[inline]
@@ -318,6 +258,71 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for ReplayedRings<D, ENTRIES> {
     fn serves(&self, device: RequesterId) -> bool {
         device == self.device
     }
+}
+
+impl<D: ReplayRing, const ENTRIES: bool> SgSpace for ReplayedRings<D, ENTRIES> {
+    const CONTIGUOUS_SG: bool = false;
+
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        (): &mut (),
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        let full = MapReason::RingFull(RingFull {
+            ring: limits.ring,
+            slot: RingSlot::FIRST,
+            reason: FullReason::Unmap,
+        });
+        let first = pieces.first().ok_or(MapReason::Empty)?;
+        let head = self.trace.next().ok_or(full)?;
+        let head = RingIova::from(head.lo().iova());
+        let range = IovaRange::new(head.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
+        let mut ring = self.ring(head.ring()).ok_or(full)?.borrow_mut();
+        let mut slot = head.slot();
+        for (number, piece) in pieces.iter().enumerate() {
+            if number > 0 {
+                let next = RingIova::from(self.trace.next().ok_or(full)?.lo().iova()).slot();
+                if let Some(link) = ring.next.get_mut(slot.get() as usize) {
+                    *link = next.get();
+                }
+                slot = next;
+            }
+            if ENTRIES {
+                let entry = RingPte::new(piece, permissions).map_err(|_| full)?;
+                let at = ring.table.entry(slot).ok_or(full)?;
+                entry.store(ring_words(platform.memory(), at).map_err(|_| full)?);
+                if self.coherency == Coherency::NonCoherent {
+                    write_back::<D, P>(&mut ring, platform, slot, ChangedLine::Fill);
+                }
+            }
+        }
+        Ok(MapResult { range, steps: 0 })
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        let head = RingIova::from(start);
+        let mut slot = Some(head.slot());
+        pieces.iter().filter_map(move |piece| {
+            let here = slot?;
+            if pieces.len() > 1 {
+                let ring = self.ring(head.ring())?.borrow();
+                slot = RingSlot::new(*ring.next.get(here.get() as usize)?);
+            }
+            IovaRange::new(RingIova::start(head.ring(), here).iova(), piece.bytes())
+        })
+    }
+}
+
+impl<D: ReplayRing, const ENTRIES: bool> RingSpace for ReplayedRings<D, ENTRIES> {
+    const CAN_BE_FULL: bool = true;
 
     fn rings(&self) -> u32 {
         self.rings.len() as u32
@@ -328,6 +333,8 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for ReplayedRings<D, ENTRIES> {
         RingIova::from(range.start()).ring()
     }
 }
+
+impl<D: ReplayRing, const ENTRIES: bool> CachingSpace for ReplayedRings<D, ENTRIES> {}
 
 /// Records or writes back the changed line.
 #[inline]

@@ -9,15 +9,15 @@
 //!           -> their invalidation, by the flush policy
 //! ```
 //! Each piece of a scatterlist has its own mapping, so that other lists can reuse it. The host is
-//! kicked once for all pieces that miss. Long-lived shared memory ([`Space::map_bypass_cache`]) and
+//! kicked once for all pieces that miss. Long-lived shared memory ([`CachingSpace::map_bypass_cache`]) and
 //! buffers without a key bypass the cache.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use ringfence_dma::space::{
-    AddressLimits, ClearedRange, Expire, IoPageTable, MapResult, Paged, PagedCpu, Space,
-    UnmapRefusal, UnmapResult,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, Expire, IoPageTable, MapResult, Paged,
+    PagedCpu, RingSpace, SgSpace, UnmapRefusal, UnmapResult,
 };
 use ringfence_dma::{MapReason, Platform};
 use ringfence_iova::IovaAllocator;
@@ -225,7 +225,7 @@ fn bytes_at(giova: Iova, piece: &PhysRange) -> Option<IovaRange> {
     IovaRange::new(giova.wrapping_add(offset), piece.bytes())
 }
 
-impl<A, T, C, L> Space for RtcSpace<A, T, C, L>
+impl<A, T, C, L> AddressSpace for RtcSpace<A, T, C, L>
 where
     A: IovaAllocator,
     T: IoPageTable<Pages = ()>,
@@ -235,9 +235,6 @@ where
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
     type FreeProof = A::FreeProof;
     type UnmapResult = UnmapResult;
-
-    const CONTIGUOUS_SG: bool = false;
-    const CACHES_UNMAPPED: bool = true;
 
     fn per_cpu(&self) -> Self::PerCpu {
         self.paged.per_cpu()
@@ -278,6 +275,88 @@ where
         });
         Ok(placed)
     }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<UnmapResult, UnmapRefusal> {
+        match self.cache_lock.with(|reverse| reverse.release(&range)) {
+            Some(Ok(())) => return Ok(UnmapResult::Cached),
+            _ if self.unknown_unmap == UnknownUnmap::Ignored => return Ok(UnmapResult::Cached),
+            Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
+            None => {}
+        }
+        let gone = self.paged.unmap(cpu, platform, range)?;
+        self.cache_lock
+            .with(|reverse| reverse.in_use = reverse.in_use.saturating_sub(1));
+        Ok(UnmapResult::Cleared(gone))
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.paged.sync(cpu, platform);
+    }
+
+    /// True if no mapping is in use. The flush at the start of a detach removes the released
+    /// mappings.
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        self.cache_lock.with(|reverse| reverse.in_use == 0)
+    }
+
+    #[inline]
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) {
+        self.paged.release(cpu, range);
+    }
+
+    fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
+        self.paged.flushed(cpu, proof);
+    }
+
+    fn drain(&self, cpu: &mut Self::PerCpu) {
+        self.paged.drain(cpu);
+    }
+
+    #[inline]
+    fn reserved(&self, range: PfnRange) -> PfnRange {
+        self.paged.reserved(range)
+    }
+
+    #[inline]
+    fn invalidation(&self, range: PfnRange, levels: CachedLevels) -> Invalidation {
+        self.paged.invalidation(range, levels)
+    }
+}
+
+impl<A, T, C, L> SgSpace for RtcSpace<A, T, C, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable<Pages = ()>,
+    C: ReverseCache,
+    L: Lock<DeviceCache<C>>,
+{
+    const CONTIGUOUS_SG: bool = false;
+}
+
+impl<A, T, C, L> RingSpace for RtcSpace<A, T, C, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable<Pages = ()>,
+    C: ReverseCache,
+    L: Lock<DeviceCache<C>>,
+{
+}
+
+impl<A, T, C, L> CachingSpace for RtcSpace<A, T, C, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable<Pages = ()>,
+    C: ReverseCache,
+    L: Lock<DeviceCache<C>>,
+{
+    const CACHES_UNMAPPED: bool = true;
 
     fn map_bypass_cache<P: Platform>(
         &self,
@@ -361,49 +440,6 @@ where
         mapped
     }
 
-    #[inline]
-    fn unmap<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        range: IovaRange,
-    ) -> Result<UnmapResult, UnmapRefusal> {
-        match self.cache_lock.with(|reverse| reverse.release(&range)) {
-            Some(Ok(())) => return Ok(UnmapResult::Cached),
-            _ if self.unknown_unmap == UnknownUnmap::Ignored => return Ok(UnmapResult::Cached),
-            Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
-            None => {}
-        }
-        let gone = self.paged.unmap(cpu, platform, range)?;
-        self.cache_lock
-            .with(|reverse| reverse.in_use = reverse.in_use.saturating_sub(1));
-        Ok(UnmapResult::Cleared(gone))
-    }
-
-    #[inline]
-    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
-        self.paged.sync(cpu, platform);
-    }
-
-    /// True if no mapping is in use. The flush at the start of a detach removes the released
-    /// mappings.
-    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
-        self.cache_lock.with(|reverse| reverse.in_use == 0)
-    }
-
-    #[inline]
-    fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) {
-        self.paged.release(cpu, range);
-    }
-
-    fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
-        self.paged.flushed(cpu, proof);
-    }
-
-    fn drain(&self, cpu: &mut Self::PerCpu) {
-        self.paged.drain(cpu);
-    }
-
     fn expire<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -421,15 +457,5 @@ where
             return Ok(());
         }
         self.paged.unmap_many(cpu, platform, &ranges, gone)
-    }
-
-    #[inline]
-    fn reserved(&self, range: PfnRange) -> PfnRange {
-        self.paged.reserved(range)
-    }
-
-    #[inline]
-    fn invalidation(&self, range: PfnRange, levels: CachedLevels) -> Invalidation {
-        self.paged.invalidation(range, levels)
     }
 }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{PerCycle, RangeBatch};
-use ringfence_dma::space::{AddressLimits, Paged, Rounding, Space as _, UnmapResult};
+use ringfence_dma::space::{AddressLimits, AddressSpace as _, Paged, Rounding, UnmapResult};
 use ringfence_dma::{
     Attachment, Cpu, Dma, DmaSegment, Mapping, Outcome, SgLimits, SgMapping, SgRequest, Teardown,
     UnmapReason,

@@ -48,6 +48,37 @@ pub struct Figure {
     pub series: Vec<Series>,
 }
 
+impl Figure {
+    /// A plot with a linear horizontal axis.
+    pub(super) fn linear(
+        title: impl Into<String>,
+        x: &'static str,
+        y: &'static str,
+        series: Vec<Series>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            x,
+            y,
+            log_x: false,
+            series,
+        }
+    }
+
+    /// A plot with a logarithmic horizontal axis.
+    pub(super) fn logarithmic(
+        title: impl Into<String>,
+        x: &'static str,
+        y: &'static str,
+        series: Vec<Series>,
+    ) -> Self {
+        Self {
+            log_x: true,
+            ..Self::linear(title, x, y, series)
+        }
+    }
+}
+
 /// Reduces `points` to at most `wanted` points and keeps spikes: divides them into parts of equal
 /// length and keeps the highest point of each.
 pub(super) fn thinned(points: &[(f64, f64)], wanted: usize) -> Vec<(f64, f64)> {

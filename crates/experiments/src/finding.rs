@@ -19,6 +19,17 @@ pub struct Published {
     pub source: String,
 }
 
+impl Published {
+    /// The number `value`, printed as `text` in `source`.
+    pub fn new(text: impl Into<String>, value: f64, source: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            value,
+            source: source.into(),
+        }
+    }
+}
+
 /// A number measured by an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Measured {
@@ -118,6 +129,35 @@ impl FindingRow {
             group: None,
             fitted: false,
         }
+    }
+
+    /// A row of a count, without a printed number and without a requirement.
+    pub fn counted(what: impl Into<String>, unit: &'static str, value: f64) -> Self {
+        Self::new(what, unit, Measured::counted(value))
+    }
+
+    /// Adds the paper's number, which the row must equal.
+    #[must_use]
+    pub fn exact(self, printed: Published) -> Self {
+        self.beside(printed).require(Requirement::Exact)
+    }
+
+    /// Adds the paper's number, from which the row may differ by [`TOLERANCE`].
+    #[must_use]
+    pub fn near(self, printed: Published) -> Self {
+        self.beside(printed).require(Requirement::Near)
+    }
+
+    /// Adds the paper's number, which the row must reach.
+    #[must_use]
+    pub fn at_least(self, printed: Published) -> Self {
+        self.beside(printed).require(Requirement::AtLeast)
+    }
+
+    /// Adds the paper's number, which the row must not exceed.
+    #[must_use]
+    pub fn at_most(self, printed: Published) -> Self {
+        self.beside(printed).require(Requirement::AtMost)
     }
 
     /// Adds the paper's number.

@@ -132,11 +132,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "cycles",
             Measured::cost(measured_part, modelled, spread),
         );
-        let sum = Published {
-            text: format!("{printed}"),
-            value: printed,
-            source: "riommu_table1.csv: both sums".into(),
-        };
+        let sum = Published::new(
+            format!("{printed}"),
+            printed,
+            "riommu_table1.csv: both sums",
+        );
         found.push(row.beside(sum).ordered_in("totals"));
         if mode != "strict" {
             let ratio = (measured_part + modelled) / first.1;
@@ -147,7 +147,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             );
             let printed =
                 Published::derived(printed / first.0, "riommu_table1.csv: both sums, divided");
-            found.push(row.beside(printed).require(Requirement::Near));
+            found.push(row.near(printed));
         }
     }
     by_stages(setting, &runs, metered.first(), &mut found)?;

@@ -8,7 +8,7 @@ use ringfence_memory::WriteBack;
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
+use super::finding::{FindingRow, Findings, Measured, Published, median};
 use super::model::{
     Derived, Point, busy_wait_line, derived, derived_variant, deviation, gbps, model_line,
     residuals,
@@ -83,12 +83,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for (mode, derived) in modes() {
         let cycles = packet(of(mode)?, profile);
         let row = FindingRow::new(format!("{mode}: C"), "cycles", cycles);
-        let printed = Published {
-            text: format!("{:.0}", derived.cycles.value),
-            value: derived.cycles.value,
-            source: source.into(),
-        };
-        let row = row.beside(printed).require(Requirement::Near);
+        let printed = Published::new(
+            format!("{:.0}", derived.cycles.value),
+            derived.cycles.value,
+            source,
+        );
+        let row = row.near(printed);
         found.push(row.ordered_in("cycles per packet"));
         crosses.push((cycles.median, gbps(CLOCK_GHZ, cycles.median)));
         printed_crosses.push((derived.cycles.value, derived.gbps.value));
@@ -116,10 +116,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             let (one, other) = (variant.name(), baseline.name());
             let ratio = relative_throughput(of(one)?, of(other)?, profile);
             let row = FindingRow::new(format!("throughput, {one} / {other}"), "", ratio);
-            found.push(
-                row.beside(cell(variant, baseline)?)
-                    .require(Requirement::Near),
-            );
+            found.push(row.near(cell(variant, baseline)?));
         }
     }
     for variant in Variant::ALL {
@@ -127,13 +124,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             let (one, other) = (variant.name(), column.mode.name());
             let ring = ring(variant, of(one)?.invalidations_per_pair(), profile);
             let paged = paged(column, of(other)?.invalidations_per_pair(), profile);
-            let row = FindingRow::new(
+            let row = FindingRow::counted(
                 format!("the paper's components, our counts: {one} / {other}"),
                 "",
-                Measured::counted(paged / ring),
+                paged / ring,
             );
             let printed = cell(variant, column.mode)?;
-            found.push(row.beside(printed).require(Requirement::Near));
+            found.push(row.near(printed));
         }
     }
     as_published(&mut found, of(AS_PUBLISHED)?, of("riommu")?, profile)?;
@@ -147,27 +144,22 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "%",
             Measured::timed(100.0 * off.worst, 0.0),
         );
-        let printed = Published {
-            text: "coincide".into(),
-            value: 15.0,
-            source: "rIOMMU Fig. 8: thick and thin line".into(),
-        };
-        found.push(row.beside(printed).require(Requirement::AtMost));
+        let printed = Published::new("coincide", 15.0, "rIOMMU Fig. 8: thick and thin line");
+        found.push(row.at_most(printed));
     }
     let scale: Vec<f64> = (1..=40).map(|n| f64::from(n) * 500.0).collect();
     let points = |line: &[Point]| line.iter().map(|p| (p.cycles, p.gbps)).collect();
-    found.figures.push(Figure {
-        title: "Fig. 8: throughput over cycles per packet".into(),
-        x: "cycles per packet (C)",
-        y: "Gbit/s",
-        log_x: false,
-        series: vec![
+    found.figures.push(Figure::linear(
+        "Fig. 8: throughput over cycles per packet",
+        "cycles per packet (C)",
+        "Gbit/s",
+        vec![
             Series::line("model", points(&model_line(CLOCK_GHZ, &scale[2..]))),
             Series::crosses("busy wait", points(&line)),
             Series::crosses("modes, measured", crosses),
             Series::crosses("modes, paper", printed_crosses),
         ],
-    });
+    ));
     for residual in residuals() {
         found.note(format!(
             "Erratum 2, {}: Table 1 gives C = {:.0}, Table 2 implies {:.0}; no component explains \
@@ -226,14 +218,14 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
     });
     let what = "repetitions in which all modes are in order: strict < strict+ < defer < defer+ < \
     riommu- < riommu < none";
-    let row = FindingRow::new(what, "", Measured::counted(ordered.count() as f64));
+    let row = FindingRow::counted(what, "", ordered.count() as f64);
     // Not required: one disturbed repetition says nothing about a mode. The groups judge the
     // medians.
-    row.beside(Published {
-        text: format!("{repetitions} of {repetitions}"),
-        value: repetitions as f64,
-        source: "the order of riommu_table2.csv, mlx stream".into(),
-    })
+    row.beside(Published::new(
+        format!("{repetitions} of {repetitions}"),
+        repetitions as f64,
+        "the order of riommu_table2.csv, mlx stream",
+    ))
 }
 
 /// Adds the cost per packet of Fig. 11's barriers and write-backs.
@@ -260,7 +252,7 @@ fn as_published(
         more,
     );
     let printed = Sheet::named("claims")?.printed(&[("id", "R28")], "value")?;
-    found.push(row.beside(printed).require(Requirement::Near));
+    found.push(row.near(printed));
     Ok(())
 }
 

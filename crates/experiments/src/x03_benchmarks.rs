@@ -3,7 +3,7 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::finding::{FindingRow, Findings, Measured};
 use super::model::PACKET_BYTES;
 use super::published::{
     BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
@@ -181,9 +181,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                         "",
                         Measured::timed(ratio, spread),
                     );
-                    let row = row
-                        .beside(sheet.printed(&wanted, "value")?)
-                        .require(Requirement::Near);
+                    let row = row.near(sheet.printed(&wanted, "value")?);
                     let cell =
                         variant == Variant::Coherent && frame.fitted == Some((*metric, baseline));
                     let row = if cell { row.fitted() } else { row };

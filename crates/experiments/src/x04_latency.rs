@@ -2,7 +2,7 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::finding::{FindingRow, Findings, Measured};
 use super::published::{Benchmark, CLOCK_GHZ, Nic, Sheet};
 use ringfence_lab::LabError;
 
@@ -39,11 +39,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 cost.spread,
             );
             let row = FindingRow::new(format!("{}: {mode}", nic.name()), "us", measured);
-            found.push(
-                row.beside(cell(mode)?)
-                    .require(Requirement::Near)
-                    .ordered_in(nic.name()),
-            );
+            found.push(row.near(cell(mode)?).ordered_in(nic.name()));
         }
     }
     found.explain(

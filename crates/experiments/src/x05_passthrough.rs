@@ -2,7 +2,7 @@
 //! compared with no IOMMU (rIOMMU section 5.1).
 
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::finding::{FindingRow, Findings, Measured};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
 use super::stream::{in_turns, last, runs};
 use super::timed::{Cost, TimedSubject};
@@ -41,20 +41,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "cycles",
             Measured::cost(extra, 0.0, spread),
         );
-        found.push(
-            row.beside(claims.printed(&[("id", "R26")], "value")?)
-                .require(Requirement::Near),
-        );
+        found.push(row.near(claims.printed(&[("id", "R26")], "value")?));
         let lower = 100.0 * (1.0 - BASELINE_CYCLES / (BASELINE_CYCLES + extra));
         let row = FindingRow::new(
             format!("{mode}: stream throughput below none"),
             "%",
             Measured::timed(lower, spread),
         );
-        found.push(
-            row.beside(claims.printed(&[("id", "R25")], "value")?)
-                .require(Requirement::Near),
-        );
+        found.push(row.near(claims.printed(&[("id", "R25")], "value")?));
     }
     found.explain(
         "The paper's 200 cycles are those of the kernel's generic DMA code before it reaches a \

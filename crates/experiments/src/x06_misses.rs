@@ -16,7 +16,7 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{Iova, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Requirement, median};
+use super::finding::{FindingRow, Findings, Measured, median};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 use ringfence_lab::components::ReplayTable;
@@ -196,7 +196,7 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         Measured::cost(0.0, modelled, 0.0),
     );
     let printed = claims.printed(&[("id", "R48")], "value")?.read_as(1532.0);
-    found.push(difference.beside(printed).require(Requirement::Near));
+    found.push(difference.near(printed));
     let per_walk = random.references / random.misses.max(f64::MIN_POSITIVE);
     let references = row("words read per walk", "", Measured::counted(per_walk));
     found.push(references.beside(claims.printed(&[("id", "R49")], "value")?));

@@ -3,7 +3,7 @@
 
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::prefetch::{Kind, Predictor, PrefetchSummary, Shape, USES, summarise, synthetic};
 use ringfence_lab::LabError;
 
@@ -113,12 +113,8 @@ impl Claim {
 
     fn row(&self, summary: &PrefetchSummary) -> FindingRow {
         let what = format!("{}: {}", summary.source, self.what);
-        let row = FindingRow::new(what, "", Measured::counted((self.of)(summary)));
-        row.beside(Published {
-            text: self.text.into(),
-            value: MOST,
-            source: SOURCE.into(),
-        })
+        let row = FindingRow::counted(what, "", (self.of)(summary));
+        row.beside(Published::new(self.text, MOST, SOURCE))
     }
 }
 
@@ -148,23 +144,15 @@ fn recorded(setting: &Setting, found: &mut Findings) {
                 "recorded, {}: {}: {}",
                 claim.devices, claim.what, claim.text
             );
-            let row = FindingRow::new(what, "devices", Measured::counted(holds));
-            let printed = Published {
-                text: format!("all {devices}"),
-                value: devices,
-                source: SOURCE.into(),
-            };
-            found.push(row.beside(printed).require(Requirement::Exact));
+            let row = FindingRow::counted(what, "devices", holds);
+            let printed = Published::new(format!("all {devices}"), devices, SOURCE);
+            found.push(row.exact(printed));
         }
     }
     for kind in Kind::ALL {
         let devices = used.iter().filter(|one| one.shape.kind() == kind).count();
         let what = format!("recorded devices: {}", kind.name());
-        found.push(FindingRow::new(
-            what,
-            "devices",
-            Measured::counted(devices as f64),
-        ));
+        found.push(FindingRow::counted(what, "devices", devices as f64));
         if devices == 0 {
             continue;
         }
@@ -172,7 +160,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         for claim in CLAIMS.iter().filter(|claim| !(claim.covers)(kind)) {
             let (holds, _) = holds_of(claim, &|of| of == kind);
             let what = format!("recorded, {}: {}: {}", kind.name(), claim.what, claim.text);
-            found.push(FindingRow::new(what, "devices", Measured::counted(holds)));
+            found.push(FindingRow::counted(what, "devices", holds));
         }
     }
     for summary in &used {
@@ -194,7 +182,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
             ("reuse", reuse),
         ] {
             let what = format!("{} ({kind}): {what}", summary.source);
-            found.push(FindingRow::new(what, "", Measured::counted(value)));
+            found.push(FindingRow::counted(what, "", value));
         }
         for claim in &CLAIMS {
             found.push(claim.row(summary));
@@ -264,18 +252,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 .collect(),
         )
     };
-    found.figures.push(Figure {
-        title: format!("Predicted share over history size: {source}"),
-        x: "history entries",
-        y: "predicted share",
-        log_x: true,
-        series: vec![
+    found.figures.push(Figure::logarithmic(
+        format!("Predicted share over history size: {source}"),
+        "history entries",
+        "predicted share",
+        vec![
             line("Markov, modified", Predictor::MarkovModified),
             line("Recency, modified", Predictor::RecencyModified),
             line("Distance, modified", Predictor::DistanceModified),
             line("Markov", Predictor::Markov),
         ],
-    });
+    ));
     found.explain(
         "Distance predicts rings whose neighbouring entries have adjacent addresses (tidy, fresh \
         and tree addresses), even as published if the device uses a burst before it is unmapped. \

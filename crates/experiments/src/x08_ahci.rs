@@ -10,7 +10,7 @@ use ringfence_types::{PhysAddr, PhysRange};
 use super::capture::{NIC, Run, UnprotectedPlatform};
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Measured, Published};
 use super::prefetch::{USES, summarise};
 use super::published::{CLOCK_GHZ, Sheet};
 use super::timed::{Cost, TimedReplays, TimedSubject};
@@ -141,15 +141,11 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     ));
     let run = calls(requests)?;
     let pages = run.plan.maps as f64 / requests as f64;
-    found.push(FindingRow::new(
-        "maps per request",
-        "",
-        Measured::counted(pages),
-    ));
-    found.push(FindingRow::new(
+    found.push(FindingRow::counted("maps per request", "", pages));
+    found.push(FindingRow::counted(
         "share of unmaps out of order",
         "",
-        Measured::counted(out_of_order(&run)),
+        out_of_order(&run),
     ));
     let mut costs = Vec::new();
     for mode in ["none", "strict"] {
@@ -176,17 +172,13 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
         let ratio = rate(&strict) / rate(&none);
         let printed: Published = claim
             .text(&[("id", "R59")], "value")
-            .map(|text| Published {
-                text: text.to_owned(),
-                value: 1.0,
-                source: "claims.csv R59".into(),
-            })?;
+            .map(|text| Published::new(text, 1.0, "claims.csv R59"))?;
         let row = FindingRow::new(
             format!("{disk}: throughput, strict / none"),
             "",
             Measured::timed(ratio, 0.0),
         );
-        found.push(row.beside(printed).require(Requirement::Near));
+        found.push(row.near(printed));
         found.push(FindingRow::new(
             format!("{disk}: share of a core for maps and unmaps in strict"),
             "",
@@ -201,13 +193,12 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     ));
     let speeds = (0..=40).map(|step| 100.0 * 1.12_f64.powi(step));
     let points = speeds.map(|speed| (speed, (of_disk(speed) / strict.median).min(1.0)));
-    found.figures.push(Figure {
-        title: "Strict over none by disk throughput".into(),
-        x: "MB/s",
-        y: "throughput relative to none",
-        log_x: true,
-        series: vec![Series::line("strict", points.collect())],
-    });
+    found.figures.push(Figure::logarithmic(
+        "Strict over none by disk throughput",
+        "MB/s",
+        "throughput relative to none",
+        vec![Series::line("strict", points.collect())],
+    ));
     found.note(
         "The cost of the file system and the block layer is omitted in both modes; it would bring \
         strict closer to none. The disk speeds are upper bounds of such devices and of the link; \
@@ -234,11 +225,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         let out = Measured::counted(1.0 - port.shape.in_order);
         found.push(FindingRow::new(what, "", out));
         let what = format!("{}: maximum number of pages mapped at once", port.source);
-        found.push(FindingRow::new(
-            what,
-            "",
-            Measured::counted(port.ring_pages as f64),
-        ));
+        found.push(FindingRow::counted(what, "", port.ring_pages as f64));
     }
     found.note(match count {
         0 => {

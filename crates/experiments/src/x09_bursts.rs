@@ -8,7 +8,7 @@ use ringfence_devices::workload::{NetperfStream, PACKETS_PER_RUN};
 use super::capture::{Capture, Run};
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Measured, Published};
 use super::owned::{InvalidationModel, costs, refused};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
 use super::timed::{Cost, TimedReplays, TimedSubject};
@@ -145,7 +145,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
                 ("divided_by", "none"),
             ];
             let printed = Sheet::named("riommu_table2")?.printed(&wanted, "value")?;
-            row.beside(printed).require(Requirement::AtLeast)
+            row.at_least(printed)
         }
         _ => row,
     });
@@ -159,15 +159,11 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
         both,
         "measured here and modelled (claims.csv R24), as above",
     );
-    found.push(row.beside(printed).require(Requirement::Near));
+    found.push(row.near(printed));
     if point.packets == 100 {
         let bursts = Sheet::named("claims")?.printed(&[("id", "R23")], "value")?;
-        let row = FindingRow::new(
-            format!("{at}: unmaps per burst"),
-            "",
-            Measured::counted(point.unmaps),
-        );
-        found.push(row.beside(bursts).require(Requirement::Near));
+        let row = FindingRow::counted(format!("{at}: unmaps per burst"), "", point.unmaps);
+        found.push(row.near(bursts));
         let wanted = [
             ("mode", "riommu"),
             ("quantity", "amortised rIOTLB invalidation = 2150/200"),
@@ -178,7 +174,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
             "cycles",
             Measured::cost(0.0, profile.invalidation_cycles as f64 / point.unmaps, 0.0),
         );
-        found.push(row.beside(printed).require(Requirement::Near));
+        found.push(row.near(printed));
     }
     Ok(())
 }
@@ -191,12 +187,11 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
             .map(|point| (f64::from(point.packets), of(point)));
         Series::line(name, points.collect())
     };
-    found.figures.push(Figure {
-        title: "riommu over none by burst length, mlx stream".into(),
-        x: "packets per interrupt (two unmaps each)",
-        y: "throughput relative to none",
-        log_x: true,
-        series: vec![
+    found.figures.push(Figure::logarithmic(
+        "riommu over none by burst length, mlx stream",
+        "packets per interrupt (two unmaps each)",
+        "throughput relative to none",
+        vec![
             line("rings owned by the driver", &|point| {
                 Point::relative_to_none(&point.owned, profile).median
             }),
@@ -208,13 +203,12 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
                 Point::relative_to_none(&point.layer, profile).median
             }),
         ],
-    });
-    found.figures.push(Figure {
-        title: "Cost of a map and an unmap by burst length".into(),
-        x: "packets per interrupt (two unmaps each)",
-        y: "cycles",
-        log_x: true,
-        series: vec![
+    ));
+    found.figures.push(Figure::logarithmic(
+        "Cost of a map and an unmap by burst length",
+        "packets per interrupt (two unmaps each)",
+        "cycles",
+        vec![
             line("modelled: share of the invalidation", &|point| {
                 point.owned.modelled_per_pair(profile)
             }),
@@ -225,7 +219,7 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
                 point.layer.measured_per_pair()
             }),
         ],
-    });
+    ));
 }
 
 /// For each ring, the maximum number of mapped slots, and of slots that are mapped or wait for the
@@ -258,42 +252,29 @@ fn overflow(found: &mut Findings) -> Result<(), LabError> {
     let (live, busy) = most(&run).into_values().fold((0, 0), |most, ring| {
         (most.0.max(ring.0), most.1.max(ring.1))
     });
-    let row = FindingRow::new(
-        "largest ring: live addresses (L)",
-        "",
-        Measured::counted(f64::from(live)),
-    );
+    let row = FindingRow::counted("largest ring: live addresses (L)", "", f64::from(live));
     let printed = Sheet::named("claims")?
         .printed(&[("id", "R51")], "value")?
         .read_as(8192.0);
-    found.push(row.beside(printed).require(Requirement::AtMost));
-    let row = FindingRow::new(
-        "largest ring: N that never overflows",
-        "",
-        Measured::counted(f64::from(busy)),
-    );
-    let printed = Published {
-        text: "L".into(),
-        value: f64::from(live),
-        source: "claims.csv R52".into(),
-    };
-    found.push(row.beside(printed).require(Requirement::AtLeast));
+    found.push(row.at_most(printed));
+    let row = FindingRow::counted("largest ring: N that never overflows", "", f64::from(busy));
+    let printed = Published::new("L", f64::from(live), "claims.csv R52");
+    found.push(row.at_least(printed));
     let (mut driver, mut counted) = (Vec::new(), Vec::new());
     for share in 1..=24 {
         let slots = (busy * share / 20).max(1);
         driver.push((f64::from(slots), 100.0 * refused(&run, slots)?));
         counted.push((f64::from(slots), 100.0 * without_room(&run, slots)));
     }
-    found.figures.push(Figure {
-        title: format!("Maps refused by a full ring, by ring size; L = {live}, L and B = {busy}"),
-        x: "N",
-        y: "% of maps",
-        log_x: false,
-        series: vec![
+    found.figures.push(Figure::linear(
+        format!("Maps refused by a full ring, by ring size; L = {live}, L and B = {busy}"),
+        "N",
+        "% of maps",
+        vec![
             Series::line("on the ring driver", driver),
             Series::crosses("by counting slots", counted),
         ],
-    });
+    ));
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use ringfence_types::Pfn;
 
 use super::allocators::{flushed, pages};
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 
@@ -68,10 +68,8 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                 continue;
             }
             let mut exact = |what: String, printed: Published, value: f64| {
-                let row = FindingRow::new(what, "page", Measured::counted(value));
-                found
-                    .rows
-                    .push(row.beside(printed).require(Requirement::Exact));
+                let row = FindingRow::counted(what, "page", value);
+                found.rows.push(row.exact(printed));
             };
             let name = column.name;
             exact(
@@ -102,10 +100,10 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                 cache(&tree),
             );
             if let Some(steps) = steps {
-                let row = FindingRow::new(
+                let row = FindingRow::counted(
                     format!("{name}: search steps, {what}"),
                     "rb_prev",
-                    Measured::counted(f64::from(steps)),
+                    f64::from(steps),
                 );
                 // EIOVAR prints no search lengths. The last row's follows from the table.
                 let wanted = if (step, column.name) == ("5", "with Tx") {
@@ -115,9 +113,7 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                 };
                 let source = "follows from the table: from page 300 down to 152 (erratum 21)";
                 let printed = Published::derived(wanted, source);
-                found
-                    .rows
-                    .push(row.beside(printed).require(Requirement::Exact));
+                found.rows.push(row.exact(printed));
             }
         }
     }

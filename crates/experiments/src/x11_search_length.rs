@@ -8,7 +8,7 @@ use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series, thinned};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{counted, last, runs};
 use ringfence_lab::LabError;
@@ -56,13 +56,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     };
 
     let strict = searches(None, 1, true)?;
-    found.figures.push(Figure {
-        title: "Fig. 3: strict, no freelists".into(),
-        x: "alloc_iova calls",
-        y: "rb_prev steps, largest of each 50 calls",
-        log_x: false,
-        series: vec![line("baseline", &strict)],
-    });
+    found.figures.push(Figure::linear(
+        "Fig. 3: strict, no freelists",
+        "alloc_iova calls",
+        "rb_prev steps, largest of each 50 calls",
+        vec![line("baseline", &strict)],
+    ));
     let mut series = Vec::new();
     for k in [64, 240, 250] {
         let all = searches(Some(Capacity::AtMost(k)), W, true)?;
@@ -73,44 +72,36 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             ("with acknowledgements", all),
         ] {
             let longest = all.iter().copied().max().unwrap_or(0);
-            let row = FindingRow::new(
+            let row = FindingRow::counted(
                 format!("defer, k = {k}, {what}: longest search"),
                 "rb_prev",
-                Measured::counted(f64::from(longest)),
+                f64::from(longest),
             );
             found.push(if k < W {
-                let printed = Published {
-                    text: "spikes".into(),
-                    value: 1.0,
-                    source: "EIOVAR Fig. 9".into(),
-                };
-                row.beside(printed).require(Requirement::AtLeast)
+                let printed = Published::new("spikes", 1.0, "EIOVAR Fig. 9");
+                row.at_least(printed)
             } else {
                 let printed = facts.printed(&[("subject", "eiovar_k>=W")], "value")?;
-                row.beside(printed).require(Requirement::Exact)
+                row.exact(printed)
             });
         }
     }
-    found.figures.push(Figure {
-        title: "Fig. 9: deferred, freelists below and at W = 250".into(),
-        x: "alloc_iova calls",
-        y: "rb_prev steps, largest of each 50 calls",
-        log_x: false,
+    found.figures.push(Figure::linear(
+        "Fig. 9: deferred, freelists below and at W = 250",
+        "alloc_iova calls",
+        "rb_prev steps, largest of each 50 calls",
         series,
-    });
+    ));
 
     for (protection, batch) in [("strict", 1), ("defer", W)] {
         let counts = counted(&runs, Some(Capacity::Unbounded), batch)?;
-        let row = FindingRow::new(
+        let row = FindingRow::counted(
             format!("{protection}, freelists: mean search of the last run"),
             "rb_prev",
             // Table 2 prints whole numbers.
-            Measured::counted(last(&counts)?.mean_steps().round()),
+            last(&counts)?.mean_steps().round(),
         );
-        found.push(
-            row.beside(cell(protection, "eiovar")?)
-                .require(Requirement::Exact),
-        );
+        found.push(row.exact(cell(protection, "eiovar")?));
     }
     history(setting, &mut found)?;
     found.explain(
@@ -224,13 +215,13 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
                 for (at, mean) in [first, end] {
                     let what =
                         format!("{protection}, {name}: mean search up to allocation {at:.0}");
-                    found.push(FindingRow::new(what, "rb_prev", Measured::counted(mean)));
+                    found.push(FindingRow::counted(what, "rb_prev", mean));
                 }
                 series.push(Series::line(format!("{protection}, {name}"), points));
                 continue;
             }
             let what = format!("{protection}: mean search up to allocation {:.0}", end.0);
-            let row = FindingRow::new(what, "rb_prev", Measured::counted(end.1));
+            let row = FindingRow::counted(what, "rb_prev", end.1);
             let row = row.beside(cell(protection, "baseline")?);
             found.push(row.require(Requirement::Near).ordered_in("baseline"));
             let what = format!(
@@ -238,39 +229,35 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
                 step",
                 first.0
             );
-            let row = FindingRow::new(what, "", Measured::counted(end.1 / first.1.max(1.0)));
-            let printed = Published {
-                text: "grows".into(),
-                value: GROWN,
-                source: "EIOVAR section 5: the pathology develops as the system runs (erratum 4); \
-                required here: a factor of two"
-                    .into(),
-            };
+            let row = FindingRow::counted(what, "", end.1 / first.1.max(1.0));
+            let printed = Published::new(
+                "grows",
+                GROWN,
+                "EIOVAR section 5: the pathology develops as the system runs (erratum 4); \
+                required here: a factor of two",
+            );
             found.push(if protection == "strict" {
-                row.beside(printed).require(Requirement::AtLeast)
+                row.at_least(printed)
             } else {
                 row.beside(printed)
             });
             let settled = points.iter().find(|(_, mean)| *mean >= 0.9 * end.1);
-            let row = FindingRow::new(
-                format!(
-                    "{protection}: allocations until the search reaches nine tenths of its \
-                final length"
-                ),
+            let row = FindingRow::counted(
+                format!("{protection}: allocations until the search reaches nine tenths of its \
+                final length"),
                 "",
-                Measured::counted(settled.map_or(end.0, |(at, _)| *at)),
+                settled.map_or(end.0, |(at, _)| *at),
             );
             found.push(row);
             series.push(Series::line(format!("{protection}, {name}"), points));
         }
     }
-    found.figures.push(Figure {
-        title: "Mean search by length of history (erratum 4)".into(),
-        x: "allocations since the rings were filled",
-        y: "rb_prev steps",
-        log_x: true,
+    found.figures.push(Figure::logarithmic(
+        "Mean search by length of history (erratum 4)",
+        "allocations since the rings were filled",
+        "rb_prev steps",
         series,
-    });
+    ));
     Ok(())
 }
 

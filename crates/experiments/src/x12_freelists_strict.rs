@@ -4,7 +4,7 @@ use ringfence_iova::Capacity;
 
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::finding::{FindingRow, Findings, Measured};
 use super::published::Sheet;
 use super::stream::{
     BURSTS, SIZES, by_run, capture, counted, last, name, packet, relative_throughput, runs,
@@ -73,49 +73,35 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                         ..gain
                     },
                 );
-                found.push(
-                    row.beside(facts.printed(&wanted, "value")?)
-                        .require(Requirement::AtLeast),
-                );
+                found.push(row.at_least(facts.printed(&wanted, "value")?));
                 let subject = if capacity == Capacity::AtMost(1) {
                     "eiovar_1"
                 } else {
                     "eiovar_k>1"
                 };
                 let wanted = [("protection", "strict"), ("subject", subject)];
-                let row = FindingRow::new(
+                let row = FindingRow::counted(
                     format!("{name}: freed ranges in the lists, mean"),
                     "nodes",
-                    Measured::counted(count.mean_held()),
+                    count.mean_held(),
                 );
-                let row = row
-                    .beside(facts.printed(&wanted, "value")?)
-                    .require(Requirement::Near);
+                let row = row.near(facts.printed(&wanted, "value")?);
                 found.push(row.ordered_in("held"));
             }
         }
         if size == Some(Capacity::AtMost(1)) {
             let wanted = [("unit", "% of allocs"), ("protection", "strict")];
-            let row = FindingRow::new(
+            let row = FindingRow::counted(
                 format!("{name}: allocations from the list"),
                 "%",
-                Measured::counted(100.0 * count.hit_rate()),
+                100.0 * count.hit_rate(),
             );
-            found.push(
-                row.beside(facts.printed(&wanted, "value")?)
-                    .require(Requirement::Near),
-            );
+            found.push(row.near(facts.printed(&wanted, "value")?));
         }
     }
     by_burst(setting, &facts, &mut found)?;
     let mut figure = |title: &str, y, series| {
-        found.figures.push(Figure {
-            title: title.into(),
-            x: "run",
-            y,
-            log_x: false,
-            series,
-        });
+        found.figures.push(Figure::linear(title, "run", y, series));
     };
     figure("Fig. 4a: throughput by the model", "Gbit/s", speed);
     figure("Fig. 4b: allocations from the lists", "%", hits);
@@ -172,7 +158,7 @@ fn by_burst(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
         ] {
             let what = format!("bursts of at most {burst}, {what}");
             let printed = facts.printed(&[("protection", "strict"), subject], "value")?;
-            found.push(FindingRow::new(what, unit, Measured::counted(value)).beside(printed));
+            found.push(FindingRow::counted(what, unit, value).beside(printed));
         }
     }
     Ok(())

@@ -88,37 +88,26 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         };
         found.push(row.beside(printed).require(demand).ordered_in("throughput"));
         if size == Some(Capacity::AtMost(64)) {
-            let row = FindingRow::new(
+            let row = FindingRow::counted(
                 "eiovar_64: allocations from the lists",
                 "%",
-                Measured::counted(100.0 * count.hit_rate()),
+                100.0 * count.hit_rate(),
             );
-            found.push(
-                row.beside(fact("eiovar_64", "%")?)
-                    .require(Requirement::Near),
-            );
-            let row = FindingRow::new(
+            found.push(row.near(fact("eiovar_64", "%")?));
+            let row = FindingRow::counted(
                 "eiovar_64: freed ranges in the lists, mean",
                 "nodes",
-                Measured::counted(count.mean_held()),
+                count.mean_held(),
             );
-            found.push(
-                row.beside(fact("eiovar_64", "nodes")?)
-                    .require(Requirement::Near)
-                    .ordered_in("held"),
-            );
+            found.push(row.near(fact("eiovar_64", "nodes")?).ordered_in("held"));
         }
         if size == Some(Capacity::Unbounded) {
-            let row = FindingRow::new(
+            let row = FindingRow::counted(
                 "eiovar_inf: freed ranges in the lists, mean",
                 "nodes",
-                Measured::counted(count.mean_held()),
+                count.mean_held(),
             );
-            found.push(
-                row.beside(fact("eiovar_inf", "nodes")?)
-                    .require(Requirement::Near)
-                    .ordered_in("held"),
-            );
+            found.push(row.near(fact("eiovar_inf", "nodes")?).ordered_in("held"));
         }
     }
 
@@ -136,22 +125,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let count = last(&counted(&alone, Some(Capacity::AtMost(k)), W)?)?;
         search.push((k as f64, count.mean_steps()));
         held_alone.push((k as f64, count.mean_held()));
-        let row = FindingRow::new(
+        let row = FindingRow::counted(
             format!("receive rings alone, k = {k}: mean search"),
             "rb_prev",
-            Measured::counted(count.mean_steps()),
+            count.mean_steps(),
         );
         if k >= W {
-            found.push(
-                row.beside(fact("eiovar_k>=W", "rb_prev")?)
-                    .require(Requirement::Exact),
-            );
+            found.push(row.exact(fact("eiovar_k>=W", "rb_prev")?));
         } else {
-            let printed = Published {
-                text: "> 0".into(),
-                value: 0.0,
-                source: "EIOVAR Fig. 8: the threshold".into(),
-            };
+            let printed = Published::new("> 0", 0.0, "EIOVAR Fig. 8: the threshold");
             // A search of any positive length passes.
             let row = row.beside(printed);
             found.push(match count.steps {
@@ -168,43 +150,35 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 ("receive rings alone", &count),
                 ("with acknowledgements", &whole),
             ] {
-                let row = FindingRow::new(
+                let row = FindingRow::counted(
                     format!("{rings}, k = {k}: freed ranges in the lists, mean"),
                     "nodes",
-                    Measured::counted(count.mean_held()),
+                    count.mean_held(),
                 );
                 let printed = Published::derived(k as f64 / 2.0, source);
-                found.push(
-                    row.beside(printed)
-                        .require(Requirement::Near)
-                        .ordered_in("occupancy"),
-                );
+                found.push(row.near(printed).ordered_in("occupancy"));
             }
         }
     }
     let printed = facts.printed(&[("subject", "W")], "value")?;
-    let row = FindingRow::new(
+    let row = FindingRow::counted(
         "receive rings alone: smallest k without any search",
         "",
-        Measured::counted(threshold(&alone)?),
+        threshold(&alone)?,
     );
-    found.push(row.beside(printed.clone()).require(Requirement::Exact));
+    found.push(row.exact(printed.clone()));
     let what = "receive rings alone: maximum number of addresses free at once";
-    found.push(FindingRow::new(
-        what,
-        "",
-        Measured::counted(most_free(&alone)?),
-    ));
+    found.push(FindingRow::counted(what, "", most_free(&alone)?));
     for burst in BURSTS {
         let mut capture = capture(setting, burst)?;
         let runs = (0..setting.runs.clamp(2, 4)).map(|_| capture.run());
         let runs = runs.collect::<Result<Vec<_>, _>>()?;
-        let row = FindingRow::new(
+        let row = FindingRow::counted(
             format!(
                 "with acknowledgements, bursts of at most {burst}: smallest k without any search"
             ),
             "",
-            Measured::counted(threshold(&runs)?),
+            threshold(&runs)?,
         );
         let row = row.beside(printed.clone());
         found.push(if burst == BURST {
@@ -215,11 +189,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let what = format!(
             "with acknowledgements, bursts of at most {burst}: maximum number of addresses free at once"
         );
-        found.push(FindingRow::new(
-            what,
-            "",
-            Measured::counted(most_free(&runs)?),
-        ));
+        found.push(FindingRow::counted(what, "", most_free(&runs)?));
     }
     let printed = facts.printed(&[("subject", "eiovar_k"), ("unit", "%")], "value")?;
     for (rings, runs) in [
@@ -240,17 +210,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 ..gain
             },
         );
-        found.push(row.beside(printed.clone()).require(Requirement::Near));
+        found.push(row.near(printed.clone()));
     }
 
     let mut figure = |title: &str, x, y, series| {
-        found.figures.push(Figure {
-            title: title.into(),
-            x,
-            y,
-            log_x: false,
-            series,
-        });
+        found.figures.push(Figure::linear(title, x, y, series));
     };
     figure("Fig. 7a: throughput by the model", "run", "Gbit/s", speed);
     figure("Fig. 7b: allocations from the lists", "run", "%", hits);

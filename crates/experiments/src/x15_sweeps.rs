@@ -166,7 +166,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
                         PORT_PPS * bits / 1e9,
                         "E15 with half of E16: the packet rate limits all four",
                     );
-                    row.beside(limit).require(Requirement::Near)
+                    row.near(limit)
                 }
                 (16_384, 0) => row.beside(plateau.clone()).fitted(),
                 _ => row,
@@ -179,14 +179,13 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
         "bytes",
         saturates,
     );
-    found.push(row.beside(claim("E13")?).require(Requirement::AtMost));
-    found.figures.push(Figure {
-        title: "Stream by message size, brcm (Fig. 11)".into(),
-        x: "bytes per message",
-        y: "Gbit/s",
-        log_x: true,
+    found.push(row.at_most(claim("E13")?));
+    found.figures.push(Figure::logarithmic(
+        "Stream by message size, brcm (Fig. 11)",
+        "bytes per message",
+        "Gbit/s",
         series,
-    });
+    ));
     found.explain(
         "In the paper, strict reaches 4 Gbit/s with 256 bytes, so its packets were larger than its \
         messages: TCP coalesces them. Here a message below 1460 bytes is a packet (decision 0011), \
@@ -235,33 +234,30 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
         gain.push((f64::from(*count), factor));
         searches.push((f64::from(*count), *steps));
         let what = format!("{count} clients: strict, search steps");
-        found.push(FindingRow::new(what, "", Measured::counted(*steps)));
+        found.push(FindingRow::counted(what, "", *steps));
         let what = format!("{count} clients: throughput, strict EIOVAR / baseline");
         let row = FindingRow::new(what, "", Measured::timed(factor, strict.spread));
         found.push(match count {
             32 => {
                 let printed = Sheet::named("claims")?.printed(&[("id", "E18")], "value")?;
-                row.beside(printed).require(Requirement::Near)
+                row.near(printed)
             }
             _ => row,
         });
     }
-    found.figures.push(Figure {
-        title: "Memcached by number of clients, mlx: EIOVAR over baseline, strict (Fig. 12, \
-        left)"
-            .into(),
-        x: "clients",
-        y: "throughput relative to the baseline",
-        log_x: true,
-        series: vec![Series::line("strict", gain)],
-    });
-    found.figures.push(Figure {
-        title: "Memcached by number of clients, mlx: search for an address (Fig. 12, right)".into(),
-        x: "clients",
-        y: "steps",
-        log_x: true,
-        series: vec![Series::line("strict baseline", searches)],
-    });
+    found.figures.push(Figure::logarithmic(
+        "Memcached by number of clients, mlx: EIOVAR over baseline, strict (Fig. 12, \
+        left)",
+        "clients",
+        "throughput relative to the baseline",
+        vec![Series::line("strict", gain)],
+    ));
+    found.figures.push(Figure::logarithmic(
+        "Memcached by number of clients, mlx: search for an address (Fig. 12, right)",
+        "clients",
+        "steps",
+        vec![Series::line("strict baseline", searches)],
+    ));
     long_histories(setting, packets, found)?;
     Ok(())
 }
@@ -298,7 +294,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             let what = format!(
                 "bursts of at most {burst}, {count} clients, run {runs}: strict, search steps"
             );
-            let row = FindingRow::new(what, "", Measured::counted(steps));
+            let row = FindingRow::counted(what, "", steps);
             found.push(match count {
                 16 => row.beside(with_16.clone()),
                 _ => row,
@@ -332,19 +328,19 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
                     (decision 0011)."
                 ),
             });
-            let row = FindingRow::new(
+            let row = FindingRow::counted(
                 format!(
                     "bursts of at most {burst}, 32 clients over 1, after that history: strict, \
                     search steps"
                 ),
                 "",
-                Measured::counted(most / one.max(1.0)),
+                most / one.max(1.0),
             );
-            let printed = Published {
-                text: "amplified".into(),
-                value: 1.0,
-                source: "EIOVAR section 7, in words: concurrency amplifies the interference".into(),
-            };
+            let printed = Published::new(
+                "amplified",
+                1.0,
+                "EIOVAR section 7, in words: concurrency amplifies the interference",
+            );
             let row = row.beside(printed);
             found.push(match burst {
                 BURST => row.require(Requirement::AtLeast),
@@ -352,13 +348,12 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             });
         }
     }
-    found.figures.push(Figure {
-        title: "Memcached by history, mlx: search for an address".into(),
-        x: "run",
-        y: "steps",
-        log_x: false,
+    found.figures.push(Figure::linear(
+        "Memcached by history, mlx: search for an address",
+        "run",
+        "steps",
         series,
-    });
+    ));
     Ok(())
 }
 

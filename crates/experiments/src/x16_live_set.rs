@@ -9,7 +9,7 @@ use ringfence_iova::Capacity;
 use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Requirement};
+use super::finding::{FindingRow, Findings, Requirement};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 
@@ -72,7 +72,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 ("mean number freed and waiting", mean),
             ] {
                 let what = format!("{name}, {protection}: {what}");
-                found.push(FindingRow::new(what, "IOVAs", Measured::counted(value)));
+                found.push(FindingRow::counted(what, "IOVAs", value));
             }
         }
     }
@@ -97,7 +97,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             Requirement::Near,
         ),
     ] {
-        let row = FindingRow::new(what, "IOVAs", Measured::counted(value));
+        let row = FindingRow::counted(what, "IOVAs", value);
         found.push(
             row.beside(fact(cell)?)
                 .require(group)

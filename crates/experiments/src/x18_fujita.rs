@@ -6,7 +6,7 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use super::capture::{CALL_NS, Run};
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Measured, Published};
 use super::published::Sheet;
 use super::stream::{in_turns, last};
 use super::timed::TimedSubject;
@@ -131,11 +131,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "",
             Measured::timed(speed, cost.spread * measured_part / request.median),
         );
-        found.push(
-            row.beside(printed)
-                .require(Requirement::Near)
-                .ordered_in("requests per second"),
-        );
+        found.push(row.near(printed).ordered_in("requests per second"));
     }
     by_part(
         &requests,
@@ -155,7 +151,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "%",
         Measured::timed(better, 0.0),
     );
-    found.push(row.beside(two).require(Requirement::Near));
+    found.push(row.near(two));
     found.note(
         "Erratum 13: the paper's table of 256 entries has 512; the walk here has four levels of \
         512 entries.",

@@ -8,7 +8,7 @@ use ringfence_types::Pfn;
 
 use super::allocators::{TOP, pages};
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
 use super::timed::{TimedReplays, TimedSubject};
 use super::x18_fujita::requests;
@@ -48,27 +48,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let iops = fact("IOPS of default (1024-B I/O, 1 outstanding)")?.value;
     let batch = flushes(setting, "defer")?;
     let wrap = flushes(setting, "bitmap")?;
-    let counted = |what: &str, unit, value| FindingRow::new(what, unit, Measured::counted(value));
+    let counted = |what: &str, unit, value| FindingRow::counted(what, unit, value);
     let row = counted("default: unmaps per flush", "", batch.round());
-    found.push(
-        row.beside(fact("flush array size (default)")?)
-            .require(Requirement::Near),
-    );
+    found.push(row.near(fact("flush array size (default)")?));
     let row = counted("default: time between flushes", "ms", 1e3 * batch / iops);
-    found.push(
-        row.beside(fact("250-array fills every")?)
-            .require(Requirement::Near),
-    );
+    found.push(row.near(fact("250-array fills every")?));
     let row = counted("bitmap: maps per wrap", "", wrap);
-    found.push(
-        row.beside(fact("maps per wrap")?.read_as(1_048_576.0))
-            .require(Requirement::Near),
-    );
+    found.push(row.near(fact("maps per wrap")?.read_as(1_048_576.0)));
     let row = counted("bitmap: time between flushes", "s", wrap / iops);
-    found.push(
-        row.beside(fact("bitmap flush period")?)
-            .require(Requirement::Near),
-    );
+    found.push(row.near(fact("bitmap flush period")?));
 
     let bitmap = Bitmap::new(pages(1, TOP)?, RefCell::new)?;
     let mut tree = CachedTree::new(pages(1, TOP)?);
@@ -83,22 +71,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         mib(tree.footprint()),
     );
     let printed = fact("memory needed by default to match bitmap: iova structs")?;
-    found.push(
-        row.beside(printed)
-            .require(Requirement::Near)
-            .ordered_in("memory"),
-    );
+    found.push(row.near(printed).ordered_in("memory"));
     let row = counted(
         "default: array of 2^20 addresses",
         "MiB",
         mib((1 << 20) * size_of::<u64>()),
     );
     let printed = fact("memory needed: array")?;
-    found.push(
-        row.beside(printed)
-            .require(Requirement::Near)
-            .ordered_in("memory"),
-    );
+    found.push(row.near(printed).ordered_in("memory"));
     let row = counted("bitmap: its words", "MiB", mib(bitmap.footprint()));
     let printed = fact("bitmap size for 4 GB / 4 KB")?;
     let printed = Published {
@@ -106,11 +86,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         text: format!("{} KB", printed.text),
         ..printed
     };
-    found.push(
-        row.beside(printed)
-            .require(Requirement::Near)
-            .ordered_in("memory"),
-    );
+    found.push(row.near(printed).ordered_in("memory"));
     found.explain(
         "The fixed bitmap keeps two more bitmaps: the pages freed since the flush, and during it. \
         The paper's single bitmap returns addresses that were freed ahead of its pointer before \

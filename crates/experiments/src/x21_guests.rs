@@ -8,7 +8,7 @@
 mod as_published;
 
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published};
 use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
 use super::published::Sheet;
 use ringfence_lab::LabError;
@@ -58,14 +58,14 @@ fn table_1(found: &mut Findings) -> Result<(), LabError> {
 
 /// A row without a measured number.
 fn unmeasured(what: String, unit: &'static str, printed: Published) -> FindingRow {
-    let mut row = FindingRow::new(what, unit, Measured::counted(f64::NAN)).beside(printed);
+    let mut row = FindingRow::counted(what, unit, f64::NAN).beside(printed);
     (row.measured, row.ratio) = (None, None);
     row
 }
 
 /// A row for a cell whose guest failed.
 fn missing(what: String) -> FindingRow {
-    let mut row = FindingRow::new(what, "", Measured::counted(f64::NAN));
+    let mut row = FindingRow::counted(what, "", f64::NAN);
     row.measured = None;
     row
 }
@@ -81,9 +81,7 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
             cell.configuration.name()
         )
     };
-    let mut row = |what: String, unit, value| {
-        found.push(FindingRow::new(what, unit, Measured::counted(value)))
-    };
+    let mut row = |what: String, unit, value| found.push(FindingRow::counted(what, unit, value));
     let counts = match &cell.counts {
         Ok(counts) => counts,
         Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
@@ -181,15 +179,11 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     // P03 has both numbers. The second includes HOPT, which changes nothing that is counted here.
     let claims = Sheet::named("claims")?;
     let added = claims.printed(&[("id", "P03")], "value")?;
-    let in_words = |text: &str, value, section: &str| Published {
-        text: text.into(),
-        value,
-        source: format!("PVIOMMU section {section}, in words"),
+    let in_words = |text: &str, value, section: &str| {
+        Published::new(text, value, format!("PVIOMMU section {section}, in words"))
     };
     let name = kind.name();
-    let row = |what: String, value| {
-        FindingRow::new(format!("{name}: {what}"), "", Measured::counted(value))
-    };
+    let row = |what: String, value| FindingRow::counted(format!("{name}: {what}"), "", value);
     let [exits, instructions] = groups(kind);
     let ordered = [
         ("pviommu", Some(plain), added.clone().read_as(21.0)),
@@ -218,12 +212,12 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
         "share of requests and exits that the cache leaves".into(),
         (cached.requests + cached.exits) / (plain.requests + plain.exits),
     );
-    let dramatically = Published {
-        text: "RTC improves the latency dramatically".into(),
-        value: 0.1,
-        source: "claims.csv P12; read as: leaves a tenth at most".into(),
-    };
-    found.push(left.beside(dramatically).require(Requirement::AtMost));
+    let dramatically = Published::new(
+        "RTC improves the latency dramatically",
+        0.1,
+        "claims.csv P12; read as: leaves a tenth at most",
+    );
+    found.push(left.at_most(dramatically));
     if let Some(strict) = of(Configuration::VirtioStrict) {
         for (configuration, counts) in [("pviommu", plain), ("pviommu+rtc", cached)] {
             let what = format!(

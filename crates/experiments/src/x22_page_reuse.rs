@@ -2,7 +2,7 @@
 //! depends.
 
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
+use super::finding::{FindingRow, Findings, Published, Requirement, median};
 use super::published::Sheet;
 use super::reuse::ReuseRow;
 use ringfence_lab::LabError;
@@ -29,7 +29,7 @@ struct Stream {
 }
 
 fn row(what: String, unit: &'static str, value: f64) -> FindingRow {
-    FindingRow::new(what, unit, Measured::counted(value))
+    FindingRow::counted(what, unit, value)
 }
 
 /// Recomputes the table's reuse from its own counts. By itself this is no result.
@@ -62,12 +62,12 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
         "",
         middle,
     );
-    let printed = Published {
-        text: format!("{:.4}", stream.answered),
-        value: stream.answered,
-        source: "pviommu_table5.csv, TCP_STREAM: 1 - pages / maps".into(),
-    };
-    found.push(summary.beside(printed).require(Requirement::Near));
+    let printed = Published::new(
+        format!("{:.4}", stream.answered),
+        stream.answered,
+        "pviommu_table5.csv, TCP_STREAM: 1 - pages / maps",
+    );
+    found.push(summary.near(printed));
     let reuse = values(&ReuseRow::reuse);
     let least = reuse.iter().copied().fold(f64::INFINITY, f64::min);
     let most = reuse.iter().copied().fold(0.0, f64::max);

@@ -5,7 +5,7 @@ use ringfence_papers::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LIS
 use ringfence_papers::rtc::tree::{NodeKind, Tree};
 
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 
@@ -72,9 +72,7 @@ fn exact(
     value: f64,
     printed: Published,
 ) -> FindingRow {
-    FindingRow::new(what, unit, Measured::counted(value))
-        .beside(printed)
-        .require(Requirement::Exact)
+    FindingRow::counted(what, unit, value).exact(printed)
 }
 
 /// Rounds `value` to the number of decimals that the table prints.
@@ -110,8 +108,8 @@ fn table_6(found: &mut Findings) -> Result<(), LabError> {
             ("insertion sort", sort, "insertsort_max_cmp"),
         ] {
             let what = format!("Table 6, {name}: {what}, maximum");
-            let row = FindingRow::new(what, "comparisons", Measured::counted(value as f64));
-            found.push(row.beside(cell(column)?).require(Requirement::AtMost));
+            let row = FindingRow::counted(what, "comparisons", value as f64);
+            found.push(row.at_most(cell(column)?));
         }
     }
     Ok(())
@@ -123,7 +121,7 @@ fn table_7(found: &mut Findings) -> Result<(), LabError> {
     let cell = |operation, column| sheet.printed(&[("operation", operation)], column);
     let row = |what: &str, value: u64| {
         let what = format!("Table 7, {what}");
-        FindingRow::new(what, "comparisons", Measured::counted(value as f64))
+        FindingRow::counted(what, "comparisons", value as f64)
     };
     for (what, value, operation, column) in [
         ("search, best", counted.best, "SearchART", "best_cmp"),
@@ -138,11 +136,11 @@ fn table_7(found: &mut Findings) -> Result<(), LabError> {
         ),
     ] {
         let printed = cell(operation, column)?;
-        found.push(row(what, value).beside(printed).require(Requirement::Exact));
+        found.push(row(what, value).exact(printed));
     }
     let sum = || Ok::<_, LabError>(cell("InsertART", "worst_cmp")?.read_as(259.0));
     let insert = row("insert, worst, by the paper's sum", counted.insert_sum);
-    found.push(insert.beside(sum()?).require(Requirement::Exact));
+    found.push(insert.exact(sum()?));
     found.push(row("insert, worst single insertion", counted.insert).beside(sum()?));
     found.push(row(
         "delete, including nodes removed above the leaf",
@@ -180,8 +178,11 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
     }
     for row in space(HEADER_LISTED) {
         for (side, bytes) in ["inner", "leaf"].iter().zip(row.bytes) {
-            let what = format!("With the listed fields, {} {side}: bytes", row.kind.name());
-            found.push(FindingRow::new(what, "", Measured::counted(bytes as f64)));
+            let what = format!(
+                "With the listed fields, {} {side}: bytes",
+                row.kind.name()
+            );
+            found.push(FindingRow::counted(what, "", bytes as f64));
         }
     }
     let params = Sheet::named("pviommu_params")?;

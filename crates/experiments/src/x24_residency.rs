@@ -9,7 +9,7 @@ use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy};
 use self::exposure::exposed;
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 
@@ -60,15 +60,10 @@ fn rows(
 ) -> Result<(), LabError> {
     let params = Sheet::named("pviommu_params")?;
     let stay = params.printed(&[("parameter", "RTC residence")], "value")?;
-    let printed = |text: String, value| Published {
-        text,
-        value,
-        source: "PVIOMMU section 4.5, in words".into(),
-    };
-    let demand = |demand| if required { demand } else { Requirement::Shown };
-    let row = |what: &str, unit, value| {
-        FindingRow::new(format!("{name}: {what}"), unit, Measured::counted(value))
-    };
+    let printed =
+        |text: String, value| Published::new(text, value, "PVIOMMU section 4.5, in words");
+    let demand = |demand| if held_to { demand } else { Requirement::Shown };
+    let row = |what: &str, unit, value| FindingRow::counted(format!("{name}: {what}"), unit, value);
     let left = seen.stays.len() as f64;
     let shortest = row("shortest stay", "s", quantile(seen, 0.0));
     let shortest = shortest.beside(stay.read_as(30.0));
@@ -190,7 +185,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         ("later uses that hit the cache", "", share_found(&adaptive)),
     ] {
         let what = format!("flat table, follows reuse, at most 40 s: {what}");
-        found.push(FindingRow::new(what, unit, Measured::counted(value)));
+        found.push(FindingRow::counted(what, unit, value));
     }
     let table = Sheet::named("pviommu_table5")?;
     let cell = |column| table.printed(&[("test", "TCP_STREAM")], column);
@@ -199,18 +194,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let stay = params.printed(&[("parameter", "RTC residence")], "value")?;
     let (pages, most) = (cell("pages_4KB")?.value as u64, stay.read_as(40.0));
     exposed(&mut found, creates, pages, &most)?;
-    found.figures.push(Figure {
-        title: "Share of evicted mappings by time since release".into(),
-        x: "seconds",
-        y: "share",
-        log_x: false,
-        series: vec![
+    found.figures.push(Figure::linear(
+        "Share of evicted mappings by time since release",
+        "seconds",
+        "share",
+        vec![
             distribution("tree, fixed", &tree),
             distribution("flat table", &flat),
             distribution("flat table, follows reuse", &adaptive),
             distribution("tree, as published", &as_published),
         ],
-    });
+    ));
     found.explain(
         "A mapping that is released just after the start of a cycle stays for the rest of it and \
         three more cycles: almost 40 s, never 40. A mapping released at the end of a cycle stays \
@@ -264,11 +258,7 @@ mod tests {
     #[test]
     fn adaptive_residency_exposes_less_than_fixed() {
         let mut found = Findings::default();
-        let bound = Published {
-            text: "40".into(),
-            value: 40.0,
-            source: String::new(),
-        };
+        let bound = Published::new("40", 40.0, String::new());
         exposed(&mut found, 4096, 95, &bound).unwrap();
         let of = |mode: &str, what: &str| {
             let end = format!("in {mode}: {what}");

@@ -17,7 +17,7 @@ use self::fixture::{GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host
 use self::modes::in_modes;
 use self::reclaim_migration::{migration, overcommit};
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
+use super::finding::{FindingRow, Findings, Measured, Published, median};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 use ringfence_lab::meter::cycles;
@@ -71,7 +71,7 @@ fn walked<K: LastTable>(last: K, pattern: Pattern) -> Result<TranslationCost, La
 }
 
 fn counted(what: impl Into<String>, unit: &'static str, value: f64) -> FindingRow {
-    FindingRow::new(what, unit, Measured::counted(value))
+    FindingRow::counted(what, unit, value)
 }
 
 fn in_words(text: &str, value: f64, section: &str) -> Published {
@@ -112,11 +112,7 @@ fn sizes(found: &mut Findings) -> Result<(), LabError> {
             "pool space",
         ),
     ] {
-        found.push(
-            counted(what, unit, value)
-                .beside(cell(name)?)
-                .require(Requirement::Exact),
-        );
+        found.push(counted(what, unit, value).exact(cell(name)?));
     }
     let pointer = counted(
         "Last-table pointer with its prefix",
@@ -162,12 +158,8 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
                 value,
             )
         };
-        found.push(
-            wrong("pointer", with.wrong)
-                .beside(none())
-                .require(Requirement::Exact),
-        );
-        found.push(wrong("pointer as published", as_published.wrong).beside(none()));
+        found.push(wrong("pointer", with.wrong).exact(none()));
+        found.push(wrong("pointer as published", literal.wrong).beside(none()));
     }
     Ok(())
 }
@@ -302,12 +294,8 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
         "",
         Measured::timed(saved_by_host / saved_by_cache, spread),
     );
-    let little = Published {
-        text: "little".into(),
-        value: 0.5,
-        source: "claims.csv P12".into(),
-    };
-    found.push(share.beside(little).require(Requirement::AtMost));
+    let little = Published::new("little", 0.5, "claims.csv P12");
+    found.push(share.at_most(little));
     Ok(())
 }
 

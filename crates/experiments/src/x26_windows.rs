@@ -6,7 +6,7 @@ use ringfence_trace::{Chunk, Devices, Operations, TraceOptions, TraceSource};
 
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use super::finding::{FindingRow, Findings, Published};
 use ringfence_lab::LabError;
 use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::modes::Mode;
@@ -53,11 +53,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let run = capture.run()?;
     let operations = device()?;
     let devices: &Devices = operations.devices();
-    let printed = |text: &str, value: f64| Published {
-        text: text.into(),
-        value,
-        source: "EIOVAR section 2, in words".into(),
-    };
+    let printed =
+        |text: &str, value: f64| Published::new(text, value, "EIOVAR section 2, in words");
     for name in MODES {
         let mode = Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?;
         let options = CompareOptions {
@@ -74,9 +71,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         };
         hostile.run(&run.plan, devices)?;
         let outcome = hostile.finish(&[]);
-        let counted = |what: &str, unit, value| {
-            FindingRow::new(format!("{name}: {what}"), unit, Measured::counted(value))
-        };
+        let counted =
+            |what: &str, unit, value| FindingRow::counted(format!("{name}: {what}"), unit, value);
         let stale = counted(
             "permitted accesses to buffers after their unmap",
             "",
@@ -84,14 +80,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(match mode.flush {
             ringfence_lab::modes::FlushKind::PerUnmap | ringfence_lab::modes::FlushKind::Burst => {
-                stale
-                    .beside(printed("none", 0.0))
-                    .require(Requirement::Exact)
+                stale.exact(printed("none", 0.0))
             }
             ringfence_lab::modes::FlushKind::Never => stale,
-            _ => stale
-                .beside(printed("some", 1.0))
-                .require(Requirement::AtLeast),
+            _ => stale.at_least(printed("some", 1.0)),
         });
         found.push(counted("attempted accesses", "", outcome.attempts as f64));
         found.push(counted(

@@ -132,11 +132,11 @@ impl Sheet {
     /// No such cell exists, or it holds no number: a defect of Ringfence.
     pub fn printed(&self, wanted: &[(&str, &str)], column: &str) -> Result<Published, LabError> {
         let (line, text) = self.find(wanted, column)?;
-        Ok(Published {
-            text: text.to_owned(),
-            value: number(text).ok_or(LabError::Internal("a cell without a number"))?,
-            source: format!("{}.csv line {line}, {column}", self.file),
-        })
+        Ok(Published::new(
+            text,
+            number(text).ok_or(LabError::Internal("a cell without a number"))?,
+            format!("{}.csv line {line}, {column}", self.file),
+        ))
     }
 }
 
@@ -150,11 +150,7 @@ impl Published {
 
     /// A value computed from printed numbers; `source` names them.
     pub fn derived(value: f64, source: impl Into<String>) -> Self {
-        Self {
-            text: format!("{value:.2}"),
-            value,
-            source: source.into(),
-        }
+        Self::new(format!("{value:.2}"), value, source)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Guests with the cache as published, which stops accesses that the driver intended.
 
 use super::A_DMA;
-use crate::finding::{FindingRow, Findings, Measured};
+use crate::finding::{FindingRow, Findings};
 use crate::guests::{Configuration, FalseFaults, GuestCell, Kind, Uncounted};
 
 /// The rows of a cell whose device could not complete its requests.
@@ -41,11 +41,7 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
             "{}: instructions per map and unmap, rtc-paper over pviommu+rtc",
             kind.name()
         );
-        found.push(FindingRow::new(
-            what,
-            "",
-            Measured::counted(as_published / fixed),
-        ));
+        found.push(FindingRow::counted(what, "", literal / repaired));
     }
     let of = |cell: &&GuestCell| cell.configuration == Configuration::RtcAsPublished;
     let as_published: Vec<&GuestCell> = cells.iter().filter(of).collect();

@@ -3,7 +3,7 @@
 
 use ringfence_trace::Devices;
 
-use crate::finding::{FindingRow, Findings, Measured, Published, Requirement};
+use crate::finding::{FindingRow, Findings, Published};
 use crate::page_reuse_workload::{DURATION, stream};
 use ringfence_lab::LabError;
 use ringfence_lab::compare::{CompareOptions, OracleReplay, runner};
@@ -54,7 +54,7 @@ pub(super) fn exposed(
         }
         let row = |what: &str, unit, value| {
             let what = format!("{creates} mappings of {pages} pages, then idle, in {name}: {what}");
-            FindingRow::new(what, unit, Measured::counted(value))
+            FindingRow::counted(what, unit, value)
         };
         let exposure = metered.exposure;
         found.push(row("exposed", "page s", exposure.byte_seconds / 4096.0));
@@ -66,7 +66,7 @@ pub(super) fn exposed(
         ));
         let longest = row("longest stay", "s", exposure.max_ns as f64 / 1e9);
         found.push(if name == FIXED {
-            longest.beside(stay.clone()).require(Requirement::AtMost)
+            longest.at_most(stay.clone())
         } else {
             longest
         });

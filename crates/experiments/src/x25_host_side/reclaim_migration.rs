@@ -8,7 +8,7 @@ use super::fixture::{
     DEVICE, FixtureHost, GUEST_PAGES, Pattern, ask, giova, gpa, host, map, unmap,
 };
 use super::{counted, in_words};
-use crate::finding::{Findings, Requirement};
+use crate::finding::Findings;
 use ringfence_lab::LabError;
 
 /// The host reclaims every frame that it may: first while `mapped` pages are mapped, then after
@@ -64,7 +64,7 @@ pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabErr
             in_words("none", 0.0, "4.1"),
         ),
     ] {
-        found.push(row(what, value).beside(printed).require(Requirement::Exact));
+        found.push(row(what, value).exact(printed));
     }
     Ok(())
 }
@@ -106,11 +106,7 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
     }
     let row = |what: &str, value: f64| counted(format!("Migration: {what}"), "", value);
     let all = |value: u64| in_words("all", value as f64, "4.4");
-    found.push(
-        row("mappings restored unchanged", same as f64)
-            .beside(all(mapped))
-            .require(Requirement::Exact),
-    );
+    found.push(row("mappings restored unchanged", same as f64).exact(all(mapped)));
     let bytes = again.iter().zip(&stream).filter(|(a, b)| a != b).count()
         + again.len().abs_diff(stream.len());
     let none = in_words("none", 0.0, "4.4");
@@ -119,8 +115,7 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
             "bytes of the exported state that differ after the round trip",
             bytes as f64,
         )
-        .beside(none)
-        .require(Requirement::Exact),
+        .exact(none),
     );
     found.push(row("mappings at another host address", moved as f64));
     found.push(row("bytes of the exported state", stream.len() as f64));

@@ -40,11 +40,27 @@ removed).";
 
 /// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
 #[derive(Debug, Parser)]
-#[command(name = "ringfence", version, after_help = EXIT_CODES)]
+#[command(
+    name = "ringfence",
+    version,
+    after_help = EXIT_CODES,
+    mut_subcommands = accept_negative_numbers,
+)]
 pub(crate) struct Cli {
     /// Subcommand to run.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Lets options take a negative number as their value, so that the error names the valid values.
+fn accept_negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| {
+            let is_path = arg.is_positional() || arg.get_value_hint() != ValueHint::Unknown;
+            let accepts = arg.get_action().takes_values() && !is_path;
+            arg.allow_negative_numbers(accepts)
+        })
+        .mut_subcommands(accept_negative_numbers)
 }
 
 /// Subcommand to run.
@@ -171,13 +187,7 @@ pub(crate) struct CompareArgs {
     pub no_attack: bool,
 
     /// Timed repetitions; 0 measures no cycles [default: 3, more for short traces]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        value_parser = repetitions,
-        help_heading = "Replay",
-    )]
+    #[arg(long, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
     pub repeat: Option<usize>,
 
     /// Cost profile: a name, or a file that `ringfence calibrate` wrote
@@ -190,23 +200,11 @@ pub(crate) struct CompareArgs {
     pub profile: String,
 
     /// Cycles per mapping that a packet costs without protection [default: from the profile]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "CYCLES",
-        value_parser = positive,
-        help_heading = "Platform",
-    )]
+    #[arg(long, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
     pub baseline_cycles: Option<f64>,
 
     /// Geometry of the IOTLB [default: from the profile]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "SETSxWAYS",
-        value_parser = iotlb,
-        help_heading = "Platform",
-    )]
+    #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
     pub iotlb: Option<(u32, u32)>,
 
     /// Entries of the page-walk caches of levels 1, 2 and 3 [default: from the profile]
@@ -223,19 +221,12 @@ pub(crate) struct CompareArgs {
 
     /// Slots of every ring in the modes with rings [default: twice the slots mapped at once,
     /// counted before the replay]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        value_parser = ring_entries,
-        help_heading = "Platform",
-    )]
+    #[arg(long, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
     pub ring_entries: Option<u32>,
 
     /// Length of a cycle, T, in modes with a reverse translation cache
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "SECONDS",
         default_value = "10",
         value_parser = cycle_ns,
@@ -246,7 +237,6 @@ pub(crate) struct CompareArgs {
     /// Number of whole cycles, C, for which a reverse translation cache keeps unused mappings
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "C",
         default_value = "3",
         value_parser = cycles,
@@ -335,7 +325,6 @@ pub(crate) struct SizeArgs {
     /// Sizes to try in every ring [default: around the size that each needs]
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "N,...",
         value_delimiter = ',',
         value_parser = ring_entries,
@@ -410,7 +399,7 @@ pub(crate) struct DiffArgs {
     pub after: PathBuf,
     /// Exit with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more,
     /// or is missing
-    #[arg(long, allow_negative_numbers = true, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub max_regression: Option<f64>,
     /// Print a JSON object
     #[arg(long)]
@@ -493,7 +482,6 @@ pub(crate) struct ReproduceGuestArgs {
     /// Maximum run time of each guest in seconds
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "SECONDS",
         default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(1..=86400),

@@ -1,7 +1,6 @@
 //! Errors of the command: one line on standard error, and an exit code for scripts.
 
 use std::error::Error;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -20,25 +19,32 @@ const USAGE: u8 = 2;
 const CONDITION: u8 = 3;
 
 /// An error that ends the command.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// An error of the experiment.
-    Lab(LabError),
+    #[error(transparent)]
+    Lab(#[from] LabError),
     /// An error of a trace.
-    Trace(TraceError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// An error of a file.
+    #[error("{}", path.display())]
     Io {
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
     },
     /// An error of a cost profile file.
-    Profile(ProfileFileError),
+    #[error(transparent)]
+    Profile(#[from] ProfileFileError),
     /// The profile is invalid with the changes of the command line.
+    #[error(transparent)]
     Platform(ProfileError),
     /// A condition that applies to nothing.
-    Condition(ConditionError),
+    #[error("--fail-if: {0}")]
+    Condition(#[from] ConditionError),
     /// An error of a file for `diff`.
+    #[error("{}: {source}", path.display())]
     Diff {
         /// Path of the invalid report.
         path: PathBuf,
@@ -46,14 +52,19 @@ pub(crate) enum Failure {
         source: DiffError,
     },
     /// `--fail-if`: rows for which a condition holds.
+    #[error("a condition holds")]
     Held(Vec<FailedCondition>),
     /// `diff --max-regression`: rows that got worse.
+    #[error("rows got worse")]
     Worse(Vec<String>),
     /// `diff --max-regression`: the reports do not allow a comparison.
+    #[error("--max-regression: {0}")]
     NotComparable(IncomparableRow),
     /// The output file is also the input file.
+    #[error("{}: the output is also the input trace; name another file", .0.display())]
     SameFile(PathBuf),
     /// The extension of the output file does not match the format that the command writes.
+    #[error("{}: {advice}", path.display())]
     Form {
         /// Path of the output file.
         path: PathBuf,
@@ -61,30 +72,51 @@ pub(crate) enum Failure {
         advice: &'static str,
     },
     /// An error of a recording.
+    #[error(transparent)]
     Record(RecordError),
     /// The command that ran during a recording failed; the recording is complete.
+    #[error("the command ended with {0}; the trace is complete")]
     Workload(ExitStatus),
     /// An error of a guest.
-    Guest(GuestError),
+    #[error(transparent)]
+    Guest(#[from] GuestError),
     /// Ctrl-C interrupted the counting of guests.
+    #[error("interrupted; the counts so far are printed above")]
     Interrupted,
     /// Number of an experiment's guests that failed; its findings give the reasons.
+    #[error("{}", failed_guests(*.0))]
     Guests(usize),
     /// Device options that exclude each other, and the reason.
+    #[error("{0}")]
     Devices(&'static str),
     /// The command reads the trace twice, but the trace is standard input.
+    #[error("trace anonymise reads the trace twice; name a file instead of -")]
     ReadTwice,
     /// The command line names standard input as two traces.
+    #[error("standard input is one trace; name - once")]
     StdinTwice,
     /// Standard input exceeds the limit on its stored bytes.
+    #[error(
+        "standard input exceeds the {limit} bytes that are stored to read it twice; name a file, \
+        or raise the limit with `--max-spool`"
+    )]
     Spool {
         /// The limit in bytes.
         limit: u64,
     },
     /// The command line names traces, but no selected experiment reads traces.
+    #[error("--trace requires X07, X22 or --all: no other experiment reads traces")]
     TraceUnread,
     /// The reader of standard output has closed the pipe.
+    #[error("output closed")]
     Closed,
+}
+
+fn failed_guests(number: usize) -> String {
+    match number {
+        1 => "a guest failed; the reason is printed above".into(),
+        _ => format!("{number} guests failed; the reasons are printed above"),
+    }
 }
 
 impl Failure {
@@ -141,93 +173,5 @@ impl Failure {
                 print_line(&line);
             }
         }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lab(e) => e.fmt(f),
-            Self::Trace(e) => e.fmt(f),
-            Self::Io { path, .. } => write!(f, "{}", path.display()),
-            Self::Profile(e) => e.fmt(f),
-            Self::Platform(e) => e.fmt(f),
-            Self::Condition(e) => write!(f, "--fail-if: {e}"),
-            Self::Diff { path, source } => write!(f, "{}: {source}", path.display()),
-            Self::Held(_) => f.write_str("a condition holds"),
-            Self::Worse(_) => f.write_str("rows got worse"),
-            Self::NotComparable(e) => write!(f, "--max-regression: {e}"),
-            Self::SameFile(path) => write!(
-                f,
-                "{}: the output is also the input trace; name another file",
-                path.display()
-            ),
-            Self::Form { path, advice } => write!(f, "{}: {advice}", path.display()),
-            Self::Record(e) => e.fmt(f),
-            Self::Workload(status) => {
-                write!(f, "the command ended with {status}; the trace is complete")
-            }
-            Self::Interrupted => f.write_str("interrupted; the counts so far are printed above"),
-            Self::Guests(1) => f.write_str("a guest failed; the reason is printed above"),
-            Self::Guests(n) => write!(f, "{n} guests failed; the reasons are printed above"),
-            Self::Guest(e) => e.fmt(f),
-            Self::Devices(why) => f.write_str(why),
-            Self::ReadTwice => {
-                f.write_str("trace anonymise reads the trace twice; name a file instead of -")
-            }
-            Self::StdinTwice => f.write_str("standard input is one trace; name - once"),
-            Self::Spool { limit } => write!(
-                f,
-                "standard input exceeds the {limit} bytes that are stored to read it twice; name a \
-                 file, or raise the limit with `--max-spool`"
-            ),
-            Self::TraceUnread => {
-                f.write_str("--trace requires X07, X22 or --all: no other experiment reads traces")
-            }
-            Self::Closed => f.write_str("output closed"),
-        }
-    }
-}
-
-impl Error for Failure {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Lab(e) => e.source(),
-            Self::Trace(e) => e.source(),
-            Self::Record(e) => e.source(),
-            Self::Guest(e) => e.source(),
-            Self::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
-
-impl From<LabError> for Failure {
-    fn from(e: LabError) -> Self {
-        Self::Lab(e)
-    }
-}
-
-impl From<TraceError> for Failure {
-    fn from(e: TraceError) -> Self {
-        Self::Trace(e)
-    }
-}
-
-impl From<ProfileFileError> for Failure {
-    fn from(e: ProfileFileError) -> Self {
-        Self::Profile(e)
-    }
-}
-
-impl From<ConditionError> for Failure {
-    fn from(e: ConditionError) -> Self {
-        Self::Condition(e)
-    }
-}
-
-impl From<GuestError> for Failure {
-    fn from(e: GuestError) -> Self {
-        Self::Guest(e)
     }
 }

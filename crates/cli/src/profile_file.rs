@@ -1,6 +1,5 @@
 //! Cost profiles by name or from a TOML file.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,39 +11,30 @@ use crate::input_file;
 const MAX_BYTES: u64 = 1 << 20;
 
 /// An error of loading a profile.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ProfileFileError {
     /// The string is neither a profile name nor a file.
+    #[error(
+        "no profile and no file is named {0}; the profiles are {known}, and `ringfence calibrate` \
+        writes one",
+        known = known_profiles()
+    )]
     NoSuchProfile(String),
     /// The file cannot be read.
+    #[error("{path}: {1}", path = .0.display())]
     Io(PathBuf, io::Error),
-    /// The file is not a profile.
+    /// The file is not a profile. TOML's own message draws the line over several lines.
+    #[error("{path}: {text}", path = .0.display(), text = .1.message())]
     Toml(PathBuf, Box<toml::de::Error>),
     /// A value in the file is invalid.
+    #[error("{path}: {1}", path = .0.display())]
     Invalid(PathBuf, ProfileError),
 }
 
-impl fmt::Display for ProfileFileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSuchProfile(name) => {
-                let known: Vec<String> = Profile::builtin().into_iter().map(|p| p.name).collect();
-                write!(
-                    f,
-                    "no profile and no file is named {name}; the profiles are {}, and `ringfence \
-                    calibrate` writes one",
-                    known.join(", ")
-                )
-            }
-            Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
-            // toml's own message draws the line over several lines.
-            Self::Toml(path, e) => write!(f, "{}: {}", path.display(), e.message()),
-            Self::Invalid(path, e) => write!(f, "{}: {e}", path.display()),
-        }
-    }
+fn known_profiles() -> String {
+    let known: Vec<String> = Profile::builtin().into_iter().map(|p| p.name).collect();
+    known.join(", ")
 }
-
-impl std::error::Error for ProfileFileError {}
 
 /// Loads the profile of that name, or otherwise the profile in that file.
 pub(crate) fn load(name: &str) -> Result<Profile, ProfileFileError> {

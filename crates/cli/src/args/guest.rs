@@ -41,7 +41,6 @@ pub(crate) struct GuestBenchReadArgs {
     /// Number of reads
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "N",
         default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..=10_000),
@@ -70,24 +69,17 @@ pub(crate) struct GuestVerifyQemuArgs {
     /// Number of accesses to try
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "N",
         default_value_t = 2000,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000),
     )]
     pub cases: u32,
     /// Seed of the random accesses
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "SEED",
-        default_value_t = 1
-    )]
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
     /// Maximum run time of the guest in seconds
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "SECONDS",
         default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(1..=86400),
@@ -220,7 +212,6 @@ pub(crate) struct GuestRunArgs {
     /// Maximum run time of the guest in seconds
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "SECONDS",
         default_value_t = 300,
         value_parser = clap::value_parser!(u64).range(1..=86400),

@@ -6,36 +6,37 @@ use ringfence_trace::TraceLimits;
 
 /// Limits on a trace. The defaults are those of [`TraceLimits`].
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Limits")]
 pub(crate) struct TraceLimitArgs {
     /// Maximum length of a line, with K, M or G for 2^10, 2^20 and 2^30 bytes [default: 1M]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_line: Option<u64>,
     /// Maximum text of a trace [default: 16M plus 200 times the file for zstd and .dat, unlimited
     /// for plain text]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_text: Option<u64>,
     /// Maximum bytes of one mapping [default: 1G]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_mapping: Option<u64>,
     /// Maximum bytes mapped at once [default: 16G]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_live: Option<u64>,
     /// Maximum bytes mapped in total [default: 64G plus 2M per line]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_mapped: Option<u64>,
     /// Maximum segments of the mappings live at once [default: 64K plus one per 8 bytes of the
     /// file]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = size)]
     pub max_segments: Option<u64>,
     /// Maximum segments of one mapping [default: 8K]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = size)]
     pub max_list: Option<u64>,
     /// Maximum rows and segments of a Parquet file [default: 128K plus one per byte of the file]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = size)]
     pub max_rows: Option<u64>,
     /// Maximum bytes of marks, including 96 per mark in addition to its text [default: 16M plus 16
     /// times the file]
-    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_marks: Option<u64>,
 }
 
@@ -60,36 +61,31 @@ impl TraceLimitArgs {
 
 /// Limits on a replay. The defaults are those of [`ReplayLimits`].
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Limits")]
 pub(crate) struct ReplayLimitArgs {
     /// Maximum number of devices that map memory [default: 256]
-    #[arg(long, value_name = "N", help_heading = "Limits")]
+    #[arg(long, value_name = "N")]
     pub max_devices: Option<usize>,
     /// Maximum product of the numbers of devices and of CPUs that map memory [default: 4096]
-    #[arg(long, value_name = "N", help_heading = "Limits")]
+    #[arg(long, value_name = "N")]
     pub max_device_cpus: Option<usize>,
     /// Maximum number of live buffers on one page, in modes where buffers share pages [default:
     /// 4096]
-    #[arg(long, value_name = "N", help_heading = "Limits")]
+    #[arg(long, value_name = "N")]
     pub max_page_buffers: Option<usize>,
     /// Maximum number of ranges that a mode's allocator searches [default: 256M plus 4K per mapped
     /// range]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = size)]
     pub max_search: Option<u64>,
     /// Maximum number of mappings that a mode with a cache keeps after their unmaps [default: 256K]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = size)]
     pub max_kept: Option<u64>,
     /// Maximum number of ends of cycles of all devices' caches in the gaps of the trace [default:
     /// 128M plus 4K per operation]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = size)]
     pub max_cycle_ends: Option<u64>,
     /// Maximum bytes of standard input stored in a temporary file if a trace is read twice
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = size,
-        default_value = "4G",
-        help_heading = "Limits",
-    )]
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
     pub max_spool: u64,
 }
 

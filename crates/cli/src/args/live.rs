@@ -44,7 +44,6 @@ pub(crate) struct ServeArgs {
     /// Repeat the pre-copy, which copies and rebuilds running devices, until they have completed
     /// this many requests. 0: one pre-copy
     #[arg(
-        allow_negative_numbers = true,
         long,
         value_name = "REQUESTS",
         default_value_t = 0,
@@ -70,13 +69,7 @@ pub(crate) struct TopArgs {
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// Seconds between two samples
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "SECONDS",
-        default_value_t = 1.0,
-        value_parser = interval,
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     pub interval: f64,
     /// Print one sample, without rates, and exit
     #[arg(long)]
@@ -92,19 +85,14 @@ fn interval(text: &str) -> Result<f64, String> {
 
 /// Options of the devices.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
     /// Let members of this group (a number) connect to the devices and read their tables, for a QEMU
     /// of another user. By default only this user and root can
-    #[arg(long, value_name = "GID", help_heading = "Devices")]
+    #[arg(long, value_name = "GID")]
     pub group: Option<u32>,
     /// IOMMU of the guest
-    #[arg(
-        long,
-        value_name = "KIND",
-        value_enum,
-        default_value_t,
-        help_heading = "Devices"
-    )]
+    #[arg(long, value_name = "KIND", value_enum, default_value_t)]
     pub iommu: IommuKind,
     /// Add a disk backed by this raw file. mode=emulated (the default): this process serves it, and
     /// the IOMMU translates its accesses in software. mode=sandbox: a sandboxed process serves it,
@@ -117,88 +105,63 @@ pub(crate) struct DeviceArgs {
         value_name = "FILE[,mode=MODE][,readonly=on]",
         value_parser = OsStringValueParser::new().try_map(|text| disk(&text)),
         value_hint = ValueHint::FilePath,
-        help_heading = "Devices",
     )]
     pub disk: Option<DiskArg>,
     /// Let the para-virtual IOMMU's host allocate frames for the guest's pages in advance, and keep
     /// a pointer to the last table used in a lookup
-    #[arg(long, help_heading = "Devices")]
+    #[arg(long)]
     pub host_page_pool: bool,
     /// Add an entropy device
-    #[arg(long, help_heading = "Devices")]
+    #[arg(long)]
     pub rng: bool,
     /// Add a network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream
     /// socket on which the first process to start listens (QEMU's -netdev stream, or another of
     /// these); or datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
-    #[arg(
-        long,
-        value_name = "SIDE[,queues=N][,mac=ADDRESS]",
-        value_parser = net,
-        help_heading = "Devices",
-    )]
+    #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net)]
     pub net: Option<NetOptions>,
     /// Inject illegal DMA of the disk: stray:ADDRESS (a write there), after-unmap, write-read-only,
     /// read-write-only, foreign (the entropy device writes to the disk's buffers; requires --rng),
     /// after-revoke (bypasses the device's own translation; requires mode=sandbox), storm:ADDRESS
     /// (a million writes there). Separate several by commas; each is injected once
-    #[arg(
-        long,
-        value_name = "CLASS",
-        value_delimiter = ',',
-        help_heading = "Devices"
-    )]
+    #[arg(long, value_name = "CLASS", value_delimiter = ',')]
     pub inject_dma: Vec<InjectedDma>,
     /// Record the requests of the guest's virtio-iommu driver in this file, one per line, up to
     /// --max-record MiB
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record_requests: Option<PathBuf>,
     /// Inject a wrong reply of the para-virtual IOMMU: never, late, twice or foreign (to a request
     /// that was not sent), after N correct replies
-    #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
+    #[arg(long, value_name = "HOW:N")]
     pub inject_reply: Option<InjectedReply>,
-    /// Limits of the guest.
-    #[command(flatten)]
-    pub caps: GuestLimitArgs,
     /// Memory of the guest in MiB
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "MIB",
         default_value_t = 512,
         value_parser = clap::value_parser!(u32).range(64..=16384),
-        help_heading = "Devices",
     )]
     pub memory: u32,
     /// Back the guest's memory by this file, which is created anew and removed at the end. The host
     /// can then reclaim its pages without swap. A user who can write the file can end this process
     /// by truncating it
-    #[arg(
-        long,
-        value_name = "FILE",
-        value_hint = ValueHint::FilePath,
-        help_heading = "Devices",
-    )]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub memory_file: Option<PathBuf>,
     /// Lock guest memory of an assigned device into host memory. mapped: the pages that the
     /// para-virtual IOMMU's driver has mapped; all: all guest memory, as without an IOMMU for the
     /// guest
-    #[arg(
-        long,
-        value_name = "WHAT",
-        value_parser = lock,
-        help_heading = "Devices",
-    )]
+    #[arg(long, value_name = "WHAT", value_parser = lock)]
     pub lock: Option<Locked>,
     /// Number of CPUs of the guest
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "N",
         default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=16),
-        help_heading = "Devices",
     )]
     pub cpus: u32,
+    /// Limits of the guest.
+    #[command(flatten)]
+    pub caps: GuestLimitArgs,
 }
 
 /// Limits on the resources of this process that a guest can use. Requests beyond a limit are
@@ -207,58 +170,27 @@ pub(crate) struct DeviceArgs {
 #[command(next_help_heading = "Limits of a guest")]
 pub(crate) struct GuestLimitArgs {
     /// Mappings of its IOMMU driver, in all domains together
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        default_value_t = 1 << 16,
-        value_parser = positive,
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
     pub max_mappings: usize,
     /// Domains of its IOMMU driver
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = positive,
-    )]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_domains: usize,
     /// Tables of a domain, 4 KiB each; one maps 2 MiB
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        default_value_t = 4096,
-        value_parser = tables,
-    )]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = tables)]
     pub max_tables: usize,
     /// Descriptors of the disk's queue, a power of two
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        default_value_t = 256,
-        value_parser = queue,
-    )]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = queue)]
     pub max_queue: u16,
     /// KiB of one request to the disk
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "KIB",
         default_value_t = 16 << 10,
         value_parser = clap::value_parser!(u64).range(4..=1 << 22),
     )]
     pub max_request: u64,
     /// Pages of 4 KiB whose translations a vhost-user back-end keeps
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        default_value_t = 8192,
-        value_parser = iotlb,
-    )]
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
     /// MiB of the file of --record-requests. Further requests are only counted: its last line is
     /// then `lost N`, not `end`
@@ -270,13 +202,7 @@ pub(crate) struct GuestLimitArgs {
     )]
     pub max_record: u64,
     /// Translations that a vhost-user back-end requests at a time
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = positive,
-    )]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_misses: usize,
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
     /// Record for this many seconds
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = seconds)]
+    #[arg(long, value_name = "N", value_parser = seconds)]
     pub seconds: Option<Duration>,
     /// Record while this command runs
     #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
@@ -73,7 +73,6 @@ pub(crate) struct RecordArgs {
     /// Buffer size per CPU; events that do not fit are lost
     #[arg(
         long,
-        allow_negative_numbers = true,
         value_name = "MIB",
         default_value_t = 64,
         value_parser = clap::value_parser!(u32).range(1..=65_536),
@@ -99,7 +98,7 @@ pub(crate) struct AnonymiseArgs {
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
     /// Seed of the new layout of memory; keep it secret [default: from the system's randomness]
-    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Keep the times of the trace instead of beginning at 0
     #[arg(long)]

@@ -502,7 +502,7 @@ pub(crate) struct ReproduceGuestArgs {
 const CALIBRATE_LONG: &str = "\
 Measure this machine and write a cost profile for `compare --profile`.
 
-Measured are operations that a user program can execute: reading the cycle counter, storing a table \
+The command measures what a user program can execute: reading the cycle counter, storing a table \
 entry, writing back a line and waiting for it. An IOTLB invalidation, an IOTLB miss and a packet \
 without protection come from r210-2015. The file states the origin of every number; edit the \
 numbers that you know.";

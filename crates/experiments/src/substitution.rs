@@ -104,7 +104,7 @@ mod tests {
     use crate::model::by_table_1;
 
     #[test]
-    fn the_papers_counts_give_the_papers_cycles() {
+    fn published_counts_give_published_cycles() {
         let profile = Profile::r210_2015();
         for (column, per_unmap) in TABLE_1.iter().zip([1.0, 1.0, 1.0 / 250.0, 1.0 / 250.0]) {
             let c = paged(column, per_unmap, &profile);

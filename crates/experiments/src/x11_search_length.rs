@@ -243,8 +243,10 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             });
             let settled = points.iter().find(|(_, mean)| *mean >= 0.9 * end.1);
             let row = FindingRow::counted(
-                format!("{protection}: allocations until the search reaches nine tenths of its \
-                final length"),
+                format!(
+                    "{protection}: allocations until the search reaches nine tenths of its \
+                final length"
+                ),
                 "",
                 settled.map_or(end.0, |(at, _)| *at),
             );

@@ -167,7 +167,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         threshold(&alone)?,
     );
     found.push(row.exact(printed.clone()));
-    let what = "receive rings alone: maximum number of addresses free at once";
+    let what = "receive rings alone: maximum of free addresses";
     found.push(FindingRow::counted(what, "", most_free(&alone)?));
     for burst in BURSTS {
         let mut capture = capture(setting, burst)?;
@@ -186,9 +186,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         } else {
             row
         });
-        let what = format!(
-            "with acknowledgements, bursts of at most {burst}: maximum number of addresses free at once"
-        );
+        let what =
+            format!("with acknowledgements, bursts of at most {burst}: maximum of free addresses");
         found.push(FindingRow::counted(what, "", most_free(&runs)?));
     }
     let printed = facts.printed(&[("subject", "eiovar_k"), ("unit", "%")], "value")?;
@@ -317,13 +316,11 @@ mod tests {
         assert!(with(200) > W as f64 && with(1) <= with(50) && with(1) <= W as f64 + 4.0);
         // The model: lists never need more capacity than addresses are free, and the receive rings
         // need exactly that.
-        let free = "receive rings alone: maximum number of addresses free at once";
+        let free = "receive rings alone: maximum of free addresses";
         assert_eq!(of(free), W as f64);
         for burst in BURSTS {
             let rings = format!("with acknowledgements, bursts of at most {burst}");
-            let most = of(&format!(
-                "{rings}: maximum number of addresses free at once"
-            ));
+            let most = of(&format!("{rings}: maximum of free addresses"));
             assert!(with(burst) <= most, "{burst}: {} of {most}", with(burst));
             assert!(most <= (W as u32 + burst) as f64 + 4.0, "{burst}: {most}");
         }

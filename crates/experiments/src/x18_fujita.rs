@@ -208,7 +208,7 @@ fn by_part(
     let (_, modelled) = of("strict");
     found.explain(format!(
         "The paper's default costs {:.0} cycles per request beyond disabled, for allocator, table \
-        and locks on a processor of 2007. The same work takes {measured_part:.0} measured cycles here. \
+        and locks on a processor of 2007. The same work takes {measured_part:.0} cycles here. \
         Default and strict pay the same part of it, so all configurations with a tree are closer \
         to disabled here.",
         beyond(kept),

@@ -178,10 +178,7 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
     }
     for row in space(HEADER_LISTED) {
         for (side, bytes) in ["inner", "leaf"].iter().zip(row.bytes) {
-            let what = format!(
-                "With the listed fields, {} {side}: bytes",
-                row.kind.name()
-            );
+            let what = format!("With the listed fields, {} {side}: bytes", row.kind.name());
             found.push(FindingRow::counted(what, "", bytes as f64));
         }
     }

@@ -38,7 +38,8 @@ pub(crate) struct ServeArgs {
     /// old process exits with code 4. Repeat host-side options: limits, --host-page-pool,
     /// --memory-file, --lock
     #[arg(long, conflicts_with_all = [
-        "iommu", "disk", "rng", "net", "inject_dma", "record_requests", "inject_reply", "memory", "cpus",
+        "iommu", "disk", "rng", "net", "inject_dma", "record_requests", "inject_reply", "memory",
+        "cpus",
     ])]
     pub take_over: bool,
     /// Repeat the pre-copy, which copies and rebuilds running devices, until they have completed
@@ -87,8 +88,8 @@ fn interval(text: &str) -> Result<f64, String> {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// Let members of this group (a number) connect to the devices and read their tables, for a QEMU
-    /// of another user. By default only this user and root can
+    /// Let members of this group (a number) connect to the devices and read their tables, for a
+    /// QEMU of another user. By default only this user and root can
     #[arg(long, value_name = "GID")]
     pub group: Option<u32>,
     /// IOMMU of the guest

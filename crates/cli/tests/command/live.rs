@@ -39,15 +39,15 @@ fn top_shows_the_counters() {
 fn an_option_that_no_device_takes_is_wrong_usage() {
     for (net, expected) in [
         ("bridge=br0", "expected tap=NAME"),
-        ("socket=a,queues=9", "from 1 to 8"),
-        ("socket=a,mac=ff:ff:ff:ff:ff:ff", "mac has to be"),
+        ("socket=a,queues=9", "queues must be 1 to 8"),
+        ("socket=a,mac=ff:ff:ff:ff:ff:ff", "mac must be"),
         ("datagram=a", "expected a path"),
         ("tap=a,speed=9", "neither queues=N nor mac=ADDRESS"),
     ] {
         let output = ringfence(&["serve", "--dir", "nowhere", "--net", net]);
         assert_eq!(output.status.code(), Some(2), "{net}");
-        let said = stderr(&output);
-        assert!(said.contains(expected), "{net}: {said}");
+        let error = stderr(&output);
+        assert!(error.contains(expected), "{net}: {error}");
     }
     for (words, expected) in [
         (

@@ -119,9 +119,7 @@ impl GuestCounters {
         };
         let stopped = self.stopped;
         if stopped > 0.0 && !configuration.is_as_published() {
-            return failed(format!(
-                "the IOMMU stopped {stopped} accesses of its devices"
-            ));
+            return failed(format!("the IOMMU stopped {stopped} accesses"));
         }
         // The average of a few operations before a failure is not the cost of one operation.
         let operations = self.operations - before.operations;

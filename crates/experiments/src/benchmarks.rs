@@ -1,7 +1,7 @@
 //! The five benchmarks on both adapters in the modes of the rIOMMU paper: cycles per packet beyond
 //! those of a packet without protection.
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{
     Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
 };
@@ -17,10 +17,10 @@ use ringfence_lab::LabError;
 /// The modes other than `none`, in the order of the paper's tables.
 pub(super) const MODES: [&str; 6] = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
 
-fn adapter(nic: Nic) -> Adapter {
+fn adapter(nic: Nic) -> NicProfile {
     match nic {
-        Nic::Mlx => Adapter::MLX,
-        Nic::Brcm => Adapter::BRCM,
+        Nic::Mlx => NicProfile::MLX,
+        Nic::Brcm => NicProfile::BRCM,
     }
 }
 

@@ -5,7 +5,7 @@
 //! Decision 0011 defines a run. Descriptors are not recorded: the driver maps them once.
 
 use ringfence_devices::api::{ApiError, DeviceRing, DmaApi, FailedMap, LayerApi, Mapped, NotFreed};
-use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile as Adapter};
+use ringfence_devices::nic::{Environment, Nic, NicProfile, NicTestbed};
 use ringfence_devices::workload::{BURST, PACKETS_PER_RUN, Workload};
 use ringfence_devices::{Buffer, Bus};
 use ringfence_dma::flush::Never;
@@ -340,7 +340,7 @@ impl<W: Workload> Capture<W> {
     ///
     /// # Errors
     /// Memory is exhausted, or the port cannot be opened.
-    pub(super) fn new(adapter: Adapter, workload: W) -> Result<Self, LabError> {
+    pub(super) fn new(adapter: NicProfile, workload: W) -> Result<Self, LabError> {
         Self::with(adapter, workload, BURST, PACKETS_PER_RUN)
     }
 
@@ -349,7 +349,7 @@ impl<W: Workload> Capture<W> {
     /// # Errors
     /// As [`Self::new`].
     pub(super) fn with(
-        adapter: Adapter,
+        adapter: NicProfile,
         workload: W,
         burst: u32,
         packets: u64,
@@ -405,7 +405,7 @@ mod tests {
         use ringfence_devices::workload::Apache;
         let clients = Apache::CLIENTS_EIOVAR;
         let apache = Apache::new(Apache::BIG, clients, 1);
-        let mut capture = Capture::with(Adapter::MLX, apache, BURST, 3000).unwrap();
+        let mut capture = Capture::with(NicProfile::MLX, apache, BURST, 3000).unwrap();
         for _ in 0..3 {
             let traffic = capture.run().unwrap().traffic;
             assert!((3000..3500).contains(&traffic.packets), "{traffic:?}");
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn a_run_has_every_buffer_mapped_before_it_is_unmapped() {
         let mut capture =
-            Capture::with(Adapter::MLX, NetperfStream::default(), BURST, 600).unwrap();
+            Capture::with(NicProfile::MLX, NetperfStream::default(), BURST, 600).unwrap();
         let mut live = std::collections::BTreeSet::new();
         let mut most = 0;
         for _ in 0..3 {

@@ -186,7 +186,7 @@ impl Loops {
 
 #[cfg(test)]
 mod tests {
-    use ringfence_devices::nic::{Profile as Adapter, Replace};
+    use ringfence_devices::nic::{NicProfile, Replace};
     use ringfence_devices::workload::NetperfStream;
 
     use super::*;
@@ -195,15 +195,15 @@ mod tests {
     /// Expanding the loops gives the steps that they were made from.
     #[test]
     fn loops_are_the_steps_of_their_run() {
-        unrolled(Adapter::MLX, LoopBody::Renew);
-        let wording = Adapter {
+        unrolled(NicProfile::MLX, LoopBody::Renew);
+        let wording = NicProfile {
             replace: Replace::AfterUnmap,
-            ..Adapter::MLX
+            ..NicProfile::MLX
         };
         unrolled(wording, LoopBody::Replace);
     }
 
-    fn unrolled(adapter: Adapter, receive: LoopBody) {
+    fn unrolled(adapter: NicProfile, receive: LoopBody) {
         let mut capture = Capture::with(adapter, NetperfStream::default(), 50, 2000).unwrap();
         let mut held = MappedByRing::default();
         for number in 0..3 {
@@ -247,7 +247,8 @@ mod tests {
 
     #[test]
     fn unmap_of_a_newer_mapping_is_rejected() {
-        let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), 50, 600).unwrap();
+        let mut capture =
+            Capture::with(NicProfile::MLX, NetperfStream::default(), 50, 600).unwrap();
         capture.run().unwrap();
         // The second run unmaps buffers that the first one mapped.
         let plan = capture.run().unwrap().by_ring();

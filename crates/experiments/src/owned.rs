@@ -437,7 +437,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
 
 #[cfg(test)]
 mod tests {
-    use ringfence_devices::nic::Profile as Adapter;
+    use ringfence_devices::nic::NicProfile;
     use ringfence_devices::workload::NetperfStream;
 
     use super::*;
@@ -446,7 +446,8 @@ mod tests {
     #[test]
     fn each_burst_is_one_invalidation_and_waiting_takes_its_time() {
         const WAIT: u64 = 1_000_000;
-        let mut capture = Capture::with(Adapter::BRCM, NetperfStream::default(), 50, 1200).unwrap();
+        let mut capture =
+            Capture::with(NicProfile::BRCM, NetperfStream::default(), 50, 1200).unwrap();
         let runs = [capture.run().unwrap(), capture.run().unwrap()];
         let counted = costs(&runs, 1, InvalidationModel::Counted).unwrap();
         let waited = costs(&runs, 1, InvalidationModel::Waited(WAIT)).unwrap();

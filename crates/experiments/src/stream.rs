@@ -1,7 +1,7 @@
 //! Common parts of the allocator experiments: the stream benchmark on mlx, many runs on one
 //! interface, and throughput from the model.
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_iova::Capacity;
 
@@ -54,7 +54,7 @@ pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
 /// The port cannot be opened.
 pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfStream>, LabError> {
     Capture::with(
-        Adapter::MLX,
+        NicProfile::MLX,
         NetperfStream::default(),
         burst,
         setting.packets,

@@ -373,7 +373,7 @@ fn loop_overhead(plan: &Plan) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use ringfence_devices::nic::Profile as Adapter;
+    use ringfence_devices::nic::NicProfile;
     use ringfence_devices::workload::NetperfStream;
 
     use super::*;
@@ -383,7 +383,7 @@ mod tests {
     fn invalidations_are_those_of_the_policy() {
         let profile = Profile::r210_2015();
         let mut capture =
-            Capture::with(Adapter::BRCM, NetperfStream::default(), 200, 2000).unwrap();
+            Capture::with(NicProfile::BRCM, NetperfStream::default(), 200, 2000).unwrap();
         let runs = [capture.run().unwrap(), capture.run().unwrap()];
         let unmaps: u64 = runs.iter().map(|run| run.plan.unmaps).sum();
         let bursts: u64 = runs.iter().map(Run::bursts).sum();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{NetperfStream, PACKETS_PER_RUN};
 
 use super::capture::{Capture, Run};
@@ -42,7 +42,7 @@ struct Point {
 impl Point {
     fn measure(setting: &Setting, packets: u32) -> Result<Self, LabError> {
         let stream = NetperfStream::default();
-        let mut capture = Capture::with(Adapter::MLX, stream, packets, PACKETS_PER_RUN)?;
+        let mut capture = Capture::with(NicProfile::MLX, stream, packets, PACKETS_PER_RUN)?;
         // The first run fills the rings.
         let runs = [capture.run()?, capture.run()?];
         let cycles = setting.profile.invalidation_cycles;
@@ -247,7 +247,7 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
 
 /// Measures overflow in the first run, which begins with empty rings.
 fn overflow(found: &mut Findings) -> Result<(), LabError> {
-    let mut capture = Capture::new(Adapter::MLX, NetperfStream::default())?;
+    let mut capture = Capture::new(NicProfile::MLX, NetperfStream::default())?;
     let run = capture.run()?;
     let (live, busy) = most(&run).into_values().fold((0, 0), |most, ring| {
         (most.0.max(ring.0), most.1.max(ring.1))
@@ -313,7 +313,8 @@ mod tests {
 
     #[test]
     fn a_ring_overflows_exactly_where_slots_run_out() {
-        let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), 100, 3000).unwrap();
+        let mut capture =
+            Capture::with(NicProfile::MLX, NetperfStream::default(), 100, 3000).unwrap();
         let run = capture.run().unwrap();
         let busy = most(&run).into_values().map(|(_, busy)| busy).max();
         let busy = busy.unwrap();

@@ -1,6 +1,6 @@
 //! X11: length of the allocator's search, call by call (EIOVAR Figs. 3 and 9).
 
-use ringfence_devices::nic::{Fill, Profile as Adapter, Replace};
+use ringfence_devices::nic::{Fill, NicProfile, Replace};
 use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_iova::Capacity;
 
@@ -161,11 +161,11 @@ const FIRST: u64 = 256;
 
 /// Driver loops whose histories are compared (decision 0011): name, adapter and burst limit. The
 /// first is that of EIOVAR section 4, the fourth that of the drivers.
-fn loops() -> [(&'static str, Adapter, u32); 5] {
-    let adapter = |replace, fill| Adapter {
+fn loops() -> [(&'static str, NicProfile, u32); 5] {
+    let adapter = |replace, fill| NicProfile {
         replace,
         fill,
-        ..Adapter::MLX
+        ..NicProfile::MLX
     };
     let (after, before) = (Replace::AfterUnmap, Replace::BeforeUnmap);
     let (by_ring, in_turns) = (Fill::RingByRing, Fill::InTurns);
@@ -196,7 +196,7 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
     for (name, adapter, burst) in loops() {
         // The default mlx adapter is compared with the paper, in both protections. The other loops
         // are compared with each other, in strict only.
-        let ours = adapter == Adapter::MLX && burst == BURST;
+        let ours = adapter == NicProfile::MLX && burst == BURST;
         let protections: &[_] = match ours {
             true => &[("strict", 1), ("defer", W)],
             false => &[("strict", 1)],
@@ -273,7 +273,7 @@ type Means = (&'static str, Vec<(f64, f64)>);
 /// windows end at [`FIRST`] allocations, at twice as many, and so on.
 fn windows(
     setting: &Setting,
-    adapter: Adapter,
+    adapter: NicProfile,
     burst: u32,
     runs: usize,
     protections: &[(&'static str, usize)],

@@ -1,6 +1,6 @@
 //! X14: five benchmarks on two adapters, with and without freelists (EIOVAR Fig. 10 and Table 2).
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{
     Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
 };
@@ -91,8 +91,8 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
     );
     let sheet = Sheet::named("eiovar_table2")?;
     for (name, adapter, nic) in [
-        ("mlx", Adapter::MLX, Nic::Mlx),
-        ("brcm", Adapter::BRCM, Nic::Brcm),
+        ("mlx", NicProfile::MLX, Nic::Mlx),
+        ("brcm", NicProfile::BRCM, Nic::Brcm),
     ] {
         for &(benchmark, of) in benchmarks {
             let mut capture = Capture::with(adapter, workload(benchmark), BURST, setting.packets)?;

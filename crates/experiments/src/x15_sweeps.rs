@@ -1,6 +1,6 @@
 //! X15: message sizes on brcm, and numbers of clients on mlx (EIOVAR section 7, Figs. 11 and 12).
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{BURST, Memcached, NetperfStream, PACKETS_PER_RUN, Workload};
 
 use super::allocators::DrivenAllocator;
@@ -125,7 +125,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
     let mut costs = Vec::new();
     for message in MESSAGES {
         let stream = NetperfStream::new(message, 1);
-        let capture = Capture::with(Adapter::BRCM, stream, BURST, packets)?;
+        let capture = Capture::with(NicProfile::BRCM, stream, BURST, packets)?;
         let amount = (setting.runs.clamp(2, 4), setting.repetitions);
         let last = last_of(setting, capture, &modes, amount)?;
         costs.push((message, last.extra));
@@ -200,7 +200,7 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
     let mut costs = Vec::new();
     for count in CLIENTS {
         let workload = Memcached::new(count, 1);
-        let capture = Capture::with(Adapter::MLX, workload, BURST, packets)?;
+        let capture = Capture::with(NicProfile::MLX, workload, BURST, packets)?;
         let amount = (setting.history.min(HISTORY), setting.repetitions.min(2));
         let last = last_of(setting, capture, &BOTH, amount)?;
         costs.push((count, last.extra, last.steps));
@@ -282,7 +282,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
         let mut last = Vec::new();
         for count in LONG {
             let workload = Memcached::new(count, 1);
-            let mut capture = Capture::with(Adapter::MLX, workload, burst, packets)?;
+            let mut capture = Capture::with(NicProfile::MLX, workload, burst, packets)?;
             let mut driven = DrivenAllocator::new(None, 1)?;
             let mut points = Vec::new();
             for number in 0..(setting.history / 2).max(2) {

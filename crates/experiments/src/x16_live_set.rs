@@ -1,6 +1,6 @@
 //! X16: number of live IOVAs, and of freed IOVAs that wait for reuse (EIOVAR section 6).
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{
     Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
 };
@@ -50,7 +50,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let fact = |fact: &str| facts.printed(&[("subject", "workload"), ("fact", fact)], "value");
     let (mut most, mut largest, mut means) = (0, 0, Vec::new());
     for (name, workload) in workloads() {
-        let mut capture = Capture::with(Adapter::MLX, workload, BURST, setting.packets)?;
+        let mut capture = Capture::with(NicProfile::MLX, workload, BURST, setting.packets)?;
         let mut strict = DrivenAllocator::new(Some(Capacity::Unbounded), 1)?;
         let mut deferred = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
         for _ in 0..runs {

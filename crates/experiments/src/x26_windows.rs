@@ -1,6 +1,6 @@
 //! X26: the window of vulnerability, which EIOVAR section 9 leaves to future work.
 
-use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_trace::{Chunk, Devices, Operations, TraceOptions, TraceSource};
 
@@ -45,7 +45,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         unmap. Time is that of the calls: 146 ns each, as for a packet without protection.",
     );
     let mut capture = Capture::with(
-        Adapter::BRCM,
+        NicProfile::BRCM,
         NetperfStream::default(),
         BURST,
         setting.packets,

@@ -2,7 +2,7 @@
 
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
-    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, Profile, QueueDir, Replace, Rings,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Replace, Rings,
     SendOutcome,
 };
 use ringfence_devices::ring::{RingAddresses, RingSize};
@@ -19,13 +19,13 @@ const SIZE: u32 = 8;
 /// An adapter with `BUFFERS` buffers per packet; with two, replacements are mapped first.
 pub(super) struct Adapter<const BUFFERS: usize>;
 
-const fn profile(buffers_per_packet: usize) -> Profile {
+const fn profile(buffers_per_packet: usize) -> NicProfile {
     let size = match RingSize::new(SIZE) {
         Some(size) => size,
         None => panic!("evaluated at compile time"),
     };
     let rings = Rings { count: 1, size };
-    Profile {
+    NicProfile {
         name: "small",
         buffers_per_packet,
         receive: rings,

@@ -6,7 +6,7 @@ use ringfence_types::RequesterId;
 
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
-use super::profile::Profile;
+use super::profile::NicProfile;
 use crate::ring::{Coalesce, CompletionWriter, RingAddresses, RingBase};
 use crate::{DmaError, Transfer};
 
@@ -74,7 +74,7 @@ const FRAME_BYTES: usize = FRAME_HEADER_BYTES + MAX_BODY_BYTES;
 impl NicDevice {
     /// Creates an adapter for descriptors of the driver of `profile`. It interrupts after `burst`
     /// completions of a ring.
-    pub fn new(id: RequesterId, profile: &Profile, burst: u32) -> Self {
+    pub fn new(id: RequesterId, profile: &NicProfile, burst: u32) -> Self {
         let none = |count| (0..count).map(|_| None).collect();
         Self {
             id,

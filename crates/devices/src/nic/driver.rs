@@ -9,7 +9,7 @@ use super::device::QueueDir;
 use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
-use super::profile::{Fill, Profile, Rings};
+use super::profile::{Fill, NicProfile, Rings};
 use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::buffer::PoolError;
 use crate::returns::OrderedCompletions;
@@ -100,7 +100,7 @@ impl Pools {
 /// The driver of one port. `H` is the API's handle of a mapping.
 #[derive(Debug)]
 pub struct Nic<H> {
-    pub(super) profile: Profile,
+    pub(super) profile: NicProfile,
     pub(super) pools: Pools,
     pub(super) receive: Vec<ReceiveRing<H>>,
     pub(super) transmit: Vec<OrderedRing<Packet<H>>>,
@@ -114,7 +114,7 @@ impl<H> Nic<H> {
     /// Returns the buffer memory that a port of `profile` needs, in bytes. It covers full rings and
     /// two bursts of packets, because the layer withholds buffers while their successors are
     /// mapped.
-    pub fn buffer_bytes(profile: &Profile, burst: u32) -> u64 {
+    pub fn buffer_bytes(profile: &NicProfile, burst: u32) -> u64 {
         let packets = profile.live_at_most() / profile.buffers_per_packet as u64
             + 2 * u64::from(burst)
             + u64::from(profile.receive.count);
@@ -134,7 +134,7 @@ impl<H> Nic<H> {
     /// # Errors
     /// Nothing stays allocated.
     pub fn open<A: DmaApi<Handle = H>>(
-        profile: Profile,
+        profile: NicProfile,
         memory: PhysRange,
         api: &mut A,
     ) -> Result<Self, NicError> {
@@ -221,7 +221,7 @@ impl<H> Nic<H> {
     }
 
     /// Returns the profile.
-    pub fn profile(&self) -> &Profile {
+    pub fn profile(&self) -> &NicProfile {
         &self.profile
     }
 
@@ -378,7 +378,7 @@ impl<H> Nic<H> {
 }
 
 /// Creates the pools inside `memory`.
-fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
+fn pools(profile: &NicProfile, memory: PhysRange) -> Result<Pools, NicError> {
     if profile.buffers_per_packet < MAX_BUFFERS {
         let data = Pool::new(memory, DATA_SLOT).map_err(NicError::Pool)?;
         return Ok(Pools { header: None, data });
@@ -414,7 +414,7 @@ pub(super) const fn ring(dir: QueueDir, queue: u16) -> DeviceRing {
 }
 
 /// Returns the length of buffer `part_index` in a receive descriptor.
-pub(super) const fn offered(profile: &Profile, part_index: usize) -> u32 {
+pub(super) const fn offered(profile: &NicProfile, part_index: usize) -> u32 {
     let bytes = if profile.buffers_per_packet < MAX_BUFFERS {
         FRAME_HEADER_BYTES + MAX_BODY_BYTES
     } else if part_index == 0 {

@@ -28,7 +28,7 @@ pub use error::NicError;
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
 pub use layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 pub use premapped::{BufferChoice, Premapped};
-pub use profile::{Fill, Profile, Replace, Rings};
+pub use profile::{Fill, NicProfile, Replace, Rings};
 pub use receive::{Preemption, Received};
 pub use testbed::{Environment, NicTestbed, TestbedError, TestbedStats};
 pub use transmit::SendOutcome;

@@ -37,7 +37,7 @@ pub enum Fill {
 
 /// Differences between the drivers of two adapters (rIOMMU section 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Profile {
+pub struct NicProfile {
     /// Name of the profile in the rIOMMU paper.
     pub name: &'static str,
     /// Buffers per packet: 1, or 2 for headers and data.
@@ -59,7 +59,7 @@ const fn rings(count: u16, size: u32) -> Rings {
     }
 }
 
-impl Profile {
+impl NicProfile {
     /// Mellanox ConnectX-3: separate headers and data, many rings, about 12K addresses.
     pub const MLX: Self = Self {
         name: "mlx",
@@ -118,9 +118,9 @@ mod tests {
 
     #[test]
     fn address_counts_match_the_papers() {
-        assert_eq!(Profile::MLX.live_at_most(), 12 << 10);
-        assert_eq!(Profile::BRCM.live_at_most(), 3 << 10);
-        for profile in [Profile::MLX, Profile::BRCM] {
+        assert_eq!(NicProfile::MLX.live_at_most(), 12 << 10);
+        assert_eq!(NicProfile::BRCM.live_at_most(), 3 << 10);
+        for profile in [NicProfile::MLX, NicProfile::BRCM] {
             let live: u64 = profile.api_rings().map(|(_, live)| u64::from(live)).sum();
             assert_eq!(live, profile.live_at_most());
         }

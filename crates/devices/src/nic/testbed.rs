@@ -7,7 +7,7 @@ use super::device::{DeviceStats, NicDevice, QueueDir, Reception};
 use super::driver::{DriverStats, Nic};
 use super::error::NicError;
 use super::frame::{Frame, FrameError};
-use super::profile::Profile;
+use super::profile::NicProfile;
 use super::receive::Preemption;
 use super::transmit::SendOutcome;
 use crate::api::DmaApi;
@@ -111,7 +111,7 @@ impl<H> NicTestbed<H> {
     pub fn open<W: Environment<Handle = H>>(
         env: &mut W,
         device: RequesterId,
-        profile: Profile,
+        profile: NicProfile,
         memory: PhysRange,
         burst: u32,
         seed: u64,

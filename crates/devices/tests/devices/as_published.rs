@@ -8,7 +8,7 @@ use ringfence_devices::api::{AttackHook, DeviceRing, DmaApi};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::{
-    DescriptorSegment, Environment, Fill, Nic, NicDevice, Profile, QueueDir, Replace, Rings,
+    DescriptorSegment, Environment, Fill, Nic, NicDevice, NicProfile, QueueDir, Replace, Rings,
     SendOutcome,
 };
 use ringfence_devices::ring::RingSize;
@@ -54,12 +54,12 @@ fn fixed<W>(
 }
 
 /// One buffer per packet, and a transmit ring for a burst of 200.
-fn profile() -> Profile {
+fn profile() -> NicProfile {
     let rings = |size| Rings {
         count: 1,
         size: RingSize::new(size).unwrap(),
     };
-    Profile {
+    NicProfile {
         name: "burst",
         buffers_per_packet: 1,
         receive: rings(2),

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use ringfence_devices::api::AttackHook;
-use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile};
+use ringfence_devices::nic::{Environment, Nic, NicProfile, NicTestbed};
 use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_devices::{Buffer, Neighbour, Passive, Racer, Replayer, Reuse};
 use ringfence_dma::Mapping;
@@ -20,7 +20,7 @@ fn tricks() -> Tricks {
 
 /// Returns the violations and blocked accesses of an attacked adapter.
 fn attacked<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut env: W) -> (u64, u64) {
-    let profile = Profile::MLX;
+    let profile = NicProfile::MLX;
     let bytes = Nic::<Mapping<Buffer>>::buffer_bytes(&profile, BURST);
     let memory = rig::buffers(bytes);
     let mut testbed = NicTestbed::open(&mut env, rig::NIC, profile, memory, BURST, 1).unwrap();
@@ -33,7 +33,7 @@ fn attacked<W: OracleChecked + Environment<Handle = Mapping<Buffer>>>(mut env: W
 #[test]
 fn only_rings_are_byte_granular_only_deferred_are_stale() {
     let rings = |times| {
-        let live = Profile::MLX.api_rings();
+        let live = NicProfile::MLX.api_rings();
         let rings = live.map(|(ring, live)| (ring, live * times));
         RingRig::rings(rings, rig::TAIL, tricks())
     };

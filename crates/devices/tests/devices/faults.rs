@@ -11,7 +11,7 @@ use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::{
-    Environment, Fill, Nic, NicDevice, NicError, Profile, QueueDir, Replace, Rings,
+    Environment, Fill, Nic, NicDevice, NicError, NicProfile, QueueDir, Replace, Rings,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, Pool};
@@ -126,12 +126,12 @@ trait Driven<W> {
 struct Adapter<const MAP_FIRST: bool>;
 
 impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
-    fn profile() -> Profile {
+    fn profile() -> NicProfile {
         let rings = Rings {
             count: 1,
             size: RingSize::new(8).unwrap(),
         };
-        Profile {
+        NicProfile {
             name: "small",
             buffers_per_packet: 2,
             receive: rings,

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use ringfence_devices::Transfer;
 use ringfence_devices::nic::{
-    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, Profile, QueueDir, Reception,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Reception,
     Replace, Rings, SendOutcome,
 };
 use ringfence_devices::ring::{CompletionFault, RingAddresses, RingSize};
@@ -14,12 +14,12 @@ use super::rig::{self, OracleChecked};
 
 const SIZE: u32 = 8;
 
-fn profile(buffers_per_packet: usize) -> Profile {
+fn profile(buffers_per_packet: usize) -> NicProfile {
     let rings = Rings {
         count: 1,
         size: RingSize::new(SIZE).unwrap(),
     };
-    Profile {
+    NicProfile {
         name: "small",
         buffers_per_packet,
         receive: rings,
@@ -29,7 +29,10 @@ fn profile(buffers_per_packet: usize) -> Profile {
     }
 }
 
-fn open<W: Environment<Handle = Mapping<B>>, B>(env: &mut W, profile: Profile) -> Nic<Mapping<B>> {
+fn open<W: Environment<Handle = Mapping<B>>, B>(
+    env: &mut W,
+    profile: NicProfile,
+) -> Nic<Mapping<B>> {
     let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, SIZE);
     Nic::open(profile, rig::buffers(bytes), &mut env.api()).unwrap()
 }

@@ -4,7 +4,7 @@
 
 use ringfence_devices::api::AttackHook;
 use ringfence_devices::block::{Operation, PseudoScsi};
-use ringfence_devices::nic::{Nic, NicTestbed, Profile};
+use ringfence_devices::nic::{Nic, NicProfile, NicTestbed};
 use ringfence_devices::workload::{
     Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
 };
@@ -91,7 +91,7 @@ struct Cell {
     ways: [bool; 2],
 }
 
-fn network(profile: Profile, name: &str, packets: u64, make: fn() -> Box<dyn Workload>) -> Cell {
+fn network(profile: NicProfile, name: &str, packets: u64, make: fn() -> Box<dyn Workload>) -> Cell {
     let run = move |env: &mut World| {
         let bytes = Nic::<Mapping<ringfence_devices::Buffer>>::buffer_bytes(&profile, BURST);
         let memory = rig::buffers(bytes);
@@ -115,7 +115,7 @@ fn network(profile: Profile, name: &str, packets: u64, make: fn() -> Box<dyn Wor
 
 fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
-    for profile in [Profile::MLX, Profile::BRCM] {
+    for profile in [NicProfile::MLX, NicProfile::BRCM] {
         cells.push(network(profile, "stream", 1_500, || {
             Box::new(NetperfStream::default())
         }));

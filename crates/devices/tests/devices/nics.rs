@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_devices::nic::{
-    Environment, Fill, MAX_BODY_BYTES, Nic, NicTestbed, Profile, Replace, Rings, SendOutcome,
+    Environment, Fill, MAX_BODY_BYTES, Nic, NicProfile, NicTestbed, Replace, Rings, SendOutcome,
     TestbedError,
 };
 use ringfence_devices::ring::RingSize;
@@ -21,7 +21,7 @@ use super::rig::{self, OracleChecked};
 
 fn open<W: Environment<Handle = Mapping<B>>, B>(
     env: &mut W,
-    profile: Profile,
+    profile: NicProfile,
     burst: u32,
     seed: u64,
 ) -> NicTestbed<Mapping<B>> {
@@ -32,7 +32,7 @@ fn open<W: Environment<Handle = Mapping<B>>, B>(
 /// Runs a workload and closes the port. Returns the number of verified frames.
 fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
     mut env: W,
-    profile: Profile,
+    profile: NicProfile,
     burst: u32,
     mut workload: impl Workload,
     packets: u64,
@@ -52,7 +52,7 @@ fn run<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
 }
 
 /// Every workload in every kind of mode: the mode must not change the traffic.
-fn every_workload(profile: Profile) {
+fn every_workload(profile: NicProfile) {
     type Make = fn() -> Box<dyn Workload>;
     // Stream wraps its receive rings. The rings of the others are large enough not to wrap in a
     // short run.
@@ -79,18 +79,18 @@ fn every_workload(profile: Profile) {
 
 #[test]
 fn every_workload_on_mlx() {
-    every_workload(Profile::MLX);
+    every_workload(NicProfile::MLX);
 }
 
 #[test]
 fn every_workload_on_brcm() {
-    every_workload(Profile::BRCM);
+    every_workload(NicProfile::BRCM);
 }
 
 #[test]
 fn full_rings_hold_the_published_number_of_addresses() {
     // About 12K and 3K addresses. Idle, only receive buffers are mapped.
-    for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
+    for (profile, at_rest) in [(NicProfile::MLX, 8192), (NicProfile::BRCM, 2048)] {
         let mut env = rig::strict();
         let testbed = open(&mut env, profile, BURST, 1);
         assert_eq!(env.judge().live(), at_rest);
@@ -105,7 +105,7 @@ fn closed_port_frees_everything() {
     let mut env = rig::strict();
     let mut in_use = Vec::new();
     for _ in 0..3 {
-        let mut testbed = open(&mut env, Profile::BRCM, BURST, 1);
+        let mut testbed = open(&mut env, NicProfile::BRCM, BURST, 1);
         testbed
             .run(&mut env, &mut NetperfStream::default(), 500)
             .unwrap();
@@ -119,7 +119,7 @@ fn closed_port_frees_everything() {
 #[test]
 fn a_transmit_interrupt_falls_into_receive_loops() {
     let mut env = rig::strict();
-    let mut testbed = open(&mut env, Profile::MLX, BURST, 1);
+    let mut testbed = open(&mut env, NicProfile::MLX, BURST, 1);
     let mut stream = NetperfStream::default();
     testbed.run(&mut env, &mut stream, 6_000).unwrap();
     let stats = testbed.stats();
@@ -131,7 +131,7 @@ fn a_transmit_interrupt_falls_into_receive_loops() {
 #[test]
 fn one_invalidation_per_burst_and_direction() {
     let mut env = rig::burst(512);
-    let mut testbed = open(&mut env, Profile::BRCM, 100, 1);
+    let mut testbed = open(&mut env, NicProfile::BRCM, 100, 1);
     let mut stream = NetperfStream::default();
     testbed.run(&mut env, &mut stream, 3_000).unwrap();
     let driver = testbed.driver_stats();
@@ -153,8 +153,8 @@ fn a_ring_with_room_for_a_burst_never_waits() {
             coherency,
             ..rig::TAIL
         };
-        let mut env = rig::rings(&Profile::MLX, times, setup);
-        let mut testbed = open(&mut env, Profile::MLX, BURST, 1);
+        let mut env = rig::rings(&NicProfile::MLX, times, setup);
+        let mut testbed = open(&mut env, NicProfile::MLX, BURST, 1);
         testbed
             .run(&mut env, &mut NetperfStream::default(), 4_000)
             .unwrap();
@@ -169,7 +169,7 @@ fn a_ring_with_room_for_a_burst_never_waits() {
 #[test]
 fn request_response_never_gathers() {
     let mut env = rig::strict();
-    let mut testbed = open(&mut env, Profile::BRCM, BURST, 1);
+    let mut testbed = open(&mut env, NicProfile::BRCM, BURST, 1);
     let mut workload = RequestResponse::default();
     testbed.run(&mut env, &mut workload, 200).unwrap();
     let (driver, device) = (*testbed.driver_stats(), *testbed.device_stats());
@@ -231,12 +231,12 @@ fn by_client(packets: impl IntoIterator<Item = Packet>) -> Vec<Vec<u32>> {
     flows
 }
 
-fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
+fn small(buffers_per_packet: usize, rings: u16, size: u32) -> NicProfile {
     let rings = Rings {
         count: rings,
         size: RingSize::new(size).unwrap(),
     };
-    Profile {
+    NicProfile {
         name: "small",
         buffers_per_packet,
         receive: rings,
@@ -248,7 +248,7 @@ fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
 
 fn conserves<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
     mut env: W,
-    profile: Profile,
+    profile: NicProfile,
     burst: u32,
     mut script: Script,
 ) {
@@ -282,7 +282,7 @@ proptest! {
         replace in prop_oneof![Just(Replace::BeforeUnmap), Just(Replace::AfterUnmap)],
         fill in prop_oneof![Just(Fill::RingByRing), Just(Fill::InTurns)],
     ) {
-        let profile = Profile { replace, fill, ..small(per_packet, rings, 1 << size) };
+        let profile = NicProfile { replace, fill, ..small(per_packet, rings, 1 << size) };
         let script = Script {
             inbound: inbound.into(),
             outbound: outbound.into(),
@@ -317,7 +317,7 @@ fn stalled_workload_is_an_error() {
         fn answered(&mut self, _: Packet) {}
     }
     let mut env = rig::strict();
-    let mut testbed = open(&mut env, Profile::BRCM, 1, 1);
+    let mut testbed = open(&mut env, NicProfile::BRCM, 1, 1);
     assert_eq!(
         testbed.run(&mut env, &mut Silent, 1),
         Err(TestbedError::Stuck)
@@ -331,7 +331,7 @@ fn stalled_workload_is_an_error() {
 fn a_run_ends_though_the_server_always_has_more_to_send() {
     for file in [Apache::BIG, Apache::SMALL] {
         let mut env = rig::unprotected();
-        let mut testbed = open(&mut env, Profile::MLX, BURST, 1);
+        let mut testbed = open(&mut env, NicProfile::MLX, BURST, 1);
         let mut apache = Apache::new(file, Apache::CLIENTS_EIOVAR, 1);
         let mut before = 0;
         for _ in 0..3 {
@@ -364,7 +364,7 @@ fn silence_for_good_is_an_error() {
         fn answered(&mut self, _: Packet) {}
     }
     let mut env = rig::unprotected();
-    let mut testbed = open(&mut env, Profile::BRCM, BURST, 1);
+    let mut testbed = open(&mut env, NicProfile::BRCM, BURST, 1);
     assert_eq!(
         testbed.run(&mut env, &mut Removed, 1),
         Err(TestbedError::Stuck)

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use ringfence_devices::api::{
     Attachments, DeviceRing as ApiRing, DmaHooks, HasBus, LayerApi, RingAttachments, UnmapOutcome,
 };
-use ringfence_devices::nic::{Environment, Profile};
+use ringfence_devices::nic::{Environment, NicProfile};
 use ringfence_devices::{Buffer, BufferOwner, Bus, DeviceMapping};
 use ringfence_dma::flush::{Burst, Deferred, Never, Strict};
 use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
@@ -313,7 +313,7 @@ where
 
 /// Creates a ring rig for a profile. Its tables hold `times` as many slots as its rings have
 /// buffers.
-pub(crate) fn rings(profile: &Profile, times: u32, setup: RingSetup) -> RingRig<()> {
+pub(crate) fn rings(profile: &NicProfile, times: u32, setup: RingSetup) -> RingRig<()> {
     let rings = profile.api_rings();
     RingRig::rings(rings.map(|(ring, live)| (ring, live * times)), setup, ())
 }

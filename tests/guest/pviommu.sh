@@ -121,7 +121,7 @@ as_published() {
     : >"$log"
     behind --module-args "cache=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
     said '^copied' && [[ $(total faults pviommu) == 0 && $(total malformed blk) == 0 ]] || return 1
-    echo "of the document's cache: $faults accesses stopped, $unheard statuses not heard; of ours: none" >"$case/note"
+    echo "paper's cache: $faults accesses stopped, $unheard statuses lost; fixed cache: none" >"$case/note"
 }
 
 # A device faults as fast as it can: the guest continues, and its log is not flooded. While a read

@@ -85,7 +85,7 @@ fn bitmap_as_published_reuses_before_the_flush() {
     let handed_out: Vec<_> = std::iter::from_fn(|| take(&allocator, &mut cpu).ok()).collect();
     assert!(
         handed_out.contains(&40),
-        "the hole of the document, for the oracle to show"
+        "the defect of the paper, which the oracle shows"
     );
 }
 

@@ -235,7 +235,7 @@ fn sides(limit: usize) -> Vec<Box<dyn Side>> {
     let mut sides: Vec<Box<dyn Side>> = vec![
         Box::new(Cached(FLAT, FlatRtc::new(c, limit, ResidencyPolicy::Fixed))),
         Box::new(Cached("flat, adaptive", FlatRtc::new(c, limit, adaptive))),
-        Box::new(Cached("the document's tree", Rtc::new(c, limit))),
+        Box::new(Cached("the paper's tree", Rtc::new(c, limit))),
     ];
     sides.push(queued::<rart::AdaptiveRadixTree<rart::ArrayKey<8>, u64>>());
     sides.push(queued::<blart::TreeMap<[u8; 8], u64>>());

@@ -67,16 +67,15 @@ pub struct RemoteCpu(Vec<QueuedMap>);
 
 /// Translations of one device, in the host. Physical addresses are guest-physical.
 ///
-/// # Errors
-/// Host statuses become the errors of a local table. `NO_ROOM` is out of frames, and `MAPPED` is
-/// already mapped. An address outside the window exceeds the table's width, and a bad GPA exceeds
-/// an entry's width. Other failures and a [broken channel](Channel::failure) are a corrupt table.
+/// A host's status becomes the error of a local table. With a [broken channel](Channel::failure),
+/// the table is corrupt.
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
-    link: R,
+    channel: R,
     device: Devid,
     domain: DomainId,
-    /// Number of pages mapped now.
+    /// Number of pages that the host may have mapped. Without those whose unmap is queued: the
+    /// invalidation waits for its confirmation.
     live: AtomicU64,
     shared: PhantomData<fn() -> (Q, L)>,
 }
@@ -88,9 +87,9 @@ where
     L: Lock<Channel<Q>>,
 {
     /// Creates the table of `device`, whose domain in this guest is `domain`.
-    pub fn new(link: R, device: Devid, domain: DomainId) -> Self {
+    pub fn new(channel: R, device: Devid, domain: DomainId) -> Self {
         Self {
-            link,
+            channel,
             device,
             domain,
             live: AtomicU64::new(0),
@@ -105,7 +104,7 @@ where
         mut queued: impl FnMut(QueuedMap),
     ) -> Result<(), ChannelFailure> {
         let direction = direction_of(request.permissions);
-        self.link.with(|channel| {
+        self.channel.with(|channel| {
             let step = u64::from(channel.options().pages_max);
             let mut done = 0;
             while done < request.pages {
@@ -132,29 +131,32 @@ where
 
     /// Queues unmaps of `ranges` without waiting.
     fn queue_unmap(&self, ranges: &[PfnRange]) -> Result<(), ChannelFailure> {
-        self.link.with(|channel| {
+        let mut pages = Pages::new(ranges);
+        self.channel.with(|channel| {
             let step = channel.options().pages_max as usize;
-            let pages = |range: &PfnRange| (range.lo().get()..=range.hi().get()).map(page_at);
-            let pages: Vec<Iova> = ranges.iter().flat_map(pages).collect();
-            for some in pages.chunks(step) {
-                channel.unmap(self.device, some.iter().copied())?;
+            while pages.len() > 0 {
+                channel.unmap(self.device, pages.clone().take(step))?;
+                pages.by_ref().take(step).for_each(drop);
             }
             Ok(())
         })
     }
 
-    /// Waits for every map of `cpu`, records the refused ones and returns the first refusal.
+    /// Waits for every map of `cpu`, records the failed ones and returns the first failure.
     fn wait_for_maps(&self, cpu: &mut RemoteCpu) -> Result<(), RemoteMapError> {
         let mut outcome = Ok(());
-        for deferred in cpu.0.drain(..) {
-            let result = self.link.wait(deferred.sequence);
+        for queued_map in cpu.0.drain(..) {
+            let result = self.channel.wait(queued_map.sequence);
             if result.is_err() {
                 let note = |channel: &mut Channel<Q>| {
-                    channel.note_late_refusal(self.device, deferred.range)
+                    channel.note_late_refusal(self.device, queued_map.range)
                 };
-                self.link.with(note);
-                self.count_unmapped(deferred.range.pages());
+                self.channel.with(note);
                 outcome = outcome.and(result);
+            }
+            // After any other failure the host may have mapped the pages.
+            if matches!(result, Err(RemoteMapError::Status(_))) {
+                self.count_unmapped(queued_map.range.pages());
             }
         }
         outcome
@@ -164,24 +166,31 @@ where
         self.live.fetch_sub(pages, Ordering::Relaxed);
     }
 
+    /// Waits until this CPU's earlier maps have succeeded or failed. An unmap needs to know which.
+    fn wait_for_queued_maps<P: Platform>(&self, cpu: &mut RemoteCpu, platform: &mut P) {
+        if !cpu.0.is_empty() {
+            self.sync(cpu, platform);
+        }
+    }
+
     /// Unmaps the rest of a range after the host refused some of its maps, and waits.
     fn undo(&self, range: PfnRange) -> Result<(), ChannelFailure> {
         let refused_ranges = self
-            .link
+            .channel
             .with(|channel| channel.take_late_refusals(self.device, &range));
         let rest = subtract(range, refused_ranges);
-        self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
         self.queue_unmap(&rest)?;
-        let sequence = self.link.with(|channel| {
+        let sequence = self.channel.with(|channel| {
             channel.kick();
             channel.next_sequence()
         });
         loop {
-            let confirmed = self.link.with(|channel| {
+            let confirmed = self.channel.with(|channel| {
                 channel.poll();
                 channel.is_confirmed(sequence)
             })?;
             if confirmed {
+                self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
                 return Ok(());
             }
             core::hint::spin_loop();
@@ -217,7 +226,7 @@ where
         self.sync(cpu, platform);
         let iova = request.iova;
         self.map_nosync(cpu, platform, request)?;
-        self.link.with(Channel::kick);
+        self.channel.with(Channel::kick);
         self.wait_for_maps(cpu).map_err(|refused| {
             let undone = PfnRange::new(Pfn::containing(iova), request.pages)
                 .map_or(Ok(()), |range| self.undo(range));
@@ -238,11 +247,12 @@ where
         let all = PfnRange::new(Pfn::containing(iova), request.pages).ok_or(MapError::Empty)?;
         let before = cpu.0.len();
         self.live.fetch_add(all.pages(), Ordering::Relaxed);
-        let queued = self.queue_map(&request, |deferred| cpu.0.push(deferred));
-        queued.map_err(|broken| {
-            // A broken channel never recovers, so the caller must abandon the addresses.
-            cpu.0.truncate(before);
-            self.count_unmapped(all.pages());
+        let result = self.queue_map(&request, |queued_map| cpu.0.push(queued_map));
+        result.map_err(|broken| {
+            // A broken channel never recovers, so the caller must abandon the addresses. The host
+            // may have mapped the pages that were queued.
+            let queued = cpu.0.drain(before..).map(|map| map.range.pages()).sum();
+            self.count_unmapped(all.pages().saturating_sub(queued));
             error_of(broken.into(), &request)
         })
     }
@@ -253,7 +263,7 @@ where
         range: PfnRange,
     ) -> Result<(), InvalidationError> {
         if self
-            .link
+            .channel
             .with(|channel| channel.has_late_refusal(self.device, &range))
         {
             return Err(InvalidationError::Failed);
@@ -267,12 +277,9 @@ where
         platform: &mut P,
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
-        if !cpu.0.is_empty() {
-            // Learn first which of the pages are mapped.
-            self.sync(cpu, platform);
-        }
+        self.wait_for_queued_maps(cpu, platform);
         let iova = range.lo().iova();
-        let refused_ranges = self.link.with(|channel| match channel.failure() {
+        let refused_ranges = self.channel.with(|channel| match channel.failure() {
             Some(_) => Err(UnmapError::Corrupt { iova }),
             None => Ok(channel.take_late_refusals(self.device, &range)),
         })?;
@@ -296,18 +303,16 @@ where
         let Some(first) = ranges.first() else {
             return Ok(());
         };
-        if !cpu.0.is_empty() {
-            self.sync(cpu, platform);
-        }
+        self.wait_for_queued_maps(cpu, platform);
         let iova = first.lo().iova();
         let corrupt = |_| UnmapError::Corrupt { iova };
-        let refused_ranges = self.link.with(|channel| match channel.failure() {
+        let any_refused = self.channel.with(|channel| match channel.failure() {
             Some(broken) => Err(broken),
             None => Ok(ranges
                 .iter()
                 .any(|range| channel.has_late_refusal(self.device, range))),
         });
-        if refused_ranges.map_err(corrupt)? {
+        if any_refused.map_err(corrupt)? {
             // Some parts are not mapped, so unmap the ranges one by one.
             for range in ranges {
                 each(self.unmap(cpu, platform, *range)?);
@@ -328,17 +333,56 @@ where
     }
 
     fn sync<P: Platform>(&self, cpu: &mut RemoteCpu, _platform: &mut P) {
-        self.link.with(Channel::kick);
+        self.channel.with(Channel::kick);
         // `wait_for_maps` records refusals. `iotlb_sync_map` finds them before the driver passes
         // the addresses to the device.
         let _ = self.wait_for_maps(cpu);
     }
 }
 
-#[inline]
-fn page_at(number: u64) -> Iova {
-    Pfn::new(number).iova()
+/// Iterates over the pages of several ranges.
+#[derive(Clone)]
+struct Pages<'a> {
+    ranges: &'a [PfnRange],
+    /// Number of pages of the first range that were returned.
+    done: u64,
+    /// Number of pages that were not returned yet.
+    remaining: usize,
 }
+
+impl<'a> Pages<'a> {
+    fn new(ranges: &'a [PfnRange]) -> Self {
+        let count: u64 = ranges.iter().map(PfnRange::pages).sum();
+        Self {
+            ranges,
+            done: 0,
+            remaining: usize::try_from(count).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+impl Iterator for Pages<'_> {
+    type Item = Iova;
+
+    #[inline]
+    fn next(&mut self) -> Option<Iova> {
+        self.remaining = self.remaining.checked_sub(1)?;
+        let (first, rest) = self.ranges.split_first()?;
+        let page = first.lo().get().wrapping_add(self.done);
+        self.done = self.done.wrapping_add(1);
+        if self.done == first.pages() {
+            (self.ranges, self.done) = (rest, 0);
+        }
+        Some(Pfn::new(page).iova())
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.remaining, Some(self.remaining))
+    }
+}
+
+impl ExactSizeIterator for Pages<'_> {}
 
 pub(super) const fn direction_of(permissions: Permissions) -> Direction {
     match permissions {
@@ -366,6 +410,15 @@ fn subtract(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
     rest
 }
 
+/// Returns the error of a local table for a failure in the host.
+///
+/// | status | error |
+/// |---|---|
+/// | `NO_ROOM` | [`MapError::OutOfFrames`] |
+/// | `BAD_GIOVA`, outside the window | [`MapError::BeyondWidth`] |
+/// | `BAD_GPA` | [`MapError::PhysicalBeyondWidth`] |
+/// | `MAPPED` | [`MapError::AlreadyMapped`] |
+/// | others, and a [broken channel](Channel::failure) | [`MapError::Corrupt`] |
 fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
     let iova = request.iova;
     match refused {
@@ -374,5 +427,48 @@ fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
         RemoteMapError::Status(Status::BadGpa) => MapError::PhysicalBeyondWidth { at: request.pa },
         RemoteMapError::Status(Status::Mapped) => MapError::AlreadyMapped { iova },
         _ => MapError::Corrupt { iova },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(lo: u64, hi: u64) -> PfnRange {
+        PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).unwrap()
+    }
+
+    #[test]
+    fn subtract_leaves_the_parts_between_the_holes() {
+        let cases: [(&[(u64, u64)], &[(u64, u64)]); 7] = [
+            (&[], &[(10, 19)]),
+            (&[(10, 12)], &[(13, 19)]),
+            (&[(18, 19)], &[(10, 17)]),
+            (&[(14, 14)], &[(10, 13), (15, 19)]),
+            (&[(15, 16), (12, 14)], &[(10, 11), (17, 19)]),
+            (&[(10, 19)], &[]),
+            (&[(12, 12), (17, 17)], &[(10, 11), (13, 16), (18, 19)]),
+        ];
+        for (holes, rest) in cases {
+            let ranges = |of: &[(u64, u64)]| -> Vec<PfnRange> {
+                of.iter().map(|(lo, hi)| range(*lo, *hi)).collect()
+            };
+            assert_eq!(
+                subtract(range(10, 19), ranges(holes)),
+                ranges(rest),
+                "{holes:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn pages_are_those_of_the_ranges_in_order() {
+        let ranges = [range(5, 5), range(9, 11), range(2, 3)];
+        let mut pages = Pages::new(&ranges);
+        for (index, page) in [5, 9, 10, 11, 2, 3].into_iter().enumerate() {
+            assert_eq!(pages.len(), 6 - index);
+            assert_eq!(pages.next(), Some(Pfn::new(page).iova()));
+        }
+        assert_eq!((pages.len(), pages.next()), (0, None));
     }
 }

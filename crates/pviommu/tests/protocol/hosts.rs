@@ -302,6 +302,30 @@ fn a_late_refusal_is_one_devices() {
     assert_eq!(guest.link.with(|channel| channel.failure()), None);
 }
 
+/// A host that falls silent may have mapped the pages: the table is not empty. One that refuses the
+/// map has not.
+#[test]
+fn pages_that_the_host_may_have_mapped_are_counted() {
+    let says = |status: Status| Trick::Says(status as u8);
+    for (trick, empty) in [
+        (Trick::Never, false),
+        (Trick::Foreign, false),
+        (says(Status::NoRoom), true),
+    ] {
+        let guest = guest(Some((0, trick)));
+        let mut machine = guest.machine;
+        let table: Table<_> = RemoteTable::new(Rc::clone(&guest.link), NIC, guest.at.domain());
+        let mut cpu = table.per_cpu();
+        let mapped = table.map(&mut cpu, &mut machine, request(0, MEMORY));
+        assert!(mapped.is_err(), "{trick:?}");
+        assert_eq!(table.is_empty(&machine), empty, "{trick:?}");
+        // The same map as a part of a list, whose answer is awaited later.
+        let mapped = table.map_nosync(&mut cpu, &mut machine, request(1, MEMORY));
+        table.sync(&mut cpu, &mut machine);
+        assert_eq!(mapped.is_ok(), empty, "{trick:?}");
+    }
+}
+
 /// A full queue drains by polling; a queue that stays full breaks the channel.
 #[test]
 fn a_full_queue_is_waited_for() {

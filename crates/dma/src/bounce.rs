@@ -34,7 +34,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             let error = map_error(at, Some(memory), MapReason::BeyondMask);
             return Err((buffer, error));
         };
-        match self.map_cold(cpu, platform, at, MapArgs::one(&slot.copy, direction)) {
+        match self.map_cold(cpu, platform, at, MapArgs::one(&slot.copy, direction), None) {
             Ok(placed) => Ok((buffer, slot, placed)),
             Err(reason) => {
                 self.free_slots(&[slot]);
@@ -45,14 +45,6 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     fn copied<P: Platform>(&self, platform: &P, memory: PhysRange) -> Option<BounceSlot> {
         self.bounce.as_ref()?.copied(platform.memory(), memory)
-    }
-
-    /// Frees the slots of a mapping whose domain was detached: no device uses them any more.
-    #[cold]
-    fn free_detached_copies(&self, error: &UnmapError<B>, slots: &[BounceSlot]) {
-        if let UnmapReason::Detached(_) = error.reason {
-            self.free_slots(slots);
-        }
     }
 
     fn free_slots(&self, slots: &[BounceSlot]) {
@@ -76,16 +68,23 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut bounced = Vec::new();
         let mut failed = None;
         for piece in request.pieces {
-            let placed = match self.map_cold(cpu, platform, at, MapArgs::one(piece, direction)) {
-                Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
-                    Some(slot) => {
-                        bounced.push(slot);
-                        self.map_cold(cpu, platform, at, MapArgs::one(&slot.copy, direction))
-                    }
-                    None => Err(MapReason::BeyondMask),
-                },
-                other => other,
-            };
+            let placed =
+                match self.map_cold(cpu, platform, at, MapArgs::one(piece, direction), None) {
+                    Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
+                        Some(slot) => {
+                            bounced.push(slot);
+                            self.map_cold(
+                                cpu,
+                                platform,
+                                at,
+                                MapArgs::one(&slot.copy, direction),
+                                None,
+                            )
+                        }
+                        None => Err(MapReason::BeyondMask),
+                    },
+                    other => other,
+                };
             match placed {
                 Ok(placed) => ranges.push(placed.range),
                 Err(reason) => {
@@ -116,25 +115,32 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Unmaps a list with bounced pieces, copies the device's data back and frees the slots.
+    /// Unmaps a mapping with copies in `slots`, copies the device's data back and frees the slots.
+    /// If the domain was detached, no device uses the copies any more.
     #[cold]
-    pub(crate) fn unmap_list_bounced<P: Platform>(
+    #[inline(never)]
+    pub(crate) fn unmap_bounced<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        mapping: SgMapping<B>,
+        live: LiveMapping<B>,
+        slots: &[BounceSlot],
     ) -> Result<F::Outcome, UnmapError<B>> {
-        let direction = mapping.direction();
-        let SgMapping { live, bounced, .. } = mapping;
-        let outcome = self.unmap_cold(cpu, platform, at, live);
-        let outcome = outcome.inspect_err(|error| self.free_detached_copies(error, &bounced))?;
-        if let Some(pool) = &self.bounce {
-            for slot in &bounced {
-                pool.finish(platform.memory(), slot, direction);
+        let direction = live.direction;
+        let outcome = self.unmap_common(cpu, platform, at, live);
+        match (&outcome, &self.bounce) {
+            (Ok(_), Some(pool)) => {
+                for slot in slots {
+                    pool.finish(platform.memory(), slot, direction);
+                }
             }
+            (Err(error), _) if matches!(error.reason, UnmapReason::Detached(_)) => {
+                self.free_slots(slots);
+            }
+            _ => {}
         }
-        Ok(outcome)
+        outcome
     }
 
     /// Like [`sync_for_cpu`](Self::sync_for_cpu), for a list.
@@ -149,30 +155,6 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         for slot in &mapping.bounced {
             copy_in(platform.memory(), slot, mapping.direction());
         }
-    }
-
-    /// Unmaps a bounced mapping, copies the device's data back and frees the slots.
-    #[cold]
-    pub(crate) fn unmap_bounced<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        live: LiveMapping<B>,
-        slot: BounceSlot,
-    ) -> Result<F::Outcome, UnmapError<B>> {
-        let Some(pool) = &self.bounce else {
-            return Err(UnmapError {
-                device: at.device,
-                range: live.range,
-                reason: UnmapReason::NotAllocated(live.into_still_mapped()),
-            });
-        };
-        let direction = live.direction;
-        let outcome = self.unmap_cold(cpu, platform, at, live);
-        let outcome = outcome.inspect_err(|error| self.free_detached_copies(error, &[slot]))?;
-        pool.finish(platform.memory(), &slot, direction);
-        Ok(outcome)
     }
 
     /// Transfers a live mapping to the CPU, which then reads the data that the device wrote.

@@ -37,7 +37,6 @@ mod platform;
 mod premapped;
 pub mod ring;
 mod sg;
-mod sg_per_segment;
 pub mod space;
 mod token;
 

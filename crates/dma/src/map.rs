@@ -21,8 +21,8 @@ use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapReason};
 pub(crate) enum Layout {
     /// The pieces are mapped at consecutive pages.
     Contiguous,
-    /// As `Contiguous`, but the space does not [keep](crate::space::CachingSpace::CACHES_UNMAPPED) the mapping after its
-    /// unmap.
+    /// As `Contiguous`, but the space does not
+    /// [keep](crate::space::CachingSpace::CACHES_UNMAPPED) the mapping after its unmap.
     BypassCache,
     /// The space chooses the address of each piece.
     List,
@@ -102,7 +102,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !S::UnmapResult::HAS_TABLE
             && let Some(slot) = bounce
         {
-            return self.unmap_bounced(cpu, platform, at, live, slot);
+            return self.unmap_bounced(cpu, platform, at, live, &[slot]);
         }
         self.unmap_common(cpu, platform, at, live)
     }
@@ -118,37 +118,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         wanted: MapArgs<'_>,
     ) -> Result<MapResult, MapReason> {
         match self.try_map(cpu, platform, at, wanted) {
-            Err(MapReason::Alloc(error)) => self.map_after_flush(cpu, platform, at, wanted, error),
+            Err(MapReason::Alloc(error)) => self.map_cold(cpu, platform, at, wanted, Some(error)),
             other => other,
         }
-    }
-
-    /// Like [`map_common`](Self::map_common), for rare callers.
-    #[cold]
-    pub(crate) fn map_cold<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        wanted: MapArgs<'_>,
-    ) -> Result<MapResult, MapReason> {
-        match self.try_map_cold(cpu, platform, at, wanted) {
-            Err(MapReason::Alloc(error)) => self.map_after_flush(cpu, platform, at, wanted, error),
-            other => other,
-        }
-    }
-
-    /// A shared copy of [`try_map`](Self::try_map), which is otherwise inlined into each caller.
-    #[cold]
-    #[inline(never)]
-    fn try_map_cold<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        wanted: MapArgs<'_>,
-    ) -> Result<MapResult, MapReason> {
-        self.try_map(cpu, platform, at, wanted)
     }
 
     #[inline]
@@ -172,38 +144,42 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Frees addresses as the allocator's `error` requires, and retries.
+    /// Maps like [`map_common`](Self::map_common), out of the path of one DMA. Frees addresses as
+    /// the allocator's `error` of an earlier attempt requires.
     #[cold]
     #[inline(never)]
-    fn map_after_flush<P: Platform>(
+    pub(crate) fn map_cold<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
         wanted: MapArgs<'_>,
-        mut error: AllocError,
+        mut error: Option<AllocError>,
     ) -> Result<MapResult, MapReason> {
         let (mut flushes, mut gathered) = (0, false);
         loop {
             match error {
-                AllocError::NeedsFlush if flushes < MAX_FLUSHES => {
+                None => {}
+                Some(AllocError::NeedsFlush) if flushes < MAX_FLUSHES => {
                     flushes += 1;
                     self.flush_domain(cpu, platform, at)
                         .map_err(MapReason::Flush)?;
                 }
-                AllocError::NeedsFlush => return Err(MapReason::FlushRetriesExhausted { flushes }),
+                Some(AllocError::NeedsFlush) => {
+                    return Err(MapReason::FlushRetriesExhausted { flushes });
+                }
                 // Freed addresses may wait in the flush queue or in this CPU's caches.
-                AllocError::Exhausted { .. } if !gathered => {
+                Some(AllocError::Exhausted { .. }) if !gathered => {
                     gathered = true;
                     self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
                     if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) {
                         space.drain(own);
                     }
                 }
-                other => return Err(MapReason::Alloc(other)),
+                Some(other) => return Err(MapReason::Alloc(other)),
             }
-            match self.try_map_cold(cpu, platform, at, wanted) {
-                Err(MapReason::Alloc(next)) => error = next,
+            match self.try_map(cpu, platform, at, wanted) {
+                Err(MapReason::Alloc(next)) => error = Some(next),
                 other => return other,
             }
         }
@@ -254,20 +230,6 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.flush
             .queue_unmap(shared, flush, ctx, platform, item)
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
-    }
-
-    /// A shared copy of [`unmap_common`](Self::unmap_common), which is otherwise inlined into each
-    /// caller.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn unmap_cold<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        live: LiveMapping<B>,
-    ) -> Result<F::Outcome, UnmapError<B>> {
-        self.unmap_common(cpu, platform, at, live)
     }
 
     /// Returns the reason why the attachment cannot unmap this mapping: another domain, a detached

@@ -1,13 +1,15 @@
 //! `map_sg` and `unmap_sg`: scatterlists.
 
 use alloc::vec::Vec;
+
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
+use crate::error::UnmapRefusal;
 use crate::flush::Flush;
 use crate::map::{Layout, MapArgs, map_error};
 use crate::space::{GRANULE, Space, SpaceUnmap};
-use crate::token::{Attachment, BounceSlot, DmaSegment, LiveMapping};
-use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError};
+use crate::token::{Attachment, BounceSlot, ClearedRange, DmaSegment, LiveMapping, MapResult};
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
 
 /// The device's limits on one segment. `map_sg` passes on a piece longer than `max_bytes`
 /// unchanged: the driver that builds the list knows the device.
@@ -73,15 +75,17 @@ pub struct SgMapping<B> {
 
 impl<B> SgMapping<B> {
     /// Returns the whole list's range, from the first byte of the first segment to the last byte of
-    /// the last. `None` in spaces that do not map lists contiguously ([`SgSpace::CONTIGUOUS_SG`](crate::space::SgSpace::CONTIGUOUS_SG)):
-    /// there only the segments that [`Dma::map_sg`] wrote describe the pieces.
+    /// the last. `None` in spaces that do not map lists
+    /// [contiguously](crate::space::SgSpace::CONTIGUOUS_SG): there only the segments that
+    /// [`Dma::map_sg`] wrote describe the pieces.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         self.contiguous.then_some(self.live.range)
     }
 
-    /// Returns the range of each piece, in spaces that [keep](crate::space::CachingSpace::CACHES_UNMAPPED) unmapped
-    /// mappings. Empty in other spaces.
+    /// Returns the range of each piece, in spaces that
+    /// [keep](crate::space::CachingSpace::CACHES_UNMAPPED) unmapped mappings. Empty in other
+    /// spaces.
     #[inline]
     pub fn piece_ranges(&self) -> &[IovaRange] {
         &self.piece_ranges
@@ -184,31 +188,47 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         {
             return Err(request.into_map_error(at, MapReason::TooManySegments));
         }
-        if S::CACHES_UNMAPPED {
-            return self.map_sg_per_segment(cpu, platform, at, request);
-        }
-        let wanted = MapArgs {
-            pieces,
-            layout: Layout::List,
-            direction: request.direction,
+        let mut piece_ranges = Vec::new();
+        let mapped = if S::CACHES_UNMAPPED {
+            self.map_per_segment(cpu, platform, at, &request, &mut piece_ranges)
+        } else {
+            let wanted = MapArgs {
+                pieces,
+                layout: Layout::List,
+                direction: request.direction,
+            };
+            self.map_common(cpu, platform, at, wanted)
         };
-        match self.map_common(cpu, platform, at, wanted) {
+        match mapped {
             Ok(found) => {
-                let ranges = space.pieces(found.range.start(), pieces);
-                let Some(used) = segments(ranges, limits, request.out) else {
+                let used = if S::CACHES_UNMAPPED {
+                    segments(piece_ranges.iter().copied(), limits, request.out)
+                } else {
+                    segments(
+                        space.pieces(found.range.start(), pieces),
+                        limits,
+                        request.out,
+                    )
+                };
+                let Some(used) = used else {
                     // The addresses decide which pieces cross a boundary. The driver wrote no
                     // descriptor, but the device may have guessed the addresses: invalidate the
-                    // range before it is freed.
-                    let reason = match self.undo_map(cpu, platform, at, found.range) {
-                        Ok(()) => MapReason::TooManySegments,
-                        Err(failed) => MapReason::RollbackFailed(failed),
-                    };
+                    // ranges before they are freed.
+                    if !S::CACHES_UNMAPPED {
+                        piece_ranges.push(found.range);
+                    }
+                    let mut reason = MapReason::TooManySegments;
+                    for range in piece_ranges {
+                        if let Err(failed) = self.undo_map(cpu, platform, at, range) {
+                            reason = MapReason::RollbackFailed(failed);
+                        }
+                    }
                     return Err(request.into_map_error(at, reason));
                 };
                 let mapping = SgMapping {
                     live: LiveMapping::new(at, found.range, request.direction, request.buffer),
                     contiguous: S::CONTIGUOUS_SG,
-                    piece_ranges: Vec::new(),
+                    piece_ranges,
                     bounced: Vec::new(),
                     steps: found.steps,
                 };
@@ -237,12 +257,144 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         if !S::UnmapResult::HAS_TABLE && !mapping.bounced.is_empty() {
-            return self.unmap_list_bounced(cpu, platform, at, mapping);
+            return self.unmap_bounced(cpu, platform, at, mapping.live, &mapping.bounced);
         }
         if S::CACHES_UNMAPPED {
             return self.unmap_sg_per_segment(cpu, platform, at, mapping);
         }
         self.unmap_common(cpu, platform, at, mapping.live)
+    }
+
+    /// Maps each piece of a list separately, so that a later list can reuse it. The result has the
+    /// range of the first piece.
+    fn map_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        request: &SgRequest<'_, B>,
+        ranges: &mut Vec<IovaRange>,
+    ) -> Result<MapResult, MapReason> {
+        let permissions = request.direction.permissions();
+        let mut flushed = false;
+        let steps = loop {
+            self.refresh_if_stale(cpu);
+            let parts = self.space_and_cpu(&mut cpu.spaces, at);
+            let (space, own) = parts.ok_or(MapReason::NotAttached)?;
+            ranges.clear();
+            match space.map_per_segment(
+                own,
+                platform,
+                request.pieces,
+                permissions,
+                at.limits,
+                ranges,
+            ) {
+                // Flushing frees cached mappings that no driver uses.
+                Err(MapReason::Alloc(_)) if !flushed => {
+                    flushed = true;
+                    self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
+                }
+                other => break other?,
+            }
+        };
+        let range = ranges.first().copied().ok_or(MapReason::Empty)?;
+        Ok(MapResult { range, steps })
+    }
+
+    /// Unmaps each piece of a list. If the space keeps any piece cached, the whole list counts as
+    /// cached, and the policy returns the buffer accordingly.
+    ///
+    /// # Errors
+    /// If the first piece is rejected, nothing changed. After a later failure, the remaining pieces
+    /// are still unmapped and invalidated as far as possible. A retry can complete the unmap if
+    /// every piece is cleared; otherwise the reason is [`UnmapReason::PartlyUnmapped`].
+    fn unmap_sg_per_segment<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mapping: SgMapping<B>,
+    ) -> Result<F::Outcome, UnmapError<B>> {
+        let SgMapping {
+            live, piece_ranges, ..
+        } = mapping;
+        let range = live.range;
+        let failed = |reason| UnmapError {
+            device: at.device,
+            range,
+            reason,
+        };
+        self.refresh_if_stale(cpu);
+        let known = live.domain_handle == at.domain_handle
+            && self.space_and_cpu(&mut cpu.spaces, at).is_some()
+            && self.flush_state(&mut cpu.flush, at).is_some();
+        if !known {
+            return Err(failed(self.wrong_domain(live)));
+        }
+        // The policy receives the result of one piece: a cached one if the space keeps any.
+        let mut left: Option<S::UnmapResult> = None;
+        let mut failure: Option<UnmapFailure> = None;
+        let mut not_invalidated: Vec<ClearedRange> = Vec::new();
+        for range in piece_ranges {
+            let unmapped = match self.space_and_cpu(&mut cpu.spaces, at) {
+                Some((space, own)) => space.unmap(own, platform, range),
+                None => Err(UnmapRefusal::NotAllocated),
+            };
+            let gone = match unmapped {
+                Ok(gone) => gone,
+                Err(refusal) if left.is_none() => {
+                    return Err(failed(refusal.with(live.into_still_mapped())));
+                }
+                Err(refusal) => {
+                    failure = Some(UnmapFailure::Refused(refusal));
+                    continue;
+                }
+            };
+            let leaves = if left.as_ref().is_some_and(SpaceUnmap::is_cached) {
+                Some(gone)
+            } else {
+                left.replace(gone)
+            };
+            let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+            if let Some(leaves) = leaves
+                && let Err((error, range)) = ctx.iotlb_sync(leaves, platform)
+            {
+                failure.get_or_insert(UnmapFailure::NotFlushed(error));
+                not_invalidated.push(range);
+            }
+        }
+        let Some(gone) = left else {
+            return Err(failed(
+                UnmapRefusal::NotAllocated.with(live.into_still_mapped()),
+            ));
+        };
+        if let Some(failure) = failure {
+            let is_cached = gone.is_cached();
+            let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+            if let Err((_, range)) = ctx.iotlb_sync(gone, platform) {
+                not_invalidated.push(range);
+            }
+            return Err(failed(match (failure, not_invalidated.pop()) {
+                (UnmapFailure::NotFlushed(error), Some(range)) if !is_cached => {
+                    let owed = live.into_not_invalidated(range, not_invalidated);
+                    UnmapReason::NotFlushed(error, owed)
+                }
+                _ => UnmapReason::PartlyUnmapped(failure, live.into_still_mapped()),
+            }));
+        }
+        let Some((shared, own)) = self.flush_state(&mut cpu.flush, at) else {
+            let failure = UnmapFailure::Refused(UnmapRefusal::NotAllocated);
+            return Err(failed(UnmapReason::PartlyUnmapped(
+                failure,
+                live.into_still_mapped(),
+            )));
+        };
+        let item = live.into_pending_unmap(gone, at.ring());
+        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
+        self.flush
+            .queue_unmap(shared, own, ctx, platform, item)
+            .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 }
 

@@ -155,9 +155,10 @@ pub enum UnmapReason<B> {
     /// changed.
     OtherRing(RingId, StillMapped<B>),
     /// Some pieces of a list are unmapped, and at least one is not. Either the space rejected a
-    /// piece, or an invalidation failed while the space [keeps](crate::space::CachingSpace::CACHES_UNMAPPED)
-    /// another piece. The layer never reuses the addresses of a piece whose invalidation failed.
-    /// The device may reach the buffer until its domain is detached.
+    /// piece, or an invalidation failed while the space
+    /// [keeps](crate::space::CachingSpace::CACHES_UNMAPPED) another piece. The layer never
+    /// reuses the addresses of a piece whose invalidation failed. The device may reach the buffer
+    /// until its domain is detached.
     PartlyUnmapped(UnmapFailure, StillMapped<B>),
 }
 

@@ -93,9 +93,9 @@ impl RangeBatch {
     }
 
     /// Returns the narrowest single invalidation that covers the batch.
-    pub fn narrowest<S: AddressSpace>(&self, home: &FlushContext<'_, S>) -> Invalidation {
+    pub fn narrowest<S: AddressSpace>(&self, ctx: &FlushContext<'_, S>) -> Invalidation {
         match (self.domain, self.hull()) {
-            (Some(domain), Some(range)) => match home.invalidation(domain, range, self.levels) {
+            (Some(domain), Some(range)) => match ctx.invalidation(domain, range, self.levels) {
                 Invalidation::Pages { range, .. } if range.pages() > HULL_PAGES => {
                     Invalidation::Domain(domain)
                 }
@@ -151,16 +151,16 @@ impl DrainUnmapped for RangeBatch {
 pub(super) fn submit_and_release<S: AddressSpace, P: Platform>(
     request: Invalidation,
     batch: RangeBatch,
-    home: &mut FlushContext<'_, S>,
+    ctx: &mut FlushContext<'_, S>,
     platform: &mut P,
 ) -> (RangeBatch, Result<(), InvalidationError>) {
-    home.sync(platform);
+    ctx.sync(platform);
     let pending = match Pending::submit(platform.invalidator(), request, batch) {
         Ok(pending) => pending,
         Err((batch, error)) => return (batch, Err(error)),
     };
     match pending.wait(platform.invalidator()) {
-        Ok(flushed) => (flushed.drain_with(|range| home.release(range)), Ok(())),
+        Ok(flushed) => (flushed.drain_with(|range| ctx.release(range)), Ok(())),
         Err((pending, error)) => (pending.abandon(), Err(error)),
     }
 }

@@ -64,14 +64,14 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
     /// Invalidates all domains and frees every queued range.
     fn flush_queue<S: AddressSpace, P: Platform>(
         queue: &mut DeferredQueue,
-        home: &mut FlushContext<'_, S>,
+        ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         if queue.batch.is_empty() {
             return Ok(());
         }
         let batch = core::mem::replace(&mut queue.batch, RangeBatch::with_capacity(0));
-        let (batch, result) = submit_and_release(Invalidation::Global, batch, home, platform);
+        let (batch, result) = submit_and_release(Invalidation::Global, batch, ctx, platform);
         queue.batch = batch;
         result
     }
@@ -93,17 +93,17 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
         &self,
         (): &(),
         (): &mut (),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
-        home.sync(platform);
+        ctx.sync(platform);
         let now = platform.now();
         self.queue.with(|queue| {
             if queue.batch.len() >= self.high_water {
                 // An earlier flush failed. While flushes fail, the caller keeps its mapping: the
                 // queue stays bounded.
-                if let Err(error) = Self::flush_queue(queue, &mut home, platform) {
+                if let Err(error) = Self::flush_queue(queue, &mut ctx, platform) {
                     return Err((error, item.into_not_invalidated()));
                 }
             }
@@ -113,7 +113,7 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
             queue.batch.push(item.result);
             if queue.batch.len() >= self.high_water {
                 // If the flush fails, the ranges stay queued and unusable; the next unmap retries.
-                let _ = Self::flush_queue(queue, &mut home, platform);
+                let _ = Self::flush_queue(queue, &mut ctx, platform);
             }
             Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
         })
@@ -122,13 +122,13 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
     fn tick<P: Platform>(
         &self,
         (): &(),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         let now = platform.now();
         self.queue.with(|queue| {
             if !queue.batch.is_empty() && now.since(queue.armed) >= self.timeout_ns {
-                Self::flush_queue(queue, &mut home, platform)
+                Self::flush_queue(queue, &mut ctx, platform)
             } else {
                 Ok(())
             }
@@ -138,10 +138,10 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
     fn flush<P: Platform>(
         &self,
         (): &(),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         self.queue
-            .with(|queue| Self::flush_queue(queue, &mut home, platform))
+            .with(|queue| Self::flush_queue(queue, &mut ctx, platform))
     }
 }

@@ -159,7 +159,7 @@ pub trait Flush<S: AddressSpace, B> {
 
     /// True if [`queue_unmap_many`](Self::queue_unmap_many) covers any number of mappings with one
     /// invalidation. If false, [`Dma::unmap_multi`](crate::Dma::unmap_multi) queues each mapping
-    /// before it clears the next one, so that [`has_room`](OpenBursts::has_room) counts it. A policy that
+    /// before it clears the next one, so that [`OpenBursts::has_room`] counts it. A policy that
     /// sets this withholds no buffers and always has room.
     const BATCHES_INVALIDATION: bool = false;
 

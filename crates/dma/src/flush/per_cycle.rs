@@ -36,17 +36,17 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
     /// in `left`, unusable, until a later one succeeds.
     fn expire<S: CachingSpace, P: Platform>(
         left: &L,
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         which: Expire,
     ) -> Result<(), InvalidationError> {
         left.with(|left| {
             // The addresses of entries that the table cannot clear are leaked.
-            let cleared = home.expire(platform, which, |gone| left.push(gone));
+            let cleared = ctx.expire(platform, which, |gone| left.push(gone));
             if !left.is_empty() {
                 let batch = core::mem::replace(left, RangeBatch::with_capacity(0));
-                let request = batch.narrowest(&home);
-                let (batch, result) = submit_and_release(request, batch, &mut home, platform);
+                let request = batch.narrowest(&ctx);
+                let (batch, result) = submit_and_release(request, batch, &mut ctx, platform);
                 *left = batch;
                 result?;
             }
@@ -96,7 +96,7 @@ impl<S: CachingSpace<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S
         &self,
         _: &L,
         (): &mut (),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<UnmapResult, B>,
     ) -> Result<PerCycleOutcome<B>, (InvalidationError, NotInvalidated<B>)> {
@@ -114,25 +114,25 @@ impl<S: CachingSpace<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S
             domain_handle: item.domain_handle,
             buffer: item.buffer,
         };
-        Strict::invalidate(&mut home, platform, cleared)
+        Strict::invalidate(&mut ctx, platform, cleared)
             .map(|Released(buffer)| PerCycleOutcome::Released(buffer))
     }
 
     fn tick<P: Platform>(
         &self,
         left: &L,
-        home: FlushContext<'_, S>,
+        ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        Self::expire(left, home, platform, Expire::Due)
+        Self::expire(left, ctx, platform, Expire::Due)
     }
 
     fn flush<P: Platform>(
         &self,
         left: &L,
-        home: FlushContext<'_, S>,
+        ctx: FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        Self::expire(left, home, platform, Expire::All)
+        Self::expire(left, ctx, platform, Expire::All)
     }
 }

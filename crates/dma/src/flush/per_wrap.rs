@@ -39,12 +39,12 @@ impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B>
         &self,
         (): &(),
         (): &mut (),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
-        home.sync(platform);
-        home.release_current(item.result.unmapped);
+        ctx.sync(platform);
+        ctx.release_current(item.result.unmapped);
         Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }
 }

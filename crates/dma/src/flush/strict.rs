@@ -21,23 +21,23 @@ impl Strict {
     /// Invalidates a cleared mapping. If the invalidation fails, its table pages are leaked.
     #[inline]
     pub(crate) fn invalidate<S: AddressSpace, T: TablePages, B, P: Platform>(
-        home: &mut FlushContext<'_, S>,
+        ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
         cleared: ClearedMapping<B, T>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
         let ClearedMapping {
             range: gone,
             direction,
-            domain_handle: tenant,
+            domain_handle,
             buffer,
         } = cleared;
-        match home.invalidate_and_release(gone, platform) {
+        match ctx.invalidate_and_release(gone, platform) {
             Ok(()) => Ok(Released(ManuallyDrop::into_inner(buffer))),
             Err((error, gone)) => {
                 let cleared = ClearedMapping {
                     range: gone,
                     direction,
-                    domain_handle: tenant,
+                    domain_handle,
                     buffer,
                 };
                 Err((error, NotInvalidated::new(cleared)))
@@ -95,11 +95,11 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
         &self,
         (): &(),
         (): &mut (),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         item: PendingUnmap<ClearedRange<T>, B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
-        Self::invalidate(&mut home, platform, item.into_cleared_mapping())
+        Self::invalidate(&mut ctx, platform, item.into_cleared_mapping())
     }
 
     /// Performs one invalidation for all items, or one per item if an unmap may unlink table pages.
@@ -107,13 +107,13 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
         &self,
         (): &(),
         (): &mut (),
-        mut home: FlushContext<'_, S>,
+        mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         items: Vec<PendingUnmap<ClearedRange<T>, B>>,
         each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
         if T::ANY {
-            return one_by_one(home, platform, items, each);
+            return one_by_one(ctx, platform, items, each);
         }
         let mut batch = RangeBatch::with_capacity(items.len());
         let mut buffers = Vec::with_capacity(items.len());
@@ -121,7 +121,7 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
             let ClearedMapping {
                 range: gone,
                 direction,
-                domain_handle: tenant,
+                domain_handle,
                 buffer,
             } = item.into_cleared_mapping();
             batch.push(ClearedRange {
@@ -129,14 +129,14 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
                 levels: gone.levels,
                 tables: (),
             });
-            buffers.push((direction, tenant, buffer));
+            buffers.push((direction, domain_handle, buffer));
         }
         if batch.is_empty() {
             return Ok(());
         }
         let levels = batch.levels();
-        let request = batch.narrowest(&home);
-        let (mut left, result) = submit_and_release(request, batch, &mut home, platform);
+        let request = batch.narrowest(&ctx);
+        let (mut left, result) = submit_and_release(request, batch, &mut ctx, platform);
         match result {
             Ok(()) => {
                 buffers
@@ -149,7 +149,7 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
                 let mut owed = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
-                    owed.extend(buffers.next().map(|(direction, tenant, buffer)| {
+                    owed.extend(buffers.next().map(|(direction, domain_handle, buffer)| {
                         NotInvalidated::new(ClearedMapping {
                             range: ClearedRange {
                                 unmapped,
@@ -157,7 +157,7 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
                                 tables: (),
                             },
                             direction,
-                            domain_handle: tenant,
+                            domain_handle,
                             buffer,
                         })
                     }));
@@ -170,7 +170,7 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
 
 #[cold]
 fn one_by_one<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B, P: Platform>(
-    mut home: FlushContext<'_, S>,
+    mut ctx: FlushContext<'_, S>,
     platform: &mut P,
     items: Vec<PendingUnmap<ClearedRange<T>, B>>,
     mut each: impl FnMut(B),
@@ -178,7 +178,7 @@ fn one_by_one<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B, 
     let mut owed = Vec::new();
     let mut failure = None;
     for item in items {
-        match Strict::invalidate(&mut home, platform, item.into_cleared_mapping()) {
+        match Strict::invalidate(&mut ctx, platform, item.into_cleared_mapping()) {
             Ok(Released(buffer)) => each(buffer),
             Err((error, left)) => {
                 failure = Some(error);

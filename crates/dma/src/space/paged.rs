@@ -64,8 +64,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// the device on return. Returns the number of steps of the allocator's searches.
     ///
     /// # Errors
-    /// As for [`map`](AddressSpace::map). No piece stays mapped; the caller discards the ranges that
-    /// `each` received.
+    /// As for [`map`](AddressSpace::map). No piece stays mapped; the caller discards the ranges
+    /// that `each` received.
     pub fn map_each<'p, P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
@@ -134,7 +134,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// on this one.
     ///
     /// # Errors
-    /// As for [`unmap`](AddressSpace::unmap). `each` has received the ranges that were cleared before.
+    /// As for [`unmap`](AddressSpace::unmap). `each` has received the ranges that were cleared
+    /// before.
     pub fn unmap_many<P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,

@@ -9,8 +9,8 @@
 //!           -> their invalidation, by the flush policy
 //! ```
 //! Each piece of a scatterlist has its own mapping, so that other lists can reuse it. The host is
-//! kicked once for all pieces that miss. Long-lived shared memory ([`CachingSpace::map_bypass_cache`]) and
-//! buffers without a key bypass the cache.
+//! kicked once for all pieces that miss. Long-lived shared memory
+//! ([`CachingSpace::map_bypass_cache`]) and buffers without a key bypass the cache.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;

@@ -3,12 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use ringfence_types::RequesterId;
+use serde::{Deserialize, Serialize};
 
 use crate::op::DeviceIndex;
 use crate::printable::printable;
 
 /// Kind of a row of [`Devices`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
     /// A PCI function, named `domain:bus:device.function`.
     Pci {

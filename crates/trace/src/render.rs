@@ -21,46 +21,44 @@ pub fn render(
     out: &mut impl Write,
 ) -> fmt::Result {
     write_prefix(event, out)?;
+    let name = event.kind.device().map(device).unwrap_or_default();
     match event.kind {
         RawKind::Map {
-            device: index,
             direction,
             iova,
             size,
             phys,
+            ..
         } => write!(
             out,
-            "dma_map_phys: {} dir={} dma_addr={:x} size={size} phys_addr={:x} attrs=",
-            device(index),
+            "dma_map_phys: {name} dir={} dma_addr={:x} size={size} phys_addr={:x} attrs=",
             dir(direction),
             iova.get(),
             phys.get()
         ),
         RawKind::Unmap {
-            device: index,
             direction,
             iova,
             size,
+            ..
         } => write!(
             out,
-            "dma_unmap_phys: {} dir={} dma_addr={:x} size={size} attrs=",
-            device(index),
+            "dma_unmap_phys: {name} dir={} dma_addr={:x} size={size} attrs=",
             dir(direction),
             iova.get()
         ),
         RawKind::MapSg {
-            device: index,
             direction,
             nents,
             ents,
             dma_addrs,
             sizes,
             phys_addrs,
+            ..
         } => {
             write!(
                 out,
-                "dma_map_sg: {} dir={} nents={}/{nents} ents={}/{ents}",
-                device(index),
+                "dma_map_sg: {name} dir={} nents={}/{nents} ents={}/{ents}",
                 dir(direction),
                 phys_addrs.count,
                 dma_addrs.count
@@ -76,22 +74,22 @@ pub fn render(
             write_lists(chunk, &lists, out)
         }
         RawKind::UnmapSg {
-            device: index,
             direction,
             phys_addrs,
+            ..
         } => {
-            let (name, dir) = (device(index), dir(direction));
+            let dir = dir(direction);
             write!(out, "dma_unmap_sg: {name} dir={dir}")?;
             write_lists(chunk, &[("phys_addrs", phys_addrs)], out)
         }
         RawKind::Alloc {
-            device: index,
             direction,
             iova,
             size,
             phys_addrs,
+            ..
         } => {
-            let (name, dir) = (device(index), dir(direction));
+            let dir = dir(direction);
             let iova = iova.get();
             if phys_addrs.count == 0 {
                 return write!(
@@ -108,26 +106,23 @@ pub fn render(
             out.write_str(" flags=GFP_KERNEL attrs=")
         }
         RawKind::Free {
-            device: index,
             direction,
             iova,
             size,
+            ..
         } => write!(
             out,
-            "dma_free: {} dir={} dma_addr={:x} size={size} virt_addr=0000000000000001 attrs=",
-            device(index),
+            "dma_free: {name} dir={} dma_addr={:x} size={size} virt_addr=0000000000000001 attrs=",
             dir(direction),
             iova.get()
         ),
-        RawKind::Sync { device: index } => write!(
+        RawKind::Sync { .. } => write!(
             out,
-            "dma_sync_single_for_cpu: {} dir=BIDIRECTIONAL dma_addr=0 size=0",
-            device(index)
+            "dma_sync_single_for_cpu: {name} dir=BIDIRECTIONAL dma_addr=0 size=0"
         ),
-        RawKind::Void { device: index } => write!(
+        RawKind::Void { .. } => write!(
             out,
-            "dma_map_sg_err: {} dir=BIDIRECTIONAL dma_addrs={{}} err=-12 attrs=",
-            device(index)
+            "dma_map_sg_err: {name} dir=BIDIRECTIONAL dma_addrs={{}} err=-12 attrs="
         ),
         RawKind::IommuMap { iova, phys, size } => write!(
             out,

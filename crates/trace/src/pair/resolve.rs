@@ -143,82 +143,76 @@ impl Resolver {
         let at = self.at(event, lines);
         let pieces = window.pieces(pieces);
         self.any_iommu |= !pieces.is_empty();
+        if let Some(device) = event.kind.device() {
+            self.note_event(device);
+        }
         match event.kind {
-            RawKind::Map { .. } => self.map_single(event, pieces, at, chunk),
-            RawKind::MapSg { .. } => self.map_sg(event, lists, pieces, window, at, chunk),
-            RawKind::Alloc { .. } => self.alloc(event, lists, pieces, window, at, chunk),
+            RawKind::Map {
+                device,
+                direction,
+                iova,
+                size,
+                phys,
+            } => {
+                let direct = iova.get() == phys.get() && pieces.is_empty();
+                self.note_addressing(device, direct);
+                self.segments.clear();
+                self.segments.push((phys.get(), size));
+                let map = PendingMap {
+                    device,
+                    direction,
+                    class: MapClass::Single,
+                    flags: MapFlags::NONE,
+                };
+                let iova = iova.get();
+                return self.begin(map, Key::Single { device, iova }, iova, at, chunk);
+            }
+            RawKind::MapSg { .. } => return self.map_sg(event, lists, pieces, window, at, chunk),
+            RawKind::Alloc {
+                device,
+                direction,
+                iova,
+                size,
+                ..
+            } => {
+                let phys_addrs = window.list(lists.phys_addrs);
+                let iova = iova.get();
+                let flags = self.coherent_segments(device, iova, size, phys_addrs, pieces)?;
+                let map = PendingMap {
+                    device,
+                    direction,
+                    class: MapClass::Coherent,
+                    flags,
+                };
+                return self.begin(map, Key::Coherent { device, iova }, iova, at, chunk);
+            }
             RawKind::Unmap { device, iova, .. } => {
-                self.note_event(device);
                 let iova = iova.get();
                 if !self.end(Key::Single { device, iova }, at, chunk) {
                     self.summary.unmatched_unmaps += 1;
                 }
-                Ok(())
             }
             RawKind::UnmapSg {
                 device, direction, ..
             } => {
-                self.note_event(device);
                 let starts = window.list(lists.phys_addrs);
                 let total = u32::try_from(starts.len()).unwrap_or(u32::MAX);
                 let list = hash_list(direction, total, starts);
                 if !self.end(Key::Sg { device, list }, at, chunk) {
                     self.summary.unmatched_unmaps += 1;
                 }
-                Ok(())
             }
             RawKind::Free { device, iova, .. } => {
-                self.note_event(device);
                 let iova = iova.get();
                 if !self.end(Key::Coherent { device, iova }, at, chunk) {
                     self.summary.unmatched_frees += 1;
                 }
-                Ok(())
             }
-            RawKind::Sync { device } => {
-                self.note_event(device);
-                self.summary.syncs += 1;
-                Ok(())
-            }
-            RawKind::Void { device } => {
-                self.note_event(device);
-                self.summary.failed_maps += 1;
-                Ok(())
-            }
-            RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } | RawKind::Mark(_) => Ok(()),
+            RawKind::Sync { .. } => self.summary.syncs += 1,
+            RawKind::Void { .. } => self.summary.failed_maps += 1,
+            RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } | RawKind::Mark(_) => {}
         }
-    }
-
-    fn map_single(
-        &mut self,
-        event: &RawEvent,
-        pieces: &[Piece],
-        at: OpContext,
-        chunk: &mut Chunk,
-    ) -> Result<(), ResolveError> {
-        let RawKind::Map {
-            device,
-            direction,
-            iova,
-            size,
-            phys,
-        } = event.kind
-        else {
-            return Ok(());
-        };
-        self.note_event(device);
-        let direct = iova.get() == phys.get() && pieces.is_empty();
-        self.note_addressing(device, direct);
-        self.segments.clear();
-        self.segments.push((phys.get(), size));
-        let map = PendingMap {
-            device,
-            direction,
-            class: MapClass::Single,
-            flags: MapFlags::NONE,
-        };
-        let iova = iova.get();
-        self.begin(map, Key::Single { device, iova }, iova, at, chunk)
+        Ok(())
     }
 
     fn map_sg(
@@ -240,7 +234,6 @@ impl Resolver {
         else {
             return Ok(());
         };
-        self.note_event(device);
         let starts = window.list(lists.dma_addrs);
         let phys_addrs = window.list(lists.phys_addrs);
         let Some(&iova) = starts.first() else {
@@ -268,38 +261,6 @@ impl Resolver {
         };
         let list = hash_list(direction, nents, phys_addrs);
         self.begin(map, Key::Sg { device, list }, iova, at, chunk)
-    }
-
-    fn alloc(
-        &mut self,
-        event: &RawEvent,
-        lists: Lists,
-        pieces: &[Piece],
-        window: &Window,
-        at: OpContext,
-        chunk: &mut Chunk,
-    ) -> Result<(), ResolveError> {
-        let RawKind::Alloc {
-            device,
-            direction,
-            iova,
-            size,
-            ..
-        } = event.kind
-        else {
-            return Ok(());
-        };
-        self.note_event(device);
-        let phys_addrs = window.list(lists.phys_addrs);
-        let iova = iova.get();
-        let flags = self.coherent_segments(device, iova, size, phys_addrs, pieces)?;
-        let map = PendingMap {
-            device,
-            direction,
-            class: MapClass::Coherent,
-            flags,
-        };
-        self.begin(map, Key::Coherent { device, iova }, iova, at, chunk)
     }
 
     /// Finds the segments of a coherent buffer. They come from its `iommu:map` lines, or else from

@@ -146,7 +146,7 @@ impl Rows {
         let devices = value(key).and_then(meta::devices_from_json);
         let devices = devices.ok_or(ParquetProblem::Metadata { key })?;
         let key = schema::SUMMARY;
-        let summary = value(key).and_then(meta::summary_from_json);
+        let summary = value(key).and_then(|json| serde_json::from_str(json).ok());
         let summary = summary.ok_or(ParquetProblem::Metadata { key })?;
 
         let leaves = metadata.schema_descr().columns();

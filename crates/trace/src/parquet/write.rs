@@ -104,7 +104,7 @@ pub fn write_parquet<R: Read, W: Write + Send>(
         ),
         (
             schema::SUMMARY,
-            meta::summary_to_json(operations.summary())?,
+            serde_json::to_string(operations.summary())?,
         ),
     ] {
         file.append_key_value_metadata(KeyValue::new(key.to_owned(), value));

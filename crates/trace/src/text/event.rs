@@ -148,6 +148,24 @@ pub enum RawKind {
     Mark(u32),
 }
 
+impl RawKind {
+    /// Returns the device that the line names; `None` for a mark and an `iommu:*` line.
+    #[inline]
+    pub(crate) fn device(&self) -> Option<DeviceIndex> {
+        match *self {
+            Self::Map { device, .. }
+            | Self::Unmap { device, .. }
+            | Self::MapSg { device, .. }
+            | Self::UnmapSg { device, .. }
+            | Self::Alloc { device, .. }
+            | Self::Free { device, .. }
+            | Self::Sync { device }
+            | Self::Void { device } => Some(device),
+            Self::IommuMap { .. } | Self::IommuUnmap { .. } | Self::Mark(_) => None,
+        }
+    }
+}
+
 /// A run of raw events. Callers reuse the chunk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawChunk {

@@ -152,7 +152,7 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     );
     let printed = Published::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
     found.push(row.near(printed));
-    let slower = literal.per_pair(profile) / linux.per_pair(profile);
+    let slower = as_published.per_pair(profile) / linux.per_pair(profile);
     let row = FindingRow::new(
         "map and unmap with CLFLUSH: FreeBSD over Linux",
         "",

@@ -62,7 +62,7 @@ fn rows(
     let stay = params.printed(&[("parameter", "RTC residence")], "value")?;
     let printed =
         |text: String, value| Published::new(text, value, "PVIOMMU section 4.5, in words");
-    let demand = |demand| if held_to { demand } else { Requirement::Shown };
+    let demand = |demand| if required { demand } else { Requirement::Shown };
     let row = |what: &str, unit, value| FindingRow::counted(format!("{name}: {what}"), unit, value);
     let left = seen.stays.len() as f64;
     let shortest = row("shortest stay", "s", quantile(seen, 0.0));

@@ -159,7 +159,7 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
             )
         };
         found.push(wrong("pointer", with.wrong).exact(none()));
-        found.push(wrong("pointer as published", literal.wrong).beside(none()));
+        found.push(wrong("pointer as published", as_published.wrong).beside(none()));
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
             "{}: instructions per map and unmap, rtc-paper over pviommu+rtc",
             kind.name()
         );
-        found.push(FindingRow::counted(what, "", literal / repaired));
+        found.push(FindingRow::counted(what, "", as_published / fixed));
     }
     let of = |cell: &&GuestCell| cell.configuration == Configuration::RtcAsPublished;
     let as_published: Vec<&GuestCell> = cells.iter().filter(of).collect();

@@ -420,7 +420,7 @@ const REPRODUCE_EXAMPLES: &str = "\
 Examples:
   ringfence reproduce --list
   ringfence reproduce X10 X13
-  ringfence reproduce --all --out findings            a page, JSON and text in one directory
+  ringfence reproduce --all --out findings            pages, JSON and text in one directory
   ringfence reproduce --all --json > findings.json
   ringfence reproduce X07 --trace traces/*.zst        recorded devices and synthetic rings
   ringfence reproduce X21                             boots guests; fetches what they need (see \
@@ -453,7 +453,7 @@ pub(crate) struct ReproduceArgs {
         value_hint = ValueHint::FilePath,
     )]
     pub traces: Vec<PathBuf>,
-    /// Also write an HTML page, JSON and text into this directory
+    /// Also write an HTML page, JSON, text, and a Markdown page per experiment into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     /// Print one JSON object (docs/JSON.md)

@@ -26,7 +26,8 @@ pub use csv::csv;
 pub use data::{MeasuredOn, Report, TraceNotes};
 pub use diff::{Change, Diff, DiffError, IncomparableRow, RowDiff};
 pub use findings::{
-    Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
+    Reproduction, experiments_table, finding_markdown, finding_terminal, findings_page,
+    findings_terminal,
 };
 pub use grid::TableStyle;
 pub use info::trace_info;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use ringfence_experiments::{Experiment, Setting, prefetch, reuse};
 use ringfence_report::{
-    Reproduction, TableStyle, experiments_table, finding_terminal, findings_page, findings_terminal,
+    Reproduction, TableStyle, experiments_table, finding_markdown, finding_terminal, findings_page,
+    findings_terminal,
 };
 
 use ringfence_trace::TraceOptions;
@@ -141,6 +142,11 @@ fn write(reproduction: &Reproduction, dir: &Path) -> Result<(), Failure> {
         ("reproduction.txt", text),
     ] {
         let path = write_into(dir, name, content.as_bytes())?;
+        print_line(&format!("wrote {}", path.display()));
+    }
+    for finding in &reproduction.findings {
+        let name = format!("{}.md", finding.id);
+        let path = write_into(dir, &name, finding_markdown(finding).as_bytes())?;
         print_line(&format!("wrote {}", path.display()));
     }
     Ok(())

@@ -257,6 +257,8 @@ fn experiments_are_listed_run_and_written_down() {
     assert!(text.contains("[reproduced]"), "{text}");
     let page = std::fs::read_to_string(format!("{dir}/reproduction.html")).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+    let page = std::fs::read_to_string(format!("{dir}/X10.md")).unwrap();
+    assert!(page.starts_with("# X10: "), "{page}");
     let written = std::fs::read_to_string(format!("{dir}/reproduction.json")).unwrap();
     let written: Value = serde_json::from_str(&written).unwrap();
     assert_eq!(written["findings"][0]["id"], "X10");
@@ -269,6 +271,9 @@ fn experiments_are_listed_run_and_written_down() {
         assert_eq!(ringfence(wrong).status.code(), Some(2), "{wrong:?}");
     }
     let unknown = ringfence(&["reproduce", "X99"]);
-    let said = String::from_utf8_lossy(&unknown.stderr);
-    assert!(said.contains("X01, X02") && said.contains("X26"), "{said}");
+    let error = String::from_utf8_lossy(&unknown.stderr);
+    assert!(
+        error.contains("X01, X02") && error.contains("X26"),
+        "{error}"
+    );
 }

@@ -1,9 +1,11 @@
-//! The findings of `ringfence reproduce`: as JSON, at a terminal, as a page.
+//! The findings of `ringfence reproduce`: as JSON, at a terminal, as an HTML page, as Markdown.
 
 mod cells;
+mod markdown;
 mod page;
 mod terminal;
 
+pub use markdown::page as finding_markdown;
 pub use page::page as findings_page;
 pub use terminal::{
     experiments as experiments_table, finding as finding_terminal, summary as findings_terminal,

@@ -2,8 +2,8 @@
 
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
-    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Replace, Rings,
-    SendOutcome,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Replace,
+    Rings, SendOutcome,
 };
 use ringfence_devices::ring::{RingAddresses, RingSize};
 use ringfence_types::Iova;

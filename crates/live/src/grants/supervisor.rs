@@ -7,7 +7,9 @@
 //! makes one call at a time, so all calls have completed when it asks again.
 //!
 //! Every wait is limited, and so is the sum of the waits (`lateness.rs`). Both limits exclude time
-//! in which the late thread was runnable but had no CPU. [`LONGEST_ELAPSED`] includes it.
+//! in which the late thread was runnable but had no CPU, unless the thread uses the CPU for more
+//! than its work: a thread that spins waits for the CPU again and again, on a busy host nine tenths
+//! of the time. [`LONGEST_ELAPSED`] includes all time.
 
 use std::fs::File;
 use std::io;
@@ -31,6 +33,9 @@ use crate::counters::DeviceCounters;
 /// time beyond this allowance counts as lateness.
 const BATCH_ALLOWANCE: Duration = Duration::from_millis(1);
 const CALL_ALLOWANCE: Duration = Duration::from_micros(200);
+/// CPU time, in addition to that of its batch, for which a late thread may run. Beyond it, its time
+/// on the run queue counts as lateness.
+const RUN_ALLOWANCE: Duration = Duration::from_millis(10);
 /// Longest wait for one answer on a host that has no CPU for the thread. A process has two threads,
 /// so it cannot keep itself off the CPU for more than half of the time.
 const LONGEST_ELAPSED: Duration = Duration::from_secs(5);
@@ -101,8 +106,19 @@ struct Wait {
     until: Instant,
     /// Time at which the wait fails in any case.
     ends: Instant,
-    /// Run-queue time of the thread when the process became late.
-    queued: Option<Duration>,
+    /// CPU time that a thread which does only its work stays below once it is late.
+    may_run: Duration,
+    /// Statistics of the thread when the process became late.
+    at_late: Option<Scheduled>,
+}
+
+/// Scheduler statistics of a thread since its start.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scheduled {
+    /// Time on a CPU.
+    ran: Duration,
+    /// Time runnable without a CPU.
+    queued: Duration,
 }
 
 impl Supervisor {
@@ -128,7 +144,8 @@ impl Supervisor {
             late_after: until,
             until,
             ends: until,
-            queued: None,
+            may_run: RUN_ALLOWANCE,
+            at_late: None,
         };
         let asked = supervisor.next(&mut wait)?;
         supervisor.thread = asked.thread;
@@ -160,7 +177,8 @@ impl Supervisor {
             late_after: begun + free,
             until: begun + free + patience,
             ends: begun + free + LONGEST_ELAPSED,
-            queued: None,
+            may_run: free + RUN_ALLOWANCE,
+            at_late: None,
         };
         let done = self.make_all(calls, &mut wait);
         let late = Instant::now().saturating_duration_since(wait.late_after);
@@ -173,21 +191,29 @@ impl Supervisor {
         charged.map_err(|_| ProtocolViolation::AllowanceExceeded)
     }
 
-    /// Returns the time that the mapping thread has spent runnable without a CPU: the second number
-    /// of `schedstat` (proc(5)), in nanoseconds. The kernel adds a wait when it has ended.
-    fn queued(&self) -> Option<Duration> {
+    /// Returns the scheduler statistics of the mapping thread: the first two numbers of `schedstat`
+    /// (proc(5)), in nanoseconds. The kernel adds a wait when it has ended.
+    fn scheduled(&self) -> Option<Scheduled> {
         let mut text = [0; 64];
         let read = self.scheduled.as_ref()?.read_at(&mut text, 0).ok()?;
         let text = std::str::from_utf8(text.get(..read)?).ok()?;
-        let nanoseconds = text.split_whitespace().nth(1)?.parse().ok()?;
-        Some(Duration::from_nanos(nanoseconds))
+        let mut words = text.split_whitespace();
+        let mut next = || Some(Duration::from_nanos(words.next()?.parse().ok()?));
+        Some(Scheduled {
+            ran: next()?,
+            queued: next()?,
+        })
     }
 
     /// Returns the time that the mapping thread has spent on the run queue since it became late.
+    /// Zero if it has used the CPU for more than its work meanwhile.
     fn queued_since_late(&self, wait: &Wait) -> Duration {
-        let queued = self.queued().zip(wait.queued);
-        let queued = queued.map(|(after, before)| after.saturating_sub(before));
-        queued.unwrap_or_default()
+        match (self.scheduled(), wait.at_late) {
+            (Some(now), Some(then)) if now.ran.saturating_sub(then.ran) <= wait.may_run => {
+                now.queued.saturating_sub(then.queued)
+            }
+            _ => Duration::ZERO,
+        }
     }
 
     fn make_all(&mut self, calls: &[Call], wait: &mut Wait) -> Result<(), ProtocolViolation> {
@@ -226,8 +252,8 @@ impl Supervisor {
         loop {
             let now = Instant::now();
             let late = now >= wait.late_after;
-            if late && wait.queued.is_none() {
-                wait.queued = self.queued();
+            if late && wait.at_late.is_none() {
+                wait.at_late = self.scheduled();
             }
             let until = if late {
                 let queued = self.queued_since_late(wait).min(LONGEST_ELAPSED);
@@ -291,9 +317,19 @@ mod tests {
     /// Waits for a thread that never answers and has been on the run queue for `queued` since it
     /// became late. Returns the time until the wait failed.
     fn wait_for_silent_thread(patience: Duration, ends: Duration, queued: Duration) -> Duration {
+        wait_for_thread_that_ran(patience, ends, queued, Duration::ZERO)
+    }
+
+    /// Like [`wait_for_silent_thread`], for a thread that also ran for `ran`.
+    fn wait_for_thread_that_ran(
+        patience: Duration,
+        ends: Duration,
+        queued: Duration,
+        ran: Duration,
+    ) -> Duration {
         let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
         let mut scheduled = tempfile::tempfile().unwrap();
-        writeln!(scheduled, "1 {} 1", queued.as_nanos()).unwrap();
+        writeln!(scheduled, "{} {} 1", ran.as_nanos(), queued.as_nanos()).unwrap();
         // The listener never becomes readable: the other end stays open and sends nothing.
         let (listener, _silent) = rustix::pipe::pipe().unwrap();
         let supervisor = Supervisor {
@@ -310,7 +346,8 @@ mod tests {
             late_after: begun,
             until: begun + patience,
             ends: begun + ends,
-            queued: Some(Duration::ZERO),
+            may_run: RUN_ALLOWANCE,
+            at_late: Some(Scheduled::default()),
         };
         let error = supervisor.next(&mut wait).unwrap_err();
         assert!(matches!(error, ProtocolViolation::Late), "{error}");
@@ -321,6 +358,15 @@ mod tests {
     fn a_wait_excludes_time_without_a_cpu() {
         assert!(wait_for_silent_thread(MS(20), MS(60_000), MS(0)) >= MS(20));
         let waited = wait_for_silent_thread(MS(20), MS(60_000), MS(500));
+        assert!(waited >= MS(520), "{waited:?}");
+    }
+
+    /// A thread that spins on a busy host waits for the CPU most of the time.
+    #[test]
+    fn a_thread_that_spins_gets_no_time_for_the_run_queue() {
+        let waited = wait_for_thread_that_ran(MS(20), MS(60_000), MS(5000), MS(11));
+        assert!(waited < MS(5000), "{waited:?}");
+        let waited = wait_for_thread_that_ran(MS(20), MS(60_000), MS(500), MS(9));
         assert!(waited >= MS(520), "{waited:?}");
     }
 

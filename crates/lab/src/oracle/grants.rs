@@ -56,21 +56,75 @@ struct GrantRange {
 #[derive(Debug, Clone)]
 enum GrantRanges {
     One(GrantRange),
-    Many(Box<[GrantRange]>),
+    /// In ascending order of IOVAs, without overlaps.
+    Ascending(Box<[GrantRange]>),
+    /// In any order. With physical addresses, a list may name the same bytes several times.
+    Indexed(Box<[GrantRange]>, Box<[IndexEntry]>),
+}
+
+/// An entry of an index of segments in ascending order of their starts.
+#[derive(Debug, Clone, Copy)]
+struct IndexEntry {
+    start: Iova,
+    /// The segment with the highest last byte among those of this entry and the entries before.
+    longest: u32,
 }
 
 impl GrantRanges {
     fn of(count: usize, mut placed: impl Iterator<Item = GrantRange>) -> Self {
         match (count, placed.next()) {
             (1, Some(piece)) => Self::One(piece),
-            (_, first) => Self::Many(first.into_iter().chain(placed).collect()),
+            (_, first) => Self::many(first.into_iter().chain(placed).collect()),
         }
+    }
+
+    fn many(pieces: Box<[GrantRange]>) -> Self {
+        let ascends = |pair: &[GrantRange]| match pair {
+            [one, other] => one.iova.last() < other.iova.start(),
+            _ => true,
+        };
+        if pieces.windows(2).all(ascends) {
+            return Self::Ascending(pieces);
+        }
+        let mut order: Vec<u32> = (0..pieces.len() as u32).collect();
+        order.sort_by_key(|piece| pieces[*piece as usize].iova.start());
+        let last_of = |piece: u32| pieces[piece as usize].iova.last();
+        let mut longest = order.first().copied().unwrap_or_default();
+        let index = order.into_iter().map(|piece| {
+            if last_of(piece) > last_of(longest) {
+                longest = piece;
+            }
+            let start = pieces[piece as usize].iova.start();
+            IndexEntry { start, longest }
+        });
+        let index = index.collect();
+        Self::Indexed(pieces, index)
     }
 
     fn as_slice(&self) -> &[GrantRange] {
         match self {
             Self::One(piece) => core::slice::from_ref(piece),
-            Self::Many(pieces) => pieces,
+            Self::Ascending(pieces) | Self::Indexed(pieces, _) => pieces,
+        }
+    }
+
+    /// Returns the segment with the highest last byte among those that `begins` accepts by their
+    /// starts, in time logarithmic in the segments. `begins` accepts all starts up to an address.
+    ///
+    /// If any segment that starts early enough also reaches far enough, it is this one.
+    #[inline]
+    fn longest(&self, begins: impl Fn(Iova) -> bool) -> Option<&GrantRange> {
+        match self {
+            Self::One(piece) => begins(piece.iova.start()).then_some(piece),
+            Self::Ascending(pieces) => {
+                let count = pieces.partition_point(|piece| begins(piece.iova.start()));
+                pieces.get(count.checked_sub(1)?)
+            }
+            Self::Indexed(pieces, index) => {
+                let count = index.partition_point(|entry| begins(entry.start));
+                let entry = index.get(count.checked_sub(1)?)?;
+                pieces.get(entry.longest as usize)
+            }
         }
     }
 }
@@ -99,21 +153,18 @@ impl Grant {
     #[inline]
     pub fn translate(&self, iova: Iova, bytes: u64) -> Option<PhysAddr> {
         let range = IovaRange::new(iova, bytes)?;
-        let piece = self
-            .ranges
-            .as_slice()
-            .iter()
-            .find(|piece| piece.iova.contains(&range))?;
+        let piece = self.ranges.longest(|start| start <= range.start());
+        let piece = piece.filter(|piece| piece.iova.contains(&range))?;
         let offset = iova.offset_from(&piece.iova.start())?;
         Some(piece.physical.wrapping_add(offset))
     }
 
     /// Returns true if a segment of an identity grant shares a byte with `range`.
     pub(super) fn overlaps(&self, range: &PhysRange) -> bool {
-        self.ranges.as_slice().iter().any(|piece| {
-            piece.iova.start().get() <= range.last().get()
-                && range.start().get() <= piece.iova.last().get()
-        })
+        let piece = self
+            .ranges
+            .longest(|start| start.get() <= range.last().get());
+        piece.is_some_and(|piece| range.start().get() <= piece.iova.last().get())
     }
 
     /// Judges an access that the hardware let through at an address that this grant owns.
@@ -136,14 +187,13 @@ impl Grant {
     }
 
     /// Returns true if the address is on a page of this grant, outside its bytes, and reaches the
-    /// memory beside the buffer on that page.
+    /// memory beside the buffer on that page. Segments on one page have one frame.
     fn is_colocated(&self, iova: Iova, reached: PhysAddr) -> bool {
-        self.ranges.as_slice().iter().any(|piece| {
-            let (first, last) = (piece.iova.start(), piece.iova.last());
-            iova >= first.align_down(4096)
-                && iova.get() <= last.get() | 4095
+        let piece = self.ranges.longest(|start| start.align_down(4096) <= iova);
+        piece.is_some_and(|piece| {
+            iova.get() <= piece.iova.last().get() | 4095
                 && reached.get().wrapping_sub(piece.physical.get())
-                    == iova.get().wrapping_sub(first.get())
+                    == iova.get().wrapping_sub(piece.iova.start().get())
         })
     }
 }

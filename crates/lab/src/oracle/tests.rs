@@ -210,3 +210,87 @@ fn a_shared_page_is_theirs_who_live() {
     assert_eq!(at(&mut oracle, 0x5800), Verdict::Colocated);
     assert_eq!(oracle.grants.len(), 1, "the dead are forgotten");
 }
+
+/// Lists of segments in any order, also with overlaps, are judged as a search of all segments would.
+#[test]
+fn the_segment_of_an_access_is_found_in_any_list() {
+    let lists: [&[(u64, u64)]; 6] = [
+        &[(0x1000, 0x100), (0x3000, 0x1000), (0x9f00, 0x80)],
+        &[(0x9f00, 0x80), (0x1000, 0x100), (0x3000, 0x1000)],
+        &[
+            (0x1000, 0x8000),
+            (0x2000, 0x10),
+            (0x3000, 0x10),
+            (0x8f00, 0x200),
+        ],
+        &[
+            (0x3000, 0x10),
+            (0x3000, 0x20),
+            (0x3000, 0x8),
+            (0x2ff0, 0x18),
+        ],
+        &[
+            (0x5000, 0x800),
+            (0x5800, 0x800),
+            (0x4000, 0x1000),
+            (0x5100, 0x10),
+        ],
+        &[(0x1800, 0x10), (0x1000, 0x10), (0x1400, 0x10)],
+    ];
+    for list in lists {
+        let pieces: Vec<_> = list.iter().map(|(at, bytes)| pa(*at, *bytes)).collect();
+        let mut oracle = Oracle::new(Ownership::Byte);
+        let id = oracle.grant(0, iova(list[0].0, list[0].1), &pieces, TX);
+        let grant = oracle.get(id).unwrap().clone();
+        for at in (0xf00_u64..0xa100).step_by(4) {
+            for bytes in [1, 4, 0x18, 0x100] {
+                let within = list
+                    .iter()
+                    .any(|(from, size)| *from <= at && at + bytes <= from + size);
+                let found = grant.translate(Iova::new(at), bytes);
+                assert_eq!(
+                    found,
+                    within.then_some(PhysAddr::new(at)),
+                    "{list:x?} {at:x}"
+                );
+                let shares = list
+                    .iter()
+                    .any(|(from, size)| *from < at + bytes && at < from + size);
+                assert_eq!(grant.overlaps(&pa(at, bytes)), shares, "{list:x?} {at:x}");
+            }
+            let beside = list
+                .iter()
+                .any(|(from, size)| from & !4095 <= at && at <= (from + size - 1) | 4095);
+            let inside = grant.translate(Iova::new(at), 1).is_some();
+            let verdict = grant.judge(Iova::new(at), 1, Read, PhysAddr::new(at));
+            let expected = match (inside, beside) {
+                (true, _) => Verdict::Granted,
+                (_, true) => Verdict::Colocated,
+                _ => Verdict::Stale,
+            };
+            assert_eq!(verdict, expected, "{list:x?} {at:x}");
+        }
+    }
+}
+
+/// An access takes time logarithmic in the segments of the list: a search of each segment would take
+/// minutes here.
+#[test]
+fn accesses_to_long_lists_are_fast() {
+    const SEGMENTS: u64 = 1 << 16;
+    let ascending: Vec<_> = (0..SEGMENTS).map(|n| pa(n << 13, 0x100)).collect();
+    let mut shuffled = ascending.clone();
+    shuffled.reverse();
+    for pieces in [ascending, shuffled] {
+        let mut oracle = Oracle::new(Ownership::Byte);
+        let id = oracle.grant(0, iova(0, 0x100), &pieces, TX);
+        let grant = oracle.get(id).unwrap();
+        for n in 0..SEGMENTS {
+            let (at, beside) = (n << 13, (n << 13) + 0x200);
+            assert!(grant.translate(Iova::new(at), 0x100).is_some());
+            let verdict = grant.judge(Iova::new(beside), 1, Read, PhysAddr::new(beside));
+            assert_eq!(verdict, Verdict::Colocated);
+            assert!(!grant.overlaps(&pa(beside, 0x1000)));
+        }
+    }
+}

@@ -2,9 +2,9 @@
 
 mod exposure;
 
-use ringfence_papers::rtc::residency::{Residency as Stays, Uses, residency};
+use ringfence_papers::rtc::residency::{REUSED, ReleaseSchedule, Residency as Stays, residency};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
 
 use self::exposure::exposed;
 use super::catalogue::{Experiment, Setting};
@@ -47,7 +47,7 @@ fn quantile(seen: &Stays, share: f64) -> f64 {
 
 /// Returns the share of later uses that hit the cache.
 fn share_found(seen: &Stays) -> f64 {
-    seen.hits as f64 / RELEASES.div_ceil(7) as f64
+    seen.hits as f64 / RELEASES.div_ceil(REUSED) as f64
 }
 
 /// Adds the results of one cache. `required` is true if the paper's numbers apply to it.
@@ -117,14 +117,22 @@ fn rows(
 }
 
 /// Returns the first and the last cycle at whose end a mapping expires with the paper's T and C.
-/// Releases come in the units 1 to `releases`. Every seventh mapping is used again and released for
-/// the last time three and a half cycles later.
+/// Releases come in the units 1 to `releases`. One in [`REUSED`] mappings is used again.
 fn cycles_with_expiry(releases: u64) -> (u64, u64) {
     let c = u64::from(Cycles::PAPER.get());
     let cycle_of = |unit: u64| unit.div_ceil(CYCLE);
-    let last_reused = releases.saturating_sub(1) / 7 * 7 + 1 + 3 * CYCLE + CYCLE / 2;
+    let schedule = ReleaseSchedule::in_cycles(CYCLE, releases, HELD);
+    let last_reused = releases.saturating_sub(1) / REUSED * REUSED;
+    let last_reused = last_reused + 1 + schedule.last_release_after;
     let first = if releases > 1 { 2 } else { last_reused };
     (cycle_of(first) + c, cycle_of(last_reused.max(releases)) + c)
+}
+
+/// Measures a cache whose cycles have `cycle` units, with the schedule for the paper's T.
+fn stays(cache: &mut impl ReverseCache, cycle: u64, releases: u64) -> Result<Stays, LabError> {
+    let schedule = ReleaseSchedule::in_cycles(CYCLE, releases, HELD);
+    let measured = residency(cache, cycle, schedule);
+    measured.map_err(|_| LabError::Internal("a cache below its limit refuses a mapping"))
 }
 
 /// The share of mappings whose residency is at most x seconds.
@@ -147,28 +155,17 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         an idle machine until the last mapping has expired.",
         RELEASES / PER_SECOND
     ));
-    let uses = |releases| Uses::in_cycles(CYCLE, releases, HELD);
     let paper = Cycles::PAPER;
     let fixed = ResidencyPolicy::Fixed;
-    let flat = residency(
-        &mut FlatRtc::new(paper, LIMIT, fixed),
-        CYCLE,
-        uses(RELEASES),
-    );
-    let tree = residency(&mut Rtc::new(paper, LIMIT), CYCLE, uses(RELEASES));
-    let as_published = residency(
-        &mut RtcAsPublished::new(paper, LIMIT),
-        CYCLE,
-        uses(AS_PUBLISHED_RELEASES),
-    );
+    let flat = stays(&mut FlatRtc::new(paper, LIMIT, fixed), CYCLE, RELEASES)?;
+    let tree = stays(&mut Rtc::new(paper, LIMIT), CYCLE, RELEASES)?;
+    let mut as_published = RtcAsPublished::new(paper, LIMIT);
+    let as_published = stays(&mut as_published, CYCLE, AS_PUBLISHED_RELEASES)?;
     let fine =
         Cycles::new(FINE_CYCLES - 1).ok_or(LabError::Internal("cycles of the adaptive variant"))?;
     let adaptive = ResidencyPolicy::Adaptive { late: 10 };
-    let adaptive = residency(
-        &mut FlatRtc::new(fine, LIMIT, adaptive),
-        ADAPTIVE_CYCLE,
-        uses(RELEASES),
-    );
+    let mut adaptive = FlatRtc::new(fine, LIMIT, adaptive);
+    let adaptive = stays(&mut adaptive, ADAPTIVE_CYCLE, RELEASES)?;
     rows(&mut found, "tree, fixed", &tree, RELEASES, true)?;
     rows(&mut found, "flat table", &flat, RELEASES, true)?;
     rows(

@@ -211,7 +211,8 @@ fn a_shared_page_is_theirs_who_live() {
     assert_eq!(oracle.grants.len(), 1, "the dead are forgotten");
 }
 
-/// Lists of segments in any order, also with overlaps, are judged as a search of all segments would.
+/// Lists of segments in any order, also with overlaps, are judged as a search of all segments
+/// would.
 #[test]
 fn the_segment_of_an_access_is_found_in_any_list() {
     let lists: [&[(u64, u64)]; 6] = [
@@ -273,8 +274,8 @@ fn the_segment_of_an_access_is_found_in_any_list() {
     }
 }
 
-/// An access takes time logarithmic in the segments of the list: a search of each segment would take
-/// minutes here.
+/// An access takes time logarithmic in the segments of the list: a search of each segment would
+/// take minutes here.
 #[test]
 fn accesses_to_long_lists_are_fast() {
     const SEGMENTS: u64 = 1 << 16;

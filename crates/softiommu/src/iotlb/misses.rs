@@ -55,7 +55,7 @@ struct RecentInvalidation {
 /// Pending misses and the invalidations that affect them.
 #[derive(Debug, Default)]
 pub(super) struct Misses {
-    /// Oldest first.
+    /// The oldest miss is first.
     misses: Vec<Miss>,
     invalidations: Vec<RecentInvalidation>,
     number: u64,

@@ -440,7 +440,8 @@ mod tests {
 
     #[test]
     fn subtract_leaves_the_parts_between_the_holes() {
-        let cases: [(&[(u64, u64)], &[(u64, u64)]); 7] = [
+        type Bounds = &'static [(u64, u64)];
+        let cases: [(Bounds, Bounds); 7] = [
             (&[], &[(10, 19)]),
             (&[(10, 12)], &[(13, 19)]),
             (&[(18, 19)], &[(10, 17)]),
@@ -450,7 +451,7 @@ mod tests {
             (&[(12, 12), (17, 17)], &[(10, 11), (13, 16), (18, 19)]),
         ];
         for (holes, rest) in cases {
-            let ranges = |of: &[(u64, u64)]| -> Vec<PfnRange> {
+            let ranges = |of: Bounds| -> Vec<PfnRange> {
                 of.iter().map(|(lo, hi)| range(*lo, *hi)).collect()
             };
             assert_eq!(

@@ -80,7 +80,7 @@ impl<M> Iotlb<M> {
     /// Creates an empty IOTLB over `memory`, of which the front-end has shared `regions`.
     ///
     /// # Errors
-    /// [`IotlbError::Iommu`] if there is no memory for the tables.
+    /// [`IotlbError::Unit`] if there is no memory for the tables.
     pub fn new(
         mut limits: IotlbLimits,
         device: RequesterId,

@@ -8,7 +8,9 @@ use crate::error::UnmapRefusal;
 use crate::flush::Flush;
 use crate::map::{Layout, MapArgs, map_error};
 use crate::space::{GRANULE, Space, SpaceUnmap};
-use crate::token::{Attachment, BounceSlot, ClearedRange, DmaSegment, LiveMapping, MapResult};
+use crate::token::{
+    Attachment, BounceSlot, ClearedRange, DmaSegment, LiveMapping, MapResult, NotInvalidated,
+};
 use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
 
 /// The device's limits on one segment. `map_sg` passes on a piece longer than `max_bytes`
@@ -377,7 +379,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             }
             return Err(failed(match (failure, not_invalidated.pop()) {
                 (UnmapFailure::NotFlushed(error), Some(range)) if !is_cached => {
-                    let owed = live.into_not_invalidated(range, not_invalidated);
+                    let owed = NotInvalidated {
+                        mapping: live.into_pending_unmap(range, at.ring()),
+                        further: not_invalidated.into(),
+                    };
                     UnmapReason::NotFlushed(error, owed)
                 }
                 _ => UnmapReason::PartlyUnmapped(failure, live.into_still_mapped()),

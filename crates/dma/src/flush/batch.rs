@@ -121,6 +121,23 @@ impl RangeBatch {
         self.levels
     }
 
+    /// Invalidates the batch by `request` and releases its ranges. After an error the batch keeps
+    /// them. Submits nothing for an empty batch.
+    pub(super) fn flush<S: AddressSpace, P: Platform>(
+        &mut self,
+        request: Invalidation,
+        ctx: &mut FlushContext<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let batch = core::mem::replace(self, Self::with_capacity(0));
+        let (batch, result) = submit_and_release(request, batch, ctx, platform);
+        *self = batch;
+        result
+    }
+
     fn reset(&mut self) {
         self.domain = None;
         self.levels = CachedLevels::Leaves;

@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::InvalidationError;
 
-use super::batch::{ROOM, submit_and_release};
+use super::batch::ROOM;
 use super::{BurstKey, Flush, FlushContext, OpenBursts, PendingUnmap, RangeBatch, Withheld};
 use crate::Platform;
 use crate::space::{AddressSpace, RingSpace};
@@ -91,9 +91,7 @@ impl<B> BurstState<B> {
             return Ok(());
         }
         let request = self.ranges.narrowest(ctx);
-        let ranges = core::mem::replace(&mut self.ranges, RangeBatch::with_capacity(0));
-        let (ranges, result) = submit_and_release(request, ranges, ctx, platform);
-        self.ranges = ranges;
+        let result = self.ranges.flush(request, ctx, platform);
         if result.is_ok() {
             let safe = self.withheld.drain(..).map(ManuallyDrop::into_inner);
             self.safe.extend(safe);
@@ -139,14 +137,14 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
             own.grow(place, 0);
         }
         let Some(open) = own.open.get_mut(place) else {
-            return Err((InvalidationError::Failed, item.into_not_invalidated()));
+            return Err((InvalidationError::Failed, NotInvalidated::new(item)));
         };
         if open.withheld.len() >= self.longest {
             // On a failure the part stays withheld until the burst's end, and the caller keeps this
             // mapping: the burst stays bounded. Reborrow `ctx` here, so that only this rare path
             // builds the copy.
             if let Err(error) = open.invalidate(&mut ctx.reborrow(), platform) {
-                return Err((error, item.into_not_invalidated()));
+                return Err((error, NotInvalidated::new(item)));
             }
         }
         if S::COALESCES_FREE {

@@ -5,7 +5,6 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 
-use super::batch::submit_and_release;
 use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::Platform;
 use crate::space::AddressSpace;
@@ -60,21 +59,6 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
             timeout_ns,
         }
     }
-
-    /// Invalidates all domains and frees every queued range.
-    fn flush_queue<S: AddressSpace, P: Platform>(
-        queue: &mut DeferredQueue,
-        ctx: &mut FlushContext<'_, S>,
-        platform: &mut P,
-    ) -> Result<(), InvalidationError> {
-        if queue.batch.is_empty() {
-            return Ok(());
-        }
-        let batch = core::mem::replace(&mut queue.batch, RangeBatch::with_capacity(0));
-        let (batch, result) = submit_and_release(Invalidation::Global, batch, ctx, platform);
-        queue.batch = batch;
-        result
-    }
 }
 
 impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B>
@@ -103,8 +87,8 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
             if queue.batch.len() >= self.high_water {
                 // An earlier flush failed. While flushes fail, the caller keeps its mapping: the
                 // queue stays bounded.
-                if let Err(error) = Self::flush_queue(queue, &mut ctx, platform) {
-                    return Err((error, item.into_not_invalidated()));
+                if let Err(error) = queue.batch.flush(Invalidation::Global, &mut ctx, platform) {
+                    return Err((error, NotInvalidated::new(item)));
                 }
             }
             if queue.batch.is_empty() {
@@ -113,7 +97,7 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
             queue.batch.push(item.result);
             if queue.batch.len() >= self.high_water {
                 // If the flush fails, the ranges stay queued and unusable; the next unmap retries.
-                let _ = Self::flush_queue(queue, &mut ctx, platform);
+                let _ = queue.batch.flush(Invalidation::Global, &mut ctx, platform);
             }
             Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
         })
@@ -128,7 +112,7 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
         let now = platform.now();
         self.queue.with(|queue| {
             if !queue.batch.is_empty() && now.since(queue.armed) >= self.timeout_ns {
-                Self::flush_queue(queue, &mut ctx, platform)
+                queue.batch.flush(Invalidation::Global, &mut ctx, platform)
             } else {
                 Ok(())
             }
@@ -142,6 +126,6 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         self.queue
-            .with(|queue| Self::flush_queue(queue, &mut ctx, platform))
+            .with(|queue| queue.batch.flush(Invalidation::Global, &mut ctx, platform))
     }
 }

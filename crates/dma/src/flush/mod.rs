@@ -19,9 +19,7 @@ pub use per_cycle::{PerCycle, PerCycleOutcome};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
-pub use crate::token::{
-    BurstKey, ClearedMapping, Outcome, PendingUnmap, Released, ReleasedStale, Withheld,
-};
+pub use crate::token::{BurstKey, Outcome, PendingUnmap, Released, ReleasedStale, Withheld};
 
 use alloc::vec::Vec;
 

@@ -57,14 +57,8 @@ impl FlushQueue {
         platform: &mut P,
         domain: DomainId,
     ) -> Result<(), InvalidationError> {
-        if self.batch.is_empty() {
-            return Ok(());
-        }
-        let batch = core::mem::replace(&mut self.batch, RangeBatch::with_capacity(0));
-        let (batch, result) =
-            submit_and_release(Invalidation::Domain(domain), batch, ctx, platform);
-        self.batch = batch;
-        result
+        self.batch
+            .flush(Invalidation::Domain(domain), ctx, platform)
     }
 
     /// Moves the ranges to `all` for a flush of all queues. Returns their number.
@@ -235,11 +229,11 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Loc
                 // If the flush fails, the ranges stay queued and the caller keeps this mapping: the
                 // queue stays bounded.
                 if let Err(error) = queue.flush(&mut ctx, platform, domain) {
-                    return Err((error, item.into_not_invalidated()));
+                    return Err((error, NotInvalidated::new(item)));
                 }
                 if queue.is_full(&self.config) {
                     // A flush of all queues holds the entries, and returns them if it fails.
-                    return Strict::invalidate(&mut ctx, platform, item.into_cleared_mapping())
+                    return Strict::invalidate(&mut ctx, platform, item)
                         .map(|Released(buffer)| ReleasedStale(buffer));
                 }
             }

@@ -5,10 +5,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{InvalidationError, Lock};
 
-use super::batch::submit_and_release;
-use super::{
-    ClearedMapping, Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict,
-};
+use super::{Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict};
 use crate::Platform;
 use crate::space::{CachingSpace, Expire, UnmapResult};
 use crate::token::NotInvalidated;
@@ -43,13 +40,7 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
         left.with(|left| {
             // The addresses of entries that the table cannot clear are leaked.
             let cleared = ctx.expire(platform, which, |gone| left.push(gone));
-            if !left.is_empty() {
-                let batch = core::mem::replace(left, RangeBatch::with_capacity(0));
-                let request = batch.narrowest(&ctx);
-                let (batch, result) = submit_and_release(request, batch, &mut ctx, platform);
-                *left = batch;
-                result?;
-            }
+            left.flush(left.narrowest(&ctx), &mut ctx, platform)?;
             cleared.map_err(|_| InvalidationError::Failed)
         })
     }
@@ -100,21 +91,15 @@ impl<S: CachingSpace<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S
         platform: &mut P,
         item: PendingUnmap<UnmapResult, B>,
     ) -> Result<PerCycleOutcome<B>, (InvalidationError, NotInvalidated<B>)> {
-        let gone = match item.result {
+        let (result, pending) = item.split();
+        let cleared = match result {
             UnmapResult::Cached => {
-                return Ok(PerCycleOutcome::Cached(ManuallyDrop::into_inner(
-                    item.buffer,
-                )));
+                let buffer = ManuallyDrop::into_inner(pending.buffer);
+                return Ok(PerCycleOutcome::Cached(buffer));
             }
-            UnmapResult::Cleared(gone) => gone,
+            UnmapResult::Cleared(cleared) => cleared,
         };
-        let cleared = ClearedMapping {
-            range: gone,
-            direction: item.burst_key.direction,
-            domain_handle: item.domain_handle,
-            buffer: item.buffer,
-        };
-        Strict::invalidate(&mut ctx, platform, cleared)
+        Strict::invalidate(&mut ctx, platform, pending.with(cleared))
             .map(|Released(buffer)| PerCycleOutcome::Released(buffer))
     }
 

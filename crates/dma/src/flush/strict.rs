@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DrainUnmapped, InvalidationError};
 
 use super::batch::submit_and_release;
-use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Released};
+use super::{Flush, FlushContext, PendingUnmap, RangeBatch, Released};
 use crate::Platform;
 use crate::space::{AddressSpace, SpaceUnmap, TablePages};
 use crate::token::{ClearedRange, NotInvalidated};
@@ -23,25 +23,12 @@ impl Strict {
     pub(crate) fn invalidate<S: AddressSpace, T: TablePages, B, P: Platform>(
         ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
-        cleared: ClearedMapping<B, T>,
+        mapping: PendingUnmap<ClearedRange<T>, B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
-        let ClearedMapping {
-            range: gone,
-            direction,
-            domain_handle,
-            buffer,
-        } = cleared;
-        match ctx.invalidate_and_release(gone, platform) {
-            Ok(()) => Ok(Released(ManuallyDrop::into_inner(buffer))),
-            Err((error, gone)) => {
-                let cleared = ClearedMapping {
-                    range: gone,
-                    direction,
-                    domain_handle,
-                    buffer,
-                };
-                Err((error, NotInvalidated::new(cleared)))
-            }
+        let (cleared, pending) = mapping.split();
+        match ctx.invalidate_and_release(cleared, platform) {
+            Ok(()) => Ok(Released(ManuallyDrop::into_inner(pending.buffer))),
+            Err((error, cleared)) => Err((error, NotInvalidated::new(pending.with(cleared)))),
         }
     }
 }
@@ -99,7 +86,7 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
         platform: &mut P,
         item: PendingUnmap<ClearedRange<T>, B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
-        Self::invalidate(&mut ctx, platform, item.into_cleared_mapping())
+        Self::invalidate(&mut ctx, platform, item)
     }
 
     /// Performs one invalidation for all items, or one per item if an unmap may unlink table pages.
@@ -118,18 +105,13 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
         let mut batch = RangeBatch::with_capacity(items.len());
         let mut buffers = Vec::with_capacity(items.len());
         for item in items {
-            let ClearedMapping {
-                range: gone,
-                direction,
-                domain_handle,
-                buffer,
-            } = item.into_cleared_mapping();
+            let (cleared, pending) = item.split();
             batch.push(ClearedRange {
-                unmapped: gone.unmapped,
-                levels: gone.levels,
+                unmapped: cleared.unmapped,
+                levels: cleared.levels,
                 tables: (),
             });
-            buffers.push((direction, domain_handle, buffer));
+            buffers.push(pending);
         }
         if batch.is_empty() {
             return Ok(());
@@ -139,28 +121,21 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
         let (mut left, result) = submit_and_release(request, batch, &mut ctx, platform);
         match result {
             Ok(()) => {
-                buffers
-                    .into_iter()
-                    .map(|(.., buffer)| ManuallyDrop::into_inner(buffer))
-                    .for_each(each);
+                let buffers = buffers.into_iter().map(|pending| pending.buffer);
+                buffers.map(ManuallyDrop::into_inner).for_each(each);
                 Ok(())
             }
             Err(error) => {
                 let mut owed = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
-                    owed.extend(buffers.next().map(|(direction, domain_handle, buffer)| {
-                        NotInvalidated::new(ClearedMapping {
-                            range: ClearedRange {
-                                unmapped,
-                                levels,
-                                tables: (),
-                            },
-                            direction,
-                            domain_handle,
-                            buffer,
-                        })
-                    }));
+                    let cleared = ClearedRange {
+                        unmapped,
+                        levels,
+                        tables: (),
+                    };
+                    let pending = buffers.next();
+                    owed.extend(pending.map(|p| NotInvalidated::new(p.with(cleared))));
                 });
                 Err((error, owed))
             }
@@ -178,7 +153,7 @@ fn one_by_one<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B, 
     let mut owed = Vec::new();
     let mut failure = None;
     for item in items {
-        match Strict::invalidate(&mut ctx, platform, item.into_cleared_mapping()) {
+        match Strict::invalidate(&mut ctx, platform, item) {
             Ok(Released(buffer)) => each(buffer),
             Err((error, left)) => {
                 failure = Some(error);

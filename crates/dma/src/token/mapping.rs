@@ -1,14 +1,10 @@
 //! Tokens that a driver holds while a device may reach its buffer.
 
-use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange, RingId};
 
-use super::{
-    Attachment, BurstKey, ClearedMapping, ClearedRange, DomainHandle, NotInvalidated, PendingUnmap,
-    StillMapped,
-};
+use super::{Attachment, BurstKey, DomainHandle, PendingUnmap, StillMapped};
 
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type HeldBuffer<B> = ManuallyDrop<B>;
@@ -58,25 +54,6 @@ impl<B> LiveMapping<B> {
     #[cold]
     pub(crate) fn into_still_mapped(self) -> StillMapped<B> {
         StillMapped(self.buffer)
-    }
-
-    /// Creates the token for a list whose entries are cleared but not invalidated: `range`, and the
-    /// ranges of `further` pieces.
-    #[cold]
-    pub(crate) fn into_not_invalidated(
-        self,
-        range: ClearedRange,
-        further: Vec<ClearedRange>,
-    ) -> NotInvalidated<B> {
-        NotInvalidated {
-            mapping: ClearedMapping {
-                range,
-                direction: self.direction,
-                domain_handle: self.domain_handle,
-                buffer: self.buffer,
-            },
-            further: further.into(),
-        }
     }
 
     /// Returns the buffer. The caller guarantees that no device can reach it.

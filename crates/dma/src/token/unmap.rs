@@ -20,15 +20,6 @@ pub struct ClearedRange<T = ()> {
     pub tables: T,
 }
 
-/// A mapping whose entries are cleared and that the flush policy has not yet invalidated.
-#[derive(Debug)]
-pub struct ClearedMapping<B, T = ()> {
-    pub(crate) range: ClearedRange<T>,
-    pub(crate) direction: Direction,
-    pub(crate) domain_handle: DomainHandle,
-    pub(crate) buffer: HeldBuffer<B>,
-}
-
 /// A returned buffer that no device can reach.
 #[must_use = "the buffer is lost unless it is taken out"]
 #[derive(Debug, PartialEq, Eq)]
@@ -70,16 +61,15 @@ impl BurstKey {
 /// The result of an unmap, for code that is generic over policies.
 pub trait Outcome<B> {
     /// Returns true if the buffer was returned while a device may still reach it.
-    fn is_stale(&self) -> bool;
+    #[inline]
+    fn is_stale(&self) -> bool {
+        false
+    }
     /// Returns the buffer. `None` if the layer withholds it.
     fn into_buffer(self) -> Option<B>;
 }
 
 impl<B> Outcome<B> for Released<B> {
-    #[inline]
-    fn is_stale(&self) -> bool {
-        false
-    }
     #[inline]
     fn into_buffer(self) -> Option<B> {
         Some(self.0)
@@ -99,10 +89,6 @@ impl<B> Outcome<B> for ReleasedStale<B> {
 
 impl<B> Outcome<B> for Withheld {
     #[inline]
-    fn is_stale(&self) -> bool {
-        false
-    }
-    #[inline]
     fn into_buffer(self) -> Option<B> {
         None
     }
@@ -121,24 +107,30 @@ pub struct PendingUnmap<R, B> {
     pub buffer: HeldBuffer<B>,
 }
 
-impl<T, B> PendingUnmap<ClearedRange<T>, B> {
-    /// Converts to the part that waits for the invalidation.
+impl<R, B> PendingUnmap<R, B> {
+    /// Separates the result of the unmap from the rest.
     #[inline]
-    pub(crate) fn into_cleared_mapping(self) -> ClearedMapping<B, T> {
-        ClearedMapping {
-            range: self.result,
-            direction: self.burst_key.direction,
+    pub(crate) fn split(self) -> (R, PendingUnmap<(), B>) {
+        let rest = PendingUnmap {
+            result: (),
+            burst_key: self.burst_key,
             domain_handle: self.domain_handle,
             buffer: self.buffer,
-        }
+        };
+        (self.result, rest)
     }
 }
 
-impl<B> PendingUnmap<ClearedRange, B> {
-    /// Converts to the token for the caller if the policy cannot take the mapping over.
-    #[cold]
-    pub(crate) fn into_not_invalidated(self) -> NotInvalidated<B> {
-        NotInvalidated::new(self.into_cleared_mapping())
+impl<B> PendingUnmap<(), B> {
+    /// Reverses [`split`](PendingUnmap::split), perhaps with another result.
+    #[inline]
+    pub(crate) fn with<R>(self, result: R) -> PendingUnmap<R, B> {
+        PendingUnmap {
+            result,
+            burst_key: self.burst_key,
+            domain_handle: self.domain_handle,
+            buffer: self.buffer,
+        }
     }
 }
 
@@ -166,7 +158,7 @@ impl<B> StillMapped<B> {
 #[must_use = "the buffer may still be reachable by the device"]
 #[derive(Debug)]
 pub struct NotInvalidated<B> {
-    pub(crate) mapping: ClearedMapping<B>,
+    pub(crate) mapping: PendingUnmap<ClearedRange, B>,
     /// Further cleared ranges of a list that was mapped piece by piece.
     pub(crate) further: Box<[ClearedRange]>,
 }
@@ -174,7 +166,7 @@ pub struct NotInvalidated<B> {
 impl<B> NotInvalidated<B> {
     /// Creates the token of a mapping of one range.
     #[cold]
-    pub(crate) fn new(mapping: ClearedMapping<B>) -> Self {
+    pub(crate) fn new(mapping: PendingUnmap<ClearedRange, B>) -> Self {
         Self {
             mapping,
             further: Box::default(),
@@ -183,6 +175,6 @@ impl<B> NotInvalidated<B> {
 
     /// Returns the direction of the mapping.
     pub fn direction(&self) -> Direction {
-        self.mapping.direction
+        self.mapping.burst_key.direction
     }
 }

@@ -125,9 +125,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
         live: LiveMapping<B>,
-        slots: &[BounceSlot],
+        slots: impl AsRef<[BounceSlot]>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        let direction = live.direction;
+        // `slots` comes by value: a reference would force every list mapping through memory.
+        let (direction, slots) = (live.direction, slots.as_ref());
         let outcome = self.unmap_common(cpu, platform, at, live);
         match (&outcome, &self.bounce) {
             (Ok(_), Some(pool)) => {

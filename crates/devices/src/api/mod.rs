@@ -30,6 +30,13 @@ pub struct DeviceRing {
     pub direction: Direction,
 }
 
+impl DeviceRing {
+    /// The ring of `queue` for data in `direction`.
+    pub const fn new(queue: u16, direction: Direction) -> Self {
+        Self { queue, direction }
+    }
+}
+
 /// A live mapping.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug)]

@@ -20,7 +20,7 @@ pub use ram_disk::{BLOCK_BYTES, OutOfRange, RamDisk};
 
 use ringfence_types::Direction;
 
-use crate::api::ApiError;
+use crate::api::{ApiError, DeviceRing, MapFailure};
 use crate::ring::{CompletionError, MalformedCompletion};
 use crate::{Buffer, Unreachable};
 
@@ -79,6 +79,12 @@ pub struct RejectedIo {
     pub error: BlockError,
 }
 
+impl RejectedIo {
+    fn new(buffers: Vec<Buffer>, error: BlockError) -> Self {
+        Self { buffers, error }
+    }
+}
+
 /// Reason why a driver's call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -107,6 +113,17 @@ pub enum BlockError {
     /// Too few buffers.
     #[error("the queue needs more buffers")]
     TooFewBuffers,
+}
+
+impl BlockError {
+    /// Returns the reason why a buffer was not mapped.
+    fn of_map(failure: MapFailure, ring: DeviceRing) -> Self {
+        match failure {
+            MapFailure::Busy => Self::Full,
+            MapFailure::NoSuchRing => ApiError::NoSuchRing(ring).into(),
+            MapFailure::Failed(error) => ApiError::Map(error).into(),
+        }
+    }
 }
 
 impl From<CompletionError> for BlockError {

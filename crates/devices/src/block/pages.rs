@@ -5,8 +5,9 @@ use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
 
 use super::{BLOCK_BYTES, BlockError, CompletedIo, Operation, RejectedIo};
 use crate::Buffer;
-use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
+use crate::api::{DeviceRing, DmaApi, Mapped};
 use crate::returns::OrderedCompletions;
+use crate::ring::{RingMemory, RingSize};
 
 /// Size of a disk buffer in bytes.
 pub const PAGE_BYTES: u64 = PageSize::Size4K.bytes();
@@ -20,6 +21,13 @@ pub(super) struct MappedPage<H> {
     pub(super) iova: Iova,
     /// Number of bytes that the disk may access.
     pub(super) bytes: u32,
+}
+
+/// A request that the disk owns.
+#[derive(Debug)]
+pub(super) struct Outstanding<H> {
+    pub(super) operation: Operation,
+    pub(super) pages: Vec<MappedPage<H>>,
 }
 
 /// Completed requests whose buffers are being returned.
@@ -37,6 +45,30 @@ pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(),
         return Err(BlockError::Size { bytes, pages });
     }
     Ok(())
+}
+
+/// Allocates the structures of a queue: each has this many entries of this many bytes.
+///
+/// # Errors
+/// Returns the allocation's error; nothing stays allocated.
+pub(super) fn alloc_structures<A: DmaApi, const N: usize>(
+    api: &mut A,
+    ring: DeviceRing,
+    shapes: [(RingSize, u32); N],
+) -> Result<[RingMemory; N], BlockError> {
+    let mut memories = Vec::new();
+    for (size, entry_bytes) in shapes {
+        match RingMemory::alloc(api, ring, size, entry_bytes) {
+            Ok(memory) => memories.push(memory),
+            Err(error) => {
+                for memory in memories {
+                    memory.free(api, ring)?;
+                }
+                return Err(error.into());
+            }
+        }
+    }
+    memories.try_into().map_err(|_| BlockError::TooFewBuffers)
 }
 
 /// Maps all buffers of a request.
@@ -75,12 +107,7 @@ pub(super) fn map<A: DmaApi>(
                 bytes: part_bytes as u32,
             }),
             Err(refused) => {
-                let error = match refused.failure {
-                    MapFailure::Busy => BlockError::Full,
-                    MapFailure::NoSuchRing => ApiError::NoSuchRing(ring).into(),
-                    MapFailure::Failed(error) => ApiError::Map(error).into(),
-                };
-                break (refused.buffer, error);
+                break (refused.buffer, BlockError::of_map(refused.failure, ring));
             }
         }
     };
@@ -103,13 +130,26 @@ pub(super) fn map<A: DmaApi>(
     }
     back.push(refused);
     back.extend(buffers);
-    Err(RejectedIo {
-        buffers: back,
-        error,
-    })
+    Err(RejectedIo::new(back, error))
 }
 
 impl CompletedRequests {
+    /// Unmaps the pages of a request that could not be submitted because of `error`.
+    pub(super) fn reject<A: DmaApi>(
+        &mut self,
+        api: &mut A,
+        ring: DeviceRing,
+        (tag, operation): (u16, Operation),
+        pages: Vec<MappedPage<A::Handle>>,
+        error: BlockError,
+    ) -> RejectedIo {
+        let mut back = Vec::new();
+        let unmapped = self.finish(api, ring, (tag, operation, false), pages);
+        let ended = self.end_bursts(api, ring.queue);
+        self.deliver(|done| back.extend(done.buffers));
+        RejectedIo::new(back, unmapped.and(ended).err().unwrap_or(error))
+    }
+
     /// Unmaps the pages of a completed request. It is delivered with its buffers; if the layer
     /// withholds them, after the end of the burst.
     ///
@@ -149,10 +189,7 @@ impl CompletedRequests {
     ) -> Result<(), BlockError> {
         let mut result = Ok(());
         for operation in [Operation::Read, Operation::Write] {
-            let ring = DeviceRing {
-                queue,
-                direction: operation.direction(),
-            };
+            let ring = DeviceRing::new(queue, operation.direction());
             let ended = api.end_burst(ring, |buffer| {
                 // The request of this buffer was abandoned. The buffer leaks, which is safe.
                 let _ = self.returns.released(buffer);

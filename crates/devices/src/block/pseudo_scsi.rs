@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use ringfence_types::PhysRange;
 
 use super::{BlockError, Operation, PAGE_BYTES};
-use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
+use crate::api::{DeviceRing, DmaApi};
 use crate::{Buffer, Pool};
 
 /// The adapter, with the page frames of its requests. Each request uses the next page.
@@ -40,10 +40,7 @@ impl PseudoScsi {
             all: frames.len(),
             frames,
             bytes,
-            ring: DeviceRing {
-                queue: 0,
-                direction: operation.direction(),
-            },
+            ring: DeviceRing::new(0, operation.direction()),
         })
     }
 
@@ -63,11 +60,7 @@ impl PseudoScsi {
             Ok(mapped) => mapped,
             Err(refused) => {
                 self.frames.push_front(refused.buffer);
-                return Err(match refused.failure {
-                    MapFailure::Busy => BlockError::Full,
-                    MapFailure::NoSuchRing => ApiError::NoSuchRing(self.ring).into(),
-                    MapFailure::Failed(error) => ApiError::Map(error).into(),
-                });
+                return Err(BlockError::of_map(refused.failure, self.ring));
             }
         };
         let back = api.unmap(self.ring, mapped.handle)?;

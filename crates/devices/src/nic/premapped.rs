@@ -26,10 +26,7 @@ pub struct Premapped<H> {
 }
 
 /// The queue pair of the program.
-const RING: DeviceRing = DeviceRing {
-    queue: 0,
-    direction: Direction::ToDevice,
-};
+const RING: DeviceRing = DeviceRing::new(0, Direction::ToDevice);
 
 impl<H> Premapped<H> {
     /// Number of buffers for the rIOMMU paper's experiment; the size is our choice (decision 0011).

@@ -92,7 +92,7 @@ impl NicProfile {
         .into_iter()
         .flat_map(move |(rings, direction)| {
             (0..rings.count).map(move |queue| {
-                let ring = DeviceRing { queue, direction };
+                let ring = DeviceRing::new(queue, direction);
                 (ring, rings.size.entries() * per_packet)
             })
         })

@@ -8,7 +8,9 @@ use super::layout::{
 };
 use super::port::AhciRegisters;
 use crate::api::{DeviceRing, DmaApi};
-use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
+use crate::block::pages::{
+    CompletedRequests, MappedPage, Outstanding, alloc_structures, check_size, map,
+};
 use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, RejectedIo};
 use crate::ring::{CompletionFault, MalformedCompletion, RingMemory, RingSize};
 use crate::{Buffer, ByteMemory};
@@ -22,28 +24,19 @@ pub struct AhciAddresses {
     pub received: Iova,
 }
 
-#[derive(Debug)]
-struct Slot<H> {
-    operation: Operation,
-    pages: Vec<MappedPage<H>>,
-}
-
 /// The driver's side of a port. `H` is the API's handle of a mapping.
 #[derive(Debug)]
 pub struct AhciDriver<H> {
     commands: RingMemory,
     tables: RingMemory,
     received: RingMemory,
-    slots: [Option<Slot<H>>; SLOTS as usize],
+    slots: [Option<Outstanding<H>>; SLOTS as usize],
     finishing: CompletedRequests,
 }
 
 /// Returns the API's ring for a direction. A port has one queue; the device reads its structures.
 const fn ring(direction: Direction) -> DeviceRing {
-    DeviceRing {
-        queue: 0,
-        direction,
-    }
+    DeviceRing::new(0, direction)
 }
 
 const STATIC: DeviceRing = ring(Direction::ToDevice);
@@ -66,24 +59,7 @@ impl<H> AhciDriver<H> {
             (const { size(SLOTS) }, TABLE_BYTES as u32),
             (const { size(2) }, RECEIVED_BYTES),
         ];
-        let mut memories = Vec::new();
-        for (size, entry_bytes) in shapes {
-            match RingMemory::alloc(api, STATIC, size, entry_bytes) {
-                Ok(memory) => memories.push(memory),
-                Err(error) => {
-                    for memory in memories {
-                        memory.free(api, STATIC)?;
-                    }
-                    return Err(error.into());
-                }
-            }
-        }
-        let mut memories = memories.into_iter();
-        let (Some(commands), Some(tables), Some(received)) =
-            (memories.next(), memories.next(), memories.next())
-        else {
-            return Err(BlockError::TooFewBuffers);
-        };
+        let [commands, tables, received] = alloc_structures(api, STATIC, shapes)?;
         Ok(Self {
             commands,
             tables,
@@ -119,17 +95,11 @@ impl<H> AhciDriver<H> {
         io: DiskRequest,
     ) -> Result<u16, RejectedIo> {
         if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
-            return Err(RejectedIo {
-                buffers: io.buffers,
-                error,
-            });
+            return Err(RejectedIo::new(io.buffers, error));
         }
         let free = self.slots.iter().position(Option::is_none);
         let Some(number) = free else {
-            return Err(RejectedIo {
-                buffers: io.buffers,
-                error: BlockError::Full,
-            });
+            return Err(RejectedIo::new(io.buffers, BlockError::Full));
         };
         let (tag, direction) = (number as u16, io.operation.direction());
         let pages = map(
@@ -140,19 +110,12 @@ impl<H> AhciDriver<H> {
             &mut self.finishing,
         )?;
         if let Err(error) = self.write(api, tag, io.operation, io.block, io.bytes, &pages) {
-            let mut back = Vec::new();
-            let request = (tag, io.operation, false);
-            let unmapped = self.finishing.finish(api, ring(direction), request, pages);
-            let ended = self.finishing.end_bursts(api, 0);
-            self.finishing.deliver(|done| back.extend(done.buffers));
-            let error = unmapped.and(ended).err().unwrap_or(error);
-            return Err(RejectedIo {
-                buffers: back,
-                error,
-            });
+            let request = (tag, io.operation);
+            let finishing = &mut self.finishing;
+            return Err(finishing.reject(api, ring(direction), request, pages, error));
         }
         if let Some(slot) = self.slots.get_mut(number) {
-            *slot = Some(Slot {
+            *slot = Some(Outstanding {
                 operation: io.operation,
                 pages,
             });
@@ -246,7 +209,7 @@ impl<H> AhciDriver<H> {
                 }
                 continue;
             }
-            let Some(Slot { operation, pages }) = slot.take() else {
+            let Some(Outstanding { operation, pages }) = slot.take() else {
                 continue;
             };
             done += 1;

@@ -5,7 +5,9 @@ use ringfence_types::Direction;
 use super::layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, Opcode};
 use crate::Buffer;
 use crate::api::{ApiError, DeviceRing, DmaApi};
-use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
+use crate::block::pages::{
+    CompletedRequests, MappedPage, Outstanding, alloc_structures, check_size, map,
+};
 use crate::block::{
     BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RejectedIo,
 };
@@ -23,13 +25,6 @@ pub struct NvmeAddresses {
     pub submissions: RingBase,
     /// Completion queue, which the controller writes.
     pub completions: RingBase,
-}
-
-/// A command that the controller owns.
-#[derive(Debug)]
-struct Outstanding<H> {
-    operation: Operation,
-    pages: Vec<MappedPage<H>>,
 }
 
 /// The driver's side of a queue pair. `H` is the API's handle of a mapping.
@@ -62,24 +57,9 @@ impl<H> NvmeQueue<H> {
         size: RingSize,
     ) -> Result<Self, BlockError> {
         let ring = static_ring(queue);
-        let mut memories = Vec::new();
-        for entry_bytes in [COMMAND_BYTES as u32, COMPLETION_BYTES, PAGE_BYTES as u32] {
-            match RingMemory::alloc(api, ring, size, entry_bytes) {
-                Ok(memory) => memories.push(memory),
-                Err(error) => {
-                    for memory in memories {
-                        memory.free(api, ring)?;
-                    }
-                    return Err(error.into());
-                }
-            }
-        }
-        let mut memories = memories.into_iter();
-        let (Some(submissions), Some(completions), Some(lists)) =
-            (memories.next(), memories.next(), memories.next())
-        else {
-            return Err(BlockError::TooFewBuffers);
-        };
+        let shapes = [COMMAND_BYTES as u32, COMPLETION_BYTES, PAGE_BYTES as u32];
+        let shapes = shapes.map(|entry_bytes| (size, entry_bytes));
+        let [submissions, completions, lists] = alloc_structures(api, ring, shapes)?;
         let commands = size.entries() - 1;
         Ok(Self {
             queue,
@@ -119,21 +99,12 @@ impl<H> NvmeQueue<H> {
         io: DiskRequest,
     ) -> Result<u16, RejectedIo> {
         if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
-            return Err(RejectedIo {
-                buffers: io.buffers,
-                error,
-            });
+            return Err(RejectedIo::new(io.buffers, error));
         }
         let Some(id) = self.free.pop() else {
-            return Err(RejectedIo {
-                buffers: io.buffers,
-                error: BlockError::Full,
-            });
+            return Err(RejectedIo::new(io.buffers, BlockError::Full));
         };
-        let ring = DeviceRing {
-            queue: self.queue,
-            direction: io.operation.direction(),
-        };
+        let ring = DeviceRing::new(self.queue, io.operation.direction());
         let pages = match map(api, ring, io.buffers, io.bytes, &mut self.finishing) {
             Ok(pages) => pages,
             Err(refused) => {
@@ -160,16 +131,8 @@ impl<H> NvmeQueue<H> {
         };
         if let Err(error) = self.write(api, &command, &pages) {
             self.free.push(id);
-            let mut back = Vec::new();
-            let request = (id, io.operation, false);
-            let unmapped = self.finishing.finish(api, ring, request, pages);
-            let ended = self.finishing.end_bursts(api, self.queue);
-            self.finishing.deliver(|done| back.extend(done.buffers));
-            let error = unmapped.and(ended).err().unwrap_or(error);
-            return Err(RejectedIo {
-                buffers: back,
-                error,
-            });
+            let request = (id, io.operation);
+            return Err(self.finishing.reject(api, ring, request, pages, error));
         }
         if let Some(slot) = self.commands.get_mut(usize::from(id)) {
             *slot = Some(Outstanding {
@@ -207,10 +170,7 @@ impl<H> NvmeQueue<H> {
     /// queue's tail doorbell.
     pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
-            api.sync_map(DeviceRing {
-                queue: self.queue,
-                direction: operation.direction(),
-            });
+            api.sync_map(DeviceRing::new(self.queue, operation.direction()));
         }
         self.submissions.size().index(self.tail)
     }
@@ -271,10 +231,7 @@ impl<H> NvmeQueue<H> {
         };
         self.completions.advance();
         self.free.push(claim.id);
-        let ring = DeviceRing {
-            queue: self.queue,
-            direction: operation.direction(),
-        };
+        let ring = DeviceRing::new(self.queue, operation.direction());
         let request = (claim.id, operation, claim.status == 0);
         self.finishing.finish(api, ring, request, pages)?;
         Ok(true)
@@ -293,10 +250,7 @@ impl<H> NvmeQueue<H> {
         let mut result = Ok(());
         for (id, command) in self.commands.iter_mut().enumerate() {
             if let Some(Outstanding { operation, pages }) = command.take() {
-                let ring = DeviceRing {
-                    queue: self.queue,
-                    direction: operation.direction(),
-                };
+                let ring = DeviceRing::new(self.queue, operation.direction());
                 let request = (id as u16, operation, false);
                 result = result.and(self.finishing.finish(api, ring, request, pages));
             }
@@ -321,8 +275,5 @@ impl<H> NvmeQueue<H> {
 /// Returns the ring whose table of descriptors holds the queue pair: that of its commands, which
 /// the controller reads.
 const fn static_ring(queue: u16) -> DeviceRing {
-    DeviceRing {
-        queue,
-        direction: Direction::ToDevice,
-    }
+    DeviceRing::new(queue, Direction::ToDevice)
 }

@@ -28,6 +28,17 @@ pub struct PollSource<'a> {
     pub output: bool,
 }
 
+impl<'a> PollSource<'a> {
+    /// Waits until `fd` is readable.
+    pub fn readable(fd: BorrowedFd<'a>) -> Self {
+        Self {
+            fd,
+            input: true,
+            output: false,
+        }
+    }
+}
+
 /// `IOCB_CMD_PREAD` (Linux, include/uapi/linux/aio_abi.h).
 const IOCB_CMD_PREAD: u16 = 0;
 /// `IOCB_FLAG_RESFD`: the kernel signals an eventfd at completion.

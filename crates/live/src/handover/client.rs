@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use ringfence_types::{Iova, IovaRange};
 
 use crate::memory::{MAX_RANGES, RangeState};
-use crate::saved_state::{Reader, SaveState, StateError, Writer};
+use crate::saved_state::{Reader, SaveState, StateError, Writer, save_fields};
 use crate::wire::{MAX_FDS, MAX_MESSAGE_BYTES};
 
 /// State of a client's session.
@@ -25,25 +25,14 @@ pub struct SessionState {
     pub ranges: Vec<RangeState>,
 }
 
-impl SaveState for SessionState {
-    fn encode(self, out: &mut Writer) {
-        out.fd(self.stream);
-        out.flag(self.agreed);
-        out.blob(&self.bytes);
-        out.list(self.fds);
-        out.flag(self.too_many_fds);
-        out.list(self.ranges);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            stream: input.fd()?,
-            agreed: input.flag()?,
-            bytes: input.blob("message length", MAX_MESSAGE_BYTES)?,
-            fds: input.list("descriptor count of a message", MAX_FDS)?,
-            too_many_fds: input.flag()?,
-            ranges: input.list("ranges", MAX_RANGES)?,
-        })
+save_fields! {
+    SessionState {
+        stream,
+        agreed,
+        bytes: blob("message length", MAX_MESSAGE_BYTES),
+        fds: list("descriptor count of a message", MAX_FDS),
+        too_many_fds,
+        ranges: list("ranges", MAX_RANGES),
     }
 }
 

@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use ringfence_pviommu::wire::crc32c;
 
 use super::client::SessionState;
-use crate::saved_state::{Reader, SaveState, StateError, Writer};
+use crate::saved_state::{Reader, SaveState, StateError, Writer, save_fields};
 use crate::virtio::{DeviceState, FunctionState};
 
 /// Version of the stream format.
@@ -141,22 +141,10 @@ impl SavedDevices {
     }
 }
 
-impl SaveState for SavedDevice {
-    fn encode(self, out: &mut Writer) {
-        self.state.encode(out);
-        out.fd(self.listener);
-        self.function.encode(out);
-        self.session.encode(out);
-        out.u64(self.requests);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            state: DeviceState::decode(input)?,
-            listener: input.fd()?,
-            function: FunctionState::decode(input)?,
-            session: Option::decode(input)?,
-            requests: input.u64()?,
-        })
-    }
-}
+save_fields!(SavedDevice {
+    state,
+    listener,
+    function,
+    session,
+    requests
+});

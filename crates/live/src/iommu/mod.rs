@@ -4,6 +4,7 @@
 //! ignores the memory that the endpoint's own client shares.
 
 mod assigned;
+mod endpoints;
 mod guest_iommu;
 mod record;
 mod sandboxed_endpoints;
@@ -320,6 +321,6 @@ impl Dma for GuestDma {
         let _ = sink.inner.set_memory(memory.clone());
         // A process stuck in the kernel keeps the old pages. No other guest or device uses them.
         let _ = sink.sandboxed.set_memory(memory);
-        sink.assigned.set_memory(memory);
+        let _ = sink.assigned.set_memory(memory);
     }
 }

@@ -10,8 +10,9 @@ use ringfence_virtio_iommu::{
     TranslationFaultReason,
 };
 
-use super::assigned::AssignedEndpoints;
-use super::sandboxed_endpoints::SandboxedEndpoints;
+use super::endpoints::Endpoints;
+use crate::assigned::AssignedTable;
+use crate::grants::Grants;
 
 /// Unmaps in the history, over all domains. A stale access after this many further unmaps counts as
 /// never mapped.
@@ -21,9 +22,9 @@ const UNMAPS_KEPT: usize = 4096;
 pub(crate) struct GuestIommuSink<M> {
     pub(super) inner: IommuSink<M>,
     /// Endpoints whose device runs in a sandboxed process.
-    pub(super) sandboxed: SandboxedEndpoints,
+    pub(super) sandboxed: Endpoints<Grants>,
     /// Endpoints that the hardware model translates.
-    pub(super) assigned: AssignedEndpoints,
+    pub(super) assigned: Endpoints<AssignedTable>,
     attached: BTreeMap<EndpointId, DomainId>,
     recently_unmapped: VecDeque<(DomainId, IovaRange)>,
     /// True if an endpoint was attached to a domain with more mappings than its device has room
@@ -35,8 +36,8 @@ impl<M> GuestIommuSink<M> {
     pub(super) fn new(inner: IommuSink<M>) -> Self {
         Self {
             inner,
-            sandboxed: SandboxedEndpoints::default(),
-            assigned: AssignedEndpoints::default(),
+            sandboxed: Endpoints::default(),
+            assigned: Endpoints::default(),
             attached: BTreeMap::new(),
             recently_unmapped: VecDeque::new(),
             incomplete: false,
@@ -117,8 +118,7 @@ impl<M> Sink for GuestIommuSink<M> {
     fn block(&mut self, endpoint: EndpointId) {
         self.inner.block(endpoint);
         self.attached.remove(&endpoint);
-        // Attaching without mappings cannot run out of room.
-        let _ = self.sandboxed.attach(endpoint, &[]);
+        self.sandboxed.block(endpoint);
         self.assigned.block(endpoint);
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use super::{CHUNK_BYTES, FRAME_PREFIX_BYTES, MAX_FRAME_BYTES, MAX_PATH_BYTES};
-use crate::saved_state::{Reader, SaveState, StateError, Writer, wire_numbers};
+use crate::saved_state::{Reader, SaveState, StateError, Writer, save_fields, wire_numbers};
 
 /// Bytes of the longest frame with its length prefix.
 const MAX_PREFIXED: usize = FRAME_PREFIX_BYTES + MAX_FRAME_BYTES;
@@ -99,22 +99,12 @@ impl SaveState for LinkState {
     }
 }
 
-impl SaveState for PeerState {
-    fn encode(self, out: &mut Writer) {
-        out.fd(self.stream);
-        out.blob(&self.begun);
-        out.u32(self.missing);
-        out.blob(&self.unread);
-        out.blob(&self.unsent);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            stream: input.fd()?,
-            begun: input.blob("length of a partial frame", MAX_PREFIXED)?,
-            missing: input.u32()?,
-            unread: input.blob("length of unread bytes", CHUNK_BYTES)?,
-            unsent: input.blob("length of an unsent frame", MAX_PREFIXED)?,
-        })
+save_fields! {
+    PeerState {
+        stream,
+        begun: blob("length of a partial frame", MAX_PREFIXED),
+        missing,
+        unread: blob("length of unread bytes", CHUNK_BYTES),
+        unsent: blob("length of an unsent frame", MAX_PREFIXED),
     }
 }

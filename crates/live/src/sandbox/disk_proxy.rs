@@ -397,11 +397,7 @@ impl Device for DiskProxy {
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {
-        (!self.ended).then(|| PollSource {
-            fd: self.link.socket.as_fd(),
-            input: true,
-            output: false,
-        })
+        (!self.ended).then(|| PollSource::readable(self.link.socket.as_fd()))
     }
 
     fn on_ready(&mut self) {

@@ -16,7 +16,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES};
+use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, MAX_INJECTED};
 use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::InjectedDma;
 use crate::grants::child::ChildProcess;
@@ -93,7 +93,7 @@ pub fn start(
         read_only: image.read_only,
         queue_size: image.limits.queue_size,
         request_bytes: image.limits.request_bytes,
-        injected: image.injected.to_vec(),
+        injected: image.injected.iter().copied().take(MAX_INJECTED).collect(),
     };
     let file = control.file().ok_or(ProtocolViolation::Exited)?;
     send_with(&ours, &setup.encode(), &[file.as_fd(), image.file])?;

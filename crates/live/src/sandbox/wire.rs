@@ -6,7 +6,6 @@ use ringfence_types::{Access, Iova};
 use virtio_queue::QueueState;
 
 use crate::dma_fault_injection::InjectedDma;
-use crate::saved_state::{Reader, Writer, wire_numbers};
 use crate::virtio::QuantumResult;
 
 /// Words of the longest message.
@@ -16,41 +15,6 @@ pub(super) const MAX_BYTES: usize = 8 * MAX_WORDS;
 /// Most classes of injected DMA in a setup message.
 pub(super) const MAX_INJECTED: usize = 16;
 
-wire_numbers! {
-    enum CommandKind: u64 {
-        Setup = 1,
-        Begin = 2,
-        Queue = 3,
-        Kick = 4,
-        Reset = 5,
-    }
-}
-
-wire_numbers! {
-    enum ResponseKind: u64 {
-        Ready = 1,
-        Confined = 2,
-        Turn = 3,
-        Broken = 4,
-        ResetDone = 5,
-        Fault = 6,
-        Injected = 7,
-        TooLong = 8,
-    }
-}
-
-wire_numbers! {
-    enum DmaClass: u64 {
-        Stray = 1,
-        AfterUnmap = 2,
-        WriteReadOnly = 3,
-        ReadWriteOnly = 4,
-        Foreign = 5,
-        AfterRevoke = 6,
-        Storm = 7,
-    }
-}
-
 /// A device's position in the rings of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingPosition {
@@ -58,167 +22,110 @@ pub(super) struct RingPosition {
     pub(super) next_used: u16,
 }
 
-/// Message from the daemon to the process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum DeviceCommand {
-    /// First message, with the descriptors of the control region and the image.
-    Setup {
-        read_only: bool,
-        /// Number of descriptors of the queue.
-        queue_size: u16,
-        /// Most bytes of a request.
-        request_bytes: u64,
-        injected: Vec<InjectedDma>,
-    },
-    /// Activates the device with the features that the driver accepted.
-    Begin { features: u64 },
-    /// Registers of a queue, as the driver set them.
-    Queue {
-        index: u16,
-        size: u16,
-        event_index: bool,
-        descriptors: u64,
-        available: u64,
-        used: u64,
-        /// Position at which to continue, for a device taken over from another process.
-        at: RingPosition,
-    },
-    /// Process the queue for one turn. The response repeats the number `round`.
-    Kick { index: u16, round: u64 },
-    /// Reset the device.
-    Reset,
+/// Declares a message type: the number of each message, and its fields in the order of the words.
+macro_rules! messages {
+    ($(#[$outer:meta])* $name:ident {
+        $($(#[$inner:meta])* $message:ident = $number:literal
+            $({ $($(#[$doc:meta])* $field:ident: $type:ty,)+ })?,)+
+    }) => {
+        $(#[$outer])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub(super) enum $name {
+            $($(#[$inner])* $message $({ $($(#[$doc])* $field: $type,)+ })?,)+
+        }
+
+        impl $name {
+            pub(super) fn encode(&self) -> Vec<u8> {
+                let mut words = Vec::new();
+                match self {
+                    $(Self::$message $({ $($field),+ })? => {
+                        words.push($number);
+                        $($($field.put(&mut words);)+)?
+                    })+
+                }
+                words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect()
+            }
+
+            pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+                let words = words(bytes)?;
+                let (number, mut rest) = words.split_first()?;
+                let words = &mut rest;
+                let message = match number {
+                    $($number => Self::$message $({ $($field: Field::take(words)?),+ })?,)+
+                    _ => return None,
+                };
+                words.is_empty().then_some(message)
+            }
+        }
+    };
 }
 
-/// Message from the process to the daemon.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum DeviceResponse {
-    /// The mapping thread runs; carries the descriptor of the seccomp listener.
-    Ready,
-    /// All threads are confined.
-    Confined,
-    /// The turn has ended; `counted` holds its counter increments.
-    Turn {
-        index: u16,
-        round: u64,
-        turn: QuantumResult,
-        at: RingPosition,
-        counted: Vec<u64>,
-    },
-    /// The queue is broken and cannot be used until a reset.
-    Broken { index: u16, round: u64 },
-    /// The reset is done.
-    ResetDone,
-    /// The I/O page table blocked an access.
-    Fault {
-        iova: Iova,
-        access: Access,
-        /// True if the page is mapped without the required permission.
-        permission: bool,
-    },
-    /// Result of an injected DMA access.
-    Injected {
-        injected: InjectedDma,
-        access: Access,
-        iova: Iova,
-        stopped: bool,
-    },
-    /// A request exceeded the size limit.
-    TooLong { bytes: u64, most: u64 },
+messages! {
+    /// Message from the daemon to the process.
+    DeviceCommand {
+        /// First message, with the descriptors of the control region and the image.
+        Setup = 1 {
+            read_only: bool,
+            /// Number of descriptors of the queue.
+            queue_size: u16,
+            /// Most bytes of a request.
+            request_bytes: u64,
+            injected: Vec<InjectedDma>,
+        },
+        /// Activates the device with the features that the driver accepted.
+        Begin = 2 { features: u64, },
+        /// Registers of a queue, as the driver set them.
+        Queue = 3 {
+            index: u16,
+            size: u16,
+            event_index: bool,
+            descriptors: u64,
+            available: u64,
+            used: u64,
+            /// Position at which to continue, for a device taken over from another process.
+            at: RingPosition,
+        },
+        /// Process the queue for one turn. The response repeats the number `round`.
+        Kick = 4 { index: u16, round: u64, },
+        /// Reset the device.
+        Reset = 5,
+    }
+}
+
+messages! {
+    /// Message from the process to the daemon.
+    DeviceResponse {
+        /// The mapping thread runs; carries the descriptor of the seccomp listener.
+        Ready = 1,
+        /// All threads are confined.
+        Confined = 2,
+        /// The turn has ended; `counted` holds its counter increments.
+        Turn = 3 {
+            index: u16,
+            round: u64,
+            turn: QuantumResult,
+            at: RingPosition,
+            counted: Vec<u64>,
+        },
+        /// The queue is broken and cannot be used until a reset.
+        Broken = 4 { index: u16, round: u64, },
+        /// The reset is done.
+        ResetDone = 5,
+        /// The I/O page table blocked an access.
+        Fault = 6 {
+            iova: Iova,
+            access: Access,
+            /// True if the page is mapped without the required permission.
+            permission: bool,
+        },
+        /// Result of an injected DMA access.
+        Injected = 7 { injected: InjectedDma, access: Access, iova: Iova, stopped: bool, },
+        /// A request exceeded the size limit.
+        TooLong = 8 { bytes: u64, most: u64, },
+    }
 }
 
 impl DeviceCommand {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let (kind, words) = match self {
-            Self::Setup {
-                read_only,
-                queue_size,
-                request_bytes,
-                injected,
-            } => {
-                let flags = u64::from(*read_only);
-                let mut words = vec![flags, u64::from(*queue_size), *request_bytes];
-                for injected in injected.iter().take(MAX_INJECTED) {
-                    let (class, address) = class(*injected);
-                    words.extend([class, address]);
-                }
-                (CommandKind::Setup, words)
-            }
-            Self::Begin { features } => (CommandKind::Begin, vec![*features]),
-            Self::Queue {
-                index,
-                size,
-                event_index,
-                descriptors,
-                available,
-                used,
-                at,
-            } => (
-                CommandKind::Queue,
-                vec![
-                    u64::from(*index),
-                    u64::from(*size),
-                    u64::from(*event_index),
-                    *descriptors,
-                    *available,
-                    *used,
-                    u64::from(at.next_available),
-                    u64::from(at.next_used),
-                ],
-            ),
-            Self::Kick { index, round } => (CommandKind::Kick, vec![u64::from(*index), *round]),
-            Self::Reset => (CommandKind::Reset, vec![]),
-        };
-        encode(kind as u64, &words)
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, words) = decode(bytes)?;
-        Some(match (CommandKind::from_number(kind)?, words.as_slice()) {
-            (CommandKind::Setup, [read_only, queue_size, request_bytes, classes @ ..]) => {
-                let (pairs, []) = classes.as_chunks::<2>() else {
-                    return None;
-                };
-                let injected = pairs.iter().map(|[class, at]| injected_dma(*class, *at));
-                Self::Setup {
-                    read_only: flag(*read_only)?,
-                    queue_size: short(*queue_size)?,
-                    request_bytes: *request_bytes,
-                    injected: injected.collect::<Option<_>>()?,
-                }
-            }
-            (CommandKind::Begin, [features]) => Self::Begin {
-                features: *features,
-            },
-            (
-                CommandKind::Queue,
-                [
-                    index,
-                    size,
-                    event_index,
-                    descriptors,
-                    available,
-                    used,
-                    next_available,
-                    next_used,
-                ],
-            ) => Self::Queue {
-                index: short(*index)?,
-                size: short(*size)?,
-                event_index: flag(*event_index)?,
-                descriptors: *descriptors,
-                available: *available,
-                used: *used,
-                at: ring_position(*next_available, *next_used)?,
-            },
-            (CommandKind::Kick, [index, round]) => Self::Kick {
-                index: short(*index)?,
-                round: *round,
-            },
-            (CommandKind::Reset, []) => Self::Reset,
-            _ => return None,
-        })
-    }
-
     /// Builds the command from the state of a queue.
     pub(super) fn queue(index: u16, state: &QueueState) -> Self {
         Self::Queue {
@@ -236,185 +143,127 @@ impl DeviceCommand {
     }
 }
 
-impl DeviceResponse {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let (kind, words) = match self {
-            Self::Ready => (ResponseKind::Ready, vec![]),
-            Self::Confined => (ResponseKind::Confined, vec![]),
-            Self::Turn {
-                index,
-                round,
-                turn,
-                at,
-                counted,
-            } => {
-                let flags = [turn.interrupt, turn.more].map(u64::from);
-                let mut words = vec![u64::from(*index), *round, flags[0], flags[1]];
-                words.extend([at.next_available, at.next_used].map(u64::from));
-                words.extend(counted);
-                (ResponseKind::Turn, words)
-            }
-            Self::Broken { index, round } => {
-                (ResponseKind::Broken, vec![u64::from(*index), *round])
-            }
-            Self::ResetDone => (ResponseKind::ResetDone, vec![]),
-            Self::Fault {
-                iova,
-                access,
-                permission,
-            } => (
-                ResponseKind::Fault,
-                vec![iova.get(), access_word(*access), u64::from(*permission)],
-            ),
-            Self::Injected {
-                injected,
-                access,
-                iova,
-                stopped,
-            } => {
-                let (class, address) = class(*injected);
-                let stopped = u64::from(*stopped);
-                (
-                    ResponseKind::Injected,
-                    vec![class, address, access_word(*access), iova.get(), stopped],
-                )
-            }
-            Self::TooLong { bytes, most } => (ResponseKind::TooLong, vec![*bytes, *most]),
-        };
-        encode(kind as u64, &words)
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, words) = decode(bytes)?;
-        Some(match (ResponseKind::from_number(kind)?, words.as_slice()) {
-            (ResponseKind::Ready, []) => Self::Ready,
-            (ResponseKind::Confined, []) => Self::Confined,
-            (
-                ResponseKind::Turn,
-                [
-                    index,
-                    round,
-                    interrupt,
-                    more,
-                    next_available,
-                    next_used,
-                    counted @ ..,
-                ],
-            ) => Self::Turn {
-                index: short(*index)?,
-                round: *round,
-                turn: QuantumResult {
-                    interrupt: flag(*interrupt)?,
-                    more: flag(*more)?,
-                },
-                at: ring_position(*next_available, *next_used)?,
-                counted: counted.to_vec(),
-            },
-            (ResponseKind::Broken, [index, round]) => Self::Broken {
-                index: short(*index)?,
-                round: *round,
-            },
-            (ResponseKind::ResetDone, []) => Self::ResetDone,
-            (ResponseKind::Fault, [iova, direction, permission]) => Self::Fault {
-                iova: Iova::new(*iova),
-                access: access(*direction)?,
-                permission: flag(*permission)?,
-            },
-            (ResponseKind::Injected, [class, address, direction, iova, stopped]) => {
-                Self::Injected {
-                    injected: injected_dma(*class, *address)?,
-                    access: access(*direction)?,
-                    iova: Iova::new(*iova),
-                    stopped: flag(*stopped)?,
-                }
-            }
-            (ResponseKind::TooLong, [bytes, most]) => Self::TooLong {
-                bytes: *bytes,
-                most: *most,
-            },
-            _ => return None,
-        })
+/// Returns the words of a message; `None` if it is too long or ends inside a word.
+fn words(bytes: &[u8]) -> Option<Vec<u64>> {
+    match bytes.as_chunks() {
+        (words, []) if words.len() <= MAX_WORDS => {
+            Some(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+        }
+        _ => None,
     }
 }
 
-fn encode(kind: u64, words: &[u64]) -> Vec<u8> {
-    let mut out = Writer::default();
-    out.u64(kind);
-    words.iter().for_each(|word| out.u64(*word));
-    out.bytes
+/// A field of a message. A list takes all words that are left, so it is the last field.
+trait Field: Sized {
+    fn put(&self, words: &mut Vec<u64>);
+    fn take(words: &mut &[u64]) -> Option<Self>;
 }
 
-/// Returns the type of a message and its other words.
-fn decode(bytes: &[u8]) -> Option<(u64, Vec<u64>)> {
-    if bytes.len() > MAX_BYTES {
-        return None;
+impl Field for u64 {
+    fn put(&self, words: &mut Vec<u64>) {
+        words.push(*self);
     }
-    let mut input = Reader::new(bytes);
-    let kind = input.u64().ok()?;
-    let mut words = Vec::new();
-    while !input.bytes.is_empty() {
-        words.push(input.u64().ok()?);
+
+    fn take(words: &mut &[u64]) -> Option<Self> {
+        words.split_off_first().copied()
     }
-    Some((kind, words))
 }
 
-fn flag(word: u64) -> Option<bool> {
-    match word {
+/// Implements [`Field`] for a type with a number for each value.
+macro_rules! one_word {
+    ($($type:ty: |$value:ident| $word:expr, |$number:ident| $read:expr;)+) => {
+        $(impl Field for $type {
+            fn put(&self, words: &mut Vec<u64>) {
+                let $value = *self;
+                words.push($word);
+            }
+
+            fn take(words: &mut &[u64]) -> Option<Self> {
+                let $number = u64::take(words)?;
+                $read
+            }
+        })+
+    };
+}
+
+one_word! {
+    u16: |value| value.into(), |word| word.try_into().ok();
+    Iova: |iova| iova.get(), |word| Some(Iova::new(word));
+    bool: |flag| flag.into(), |word| match word {
         0 => Some(false),
         1 => Some(true),
         _ => None,
-    }
-}
-
-fn short(word: u64) -> Option<u16> {
-    u16::try_from(word).ok()
-}
-
-fn ring_position(next_available: u64, next_used: u64) -> Option<RingPosition> {
-    Some(RingPosition {
-        next_available: short(next_available)?,
-        next_used: short(next_used)?,
-    })
-}
-
-fn access_word(access: Access) -> u64 {
-    match access {
+    };
+    Access: |access| match access {
         Access::Read => 1,
         Access::Write => 2,
-    }
-}
-
-fn access(word: u64) -> Option<Access> {
-    match word {
+    }, |word| match word {
         1 => Some(Access::Read),
         2 => Some(Access::Write),
         _ => None,
+    };
+}
+
+/// Implements [`Field`] for a struct: its fields, one after the other.
+macro_rules! fields {
+    ($($type:ident { $($field:ident),+ })+) => {
+        $(impl Field for $type {
+            fn put(&self, words: &mut Vec<u64>) {
+                $(self.$field.put(words);)+
+            }
+
+            fn take(words: &mut &[u64]) -> Option<Self> {
+                Some(Self { $($field: Field::take(words)?),+ })
+            }
+        })+
+    };
+}
+
+fields! {
+    RingPosition { next_available, next_used }
+    QuantumResult { interrupt, more }
+}
+
+impl<T: Field> Field for Vec<T> {
+    fn put(&self, words: &mut Vec<u64>) {
+        self.iter().for_each(|item| item.put(words));
+    }
+
+    fn take(words: &mut &[u64]) -> Option<Self> {
+        let mut items = Self::new();
+        while !words.is_empty() {
+            items.push(T::take(words)?);
+        }
+        Some(items)
     }
 }
 
-fn class(injected: InjectedDma) -> (u64, u64) {
-    let (class, address) = match injected {
-        InjectedDma::Stray(iova) => (DmaClass::Stray, iova.get()),
-        InjectedDma::AfterUnmap => (DmaClass::AfterUnmap, 0),
-        InjectedDma::WriteReadOnly => (DmaClass::WriteReadOnly, 0),
-        InjectedDma::ReadWriteOnly => (DmaClass::ReadWriteOnly, 0),
-        InjectedDma::Foreign => (DmaClass::Foreign, 0),
-        InjectedDma::AfterRevoke => (DmaClass::AfterRevoke, 0),
-        InjectedDma::Storm(iova) => (DmaClass::Storm, iova.get()),
-    };
-    (class as u64, address)
-}
+impl Field for InjectedDma {
+    fn put(&self, words: &mut Vec<u64>) {
+        words.extend(match self {
+            Self::Stray(iova) => [1, iova.get()],
+            Self::AfterUnmap => [2, 0],
+            Self::WriteReadOnly => [3, 0],
+            Self::ReadWriteOnly => [4, 0],
+            Self::Foreign => [5, 0],
+            Self::AfterRevoke => [6, 0],
+            Self::Storm(iova) => [7, iova.get()],
+        });
+    }
 
-fn injected_dma(class: u64, address: u64) -> Option<InjectedDma> {
-    Some(match DmaClass::from_number(class)? {
-        DmaClass::Stray => InjectedDma::Stray(Iova::new(address)),
-        DmaClass::AfterUnmap => InjectedDma::AfterUnmap,
-        DmaClass::WriteReadOnly => InjectedDma::WriteReadOnly,
-        DmaClass::ReadWriteOnly => InjectedDma::ReadWriteOnly,
-        DmaClass::Foreign => InjectedDma::Foreign,
-        DmaClass::AfterRevoke => InjectedDma::AfterRevoke,
-        DmaClass::Storm => InjectedDma::Storm(Iova::new(address)),
-    })
+    fn take(words: &mut &[u64]) -> Option<Self> {
+        let (class, iova) = (u64::take(words)?, Iova::take(words)?);
+        Some(match class {
+            1 => Self::Stray(iova),
+            2 => Self::AfterUnmap,
+            3 => Self::WriteReadOnly,
+            4 => Self::ReadWriteOnly,
+            5 => Self::Foreign,
+            6 => Self::AfterRevoke,
+            7 => Self::Storm(iova),
+            _ => return None,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,8 @@ impl Writer {
         self.bytes.extend(value.to_le_bytes());
     }
 
-    pub(crate) fn blob(&mut self, bytes: &[u8]) {
+    pub(crate) fn blob(&mut self, bytes: impl AsRef<[u8]>) {
+        let bytes = bytes.as_ref();
         self.count(bytes.len());
         self.bytes.extend(bytes);
     }
@@ -66,12 +67,6 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `bytes`, which have no descriptors.
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        let fds = Vec::new().into_iter();
-        Self { bytes, fds }
-    }
-
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], StateError> {
         let (taken, rest) = self
             .bytes

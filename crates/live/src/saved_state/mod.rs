@@ -24,13 +24,36 @@ pub(crate) trait SaveState: Sized {
     fn decode(input: &mut Reader<'_>) -> Result<Self, StateError>;
 }
 
-impl SaveState for OwnedFd {
+macro_rules! save_as {
+    ($($type:ty: $method:ident;)+) => {
+        $(impl SaveState for $type {
+            fn encode(self, out: &mut Writer) {
+                out.$method(self);
+            }
+
+            fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+                input.$method()
+            }
+        })+
+    };
+}
+
+save_as! {
+    OwnedFd: fd;
+    bool: flag;
+    u8: u8;
+    u16: u16;
+    u32: u32;
+    u64: u64;
+}
+
+impl<const N: usize> SaveState for [u8; N] {
     fn encode(self, out: &mut Writer) {
-        out.fd(self);
+        out.bytes.extend(self);
     }
 
     fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        input.fd()
+        input.array()
     }
 }
 
@@ -47,6 +70,31 @@ impl<T: SaveState> SaveState for Option<T> {
         input.flag()?.then(|| T::decode(input)).transpose()
     }
 }
+
+/// Implements [`SaveState`] for a struct: its fields, one after the other. A byte string (`blob`) and
+/// a list have the name of their length in errors, and their maximum length.
+macro_rules! save_fields {
+    ($state:ident { $($field:ident $(: $kind:ident($what:literal, $most:expr))?),+ $(,)? }) => {
+        impl SaveState for $state {
+            fn encode(self, out: &mut Writer) {
+                $(save_fields!(@encode self.$field, out $(, $kind)?);)+
+            }
+
+            fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+                Ok(Self {
+                    $($field: save_fields!(@decode input $(, $kind, $what, $most)?),)+
+                })
+            }
+        }
+    };
+    (@encode $value:expr, $out:ident) => { $value.encode($out) };
+    (@encode $value:expr, $out:ident, $kind:ident) => { $out.$kind($value) };
+    (@decode $input:ident) => { SaveState::decode($input)? };
+    (@decode $input:ident, $kind:ident, $what:literal, $most:expr) => {
+        $input.$kind($what, $most)?
+    };
+}
+pub(crate) use save_fields;
 
 /// Declares an enum of the numbers that distinguish messages or states in an encoding.
 macro_rules! wire_numbers {

@@ -334,6 +334,11 @@ impl Parts<'_> {
         }
     }
 
+    fn descriptors(&self, given: usize) -> RequestError {
+        let request = self.request;
+        RequestError::Descriptors { request, given }
+    }
+
     fn bare(&self, request: VhostUserRequest) -> Result<VhostUserRequest, RequestError> {
         self.of_length(0)?;
         Ok(request)
@@ -401,10 +406,7 @@ impl Parts<'_> {
         let mut fds = fds.into_iter();
         match (fds.next(), given) {
             (Some(fd), 1) => Ok(fd),
-            _ => Err(RequestError::Descriptors {
-                request: self.request,
-                given,
-            }),
+            _ => Err(self.descriptors(given)),
         }
     }
 
@@ -416,10 +418,7 @@ impl Parts<'_> {
         let word = self.word()?;
         let given = fds.len();
         if given != usize::from(word & NONE == 0) {
-            return Err(RequestError::Descriptors {
-                request: self.request,
-                given,
-            });
+            return Err(self.descriptors(given));
         }
         // The mask leaves eight bits.
         Ok(((word & INDEX) as u32, fds.into_iter().next()))
@@ -434,10 +433,7 @@ impl Parts<'_> {
         }
         self.of_length(8 + count * REGION_BYTES)?;
         if fds.len() != count {
-            return Err(RequestError::Descriptors {
-                request: self.request,
-                given: fds.len(),
-            });
+            return Err(self.descriptors(fds.len()));
         }
         let mut shared = Vec::new();
         for (at, fd) in fds.into_iter().enumerate() {

@@ -140,11 +140,7 @@ impl<D: Device> Vring<D> {
                 }
                 unfinished = turn.more;
             }
-            let kick = PollSource {
-                fd: self.kick.as_fd(),
-                input: true,
-                output: false,
-            };
+            let kick = PollSource::readable(self.kick.as_fd());
             self.events.idle.store(!unfinished, Ordering::Release);
             let woken = wait(None, Some(kick), stop, unfinished);
             self.events.idle.store(false, Ordering::Release);

@@ -78,11 +78,9 @@ fn converse<D: Device + Send + 'static>(
     let mut replies = Replies::default();
     loop {
         let channel = session.channel().cloned();
-        let replied = channel.as_ref().map(|channel| PollSource {
-            fd: channel.as_fd(),
-            input: true,
-            output: false,
-        });
+        let replied = channel
+            .as_ref()
+            .map(|channel| PollSource::readable(channel.as_fd()));
         let woken = wait(Some(stream.as_fd()), replied, stop, false)?;
         if woken.stop {
             return Ok(false);

@@ -93,11 +93,8 @@ impl<D: Device> Device for Delayed<D> {
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {
-        self.kicked.map(|_| PollSource {
-            fd: self.timer.as_fd(),
-            input: true,
-            output: false,
-        })
+        self.kicked
+            .map(|_| PollSource::readable(self.timer.as_fd()))
     }
 
     fn on_ready(&mut self) {

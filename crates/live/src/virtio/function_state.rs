@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use virtio_queue::QueueState;
 
-use crate::saved_state::{Reader, SaveState, StateError, Writer};
+use crate::saved_state::{Reader, SaveState, StateError, Writer, save_fields};
 
 /// Bytes of a conventional configuration space.
 const CONFIG_BYTES: usize = 256;
@@ -24,23 +24,12 @@ pub struct FunctionState {
     pub common: CommonState,
 }
 
-impl SaveState for FunctionState {
-    fn encode(self, out: &mut Writer) {
-        out.bytes.extend(self.config);
-        out.u8(self.isr);
-        out.list(self.vectors);
-        self.common.encode(out);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            config: input.array()?,
-            isr: input.u8()?,
-            vectors: input.list("vectors", MAX_VECTORS)?,
-            common: CommonState::decode(input)?,
-        })
-    }
-}
+save_fields!(FunctionState {
+    config,
+    isr,
+    vectors: list("vectors", MAX_VECTORS),
+    common
+});
 
 /// Virtio common configuration registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,29 +52,16 @@ pub struct CommonState {
     pub queues: Vec<QueueSlot>,
 }
 
-impl SaveState for CommonState {
-    fn encode(self, out: &mut Writer) {
-        out.u64(self.offered);
-        out.u64(self.accepted);
-        out.u32(self.offered_select);
-        out.u32(self.accepted_select);
-        out.u16(self.config_vector);
-        out.u8(self.status);
-        out.u16(self.selected);
-        out.list(self.queues);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            offered: input.u64()?,
-            accepted: input.u64()?,
-            offered_select: input.u32()?,
-            accepted_select: input.u32()?,
-            config_vector: input.u16()?,
-            status: input.u8()?,
-            selected: input.u16()?,
-            queues: input.list("queues", MAX_QUEUES)?,
-        })
+save_fields! {
+    CommonState {
+        offered,
+        accepted,
+        offered_select,
+        accepted_select,
+        config_vector,
+        status,
+        selected,
+        queues: list("queues", MAX_QUEUES),
     }
 }
 

@@ -107,11 +107,7 @@ impl Device for IommuDevice {
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {
-        Some(PollSource {
-            fd: self.iommu.reported(),
-            input: true,
-            output: false,
-        })
+        Some(PollSource::readable(self.iommu.reported()))
     }
 
     fn on_ready(&mut self) {

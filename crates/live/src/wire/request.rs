@@ -267,10 +267,17 @@ struct Parts {
 
 impl Parts {
     fn length(&self) -> RequestError {
-        RequestError::Length {
-            command: self.command,
-            bytes: self.body.len(),
-        }
+        self.length_of(self.body.len())
+    }
+
+    fn length_of(&self, bytes: usize) -> RequestError {
+        let command = self.command;
+        RequestError::Length { command, bytes }
+    }
+
+    fn descriptors(&self) -> RequestError {
+        let command = self.command;
+        RequestError::Descriptors { command }
     }
 
     fn exactly(&self, bytes: usize) -> Result<(), RequestError> {
@@ -285,9 +292,7 @@ impl Parts {
         if self.fds.is_empty() {
             Ok(())
         } else {
-            Err(RequestError::Descriptors {
-                command: self.command,
-            })
+            Err(self.descriptors())
         }
     }
 
@@ -317,9 +322,7 @@ impl Parts {
     fn dma_map(&mut self) -> Result<VfioUserRequest, RequestError> {
         self.exactly(32)?;
         if self.fds.len() > 1 {
-            return Err(RequestError::Descriptors {
-                command: self.command,
-            });
+            return Err(self.descriptors());
         }
         let flags = self.u32_at(4)?;
         if flags & !(DMA_READ | DMA_WRITE) != 0 {
@@ -373,10 +376,7 @@ impl Parts {
             IRQ_BOOL => {
                 let bools = self.body.split_off(FIXED.min(self.body.len()));
                 if u32::try_from(bools.len()) != Ok(count) {
-                    return Err(RequestError::Length {
-                        command: self.command,
-                        bytes: FIXED.saturating_add(bools.len()),
-                    });
+                    return Err(self.length_of(FIXED.saturating_add(bools.len())));
                 }
                 IrqData::Bools(bools)
             }
@@ -384,9 +384,7 @@ impl Parts {
                 self.exactly(FIXED)?;
                 let fds = std::mem::take(&mut self.fds);
                 if !fds.is_empty() && u32::try_from(fds.len()) != Ok(count) {
-                    return Err(RequestError::Descriptors {
-                        command: self.command,
-                    });
+                    return Err(self.descriptors());
                 }
                 IrqData::Events(fds)
             }
@@ -416,10 +414,7 @@ impl Parts {
         let count = self.count(12)?;
         let data = self.body.split_off(FIXED.min(self.body.len()));
         if u32::try_from(data.len()) != Ok(count) {
-            return Err(RequestError::Length {
-                command: self.command,
-                bytes: FIXED.saturating_add(data.len()),
-            });
+            return Err(self.length_of(FIXED.saturating_add(data.len())));
         }
         Ok(VfioUserRequest::RegionWrite {
             region,

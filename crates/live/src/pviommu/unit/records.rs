@@ -7,7 +7,7 @@ use ringfence_pviommu::wire::{EVENT_BYTES, Event};
 
 use super::Unit;
 use crate::saved_state::{
-    HandOverBlocker, MAX_STREAM_BYTES, Reader, SaveState, StateError, Writer,
+    HandOverBlocker, MAX_STREAM_BYTES, Reader, SaveState, StateError, Writer, save_fields,
 };
 
 const EVENTS: StateError = StateError::Register {
@@ -25,19 +25,11 @@ pub struct PviommuState {
     pub events: Vec<u8>,
 }
 
-impl SaveState for PviommuState {
-    fn encode(self, out: &mut Writer) {
-        out.flag(self.running);
-        out.blob(&self.records);
-        out.blob(&self.events);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            running: input.flag()?,
-            records: input.blob("length of mapping records", MAX_STREAM_BYTES)?,
-            events: input.blob("length of events", MAX_STREAM_BYTES)?,
-        })
+save_fields! {
+    PviommuState {
+        running,
+        records: blob("length of mapping records", MAX_STREAM_BYTES),
+        events: blob("length of events", MAX_STREAM_BYTES),
     }
 }
 

@@ -13,7 +13,7 @@ use super::steering::Steering;
 use super::{F_MQ, FLOWS, HEADER_BYTES, MAX_PAIRS, Net, ReceivedFrame};
 use crate::counters::DeviceCounters;
 use crate::link::{self, LinkState, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink};
-use crate::saved_state::{HandOverBlocker, Reader, SaveState, StateError, Writer};
+use crate::saved_state::{HandOverBlocker, Reader, SaveState, StateError, Writer, save_fields};
 
 /// State of a network device, without its registers.
 #[derive(Debug)]
@@ -44,43 +44,20 @@ pub struct PendingFrameState {
     pub pair: u16,
 }
 
-impl SaveState for NetState {
-    fn encode(self, out: &mut Writer) {
-        out.bytes.extend(self.mac);
-        out.u16(self.offered);
-        out.u16(self.active);
-        out.bytes.extend(self.flows);
-        self.pending_frame.encode(out);
-        out.u16(self.waiting);
-        self.link.encode(out);
-    }
+save_fields!(NetState {
+    mac,
+    offered,
+    active,
+    flows,
+    pending_frame,
+    waiting,
+    link
+});
 
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            mac: input.array()?,
-            offered: input.u16()?,
-            active: input.u16()?,
-            flows: input.array()?,
-            pending_frame: Option::decode(input)?,
-            waiting: input.u16()?,
-            link: LinkState::decode(input)?,
-        })
-    }
-}
-
-impl SaveState for PendingFrameState {
-    fn encode(self, out: &mut Writer) {
-        out.blob(&self.frame);
-        out.u16(self.pair);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            frame: input.blob("frame length", MAX_FRAME_BYTES)?,
-            pair: input.u16()?,
-        })
-    }
-}
+save_fields!(PendingFrameState {
+    frame: blob("frame length", MAX_FRAME_BYTES),
+    pair
+});
 
 impl<L: NetLink> Net<L> {
     pub(super) fn state(&self) -> Result<NetState, HandOverBlocker> {

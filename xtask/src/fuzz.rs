@@ -34,7 +34,7 @@ pub(crate) fn targets(repo: &Repo) -> anyhow::Result<Vec<String>> {
     }
     names.sort();
     if names.is_empty() {
-        bail!("there is no fuzz target");
+        bail!("fuzz has no target");
     }
     Ok(names)
 }

@@ -228,7 +228,7 @@ mod tests {
             ),
             (
                 "| HW01 | x | `a.rs` | `u.rs::works` |",
-                "u.rs is no Rust source",
+                "u.rs is not a Rust source",
             ),
             ("| HW01 | x | `a.rs` | works |", "names no test"),
             ("| HW01 | x | `a.rs` | `works` |", "not of the form"),

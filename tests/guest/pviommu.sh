@@ -248,9 +248,9 @@ measured = {row["quantity"]: row["measured"]["median"] for row in found["rows"] 
 def of(what):
     return [measured[f"emulated, {which}: {what}"] for which in ("pviommu+rtc", "virtio-strict")]
 ours, stock = of("guest instructions per map and unmap")
-rung, stock_rung = of("exits for them a 4 KiB read")
+rung, stock_rung = of("exits for IOMMU requests per 4 KiB read")
 print(f"a map and its unmap: {ours:.0f} instructions with a hit, {stock:.0f} behind virtio-iommu ({ours / stock:.4f});"
-      f" doorbells a read: {rung:.4f}, {stock_rung:g} behind virtio-iommu")
+      f" doorbells per read: {rung:.4f}, {stock_rung:g} behind virtio-iommu")
 if ours > stock / 10 or rung > 0.1 or stock_rung < 8:
     sys.exit("more than a tenth of the instructions, or of a doorbell; or virtio-iommu's are fewer than they were")
 END

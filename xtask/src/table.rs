@@ -72,7 +72,7 @@ mod tests {
 pass     12.3 s*    20.0 s  build
 pass     12.3 s      4.0 s  tests    7 passed
 FAIL     12.3 s      0.0 s  fuzzing  broken
-* beside others, at the lowest priority
+* in the background, at the lowest priority
 3 steps in 25 s, 24 s of processors: 2 passed, 1 failed";
         assert_eq!(table(&outcomes, Duration::from_secs(25)), expected);
     }

@@ -135,13 +135,13 @@ mod tests {
     #[test]
     fn everything_else_is_found() {
         for (name, dependency, kind, part) in [
-            ("ringfence-iova", "ringfence-dma", None, "not below"),
-            ("ringfence-pgtable", "ringfence-iova", None, "not below"),
+            ("ringfence-iova", "ringfence-dma", None, "must go down"),
+            ("ringfence-pgtable", "ringfence-iova", None, "must go down"),
             (
                 "ringfence-iova",
                 "ringfence-dma",
                 Some("build"),
-                "not below",
+                "must go down",
             ),
             ("ringfence-hw", "ringfence-dma", None, "never"),
             ("ringfence-dma", "ringfence-hw", Some("dev"), "never"),

@@ -121,6 +121,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// See [`UnmapMultiError`].
+    #[expect(
+        clippy::result_large_err,
+        reason = "the error owns the mappings, and a box could fail to allocate"
+    )]
     pub fn unmap_multi<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,

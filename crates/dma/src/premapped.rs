@@ -179,6 +179,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// See [`PremappedError`].
+    #[expect(
+        clippy::result_large_err,
+        reason = "the error owns the mappings, and a box could fail to allocate"
+    )]
     pub fn unmap_premapped<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,

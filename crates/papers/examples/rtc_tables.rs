@@ -9,7 +9,7 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ringfence_papers::rtc::residency::{Uses, residency};
+use ringfence_papers::rtc::residency::{ReleaseSchedule, residency};
 use ringfence_papers::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy};
@@ -84,11 +84,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         one in seven used again\n"
     );
     let c = Cycles::PAPER;
-    let uses = |releases| Uses::in_cycles(1000, releases, 5);
+    let uses = |releases| ReleaseSchedule::in_cycles(1000, releases, 5);
     let mut flat = FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed);
-    let flat = residency(&mut flat, 1000, uses(6000));
-    let tree = residency(&mut Rtc::new(c, 10_000), 1000, uses(6000));
-    let as_published = residency(&mut RtcAsPublished::new(c, 10_000), 1000, uses(20));
+    let flat = residency(&mut flat, 1000, uses(6000))?;
+    let tree = residency(&mut Rtc::new(c, 10_000), 1000, uses(6000))?;
+    let as_published = residency(&mut RtcAsPublished::new(c, 10_000), 1000, uses(20))?;
     for (name, seen) in [
         ("flat", flat),
         ("tree", tree),

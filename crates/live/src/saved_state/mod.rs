@@ -71,8 +71,8 @@ impl<T: SaveState> SaveState for Option<T> {
     }
 }
 
-/// Implements [`SaveState`] for a struct: its fields, one after the other. A byte string (`blob`) and
-/// a list have the name of their length in errors, and their maximum length.
+/// Implements [`SaveState`] for a struct: its fields, one after the other. A byte string (`blob`)
+/// and a list have the name of their length in errors, and their maximum length.
 macro_rules! save_fields {
     ($state:ident { $($field:ident $(: $kind:ident($what:literal, $most:expr))?),+ $(,)? }) => {
         impl SaveState for $state {

@@ -1,7 +1,7 @@
 //! Mappings of another direction or length, and mappings in use that expire: attacks on the
 //! as-published and the fixed caches, and the residency of mappings.
 
-use ringfence_papers::rtc::residency::{Uses, residency};
+use ringfence_papers::rtc::residency::{ReleaseSchedule, residency};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, Iova};
@@ -155,7 +155,7 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
     fn check(name: &str, cache: &mut impl ReverseCache) {
         let releases = 60 * SECOND;
         let cycle = Cycles::PAPER_SECONDS * SECOND;
-        let seen = residency(cache, cycle, Uses::in_cycles(cycle, releases, 5));
+        let seen = residency(cache, cycle, ReleaseSchedule::in_cycles(cycle, releases, 5)).unwrap();
         assert_eq!(seen.stays.len() as u64, releases, "{name}");
         assert_eq!(seen.stays.first(), Some(&(30 * SECOND)), "{name}");
         assert_eq!(seen.stays.last(), Some(&(40 * SECOND - 1)), "{name}");
@@ -179,7 +179,12 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
 fn mappings_as_published_leave_early() {
     let mut as_published = RtcAsPublished::new(Cycles::PAPER, 10_000);
     // 20 mappings, so that no node has more than 32 keys.
-    let seen = residency(&mut as_published, 100, Uses::in_cycles(100, 20, 5));
+    let seen = residency(
+        &mut as_published,
+        100,
+        ReleaseSchedule::in_cycles(100, 20, 5),
+    )
+    .unwrap();
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
 }
 

@@ -13,7 +13,7 @@ use ringfence_lab::compare::{self, compare};
 use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, each_plan};
-use ringfence_lab::size::{self, measure_demand, size};
+use ringfence_lab::size::{self, advise, measure_demand};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{
@@ -162,7 +162,7 @@ fn sizes(file: &[u8]) -> Result<&'static str, LabError> {
         modes: Vec::new(),
         limits: replay_limits(),
     };
-    size(
+    advise(
         "fuzz",
         || open(file).map_err(LabError::from),
         &usage,

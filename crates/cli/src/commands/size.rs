@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::check_devices;
-use ringfence_lab::size::{SizeOptions, measure_demand, readings, size as advise};
+use ringfence_lab::size::{SizeOptions, advise, measure_demand, readings};
 use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 use ringfence_trace::TraceOptions;
 

@@ -1,4 +1,8 @@
-//! The second pass: replays the trace with rings of several sizes and IOTLBs of several geometries.
+//! Replays a trace with several ring sizes and IOTLB geometries, and counts the maps that stall.
+//!
+//! One trial replays the whole trace with one size for each ring. All rings therefore have the same
+//! number of sizes (columns); a ring with fewer distinct sizes repeats some, and the result drops
+//! them.
 
 use std::io::Read;
 
@@ -6,7 +10,7 @@ use ringfence_dma::ring::SlotChoice;
 use ringfence_trace::{DeviceIndex, MappingId, Operations};
 use ringfence_types::Direction;
 
-use super::advice::{RingAdvice, Stalls, TraceSizing, power};
+use super::advice::{IotlbAdvice, RingAdvice, Stalls, TraceSizing, power};
 use super::iotlb;
 use super::slots::RingSlots;
 use super::usage::{RingDemand, TraceDemand};
@@ -26,7 +30,7 @@ const SIZES: usize = 8;
 const REPLAYS_BYTES: u64 = 96 << 20;
 
 /// Replays of one reading: all of them for most traces, one for a trace that takes much memory.
-fn at_once(usage: &TraceDemand) -> usize {
+fn replays_per_reading(usage: &TraceDemand) -> usize {
     (REPLAYS_BYTES / usage.replay_bytes()).clamp(1, 64) as usize
 }
 
@@ -63,7 +67,7 @@ struct RingTrial {
 
 /// Returns sizes around a ring's need: smaller ones, at which maps wait; the need itself; and
 /// larger ones, up to the need of a ring that uses only the slot at its tail.
-fn sizes(ring: &RingDemand) -> [u32; SIZES] {
+fn sizes_to_try(ring: &RingDemand) -> [u32; SIZES] {
     let most = u64::from(RingSizes::MAX_SLOTS);
     let need = ring.any_order_need.clamp(1, most);
     let power_of = |slots: u64| power(slots.clamp(1, most)).unwrap_or(RingSizes::MAX_SLOTS);
@@ -82,19 +86,21 @@ fn sizes(ring: &RingDemand) -> [u32; SIZES] {
     sizes
 }
 
-/// Returns the number of times that [`size`] reads the trace.
+/// Returns the number of times that [`advise`] reads the trace.
 pub fn readings(usage: &TraceDemand, options: &SizeOptions) -> u64 {
-    let rings = ring_trials(options).len().div_ceil(at_once(usage));
+    let rings = ring_trials(options)
+        .len()
+        .div_ceil(replays_per_reading(usage));
     let iotlbs = iotlb::shapes(&options.modes)
         .count()
-        .div_ceil(at_once(usage));
+        .div_ceil(replays_per_reading(usage));
     (rings + iotlbs) as u64
 }
 
 fn ring_trials(options: &SizeOptions) -> Vec<RingTrial> {
     let columns = match options.entries.len() {
         0 => SIZES,
-        given => given,
+        count => count,
     };
     let both = |column| {
         [SlotChoice::Tail, SlotChoice::NextFree].map(|choice| RingTrial { column, choice })
@@ -102,90 +108,113 @@ fn ring_trials(options: &SizeOptions) -> Vec<RingTrial> {
     (0..columns).flat_map(both).collect()
 }
 
-/// Replays a trace with the ring demand `usage`. Calls `open` for each of the [`readings`], which
-/// bound the memory of concurrent replays. Calls `progress` with the number of lines replayed so
-/// far, over all readings.
+/// Replays a trace whose rings need `usage`. Reads the trace [`readings`] times, each time through
+/// `open`: replays that would take too much memory together take turns. Passes the number of lines
+/// replayed so far to `progress`.
 ///
 /// # Errors
 /// The trace is malformed, exceeds a limit or cannot be opened, or a mode cannot be built.
-pub fn size<R: Read, E: From<LabError>>(
+pub fn advise<R: Read, E: From<LabError>>(
     name: &str,
     mut open: impl FnMut() -> Result<Operations<R>, E>,
     usage: &TraceDemand,
     options: &SizeOptions,
     mut progress: impl FnMut(u64),
 ) -> Result<TraceSizing, E> {
-    let mut subjects: Vec<SweptRing> = usage
-        .rings()
-        .map(|(device, name, direction, ring)| subject(device, name, direction, ring, options))
-        .collect();
     let mut reading = Reading {
         options,
         lines: 0,
         progress: &mut progress,
         status: None,
     };
-    let trials = ring_trials(options);
-    for (group, trials) in trials.chunks(at_once(usage)).enumerate() {
-        let mut runners = trials
-            .iter()
-            .map(|trial| trial.runner(&subjects, options))
-            .collect::<Result<Vec<_>, _>>()?;
-        let live_mappings = reading.replay(open()?, runners.iter_mut().collect(), |plan| {
-            if group == 0 {
-                predict(&mut subjects, plan);
-            }
-        })?;
-        for (trial, runner) in trials.iter().zip(&mut runners) {
-            let outcomes = runner.metered.finish(&live_mappings);
-            for subject in &mut subjects {
-                let place = subject.device.index() * RINGS + ring_index(subject.direction);
-                let point = &mut subject.advice.sweep[trial.column];
-                match trial.choice {
-                    SlotChoice::Tail => point.in_order = stalls(&outcomes, place),
-                    SlotChoice::NextFree => point.any_order = stalls(&outcomes, place),
-                }
-            }
-        }
-    }
-    for subject in &mut subjects {
-        let predicted = std::mem::take(&mut subject.predicted);
-        for (point, [tail, free]) in subject.advice.sweep.iter_mut().zip(predicted) {
-            point.in_order_predicted = tail.finish();
-            point.any_order_predicted = free.finish();
-        }
-    }
-    let mut points = Vec::new();
-    let shapes: Vec<_> = iotlb::shapes(&options.modes).collect();
-    for shapes in shapes.chunks(at_once(usage)) {
-        let mut runners = shapes
-            .iter()
-            .map(|shape| shape.runner(&options.profile, options.limits))
-            .collect::<Result<Vec<_>, _>>()?;
-        let live_mappings = reading.replay(open()?, runners.iter_mut().collect(), |_| {})?;
-        for (shape, runner) in shapes.iter().zip(&mut runners) {
-            points.push((
-                shape.clone(),
-                runner.metered.finish(&live_mappings).hardware,
-            ));
-        }
-    }
-    let iotlb = iotlb::advice(&points);
-    let status = reading.status.unwrap_or_default();
-    let mut rings: Vec<RingAdvice> = subjects.into_iter().map(|subject| subject.advice).collect();
-    for ring in &mut rings {
-        ring.sweep.dedup_by_key(|point| point.entries);
-    }
+    let rings = sweep_rings(&mut reading, &mut open, usage, options)?;
+    let iotlb = sweep_iotlbs(&mut reading, &mut open, usage, options)?;
     Ok(TraceSizing {
         trace: name.to_owned(),
-        status,
+        status: reading.status.unwrap_or_default(),
         recommendation: TraceSizing::recommend(&rings, &iotlb),
         rings,
         iotlb,
     })
 }
 
-fn subject(
+/// Replays the trace with each size of every ring.
+fn sweep_rings<R: Read, E: From<LabError>>(
+    reading: &mut Reading<'_>,
+    open: &mut impl FnMut() -> Result<Operations<R>, E>,
+    usage: &TraceDemand,
+    options: &SizeOptions,
+) -> Result<Vec<RingAdvice>, E> {
+    let mut rings: Vec<SweptRing> = usage
+        .rings()
+        .map(|(device, name, direction, ring)| swept_ring(device, name, direction, ring, options))
+        .collect();
+    let trials = ring_trials(options);
+    for (group, trial_group) in trials.chunks(replays_per_reading(usage)).enumerate() {
+        let mut runners = trial_group
+            .iter()
+            .map(|trial| trial.runner(&rings, options))
+            .collect::<Result<Vec<_>, _>>()?;
+        let live_mappings = reading.replay(open()?, runners.iter_mut().collect(), |plan| {
+            if group == 0 {
+                predict(&mut rings, plan);
+            }
+        })?;
+        for (trial, runner) in trial_group.iter().zip(&mut runners) {
+            let outcomes = runner.metered.finish(&live_mappings);
+            for ring in &mut rings {
+                let ring_number = ring.device.index() * RINGS + ring_index(ring.direction);
+                let point = &mut ring.advice.sweep[trial.column];
+                match trial.choice {
+                    SlotChoice::Tail => point.in_order = stalls(&outcomes, ring_number),
+                    SlotChoice::NextFree => point.any_order = stalls(&outcomes, ring_number),
+                }
+            }
+        }
+    }
+    Ok(rings.into_iter().map(SweptRing::finish).collect())
+}
+
+/// Replays the trace with each IOTLB geometry of every mode.
+fn sweep_iotlbs<R: Read, E: From<LabError>>(
+    reading: &mut Reading<'_>,
+    open: &mut impl FnMut() -> Result<Operations<R>, E>,
+    usage: &TraceDemand,
+    options: &SizeOptions,
+) -> Result<Vec<IotlbAdvice>, E> {
+    let mut points = Vec::new();
+    let shapes: Vec<_> = iotlb::shapes(&options.modes).collect();
+    for shape_group in shapes.chunks(replays_per_reading(usage)) {
+        let mut runners = shape_group
+            .iter()
+            .map(|shape| shape.runner(&options.profile, options.limits))
+            .collect::<Result<Vec<_>, _>>()?;
+        let live_mappings = reading.replay(open()?, runners.iter_mut().collect(), |_| {})?;
+        for (shape, runner) in shape_group.iter().zip(&mut runners) {
+            points.push((
+                shape.clone(),
+                runner.metered.finish(&live_mappings).hardware,
+            ));
+        }
+    }
+    Ok(iotlb::advice(&points))
+}
+
+impl SweptRing {
+    /// Adds the predictions to the advice, sorts its points by size and drops repeated sizes.
+    fn finish(self) -> RingAdvice {
+        let mut advice = self.advice;
+        for (point, [tail, free]) in advice.sweep.iter_mut().zip(self.predicted) {
+            point.in_order_predicted = tail.finish();
+            point.any_order_predicted = free.finish();
+        }
+        advice.sweep.sort_by_key(|point| point.entries);
+        advice.sweep.dedup_by_key(|point| point.entries);
+        advice
+    }
+}
+
+fn swept_ring(
     device: DeviceIndex,
     name: &str,
     direction: Direction,
@@ -194,8 +223,8 @@ fn subject(
 ) -> SweptRing {
     let mut advice = RingAdvice::new(name, &direction.to_string(), ring);
     let sizes = match options.entries.as_slice() {
-        [] => sizes(ring).to_vec(),
-        given => given.to_vec(),
+        [] => sizes_to_try(ring).to_vec(),
+        entries => entries.to_vec(),
     };
     advice.sweep = sizes.iter().map(|size| RingAdvice::point(*size)).collect();
     let both =
@@ -223,14 +252,14 @@ impl Reading<'_> {
         &mut self,
         mut operations: Operations<R>,
         mut runners: Vec<&mut Runner>,
-        mut each: impl FnMut(&Plan),
+        mut on_plan: impl FnMut(&Plan),
     ) -> Result<Vec<(MappingId, DeviceIndex)>, LabError> {
         let mut planner = Planner::new()
             .with_doorbells()
             .with_limits(self.options.limits);
         let only = self.options.devices.as_deref();
         each_plan(&mut operations, &mut planner, only, |_, plan, devices| {
-            each(plan);
+            on_plan(plan);
             for runner in &mut runners {
                 runner.metered.run(plan, devices)?;
             }
@@ -244,8 +273,8 @@ impl Reading<'_> {
     }
 }
 
-fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {
-    let ring = outcomes.rings.get(place).copied().unwrap_or_default();
+fn stalls(outcomes: &Outcomes, ring_number: usize) -> Stalls {
+    let ring = outcomes.rings.get(ring_number).copied().unwrap_or_default();
     Stalls {
         stalls: ring.stalls,
         stalled_out: ring.stalled_out,
@@ -254,15 +283,15 @@ fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {
 }
 
 impl RingTrial {
-    fn runner(self, subjects: &[SweptRing], options: &SizeOptions) -> Result<Runner, LabError> {
+    fn runner(self, rings: &[SweptRing], options: &SizeOptions) -> Result<Runner, LabError> {
         let mut counted: Vec<[u32; RINGS]> = Vec::new();
-        for subject in subjects {
-            let row = subject.device.index();
+        for ring in rings {
+            let row = ring.device.index();
             if counted.len() <= row {
                 counted.resize(row + 1, [1; RINGS]);
             }
-            let entries = subject.advice.sweep[self.column].entries;
-            counted[row][ring_index(subject.direction)] = entries;
+            let entries = ring.advice.sweep[self.column].entries;
+            counted[row][ring_index(ring.direction)] = entries;
         }
         let options = compare::CompareOptions {
             limits: options.limits,
@@ -281,9 +310,9 @@ impl RingTrial {
     }
 }
 
-fn predict(subjects: &mut [SweptRing], plan: &Plan) {
-    for timed in &plan.steps {
-        let (device, direction) = match timed.step {
+fn predict(rings: &mut [SweptRing], plan: &Plan) {
+    for step in &plan.steps {
+        let (device, direction) = match step.step {
             Step::Map {
                 device, direction, ..
             }
@@ -295,11 +324,10 @@ fn predict(subjects: &mut [SweptRing], plan: &Plan) {
             } => (device, direction),
             Step::Doorbell { .. } | Step::Tick => continue,
         };
-        let own =
-            |subject: &&mut SweptRing| subject.device == device && subject.direction == direction;
-        if let Some(subject) = subjects.iter_mut().find(own) {
-            for slots in subject.predicted.iter_mut().flatten() {
-                slots.step(&timed.step);
+        let is_swept = |ring: &&mut SweptRing| ring.device == device && ring.direction == direction;
+        if let Some(ring) = rings.iter_mut().find(is_swept) {
+            for slots in ring.predicted.iter_mut().flatten() {
+                slots.step(&step.step);
             }
         }
     }

@@ -9,7 +9,7 @@ use ringfence_lab::guest::RtcParams;
 use ringfence_lab::hardware::{Calgary, Hardware};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
-use ringfence_lab::size::{RingSlots, SizeOptions, measure_demand, size};
+use ringfence_lab::size::{RingSlots, SizeOptions, advise, measure_demand};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{Operations, TraceOptions, TraceSource};
@@ -203,7 +203,7 @@ fn devices_are_bounded_and_named() {
         modes: Vec::new(),
         limits: ReplayLimits::default(),
     };
-    let refused = size(
+    let refused = advise(
         "t",
         || Ok::<_, LabError>(operations(&text)),
         &usage,

@@ -9,8 +9,8 @@ use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::replay::Outcomes;
 use ringfence_lab::ring::{RingSizes, ring_index};
 use ringfence_lab::size::{
-    Fit, RingDemand, RingSlots, SizeOptions, Stalls, TraceDemand, geometries, measure_demand,
-    readings, size,
+    Fit, RingDemand, RingSlots, SizeOptions, Stalls, TraceDemand, advise, geometries,
+    measure_demand, readings,
 };
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_trace::{Devices, Operations, SAMPLE, TraceOptions, TraceSource};
@@ -290,7 +290,7 @@ fn a_trace_that_takes_much_memory_is_read_more_often() {
         opened += 1;
         Ok::<_, LabError>(open())
     };
-    let advice = size("t", open, &usage, &options, |line| lines = line).unwrap();
+    let advice = advise("t", open, &usage, &options, |line| lines = line).unwrap();
     assert_eq!(readings(&usage, &options), opened);
     assert_eq!(lines, 4000 * opened);
     // Eight sizes of rings with two choices of slots, and fifteen shapes of the IOTLB.
@@ -304,6 +304,27 @@ fn a_trace_that_takes_much_memory_is_read_more_often() {
 }
 
 #[test]
+fn named_sizes_are_reported_once_and_in_order() {
+    let usage = measure_demand(sample(), None, ReplayLimits::default(), |_| {}).unwrap();
+    let options = SizeOptions {
+        limits: ReplayLimits::default(),
+        profile: Profile::r210_2015(),
+        devices: None,
+        entries: vec![64, 8, 64],
+        modes: Vec::new(),
+    };
+    let advice = advise("sample", opened, &usage, &options, |_| {}).unwrap();
+    for ring in &advice.rings {
+        let sizes: Vec<u32> = ring.sweep.iter().map(|point| point.entries).collect();
+        assert_eq!(sizes, [8, 64]);
+        for point in &ring.sweep {
+            assert_eq!(point.in_order, point.in_order_predicted, "{point:?}");
+            assert_eq!(point.any_order, point.any_order_predicted, "{point:?}");
+        }
+    }
+}
+
+#[test]
 fn a_trace_is_advised_on_and_the_advice_holds() {
     let usage = measure_demand(sample(), None, ReplayLimits::default(), |_| {}).unwrap();
     let options = SizeOptions {
@@ -313,7 +334,7 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
         entries: Vec::new(),
         modes: vec![mode("linux-lazy")],
     };
-    let advice = size("sample", opened, &usage, &options, |_| {}).unwrap();
+    let advice = advise("sample", opened, &usage, &options, |_| {}).unwrap();
     assert_eq!(advice.status, "ok");
     assert!(!advice.rings.is_empty());
     for ring in &advice.rings {
@@ -376,7 +397,7 @@ fn requested_sizes_are_tried() {
         entries: vec![1, 7],
         modes: Vec::new(),
     };
-    let advice = size("sample", opened, &usage, &options, |_| {}).unwrap();
+    let advice = advise("sample", opened, &usage, &options, |_| {}).unwrap();
     assert!(advice.iotlb.is_empty());
     for ring in &advice.rings {
         let tried: Vec<u32> = ring.sweep.iter().map(|point| point.entries).collect();

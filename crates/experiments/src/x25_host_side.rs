@@ -29,7 +29,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure,
 };
 
-/// Row of Table 5 for TCP_STREAM.
+/// Selects Table 5's row for TCP_STREAM.
 const STREAM: (&str, &str) = ("test", "TCP_STREAM");
 /// Requests per timed block.
 const BLOCK: u64 = 512;
@@ -41,40 +41,36 @@ struct TranslationCost {
     wrong: f64,
 }
 
-fn walked<K: LastTable>(last: K, pattern: Pattern) -> Result<TranslationCost, LabError> {
+/// Measures a host whose guest uses all of its memory in the order of `pattern`, twice.
+fn translation_cost<K: LastTable>(last: K, pattern: Pattern) -> Result<TranslationCost, LabError> {
     let (mut host, _) = host(last)?;
     let mut frames = std::collections::HashMap::new();
     let mut wrong = 0_u64;
-    for round in 0..2 {
-        let before = *host.backing().stats();
-        for number in 0..GUEST_PAGES {
-            let page = pattern.page(number);
-            ask(&mut host, &map(&[(0, page)])?)?;
-            ask(&mut host, &unmap(&[0])?)?;
-            if round == 1 {
-                continue;
-            }
-            let Ok(frame) = host.backing().resolve(gpa(page)) else {
-                return Err(LabError::Internal("memory without a frame"));
-            };
-            wrong += u64::from(*frames.entry(frame).or_insert(page) != page);
-        }
-        if round == 1 {
-            let walks = host.backing().stats().walks - before.walks;
-            return Ok(TranslationCost {
-                walks: walks as f64 / GUEST_PAGES as f64,
-                wrong: wrong as f64 / GUEST_PAGES as f64,
-            });
-        }
+    for page in (0..GUEST_PAGES).map(|number| pattern.page(number)) {
+        ask(&mut host, &map(&[(0, page)])?)?;
+        ask(&mut host, &unmap(&[0])?)?;
+        let Ok(frame) = host.backing().resolve(gpa(page)) else {
+            return Err(LabError::Internal("memory without a frame"));
+        };
+        wrong += u64::from(*frames.entry(frame).or_insert(page) != page);
     }
-    Err(LabError::Internal("two rounds"))
+    let before = host.backing().stats().walks;
+    for page in (0..GUEST_PAGES).map(|number| pattern.page(number)) {
+        ask(&mut host, &map(&[(0, page)])?)?;
+        ask(&mut host, &unmap(&[0])?)?;
+    }
+    let walks = host.backing().stats().walks - before;
+    Ok(TranslationCost {
+        walks: walks as f64 / GUEST_PAGES as f64,
+        wrong: wrong as f64 / GUEST_PAGES as f64,
+    })
 }
 
-fn counted(what: impl Into<String>, unit: &'static str, value: f64) -> FindingRow {
+fn count_row(what: impl Into<String>, unit: &'static str, value: f64) -> FindingRow {
     FindingRow::counted(what, unit, value)
 }
 
-fn in_words(text: &str, value: f64, section: &str) -> Published {
+fn stated_in_text(text: &str, value: f64, section: &str) -> Published {
     Published {
         text: text.into(),
         value,
@@ -82,7 +78,7 @@ fn in_words(text: &str, value: f64, section: &str) -> Published {
     }
 }
 
-fn sizes(found: &mut Findings) -> Result<(), LabError> {
+fn add_pool_sizes(found: &mut Findings) -> Result<(), LabError> {
     let params = Sheet::named("pviommu_params")?;
     let cell = |name| params.printed(&[("parameter", name)], "value");
     let pool = POOL_PAGES as u64 * PAGE;
@@ -112,9 +108,9 @@ fn sizes(found: &mut Findings) -> Result<(), LabError> {
             "pool space",
         ),
     ] {
-        found.push(counted(what, unit, value).exact(cell(name)?));
+        found.push(count_row(what, unit, value).exact(cell(name)?));
     }
-    let pointer = counted(
+    let pointer = count_row(
         "Last-table pointer with its prefix",
         "bytes",
         size_of::<FixedLastTable>() as f64,
@@ -123,7 +119,7 @@ fn sizes(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
+fn add_last_table_walks(found: &mut Findings, pages: u64) -> Result<(), LabError> {
     for (name, pattern) in [
         (
             format!("{pages} consecutive pages, repeatedly"),
@@ -132,27 +128,27 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
         ("all pages in order".into(), Pattern::InOrder),
         ("scattered pages".into(), Pattern::Scattered),
     ] {
-        let without = walked(NoLastTable, pattern)?;
-        let with = walked(FixedLastTable::default(), pattern)?;
-        let as_published = walked(LastTableAsPublished::default(), pattern)?;
-        found.push(counted(
+        let without = translation_cost(NoLastTable, pattern)?;
+        let with = translation_cost(FixedLastTable::default(), pattern)?;
+        let as_published = translation_cost(LastTableAsPublished::default(), pattern)?;
+        found.push(count_row(
             format!("{name}: walks per map, no pointer"),
             "",
             without.walks,
         ));
-        found.push(counted(
+        found.push(count_row(
             format!("{name}: walks per map, pointer"),
             "",
             with.walks,
         ));
-        found.push(counted(
+        found.push(count_row(
             format!("{name}: walks per map, pointer as published"),
             "",
             as_published.walks,
         ));
-        let none = || in_words("its own", 0.0, "4.6");
+        let none = || stated_in_text("its own", 0.0, "4.6");
         let wrong = |what: &str, value| {
-            counted(
+            count_row(
                 format!("{name}: share of pages with another page's frame, {what}"),
                 "",
                 value,
@@ -164,7 +160,7 @@ fn pointer(found: &mut Findings, pages: u64) -> Result<(), LabError> {
     Ok(())
 }
 
-fn pool(found: &mut Findings) -> Result<(), LabError> {
+fn add_pool_use(found: &mut Findings) -> Result<(), LabError> {
     for (name, together) in [
         ("one page per request", 1),
         ("1024 pages per request", u64::from(PAGES_MAX)),
@@ -179,14 +175,14 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
         }
         let stats = *host.backing().pool().stats();
         let each = |what: &str, value: u64| {
-            counted(
+            count_row(
                 format!("Frames on demand, {name}: {what}"),
                 "",
                 value as f64,
             )
         };
         let share = stats.from_ring as f64 / (stats.from_ring + stats.from_host).max(1) as f64;
-        found.push(counted(
+        found.push(count_row(
             format!("Frames on demand, {name}: share from the pool"),
             "",
             share,
@@ -200,11 +196,17 @@ fn pool(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Measured cycles, as (median, spread): a map request without the pointer, a map request with it,
-/// and a cache hit with its release.
-struct MapRequestCost([(f64, f64); 3]);
+/// Measured cycles, as (median, spread).
+struct MapRequestCost {
+    /// A map request without the pointer.
+    walk: (f64, f64),
+    /// A map request with the pointer.
+    last_table: (f64, f64),
+    /// A cache hit with its release.
+    cache_hit: (f64, f64),
+}
 
-fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
+fn time_map_requests(setting: &Setting) -> Result<MapRequestCost, LabError> {
     let (mut without, _) = host(NoLastTable)?;
     let (mut with, _) = host(FixedLastTable::default())?;
     let mut cache = FlatRtc::new(Cycles::PAPER, 1 << 12, ResidencyPolicy::Fixed);
@@ -247,18 +249,30 @@ fn timed(setting: &Setting) -> Result<MapRequestCost, LabError> {
             }
         }
     }
-    Ok(MapRequestCost(times.map(|times| median(&times))))
+    let [walk, last_table, cache_hit] = times.map(|times| median(&times));
+    Ok(MapRequestCost {
+        walk,
+        last_table,
+        cache_hit,
+    })
 }
 
 /// Adds the cost of a map with the page reuse of the paper's TCP_STREAM in its four configurations
 /// (P03 and P12).
-fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), LabError> {
-    let MapRequestCost([(walked, first), (pointed, second), (hit, third)]) = timed(setting)?;
-    let spread = first.max(second).max(third);
+fn add_map_cost(found: &mut Findings, setting: &Setting, miss_rate: f64) -> Result<(), LabError> {
+    let cost = time_map_requests(setting)?;
+    let (walk, walk_spread) = cost.walk;
+    let (last_table, last_table_spread) = cost.last_table;
+    let (hit, hit_spread) = cost.cache_hit;
+    let spread = walk_spread.max(last_table_spread).max(hit_spread);
     for (what, value, spread) in [
-        ("A map request at the host: no pointer", walked, first),
-        ("A map request at the host: pointer", pointed, second),
-        ("A cache hit with its release", hit, third),
+        ("A map request at the host: no pointer", walk, walk_spread),
+        (
+            "A map request at the host: pointer",
+            last_table,
+            last_table_spread,
+        ),
+        ("A cache hit with its release", hit, hit_spread),
     ] {
         found.push(FindingRow::new(
             what,
@@ -269,7 +283,7 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
     let kick = setting.profile.kick_cycles as f64;
     let claims = Sheet::named("claims")?;
     let added = claims.printed(&[("id", "P03")], "value")?;
-    let zero = in_words("BASELINE", 0.0, "5.2.1");
+    let zero = stated_in_text("BASELINE", 0.0, "5.2.1");
     let cost = |what: &str, measured_part, modelled| {
         let what = format!("A map with the reuse of TCP_STREAM: {what}");
         let measured = Measured::cost(measured_part, modelled, spread);
@@ -281,14 +295,14 @@ fn together(found: &mut Findings, setting: &Setting, missed: f64) -> Result<(), 
             .beside(zero)
             .ordered_in(order),
     );
-    let plain = cost("pviommu", walked, kick);
+    let plain = cost("pviommu", walk, kick);
     found.push(plain.beside(added.clone().read_as(21.0)).ordered_in(order));
-    let cached = |request: f64| hit + missed * request;
-    found.push(cost("pviommu+rtc", cached(walked), missed * kick));
-    let both = cost("pviommu+rtc+hopt", cached(pointed), missed * kick);
+    let cached = |request: f64| hit + miss_rate * request;
+    found.push(cost("pviommu+rtc", cached(walk), miss_rate * kick));
+    let both = cost("pviommu+rtc+hopt", cached(last_table), miss_rate * kick);
     found.push(both.beside(added.read_as(13.0)).ordered_in(order));
-    let saved_by_cache = walked + kick - cached(walked) - missed * kick;
-    let saved_by_host = cached(walked) - cached(pointed);
+    let saved_by_cache = walk + kick - cached(walk) - miss_rate * kick;
+    let saved_by_host = cached(walk) - cached(last_table);
     let share = FindingRow::new(
         "Share of the pointer in the savings of the cache",
         "",
@@ -312,10 +326,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         (GUEST_PAGES * PAGE) >> 20,
         setting.profile.kick_cycles
     ));
-    sizes(&mut found)?;
-    pointer(&mut found, mapped)?;
-    pool(&mut found)?;
-    together(&mut found, setting, pages / creates)?;
+    add_pool_sizes(&mut found)?;
+    add_last_table_walks(&mut found, mapped)?;
+    add_pool_use(&mut found)?;
+    add_map_cost(&mut found, setting, pages / creates)?;
     in_modes(&mut found, creates as u64, mapped)?;
     overcommit(&mut found, mapped)?;
     migration(&mut found, mapped)?;
@@ -353,9 +367,9 @@ mod tests {
     #[test]
     fn counts_hold_and_the_published_pointer_is_wrong() {
         let mut found = Findings::default();
-        sizes(&mut found).unwrap();
-        pointer(&mut found, 95).unwrap();
-        pool(&mut found).unwrap();
+        add_pool_sizes(&mut found).unwrap();
+        add_last_table_walks(&mut found, 95).unwrap();
+        add_pool_use(&mut found).unwrap();
         in_modes(&mut found, 4096, 95).unwrap();
         overcommit(&mut found, 95).unwrap();
         migration(&mut found, 95).unwrap();
@@ -375,7 +389,7 @@ mod tests {
         assert_eq!(of("one page per request: frames requested"), 0.0);
         for (mode, walks, reads, awaited) in [
             ("pviommu", 4097.0, 4096.0 * 4.0 + 1.0, 95.0),
-            // Two mappings more than pages (see below).
+            // Two mappings more than pages (`the_printed_tree_loses_pages`).
             ("rtc-paper", 98.0, 97.0 * 4.0 + 1.0, 95.0),
             ("pviommu+rtc", 96.0, 95.0 * 4.0 + 1.0, 95.0),
             ("pviommu+rtc+hopt", 2.0, 94.0 + 5.0, 0.0),
@@ -387,14 +401,14 @@ mod tests {
         }
         assert_eq!(
             of("1024 pages per request: frames requested"),
-            (GUEST_PAGES / 1024 * (1024 - 256)) as f64
+            (GUEST_PAGES / 1024 * (1024 - POOL_PAGES as u64)) as f64
         );
     }
 
     #[test]
     fn published_tree_loses_pages_and_maps_them_again() {
         // The tree stores a node's 33rd key outside the array. Each later key takes two places,
-        // because Insert does not find the newest, so the 48th is also outside (errata 11).
+        // because Insert does not find the newest, so the 48th is also outside (erratum 11).
         for (pages, again) in [(32, 0), (33, 1), (47, 1), (48, 2), (95, 2)] {
             let mut found = Findings::default();
             in_modes(&mut found, 4096, pages).unwrap();

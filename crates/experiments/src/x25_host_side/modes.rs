@@ -2,7 +2,7 @@
 
 use ringfence_trace::Devices;
 
-use super::counted;
+use super::count_row;
 use crate::finding::Findings;
 use crate::page_reuse_workload::{DURATION, stream};
 use ringfence_lab::LabError;
@@ -42,7 +42,7 @@ pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result
             ("frames that the guest waits for", lookups.frames_awaited),
         ] {
             let what = format!("{creates} mappings of {pages} pages in {name}: {what}");
-            found.push(counted(what, "", value as f64));
+            found.push(count_row(what, "", value as f64));
         }
     }
     Ok(())

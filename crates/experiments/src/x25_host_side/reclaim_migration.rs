@@ -7,7 +7,7 @@ use ringfence_types::FrameSource;
 use super::fixture::{
     DEVICE, FixtureHost, GUEST_PAGES, Pattern, ask, giova, gpa, host, map, unmap,
 };
-use super::{counted, in_words};
+use super::{count_row, stated_in_text};
 use crate::finding::Findings;
 use ringfence_lab::LabError;
 
@@ -44,8 +44,8 @@ pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabErr
     }
     let (later, still) = round(&mut host);
     let row =
-        |what: &str, value: u64| counted(format!("Overcommit: {what}"), "frames", value as f64);
-    let all = |value: u64| in_words("all", value as f64, "4.1");
+        |what: &str, value: u64| count_row(format!("Overcommit: {what}"), "frames", value as f64);
+    let all = |value: u64| stated_in_text("all", value as f64, "4.1");
     for (what, value, printed) in [
         (
             "reclaimed of the frames that no device can access",
@@ -61,7 +61,7 @@ pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabErr
         (
             "refused after their unmap",
             still,
-            in_words("none", 0.0, "4.1"),
+            stated_in_text("none", 0.0, "4.1"),
         ),
     ] {
         found.push(row(what, value).exact(printed));
@@ -104,12 +104,12 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
         ];
         moved += u64::from(frames[0] != frames[1]);
     }
-    let row = |what: &str, value: f64| counted(format!("Migration: {what}"), "", value);
-    let all = |value: u64| in_words("all", value as f64, "4.4");
+    let row = |what: &str, value: f64| count_row(format!("Migration: {what}"), "", value);
+    let all = |value: u64| stated_in_text("all", value as f64, "4.4");
     found.push(row("mappings restored unchanged", same as f64).exact(all(mapped)));
     let bytes = again.iter().zip(&stream).filter(|(a, b)| a != b).count()
         + again.len().abs_diff(stream.len());
-    let none = in_words("none", 0.0, "4.4");
+    let none = stated_in_text("none", 0.0, "4.4");
     found.push(
         row(
             "bytes of the exported state that differ after the round trip",

@@ -155,7 +155,9 @@ const fn framing(error: FramingError) -> &'static str {
 
 const fn refused(refusal: &Refusal) -> &'static str {
     match refusal {
-        Refusal::Version { .. } => "refused: version",
+        Refusal::NotNegotiated { .. }
+        | Refusal::NegotiatedAlready
+        | Refusal::UnsupportedMajor { .. } => "refused: version",
         Refusal::Index { .. } => "refused: index",
         Refusal::Request(error) => match error {
             RequestError::UnknownCommand { .. } => "request: UnknownCommand",

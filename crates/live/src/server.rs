@@ -235,7 +235,11 @@ impl<F: PolledFunction> ClientSlot<F> {
                     if let ClientState::Connected(conversation) =
                         std::mem::replace(&mut self.client, ClientState::Ended)
                     {
-                        self.client = ClientState::Idle(conversation.session.end());
+                        let (function, reset) = conversation.session.end();
+                        if let Err(error) = &reset {
+                            self.words.log(ServeEvent::Closed(error), &mut report);
+                        }
+                        self.client = ClientState::Idle(function);
                     }
                     report(ServeEvent::Disconnected);
                     if let Ok(Some(pause)) = end {

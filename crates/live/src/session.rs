@@ -22,6 +22,12 @@ pub const MSIX_IRQ: u32 = 2;
 /// Interrupt index of error reports.
 pub const ERROR_IRQ: u32 = 3;
 
+/// Lengths of the replies' structures in bytes (`argsz`).
+const DMA_UNMAP_BYTES: u32 = 24;
+const DEVICE_INFO_BYTES: u32 = 16;
+const REGION_INFO_BYTES: u32 = 32;
+const IRQ_INFO_BYTES: u32 = 16;
+
 /// A region of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
@@ -117,11 +123,20 @@ pub enum Refusal {
     /// The message is not a valid request.
     #[error(transparent)]
     Request(RequestError),
-    /// The request came before version negotiation, repeats it, or asks for another major version.
-    #[error("{}", version_refusal(*.command))]
-    Version {
-        /// Command of the request; `None` if the major version is unsupported.
-        command: Option<VfioUserCommand>,
+    /// The request came before version negotiation.
+    #[error("{command:?} before version negotiation")]
+    NotNegotiated {
+        /// Command of the request.
+        command: VfioUserCommand,
+    },
+    /// The request repeats version negotiation.
+    #[error("the version is negotiated already")]
+    NegotiatedAlready,
+    /// The client asks for another major version than 0.
+    #[error("unsupported major version {major}")]
+    UnsupportedMajor {
+        /// The requested major version.
+        major: u16,
     },
     /// The guest's memory could not be mapped or unmapped.
     #[error(transparent)]
@@ -137,20 +152,13 @@ pub enum Refusal {
     },
 }
 
-fn version_refusal(command: Option<VfioUserCommand>) -> String {
-    match command {
-        Some(VfioUserCommand::Version) => "the version is negotiated already".into(),
-        Some(command) => format!("{command:?} before version negotiation"),
-        None => "unsupported major version".into(),
-    }
-}
-
 impl Refusal {
     fn errno(&self) -> u32 {
         match self {
             Self::Request(error) => error.errno(),
             Self::Memory(error) => error.errno(),
             Self::Function(FunctionError::IrqUnsupported { .. }) => errno::ENOTSUP,
+            Self::Function(FunctionError::StillMaster) => errno::EBUSY,
             _ => errno::EINVAL,
         }
     }
@@ -198,9 +206,14 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// Returns true if the version was negotiated, and the guest's memory.
-    pub(crate) fn agreement(&self) -> (bool, &GuestRam) {
-        (self.agreed, &self.ram)
+    /// Returns true if the version was negotiated.
+    pub(crate) fn is_agreed(&self) -> bool {
+        self.agreed
+    }
+
+    /// Returns the guest's memory.
+    pub(crate) fn ram(&self) -> &GuestRam {
+        &self.ram
     }
 
     /// Returns the function.
@@ -213,13 +226,12 @@ impl<F: Function> Session<F> {
         &mut self.function
     }
 
-    /// Ends the session when the client disconnects: drops its memory and resets the function.
-    pub fn end(mut self) -> F {
-        // The caller cannot act on a device that does not stop. The log reports it when its process
-        // exits.
-        let _ = self.function.reset();
+    /// Ends the session when the client disconnects: resets the function, then drops the client's
+    /// memory. Returns the function and the result of its reset.
+    pub fn end(mut self) -> (F, Result<(), FunctionError>) {
+        let reset = self.function.reset();
         self.function.memory_changed(&GuestMemoryMmap::default());
-        self.function
+        (self.function, reset)
     }
 
     /// Handles one message.
@@ -237,10 +249,15 @@ impl<F: Function> Session<F> {
     }
 
     fn answer(&mut self, message: Message) -> Result<Vec<u8>, Refusal> {
-        let command = VfioUserCommand::from_number(message.header.command);
+        let number = message.header.command;
+        let command = VfioUserCommand::from_number(number).ok_or(Refusal::Request(
+            RequestError::UnknownCommand { command: number },
+        ))?;
         let request = VfioUserRequest::parse(message).map_err(Refusal::Request)?;
-        if self.agreed == matches!(request, VfioUserRequest::Version { .. }) {
-            return Err(Refusal::Version { command });
+        match (self.agreed, &request) {
+            (true, VfioUserRequest::Version { .. }) => return Err(Refusal::NegotiatedAlready),
+            (true, _) | (false, VfioUserRequest::Version { .. }) => {}
+            (false, _) => return Err(Refusal::NotNegotiated { command }),
         }
         match request {
             VfioUserRequest::Version { major, .. } => self.version(major),
@@ -259,36 +276,18 @@ impl<F: Function> Session<F> {
                 let function = &mut self.function;
                 let lock = |memory: &GuestMemoryMmap| function.lock_pinned(memory);
                 let mapped = self.ram.map_with(range, source, lock);
-                self.changed(mapped)
+                self.publish_memory(mapped)
             }
             VfioUserRequest::DmaUnmap { range, flags } => {
                 // The remaining ranges keep their locks.
                 let unmapped = self.ram.unmap(range);
-                self.changed(unmapped)?;
+                self.publish_memory(unmapped)?;
                 let (start, bytes) = range.map_or((0, 0), |r| (r.start().get(), r.bytes()));
-                Ok(body(&[24, flags], &[start, bytes]))
+                Ok(body(&[DMA_UNMAP_BYTES, flags], &[start, bytes]))
             }
-            VfioUserRequest::DeviceInfo => {
-                const RESET: u32 = 1;
-                const PCI: u32 = 2;
-                Ok(body(&[16, RESET | PCI, REGIONS, IRQ_KINDS], &[]))
-            }
-            VfioUserRequest::RegionInfo { index } => {
-                const READ_WRITE: u32 = 3;
-                let region = (index < REGIONS)
-                    .then(|| self.function.region(index))
-                    .ok_or(Refusal::Index { index })?;
-                let flags = if region.bytes == 0 { 0 } else { READ_WRITE };
-                Ok(body(&[32, flags, index, 0], &[region.bytes, 0]))
-            }
-            VfioUserRequest::IrqInfo { index } => {
-                const EVENTFD: u32 = 1;
-                const NO_RESIZE: u32 = 8;
-                let vectors = (index < IRQ_KINDS)
-                    .then(|| self.function.vectors(index))
-                    .ok_or(Refusal::Index { index })?;
-                Ok(body(&[16, EVENTFD | NO_RESIZE, index, vectors], &[]))
-            }
+            VfioUserRequest::DeviceInfo => Ok(device_info()),
+            VfioUserRequest::RegionInfo { index } => self.region_info(index),
+            VfioUserRequest::IrqInfo { index } => self.irq_info(index),
             VfioUserRequest::SetIrqs(request) => {
                 self.function.set_irqs(request).map_err(Refusal::Function)?;
                 Ok(Vec::new())
@@ -297,26 +296,12 @@ impl<F: Function> Session<F> {
                 region,
                 offset,
                 count,
-            } => {
-                let mut data = vec![0; usize::try_from(count).unwrap_or(0)];
-                self.function
-                    .read(region, offset, &mut data)
-                    .map_err(Refusal::Function)?;
-                let mut reply = access(region, offset, count);
-                reply.extend(data);
-                Ok(reply)
-            }
+            } => self.read_region(region, offset, count),
             VfioUserRequest::RegionWrite {
                 region,
                 offset,
                 data,
-            } => {
-                self.function
-                    .write(region, offset, &data)
-                    .map_err(Refusal::Function)?;
-                let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
-                Ok(access(region, offset, count))
-            }
+            } => self.write_region(region, offset, &data),
             VfioUserRequest::Reset => {
                 self.function.reset().map_err(Refusal::Function)?;
                 Ok(Vec::new())
@@ -324,11 +309,49 @@ impl<F: Function> Session<F> {
         }
     }
 
+    fn region_info(&self, index: u32) -> Result<Vec<u8>, Refusal> {
+        const READ_WRITE: u32 = 3;
+        let region = (index < REGIONS)
+            .then(|| self.function.region(index))
+            .ok_or(Refusal::Index { index })?;
+        let flags = if region.bytes == 0 { 0 } else { READ_WRITE };
+        let words = [REGION_INFO_BYTES, flags, index, 0];
+        Ok(body(&words, &[region.bytes, 0]))
+    }
+
+    fn irq_info(&self, index: u32) -> Result<Vec<u8>, Refusal> {
+        const EVENTFD: u32 = 1;
+        const NO_RESIZE: u32 = 8;
+        let vectors = (index < IRQ_KINDS)
+            .then(|| self.function.vectors(index))
+            .ok_or(Refusal::Index { index })?;
+        let words = [IRQ_INFO_BYTES, EVENTFD | NO_RESIZE, index, vectors];
+        Ok(body(&words, &[]))
+    }
+
+    fn read_region(&mut self, region: u32, offset: u64, count: u32) -> Result<Vec<u8>, Refusal> {
+        let mut data = vec![0; usize::try_from(count).unwrap_or(0)];
+        self.function
+            .read(region, offset, &mut data)
+            .map_err(Refusal::Function)?;
+        let mut reply = access(region, offset, count);
+        reply.extend(data);
+        Ok(reply)
+    }
+
+    fn write_region(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<Vec<u8>, Refusal> {
+        self.function
+            .write(region, offset, data)
+            .map_err(Refusal::Function)?;
+        let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        Ok(access(region, offset, count))
+    }
+
     /// Negotiates version 0.x. The announced capabilities limit the messages of the client. The
     /// string ends with a zero byte.
     fn version(&mut self, major: u16) -> Result<Vec<u8>, Refusal> {
         if major != 0 {
-            return Err(Refusal::Version { command: None });
+            return Err(Refusal::UnsupportedMajor { major });
         }
         self.agreed = true;
         let mut reply = Vec::new();
@@ -345,12 +368,20 @@ impl<F: Function> Session<F> {
         Ok(reply)
     }
 
-    fn changed(&mut self, result: Result<(), MemoryError>) -> Result<Vec<u8>, Refusal> {
+    /// Passes the changed memory to the function, unless the change failed.
+    fn publish_memory(&mut self, result: Result<(), MemoryError>) -> Result<Vec<u8>, Refusal> {
         result.map_err(Refusal::Memory)?;
         // Reply only after the function has dropped the old memory.
         self.function.memory_changed(self.ram.memory());
         Ok(Vec::new())
     }
+}
+
+fn device_info() -> Vec<u8> {
+    const RESET: u32 = 1;
+    const PCI: u32 = 2;
+    let words = [DEVICE_INFO_BYTES, RESET | PCI, REGIONS, IRQ_KINDS];
+    body(&words, &[])
 }
 
 fn body(words: &[u32], longs: &[u64]) -> Vec<u8> {

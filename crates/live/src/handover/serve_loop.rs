@@ -78,16 +78,15 @@ pub(crate) fn save<D: Device, A: Dma>(
     ))?;
     let (registers, own) = function.save()?;
     let session = connection.map(|connection| {
-        let (agreed, ram) = connection.session.agreement();
         let (bytes, fds, too_many_fds) = connection.inbox.part();
         let fds: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();
         Ok::<_, io::Error>(SessionState {
             stream: connection.stream.as_fd().try_clone_to_owned()?,
-            agreed,
+            agreed: connection.session.is_agreed(),
             bytes: bytes.to_vec(),
             fds: fds?,
             too_many_fds,
-            ranges: ram.save()?,
+            ranges: connection.session.ram().save()?,
         })
     });
     Ok(SavedDevice {

@@ -16,6 +16,7 @@ use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
 use ringfence_live::virtio::{BusMasterStuck, Device, QUANTUM_BYTES, QuantumResult, QueueBroken};
+use ringfence_live::wire::errno;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_queue::Queue;
 
@@ -250,7 +251,7 @@ fn a_device_that_cannot_be_stopped() {
     let mut client = Client::new(Stubborn, Direct::default(), false, counters);
     client.agree();
     client.master(true);
-    assert_ne!(client.write(CONFIG_REGION, 4, &[3, 1]).errno, 0);
+    assert_eq!(client.write(CONFIG_REGION, 4, &[3, 1]).errno, errno::EBUSY);
     assert_eq!(client.config(4, 2), [4, 0], "nothing has changed");
-    assert_ne!(client.send(RESET, &[]).errno, 0);
+    assert_eq!(client.send(RESET, &[]).errno, errno::EBUSY);
 }

@@ -1,4 +1,4 @@
-//! The sparse arena.
+//! Physical memory in a private mapping that the host backs on first write.
 
 use core::fmt;
 use core::sync::atomic::AtomicU64;
@@ -70,7 +70,8 @@ impl Arena {
         self.write_back
     }
 
-    /// Returns the index of the word at `at`, which may lie outside the arena.
+    /// Returns the index of the word at `at`, a multiple of `align` bytes. The word may lie outside
+    /// the arena.
     #[inline]
     fn index(at: PhysAddr, align: u64) -> Result<usize, MemoryError> {
         if !at.is_aligned(align) {
@@ -170,13 +171,17 @@ pub enum ArenaError {
 impl fmt::Display for ArenaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::BadSize { bytes } => write!(f, "invalid arena size: {bytes} bytes"),
+            Self::BadSize { bytes } => write!(
+                f,
+                "invalid arena size {bytes}: expected a non-zero multiple of 4096 that this host \
+                 can address"
+            ),
             Self::Refused { bytes, errno } => write!(
                 f,
-                "cannot map {bytes} bytes (error {errno}); allow memory overcommit or use a \
-                smaller arena"
+                "cannot map {bytes} bytes: {}; allow memory overcommit or use a smaller arena",
+                std::io::Error::from_raw_os_error(*errno)
             ),
-            Self::NoSuchInstruction(kind) => write!(f, "this CPU lacks the instruction {kind:?}"),
+            Self::NoSuchInstruction(kind) => write!(f, "this CPU lacks {kind}"),
         }
     }
 }

@@ -32,6 +32,17 @@ pub enum WriteBack {
 /// Bytes of a cache line.
 pub(crate) const LINE: u64 = 64;
 
+impl core::fmt::Display for WriteBack {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Clwb => "CLWB",
+            Self::ClflushOpt => "CLFLUSHOPT",
+            Self::Clflush => "CLFLUSH",
+            Self::FenceOnly => "a full fence",
+        })
+    }
+}
+
 impl WriteBack {
     /// Returns all kinds that this host can execute, cheapest first.
     pub fn available() -> Vec<Self> {

@@ -29,7 +29,7 @@ pub trait PhysMemory {
     /// ignored: the CPU cannot have written them.
     fn write_back(&self, at: PhysAddr, bytes: u64);
 
-    /// Orders all previous write-backs before every later access.
+    /// Orders all previous write-backs before every later store. Loads may pass it.
     fn drain(&self);
 
     /// Hints that the CPU will soon write the cache line at `at`. A line that was written back may

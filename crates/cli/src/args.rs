@@ -15,7 +15,9 @@ pub(crate) use guest::{
 pub(crate) use limits::{ReplayLimitArgs, TraceLimitArgs};
 pub(crate) use live::{DeviceArgs, GuestLimitArgs};
 pub(crate) use live::{ServeArgs, TopArgs};
-pub(crate) use trace::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
+pub(crate) use trace::{
+    AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand,
+};
 
 use std::path::PathBuf;
 

@@ -34,6 +34,17 @@ pub(crate) enum Failure {
         /// Error of the operating system.
         source: io::Error,
     },
+    /// An error of the operating system that concerns no file.
+    #[error("cannot {action}")]
+    System {
+        /// The action that failed.
+        action: &'static str,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// A recording without a time and without a command.
+    #[error("nothing to record; give --seconds N, or a command after --")]
+    NoWorkload,
     /// An error of a cost profile file.
     #[error(transparent)]
     Profile(#[from] ProfileFileError),
@@ -126,6 +137,24 @@ impl Failure {
         move |source| Self::Io { path, source }
     }
 
+    /// Returns a function for `map_err` that adds `path` to an error of writing. A closed pipe is
+    /// [`Closed`](Self::Closed).
+    pub(crate) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| match source.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Io { path, source },
+        }
+    }
+
+    /// Returns a function for `map_err` that adds the `action` that failed.
+    pub(crate) fn system<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::System {
+            action,
+            source: error.into(),
+        }
+    }
+
     /// Returns the exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
@@ -136,6 +165,7 @@ impl Failure {
             | Self::Form { .. }
             | Self::Platform(_)
             | Self::StdinTwice
+            | Self::NoWorkload
             | Self::TraceUnread => USAGE,
             Self::Devices(_) => USAGE,
             Self::Closed => 0,

@@ -75,7 +75,7 @@ pub(crate) struct RecordArgs {
         long,
         value_name = "MIB",
         default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=65_536),
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BUFFER_MIB)),
     )]
     pub buffer: u32,
     /// Mount point of tracefs
@@ -87,6 +87,9 @@ pub(crate) struct RecordArgs {
     )]
     pub tracefs: PathBuf,
 }
+
+/// Maximum of `--buffer`.
+pub(crate) const MAX_BUFFER_MIB: u32 = 65_536;
 
 /// Arguments of `trace anonymise`.
 #[derive(Debug, Args)]

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -12,13 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringfence_report::trace_info;
 use ringfence_trace::{
-    Anonymise, AnonymiseError, ConvertError, Info, Recording, TraceOptions, Workload,
-    stale_instances, write_parquet,
+    Anonymise, AnonymiseError, ConvertError, Info, Recording, RecordingSummary, TraceOptions,
+    Workload, stale_instances, write_parquet,
 };
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
 
 use super::json;
-use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand, TraceLimitArgs};
+use crate::args::{
+    AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand, TraceLimitArgs,
+};
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::interrupt::{AfterSignal, on_interrupt};
@@ -71,20 +73,13 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
 
 fn record(args: &RecordArgs) -> Result<(), Failure> {
     refuse_parquet(&args.output)?;
-    for path in stale_instances(&args.tracefs) {
-        let path = path.display();
-        print_line(&format!(
-            "{path} was left by a recording that was killed, and takes memory; remove it: echo 0 \
-             >{path}/events/enable; rmdir {path}"
-        ));
-    }
-
+    warn_of_stale_instances(&args.tracefs);
     let recording = Recording {
         tracefs: args.tracefs.clone(),
         buffer_kib: args.buffer * 1024,
         ..Recording::default()
     };
-    // A recording contains kernel addresses, so only the user may read it.
+    // A recording contains physical addresses and IOVAs, so only the user may read it.
     let mut out = OutFile::create(&args.output, FileAccess::User)?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
@@ -95,25 +90,51 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         flag.store(true, Ordering::Relaxed);
         AfterSignal::GoOn
     });
-    handled.map_err(Failure::io("Ctrl-C".as_ref()))?;
+    handled.map_err(Failure::system("handle Ctrl-C"))?;
     let mut command;
-    let workload = match (args.seconds, args.command.split_first()) {
+    let workload = match (args.seconds, workload_command(args)) {
         (Some(seconds), _) => Workload::Time(seconds),
-        (None, Some((program, rest))) => {
-            command = Command::new(program);
-            command.args(rest);
-            if args.output == OsStr::new("-") {
-                command.stdout(Stdio::from(io::stderr()));
-            }
+        (None, Some(given)) => {
+            command = given;
             Workload::Command(&mut command)
         }
         // The parser requires one of the two.
-        (None, None) => Workload::Time(std::time::Duration::ZERO),
+        (None, None) => return Err(Failure::NoWorkload),
     };
     let recorded = recording
         .run(workload, &stop, &mut out)
         .map_err(Failure::Record)?;
     out.finish()?;
+    report(&recorded, args);
+    match recorded.status {
+        Some(status) if !status.success() => Err(Failure::Workload(status)),
+        _ => Ok(()),
+    }
+}
+
+fn warn_of_stale_instances(tracefs: &Path) {
+    for path in stale_instances(tracefs) {
+        let path = path.display();
+        print_line(&format!(
+            "{path} was left by a recording that was killed, and takes memory; remove it: echo 0 \
+             >{path}/events/enable; rmdir {path}"
+        ));
+    }
+}
+
+/// Returns the command to run during the recording. It prints to standard error if the recording
+/// goes to standard output.
+fn workload_command(args: &RecordArgs) -> Option<Command> {
+    let (program, rest) = args.command.split_first()?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    if args.output == OsStr::new("-") {
+        command.stdout(Stdio::from(io::stderr()));
+    }
+    Some(command)
+}
+
+fn report(recorded: &RecordingSummary, args: &RecordArgs) {
     print_line(&format!(
         "{} bytes of text to {}{}",
         recorded.bytes,
@@ -125,16 +146,24 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         }
     ));
     if recorded.lost > 0 {
+        let advice = match args.buffer.saturating_mul(4).min(MAX_BUFFER_MIB) {
+            larger if larger > args.buffer => format!("record again with --buffer {larger}"),
+            _ => "record for a shorter time".to_owned(),
+        };
         print_line(&format!(
-            "{} events did not fit and are lost; record again with --buffer {}",
-            recorded.lost,
-            args.buffer.saturating_mul(4)
+            "{} events did not fit and are lost; {advice}",
+            recorded.lost
         ));
     }
-    match recorded.status {
-        Some(status) if !status.success() => Err(Failure::Workload(status)),
-        _ => Ok(()),
-    }
+}
+
+/// Returns 64 bits that nobody can predict.
+fn random_seed() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    // A read of up to 256 bytes is whole (getrandom(2)).
+    getrandom(&mut bytes, GetRandomFlags::empty())
+        .map_err(Failure::system("get random numbers from the system"))?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
@@ -143,10 +172,8 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
         return Err(Failure::ReadTwice);
     }
     let anonymise = Anonymise {
-        // Random seed of the standard library; it differs between processes.
-        seed: args
-            .seed
-            .unwrap_or_else(|| RandomState::new().hash_one(0u8)),
+        // The seed must be unpredictable: whoever knows it can reverse the layout.
+        seed: args.seed.map_or_else(random_seed, Ok)?,
         from_zero: !args.keep_times,
     };
     refuse_parquet(&args.output)?;
@@ -163,11 +190,7 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
     );
     done.map_err(|error| match error {
         AnonymiseError::Trace(error) => Failure::Trace(error),
-        AnonymiseError::Write(e) if e.kind() == io::ErrorKind::BrokenPipe => Failure::Closed,
-        AnonymiseError::Write(source) => Failure::Io {
-            path: args.output.clone(),
-            source,
-        },
+        AnonymiseError::Write(error) => Failure::write(&args.output)(error),
     })?;
     out.finish()
 }
@@ -183,8 +206,9 @@ fn refuse_parquet(output: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Returns true if the output is a regular file whose name does not end in .parquet.
-fn named_otherwise(output: &Path) -> bool {
+/// Returns true if the output will be a regular file, new or replaced, whose name does not end in
+/// .parquet.
+fn lacks_parquet_extension(output: &Path) -> bool {
     let is_other = fs::metadata(output).is_ok_and(|about| !about.is_file());
     !is_other && output != OsStr::new("-") && output.extension() != Some(OsStr::new("parquet"))
 }
@@ -206,7 +230,7 @@ fn refuse_same(input: &Path, output: &Path) -> Result<(), Failure> {
 }
 
 fn convert(args: &ConvertArgs) -> Result<(), Failure> {
-    if named_otherwise(&args.output) {
+    if lacks_parquet_extension(&args.output) {
         return Err(Failure::Form {
             path: args.output.clone(),
             advice: "trace convert writes Parquet; name a file that ends in .parquet",
@@ -219,15 +243,8 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let mut operations = Input::of(&args.trace).operations(options(args.lenient, &args.limits))?;
     let written = write_parquet(&mut operations, &mut out).map_err(|error| match error {
         ConvertError::Trace(error) => Failure::Trace(error),
-        ConvertError::Write(e) if e.kind() == io::ErrorKind::BrokenPipe => Failure::Closed,
-        ConvertError::Write(source) => Failure::Io {
-            path: args.output.clone(),
-            source,
-        },
-        other => Failure::Io {
-            path: args.output.clone(),
-            source: io::Error::other(other),
-        },
+        ConvertError::Write(error) => Failure::write(&args.output)(error),
+        other => Failure::io(&args.output)(io::Error::other(other)),
     })?;
     out.finish()?;
     print_line(&format!(

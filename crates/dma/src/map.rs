@@ -102,7 +102,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !S::UnmapResult::HAS_TABLE
             && let Some(slot) = bounce
         {
-            return self.unmap_bounced(cpu, platform, at, live, [slot]);
+            return self.unmap_bounced(cpu, platform, at, live, &[slot]);
         }
         self.unmap_common(cpu, platform, at, live)
     }

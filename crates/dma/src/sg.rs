@@ -259,7 +259,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         if !S::UnmapResult::HAS_TABLE && !mapping.bounced.is_empty() {
-            return self.unmap_bounced(cpu, platform, at, mapping.live, mapping.bounced);
+            return self.unmap_sg_bounced(cpu, platform, at, mapping);
         }
         if S::CACHES_UNMAPPED {
             return self.unmap_sg_per_segment(cpu, platform, at, mapping);

@@ -1,8 +1,7 @@
 //! The DMA mapping layer of the operating system.
 //!
 //! The axes of a mode are type parameters of [`Dma`]. The [`Space`] selects the IOVA allocator
-//! (question 1) and the I/O page table (question 2). The [`Flush`] policy selects when stale
-//! translations are invalidated (question 3). The code is monomorphised over both: no path of a DMA
+//! and the I/O page table. The [`Flush`] policy selects when stale translations are invalidated. The code is monomorphised over both: no path of a DMA
 //! uses dynamic dispatch.
 //!
 //! | file | one concept |
@@ -16,8 +15,8 @@
 //! | `bounce.rs`, `bounce_pool.rs` | memory that the device cannot reach |
 //! | `ring/` | the entries of a ring IOMMU's rings |
 //! | `token/` | the states of a mapping: who owns its buffer |
-//! | `space/` | answers to questions 1 and 2 |
-//! | `flush/` | answers to question 3 |
+//! | `space/` | spaces: an IOVA allocator with an I/O page table, or one object for both |
+//! | `flush/` | flush policies: when the range of an unmap is invalidated and freed |
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -167,7 +167,8 @@ pub trait Flush<S: AddressSpace, B> {
     /// Creates the state of another CPU.
     fn per_cpu(&self, domain: &Self::PerDomain) -> Self::PerCpu;
 
-    /// Takes over a mapping whose entries are cleared.
+    /// Takes over a mapping whose entries are cleared. [`Strict`] queues nothing: it invalidates
+    /// the range before it returns.
     ///
     /// # Errors
     /// Returns the mapping if an invalidation fails.

@@ -7,10 +7,10 @@ use ringfence_types::{InvalidationError, Lock};
 
 use super::{Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict};
 use crate::Platform;
-use crate::space::{CachingSpace, Expire, UnmapResult};
+use crate::space::{CachedOrCleared, CachingSpace, Expire};
 use crate::token::NotInvalidated;
 
-/// Unmap leaves a mapping in the space, which [caches](UnmapResult::Cached) it for the next map of
+/// Unmap leaves a mapping in the space, which [caches](CachedOrCleared::Cached) it for the next map of
 /// the same memory. The driver gets the buffer back while the device may still reach it. At the end
 /// of a cycle, one invalidation covers all mappings that the space expires, and their addresses are
 /// freed. Mappings that the space does not cache are invalidated at their unmap, as under
@@ -69,7 +69,7 @@ impl<B> Outcome<B> for PerCycleOutcome<B> {
     }
 }
 
-impl<S: CachingSpace<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S, B>
+impl<S: CachingSpace<UnmapResult = CachedOrCleared>, B, L: Lock<RangeBatch>> Flush<S, B>
     for PerCycle<L>
 {
     type PerCpu = ();
@@ -89,15 +89,15 @@ impl<S: CachingSpace<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S
         (): &mut (),
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<UnmapResult, B>,
+        item: PendingUnmap<CachedOrCleared, B>,
     ) -> Result<PerCycleOutcome<B>, (InvalidationError, NotInvalidated<B>)> {
         let (result, pending) = item.split();
         let cleared = match result {
-            UnmapResult::Cached => {
+            CachedOrCleared::Cached => {
                 let buffer = ManuallyDrop::into_inner(pending.buffer);
                 return Ok(PerCycleOutcome::Cached(buffer));
             }
-            UnmapResult::Cleared(cleared) => cleared,
+            CachedOrCleared::Cleared(cleared) => cleared,
         };
         Strict::invalidate(&mut ctx, platform, pending.with(cleared))
             .map(|Released(buffer)| PerCycleOutcome::Released(buffer))

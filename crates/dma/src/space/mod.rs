@@ -5,17 +5,17 @@
 //! space has neither an allocator nor a changing table. The tail of a ring is allocator and table
 //! at once (decision 0002).
 
+mod cached_or_cleared;
 mod identity;
 mod io_pgtable;
 mod paged;
 mod rings;
-mod unmap_result;
 
+pub use cached_or_cleared::{CachedOrCleared, Expire};
 pub use identity::{Identity, StaticTable};
 pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePages};
 pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
-pub use unmap_result::{Expire, UnmapResult};
 
 pub use crate::error::UnmapRefusal;
 pub use crate::token::{AddressLimits, ClearedRange, MapResult};
@@ -228,7 +228,7 @@ pub trait RingSpace: AddressSpace {
 /// A cache of unmapped translations. The default keeps none.
 pub trait CachingSpace: AddressSpace {
     /// True if the space may keep an unmapped translation for the next map of the same memory
-    /// ([`UnmapResult::Cached`]). Several live mappings can then have the same address.
+    /// ([`CachedOrCleared::Cached`]). Several live mappings can then have the same address.
     const CACHES_UNMAPPED: bool = false;
 
     /// Maps memory that driver and device share for long. The memory must not be reused before the
@@ -268,7 +268,7 @@ pub trait CachingSpace: AddressSpace {
         Err(MapReason::NotContiguous)
     }
 
-    /// Clears the translations that the space [keeps](UnmapResult::Cached), as selected by `which`,
+    /// Clears the translations that the space [keeps](CachedOrCleared::Cached), as selected by `which`,
     /// and passes each to `gone`.
     ///
     /// # Errors

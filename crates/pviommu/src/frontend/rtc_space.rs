@@ -16,8 +16,8 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use ringfence_dma::space::{
-    AddressLimits, AddressSpace, CachingSpace, ClearedRange, Expire, IoPageTable, MapResult, Paged,
-    PagedCpu, RingSpace, SgSpace, UnmapRefusal, UnmapResult,
+    AddressLimits, AddressSpace, CachedOrCleared, CachingSpace, ClearedRange, Expire, IoPageTable,
+    MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
 };
 use ringfence_dma::{MapReason, Platform};
 use ringfence_iova::IovaAllocator;
@@ -234,7 +234,7 @@ where
 {
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
     type FreeProof = A::FreeProof;
-    type UnmapResult = UnmapResult;
+    type UnmapResult = CachedOrCleared;
 
     fn per_cpu(&self) -> Self::PerCpu {
         self.paged.per_cpu()
@@ -282,17 +282,17 @@ where
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         range: IovaRange,
-    ) -> Result<UnmapResult, UnmapRefusal> {
+    ) -> Result<CachedOrCleared, UnmapRefusal> {
         match self.cache_lock.with(|reverse| reverse.release(&range)) {
-            Some(Ok(())) => return Ok(UnmapResult::Cached),
-            _ if self.unknown_unmap == UnknownUnmap::Ignored => return Ok(UnmapResult::Cached),
+            Some(Ok(())) => return Ok(CachedOrCleared::Cached),
+            _ if self.unknown_unmap == UnknownUnmap::Ignored => return Ok(CachedOrCleared::Cached),
             Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
             None => {}
         }
         let gone = self.paged.unmap(cpu, platform, range)?;
         self.cache_lock
             .with(|reverse| reverse.in_use = reverse.in_use.saturating_sub(1));
-        Ok(UnmapResult::Cleared(gone))
+        Ok(CachedOrCleared::Cleared(gone))
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{PerCycle, RangeBatch};
-use ringfence_dma::space::{AddressLimits, AddressSpace as _, Paged, Rounding, UnmapResult};
+use ringfence_dma::space::{AddressLimits, AddressSpace as _, CachedOrCleared, Paged, Rounding};
 use ringfence_dma::{
     Attachment, Cpu, Dma, DmaSegment, Mapping, Outcome, SgLimits, SgMapping, SgRequest, Teardown,
     UnmapReason,
@@ -443,7 +443,7 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
         assert!(Pfn::containing(range.last()).get() <= mask);
         // The other mapping is not cached, because its key has a mapping already.
         let unmapped = space.unmap(&mut cpu, machine, range).unwrap();
-        assert_eq!(matches!(unmapped, UnmapResult::Cached), hits);
+        assert_eq!(matches!(unmapped, CachedOrCleared::Cached), hits);
     }
     guest.unmap(high);
     let space = guest.dma.space(&guest.at).unwrap();

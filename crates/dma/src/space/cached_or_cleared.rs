@@ -5,7 +5,7 @@ use super::{ClearedRange, SpaceUnmap, TablePages};
 /// The result of unmapping a mapping in such a space.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
-pub enum UnmapResult<T = ()> {
+pub enum CachedOrCleared<T = ()> {
     /// The space keeps the translation for the next map of the same memory, and
     /// [expires](super::CachingSpace::expire) it later. The device reaches the buffer until then.
     Cached,
@@ -22,7 +22,7 @@ pub enum Expire {
     All,
 }
 
-impl<T: TablePages> SpaceUnmap for UnmapResult<T> {
+impl<T: TablePages> SpaceUnmap for CachedOrCleared<T> {
     const HAS_TABLE: bool = true;
     type Tables = T;
 

@@ -1,8 +1,8 @@
 //! The DMA mapping layer of the operating system.
 //!
-//! The axes of a mode are type parameters of [`Dma`]. The [`Space`] selects the IOVA allocator
-//! and the I/O page table. The [`Flush`] policy selects when stale translations are invalidated. The code is monomorphised over both: no path of a DMA
-//! uses dynamic dispatch.
+//! The axes of a mode are type parameters of [`Dma`]. The [`Space`] selects the IOVA allocator and
+//! the I/O page table. The [`Flush`] policy selects when stale translations are invalidated. The
+//! code is monomorphised over both: no path of a DMA uses dynamic dispatch.
 //!
 //! | file | one concept |
 //! |---|---|

@@ -10,10 +10,10 @@ use crate::Platform;
 use crate::space::{CachedOrCleared, CachingSpace, Expire};
 use crate::token::NotInvalidated;
 
-/// Unmap leaves a mapping in the space, which [caches](CachedOrCleared::Cached) it for the next map of
-/// the same memory. The driver gets the buffer back while the device may still reach it. At the end
-/// of a cycle, one invalidation covers all mappings that the space expires, and their addresses are
-/// freed. Mappings that the space does not cache are invalidated at their unmap, as under
+/// Unmap leaves a mapping in the space, which [caches](CachedOrCleared::Cached) it for the next map
+/// of the same memory. The driver gets the buffer back while the device may still reach it. At the
+/// end of a cycle, one invalidation covers all mappings that the space expires, and their addresses
+/// are freed. Mappings that the space does not cache are invalidated at their unmap, as under
 /// [`Strict`].
 ///
 /// The space decides how long it caches a mapping, by the platform's clock.

@@ -268,8 +268,8 @@ pub trait CachingSpace: AddressSpace {
         Err(MapReason::NotContiguous)
     }
 
-    /// Clears the translations that the space [keeps](CachedOrCleared::Cached), as selected by `which`,
-    /// and passes each to `gone`.
+    /// Clears the translations that the space [keeps](CachedOrCleared::Cached), as selected by
+    /// `which`, and passes each to `gone`.
     ///
     /// # Errors
     /// The table rejected an unmap. The addresses of the rejected ranges are leaked.

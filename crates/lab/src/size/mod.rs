@@ -2,9 +2,9 @@
 //!
 //! One pass counts the demand of the trace on each ring ([`TraceDemand`]). Some sizes follow from
 //! these counts without a trial. A second pass replays the trace with rings of several sizes, on
-//! the shipped driver and unit, and counts the maps that waited ([`advise`]). [`RingSlots`] predicts
-//! the same counts with a model that shares no code with the driver. The second pass also tries
-//! IOTLBs of several geometries.
+//! the shipped driver and unit, and counts the maps that waited ([`advise`]). [`RingSlots`]
+//! predicts the same counts with a model that shares no code with the driver. The second pass also
+//! tries IOTLBs of several geometries.
 //!
 //! Each (device, direction) has one ring, as in every replay (decision 0012).
 

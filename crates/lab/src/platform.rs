@@ -1,4 +1,4 @@
-//! The platform of a checked replay: memory, frames, one IOMMU, context tables, and a clock that
+//! The platform of an oracle replay: memory, frames, one IOMMU, context tables, and a clock that
 //! the trace drives.
 
 use std::cell::{Ref, RefCell, RefMut};
@@ -165,6 +165,8 @@ impl<H: Hardware> ReplayPlatform<H> {
     }
 }
 
+/// For experiments and tests. The layer of an oracle replay uses
+/// [`for_layer`](SharedPlatform::for_layer).
 impl<H: Hardware> Platform for ReplayPlatform<H> {
     type Memory = Arena;
     type Frames = Frames<Rc<Arena>>;

@@ -1,4 +1,5 @@
-//! Map: installs leaves and links table pages.
+//! Map: installs leaves and links table pages. A table behind a leaf cache (mode `fence`) enters
+//! through `LeafCache::map_with` in `leaf_cache.rs`, which calls `store_leaf_entries`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,6 @@
 //! The measured part of an invalidation in a timed replay: writing descriptors as a driver does
 //! (VT-d specification, section 6.5.2). No IOTLB is behind this queue; the profile models the
-//! response time of the hardware. A checked replay invalidates through `crate::platform`.
+//! response time of the hardware. An oracle replay invalidates through `crate::platform`.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};

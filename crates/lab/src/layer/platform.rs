@@ -1,4 +1,4 @@
-//! The layer's platform in a timed replay: memory, frames, an invalidator, and the trace's clock.
+//! The layer's platform in a replay: memory, frames, an invalidator, and the trace's clock.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

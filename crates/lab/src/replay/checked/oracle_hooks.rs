@@ -1,4 +1,4 @@
-//! The hooks of a checked replay: devices and attackers access memory, and the oracle judges.
+//! The hooks of an oracle replay: devices and attackers access memory, and the oracle judges.
 
 use std::collections::HashMap;
 

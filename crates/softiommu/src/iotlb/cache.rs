@@ -383,9 +383,9 @@ impl<M> Iotlb<M> {
         Ok((memory, first, last))
     }
 
-    /// Returns the permissions to grant for an update that offers `offered`. If the update answers
-    /// a miss, grants at most what was requested, now or since the page was cached: QEMU checks
-    /// only the requested access and then reports both as allowed. Without a miss, or if nothing
+    /// Returns the permissions to grant for an update that offers `offered`. If a miss is pending in
+    /// its range, grants at most what was requested, now or since the page was cached: QEMU checks
+    /// only the requested access and then reports both as allowed. Without one, or if nothing
     /// requested is offered, returns `offered`.
     fn granted(
         &self,

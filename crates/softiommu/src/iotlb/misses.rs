@@ -100,21 +100,25 @@ impl Misses {
     }
 
     /// Returns the permissions requested by the oldest unanswered miss in `first..=last`. Skips
-    /// misses for which `has` returns true and misses that a later invalidation affects. If the
-    /// front-end serves misses in order, an update of these pages answers this miss.
+    /// misses for which `has` returns true, and prefers misses that no later invalidation affects.
+    /// If the front-end serves misses in order, an update of these pages answers this miss. It may
+    /// also be the late answer to a miss that an invalidation affects.
     pub(super) fn answered(
         &self,
         first: u64,
         last: u64,
         has: impl Fn(u64, Permissions) -> bool,
     ) -> Option<Permissions> {
-        let misses = self.misses.iter().filter(|miss| {
-            (first..=last).contains(&miss.page)
-                && !has(miss.page, miss.required)
-                && !self.is_doubtful_for(miss.id.0, miss.page)
-        });
-        misses
-            .min_by_key(|miss| miss.id.0)
+        let oldest = |doubtful: bool| {
+            let misses = self.misses.iter().filter(|miss| {
+                (first..=last).contains(&miss.page)
+                    && !has(miss.page, miss.required)
+                    && self.is_doubtful_for(miss.id.0, miss.page) == doubtful
+            });
+            misses.min_by_key(|miss| miss.id.0)
+        };
+        oldest(false)
+            .or_else(|| oldest(true))
             .map(|miss| miss.required)
     }
 

@@ -158,6 +158,16 @@ fn an_update_answers_the_oldest_open_miss() {
     assert_eq!(granted(3), [false, true]);
     assert_eq!(iotlb.replied(overtaken, true), Ok(MissOutcome::Invalidated));
     assert_eq!(iotlb.replied(writes, true), Ok(MissOutcome::Present));
+
+    // The late answer to a miss that an invalidation affects: QEMU checked only the read.
+    let late = ask(&mut iotlb, 4, Access::Read);
+    iotlb
+        .receive(&Message::Invalidate(Some(range(4, 1))))
+        .unwrap();
+    iotlb.receive(&both(4, 2)).unwrap();
+    assert_eq!(granted(4), [false, false]);
+    assert_eq!(granted(5), [true, false]);
+    assert_eq!(iotlb.replied(late, true), Ok(MissOutcome::Invalidated));
 }
 
 /// More invalidations than are remembered separately.

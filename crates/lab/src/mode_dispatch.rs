@@ -119,8 +119,8 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     })
 }
 
-/// Calls `visitor` with the static types of a named mode, for timed replays and tests. Returns it if
-/// `mode` is no such mode. An oracle replay takes [`shared`].
+/// Calls `visitor` with the static types of a named mode, for timed replays and tests. Returns it
+/// if `mode` is no such mode. An oracle replay takes [`shared`].
 #[rustfmt::skip]
 fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     use {Alloc::*, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};

@@ -383,10 +383,10 @@ impl<M> Iotlb<M> {
         Ok((memory, first, last))
     }
 
-    /// Returns the permissions to grant for an update that offers `offered`. If a miss is pending in
-    /// its range, grants at most what was requested, now or since the page was cached: QEMU checks
-    /// only the requested access and then reports both as allowed. Without one, or if nothing
-    /// requested is offered, returns `offered`.
+    /// Returns the permissions to grant for an update that offers `offered`. If a miss is pending
+    /// in its range, grants at most what was requested, now or since the page was cached: QEMU
+    /// checks only the requested access and then reports both as allowed. Without one, or if
+    /// nothing requested is offered, returns `offered`.
     fn granted(
         &self,
         page: u64,

@@ -15,8 +15,8 @@
 mod devices;
 mod files;
 
-use ringfence_live::wire::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
 use ringfence_live::{FunctionError, MemoryError, Refusal};
+use ringfence_vfio_user::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
 
 use self::devices::Devices;
 pub(crate) use self::files::{DISK_BYTES, Files, with_files};
@@ -185,7 +185,9 @@ const fn refused(refusal: &Refusal) -> &'static str {
             FunctionError::NoSuchVector { .. } => "function: NoSuchVector",
             FunctionError::IrqUnsupported { .. } => "function: IrqUnsupported",
             FunctionError::NotAnEvent { .. } => "function: NotAnEvent",
-            FunctionError::StillMaster => panic!("nobody works for these devices"),
+            FunctionError::StillMaster | FunctionError::MemoryInUse => {
+                panic!("nobody works for these devices")
+            }
         },
     }
 }

@@ -85,7 +85,7 @@ impl Histogram {
             );
             bound <<= 1;
         }
-        // Use the sum of the buckets read above: other threads may add values meanwhile.
+        // Use the sum of the buckets read above: other threads may have added values since.
         total = total.saturating_add(last.get());
         let _ = writeln!(
             text,

@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use ringfence_vfio_user::{IrqAction, IrqData, SetIrqs};
+
 use crate::event::{is_eventfd, signal};
 use crate::pci::BusMasterGuard;
 use crate::saved_state::StateError;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
-use crate::wire::{IrqAction, IrqData, SetIrqs};
 
 /// `VIRTIO_MSI_NO_VECTOR`: "no vector" in virtio's registers.
 pub(crate) const NO_VECTOR: u16 = 0xffff;

@@ -1,7 +1,8 @@
 //! Virtio devices for an unmodified guest, each behind a virtio-iommu, served to QEMU over
 //! vfio-user.
 //!
-//! From the outside in: `wire` encodes the protocol, and [`Session`] is one client's connection.
+//! From the outside in: `ringfence-vfio-user` is the protocol, and [`Session`] is one client's
+//! connection.
 //! `virtio` and `pci` implement the PCI function that the client drives. [`dma`] is a device's
 //! access to the guest's memory. None of these uses a socket: [`server`] does.
 #![deny(unsafe_code)]
@@ -36,7 +37,6 @@ mod session;
 mod stale_socket;
 pub mod vhost_user;
 pub mod virtio;
-pub mod wire;
 
 pub use memory::{GuestRam, Locked, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
 pub use session::{

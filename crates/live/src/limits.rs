@@ -4,7 +4,7 @@
 //! other state changes. Resources that the guest does not control have no entry here. These are the
 //! number of devices and the memory ranges that a client shares
 //! ([`MAX_RANGES`](crate::MAX_RANGES)). Each client has one message in flight, of at most
-//! [`MAX_MESSAGE_BYTES`](crate::wire::MAX_MESSAGE_BYTES).
+//! [`MAX_MESSAGE_BYTES`](ringfence_vfio_user::MAX_MESSAGE_BYTES).
 
 use std::error::Error;
 

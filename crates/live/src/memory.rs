@@ -19,13 +19,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_types::IovaRange;
+use ringfence_vfio_user::errno;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
     GuestRegionMmap, MmapRegion,
 };
-
-use crate::wire::errno;
 
 pub use rules::{Locked, MemoryRules};
 
@@ -223,7 +222,7 @@ impl GuestRam {
             let start = GuestAddress(range.start().get());
             let file = self.memory.find_region(start);
             let file = file.and_then(|region| region.file_offset());
-            // An inaccessible range has no file of its own.
+            // No file backs an inaccessible range.
             let file = file.filter(|_| *reach == Reachability::Mapped);
             Ok(RangeState {
                 range: *range,
@@ -314,10 +313,37 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
     pub fn unmap(&mut self, range: Option<IovaRange>) -> Result<(), MemoryError> {
-        let Some(range) = range else {
-            *self = Self::new(std::mem::take(&mut self.rules));
-            return Ok(());
+        self.begin_unmap(range)?;
+        self.end_unmap(range);
+        Ok(())
+    }
+
+    /// Removes the ranges within `range` from the snapshot. They stay reserved until
+    /// [`end_unmap`](Self::end_unmap), so that the client can repeat a refused request and can map
+    /// nothing else there.
+    ///
+    /// # Errors
+    /// As for [`unmap`](Self::unmap).
+    pub(crate) fn begin_unmap(&mut self, range: Option<IovaRange>) -> Result<(), MemoryError> {
+        self.memory = match range {
+            None => GuestMemoryMmap::default(),
+            Some(range) => self.without(range)?,
         };
+        let leaving = self
+            .ranges
+            .iter_mut()
+            .filter(|(other, _)| is_in(other, range));
+        leaving.for_each(|(_, reach)| *reach = Reachability::Unreachable);
+        Ok(())
+    }
+
+    /// Forgets the ranges within `range` when no device can access them.
+    pub(crate) fn end_unmap(&mut self, range: Option<IovaRange>) {
+        self.ranges.retain(|(other, _)| !is_in(other, range));
+    }
+
+    /// Returns the snapshot without the ranges in `range`.
+    fn without(&self, range: IovaRange) -> Result<GuestMemoryMmap, MemoryError> {
         let touched = |other: &IovaRange| range.overlaps(other);
         if self
             .ranges
@@ -344,8 +370,11 @@ impl GuestRam {
         if !found {
             return Err(MemoryError::Absent { range });
         }
-        self.memory = memory;
-        self.ranges.retain(|(other, _)| !touched(other));
-        Ok(())
+        Ok(memory)
     }
+}
+
+/// Returns true if `other` lies within `range`; `None` stands for all memory.
+fn is_in(other: &IovaRange, range: Option<IovaRange>) -> bool {
+    range.is_none_or(|range| range.contains(other))
 }

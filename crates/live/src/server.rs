@@ -16,7 +16,7 @@ use crate::counters::DeviceCounters;
 use crate::event::PollSource;
 use crate::memory::MemoryRules;
 use crate::session::{Function, Session};
-use crate::wire::Inbox;
+use ringfence_vfio_user::Inbox;
 
 pub(crate) use self::event::LogBudget;
 pub use self::event::{EventHandler, QueueBroken, ServeEvent};

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use vm_memory::GuestMemoryMmap;
-
-use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
-use crate::wire::{
+use ringfence_vfio_user::{
     MAX_DATA_BYTES, MAX_FDS, Message, RequestError, SetIrqs, VfioUserCommand, VfioUserRequest,
     errno,
 };
+use vm_memory::GuestMemoryMmap;
+
+use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
 
 /// Number of regions of a PCI function (VFIO: six BARs, ROM, configuration space, VGA).
 pub const REGIONS: u32 = 9;
@@ -73,6 +73,9 @@ pub enum FunctionError {
     /// The device's work could not be stopped; it may still access memory.
     #[error("the device's process is stuck and may still access guest memory")]
     StillMaster,
+    /// A device process that was killed is stuck in the kernel and keeps pages of the old memory.
+    #[error("a killed device process keeps unmapped guest memory: repeat the unmap when it exits")]
+    MemoryInUse,
 }
 
 /// A PCI function that a session serves.
@@ -107,9 +110,13 @@ pub trait Function {
     fn lock_pinned(&mut self, _memory: &GuestMemoryMmap) -> io::Result<()> {
         Ok(())
     }
-    /// Replaces the guest's memory. The function drops everything derived from the old memory
-    /// before it returns.
-    fn memory_changed(&mut self, memory: &GuestMemoryMmap);
+    /// Replaces the guest's memory. When it returns `Ok`, the function has dropped everything
+    /// derived from the old memory.
+    ///
+    /// # Errors
+    /// [`FunctionError::MemoryInUse`]. The caller calls it again with the same memory until it
+    /// succeeds.
+    fn memory_changed(&mut self, memory: &GuestMemoryMmap) -> Result<(), FunctionError>;
     /// Resets the function to its state after power-on. It accesses no memory afterwards.
     ///
     /// # Errors
@@ -158,7 +165,7 @@ impl Refusal {
             Self::Request(error) => error.errno(),
             Self::Memory(error) => error.errno(),
             Self::Function(FunctionError::IrqUnsupported { .. }) => errno::ENOTSUP,
-            Self::Function(FunctionError::StillMaster) => errno::EBUSY,
+            Self::Function(FunctionError::StillMaster | FunctionError::MemoryInUse) => errno::EBUSY,
             _ => errno::EINVAL,
         }
     }
@@ -198,7 +205,8 @@ impl<F: Function> Session<F> {
 
     /// Continues a session of another process, with its negotiated version and its memory.
     pub(crate) fn resume(mut function: F, ram: GuestRam, agreed: bool) -> Self {
-        function.memory_changed(ram.memory());
+        // The function had no memory in this process, so nothing can keep any.
+        let _ = function.memory_changed(ram.memory());
         Self {
             function,
             ram,
@@ -227,11 +235,11 @@ impl<F: Function> Session<F> {
     }
 
     /// Ends the session when the client disconnects: resets the function, then drops the client's
-    /// memory. Returns the function and the result of its reset.
+    /// memory. Returns the function and the first error.
     pub fn end(mut self) -> (F, Result<(), FunctionError>) {
         let reset = self.function.reset();
-        self.function.memory_changed(&GuestMemoryMmap::default());
-        (self.function, reset)
+        let dropped = self.function.memory_changed(&GuestMemoryMmap::default());
+        (self.function, reset.and(dropped))
     }
 
     /// Handles one message.
@@ -276,12 +284,19 @@ impl<F: Function> Session<F> {
                 let function = &mut self.function;
                 let lock = |memory: &GuestMemoryMmap| function.lock_pinned(memory);
                 let mapped = self.ram.map_with(range, source, lock);
-                self.publish_memory(mapped)
+                mapped.map_err(Refusal::Memory)?;
+                // A map takes no memory away, so a stuck process delays nothing here.
+                let _ = function.memory_changed(self.ram.memory());
+                Ok(Vec::new())
             }
             VfioUserRequest::DmaUnmap { range, flags } => {
                 // The remaining ranges keep their locks.
-                let unmapped = self.ram.unmap(range);
-                self.publish_memory(unmapped)?;
+                self.ram.begin_unmap(range).map_err(Refusal::Memory)?;
+                // Reply only after the function has dropped the old memory: the client may then
+                // use the pages for another purpose.
+                let dropped = self.function.memory_changed(self.ram.memory());
+                dropped.map_err(Refusal::Function)?;
+                self.ram.end_unmap(range);
                 let (start, bytes) = range.map_or((0, 0), |r| (r.start().get(), r.bytes()));
                 Ok(body(&[DMA_UNMAP_BYTES, flags], &[start, bytes]))
             }
@@ -366,14 +381,6 @@ impl<F: Function> Session<F> {
             .into_bytes(),
         );
         Ok(reply)
-    }
-
-    /// Passes the changed memory to the function, unless the change failed.
-    fn publish_memory(&mut self, result: Result<(), MemoryError>) -> Result<Vec<u8>, Refusal> {
-        result.map_err(Refusal::Memory)?;
-        // Reply only after the function has dropped the old memory.
-        self.function.memory_changed(self.ram.memory());
-        Ok(Vec::new())
     }
 }
 

@@ -259,7 +259,7 @@ impl<F: Format> Table<F> {
                     continue;
                 }
                 self.unlink_below(mem, unlinked, below, at);
-                // A cycle below may have unlinked the table meanwhile.
+                // A cycle below may have unlinked the table since.
                 if !unlinked.holds(at) {
                     unlinked.put(at);
                 }

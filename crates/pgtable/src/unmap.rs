@@ -1,4 +1,5 @@
-//! Unmap: clears leaves.
+//! Unmap: clears leaves. A table behind a leaf cache (mode `fence`) enters through
+//! `LeafCache::unmap_with` in `leaf_cache.rs`, which calls `clear_leaf_entries`.
 
 use core::sync::atomic::Ordering;
 
@@ -194,7 +195,7 @@ impl<F: Format> Table<F> {
     }
 
     /// Clears a checked range. Fails only if another CPU breaks the contract of [`Table`] and
-    /// changes entries of the range meanwhile. The runs before that entry are then cleared.
+    /// changes entries of the range. The runs before that entry are then cleared.
     fn clear_checked<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,

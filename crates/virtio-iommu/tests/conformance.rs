@@ -92,7 +92,8 @@ named! {
     40 s40_caps,
 }
 
-/// Each broken device fails its own statement and no other. Each statement has at least one.
+/// Each broken device fails its own statement and no other. Each statement has at least one. A
+/// deviation that no statement forbids fails none.
 #[test]
 fn every_check_fails_on_a_flawed_device() {
     let mut wrong = Vec::new();
@@ -109,7 +110,8 @@ fn every_check_fails_on_a_flawed_device() {
                 Verdict::NotApplicable => Some((statement.number, "not applicable")),
             })
             .collect();
-        if failed.iter().map(|(failed, _)| *failed).ne([number]) {
+        let expected = Some(number).filter(|number| *number > 0);
+        if failed.iter().map(|(failed, _)| *failed).ne(expected) {
             wrong.push(format!("{flaw:?} breaks {number}, found {failed:?}"));
         }
         caught[usize::from(number)] += 1;

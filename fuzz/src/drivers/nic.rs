@@ -3,7 +3,7 @@
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
     Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Replace,
-    Rings, SendOutcome,
+    Rings, SendOutcome, TxReclaim,
 };
 use ringfence_devices::ring::{RingAddresses, RingSize};
 use ringfence_types::Iova;
@@ -35,6 +35,10 @@ const fn profile(buffers_per_packet: usize) -> NicProfile {
             _ => Replace::BeforeUnmap,
         },
         fill: Fill::RingByRing,
+        // Every frame is mapped: crates/devices/tests has hostile devices beside inlined frames.
+        inline_thold: 0,
+        rx_frames: 1,
+        tx_reclaim: TxReclaim::Interrupt,
     }
 }
 

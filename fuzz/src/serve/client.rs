@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use ringfence_live::wire::HEADER_BYTES;
+use ringfence_vfio_user::HEADER_BYTES;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Time limit for any answer, and for the daemon to read what was sent.

@@ -60,9 +60,9 @@ pub fn run_if_sandboxed() {
 pub(super) enum Setup {
     /// All devices in one process, behind a virtio-iommu.
     Virtio,
-    /// The disk in a process of its own, behind a virtio-iommu.
+    /// The disk in a sandbox process, behind a virtio-iommu.
     Sandbox,
-    /// The disk in a process of its own, behind the para-virtual IOMMU.
+    /// The disk in a sandbox process, behind the para-virtual IOMMU.
     Para,
     /// The disk as a vhost-user back-end.
     VhostUser,

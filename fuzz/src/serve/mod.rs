@@ -22,12 +22,11 @@ mod host;
 
 use std::sync::Once;
 
-use ringfence_live::wire::{Inbox, MAX_MESSAGE_BYTES};
-
 use self::client::{Client, Exchange};
 use self::host::{Host, Resources, Setup};
 use crate::Reached;
 use crate::vfio_user::{Files, with_files};
+use ringfence_vfio_user::{Inbox, MAX_MESSAGE_BYTES};
 
 pub use self::host::{SANDBOX_ARGUMENT, run_if_sandboxed, set_program};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::dma::{Direct, Dma};
+use ringfence_live::dma::{Direct, Dma, MemoryInUse};
 use ringfence_live::iommu::{EndpointMemory, GuestDma, VirtioIommu};
 use ringfence_live::link::{
     Deframed, Deframer, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome,
@@ -19,9 +19,9 @@ use ringfence_live::virtio::iommu::IommuDevice;
 use ringfence_live::virtio::net::Net;
 use ringfence_live::virtio::pviommu::PvIommuDevice;
 use ringfence_live::virtio::{self, PollSource, VirtioPci};
-use ringfence_live::wire::Message;
 use ringfence_live::{CONFIG_REGION, Outcome, Session};
 use ringfence_types::RequesterId;
+use ringfence_vfio_user::Message;
 use vm_memory::GuestMemoryMmap;
 
 use crate::Reached;
@@ -43,8 +43,8 @@ impl<A: Dma + 'static> Dma for Counted<A> {
         self.dma.with(access)
     }
 
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        self.dma.set_memory(memory);
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        self.dma.set_memory(memory)
     }
 }
 

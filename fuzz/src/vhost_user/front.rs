@@ -18,11 +18,11 @@ use std::thread;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::server::{EventHandler, ServeEvent};
-use ringfence_live::vhost_user::{MAX_PAYLOAD_BYTES, Refusal, Session, Settings};
+use ringfence_live::vhost_user::{MAX_PAYLOAD_BYTES, Refusal, Session, Settings, VhostUser};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::wire::{Message, MessageAssembler};
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb, reply_status};
 use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
+use ringfence_vfio_user::{Message, MessageAssembler};
 
 use super::files::{CALL, CHANNEL, Files, KICK, RAM, RAM_BYTES, one};
 use super::{refused, stream};
@@ -83,7 +83,7 @@ pub(super) struct Front<'f, 'r> {
     files: &'f Files,
     session: Session<Blk>,
     counters: Arc<DeviceCounters>,
-    inbox: MessageAssembler<Header>,
+    inbox: MessageAssembler<VhostUser>,
     reached: Reached<'r>,
     open: bool,
     protocol: u64,

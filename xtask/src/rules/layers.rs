@@ -18,6 +18,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("dma", 2),
     // Below the software IOMMU, which implements one of its sinks.
     ("virtio-iommu", 2),
+    ("vfio-user", 2),
     ("pviommu", 3),
     ("softiommu", 3),
     ("devices", 3),

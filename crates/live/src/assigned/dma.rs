@@ -10,7 +10,7 @@ use vm_memory::GuestMemoryMmap;
 use super::hardware::IommuModel;
 use super::{AssignedTable, Hardware, HardwareView};
 use crate::counters::DeviceCounters;
-use crate::dma::{Dma, FaultReporter};
+use crate::dma::{Dma, FaultReporter, MemoryInUse};
 use crate::host::Host;
 
 /// Owner of the device's I/O page table.
@@ -110,11 +110,12 @@ impl Dma for AssignedDma {
     }
 
     /// Follows the guest's memory without an IOMMU; with one, the IOMMU sets the memory.
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
         if let TableOwner::HostIdentity { mapped, ranges } = &mut self.keeper {
             mapped.set_memory(memory);
             *ranges = mapped.follow(ranges, memory);
         }
+        Ok(())
     }
 
     fn is_assigned(&self) -> bool {

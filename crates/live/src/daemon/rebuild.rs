@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_types::RequesterId;
+use ringfence_vfio_user::Inbox;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::dma_path::{DmaPath, device_id, disk, is_assigned, slot_and_name, start_sandbox};
@@ -31,7 +32,6 @@ use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
-use crate::wire::Inbox;
 
 impl Daemon {
     /// Checks that this process could serve the state that another process sent. Serves nothing.

@@ -6,7 +6,7 @@ use ringfence_softiommu::{ReadGuard, Reader};
 use ringfence_types::{Access, Fault, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
-use super::Dma;
+use super::{Dma, MemoryInUse};
 
 /// The IOMMU of a device, as the device's accesses reach it.
 pub(crate) trait FaultReporter: std::fmt::Debug + Send + Sync {
@@ -68,5 +68,7 @@ impl Dma for EndpointMemory {
     }
 
     /// Does nothing: the IOMMU sets the guest's memory.
-    fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
+    fn set_memory(&mut self, _memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        Ok(())
+    }
 }

@@ -9,6 +9,10 @@ use vm_memory::{GuestMemory, GuestMemoryMmap};
 pub use endpoint_memory::EndpointMemory;
 pub(crate) use endpoint_memory::FaultReporter;
 
+/// A killed device process is stuck in the kernel and may still access the old guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInUse;
+
 /// One device's view of the guest's memory.
 ///
 /// Anything that a closure borrows ends with it. A device that waits for a disk or a peer copies
@@ -56,7 +60,10 @@ pub trait Dma: Send {
     }
 
     /// Replaces the guest's memory and discards all translations of the old one.
-    fn set_memory(&mut self, memory: &GuestMemoryMmap);
+    ///
+    /// # Errors
+    /// [`MemoryInUse`]. The caller calls it again with the same memory until it succeeds.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse>;
 
     /// Returns true if a hardware IOMMU model translates the accesses.
     fn is_assigned(&self) -> bool {
@@ -82,7 +89,8 @@ impl Dma for Direct {
         access(&self.memory)
     }
 
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
         self.memory = memory.clone();
+        Ok(())
     }
 }

@@ -56,6 +56,15 @@ impl ChildProcess {
         })
     }
 
+    /// Creates a process that counts as stuck in the kernel until `exited` is readable.
+    #[cfg(test)]
+    pub(crate) fn stuck(child: Child, exited: OwnedFd) -> io::Result<Self> {
+        let mut process = Self::new(child)?;
+        process.pidfd = exited;
+        process.stuck = AtomicBool::new(true);
+        Ok(process)
+    }
+
     /// Returns the time that `who` may still wait for this process within the current minute.
     pub(crate) fn patience(&self, who: Waiter) -> Duration {
         let now = self.started.elapsed();

@@ -9,6 +9,8 @@ mod call;
 pub(crate) mod child;
 pub mod control_region;
 mod lateness;
+#[cfg(test)]
+mod stuck_process_tests;
 pub(crate) mod supervisor;
 pub mod sys;
 pub mod windows;

@@ -1,7 +1,7 @@
 //! The supervisor: it decides by seccomp notification which system calls the mapping thread may
 //! make.
 //!
-//! The mapping thread asks for work with a call of its own, [`ASK`]. The supervisor writes a batch
+//! The mapping thread asks for work with the system call [`ASK`]. The supervisor writes a batch
 //! of calls to the control region and completes `ASK`. It then expects exactly these calls, in
 //! order and with these registers, and lets each continue. It allows no other call. The thread
 //! makes one call at a time, so all calls have completed when it asks again.
@@ -206,7 +206,7 @@ impl Supervisor {
     }
 
     /// Returns the time that the mapping thread has spent on the run queue since it became late.
-    /// Zero if it has used the CPU for more than its work meanwhile.
+    /// Zero if it has used the CPU for more than its work since then.
     fn queued_since_late(&self, wait: &Wait) -> Duration {
         match (self.scheduled(), wait.at_late) {
             (Some(now), Some(then)) if now.ran.saturating_sub(then.ran) <= wait.may_run => {
@@ -267,7 +267,7 @@ impl Supervisor {
             let mut asks = [PollFd::new(&self.listener, PollFlags::IN)];
             match poll(&mut asks, Some(&left)) {
                 Ok(0) if expired => return Err(ProtocolViolation::Late),
-                // The thread may have been on the run queue meanwhile, so compute the limit again.
+                // The thread may have been on the run queue, so compute the limit again.
                 Ok(0) => continue,
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,

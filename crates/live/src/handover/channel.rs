@@ -2,7 +2,7 @@
 //! descriptors, the bytes.
 //!
 //! The kernel limits the descriptors that one message carries and requires at least one byte with
-//! them. Each batch of descriptors therefore travels with a byte of its own.
+//! them. Each batch of descriptors therefore travels with a separate byte.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,14 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use ringfence_vfio_user::MAX_FDS;
+use ringfence_vfio_user::fields::u32_at;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 
 use super::state::MAX_STREAM_FDS;
 use crate::saved_state::{MAX_STREAM_BYTES, wire_numbers};
 use crate::server::{StopSignal, receive_piece};
-use crate::wire::MAX_FDS;
-use crate::wire::fields::u32_at;
 
 wire_numbers! {
     /// Type of a message.

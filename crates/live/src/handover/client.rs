@@ -3,10 +3,10 @@
 use std::os::fd::OwnedFd;
 
 use ringfence_types::{Iova, IovaRange};
+use ringfence_vfio_user::{MAX_FDS, MAX_MESSAGE_BYTES};
 
 use crate::memory::{MAX_RANGES, RangeState};
 use crate::saved_state::{Reader, SaveState, StateError, Writer, save_fields};
-use crate::wire::{MAX_FDS, MAX_MESSAGE_BYTES};
 
 /// State of a client's session.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Endpoints whose device has a table of its own, which receives the mappings of its domain.
+//! Endpoints whose device has a separate table, which receives the mappings of its domain.
 
 use std::collections::BTreeMap;
 

@@ -31,7 +31,7 @@ pub use crate::dma::EndpointMemory;
 use self::unmap_history::GuestIommuSink;
 use crate::assigned::{AssignedDma, AssignedTable, Hardware};
 use crate::counters::DeviceCounters;
-use crate::dma::{Direct, Dma, FaultReporter};
+use crate::dma::{Direct, Dma, FaultReporter, MemoryInUse};
 use crate::grants::Grants;
 use crate::host::Host;
 use crate::limits::GuestLimits;
@@ -312,15 +312,15 @@ impl Dma for GuestDma {
         self.direct.with(access)
     }
 
-    /// Replaces the guest's memory. When it returns, no endpoint holds any of the old memory.
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        self.direct.set_memory(memory);
+    /// Replaces the guest's memory. When it returns `Ok`, no endpoint holds any of the old memory.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
         let mut unit = self.iommu.unit();
         let sink = unit.sink_mut();
         // The call fails only for a reader, and this thread is not one.
         let _ = sink.inner.set_memory(memory.clone());
-        // A process stuck in the kernel keeps the old pages. No other guest or device uses them.
-        let _ = sink.sandboxed.set_memory(memory);
-        let _ = sink.assigned.set_memory(memory);
+        let sandboxed = sink.sandboxed.set_memory(memory);
+        let assigned = sink.assigned.set_memory(memory);
+        self.direct.set_memory(memory)?;
+        sandboxed.and(assigned).map_err(|_| MemoryInUse)
     }
 }

@@ -10,11 +10,11 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use ringfence_vfio_user::fields::{u32_at, u64_at};
 use ringfence_virtio_iommu::spec;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
 use crate::saved_state::{Reader, SaveState, StateError, Writer};
-use crate::wire::fields::{u32_at, u64_at};
 
 /// Pending bytes at which the recorder writes them to the file.
 pub const PENDING_BYTES: usize = 8192;

@@ -1,9 +1,10 @@
 //! PCI configuration space: a type 0 header, MSI-X, and the five capabilities of virtio (virtio
 //! 1.2, section 4.1.4).
 
+use ringfence_vfio_user::fields::{copy_part, u32_at};
+
 use super::layout;
 use crate::saved_state::StateError;
-use crate::wire::fields::{copy_part, u32_at};
 
 /// Bytes of a conventional configuration space.
 pub(crate) const CONFIG_BYTES: usize = 256;

@@ -1,4 +1,4 @@
-//! Layout of BAR 0. Each structure has a page of its own.
+//! Layout of BAR 0. Each structure begins a page.
 
 /// Index of the BAR that contains all structures.
 pub(crate) const BAR: u8 = 0;

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use vm_memory::GuestMemoryMmap;
 
 use super::ConfigSpace;
-use crate::dma::Dma;
+use crate::dma::{Dma, MemoryInUse};
 
 /// Proof that a function is bus master. While it lives, the configuration space cannot be written.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +52,11 @@ impl<A: Dma> BusMasterGate<A> {
     }
 
     /// Replaces the guest's memory.
-    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        self.0.set_memory(memory);
+    ///
+    /// # Errors
+    /// As for [`Dma::set_memory`].
+    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        self.0.set_memory(memory)
     }
 
     /// Returns true if a hardware IOMMU model translates the accesses.

@@ -21,8 +21,8 @@ pub use unit::{PviommuState, UnitError};
 
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
-use crate::dma::{Direct, Dma, EndpointMemory, FaultReporter};
-use crate::grants::Grants;
+use crate::dma::{Direct, Dma, EndpointMemory, FaultReporter, MemoryInUse};
+use crate::grants::{Grants, StuckProcess};
 use crate::host::HostPagePool;
 
 /// The para-virtual IOMMU. Clones share it.
@@ -192,9 +192,10 @@ impl Dma for PvDma {
         self.iommu.unit().lock_pinned(memory)
     }
 
-    /// Replaces the guest's memory. When it returns, no endpoint holds any of the old memory.
-    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        self.direct.set_memory(memory);
-        self.iommu.unit().set_memory(memory);
+    /// Replaces the guest's memory. When it returns `Ok`, no endpoint holds any of the old memory.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        self.direct.set_memory(memory)?;
+        let set = self.iommu.unit().set_memory(memory);
+        set.map_err(|StuckProcess| MemoryInUse)
     }
 }

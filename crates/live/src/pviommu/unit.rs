@@ -19,7 +19,7 @@ pub use self::records::PviommuState;
 use self::tables::Domains;
 use crate::assigned::{AssignedTables, Hardware};
 use crate::counters::DeviceCounters;
-use crate::grants::Grants;
+use crate::grants::{Grants, StuckProcess};
 use crate::host::{Host, HostPagePool, Memory};
 
 /// IOVAs offered to the driver. Page 0 is excluded because drivers treat address 0 as invalid; the
@@ -154,11 +154,14 @@ impl Unit {
         self.backend.backing().lock_pinned(memory)
     }
 
-    /// Replaces the guest's memory. When it returns, no device holds any of the old memory.
-    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+    /// Replaces the guest's memory. When it returns `Ok`, no device holds any of the old memory.
+    ///
+    /// # Errors
+    /// As for [`Grants::set_memory`].
+    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), StuckProcess> {
         self.backend.backing().set_memory(memory);
         self.backend.tables().assigned().set_memory(memory);
-        self.domains().set_memory(memory);
+        self.domains().set_memory(memory)
     }
 
     /// Returns the configuration that the driver reads.
@@ -176,7 +179,8 @@ impl Unit {
         self.running = true;
     }
 
-    /// Ends the driver's session. When it returns, all devices are blocked and no mapping remains.
+    /// Ends the driver's session. When it returns, all devices are blocked and no mapping remains,
+    /// except those of a killed process that is stuck in the kernel (decision 0018).
     pub(crate) fn reset(&mut self) {
         let Self {
             backend, simulated, ..

@@ -26,7 +26,7 @@ use vm_memory::{
 };
 
 use super::copy;
-use crate::dma::Dma;
+use crate::dma::{Dma, MemoryInUse};
 use crate::grants::control_region::{ControlRegion, FORMAT, ROOT};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
@@ -136,7 +136,9 @@ impl Dma for SandboxMemory {
     }
 
     /// Does nothing: the daemon changes the grants.
-    fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
+    fn set_memory(&mut self, _memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        Ok(())
+    }
 
     fn use_stale(&mut self, on: bool) {
         self.inner.use_stale = on;

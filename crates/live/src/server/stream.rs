@@ -5,13 +5,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use ringfence_vfio_user::{FramingError, Inbox, MAX_FDS, Message};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
 };
 
 use super::{StopSignal, wait};
 use crate::event::PollSource;
-use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
 /// Sends a reply. Returns false if the stop signal comes first: a client that does not read may
 /// block its device, but not the daemon's exit.

@@ -28,8 +28,8 @@ mod translations;
 
 pub use refusal::Refusal;
 pub use request::{
-    MAX_PAYLOAD_BYTES, MAX_REGIONS, RequestError, SharedRegion, StreamError, VhostUserRequest,
-    VringAddress,
+    MAX_PAYLOAD_BYTES, MAX_REGIONS, RequestError, SharedRegion, StreamError, VhostUser,
+    VhostUserRequest, VringAddress,
 };
 pub use server::{Clients, serve};
 pub use session::{Outcome, Session, Settings};

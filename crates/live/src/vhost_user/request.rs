@@ -5,9 +5,8 @@ use std::os::fd::OwnedFd;
 
 use ringfence_softiommu::iotlb::{FrameError, Header, IOTLB_BYTES, Region};
 use ringfence_types::PhysAddr;
-
-use crate::wire::fields::array_at;
-use crate::wire::{Framed, Message};
+use ringfence_vfio_user::fields::array_at;
+use ringfence_vfio_user::{Framing, Message};
 
 /// Longest accepted payload in bytes. The longest payload that a front-end needs is a memory table.
 pub const MAX_PAYLOAD_BYTES: u32 = 512;
@@ -63,13 +62,19 @@ pub enum StreamError {
     },
 }
 
-impl Framed for Header {
-    const BYTES: usize = Self::BYTES;
+/// The framing of vhost-user.
+#[derive(Debug)]
+pub enum VhostUser {}
+
+impl Framing for VhostUser {
+    const HEADER_BYTES: usize = Header::BYTES;
+    type Header = Header;
     type Error = StreamError;
 
-    fn decode_from(bytes: &[u8]) -> Result<Self, StreamError> {
+    fn decode(bytes: &[u8]) -> Result<Header, StreamError> {
         let short = StreamError::Frame(FrameError::Length(0));
-        let header = Self::decode(bytes.first_chunk().ok_or(short)?).map_err(StreamError::Frame)?;
+        let header = bytes.first_chunk().ok_or(short)?;
+        let header = Header::decode(header).map_err(StreamError::Frame)?;
         if header.bytes > MAX_PAYLOAD_BYTES {
             let bytes = header.bytes;
             return Err(StreamError::Long { bytes });
@@ -77,8 +82,8 @@ impl Framed for Header {
         Ok(header)
     }
 
-    fn message_bytes(&self) -> usize {
-        Self::BYTES.saturating_add(self.bytes as usize)
+    fn message_bytes(header: &Header) -> usize {
+        Header::BYTES.saturating_add(header.bytes as usize)
     }
 }
 

@@ -5,16 +5,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
-use ringfence_softiommu::iotlb::{Header, reply_status};
+use ringfence_softiommu::iotlb::reply_status;
+use ringfence_vfio_user::MessageAssembler;
 use rustix::net::{RecvFlags, recv};
 
 use super::refusal::Refusal;
+use super::request::VhostUser;
 use super::session::{Session, Settings};
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
 use crate::server::{EventHandler, LogBudget, ServeEvent, StopSignal, answer, receive_piece, wait};
 use crate::virtio::{Device, PollSource};
-use crate::wire::MessageAssembler;
 
 /// Listener of the front-ends, and the users who may connect.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +75,7 @@ fn converse<D: Device + Send + 'static>(
     report: &EventHandler,
     words: &mut LogBudget,
 ) -> io::Result<bool> {
-    let mut inbox = MessageAssembler::<Header>::default();
+    let mut inbox = MessageAssembler::<VhostUser>::default();
     let mut replies = Replies::default();
     loop {
         let channel = session.channel().cloned();

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_softiommu::iotlb::{Header, Iotlb, IotlbError, IotlbLimits, Regions, reply};
 use ringfence_types::{Iova, IovaRange, RequesterId};
+use ringfence_vfio_user::Message;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 use virtio_queue::{Queue, QueueT};
@@ -19,7 +20,6 @@ use crate::event::is_eventfd;
 use crate::memory::{GuestRam, RangeSource};
 use crate::server::{EventHandler, StopSignal};
 use crate::virtio::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1};
-use crate::wire::Message;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, one of the device's features.
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;

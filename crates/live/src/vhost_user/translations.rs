@@ -18,7 +18,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::refusal::Refusal;
 use crate::counters::DeviceCounters;
-use crate::dma::Dma;
+use crate::dma::{Dma, MemoryInUse};
 
 /// Retries of a miss whose translation is invalidated before the device can use it.
 const ATTEMPTS: usize = 16;
@@ -296,5 +296,7 @@ impl Dma for IotlbMemory {
     }
 
     /// Does nothing: the front-end shares the guest's memory.
-    fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
+    fn set_memory(&mut self, _memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        Ok(())
+    }
 }

@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
 
+use ringfence_vfio_user::fields::{copy_part, u32_at, u64_at};
 use virtio_queue::Queue;
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
@@ -18,7 +19,6 @@ use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::saved_state::{HandOverBlocker, StateError};
-use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, independent of the block size.
 pub const SECTOR_BYTES: u64 = 512;

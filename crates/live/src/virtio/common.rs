@@ -1,13 +1,13 @@
 //! Common configuration registers (virtio 1.2, section 4.1.4.3) and the rules of the device status
 //! field (section 2.1).
 
+use ringfence_vfio_user::fields::{copy_part, u16_at, u32_at};
 use virtio_queue::{Queue, QueueT};
 
 use super::{CommonState, F_ACCESS_PLATFORM, F_VERSION_1, QueueSlot};
 use crate::irq::NO_VECTOR;
 use crate::pci::layout::COMMON_BYTES;
 use crate::saved_state::StateError;
-use crate::wire::fields::{copy_part, u16_at, u32_at};
 
 /// `ACKNOWLEDGE`: the driver has found the device.
 pub(crate) const ACKNOWLEDGE: u8 = 1;

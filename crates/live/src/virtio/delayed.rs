@@ -16,7 +16,7 @@ use virtio_queue::Queue;
 use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
 use crate::dma::Dma;
 
-/// Delays the work of the device `D`, which must have no poll source of its own.
+/// Delays the work of the device `D`, which must have no poll source.
 #[derive(Debug)]
 pub struct Delayed<D> {
     device: D,

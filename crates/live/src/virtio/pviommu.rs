@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringfence_pviommu::wire::{EVENT_BYTES, PAGES_LIMIT, Status};
+use ringfence_vfio_user::fields::{copy_part, u32_at};
 use virtio_queue::{Queue, QueueT};
 
 use super::DeviceState;
@@ -16,7 +17,6 @@ use crate::dma::Dma;
 use crate::pviommu::PvIommu;
 use crate::saved_state::HandOverBlocker;
 use crate::virtio::chain::Chain;
-use crate::wire::fields::{copy_part, u32_at};
 
 const REQUESTS: usize = 0;
 /// Event queue, in which the driver posts buffers for events.

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Instant;
 
+use ringfence_vfio_user::SetIrqs;
 use vm_memory::GuestMemoryMmap;
 
 use super::common::{Common, Effect};
@@ -12,13 +13,12 @@ use super::{
 };
 use super::{DeviceState, FunctionState};
 use crate::counters::DeviceCounters;
-use crate::dma::Dma;
+use crate::dma::{Dma, MemoryInUse};
 use crate::irq::Vectors;
 use crate::pci::{BusMasterGate, ConfigSpace, Identity, WINDOW_DATA, layout};
 use crate::saved_state::{HandOverBlocker, StateError};
 use crate::server::PolledFunction;
 use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
-use crate::wire::SetIrqs;
 
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
@@ -342,8 +342,9 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
         self.dma.lock_pinned(memory)
     }
 
-    fn memory_changed(&mut self, memory: &GuestMemoryMmap) {
-        self.dma.set_memory(memory);
+    fn memory_changed(&mut self, memory: &GuestMemoryMmap) -> Result<(), FunctionError> {
+        let set = self.dma.set_memory(memory);
+        set.map_err(|MemoryInUse| FunctionError::MemoryInUse)
     }
 
     fn reset(&mut self) -> Result<(), FunctionError> {

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use proptest::prelude::*;
-use ringfence_live::wire::{FramingError, HEADER_BYTES, Inbox};
+use ringfence_vfio_user::{FramingError, HEADER_BYTES, Inbox};
 
 use crate::rig::*;
 

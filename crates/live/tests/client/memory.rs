@@ -4,10 +4,17 @@
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::dma::{Direct, Dma, MemoryInUse};
+use ringfence_live::virtio::blk::Blk;
 use ringfence_live::{GuestRam, MemoryError, MemoryRules, RangeSource};
 use ringfence_types::{Iova, IovaRange};
+use ringfence_vfio_user::errno;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use vm_memory::GuestMemoryMmap;
 
 use crate::rig::*;
 
@@ -186,4 +193,56 @@ fn a_range_without_a_file_is_known_and_out_of_reach() {
     client.ring(0);
     assert_eq!(client.counters.broken_queues.get(), 1);
     assert_eq!(client.unmap(0, RAM_BYTES, 0).errno, 0);
+}
+
+/// Memory that a stuck process keeps while `stuck` is set.
+struct StuckMemory {
+    direct: Direct,
+    stuck: Arc<AtomicBool>,
+}
+
+impl Dma for StuckMemory {
+    type View<'a> = <Direct as Dma>::View<'a>;
+
+    fn with<R>(&mut self, access: impl FnOnce(&Self::View<'_>) -> R) -> R {
+        self.direct.with(access)
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        self.direct.set_memory(memory)?;
+        let stuck = self.stuck.load(Ordering::Relaxed);
+        if stuck { Err(MemoryInUse) } else { Ok(()) }
+    }
+}
+
+/// The client receives no success reply before the process has exited. Until then it can repeat the
+/// request, and can map nothing else there.
+#[test]
+fn an_unmap_that_a_stuck_process_prevents() {
+    const HALF: u64 = RAM_BYTES / 2;
+    let counters = Arc::new(DeviceCounters::default());
+    let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
+    let stuck = Arc::new(AtomicBool::new(false));
+    let memory = StuckMemory {
+        direct: Direct::default(),
+        stuck: Arc::clone(&stuck),
+    };
+    let mut client = Client::new(disk, memory, false, counters);
+    client.agree();
+    assert_eq!(client.map(0, HALF, 0, 3).errno, 0);
+    stuck.store(true, Ordering::Relaxed);
+    assert_eq!(client.map(HALF, HALF, HALF, 3).errno, 0, "takes nothing");
+    for _ in 0..2 {
+        assert_eq!(client.unmap(0, HALF, 0).errno, errno::EBUSY);
+        assert_eq!(client.map(0, HALF, 0, 3).errno, errno::EEXIST);
+    }
+    stuck.store(false, Ordering::Relaxed);
+    assert_eq!(client.unmap(0, HALF, 0).errno, 0);
+    assert_eq!(client.map(0, HALF, 0, 3).errno, 0);
+    stuck.store(true, Ordering::Relaxed);
+    assert_eq!(client.unmap(0, 0, 2).errno, errno::EBUSY, "all ranges");
+    assert_eq!(client.map(HALF, HALF, HALF, 3).errno, errno::EEXIST);
+    stuck.store(false, Ordering::Relaxed);
+    assert_eq!(client.unmap(0, 0, 2).errno, 0);
+    assert_eq!(client.map(HALF, HALF, HALF, 3).errno, 0);
 }

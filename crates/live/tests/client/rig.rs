@@ -10,8 +10,8 @@ use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::{Device, VirtioPci};
-use ringfence_live::wire::{HEADER_BYTES, Inbox, Message};
 use ringfence_live::{CONFIG_REGION, Outcome, Session};
+use ringfence_vfio_user::{HEADER_BYTES, Inbox, Message};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 pub(crate) const VERSION: u16 = 1;

@@ -256,6 +256,10 @@ impl Subject for Broken {
         if self.flaw == Flaw::FailureWithoutLength && status != VIRTIO_IOMMU_S_OK {
             return 0;
         }
+        // The status byte alone counts as written.
+        if self.flaw == Flaw::FailureWithShortLength && status != VIRTIO_IOMMU_S_OK {
+            return 1;
+        }
         4
     }
 

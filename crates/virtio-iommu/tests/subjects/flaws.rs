@@ -1,6 +1,7 @@
 //! Flaws of broken devices.
 
-/// Declares the flaws, named for their behaviour, with the statement that each violates.
+/// Declares the flaws, named for their behaviour, with the statement that each violates. 0 marks a
+/// deviation from this crate's device that no statement forbids.
 macro_rules! flaws {
     ($($number:literal $flaw:ident,)*) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,7 @@ macro_rules! flaws {
 }
 
 flaws! {
+    0 FailureWithShortLength,
     1 OffersBothBypasses,
     1 HidesMapUnmap,
     2 NoPageSize,

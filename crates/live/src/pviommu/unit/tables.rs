@@ -14,7 +14,7 @@ use ringfence_softiommu::{DomainMapReason, IommuError, Reader, SoftIommu, SoftIo
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
-use crate::grants::{GrantError, Grants};
+use crate::grants::{GrantError, Grants, StuckProcess};
 use crate::host::FrameRmap;
 
 /// The domain of each device. Unmapped pages stay until commit, so that one wait covers a whole
@@ -69,14 +69,17 @@ impl Domains {
         self.sandboxed.get_mut(&device)
     }
 
-    /// Replaces the guest's memory. When it returns, no device holds any of the old memory. A
-    /// process stuck in the kernel keeps the old pages, which no other guest or device uses.
-    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+    /// Replaces the guest's memory for every device, even after a failure. When it returns `Ok`, no
+    /// device holds any of the old memory.
+    ///
+    /// # Errors
+    /// As for [`Grants::set_memory`].
+    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), StuckProcess> {
         // The call fails only for a reader, and the caller is not one.
         let _ = self.iommu.set_memory(memory.clone());
-        for grants in self.sandboxed.values_mut() {
-            let _ = grants.set_memory(memory);
-        }
+        let processes = self.sandboxed.values_mut();
+        let set = processes.map(|grants| grants.set_memory(memory));
+        set.fold(Ok(()), Result::and)
     }
 
     /// Attaches each device to its domain. A sandboxed process has its grants at any time.

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU16;
 
-use crate::wire::fields::u16_at;
+use ringfence_vfio_user::fields::u16_at;
 
 /// `VIRTIO_NET_CTRL_MQ` and `VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`.
 const PAIRS_SET: [u8; 2] = [4, 0];

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use ringfence_vfio_user::fields::copy_part;
 use virtio_queue::{Queue, QueueT};
 
 use self::control::{Ack, COMMAND_BYTES};
@@ -30,7 +31,6 @@ use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::link::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome};
 use crate::saved_state::HandOverBlocker;
-use crate::wire::fields::copy_part;
 
 const F_MTU: u64 = 1 << 3;
 const F_MAC: u64 = 1 << 5;

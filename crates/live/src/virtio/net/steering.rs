@@ -4,7 +4,7 @@
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU16;
 
-use crate::wire::fields::copy_part;
+use ringfence_vfio_user::fields::copy_part;
 
 /// Number of classes into which flows are hashed.
 pub const FLOWS: usize = 256;

@@ -16,7 +16,7 @@ use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
 use ringfence_live::virtio::{BusMasterStuck, Device, QUANTUM_BYTES, QuantumResult, QueueBroken};
-use ringfence_live::wire::errno;
+use ringfence_vfio_user::errno;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_queue::Queue;
 

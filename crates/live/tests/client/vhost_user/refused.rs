@@ -7,11 +7,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::server::{EventHandler, ServeEvent};
-use ringfence_live::vhost_user::{Refusal, RequestError, Session, VhostUserRequest};
+use ringfence_live::vhost_user::{Refusal, RequestError, Session, VhostUser, VhostUserRequest};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::wire::{Message, MessageAssembler};
 use ringfence_softiommu::iotlb::{Header, Message as Iotlb};
 use ringfence_types::{Iova, IovaRange, Permissions};
+use ringfence_vfio_user::{Message, MessageAssembler};
 
 use super::front::*;
 use crate::rig::{disk_file, sealed};
@@ -39,7 +39,7 @@ impl Alone {
 }
 
 fn message(request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Message<Header>> {
-    let mut inbox = MessageAssembler::<Header>::default();
+    let mut inbox = MessageAssembler::<VhostUser>::default();
     inbox.feed(&frame(request, 0, payload), fds, false).ok()?
 }
 
@@ -246,9 +246,9 @@ fn refused_messages() {
         Some(Refusal::Channel)
     );
     // Errors of the stream.
-    let mut inbox = MessageAssembler::<Header>::default();
+    let mut inbox = MessageAssembler::<VhostUser>::default();
     assert!(inbox.feed(&halves(&[1, 1, 513]), [], false).is_err());
-    let mut inbox = MessageAssembler::<Header>::default();
+    let mut inbox = MessageAssembler::<VhostUser>::default();
     assert!(inbox.feed(&halves(&[1, 2, 0]), [], false).is_err());
 }
 
@@ -260,7 +260,7 @@ fn malformed_request_for_a_reply_closes_the_connection() {
         alone.tell(SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), vec![]),
         None
     );
-    let mut inbox = MessageAssembler::<Header>::default();
+    let mut inbox = MessageAssembler::<VhostUser>::default();
     let wrong = frame(GET_FEATURES, 8, &[0; 8]);
     let wrong = inbox.feed(&wrong, [], false).unwrap().unwrap();
     let outcome = alone.0.handle(wrong);
@@ -268,7 +268,7 @@ fn malformed_request_for_a_reply_closes_the_connection() {
 }
 
 fn message_with(request: u32, flags: u32) -> Message<Header> {
-    let mut inbox = MessageAssembler::<Header>::default();
+    let mut inbox = MessageAssembler::<VhostUser>::default();
     inbox
         .feed(&frame(request, flags, &[]), [], false)
         .unwrap()

@@ -7,35 +7,42 @@ use std::os::fd::OwnedFd;
 
 use super::header::{FramingError, HEADER_BYTES, Header, MAX_FDS};
 
-/// Header of a protocol's messages, which contains the message length.
-pub trait Framed: Copy {
+/// A protocol whose messages begin with a header of fixed length that states the message's length.
+pub trait Framing {
     /// Length of the header in bytes.
-    const BYTES: usize;
+    const HEADER_BYTES: usize;
+    /// The decoded header.
+    type Header: Copy;
     /// Reason why the rest of a stream cannot be parsed.
     type Error;
 
-    /// Decodes the header from the first [`BYTES`](Self::BYTES) bytes of a message.
+    /// Decodes the header from the first [`HEADER_BYTES`](Self::HEADER_BYTES) bytes of a message.
     ///
     /// # Errors
     /// The rest of the stream cannot be parsed, or is too long to read.
-    fn decode_from(bytes: &[u8]) -> Result<Self, Self::Error>;
+    fn decode(bytes: &[u8]) -> Result<Self::Header, Self::Error>;
 
     /// Returns the length of the whole message in bytes, including the header; the protocol bounds
     /// it.
-    fn message_bytes(&self) -> usize;
+    fn message_bytes(header: &Self::Header) -> usize;
 }
 
-impl Framed for Header {
-    const BYTES: usize = HEADER_BYTES;
+/// The framing of vfio-user.
+#[derive(Debug)]
+pub enum VfioUser {}
+
+impl Framing for VfioUser {
+    const HEADER_BYTES: usize = HEADER_BYTES;
+    type Header = Header;
     type Error = FramingError;
 
-    fn decode_from(bytes: &[u8]) -> Result<Self, FramingError> {
+    fn decode(bytes: &[u8]) -> Result<Header, FramingError> {
         let short = FramingError::Short { size: 0 };
-        Self::decode(bytes.first_chunk().ok_or(short)?)
+        Header::decode(bytes.first_chunk().ok_or(short)?)
     }
 
-    fn message_bytes(&self) -> usize {
-        self.size
+    fn message_bytes(header: &Header) -> usize {
+        header.size
     }
 }
 
@@ -53,18 +60,18 @@ pub struct Message<H = Header> {
 }
 
 /// Assembler of vfio-user messages.
-pub type Inbox = MessageAssembler<Header>;
+pub type Inbox = MessageAssembler<VfioUser>;
 
 /// Assembles a message that arrives in pieces. Holds the bytes of at most one message.
 #[derive(Debug)]
-pub struct MessageAssembler<H> {
+pub struct MessageAssembler<P: Framing> {
     bytes: Vec<u8>,
-    header: Option<H>,
+    header: Option<P::Header>,
     fds: Vec<OwnedFd>,
     too_many_fds: bool,
 }
 
-impl<H> Default for MessageAssembler<H> {
+impl<P: Framing> Default for MessageAssembler<P> {
     fn default() -> Self {
         Self {
             bytes: Vec::new(),
@@ -75,13 +82,13 @@ impl<H> Default for MessageAssembler<H> {
     }
 }
 
-impl<H: Framed> MessageAssembler<H> {
+impl<P: Framing> MessageAssembler<P> {
     /// Returns the maximum number of bytes to read next. Never 0, and never past the end of the
     /// current message.
     pub fn bytes_wanted(&self) -> usize {
         let end = self
             .header
-            .map_or(H::BYTES, |header| header.message_bytes());
+            .map_or(P::HEADER_BYTES, |header| P::message_bytes(&header));
         end.saturating_sub(self.bytes.len()).max(1)
     }
 
@@ -95,7 +102,7 @@ impl<H: Framed> MessageAssembler<H> {
         bytes: &[u8],
         fds: impl IntoIterator<Item = OwnedFd>,
         truncated: bool,
-    ) -> Result<Option<Message<H>>, H::Error> {
+    ) -> Result<Option<Message<P::Header>>, P::Error> {
         self.bytes.extend(bytes);
         self.too_many_fds |= truncated;
         for fd in fds {
@@ -106,19 +113,19 @@ impl<H: Framed> MessageAssembler<H> {
             }
         }
         if self.header.is_none()
-            && let Some(header) = self.bytes.get(..H::BYTES)
+            && let Some(header) = self.bytes.get(..P::HEADER_BYTES)
         {
-            self.header = Some(H::decode_from(header)?);
+            self.header = Some(P::decode(header)?);
         }
         let Some(header) = self.header else {
             return Ok(None);
         };
-        if self.bytes.len() < header.message_bytes() {
+        if self.bytes.len() < P::message_bytes(&header) {
             return Ok(None);
         }
         self.header = None;
         let mut body = std::mem::take(&mut self.bytes);
-        body.drain(..H::BYTES.min(body.len()));
+        body.drain(..P::HEADER_BYTES.min(body.len()));
         Ok(Some(Message {
             header,
             body,
@@ -131,13 +138,13 @@ impl<H: Framed> MessageAssembler<H> {
 impl Inbox {
     /// Returns the partial message: its bytes, its descriptors, and true if it had too many
     /// descriptors.
-    pub(crate) fn part(&self) -> (&[u8], &[OwnedFd], bool) {
+    pub fn part(&self) -> (&[u8], &[OwnedFd], bool) {
         (&self.bytes, &self.fds, self.too_many_fds)
     }
 
     /// Continues a partial message that another process has read. `None` if the bytes are not a
     /// partial message.
-    pub(crate) fn with_part(bytes: &[u8], fds: Vec<OwnedFd>, too_many_fds: bool) -> Option<Self> {
+    pub fn with_part(bytes: &[u8], fds: Vec<OwnedFd>, too_many_fds: bool) -> Option<Self> {
         let mut inbox = Self::default();
         if bytes.is_empty() && (!fds.is_empty() || too_many_fds) {
             return None;

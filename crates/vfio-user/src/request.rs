@@ -186,7 +186,8 @@ pub mod errno {
     pub const ENOMEM: u32 = 12;
     /// Access denied; here, the file is unsealed or on hugetlbfs.
     pub const EACCES: u32 = 13;
-    /// Busy; here, the device cannot be stopped and may still access memory.
+    /// Busy; here, a device that cannot be stopped, or whose killed process still has pages of the
+    /// range.
     pub const EBUSY: u32 = 16;
     /// The object exists.
     pub const EEXIST: u32 = 17;

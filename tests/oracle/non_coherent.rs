@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Deferred, Flush, Strict};
+use ringfence_dma::flush::{Burst, Deferred, FlushPolicy, Strict};
 use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
 use ringfence_dma::{Dma, DmaSegment, Platform, SgLimits, SgRequest};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
@@ -75,7 +75,7 @@ fn table(board: &Board, domain: DomainId) -> Table<SecondStage> {
 fn device_sees_what_it_should<T, F>(flush: F, make: Make<T>)
 where
     T: IoPageTable,
-    F: Flush<Paged<Tree, T>, u64>,
+    F: FlushPolicy<Paged<Tree, T>, u64>,
 {
     // Memory that was never written back contains wrong entries in the device's view.
     let arenas = [Arena::new(BYTES).unwrap(), Arena::new(BYTES).unwrap()];

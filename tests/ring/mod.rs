@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush};
+use ringfence_dma::flush::{Burst, FlushPolicy};
 use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{RingDriver, Rings};
 use ringfence_dma::{Attachment, Cpu, Dma, MapReason, Mapping, Outcome, Platform};
@@ -65,7 +65,7 @@ fn view_of(memory: &Memory, coherency: Coherency) -> &Arena {
 }
 
 /// A layer of one device with rings of `slots` slots, behind the unit.
-struct Rig<R: RingDriver, F: Flush<Rings<R, RefCell<R>>, u64>, L: RingLogic> {
+struct Rig<R: RingDriver, F: FlushPolicy<Rings<R, RefCell<R>>, u64>, L: RingLogic> {
     board: Board<L>,
     dma: Dma<Rings<R, RefCell<R>>, F, u64>,
     cpu: Cpu<Rings<R, RefCell<R>>, F, u64>,
@@ -75,7 +75,7 @@ struct Rig<R: RingDriver, F: Flush<Rings<R, RefCell<R>>, u64>, L: RingLogic> {
 impl<R, F, L> Rig<R, F, L>
 where
     R: RingDriver + From<Ring>,
-    F: Flush<Rings<R, RefCell<R>>, u64>,
+    F: FlushPolicy<Rings<R, RefCell<R>>, u64>,
     L: RingLogic,
 {
     fn new(flush: F, setup: RingSetup, slots: &[u32], prefetch: Prefetch) -> Self {
@@ -318,7 +318,7 @@ const COHERENT: RingSetup = RingSetup {
 fn racer<R, F, L>(flush: F) -> usize
 where
     R: RingDriver + From<Ring>,
-    F: Flush<Rings<R, RefCell<R>>, u64>,
+    F: FlushPolicy<Rings<R, RefCell<R>>, u64>,
     L: RingLogic,
 {
     const BURST: u64 = 200;

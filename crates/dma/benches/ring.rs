@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_dma::flush::{Burst, Flush, Strict};
+use ringfence_dma::flush::{Burst, FlushPolicy, Strict};
 use ringfence_dma::ring::{
     OwnedRing, Ring, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
@@ -289,7 +289,7 @@ fn owned<const EACH: bool, A: Access + 'static>(
 }
 
 /// Runs the same bursts through the layer.
-fn layered<S: Space + 'static, F: Flush<S, u32> + 'static>(
+fn layered<S: Space + 'static, F: FlushPolicy<S, u32> + 'static>(
     mut board: Board,
     flush: F,
     space: impl FnOnce(&Board, DomainId) -> S,

@@ -9,16 +9,16 @@ use alloc::vec::Vec;
 use ringfence_types::{Direction, PhysRange};
 
 use crate::bounce_pool::{copy_in, copy_out};
-use crate::flush::Flush;
+use crate::flush::FlushPolicy;
 use crate::map::{MapArgs, map_error};
-use crate::sg::segments;
+use crate::sg_segments::segments;
 use crate::space::Space;
 use crate::token::{Attachment, BounceSlot, LiveMapping, MapResult, Mapping};
 use crate::{
     Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError, UnmapReason,
 };
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Copies `memory` to bounce slots and maps the copy.
     #[cold]
     pub(crate) fn map_bounced<P: Platform>(

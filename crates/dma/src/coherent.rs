@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
 
-use crate::flush::Flush;
+use crate::flush::FlushPolicy;
 use crate::map::{Layout, MapArgs, map_error};
 use crate::space::{GRANULE, Space};
 use crate::token::{Attachment, ClearedRange, DomainHandle};
@@ -34,7 +34,7 @@ impl Coherent {
     }
 }
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Allocates `pages` zeroed pages and maps them at consecutive addresses. With a page table the
     /// frames need not be contiguous. In an identity space and in a ring the map succeeds only if
     /// they are.

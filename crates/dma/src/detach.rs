@@ -21,7 +21,7 @@ use ringfence_types::{
 };
 
 use crate::domain_table::domain_index;
-use crate::flush::{Flush, OpenBursts};
+use crate::flush::{FlushPolicy, OpenBursts};
 use crate::space::Space;
 use crate::token::{Attachment, DomainHandle};
 use crate::{Cpu, Dma, Platform};
@@ -72,7 +72,7 @@ impl fmt::Display for DetachError {
 
 impl core::error::Error for DetachError {}
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Detaches a device from its domain, and removes the domain with its last device.
     ///
     /// `disconnect` clears the device's context entry in memory and makes that visible to hardware.

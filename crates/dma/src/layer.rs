@@ -13,7 +13,7 @@ use ringfence_types::{
 use crate::Platform;
 use crate::bounce_pool::BouncePool;
 use crate::domain_table::{DomainTable, domain_index};
-use crate::flush::{Flush, FlushContext, OpenBursts};
+use crate::flush::{FlushContext, FlushPolicy, OpenBursts};
 use crate::space::{AddressSpace, Space};
 use crate::token::{AddressLimits, Attachment, DomainHandle};
 
@@ -35,7 +35,7 @@ use crate::token::{AddressLimits, Attachment, DomainHandle};
 /// A failed invalidation queues nothing: the driver keeps its ranges and buffers as
 /// [`NotInvalidated`](crate::NotInvalidated) tokens. A layer has at most 2^16 - 1 domains. For
 /// detached domains, a handle keeps only the buffers that open bursts still withhold.
-pub struct Dma<S: Space, F: Flush<S, B>, B> {
+pub struct Dma<S: Space, F: FlushPolicy<S, B>, B> {
     pub(crate) domains: DomainTable<S>,
     /// The flush policy's state that CPUs share, indexed by domain.
     pub(crate) shared: Vec<Option<F::PerDomain>>,
@@ -53,7 +53,7 @@ pub struct Dma<S: Space, F: Flush<S, B>, B> {
 /// Dropping the handle is safe but leaks. Addresses in its magazines stay allocated until their
 /// domain is detached. Buffers that its bursts withhold are lost, because a device may still reach
 /// them. The timer flushes its queued unmaps in a deferred mode.
-pub struct Cpu<S: Space, F: Flush<S, B>, B> {
+pub struct Cpu<S: Space, F: FlushPolicy<S, B>, B> {
     pub(crate) epoch: u64,
     pub(crate) spaces: Vec<Option<S::PerCpu>>,
     pub(crate) flush: Vec<Option<F::PerCpu>>,
@@ -120,7 +120,7 @@ fn limits(mask: Iova) -> Option<AddressLimits> {
     })
 }
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Creates the layer of a machine's only IOMMU, without domains.
     pub fn new(flush: F) -> Self {
         Self::for_unit(0, flush)

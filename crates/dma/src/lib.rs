@@ -1,7 +1,7 @@
 //! The DMA mapping layer of the operating system.
 //!
 //! The axes of a mode are type parameters of [`Dma`]. The [`Space`] selects the IOVA allocator and
-//! the I/O page table. The [`Flush`] policy selects when stale translations are invalidated. The
+//! the I/O page table. The [`FlushPolicy`] selects when stale translations are invalidated. The
 //! code is monomorphised over both: no path of a DMA uses dynamic dispatch.
 //!
 //! | file | one concept |
@@ -10,7 +10,9 @@
 //! | `domain_table.rs` | domain identifiers and their generations |
 //! | `detach.rs` | removal of devices, domains and CPUs |
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
-//! | `sg.rs`, `multi.rs`, `coherent.rs` | scatterlists, batches, coherent memory |
+//! | `sg.rs`, `sg_segments.rs` | `map_sg`, `unmap_sg`: scatterlists and the device's segments |
+//! | `sg_per_segment.rs` | scatterlists in spaces that keep unmapped mappings |
+//! | `multi.rs`, `coherent.rs` | batches, coherent memory |
 //! | `premapped.rs` | buffers mapped once and used many times |
 //! | `bounce.rs`, `bounce_pool.rs` | memory that the device cannot reach |
 //! | `ring/` | the entries of a ring IOMMU's rings |
@@ -36,6 +38,8 @@ mod platform;
 mod premapped;
 pub mod ring;
 mod sg;
+mod sg_per_segment;
+mod sg_segments;
 pub mod space;
 mod token;
 
@@ -43,12 +47,13 @@ pub use bounce_pool::BouncePool;
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
 pub use error::{MapError, MapReason, UnmapError, UnmapFailure, UnmapReason};
-pub use flush::Flush;
+pub use flush::FlushPolicy;
 pub use layer::{AttachError, Cpu, Dma};
 pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 pub use platform::Platform;
 pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
-pub use sg::{SgLimits, SgMapping, SgRequest};
+pub use sg::{SgMapping, SgRequest};
+pub use sg_segments::SgLimits;
 pub use space::Space;
 pub use token::{
     Attachment, BounceSlot, BurstKey, DmaSegment, Mapping, NotInvalidated, Outcome, Released,

@@ -9,7 +9,7 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Flush, OpenBursts, Strict};
+use crate::flush::{FlushPolicy, OpenBursts, Strict};
 use crate::space::{Space, SpaceUnmap};
 use crate::token::{
     Attachment, BurstKey, LiveMapping, MapResult, Mapping, NotInvalidated, Released,
@@ -49,10 +49,19 @@ impl<'a> MapArgs<'a> {
 }
 
 /// Limit on domain flushes for one map. One flush releases every address that was freed before it.
-/// Another is needed only if other CPUs meanwhile allocated, used and freed all of those.
+/// Another is needed only if other CPUs have allocated, used and freed all of those since.
 const MAX_FLUSHES: u32 = 8;
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+/// The steps by which the layer has freed addresses for one map.
+#[derive(Debug, Default)]
+pub(crate) struct AllocRetries {
+    /// Number of flushes of the domain.
+    flushes: u32,
+    /// True if the flush queue and this CPU's address caches were emptied.
+    drained: bool,
+}
+
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Maps the bytes of `memory` for the device in `direction`. The mapping owns `buffer` until
     /// unmap.
     ///
@@ -156,32 +165,49 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         wanted: MapArgs<'_>,
         mut error: Option<AllocError>,
     ) -> Result<MapResult, MapReason> {
-        let (mut flushes, mut gathered) = (0, false);
+        let mut retries = AllocRetries::default();
         loop {
-            match error {
-                None => {}
-                Some(AllocError::NeedsFlush) if flushes < MAX_FLUSHES => {
-                    flushes += 1;
-                    self.flush_domain(cpu, platform, at)
-                        .map_err(MapReason::Flush)?;
-                }
-                Some(AllocError::NeedsFlush) => {
-                    return Err(MapReason::FlushRetriesExhausted { flushes });
-                }
-                // Freed addresses may wait in the flush queue or in this CPU's caches.
-                Some(AllocError::Exhausted { .. }) if !gathered => {
-                    gathered = true;
-                    self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
-                    if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) {
-                        space.drain(own);
-                    }
-                }
-                Some(other) => return Err(MapReason::Alloc(other)),
+            if let Some(error) = error {
+                self.free_addresses(cpu, platform, at, error, &mut retries)?;
             }
             match self.try_map(cpu, platform, at, wanted) {
                 Err(MapReason::Alloc(next)) => error = Some(next),
                 other => return other,
             }
+        }
+    }
+
+    /// Frees addresses as the allocator's `error` requires. The caller then retries its map.
+    ///
+    /// # Errors
+    /// The flush failed, or no retry can succeed.
+    #[cold]
+    pub(crate) fn free_addresses<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        error: AllocError,
+        retries: &mut AllocRetries,
+    ) -> Result<(), MapReason> {
+        let AllocRetries { flushes, drained } = retries;
+        match error {
+            AllocError::NeedsFlush if *flushes < MAX_FLUSHES => {
+                *flushes += 1;
+                self.flush_domain(cpu, platform, at)
+                    .map_err(MapReason::Flush)
+            }
+            AllocError::NeedsFlush => Err(MapReason::FlushRetriesExhausted { flushes: *flushes }),
+            // Freed addresses may wait in the flush queue or in this CPU's caches.
+            AllocError::Exhausted { .. } if !*drained => {
+                *drained = true;
+                self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
+                if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) {
+                    space.drain(own);
+                }
+                Ok(())
+            }
+            other => Err(MapReason::Alloc(other)),
         }
     }
 
@@ -249,7 +275,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Ends the burst of unmaps of one direction on this CPU and, if the device has rings, of the
     /// attachment's ring. The layer performs one invalidation, then `each` receives every withheld
     /// buffer. Does nothing under policies that withhold nothing. If the domain was detached
-    /// meanwhile, `each` receives all buffers that this CPU withheld in it, of all rings and
+    /// since, `each` receives all buffers that this CPU withheld in it, of all rings and
     /// directions.
     ///
     /// # Errors
@@ -278,7 +304,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 }
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Makes this CPU's new mappings visible to hardware that does not snoop. The driver calls it
     /// before it writes the doorbell. Only rings defer the write-back to this call, so a burst of
     /// maps writes back cache lines, not single entries.
@@ -290,7 +316,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Retries the invalidation of one cleared mapping. If its domain was detached meanwhile, the
+    /// Retries the invalidation of one cleared mapping. If its domain was detached since, the
     /// detach already invalidated it.
     ///
     /// # Errors

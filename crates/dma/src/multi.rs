@@ -8,7 +8,7 @@ use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
 use crate::domain_table::domain_index;
 use crate::error::UnmapRefusal;
-use crate::flush::{Flush, OpenBursts};
+use crate::flush::{FlushPolicy, OpenBursts};
 use crate::space::Space;
 use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
 use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
@@ -38,7 +38,7 @@ pub struct UnmapMultiError<B> {
     /// Mappings whose entries are cleared and whose invalidation failed; see
     /// [`Dma::retry_invalidation`].
     pub not_invalidated: Vec<NotInvalidated<B>>,
-    /// The error of that invalidation.
+    /// The first error of their invalidations.
     pub invalidation: Option<InvalidationError>,
 }
 
@@ -60,7 +60,7 @@ impl<B> fmt::Display for UnmapMultiError<B> {
 
 impl<B: fmt::Debug> core::error::Error for UnmapMultiError<B> {}
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Maps every buffer of `requests`, or none.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         match self.flush.queue_unmap(shared, flush, ctx, platform, item) {
             Ok(outcome) => outcome.into_buffer().into_iter().for_each(each),
             Err((error, owed)) => {
-                failed.invalidation = Some(error);
+                failed.invalidation.get_or_insert(error);
                 failed.not_invalidated.push(owed);
             }
         }

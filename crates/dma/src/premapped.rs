@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering;
 
 use ringfence_types::{Direction, Iova, IovaRange};
 
-use crate::flush::Flush;
+use crate::flush::FlushPolicy;
 use crate::multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 use crate::space::Space;
 use crate::token::{Attachment, Mapping};
@@ -135,7 +135,7 @@ impl<B> fmt::Display for PremappedError<B> {
 
 impl<B: fmt::Debug> core::error::Error for PremappedError<B> {}
 
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Maps every buffer of `requests` for the life of the pool, or none of them.
     ///
     /// # Errors

@@ -4,43 +4,12 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
-use crate::error::UnmapRefusal;
-use crate::flush::Flush;
+use crate::flush::FlushPolicy;
 use crate::map::{Layout, MapArgs, map_error};
-use crate::space::{GRANULE, Space, SpaceUnmap};
-use crate::token::{
-    Attachment, BounceSlot, ClearedRange, DmaSegment, LiveMapping, MapResult, NotInvalidated,
-};
-use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
-
-/// The device's limits on one segment. `map_sg` passes on a piece longer than `max_bytes`
-/// unchanged: the driver that builds the list knows the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SgLimits {
-    /// Longest segment, in bytes, that `map_sg` creates by merging pieces.
-    pub max_bytes: u64,
-    /// A segment never crosses a multiple of this power of two (4 KiB or more). `map_sg` splits a
-    /// piece whose addresses cross one. `None` if there is no such limit.
-    pub boundary: Option<u64>,
-}
-
-impl SgLimits {
-    /// Returns true if the boundary is a power of two of at least a page.
-    fn are_valid(&self) -> bool {
-        self.boundary
-            .is_none_or(|b| b.is_power_of_two() && b >= GRANULE.bytes())
-    }
-}
-
-impl Default for SgLimits {
-    /// Returns Linux's defaults: 64 KiB segments that do not cross a 4 GiB boundary.
-    fn default() -> Self {
-        Self {
-            max_bytes: 65536,
-            boundary: Some(1 << 32),
-        }
-    }
-}
+use crate::sg_segments::{SgLimits, segments};
+use crate::space::{Space, SpaceUnmap};
+use crate::token::{Attachment, BounceSlot, DmaSegment, LiveMapping, MapResult};
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError};
 
 /// The arguments of [`Dma::map_sg`].
 #[derive(Debug)]
@@ -112,52 +81,7 @@ impl<B> SgMapping<B> {
     }
 }
 
-/// Writes the device's segments into `out`. Merges adjacent ranges as far as `limits` allow, and
-/// splits ranges that cross a boundary. Returns the number of segments, or `None` if `out` is too
-/// short.
-pub(crate) fn segments(
-    ranges: impl Iterator<Item = IovaRange>,
-    limits: SgLimits,
-    out: &mut [DmaSegment],
-) -> Option<usize> {
-    let mut used = 0_usize;
-    for range in ranges.flat_map(|range| split(range, limits.boundary)) {
-        if let Some(last) = used.checked_sub(1).and_then(|i| out.get_mut(i))
-            && last.range.last().checked_add(1) == Some(range.start())
-            && let Some(merged) = IovaRange::inclusive(last.range.start(), range.last())
-            && merged.bytes() <= limits.max_bytes
-            && within(&merged, limits.boundary)
-        {
-            last.range = merged;
-            continue;
-        }
-        *out.get_mut(used)? = DmaSegment { range };
-        used += 1;
-    }
-    Some(used)
-}
-
-/// Splits a range at multiples of `boundary`.
-fn split(range: IovaRange, boundary: Option<u64>) -> impl Iterator<Item = IovaRange> {
-    let mut rest = Some(range);
-    core::iter::from_fn(move || {
-        let whole = rest.take()?;
-        if within(&whole, boundary) {
-            return Some(whole);
-        }
-        let block = boundary?;
-        let last = whole.start().align_down(block).wrapping_add(block - 1);
-        rest = IovaRange::inclusive(last.checked_add(1)?, whole.last());
-        IovaRange::inclusive(whole.start(), last)
-    })
-}
-
-/// Returns true if the range does not cross a multiple of `boundary`.
-fn within(range: &IovaRange, boundary: Option<u64>) -> bool {
-    boundary.is_none_or(|b| range.start().align_down(b) == range.last().align_down(b))
-}
-
-impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Maps the pieces of a scatterlist. A space with a page table maps them at consecutive pages,
     /// an identity space at their own addresses, and a ring at one slot each. Returns the mapping
     /// and the number of entries of `request.out` that describe it to the device. That number is
@@ -165,74 +89,24 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// Returns the buffer. The layer is unchanged, except for [`MapReason::RollbackFailed`]. If
-    /// `request.out` is too short, nothing stays mapped.
+    /// `request.out` is too short, nothing stays mapped, except in a caching space: it keeps pieces
+    /// as after an unmap, and the device reaches them until their cycle ends.
     pub fn map_sg<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        request: SgRequest<'_, B>,
+        mut request: SgRequest<'_, B>,
     ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
-        let (pieces, limits) = (request.pieces, request.limits);
-        if !limits.are_valid() {
-            return Err(request.into_map_error(at, MapReason::BadLimits));
-        }
-        // Reject before mapping a list that does not fit in `out` at any address.
-        let anywhere = SgLimits {
-            boundary: None,
-            ..limits
-        };
-        let Some(space) = self.space(at) else {
-            return Err(request.into_map_error(at, MapReason::NotAttached));
-        };
-        if request.out.len() < pieces.len()
-            && segments(space.pieces(Iova::ZERO, pieces), anywhere, request.out).is_none()
-        {
-            return Err(request.into_map_error(at, MapReason::TooManySegments));
-        }
         let mut piece_ranges = Vec::new();
-        let mapped = if S::CACHES_UNMAPPED {
-            self.map_per_segment(cpu, platform, at, &request, &mut piece_ranges)
-        } else {
-            let wanted = MapArgs {
-                pieces,
-                layout: Layout::List,
-                direction: request.direction,
-            };
-            self.map_common(cpu, platform, at, wanted)
-        };
-        match mapped {
-            Ok(found) => {
-                let used = if S::CACHES_UNMAPPED {
-                    segments(piece_ranges.iter().copied(), limits, request.out)
-                } else {
-                    segments(
-                        space.pieces(found.range.start(), pieces),
-                        limits,
-                        request.out,
-                    )
-                };
-                let Some(used) = used else {
-                    // The addresses decide which pieces cross a boundary. The driver wrote no
-                    // descriptor, but the device may have guessed the addresses: invalidate the
-                    // ranges before they are freed.
-                    if !S::CACHES_UNMAPPED {
-                        piece_ranges.push(found.range);
-                    }
-                    let mut reason = MapReason::TooManySegments;
-                    for range in piece_ranges {
-                        if let Err(failed) = self.undo_map(cpu, platform, at, range) {
-                            reason = MapReason::RollbackFailed(failed);
-                        }
-                    }
-                    return Err(request.into_map_error(at, reason));
-                };
+        match self.try_map_sg(cpu, platform, at, &mut request, &mut piece_ranges) {
+            Ok((placed, used)) => {
                 let mapping = SgMapping {
-                    live: LiveMapping::new(at, found.range, request.direction, request.buffer),
+                    live: LiveMapping::new(at, placed.range, request.direction, request.buffer),
                     contiguous: S::CONTIGUOUS_SG,
                     piece_ranges,
                     bounced: Vec::new(),
-                    steps: found.steps,
+                    steps: placed.steps,
                 };
                 Ok((mapping, used))
             }
@@ -243,6 +117,91 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             }
             Err(reason) => Err(request.into_map_error(at, reason)),
         }
+    }
+
+    /// Maps the pieces and writes the device's segments. `piece_ranges` receives the range of each
+    /// piece if the space keeps unmapped mappings.
+    #[inline]
+    fn try_map_sg<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        request: &mut SgRequest<'_, B>,
+        piece_ranges: &mut Vec<IovaRange>,
+    ) -> Result<(MapResult, usize), MapReason> {
+        let space = self.check_sg(at, request)?;
+        let (pieces, limits) = (request.pieces, request.limits);
+        let (placed, used) = if S::CACHES_UNMAPPED {
+            let placed = self.map_per_segment(cpu, platform, at, request, piece_ranges)?;
+            let ranges = piece_ranges.iter().copied();
+            (placed, segments(ranges, limits, request.out))
+        } else {
+            let wanted = MapArgs {
+                pieces,
+                layout: Layout::List,
+                direction: request.direction,
+            };
+            let placed = self.map_common(cpu, platform, at, wanted)?;
+            let ranges = space.pieces(placed.range.start(), pieces);
+            (placed, segments(ranges, limits, request.out))
+        };
+        match used {
+            Some(used) => Ok((placed, used)),
+            None => Err(self.undo_map_sg(cpu, platform, at, placed.range, piece_ranges)),
+        }
+    }
+
+    /// Checks the limits, and the length of `out` if the layout of the list is known before it is
+    /// mapped. Returns the space of the attachment.
+    #[inline]
+    fn check_sg(&self, at: &Attachment, request: &mut SgRequest<'_, B>) -> Result<&S, MapReason> {
+        let (pieces, limits) = (request.pieces, request.limits);
+        if !limits.are_valid() {
+            return Err(MapReason::BadLimits);
+        }
+        let space = self.space(at).ok_or(MapReason::NotAttached)?;
+        if S::CONTIGUOUS_SG && request.out.len() < pieces.len() {
+            // The addresses decide which pieces cross a boundary, but not which pieces are
+            // adjacent. A piece that is split at a boundary can share segments with both of its
+            // neighbours, so lengths prove nothing where there is a boundary.
+            let anywhere = SgLimits {
+                boundary: None,
+                max_bytes: match limits.boundary {
+                    Some(_) => u64::MAX,
+                    None => limits.max_bytes,
+                },
+            };
+            segments(space.pieces(Iova::ZERO, pieces), anywhere, request.out)
+                .ok_or(MapReason::TooManySegments)?;
+        }
+        Ok(space)
+    }
+
+    /// Undoes the map of a list whose segments do not fit. The driver wrote no descriptor, but the
+    /// device may have guessed the addresses: the layer invalidates the ranges before it frees
+    /// them. A caching space keeps them, as after an unmap.
+    #[cold]
+    fn undo_map_sg<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        whole: IovaRange,
+        piece_ranges: &[IovaRange],
+    ) -> MapReason {
+        let ranges = if S::CACHES_UNMAPPED {
+            piece_ranges
+        } else {
+            core::slice::from_ref(&whole)
+        };
+        let mut reason = MapReason::TooManySegments;
+        for range in ranges {
+            if let Err(failed) = self.undo_map(cpu, platform, at, *range) {
+                reason = MapReason::RollbackFailed(failed);
+            }
+        }
+        reason
     }
 
     /// Unmaps a scatterlist mapping.
@@ -262,144 +221,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             return self.unmap_sg_bounced(cpu, platform, at, mapping);
         }
         if S::CACHES_UNMAPPED {
-            return self.unmap_sg_per_segment(cpu, platform, at, mapping);
+            return self.unmap_per_segment(cpu, platform, at, mapping);
         }
         self.unmap_common(cpu, platform, at, mapping.live)
-    }
-
-    /// Maps each piece of a list separately, so that a later list can reuse it. The result has the
-    /// range of the first piece.
-    fn map_per_segment<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        request: &SgRequest<'_, B>,
-        ranges: &mut Vec<IovaRange>,
-    ) -> Result<MapResult, MapReason> {
-        let permissions = request.direction.permissions();
-        let mut flushed = false;
-        let steps = loop {
-            self.refresh_if_stale(cpu);
-            let parts = self.space_and_cpu(&mut cpu.spaces, at);
-            let (space, own) = parts.ok_or(MapReason::NotAttached)?;
-            ranges.clear();
-            match space.map_per_segment(
-                own,
-                platform,
-                request.pieces,
-                permissions,
-                at.limits,
-                ranges,
-            ) {
-                // Flushing frees cached mappings that no driver uses.
-                Err(MapReason::Alloc(_)) if !flushed => {
-                    flushed = true;
-                    self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
-                }
-                other => break other?,
-            }
-        };
-        let range = ranges.first().copied().ok_or(MapReason::Empty)?;
-        Ok(MapResult { range, steps })
-    }
-
-    /// Unmaps each piece of a list. If the space keeps any piece cached, the whole list counts as
-    /// cached, and the policy returns the buffer accordingly.
-    ///
-    /// # Errors
-    /// If the first piece is rejected, nothing changed. After a later failure, the remaining pieces
-    /// are still unmapped and invalidated as far as possible. A retry can complete the unmap if
-    /// every piece is cleared; otherwise the reason is [`UnmapReason::PartlyUnmapped`].
-    fn unmap_sg_per_segment<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        mapping: SgMapping<B>,
-    ) -> Result<F::Outcome, UnmapError<B>> {
-        let SgMapping {
-            live, piece_ranges, ..
-        } = mapping;
-        let range = live.range;
-        let failed = |reason| UnmapError {
-            device: at.device,
-            range,
-            reason,
-        };
-        self.refresh_if_stale(cpu);
-        let known = live.domain_handle == at.domain_handle
-            && self.space_and_cpu(&mut cpu.spaces, at).is_some()
-            && self.flush_state(&mut cpu.flush, at).is_some();
-        if !known {
-            return Err(failed(self.wrong_domain(live)));
-        }
-        // The policy receives the result of one piece: a cached one if the space keeps any.
-        let mut left: Option<S::UnmapResult> = None;
-        let mut failure: Option<UnmapFailure> = None;
-        let mut not_invalidated: Vec<ClearedRange> = Vec::new();
-        for range in piece_ranges {
-            let unmapped = match self.space_and_cpu(&mut cpu.spaces, at) {
-                Some((space, own)) => space.unmap(own, platform, range),
-                None => Err(UnmapRefusal::NotAllocated),
-            };
-            let gone = match unmapped {
-                Ok(gone) => gone,
-                Err(refusal) if left.is_none() => {
-                    return Err(failed(refusal.with(live.into_still_mapped())));
-                }
-                Err(refusal) => {
-                    failure = Some(UnmapFailure::Refused(refusal));
-                    continue;
-                }
-            };
-            let leaves = if left.as_ref().is_some_and(SpaceUnmap::is_cached) {
-                Some(gone)
-            } else {
-                left.replace(gone)
-            };
-            let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
-            if let Some(leaves) = leaves
-                && let Err((error, range)) = ctx.iotlb_sync(leaves, platform)
-            {
-                failure.get_or_insert(UnmapFailure::NotFlushed(error));
-                not_invalidated.push(range);
-            }
-        }
-        let Some(gone) = left else {
-            return Err(failed(
-                UnmapRefusal::NotAllocated.with(live.into_still_mapped()),
-            ));
-        };
-        if let Some(failure) = failure {
-            let is_cached = gone.is_cached();
-            let mut ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
-            if let Err((_, range)) = ctx.iotlb_sync(gone, platform) {
-                not_invalidated.push(range);
-            }
-            return Err(failed(match (failure, not_invalidated.pop()) {
-                (UnmapFailure::NotFlushed(error), Some(range)) if !is_cached => {
-                    let owed = NotInvalidated {
-                        mapping: live.into_pending_unmap(range, at.ring()),
-                        further: not_invalidated.into(),
-                    };
-                    UnmapReason::NotFlushed(error, owed)
-                }
-                _ => UnmapReason::PartlyUnmapped(failure, live.into_still_mapped()),
-            }));
-        }
-        let Some((shared, own)) = self.flush_state(&mut cpu.flush, at) else {
-            let failure = UnmapFailure::Refused(UnmapRefusal::NotAllocated);
-            return Err(failed(UnmapReason::PartlyUnmapped(
-                failure,
-                live.into_still_mapped(),
-            )));
-        };
-        let item = live.into_pending_unmap(gone, at.ring());
-        let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
-        self.flush
-            .queue_unmap(shared, own, ctx, platform, item)
-            .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 }
 

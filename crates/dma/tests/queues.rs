@@ -9,7 +9,7 @@ use std::sync::Mutex as Plain;
 
 use machine::{Port, Processor, Shuttled, shuttled};
 use ringfence_dma::Dma;
-use ringfence_dma::flush::{Deferred, Flush, PerCpuQueue, QueueConfig};
+use ringfence_dma::flush::{Deferred, FlushPolicy, PerCpuQueue, QueueConfig};
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_iova::{
     AllocError, AllocRequest, Allocation, CachedTree, FreeProof, IovaAllocator, Locked,
@@ -78,7 +78,7 @@ type Space = Paged<Judge, PlainTable<SecondStage>>;
 /// invalidations fail.
 fn run<F>(flush: F, fails: u64)
 where
-    F: Flush<Space, u64> + Send + Sync + 'static,
+    F: FlushPolicy<Space, u64> + Send + Sync + 'static,
     F::PerCpu: Send,
     F::PerDomain: Send + Sync,
 {

@@ -1,4 +1,5 @@
-//! Lookup of the table root of a device.
+//! The trait that finds the table root of a device. VT-d's tables are in `root_table.rs`, Calgary's
+//! in `host_bridge.rs`.
 
 use core::fmt;
 

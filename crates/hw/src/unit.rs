@@ -1,4 +1,5 @@
-//! The walking unit: registers, caches and counters.
+//! State of the walking unit: registers, caches and counters. Accesses enter in `translate.rs`,
+//! invalidations in `invalidation.rs`.
 
 use alloc::vec::Vec;
 

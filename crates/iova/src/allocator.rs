@@ -176,7 +176,7 @@ impl FreeProof for Unmapped {
     }
 }
 
-/// An IOVA allocator (question 1 of a mode).
+/// An IOVA allocator (axis 1 of a mode).
 ///
 /// All methods take `&self`. A [`Lock`](ringfence_types::Lock) of the embedder protects the state
 /// that CPUs share. Each CPU has a handle, [`PerCpu`](Self::PerCpu), for its own state.

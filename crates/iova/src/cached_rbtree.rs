@@ -43,6 +43,8 @@ pub enum InitialRangesError {
     Overlaps(PfnRange),
     /// No range begins at the page given for the cached node.
     NoSuchRange(Pfn),
+    /// The range at the page given for the cached node begins above the 32-bit space.
+    CachedNodeTooHigh(Pfn),
     /// Out of memory for the tree.
     OutOfMemory,
 }
@@ -53,6 +55,12 @@ impl core::fmt::Display for InitialRangesError {
             Self::Outside(range) => write!(f, "{range} lies outside the space"),
             Self::Overlaps(range) => write!(f, "{range} overlaps an earlier range"),
             Self::NoSuchRange(page) => write!(f, "no range begins at page {page}"),
+            Self::CachedNodeTooHigh(page) => {
+                write!(
+                    f,
+                    "page {page} of the cached node lies above the 32-bit space"
+                )
+            }
             Self::OutOfMemory => f.write_str("out of memory for the tree"),
         }
     }
@@ -100,6 +108,9 @@ impl CachedTree {
             let node = created.tree.at_or_below(page.get());
             if node == NIL || created.tree.lo(node) != page.get() {
                 return Err(InitialRangesError::NoSuchRange(page));
+            }
+            if page.get() > created.cached_limit {
+                return Err(InitialRangesError::CachedNodeTooHigh(page));
             }
             created.cached_node = node;
         }

@@ -156,6 +156,17 @@ fn a_late_proof_releases_nothing() {
 }
 
 #[test]
+fn a_bit_for_each_page_of_4_gib_takes_128_kib() {
+    const KIB: usize = 1024;
+    let space = pages(0, (1 << 20) - 1);
+    let as_published = Bitmap::as_published(space, RefCell::new).unwrap();
+    assert_eq!(as_published.footprint(), 128 * KIB);
+    // The fixed bitmap has two more: pages freed since the flush request, and before it.
+    let fixed = Bitmap::new(space, RefCell::new).unwrap();
+    assert_eq!(fixed.footprint(), 3 * 128 * KIB);
+}
+
+#[test]
 fn one_flush_a_lap() {
     let allocator = Bitmap::new(pages(0, 4095), RefCell::new).unwrap();
     let mut cpu = allocator.per_cpu();

@@ -112,6 +112,24 @@ fn a_seed_that_is_no_state_is_refused() {
     }
 }
 
+/// Allocation and free never cache a node above the 32-bit space.
+#[test]
+fn a_cached_node_above_the_32bit_space_is_refused() {
+    const LAST: u64 = (1 << 20) - 1;
+    for (last, page, accepted) in [
+        (1 << 21, LAST, true),
+        (1 << 21, LAST + 1, false),
+        (99, 99, true),
+    ] {
+        let page = Pfn::new(page);
+        let range = pages(page.get(), page.get());
+        let created = CachedTree::with_allocated(pages(1, last), [range], Some(page));
+        let expected = Err(InitialRangesError::CachedNodeTooHigh(page));
+        let expected = if accepted { Ok(Some(page)) } else { expected };
+        assert_eq!(created.map(|tree| tree.cached_page()), expected, "{page}");
+    }
+}
+
 /// `pfn_lo < dma_32bit_pfn` in Linux 3.4: the successor of a freed range becomes the cached node
 /// unless it begins at the last page of the 32-bit space or above.
 #[test]

@@ -206,8 +206,7 @@ impl<'p, M> ReadGuard<'p, M> {
 
     /// Translates `range` if the device may access every byte of it.
     ///
-    /// The addresses stay valid while the guard lives, even if another thread unmaps them
-    /// meanwhile.
+    /// The addresses stay valid while the guard lives, even if another thread unmaps them.
     ///
     /// # Errors
     /// [`Fault`] with the first address that the device may not access.

@@ -1,4 +1,4 @@
-//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates meanwhile, stays
+//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates during a miss, stays
 //! silent, or sends malformed frames.
 #![cfg(feature = "vhost-user")]
 

@@ -43,27 +43,30 @@ impl RangeBatch {
 
     /// Adds a range.
     #[inline]
-    pub fn push(&mut self, gone: ClearedRange) {
+    pub fn push(&mut self, cleared: ClearedRange) {
         if self.ranges.is_empty() {
-            self.domain = Some(gone.unmapped.domain());
-        } else if self.domain != Some(gone.unmapped.domain()) {
+            self.domain = Some(cleared.unmapped.domain());
+        } else if self.domain != Some(cleared.unmapped.domain()) {
             self.domain = None;
         }
-        self.levels = self.levels.max(gone.levels);
-        self.ranges.push(gone.unmapped);
+        self.levels = self.levels.max(cleared.levels);
+        self.ranges.push(cleared.unmapped);
     }
 
     /// Adds a range. Merges it with the last one if the two are adjacent. For spaces that [free
     /// merged ranges](crate::space::RingSpace::COALESCES_FREE).
     #[inline]
-    pub fn push_run(&mut self, gone: ClearedRange) {
+    pub fn push_run(&mut self, cleared: ClearedRange) {
         let joined = match self.ranges.last_mut() {
-            Some(last) => last.append(gone.unmapped),
-            None => Err(gone.unmapped),
+            Some(last) => last.append(cleared.unmapped),
+            None => Err(cleared.unmapped),
         };
         match joined {
-            Ok(()) => self.levels = self.levels.max(gone.levels),
-            Err(unmapped) => self.push(ClearedRange { unmapped, ..gone }),
+            Ok(()) => self.levels = self.levels.max(cleared.levels),
+            Err(unmapped) => self.push(ClearedRange {
+                unmapped,
+                ..cleared
+            }),
         }
     }
 

@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::InvalidationError;
 
 use super::batch::ROOM;
-use super::{BurstKey, Flush, FlushContext, OpenBursts, PendingUnmap, RangeBatch, Withheld};
+use super::{BurstKey, FlushContext, FlushPolicy, OpenBursts, PendingUnmap, RangeBatch, Withheld};
 use crate::Platform;
 use crate::space::{AddressSpace, RingSpace};
 use crate::token::{ClearedRange, HeldBuffer, NotInvalidated};
@@ -106,7 +106,7 @@ impl<B> BurstState<B> {
     }
 }
 
-impl<S: RingSpace<UnmapResult = ClearedRange>, B> Flush<S, B> for Burst {
+impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
     type PerCpu = BurstCpu<B>;
     type PerDomain = ();
     type Outcome = Withheld;

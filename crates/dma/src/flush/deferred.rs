@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 
-use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
+use super::{FlushContext, FlushPolicy, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::Platform;
 use crate::space::AddressSpace;
 use crate::token::{ClearedRange, NotInvalidated};
@@ -61,7 +61,7 @@ impl<L: Lock<DeferredQueue>> Deferred<L> {
     }
 }
 
-impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flush<S, B>
+impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> FlushPolicy<S, B>
     for Deferred<L>
 {
     type PerCpu = ();

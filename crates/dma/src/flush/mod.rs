@@ -1,4 +1,4 @@
-//! Flush policies: when stale translations are invalidated (question 3 of a mode). One policy per
+//! Flush policies: when stale translations are invalidated (axis 3 of a mode). One policy per
 //! file.
 
 mod batch;
@@ -82,10 +82,14 @@ impl<S: AddressSpace> FlushContext<'_, S> {
         self.domain
     }
 
-    /// Returns the narrowest invalidation that covers `gone`.
+    /// Returns the narrowest invalidation that covers `cleared`.
     #[inline]
-    pub fn invalidation_of<T>(&self, gone: &ClearedRange<T>) -> Invalidation {
-        self.invalidation(gone.unmapped.domain(), gone.unmapped.range(), gone.levels)
+    pub fn invalidation_of<T>(&self, cleared: &ClearedRange<T>) -> Invalidation {
+        self.invalidation(
+            cleared.unmapped.domain(),
+            cleared.unmapped.range(),
+            cleared.levels,
+        )
     }
 
     /// Returns the narrowest invalidation of `range` in `domain`.
@@ -124,10 +128,10 @@ impl<S: CachingSpace> FlushContext<'_, S> {
         &mut self,
         platform: &mut P,
         which: Expire,
-        gone: impl FnMut(ClearedRange),
+        cleared: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
         match self.space_and_cpu(self.domain) {
-            Some((space, cpu)) => space.expire(cpu, platform, which, gone),
+            Some((space, cpu)) => space.expire(cpu, platform, which, cleared),
             None => Ok(()),
         }
     }
@@ -138,16 +142,16 @@ impl<S: CachingSpace> FlushContext<'_, S> {
 /// The type of a policy determines the spaces that it supports. A space that installs no
 /// translations works only with [`Never`]:
 /// ```
-/// # use ringfence_dma::{Flush, flush::Never, space::Identity};
-/// fn goes_with<F: Flush<Identity, ()>>() {}
+/// # use ringfence_dma::{FlushPolicy, flush::Never, space::Identity};
+/// fn goes_with<F: FlushPolicy<Identity, ()>>() {}
 /// goes_with::<Never>();
 /// ```
 /// ```compile_fail,E0271
-/// # use ringfence_dma::{Flush, flush::Burst, space::Identity};
-/// fn goes_with<F: Flush<Identity, ()>>() {}
+/// # use ringfence_dma::{FlushPolicy, flush::Burst, space::Identity};
+/// fn goes_with<F: FlushPolicy<Identity, ()>>() {}
 /// goes_with::<Burst>();
 /// ```
-pub trait Flush<S: AddressSpace, B> {
+pub trait FlushPolicy<S: AddressSpace, B> {
     /// The state of one CPU for one domain.
     type PerCpu: OpenBursts<S, B>;
     /// The state of one domain that all CPUs share.
@@ -184,7 +188,8 @@ pub trait Flush<S: AddressSpace, B> {
     /// Takes over many mappings at once. `each` receives the buffers that the policy returns.
     ///
     /// # Errors
-    /// Returns the mappings whose invalidation failed. The policy has taken over the others.
+    /// Returns the first error, and the mappings whose invalidation failed. The policy has taken
+    /// over the others.
     #[allow(clippy::type_complexity)]
     fn queue_unmap_many<P: Platform>(
         &self,
@@ -193,20 +198,11 @@ pub trait Flush<S: AddressSpace, B> {
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         items: Vec<PendingUnmap<S::UnmapResult, B>>,
-        mut each: impl FnMut(B),
+        each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
-        let mut owed = Vec::new();
-        let mut failure = None;
-        for item in items {
-            match self.queue_unmap(shared, own, ctx.reborrow(), platform, item) {
-                Ok(outcome) => outcome.into_buffer().into_iter().for_each(&mut each),
-                Err((error, left)) => {
-                    failure = Some(error);
-                    owed.push(left);
-                }
-            }
-        }
-        failure.map_or(Ok(()), |error| Err((error, owed)))
+        queue_one_by_one(items, each, |item| {
+            self.queue_unmap(shared, own, ctx.reborrow(), platform, item)
+        })
     }
 
     /// Runs the timers. The layer calls it from [`Dma::tick`](crate::Dma::tick).
@@ -246,6 +242,29 @@ pub trait Flush<S: AddressSpace, B> {
         let _ = (own, ctx, platform, each);
         Ok(())
     }
+}
+
+/// Passes each item to `queue`, and the buffers that it returns to `each`.
+///
+/// # Errors
+/// Returns the first error, and the mappings whose invalidation failed.
+fn queue_one_by_one<T, O: Outcome<B>, B>(
+    items: Vec<PendingUnmap<T, B>>,
+    mut each: impl FnMut(B),
+    mut queue: impl FnMut(PendingUnmap<T, B>) -> Result<O, (InvalidationError, NotInvalidated<B>)>,
+) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
+    let mut owed = Vec::new();
+    let mut failure = None;
+    for item in items {
+        match queue(item) {
+            Ok(outcome) => outcome.into_buffer().into_iter().for_each(&mut each),
+            Err((error, left)) => {
+                failure.get_or_insert(error);
+                owed.push(left);
+            }
+        }
+    }
+    failure.map_or(Ok(()), |error| Err((error, owed)))
 }
 
 /// The bursts that a policy holds open in the state of one CPU. A policy without bursts keeps the

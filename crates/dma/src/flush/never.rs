@@ -4,7 +4,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::InvalidationError;
 
-use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use super::{FlushContext, FlushPolicy, PendingUnmap, ReleasedStale};
 use crate::Platform;
 use crate::space::{AddressSpace, NothingMapped};
 use crate::token::NotInvalidated;
@@ -14,7 +14,7 @@ use crate::token::NotInvalidated;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Never;
 
-impl<S: AddressSpace<UnmapResult = NothingMapped>, B> Flush<S, B> for Never {
+impl<S: AddressSpace<UnmapResult = NothingMapped>, B> FlushPolicy<S, B> for Never {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;
@@ -28,7 +28,7 @@ impl<S: AddressSpace<UnmapResult = NothingMapped>, B> Flush<S, B> for Never {
         &self,
         (): &(),
         (): &mut (),
-        _home: FlushContext<'_, S>,
+        _ctx: FlushContext<'_, S>,
         _platform: &mut P,
         item: PendingUnmap<NothingMapped, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {

@@ -8,7 +8,8 @@ use ringfence_types::{DomainId, DrainUnmapped, Invalidation, InvalidationError, 
 
 use super::batch::submit_and_release;
 use super::{
-    Flush, FlushContext, OpenBursts, PendingUnmap, RangeBatch, Released, ReleasedStale, Strict,
+    FlushContext, FlushPolicy, OpenBursts, PendingUnmap, RangeBatch, Released, ReleasedStale,
+    Strict,
 };
 use crate::Platform;
 use crate::space::AddressSpace;
@@ -70,7 +71,7 @@ impl FlushQueue {
     }
 
     /// Queues a range again whose flush failed. The range keeps its age, even if the CPU has queued
-    /// newer ranges meanwhile.
+    /// newer ranges.
     fn restore(&mut self, cleared: ClearedRange, armed: Nanos) {
         self.flushing = self.flushing.saturating_sub(1);
         self.armed = self.armed.min(armed);
@@ -190,7 +191,7 @@ impl<L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
 }
 
 impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Lock<Vec<Arc<L>>>>
-    Flush<S, B> for PerCpuQueue<L, M>
+    FlushPolicy<S, B> for PerCpuQueue<L, M>
 {
     type PerCpu = Arc<L>;
     type PerDomain = M;
@@ -245,7 +246,7 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Loc
         })
     }
 
-    /// Flushes the CPU's queue. The next [`per_cpu`](Flush::per_cpu) drops the queue itself.
+    /// Flushes the CPU's queue. The next [`per_cpu`](FlushPolicy::per_cpu) drops the queue itself.
     fn drain_cpu<P: Platform>(
         &self,
         own: &mut Arc<L>,

@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{InvalidationError, Lock};
 
-use super::{Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict};
+use super::{FlushContext, FlushPolicy, Outcome, PendingUnmap, RangeBatch, Released, Strict};
 use crate::Platform;
 use crate::space::{CachedOrCleared, CachingSpace, Expire};
 use crate::token::NotInvalidated;
@@ -39,9 +39,9 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
     ) -> Result<(), InvalidationError> {
         left.with(|left| {
             // The addresses of entries that the table cannot clear are leaked.
-            let cleared = ctx.expire(platform, which, |gone| left.push(gone));
+            let expired = ctx.expire(platform, which, |cleared| left.push(cleared));
             left.flush(left.narrowest(&ctx), &mut ctx, platform)?;
-            cleared.map_err(|_| InvalidationError::Failed)
+            expired.map_err(|_| InvalidationError::Failed)
         })
     }
 }
@@ -69,7 +69,7 @@ impl<B> Outcome<B> for PerCycleOutcome<B> {
     }
 }
 
-impl<S: CachingSpace<UnmapResult = CachedOrCleared>, B, L: Lock<RangeBatch>> Flush<S, B>
+impl<S: CachingSpace<UnmapResult = CachedOrCleared>, B, L: Lock<RangeBatch>> FlushPolicy<S, B>
     for PerCycle<L>
 {
     type PerCpu = ();

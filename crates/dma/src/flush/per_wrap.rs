@@ -4,7 +4,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{InvalidationError, Unmapped};
 
-use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use super::{FlushContext, FlushPolicy, PendingUnmap, ReleasedStale};
 use crate::Platform;
 use crate::space::FlushesBeforeReuse;
 use crate::token::{ClearedRange, NotInvalidated};
@@ -15,15 +15,15 @@ use crate::token::{ClearedRange, NotInvalidated};
 ///
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::PerWrap, ring::Ring, space::Rings};
-/// fn goes_with<F: Flush<Rings<Ring, RefCell<Ring>>, ()>>() {}
+/// # use ringfence_dma::{FlushPolicy, flush::PerWrap, ring::Ring, space::Rings};
+/// fn goes_with<F: FlushPolicy<Rings<Ring, RefCell<Ring>>, ()>>() {}
 /// // A ring never asks.
 /// goes_with::<PerWrap>();
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerWrap;
 
-impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
+impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> FlushPolicy<S, B>
     for PerWrap
 {
     type PerCpu = ();

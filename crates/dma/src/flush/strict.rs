@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DrainUnmapped, InvalidationError};
 
 use super::batch::submit_and_release;
-use super::{Flush, FlushContext, PendingUnmap, RangeBatch, Released};
+use super::{FlushContext, FlushPolicy, PendingUnmap, RangeBatch, Released, queue_one_by_one};
 use crate::Platform;
 use crate::space::{AddressSpace, SpaceUnmap, TablePages};
 use crate::token::{ClearedRange, NotInvalidated};
@@ -41,12 +41,13 @@ impl<S: AddressSpace> FlushContext<'_, S> {
     #[inline]
     pub(crate) fn invalidate_and_release<T: TablePages, P: Platform>(
         &mut self,
-        gone: ClearedRange<T>,
+        cleared: ClearedRange<T>,
         platform: &mut P,
     ) -> Result<(), (InvalidationError, ClearedRange)> {
         self.sync(platform);
-        let request = self.invalidation_of(&gone);
-        gone.invalidate(request, platform)
+        let request = self.invalidation_of(&cleared);
+        cleared
+            .invalidate(request, platform)
             .map(|range| self.release(range))
     }
 
@@ -66,7 +67,9 @@ impl<S: AddressSpace> FlushContext<'_, S> {
     }
 }
 
-impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for Strict {
+impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> FlushPolicy<S, B>
+    for Strict
+{
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = Released<B>;
@@ -100,7 +103,9 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
         each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
         if T::ANY {
-            return one_by_one(ctx, platform, items, each);
+            return queue_one_by_one(items, each, |item| {
+                Self::invalidate(&mut ctx, platform, item)
+            });
         }
         let mut batch = RangeBatch::with_capacity(items.len());
         let mut buffers = Vec::with_capacity(items.len());
@@ -141,25 +146,4 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> Flush<S, 
             }
         }
     }
-}
-
-#[cold]
-fn one_by_one<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B, P: Platform>(
-    mut ctx: FlushContext<'_, S>,
-    platform: &mut P,
-    items: Vec<PendingUnmap<ClearedRange<T>, B>>,
-    mut each: impl FnMut(B),
-) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
-    let mut owed = Vec::new();
-    let mut failure = None;
-    for item in items {
-        match Strict::invalidate(&mut ctx, platform, item) {
-            Ok(Released(buffer)) => each(buffer),
-            Err((error, left)) => {
-                failure = Some(error);
-                owed.push(left);
-            }
-        }
-    }
-    failure.map_or(Ok(()), |error| Err((error, owed)))
 }

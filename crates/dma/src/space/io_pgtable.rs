@@ -12,7 +12,7 @@ use ringfence_types::{
 use crate::Platform;
 use crate::token::ClearedRange;
 
-/// The I/O page table (question 2 of a mode), for spaces that take their addresses from an
+/// The I/O page table (axis 2 of a mode), for spaces that take their addresses from an
 /// allocator.
 ///
 /// For a walker that does not snoop, [`map`](Self::map) writes the entries back to memory before it
@@ -307,8 +307,8 @@ impl<F: Format> IoPageTable for CachedTable<F> {
 ///
 /// # Concurrency
 /// After an unmap unlinks a table page, a walk cache may refer to that page until its invalidation
-/// completes. The page is not reused before, so no device gains access. But another CPU may
-/// meanwhile map in the same range, under a new table page; accesses to that mapping would fault.
+/// completes. The page is not reused before, so no device gains access. But another CPU may map in
+/// the same range before that, under a new table page, and accesses to that mapping would fault.
 /// Such a map therefore invalidates its own range, walk caches included, before it returns
 /// ([`iotlb_sync_map`](IoPageTable::iotlb_sync_map)). It checks for this after it has installed the
 /// entries, because a table page that holds a leaf is never unlinked. FreeBSD instead holds one

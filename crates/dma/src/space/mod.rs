@@ -1,7 +1,7 @@
-//! I/O address spaces: the IOVA allocator and the translation behind one domain (questions 1 and 2
+//! I/O address spaces: the IOVA allocator and the translation behind one domain (axes 1 and 2
 //! of a mode).
 //!
-//! One trait answers both questions, because some systems answer them with one object. An identity
+//! One trait covers both axes, because some systems make both choices with one object. An identity
 //! space has neither an allocator nor a changing table. The tail of a ring is allocator and table
 //! at once (decision 0002).
 

@@ -7,7 +7,7 @@ mod foreign;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::Rounding;
 use ringfence_dma::{
-    DmaSegment, Flush, MapReason, Mapping, Released, SgLimits, SgRequest, UnmapReason,
+    DmaSegment, FlushPolicy, MapReason, Mapping, Released, SgLimits, SgRequest, UnmapReason,
 };
 use ringfence_iova::AllocError;
 use ringfence_pgtable::UnmapError as TableError;
@@ -142,7 +142,8 @@ fn sizes_of_nothing_and_of_everything() {
 fn unmaps_of_unmapped_ranges() {
     fn refused<A: Make, T: MakeTable>(finds: bool)
     where
-        Strict: ringfence_dma::Flush<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
+        Strict:
+            ringfence_dma::FlushPolicy<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
     {
         let mut rig = Rig::<A, T, Strict, u64>::new(Strict);
         let Rig {
@@ -253,7 +254,7 @@ fn a_part_of_a_mapping() {
 fn a_part_of_a_rounded_mapping() {
     fn refused<T: MakeTable>()
     where
-        Strict: Flush<Space<Tree, T>, u64, Outcome = Released<u64>>,
+        Strict: FlushPolicy<Space<Tree, T>, u64, Outcome = Released<u64>>,
     {
         for whole in 2..=16_u64 {
             let power_of_two = Rounding::PowerOfTwo;

@@ -2,12 +2,15 @@
 
 use proptest::prelude::*;
 
-use ringfence_dma::flush::Never;
-use ringfence_dma::space::Identity;
+use ringfence_dma::flush::{Never, Strict};
+use ringfence_dma::space::{Identity, Paged, Rounding};
 use ringfence_dma::{
-    Attachment, BouncePool, Cpu, Dma, DmaSegment, MapMultiRequest, MapReason, SgLimits, SgRequest,
+    Attachment, BouncePool, Cpu, Dma, DmaSegment, MapMultiRequest, MapReason, Released, SgLimits,
+    SgRequest,
 };
-use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange, RequesterId};
+use ringfence_types::{
+    Direction, Iova, IovaRange, PageSize, Pfn, PhysAddr, PhysRange, RequesterId,
+};
 
 use crate::rig::*;
 
@@ -261,6 +264,90 @@ fn directly_mapped_buffers_are_not_bounced() {
         .map_single(cpu, board, at, 1, across, Direction::ToDevice)
         .unwrap();
     assert!(mapping.bounce().is_some());
+}
+
+/// A device with short addresses reaches high memory without a copy if a table translates for it
+/// (HW15). The same device without a table needs the pool.
+#[test]
+fn a_table_makes_copies_unnecessary() {
+    for bits in [22, 24, 30, 31, 32] {
+        let mask = Iova::new((1 << bits) - 1);
+        // Just above the device's reach, across its end, and in the last pages of 46-bit memory.
+        let buffers = [
+            memory(1 << bits, 1),
+            memory((1 << bits) - 100, 3 * PAGE),
+            memory((1 << 46) - 2 * PAGE, 2 * PAGE),
+        ];
+        let board = Board::new();
+        let pool = BouncePool::new(memory(POOL, 128 << 10)).unwrap();
+        let mut dma = Dma::<Space<Tree, Plain>, Strict, u64>::new(Strict).with_bounce(pool);
+        let at = dma
+            .attach(DEVICE, mask, |domain| {
+                let accounts = Accounts::new(Tree::make(LAST_PAGE));
+                let table = Plain::make(&board, domain);
+                Ok::<_, ()>(Paged::new(accounts, table, Rounding::Exact))
+            })
+            .unwrap();
+        let cpu = dma.cpu();
+        let mut rig = Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        };
+        let before = read(&rig.board, memory(POOL, 128 << 10));
+        for (id, buffer) in (0..).zip(buffers) {
+            let Rig {
+                board,
+                dma,
+                cpu,
+                at,
+            } = &mut rig;
+            let direction = Direction::Bidirectional;
+            let (mapping, _) = dma
+                .map_single(cpu, board, at, id, buffer, direction)
+                .unwrap();
+            assert_eq!(mapping.bounce(), None, "{bits} bits, {buffer}");
+            assert!(mapping.range().last() <= mask, "{bits} bits, {buffer}");
+            assert_eq!(mapping.range().bytes(), buffer.bytes());
+            // Every page that the device addresses is the buffer's own.
+            let first = mapping.iova();
+            let pages = buffer.pages(PageSize::Size4K);
+            for page in 0..pages {
+                let iova = first.wrapping_add(page * PAGE).align_down(PAGE);
+                let frame = buffer.start().wrapping_add(page * PAGE).align_down(PAGE);
+                let leaf = rig.leaf(Pfn::containing(iova).get());
+                assert_eq!(leaf, Some(frame), "{bits} bits, {buffer}");
+            }
+            let Rig {
+                board,
+                dma,
+                cpu,
+                at,
+            } = &mut rig;
+            let Released(back) = dma.unmap_single(cpu, board, at, mapping).unwrap();
+            assert_eq!(back, id);
+        }
+        assert_eq!(read(&rig.board, memory(POOL, 128 << 10)), before);
+    }
+    // Without a table, a buffer above the reach is copied through the pool.
+    let mut rig = rig(128 << 10);
+    let Bounced {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let high = memory(HIGH, 100);
+    let data = fill(board, HIGH, 100, 0x5a);
+    let (mapping, _) = dma
+        .map_single(cpu, board, at, 1, high, Direction::ToDevice)
+        .unwrap();
+    let copy = mapping.bounce().unwrap().copy();
+    assert_eq!(
+        (mapping.range().last().get() < REACH, read(board, copy)),
+        (true, data)
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Every error returns coherent memory, and its pages are freed once no device reaches them.
 
 use ringfence_dma::FreeCoherentError;
-use ringfence_dma::flush::{Burst, Flush, Strict};
+use ringfence_dma::flush::{Burst, FlushPolicy, Strict};
 use ringfence_types::{InvalidationError, PfnRange};
 
 use crate::rig::*;
@@ -10,7 +10,7 @@ const PAGES: usize = 3;
 
 fn freed_after_its_invalidation<A: Make, T: MakeTable, F>(flush: F)
 where
-    F: Flush<Space<A, T>, u64> + Copy,
+    F: FlushPolicy<Space<A, T>, u64> + Copy,
 {
     for (trouble, expected) in [
         (Trouble::Full, InvalidationError::QueueFull),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use ringfence_dma::flush::{
-    Burst, Deferred, Flush, Never, PerCpuQueue, PerWrap, QueueConfig, Strict,
+    Burst, Deferred, FlushPolicy, Never, PerCpuQueue, PerWrap, QueueConfig, Strict,
 };
 use ringfence_dma::space::{Identity, Paged, Rounding};
 use ringfence_dma::{
@@ -57,7 +57,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-struct World<A: Make, F: Flush<Space<A, Cached>, u64>> {
+struct World<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> {
     board: Board,
     dma: Dma<Space<A, Cached>, F, u64>,
     cpus: Vec<Cpu<Space<A, Cached>, F, u64>>,
@@ -72,7 +72,7 @@ struct World<A: Make, F: Flush<Space<A, Cached>, u64>> {
     devices: u16,
 }
 
-impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
+impl<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> World<A, F> {
     fn new(flush: F) -> Self {
         let dma = Dma::new(flush);
         Self {
@@ -336,7 +336,7 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
     }
 }
 
-fn check<A: Make, F: Flush<Space<A, Cached>, u64>>(flush: F, ops: &[Op]) {
+fn check<A: Make, F: FlushPolicy<Space<A, Cached>, u64>>(flush: F, ops: &[Op]) {
     let mut world = World::<A, F>::new(flush);
     for op in ops {
         world.step(*op);
@@ -488,7 +488,7 @@ fn bounce_buffers_of_a_detached_domain_are_dropped() {
 /// Addresses in a removed CPU's magazines and in its queue are freed.
 #[test]
 fn retired_cpu_frees_everything() {
-    fn check<F: Flush<Space<Product, Cached>, u64>>(flush: F) {
+    fn check<F: FlushPolicy<Space<Product, Cached>, u64>>(flush: F) {
         let mut rig = Rig::<Product, Cached, F, u64>::new(flush);
         let Rig { board, dma, at, .. } = &mut rig;
         let free = |dma: &Dma<_, F, _>| {

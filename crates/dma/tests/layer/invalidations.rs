@@ -1,9 +1,11 @@
 //! Failing invalidations: no buffer is returned while a device may reach it, memory stays bounded,
 //! and every cleared mapping can be invalidated later.
 
+mod first_error;
+
 use std::cell::RefCell;
 
-use ringfence_dma::flush::{Burst, Deferred, Flush, PerCpuQueue, QueueConfig, Strict};
+use ringfence_dma::flush::{Burst, Deferred, FlushPolicy, PerCpuQueue, QueueConfig, Strict};
 use ringfence_dma::{Mapping, Outcome, Released, UnmapReason};
 use ringfence_types::{
     Direction, Invalidation, InvalidationError, IovaRange, Nanos, Pfn, PfnRange,
@@ -14,7 +16,7 @@ use crate::rig::*;
 /// Maps one page for buffer `id`, and lets the device use it.
 fn map<A: Make, T: MakeTable, F>(rig: &mut Rig<A, T, F, u64>, id: u64) -> (Mapping<u64>, PfnRange)
 where
-    F: ringfence_dma::Flush<Space<A, T>, u64>,
+    F: ringfence_dma::FlushPolicy<Space<A, T>, u64>,
 {
     let Rig {
         board,
@@ -137,7 +139,7 @@ fn stays_bounded<F>(
     longest: usize,
     end: impl Fn(&mut Rig<Tree, Plain, F, u64>),
 ) where
-    F: ringfence_dma::Flush<Space<Tree, Plain>, u64>,
+    F: ringfence_dma::FlushPolicy<Space<Tree, Plain>, u64>,
 {
     rig.board.port.fail(0, usize::MAX / 2, Trouble::Failed);
     let mut owed = Vec::new();
@@ -189,7 +191,9 @@ fn stays_bounded<F>(
 
 #[test]
 fn memory_stays_bounded_when_invalidations_fail() {
-    fn flush<F: ringfence_dma::Flush<Space<Tree, Plain>, u64>>(rig: &mut Rig<Tree, Plain, F, u64>) {
+    fn flush<F: ringfence_dma::FlushPolicy<Space<Tree, Plain>, u64>>(
+        rig: &mut Rig<Tree, Plain, F, u64>,
+    ) {
         let Rig {
             board,
             dma,
@@ -464,7 +468,7 @@ fn a_burst_of_one_call_is_bounded() {
 /// Batches without a limit allocate no memory in advance.
 #[test]
 fn batches_may_be_as_long_as_can_be_counted() {
-    fn drive<F: Flush<Space<Tree, Plain>, u64>>(flush: F) {
+    fn drive<F: FlushPolicy<Space<Tree, Plain>, u64>>(flush: F) {
         let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
         let (mapping, _) = map(&mut rig, 7);
         let Rig {

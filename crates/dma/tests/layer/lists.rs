@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use ringfence_dma::flush::{Flush, Never, Strict};
+use ringfence_dma::flush::{FlushPolicy, Never, Strict};
 use ringfence_dma::space::{AddressLimits, Identity};
 use ringfence_dma::{Dma, DmaSegment, MapReason, SgLimits, SgRequest};
 use ringfence_types::{
@@ -17,7 +17,7 @@ fn room(count: usize) -> Vec<DmaSegment> {
 }
 
 /// Returns the physical address behind every byte of the segments.
-fn bytes_behind<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
+fn bytes_behind<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, u64>>(
     rig: &Rig<A, T, F, u64>,
     segments: &[DmaSegment],
 ) -> Vec<u64> {
@@ -40,7 +40,7 @@ fn bytes_of(pieces: &[PhysRange]) -> Vec<u64> {
 }
 
 /// Asserts that neither addresses nor translations of the segments exist.
-fn assert_gone<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
+fn assert_gone<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, u64>>(
     rig: &Rig<A, T, F, u64>,
     segments: &[DmaSegment],
 ) {
@@ -247,6 +247,14 @@ fn neighbours_merge_as_far_as_the_limits_go() {
         // The range begins at page 0xffd of 0xfff: the last of its three pages lies after a 2-page
         // boundary.
         (vec![memory(0, 3 * PAGE)], 65536, Some(2 * PAGE), 2),
+        // Pages 0xff4 to 0xfff. The boundary splits the two middle pieces, and their parts fill the
+        // segments of their neighbours. By lengths alone, no two pieces fit into one segment.
+        (
+            (0..4).map(|i| memory(8 * i * PAGE, 3 * PAGE)).collect(),
+            4 * PAGE,
+            Some(4 * PAGE),
+            3,
+        ),
     ] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
         let Rig {
@@ -259,7 +267,8 @@ fn neighbours_merge_as_far_as_the_limits_go() {
             max_bytes,
             boundary,
         };
-        let mut out = room(8);
+        // The array has room for exactly the expected segments.
+        let mut out = room(expected);
         let direction = Direction::ToDevice;
         let (_mapping, count) = dma
             .map_sg(

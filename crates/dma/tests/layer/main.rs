@@ -4,6 +4,7 @@
 mod bad_input;
 mod batches;
 mod bounce;
+mod caching;
 mod coherent;
 mod custody;
 mod detach;

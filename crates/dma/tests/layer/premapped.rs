@@ -1,6 +1,6 @@
 //! Buffers mapped once and used many times (OS19).
 
-use ringfence_dma::flush::{Burst, Deferred, Flush, Never, Strict};
+use ringfence_dma::flush::{Burst, Deferred, FlushPolicy, Never, Strict};
 use ringfence_dma::space::Identity;
 use ringfence_dma::{BouncePool, Dma, MapMultiRequest, PremappedError, Teardown};
 use ringfence_types::{Direction, Iova, PhysAddr, RequesterId};
@@ -19,7 +19,7 @@ fn requests(count: u64) -> Vec<MapMultiRequest<u64>> {
 
 /// Under any policy, any number of uses touches neither table, allocator nor port. The end of the
 /// pool does, once.
-fn lives<F: Flush<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
+fn lives<F: FlushPolicy<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
     let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
     let Rig {
         board,

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Platform};
 use ringfence_iova::{
@@ -36,6 +36,8 @@ pub(crate) enum Trouble {
     Full,
     /// The port accepts the request, which then fails.
     Failed,
+    /// The port rejects the first of the requests. It accepts the others, which then fail.
+    FullThenFailed,
 }
 
 /// The invalidation port, with the pages that devices may reach through their caches.
@@ -71,14 +73,17 @@ impl Invalidator for Port {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let number = self.log.len();
         self.log.push(request);
-        match &self.trouble {
-            Some((range, Trouble::Full)) if range.contains(&number) => {
-                return Err(InvalidationError::QueueFull);
-            }
-            Some((range, Trouble::Failed)) if range.contains(&number) => {
+        let trouble = match &self.trouble {
+            Some((range, Trouble::FullThenFailed)) if range.start == number => Some(Trouble::Full),
+            Some((range, trouble)) if range.contains(&number) => Some(*trouble),
+            _ => None,
+        };
+        match trouble {
+            Some(Trouble::Full) => return Err(InvalidationError::QueueFull),
+            Some(Trouble::Failed | Trouble::FullThenFailed) => {
                 self.failed.insert(number as u64);
             }
-            _ => self.warm.retain(|(domain, page)| {
+            None => self.warm.retain(|(domain, page)| {
                 let page = PfnRange::new(Pfn::new(*page), 1).unwrap();
                 !request.covers(*domain, &page, CachedLevels::Leaves)
             }),
@@ -348,7 +353,7 @@ impl MakeTable for Gas {
 pub(crate) type Space<A, T> = Paged<Accounts<A>, T>;
 
 /// A layer with one device and one CPU.
-pub(crate) struct Rig<A: IovaAllocator, T: IoPageTable, F: Flush<Space<A, T>, B>, B> {
+pub(crate) struct Rig<A: IovaAllocator, T: IoPageTable, F: FlushPolicy<Space<A, T>, B>, B> {
     pub(crate) board: Board,
     pub(crate) dma: Dma<Space<A, T>, F, B>,
     pub(crate) cpu: Cpu<Space<A, T>, F, B>,
@@ -364,7 +369,7 @@ pub(crate) struct State {
     pub(crate) ranges: BTreeMap<u64, PfnRange>,
 }
 
-impl<A: Make, T: MakeTable, F: Flush<Space<A, T>, B>, B> Rig<A, T, F, B> {
+impl<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, B>, B> Rig<A, T, F, B> {
     pub(crate) fn new(flush: F) -> Self {
         Self::with(flush, LAST_PAGE, Iova::new(u64::MAX), Rounding::Exact)
     }

@@ -1,7 +1,7 @@
 //! Fault injection at every allocation: after an error the layer is unchanged and every buffer is
 //! returned.
 
-use ringfence_dma::flush::{Flush, Strict};
+use ringfence_dma::flush::{FlushPolicy, Strict};
 use ringfence_dma::{
     DmaSegment, MapError, MapMultiRequest, MapReason, SgLimits, SgRequest, UnmapFailure,
 };
@@ -36,7 +36,7 @@ fn perform<A: Make, T: MakeTable>(
     shape: Shape,
 ) -> Result<(), MapError>
 where
-    Strict: Flush<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
+    Strict: FlushPolicy<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
 {
     let Rig {
         board,
@@ -124,7 +124,7 @@ where
 
 fn fresh<A: Make, T: MakeTable>() -> Rig<A, T, Strict, u64>
 where
-    Strict: Flush<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
+    Strict: FlushPolicy<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
 {
     let mut rig = Rig::new(Strict);
     // A live mapping that must survive.
@@ -143,7 +143,7 @@ where
 
 fn frames_run_out<A: Make, T: MakeTable>()
 where
-    Strict: Flush<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
+    Strict: FlushPolicy<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
 {
     for shape in SHAPES {
         let mut clean = fresh::<A, T>();

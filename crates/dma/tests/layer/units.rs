@@ -1,7 +1,7 @@
 //! A machine with two IOMMUs: each rejects the other's tokens, although both have a domain of that
 //! number.
 
-use ringfence_dma::flush::{Burst, Flush, Strict};
+use ringfence_dma::flush::{Burst, FlushPolicy, Strict};
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
     AttachError, Attachment, Cpu, DetachError, Dma, MapReason, Outcome, Teardown, UnmapReason,
@@ -14,14 +14,14 @@ type Mapped = Space<Bits, Cached>;
 
 const BOTH: Direction = Direction::Bidirectional;
 
-struct Unit<F: Flush<Mapped, u64>> {
+struct Unit<F: FlushPolicy<Mapped, u64>> {
     board: Board,
     dma: Dma<Mapped, F, u64>,
     cpu: Cpu<Mapped, F, u64>,
     at: Attachment,
 }
 
-fn attach<F: Flush<Mapped, u64>>(
+fn attach<F: FlushPolicy<Mapped, u64>>(
     dma: &mut Dma<Mapped, F, u64>,
     board: &Board,
     device: u16,
@@ -36,7 +36,7 @@ fn attach<F: Flush<Mapped, u64>>(
     })
 }
 
-impl<F: Flush<Mapped, u64>> Unit<F> {
+impl<F: FlushPolicy<Mapped, u64>> Unit<F> {
     fn new(number: u16, flush: F) -> Self {
         let board = Board::new();
         let mut dma = Dma::for_unit(number, flush);

@@ -9,8 +9,8 @@ use ringfence_dma::ring::{
 };
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, DmaSegment, Flush, MapReason, Mapping, Outcome, Released,
-    SgLimits, SgRequest, UnmapReason, Withheld,
+    AttachError, Attachment, Cpu, Dma, DmaSegment, FlushPolicy, MapReason, Mapping, Outcome,
+    Released, SgLimits, SgRequest, UnmapReason, Withheld,
 };
 use ringfence_pgtable::{Coherency, RingFormatError};
 use ringfence_types::{
@@ -21,7 +21,7 @@ use crate::rig::*;
 
 type Space = Rings<Ring, RefCell<Ring>>;
 
-struct Rig<F: Flush<Space, u64>> {
+struct Rig<F: FlushPolicy<Space, u64>> {
     board: Board,
     dma: Dma<Space, F, u64>,
     cpu: Cpu<Space, F, u64>,
@@ -30,7 +30,7 @@ struct Rig<F: Flush<Space, u64>> {
 
 const TO: Direction = Direction::ToDevice;
 
-impl<F: Flush<Space, u64>> Rig<F> {
+impl<F: FlushPolicy<Space, u64>> Rig<F> {
     fn new(flush: F, slots: &[u32], mask: Iova) -> Self {
         let board = Board::new(Coherency::Coherent);
         let mut dma = Dma::new(flush);

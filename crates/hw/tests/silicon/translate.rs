@@ -1,18 +1,13 @@
 //! Results of translations: lengths, pages, permissions, pass-through.
 
-use ringfence_hw::{CalgaryUnit, HostBridge, MAX_TRANSLATED_BYTES, UnitConfig};
-use ringfence_memory::Frames;
-use ringfence_pgtable::{
-    CalgaryTce, Coherency, Context, Levels, SecondStage, Table, TranslationType,
-};
+use ringfence_hw::{MAX_TRANSLATED_BYTES, UnitConfig};
+use ringfence_pgtable::{Context, Levels, SecondStage, TranslationType};
 use ringfence_types::FaultReason::{
-    AddressBeyondWidth, BadLength, Blocked, NotPresent, ReadDenied, WriteDenied,
+    AddressBeyondWidth, BadLength, NotPresent, ReadDenied, WriteDenied,
 };
-use ringfence_types::{Access, Iova, PageSize, Permissions, PhysAddr, PhysRange, RequesterId};
+use ringfence_types::{Access, PageSize, Permissions};
 
-use crate::rig::{
-    A, B, DISK, GPU, NIC, READ, RW, Rig, Seen, WRITE, arena, format, request, roomy, seen,
-};
+use crate::rig::{A, B, DISK, GPU, NIC, READ, RW, Rig, Seen, WRITE, arena, format, roomy};
 
 const TOP: u64 = 1 << 48;
 
@@ -248,59 +243,4 @@ fn domains_are_isolated_and_their_devices_share() {
     }
     assert_eq!(rig.unit.iotlb_live(), 2);
     assert_eq!(rig.unit.stats().iotlb_misses, 2);
-}
-
-/// One flat table for all devices below a bridge.
-#[test]
-fn a_flat_table_is_walked_in_one_step() {
-    let mem = arena();
-    let region = PhysRange::new(PhysAddr::new(128 << 20), 64 << 20).unwrap();
-    let frames = Frames::new(&mem, region);
-    let format = CalgaryTce::FULL;
-    let root = frames
-        .alloc_contiguous(Table::root_bytes_of(&format) / 4096)
-        .unwrap();
-    let table = Table::at(format, A, Coherency::Coherent, &mem, root).unwrap();
-    let mut unit = CalgaryUnit::calgary(&roomy());
-    unit.enable();
-    unit.set_bridge(HostBridge {
-        first_bus: 1,
-        last_bus: 2,
-        domain: A,
-        format,
-        table: root,
-    });
-    let last = (1 << 32) - 0x1000;
-    for (iova, pa, permissions) in [
-        (0x1000, 0x7000, RW),
-        (0x2000, 0xff_ffff_f000, Permissions::READ),
-        (last, 0x9000, RW),
-    ] {
-        let request = request(iova, pa, 1, permissions);
-        table.map(&mem, &frames, request).unwrap();
-    }
-    let outside = RequesterId::new(0x0300);
-    let cases: [(RequesterId, u64, u64, Access, Seen); 7] = [
-        (NIC, 0x1010, 4, WRITE, Ok(vec![(0x7010, 4)])),
-        (
-            DISK,
-            0x1ff8,
-            16,
-            READ,
-            Ok(vec![(0x7ff8, 8), (0xff_ffff_f000, 8)]),
-        ),
-        (NIC, 0x1ff8, 16, WRITE, Err((0x2000, WriteDenied))),
-        (NIC, 0x3000, 1, READ, Err((0x3000, NotPresent))),
-        (NIC, last, 0x1000, READ, Ok(vec![(0x9000, 0x1000)])),
-        (NIC, last, 0x1001, READ, Err((1 << 32, AddressBeyondWidth))),
-        (outside, 0x1000, 1, READ, Err((0x1000, Blocked))),
-    ];
-    for (device, iova, bytes, access, outcome) in cases {
-        let result = unit.translate(&mem, device, Iova::new(iova), bytes, access);
-        assert_eq!(seen(result.map(|t| t.to_vec())), outcome, "{iova:#x}");
-    }
-    // 0x1000 was walked once and 0x2000 hit after its fill. The unmapped and the last address were
-    // walked once each, with one reference per walk.
-    assert_eq!(unit.stats().walk_references, unit.stats().iotlb_misses);
-    assert_eq!(unit.walk_caches_live(), [0; 3]);
 }

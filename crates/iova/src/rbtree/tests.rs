@@ -20,6 +20,13 @@ impl Summary for Pages {
     }
 }
 
+impl<A: Summary> RbTree<A> {
+    /// Returns the colour of each node, by index: true if red.
+    pub(crate) fn colours(&self) -> Vec<bool> {
+        self.nodes.iter().map(|node| node.red).collect()
+    }
+}
+
 /// Checks order, links, colours and summaries below `index`; returns its black height.
 fn check(tree: &RbTree<Pages>, index: Index, parent: Index) -> u32 {
     if index == NIL {

@@ -172,7 +172,7 @@ impl BackendDevice {
             let Some((gpa, direction)) = self.mappings.get(giova) else {
                 continue;
             };
-            // Pin the page only to learn its frame. The mapping holds a pin of its own.
+            // Pin the page only to learn its frame. The mapping holds another pin.
             let restored = backing.pin(gpa).is_ok_and(|frame| {
                 backing.unpin(gpa);
                 tables.map(self.slot, giova, frame, direction).is_ok()

@@ -130,7 +130,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
     ///
     /// # Errors
     /// [`SetupError`].
-    #[expect(clippy::too_many_arguments, reason = "ports, each of its own kind")]
+    #[expect(clippy::too_many_arguments, reason = "ports of different kinds")]
     pub fn new(
         memory: M,
         tables: S,

@@ -223,7 +223,7 @@ where
         request: MapRequest,
     ) -> Result<(), MapError> {
         // Answer this CPU's earlier maps first, so that their refusals do not fail this request.
-        self.sync(cpu, platform);
+        self.wait_for_queued_maps(cpu, platform);
         let iova = request.iova;
         self.map_nosync(cpu, platform, request)?;
         self.channel.with(Channel::kick);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use ringfence_dma::flush::{PerCycle, RangeBatch};
 use ringfence_dma::space::{AddressLimits, AddressSpace as _, CachedOrCleared, Paged, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, DmaSegment, Mapping, Outcome, SgLimits, SgMapping, SgRequest, Teardown,
-    UnmapReason,
+    Attachment, Cpu, Dma, DmaSegment, MapError, Mapping, Outcome, SgLimits, SgMapping, SgRequest,
+    Teardown, UnmapReason,
 };
 use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator as _};
 use ringfence_memory::fake::FaultyFrames;
@@ -133,20 +133,30 @@ impl<C: ReverseCache, I: Invalidator> Guest<C, I> {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Option<SgMapping<u32>> {
+        let mapped = self.map_list_into(pieces, direction, pieces.len());
+        mapped.ok().map(|(mapping, _)| mapping)
+    }
+
+    /// Maps a list with `entries` entries for its segments. Returns the number of segments too.
+    pub(crate) fn map_list_into(
+        &mut self,
+        pieces: &[PhysRange],
+        direction: Direction,
+        entries: usize,
+    ) -> Result<(SgMapping<u32>, usize), MapError> {
         let nothing = DmaSegment {
             range: IovaRange::new(Iova::ZERO, 1).unwrap(),
         };
-        let mut out = vec![nothing; pieces.len()];
         let request = SgRequest {
             pieces,
             buffer: 7,
             direction,
             limits: SgLimits::default(),
-            out: &mut out,
+            out: &mut vec![nothing; entries],
         };
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         let mapped = self.dma.map_sg(cpu, machine, &self.at, request);
-        mapped.ok().map(|(mapping, _)| mapping)
+        mapped.map_err(|(_, error)| error)
     }
 
     /// Unmaps the buffer; true if the device can still access it.

@@ -7,20 +7,21 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use ringfence_dma::flush::Strict;
-use ringfence_dma::space::{Paged, Rounding};
+use ringfence_dma::space::{IoPageTable, Paged, Rounding};
 use ringfence_dma::{
     Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason, Mapping, Released,
     SgLimits, SgMapping, SgRequest, UnmapFailure, UnmapReason,
 };
 use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_memory::Arena;
+use ringfence_pgtable::MapRequest;
 use ringfence_pviommu::backend::{Backend, FixedLastTable, HardwareTables, OnDemand};
 use ringfence_pviommu::frontend::{
     Channel, ChannelFailure, ChannelOptions, RemoteTable, SharedChannel, UnmapCompletions,
 };
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_types::{
-    Access, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    Access, Direction, Iova, IovaRange, Nanos, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
 };
 
 use crate::hosts::{Host, Trick};
@@ -236,6 +237,29 @@ fn kicks_are_merged() {
     assert_eq!(unmapped.requests - mapped.requests, 1);
     assert_eq!(unmapped.kicks - mapped.kicks, 1);
     assert_eq!(guest.live(), 0);
+}
+
+/// An unmap whose invalidation is deferred shares the kick of the next map.
+#[test]
+fn a_map_kicks_once_for_itself_and_a_queued_unmap() {
+    let mut guest = guest(None);
+    let table: Table<_> = RemoteTable::new(Rc::clone(&guest.link), NIC, guest.at.domain());
+    let mut own = table.per_cpu();
+    let machine = &mut guest.machine;
+    let request = |page: u64| MapRequest {
+        iova: Iova::new(WINDOW + page * PAGE),
+        pa: PhysAddr::new(MEMORY),
+        pages: 1,
+        permissions: Permissions::READ,
+    };
+    table.map(&mut own, machine, request(0)).unwrap();
+    let before = guest.link.with(|channel| *channel.stats());
+    let first = PfnRange::new(Pfn::containing(request(0).iova), 1).unwrap();
+    let _ = table.unmap(&mut own, machine, first).unwrap();
+    table.map(&mut own, machine, request(1)).unwrap();
+    let after = guest.link.with(|channel| *channel.stats());
+    let requests = after.requests - before.requests;
+    assert_eq!((requests, after.kicks - before.kicks), (2, 1));
 }
 
 /// The host refuses one piece of a list, because its page is outside memory. No piece stays mapped,

@@ -17,6 +17,7 @@ mod overcommit;
 mod rig;
 mod side_by_side;
 mod simulator;
+mod steps;
 mod tables;
 mod vectors;
 mod wire;

@@ -229,7 +229,7 @@ impl<M> Iotlb<M> {
         let range = range.unwrap_or(IovaRange::ALL).to_pages(PAGE);
         self.misses.invalidated(range);
         if range == IovaRange::ALL {
-            self.resident.take_all();
+            self.resident.clear();
         } else {
             self.resident
                 .remove_range(page_of(range.start())..=page_of(range.last()));
@@ -284,29 +284,26 @@ impl<M> Iotlb<M> {
     }
 
     /// Installs the missed pages, then extra pages while there are tables. Distant pages need
-    /// tables of their own: to make room, evicts all pages, but none that this update installs.
+    /// further tables: to make room, evicts all pages except those of older misses. A missed page
+    /// without room is not cached, so its miss is sent again.
     fn install(
         &mut self,
         pages: &PagesToCache,
         grants: &BTreeMap<u64, CachedPage>,
     ) -> Result<(), IotlbError> {
-        let mut installed = false;
         for page in &pages.missed {
             let Some(grant) = self.not_yet_cached(*page, grants) else {
                 continue;
             };
             match self.map_page(*page, grant) {
-                Err(error) if is_out_of_tables(&error) && installed => {}
                 Err(error) if is_out_of_tables(&error) => {
-                    let all = self.resident.take_all();
-                    self.unmap_pages(all)?;
-                    self.map_page(*page, grant)?;
-                    installed = true;
+                    self.evict_for(*page)?;
+                    match self.map_page(*page, grant) {
+                        Err(error) if is_out_of_tables(&error) && !self.resident.is_empty() => {}
+                        mapped => mapped?,
+                    }
                 }
-                mapped => {
-                    mapped?;
-                    installed = true;
-                }
+                mapped => mapped?,
             }
         }
         for page in &pages.extra {
@@ -453,6 +450,18 @@ impl<M> Iotlb<M> {
             };
             evicted.push(page);
         }
+        self.unmap_pages(evicted)
+    }
+
+    /// Evicts all pages that no miss before the oldest one of `page` waits for.
+    fn evict_for(&mut self, page: u64) -> Result<(), IotlbError> {
+        let older: Vec<u64> = self
+            .misses
+            .before(page)
+            .filter(|(page, required)| self.allows(*page, *required))
+            .map(|(page, _)| page)
+            .collect();
+        let evicted = self.resident.take_all_except(|page| older.contains(&page));
         self.unmap_pages(evicted)
     }
 

@@ -103,7 +103,7 @@ pub enum IotlbClientError {
 impl<M> IotlbClient<M> {
     /// Creates a client. `timeout` is the maximum time of one [`resolve`](Self::resolve), measured
     /// from the call, before its first request. It covers all attempts, and the execution and
-    /// acknowledgement of other messages meanwhile. No message of the front-end extends it.
+    /// acknowledgement of the messages between them. No message of the front-end extends it.
     ///
     /// It has no default. A front-end answers from its own tables, so a few seconds suffice. The
     /// client may exceed it by milliseconds.

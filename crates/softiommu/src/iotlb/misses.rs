@@ -130,6 +130,13 @@ impl Misses {
             .filter(move |page| (first..=last).contains(page))
     }
 
+    /// Returns the page and the requested permissions of each miss that is older than all misses of
+    /// `page`.
+    pub(super) fn before(&self, page: u64) -> impl Iterator<Item = (u64, Permissions)> {
+        let older = self.misses.iter().take_while(move |miss| miss.page != page);
+        older.map(|miss| (miss.page, miss.required))
+    }
+
     /// Records the invalidation of `range`.
     pub(super) fn invalidated(&mut self, range: IovaRange) {
         if self.misses.is_empty() {

@@ -16,7 +16,7 @@
 //! would stay forever: no second invalidation follows.
 //!
 //! [`Iotlb`] therefore remembers an invalidation that arrives while misses are pending, until each
-//! of them has been answered. Meanwhile no update installs a page of the invalidated range. A
+//! of them has been answered. Until then, no update installs a page of the invalidated range. A
 //! reader that still needs the page sends another miss.
 //!
 //! This requires that each miss requests a reply and that the front-end replies after its update

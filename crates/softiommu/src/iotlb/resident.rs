@@ -82,10 +82,29 @@ impl ResidentPages {
         }
     }
 
-    /// Removes and returns all pages.
-    pub(super) fn take_all(&mut self) -> Vec<u64> {
+    /// Returns true if no page is cached.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// Removes and returns all pages for which `keep` returns false.
+    pub(super) fn take_all_except(&mut self, keep: impl Fn(u64) -> bool) -> Vec<u64> {
+        let gone: Vec<u64> = self
+            .pages
+            .keys()
+            .copied()
+            .filter(|page| !keep(*page))
+            .collect();
+        for page in &gone {
+            self.pages.remove(page);
+        }
+        gone
+    }
+
+    /// Removes all pages.
+    pub(super) fn clear(&mut self) {
         self.arrivals.clear();
-        std::mem::take(&mut self.pages).into_keys().collect()
+        self.pages.clear();
     }
 
     /// Removes and returns the oldest page for which `keep` returns false.

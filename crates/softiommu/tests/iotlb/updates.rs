@@ -115,6 +115,48 @@ fn an_update_keeps_the_page_of_the_oldest_miss() {
     }
 }
 
+/// Two updates answer two misses, of which the tables have room for one. The second leaves the page
+/// of the older miss, whose reply is due; the newer miss is sent again.
+#[test]
+fn an_update_keeps_the_page_of_an_older_miss() {
+    let limits = IotlbLimits {
+        tables: 4,
+        ..IotlbLimits::default()
+    };
+    let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+    let [older, newer] = [511, 512].map(|page| send_miss(&mut iotlb, page));
+    for page in [511, 512] {
+        iotlb
+            .receive(&update(page, 1, 3, Permissions::READ))
+            .unwrap();
+    }
+    assert_eq!(iotlb.replied(older, true), Ok(MissOutcome::Present));
+    assert_eq!(iotlb.replied(newer, true), Ok(MissOutcome::Invalidated));
+    let again = send_miss(&mut iotlb, 512);
+    iotlb
+        .receive(&update(512, 1, 3, Permissions::READ))
+        .unwrap();
+    assert_eq!(iotlb.replied(again, true), Ok(MissOutcome::Present));
+}
+
+/// As above, but the front-end answers the newer miss first. The older one is not delayed.
+#[test]
+fn an_update_evicts_the_page_of_a_newer_miss() {
+    let limits = IotlbLimits {
+        tables: 4,
+        ..IotlbLimits::default()
+    };
+    let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+    let [older, newer] = [511, 512].map(|page| send_miss(&mut iotlb, page));
+    for page in [512, 511] {
+        iotlb
+            .receive(&update(page, 1, 3, Permissions::READ))
+            .unwrap();
+    }
+    assert_eq!(iotlb.replied(older, true), Ok(MissOutcome::Present));
+    assert_eq!(iotlb.replied(newer, true), Ok(MissOutcome::Invalidated));
+}
+
 /// Extra pages take only the room that the missed pages leave, however many they are.
 #[test]
 fn extra_pages_leave_room_for_missed_pages() {

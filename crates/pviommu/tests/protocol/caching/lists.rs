@@ -8,7 +8,7 @@ use ringfence_papers::rtc::Rtc;
 use ringfence_pviommu::frontend::{UnknownUnmap, UnmapCompletions};
 use ringfence_types::{Access, Invalidation, InvalidationError, Invalidator, IovaRange, Ticket};
 
-use super::{FROM, Guest, Looped, buffer, c, guest_that};
+use super::{FROM, Guest, Looped, buffer, c, guest_that, tree};
 use crate::machine::{SPACE, Waits};
 
 /// Waits for answers, except that the invalidations of some numbers fail.
@@ -145,4 +145,20 @@ fn a_list_with_a_stray_piece_is_unmapped_as_far_as_possible() {
         assert_eq!(reached(&guest, &ranges), [false; 3]);
         assert_eq!(guest.left().len() as u64, SPACE, "{unknown_piece}");
     }
+}
+
+/// Two pieces of one page get the same cached page, so one segment describes both. A driver that
+/// provides a single entry for them is not rejected.
+#[test]
+fn pieces_of_one_page_fit_in_one_entry() {
+    let mut guest = tree();
+    let pieces = [buffer(3, 0, 64), buffer(3, 64, 64)];
+    let whole = guest.map(buffer(3, 0, 128), FROM);
+    for entries in [2, 1] {
+        let list = guest.map_list_into(&pieces, FROM, entries);
+        let (list, used) = list.unwrap_or_else(|error| panic!("{entries} entries: {error}"));
+        assert_eq!(used, 1, "{:?}", list.piece_ranges());
+        assert!(guest.unmap_list(list), "the cache keeps the page");
+    }
+    guest.unmap(whole);
 }

@@ -2,9 +2,7 @@
 //! those of a packet without protection.
 
 use ringfence_devices::nic::NicProfile;
-use ringfence_devices::workload::{
-    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
-};
+use ringfence_devices::workload::{Apache, Memcached, NetperfStream, RequestResponse, Workload};
 
 use super::capture::Capture;
 use super::catalogue::Setting;
@@ -43,7 +41,9 @@ pub(super) fn extra(
     nic: Nic,
     benchmark: Benchmark,
 ) -> Result<Vec<(&'static str, Measured)>, LabError> {
-    let mut capture = Capture::with(adapter(nic), workload(benchmark), BURST, setting.packets)?;
+    let adapter = adapter(nic);
+    let workload = workload(benchmark);
+    let mut capture = Capture::with(adapter, workload, adapter.rx_frames, setting.packets)?;
     let runs = (0..setting.runs.clamp(2, 3)).map(|_| capture.run());
     let runs = runs.collect::<Result<Vec<_>, _>>()?;
     let subjects = MODES

@@ -6,7 +6,7 @@
 
 use ringfence_devices::api::{ApiError, DeviceRing, DmaApi, FailedMap, LayerApi, Mapped, NotFreed};
 use ringfence_devices::nic::{Environment, Nic, NicProfile, NicTestbed};
-use ringfence_devices::workload::{BURST, PACKETS_PER_RUN, Workload};
+use ringfence_devices::workload::{PACKETS_PER_RUN, Workload};
 use ringfence_devices::{Buffer, Bus};
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
@@ -335,13 +335,13 @@ pub(super) struct Capture<W> {
 }
 
 impl<W: Workload> Capture<W> {
-    /// Opens a new port of `adapter` under `workload`, with the burst limit and the run length of
-    /// decision 0011.
+    /// Opens a new port of `adapter` under `workload`, with the adapter's receptions for each
+    /// interrupt and the run length of decision 0011.
     ///
     /// # Errors
     /// Memory is exhausted, or the port cannot be opened.
     pub(super) fn new(adapter: NicProfile, workload: W) -> Result<Self, LabError> {
-        Self::with(adapter, workload, BURST, PACKETS_PER_RUN)
+        Self::with(adapter, workload, adapter.rx_frames, PACKETS_PER_RUN)
     }
 
     /// Like [`Self::new`], but with another burst limit and number of packets per run.
@@ -374,6 +374,7 @@ impl<W: Workload> Capture<W> {
     /// # Errors
     /// The workload cannot continue.
     pub(super) fn run(&mut self) -> Result<Run, LabError> {
+        self.workload.begin_run();
         self.testbed
             .run(&mut self.environment, &mut self.workload, self.packets)
             .map_err(LabError::Station)?;
@@ -396,7 +397,7 @@ impl<W: Workload> Capture<W> {
 
 #[cfg(test)]
 mod tests {
-    use ringfence_devices::workload::NetperfStream;
+    use ringfence_devices::workload::{BURST, NetperfStream};
 
     use super::*;
 

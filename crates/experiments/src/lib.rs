@@ -64,5 +64,6 @@ mod x26_windows;
 pub use catalogue::{Experiment, Setting};
 pub use figure::{Figure, Series};
 pub use finding::{
-    Finding, FindingRow, Findings, Measured, Published, Requirement, TOLERANCE, Verdict,
+    Finding, FindingRow, Findings, Measured, NullModel, NullScore, OrderScore, Published,
+    Requirement, Score, TOLERANCE, Verdict,
 };

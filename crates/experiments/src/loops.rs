@@ -80,7 +80,7 @@ impl MappedByRing {
     }
 }
 
-/// Classifies a step as a loop body of its own: body, ring and direction. `None` for ticks.
+/// Classifies a step as a separate loop body: body, ring and direction. `None` for ticks.
 fn single(step: &Step) -> Option<(LoopBody, u16, Direction)> {
     let (body, device, direction) = match step {
         Step::Map {

@@ -35,30 +35,66 @@ pub(super) fn name(size: Option<Capacity>) -> String {
     }
 }
 
-/// Burst limits of the sweeps, in packets received or acknowledgements sent, including the default
-/// of 200.
-pub(super) const BURSTS: [u32; 4] = [BURST, 50, 10, 1];
+/// Port of a sweep: name in the rows, adapter, and completions for each interrupt.
+pub(super) type Shape = (&'static str, NicProfile, u32);
+
+/// Ports of the sweeps over bursts. The first is the default. Those with every frame mapped have
+/// transmit interrupts too, as before the third amendment of decision 0011.
+pub(super) const SHAPES: [Shape; 7] = [
+    (
+        "bursts of at most 44",
+        NicProfile::MLX,
+        NicProfile::MLX.rx_frames,
+    ),
+    ("bursts of at most 200", NicProfile::MLX, BURST),
+    ("bursts of at most 1", NicProfile::MLX, 1),
+    (
+        "every frame mapped, bursts of at most 200",
+        NicProfile::MLX_MAPPED,
+        BURST,
+    ),
+    (
+        "every frame mapped, bursts of at most 50",
+        NicProfile::MLX_MAPPED,
+        50,
+    ),
+    (
+        "every frame mapped, bursts of at most 10",
+        NicProfile::MLX_MAPPED,
+        10,
+    ),
+    (
+        "every frame mapped, bursts of at most 1",
+        NicProfile::MLX_MAPPED,
+        1,
+    ),
+];
+
+/// The default port.
+const DEFAULT: Shape = SHAPES[0];
+/// The port with every frame mapped, with its default of 200 completions.
+pub(super) const MAPPED: Shape = SHAPES[3];
 
 /// The papers' runs of stream on mlx.
 ///
 /// # Errors
 /// The workload cannot continue.
 pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
-    let mut capture = capture(setting, BURST)?;
-    (0..setting.runs.max(1)).map(|_| capture.run()).collect()
+    runs_of(setting, &DEFAULT, setting.runs.max(1))
 }
 
-/// A testbed that runs stream on mlx and interrupts after at most `burst` completions.
+/// Runs of stream on the port `shape`.
 ///
 /// # Errors
-/// The port cannot be opened.
-pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfStream>, LabError> {
-    Capture::with(
-        NicProfile::MLX,
-        NetperfStream::default(),
-        burst,
-        setting.packets,
-    )
+/// As [`runs`].
+pub(super) fn runs_of(
+    setting: &Setting,
+    (_, adapter, burst): &Shape,
+    runs: usize,
+) -> Result<Vec<Run>, LabError> {
+    let stream = NetperfStream::default();
+    let mut capture = Capture::with(*adapter, stream, *burst, setting.packets)?;
+    (0..runs).map(|_| capture.run()).collect()
 }
 
 /// Allocator counts of each run.

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush, Never};
+use ringfence_dma::flush::{Burst, FlushPolicy, Never};
 use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Rings, Space};
 use ringfence_hw::RingLogic;
@@ -59,7 +59,7 @@ trait DynExperimentReplay {
     fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError>;
 }
 
-impl<S: Space, F: Flush<S, u64>> DynExperimentReplay
+impl<S: Space, F: FlushPolicy<S, u64>> DynExperimentReplay
     for TimedReplay<DmaLayer<S, F, InvalidationQueue>>
 {
     fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError> {
@@ -129,7 +129,7 @@ fn rings<D, F>(
 ) -> Result<Box<dyn DynExperimentReplay>, LabError>
 where
     D: ReplayRing,
-    F: Flush<Rings<D, RefCell<D>>, u64> + 'static,
+    F: FlushPolicy<Rings<D, RefCell<D>>, u64> + 'static,
 {
     let make = move |of: &AttachInfo, bench: &LayerPlatform<InvalidationQueue>| {
         let bytes = u64::from(SLOTS) * 16 + 4096;

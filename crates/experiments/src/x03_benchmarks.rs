@@ -3,7 +3,7 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, NullModel};
 use super::model::PACKET_BYTES;
 use super::published::{
     BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
@@ -75,6 +75,24 @@ impl Frame {
 fn overhead(costs: &[(&'static str, Measured)], mode: &str) -> f64 {
     let found = costs.iter().find(|(name, _)| *name == mode);
     found.map_or(0.0, |(_, cost)| cost.median)
+}
+
+/// Returns `value` of one mode over that of another. The spread is the distance between the ratios
+/// at the ends of both spreads.
+fn ratio_of(
+    costs: &[(&'static str, Measured)],
+    (one, other): (&str, &str),
+    value: impl Fn(f64) -> f64,
+) -> Measured {
+    let half = |mode: &str| {
+        let found = costs.iter().find(|(name, _)| *name == mode);
+        found.map_or(0.0, |(_, cost)| cost.spread / 2.0)
+    };
+    let ratio = |sign: f64| {
+        value(overhead(costs, one) + sign * half(one))
+            / value(overhead(costs, other) - sign * half(other))
+    };
+    Measured::counted(ratio(0.0)).with_spread((ratio(1.0) - ratio(-1.0)).abs())
 }
 
 /// Returns the cost c of a frame without protection at which the model's ratio of `riommu` to a
@@ -154,9 +172,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             _ => &[Metric::Throughput, Metric::Cpu],
         };
         for metric in metrics {
-            let value = |mode: &str| match metric {
-                Metric::Throughput => frame.throughput(cost(mode)),
-                Metric::Cpu => frame.cpu(cost(mode)),
+            let value = |extra| match metric {
+                Metric::Throughput => frame.throughput(extra),
+                Metric::Cpu => frame.cpu(extra),
             };
             let name = match metric {
                 Metric::Throughput => "throughput",
@@ -171,24 +189,23 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                         ("variant", variant.name()),
                         ("divided_by", baseline.name()),
                     ];
-                    let spread = costs
-                        .iter()
-                        .map(|(_, cost)| cost.spread)
-                        .fold(0.0, f64::max);
-                    let ratio = value(variant.name()) / value(baseline.name());
+                    let ratio = ratio_of(&costs, (variant.name(), baseline.name()), value);
                     let row = FindingRow::new(
                         format!("{group}: {name}, {} / {}", variant.name(), baseline.name()),
                         "",
-                        Measured::timed(ratio, spread),
+                        ratio,
                     );
-                    let row = row.near(sheet.printed(&wanted, "value")?);
+                    let row = row.overhead(sheet.printed(&wanted, "value")?, NullModel::RATIO);
                     let cell =
                         variant == Variant::Coherent && frame.fitted == Some((*metric, baseline));
                     let row = if cell { row.fitted() } else { row };
-                    // A column of ties in the paper has no order, and a difference of one unit in
-                    // the last digit may be rounding.
+                    // The ratios of one variant order the baselines.
                     let ordered = *metric == Metric::Throughput && variant == Variant::Coherent;
-                    found.push(if ordered { row.ordered_in(group) } else { row });
+                    found.push(if ordered {
+                        row.ordered_within(group)
+                    } else {
+                        row
+                    });
                 }
             }
         }
@@ -220,6 +237,24 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ratio_has_the_spread_of_both_costs() {
+        let cost = |cycles, spread| Measured::counted(cycles).with_spread(spread);
+        let costs = [
+            ("riommu", cost(100.0, 20.0)),
+            ("strict", cost(1000.0, 200.0)),
+        ];
+        let throughput = |extra: f64| 1.0 / (1000.0 + extra);
+        let found = ratio_of(&costs, ("riommu", "strict"), throughput);
+        assert!((found.median - 2000.0 / 1100.0).abs() < 1e-12);
+        // From 1900 / 1110 to 2100 / 1090.
+        let wanted = 2100.0 / 1090.0 - 1900.0 / 1110.0;
+        assert!((found.spread - wanted).abs() < 1e-12, "{found:?}");
+        // The cost of none has no spread.
+        let found = ratio_of(&costs, ("riommu", "none"), throughput);
+        assert!((found.spread - (1000.0 / 1090.0 - 1000.0 / 1110.0)).abs() < 1e-12);
+    }
 
     #[test]
     fn a_fit_meets_its_cell_and_no_other_cell_is_fitted() {

@@ -4,10 +4,10 @@ use ringfence_iova::Capacity;
 
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, NullModel, Requirement};
 use super::published::Sheet;
 use super::stream::{
-    BURSTS, SIZES, by_run, capture, counted, last, name, packet, relative_throughput, runs,
+    SHAPES, SIZES, by_run, counted, last, name, packet, relative_throughput, runs, runs_of,
     throughput, timed,
 };
 use ringfence_lab::LabError;
@@ -64,16 +64,16 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 let baseline = baseline.as_ref().ok_or(LabError::Internal("baseline"))?;
                 let gain = relative_throughput(&cost, baseline, &setting.profile);
                 let wanted = [("protection", "strict"), ("unit", "% better")];
-                let row = FindingRow::new(
-                    format!("{name}: throughput over baseline"),
-                    "%",
-                    Measured {
-                        median: 100.0 * (gain.median - 1.0),
-                        // The spread is that of the ratio, not of the gain beyond 1.
-                        ..gain
-                    },
-                );
-                found.push(row.at_least(facts.printed(&wanted, "value")?));
+                let gain =
+                    Measured::counted(100.0 * (gain.median - 1.0)).with_spread(100.0 * gain.spread);
+                let row = |what: &str| {
+                    FindingRow::new(format!("{name}: {what}"), "%", gain)
+                        .with_null_model(NullModel::exactly(0.0))
+                };
+                let lower = facts.printed(&wanted, "value")?;
+                let upper = lower.clone().read_as(60.0);
+                found.push(row("throughput over baseline").at_least(lower));
+                found.push(row("throughput over baseline, upper end").at_most(upper));
                 let subject = if capacity == Capacity::AtMost(1) {
                     "eiovar_1"
                 } else {
@@ -85,8 +85,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     "nodes",
                     count.mean_held(),
                 );
-                let row = row.near(facts.printed(&wanted, "value")?);
-                found.push(row.ordered_in("held"));
+                let row = row.beside(facts.printed(&wanted, "value")?);
+                // The same two addresses wait with every capacity above 1: one of these rows is
+                // judged.
+                let judged = matches!(size, Some(Capacity::AtMost(1 | 8)));
+                let row = match judged {
+                    true => row.require(Requirement::Near),
+                    false => row,
+                };
+                found.push(row.ordered_within("held"));
             }
         }
         if size == Some(Capacity::AtMost(1)) {
@@ -99,7 +106,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             found.push(row.near(facts.printed(&wanted, "value")?));
         }
     }
-    by_burst(setting, &facts, &mut found)?;
+    by_shape(setting, &facts, &mut found)?;
     let mut figure = |title: &str, y, series| {
         found.figures.push(Figure::linear(title, "run", y, series));
     };
@@ -108,32 +115,31 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     figure("Fig. 4c: freed ranges in the lists", "nodes", held);
     figure("Fig. 5: mean search", "rb_prev", search);
     found.explain(
-        "Lists: the waiting ranges are addresses of acknowledgements. A transmit interrupt frees a \
-        burst of them at once: 200 here (decision 0011), half of that on average. The paper finds \
-        2 in addition to the one that alternates; its transmissions completed packet by packet, \
-        with two buffers each. The rows by burst show that the mean falls with the burst. With k \
-        below the burst, the rest goes to the tree, so lists do not satisfy all allocations.",
+        "Lists: the driver of mlx maps no acknowledgement, because it copies small frames into \
+        their descriptors. Netserver's response at the start of a run has two mapped buffers. When \
+        the driver's timer has reclaimed them, their two addresses wait in the lists, in addition \
+        to the one that alternates: the paper's \"two additional (de)allocation that are performed \
+        when Netperf starts running\". The mean over a run is a little below 2.5, because the \
+        response is mapped at its start. The rows with every frame mapped are those of a driver \
+        without this threshold: a burst of acknowledgements waits at once.",
     );
     found.explain(
-        "Throughput: the gain equals the cost of the search, and the baseline searches longer here \
-        than the paper's 153 steps. The drivers' loop mixes the rings from the first run on, and \
-        rings that are filled in turns lie far apart (X11 compares the loops). The length depends \
-        on history that the paper does not print (erratum 4). The paper's own two experiments, 20% \
-        to 60% here and 137% in Table 2, differ by more than that.",
+        "Throughput: the gain equals the cost of the search. The baseline's search grows with each \
+        run (X11), and these are ten runs of a hundredth of the paper's length, so the gain \
+        depends on history that the paper does not print (erratum 4). The paper's own two \
+        experiments, 20% to 60% here and 137% in Table 2, differ by more than that.",
     );
     found.note(
-        "The paper prints 20% to 60%; a row must reach the lower end. A larger gain means a longer \
-        search of the baseline.",
+        "The paper prints 20% to 60%: one row for each end. A larger gain means a longer search of \
+        the baseline.",
     );
     Ok(found)
 }
 
-/// Repeats the measurement with shorter bursts: list occupancy, and hit rate of a single entry.
-fn by_burst(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<(), LabError> {
-    for burst in BURSTS {
-        let mut capture = capture(setting, burst)?;
-        let runs = (0..setting.runs.clamp(1, 4)).map(|_| capture.run());
-        let runs = runs.collect::<Result<Vec<_>, _>>()?;
+/// Repeats the measurement on other ports: list occupancy, and hit rate of a single entry.
+fn by_shape(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<(), LabError> {
+    for shape in &SHAPES {
+        let runs = runs_of(setting, shape, setting.runs.clamp(1, 4))?;
         let one = last(&counted(&runs, Some(Capacity::AtMost(1)), 1)?)?;
         let all = last(&counted(&runs, Some(Capacity::Unbounded), 1)?)?;
         for (what, unit, subject, value) in [
@@ -156,7 +162,7 @@ fn by_burst(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
                 all.mean_held(),
             ),
         ] {
-            let what = format!("bursts of at most {burst}, {what}");
+            let what = format!("{}, {what}", shape.0);
             let printed = facts.printed(&[("protection", "strict"), subject], "value")?;
             found.push(FindingRow::counted(what, unit, value).beside(printed));
         }
@@ -181,7 +187,7 @@ mod tests {
                 .iter()
                 .all(|figure| figure.series.len() == SIZES.len())
         );
-        assert_eq!(found.rows.len(), 6 + 5 * 2 + 1 + 4 * 3);
+        assert_eq!(found.rows.len(), 6 + 5 * 3 + 1 + SHAPES.len() * 3);
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);
             row.and_then(|row| row.measured).unwrap().median
@@ -190,11 +196,21 @@ mod tests {
         // after each allocation. Completed transmissions of a burst add to it.
         let held = |burst| {
             of(&format!(
-                "bursts of at most {burst}, eiovar_inf: freed ranges in the lists, mean"
+                "every frame mapped, bursts of at most {burst}, eiovar_inf: freed ranges in the \
+                lists, mean"
             ))
         };
         assert!(held(1) >= 0.5 && held(1) < 5.0, "{}", held(1));
         assert!(held(50) > 2.0 * held(10) && held(10) > held(1));
+        // With small frames inlined, two addresses of a response wait in addition, as soon as its
+        // timer has expired: after a fifth of this short run. The burst does not matter.
+        for burst in [44, 200, 1] {
+            let of = |what: &str| of(&format!("bursts of at most {burst}, {what}"));
+            let held = of("eiovar_inf: freed ranges in the lists, mean");
+            assert!((1.9..2.5).contains(&held), "{burst}: {held}");
+            let hits = of("eiovar_1: allocations from the list");
+            assert!(hits > 99.8, "{burst}: {hits}");
+        }
         assert!(
             found
                 .rows

@@ -1,9 +1,7 @@
 //! X16: number of live IOVAs, and of freed IOVAs that wait for reuse (EIOVAR section 6).
 
 use ringfence_devices::nic::NicProfile;
-use ringfence_devices::workload::{
-    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
-};
+use ringfence_devices::workload::{Apache, Memcached, NetperfStream, RequestResponse, Workload};
 use ringfence_iova::Capacity;
 
 use super::allocators::{DrivenAllocator, W};
@@ -50,7 +48,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let fact = |fact: &str| facts.printed(&[("subject", "workload"), ("fact", fact)], "value");
     let (mut most, mut largest, mut means) = (0, 0, Vec::new());
     for (name, workload) in workloads() {
-        let mut capture = Capture::with(NicProfile::MLX, workload, BURST, setting.packets)?;
+        let mlx = NicProfile::MLX;
+        let mut capture = Capture::with(mlx, workload, mlx.rx_frames, setting.packets)?;
         let mut strict = DrivenAllocator::new(Some(Capacity::Unbounded), 1)?;
         let mut deferred = DrivenAllocator::new(Some(Capacity::Unbounded), W)?;
         for _ in 0..runs {
@@ -77,37 +76,36 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         }
     }
     let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
-    for (what, value, cell, group) in [
+    for (what, value, cell, allocated) in [
         (
             "all: maximum number of addresses allocated",
             most as f64,
             "max per-device distinct IOVAs ever observed",
-            Requirement::Near,
+            true,
         ),
         (
             "all: maximum number freed and waiting",
             largest as f64,
             "max previously-allocated-but-now-free IOVAs",
-            Requirement::Near,
+            false,
         ),
         (
             "all: mean number freed and waiting",
             mean,
             "avg previously-allocated-but-now-free IOVAs",
-            Requirement::Near,
+            false,
         ),
     ] {
         let row = FindingRow::counted(what, "IOVAs", value);
-        found.push(
-            row.beside(fact(cell)?)
-                .require(group)
-                .ordered_in("live set"),
-        );
+        let row = row.beside(fact(cell)?).require(Requirement::Near);
+        // The profile's rings bound the addresses that are allocated: an input.
+        found.push(if allocated { row.fitted() } else { row });
     }
     found.explain(
-        "Addresses wait when a burst of transmitted packets is unmapped and nothing maps until \
-        there is more to send. Their number depends on how far a server fills its transmit rings, \
-        which the paper does not print; decision 0011 gives the occupancy used here.",
+        "Addresses wait in deferred until W = 250 of them are invalidated, and when transmitted \
+        packets are unmapped and nothing maps until there is more to send. The driver of mlx \
+        reclaims a transmit ring at every 16th frame, so few of the latter wait (decision 0011). \
+        How far the paper's server filled its rings is not printed.",
     );
     found.note(
         "12K is printed without decimals. 12,288 is the number of buffers in all rings of the \
@@ -124,5 +122,9 @@ mod tests {
     fn every_benchmark_has_its_rows() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         assert_eq!(found.rows.len(), 5 * 2 * 3 + 3);
+        let judged = found.rows.iter().filter(|row| row.holds.is_some());
+        let judged: Vec<_> = judged.map(|row| row.quantity.as_str()).collect();
+        let waiting = ["maximum", "mean"].map(|of| format!("all: {of} number freed and waiting"));
+        assert_eq!(judged, waiting);
     }
 }

@@ -6,7 +6,7 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use super::capture::{CALL_NS, Run};
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::published::Sheet;
 use super::stream::{in_turns, last};
 use super::timed::TimedSubject;
@@ -129,9 +129,16 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let row = FindingRow::new(
             format!("{name}: requests per second, disabled = 100"),
             "",
-            Measured::timed(speed, cost.spread * measured_part / request.median),
+            Measured::timed(speed, request.spread / request.median),
         );
-        found.push(row.near(printed).ordered_in("requests per second"));
+        // The row of disabled is the other rows' unit.
+        found.push(if mode == "none" {
+            row.beside(printed).fitted()
+        } else {
+            let none = NullModel::exactly(100.0);
+            row.overhead(printed, none)
+                .ordered_within("requests per second")
+        });
     }
     by_part(
         &requests,
@@ -151,7 +158,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "%",
         Measured::timed(better, 0.0),
     );
-    found.push(row.near(two));
+    found.push(row.near(two).with_null_model(NullModel::exactly(0.0)));
     found.note(
         "Erratum 13: the paper's table of 256 entries has 512; the walk here has four levels of \
         512 entries.",

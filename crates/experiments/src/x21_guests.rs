@@ -201,12 +201,12 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
         if configuration != "pviommu+rtc" {
             let what = format!("added latency, by requests and exits, with {configuration}");
             let both = row(what, counts.requests + counts.exits);
-            found.push(both.beside(printed.clone()).ordered_in(exits));
+            found.push(both.beside(printed.clone()).ordered_within(exits));
         }
         let what =
             format!("added latency, by instructions per map and unmap, with {configuration}");
         let each = row(what, counts.map_unmap);
-        found.push(each.beside(printed).ordered_in(instructions));
+        found.push(each.beside(printed).ordered_within(instructions));
     }
     let left = row(
         "share of requests and exits that the cache leaves".into(),

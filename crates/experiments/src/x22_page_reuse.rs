@@ -181,7 +181,7 @@ mod tests {
         for (creates, hits) in [(10_000, 9_900), (90_000, 0)] {
             setting.reuse = vec![device("c", creates, hits)];
             let found = EXPERIMENT.run(&setting).unwrap();
-            assert_eq!(found.verdict, Verdict::Differs, "{:#?}", found.rows);
+            assert_eq!(found.verdict, Verdict::NumbersOff, "{:#?}", found.rows);
         }
     }
 }

@@ -71,11 +71,7 @@ fn count_row(what: impl Into<String>, unit: &'static str, value: f64) -> Finding
 }
 
 fn stated_in_text(text: &str, value: f64, section: &str) -> Published {
-    Published {
-        text: text.into(),
-        value,
-        source: format!("PVIOMMU section {section}, in words"),
-    }
+    Published::new(text, value, format!("PVIOMMU section {section}, in words"))
 }
 
 fn add_pool_sizes(found: &mut Findings) -> Result<(), LabError> {
@@ -196,17 +192,36 @@ fn add_pool_use(found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Measured cycles, as (median, spread).
-struct MapRequestCost {
+/// Cycles of one round.
+#[derive(Debug, Clone, Copy)]
+struct RoundCost {
     /// A map request without the pointer.
-    walk: (f64, f64),
+    walk: f64,
     /// A map request with the pointer.
-    last_table: (f64, f64),
+    last_table: f64,
     /// A cache hit with its release.
-    cache_hit: (f64, f64),
+    cache_hit: f64,
 }
 
-fn time_map_requests(setting: &Setting) -> Result<MapRequestCost, LabError> {
+/// Returns the cost of a measured and a modelled part, with the spread over the rounds.
+fn cost_over(
+    rounds: &[RoundCost],
+    measured: impl Fn(&RoundCost) -> f64,
+    modelled: f64,
+) -> Measured {
+    let values: Vec<f64> = rounds.iter().map(measured).collect();
+    let (middle, share) = median(&values);
+    Measured::cost(middle, modelled, share)
+}
+
+/// Returns the median and the spread over the rounds of a number that is no cost.
+fn timed_over(rounds: &[RoundCost], value: impl Fn(&RoundCost) -> f64) -> Measured {
+    let values: Vec<f64> = rounds.iter().map(value).collect();
+    let (middle, spread) = median(&values);
+    Measured::timed(middle, spread)
+}
+
+fn time_map_requests(setting: &Setting) -> Result<Vec<RoundCost>, LabError> {
     let (mut without, _) = host(NoLastTable)?;
     let (mut with, _) = host(FixedLastTable::default())?;
     let mut cache = FlatRtc::new(Cycles::PAPER, 1 << 12, ResidencyPolicy::Fixed);
@@ -221,7 +236,7 @@ fn time_map_requests(setting: &Setting) -> Result<MapRequestCost, LabError> {
     let maps = (0..BLOCK).map(|slot| map(&[(slot, slot)]));
     let maps = maps.collect::<Result<Vec<_>, _>>()?;
     let unmaps = unmap(&(0..BLOCK).collect::<Vec<_>>())?;
-    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut rounds = Vec::new();
     // Interleave the three, so that disturbances on the CPU affect all. The first round warms up.
     for round in 0..=4 * setting.repetitions.max(1) {
         let mut spent = [0_u64; 3];
@@ -244,72 +259,63 @@ fn time_map_requests(setting: &Setting) -> Result<MapRequestCost, LabError> {
         ask(&mut without, &unmaps)?;
         ask(&mut with, &unmaps)?;
         if round > 0 {
-            for (all, spent) in times.iter_mut().zip(spent) {
-                all.push(spent as f64 / BLOCK as f64);
-            }
+            let [walk, last_table, cache_hit] = spent.map(|cycles| cycles as f64 / BLOCK as f64);
+            rounds.push(RoundCost {
+                walk,
+                last_table,
+                cache_hit,
+            });
         }
     }
-    let [walk, last_table, cache_hit] = times.map(|times| median(&times));
-    Ok(MapRequestCost {
-        walk,
-        last_table,
-        cache_hit,
-    })
+    Ok(rounds)
 }
 
 /// Adds the cost of a map with the page reuse of the paper's TCP_STREAM in its four configurations
-/// (P03 and P12).
-fn add_map_cost(found: &mut Findings, setting: &Setting, miss_rate: f64) -> Result<(), LabError> {
-    let cost = time_map_requests(setting)?;
-    let (walk, walk_spread) = cost.walk;
-    let (last_table, last_table_spread) = cost.last_table;
-    let (hit, hit_spread) = cost.cache_hit;
-    let spread = walk_spread.max(last_table_spread).max(hit_spread);
-    for (what, value, spread) in [
-        ("A map request at the host: no pointer", walk, walk_spread),
-        (
-            "A map request at the host: pointer",
-            last_table,
-            last_table_spread,
-        ),
-        ("A cache hit with its release", hit, hit_spread),
-    ] {
+/// (P03 and P12), with `kick` modelled cycles per notification.
+fn add_map_cost(
+    found: &mut Findings,
+    rounds: &[RoundCost],
+    kick: f64,
+    miss_rate: f64,
+) -> Result<(), LabError> {
+    let mut part = |what, measured: fn(&RoundCost) -> f64| {
         found.push(FindingRow::new(
             what,
             "cycles",
-            Measured::timed(value, spread),
+            timed_over(rounds, measured),
         ));
-    }
-    let kick = setting.profile.kick_cycles as f64;
+    };
+    part("A map request at the host: no pointer", |round| round.walk);
+    part("A map request at the host: pointer", |round| {
+        round.last_table
+    });
+    part("A cache hit with its release", |round| round.cache_hit);
     let claims = Sheet::named("claims")?;
     let added = claims.printed(&[("id", "P03")], "value")?;
     let zero = stated_in_text("BASELINE", 0.0, "5.2.1");
-    let cost = |what: &str, measured_part, modelled| {
+    let cost = |what: &str, measured: &dyn Fn(&RoundCost) -> f64, modelled| {
         let what = format!("A map with the reuse of TCP_STREAM: {what}");
-        let measured = Measured::cost(measured_part, modelled, spread);
-        FindingRow::new(what, "cycles", measured)
+        FindingRow::new(what, "cycles", cost_over(rounds, measured, modelled))
     };
     let order = "added latency";
-    found.push(
-        cost("kvm-baseline", 0.0, 0.0)
-            .beside(zero)
-            .ordered_in(order),
-    );
-    let plain = cost("pviommu", walk, kick);
-    found.push(plain.beside(added.clone().read_as(21.0)).ordered_in(order));
-    let cached = |request: f64| hit + miss_rate * request;
-    found.push(cost("pviommu+rtc", cached(walk), miss_rate * kick));
-    let both = cost("pviommu+rtc+hopt", cached(last_table), miss_rate * kick);
-    found.push(both.beside(added.read_as(13.0)).ordered_in(order));
-    let saved_by_cache = walk + kick - cached(walk) - miss_rate * kick;
-    let saved_by_host = cached(walk) - cached(last_table);
-    let share = FindingRow::new(
-        "Share of the pointer in the savings of the cache",
-        "",
-        Measured::timed(saved_by_host / saved_by_cache, spread),
-    );
+    let cached_walk = |round: &RoundCost| round.cache_hit + miss_rate * round.walk;
+    let cached_pointer = |round: &RoundCost| round.cache_hit + miss_rate * round.last_table;
+    let cached_kick = miss_rate * kick;
+    let baseline = cost("kvm-baseline", &|_| 0.0, 0.0).beside(zero);
+    found.push(baseline.ordered_within(order));
+    let plain = cost("pviommu", &|round| round.walk, kick);
+    let plain = plain.beside(added.clone().read_as(21.0));
+    found.push(plain.ordered_within(order));
+    found.push(cost("pviommu+rtc", &cached_walk, cached_kick));
+    let both = cost("pviommu+rtc+hopt", &cached_pointer, cached_kick);
+    found.push(both.beside(added.read_as(13.0)).ordered_within(order));
+    let share = timed_over(rounds, |round| {
+        let saved_by_cache = round.walk + kick - cached_walk(round) - cached_kick;
+        (cached_walk(round) - cached_pointer(round)) / saved_by_cache
+    });
+    let what = "Share of the pointer in the savings of the cache";
     let little = Published::new("little", 0.5, "claims.csv P12");
-    found.push(share.at_most(little));
+    found.push(FindingRow::new(what, "", share).at_most(little));
     Ok(())
 }
 
@@ -329,7 +335,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     add_pool_sizes(&mut found)?;
     add_last_table_walks(&mut found, mapped)?;
     add_pool_use(&mut found)?;
-    add_map_cost(&mut found, setting, pages / creates)?;
+    let rounds = time_map_requests(setting)?;
+    let kick = setting.profile.kick_cycles as f64;
+    add_map_cost(&mut found, &rounds, kick, pages / creates)?;
     in_modes(&mut found, creates as u64, mapped)?;
     overcommit(&mut found, mapped)?;
     migration(&mut found, mapped)?;
@@ -403,6 +411,35 @@ mod tests {
             of("1024 pages per request: frames requested"),
             (GUEST_PAGES / 1024 * (1024 - POOL_PAGES as u64)) as f64
         );
+    }
+
+    #[test]
+    fn spread_is_that_of_the_whole_row() {
+        let rounds = [100.0, 110.0, 120.0].map(|walk| RoundCost {
+            walk,
+            last_table: 50.0,
+            cache_hit: 10.0,
+        });
+        let mut found = Findings::default();
+        add_map_cost(&mut found, &rounds, 1000.0, 0.5).unwrap();
+        for (what, median, smallest, largest) in [
+            ("no pointer", 110.0, 100.0, 120.0),
+            ("request at the host: pointer", 50.0, 50.0, 50.0),
+            ("kvm-baseline", 0.0, 0.0, 0.0),
+            ("TCP_STREAM: pviommu", 1110.0, 1100.0, 1120.0),
+            ("TCP_STREAM: pviommu+rtc", 565.0, 560.0, 570.0),
+            ("TCP_STREAM: pviommu+rtc+hopt", 535.0, 535.0, 535.0),
+            ("Share of", 30.0 / 545.0, 25.0 / 540.0, 35.0 / 550.0),
+        ] {
+            let mut rows = found.rows.iter();
+            let row =
+                rows.find(|row| row.quantity.ends_with(what) || row.quantity.starts_with(what));
+            let measured = row.unwrap().measured.unwrap();
+            let near = |one: f64, other: f64| (one - other).abs() < 1e-9;
+            assert!(near(measured.median, median), "{what}: {measured:?}");
+            let spread = largest - smallest;
+            assert!(near(measured.spread, spread), "{what}: {measured:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
 use ringfence_dma::flush::{
-    BurstKey, Flush, FlushContext, OpenBursts, PendingUnmap, ReleasedStale,
+    BurstKey, FlushContext, FlushPolicy, OpenBursts, PendingUnmap, ReleasedStale,
 };
 use ringfence_dma::space::{ClearedRange, ReusesUnflushed};
 use ringfence_dma::{NotInvalidated, Platform};
@@ -18,29 +18,29 @@ use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
 ///
 /// ```
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, space::Rings};
+/// # use ringfence_dma::{FlushPolicy, space::Rings};
 /// # use ringfence_papers::{BurstAsPublished, RingAsPublished};
 /// # type AsPublished = Rings<RingAsPublished, RefCell<RingAsPublished>>;
-/// fn goes_with<F: Flush<AsPublished, ()>>() {}
+/// fn goes_with<F: FlushPolicy<AsPublished, ()>>() {}
 /// goes_with::<BurstAsPublished>();
 /// ```
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::PerWrap, space::Rings};
+/// # use ringfence_dma::{FlushPolicy, flush::PerWrap, space::Rings};
 /// # use ringfence_papers::RingAsPublished;
 /// # type AsPublished = Rings<RingAsPublished, RefCell<RingAsPublished>>;
-/// fn goes_with<F: Flush<AsPublished, ()>>() {}
+/// fn goes_with<F: FlushPolicy<AsPublished, ()>>() {}
 /// // A ring never asks.
 /// goes_with::<PerWrap>();
 /// ```
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, space::{Paged, PlainTable}};
+/// # use ringfence_dma::{FlushPolicy, space::{Paged, PlainTable}};
 /// # use ringfence_papers::BurstAsPublished;
 /// # use ringfence_iova::{Bitmap, BitmapState};
 /// # use ringfence_pgtable::SecondStage;
 /// # type Pages = Paged<Bitmap<RefCell<BitmapState>>, PlainTable<SecondStage>>;
-/// fn goes_with<F: Flush<Pages, ()>>() {}
+/// fn goes_with<F: FlushPolicy<Pages, ()>>() {}
 /// // A bitmap waits for the flush that it asks for, and here nobody says that it was made.
 /// goes_with::<BurstAsPublished>();
 /// ```
@@ -52,7 +52,7 @@ pub struct BurstAsPublished;
 #[derive(Debug, Default)]
 pub struct EndInvalidations(Vec<Option<Invalidation>>);
 
-impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
+impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> FlushPolicy<S, B>
     for BurstAsPublished
 {
     type PerCpu = EndInvalidations;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::recommend::recommend;
 use ringfence_lab::Profile;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::modes::Mode;
@@ -25,6 +26,9 @@ pub struct MeasuredOn {
 pub struct TraceNotes {
     /// Name of the trace, as in its rows.
     pub trace: String,
+    /// The recommendation; `None` if the modes were not timed or no mode is recommended, for
+    /// example on a trace with fewer maps than [`MIN_MAPS`](crate::MIN_MAPS).
+    pub recommendation: Option<String>,
     /// Names of its devices.
     pub devices: Vec<String>,
     /// Lines read, including comments and blank lines.
@@ -76,6 +80,7 @@ impl TraceNotes {
         let summary = &comparison.summary;
         Self {
             trace: trace.to_owned(),
+            recommendation: None,
             devices: comparison.devices.clone(),
             lines: summary.lines,
             events: summary.events,
@@ -158,7 +163,12 @@ impl Report {
 
     /// Adds the rows of one trace.
     pub fn push(&mut self, trace: &str, comparison: Comparison) {
-        self.traces.push(TraceNotes::new(trace, &comparison));
+        let mut notes = TraceNotes::new(trace, &comparison);
+        if self.repetitions > 0 {
+            let rows: Vec<&Row> = comparison.rows.iter().collect();
+            notes.recommendation = recommend(&rows, &self.profile).ok();
+        }
+        self.traces.push(notes);
         self.results.extend(comparison.rows);
     }
 
@@ -166,5 +176,51 @@ impl Report {
     pub fn rows_of(&self, trace: &str) -> Vec<&Row> {
         let rows = self.results.iter();
         rows.filter(|row| row.trace == trace).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MIN_MAPS;
+    use ringfence_lab::row::Violations;
+    use ringfence_trace::Summary;
+
+    /// The recommendation for a trace with `maps` maps, as JSON.
+    fn recommendation(repetitions: usize, maps: u64) -> serde_json::Value {
+        let measured_on = MeasuredOn {
+            cpu: "test".into(),
+            arch: "test",
+            cycle_unit: "tsc",
+            build: "debug",
+        };
+        let profile = Profile::r210_2015();
+        let mut report = Report::new(profile, measured_on, repetitions, true, &[], &[]);
+        let row = Row {
+            mode: "fence".into(),
+            safety: "strict".into(),
+            maps,
+            unmaps: maps,
+            violations: Some(Violations::default()),
+            ..Row::of_run(repetitions > 0, true)
+        };
+        let comparison = Comparison {
+            rows: vec![row],
+            summary: Summary::default(),
+            devices: Vec::new(),
+            lines: 0,
+            bursts: 0,
+            bursts_cut_by_map: 0,
+        };
+        report.push("t", comparison);
+        serde_json::to_value(&report).unwrap()["traces"][0]["recommendation"].clone()
+    }
+
+    #[test]
+    fn json_recommends_nothing_on_few_maps_and_without_timing() {
+        let text = recommendation(1, MIN_MAPS);
+        assert!(text.as_str().unwrap().starts_with("Use fence: "), "{text}");
+        assert!(recommendation(1, MIN_MAPS - 1).is_null());
+        assert!(recommendation(0, MIN_MAPS).is_null());
     }
 }

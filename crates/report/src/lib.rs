@@ -1,6 +1,6 @@
 //! Reports of a comparison: terminal, Markdown and plots for people; JSON and CSV for programs.
 //!
-//! All of these formats render a [`Report`]. This crate computes no results of its own. It derives
+//! All of these formats render a [`Report`]. This crate computes no results. It derives
 //! recommendations, conditions and differences from rows, and names those rows.
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ pub use markdown::markdown;
 pub use modes::{ModeRow, axes_table, mode_rows, modes_table};
 pub use notes::oddities;
 pub use plot::{Plot, plots};
-pub use recommend::recommend;
+pub use recommend::{MIN_MAPS, recommend};
 pub use sizing::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 pub use terminal::terminal;
 pub use text::printable_json;

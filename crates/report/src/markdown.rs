@@ -2,7 +2,7 @@
 
 use super::data::Report;
 use super::grid::Grid;
-use super::recommend::recommend;
+use super::recommend::advice;
 use super::terminal::{
     COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
 };
@@ -15,7 +15,7 @@ pub fn markdown(report: &Report) -> String {
         let rows = report.rows_of(&notes.trace);
         out.push_str(&format!("## {}\n\n", headline(notes, &rows)));
         if report.repetitions > 0 {
-            let text = recommend(&rows, &report.profile);
+            let text = advice(&rows, &report.profile);
             out.push_str(&format!("**Recommendation.** {text}\n\n"));
         }
         if let Some(hint) = omitted(report) {

@@ -9,6 +9,15 @@ pub(super) fn cycles(value: f64) -> String {
     }
 }
 
+/// Formats the cycles of a component; as `<n` if they are below the resolution of n cycles.
+pub(super) fn component(value: f64, resolution: f64) -> String {
+    if value < resolution {
+        format!("<{}", grouped_f64(resolution.ceil()))
+    } else {
+        cycles(value)
+    }
+}
+
 /// Formats a count with thousands separators.
 pub(super) fn count(value: u64) -> String {
     let digits = value.to_string();
@@ -118,6 +127,12 @@ mod tests {
             (cycles(14830.0), "14,830"),
             (cycles(-0.2), "-0.2"),
             (cycles(-12345.0), "-12,345"),
+            (component(20.1, 20.1), "20"),
+            (component(20.0, 20.1), "<21"),
+            (component(0.0, 1.0), "<1"),
+            (component(-900.0, 12.0), "<12"),
+            (component(1.5, 1.0), "1.5"),
+            (component(-5.0, 12_345.0), "<12,345"),
             (count(1_234_567), "1,234,567"),
             (count(9999), "9999"),
             (percent(0.966), "97%"),

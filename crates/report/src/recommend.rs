@@ -7,20 +7,39 @@ use ringfence_lab::compose::Axis as _;
 use ringfence_lab::modes::{Mode, Safety, TableKind};
 use ringfence_lab::row::Row;
 
+/// Smallest number of maps for a recommendation. The first maps of a trace meet cold caches and an
+/// empty allocator, and differences between modes of fewer maps are noise.
+pub const MIN_MAPS: u64 = 1000;
+
 /// Returns two sentences on existing hardware: the best strict mode, and the gain and exposure of a
 /// mode with a stale window. If modes with rings ran, a third sentence gives their benefit.
-pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
+///
+/// # Errors
+/// No mode is recommended. The error gives the reason and the benefit of rings, if any.
+pub fn recommend(rows: &[&Row], profile: &Profile) -> Result<String, String> {
+    let maps = rows.iter().map(|row| row.maps).max().unwrap_or(0);
+    if (1..MIN_MAPS).contains(&maps) {
+        return Err(format!(
+            "No mode is recommended: the trace has {maps} maps, and below {MIN_MAPS} the measured \
+            differences between modes are noise. Record a longer trace."
+        ));
+    }
     let (rings, rows): (Vec<&Row>, Vec<&Row>) =
         rows.iter().copied().partition(|row| has_rings(&row.mode));
-    let mut text = match rows.as_slice() {
-        [] => "No mode for existing hardware was replayed.".to_owned(),
+    let text = match rows.as_slice() {
+        [] => Err("No mode for existing hardware was replayed.".to_owned()),
         rows => existing(rows, profile),
     };
-    if let Some(ring) = ring_sentence(&rings) {
-        text.push(' ');
-        text.push_str(&ring);
-    }
-    text
+    let with_rings = |text: String| match ring_sentence(&rings) {
+        Some(ring) => format!("{text} {ring}"),
+        None => text,
+    };
+    text.map(with_rings).map_err(with_rings)
+}
+
+/// Returns the text of a recommendation or the reason for recommending no mode.
+pub(super) fn advice(rows: &[&Row], profile: &Profile) -> String {
+    recommend(rows, profile).unwrap_or_else(|reason| reason)
 }
 
 /// Returns true if the named mode needs a unit that looks up rings. The name of a composed mode
@@ -70,7 +89,7 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
     Some(text)
 }
 
-fn existing(rows: &[&Row], profile: &Profile) -> String {
+fn existing(rows: &[&Row], profile: &Profile) -> Result<String, String> {
     if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
         let advice = match row.status {
             ReplayStatus::LostEvents(_) | ReplayStatus::SkipsUnmaps => {
@@ -78,26 +97,30 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
             }
             _ => "Select the modes whose status is ok with --modes.",
         };
-        return format!(
+        return Err(format!(
             "No mode is recommended on this trace: {}. {advice}",
             row.status
-        );
+        ));
     }
     if rows.iter().any(|row| row.violations.is_none()) {
-        return "No mode is recommended: without the attack pass (--no-attack) safety is unknown."
-            .to_owned();
+        return Err(
+            "No mode is recommended: without the attack pass (--no-attack) safety is unknown."
+                .to_owned(),
+        );
     }
     if rows.iter().all(|row| row.relative_throughput.is_none()) {
-        return "No mode is recommended: the trace has no map and unmap to measure.".to_owned();
+        return Err(
+            "No mode is recommended: the trace has no map and unmap to measure.".to_owned(),
+        );
     }
     let Some(strict) = best(rows, is_safe) else {
-        return no_strict(rows);
+        return Err(no_strict(rows));
     };
-    format!(
+    Ok(format!(
         "{} {}",
         strict_sentence(strict, rows, profile),
         other_sentence(strict, rows)
-    )
+    ))
 }
 
 /// Returns true if a row promises strict protection and the oracle confirmed it.
@@ -231,6 +254,7 @@ mod tests {
         Row {
             mode: mode.into(),
             safety: safety.into(),
+            maps: MIN_MAPS,
             unmaps: 1000,
             invalidations,
             relative_throughput: Some(throughput),
@@ -262,7 +286,7 @@ mod tests {
             row("bitmap", "bounded", 0, 0.95, 900),
         ];
         let rows: Vec<&Row> = rows.iter().collect();
-        let text = recommend(&rows, &Profile::r210_2015());
+        let text = advice(&rows, &Profile::r210_2015());
         assert!(two_sentences(&text), "{text}");
         assert!(text.starts_with("Use fence-burst: "), "{text}");
         assert!(text.contains("10 times per 100 unmaps"), "{text}");
@@ -278,21 +302,42 @@ mod tests {
     fn rings_rank_after_existing_hardware() {
         let mut tail = row("riommu", "byte-granular", 100, 0.95, 0);
         tail.maps_without_slot = 70;
-        tail.maps = 30;
+        tail.maps = 930;
         let ooo = row("riommu-ooo", "byte-granular", 100, 0.91, 0);
         let composed = row("ring-tail/ring/per-unmap", "byte-granular", 100, 0.99, 0);
         let as_published = row("riommu-paper", "none", 100, 0.99, 9);
         let fence = row("fence", "strict", 1000, 0.29, 0);
         let profile = Profile::r210_2015();
-        let text = recommend(&[&tail, &ooo, &as_published, &fence], &profile);
+        let text = advice(&[&tail, &ooo, &as_published, &fence], &profile);
         assert!(text.starts_with("Use fence: "), "{text}");
         let ring = "With a ring IOMMU, for which no hardware exists, riommu-ooo would";
         assert!(text.contains(ring) && text.contains("0.91."), "{text}");
-        let text = recommend(&[&fence, &tail], &profile);
-        assert!(text.contains("70 of 100 maps never got a slot"), "{text}");
-        let text = recommend(&[&composed], &profile);
+        let text = advice(&[&fence, &tail], &profile);
+        assert!(text.contains("70 of 1000 maps never got a slot"), "{text}");
+        let text = advice(&[&composed], &profile);
         assert!(text.starts_with("No mode for existing hardware"), "{text}");
         assert!(text.contains("per-unmap would"), "{text}");
+    }
+
+    #[test]
+    fn few_maps_give_no_recommendation() {
+        let profile = Profile::r210_2015();
+        let of = |maps| {
+            let rows = [("strict", 0.2), ("fence", 0.29)].map(|(mode, throughput)| Row {
+                maps,
+                ..row(mode, "strict", 1000, throughput, 0)
+            });
+            recommend(&rows.iter().collect::<Vec<_>>(), &profile)
+        };
+        assert!(of(1000).unwrap().starts_with("Use fence: "));
+        let reason = of(999).unwrap_err();
+        assert!(
+            reason.contains("the trace has 999 maps, and below 1000 "),
+            "{reason}"
+        );
+        // Without any map there is nothing to measure.
+        let reason = of(1).unwrap_err();
+        assert!(reason.contains("the trace has 1 maps"), "{reason}");
     }
 
     #[test]
@@ -302,7 +347,7 @@ mod tests {
             row("defer", "bounded", 4, 0.91, 7),
         ];
         let rows: Vec<&Row> = rows.iter().collect();
-        let text = recommend(&rows, &Profile::r210_2015());
+        let text = advice(&rows, &Profile::r210_2015());
         assert!(
             text.contains("Deferred invalidation gains nothing here"),
             "{text}"
@@ -322,7 +367,7 @@ mod tests {
             (unmeasured(true, false), "--no-attack"),
             (unmeasured(false, true), "no map and unmap"),
         ] {
-            let text = recommend(&[&row], &profile);
+            let text = advice(&[&row], &profile);
             assert!(text.starts_with("No mode is recommended"), "{text}");
             assert!(text.contains(why), "{text}");
         }
@@ -331,14 +376,14 @@ mod tests {
     #[test]
     fn leaking_modes_are_not_recommended() {
         let leaking = [row("fence", "strict", 1000, 0.9, 1)];
-        let text = recommend(&[&leaking[0]], &Profile::r210_2015());
+        let text = advice(&[&leaking[0]], &Profile::r210_2015());
         assert!(text.contains("which is a defect"), "{text}");
         let mut broken = row("fence", "strict", 1000, 0.9, 0);
         broken.status = ringfence_lab::ReplayStatus::LostEvents(3);
-        let text = recommend(&[&broken], &Profile::r210_2015());
+        let text = advice(&[&broken], &Profile::r210_2015());
         assert!(text.starts_with("No mode is recommended"), "{text}");
         let only = [row("defer", "bounded", 4, 0.9, 1)];
-        let text = recommend(&[&only[0]], &Profile::r210_2015());
+        let text = advice(&[&only[0]], &Profile::r210_2015());
         assert!(text.starts_with("No replayed mode"), "{text}");
         assert!(two_sentences(&text), "{text}");
     }

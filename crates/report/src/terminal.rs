@@ -4,8 +4,10 @@
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::notes::oddities;
-use super::number::{byte_seconds, bytes, count, cycles, or_dash, percent, percent_of, span};
-use super::recommend::recommend;
+use super::number::{
+    byte_seconds, bytes, component, count, cycles, or_dash, percent, percent_of, span,
+};
+use super::recommend::advice;
 use ringfence_lab::Profile;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
@@ -44,7 +46,7 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
         text: format!("{}\n", printable_line(&headline(notes, rows))),
     }];
     if report.repetitions > 0 {
-        let text = recommend(rows, &report.profile);
+        let text = advice(rows, &report.profile);
         let text = format!("{}\n", wrap(&text, look, 0));
         out.push(titled("Recommendation", text));
     }
@@ -128,8 +130,27 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
         Column::right("relative", "throughput"),
     ]);
     for row in rows {
-        let parts = row.components.map(|components| components.cycles);
-        let part = |of: fn(&Cycles) -> f64| parts.as_ref().map(of);
+        let parts = row.components;
+        // A sum is exact, whatever its components print as.
+        let sum = |value: Option<f64>| {
+            let tone = if value.is_none_or(|value| value == 0.0) {
+                CellStyle::Faint
+            } else {
+                CellStyle::Plain
+            };
+            Cell::toned(or_dash(value, cycles), tone)
+        };
+        let part = |of: fn(&Cycles) -> f64| {
+            let measured = parts.map(|parts| (of(&parts.cycles), parts.resolution));
+            let seen = measured.is_some_and(|(value, resolution)| value >= resolution);
+            let tone = if seen {
+                CellStyle::Plain
+            } else {
+                CellStyle::Faint
+            };
+            let text = or_dash(measured, |(value, resolution)| component(value, resolution));
+            Cell::toned(text, tone)
+        };
         let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
             Cell::toned(&row.safety, promise(row)),
@@ -138,22 +159,15 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
             part(|parts| parts.map_iova_alloc),
             part(|parts| parts.map_table),
             part(|parts| parts.map_other),
-            row.map_cycles,
+            sum(row.map_cycles),
             part(|parts| parts.unmap_iova_find),
             part(|parts| parts.unmap_iova_free),
             part(|parts| parts.unmap_table),
             part(|parts| parts.unmap_invalidation),
             part(|parts| parts.unmap_other),
-            row.unmap_cycles,
+            sum(row.unmap_cycles),
         ];
-        cells.extend(values.into_iter().map(|value| {
-            let tone = if value.is_none_or(|value| value == 0.0) {
-                CellStyle::Faint
-            } else {
-                CellStyle::Plain
-            };
-            Cell::toned(or_dash(value, cycles), tone)
-        }));
+        cells.extend(values);
         cells.push(Cell::new(modelled_cell(row)));
         cells.push(Cell::toned(
             or_dash(row.relative_throughput, |share| format!("{share:.2}")),
@@ -181,7 +195,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     let mut grid = Grid::new(&[
         Column::left("mode"),
         Column::left("safety"),
-        Column::right("accesses", "driver's"),
+        Column::right("accesses", "device's"),
         Column::right("accesses", "attacker's"),
         Column::right(ALLOWED, "violations"),
         Column::right(ALLOWED, "colocated"),
@@ -324,7 +338,8 @@ fn measured(report: &Report, rows: &[&Row]) -> String {
     };
     format!(
         "Measured: {} build on {} ({} cycles, median of {}). Modelled by profile {}: {} cycles for \
-        each invalidation{kicks} ({}). Relative throughput = c / (c + map + unmap), c = {}.",
+        each invalidation{kicks} ({}). Relative throughput = c / (c + map + unmap), c = {}. <n: \
+        below the n cycles that the meter resolves; the sums contain the component as measured.",
         on.build,
         on.cpu,
         on.cycle_unit,
@@ -394,4 +409,51 @@ fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
         noisy.join(", "),
         report.repetitions * 4
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_lab::meter::Components;
+
+    #[test]
+    fn noise_reads_as_below_the_resolution_and_sums_stay_exact() {
+        let mut row = Row::of_run(true, true);
+        row.mode = "strict".into();
+        row.components = Some(Components {
+            cycles: Cycles {
+                map_iova_alloc: -7.0,
+                map_table: 400.0,
+                map_other: 0.0,
+                unmap_iova_find: 11.9,
+                unmap_iova_free: 12.0,
+                ..Cycles::default()
+            },
+            resolution: 11.95,
+            ..Components::default()
+        });
+        row.map_cycles = Some(393.0);
+        row.unmap_cycles = Some(23.9);
+        let grid = cost(&[&row]);
+        let texts: Vec<&str> = grid.rows[0].iter().map(|cell| cell.text.as_str()).collect();
+        assert_eq!(texts[2..6], ["<12", "400", "<12", "393"]);
+        assert_eq!(texts[6..9], ["<12", "12", "<12"]);
+        assert_eq!(texts[11], "24");
+        // A sum of components that are all below the resolution is still a number.
+        row.components = Some(Components {
+            cycles: Cycles {
+                unmap_iova_find: 9.0,
+                ..Cycles::default()
+            },
+            resolution: 11.95,
+            ..Components::default()
+        });
+        row.unmap_cycles = Some(9.0);
+        let grid = cost(&[&row]);
+        let texts = [6, 11].map(|place| grid.rows[0][place].text.as_str());
+        assert_eq!(texts, ["<12", "9.0"]);
+        // A mode that was not timed has no resolution.
+        let untimed = cost(&[&Row::of_run(false, true)]);
+        assert_eq!(untimed.rows[0][2].text, "-");
+    }
 }

@@ -34,6 +34,11 @@ impl Rounded {
         }
     }
 
+    /// Returns half of the interval's length.
+    pub fn rounding(&self) -> f64 {
+        (self.hi - self.lo) / 2.0
+    }
+
     /// Returns true if the intervals overlap, so that both can be roundings of the same number.
     pub fn agrees(&self, other: &Self) -> bool {
         self.lo <= other.hi && other.lo <= self.hi

@@ -1,7 +1,7 @@
 //! The cells of a row as text, common to the terminal and the page.
 
 use crate::number::{cycles, percent};
-use ringfence_experiments::{FindingRow, Requirement};
+use ringfence_experiments::{FindingRow, Measured, Requirement, Score};
 
 /// Names of the columns. If `here` is a cost, the last two are its parts.
 pub(super) const COLUMNS: [&str; 8] = [
@@ -89,13 +89,9 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
             .unwrap_or_default(),
         measured.map_or_else(
             || "not measured".into(),
-            |m| format!("{}{unit}", number(m.median)),
+            |m| format!("{}{unit}", measured_text(&m)),
         ),
-        if spread > 0.0 {
-            format!("±{}", percent(spread / 2.0))
-        } else {
-            String::new()
-        },
+        spread_text(measured.map_or(0.0, |measured| measured.median), spread),
         row.ratio
             .map(|ratio| format!("{ratio:.2}"))
             .unwrap_or_default(),
@@ -105,11 +101,70 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
     ]
 }
 
+/// Formats a measured number. A cost without a modelled part that is below its spread is noise, and
+/// reads `<n`, where n is the spread.
+fn measured_text(measured: &Measured) -> String {
+    let cost = measured.measured_part.is_some() && measured.modelled_part == Some(0.0);
+    if cost && measured.median < measured.spread {
+        return format!("<{}", number(measured.spread));
+    }
+    number(measured.median)
+}
+
+/// Formats half of the spread: in per cent of the number, or in its unit if it exceeds the number.
+fn spread_text(median: f64, spread: f64) -> String {
+    let half = spread / 2.0;
+    match half {
+        _ if half.is_nan() || half <= 0.0 => String::new(),
+        _ if half > median.abs() => format!("±{}", number(half)),
+        _ => format!("±{}", percent(half / median.abs())),
+    }
+}
+
+/// Returns the cells of a score: judged rows that hold, and, of the rows with a null model, those
+/// that the null model meets and those that hold here. Each is a dash without such rows.
+pub(super) fn score_cells(score: &Score) -> [String; 3] {
+    let of = |held: usize, judged: usize| match judged {
+        0 => "-".into(),
+        _ => format!("{held}/{judged}"),
+    };
+    let null = score.null_model.unwrap_or_default();
+    [
+        of(score.held, score.judged),
+        of(null.held, null.judged),
+        of(null.held_here, null.judged),
+    ]
+}
+
+/// Formats the whole score in a sentence or two.
+pub(super) fn score_text(score: &Score) -> String {
+    let mut text = match score.judged {
+        0 => "No row is judged.".to_owned(),
+        judged => format!("{} of {judged} judged rows hold.", score.held),
+    };
+    let orders = score.orders;
+    if orders.asked > 0 {
+        let open = orders.asked - orders.held - orders.reversed;
+        text.push_str(&format!(
+            " {} of {} orders hold, {} are reversed, {open} lie within the spread.",
+            orders.held, orders.asked, orders.reversed
+        ));
+    }
+    if let Some(null) = score.null_model {
+        text.push_str(&format!(
+            " If protection cost nothing, {} of {} rows would hold; {} of them hold here.",
+            null.held, null.judged, null.held_here
+        ));
+    }
+    text
+}
+
 /// Returns the requirement of a row and its outcome, in a word or two.
 fn requirement_text(row: &FindingRow) -> String {
     let demand = match row.requirement {
         Requirement::Exact => "exact",
         Requirement::Near => "±15%",
+        Requirement::Overhead => "overhead ±15%",
         Requirement::AtLeast => "≥",
         Requirement::AtMost => "≤",
         Requirement::Shown => "",
@@ -125,7 +180,7 @@ fn requirement_text(row: &FindingRow) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_experiments::{Measured, Published};
+    use ringfence_experiments::{NullModel, NullScore, OrderScore, Published};
 
     #[test]
     fn rows_that_begin_alike_stand_under_one_heading() {
@@ -150,13 +205,67 @@ mod tests {
     }
 
     #[test]
-    fn rows_read_as_they_are() {
-        let printed = Published {
-            text: "~4".into(),
-            value: 4.0,
-            source: "test".into(),
+    fn overheads_have_their_own_requirement_and_ratio() {
+        let printed = Published::new("1.20", 1.2, "test");
+        let row = FindingRow::counted("riommu / none", "", 1.3);
+        let cells = cells(&row.overhead(printed, NullModel::RATIO));
+        assert_eq!(cells[4..6], ["1.50", "not overhead ±15%"]);
+    }
+
+    #[test]
+    fn spreads_beyond_the_number_are_in_its_unit() {
+        assert_eq!(spread_text(100.0, 4.0), "±2%");
+        assert_eq!(spread_text(-100.0, 4.0), "±2%");
+        assert_eq!(spread_text(1.0, 40.0), "±20");
+        assert_eq!(spread_text(0.0, 40.0), "±20");
+        assert_eq!(spread_text(5.0, 0.0), "");
+    }
+
+    #[test]
+    fn costs_below_their_spread_read_as_such() {
+        let text = |measured: Measured, spread| {
+            let row = FindingRow::new("", "cycles", measured.with_spread(spread));
+            cells(&row)[2].clone()
         };
-        let row = FindingRow::new("speed", "Gbit/s", Measured::cost(1500.0, 2150.0, 0.04));
+        assert_eq!(text(Measured::cost(0.0, 0.0, 0.0), 34.0), "<34 cycles");
+        assert_eq!(text(Measured::cost(-70.0, 0.0, 0.0), 34.0), "<34 cycles");
+        assert_eq!(text(Measured::cost(34.0, 0.0, 0.0), 34.0), "34 cycles");
+        // A modelled part is exact, and a count has no resolution.
+        assert_eq!(text(Measured::cost(0.0, 8.6, 0.0), 34.0), "8.6 cycles");
+        assert_eq!(text(Measured::counted(-2.0), 34.0), "-2 cycles");
+    }
+
+    #[test]
+    fn scores_read_as_counts() {
+        assert_eq!(score_text(&Score::default()), "No row is judged.");
+        assert_eq!(score_cells(&Score::default()), ["-"; 3]);
+        let score = Score {
+            judged: 92,
+            held: 63,
+            orders: OrderScore {
+                asked: 9,
+                held: 5,
+                reversed: 1,
+            },
+            null_model: Some(NullScore {
+                judged: 20,
+                held: 2,
+                held_here: 11,
+            }),
+        };
+        assert_eq!(score_cells(&score), ["63/92", "2/20", "11/20"]);
+        assert_eq!(
+            score_text(&score),
+            "63 of 92 judged rows hold. 5 of 9 orders hold, 1 are reversed, 3 lie within the \
+            spread. If protection cost nothing, 2 of 20 rows would hold; 11 of them hold here."
+        );
+    }
+
+    #[test]
+    fn rows_read_as_they_are() {
+        let printed = Published::new("~4", 4.0, "test");
+        let measured = Measured::cost(1500.0, 2150.0, 0.0).with_spread(146.0);
+        let row = FindingRow::new("speed", "Gbit/s", measured);
         let row = row.beside(printed).require(Requirement::AtMost);
         let wanted = [
             "speed",

@@ -1,6 +1,6 @@
 //! A finding as a Markdown page.
 
-use super::cells::{COLUMNS, cells};
+use super::cells::{COLUMNS, cells, score_text};
 use crate::grid::{Cell, Column, Grid};
 use crate::markdown;
 use ringfence_experiments::Finding;
@@ -8,11 +8,12 @@ use ringfence_experiments::Finding;
 /// Formats one finding as a page: source, verdict, method, rows, explanations and notes.
 pub fn page(found: &Finding) -> String {
     let mut out = format!(
-        "# {}: {}\n\n{}. Verdict: **{}**.\n\n{}\n\n",
+        "# {}: {}\n\n{}. Verdict: **{}**. {}\n\n{}\n\n",
         found.id,
         found.title,
         found.source,
         found.verdict.name(),
+        score_text(&found.score),
         found.method
     );
     let mut columns = vec![Column::left(COLUMNS[0])];
@@ -48,6 +49,10 @@ mod tests {
         let found = experiment.run(&Setting::smoke()).unwrap();
         let page = page(&found);
         assert!(page.starts_with("# X10: The cached node, step by step\n"));
+        assert!(
+            page.contains("Verdict: **reproduced**. 26 of 26 judged rows hold."),
+            "{page}"
+        );
         assert!(page.contains("| quantity | published | here |"), "{page}");
         assert_eq!(
             page.lines().filter(|line| line.starts_with("| ")).count(),

@@ -18,8 +18,9 @@ use ringfence_experiments::{Experiment, Finding, TOLERANCE, Verdict};
 use ringfence_lab::Profile;
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
-/// meaning.
-const SCHEMA: u32 = 2;
+/// meaning. In version 3, `spread` has the unit of its row, and `differs` excludes experiments
+/// without a reversed order and without a differing exact number.
+const SCHEMA: u32 = 3;
 
 /// The findings of one call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -70,5 +71,124 @@ impl Reproduction {
             .iter()
             .filter(|finding| finding.verdict == verdict);
         same.count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_experiments::{
+        Figure, FindingRow, Measured, NullModel, NullScore, Published, Requirement, Score, Series,
+    };
+    use serde_json::{Value, json, to_value};
+
+    /// Adds the names of all keys in `value` to `out`, except for those of `profile`.
+    fn keys(value: &Value, out: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => {
+                for (name, value) in map {
+                    out.push(name.clone());
+                    if name != "profile" && name != "measured_on" {
+                        keys(value, out);
+                    }
+                }
+            }
+            Value::Array(values) => values.iter().for_each(|value| keys(value, out)),
+            _ => {}
+        }
+    }
+
+    fn finding() -> Finding {
+        let row = FindingRow::new("latency", "us", Measured::cost(0.25, 13.5, 0.5));
+        let none = Published::new("13.4", 13.4, "table");
+        let row = row.overhead(
+            Published::new("13.9", 13.9, "table"),
+            NullModel::printed(&none),
+        );
+        let rows = vec![row.ordered_within("mlx")];
+        let score = Score {
+            null_model: Some(NullScore::default()),
+            ..Score::of(&rows)
+        };
+        Finding {
+            id: "X04",
+            title: "title",
+            source: "source",
+            method: "method".into(),
+            verdict: Verdict::of(&rows),
+            score,
+            explanation: Vec::new(),
+            notes: Vec::new(),
+            rows,
+            figures: vec![Figure {
+                title: "title".into(),
+                x: "x",
+                y: "y",
+                log_x: false,
+                series: vec![Series::line("s", Vec::new())],
+            }],
+            seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn json_of_a_finding_is_the_documented_one() {
+        let measured_on = MeasuredOn {
+            cpu: "test".into(),
+            arch: "test",
+            cycle_unit: "tsc",
+            build: "debug",
+        };
+        let mut reproduction = Reproduction::new(measured_on, Profile::r210_2015());
+        reproduction.findings.push(finding());
+        let value = to_value(&reproduction).unwrap();
+        assert_eq!(value["schema"], 3);
+        let row = json!({
+            "quantity": "latency",
+            "unit": "us",
+            "published": { "text": "13.9", "value": 13.9, "rounding": 0.05, "source": "table" },
+            "measured": {
+                "median": 13.75, "spread": 0.125, "measured_part": 0.25, "modelled_part": 13.5,
+            },
+            "ratio": 0.35 / 0.5,
+            "requirement": "overhead",
+            "holds": true,
+            "null_model": { "value": 13.4, "rounding": 0.05 },
+            "group": "mlx",
+            "fitted": false,
+        });
+        let mut found = value["findings"][0]["rows"][0].clone();
+        let ratio = found["ratio"].as_f64().unwrap();
+        assert!((ratio - 0.7).abs() < 1e-9, "{ratio}");
+        found["ratio"] = row["ratio"].clone();
+        assert_eq!(found, row);
+        let page = include_str!("../../../../docs/JSON.md");
+        let (_, page) = page.split_once("### Findings of `reproduce`").unwrap();
+        let mut names = Vec::new();
+        keys(&value, &mut names);
+        for name in names {
+            assert!(
+                page.contains(&format!("`{name}`")),
+                "{name} is not documented"
+            );
+        }
+        for verdict in Verdict::ALL {
+            let word = to_value(verdict).unwrap();
+            let word = word.as_str().unwrap();
+            assert_eq!(word, verdict.name().replace(' ', "-"));
+            assert!(
+                page.contains(&format!("`{word}`")),
+                "{word} is not documented"
+            );
+        }
+        use Requirement::*;
+        for requirement in [Exact, Near, Overhead, AtLeast, AtMost, Shown] {
+            let word = to_value(requirement).unwrap();
+            let word = word.as_str().unwrap();
+            assert!(
+                page.contains(&format!("`{word}`")),
+                "{word} is not documented"
+            );
+        }
     }
 }

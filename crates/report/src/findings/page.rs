@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Reproduction;
-use super::cells::{COLUMNS, Group, cells, groups};
+use super::cells::{COLUMNS, Group, cells, groups, score_cells, score_text};
 use crate::plot::lines;
 use ringfence_experiments::{Finding, Verdict};
 
@@ -24,6 +24,7 @@ fn class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Reproduced => "reproduced",
         Verdict::OrderingOnly => "ordering-only",
+        Verdict::NumbersOff => "numbers-off",
         Verdict::Differs => "differs",
         Verdict::NotRun => "not-run",
     }
@@ -87,22 +88,27 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
         (
             Verdict::Reproduced,
             format!(
-                "every order is the paper's, and every number with a requirement meets it: within \
+                "no order is reversed, and every number with a requirement meets it: within \
                 {percent:.0}%, or exactly."
             ),
         ),
         (
             Verdict::OrderingOnly,
-            "the orders are the paper's; numbers differ by more, and the finding explains why."
+            "orders are the paper's and none is reversed; numbers differ by more, and the finding \
+            explains why."
+                .to_owned(),
+        ),
+        (
+            Verdict::NumbersOff,
+            "no order is reversed and no exact number differs, but no order is decided either, and \
+            numbers differ by more; the finding explains why."
                 .to_owned(),
         ),
         (
             Verdict::Differs,
-            "an order or an exact number differs, or a number of an experiment without groups is \
-            off; the finding explains why."
-                .to_owned(),
+            "an order is reversed or an exact number differs; the finding explains why.".to_owned(),
         ),
-        (Verdict::NotRun, "no row was measured.".to_owned()),
+        (Verdict::NotRun, "no row was judged.".to_owned()),
     ] {
         let count = reproduction.count(verdict);
         if count > 0 {
@@ -115,12 +121,15 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
     }
     out.push_str(
         "</dl>\n<table class=\"words\"><thead><tr><th>experiment</th><th>verdict</th>\
-        <th>paper</th></tr></thead>\n<tbody>\n",
+        <th>rows that hold</th><th>null model</th><th>here</th><th>paper</th></tr></thead>\n\
+        <tbody>\n",
     );
     for finding in &reproduction.findings {
+        let [held, null, here] = score_cells(&finding.score);
         let _ = writeln!(
             out,
-            "<tr><td><a href=\"#{id}\">{id} {}</a></td><td>{}</td><td class=\"faint\">{}</td></tr>",
+            "<tr><td><a href=\"#{id}\">{id} {}</a></td><td>{}</td><td>{held}</td><td>{null}</td>\
+            <td>{here}</td><td class=\"faint\">{}</td></tr>",
             escape(finding.title),
             chip(finding.verdict),
             escape(finding.source),
@@ -140,19 +149,25 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
          <p><b>published</b> is the paper's number, <b>here</b> the median of this run, \
          <b>spread</b> half of the difference between the largest and the smallest repetition, \
          <b>ratio</b> here over published. <b>holds</b> names the requirement and its outcome: \
-         equal (exact), within 15% (±15%), or on one side (≥, ≤). A row without a requirement has \
-         no verdict; <b>fitted</b> marks a number that was fitted. The parts of a cost are \
-         <b>measured</b> on this CPU and <b>modelled</b> by the profile.</p>\n",
+         equal (exact), within 15% (±15%), with an overhead within 15% (overhead ±15%: what a \
+         ratio has beyond 1, or a time beyond that without protection; <b>ratio</b> is then that \
+         of the overheads), or on one side (≥, ≤). A row without a requirement has no verdict; \
+         <b>fitted</b> marks a number that was fitted or computed from printed numbers. The parts \
+         of a cost are <b>measured</b> on this CPU and <b>modelled</b> by the profile. The <b>null \
+         model</b> is protection that costs nothing: the table of verdicts has the number of rows \
+         that it would meet, of those for which it has a value, and next to it the number of these \
+         rows that hold here.</p>\n",
     );
 }
 
 fn section(finding: &Finding, out: &mut String) {
     let _ = write!(
         out,
-        "<h2 id=\"{id}\">{id} {}</h2>\n<p>{} <span class=\"faint\">{}. {:.1} \
+        "<h2 id=\"{id}\">{id} {}</h2>\n<p>{} {} <span class=\"faint\">{}. {:.1} \
         s.</span></p>\n<p>{}</p>\n",
         escape(finding.title),
         chip(finding.verdict),
+        score_text(&finding.score),
         escape(finding.source),
         finding.seconds,
         escape(&finding.method),
@@ -273,6 +288,12 @@ mod tests {
         let text = page(&reproduction);
         assert!(text.contains("a &lt;b&gt; &amp; c"));
         assert!(text.contains("name=\"viewport\""));
+        // The score is in the table of verdicts and below the heading of the finding.
+        assert!(
+            text.contains("<td>26/26</td><td>-</td><td>-</td>"),
+            "{text}"
+        );
+        assert!(text.contains("26 of 26 judged rows hold. <span"), "{text}");
         for foreign in [
             "<script", "<link", "<img", "src=", "http:", "https:", "url(",
         ] {

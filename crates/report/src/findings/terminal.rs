@@ -3,7 +3,7 @@
 use unicode_width::UnicodeWidthStr;
 
 use super::Reproduction;
-use super::cells::{COLUMNS, Group, cells, groups};
+use super::cells::{COLUMNS, Group, cells, groups, score_cells, score_text};
 use crate::data::MeasuredOn;
 use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use ringfence_experiments::{Experiment, Finding, FindingRow, Verdict};
@@ -11,7 +11,7 @@ use ringfence_experiments::{Experiment, Finding, FindingRow, Verdict};
 fn tone(verdict: Verdict) -> CellStyle {
     match verdict {
         Verdict::Reproduced => CellStyle::Good,
-        Verdict::OrderingOnly => CellStyle::Strong,
+        Verdict::OrderingOnly | Verdict::NumbersOff => CellStyle::Strong,
         Verdict::Differs => CellStyle::Bad,
         Verdict::NotRun => CellStyle::Faint,
     }
@@ -29,6 +29,7 @@ pub fn finding(found: &Finding, look: TableStyle) -> String {
         out.push_str(&wrap(text, look, 2));
         out.push('\n');
     };
+    say(&score_text(&found.score));
     say(&format!("{}. {:.1} s.", found.source, found.seconds));
     say(&found.method);
     out.push_str(&table(&found.rows, look));
@@ -150,16 +151,20 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("id"),
         Column::left("verdict"),
+        Column::right("rows", "hold"),
+        Column::right("null model", "holds"),
+        Column::right("null model", "here"),
         Column::right("", "seconds"),
         Column::left("experiment, paper"),
     ]);
     for found in &reproduction.findings {
-        let cells = [
+        let mut cells = vec![
             Cell::new(found.id),
             Cell::toned(found.verdict.name(), tone(found.verdict)),
-            Cell::new(format!("{:.1}", found.seconds)),
         ];
-        titled(&mut grid, cells.to_vec(), found.title, found.source, look);
+        cells.extend(score_cells(&found.score).map(Cell::new));
+        cells.push(Cell::new(format!("{:.1}", found.seconds)));
+        titled(&mut grid, cells, found.title, found.source, look);
     }
     let mut out = grid.render(look);
     let MeasuredOn { cpu, build, .. } = &reproduction.measured_on;
@@ -180,11 +185,14 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
 
 /// Adds `title` and `source` after `cells`, in one cell or in several lines if one is too narrow.
 fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: TableStyle) {
-    // Width of the columns for id, verdict and seconds.
-    const OTHER_COLUMNS_WIDTH: usize = 32;
-    let room = look
-        .width
-        .map(|width| width.saturating_sub(OTHER_COLUMNS_WIDTH));
+    // Width of the columns for id, verdict, score and seconds.
+    const OTHER_COLUMNS_WIDTH: usize = 58;
+    let other = if cells.len() > 1 {
+        OTHER_COLUMNS_WIDTH
+    } else {
+        OTHER_COLUMNS_WIDTH / 4
+    };
+    let room = look.width.map(|width| width.saturating_sub(other));
     let narrow = TableStyle {
         width: room,
         colour: false,
@@ -216,7 +224,17 @@ pub fn experiments(look: TableStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_experiments::{Measured, Published, Requirement, Setting};
+    use ringfence_experiments::{Measured, NullScore, Published, Requirement, Score, Setting};
+    use ringfence_lab::Profile;
+
+    fn measured_on() -> MeasuredOn {
+        MeasuredOn {
+            cpu: "test".into(),
+            arch: "test",
+            cycle_unit: "tsc",
+            build: "debug",
+        }
+    }
 
     const NARROW: TableStyle = TableStyle {
         width: Some(80),
@@ -229,11 +247,7 @@ mod tests {
             .unwrap()
             .run(&Setting::smoke())
             .unwrap();
-        let printed = Published {
-            text: "most accesses".into(),
-            value: 0.5,
-            source: "test".into(),
-        };
+        let printed = Published::new("most accesses", 0.5, "test");
         for (what, value) in [
             (
                 "Scattered addresses, rings of [512, 256], bursts up to 16: two entries a ring, \
@@ -258,6 +272,8 @@ mod tests {
             text.contains("modelled") && text.contains("123,456"),
             "{text}"
         );
+        let score = "26 of 26 judged rows hold.";
+        assert!(text.contains(score), "{text}");
         // In a pipe a row stays one line.
         assert!(
             finding(&found, TableStyle::PLAIN)
@@ -265,6 +281,29 @@ mod tests {
         );
         for line in experiments(NARROW).lines() {
             assert!(line.width() <= 80, "{line}");
+        }
+        // The widest verdict and score of the summary.
+        found.verdict = Verdict::OrderingOnly;
+        found.seconds = 9999.9;
+        let null_model = NullScore {
+            judged: 200,
+            held: 199,
+            held_here: 198,
+        };
+        found.score = Score {
+            judged: 200,
+            held: 197,
+            null_model: Some(null_model),
+            ..Score::default()
+        };
+        let mut reproduction = Reproduction::new(measured_on(), Profile::r210_2015());
+        reproduction.findings.push(found);
+        let text = summary(&reproduction, NARROW);
+        for line in text.lines() {
+            assert!(line.width() <= 80, "{} {line}", line.width());
+        }
+        for part in ["197/200", "199/200", "198/200", "9999.9"] {
+            assert!(text.contains(part), "{text}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Builds a bench for every mode.
 
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
-use ringfence_dma::flush::{Flush, Never};
+use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
@@ -33,7 +33,7 @@ pub(super) fn attackers(translates: bool) -> Attackers {
 pub(super) struct Build;
 
 impl Build {
-    fn world<H: Hardware, S: Space + 'static, F: Flush<S, u64> + 'static>(
+    fn world<H: Hardware, S: Space + 'static, F: FlushPolicy<S, u64> + 'static>(
         flush: F,
         enabled: bool,
         ownership: Ownership,

@@ -4,7 +4,7 @@ use ringfence_devices::{
     Attacker, DeviceMapping as Target, DmaPort, DmaRequest, DriverEvent, Neighbour, Passive, Racer,
     Replayer,
 };
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::Space;
 use ringfence_dma::{
     Coherent, Cpu, Dma, DmaSegment, MapMultiRequest as MapRequest, MapReason, Mapping, Outcome,
@@ -42,7 +42,7 @@ struct Slot {
     back: bool,
 }
 
-pub(super) struct World<H, S: Space, F: Flush<S, u64>> {
+pub(super) struct World<H, S: Space, F: FlushPolicy<S, u64>> {
     machine: ReplayPlatform<H>,
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
@@ -70,7 +70,7 @@ impl<H: Hardware> DmaPort for Accesses<'_, H> {
     }
 }
 
-impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
+impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> World<H, S, F> {
     pub(super) fn new(
         machine: ReplayPlatform<H>,
         dma: Dma<S, F, u64>,
@@ -192,7 +192,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
     }
 }
 
-impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
+impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {
     fn try_map(
         &mut self,
         device: usize,

@@ -123,7 +123,7 @@ impl Model {
         let mut page = range.start().align_down(4096);
         for (nth, piece) in live.pieces.iter().enumerate() {
             let start = if self.mode.has_rings() || self.shares_addresses() {
-                // Each piece, or all of a coherent buffer, has a slot or a mapping of its own.
+                // Each piece, or all of a coherent buffer, has a separate slot or mapping.
                 match ranges.get(nth) {
                     Some(range) => range.start(),
                     None => range.start().wrapping_add(4096 * nth as u64),

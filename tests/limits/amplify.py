@@ -2,12 +2,14 @@
 """Measure how much memory and time hostile traces cost, against their size.
 
     amplify.py RINGFENCE [--megabytes 1,10,100] [--case PATTERN] [--command NAME,...]
-               [--directory DIR]
+               [--seconds N] [--directory DIR]
 
 For each format, kind of trace and size in 10^6 bytes it runs `trace info`, `size` and `compare`
 and prints a row: bytes of the file, peak memory, memory per byte beyond 64 MiB for each pass, and
 processor time. Exits with 1 if a run exceeds 100 bytes of memory a byte of the file plus 64 MiB
-for each pass, or ends by a signal. A run that refuses the trace by an error is a good one.
+for each pass, ends by a signal, or takes more than N processor seconds and 3 more for each MB and
+pass. A run that refuses the trace by an error is a good one; but without --case each format must
+have a trace that each command completes.
 """
 import argparse
 import os
@@ -42,7 +44,7 @@ def unmapped(at, size=4096, device="0000:00:03.0"):
 
 
 def alive():
-    """Every mapping stays alive, each on a page of its own."""
+    """Every mapping stays alive, each on a separate page."""
     n = 0
     while True:
         n += 1
@@ -54,7 +56,7 @@ def shared():
     n = 0
     while True:
         n += 1
-        # A DMA address of its own names each: the physical page is one.
+        # Each has a different DMA address; the physical page is the same.
         what = f"dma_map_phys: d dir=TO_DEVICE dma_addr={n << 12:x} size=64 phys_addr=1000 attrs="
         yield line(what, n)
 
@@ -217,7 +219,7 @@ def write_parquet(binary, case, path, size):
     text = path + ".text"
     write_text(case, text, 20 * size)
     run = [binary, "trace", "convert", text, "-o", path]
-    done = subprocess.run(run + ["--max-segments", "1T", "--max-live", "1T"], capture_output=True)
+    done = subprocess.run(run + ["--max-segments", "1T", "--max-live", "1T", "--max-mapped", "1T"], capture_output=True)
     os.remove(text)
     return done.returncode == 0
 
@@ -240,11 +242,13 @@ def main():
     parser.add_argument("--megabytes", default="1")
     parser.add_argument("--case", default="")
     parser.add_argument("--command", default=",".join(label for label, *_ in COMMANDS))
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--directory")
     args = parser.parse_args()
     directory = tempfile.mkdtemp(prefix="ringfence-amplify-", dir=args.directory)
     formats = ["text", "zstd", "parquet"]
     bad = 0
+    outcomes = {}
     print("| format | trace | command | file, bytes | peak memory, MiB | bytes a byte "
           "| processor time, s | outcome |")
     print("|---|---|---|---|---|---|---|---|")
@@ -263,6 +267,8 @@ def main():
                     elif form == "zstd":
                         write_zstd(case, path, size)
                     elif not write_parquet(args.binary, case, path, size):
+                        print(f"| {form} | {case.__name__} | cannot be written |", flush=True)
+                        bad += 1
                         continue
                     held = os.path.getsize(path)
                     for label, command, passes in COMMANDS:
@@ -273,7 +279,9 @@ def main():
                         peak, seconds, code, said = measure([args.binary] + command + [path])
                         ratio = max(0, peak / passes - BASE) / max(held, 1)
                         within = ratio <= RATIO and code in (0, 1)
+                        within &= seconds <= args.seconds + 3 * size / 1e6 * passes
                         bad += not within
+                        outcomes.setdefault((form, label), set()).add(code)
                         outcome = "done" if code == 0 else said.split(": ", 2)[-1]
                         outcome = outcome if within else "BEYOND: " + outcome
                         print(f"| {form} | {case.__name__} | {label} | {held} | {peak / MIB:.0f} "
@@ -281,6 +289,10 @@ def main():
                     os.remove(path)
     finally:
         shutil.rmtree(directory)
+    for (form, label), codes in outcomes.items():
+        if 0 not in codes and not args.case:
+            print(f"`{label}` completes no trace of format {form}")
+            bad += 1
     return 1 if bad else 0
 
 

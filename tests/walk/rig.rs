@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_dma::{
     Attachment, Cpu, Dma, DmaSegment, MapError, Outcome, Platform, SgLimits, SgMapping, SgRequest,
@@ -60,7 +60,7 @@ pub(super) const DEVICE: RequesterId = RequesterId::new(0x18);
 /// First of four pages that span two leaf tables, so that a failure can occur between them.
 pub(super) const FIRST: u64 = 0x1fe;
 
-pub(super) struct Walk<A: IovaAllocator, F: Flush<Space<A>, u64>> {
+pub(super) struct Walk<A: IovaAllocator, F: FlushPolicy<Space<A>, u64>> {
     pub(super) board: Board,
     pub(super) dma: Dma<Space<A>, F, u64>,
     pub(super) cpu: Cpu<Space<A>, F, u64>,
@@ -73,7 +73,7 @@ pub(super) fn pieces() -> [PhysRange; 2] {
     [memory(0x10_0800, 4100), memory(0x20_0010, 4900)]
 }
 
-impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
+impl<A: IovaAllocator, F: FlushPolicy<Space<A>, u64>> Walk<A, F> {
     pub(super) fn new(alloc: A, flush: F) -> Self {
         let log = Log::default();
         let arena = Rc::new(Arena::new(8 << 20).unwrap());

@@ -100,9 +100,9 @@ pub(crate) enum Failure {
     /// Device options that exclude each other, and the reason.
     #[error("{0}")]
     Devices(&'static str),
-    /// The command reads the trace twice, but the trace is standard input.
-    #[error("trace anonymise reads the trace twice; name a file instead of -")]
-    ReadTwice,
+    /// The command reads the trace twice, but the trace is standard input, a FIFO or a device.
+    #[error("trace anonymise reads its trace twice; name a regular file, not {}", .0.display())]
+    ReadTwice(PathBuf),
     /// The command line names standard input as two traces.
     #[error("standard input is one trace; name - once")]
     StdinTwice,

@@ -134,7 +134,8 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     }
 }
 
-/// Attackers only probe: the target of their access counts, not its content.
+/// Attackers only probe: the target of their access counts, not its content. In an oracle replay
+/// they use `CheckedBus` of the crate `ringfence-lab`.
 impl<U: Translate, M: PhysMemory, O: Observer> DmaPort for Bus<'_, U, M, O> {
     #[inline]
     fn access(&mut self, request: &DmaRequest) -> Result<(), Fault> {

@@ -60,7 +60,7 @@ pub enum LabError {
     #[error("the trace has more devices than the IOMMU has domains")]
     TooManyDevices,
     /// More devices map memory than the hardware of modes with a flat table has buses. Each device
-    /// needs a bus of its own.
+    /// needs a separate bus.
     #[error(
         "the trace maps memory for more than {limit} devices, the number of buses of \
         modes with `table=flat` (Calgary); select devices with `--device`, or other modes with \

@@ -368,7 +368,10 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
 
 /// Returns the cache geometry of a profile.
 fn config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
-    let fully = |entries: u32| Geometry::new(1, entries);
+    let fully = |entries: u32| match entries {
+        0 => Ok(Geometry::ABSENT),
+        _ => Geometry::new(1, entries),
+    };
     let [one, two, three] = profile.walk_cache_entries;
     Ok(UnitConfig {
         iotlb: Geometry::new(profile.iotlb_sets, profile.iotlb_ways)?,

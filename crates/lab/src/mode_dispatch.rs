@@ -232,3 +232,55 @@ fn with_flush<T: ReplayTable<Pages = ()>, V: ModeVisitor>(
         _ => return Err(LabError::NotBuilt(mode.name.clone())),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the coherency of the rings of a mode.
+    struct RingCoherency;
+
+    impl ModeVisitor for RingCoherency {
+        type Output = Option<Coherency>;
+
+        fn identity(self, _: TableKind) -> Self::Output {
+            None
+        }
+
+        fn paged<A, T, F>(self, _: ModeParts<A, T, F>) -> Self::Output
+        where
+            A: ReplayAlloc,
+            T: ReplayTable,
+            F: FlushFor<A, T> + 'static,
+        {
+            None
+        }
+
+        fn rtc(self, _: RtcParts) -> Self::Output {
+            None
+        }
+
+        fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
+        where
+            D: ReplayRing,
+            L: RingLogic + 'static,
+            F: FlushForRings<D> + 'static,
+        {
+            Some(parts.setup.coherency)
+        }
+    }
+
+    #[test]
+    fn riommu_snoops_and_riommu_minus_does_not() {
+        for (name, wanted) in [
+            ("riommu", Some(Coherency::Coherent)),
+            ("riommu-", Some(Coherency::NonCoherent)),
+            ("riommu-paper", Some(Coherency::Coherent)),
+            ("riommu--paper", Some(Coherency::NonCoherent)),
+            ("strict", None),
+        ] {
+            let mode = Mode::find(name).unwrap();
+            assert_eq!(dispatch(&mode, RingCoherency).unwrap(), wanted, "{name}");
+        }
+    }
+}

@@ -32,7 +32,7 @@ pub enum Alloc {
 }
 
 impl Alloc {
-    /// Returns true if the allocator looks ranges up in an index of its own.
+    /// Returns true if the allocator looks ranges up in a separate index.
     pub fn has_lookup(self) -> bool {
         matches!(self, Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd)
     }

@@ -208,7 +208,7 @@ impl<H: Hardware> SharedPlatform<H> {
         self.0.borrow()
     }
 
-    /// Borrows the platform to change it. The layer must not run meanwhile.
+    /// Borrows the platform to change it. The layer must not run during the borrow.
     #[inline]
     pub fn borrow_mut(&self) -> RefMut<'_, ReplayPlatform<H>> {
         self.0.borrow_mut()

@@ -33,7 +33,8 @@ pub struct Profile {
     pub iotlb_sets: u32,
     /// IOTLB ways (entries per set), a power of two.
     pub iotlb_ways: u32,
-    /// Entries of the page-walk caches of level 1 (upper end of a leaf table), 2 and 3.
+    /// Entries of the page-walk caches of level 1 (upper end of a leaf table), 2 and 3. 0 means
+    /// that the unit has no such cache; [`validate`](Self::validate) refuses it.
     pub walk_cache_entries: [u32; 3],
 }
 

@@ -33,8 +33,9 @@ pub struct TraceLimits {
     pub mapping: u64,
     /// Maximum number of bytes mapped at once.
     pub live: u64,
-    /// Maximum number of bytes mapped in total, which bounds the time of a replay. `None`: 64 GiB
-    /// plus 2 MiB for each line or row.
+    /// Maximum number of bytes mapped in total, which bounds the time of a replay, and the memory
+    /// of modes that keep mappings after their unmap. `None`: 8 GiB plus 2 MiB for each line or
+    /// row.
     pub mapped: Option<u64>,
     /// Maximum number of segments of all live mappings; each mapping has at least one. `None`:
     /// 65536 plus one for each 8 bytes of input.
@@ -73,7 +74,7 @@ impl TraceLimits {
     }
 
     fn mapped_of(&self, lines: u64) -> u64 {
-        let relative = lines.saturating_mul(2 * MIB).saturating_add(64 * GIB);
+        let relative = lines.saturating_mul(2 * MIB).saturating_add(8 * GIB);
         self.mapped.unwrap_or(relative)
     }
 
@@ -320,19 +321,23 @@ mod tests {
         let refused = Err(LimitExceeded::Mapping { bytes, limit });
         assert_eq!(map(&mut of(), 0, bytes, 1, START), refused);
         let mut budget = of();
+        let many = Progress {
+            input: 0,
+            lines: 4096,
+        };
         for id in 0..16 {
-            assert_eq!(map(&mut budget, id, GIB, 1, START), Ok(()));
+            assert_eq!(map(&mut budget, id, GIB, 1, many), Ok(()));
         }
         let refused = Err(LimitExceeded::Live { limit: 16 * GIB });
-        assert_eq!(map(&mut budget, 16, 1, 1, START), refused);
+        assert_eq!(map(&mut budget, 16, 1, 1, many), refused);
 
         let mut budget = of();
-        for _ in 0..64 {
+        for _ in 0..8 {
             assert_eq!(map(&mut budget, 0, GIB, 1, START), Ok(()));
             budget.unmap(0);
         }
         assert_eq!(map(&mut budget, 0, 2 * MIB, 1, later), Ok(()));
-        let limit = 64 * GIB + 2 * MIB;
+        let limit = 8 * GIB + 2 * MIB;
         let refused = Err(LimitExceeded::Mapped { limit });
         assert_eq!(map(&mut budget, 1, 1, 1, later), refused);
 

@@ -256,6 +256,7 @@ fn a_harmed_file_is_an_error_or_other_operations() {
                 ParquetProblem::Compressed { .. } => "compressed",
                 ParquetProblem::TooLarge { .. } => "too large",
                 ParquetProblem::Row { .. } => "row",
+                ParquetProblem::Limit { .. } => "limit",
                 other => panic!("{other}"),
             },
             Err(other) => panic!("{other}"),
@@ -273,7 +274,7 @@ fn a_harmed_file_is_an_error_or_other_operations() {
         judge(&good[..end]);
     }
     std::panic::set_hook(hook);
-    for outcome in ["damaged", "metadata", "column", "row"] {
+    for outcome in ["damaged", "metadata", "column", "row", "limit"] {
         assert!(tally.contains_key(outcome), "{outcome}: {tally:?}");
     }
 }

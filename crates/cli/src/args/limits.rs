@@ -21,7 +21,7 @@ pub(crate) struct TraceLimitArgs {
     /// Maximum bytes mapped at once [default: 16G]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_live: Option<u64>,
-    /// Maximum bytes mapped in total [default: 64G plus 2M per line]
+    /// Maximum bytes mapped in total [default: 8G plus 2M per line]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_mapped: Option<u64>,
     /// Maximum segments of the mappings live at once [default: 64K plus one per 8 bytes of the

@@ -94,7 +94,7 @@ pub(crate) const MAX_BUFFER_MIB: u32 = 65_536;
 /// Arguments of `trace anonymise`.
 #[derive(Debug, Args)]
 pub(crate) struct AnonymiseArgs {
-    /// The trace; it must be a file, because it is read twice
+    /// The trace; it must be a regular file, because it is read twice
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub trace: PathBuf,
     /// Output file; compressed if the name ends in .zst; - is standard output

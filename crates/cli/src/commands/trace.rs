@@ -168,8 +168,8 @@ fn random_seed() -> Result<u64, Failure> {
 
 fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
     let input = Input::of(&args.trace);
-    if input == Input::Stdin {
-        return Err(Failure::ReadTwice);
+    if input == Input::Stdin || is_consumed_by_reading(&args.trace) {
+        return Err(Failure::ReadTwice(args.trace.clone()));
     }
     let anonymise = Anonymise {
         // The seed must be unpredictable: whoever knows it can reverse the layout.
@@ -211,6 +211,11 @@ fn refuse_parquet(output: &Path) -> Result<(), Failure> {
 fn lacks_parquet_extension(output: &Path) -> bool {
     let is_other = fs::metadata(output).is_ok_and(|about| !about.is_file());
     !is_other && output != OsStr::new("-") && output.extension() != Some(OsStr::new("parquet"))
+}
+
+/// Returns true for a FIFO, a socket or a device: the next open does not return the same bytes.
+fn is_consumed_by_reading(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|about| !about.is_file() && !about.is_dir())
 }
 
 /// Refuses an output that is also the input: it would replace the recording.

@@ -125,7 +125,7 @@ fn errors_end_with_1() {
             ],
             "/nonexistent",
         ),
-        (&["trace", "anonymise", "-"], "name a file"),
+        (&["trace", "anonymise", "-"], "name a regular file, not -"),
     ];
     for (args, expected) in cases {
         let text = failed(&ringfence(args), 1);

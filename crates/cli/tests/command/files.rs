@@ -45,6 +45,21 @@ fn a_fifo_is_written_in_place() {
     assert_eq!(scratch.names(), ["fifo", "link", "sample.trace.zst"]);
 }
 
+/// A second open of a FIFO waits for another writer, and a second read of a terminal for another
+/// trace.
+#[test]
+fn anonymise_refuses_a_trace_that_it_can_read_once() {
+    let scratch = Scratch::new("once");
+    let (fifo, output) = (scratch.path("fifo"), scratch.path("out"));
+    make_fifo(&fifo);
+    for trace in ["/dev/null", fifo.as_str()] {
+        let text = failed(&anonymise(trace, &output), 1);
+        let advice = format!("name a regular file, not {trace}");
+        assert!(text.contains(&advice), "{text}");
+    }
+    assert_eq!(scratch.names(), ["fifo"]);
+}
+
 /// Needs root, as the defect does: another user cannot replace a device node.
 #[test]
 fn a_device_is_written_in_place() {
@@ -196,9 +211,9 @@ fn a_signal_leaves_no_part() {
         let scratch = Scratch::new("signal");
         let fifo = scratch.path("trace");
         make_fifo(&fifo);
-        let old = scratch.file("out", b"old");
+        let old = scratch.file("out.parquet", b"old");
         let mut child = Command::new(env!("CARGO_BIN_EXE_ringfence"))
-            .args(["trace", "anonymise", &fifo, "-o", &old])
+            .args(["trace", "convert", &fifo, "-o", &old])
             .spawn()
             .unwrap();
         // Opening waits until the command reads the trace, and by then its output has begun.
@@ -210,7 +225,7 @@ fn a_signal_leaves_no_part() {
         assert!(killed.unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(130), "{signal}");
         drop(writer);
-        assert_eq!(scratch.names(), ["out", "trace"], "{signal}");
+        assert_eq!(scratch.names(), ["out.parquet", "trace"], "{signal}");
         assert_eq!(fs::read(&old).unwrap(), b"old");
     }
 }

@@ -237,8 +237,13 @@ fn experiments_are_listed_run_and_written_down() {
         "{list}"
     );
     let found = json(&["reproduce", "x10", "--json"]);
-    assert_eq!(found["schema"], 2);
+    assert_eq!(found["schema"], 3);
     assert_eq!(found["findings"][0]["verdict"], "reproduced");
+    let score = &found["findings"][0]["score"];
+    assert_eq!((&score["held"], &score["judged"]), (&26.into(), &26.into()));
+    assert_eq!(score["orders"]["asked"], 0);
+    // Steps of a search have no value without protection.
+    assert!(score["null_model"].is_null(), "{score}");
     let row = &found["findings"][0]["rows"][0];
     for field in [
         "quantity",
@@ -247,6 +252,8 @@ fn experiments_are_listed_run_and_written_down() {
         "ratio",
         "requirement",
         "holds",
+        "null_model",
+        "group",
         "fitted",
     ] {
         assert!(row.get(field).is_some(), "{field}: {row}");

@@ -1,7 +1,7 @@
 //! Selection of the attachment for a mapping. If the hardware translates by ring, each ring of the
 //! device has two.
 
-use ringfence_dma::{Attachment, Dma, Flush, Space};
+use ringfence_dma::{Attachment, Dma, FlushPolicy, Space};
 use ringfence_types::{Direction, RingId};
 
 use super::DeviceRing;
@@ -50,7 +50,7 @@ fn table_index(ring: DeviceRing) -> usize {
 impl RingAttachments {
     /// Creates the attachments of a device whose space has two tables for each of `rings`; `None`
     /// if it has fewer.
-    pub fn new<S: Space, F: Flush<S, B>, B>(
+    pub fn new<S: Space, F: FlushPolicy<S, B>, B>(
         dma: &Dma<S, F, B>,
         device: &Attachment,
         rings: impl IntoIterator<Item = DeviceRing>,

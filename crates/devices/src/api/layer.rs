@@ -1,8 +1,8 @@
 //! The DMA API on top of the mapping layer.
 
 use ringfence_dma::{
-    Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Released,
-    Space, UnmapError, UnmapFailure, UnmapReason,
+    Coherent, Cpu, Dma, FlushPolicy, MapReason, Mapping as LayerMapping, Outcome, Platform,
+    Released, Space, UnmapError, UnmapFailure, UnmapReason,
 };
 use ringfence_types::{PhysRange, RequesterId};
 
@@ -15,7 +15,7 @@ use crate::{Buffer, ByteMemory, DeviceMapping};
 
 /// A device's DMA through a [`Dma`] on one CPU, with hooks. Borrows everything, so creating it
 /// costs nothing.
-pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
+pub struct LayerApi<'a, S: Space, F: FlushPolicy<S, B>, B, P, A, W> {
     /// The mapping layer.
     pub dma: &'a Dma<S, F, B>,
     /// The CPU's handle.
@@ -39,7 +39,7 @@ fn mapping<B>(device: RequesterId, handle: &LayerMapping<B>) -> DeviceMapping {
 impl<S, F, B, P, A, W> LayerApi<'_, S, F, B, P, A, W>
 where
     S: Space,
-    F: Flush<S, B>,
+    F: FlushPolicy<S, B>,
     P: Platform,
 {
     /// Returns the buffer of an unmap that the layer refused, if no device can access it any more:
@@ -80,7 +80,7 @@ where
 impl<S, F, B, P, A, W> DmaApi for LayerApi<'_, S, F, B, P, A, W>
 where
     S: Space,
-    F: Flush<S, B>,
+    F: FlushPolicy<S, B>,
     B: BufferOwner,
     P: Platform<Memory: ByteMemory>,
     A: Attachments,

@@ -1,4 +1,4 @@
-//! A well-behaved device.
+//! The well-behaved device: the accesses that an oracle replay makes at each unmap.
 
 use super::{Attacker, DmaPort, DriverEvent};
 

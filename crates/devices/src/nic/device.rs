@@ -5,7 +5,9 @@
 use ringfence_types::RequesterId;
 
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
+use super::layout::{
+    DESCRIPTOR_BYTES, DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES,
+};
 use super::profile::NicProfile;
 use crate::ring::{Coalesce, CompletionWriter, RingAddresses, RingBase};
 use crate::{DmaError, Transfer};
@@ -189,13 +191,18 @@ impl NicDevice {
                 return Ok(());
             };
             while queue.head != queue.tail {
-                let descriptor = queue.fetch(bus, id, segments)?;
-                let status = gather(bus, id, &descriptor[..segments], &mut frame);
+                let raw = queue.fetch(bus, id)?;
+                let descriptor = segments_of(&raw);
+                let status = match descriptor[0].inline_bytes() {
+                    Some(bytes) => copy_inline(&raw, bytes, &mut frame),
+                    None => gather(bus, id, &descriptor[..segments], &mut frame),
+                };
                 stats.transmitted += 1;
                 stats.count(status);
                 let (mut bytes, mut first) = (0, 0);
                 if status == FrameStatus::Done {
-                    (bytes, first) = (frame.len() as u32, descriptor[0].bytes);
+                    bytes = frame.len() as u32;
+                    first = descriptor[0].bytes.min(bytes);
                     wire(&frame);
                     sent += 1;
                 }
@@ -227,7 +234,7 @@ impl NicDevice {
         if queue.head == queue.tail {
             return Ok(Reception::NoDescriptor);
         }
-        let descriptor = queue.fetch(bus, id, segments)?;
+        let descriptor = segments_of(&queue.fetch(bus, id)?);
         let split = if segments == 1 {
             frame.len()
         } else {
@@ -259,20 +266,11 @@ impl DeviceStats {
 
 impl DescriptorRing {
     #[inline]
-    fn fetch<T: Transfer>(
-        &mut self,
-        bus: &mut T,
-        id: RequesterId,
-        segments: usize,
-    ) -> Result<[DescriptorSegment; MAX_SEGMENTS], DmaError> {
-        let mut raw = [[0; SEGMENT_BYTES]; MAX_SEGMENTS];
-        let descriptor = raw.as_flattened_mut();
-        bus.read(
-            id,
-            self.descriptors.entry(self.head),
-            &mut descriptor[..segments * SEGMENT_BYTES],
-        )?;
-        Ok(raw.map(|segment| DescriptorSegment::decode(&segment)))
+    fn fetch<T: Transfer>(&self, bus: &mut T, id: RequesterId) -> Result<RawDescriptor, DmaError> {
+        let mut raw = [0; DESCRIPTOR_BYTES];
+        let bytes = (self.descriptors.entry_bytes as usize).min(DESCRIPTOR_BYTES);
+        bus.read(id, self.descriptors.entry(self.head), &mut raw[..bytes])?;
+        Ok(raw)
     }
 
     #[inline]
@@ -294,6 +292,26 @@ impl DescriptorRing {
         self.head = self.head.wrapping_add(1);
         self.coalesce.completed();
         Ok(())
+    }
+}
+
+/// A descriptor as it is in memory, with zeros after its end.
+type RawDescriptor = [u8; DESCRIPTOR_BYTES];
+
+fn segments_of(raw: &RawDescriptor) -> [DescriptorSegment; MAX_SEGMENTS] {
+    let (segments, _) = raw.as_chunks::<SEGMENT_BYTES>();
+    core::array::from_fn(|index| DescriptorSegment::decode(&segments[index]))
+}
+
+/// Copies the frame that a descriptor holds into `frame`.
+fn copy_inline(raw: &RawDescriptor, bytes: u32, frame: &mut Vec<u8>) -> FrameStatus {
+    frame.clear();
+    match raw[SEGMENT_BYTES..].get(..bytes as usize) {
+        Some(held) => {
+            frame.extend_from_slice(held);
+            FrameStatus::Done
+        }
+        None => FrameStatus::Size,
     }
 }
 

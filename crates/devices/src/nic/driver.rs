@@ -10,6 +10,7 @@ use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 use super::profile::{Fill, NicProfile, Rings};
+use super::tx_ring::{TxInfo, TxRing};
 use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::buffer::PoolError;
 use crate::returns::OrderedCompletions;
@@ -51,6 +52,8 @@ pub struct DriverStats {
     pub maps: u64,
     /// Unmaps of a buffer, including failed ones.
     pub unmaps: u64,
+    /// Frames sent in their descriptor.
+    pub inlined: u64,
     /// Bursts ended, including those whose invalidation failed.
     pub bursts: u64,
     /// Maps deferred because the layer had no free entry.
@@ -103,7 +106,7 @@ pub struct Nic<H> {
     pub(super) profile: NicProfile,
     pub(super) pools: Pools,
     pub(super) receive: Vec<ReceiveRing<H>>,
-    pub(super) transmit: Vec<OrderedRing<Packet<H>>>,
+    pub(super) transmit: Vec<TxRing<H>>,
     /// Received packets, with the bytes of the frame in each buffer.
     pub(super) arrivals: OrderedCompletions<[u32; MAX_BUFFERS], [Option<Buffer>; MAX_BUFFERS]>,
     pub(super) stats: DriverStats,
@@ -157,14 +160,19 @@ impl<H> Nic<H> {
     }
 
     fn allocate<A: DmaApi<Handle = H>>(&mut self, api: &mut A) -> Result<(), NicError> {
-        let entry_bytes = (self.profile.buffers_per_packet * SEGMENT_BYTES) as u32;
         let Rings { count, size } = self.profile.transmit;
         for queue in 0..count {
             let ring = ring(QueueDir::Tx, queue);
-            self.transmit
-                .push(OrderedRing::alloc(api, ring, size, entry_bytes)?);
+            let entry_bytes = self.profile.tx_entry_bytes();
+            self.transmit.push(TxRing::new(OrderedRing::alloc(
+                api,
+                ring,
+                size,
+                entry_bytes,
+            )?));
         }
         let Rings { count, size } = self.profile.receive;
+        let entry_bytes = (self.profile.buffers_per_packet * SEGMENT_BYTES) as u32;
         for queue in 0..count {
             let ring = ring(QueueDir::Rx, queue);
             self.receive.push(ReceiveRing {
@@ -185,23 +193,24 @@ impl<H> Nic<H> {
 
     /// Returns every ring with the values for the device's base registers.
     pub fn rings(&self) -> impl Iterator<Item = (QueueDir, u16, RingAddresses)> {
-        let receive = self.receive.iter().map(|receive| &receive.ring);
-        let numbered = |dir| {
-            move |(index, ring): (usize, &OrderedRing<Packet<H>>)| {
-                (dir, index as u16, ring.addresses())
-            }
-        };
+        let receive = self.receive.iter().map(|receive| receive.ring.addresses());
+        let transmit = self
+            .transmit
+            .iter()
+            .map(|transmit| transmit.ring.addresses());
+        let numbered = |dir| move |(index, at): (usize, RingAddresses)| (dir, index as u16, at);
         receive
             .enumerate()
             .map(numbered(QueueDir::Rx))
-            .chain(self.transmit.iter().enumerate().map(numbered(QueueDir::Tx)))
+            .chain(transmit.enumerate().map(numbered(QueueDir::Tx)))
     }
 
     /// Makes the mappings of a ring visible to the hardware. Returns the value for its tail
-    /// register; `None` if the ring does not exist.
+    /// register; `None` if the ring does not exist. Makes no call if the ring has no new mapping,
+    /// because all new frames are inlined.
     #[inline]
     pub fn sync_map<A: DmaApi<Handle = H>>(
-        &self,
+        &mut self,
         api: &mut A,
         dir: QueueDir,
         index: u16,
@@ -209,7 +218,13 @@ impl<H> Nic<H> {
         let queue = usize::from(index);
         let tail = match dir {
             QueueDir::Rx => self.receive.get(queue)?.ring.tail(),
-            QueueDir::Tx => self.transmit.get(queue)?.tail(),
+            QueueDir::Tx => {
+                let transmit = self.transmit.get_mut(queue)?;
+                if !core::mem::take(&mut transmit.unsynced) {
+                    return Some(transmit.ring.tail());
+                }
+                transmit.ring.tail()
+            }
         };
         api.sync_map(ring(dir, index));
         Some(tail)
@@ -316,14 +331,16 @@ impl<H> Nic<H> {
             freed = freed.and(receive.ring.free(api));
         }
         for mut transmit in core::mem::take(&mut self.transmit) {
-            let ring = transmit.ring();
-            let mut packets = Vec::new();
-            transmit.drain(|packet| packets.push(packet));
-            for packet in packets {
-                result = result.and(self.release(api, ring, packet));
+            let ring = transmit.ring.ring();
+            let mut sent = Vec::new();
+            transmit.ring.drain(|info| sent.push(info));
+            for info in sent {
+                if let TxInfo::Mapped(packet) = info {
+                    result = result.and(self.release(api, ring, packet));
+                }
             }
             result = result.and(self.end_last_burst(api, ring));
-            freed = freed.and(transmit.free(api));
+            freed = freed.and(transmit.ring.free(api));
         }
         let mut given = Ok(());
         let pools = &mut self.pools;
@@ -425,12 +442,21 @@ pub(super) const fn offered(profile: &NicProfile, part_index: usize) -> u32 {
     bytes as u32
 }
 
-/// Validates a completion against the driver's record of the descriptor.
+/// Returns the lengths of a packet's buffers in bytes; 0 for an absent one.
 #[inline]
-pub(super) fn check<H>(
+pub(super) fn lengths<H>(packet: &Packet<H>) -> [u32; MAX_BUFFERS] {
+    packet
+        .each_ref()
+        .map(|held| held.as_ref().map_or(0, |held| held.bytes))
+}
+
+/// Validates a completion against the driver's record of the descriptor, whose parts are at most
+/// `lengths` bytes long.
+#[inline]
+pub(super) fn check(
     raw: &RawCompletion,
     head: u32,
-    packet: &Packet<H>,
+    lengths: [u32; MAX_BUFFERS],
 ) -> Result<(NicCompletion, FrameStatus), CompletionFault> {
     let claim = NicCompletion::decode(raw);
     if claim.descriptor != head {
@@ -441,19 +467,16 @@ pub(super) fn check<H>(
     }
     let status =
         FrameStatus::from_raw(claim.status).ok_or(CompletionFault::Status(claim.status))?;
-    let room = |part_index: usize| {
-        let held = packet.get(part_index).and_then(Option::as_ref);
-        held.map_or(0, |held| held.bytes)
-    };
+    let [first, rest] = lengths;
     let too_long = |found, at_most| Err(CompletionFault::Length { found, at_most });
     let Some(second) = claim.bytes.checked_sub(claim.first) else {
         return too_long(claim.first, claim.bytes);
     };
-    if claim.first > room(0) {
-        return too_long(claim.first, room(0));
+    if claim.first > first {
+        return too_long(claim.first, first);
     }
-    if second > room(1) {
-        return too_long(second, room(1));
+    if second > rest {
+        return too_long(second, rest);
     }
     Ok((claim, status))
 }

@@ -7,8 +7,11 @@
 //! | bytes | segment |
 //! |---|---|
 //! | 0-7 | address of the buffer |
-//! | 8-11 | length in bytes; 0 if unused |
+//! | 8-11 | length in bytes; 0 if unused; bit 31 if inline |
 //! | 12-15 | zero |
+//!
+//! A transmit descriptor of 128 bytes can hold a frame itself. Its first segment then has bit 31 of
+//! the length, as in `mlx4_wqe_inline_seg`, and the frame follows the segment.
 //!
 //! | bytes | completion |
 //! |---|---|
@@ -25,6 +28,12 @@ use crate::ring::RawCompletion;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = 16;
 
+/// Maximum bytes of a descriptor: a segment and an inlined frame, rounded to a power of two.
+pub(super) const DESCRIPTOR_BYTES: usize = 128;
+
+/// Bit of a segment's length: the frame is in the descriptor.
+const INLINE: u32 = 1 << 31;
+
 /// Segment of a descriptor: one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescriptorSegment {
@@ -40,6 +49,23 @@ impl DescriptorSegment {
         iova: Iova::ZERO,
         bytes: 0,
     };
+
+    /// A segment that is followed by a frame of `bytes` bytes.
+    pub const fn inline(bytes: u32) -> Self {
+        Self {
+            iova: Iova::ZERO,
+            bytes: bytes | INLINE,
+        }
+    }
+
+    /// Returns the length of the frame that follows the segment; `None` if the segment is a buffer.
+    #[inline]
+    pub const fn inline_bytes(&self) -> Option<u32> {
+        match self.bytes & INLINE {
+            0 => None,
+            _ => Some(self.bytes & !INLINE),
+        }
+    }
 
     /// Encodes the segment.
     #[inline]
@@ -139,6 +165,12 @@ mod tests {
             ]
         );
         assert_eq!(DescriptorSegment::decode(&segment.encode()), segment);
+        // Bit 31 of the length.
+        assert_eq!(segment.inline_bytes(), Some(0x19aa_bbcc));
+        let inline = DescriptorSegment::inline(104);
+        let raw = [0, 0, 0, 0, 0, 0, 0, 0, 104, 0, 0, 0x80, 0, 0, 0, 0];
+        assert_eq!((inline.encode(), inline.inline_bytes()), (raw, Some(104)));
+        assert_eq!(DescriptorSegment::NONE.inline_bytes(), None);
         let completion = NicCompletion {
             bytes: 0x0102_0304,
             first: 0x0506_0708,

@@ -7,13 +7,16 @@
 //! | `device.rs` | the device side: fetches descriptors, moves frames, completes |
 //! | `driver.rs` | the driver side: rings, pools, open and close |
 //! | `receive.rs`, `transmit.rs` | the driver's two loops |
+//! | `tx_ring.rs` | a transmit ring and the record of each sent frame |
+//! | `tx_timers.rs` | the timers that poll transmit rings |
 //! | `premapped.rs` | permanently mapped buffers, sent by a user-level program |
-//! | `frame.rs` | format of a frame |
+//! | `frame.rs`, `flows.rs` | format of a frame; order of the frames of a connection |
 //! | `testbed.rs` | a driver and its device under a workload |
 
 mod device;
 mod driver;
 mod error;
+mod flows;
 mod frame;
 mod layout;
 mod premapped;
@@ -21,6 +24,8 @@ mod profile;
 mod receive;
 mod testbed;
 mod transmit;
+mod tx_ring;
+mod tx_timers;
 
 pub use device::{DeviceStats, NicDevice, QueueDir, Reception};
 pub use driver::{DriverStats, Nic};
@@ -28,7 +33,7 @@ pub use error::NicError;
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
 pub use layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 pub use premapped::{BufferChoice, Premapped};
-pub use profile::{Fill, NicProfile, Replace, Rings};
+pub use profile::{Fill, NicProfile, Replace, Rings, TxReclaim};
 pub use receive::{Preemption, Received};
 pub use testbed::{Environment, NicTestbed, TestbedError, TestbedStats};
 pub use transmit::SendOutcome;

@@ -2,8 +2,10 @@
 
 use ringfence_types::Direction;
 
+use super::layout::{DESCRIPTOR_BYTES, SEGMENT_BYTES};
 use crate::api::DeviceRing;
 use crate::ring::RingSize;
+use crate::workload::{BURST, PACKETS_PER_RUN};
 
 /// Rings of one direction of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +37,24 @@ pub enum Fill {
     InTurns,
 }
 
+/// Event after which a driver unmaps completed transmissions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TxReclaim {
+    /// An interrupt, coalesced like those of receive rings (`bnx2x`). It may fall into a receive
+    /// loop.
+    Interrupt,
+    /// Linux 3.4 `mlx4_en`: the driver polls while it sends, and by a timer. It enables the
+    /// interrupt only for a full ring. Neither falls into a receive loop, because all are softirqs
+    /// of one CPU.
+    Poll {
+        /// Sent frames of a ring between two polls (`MLX4_EN_TX_POLL_MODER`); 0 counts as 1.
+        moder: u32,
+        /// Delay of the timer (`MLX4_EN_TX_POLL_TIMEOUT`), in frames of the port. A frame starts
+        /// the timer of its ring unless it runs.
+        timeout: u64,
+    },
+}
+
 /// Differences between the drivers of two adapters (rIOMMU section 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NicProfile {
@@ -50,6 +70,13 @@ pub struct NicProfile {
     pub replace: Replace,
     /// Order in which receive rings are filled.
     pub fill: Fill,
+    /// Maximum length in bytes of a frame that is copied into its descriptor and not mapped; at
+    /// most [`MAX_INLINE`](Self::MAX_INLINE), 0 for none.
+    pub inline_thold: u32,
+    /// Completions of a receive ring for each interrupt, unless nothing else happens.
+    pub rx_frames: u32,
+    /// Event after which completed transmissions are unmapped.
+    pub tx_reclaim: TxReclaim,
 }
 
 const fn rings(count: u16, size: u32) -> Rings {
@@ -60,7 +87,13 @@ const fn rings(count: u16, size: u32) -> Rings {
 }
 
 impl NicProfile {
-    /// Mellanox ConnectX-3: separate headers and data, many rings, about 12K addresses.
+    /// Upper bound of [`inline_thold`](Self::inline_thold), as in `mlx4_en`: a descriptor of 128
+    /// bytes has room for that many bytes of a frame.
+    pub const MAX_INLINE: u32 = 104;
+
+    /// Mellanox ConnectX-3: separate headers and data, many rings, about 12K addresses. Linux 3.4
+    /// `mlx4_en` inlines small frames, polls transmissions, and takes an interrupt for 44
+    /// receptions (`MLX4_EN_RX_COAL_TARGET`).
     pub const MLX: Self = Self {
         name: "mlx",
         buffers_per_packet: 2,
@@ -68,6 +101,22 @@ impl NicProfile {
         transmit: const { rings(4, 512) },
         replace: Replace::BeforeUnmap,
         fill: Fill::InTurns,
+        inline_thold: Self::MAX_INLINE,
+        rx_frames: 44,
+        tx_reclaim: TxReclaim::Poll {
+            moder: 16,
+            // 250 ms of a run of 10 s.
+            timeout: PACKETS_PER_RUN / 40,
+        },
+    };
+
+    /// As [`MLX`](Self::MLX), but every sent frame is mapped, and both directions take an interrupt
+    /// for 200 completions.
+    pub const MLX_MAPPED: Self = Self {
+        inline_thold: 0,
+        rx_frames: BURST,
+        tx_reclaim: TxReclaim::Interrupt,
+        ..Self::MLX
     };
 
     /// Broadcom BCM57810: one buffer per packet, about 3K addresses.
@@ -78,7 +127,28 @@ impl NicProfile {
         transmit: const { rings(2, 512) },
         replace: Replace::BeforeUnmap,
         fill: Fill::RingByRing,
+        inline_thold: 0,
+        rx_frames: BURST,
+        tx_reclaim: TxReclaim::Interrupt,
     };
+
+    /// Returns the maximum length in bytes of an inlined frame; 0 if frames are never inlined.
+    pub const fn inline_at_most(&self) -> usize {
+        let within = self.inline_thold < Self::MAX_INLINE;
+        (if within {
+            self.inline_thold
+        } else {
+            Self::MAX_INLINE
+        }) as usize
+    }
+
+    /// Returns the size in bytes of a transmit descriptor.
+    pub const fn tx_entry_bytes(&self) -> u32 {
+        match self.inline_at_most() {
+            0 => (self.buffers_per_packet * SEGMENT_BYTES) as u32,
+            _ => DESCRIPTOR_BYTES as u32,
+        }
+    }
 
     /// Returns the port's rings in the DMA API, each with the number of mapped buffers when it is
     /// full: L of rIOMMU section 4. A ring's table of descriptors holds two more mappings, of

@@ -2,7 +2,7 @@
 //! order (decision 0011). Then it ends the burst and delivers the packets.
 
 use super::device::QueueDir;
-use super::driver::{MAX_BUFFERS, Nic, check, offered, ring};
+use super::driver::{MAX_BUFFERS, Nic, check, lengths, offered, ring};
 use super::error::NicError;
 use super::layout::{DescriptorSegment, FrameStatus};
 use super::profile::Replace;
@@ -98,6 +98,7 @@ impl<H> Nic<H> {
                 dir: QueueDir::Rx,
                 index: queue,
             })?;
+        let check = |raw: &_, head, packet: &_| check(raw, head, lengths(packet));
         let Some(((claim, status), packet)) = receive.ring.completed(api.memory(), check)? else {
             return Ok(false);
         };

@@ -6,10 +6,12 @@ use ringfence_types::{PhysRange, RequesterId};
 use super::device::{DeviceStats, NicDevice, QueueDir, Reception};
 use super::driver::{DriverStats, Nic};
 use super::error::NicError;
+use super::flows::Flows;
 use super::frame::{Frame, FrameError};
-use super::profile::NicProfile;
+use super::profile::{NicProfile, TxReclaim};
 use super::receive::Preemption;
 use super::transmit::SendOutcome;
+use super::tx_timers::TxTimers;
 use crate::api::DmaApi;
 use crate::seed::Seed;
 use crate::workload::{ClientAction, Packet, Workload};
@@ -80,13 +82,6 @@ pub struct TestbedStats {
     pub interferences: u64,
 }
 
-/// Numbers of the next frames of each flow, in one direction.
-#[derive(Debug, Default)]
-struct Flows {
-    sent: Vec<u64>,
-    arrived: Vec<u64>,
-}
-
 /// Driver and device of one port.
 #[derive(Debug)]
 pub struct NicTestbed<H> {
@@ -98,8 +93,9 @@ pub struct NicTestbed<H> {
     outbound: Flows,
     frame: Vec<u8>,
     delivered: Vec<Packet>,
-    /// Transmit rings whose interrupt is due.
+    /// Transmit rings whose interrupt is due. Empty if the driver polls.
     due: Vec<u16>,
+    timers: TxTimers,
 }
 
 impl<H> NicTestbed<H> {
@@ -131,6 +127,7 @@ impl<H> NicTestbed<H> {
             frame: Vec::new(),
             delivered: Vec::new(),
             due: Vec::new(),
+            timers: TxTimers::default(),
         };
         for queue in 0..profile.receive.count {
             testbed.ring_doorbell(env, QueueDir::Rx, queue);
@@ -182,8 +179,7 @@ impl<H> NicTestbed<H> {
     ) -> Result<(), TestbedError> {
         let clients = workload.clients() as usize;
         for flows in [&mut self.inbound, &mut self.outbound] {
-            flows.sent.resize(clients.max(flows.sent.len()), 0);
-            flows.arrived.resize(clients.max(flows.arrived.len()), 0);
+            flows.grow(clients);
         }
         let target = self.packets().saturating_add(packets);
         let mut silences = 0;
@@ -192,12 +188,12 @@ impl<H> NicTestbed<H> {
             match self.arrivals(env, workload)? {
                 StallReason::Due => {}
                 StallReason::Waiting => self.receive_all(env, workload)?,
-                StallReason::Silence => {
+                reason @ (StallReason::Silence | StallReason::Pause) => {
                     silences += 1;
                     if silences == MAX_TIMER_ROUNDS {
                         return Err(TestbedError::Stuck);
                     }
-                    self.reclaim_all(env)?;
+                    self.idle(env, reason)?;
                     continue;
                 }
             }
@@ -233,10 +229,12 @@ impl<H> NicTestbed<H> {
         env: &mut W,
         workload: &mut impl Workload,
     ) -> Result<Option<StallReason>, TestbedError> {
+        self.expire_timers(env, self.packets())?;
         let packet = match workload.offer() {
             ClientAction::Packet(packet) => packet,
             ClientAction::Waiting => return Ok(Some(StallReason::Waiting)),
             ClientAction::Silence => return Ok(Some(StallReason::Silence)),
+            ClientAction::Pause => return Ok(Some(StallReason::Pause)),
         };
         let queue = self.queue(QueueDir::Rx, packet.client);
         self.inbound.build(packet, &mut self.frame);
@@ -257,7 +255,7 @@ impl<H> NicTestbed<H> {
         Ok(None)
     }
 
-    /// Expires the timers of all receive rings. The timers of transmit rings expire during the
+    /// Expires the interrupt timers of all receive rings. Those of transmit rings expire during the
     /// loops.
     fn receive_all<W: Environment<Handle = H>>(
         &mut self,
@@ -265,7 +263,9 @@ impl<H> NicTestbed<H> {
         workload: &mut impl Workload,
     ) -> Result<(), TestbedError> {
         self.due.clear();
-        for queue in 0..self.nic.profile().transmit.count {
+        let interrupts = self.nic.profile().tx_reclaim == TxReclaim::Interrupt;
+        let transmit = self.nic.profile().transmit.count;
+        for queue in (0..transmit).take_while(|_| interrupts) {
             if self.device.unannounced(QueueDir::Tx, queue) > 0 {
                 self.due.push(queue);
             }
@@ -276,7 +276,48 @@ impl<H> NicTestbed<H> {
             }
         }
         // Transmit rings that had no loop to interrupt.
-        self.reclaim_all(env)
+        self.idle(env, StallReason::Silence)
+    }
+
+    /// Expires the timers that are shorter than an idle time of the clients: those of interrupts in
+    /// a silence, and all in a pause.
+    fn idle<W: Environment<Handle = H>>(
+        &mut self,
+        env: &mut W,
+        reason: StallReason,
+    ) -> Result<(), TestbedError> {
+        match (self.nic.profile().tx_reclaim, reason) {
+            (TxReclaim::Interrupt, _) => self.reclaim_all(env),
+            (TxReclaim::Poll { .. }, StallReason::Pause) => self.expire_timers(env, u64::MAX),
+            (TxReclaim::Poll { .. }, _) => Ok(()),
+        }
+    }
+
+    /// Polls the transmit rings whose timer expires until `now`. A ring with frames in flight
+    /// starts its timer again.
+    fn expire_timers<W: Environment<Handle = H>>(
+        &mut self,
+        env: &mut W,
+        now: u64,
+    ) -> Result<(), TestbedError> {
+        for _ in 0..self.nic.profile().transmit.count {
+            let Some(queue) = self.timers.expired(now) else {
+                break;
+            };
+            self.nic.reclaim(&mut env.api(), queue, u32::MAX)?;
+            if self.nic.in_flight(queue) > 0 {
+                self.start_timer(queue);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the timer of a transmit ring, if the driver polls and it does not run.
+    fn start_timer(&mut self, queue: u16) {
+        if let TxReclaim::Poll { timeout, .. } = self.nic.profile().tx_reclaim {
+            let now = self.packets();
+            self.timers.start(queue, now, timeout.max(1));
+        }
     }
 
     /// Handles one interrupt of a receive ring.
@@ -356,12 +397,20 @@ impl<H> NicTestbed<H> {
             }
             self.frame = frame;
             self.ring_doorbell(env, QueueDir::Tx, queue);
+            self.start_timer(queue);
+            self.nic.xmit_poll(&mut env.api(), queue)?;
             self.transmit(env, workload, queue)?;
-            if self.device.interrupt_due(QueueDir::Tx, queue) && !self.due.contains(&queue) {
+            let interrupts = self.nic.profile().tx_reclaim == TxReclaim::Interrupt;
+            if interrupts
+                && self.device.interrupt_due(QueueDir::Tx, queue)
+                && !self.due.contains(&queue)
+            {
                 self.due.push(queue);
             }
-            if let Some(StallReason::Silence) = self.arrival(env, workload)? {
-                self.reclaim_all(env)?;
+            if let Some(reason @ (StallReason::Silence | StallReason::Pause)) =
+                self.arrival(env, workload)?
+            {
+                self.idle(env, reason)?;
             }
         }
         Ok(())
@@ -437,40 +486,6 @@ enum StallReason {
     Waiting,
     /// All clients are silent.
     Silence,
-}
-
-impl Flows {
-    /// Builds the next frame of a flow.
-    fn build(&mut self, packet: Packet, into: &mut Vec<u8>) {
-        let mut number = 0;
-        if let Some(next) = self.sent.get_mut(packet.client as usize) {
-            number = *next;
-            *next += 1;
-        }
-        let frame = Frame {
-            flow: packet.client,
-            number,
-            body: packet.bytes,
-        };
-        frame.build(into);
-    }
-
-    /// Verifies that `frame` is the next one of its flow.
-    fn check(&mut self, frame: &[u8]) -> Result<Packet, TestbedError> {
-        let found = Frame::verify(frame)?;
-        let expected = self.arrived.get_mut(found.flow as usize);
-        match expected {
-            Some(number) if *number == found.number => {
-                *number += 1;
-                Ok(Packet {
-                    client: found.flow,
-                    bytes: found.body,
-                })
-            }
-            other => Err(TestbedError::Order {
-                found,
-                expected: other.copied(),
-            }),
-        }
-    }
+    /// All clients are silent for longer than any timer.
+    Pause,
 }

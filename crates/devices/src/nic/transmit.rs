@@ -1,10 +1,12 @@
 //! Sending of frames, and the loop that handles transmit completions.
 
 use super::device::QueueDir;
-use super::driver::{MAX_BUFFERS, Nic, Packet, check, ring};
+use super::driver::{MAX_BUFFERS, Nic, Packet, ring};
 use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{DescriptorSegment, FrameStatus};
+use super::layout::{DESCRIPTOR_BYTES, DescriptorSegment, FrameStatus, SEGMENT_BYTES};
+use super::profile::TxReclaim;
+use super::tx_ring::TxInfo;
 use crate::ByteMemory;
 use crate::api::DmaApi;
 
@@ -19,7 +21,8 @@ pub enum SendOutcome {
 
 impl<H> Nic<H> {
     /// Queues `frame` in a transmit ring: copies it into buffers, maps them, and writes the
-    /// descriptor.
+    /// descriptor. A frame within the profile's `inline_thold` is copied into the descriptor, and
+    /// nothing is mapped.
     ///
     /// # Errors
     /// Nothing was queued and nothing stays mapped.
@@ -37,9 +40,12 @@ impl<H> Nic<H> {
         if frame.is_empty() || frame.len() > FRAME_HEADER_BYTES + MAX_BODY_BYTES {
             return Err(NicError::FrameLength { bytes: frame.len() });
         }
-        if transmit.is_full() {
+        if transmit.ring.is_full() {
             self.stats.starved += 1;
             return Ok(SendOutcome::Full);
+        }
+        if frame.len() <= self.profile.inline_at_most() {
+            return self.send_inline(api, index, frame);
         }
         let split = if self.profile.buffers_per_packet < MAX_BUFFERS {
             frame.len()
@@ -75,13 +81,77 @@ impl<H> Nic<H> {
         let Some(transmit) = self.transmit.get_mut(index) else {
             return Ok(SendOutcome::Full);
         };
-        match transmit.post(api.memory(), raw, packet) {
-            Ok(()) => Ok(SendOutcome::Queued),
-            Err((packet, error)) => {
-                self.undo_maps(api, queue, packet)?;
+        match transmit
+            .ring
+            .post(api.memory(), raw, TxInfo::Mapped(packet))
+        {
+            Ok(()) => {
+                transmit.unsynced = true;
+                Ok(SendOutcome::Queued)
+            }
+            Err((info, error)) => {
+                if let TxInfo::Mapped(packet) = info {
+                    self.undo_maps(api, queue, packet)?;
+                }
                 error.map_or(Ok(SendOutcome::Full), |error| Err(error.into()))
             }
         }
+    }
+
+    /// Copies a frame of at most [`NicProfile::inline_at_most`](super::NicProfile::inline_at_most)
+    /// bytes into the next descriptor of a ring that is not full (`build_inline_wqe`).
+    fn send_inline<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        index: usize,
+        frame: &[u8],
+    ) -> Result<SendOutcome, NicError> {
+        let mut raw = [0; DESCRIPTOR_BYTES];
+        let bytes = frame.len() as u32;
+        let (segment, data) = raw.split_at_mut(SEGMENT_BYTES);
+        segment.copy_from_slice(&DescriptorSegment::inline(bytes).encode());
+        let (Some(room), Some(transmit)) =
+            (data.get_mut(..frame.len()), self.transmit.get_mut(index))
+        else {
+            return Err(NicError::FrameLength { bytes: frame.len() });
+        };
+        room.copy_from_slice(frame);
+        match transmit
+            .ring
+            .post(api.memory(), &raw, TxInfo::Inline { bytes })
+        {
+            Ok(()) => {
+                self.stats.inlined += 1;
+                Ok(SendOutcome::Queued)
+            }
+            Err((_, error)) => error.map_or(Ok(SendOutcome::Full), |error| Err(error.into())),
+        }
+    }
+
+    /// Counts a sent frame after its doorbell. If the profile polls and a poll is due, handles all
+    /// completions of the queue as one burst. Returns their number.
+    ///
+    /// # Errors
+    /// See [`reclaim`](Self::reclaim).
+    pub fn xmit_poll<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        queue: u16,
+    ) -> Result<u32, NicError> {
+        let TxReclaim::Poll { moder, .. } = self.profile.tx_reclaim else {
+            return Ok(0);
+        };
+        let transmit = self.transmit.get_mut(usize::from(queue));
+        match transmit.is_some_and(|transmit| transmit.poll_due(moder)) {
+            true => self.reclaim(api, queue, u32::MAX),
+            false => Ok(0),
+        }
+    }
+
+    /// Returns the number of sent frames of a queue whose completion was not handled.
+    pub fn in_flight(&self, queue: u16) -> u32 {
+        let transmit = self.transmit.get(usize::from(queue));
+        transmit.map_or(0, |transmit| transmit.ring.outstanding())
     }
 
     /// Copies one part of a frame into a buffer and maps it. `None` if not possible now.
@@ -119,6 +189,7 @@ impl<H> Nic<H> {
     }
 
     /// Handles at most `budget` completions of a transmit queue as one burst. Returns their number.
+    /// The call ends no burst if it unmapped no frame.
     ///
     /// # Errors
     /// Returns the first error. The burst is still ended.
@@ -131,23 +202,27 @@ impl<H> Nic<H> {
         let index = usize::from(queue);
         let ring = ring(QueueDir::Tx, queue);
         let mut done = 0;
+        let mut unmapped = false;
         let mut result = Ok(());
         while done < budget && result.is_ok() {
             let transmit = self.transmit.get_mut(index).ok_or(NicError::NoSuchQueue {
                 dir: QueueDir::Tx,
                 index: queue,
             })?;
-            match transmit.completed(api.memory(), check) {
+            match transmit.ring.completed(api.memory(), TxInfo::check) {
                 Ok(None) => break,
-                Ok(Some(((_, status), packet))) => {
+                Ok(Some(((_, status), info))) => {
                     done += 1;
                     self.stats.failed += u64::from(status != FrameStatus::Done);
-                    result = self.release(api, ring, packet);
+                    if let TxInfo::Mapped(packet) = info {
+                        unmapped = true;
+                        result = self.release(api, ring, packet);
+                    }
                 }
                 Err(error) => result = Err(error.into()),
             }
         }
-        if done > 0 || result.is_err() {
+        if unmapped {
             result = result.and(self.end_burst(api, ring));
         }
         result.map(|()| done)

@@ -6,6 +6,7 @@
 
 mod apache;
 mod clients;
+mod control;
 mod memcached;
 mod request_response;
 mod stream;
@@ -43,6 +44,8 @@ pub enum ClientAction {
     Waiting,
     /// All clients are idle for longer than the delay of any interrupt.
     Silence,
+    /// All clients are idle for longer than any timer of a driver: nothing runs.
+    Pause,
 }
 
 /// Clients and the application on the server.
@@ -57,6 +60,9 @@ pub trait Workload {
     fn send(&mut self) -> Option<Packet>;
     /// A client has received a packet.
     fn answered(&mut self, packet: Packet);
+    /// A run of the benchmark begins, after the end of the previous one. A workload without frames
+    /// at the start or the end of a run ignores it.
+    fn begin_run(&mut self) {}
 }
 
 impl<W: Workload + ?Sized> Workload for Box<W> {
@@ -74,5 +80,8 @@ impl<W: Workload + ?Sized> Workload for Box<W> {
     }
     fn answered(&mut self, packet: Packet) {
         (**self).answered(packet);
+    }
+    fn begin_run(&mut self) {
+        (**self).begin_run();
     }
 }

@@ -1,5 +1,6 @@
 //! Request-response: one small message in, one out, then silence.
 
+use super::control::Control;
 use super::{ClientAction, Packet, Workload};
 
 /// Netperf's UDP request-response (rIOMMU section 5.1).
@@ -7,6 +8,7 @@ use super::{ClientAction, Packet, Workload};
 pub struct RequestResponse {
     bytes: u32,
     state: State,
+    control: Control,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +34,7 @@ impl RequestResponse {
         Self {
             bytes,
             state: State::Asking,
+            control: Control::new(1),
         }
     }
 
@@ -51,10 +54,14 @@ impl Default for RequestResponse {
 
 impl Workload for RequestResponse {
     fn clients(&self) -> u32 {
-        1
+        // The data socket and the control connection.
+        2
     }
 
     fn offer(&mut self) -> ClientAction {
+        if let Some(action) = self.control.offer() {
+            return action;
+        }
         match self.state {
             State::Asking => {
                 self.state = State::Waiting;
@@ -68,11 +75,16 @@ impl Workload for RequestResponse {
         }
     }
 
-    fn received(&mut self, _packet: Packet) {
-        self.state = State::Answering;
+    fn received(&mut self, packet: Packet) {
+        if !self.control.received(packet) {
+            self.state = State::Answering;
+        }
     }
 
     fn send(&mut self) -> Option<Packet> {
+        if let Some(packet) = self.control.send() {
+            return Some(packet);
+        }
         if !matches!(self.state, State::Answering) {
             return None;
         }
@@ -80,7 +92,13 @@ impl Workload for RequestResponse {
         Some(self.packet())
     }
 
-    fn answered(&mut self, _packet: Packet) {
-        self.state = State::Answered;
+    fn answered(&mut self, packet: Packet) {
+        if !self.control.answered(packet) {
+            self.state = State::Answered;
+        }
+    }
+
+    fn begin_run(&mut self) {
+        self.control.begin_run();
     }
 }

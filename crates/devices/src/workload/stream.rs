@@ -1,5 +1,6 @@
 //! Stream: the server receives messages back to back, on one or several connections.
 
+use super::control::Control;
 use super::{ClientAction, Packet, SEGMENT, Workload};
 
 /// Netperf's TCP stream (rIOMMU section 5.1; EIOVAR section 7, Figs. 11 and 12).
@@ -11,6 +12,7 @@ pub struct NetperfStream {
     turn: usize,
     /// Connections with a pending acknowledgement.
     pending_clients: std::collections::VecDeque<u32>,
+    control: Control,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -26,7 +28,7 @@ impl NetperfStream {
     /// Creates messages of `message` bytes on each of `connections` connections.
     ///
     /// A connection is a stream of bytes, so data fill packets across messages. Only a message
-    /// smaller than one packet's data is a packet of its own. An endless sender therefore sends
+    /// smaller than one packet's data takes a separate packet. An endless sender therefore sends
     /// packets of one size.
     pub fn new(message: u32, connections: u32) -> Self {
         Self {
@@ -34,6 +36,7 @@ impl NetperfStream {
             connections: vec![Connection::default(); connections as usize],
             turn: 0,
             pending_clients: std::collections::VecDeque::new(),
+            control: Control::new(connections),
         }
     }
 }
@@ -46,10 +49,14 @@ impl Default for NetperfStream {
 
 impl Workload for NetperfStream {
     fn clients(&self) -> u32 {
-        self.connections.len() as u32
+        // A data connection and a control connection each.
+        2 * self.connections.len() as u32
     }
 
     fn offer(&mut self) -> ClientAction {
+        if let Some(action) = self.control.offer() {
+            return action;
+        }
         if self.connections.is_empty() {
             return ClientAction::Waiting;
         }
@@ -62,6 +69,9 @@ impl Workload for NetperfStream {
     }
 
     fn received(&mut self, packet: Packet) {
+        if self.control.received(packet) {
+            return;
+        }
         if let Some(connection) = self.connections.get_mut(packet.client as usize) {
             connection.unacknowledged += 1;
             if connection.unacknowledged == 2 {
@@ -72,9 +82,18 @@ impl Workload for NetperfStream {
     }
 
     fn send(&mut self) -> Option<Packet> {
+        if let Some(packet) = self.control.send() {
+            return Some(packet);
+        }
         let client = self.pending_clients.pop_front()?;
         Some(Packet { client, bytes: 0 })
     }
 
-    fn answered(&mut self, _packet: Packet) {}
+    fn answered(&mut self, packet: Packet) {
+        self.control.answered(packet);
+    }
+
+    fn begin_run(&mut self) {
+        self.control.begin_run();
+    }
 }

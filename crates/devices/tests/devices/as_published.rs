@@ -66,6 +66,7 @@ fn profile() -> NicProfile {
         transmit: rings(256),
         replace: Replace::AfterUnmap,
         fill: Fill::RingByRing,
+        ..NicProfile::BRCM
     }
 }
 
@@ -282,7 +283,7 @@ fn logic_as_published_lets_writes_run_past_the_buffer() {
     ) -> (Result<(), DmaError>, Vec<u8>, u64) {
         let profile = profile();
         let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 4));
-        let nic = Nic::open(profile, memory, &mut env.api()).unwrap();
+        let mut nic = Nic::open(profile, memory, &mut env.api()).unwrap();
         nic.sync_map(&mut env.api(), QueueDir::Rx, 0).unwrap();
         // The first descriptor, as the device reads it.
         let (_, _, at) = nic

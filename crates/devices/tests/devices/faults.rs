@@ -141,6 +141,7 @@ impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
                 false => Replace::AfterUnmap,
             },
             fill: Fill::RingByRing,
+            ..NicProfile::BRCM
         }
     }
 }

@@ -4,37 +4,24 @@
 use proptest::prelude::*;
 use ringfence_devices::Transfer;
 use ringfence_devices::nic::{
-    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Reception,
-    Replace, Rings, SendOutcome,
+    Environment, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Reception, Replace,
+    SendOutcome,
 };
-use ringfence_devices::ring::{CompletionFault, RingAddresses, RingSize};
+use ringfence_devices::ring::{CompletionFault, RingAddresses};
 use ringfence_dma::Mapping;
 
 use super::rig::{self, OracleChecked};
-
-const SIZE: u32 = 8;
+use super::small_nic::{self, open};
 
 fn profile(buffers_per_packet: usize) -> NicProfile {
-    let rings = Rings {
-        count: 1,
-        size: RingSize::new(SIZE).unwrap(),
-    };
-    NicProfile {
-        name: "small",
-        buffers_per_packet,
-        receive: rings,
-        transmit: rings,
-        replace: Replace::AfterUnmap,
-        fill: Fill::RingByRing,
-    }
+    inlining(buffers_per_packet, 0)
 }
 
-fn open<W: Environment<Handle = Mapping<B>>, B>(
-    env: &mut W,
-    profile: NicProfile,
-) -> Nic<Mapping<B>> {
-    let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, SIZE);
-    Nic::open(profile, rig::buffers(bytes), &mut env.api()).unwrap()
+fn inlining(buffers_per_packet: usize, inline_thold: u32) -> NicProfile {
+    NicProfile {
+        replace: Replace::AfterUnmap,
+        ..small_nic::profile(buffers_per_packet, inline_thold)
+    }
 }
 
 fn addresses<H>(nic: &Nic<H>, dir: QueueDir) -> RingAddresses {
@@ -182,7 +169,7 @@ fn act() -> impl Strategy<Value = Act> {
     let bytes = prop::collection::vec(any::<u8>(), 1..40);
     let small_or_any = || prop_oneof![0_u32..12, any::<u32>()];
     prop_oneof![
-        (any::<bool>(), any::<bool>(), 0_u16..256, bytes)
+        (any::<bool>(), any::<bool>(), 0_u16..1024, bytes)
             .prop_map(|(a, b, c, d)| Act::Scribble(a, b, c, d)),
         (
             any::<bool>(),
@@ -195,6 +182,7 @@ fn act() -> impl Strategy<Value = Act> {
         (1_u16..2000).prop_map(Act::Receive),
         Just(Act::Transmit),
         (1_u16..1515).prop_map(Act::Send),
+        (1_u16..110).prop_map(Act::Send),
         any::<bool>().prop_map(Act::Service),
         (any::<bool>(), small_or_any()).prop_map(|(a, b)| Act::Doorbell(a, b)),
     ]
@@ -202,10 +190,9 @@ fn act() -> impl Strategy<Value = Act> {
 
 fn survives<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
     mut env: W,
-    per_packet: usize,
+    profile: NicProfile,
     acts: &[Act],
 ) {
-    let profile = profile(per_packet);
     let mut nic = open(&mut env, profile);
     let mut device = NicDevice::new(rig::NIC, &profile, 3);
     for (dir, index, at) in nic.rings() {
@@ -280,10 +267,12 @@ proptest! {
     #[test]
     fn no_device_confuses_a_driver(
         per_packet in 1_usize..=2,
+        thold in prop_oneof![Just(0), 1_u32..=104],
         acts in prop::collection::vec(act(), 1..60),
     ) {
-        survives(rig::strict(), per_packet, &acts);
-        survives(rig::burst(4), per_packet, &acts);
-        survives(rig::rings(&profile(per_packet), 2, rig::TAIL), per_packet, &acts);
+        let profile = inlining(per_packet, thold);
+        survives(rig::strict(), profile, &acts);
+        survives(rig::burst(4), profile, &acts);
+        survives(rig::rings(&profile, 2, rig::TAIL), profile, &acts);
     }
 }

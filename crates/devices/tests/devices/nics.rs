@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use ringfence_devices::nic::{
     Environment, Fill, MAX_BODY_BYTES, Nic, NicProfile, NicTestbed, Replace, Rings, SendOutcome,
-    TestbedError,
+    TestbedError, TxReclaim,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::workload::{
@@ -119,7 +119,7 @@ fn closed_port_frees_everything() {
 #[test]
 fn a_transmit_interrupt_falls_into_receive_loops() {
     let mut env = rig::strict();
-    let mut testbed = open(&mut env, NicProfile::MLX, BURST, 1);
+    let mut testbed = open(&mut env, NicProfile::MLX_MAPPED, BURST, 1);
     let mut stream = NetperfStream::default();
     testbed.run(&mut env, &mut stream, 6_000).unwrap();
     let stats = testbed.stats();
@@ -218,8 +218,9 @@ impl Workload for Script {
 const CLIENTS: u32 = 5;
 
 fn packets() -> impl Strategy<Value = Vec<Packet>> {
-    let packet = (0..CLIENTS, 0..=MAX_BODY_BYTES as u32)
-        .prop_map(|(client, bytes)| Packet { client, bytes });
+    // Acknowledgements, and frames around the threshold of inlining.
+    let body = prop_oneof![0..=MAX_BODY_BYTES as u32, Just(0), 48_u32..54];
+    let packet = (0..CLIENTS, body).prop_map(|(client, bytes)| Packet { client, bytes });
     prop::collection::vec(packet, 0..300)
 }
 
@@ -243,6 +244,7 @@ fn small(buffers_per_packet: usize, rings: u16, size: u32) -> NicProfile {
         transmit: rings,
         replace: Replace::AfterUnmap,
         fill: Fill::RingByRing,
+        ..NicProfile::BRCM
     }
 }
 
@@ -281,8 +283,20 @@ proptest! {
         longest in 1_usize..64,
         replace in prop_oneof![Just(Replace::BeforeUnmap), Just(Replace::AfterUnmap)],
         fill in prop_oneof![Just(Fill::RingByRing), Just(Fill::InTurns)],
+        inline_thold in prop_oneof![Just(0), 54_u32..=104, Just(u32::MAX)],
+        tx_reclaim in prop_oneof![
+            Just(TxReclaim::Interrupt),
+            (0_u32..20, 0_u64..100)
+                .prop_map(|(moder, timeout)| TxReclaim::Poll { moder, timeout }),
+        ],
     ) {
-        let profile = NicProfile { replace, fill, ..small(per_packet, rings, 1 << size) };
+        let profile = NicProfile {
+            replace,
+            fill,
+            inline_thold,
+            tx_reclaim,
+            ..small(per_packet, rings, 1 << size)
+        };
         let script = Script {
             inbound: inbound.into(),
             outbound: outbound.into(),

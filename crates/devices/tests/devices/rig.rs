@@ -11,7 +11,7 @@ use ringfence_devices::{Buffer, BufferOwner, Bus, DeviceMapping};
 use ringfence_dma::flush::{Burst, Deferred, Never, Strict};
 use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
-use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space, Teardown};
+use ringfence_dma::{Attachment, Cpu, Dma, FlushPolicy, Platform, Space, Teardown};
 use ringfence_hw::{
     FaultLog, FixedLogic, Geometry, InvalidationGranularity, Prefetch, Replacement, RingLogic,
     RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
@@ -120,7 +120,7 @@ impl<U: Invalidator + Translate + 'static> HasBus for Machine<U> {
 }
 
 /// A machine with one device, in one mode.
-pub(crate) struct Rig<S: Space, F: Flush<S, B>, B, W, U = VtdUnit, A = Attachment> {
+pub(crate) struct Rig<S: Space, F: FlushPolicy<S, B>, B, W, U = VtdUnit, A = Attachment> {
     pub(crate) machine: Machine<U>,
     dma: Dma<S, F, B>,
     cpu: Cpu<S, F, B>,
@@ -147,7 +147,7 @@ fn radix() -> VtdUnit {
 
 const MASK: Iova = Iova::new((1 << 48) - 1);
 
-impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
+impl<F: FlushPolicy<Pages, B>, B, W> Rig<Pages, F, B, W> {
     /// Creates a rig with a radix table.
     pub(crate) fn paged(flush: F, hooks: W) -> Self {
         let mut machine = Machine::new(radix(), Coherency::Coherent);
@@ -193,7 +193,7 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
     }
 }
 
-impl<F: Flush<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
+impl<F: FlushPolicy<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
     /// Detaches the device with all its mappings. Its domain no longer exists.
     pub(crate) fn detach(&mut self) {
         let disconnect = |machine: &mut Machine| {
@@ -254,7 +254,7 @@ impl<W> RingRig<W> {
 impl<R, F, L, W> AnyRingRig<R, F, L, W>
 where
     R: RingDriver + From<Ring>,
-    F: Flush<Slots<R>, Buffer>,
+    F: FlushPolicy<Slots<R>, Buffer>,
     L: RingLogic,
 {
     /// Like `rings`, with any driver, unit and policy.
@@ -326,7 +326,7 @@ pub(crate) const TAIL: RingSetup = RingSetup {
 impl<S, F, B, W, U, A> Environment for Rig<S, F, B, W, U, A>
 where
     S: Space,
-    F: Flush<S, B>,
+    F: FlushPolicy<S, B>,
     B: BufferOwner,
     W: DmaHooks<Machine<U>>,
     U: Invalidator + Translate + 'static,
@@ -369,7 +369,7 @@ pub(crate) trait OracleChecked: Environment {
 impl<S, F, B, W, U, A> OracleChecked for Rig<S, F, B, W, U, A>
 where
     S: Space,
-    F: Flush<S, B>,
+    F: FlushPolicy<S, B>,
     B: BufferOwner,
     W: DmaHooks<Machine<U>>,
     U: Invalidator + Translate + 'static,

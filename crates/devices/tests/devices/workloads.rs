@@ -18,7 +18,7 @@ fn exchange(workload: &mut impl Workload, packets: usize) -> Vec<(bool, Packet)>
                 wire.push((true, packet));
                 workload.received(packet);
             }
-            ClientAction::Silence => {}
+            ClientAction::Silence | ClientAction::Pause => {}
             ClientAction::Waiting => {
                 let before = wire.len();
                 answer(workload, &mut wire, usize::MAX);
@@ -187,4 +187,54 @@ fn random_buffers_miss_the_iotlb_and_one_buffer_does_not() {
     assert!(misses[0] > 900, "{misses:?}");
     assert_eq!(misses[1], 1);
     assert!(Pool::new(rig::buffers(4096), 0).is_err());
+}
+
+/// Netperf 2.4.5: a request and a response before data, the results after them.
+#[test]
+fn control_messages_frame_a_run_of_netperf() {
+    /// Returns `(from the clients, client, bytes)` of the control messages up to the first data
+    /// packet, with `None` for a pause.
+    fn begin(workload: &mut impl Workload, connections: u32) -> Vec<Option<(bool, u32, u32)>> {
+        let mut seen = Vec::new();
+        workload.begin_run();
+        loop {
+            match workload.offer() {
+                ClientAction::Packet(packet) => {
+                    if packet.client < connections {
+                        return seen;
+                    }
+                    seen.push(Some((true, packet.client, packet.bytes)));
+                    workload.received(packet);
+                }
+                ClientAction::Pause => seen.push(None),
+                ClientAction::Waiting => {
+                    let packet = workload.send().expect("nobody goes on");
+                    seen.push(Some((false, packet.client, packet.bytes)));
+                    workload.answered(packet);
+                }
+                ClientAction::Silence => panic!("nobody waits"),
+            }
+        }
+    }
+    for connections in [1, 3] {
+        let mut stream = NetperfStream::new(NetperfStream::MESSAGE, connections);
+        assert_eq!(stream.clients(), 2 * connections);
+        // One control connection after the other.
+        let first: Vec<_> = (connections..2 * connections)
+            .flat_map(|client| [Some((true, client, 256)), Some((false, client, 256))])
+            .collect();
+        let results = (connections..2 * connections).map(|client| Some((false, client, 256)));
+        let next: Vec<_> = results.chain([None]).chain(first.clone()).collect();
+        assert_eq!(begin(&mut stream, connections), first);
+        for _ in 0..3 {
+            assert_eq!(begin(&mut stream, connections), next);
+        }
+    }
+    let mut boxed: Box<dyn Workload> = Box::new(RequestResponse::default());
+    let first = [Some((true, 1, 256)), Some((false, 1, 256))];
+    assert_eq!(begin(&mut boxed, 1), first);
+    // A run without connections has no messages.
+    let mut none = NetperfStream::new(1, 0);
+    none.begin_run();
+    assert_eq!((none.offer(), none.send()), (ClientAction::Waiting, None));
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_types::{Access, Iova, IovaRange, RequesterId};
+use ringfence_vfio_user::fields::{u32_at, u64_at};
+use ringfence_vfio_user::{Message, VfioUserCommand, errno};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -20,8 +22,6 @@ use ringfence_live::iommu::{EndpointMemory, VirtioIommu};
 use ringfence_live::server::{PolledFunction, StopSignal};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::{VirtioPci, is_doorbell};
-use ringfence_live::wire::fields::{u32_at, u64_at};
-use ringfence_live::wire::{Message, VfioUserCommand, errno};
 
 /// Doorbells before the first access is tried: the guest has few mappings while it boots.
 const QUIET: u32 = 8;

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use ringfence_types::{Access, IovaRange};
+use ringfence_vfio_user::fields::{u16_at, u32_at};
+use ringfence_vfio_user::{HEADER_BYTES, Inbox, MAX_DATA_BYTES, Message, VfioUserCommand};
 use rustix::net::RecvFlags;
 
 use ringfence_live::server::receive_piece;
-use ringfence_live::wire::fields::{u16_at, u32_at};
-use ringfence_live::wire::{HEADER_BYTES, Inbox, MAX_DATA_BYTES, Message, VfioUserCommand};
 
 const TYPE_MASK: u32 = 0xf;
 const TYPE_REPLY: u32 = 1;

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io;
 
 use ringfence_types::{Iova, IovaRange};
+use ringfence_vfio_user::{Message, VfioUserRequest, errno};
 use ringfence_virtio_iommu::spec;
 use rustix::fs::fstat;
 
-use ringfence_live::dma::Dma;
+use ringfence_live::dma::{Dma, MemoryInUse};
 use ringfence_live::iommu::VirtioIommu;
-use ringfence_live::wire::{Message, VfioUserRequest, errno};
 use ringfence_live::{GuestRam, RangeSource};
 
 const DOMAIN: u32 = 1;
@@ -131,7 +131,8 @@ impl ShadowIommu {
             accessible: true,
         };
         ram.map(range, source).map_err(|error| error.errno())?;
-        self.iommu.memory().set_memory(ram.memory());
+        let set = self.iommu.memory().set_memory(ram.memory());
+        set.map_err(|MemoryInUse| errno::EBUSY)?;
         self.file = Some(this);
         Ok(true)
     }

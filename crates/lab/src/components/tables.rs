@@ -104,6 +104,17 @@ pub(crate) fn flat_table(
     Ok(PlainTable(table))
 }
 
+fn reclaiming(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+    reclaim: Reclaim,
+) -> Result<ReclaimingRadix, LabError> {
+    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
+    Ok(Reclaiming::new(table, RefCell::new))
+}
+
 /// Creates a table that writes back the whole table page at every unmap, as published.
 pub(crate) fn reclaiming_radix_full_page(
     domain: DomainId,
@@ -112,9 +123,7 @@ pub(crate) fn reclaiming_radix_full_page(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<ReclaimingRadix, LabError> {
-    let reclaim = Reclaim::FlushPage;
-    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
-    Ok(Reclaiming::new(table, RefCell::new))
+    reclaiming(domain, coherency, memory, frames, Reclaim::FlushPage)
 }
 
 /// Creates a table that writes back only the touched lines: the fixed form.
@@ -125,9 +134,7 @@ pub(crate) fn reclaiming_radix(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<ReclaimingRadix, LabError> {
-    let reclaim = Reclaim::FlushTouched;
-    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
-    Ok(Reclaiming::new(table, RefCell::new))
+    reclaiming(domain, coherency, memory, frames, Reclaim::FlushTouched)
 }
 
 /// Allocates the single level of a flat table.

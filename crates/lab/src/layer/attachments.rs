@@ -3,7 +3,7 @@
 //! In a replay, each (device, direction) has one ring, so the direction determines the ring number
 //! ([`ring_of`]). Decision 0012 gives the reason.
 
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::Space;
 use ringfence_dma::{Attachment, Dma};
 use ringfence_types::{Direction, RingId};
@@ -34,7 +34,7 @@ pub struct Attachments([Attachment; RINGS]);
 impl Attachments {
     /// Returns the attachments of `device`.
     #[inline(never)]
-    pub fn new<S: Space, F: Flush<S, B>, B>(dma: &Dma<S, F, B>, device: Attachment) -> Self {
+    pub fn new<S: Space, F: FlushPolicy<S, B>, B>(dma: &Dma<S, F, B>, device: Attachment) -> Self {
         let mut all = [device; RINGS];
         for direction in Direction::ALL {
             if let Some(ring) = dma.on_ring(&device, ring_of(direction)) {

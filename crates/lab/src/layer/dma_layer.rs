@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use ringfence_dma::flush::{Flush, Released};
+use ringfence_dma::flush::{FlushPolicy, Released};
 use ringfence_dma::space::Space;
 use ringfence_dma::{
     AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapReason, NotInvalidated, Outcome,
@@ -23,7 +23,7 @@ use crate::error::LabError;
 pub type MakeSpace<S, I> = Box<dyn FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S>>;
 
 /// A DMA layer with its CPU handles, on its own platform.
-pub struct DmaLayer<S: Space, F: Flush<S, u64>, I> {
+pub struct DmaLayer<S: Space, F: FlushPolicy<S, u64>, I> {
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
     attachments: Vec<Option<Attachments>>,
@@ -34,7 +34,7 @@ pub struct DmaLayer<S: Space, F: Flush<S, u64>, I> {
 }
 
 /// The parts of a layer that an operation uses.
-struct Parts<'a, S: Space, F: Flush<S, u64>, I> {
+struct Parts<'a, S: Space, F: FlushPolicy<S, u64>, I> {
     dma: &'a Dma<S, F, u64>,
     cpu: &'a mut Cpu<S, F, u64>,
     platform: &'a mut LayerPlatform<I>,
@@ -42,7 +42,7 @@ struct Parts<'a, S: Space, F: Flush<S, u64>, I> {
     segments: &'a mut [DmaSegment],
 }
 
-impl<S: Space, F: Flush<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
+impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
     /// Creates a layer without domains. `make` creates the space of each device.
     pub fn new(
         flush: F,
@@ -73,7 +73,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
     }
 }
 
-impl<S: Space, F: Flush<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F, I> {
+impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F, I> {
     #[inline(always)]
     fn space_traits(&self) -> SpaceTraits {
         SpaceTraits {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use ringfence_dma::MapError;
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::Identity;
 
 use super::components::{CONFIGS, SecondAblation, Sums, components};
@@ -99,7 +99,7 @@ impl Ablations {
     /// Memory is short.
     pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
     where
-        F: Flush<Identity, u64> + 'static,
+        F: FlushPolicy<Identity, u64> + 'static,
     {
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
             let make = |of: &AttachInfo, _: &LayerPlatform<FreeInvalidator>| {

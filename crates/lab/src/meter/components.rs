@@ -78,6 +78,16 @@ pub struct Components {
     /// Difference between the slowest and the fastest repetition of `full`, as a share of the
     /// median.
     pub repetition_spread: f64,
+    /// Smallest number of cycles that the meter tells from 0: the largest difference between the
+    /// two orders of ablation, and at least [`Components::FLOOR`]. A smaller component, negative
+    /// ones included, is noise.
+    #[serde(rename = "resolution_cycles")]
+    pub resolution: f64,
+}
+
+impl Components {
+    /// Smallest resolution in cycles: one step of the counter.
+    pub const FLOOR: f64 = 1.0;
 }
 
 /// Number of configurations of a timed replay.
@@ -132,8 +142,13 @@ impl AblationOrders {
         if self.whole <= 0.0 {
             return 0.0;
         }
+        self.difference() / self.whole
+    }
+
+    /// Returns the largest difference between the orders, in the unit of the sums.
+    pub fn difference(&self) -> f64 {
         let pairs = self.forward.iter().zip(&self.backward);
-        pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max) / self.whole
+        pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)
     }
 }
 
@@ -187,6 +202,7 @@ pub(super) fn components(
         measured: measured / pairs,
         order_spread: orders.spread(),
         repetition_spread: 0.0,
+        resolution: (orders.difference() / pairs).max(Components::FLOOR),
     }
 }
 
@@ -203,7 +219,21 @@ mod tests {
         assert!((sum - got.measured).abs() < 1e-9, "{sum} {}", got.measured);
         assert!((got.measured - 95.0).abs() < 1e-9);
         assert!((got.order_spread - 20.0 / 950.0).abs() < 1e-9);
+        // The orders differ by 20 cycles over 10 pairs.
+        assert!((got.resolution - 2.0).abs() < 1e-9, "{}", got.resolution);
         assert!((got.cycles.unmap_iova_find - 5.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn resolution_is_at_least_one_step_of_the_counter() {
+        let whole = [1000.0, 950.0, 600.0, 300.0, 150.0, 850.0, 550.0, 50.0];
+        let got = components(&whole, &whole, &whole, SecondAblation::Table, 10, 10);
+        assert_eq!((got.order_spread, got.resolution), (0.0, 1.0));
+        // A mode that costs less than the loop of the replay has no share, but a resolution.
+        let whole = [40.0, 40.0, 30.0, 20.0, 10.0, 90.0, 40.0, 50.0];
+        let got = components(&whole, &whole, &whole, SecondAblation::Table, 10, 10);
+        assert!(got.measured < 0.0 && got.order_spread == 0.0);
+        assert!((got.resolution - 6.0).abs() < 1e-9, "{}", got.resolution);
     }
 
     #[test]

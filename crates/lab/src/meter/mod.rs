@@ -25,7 +25,7 @@
 //! invalidation: both orders remove the allocator before the table. A ring has no lookups.
 //!
 //! If a host owns the table, the table component includes the host's work for a request and its
-//! invalidations. The layer then has no invalidations of its own, so `at` equals `ati` and `i`
+//! invalidations. The layer itself then makes no invalidations, so `at` equals `ati` and `i`
 //! equals `full`.
 //!
 //! A second set of timed replays splits a component between map and unmap. It reads the clock

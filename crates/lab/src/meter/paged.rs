@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::{Paged, Space};
 use ringfence_iova::IovaAllocator;
 use ringfence_memory::{Arena, Frames};
@@ -30,7 +30,7 @@ fn replay<X, S, F, I>(
 where
     X: Dispatch,
     S: Space + 'static,
-    F: Flush<S, u64> + 'static,
+    F: FlushPolicy<S, u64> + 'static,
     I: Invalidator + 'static,
 {
     let platform = platform.map_invalidator(X::invalidator);
@@ -51,7 +51,7 @@ impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
         B: IovaAllocator + 'static,
         E: Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>,
         E: 'static,
-        F: Flush<Paged<B, T>, u64>,
+        F: FlushPolicy<Paged<B, T>, u64>,
     {
         let platform = LayerPlatform::timed()?;
         let (host, invalidator) = HostOf::<T>::for_meter(&platform.arena, self.coherency)?;
@@ -68,7 +68,7 @@ impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
     /// for tables that a host owns: the stub does not reach the host.
     fn without_invalidations(&self) -> Made
     where
-        F: Flush<Paged<A, T>, u64>,
+        F: FlushPolicy<Paged<A, T>, u64>,
     {
         let make = self.parts.make_space(self.coherency, None);
         let platform = LayerPlatform::timed()?;
@@ -89,7 +89,7 @@ impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
         B: IovaAllocator + 'static,
         E: Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>,
         E: 'static,
-        F: Flush<Paged<B, NullTable>, u64>,
+        F: FlushPolicy<Paged<B, NullTable>, u64>,
         I: Invalidator + 'static,
     {
         let parts = self.parts;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_types::Invalidator;
 
 use super::ablations::AblationSet;
@@ -44,7 +44,7 @@ fn replayed<D, L, F, I, const ENTRIES: bool>(
 where
     D: ReplayRing,
     L: 'static,
-    F: Flush<ReplayedRings<D, ENTRIES>, u64> + 'static,
+    F: FlushPolicy<ReplayedRings<D, ENTRIES>, u64> + 'static,
     I: Invalidator + 'static,
 {
     let (sizes, trace) = (sizes.clone(), Rc::clone(trace));

@@ -12,7 +12,7 @@ pub struct GrantId {
 }
 
 impl GrantId {
-    pub(super) fn row(self) -> GrantSlot {
+    pub(super) fn slot(self) -> GrantSlot {
         self.slot
     }
 
@@ -201,7 +201,7 @@ impl Grant {
 /// All grants that are not dead or still own a page.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
-    rows: Vec<Option<Grant>>,
+    slots: Vec<Option<Grant>>,
     free: Vec<u32>,
     serial: u32,
 }
@@ -258,9 +258,9 @@ impl Grants {
 
     /// Returns the ID of the next grant.
     pub(super) fn next(&self) -> GrantId {
-        let row = self.free.last().copied();
+        let slot = self.free.last().copied();
         GrantId {
-            slot: GrantSlot(row.unwrap_or(self.rows.len() as u32)),
+            slot: GrantSlot(slot.unwrap_or(self.slots.len() as u32)),
             serial: self.serial.wrapping_add(1),
         }
     }
@@ -275,18 +275,18 @@ impl Grants {
             pins: 1,
             serial,
         });
-        let row = match self.free.pop() {
-            Some(row) => {
-                self.rows[row as usize] = grant;
-                row
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = grant;
+                slot
             }
             None => {
-                self.rows.push(grant);
-                self.rows.len() as u32 - 1
+                self.slots.push(grant);
+                self.slots.len() as u32 - 1
             }
         };
         GrantId {
-            slot: GrantSlot(row),
+            slot: GrantSlot(slot),
             serial,
         }
     }
@@ -299,11 +299,11 @@ impl Grants {
 
     #[inline]
     pub(super) fn get(&self, id: GrantSlot) -> Option<&Grant> {
-        self.rows.get(id.0 as usize)?.as_ref()
+        self.slots.get(id.0 as usize)?.as_ref()
     }
 
     pub(super) fn set(&mut self, id: GrantId, state: GrantState) {
-        if let Some(Some(grant)) = self.rows.get_mut(id.slot.0 as usize)
+        if let Some(Some(grant)) = self.slots.get_mut(id.slot.0 as usize)
             && grant.serial == id.serial
         {
             grant.state = state;
@@ -313,7 +313,7 @@ impl Grants {
     /// Adds an owned page.
     #[inline]
     pub(super) fn pin(&mut self, id: GrantSlot) {
-        if let Some(Some(grant)) = self.rows.get_mut(id.0 as usize) {
+        if let Some(Some(grant)) = self.slots.get_mut(id.0 as usize) {
             grant.pins += 1;
         }
     }
@@ -322,12 +322,12 @@ impl Grants {
     /// reference.
     #[inline]
     pub(super) fn unpin(&mut self, id: GrantSlot) {
-        if let Some(row) = self.rows.get_mut(id.0 as usize)
-            && let Some(grant) = row
+        if let Some(slot) = self.slots.get_mut(id.0 as usize)
+            && let Some(grant) = slot
         {
             grant.pins -= 1;
             if grant.pins == 0 {
-                *row = None;
+                *slot = None;
                 self.free.push(id.0);
             }
         }
@@ -336,6 +336,6 @@ impl Grants {
     /// Returns the number of remembered grants.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.rows.iter().flatten().count()
+        self.slots.iter().flatten().count()
     }
 }

@@ -97,7 +97,7 @@ impl Oracle {
                             let grant = grants.get(old);
                             grant.is_some_and(|g| g.state != GrantState::Dead || !g.overlaps(piece))
                         };
-                        if !owners.share(page, id.row(), grants, outlives, self.max_sharers) {
+                        if !owners.share(page, id.slot(), grants, outlives, self.max_sharers) {
                             self.crowded.get_or_insert(page);
                         }
                     }
@@ -146,13 +146,13 @@ impl Oracle {
                 let lives = |old: GrantSlot, grants: &Grants| {
                     grants.get(old).is_some_and(|g| g.state != GrantState::Dead)
                 };
-                if !owners.share(page, id.row(), grants, lives, self.max_sharers) {
+                if !owners.share(page, id.slot(), grants, lives, self.max_sharers) {
                     self.crowded.get_or_insert(page);
                 }
                 continue;
             }
-            owners.acquire(page, id.row(), |old| grants.unpin(old));
-            grants.pin(id.row());
+            owners.acquire(page, id.slot(), |old| grants.unpin(old));
+            grants.pin(id.slot());
         }
     }
 
@@ -175,7 +175,7 @@ impl Oracle {
     /// Marks the grant as dead: the layer has returned the buffer.
     pub fn release(&mut self, id: GrantId) {
         self.grants.set(id, GrantState::Dead);
-        self.grants.unpin(id.row());
+        self.grants.unpin(id.slot());
     }
 
     /// Judges an access of `device` that the hardware let through from `iova` to `reached`. `bytes`

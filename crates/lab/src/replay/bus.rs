@@ -12,7 +12,7 @@ use crate::platform::ReplayPlatform;
 pub(super) struct CheckedBus<'a, H> {
     pub(super) machine: &'a mut ReplayPlatform<H>,
     pub(super) oracle: &'a mut Oracle,
-    pub(super) rows: &'a DeviceIndexTable,
+    pub(super) device_indices: &'a DeviceIndexTable,
     /// Number of accesses so far.
     pub(super) accesses: u64,
 }
@@ -23,7 +23,7 @@ impl<H: Hardware> DmaPort for CheckedBus<'_, H> {
         self.accesses += 1;
         let eye = OracleObserver {
             oracle: self.oracle,
-            rows: self.rows,
+            device_indices: self.device_indices,
         };
         self.machine.probe(request, eye)
     }

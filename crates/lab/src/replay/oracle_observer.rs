@@ -32,13 +32,13 @@ impl DeviceIndexTable {
 pub(super) struct OracleObserver<'a> {
     pub(super) oracle: &'a mut Oracle,
     /// Device indices by requester ID.
-    pub(super) rows: &'a DeviceIndexTable,
+    pub(super) device_indices: &'a DeviceIndexTable,
 }
 
 impl Observer for OracleObserver<'_> {
     #[inline]
     fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]) {
-        let row = self.rows.get(request.device);
+        let row = self.device_indices.get(request.device);
         let mut iova = request.iova;
         for range in ranges {
             // Owners are per page, so report each page separately.
@@ -56,7 +56,7 @@ impl Observer for OracleObserver<'_> {
 
     #[inline]
     fn faulted(&mut self, request: &DmaRequest, fault: &Fault) {
-        let row = self.rows.get(request.device);
+        let row = self.device_indices.get(request.device);
         // The hardware stopped the whole access. Judge only the bytes at which it stopped.
         let bytes = if fault.iova == request.iova {
             request.bytes.min(4096 - request.iova.offset_in(4096))

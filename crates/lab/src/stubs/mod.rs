@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 
 use ringfence_dma::Platform;
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::{IoPageTable, Paged};
 use ringfence_iova::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 use ringfence_pgtable::{MapError, MapRequest, UnmapError};
@@ -128,20 +128,20 @@ pub trait ReplayAlloc: IovaAllocator + Sized + 'static {
 
 /// A flush policy that works with an allocator and a table, real or stubbed.
 pub trait FlushFor<A: ReplayAlloc, T: IoPageTable>:
-    Flush<Paged<A, T>, u64>
-    + Flush<Paged<A::NoFind, T>, u64>
-    + Flush<Paged<A::Replayed, T>, u64>
-    + Flush<Paged<A::Replayed, NullTable>, u64>
-    + Flush<Paged<A, NullTable>, u64>
+    FlushPolicy<Paged<A, T>, u64>
+    + FlushPolicy<Paged<A::NoFind, T>, u64>
+    + FlushPolicy<Paged<A::Replayed, T>, u64>
+    + FlushPolicy<Paged<A::Replayed, NullTable>, u64>
+    + FlushPolicy<Paged<A, NullTable>, u64>
 {
 }
 
 impl<A: ReplayAlloc, T: IoPageTable, F> FlushFor<A, T> for F where
-    F: Flush<Paged<A, T>, u64>
-        + Flush<Paged<A::NoFind, T>, u64>
-        + Flush<Paged<A::Replayed, T>, u64>
-        + Flush<Paged<A::Replayed, NullTable>, u64>
-        + Flush<Paged<A, NullTable>, u64>
+    F: FlushPolicy<Paged<A, T>, u64>
+        + FlushPolicy<Paged<A::NoFind, T>, u64>
+        + FlushPolicy<Paged<A::Replayed, T>, u64>
+        + FlushPolicy<Paged<A::Replayed, NullTable>, u64>
+        + FlushPolicy<Paged<A, NullTable>, u64>
 {
 }
 

@@ -10,7 +10,7 @@ use ringfence_dma::space::{
     AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, ReusesUnflushed,
     RingDriver, RingSpace, Rings, SgSpace, UnmapRefusal,
 };
-use ringfence_dma::{Flush, MapReason, Platform};
+use ringfence_dma::{FlushPolicy, MapReason, Platform};
 use ringfence_memory::Arena;
 use ringfence_papers::RingAsPublished;
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable, ring_words};
@@ -26,16 +26,16 @@ use crate::layer::{AttachInfo, ring_of};
 
 /// A flush policy that works with a ring, real or stubbed.
 pub trait FlushForRings<D: ReplayRing>:
-    Flush<Rings<D, RefCell<D>>, u64>
-    + Flush<ReplayedRings<D, true>, u64>
-    + Flush<ReplayedRings<D, false>, u64>
+    FlushPolicy<Rings<D, RefCell<D>>, u64>
+    + FlushPolicy<ReplayedRings<D, true>, u64>
+    + FlushPolicy<ReplayedRings<D, false>, u64>
 {
 }
 
 impl<D: ReplayRing, F> FlushForRings<D> for F where
-    F: Flush<Rings<D, RefCell<D>>, u64>
-        + Flush<ReplayedRings<D, true>, u64>
-        + Flush<ReplayedRings<D, false>, u64>
+    F: FlushPolicy<Rings<D, RefCell<D>>, u64>
+        + FlushPolicy<ReplayedRings<D, true>, u64>
+        + FlushPolicy<ReplayedRings<D, false>, u64>
 {
 }
 

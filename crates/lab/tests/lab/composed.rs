@@ -76,7 +76,7 @@ fn a_flat_table_is_replayed_judged_and_timed() {
             assert_eq!(found.false_faults, 0, "{row}");
             let violations = found.violations.unwrap();
             assert_eq!(violations.total > 0, safety == Safety::Bounded, "{row}");
-            assert_eq!(violations.foreign, 0, "{row}: each has a table of its own");
+            assert_eq!(violations.foreign, 0, "{row}: each has a separate table");
             // Each device has a table of 2^20 entries of 8 bytes. No walk reads more than one
             // entry.
             assert_eq!(found.table_bytes, 2 * (8 << 20), "{row}");

@@ -234,7 +234,7 @@ fn buffers_on_one_page_are_bounded() {
         limits.buffers_on_a_page = 300;
         assert!(compare("t", operations(&text), &options(mode, limits), |_| {}).is_ok());
     }
-    // The page of the limit is the device's: this mode gives each mapping one of its own.
+    // The page of the limit is the device's: this mode gives each mapping a separate one.
     let alone = compare("t", operations(&text), &options("strict", low), |_| {});
     assert!(alone.is_ok(), "{alone:?}");
     // Mappings that follow each other pass, also in a mode that gives each its own page.
@@ -273,7 +273,7 @@ fn open_bursts_are_bounded() {
             .unwrap();
         }
     }
-    // A map of the page would end bursts; here each map has a page of its own.
+    // A map of the page would end bursts; here no two maps share a page.
     let mut page = 0;
     let text: String = text
         .lines()

@@ -11,7 +11,7 @@ use crate::script::*;
 
 const US: u64 = 1_000;
 
-/// 600 buffers of 100 bytes, each on a page of its own, each unmapped before the next map. One
+/// 600 buffers of 100 bytes, each on a separate page, each unmapped before the next map. One
 /// operation per microsecond.
 const PAIRS: u64 = 600;
 const BYTES: u64 = 100;

@@ -135,9 +135,10 @@ pub(crate) fn trace(lines: &[String]) -> Operations<TraceSource> {
     }
     let source =
         TraceSource::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
-    // Some scripts map more at once than the default limit of a trace.
+    // Some scripts map more than the default limits of a trace.
     let mut options = TraceOptions::default();
     options.limits.mapping = 1 << 36;
+    options.limits.mapped = Some(1 << 40);
     Operations::new("script", source, options)
 }
 

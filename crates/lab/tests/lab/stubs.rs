@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::{Paged, Space};
 use ringfence_hw::RingLogic;
 use ringfence_lab::components::{HostOf, ModeParts, ReplayTable};
@@ -48,7 +48,7 @@ fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
 }
 
 /// Replays the plan and returns the result of every map, as text and as a trace.
-fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
+fn answers<S: Space, F: FlushPolicy<S, u64>, I: Invalidator>(
     flush: F,
     bench: LayerPlatform<I>,
     plan: &Plan,
@@ -172,7 +172,7 @@ fn taped<D, L, F, const ENTRIES: bool>(
 where
     D: ReplayRing,
     L: 'static,
-    F: Flush<ReplayedRings<D, ENTRIES>, u64> + 'static,
+    F: FlushPolicy<ReplayedRings<D, ENTRIES>, u64> + 'static,
 {
     let flush: F = (recipe.flush)();
     let played = Rc::clone(tape);

@@ -1,4 +1,5 @@
-//! A replay with devices, hardware and oracle: it translates and judges every access.
+//! The oracle replay: a replay with devices, hardware and oracle, which translates and judges every
+//! access.
 
 mod oracle_hooks;
 mod search;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ringfence_devices::{Attacker, DeviceMapping as Target, DriverEvent, Passive};
+use ringfence_devices::{Attacker, DeviceMapping, DriverEvent, Passive};
 use ringfence_dma::{MapError, NotInvalidated};
 use ringfence_trace::{DeviceIndex, MappingId, TraceDevice};
 use ringfence_types::{
@@ -45,7 +45,7 @@ pub(super) struct OracleHooks<H> {
     pub(super) oracle: Oracle,
     /// True if maps install translations that an invalidation can remove.
     pub(super) installs: bool,
-    rows: DeviceIndexTable,
+    device_indices: DeviceIndexTable,
     pub(super) windows: Windows,
     pub(super) withheld: HashMap<u64, Nanos>,
     /// Buffers that the end of a burst returned.
@@ -83,7 +83,7 @@ impl<H: Hardware> OracleHooks<H> {
             attached: 0,
             oracle: Oracle::new(ownership),
             installs: ownership != Ownership::Byte,
-            rows: DeviceIndexTable::default(),
+            device_indices: DeviceIndexTable::default(),
             windows: Windows::default(),
             withheld: HashMap::new(),
             returned: Vec::new(),
@@ -164,13 +164,13 @@ impl<H: Hardware> OracleHooks<H> {
     /// Reports the driver's operation on the current mapping to the attackers.
     pub(super) fn attack_event(
         &mut self,
-        event: fn(Target) -> DriverEvent,
+        event: fn(DeviceMapping) -> DriverEvent,
         device: RequesterId,
         direction: Direction,
     ) {
         let ranges = core::mem::take(&mut self.device_ranges);
         for range in &ranges {
-            self.attack(&event(Target {
+            self.attack(&event(DeviceMapping {
                 device,
                 range: *range,
                 direction,
@@ -184,7 +184,7 @@ impl<H: Hardware> OracleHooks<H> {
         let mut port = CheckedBus {
             machine: &mut self.platform.borrow_mut(),
             oracle: &mut self.oracle,
-            rows: &self.rows,
+            device_indices: &self.device_indices,
             accesses: 0,
         };
         self.attackers.on(event, &mut port);
@@ -192,7 +192,7 @@ impl<H: Hardware> OracleHooks<H> {
     }
 
     /// Accesses each page of the buffer once, in its direction. Returns the size of the grant.
-    pub(super) fn use_buffer(&mut self, grant: GrantId, target: &Target) -> u64 {
+    pub(super) fn use_buffer(&mut self, grant: GrantId, target: &DeviceMapping) -> u64 {
         let mut pieces = core::mem::take(&mut self.scratch);
         pieces.clear();
         if let Some(grant) = self.oracle.get(grant) {
@@ -202,11 +202,11 @@ impl<H: Hardware> OracleHooks<H> {
         let mut port = CheckedBus {
             machine: &mut self.platform.borrow_mut(),
             oracle: &mut self.oracle,
-            rows: &self.rows,
+            device_indices: &self.device_indices,
             accesses: 0,
         };
         for range in &pieces {
-            let piece = Target {
+            let piece = DeviceMapping {
                 range: *range,
                 ..*target
             };
@@ -298,7 +298,7 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         let (domain, target) = layer.attach(index, id)?;
         let mut platform = self.platform.borrow_mut();
         platform.attach(id, domain, target)?;
-        self.rows.set(id, index.0);
+        self.device_indices.set(id, index.0);
         device.attached = Some((id, domain));
         self.attached += 1;
         Ok(())
@@ -338,7 +338,7 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         if self.early
             && let Some(range) = self.device_ranges.first().copied()
         {
-            let target = Target {
+            let target = DeviceMapping {
                 device: id,
                 range,
                 direction,

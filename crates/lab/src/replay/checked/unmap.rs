@@ -1,6 +1,7 @@
-//! The oracle's part of an unmap: it ends grants and takes buffers back.
+//! The oracle's part of an unmap: the device's own access just before it (`use_buffer`), the end of
+//! the grant, and the return of the buffer.
 
-use ringfence_devices::{DeviceMapping as Target, DriverEvent};
+use ringfence_devices::{DeviceMapping, DriverEvent};
 use ringfence_types::{DomainId, PfnRange};
 
 use super::oracle_hooks::OracleHooks;
@@ -13,7 +14,7 @@ use crate::oracle::GrantId;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unmapping {
     grant: GrantId,
-    target: Target,
+    target: DeviceMapping,
     domain: DomainId,
     bytes: u64,
 }
@@ -39,7 +40,7 @@ impl<H: Hardware> OracleHooks<H> {
         let Some(range) = self.device_ranges.first().copied() else {
             return;
         };
-        let target = Target {
+        let target = DeviceMapping {
             device,
             range,
             direction: key.direction,

@@ -11,7 +11,7 @@ pub use tsc::cycles;
 use std::hint::black_box;
 
 use ringfence_dma::MapError;
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::Space;
 use ringfence_trace::MappingId;
 use ringfence_types::{Invalidator, RequesterId};
@@ -43,7 +43,7 @@ struct Counts {
     stalled_out: u64,
 }
 
-impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<DmaLayer<S, F, I>> {
+impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> TimedReplay<DmaLayer<S, F, I>> {
     /// Creates a replay of a layer without domains. `make` creates the space of each device.
     pub fn new(
         flush: F,

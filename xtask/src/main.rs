@@ -8,6 +8,7 @@ mod fuzz;
 mod guest;
 mod ids;
 mod install;
+mod limits;
 mod links;
 mod mutate;
 mod nostd;

@@ -7,6 +7,7 @@
 //! ```
 
 mod journal;
+mod known;
 mod outcome;
 mod patch;
 mod scratch;
@@ -24,6 +25,7 @@ use crate::repo::Repo;
 use crate::rules;
 use crate::violation::Violation;
 use journal::Journal;
+use known::KnownTests;
 use outcome::MutantOutcome;
 use patch::{Mutation, TestCommand};
 use scratch::Scratch;
@@ -56,12 +58,14 @@ struct Row<'a> {
     time: Duration,
 }
 
-/// Checks that every patch has its header and applies to the current tree.
+/// Checks that every patch has its header, names tests that exist, and applies to the current tree.
 pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
     let mut found = Vec::new();
     let paths = patches(repo)?;
+    let known = KnownTests::read(repo)?;
     for path in &paths {
-        let applies = Mutation::read(repo, path).and_then(|_| {
+        let applies = Mutation::read(repo, path).and_then(|mutation| {
+            known.check(&mutation.kill)?;
             process::capture(
                 process::command(&repo.root, "git")
                     .args(["apply", "--check"])

@@ -7,8 +7,8 @@ use crate::steps::Step;
 use crate::suites::Kind;
 use crate::summary::Summary;
 use crate::{
-    check, console, fuzz, guest, ids, install, links, mutate, nostd, process, product, rules,
-    suites,
+    check, console, fuzz, guest, ids, install, limits, links, mutate, nostd, process, product,
+    rules, suites,
 };
 
 /// Names of the steps that other steps wait for.
@@ -51,6 +51,7 @@ pub(crate) fn test() -> Vec<Step> {
             cargo_test(repo, &["--workspace", "--all-features", "--doc"])
         }),
         Step::new("exact instruction counts", instruction_counts).after(RELEASE),
+        Step::new("memory bounds of hostile traces", limits::run),
         Step::new("documents that run", console::run),
         Step::new("guests", guest::live).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),

@@ -15,7 +15,7 @@ use crate::repo::Repo;
 use crate::summary::Summary;
 use crate::usage;
 
-const MANIFEST: &str = "fuzz/Cargo.toml";
+const PACKAGE: &str = "ringfence-fuzz";
 const CORPUS: &str = "fuzz/corpus";
 /// Number of lines shown of a failed run. They include the input, as libFuzzer and cargo-fuzz print
 /// it.
@@ -39,12 +39,6 @@ pub(crate) fn targets(repo: &Repo) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds the parts that run on any toolchain.
-pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
-    process::show(stable(repo, "test")?.arg("--no-run"), |_| {})?;
-    Ok(String::new())
-}
-
 /// Builds the parts that run under libFuzzer, if it is available.
 pub(crate) fn build_libfuzzer(repo: &Repo) -> anyhow::Result<String> {
     if !install::has_nightly() {
@@ -58,21 +52,11 @@ pub(crate) fn build_libfuzzer(repo: &Repo) -> anyhow::Result<String> {
 /// Replays every corpus through its target and checks that it reaches all of the target's outcomes.
 pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     let mut summary = Summary::default();
-    process::show(&mut stable(repo, "test")?, |line| summary.add_line(line))?;
+    let mut command = process::command(&repo.root, "cargo");
+    command.args(["test", "--quiet", "--package", PACKAGE]);
+    process::show(&mut command, |line| summary.add_line(line))?;
     summary.ensure_some_ran()?;
     Ok(summary.to_string())
-}
-
-/// Returns a cargo command on the stable toolchain.
-fn stable(repo: &Repo, task: &str) -> anyhow::Result<Command> {
-    let mut command = process::command(&repo.root, "cargo");
-    command
-        .arg(task)
-        .args(["--quiet", "--release", "--no-default-features"])
-        .args(["--features", "corpus"])
-        .args(["--manifest-path", MANIFEST, "--target-dir"])
-        .arg(repo.target_directory()?.join("fuzz"));
-    Ok(command)
 }
 
 /// Driver of a target.
@@ -98,6 +82,7 @@ pub(crate) fn run(
         // Build all targets first, so that no run waits for another's build.
         process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
     }
+    let profile = if libfuzzer.is_some() { "dev" } else { "fuzz" };
     // Start long runs first. At the end, short runs fill the idle CPUs.
     let long = libfuzzer.map(|seconds| (Driver::LibFuzzer, seconds));
     let drivers = long.into_iter().chain([(Driver::Random, random)]);
@@ -106,14 +91,16 @@ pub(crate) fn run(
         .collect();
     side_by_side(&runs, |((driver, seconds), target)| match driver {
         Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, *seconds).map(|()| None),
-        Driver::Random => random_one(repo, target, *seconds).map(Some),
+        Driver::Random => random_one(repo, target, *seconds, profile).map(Some),
     })
 }
 
-fn random_one(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String> {
+/// Runs a target on random inputs. Where libFuzzer does the long runs, the tests' build suffices.
+fn random_one(repo: &Repo, target: &str, seconds: u64, profile: &str) -> anyhow::Result<String> {
     let mut last = String::new();
     process::show(
-        stable(repo, "run")?
+        process::command(&repo.root, "cargo")
+            .args(["run", "--quiet", "--profile", profile, "--package", PACKAGE])
             .args(["--example", "random", "--", target])
             .arg(seconds.to_string()),
         |line| line.clone_into(&mut last),

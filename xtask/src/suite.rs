@@ -14,7 +14,6 @@ use crate::{
 /// Names of the steps that other steps wait for.
 const RELEASE: &str = "build: the command, optimised";
 const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
-const FUZZ: &str = "build: fuzz targets";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
 
 /// Run time of each fuzz target in `test`.
@@ -36,7 +35,6 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new(RELEASE, product::build_all).beside(),
         Step::new(FETCHED, guest::fetch).beside(),
         Step::new("checkpatch", guest::checkpatch).beside(),
-        Step::new(FUZZ, fuzz::build).beside(),
         Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(),
     ];
     steps.extend(check());
@@ -61,7 +59,6 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("guests with malicious clients", |repo| {
             guest::soak(repo, SOAK_SECONDS)
         }),
-        Step::new("fuzz corpora", fuzz::corpora).after(FUZZ),
         Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),
     ]);
     steps

@@ -33,7 +33,7 @@ const LEVELS: &[(&str, u8)] = &[
 ];
 
 /// Packages that only test the others and may depend on all of them.
-const ABOVE_ALL: &[&str] = &["tests", "virtio-iommu-conformance"];
+const ABOVE_ALL: &[&str] = &["tests", "fuzz", "virtio-iommu-conformance"];
 
 /// Packages that depend on no crate: tools must build even if the crates do not.
 const APART: &[&str] = &["xtask"];

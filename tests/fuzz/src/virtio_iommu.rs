@@ -4,7 +4,7 @@
 //!
 //! The session and the reference come from the crate's own tests.
 
-#[path = "../../crates/virtio-iommu/tests/common/mod.rs"]
+#[path = "../../../crates/virtio-iommu/tests/common/mod.rs"]
 mod common;
 
 use crate::Reached;

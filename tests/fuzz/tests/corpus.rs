@@ -33,7 +33,7 @@ fn every_corpus_reaches_every_outcome() {
 
 #[test]
 fn every_target_has_its_binary() {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/fuzz_targets");
     let binaries: BTreeSet<String> = std::fs::read_dir(directory)
         .expect("the targets can be listed")
         .map(|entry| entry.expect("an entry").path())

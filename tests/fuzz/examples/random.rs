@@ -1,6 +1,6 @@
 //! `random TARGET SECONDS|--runs N [SEED]`: runs a target on random inputs, on any toolchain. The
 //! last line shows the number of inputs. An input that makes the target panic, or that takes a
-//! minute, is stored below `artifacts/`.
+//! minute, is stored below `fuzz/artifacts/`.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -95,7 +95,7 @@ fn keep(target: &str, data: &[u8]) -> Result<String, Box<dyn Error>> {
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("artifacts")
+        .join("../../fuzz/artifacts")
         .join(target);
     fs::create_dir_all(&directory)?;
     let path = directory.join(format!("random-{:016x}", hasher.finish()));

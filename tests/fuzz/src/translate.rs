@@ -153,7 +153,7 @@ impl Run<'_> {
                 let target = u64::from(a >> 4);
                 let word = match target {
                     0 => word,
-                    _ => word & !ADDRESS | target * PAGE_BYTES,
+                    _ => (word & !ADDRESS) | (target * PAGE_BYTES),
                 };
                 self.history
                     .store(now, u64::from(a) % PAGES, u64::from(count) % 512, word);

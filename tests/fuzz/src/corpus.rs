@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Returns the directory of a target's corpus.
 pub fn directory(target: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("corpus")
+        .join("../../fuzz/corpus")
         .join(target)
 }
 

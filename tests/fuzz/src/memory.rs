@@ -32,7 +32,7 @@ impl Memory {
             let index = usize::from(u16::from_le_bytes([record[1], record[2]])) % TABLE_WORDS;
             let mut word = u64::from_le_bytes(record[3..].try_into().expect("8 bytes"));
             if target != 0 {
-                word = (word & !ADDRESS) | u64::from(target) * PAGE_BYTES;
+                word = (word & !ADDRESS) | (u64::from(target) * PAGE_BYTES);
             }
             let page = memory.0[usize::from(page)]
                 .get_or_insert_with(|| Box::new([const { AtomicU64::new(0) }; TABLE_WORDS]));

@@ -34,13 +34,13 @@ mod session;
 
 // Machine, memory and judge come from the devices' tests.
 #[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../../../crates/devices/tests/devices/board.rs"]
+#[path = "../../../../crates/devices/tests/devices/board.rs"]
 mod board;
 #[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../../../crates/devices/tests/devices/judge.rs"]
+#[path = "../../../../crates/devices/tests/devices/judge.rs"]
 mod judge;
 #[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../../../crates/devices/tests/devices/rig.rs"]
+#[path = "../../../../crates/devices/tests/devices/rig.rs"]
 mod rig;
 
 use ringfence_devices::Buffer;

@@ -76,6 +76,10 @@ pub enum FunctionError {
     /// A device process that was killed is stuck in the kernel and keeps pages of the old memory.
     #[error("a killed device process keeps unmapped guest memory: repeat the unmap when it exits")]
     MemoryInUse,
+    /// A device process that was killed is stuck in the kernel and keeps pages that the reset
+    /// unmapped.
+    #[error("a killed device process keeps guest memory: the reset completes when it exits")]
+    ResetPending,
 }
 
 /// A PCI function that a session serves.
@@ -120,7 +124,7 @@ pub trait Function {
     /// Resets the function to its state after power-on. It accesses no memory afterwards.
     ///
     /// # Errors
-    /// [`FunctionError`] if the function may still access memory.
+    /// [`FunctionError`] if the function, or a device behind it, may still access memory.
     fn reset(&mut self) -> Result<(), FunctionError>;
 }
 
@@ -165,7 +169,11 @@ impl Refusal {
             Self::Request(error) => error.errno(),
             Self::Memory(error) => error.errno(),
             Self::Function(FunctionError::IrqUnsupported { .. }) => errno::ENOTSUP,
-            Self::Function(FunctionError::StillMaster | FunctionError::MemoryInUse) => errno::EBUSY,
+            Self::Function(
+                FunctionError::StillMaster
+                | FunctionError::MemoryInUse
+                | FunctionError::ResetPending,
+            ) => errno::EBUSY,
             _ => errno::EINVAL,
         }
     }

@@ -185,7 +185,9 @@ const fn refused(refusal: &Refusal) -> &'static str {
             FunctionError::NoSuchVector { .. } => "function: NoSuchVector",
             FunctionError::IrqUnsupported { .. } => "function: IrqUnsupported",
             FunctionError::NotAnEvent { .. } => "function: NotAnEvent",
-            FunctionError::StillMaster | FunctionError::MemoryInUse => {
+            FunctionError::StillMaster
+            | FunctionError::MemoryInUse
+            | FunctionError::ResetPending => {
                 panic!("nobody works for these devices")
             }
         },

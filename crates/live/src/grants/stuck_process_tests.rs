@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use ringfence_types::RequesterId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -10,7 +11,12 @@ use super::*;
 use crate::counters::DeviceCounters;
 use crate::dma::{Dma, MemoryInUse};
 use crate::iommu::VirtioIommu;
+use crate::pci::layout;
 use crate::pviommu::PvIommu;
+use crate::session::{Function, FunctionError};
+use crate::virtio::iommu::IommuDevice;
+use crate::virtio::pviommu::PvIommuDevice;
+use crate::virtio::{Device, VirtioPci};
 
 const DISK: RequesterId = RequesterId::new(0x20);
 
@@ -62,4 +68,71 @@ fn a_stuck_process_behind_the_para_virtual_iommu_keeps_the_old_memory() {
     let (grants, exited) = stuck_grants();
     assert!(iommu.set_sandboxed(DISK, grants));
     replace_memory(&mut iommu.memory(), &exited);
+}
+
+/// Offset of `device_status` in BAR 0.
+const STATUS: u64 = layout::COMMON as u64 + 0x14;
+/// `DEVICE_NEEDS_RESET`.
+const NEEDS_RESET: u8 = 64;
+
+fn status<D: Device, A: Dma>(function: &mut VirtioPci<D, A>) -> u8 {
+    let mut status = [0];
+    let bar = layout::BAR.into();
+    function.read(bar, STATUS, &mut status).unwrap();
+    status[0]
+}
+
+fn write_status<D: Device, A: Dma>(function: &mut VirtioPci<D, A>, value: u8) {
+    let bar = layout::BAR.into();
+    function.write(bar, STATUS, &[value]).unwrap();
+}
+
+/// Resets an IOMMU whose sandboxed device has a stuck process: as a driver, and as a client.
+fn reset<D: Device, A: Dma>(device: D, memory: A, exited: &OwnedFd) {
+    let counters = Arc::<DeviceCounters>::default();
+    let mut function = VirtioPci::new(device, memory, false, counters);
+    write_status(&mut function, 1);
+    assert_eq!(status(&mut function), 1);
+    let begun = Instant::now();
+    write_status(&mut function, 0);
+    for _ in 0..3 {
+        assert_eq!(
+            status(&mut function),
+            NEEDS_RESET,
+            "the reset is incomplete"
+        );
+        write_status(&mut function, 3);
+        write_status(&mut function, 0);
+    }
+    assert_eq!(function.reset(), Err(FunctionError::ResetPending));
+    assert_eq!(status(&mut function), NEEDS_RESET, "after a function reset");
+    assert!(function.save().is_err(), "another process cannot wait");
+    // The process was found stuck before, so none of these calls waits.
+    assert!(begun.elapsed() < Duration::from_secs(4));
+    rustix::io::write(exited, &1u64.to_ne_bytes()).unwrap();
+    assert_eq!(status(&mut function), 0, "the process has exited");
+    write_status(&mut function, 1);
+    assert_eq!(status(&mut function), 1);
+    assert!(function.save().is_ok());
+    assert_eq!(function.reset(), Ok(()));
+}
+
+#[test]
+fn a_reset_of_the_virtio_iommu_completes_when_a_stuck_process_has_exited() {
+    let counters = Arc::<DeviceCounters>::default();
+    let iommu = VirtioIommu::new(Arc::clone(&counters)).unwrap();
+    let (grants, exited) = stuck_grants();
+    iommu.set_sandboxed(DISK, grants);
+    let memory = iommu.memory();
+    reset(IommuDevice::new(iommu, counters), memory, &exited);
+}
+
+#[test]
+fn a_reset_of_the_para_virtual_iommu_completes_when_a_stuck_process_has_exited() {
+    let counters = Arc::<DeviceCounters>::default();
+    let iommu = PvIommu::new(&[DISK], Arc::clone(&counters)).unwrap();
+    let (grants, exited) = stuck_grants();
+    assert!(iommu.set_sandboxed(DISK, grants));
+    let memory = iommu.memory();
+    reset(PvIommuDevice::new(iommu, counters), memory, &exited);
 }

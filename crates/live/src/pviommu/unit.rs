@@ -179,20 +179,25 @@ impl Unit {
         self.running = true;
     }
 
-    /// Ends the driver's session. When it returns, all devices are blocked and no mapping remains,
-    /// except those of a killed process that is stuck in the kernel (decision 0018).
-    pub(crate) fn reset(&mut self) {
+    /// Ends the driver's session. When it returns `Ok`, all devices are blocked and no mapping
+    /// remains.
+    ///
+    /// # Errors
+    /// [`StuckProcess`]: the same, except for the pages of a killed process that is stuck in the
+    /// kernel (decision 0018). The caller must call it again until it succeeds.
+    pub(crate) fn reset(&mut self) -> Result<(), StuckProcess> {
         let Self {
             backend, simulated, ..
         } = self;
         backend.tables().simulated().detach(simulated);
         backend.tables().assigned().detach();
         // All devices are detached. Only a process stuck in the kernel can leave a revocation
-        // incomplete; its device does no work until it is dead.
-        let _ = self.backend.reset();
-        self.domains().clear();
+        // incomplete. Its frames stay pinned until the reset succeeds.
+        let reset = self.backend.reset().map_err(|_| StuckProcess);
+        let cleared = self.domains().clear();
         self.recently_unmapped.clear();
         self.running = false;
+        reset.and(cleared)
     }
 
     /// Executes `request` completely or not at all.

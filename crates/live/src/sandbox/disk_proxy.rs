@@ -26,6 +26,7 @@ use crate::saved_state::HandOverBlocker;
 use crate::virtio::blk::{Blk, RequestTooLong};
 use crate::virtio::{
     BusMasterStuck, Device, DeviceState, DiskKind, PollSource, QuantumResult, QueueBroken,
+    ResetPending,
 };
 
 /// The proxy kills a process that has not reset its queues within this time.
@@ -359,8 +360,9 @@ impl Device for DiskProxy {
         self.link.child.kill_and_wait()
     }
 
-    /// Resets the process's queues. On return it has released its rings or was killed.
-    fn reset(&mut self) {
+    /// Resets the process's queues. On return it has released its rings or was killed. Always
+    /// succeeds: the IOMMU answers for the pages of a killed process.
+    fn reset(&mut self) -> Result<(), ResetPending> {
         let used = self.queues.iter().any(|state| state.configured);
         self.resetting = used && !self.ended;
         if self.resetting {
@@ -377,6 +379,7 @@ impl Device for DiskProxy {
                 ..QueueState::default()
             };
         }
+        Ok(())
     }
 
     fn set_bus_master(&mut self) {

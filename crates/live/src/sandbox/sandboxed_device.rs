@@ -199,7 +199,8 @@ impl SandboxedDevice {
             }
             DeviceCommand::Kick { index, round } => self.work(index, round),
             DeviceCommand::Reset => {
-                self.disk.reset();
+                // This process is the one that works for the disk.
+                let _ = self.disk.reset();
                 self.queues.iter_mut().for_each(Queue::reset);
                 send(&DeviceResponse::ResetDone);
             }

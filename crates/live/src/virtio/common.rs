@@ -51,6 +51,8 @@ pub(crate) struct Common {
     accepted_select: u32,
     config_vector: u16,
     status: u8,
+    /// True while a reset is incomplete. `device_status` then reads `DEVICE_NEEDS_RESET`.
+    resetting: bool,
     selected: u16,
     pub(crate) slots: Vec<Slot>,
 }
@@ -73,6 +75,7 @@ impl Common {
             accepted_select: 0,
             config_vector: NO_VECTOR,
             status: 0,
+            resetting: false,
             selected: 0,
             slots: slots.collect(),
         }
@@ -82,6 +85,19 @@ impl Common {
         let offered = self.offered;
         let sizes: Vec<u16> = self.slots.iter().map(|s| s.queue.max_size()).collect();
         *self = Self::new(offered, &sizes);
+    }
+
+    /// Keeps `device_status` from reading 0 after [`reset`](Self::reset), until the next reset. The
+    /// driver waits for a read of 0 before it uses the device (virtio 1.2, section 4.1.4.3.2), so
+    /// all writes except that of a status of 0 are ignored.
+    pub(crate) fn delay_reset(&mut self) {
+        self.resetting = true;
+        self.status = NEEDS_RESET;
+    }
+
+    /// Returns true while a reset is incomplete.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.resetting
     }
 
     /// Returns the registers and the ring positions of the queues.
@@ -154,6 +170,7 @@ impl Common {
             accepted_select: state.accepted_select,
             config_vector: state.config_vector,
             status: state.status,
+            resetting: false,
             selected: state.selected,
             slots,
         };
@@ -242,6 +259,9 @@ impl Common {
         let vector = |value: u16| if has(value) { value } else { NO_VECTOR };
         let word = u32_at(data, 0).unwrap_or(0);
         let short = u16_at(data, 0).unwrap_or(0);
+        if self.resetting && !matches!((offset, data), (0x14, [0])) {
+            return Effect::None;
+        }
         match (offset, data.len()) {
             (0x00, 4) => self.offered_select = word,
             (0x08, 4) => self.accepted_select = word,
@@ -338,5 +358,32 @@ impl CommonState {
     /// Returns the accepted features; `None` if the driver has not set `DRIVER_OK`.
     pub(crate) fn begun(&self) -> Option<u64> {
         (self.status & DRIVER_OK != 0).then_some(self.accepted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_with_an_incomplete_reset_takes_only_another_reset() {
+        let mut common = Common::new(F_VERSION_1, &[8]);
+        common.delay_reset();
+        let before = common.save();
+        // Select the upper half of the features, accept version 1, and report DRIVER_OK.
+        let one = 1u32.to_le_bytes();
+        for (offset, data) in [
+            (0x08, &one[..]),
+            (0x0c, &one),
+            (0x14, &[15]),
+            (0x16, &[1, 0]),
+        ] {
+            assert_eq!(common.write(offset, data, |_| true), Effect::None);
+            assert_eq!(common.save(), before, "offset {offset:#x}");
+        }
+        assert_eq!(common.write(0x14, &[0], |_| true), Effect::Reset);
+        common.reset();
+        assert_eq!(common.write(0x14, &[1], |_| true), Effect::None);
+        assert_eq!(common.save().status, ACKNOWLEDGE);
     }
 }

@@ -13,7 +13,7 @@ use rustix::time::{
 };
 use virtio_queue::Queue;
 
-use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
+use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken, ResetPending};
 use crate::dma::Dma;
 
 /// Delays the work of the device `D`, which must have no poll source.
@@ -79,9 +79,9 @@ impl<D: Device> Device for Delayed<D> {
         self.device.activate(features);
     }
 
-    fn reset(&mut self) {
+    fn reset(&mut self) -> Result<(), ResetPending> {
         (self.kicked, self.due) = (None, None);
-        self.device.reset();
+        self.device.reset()
     }
 
     fn set_bus_master(&mut self) {

@@ -11,7 +11,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemory;
 
 use super::DeviceState;
-use super::{Device, PollSource, QuantumResult, QueueBroken};
+use super::{Device, PollSource, QuantumResult, QueueBroken, ResetPending};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::iommu::{Recorder, VirtioIommu};
@@ -102,8 +102,8 @@ impl Device for IommuDevice {
         self.iommu.poll_faults();
     }
 
-    fn reset(&mut self) {
-        let _ = self.iommu.unit().reset();
+    fn reset(&mut self) -> Result<(), ResetPending> {
+        self.iommu.unit().reset().map_err(|_| ResetPending)
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {

@@ -43,6 +43,11 @@ pub const F_ACCESS_PLATFORM: u64 = 1 << 33;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusMasterStuck;
 
+/// The reset is not complete: a killed process that is stuck in the kernel may still access pages
+/// that the reset unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResetPending;
+
 /// Behaviour of a virtio device type, independent of the transport.
 pub trait Device {
     /// Virtio device ID.
@@ -81,7 +86,13 @@ pub trait Device {
     }
 
     /// Returns the device to its initial state.
-    fn reset(&mut self) {}
+    ///
+    /// # Errors
+    /// [`ResetPending`]. The caller does not report the reset as complete and calls this again
+    /// until it succeeds. Only the first call may wait for a process.
+    fn reset(&mut self) -> Result<(), ResetPending> {
+        Ok(())
+    }
 
     /// Grants bus mastering. A device begins without it.
     fn set_bus_master(&mut self) {}

@@ -11,9 +11,10 @@ use virtio_queue::{Queue, QueueT};
 
 use super::DeviceState;
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
-use super::{Device, PollSource, QueueBroken};
+use super::{Device, PollSource, QueueBroken, ResetPending};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::grants::StuckProcess;
 use crate::pviommu::PvIommu;
 use crate::saved_state::HandOverBlocker;
 use crate::virtio::chain::Chain;
@@ -219,8 +220,9 @@ impl Device for PvIommuDevice {
         self.iommu.poll_events();
     }
 
-    fn reset(&mut self) {
-        self.iommu.unit().reset();
+    fn reset(&mut self) -> Result<(), ResetPending> {
+        let reset = self.iommu.unit().reset();
+        reset.map_err(|StuckProcess| ResetPending)
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {

@@ -9,7 +9,7 @@ use vm_memory::GuestMemoryMmap;
 use super::common::{Common, Effect};
 use super::{
     BusMasterStuck, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1,
-    PollSource, QueueBroken,
+    PollSource, QueueBroken, ResetPending,
 };
 use super::{DeviceState, FunctionState};
 use crate::counters::DeviceCounters;
@@ -95,6 +95,11 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     /// # Errors
     /// [`HandOverBlocker`] if the device cannot be handed over.
     pub(crate) fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+        if self.common.is_resetting() {
+            return Err(HandOverBlocker::Unsupported(
+                "a device whose reset is incomplete",
+            ));
+        }
         let registers = FunctionState {
             config: self.config.save(),
             isr: self.isr,
@@ -206,10 +211,12 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         Ok(())
     }
 
-    fn reset_device(&mut self) {
+    /// Resets the device. Until it succeeds, `device_status` does not read 0.
+    fn reset_device(&mut self) -> Result<(), ResetPending> {
         self.common.reset();
         self.isr = 0;
-        self.device.reset();
+        let reset = self.device.reset();
+        reset.inspect_err(|ResetPending| self.common.delay_reset())
     }
 
     fn read_bar(&mut self, offset: u32, data: &mut [u8]) {
@@ -217,7 +224,13 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         let page = offset & !0xfff;
         let within = (offset - page) as usize;
         match page {
-            layout::COMMON => self.common.read(within, data),
+            layout::COMMON => {
+                // The driver polls device_status until the reset is complete.
+                if self.common.is_resetting() {
+                    let _ = self.reset_device();
+                }
+                self.common.read(within, data);
+            }
             // Reading clears the register (virtio 1.2, section 4.1.4.5).
             layout::ISR if within == 0 => {
                 if let Some(first) = data.first_mut() {
@@ -241,7 +254,10 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
                 {
                     Effect::None => {}
                     Effect::Begin => self.device.activate(self.common.features()),
-                    Effect::Reset => self.reset_device(),
+                    // If the reset is incomplete, device_status says so.
+                    Effect::Reset => {
+                        let _ = self.reset_device();
+                    }
                 }
             }
             layout::DEVICE => self.device.write_config(within, data),
@@ -348,11 +364,12 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     }
 
     fn reset(&mut self) -> Result<(), FunctionError> {
-        self.reset_device();
+        let reset = self.reset_device();
         let left = self.device.clear_bus_master();
         self.config = ConfigSpace::new(&self.identity);
         self.vectors = Vectors::new(self.identity.vectors);
-        left.map_err(|BusMasterStuck| FunctionError::StillMaster)
+        left.map_err(|BusMasterStuck| FunctionError::StillMaster)?;
+        reset.map_err(|ResetPending| FunctionError::ResetPending)
     }
 }
 

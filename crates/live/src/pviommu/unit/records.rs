@@ -66,7 +66,8 @@ impl Unit {
         let mapped = self.devices.iter().copied().map(super::devid);
         let mapped = mapped.map(|device| self.backend.mapped_pages(device));
         if !state.running && (mapped.sum::<u64>() > 0 || !events.is_empty()) {
-            self.reset();
+            // The caller gives the whole IOMMU up.
+            let _ = self.reset();
             return Err(StateError::Register {
                 what: "state of a para-virtual IOMMU without a driver",
             });

@@ -97,12 +97,16 @@ impl Domains {
         }
     }
 
-    /// Removes all grants of sandboxed processes.
-    pub(super) fn clear(&mut self) {
-        for grants in self.sandboxed.values_mut() {
+    /// Removes all grants of every sandboxed process, even after a failure.
+    ///
+    /// # Errors
+    /// As for [`Grants::commit`].
+    pub(super) fn clear(&mut self) -> Result<(), StuckProcess> {
+        let cleared = self.sandboxed.values_mut().map(|grants| {
             grants.unmap_all();
-            let _ = grants.commit();
-        }
+            grants.commit()
+        });
+        cleared.fold(Ok(()), Result::and)
     }
 
     /// Returns the address of a frame's bytes in the memory that the domains translate to. The

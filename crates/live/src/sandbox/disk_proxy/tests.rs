@@ -90,7 +90,7 @@ fn resets_that_are_late_each_time_add_up() {
         rounds += 1;
         assert!(rounds < ROUNDS, "still trusted");
         proxy.queues[0].configured = true;
-        proxy.reset();
+        proxy.reset().unwrap();
     }
     let events = events.lock().unwrap().concat();
     // With no allowance left, every answer is late.

@@ -26,7 +26,7 @@ pub use self::steering::{FLOWS, NO_PAIR};
 use super::DeviceState;
 use super::chain::Chain;
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
-use super::{Device, PollSource, QueueBroken};
+use super::{Device, PollSource, QueueBroken, ResetPending};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::link::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome};
@@ -349,7 +349,7 @@ impl<L: NetLink> Device for Net<L> {
         self.state().map(|state| DeviceState::Net(Box::new(state)))
     }
 
-    fn reset(&mut self) {
+    fn reset(&mut self) -> Result<(), ResetPending> {
         self.features = 0;
         self.active = NonZeroU16::MIN;
         self.steering = Steering::default();
@@ -360,6 +360,7 @@ impl<L: NetLink> Device for Net<L> {
         self.waiting.clear();
         self.full = false;
         self.readable = true;
+        Ok(())
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {

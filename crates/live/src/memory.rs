@@ -10,6 +10,7 @@
 //!
 //! [`MemoryRules`] may exempt one file, so that a host without swap can reclaim a guest's pages.
 
+mod error;
 pub(crate) mod lock;
 mod rules;
 
@@ -19,13 +20,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_types::IovaRange;
-use ringfence_vfio_user::errno;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
     GuestRegionMmap, MmapRegion,
 };
 
+pub use error::MemoryError;
 pub use rules::{Locked, MemoryRules};
 
 /// Most ranges that one client may map. Announced as `max_dma_maps`.
@@ -45,85 +46,6 @@ pub struct RangeState {
     pub offset: u64,
     /// Backing file; `None` if the range is inaccessible.
     pub file: Option<OwnedFd>,
-}
-
-/// Error of a map or unmap request, which has changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MemoryError {
-    /// The range overlaps a mapped range.
-    #[error("cannot map {}: it overlaps a mapped range", shown(.range))]
-    Overlap {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The client has mapped [`MAX_RANGES`] ranges already.
-    #[error("cannot map {}: the client has mapped {MAX_RANGES} ranges", shown(.range))]
-    TooMany {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The client would have mapped more than 16 TiB.
-    #[error("cannot map {}: the client would map more than 16 TiB", shown(.range))]
-    TooLong {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The file is on hugetlbfs.
-    #[error("cannot map {}: its file is on hugetlbfs", shown(.range))]
-    HugePages {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The file is not sealed against shrinking and could be truncated.
-    #[error("cannot map {}: its file is not sealed against shrinking", shown(.range))]
-    Unsealed {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The file cannot be mapped: it is too short, the offset is not page-aligned, or the host
-    /// refuses.
-    #[error("cannot map {}: the file is too short, misaligned or unmappable", shown(.range))]
-    Unmappable {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The host cannot lock the range, or the pages in it that devices can access.
-    #[error("cannot lock {}: raise the limit of locked memory", shown(.range))]
-    Unlockable {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// The unmap request covers only part of a mapped range.
-    #[error("cannot unmap {}: it covers only part of a mapped range", shown(.range))]
-    Split {
-        /// The requested range.
-        range: IovaRange,
-    },
-    /// No mapped range lies within the requested one.
-    #[error("cannot unmap {}: it contains no mapped range", shown(.range))]
-    Absent {
-        /// The requested range.
-        range: IovaRange,
-    },
-}
-
-fn shown(range: &IovaRange) -> String {
-    let (start, bytes) = (range.start(), range.bytes());
-    format!("{bytes:#x} bytes of guest memory at {start}")
-}
-
-impl MemoryError {
-    /// Returns the error number of the reply.
-    pub fn errno(&self) -> u32 {
-        match self {
-            Self::Overlap { .. } => errno::EEXIST,
-            Self::TooMany { .. } | Self::TooLong { .. } => errno::ENOSPC,
-            Self::Unsealed { .. } | Self::HugePages { .. } => errno::EACCES,
-            Self::Absent { .. } => errno::ENOENT,
-            Self::Unlockable { .. } => errno::ENOMEM,
-            Self::Unmappable { .. } | Self::Split { .. } => errno::EINVAL,
-        }
-    }
 }
 
 /// Backing of a range and its permission.
@@ -150,6 +72,10 @@ pub struct GuestRam {
 enum Reachability {
     Mapped,
     Unreachable,
+    /// The client asked for the unmap, but a device process may still have pages.
+    Unmapping,
+    /// The unmap of a refused request has completed. Only a repeated request finds the range.
+    Unmapped,
 }
 
 impl GuestRam {
@@ -168,12 +94,18 @@ impl GuestRam {
 
     /// Returns the number of ranges, including inaccessible ones.
     pub fn len(&self) -> usize {
-        self.ranges.len()
+        self.live().count()
     }
 
     /// Returns true if the client has mapped no range.
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.len() == 0
+    }
+
+    /// Returns the ranges that the client has mapped.
+    fn live(&self) -> impl Iterator<Item = &(IovaRange, Reachability)> {
+        let ranges = self.ranges.iter();
+        ranges.filter(|(_, reach)| *reach != Reachability::Unmapped)
     }
 
     /// Maps `range`.
@@ -194,10 +126,10 @@ impl GuestRam {
         source: RangeSource,
         lock: impl FnOnce(&GuestMemoryMmap) -> io::Result<()>,
     ) -> Result<(), MemoryError> {
-        if self.ranges.len() >= MAX_RANGES {
+        if self.len() >= MAX_RANGES {
             return Err(MemoryError::TooMany { range });
         }
-        if self.ranges.iter().any(|(other, _)| other.overlaps(&range)) {
+        if self.live().any(|(other, _)| other.overlaps(&range)) {
             return Err(MemoryError::Overlap { range });
         }
         let reach = match source.file {
@@ -209,6 +141,11 @@ impl GuestRam {
             }
             _ => Reachability::Unreachable,
         };
+        // A repeated unmap of another range that was here cannot be meant any more.
+        let full = self.ranges.len() >= MAX_RANGES;
+        self.ranges.retain(|(other, reach)| {
+            *reach != Reachability::Unmapped || !(full || other.overlaps(&range))
+        });
         self.ranges.push((range, reach));
         Ok(())
     }
@@ -218,7 +155,7 @@ impl GuestRam {
     /// # Errors
     /// The host has no free descriptors.
     pub(crate) fn save(&self) -> io::Result<Vec<RangeState>> {
-        let ranges = self.ranges.iter().map(|(range, reach)| {
+        let ranges = self.live().map(|(range, reach)| {
             let start = GuestAddress(range.start().get());
             let file = self.memory.find_region(start);
             let file = file.and_then(|region| region.file_offset());
@@ -319,8 +256,8 @@ impl GuestRam {
     }
 
     /// Removes the ranges within `range` from the snapshot. They stay reserved until
-    /// [`end_unmap`](Self::end_unmap), so that the client can repeat a refused request and can map
-    /// nothing else there.
+    /// [`end_unmap`](Self::end_unmap) or [`complete_unmaps`](Self::complete_unmaps), so that the
+    /// client can repeat a refused request and can map nothing else there.
     ///
     /// # Errors
     /// As for [`unmap`](Self::unmap).
@@ -332,9 +269,25 @@ impl GuestRam {
         let leaving = self
             .ranges
             .iter_mut()
-            .filter(|(other, _)| is_in(other, range));
-        leaving.for_each(|(_, reach)| *reach = Reachability::Unreachable);
+            .filter(|(other, reach)| is_in(other, range) && *reach != Reachability::Unmapped);
+        leaving.for_each(|(_, reach)| *reach = Reachability::Unmapping);
         Ok(())
+    }
+
+    /// Returns true if the unmap of a range has begun and not ended.
+    pub(crate) fn is_unmapping(&self) -> bool {
+        let mut ranges = self.ranges.iter();
+        ranges.any(|(_, reach)| *reach == Reachability::Unmapping)
+    }
+
+    /// Completes all unmaps that have begun, when no device can access these ranges. The client can
+    /// map them again. A repeated unmap still succeeds.
+    pub(crate) fn complete_unmaps(&mut self) {
+        for (_, reach) in &mut self.ranges {
+            if *reach == Reachability::Unmapping {
+                *reach = Reachability::Unmapped;
+            }
+        }
     }
 
     /// Forgets the ranges within `range` when no device can access them.
@@ -346,8 +299,7 @@ impl GuestRam {
     fn without(&self, range: IovaRange) -> Result<GuestMemoryMmap, MemoryError> {
         let touched = |other: &IovaRange| range.overlaps(other);
         if self
-            .ranges
-            .iter()
+            .live()
             .any(|(other, _)| touched(other) && !range.contains(other))
         {
             return Err(MemoryError::Split { range });
@@ -355,7 +307,7 @@ impl GuestRam {
         let mut memory = self.memory.clone();
         let mut found = false;
         for (other, reach) in &self.ranges {
-            if !touched(other) {
+            if !range.contains(other) {
                 continue;
             }
             found = true;

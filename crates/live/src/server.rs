@@ -7,7 +7,7 @@ mod waiting;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::stream::{Received, receive};
 use self::waiting::wait_or_pause;
@@ -24,6 +24,10 @@ pub(crate) use self::stream::answer;
 pub use self::stream::{Piece, receive_piece};
 pub use self::waiting::StopSignal;
 pub(crate) use self::waiting::{ServeEnd, wait};
+
+/// Time between two attempts to complete a refused unmap. Nothing wakes this thread when a process
+/// that was stuck in the kernel exits.
+const UNMAP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A function that also polls a host descriptor.
 pub trait PolledFunction: Function {
@@ -200,7 +204,7 @@ impl<F: PolledFunction> ClientSlot<F> {
                 ClientState::Ended => return Ok(ServeEnd::Stop),
                 ClientState::Idle(_) => {
                     let listener = Some(self.listener.as_fd());
-                    let woken = wait_or_pause(listener, None, stop, wake_fd, false)?;
+                    let woken = wait_or_pause(listener, None, stop, wake_fd, None)?;
                     if let Some(pause) = woken.serve_end() {
                         return Ok(pause);
                     }
@@ -285,16 +289,24 @@ impl<F: PolledFunction> ClientConnection<F> {
             words,
         } = self;
         loop {
+            let unmapping = session.is_unmapping();
             let function = session.function();
             if let Some(broken) = function.take_queue_error() {
                 words.log(ServeEvent::Broken(&broken), &mut *report);
             }
             let unfinished = function.unfinished();
             let (main, extra) = (Some(stream.as_fd()), function.waits_for());
-            let woken = wait_or_pause(main, extra, stop, wake_fd, unfinished)?;
+            let limit = match (unfinished, unmapping) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(UNMAP_INTERVAL),
+                (false, false) => None,
+            };
+            let woken = wait_or_pause(main, extra, stop, wake_fd, limit)?;
+            session.complete_unmaps();
             if let Some(pause) = woken.serve_end() {
                 return Ok(Some(pause));
             }
+            let function = session.function();
             // Handle both: a flood of packets must not delay register accesses, and a flood of
             // doorbells must not delay packets.
             if woken.extra {

@@ -74,7 +74,9 @@ pub enum FunctionError {
     #[error("the device's process is stuck and may still access guest memory")]
     StillMaster,
     /// A device process that was killed is stuck in the kernel and keeps pages of the old memory.
-    #[error("a killed device process keeps unmapped guest memory: repeat the unmap when it exits")]
+    #[error(
+        "a killed device process keeps unmapped guest memory: the unmap completes when it exits"
+    )]
     MemoryInUse,
     /// A device process that was killed is stuck in the kernel and keeps pages that the reset
     /// unmapped.
@@ -118,9 +120,15 @@ pub trait Function {
     /// derived from the old memory.
     ///
     /// # Errors
-    /// [`FunctionError::MemoryInUse`]. The caller calls it again with the same memory until it
-    /// succeeds.
+    /// [`FunctionError::MemoryInUse`]. The caller calls this with the same memory, or
+    /// [`complete_memory_change`](Self::complete_memory_change), until it succeeds.
     fn memory_changed(&mut self, memory: &GuestMemoryMmap) -> Result<(), FunctionError>;
+    /// Returns `Ok` when nothing can access the memory that a refused
+    /// [`memory_changed`](Self::memory_changed) replaced. Does not wait.
+    ///
+    /// # Errors
+    /// [`FunctionError::MemoryInUse`].
+    fn complete_memory_change(&mut self) -> Result<(), FunctionError>;
     /// Resets the function to its state after power-on. It accesses no memory afterwards.
     ///
     /// # Errors
@@ -250,6 +258,19 @@ impl<F: Function> Session<F> {
         (self.function, reset.and(dropped))
     }
 
+    /// Returns true if an unmap was refused because a device process keeps pages.
+    pub(crate) fn is_unmapping(&self) -> bool {
+        self.ram.is_unmapping()
+    }
+
+    /// Completes refused unmaps if the process that kept the pages has exited. The client can then
+    /// map other memory there; a repeated unmap succeeds.
+    pub(crate) fn complete_unmaps(&mut self) {
+        if self.is_unmapping() && self.function.complete_memory_change().is_ok() {
+            self.ram.complete_unmaps();
+        }
+    }
+
     /// Handles one message.
     pub fn handle(&mut self, message: Message) -> Outcome {
         let header = message.header;
@@ -289,6 +310,7 @@ impl<F: Function> Session<F> {
                     offset,
                     accessible: readable && writable,
                 };
+                self.complete_unmaps();
                 let function = &mut self.function;
                 let lock = |memory: &GuestMemoryMmap| function.lock_pinned(memory);
                 let mapped = self.ram.map_with(range, source, lock);

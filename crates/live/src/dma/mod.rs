@@ -62,8 +62,18 @@ pub trait Dma: Send {
     /// Replaces the guest's memory and discards all translations of the old one.
     ///
     /// # Errors
-    /// [`MemoryInUse`]. The caller calls it again with the same memory until it succeeds.
+    /// [`MemoryInUse`]: the memory was replaced, but something may still access the old one. The
+    /// caller calls this or [`complete_set_memory`](Self::complete_set_memory) until it succeeds.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), MemoryInUse>;
+
+    /// Returns `Ok` when nothing can access the memory that a refused
+    /// [`set_memory`](Self::set_memory) replaced. Does not wait and changes no mapping.
+    ///
+    /// # Errors
+    /// [`MemoryInUse`]. The default does not know, so `set_memory` must be repeated.
+    fn complete_set_memory(&mut self) -> Result<(), MemoryInUse> {
+        Err(MemoryInUse)
+    }
 
     /// Returns true if a hardware IOMMU model translates the accesses.
     fn is_assigned(&self) -> bool {

@@ -50,7 +50,9 @@ fn replace_memory(memory: &mut impl Dma, exited: &OwnedFd) {
     let none = GuestMemoryMmap::default();
     assert_eq!(memory.set_memory(&none), Err(MemoryInUse));
     assert_eq!(memory.set_memory(&none), Err(MemoryInUse), "a retry");
+    assert_eq!(memory.complete_set_memory(), Err(MemoryInUse));
     rustix::io::write(exited, &1u64.to_ne_bytes()).unwrap();
+    assert_eq!(memory.complete_set_memory(), Ok(()), "it has exited");
     assert_eq!(memory.set_memory(&none), Ok(()), "the process has exited");
 }
 

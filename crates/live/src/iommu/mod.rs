@@ -323,4 +323,10 @@ impl Dma for GuestDma {
         self.direct.set_memory(memory)?;
         sandboxed.and(assigned).map_err(|_| MemoryInUse)
     }
+
+    fn complete_set_memory(&mut self) -> Result<(), MemoryInUse> {
+        // Only a sandboxed process can keep the old memory.
+        let committed = self.iommu.unit().sink_mut().sandboxed.commit();
+        committed.map_err(|_| MemoryInUse)
+    }
 }

@@ -59,6 +59,14 @@ impl<A: Dma> BusMasterGate<A> {
         self.0.set_memory(memory)
     }
 
+    /// Completes a replacement of the guest's memory that was refused.
+    ///
+    /// # Errors
+    /// As for [`Dma::complete_set_memory`].
+    pub(crate) fn complete_set_memory(&mut self) -> Result<(), MemoryInUse> {
+        self.0.complete_set_memory()
+    }
+
     /// Returns true if a hardware IOMMU model translates the accesses.
     pub(crate) fn is_assigned(&self) -> bool {
         self.0.is_assigned()

@@ -198,4 +198,9 @@ impl Dma for PvDma {
         let set = self.iommu.unit().set_memory(memory);
         set.map_err(|StuckProcess| MemoryInUse)
     }
+
+    fn complete_set_memory(&mut self) -> Result<(), MemoryInUse> {
+        let committed = self.iommu.unit().commit_grants();
+        committed.map_err(|StuckProcess| MemoryInUse)
+    }
 }

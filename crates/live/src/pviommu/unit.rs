@@ -164,6 +164,14 @@ impl Unit {
         self.domains().set_memory(memory)
     }
 
+    /// Commits the grants of every sandboxed process.
+    ///
+    /// # Errors
+    /// As for [`Grants::commit`].
+    pub(super) fn commit_grants(&mut self) -> Result<(), StuckProcess> {
+        self.domains().commit_grants()
+    }
+
     /// Returns the configuration that the driver reads.
     pub(crate) fn config(&self) -> &Config {
         self.backend.config()

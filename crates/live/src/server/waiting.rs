@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -130,15 +131,16 @@ pub(crate) fn wait(
     stop: &StopSignal,
     busy: bool,
 ) -> io::Result<WaitResult> {
-    wait_or_pause(main, extra, stop, None, busy)
+    wait_or_pause(main, extra, stop, None, busy.then_some(Duration::ZERO))
 }
 
+/// Like [`wait`], also for a pause request. Waits for `limit` at most, if there is one.
 pub(super) fn wait_or_pause(
     main: Option<BorrowedFd<'_>>,
     extra: Option<PollSource<'_>>,
     stop: &StopSignal,
     wake_fd: Option<BorrowedFd<'_>>,
-    busy: bool,
+    limit: Option<Duration>,
 ) -> io::Result<WaitResult> {
     let mut fds = vec![PollFd::new(&*stop.0, PollFlags::IN)];
     fds.extend(main.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -152,9 +154,9 @@ pub(super) fn wait_or_pause(
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
     }
-    let at_once = Timespec::default();
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     loop {
-        match poll(&mut fds, busy.then_some(&at_once)) {
+        match poll(&mut fds, limit.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),

@@ -363,6 +363,11 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
         set.map_err(|MemoryInUse| FunctionError::MemoryInUse)
     }
 
+    fn complete_memory_change(&mut self) -> Result<(), FunctionError> {
+        let completed = self.dma.complete_set_memory();
+        completed.map_err(|MemoryInUse| FunctionError::MemoryInUse)
+    }
+
     fn reset(&mut self) -> Result<(), FunctionError> {
         let reset = self.reset_device();
         let left = self.device.clear_bus_master();

@@ -196,9 +196,12 @@ fn a_range_without_a_file_is_known_and_out_of_reach() {
 }
 
 /// Memory that a stuck process keeps while `stuck` is set.
-struct StuckMemory {
-    direct: Direct,
-    stuck: Arc<AtomicBool>,
+#[derive(Default)]
+pub(crate) struct StuckMemory {
+    pub(crate) direct: Direct,
+    pub(crate) stuck: Arc<AtomicBool>,
+    /// Set when the server has found the process dead.
+    pub(crate) completed: Arc<AtomicBool>,
 }
 
 impl Dma for StuckMemory {
@@ -213,6 +216,26 @@ impl Dma for StuckMemory {
         let stuck = self.stuck.load(Ordering::Relaxed);
         if stuck { Err(MemoryInUse) } else { Ok(()) }
     }
+
+    fn complete_set_memory(&mut self) -> Result<(), MemoryInUse> {
+        if self.stuck.load(Ordering::Relaxed) {
+            return Err(MemoryInUse);
+        }
+        self.completed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Returns a client with version negotiation whose memory a stuck process keeps while the returned
+/// flag is set.
+fn with_stuck_memory() -> (Client<Blk, StuckMemory>, Arc<AtomicBool>) {
+    let counters = Arc::new(DeviceCounters::default());
+    let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
+    let memory = StuckMemory::default();
+    let stuck = Arc::clone(&memory.stuck);
+    let mut client = Client::new(disk, memory, false, counters);
+    client.agree();
+    (client, stuck)
 }
 
 /// The client receives no success reply before the process has exited. Until then it can repeat the
@@ -220,15 +243,7 @@ impl Dma for StuckMemory {
 #[test]
 fn an_unmap_that_a_stuck_process_prevents() {
     const HALF: u64 = RAM_BYTES / 2;
-    let counters = Arc::new(DeviceCounters::default());
-    let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
-    let stuck = Arc::new(AtomicBool::new(false));
-    let memory = StuckMemory {
-        direct: Direct::default(),
-        stuck: Arc::clone(&stuck),
-    };
-    let mut client = Client::new(disk, memory, false, counters);
-    client.agree();
+    let (mut client, stuck) = with_stuck_memory();
     assert_eq!(client.map(0, HALF, 0, 3).errno, 0);
     stuck.store(true, Ordering::Relaxed);
     assert_eq!(client.map(HALF, HALF, HALF, 3).errno, 0, "takes nothing");
@@ -245,4 +260,50 @@ fn an_unmap_that_a_stuck_process_prevents() {
     stuck.store(false, Ordering::Relaxed);
     assert_eq!(client.unmap(0, 0, 2).errno, 0);
     assert_eq!(client.map(HALF, HALF, HALF, 3).errno, 0);
+}
+
+/// A client that does not repeat a refused unmap can map the range again once the process has
+/// exited. A client that repeats it receives a success, once.
+#[test]
+fn a_refused_unmap_completes_when_the_process_has_exited() {
+    const HALF: u64 = RAM_BYTES / 2;
+    let (mut client, stuck) = with_stuck_memory();
+    assert_eq!(client.map(0, HALF, 0, 3).errno, 0);
+    stuck.store(true, Ordering::Relaxed);
+    assert_eq!(client.unmap(0, HALF, 0).errno, errno::EBUSY);
+    assert_eq!(client.map(4096, 4096, 0, 3).errno, errno::EEXIST);
+    stuck.store(false, Ordering::Relaxed);
+    // Another range, whose map looks at the process, and then part of the range itself.
+    assert_eq!(client.map(HALF, HALF, HALF, 3).errno, 0);
+    assert_eq!(client.unmap(0, HALF, 0).errno, 0, "the repeated request");
+    assert_eq!(client.unmap(0, HALF, 0).errno, errno::ENOENT);
+
+    assert_eq!(client.map(0, HALF, 0, 3).errno, 0);
+    stuck.store(true, Ordering::Relaxed);
+    assert_eq!(client.unmap(0, HALF, 0).errno, errno::EBUSY);
+    stuck.store(false, Ordering::Relaxed);
+    assert_eq!(client.map(4096, 4096, 0, 3).errno, 0, "part of the range");
+    assert_eq!(client.unmap(0, 4096, 0).errno, errno::ENOENT);
+    assert_eq!(client.unmap(4096, 4096, 0).errno, 0);
+}
+
+/// Ranges whose refused unmap has completed count neither as mapped nor for the limit.
+#[test]
+fn completed_unmaps_leave_room_for_as_many_ranges() {
+    let (mut client, stuck) = with_stuck_memory();
+    let most = ringfence_live::MAX_RANGES as u64;
+    let range = |at: u64| (at * 4096, 4096);
+    for first in [0, most, 2 * most] {
+        for at in first..first + most {
+            let body = [words(&[32, 0]), longs(&[0, range(at).0, range(at).1])].concat();
+            assert_eq!(client.send(DMA_MAP, &body).errno, 0, "range {at}");
+        }
+        let body = [words(&[32, 0]), longs(&[0, 1 << 40, 4096])].concat();
+        assert_eq!(client.send(DMA_MAP, &body).errno, errno::ENOSPC);
+        stuck.store(true, Ordering::Relaxed);
+        let all = (range(first).0, most * 4096);
+        assert_eq!(client.unmap(all.0, all.1, 0).errno, errno::EBUSY);
+        assert_eq!(client.send(DMA_MAP, &body).errno, errno::ENOSPC);
+        stuck.store(false, Ordering::Relaxed);
+    }
 }

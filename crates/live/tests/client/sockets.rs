@@ -7,16 +7,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::dma::Direct;
+use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::server::{ServeEvent, StopSignal, serve};
 use ringfence_live::virtio::VirtioPci;
 use ringfence_live::virtio::blk::Blk;
+use ringfence_vfio_user::errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use crate::memory::StuckMemory;
 use crate::rig::*;
 
 struct Server {
@@ -28,6 +32,10 @@ struct Server {
 
 impl Server {
     fn new(name: &str) -> Self {
+        Self::with_memory(name, Direct::default())
+    }
+
+    fn with_memory(name: &str, memory: impl Dma + 'static) -> Self {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         let path = made.keep().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
@@ -35,7 +43,7 @@ impl Server {
         let (sender, events) = channel();
         let counters = Arc::new(DeviceCounters::default());
         let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
-        let function = VirtioPci::new(disk, Direct::default(), false, Arc::clone(&counters));
+        let function = VirtioPci::new(disk, memory, false, Arc::clone(&counters));
         let theirs = stop.clone();
         let thread = thread::spawn(move || {
             serve(&listener, function, &counters, &theirs, |event| {
@@ -229,6 +237,35 @@ fn clients_one_after_the_other_do_not_fill_the_log() {
     let said = said.filter(|said| said.starts_with("refused"));
     let said = said.count();
     assert!((1..CLIENTS * 10).contains(&said), "{said} times");
+}
+
+/// The client sends no further message.
+#[test]
+fn server_completes_a_refused_unmap_by_itself() {
+    let memory = StuckMemory::default();
+    let (stuck, completed) = (Arc::clone(&memory.stuck), Arc::clone(&memory.completed));
+    let server = Server::with_memory("stuck", memory);
+    let mut stream = server.connect();
+    agree(&mut stream);
+    let ram = sealed(4096);
+    send_with(
+        &stream,
+        &encode(7, DMA_MAP, 0, &map_body(0)),
+        &[ram.as_fd()],
+    );
+    assert_eq!(receive(&mut stream).0, 0);
+    stuck.store(true, Ordering::Relaxed);
+    let body = [words(&[24, 0]), longs(&[0, 4096])].concat();
+    stream.write_all(&encode(7, DMA_UNMAP, 0, &body)).unwrap();
+    assert_eq!(receive(&mut stream).0, errno::EBUSY);
+    stuck.store(false, Ordering::Relaxed);
+    let begun = Instant::now();
+    while !completed.load(Ordering::Relaxed) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "nothing happens");
+        thread::sleep(Duration::from_millis(10));
+    }
+    stream.write_all(&encode(7, DMA_UNMAP, 0, &body)).unwrap();
+    assert_eq!(receive(&mut stream).0, 0, "the repeated request");
 }
 
 #[test]

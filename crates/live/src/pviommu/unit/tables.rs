@@ -109,6 +109,15 @@ impl Domains {
         cleared.fold(Ok(()), Result::and)
     }
 
+    /// Commits the grants of every sandboxed process, even after a failure.
+    ///
+    /// # Errors
+    /// As for [`Grants::commit`].
+    pub(super) fn commit_grants(&mut self) -> Result<(), StuckProcess> {
+        let committed = self.sandboxed.values_mut().map(Grants::commit);
+        committed.fold(Ok(()), Result::and)
+    }
+
     /// Returns the address of a frame's bytes in the memory that the domains translate to. The
     /// second stage mapped GPA to HPA; the reverse map and the memory mapping lead from HPA to HVA
     /// (PVIOMMU section 4.2).

@@ -374,7 +374,9 @@ impl Grants {
     /// new one.
     ///
     /// # Errors
-    /// [`StuckProcess`].
+    /// [`StuckProcess`]: the memory was replaced and nothing is granted from the new one, but the
+    /// process still has pages of the old one. The caller must call this or
+    /// [`commit`](Self::commit) until it succeeds.
     pub fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), StuckProcess> {
         let granted: Vec<_> = self.granted.values().collect();
         let again: Vec<_> = granted
@@ -382,9 +384,11 @@ impl Grants {
             .map(|grant| (grant.range, grant.physical, grant.permissions))
             .collect();
         self.unmap_all();
-        self.commit()?;
+        let revoked = self.commit();
+        // The daemon keeps no reference to the old memory, whatever the process keeps.
         self.memory = memory.clone();
         self.revoke_files();
+        revoked?;
         for (range, physical, permissions) in again {
             // A grant that fails for lack of room stays absent, so accesses to it fault.
             let _ = self.map(range, physical, permissions);

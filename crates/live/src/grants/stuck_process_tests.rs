@@ -72,6 +72,29 @@ fn a_stuck_process_behind_the_para_virtual_iommu_keeps_the_old_memory() {
     replace_memory(&mut iommu.memory(), &exited);
 }
 
+/// The daemon does not keep the client's memory: only the process may still have its pages.
+#[test]
+fn refused_memory_is_replaced() {
+    let (mut grants, exited) = stuck_grants();
+    let region = |start, bytes| {
+        GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(start), bytes)]).unwrap()
+    };
+    grants.memory = region(0, 0x1000);
+    grants.files.push((1, 2));
+    let next = region(0x10_0000, 0x2000);
+    assert_eq!(grants.set_memory(&next), Err(StuckProcess));
+    let starts = |grants: &Grants| -> Vec<u64> {
+        let regions = grants.memory.iter();
+        regions.map(|region| region.start_addr().0).collect()
+    };
+    assert_eq!(starts(&grants), [0x10_0000]);
+    assert!(grants.files.is_empty() && grants.granted.is_empty());
+    assert_eq!(grants.commit(), Err(StuckProcess));
+    rustix::io::write(&exited, &1u64.to_ne_bytes()).unwrap();
+    assert_eq!(grants.commit(), Ok(()));
+    assert_eq!(starts(&grants), [0x10_0000]);
+}
+
 /// Offset of `device_status` in BAR 0.
 const STATUS: u64 = layout::COMMON as u64 + 0x14;
 /// `DEVICE_NEEDS_RESET`.

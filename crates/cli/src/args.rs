@@ -17,6 +17,7 @@ pub(crate) use live::{DeviceArgs, GuestLimitArgs};
 pub(crate) use live::{ServeArgs, TopArgs};
 pub(crate) use trace::{
     AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand,
+    VerifyArgs,
 };
 
 use std::path::PathBuf;

@@ -68,6 +68,9 @@ pub(crate) enum Failure {
     /// `diff --max-regression`: rows that got worse.
     #[error("rows got worse")]
     Worse(Vec<String>),
+    /// `trace verify --from-boot`: an address differs, or the trace allows no conclusion.
+    #[error("trace verify --from-boot: not all addresses agree")]
+    Disagreement,
     /// `diff --max-regression`: the reports do not allow a comparison.
     #[error("--max-regression: {0}")]
     NotComparable(IncomparableRow),
@@ -158,7 +161,7 @@ impl Failure {
     /// Returns the exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Held(_) | Self::Worse(_) => CONDITION,
+            Self::Held(_) | Self::Worse(_) | Self::Disagreement => CONDITION,
             Self::Condition(_)
             | Self::NotComparable(_)
             | Self::SameFile(_)

@@ -163,6 +163,13 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
             .with(|shared| shared.depot.iter().map(Vec::len).sum())
     }
 
+    /// Returns the number of magazines in the depot of the class that has most of them. Linux trims
+    /// the depot of a class above the number of CPUs.
+    pub fn fullest_depot(&self) -> usize {
+        self.shared
+            .with(|shared| shared.depot.iter().map(Vec::len).max().unwrap_or(0))
+    }
+
     /// `__iova_rcache_get` after the loaded magazine had no suitable range.
     #[cold]
     fn refill(&self, class: &mut Class, number: usize, highest: u64) -> Option<u64> {

@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod agreement;
 mod alloc_trace;
 pub mod compare;
 pub mod components;

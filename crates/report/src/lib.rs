@@ -4,6 +4,7 @@
 //! recommendations, conditions and differences from rows, and names those rows.
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod condition;
 mod csv;
 mod data;
@@ -21,6 +22,7 @@ mod sizing;
 mod terminal;
 mod text;
 
+pub use agreement::{agreement_line, trace_agreement};
 pub use condition::{Condition, ConditionError, FailedCondition};
 pub use csv::csv;
 pub use data::{MeasuredOn, Report, TraceNotes};

@@ -6,6 +6,7 @@
 //! memory use does not grow with the trace.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod anonymise;
 mod devices;
 mod error;
@@ -27,6 +28,7 @@ mod store;
 mod summary;
 pub mod text;
 
+pub use addresses::{AddressEvent, AddressKind};
 pub use anonymise::{Anonymise, AnonymiseError};
 pub use devices::{DeviceKind, Devices, TraceDevice};
 pub use error::{Field, Malformed, TraceError};
@@ -35,7 +37,7 @@ pub use input::TraceSource;
 pub use limits::{LimitExceeded, MARK_BYTES, TraceLimits};
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use operations::Operations;
-pub use options::{Attribution, TraceOptions};
+pub use options::{Addresses, Attribution, TraceOptions};
 pub use pair::ARENA_BYTES;
 #[cfg(feature = "parquet")]
 pub use parquet::{ConvertError, Written, write_parquet};

@@ -4,6 +4,8 @@ use core::fmt;
 
 use ringfence_types::{Direction, Nanos, PhysRange};
 
+use crate::addresses::AddressEvent;
+
 /// Row of a device in [`Devices`](crate::Devices): dense, in order of first appearance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
@@ -199,6 +201,10 @@ pub struct Chunk {
     pub segments: Vec<PhysRange>,
     /// Marks between the operations.
     pub marks: Vec<Mark>,
+    /// With [`Addresses::Keep`](crate::Addresses::Keep), the recorded addresses, in order of their
+    /// lines. This is the kernel's order of allocations and frees on each CPU, unlike the order of
+    /// `ops`, which follows the `dma:*` lines.
+    pub addresses: Vec<AddressEvent>,
 }
 
 impl Chunk {
@@ -214,6 +220,7 @@ impl Chunk {
         self.ops.len() >= Self::OPS
             || self.segments.len() >= Self::SEGMENTS
             || self.marks.len() >= Self::MARKS
+            || self.addresses.len() >= Self::OPS
     }
 
     /// Returns the buffer of a map in this chunk; empty if the span is out of range.
@@ -230,5 +237,6 @@ impl Chunk {
         self.ops.clear();
         self.segments.clear();
         self.marks.clear();
+        self.addresses.clear();
     }
 }

@@ -15,6 +15,8 @@ pub struct TraceOptions {
     pub look_ahead: usize,
     /// Device that gets the `iommu:*` lines that no `dma:*` event explains.
     pub attribution: Attribution,
+    /// Whether the reader also returns the addresses that the kernel recorded.
+    pub addresses: Addresses,
 }
 
 impl Default for TraceOptions {
@@ -24,6 +26,7 @@ impl Default for TraceOptions {
             limits: TraceLimits::default(),
             look_ahead: 4096,
             attribution: Attribution::Auto,
+            addresses: Addresses::Skip,
         }
     }
 }
@@ -35,6 +38,23 @@ impl TraceOptions {
         self.lenient = true;
         self
     }
+
+    /// Returns these options with [`Addresses::Keep`].
+    #[must_use]
+    pub fn with_addresses(mut self) -> Self {
+        self.addresses = Addresses::Keep;
+        self
+    }
+}
+
+/// Selects [`Chunk::addresses`](crate::Chunk::addresses).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Addresses {
+    /// The reader leaves them empty, as a replay needs none.
+    #[default]
+    Skip,
+    /// The reader fills them from the `iommu:*` lines of a text.
+    Keep,
 }
 
 /// Device that gets the `iommu:*` lines that no `dma:*` event explains.

@@ -112,7 +112,7 @@ impl ReplayLimitArgs {
 }
 
 /// Parses a number, with K, M, G or T for a power of 1024.
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let wrong = || {
         format!("{text:?} is not a size; write a number, optionally with K, M, G or T, such as 64M")
     };

@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_report::trace_info;
+use ringfence_lab::agreement::{self, Agreement, AgreementOptions, TraceBegin, Verdict};
+use ringfence_report::{trace_agreement, trace_info};
 use ringfence_trace::{
     Anonymise, AnonymiseError, ConvertError, Info, Recording, RecordingSummary, TraceOptions,
     Workload, stale_instances, write_parquet,
@@ -20,6 +21,7 @@ use serde::Serialize;
 use super::json;
 use crate::args::{
     AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand, TraceLimitArgs,
+    VerifyArgs,
 };
 use crate::failure::Failure;
 use crate::inputs::Input;
@@ -34,6 +36,7 @@ pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
         TraceCommand::Record(args) => record(&args),
         TraceCommand::Anonymise(args) => anonymise(&args),
         TraceCommand::Convert(args) => convert(&args),
+        TraceCommand::Verify(args) => verify(&args),
     }
 }
 
@@ -232,6 +235,46 @@ fn refuse_same(input: &Path, output: &Path) -> Result<(), Failure> {
         return Err(Failure::SameFile(output.to_owned()));
     }
     Ok(())
+}
+
+/// Entry of `trace verify --json`.
+#[derive(Serialize)]
+struct Verified {
+    trace: String,
+    model: &'static str,
+    #[serde(flatten)]
+    agreement: Agreement,
+}
+
+fn verify(args: &VerifyArgs) -> Result<(), Failure> {
+    let inputs = [Input::of(&args.trace)];
+    let [input] = &inputs;
+    let reading = options(args.lenient, &args.limits).with_addresses();
+    let mut operations = input.operations(reading)?;
+    let options = AgreementOptions {
+        begin: match args.from_boot {
+            true => TraceBegin::BeforeMappings,
+            false => TraceBegin::Unknown,
+        },
+        reserved: args.reserved.clone(),
+        limits: args.replay_limits(),
+    };
+    let agreement = agreement::verify(&mut operations, options)?;
+    let trace = Input::names(&inputs).concat();
+    let conclusive = agreement.verdict == Verdict::Agrees;
+    let text = match args.json {
+        false => trace_agreement(&trace, &agreement, table_style()),
+        true => json(&Verified {
+            trace,
+            model: "linux-strict",
+            agreement,
+        }),
+    };
+    print(&text)?;
+    match args.from_boot && !conclusive {
+        true => Err(Failure::Disagreement),
+        false => Ok(()),
+    }
 }
 
 fn convert(args: &ConvertArgs) -> Result<(), Failure> {

@@ -12,10 +12,13 @@ use ringfence_dma::flush::FlushPolicy;
 use ringfence_dma::space::{IoPageTable, Paged};
 use ringfence_iova::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 use ringfence_pgtable::{MapError, MapRequest, UnmapError};
-use ringfence_types::{CachedLevels, DomainId, Flushed, Pfn, PfnRange, Unmapped, WholeDomain};
+use ringfence_types::{
+    CachedLevels, DomainId, Flushed, Invalidation, Pending, Pfn, PfnRange, Unmapped, WholeDomain,
+};
 
 use crate::alloc_trace::AllocTrace;
-use crate::layer::{Dispatch, StaticDispatch};
+use crate::error::LabError;
+use crate::layer::{Dispatch, FreeInvalidator, StaticDispatch};
 
 /// An allocator that replays an [`AllocTrace`].
 #[derive(Debug)]
@@ -203,4 +206,17 @@ impl IoPageTable for NullTable {
 
     #[inline]
     fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
+}
+
+/// Returns the proof that `range` was flushed, for an allocator without a table: no entry maps it.
+///
+/// # Errors
+/// None in practice: [`FreeInvalidator`] never refuses and never fails.
+pub(crate) fn flushed_without_table(range: PfnRange) -> Result<Flushed, LabError> {
+    const DEFECT: LabError = LabError::Internal("an invalidator that does not fail");
+    let unmapped = Unmapped::attest_cleared(DomainId::new(0), range);
+    Pending::submit(&mut FreeInvalidator, Invalidation::Global, unmapped)
+        .map_err(|_| DEFECT)?
+        .wait(&mut FreeInvalidator)
+        .map_err(|_| DEFECT)
 }

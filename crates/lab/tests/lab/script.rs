@@ -81,6 +81,7 @@ pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
     };
     for ops in chunk.ops.chunks(size.max(1)) {
         let part = Chunk {
+            addresses: Vec::new(),
             ops: ops.to_vec(),
             segments: chunk.segments.clone(),
             marks: Vec::new(),

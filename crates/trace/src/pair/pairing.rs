@@ -3,14 +3,17 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use ringfence_types::{Iova, IovaRange, PfnRange};
+
 use super::resolve::{ResolveError, Resolver};
 use super::window::{Window, WindowOutput};
+use crate::addresses::{AddressEvent, AddressKind};
 use crate::devices::Devices;
 use crate::error::TraceError;
 use crate::input::{ByteCounter, TraceSource};
 use crate::limits::{Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
-use crate::options::{Attribution, TraceOptions};
+use crate::options::{Addresses, Attribution, TraceOptions};
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind, Text, TraceReader};
 
@@ -24,6 +27,7 @@ pub(crate) struct Pairing {
     /// Number of events of `raw` already processed.
     taken: usize,
     attribution: Attribution,
+    addresses: Addresses,
     /// File that can be read again to check that the first device remains the only one.
     reread: Option<PathBuf>,
     /// Texts of the marks in the window's queue. They are kept here because the raw chunk is
@@ -49,11 +53,12 @@ impl Pairing {
     pub(crate) fn new(name: &str, options: TraceOptions) -> Self {
         Self {
             text: Text::new(name, &options),
-            window: Window::new(options.look_ahead),
+            window: Window::new(options.look_ahead, options.addresses),
             resolver: Resolver::new(options.limits.clone()),
             raw: RawChunk::default(),
             taken: 0,
             attribution: options.attribution,
+            addresses: options.addresses,
             reread: None,
             marks: std::collections::VecDeque::new(),
             error: None,
@@ -94,7 +99,7 @@ impl Pairing {
             }
         }
         self.count();
-        Ok(!chunk.ops.is_empty() || !chunk.marks.is_empty())
+        Ok(!chunk.ops.is_empty() || !chunk.marks.is_empty() || !chunk.addresses.is_empty())
     }
 
     pub(crate) fn devices(&self) -> &Devices {
@@ -159,7 +164,8 @@ impl Pairing {
         while let Some(resolved) = self.window.pop() {
             let (WindowOutput::Event { event, .. }
             | WindowOutput::Map { event }
-            | WindowOutput::Unmap { event, .. }) = &resolved;
+            | WindowOutput::Unmap { event, .. }
+            | WindowOutput::Address { event, .. }) = &resolved;
             self.progress.lines = event.line;
             self.resolver.progress = self.progress;
             match resolved {
@@ -191,11 +197,25 @@ impl Pairing {
                     let device = self.attribute(&event)?;
                     let (device, own_row) =
                         device.map_or((None, true), |(device, own_row)| (Some(device), own_row));
+                    if self.addresses == Addresses::Keep {
+                        let device = device.filter(|_| !own_row);
+                        self.group_address(&event, device, chunk);
+                    }
                     self.resolver
                         .iommu_map(&event, self.window.group(), device, own_row, chunk)
                         .map_err(|problem| self.failed(problem, &event))?;
                 }
+                WindowOutput::Address { event, device, end } => {
+                    chunk.addresses.extend(address(&event, Some(device), end));
+                }
                 WindowOutput::Unmap { event, cut } => {
+                    if let (RawKind::IommuUnmap { iova, size }, Addresses::Keep) =
+                        (event.kind, self.addresses)
+                    {
+                        let device = self.resolver.only_named();
+                        let end = iova.get().wrapping_add(size);
+                        chunk.addresses.extend(address(&event, device, end));
+                    }
                     self.resolver
                         .iommu_unmap(&event, cut, chunk)
                         .map_err(|problem| self.failed(problem, &event))?;
@@ -203,6 +223,17 @@ impl Pairing {
             }
         }
         Ok(())
+    }
+
+    /// Adds the range of an unexplained mapping, unless it is an identity mapping: the allocator
+    /// gives out none of those.
+    fn group_address(&self, event: &RawEvent, device: Option<DeviceIndex>, chunk: &mut Chunk) {
+        let group = self.window.group();
+        if let Some(last) = group.last()
+            && group.iter().any(|piece| piece.iova != piece.phys)
+        {
+            chunk.addresses.extend(address(event, device, last.end()));
+        }
     }
 
     /// Returns the device of an unexplained mapping, and true if it is the row without a device;
@@ -256,6 +287,26 @@ impl Pairing {
         summary.malformed = counts.malformed;
         summary.lost = counts.lost;
     }
+}
+
+/// Returns the pages from the IOVA of an `iommu:*` line up to `end`. `None` if they are no range of
+/// pages.
+fn address(event: &RawEvent, device: Option<DeviceIndex>, end: u64) -> Option<AddressEvent> {
+    let (kind, iova) = match event.kind {
+        RawKind::IommuMap { iova, .. } => (AddressKind::Allocated, iova.get()),
+        RawKind::IommuUnmap { iova, .. } => (AddressKind::Freed, iova.get()),
+        _ => return None,
+    };
+    let bytes = end.wrapping_sub(iova);
+    let range = IovaRange::new(Iova::new(iova), bytes)?;
+    Some(AddressEvent {
+        time: event.time,
+        line: event.line,
+        cpu: event.cpu,
+        device,
+        kind,
+        range: PfnRange::covering(&range),
+    })
 }
 
 /// Returns true if a trace names more than one device. Stops at the second device; an error counts

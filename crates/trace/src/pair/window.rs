@@ -17,6 +17,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use self::calls::MapCall;
 use super::fifo::{Fifo, FifoSpan};
+use crate::op::DeviceIndex;
+use crate::options::Addresses;
 use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 
 /// Maximum wait of a line, in lines of its own CPU. A nested network poll has about 300.
@@ -38,7 +40,7 @@ impl Piece {
     }
 
     /// Returns the IOVA after the piece; 0 at 2^64.
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.iova.wrapping_add(self.size)
     }
 }
@@ -62,6 +64,13 @@ pub(super) enum WindowOutput {
     /// An `iommu:unmap` line that no `dma:*` event explains. `cut` is true if the trace ended
     /// before the window could rule out a `dma:*` line.
     Unmap { event: RawEvent, cut: bool },
+    /// An `iommu:*` line that a `dma:*` line of `device` explains: the first piece of a map, or an
+    /// unmap. `end` is the IOVA after the call's range. Only with [`Addresses::Keep`].
+    Address {
+        event: RawEvent,
+        device: DeviceIndex,
+        end: u64,
+    },
 }
 
 /// The lists of a scatterlist event, in the order of its fields.
@@ -95,6 +104,8 @@ struct Slot {
     lines: u16,
     /// True if the trace ended before the line was decided.
     cut: bool,
+    /// Device and end of the call, if the line is the first `iommu:*` line of an explained call.
+    call: Option<(DeviceIndex, u64)>,
 }
 
 /// A waiting line.
@@ -132,6 +143,7 @@ pub(super) struct Window {
     /// Number of `slots[0]` since the beginning.
     base: u64,
     limit: usize,
+    addresses: Addresses,
     cpus: Vec<Cpu>,
     /// CPUs that may have waiting lines, ascending: a trace can name 65536 CPUs.
     busy: BTreeSet<usize>,
@@ -145,11 +157,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub(super) fn new(look_ahead: usize) -> Self {
+    pub(super) fn new(look_ahead: usize, addresses: Addresses) -> Self {
         Self {
             slots: VecDeque::new(),
             base: 0,
             limit: look_ahead.max(1),
+            addresses,
             cpus: Vec::new(),
             busy: BTreeSet::new(),
             words: Fifo::default(),
@@ -195,6 +208,7 @@ impl Window {
             pieces: FifoSpan::default(),
             lines: 1,
             cut: false,
+            call: None,
         };
         let partner = match event.kind {
             RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } => {
@@ -245,7 +259,8 @@ impl Window {
                 self.unmaps.push_back((number, iova, size));
                 let follows = self.follow_up(cpu, context, iova);
                 self.close_ended(cpu, context, false);
-                if follows {
+                if let Some(device) = follows {
+                    slot.call = Some((device, iova.wrapping_add(size)));
                     slot.state = State::Absorbed;
                     return None;
                 }
@@ -313,8 +328,8 @@ impl Window {
                 };
                 self.assign_pieces(slot, device, &call);
             }
-            RawKind::Unmap { iova, .. } => {
-                if self.take_unmap(cpu, context, iova.get()) {
+            RawKind::Unmap { device, iova, .. } => {
+                if self.take_unmap(cpu, context, iova.get(), device) {
                     slot.lines = 2;
                 }
             }
@@ -360,7 +375,13 @@ impl Window {
                 self.unmaps.pop_front();
             }
             match slot.state {
-                State::Absorbed | State::Waiting => {}
+                State::Absorbed => {
+                    if let (Some((device, end)), Addresses::Keep) = (slot.call, self.addresses) {
+                        let event = slot.event;
+                        return Some(WindowOutput::Address { event, device, end });
+                    }
+                }
+                State::Waiting => {}
                 State::Head => {
                     self.collect_group(&slot, number);
                     return Some(WindowOutput::Map { event: slot.event });

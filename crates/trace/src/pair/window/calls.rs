@@ -144,7 +144,13 @@ impl Window {
 
     /// Moves the waiting pieces that cover the segments of `call` to the piece arena, in their
     /// order.
-    fn take_pieces(&mut self, cpu: usize, context: Context, call: &MapCall<'_>) -> FifoSpan {
+    fn take_pieces(
+        &mut self,
+        cpu: usize,
+        context: Context,
+        device: DeviceIndex,
+        call: &MapCall<'_>,
+    ) -> FifoSpan {
         let mark = self.pieces.mark();
         let Some((cpu, context)) = self.find_call(cpu, context, call) else {
             return mark;
@@ -154,6 +160,8 @@ impl Window {
         };
         let (slots, base, pieces) = (&mut self.slots, self.base, &mut self.pieces);
         let mut segments = SegmentCursor::new(call);
+        // First slot of the call, and the IOVA after its last piece.
+        let mut extent: Option<(usize, u64)> = None;
         cpu.waiting.retain(|waiting| {
             let WaitingFor::Map { piece, .. } = &waiting.event else {
                 return true;
@@ -166,8 +174,15 @@ impl Window {
             if let Some(slot) = slots.get_mut(index) {
                 slot.state = State::Absorbed;
             }
+            let first = extent.map_or(index, |(first, _)| first);
+            extent = Some((first, piece.end()));
             false
         });
+        if let Some((first, end)) = extent
+            && let Some(slot) = slots.get_mut(first)
+        {
+            slot.call = Some((device, end));
+        }
         self.pieces.since(mark)
     }
 
@@ -216,7 +231,7 @@ impl Window {
         call: &MapCall<'_>,
     ) {
         let (cpu, context) = (usize::from(slot.event.cpu), slot.event.context);
-        slot.pieces = self.take_pieces(cpu, context, call);
+        slot.pieces = self.take_pieces(cpu, context, device, call);
         let count = slot.pieces.len();
         if count == 0 {
             return;

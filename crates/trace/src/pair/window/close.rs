@@ -1,11 +1,18 @@
 //! Decides waiting lines: their partner arrived, their context ended, or they waited too long.
 
 use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, Window};
+use crate::op::DeviceIndex;
 use crate::text::{Context, RawKind};
 
 impl Window {
-    /// Takes the `iommu:unmap` that waits for the `dma_unmap_phys` of `iova`.
-    pub(super) fn take_unmap(&mut self, cpu: usize, context: Context, iova: u64) -> bool {
+    /// Takes the `iommu:unmap` that waits for the `dma_unmap_phys` of `iova` of `device`.
+    pub(super) fn take_unmap(
+        &mut self,
+        cpu: usize,
+        context: Context,
+        iova: u64,
+        device: DeviceIndex,
+    ) -> bool {
         let belongs = |waiting: &Waiting| match waiting.event {
             WaitingFor::Unmap { iova: start, size } => {
                 waiting.context == context && iova.wrapping_sub(start) < size
@@ -15,13 +22,22 @@ impl Window {
         self.take_one(cpu, belongs).is_some_and(|number| {
             if let Some(slot) = self.slot_mut(number) {
                 slot.state = State::Absorbed;
+                if let RawKind::IommuUnmap { iova, size } = slot.event.kind {
+                    slot.call = Some((device, iova.get().wrapping_add(size)));
+                }
             }
             true
         })
     }
 
-    /// Assigns an `iommu:unmap` to the `dma_unmap_sg` or `dma_free` that waits for it.
-    pub(super) fn follow_up(&mut self, cpu: usize, context: Context, start: u64) -> bool {
+    /// Assigns an `iommu:unmap` to the `dma_unmap_sg` or `dma_free` that waits for it. Returns the
+    /// device of that line.
+    pub(super) fn follow_up(
+        &mut self,
+        cpu: usize,
+        context: Context,
+        start: u64,
+    ) -> Option<DeviceIndex> {
         let belongs = |waiting: &Waiting| match waiting.event {
             WaitingFor::FollowUp(iova) => {
                 waiting.context == context
@@ -29,13 +45,11 @@ impl Window {
             }
             _ => false,
         };
-        self.take_one(cpu, belongs).is_some_and(|number| {
-            if let Some(slot) = self.slot_mut(number) {
-                slot.state = State::Ready;
-                slot.lines = 2;
-            }
-            true
-        })
+        let number = self.take_one(cpu, belongs)?;
+        let slot = self.slot_mut(number)?;
+        slot.state = State::Ready;
+        slot.lines = 2;
+        slot.event.kind.device()
     }
 
     pub(super) fn take_one(

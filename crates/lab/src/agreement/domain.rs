@@ -1,0 +1,164 @@
+//! One domain: the allocator of the model, and the ranges that it and the kernel have given out.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+
+use ringfence_iova::{AllocError, AllocRequest, CachedTree, IovaAllocator, LinuxRcache, RcacheCpu};
+use ringfence_trace::AddressEvent;
+use ringfence_types::{Pfn, PfnRange};
+
+use super::outcome::{Stop, StopReason};
+use super::{MSI_WINDOW, pages};
+use crate::components::RcacheAlloc;
+use crate::error::LabError;
+use crate::stubs::flushed_without_table;
+
+/// Last page that Linux's first attempt for a PCI device includes (`DMA_BIT_MASK(32)`).
+const LAST_32BIT: u64 = 0xf_ffff;
+/// Last page of the space: that of a table of four levels.
+const LAST_PAGE: u64 = (1 << 36) - 1;
+
+/// Result of one allocation.
+pub(super) struct Compared {
+    /// Steps of the model's search.
+    pub(super) steps: u64,
+    /// The model's range if it differs from the recorded one; `Some(None)` if the model has none.
+    pub(super) differs: Option<Option<PfnRange>>,
+}
+
+/// The model's state of one device.
+#[derive(Debug)]
+pub(super) struct Domain {
+    allocator: RcacheAlloc,
+    handles: HashMap<u16, RcacheCpu>,
+    /// By the recorded first page: the recorded number of pages, and the model's range.
+    live: HashMap<u64, (u64, Option<PfnRange>)>,
+    /// True if the options name the windows of the PCI host bridge.
+    windows_known: bool,
+    pub(super) allocations: u64,
+    pub(super) compared: u64,
+    pub(super) agreeing: u64,
+    /// The line from which on the trace does not determine the addresses.
+    pub(super) stop: Option<Stop>,
+}
+
+impl Domain {
+    /// Creates a domain without mappings, in which `reserved` and the MSI window are reserved.
+    pub(super) fn new(reserved: &[PfnRange]) -> Result<Self, LabError> {
+        let mut all = vec![pages(MSI_WINDOW.0, MSI_WINDOW.1)?];
+        all.extend_from_slice(reserved);
+        let tree = CachedTree::with_allocated(pages(1, LAST_PAGE)?, merged(&all)?, None);
+        let tree = tree.map_err(|_| LabError::Internal("reserved ranges"))?;
+        Ok(Self {
+            allocator: LinuxRcache::new(tree, RefCell::new),
+            handles: HashMap::new(),
+            live: HashMap::new(),
+            windows_known: !reserved.is_empty(),
+            allocations: 0,
+            compared: 0,
+            agreeing: 0,
+            stop: None,
+        })
+    }
+
+    /// Repeats an allocation of the kernel. `cpus` is the number of CPUs that the trace shows.
+    pub(super) fn allocate(
+        &mut self,
+        event: &AddressEvent,
+        cpus: usize,
+    ) -> Result<Compared, LabError> {
+        self.allocations += 1;
+        let mut result = Compared {
+            steps: 0,
+            differs: None,
+        };
+        if self.stop.is_some() {
+            return Ok(result);
+        }
+        if self.allocator.fullest_depot() > cpus {
+            return Ok(self.stop_at(event, StopReason::DepotTimer, result));
+        }
+        let recorded = event.range;
+        if recorded.hi().get() > LAST_32BIT {
+            return Ok(self.stop_at(event, StopReason::Above4GiB, result));
+        }
+        let handle = self.handles.entry(event.cpu).or_default();
+        let request = AllocRequest::new(recorded.pages(), Pfn::new(LAST_32BIT));
+        let model = match self.allocator.alloc(handle, &request) {
+            Ok(found) => {
+                result.steps = u64::from(found.steps);
+                Some(found.range)
+            }
+            Err(AllocError::Exhausted { .. }) => None,
+            Err(other) => return Err(LabError::Alloc(other)),
+        };
+        let below = |range: PfnRange| range.lo().get() < MSI_WINDOW.0;
+        if !self.windows_known && below(recorded) && model.is_none_or(below) {
+            return Ok(self.stop_at(event, StopReason::PciWindows, result));
+        }
+        self.live
+            .insert(recorded.lo().get(), (recorded.pages(), model));
+        self.compared += 1;
+        if model == Some(recorded) {
+            self.agreeing += 1;
+        } else {
+            result.differs = Some(model);
+        }
+        Ok(result)
+    }
+
+    /// Returns true if the kernel has given out exactly `range` in this domain.
+    pub(super) fn holds(&self, range: PfnRange) -> bool {
+        let found = self.live.get(&range.lo().get());
+        found.is_some_and(|(pages, _)| *pages == range.pages())
+    }
+
+    /// Repeats a free of the kernel. Returns false if the range was not allocated in the trace.
+    pub(super) fn free(&mut self, event: &AddressEvent) -> Result<bool, LabError> {
+        if self.stop.is_some() {
+            return Ok(true);
+        }
+        if !self.holds(event.range) {
+            return Ok(false);
+        }
+        if let Some((_, Some(model))) = self.live.remove(&event.range.lo().get()) {
+            let handle = self.handles.entry(event.cpu).or_default();
+            self.allocator.free(handle, flushed_without_table(model)?);
+        }
+        Ok(true)
+    }
+
+    /// Ends the comparison of this domain before the allocation of `event`.
+    fn stop_at(&mut self, event: &AddressEvent, reason: StopReason, result: Compared) -> Compared {
+        self.stop = Some(Stop {
+            line: event.line,
+            reason,
+        });
+        self.live = HashMap::new();
+        self.handles = HashMap::new();
+        result
+    }
+}
+
+/// Joins overlapping and adjacent ranges, and drops parts outside the space.
+fn merged(ranges: &[PfnRange]) -> Result<Vec<PfnRange>, LabError> {
+    let mut runs: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut sorted: Vec<(u64, u64)> = ranges
+        .iter()
+        .map(|range| (range.lo().get().max(1), range.hi().get().min(LAST_PAGE)))
+        .filter(|(lo, hi)| lo <= hi)
+        .collect();
+    sorted.sort_unstable();
+    for (lo, hi) in sorted {
+        match runs.last_entry() {
+            Some(mut last) if *last.get() >= lo.saturating_sub(1) => {
+                let end = (*last.get()).max(hi);
+                last.insert(end);
+            }
+            _ => {
+                runs.insert(lo, hi);
+            }
+        }
+    }
+    runs.into_iter().map(|(lo, hi)| pages(lo, hi)).collect()
+}

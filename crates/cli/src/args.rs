@@ -16,8 +16,7 @@ pub(crate) use limits::{ReplayLimitArgs, TraceLimitArgs};
 pub(crate) use live::{DeviceArgs, GuestLimitArgs};
 pub(crate) use live::{ServeArgs, TopArgs};
 pub(crate) use trace::{
-    AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand,
-    VerifyArgs,
+    AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand, VerifyArgs,
 };
 
 use std::path::PathBuf;

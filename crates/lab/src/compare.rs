@@ -4,9 +4,10 @@ use std::io::Read;
 
 use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
+use crate::agreement::{Agreement, AgreementCheck, AgreementOptions};
 use crate::error::LabError;
 use crate::modes::Mode;
-use crate::plan::{Planner, each_plan};
+use crate::plan::{Planner, each_plan_with};
 use crate::replay::Outcomes;
 use crate::row::{Row, RowInputs};
 use crate::status::ReplayStatus;
@@ -19,6 +20,9 @@ pub use crate::runner::{OracleReplay, Runner, meter, runner};
 pub struct Comparison {
     /// One row for each mode.
     pub rows: Vec<Row>,
+    /// Agreement of the recorded addresses with the model; `None` beyond a limit. The reader must
+    /// keep addresses.
+    pub agreement: Option<Agreement>,
     /// Trace events that the reader dropped or changed.
     pub summary: Summary,
     /// Names of the devices.
@@ -59,10 +63,22 @@ pub fn compare<R: Read>(
     let mut planner = planner.with_cycles(cycling);
     let mut lines = 0;
     let only = options.devices.as_deref();
-    each_plan(
+    // A trace over a limit of the check is compared without it; the replays have limits of their
+    // own.
+    let mut check = Some(AgreementCheck::new(AgreementOptions {
+        limits: options.limits,
+        ..AgreementOptions::default()
+    }));
+    each_plan_with(
         &mut operations,
         &mut planner,
         only,
+        |chunk, devices| {
+            let done = check.as_mut().map(|check| check.chunk(chunk, devices));
+            if matches!(done, Some(Err(_))) {
+                check = None;
+            }
+        },
         |planner, plan, devices| {
             lines += plan.lines;
             if planner.live_pages_max > options.timed_pages() {
@@ -125,6 +141,7 @@ pub fn compare<R: Read>(
     }
     Ok(Comparison {
         rows,
+        agreement: check.map(|check| check.finish(&summary, operations.devices())),
         devices: operations
             .devices()
             .iter()

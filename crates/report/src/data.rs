@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::recommend::recommend;
 use ringfence_lab::Profile;
+use ringfence_lab::agreement::Agreement;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::row::{Row, SCHEMA};
@@ -73,6 +74,9 @@ pub struct TraceNotes {
     pub live_mappings_at_end: u64,
     /// Devices whose driver skips unmaps.
     pub devices_skipping_unmaps: Vec<String>,
+    /// Agreement of the recorded addresses with the model of Linux's allocator; `None` if the trace
+    /// exceeds a limit of the comparison.
+    pub addresses: Option<Agreement>,
 }
 
 impl TraceNotes {
@@ -106,6 +110,7 @@ impl TraceNotes {
                 .skipping_devices()
                 .filter_map(|device| comparison.devices.get(device.index()).cloned())
                 .collect(),
+            addresses: comparison.agreement.clone(),
         }
     }
 }
@@ -205,6 +210,7 @@ mod tests {
             ..Row::of_run(repetitions > 0, true)
         };
         let comparison = Comparison {
+            agreement: None,
             rows: vec![row],
             summary: Summary::default(),
             devices: Vec::new(),

@@ -1,6 +1,7 @@
 //! A report at a terminal: for each trace a recommendation, the cost of each mode, its
 //! exposure, and the hardware counters.
 
+use super::agreement::agreement_line;
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::notes::oddities;
@@ -9,6 +10,7 @@ use super::number::{
 };
 use super::recommend::advice;
 use ringfence_lab::Profile;
+use ringfence_lab::agreement::Verdict;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
@@ -320,6 +322,11 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
             break;
         }
         out.push(format!("{}: {}", row.mode, row.status));
+    }
+    if let Some(agreement) = &notes.addresses
+        && agreement.verdict == Verdict::Agrees
+    {
+        out.push(format!("Addresses: {}.", agreement_line(agreement)));
     }
     let odd = oddities(notes);
     if !odd.is_empty() {

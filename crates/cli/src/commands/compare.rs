@@ -60,7 +60,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             args.ring_entries
                 .map_or_else(RingSizes::default, RingSizes::Every)
         };
-        let operations = input.operations(reading(args))?;
+        let operations = input.operations(reading(args).with_addresses())?;
         let options = CompareOptions {
             modes: modes.clone(),
             profile: profile.clone(),

@@ -13,6 +13,7 @@ mod live;
 mod others;
 mod size;
 mod untrusted;
+mod verify;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

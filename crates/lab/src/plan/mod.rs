@@ -18,6 +18,7 @@ use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
 pub use pass::each_plan;
+pub(crate) use pass::each_plan_with;
 use withheld::{PageRun, Withheld};
 
 use crate::error::LabError;

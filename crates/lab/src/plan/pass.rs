@@ -16,6 +16,20 @@ pub fn each_plan<R: Read>(
     operations: &mut Operations<R>,
     planner: &mut Planner,
     only: Option<&[String]>,
+    each: impl FnMut(&Planner, &Plan, &Devices) -> Result<(), LabError>,
+) -> Result<(), LabError> {
+    each_plan_with(operations, planner, only, |_, _| {}, each)
+}
+
+/// Like [`each_plan`], and passes each chunk to `tap` before its plans.
+///
+/// # Errors
+/// Those of [`each_plan`].
+pub(crate) fn each_plan_with<R: Read>(
+    operations: &mut Operations<R>,
+    planner: &mut Planner,
+    only: Option<&[String]>,
+    mut tap: impl FnMut(&Chunk, &Devices),
     mut each: impl FnMut(&Planner, &Plan, &Devices) -> Result<(), LabError>,
 ) -> Result<(), LabError> {
     let mut chunk = Chunk::default();
@@ -23,6 +37,7 @@ pub fn each_plan<R: Read>(
     let mut more = true;
     while more {
         more = operations.next_chunk(&mut chunk)?;
+        tap(&chunk, operations.devices());
         if let Some(names) = only {
             planner.only_devices(operations.devices(), names);
         }

@@ -1,6 +1,7 @@
 //! Replays of hand-made traces whose counts can be derived by hand. All tests share one binary,
 //! because building the layers of every mode takes long.
 
+mod agreement;
 mod comparison;
 mod composed;
 mod failures;

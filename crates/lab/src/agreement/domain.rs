@@ -8,7 +8,7 @@ use ringfence_trace::AddressEvent;
 use ringfence_types::{Pfn, PfnRange};
 
 use super::outcome::{Stop, StopReason};
-use super::{MSI_WINDOW, pages};
+use super::{AgreementOptions, FreeTime, MSI_WINDOW, pages};
 use crate::components::RcacheAlloc;
 use crate::error::LabError;
 use crate::stubs::flushed_without_table;
@@ -17,6 +17,11 @@ use crate::stubs::flushed_without_table;
 const LAST_32BIT: u64 = 0xf_ffff;
 /// Last page of the space: that of a table of four levels.
 const LAST_PAGE: u64 = (1 << 36) - 1;
+
+/// Pages of the largest class that Linux caches.
+const LARGEST_CACHED: u64 = 32;
+/// Bit in [`Domain::queued`] of all ranges that Linux does not cache.
+const LARGE: u64 = 2 * LARGEST_CACHED;
 
 /// Result of one allocation.
 pub(super) struct Compared {
@@ -35,6 +40,10 @@ pub(super) struct Domain {
     live: HashMap<u64, (u64, Option<PfnRange>)>,
     /// True if the options name the windows of the PCI host bridge.
     windows_known: bool,
+    free_time: FreeTime,
+    /// With [`FreeTime::AtFlush`]: the bits of the classes of which a range may have come back from
+    /// a flush queue.
+    queued: u64,
     pub(super) allocations: u64,
     pub(super) compared: u64,
     pub(super) agreeing: u64,
@@ -43,8 +52,10 @@ pub(super) struct Domain {
 }
 
 impl Domain {
-    /// Creates a domain without mappings, in which `reserved` and the MSI window are reserved.
-    pub(super) fn new(reserved: &[PfnRange]) -> Result<Self, LabError> {
+    /// Creates a domain without mappings, in which the MSI window and the ranges of `options` are
+    /// reserved.
+    pub(super) fn new(options: &AgreementOptions) -> Result<Self, LabError> {
+        let reserved = options.reserved.as_slice();
         let mut all = vec![pages(MSI_WINDOW.0, MSI_WINDOW.1)?];
         all.extend_from_slice(reserved);
         let tree = CachedTree::with_allocated(pages(1, LAST_PAGE)?, merged(&all)?, None);
@@ -54,6 +65,8 @@ impl Domain {
             handles: HashMap::new(),
             live: HashMap::new(),
             windows_known: !reserved.is_empty(),
+            free_time: options.free_time,
+            queued: 0,
             allocations: 0,
             compared: 0,
             agreeing: 0,
@@ -74,6 +87,11 @@ impl Domain {
         };
         if self.stop.is_some() {
             return Ok(result);
+        }
+        // A range of a cached class returns to a cache of its class, and a larger one to the tree.
+        let uncertain = bit_of_class(event.range) | LARGE;
+        if self.queued & uncertain != 0 {
+            return Ok(self.stop_at(event, StopReason::LazyFlush, result));
         }
         if self.allocator.fullest_depot() > cpus {
             return Ok(self.stop_at(event, StopReason::DepotTimer, result));
@@ -121,7 +139,12 @@ impl Domain {
         if !self.holds(event.range) {
             return Ok(false);
         }
-        if let Some((_, Some(model))) = self.live.remove(&event.range.lo().get()) {
+        let freed = self.live.remove(&event.range.lo().get());
+        if self.free_time == FreeTime::AtFlush {
+            self.queued |= bit_of_class(event.range);
+            return Ok(true);
+        }
+        if let Some((_, Some(model))) = freed {
             let handle = self.handles.entry(event.cpu).or_default();
             self.allocator.free(handle, flushed_without_table(model)?);
         }
@@ -137,6 +160,14 @@ impl Domain {
         self.live = HashMap::new();
         self.handles = HashMap::new();
         result
+    }
+}
+
+/// Returns the bit of a range's class in [`Domain::queued`].
+fn bit_of_class(range: PfnRange) -> u64 {
+    match range.pages().checked_next_power_of_two() {
+        Some(pages) if pages <= LARGEST_CACHED => pages,
+        _ => LARGE,
     }
 }
 

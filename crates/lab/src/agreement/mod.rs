@@ -5,8 +5,7 @@
 //! `linux-strict` repeats them, and each address that it returns is compared with the recorded one.
 //! The model keeps its own addresses: a difference is not corrected, so later ones can follow.
 //!
-//! The model is Linux 6.12 to 7.2 on x86 with strict invalidation (drivers/iommu/iova.c and
-//! `iommu_dma_alloc_iova`): a domain without mappings at the first line, PCI devices, addresses
+//! The model is Linux 6.12 to 7.2 on x86 (drivers/iommu/iova.c and `iommu_dma_alloc_iova`): a domain without mappings at the first line, PCI devices, addresses
 //! below 4 GiB first, page 0 and the MSI window reserved.
 
 mod domain;
@@ -40,11 +39,24 @@ pub enum TraceBegin {
     BeforeMappings,
 }
 
+/// The time at which the kernel frees an unmapped range.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FreeTime {
+    /// At its unmap: `iommu.strict=1`.
+    #[default]
+    AtUnmap,
+    /// At a flush of a queue, which the trace does not show: lazy mode. The addresses of a domain
+    /// are then compared until a freed range could come back.
+    AtFlush,
+}
+
 /// Inputs of a comparison that the trace does not hold.
 #[derive(Debug, Clone, Default)]
 pub struct AgreementOptions {
     /// The state of the domains when the trace begins.
     pub begin: TraceBegin,
+    /// The time at which the kernel frees ranges.
+    pub free_time: FreeTime,
     /// Pages that the domains reserve in addition to the MSI window: the memory windows of the PCI
     /// host bridge. If empty, addresses below the MSI window are not compared.
     pub reserved: Vec<PfnRange>,
@@ -153,7 +165,7 @@ impl AgreementCheck {
                 if self.mapping_devices > limit {
                     return Err(LabError::DeviceLimit { limit });
                 }
-                slot.insert(Box::new(Domain::new(&self.options.reserved)?))
+                slot.insert(Box::new(Domain::new(&self.options)?))
             }
         };
         let limit = self.options.limits.device_cpus;

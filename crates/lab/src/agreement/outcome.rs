@@ -165,6 +165,9 @@ pub enum StopReason {
     /// The depot holds more magazines of a class than there are CPUs. A timer of the kernel, which
     /// the trace does not show, then frees magazines (`iova_depot_work_func`).
     DepotTimer,
+    /// Lazy mode: a freed range may have come back from a flush queue, which a timer of the kernel
+    /// empties (`fq_flush_timeout`).
+    LazyFlush,
 }
 
 impl fmt::Display for StopReason {
@@ -175,6 +178,7 @@ impl fmt::Display for StopReason {
                  its windows"
             }
             Self::Above4GiB => "addresses above 4 GiB depend on the device's DMA mask",
+            Self::LazyFlush => "a timer of the kernel empties the flush queues of lazy mode",
             Self::DepotTimer => "a timer of the kernel trims the depot of free ranges",
         })
     }

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use std::path::Path;
 
 use ringfence_lab::agreement::{
-    Agreement, AgreementOptions, Inapplicable, StopReason, TraceBegin, Verdict, verify,
+    Agreement, AgreementOptions, FreeTime, Inapplicable, StopReason, TraceBegin, Verdict, verify,
 };
 use ringfence_lab::{LabError, ReplayLimits};
 use ringfence_trace::{Operations, TraceOptions, TraceSource};
@@ -241,6 +241,39 @@ fn addresses_above_4_gib_are_not_compared() {
     assert_eq!(counts(&found), (Verdict::Agrees, 1, 1));
     let stop = found.devices[0].stop.unwrap();
     assert_eq!((stop.line, stop.reason), (line, StopReason::Above4GiB));
+}
+
+/// In lazy mode, a range of a class is compared until one of its class could have come back from a
+/// flush queue, and all ranges until a large one could have come back.
+#[test]
+fn lazy_domains_are_compared_until_a_range_could_come_back() {
+    let lazy = || AgreementOptions {
+        free_time: FreeTime::AtFlush,
+        ..from_boot()
+    };
+    let mut script = Script::default();
+    script.map(0, 0xf_ffff, 1);
+    script.map(0, 0xf_fffc, 2);
+    script.unmap(0, 0xf_ffff, 1);
+    script.map(0, 0xf_fff8, 3);
+    script.map(1, 0xf_fff6, 2);
+    // Before a flush, the kernel continues with the next page below; after it, with fffff.
+    let line = script.map(0, 0xf_fff5, 1);
+    let found = script.verify(lazy()).unwrap();
+    assert_eq!(counts(&found), (Verdict::Agrees, 4, 4));
+    let stop = found.devices[0].stop.unwrap();
+    assert_eq!((stop.line, stop.reason), (line, StopReason::LazyFlush));
+    // In strict mode, the page is free at once.
+    assert_eq!(counts(&script.from_boot()), (Verdict::Differs, 5, 4));
+
+    let mut script = Script::default();
+    script.map(0, 0xf_ffc0, 33);
+    script.unmap(0, 0xf_ffc0, 33);
+    let line = script.map(0, 0xf_ffbf, 1);
+    let found = script.verify(lazy()).unwrap();
+    assert_eq!(counts(&found), (Verdict::Agrees, 1, 1));
+    let stop = found.devices[0].stop.unwrap();
+    assert_eq!((stop.line, stop.reason), (line, StopReason::LazyFlush));
 }
 
 /// The kernel's timer trims a depot with more magazines than CPUs at a time that the trace does not

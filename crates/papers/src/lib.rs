@@ -7,6 +7,7 @@
 //! | [`LogicAsPublished`], [`ByValue`] | rIOMMU Fig. 10 | checks one byte, keeps a stale `next` |
 //! | [`RingAsPublished`] | rIOMMU Fig. 11 | the ring driver overwrites live entries |
 //! | [`BurstAsPublished`] | rIOMMU Fig. 11 | buffers come back before the burst's invalidation |
+//! | [`DeferredUnmaps`] | Fujita and Moriai Fig. 3 | memory of Linux's 40-byte records |
 //! | [`LastTableAsPublished`] | PVIOMMU section 4.6 | the pointer finds entries of other pages |
 //! | [`rtc`] | PVIOMMU section 4.5 | the radix-tree cache, as published and fixed |
 //! | [`prefetch`] | Kandiraju and Sivasubramaniam | TLB prefetchers, compared with the rIOTLB |
@@ -36,6 +37,7 @@ extern crate alloc;
 extern crate std;
 
 mod burst;
+mod deferred_unmaps;
 mod last_table;
 pub mod prefetch;
 mod ring;
@@ -44,6 +46,7 @@ mod ring_logic;
 pub mod rtc;
 
 pub use burst::BurstAsPublished;
+pub use deferred_unmaps::{DeferredMemory, DeferredUnmaps, RbNode, StructIova};
 pub use last_table::LastTableAsPublished;
 pub use ring::RingAsPublished;
 pub use ring_entry::{clear_as_published, store_as_published};

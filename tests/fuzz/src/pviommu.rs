@@ -25,7 +25,8 @@ use std::rc::Rc;
 use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, BackendLimits, DeviceSlot, FixedLastTable, HardwareTables, OnDemand, ReclaimError,
+    Backend, BackendLimits, DeviceSlot, DeviceState, FixedLastTable, HardwareTables, OnDemand,
+    ReclaimError,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
@@ -373,13 +374,22 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 host.fails.set(fails & 1 == 1);
             }
             _ => {
-                let stream = host.backend.export().expect("in order");
+                let stream = host
+                    .backend
+                    .export(|_| DeviceState::Transferred)
+                    .expect("in order");
                 // The other host has all tables, so the mappings fit there.
                 let Some(mut other) = Host::new(mappings, TABLES) else {
                     break;
                 };
                 if other.backend.restore(&stream).is_ok() {
-                    assert_eq!(other.backend.export().expect("in order"), stream);
+                    assert_eq!(
+                        other
+                            .backend
+                            .export(|_| DeviceState::Transferred)
+                            .expect("in order"),
+                        stream
+                    );
                     host = other;
                     reached("migrated");
                 } else {

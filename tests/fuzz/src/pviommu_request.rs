@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use ringfence_pviommu::backend::{Backend, BackendLimits, DeviceSlot, Resident};
+use ringfence_pviommu::backend::{Backend, BackendLimits, DeviceSlot, DeviceState, Resident};
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, Malformed, MigrationStream, PAGES_LIMIT, Request, Status, encode_map,
     encode_unmap,
@@ -145,7 +145,9 @@ fn compare(backend: &mut Backend<Resident, Recorded>, model: &Model, touched: &B
         assert_eq!(backend.mapped_pages(Devid::new(device)), live);
     }
     assert_eq!(backend.tables().0.len(), model.len());
-    let stream = backend.export().expect("in order");
+    let stream = backend
+        .export(|_| DeviceState::Transferred)
+        .expect("in order");
     let stream = MigrationStream::decode(&stream).expect("sound");
     let pages = stream.records().flat_map(|record| {
         let of = (record.device.get(), record.direction);

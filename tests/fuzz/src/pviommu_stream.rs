@@ -4,7 +4,7 @@
 //! Input: a byte of flags, then the stream. Bit 0: append the correct checksum, so that the fields
 //! behind the check are reached. Bit 1: a mapping exists already.
 
-use ringfence_pviommu::backend::{Backend, BackendLimits, Resident, RestoreError};
+use ringfence_pviommu::backend::{Backend, BackendLimits, DeviceState, Resident, RestoreError};
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, MigrationStream, Status, StreamErrorKind, encode_map,
 };
@@ -79,7 +79,9 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 });
                 records.collect()
             };
-            let again = backend.export().expect("in order");
+            let again = backend
+                .export(|_| DeviceState::Transferred)
+                .expect("in order");
             assert_eq!(pages(&again), pages(&stream));
             assert_eq!(mapped, pages(&stream).len());
             reached(if mapped == 0 {

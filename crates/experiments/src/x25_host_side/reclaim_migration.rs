@@ -1,7 +1,7 @@
 //! Reclaim of guest memory by the host, and migration of a guest to another host.
 
 use ringfence_hw::{UnitConfig, VtdUnit};
-use ringfence_pviommu::backend::{FixedLastTable, ReclaimError};
+use ringfence_pviommu::backend::{DeviceState, FixedLastTable, ReclaimError};
 use ringfence_types::FrameSource;
 
 use super::fixture::{
@@ -84,12 +84,16 @@ pub(super) fn migration(found: &mut Findings, mapped: u64) -> Result<(), LabErro
         resolved.map_err(|_| LabError::Internal("memory without a frame"))?;
         there.maintain();
     }
-    let stream = here.export().map_err(|_| LabError::Internal("records"))?;
+    let stream = here
+        .export(|_| DeviceState::Transferred)
+        .map_err(|_| LabError::Internal("records"))?;
     there
         .restore(&stream)
         .map_err(|_| ())
         .map_err(failed("records that were refused"))?;
-    let again = there.export().map_err(|_| LabError::Internal("records"))?;
+    let again = there
+        .export(|_| DeviceState::Transferred)
+        .map_err(|_| LabError::Internal("records"))?;
     let (mut same, mut moved) = (0_u64, 0_u64);
     for slot in 0..mapped {
         let (old, new) = (

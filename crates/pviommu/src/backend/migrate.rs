@@ -11,6 +11,48 @@ use crate::wire::{
     Devid, MigrationStream, OutOfOrder, PAGE_BYTES, Record, Status, StreamError, StreamWriter,
 };
 
+/// The part of a device that its mappings do not describe: its registers and its positions in
+/// rings. The mappings of a device are of no use at a destination without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceState {
+    /// The embedder transfers it, as for a simulated device.
+    Transferred,
+    /// Nothing can read it, as in directly assigned hardware. Section 4.4: such devices "do not
+    /// support live migration because internal information of such devices cannot be migrated".
+    Inaccessible,
+}
+
+/// Reason why the mappings cannot migrate. There is no stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExportError {
+    /// The state of this device is [`DeviceState::Inaccessible`]. Unplug the device first.
+    Inaccessible(Devid),
+    /// A mapping cannot be encoded. This never happens: devices and mappings are in order, and no
+    /// configuration allows mapping the last page of the address space.
+    OutOfOrder(OutOfOrder),
+}
+
+impl fmt::Display for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inaccessible(device) => write!(
+                f,
+                "the state of device {device} cannot be transferred: unplug it before the migration"
+            ),
+            Self::OutOfOrder(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ExportError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Inaccessible(_) => None,
+            Self::OutOfOrder(error) => Some(error),
+        }
+    }
+}
+
 /// Reason why a stream was rejected. Nothing is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RestoreError {
@@ -62,14 +104,22 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// Encodes the guest's view of all mappings as a stream of records. The source must not handle
     /// another request after this.
     ///
+    /// `state_of` returns the state of a device that the embedder has assigned to the guest. A guest
+    /// with a device of inaccessible state does not migrate, even if the device has no mappings.
+    ///
     /// # Errors
-    /// Never fails: devices and mappings are in order, and no configuration allows mapping the last
-    /// page of the address space.
-    pub fn export(&self) -> Result<Vec<u8>, OutOfOrder> {
+    /// [`ExportError`]. The source continues to work.
+    pub fn export(&self, state_of: impl Fn(Devid) -> DeviceState) -> Result<Vec<u8>, ExportError> {
+        let mut devices = self.devices.iter().map(|device| device.id);
+        if let Some(device) = devices.find(|id| state_of(*id) == DeviceState::Inaccessible) {
+            return Err(ExportError::Inaccessible(device));
+        }
         let mut writer = StreamWriter::new();
         for device in &self.devices {
             for (giova, gpa, direction) in device.mappings.iter() {
-                writer.page(device.id, giova, gpa, direction)?;
+                writer
+                    .page(device.id, giova, gpa, direction)
+                    .map_err(ExportError::OutOfOrder)?;
             }
         }
         Ok(writer.finish())

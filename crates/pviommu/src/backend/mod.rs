@@ -33,7 +33,7 @@ pub use handle::{Backend, BackendLimits, CommitFailed, Counts};
 pub use hardware::{HardwareTables, HardwareTablesMut, KEPT_TABLES};
 pub use io_tables::{DeviceSlot, IoError, IoTables, TablesHandle};
 pub use last_table::{FixedLastTable, LastTable, NoLastTable};
-pub use migrate::RestoreError;
+pub use migrate::{DeviceState, ExportError, RestoreError};
 pub use on_demand::{OnDemand, OnDemandStats, Pager, ReclaimError, SetupError};
 pub use pool::{POOL_PAGES, PagePool, PoolStats, REFILL_BELOW};
 pub use resident::Resident;

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use ringfence_pviommu::backend::{
-    Backend, BackendLimits, FixedLastTable, IoTables, Resident, RestoreError,
+    Backend, BackendLimits, DeviceState, ExportError, FixedLastTable, IoTables, Resident,
+    RestoreError,
 };
 use ringfence_pviommu::wire::{Devid, Gpa, Status, StreamWriter};
 use ringfence_types::{Access, Direction, Iova};
@@ -32,7 +33,7 @@ fn busy() -> Rig {
 #[test]
 fn mappings_arrive_at_other_frames() {
     let mut source = busy();
-    let stream = source.backend.export().unwrap();
+    let stream = source.backend.export(|_| DeviceState::Transferred).unwrap();
     let mut destination = Rig::new();
     destination.backend.restore(&stream).unwrap();
     let mut moved = 0;
@@ -54,7 +55,13 @@ fn mappings_arrive_at_other_frames() {
         }
     }
     assert!(moved > 20, "{moved} at other frames");
-    assert_eq!(destination.backend.export().unwrap(), stream);
+    assert_eq!(
+        destination
+            .backend
+            .export(|_| DeviceState::Transferred)
+            .unwrap(),
+        stream
+    );
     // The source frees its frames.
     source.backend.reset().unwrap();
     assert!(source.reach(NIC, WINDOW, Access::Read).is_err());
@@ -66,6 +73,33 @@ fn mappings_arrive_at_other_frames() {
             .reclaim(page, &mut source.processors);
         assert!(frame.is_ok());
     }
+}
+
+/// The paper migrates no guest with a directly assigned device, mapped or not.
+#[test]
+fn devices_without_readable_state_do_not_migrate() {
+    let assigned = |hardware| {
+        move |device| match device == hardware {
+            true => DeviceState::Inaccessible,
+            false => DeviceState::Transferred,
+        }
+    };
+    let mut source = busy();
+    let stream = source.backend.export(|_| DeviceState::Transferred).unwrap();
+    for device in [NIC, DISK] {
+        let refused = source.backend.export(assigned(device));
+        assert_eq!(refused, Err(ExportError::Inaccessible(device)));
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(&device.to_string()), "{text}");
+    }
+    // A device that the guest does not have changes nothing.
+    let other = Devid::new(0x12);
+    assert_eq!(source.backend.export(assigned(other)), Ok(stream));
+    // The source continues, and a device without mappings has state all the same.
+    assert!(source.reach(NIC, WINDOW, Access::Read).is_ok());
+    source.backend.reset().unwrap();
+    let refused = source.backend.export(assigned(DISK));
+    assert_eq!(refused, Err(ExportError::Inaccessible(DISK)));
 }
 
 fn stream(pages: &[(u64, u64, u64)]) -> Vec<u8> {
@@ -178,11 +212,19 @@ fn arrive<T: IoTables>(
     match (host.restore(bytes), end) {
         (Ok(()), StreamEnd::Taken { records, written }) => {
             mapped = records.iter().map(|(.., gpas)| gpas.len() as u64).sum();
-            assert_eq!(host.export().unwrap() == *bytes, *written, "{name}");
+            assert_eq!(
+                host.export(|_| DeviceState::Transferred).unwrap() == *bytes,
+                *written,
+                "{name}"
+            );
         }
         (Err(error), end) if end.is(&error) => {
             let nothing = StreamWriter::new().finish();
-            assert_eq!(host.export().unwrap(), nothing, "{name}");
+            assert_eq!(
+                host.export(|_| DeviceState::Transferred).unwrap(),
+                nothing,
+                "{name}"
+            );
         }
         (Ok(()), _) => panic!("{name}: taken"),
         (Err(error), _) => panic!("{name}: {error}"),
@@ -244,7 +286,7 @@ proptest! {
     /// A valid stream with one bit flipped or cut short.
     #[test]
     fn spoiled_streams_are_refused_whole(at in any::<prop::sample::Index>(), bit in 0..9_u32) {
-        let good = busy().backend.export().unwrap();
+        let good = busy().backend.export(|_| DeviceState::Transferred).unwrap();
         let mut bytes = good.clone();
         let at = at.index(bytes.len());
         if bit == 8 {

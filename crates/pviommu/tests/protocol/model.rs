@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ringfence_pviommu::backend::{BackendLimits, FixedLastTable};
+use ringfence_pviommu::backend::{BackendLimits, DeviceState, FixedLastTable};
 use ringfence_pviommu::wire::{Devid, Gpa, Status};
 use ringfence_types::{Access, Direction, FaultReason};
 
@@ -268,12 +268,12 @@ proptest! {
                     model.0.clear();
                 }
                 Step::Migrate => {
-                    let stream = rig.backend.export().unwrap();
+                    let stream = rig.backend.export(|_| DeviceState::Transferred).unwrap();
                     rig = self::rig();
                     due.clear();
                     frames.clear();
                     rig.backend.restore(&stream).unwrap();
-                    prop_assert_eq!(rig.backend.export().unwrap(), stream);
+                    prop_assert_eq!(rig.backend.export(|_| DeviceState::Transferred).unwrap(), stream);
                 }
             }
             // While invalidations fail, a device may access entries that a refused map installed

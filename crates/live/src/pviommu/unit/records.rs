@@ -2,7 +2,7 @@
 //! "Migration records"). The new process resolves them again in the guest memory that it has
 //! mapped.
 
-use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
+use ringfence_pviommu::backend::{DeviceState, EVENTS as MOST_EVENTS};
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};
 
 use super::Unit;
@@ -39,7 +39,8 @@ impl Unit {
     /// # Errors
     /// A mapping cannot be expressed as a record.
     pub(crate) fn save(&self) -> Result<PviommuState, HandOverBlocker> {
-        let records = self.backend.export();
+        // Every device, assigned or not, is a model: the hand-over stream has its registers.
+        let records = self.backend.export(|_| DeviceState::Transferred);
         Ok(PviommuState {
             running: self.running,
             records: records

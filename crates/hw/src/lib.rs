@@ -19,6 +19,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod applicability;
 mod cache;
 mod context_cache;
 mod context_lookup;
@@ -39,6 +40,7 @@ mod unit;
 mod walk_cache;
 mod walker;
 
+pub use applicability::{DmaUsage, UnmapOrder};
 pub use cache::Replacement;
 pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
 pub use fault::{FaultLog, FaultRecord};

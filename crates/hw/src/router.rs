@@ -7,7 +7,7 @@ use alloc::vec;
 
 use ringfence_types::{Access, Fault, FaultReason, Iova, PhysMemory, RequesterId};
 
-use crate::{FaultLog, Translate, Translation};
+use crate::{DmaUsage, FaultLog, Translate, Translation};
 
 /// The unit of an [`IommuRouter`] that a device is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +49,13 @@ impl<B, R> IommuRouter<B, R> {
     /// entries for the device until they are invalidated, but cannot use them.
     pub fn attach(&mut self, device: RequesterId, to: IommuKind) -> Option<IommuKind> {
         self.set_route(device, Some(to))
+    }
+
+    /// Attaches `device` to the unit that [`IommuKind::for_device`] selects, and returns that unit.
+    pub fn attach_by_usage(&mut self, device: RequesterId, usage: &DmaUsage) -> IommuKind {
+        let kind = IommuKind::for_device(usage);
+        self.attach(device, kind);
+        kind
     }
 
     /// Detaches `device`, which denies it all DMA. Returns its previous unit.

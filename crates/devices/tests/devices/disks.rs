@@ -4,8 +4,8 @@ mod lies;
 
 use proptest::prelude::*;
 use ringfence_devices::api::{DeviceRing, DmaApi};
-use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
-use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
+use ringfence_devices::block::ahci::{self, AhciDriver, AhciPort};
+use ringfence_devices::block::nvme::{self, NvmeController, NvmeQueue};
 use ringfence_devices::block::{
     BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, PseudoScsi, RamDisk, RejectedIo,
 };
@@ -14,6 +14,7 @@ use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, ByteMemory, Pool};
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::{RingSetup, SlotChoice};
+use ringfence_hw::{DmaUsage, IommuKind};
 use ringfence_types::Direction;
 
 use super::rig::{self, OracleChecked, RingRig};
@@ -298,6 +299,164 @@ fn rings(queue: u16, slots: u32, choice: SlotChoice) -> RingRig<()> {
         ..rig::TAIL
     };
     RingRig::rings(rings, setup, ())
+}
+
+/// The queue pairs of one NVMe controller.
+struct NvmeQueues<H> {
+    queues: Vec<Nvme<H>>,
+    /// Entries of each queue, which separate the tags of the queues.
+    entries: u16,
+    /// The queue of the next request.
+    next: usize,
+    /// Largest number of queues with outstanding commands.
+    busy: usize,
+}
+
+impl<H> NvmeQueues<H> {
+    fn open<W: Environment<Handle = H>>(env: &mut W, queues: u16, entries: u16) -> Self {
+        let size = RingSize::new(entries.into()).unwrap();
+        let open = |number| {
+            let queue = NvmeQueue::open(&mut env.api(), number, size).unwrap();
+            let controller = NvmeController::new(rig::NIC, queue.addresses(), number.into());
+            Nvme { queue, controller }
+        };
+        Self {
+            queues: (0..queues).map(open).collect(),
+            entries,
+            next: 0,
+            busy: 0,
+        }
+    }
+}
+
+impl<W: Environment> Disk<W> for NvmeQueues<W::Handle> {
+    /// Queues take requests in turn, as if each CPU had one.
+    fn submit(&mut self, env: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
+        let place = self.next;
+        let tag = self.queues[place].queue.submit(&mut env.api(), io)?;
+        self.next = (place + 1) % self.queues.len();
+        let busy = self
+            .queues
+            .iter()
+            .filter(|nvme| nvme.queue.outstanding() > 0);
+        self.busy = self.busy.max(busy.count());
+        Ok(place as u16 * self.entries + tag)
+    }
+
+    fn work(&mut self, env: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
+        let mut all = Vec::new();
+        for (place, nvme) in (0..).zip(&mut self.queues) {
+            let tagged = |done: CompletedIo| CompletedIo {
+                tag: place * self.entries + done.tag,
+                ..done
+            };
+            all.extend(nvme.work(env, disk).into_iter().map(tagged));
+        }
+        all
+    }
+
+    fn outstanding(&self) -> usize {
+        self.queues
+            .iter()
+            .map(|nvme| nvme.queue.outstanding())
+            .sum()
+    }
+
+    fn close(self, env: &mut W, mut each: impl FnMut(Buffer)) {
+        assert!(self.busy > self.queues.len() / 2, "{} queues", self.busy);
+        for nvme in self.queues {
+            nvme.queue.close(&mut env.api(), &mut each).unwrap();
+        }
+    }
+}
+
+/// Runs `requests` in the mode that the rule selects for the device, and returns the unit.
+fn by_rule<D>(
+    usage: &DmaUsage,
+    rings: impl IntoIterator<Item = (DeviceRing, u32)>,
+    requests: &[Request],
+    open: D,
+) -> IommuKind
+where
+    D: OpenDisk,
+{
+    let kind = IommuKind::for_device(usage);
+    match kind {
+        IommuKind::Ring => {
+            let rings: Vec<_> = rings.into_iter().collect();
+            // The rig makes two tables for each ring.
+            assert_eq!(usage.tables as usize, 2 * rings.len());
+            open.run(&mut RingRig::rings(rings, rig::TAIL, ()), requests);
+        }
+        IommuKind::Baseline => open.run(&mut rig::strict(), requests),
+    }
+    kind
+}
+
+/// Opens a disk in any mode and runs requests.
+trait OpenDisk {
+    fn run<W: OracleChecked>(&self, env: &mut W, requests: &[Request]);
+}
+
+/// A controller with this many queue pairs of so many entries.
+struct QueuePairs(u16, u16);
+
+impl OpenDisk for QueuePairs {
+    fn run<W: OracleChecked>(&self, env: &mut W, requests: &[Request]) {
+        let Self(queues, entries) = *self;
+        let disk = NvmeQueues::open(env, queues, entries);
+        drive_alone(env, disk, requests);
+    }
+}
+
+/// A port.
+struct Port;
+
+impl OpenDisk for Port {
+    fn run<W: OracleChecked>(&self, env: &mut W, requests: &[Request]) {
+        let disk = Ahci::open(env, 3);
+        drive_alone(env, disk, requests);
+    }
+}
+
+/// Single-block requests, writes and reads, each of another block of `blocks`.
+fn single_blocks(blocks: u64, rounds: u64) -> Vec<Request> {
+    let requests = (0..rounds * blocks).map(|number| Request {
+        operation: match number / blocks % 2 {
+            0 => Operation::Write,
+            _ => Operation::Read,
+        },
+        block: number % blocks,
+        blocks: 1,
+        fill: number as u8,
+    });
+    requests.collect()
+}
+
+#[test]
+fn many_nvme_queues_have_rings_and_ahci_has_the_baseline_unit() {
+    let all_rings = |queues: u16, slots| (0..queues).flat_map(move |queue| rings_of(queue, slots));
+    // 1024 queue pairs have 4096 tables.
+    let requests = single_blocks(2000, 2);
+    let unit = by_rule(
+        &nvme::dma_usage(1024, 4),
+        all_rings(1024, 4),
+        &requests,
+        QueuePairs(1024, 4),
+    );
+    assert_eq!(unit, IommuKind::Ring);
+    // 16384 queue pairs have more tables than ring ids. The controller works behind the baseline
+    // unit; a few of its queues suffice here.
+    let unit = by_rule(
+        &nvme::dma_usage(16_384, 4),
+        [],
+        &single_blocks(100, 2),
+        QueuePairs(16, 4),
+    );
+    assert_eq!(unit, IommuKind::Baseline);
+    let unit = by_rule(&ahci::DMA_USAGE, [], &single_blocks(100, 4), Port);
+    assert_eq!(unit, IommuKind::Baseline);
+    assert_eq!(IommuKind::for_device(&DmaUsage::RDMA), IommuKind::Baseline);
 }
 
 proptest! {

@@ -1,8 +1,8 @@
 //! Two units in one machine.
 
 use ringfence_hw::{
-    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter, Prefetch,
-    Replacement, Translate, UnitConfig, VtdUnit,
+    DmaUsage, FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter,
+    Prefetch, Replacement, Translate, UnitConfig, UnmapOrder, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
@@ -126,6 +126,29 @@ fn each_device_is_translated_by_its_own_unit() {
     assert_eq!(machine.detach(NIC), Some(IommuKind::Baseline));
     assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Err(Blocked));
     assert_eq!(machine.iommu_kind(NIC), None);
+}
+
+/// The rule attaches each device, and the accesses go through the unit that it selected.
+#[test]
+fn usage_selects_the_unit_that_translates() {
+    let mem = arena();
+    let rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    rig.map(NIC, 0, 0, pte(0x7001, 64, RW));
+    let mut machine = IommuRouter::new(baseline(&mem), rig.unit, 4);
+    let ahci = DmaUsage {
+        order: UnmapOrder::Arbitrary,
+        ..DmaUsage::rings(2, 32)
+    };
+    let nvme = DmaUsage::rings(2 * 1024, 1 << 16);
+    for (usage, device, kind, address) in [
+        (nvme, NIC, IommuKind::Ring, 0x7001),
+        (ahci, DISK, IommuKind::Baseline, 0xd_0000),
+        (DmaUsage::RDMA, DISK, IommuKind::Baseline, 0xd_0000),
+    ] {
+        assert_eq!(machine.attach_by_usage(device, &usage), kind);
+        assert_eq!(machine.iommu_kind(device), Some(kind));
+        assert_eq!(access(&mut machine, &mem, device, Iova::ZERO), Ok(address));
+    }
 }
 
 /// The ring unit rejects a context that points to a page table.

@@ -2,6 +2,8 @@
 //! 4.2 and 5; Serial ATA, native command queueing). rIOMMU section 4 leaves such devices to the
 //! baseline IOMMU, because no ring predicts their order.
 
+use ringfence_hw::{DmaUsage, UnmapOrder};
+
 mod driver;
 mod layout;
 mod port;
@@ -11,3 +13,10 @@ pub use layout::{
     CommandHeader, Fis, HEADER_BYTES, MAX_PAGES, PhysicalRegion, REGION_BYTES, SLOTS, TABLE_BYTES,
 };
 pub use port::{AhciPort, AhciRegisters};
+
+/// DMA usage of a port: its driver unmaps in the order in which the drive completes slots.
+pub const DMA_USAGE: DmaUsage = DmaUsage {
+    order: UnmapOrder::Arbitrary,
+    tables: 4,
+    slots: SLOTS * MAX_PAGES as u32,
+};

@@ -416,8 +416,9 @@ Each row has the published number, the number found here, and their ratio. A cos
 cycles measured on this CPU, and cycles modelled by the profile r210-2015 (invalidations, IOTLB \
 misses, and a packet without protection). The verdict depends on the rows alone. reproduced: no \
 order is reversed and every number is within 15%. ordering only: the orders are the paper's, a \
-number differs by more. numbers off: a number differs by more, no order is decided. differs: an \
-order is reversed or an exact number differs. docs/REPRODUCE.md explains how to read the rest.";
+number differs by more. undecided: every number is within 15%, none of the paper's orders is \
+decided. numbers off: a number differs by more, no order is decided. differs: an order is reversed \
+or an exact number differs. docs/REPRODUCE.md explains how to read the rest.";
 
 const REPRODUCE_EXAMPLES: &str = "\
 Examples:

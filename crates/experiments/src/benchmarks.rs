@@ -55,7 +55,8 @@ pub(super) fn extra(
     for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
         let cost = last(&costs)?;
         let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-        let measured = Measured::cost(cost.measured / packets, modelled / packets, cost.spread);
+        let measured = Measured::cost(cost.measured / packets, modelled / packets, 0.0)
+            .with_spread(cost.spread / packets);
         out.push((mode, measured));
     }
     Ok(out)

@@ -179,7 +179,8 @@ pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
         0.0,
         cost.modelled_per_pair(profile),
     );
-    Measured::cost(measured_part, modelled, cost.spread)
+    Measured::cost(measured_part, modelled, 0.0)
+        .with_spread(IOVAS_PER_PACKET * cost.spread_per_pair())
 }
 
 /// Cycles per packet in each repetition.
@@ -194,7 +195,7 @@ pub(super) fn throughput(cost: &Cost, profile: &Profile) -> Measured {
     let speeds = packets(cost, profile).into_iter();
     let speeds: Vec<f64> = speeds.map(|cycles| gbps(CLOCK_GHZ, cycles)).collect();
     let median_of_blocks = gbps(CLOCK_GHZ, packet(cost, profile).median);
-    Measured::timed(median_of_blocks, median(&speeds).1)
+    Measured::counted(median_of_blocks).with_spread(median(&speeds).spread)
 }
 
 /// Throughput of `one` over that of `other`, with the spread of the ratio over the repetitions.
@@ -204,7 +205,7 @@ pub(super) fn relative_throughput(one: &Cost, other: &Cost, profile: &Profile) -
         .zip(packets(other, profile));
     let ratios: Vec<f64> = pairs.map(|(one, other)| other / one).collect();
     let median_of_blocks = packet(other, profile).median / packet(one, profile).median;
-    Measured::timed(median_of_blocks, median(&ratios).1)
+    Measured::counted(median_of_blocks).with_spread(median(&ratios).spread)
 }
 
 /// Returns the last element.

@@ -184,7 +184,7 @@ pub(super) struct Cost {
     pub(super) measured: f64,
     /// Measured cycles of each repetition, in the order in which they ran.
     pub(super) repetitions: Vec<f64>,
-    /// Largest minus smallest repetition, as a share of their median.
+    /// Largest minus smallest repetition, in cycles.
     pub(super) spread: f64,
     /// Number of invalidation commands.
     pub(super) invalidations: u64,
@@ -202,7 +202,7 @@ impl Cost {
             .collect();
         Self {
             measured: (sum_of_medians(repetitions) - own).max(0.0),
-            spread: median(&each).1,
+            spread: median(&each).spread,
             repetitions: each,
             invalidations,
             pairs: plan.maps.max(plan.unmaps),
@@ -212,6 +212,11 @@ impl Cost {
     /// Measured cycles per map/unmap pair.
     pub(super) fn measured_per_pair(&self) -> f64 {
         self.measured / self.pairs.max(1) as f64
+    }
+
+    /// Spread of the measured cycles per map/unmap pair.
+    pub(super) fn spread_per_pair(&self) -> f64 {
+        self.spread / self.pairs.max(1) as f64
     }
 
     /// Cycles that `profile` models per map/unmap pair.
@@ -350,7 +355,7 @@ pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     let count = repetitions.iter().map(Vec::len).min().unwrap_or(0);
     let block = |block: usize| {
         let times = repetitions.iter().map(|blocks| blocks[block] as f64);
-        median(&times.collect::<Vec<_>>()).0
+        median(&times.collect::<Vec<_>>()).middle
     };
     (0..count).map(block).sum()
 }

@@ -2,7 +2,7 @@
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::published::Sheet;
 use super::stream::{counted, in_turns, runs};
 use super::substitution::stages;
@@ -154,7 +154,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             );
             let printed =
                 Published::derived(printed / first.0, "riommu_table1.csv: both sums, divided");
-            found.push(row.near(printed));
+            found.push(row.overhead(printed, NullModel::RATIO));
         }
     }
     by_stages(setting, &runs, metered.first(), &mut found)?;
@@ -292,6 +292,7 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::Requirement;
     use super::*;
 
     #[test]
@@ -305,5 +306,14 @@ mod tests {
         };
         assert_eq!(modelled("strict: unmap, iotlb inv"), 2150.0);
         assert_eq!(modelled("defer+: unmap, iotlb inv"), 8.6);
+        // The sums of two modes are judged by their distance from each other.
+        let ratios = found
+            .rows
+            .iter()
+            .filter(|row| row.quantity.contains(" over strict: "));
+        let ratios: Vec<_> = ratios
+            .map(|row| (row.requirement, row.null_model))
+            .collect();
+        assert_eq!(ratios, [(Requirement::Overhead, Some(NullModel::RATIO)); 3]);
     }
 }

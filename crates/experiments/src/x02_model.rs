@@ -283,7 +283,8 @@ fn as_published(
         .into_iter()
         .zip(packets(riommu, profile));
     let each: Vec<f64> = each.map(|(with, without)| with - without).collect();
-    let more = Measured::cost(with.median - without.median, 0.0, median(&each).1);
+    let more = Measured::cost(with.median - without.median, 0.0, 0.0);
+    let more = more.with_spread(median(&each).spread);
     let row = FindingRow::new(
         format!("{AS_PUBLISHED}: C beyond that of riommu"),
         "cycles",
@@ -366,7 +367,7 @@ fn busy_wait(lengths: &[u64]) -> Vec<Point> {
             .collect();
         let speeds: Vec<f64> = at.iter().map(|point| point.gbps).collect();
         at.first().map(|point| Point {
-            gbps: median(&speeds).0,
+            gbps: median(&speeds).middle,
             ..*point
         })
     });

@@ -38,7 +38,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let cycles = cost.measured_per_pair();
         let extra = IOVAS_PER_PACKET * (cycles - none);
         // The spread of the whole, not of the small difference.
-        let spread = IOVAS_PER_PACKET * cost.spread * cycles;
+        let spread = IOVAS_PER_PACKET * cost.spread_per_pair();
         more.push(format!("{mode} {extra:.1} (spread {spread:.1})"));
         let row = FindingRow::new(
             format!("{mode}: cycles per packet beyond none"),

@@ -16,7 +16,7 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{Iova, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, Published, median};
+use super::finding::{FindingRow, Findings, Measured, Median, Published, median};
 use super::published::Sheet;
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
@@ -113,11 +113,11 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
     pool.close(&mut api).map_err(|_| failed())?;
     let frames = (amount.frames * amount.repetitions as u64).max(1) as f64;
     Ok([0, 1].map(|place| {
-        let (cycles, spread) = median(&times[place]);
+        let Median { middle, spread } = median(&times[place]);
         SendCost {
             misses: counted[place].iotlb_misses as f64 / frames,
             references: counted[place].walk_references as f64 / frames,
-            cycles,
+            cycles: middle,
             spread,
         }
     }))
@@ -224,7 +224,7 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
     found.push(references.exact(four));
     let walk = (random.cycles - same.cycles) - (random_off.cycles - same_off.cycles);
     let spread = [random, same, random_off, same_off]
-        .map(|sent| sent.spread * sent.cycles)
+        .map(|sent| sent.spread)
         .into_iter()
         .fold(0.0, f64::max);
     found.push(row(
@@ -242,7 +242,7 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         found.push(row(
             &what,
             "cycles",
-            Measured::timed(sent.cycles, sent.spread),
+            Measured::counted(sent.cycles).with_spread(sent.spread),
         ));
     }
     found.explain(format!(

@@ -121,7 +121,7 @@ fn out_of_order(run: &Run) -> f64 {
 fn of_request(cost: &Cost, setting: &Setting, requests: u64) -> Measured {
     let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
     let each = |cycles: f64| cycles / requests.max(1) as f64;
-    Measured::cost(each(cost.measured), each(modelled), cost.spread)
+    Measured::cost(each(cost.measured), each(modelled), 0.0).with_spread(each(cost.spread))
 }
 
 /// Cycles of the papers' clock that a disk needs to transfer a request.

@@ -75,8 +75,8 @@ impl Point {
     fn relative_to_none(cost: &Cost, profile: &Profile) -> Measured {
         let extra = IOVAS_PER_PACKET * cost.per_pair(profile);
         let ratio = BASELINE_CYCLES / (BASELINE_CYCLES + extra);
-        let share = IOVAS_PER_PACKET * cost.measured_per_pair() / (BASELINE_CYCLES + extra);
-        Measured::timed(ratio, cost.spread * share)
+        let share = IOVAS_PER_PACKET * cost.spread_per_pair() / (BASELINE_CYCLES + extra);
+        Measured::timed(ratio, share)
     }
 }
 
@@ -126,11 +126,8 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
     let profile = &setting.profile;
     let at = format!("interrupt at {}", point.packets);
     let modelled = point.owned.modelled_per_pair(profile);
-    let each = Measured::cost(
-        point.owned.measured_per_pair(),
-        modelled,
-        point.owned.spread,
-    );
+    let each = Measured::cost(point.owned.measured_per_pair(), modelled, 0.0)
+        .with_spread(point.owned.spread_per_pair());
     let what = format!("{at}: map, unmap and share of the invalidation, owned ring");
     found.push(FindingRow::new(what, "cycles", each));
     let over_none = Point::relative_to_none(&point.owned, profile);
@@ -154,7 +151,11 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
     found.push(FindingRow::new(what, "", layer));
     let (waited, both) = (point.waited.measured_per_pair(), each.median);
     let what = format!("{at}: map and unmap with invalidations busy-waited");
-    let row = FindingRow::new(what, "cycles", Measured::timed(waited, point.waited.spread));
+    let row = FindingRow::new(
+        what,
+        "cycles",
+        Measured::counted(waited).with_spread(point.waited.spread_per_pair()),
+    );
     let printed = Published::derived(
         both,
         "measured here and modelled (claims.csv R24), as above",

@@ -135,14 +135,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         } else {
             let printed = Published::new("> 0", 0.0, "EIOVAR Fig. 8: the threshold");
             // A search of any positive length passes.
-            let row = row.beside(printed);
-            found.push(match count.steps {
-                0 => FindingRow {
-                    holds: Some(false),
-                    ..row.require(Requirement::AtLeast)
-                },
-                _ => row.require(Requirement::AtLeast),
-            });
+            found.push(row.beside(printed).require(Requirement::Above));
         }
         if (1..W).contains(&k) {
             let source = "EIOVAR section 6.2: (1/(k+1)) sum of 0..k = k/2";
@@ -290,6 +283,12 @@ mod tests {
         for (what, holds) in holds {
             assert_eq!(holds, Some(true), "{what}");
         }
+        // No search passes where a search is required.
+        let below = found.rows.iter();
+        let below = below.filter(|row| row.requirement == Requirement::Above);
+        let without: Vec<_> = below.map(|row| row.passes(0.0)).collect();
+        assert_eq!(without.len(), SWEEP.iter().filter(|k| **k < W).count());
+        assert!(without.iter().all(|passes| *passes == Some(false)));
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);
             row.and_then(|row| row.measured).unwrap().median

@@ -78,7 +78,8 @@ fn last_of<W: Workload>(
         let costs = run_in_turns(&mut timed, &run)?.into_iter();
         let of_frame = costs.map(|cost| {
             let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-            Measured::cost(cost.measured / frames, modelled / frames, cost.spread)
+            let cost_of_frame = Measured::cost(cost.measured / frames, modelled / frames, 0.0);
+            cost_of_frame.with_spread(cost.spread / frames)
         });
         last.extra = of_frame.collect();
     }
@@ -244,7 +245,7 @@ fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), 
         found.push(match count {
             32 => {
                 let printed = Sheet::named("claims")?.printed(&[("id", "E18")], "value")?;
-                row.near(printed).with_null_model(NullModel::RATIO)
+                row.overhead(printed, NullModel::RATIO)
             }
             _ => row,
         });
@@ -347,7 +348,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             );
             let row = row.beside(printed);
             found.push(match burst {
-                RX_FRAMES => row.require(Requirement::AtLeast),
+                RX_FRAMES => row.require(Requirement::Above),
                 _ => row,
             });
         }
@@ -384,5 +385,14 @@ mod tests {
         let fitted = found.rows.iter().filter(|row| row.fitted);
         // The four modes at 64 bytes, and what C is fitted to.
         assert_eq!(fitted.count(), 4 + 3);
+        let of = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity.starts_with(what));
+            let row = row.unwrap();
+            (row.requirement, row.null_model)
+        };
+        let gain = of("32 clients: throughput");
+        assert_eq!(gain, (Requirement::Overhead, Some(NullModel::RATIO)));
+        let growth = of(&format!("bursts of at most {RX_FRAMES}, 32 clients over 1"));
+        assert_eq!(growth.0, Requirement::Above);
     }
 }

@@ -139,8 +139,9 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
         let measured = Measured::cost(
             cost.measured_per_pair(),
             cost.modelled_per_pair(profile),
-            cost.spread,
-        );
+            0.0,
+        )
+        .with_spread(cost.spread_per_pair());
         found.push(FindingRow::new(what, "cycles", measured));
     }
     let [as_published, fixed, linux] = costs.as_slice() else {
@@ -149,7 +150,7 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     let claims = Sheet::named("claims")?;
     let claim = |id| claims.printed(&[("id", id)], "value");
     let saved = as_published.measured_per_pair() - fixed.measured_per_pair();
-    let error = |cost: &Cost| cost.spread * cost.measured_per_pair();
+    let error = Cost::spread_per_pair;
     let row = FindingRow::new(
         "map and unmap with CLFLUSH: saved by the fix",
         "cycles",

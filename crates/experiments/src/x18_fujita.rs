@@ -117,7 +117,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         } else {
             cost.measured_per_pair()
         };
-        let request = Measured::cost(measured_part, c_none + invalidation, cost.spread);
+        let spread = if mode == "none" {
+            0.0
+        } else {
+            cost.spread_per_pair()
+        };
+        let request = Measured::cost(measured_part, c_none + invalidation, 0.0).with_spread(spread);
         found.push(FindingRow::new(
             format!("{name}: cycles per request"),
             "cycles",

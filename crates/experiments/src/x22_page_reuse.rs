@@ -56,7 +56,7 @@ fn table_5(found: &mut Findings) -> Result<Stream, LabError> {
 fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
     let used: Vec<&ReuseRow> = rows.iter().filter(|row| row.creates >= CREATES).collect();
     let values = |of: &dyn Fn(&ReuseRow) -> f64| used.iter().map(|row| of(row)).collect::<Vec<_>>();
-    let (middle, _) = median(&values(&ReuseRow::answered));
+    let middle = median(&values(&ReuseRow::answered)).middle;
     let summary = row(
         "recorded devices: share of maps that the cache answers, median".into(),
         "",
@@ -71,7 +71,7 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
     let reuse = values(&ReuseRow::reuse);
     let least = reuse.iter().copied().fold(f64::INFINITY, f64::min);
     let most = reuse.iter().copied().fold(0.0, f64::max);
-    let (middle, _) = median(&reuse);
+    let middle = median(&reuse).middle;
     let reused = |what: &str, value| {
         row(
             format!("recorded devices: mappings per page, {what}"),

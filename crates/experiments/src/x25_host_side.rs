@@ -210,15 +210,15 @@ fn cost_over(
     modelled: f64,
 ) -> Measured {
     let values: Vec<f64> = rounds.iter().map(measured).collect();
-    let (middle, share) = median(&values);
-    Measured::cost(middle, modelled, share)
+    let found = median(&values);
+    Measured::cost(found.middle, modelled, 0.0).with_spread(found.spread)
 }
 
 /// Returns the median and the spread over the rounds of a number that is no cost.
 fn timed_over(rounds: &[RoundCost], value: impl Fn(&RoundCost) -> f64) -> Measured {
     let values: Vec<f64> = rounds.iter().map(value).collect();
-    let (middle, spread) = median(&values);
-    Measured::timed(middle, spread)
+    let found = median(&values);
+    Measured::counted(found.middle).with_spread(found.spread)
 }
 
 fn time_map_requests(setting: &Setting) -> Result<Vec<RoundCost>, LabError> {

@@ -237,7 +237,7 @@ fn experiments_are_listed_run_and_written_down() {
         "{list}"
     );
     let found = json(&["reproduce", "x10", "--json"]);
-    assert_eq!(found["schema"], 3);
+    assert_eq!(found["schema"], 4);
     assert_eq!(found["findings"][0]["verdict"], "reproduced");
     let score = &found["findings"][0]["score"];
     assert_eq!((&score["held"], &score["judged"]), (&26.into(), &26.into()));

@@ -63,9 +63,10 @@ impl Findings {
         }
     }
 
-    /// Appends a row.
+    /// Appends a row. Its outcome follows from its numbers and its requirement, whatever the caller
+    /// has set.
     pub fn push(&mut self, row: FindingRow) {
-        self.rows.push(row);
+        self.rows.push(row.judge());
     }
 
     /// Appends an explanation.
@@ -79,23 +80,31 @@ impl Findings {
     }
 }
 
-/// Returns the median of `values`, and their spread as a share of it. The median of no values is
-/// NaN.
-pub(super) fn median(values: &[f64]) -> (f64, f64) {
+/// Median and spread of repetitions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Median {
+    /// The median; NaN of no values.
+    pub(super) middle: f64,
+    /// Largest minus smallest value, in the unit of the values; NaN of no values.
+    pub(super) spread: f64,
+}
+
+/// Returns the median of `values` and their spread.
+pub(super) fn median(values: &[f64]) -> Median {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
-        return (f64::NAN, 0.0);
+        return Median {
+            middle: f64::NAN,
+            spread: f64::NAN,
+        };
     };
     let upper = sorted.len() / 2;
     let lower = (sorted.len() - 1) / 2;
-    let middle = (sorted[lower] + sorted[upper]) / 2.0;
-    let spread = if middle == 0.0 {
-        0.0
-    } else {
-        (last - first) / middle.abs()
-    };
-    (middle, spread)
+    Median {
+        middle: (sorted[lower] + sorted[upper]) / 2.0,
+        spread: last - first,
+    }
 }
 
 #[cfg(test)]
@@ -104,8 +113,43 @@ mod tests {
 
     #[test]
     fn medians_of_even_and_odd_numbers() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), (2.0, 1.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), (2.5, 1.2));
-        assert!(median(&[]).0.is_nan());
+        let of = |values: &[f64]| {
+            let found = median(values);
+            (found.middle, found.spread)
+        };
+        assert_eq!(of(&[3.0, 1.0, 2.0]), (2.0, 2.0));
+        assert_eq!(of(&[4.0, 1.0, 2.0, 3.0]), (2.5, 3.0));
+        assert_eq!(of(&[-4.0, -8.0]), (-6.0, 4.0));
+        let none = median(&[]);
+        assert!(none.middle.is_nan() && none.spread.is_nan());
+    }
+
+    #[test]
+    fn no_experiment_sets_the_outcome_of_its_rows() {
+        let printed = || Published::new("9", 9.0, "test");
+        let mut found = Findings::default();
+        for (outcome, wanted) in [(Some(true), Some(false)), (None, Some(false))] {
+            let row = FindingRow::counted("", "", 1.0).near(printed());
+            found.push(FindingRow {
+                holds: outcome,
+                ..row
+            });
+            assert_eq!(found.rows.last().and_then(|row| row.holds), wanted);
+        }
+        let shown = FindingRow::counted("", "", 9.0).beside(printed());
+        found.push(FindingRow {
+            holds: Some(true),
+            ..shown
+        });
+        assert_eq!(found.rows.last().and_then(|row| row.holds), None);
+    }
+
+    /// Repetitions around 0 have a spread. Only equal ones are exact.
+    #[test]
+    fn a_median_of_zero_is_not_exact() {
+        let found = median(&[-3.0, 0.0, 5.0]);
+        assert_eq!((found.middle, found.spread), (0.0, 8.0));
+        let exact = median(&[0.0, 0.0]);
+        assert_eq!((exact.middle, exact.spread), (0.0, 0.0));
     }
 }

@@ -61,13 +61,22 @@ fn rounding(text: &str) -> f64 {
 pub struct Measured {
     /// Median of the repetitions, or the count itself.
     pub median: f64,
-    /// Largest minus smallest repetition, in the unit of the row; 0 for counts.
+    /// Largest minus smallest repetition, in the unit of the row; 0 for counts. NaN, which decides
+    /// no order, if the spread is undefined: without repetitions, or as a share of 0.
     pub spread: f64,
     /// Measured part of the median, in the unit of the row. `None` if the number is not a cost.
     pub measured_part: Option<f64>,
     /// Part of the median that the profile models, in the unit of the row. `None` if the number is
     /// not a cost.
     pub modelled_part: Option<f64>,
+}
+
+/// Returns the spread in the unit of `of`. A share of 0 is undefined unless it is 0 itself.
+const fn of_share(share: f64, of: f64) -> f64 {
+    if share != 0.0 && of == 0.0 {
+        return f64::NAN;
+    }
+    share * of.abs()
 }
 
 impl Measured {
@@ -81,7 +90,7 @@ impl Measured {
     pub const fn cost(measured: f64, modelled: f64, share: f64) -> Self {
         Self {
             median: measured + modelled,
-            spread: share * measured.abs(),
+            spread: of_share(share, measured),
             measured_part: Some(measured),
             modelled_part: Some(modelled),
         }
@@ -92,7 +101,7 @@ impl Measured {
     pub const fn timed(median: f64, share: f64) -> Self {
         Self {
             median,
-            spread: share * median.abs(),
+            spread: of_share(share, median),
             measured_part: None,
             modelled_part: None,
         }
@@ -171,6 +180,8 @@ pub enum Requirement {
     Overhead,
     /// At least the paper's number.
     AtLeast,
+    /// Above the paper's number, and not equal to it.
+    Above,
     /// At most the paper's number.
     AtMost,
     /// Not compared. The row is shown for information.
@@ -299,7 +310,7 @@ impl FindingRow {
 
     /// Returns true if `value` in place of the measured number would pass the requirement; `None`
     /// if the row is not judged.
-    pub(super) fn passes(&self, value: f64) -> Option<bool> {
+    pub(crate) fn passes(&self, value: f64) -> Option<bool> {
         let printed = self.published.as_ref().filter(|_| !self.fitted)?;
         let wanted = printed.value;
         let off = (value - wanted).abs();
@@ -312,11 +323,13 @@ impl FindingRow {
                 off <= TOLERANCE * overhead + printed.rounding + null.rounding
             }),
             Requirement::AtLeast => Some(value >= wanted),
+            Requirement::Above => Some(value > wanted),
             Requirement::AtMost => Some(value <= wanted),
         }
     }
 
-    fn judge(mut self) -> Self {
+    /// Derives `ratio` and `holds` from the other fields.
+    pub(super) fn judge(mut self) -> Self {
         let both = self.published.as_ref().zip(self.measured);
         let overhead = self.requirement == Requirement::Overhead;
         let base = self.null_model.filter(|_| overhead);
@@ -415,6 +428,10 @@ mod tests {
     #[test]
     fn spread_is_in_the_unit_of_the_row() {
         assert_eq!(Measured::timed(-8.0, 0.25).spread, 2.0);
+        // A share of 0 says nothing about the spread.
+        assert!(Measured::timed(0.0, 0.25).spread.is_nan());
+        assert!(Measured::cost(0.0, 2150.0, 0.1).spread.is_nan());
+        assert_eq!(Measured::counted(0.0).spread, 0.0);
         // The modelled part has no spread.
         let cost = Measured::cost(100.0, 2150.0, 0.1);
         assert_eq!(cost.spread, 10.0);

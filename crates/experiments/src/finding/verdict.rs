@@ -8,7 +8,7 @@ use super::row::{FindingRow, Requirement};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Every row passes its requirement, and no order is reversed.
+    /// Every row passes its requirement, no order is reversed, and one holds if the paper prints any.
     Reproduced,
     /// An order holds and none is reversed, but a number fails a requirement other than
     /// [`Requirement::Exact`].
@@ -16,6 +16,9 @@ pub enum Verdict {
     /// A number fails a requirement other than [`Requirement::Exact`], and the rows decide no
     /// order.
     NumbersOff,
+    /// Every row passes its requirement, but the paper prints orders of which the rows decide none:
+    /// all differences lie within a spread.
+    Undecided,
     /// An order is reversed, or an exact number differs.
     Differs,
     /// Not run: the build or the input lacks something that the experiment needs.
@@ -24,9 +27,10 @@ pub enum Verdict {
 
 impl Verdict {
     /// All verdicts, from the best to the worst.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Reproduced,
         Self::OrderingOnly,
+        Self::Undecided,
         Self::NumbersOff,
         Self::Differs,
         Self::NotRun,
@@ -38,6 +42,7 @@ impl Verdict {
             Self::Reproduced => "reproduced",
             Self::OrderingOnly => "ordering only",
             Self::NumbersOff => "numbers off",
+            Self::Undecided => "undecided",
             Self::Differs => "differs",
             Self::NotRun => "not run",
         }
@@ -55,6 +60,9 @@ impl Verdict {
         match score.judged {
             _ if exact_fails || reversed > 0 => Self::Differs,
             0 if held == 0 => Self::NotRun,
+            judged if score.held == judged && score.orders.asked > 0 && held == 0 => {
+                Self::Undecided
+            }
             judged if score.held == judged => Self::Reproduced,
             _ if held > 0 => Self::OrderingOnly,
             _ => Self::NumbersOff,
@@ -143,7 +151,8 @@ fn orders(rows: &[FindingRow]) -> OrderScore {
             }
             out.asked += 1;
             let found = measured.median - other.median;
-            let decided = found.abs() > measured.spread.max(other.spread);
+            // An undefined spread (NaN) decides nothing.
+            let decided = found.abs() > measured.spread && found.abs() > other.spread;
             out.held += usize::from(decided && found * wanted > 0.0);
             out.reversed += usize::from(decided && found * wanted < 0.0);
         }
@@ -220,6 +229,21 @@ mod tests {
                 vec![grouped(1.0, 2.0, Near), grouped(2.0, 2.0, Near)],
                 Verdict::NumbersOff,
             ),
+            // Numbers that hold do not decide the orders that the paper prints.
+            (
+                vec![grouped(1.0, 1.05, Near), grouped(1.1, 1.05, Near)],
+                Verdict::Undecided,
+            ),
+            (
+                vec![
+                    grouped(1.0, 1.05, Near),
+                    grouped(1.1, 1.05, Near),
+                    grouped(9.0, 9.0, Near),
+                ],
+                Verdict::Reproduced,
+            ),
+            (vec![row(3.0, 3.1, Above)], Verdict::Reproduced),
+            (vec![row(0.0, 0.0, Above)], Verdict::NumbersOff),
         ];
         for (place, (rows, wanted)) in cases.into_iter().enumerate() {
             assert_eq!(Verdict::of(&rows), wanted, "case {place}");
@@ -272,6 +296,10 @@ mod tests {
         assert_eq!(order(["1", "9"], [70.0, 60.0], [9.9, 9.9]), (1, 0, 1));
         assert_eq!(order(["9", "1"], [70.0, 60.0], [10.0, 2.0]), (1, 0, 0));
         assert_eq!(order(["9", "1"], [70.0, 60.0], [9.9, 9.9]), (1, 1, 0));
+        // Nor does an undefined spread of either row.
+        assert_eq!(order(["9", "1"], [70.0, 60.0], [f64::NAN, 0.0]), (1, 0, 0));
+        assert_eq!(order(["9", "1"], [70.0, 60.0], [0.0, f64::NAN]), (1, 0, 0));
+        assert_eq!(order(["1", "9"], [0.0, -60.0], [f64::NAN, 0.0]), (1, 0, 0));
         // Numbers that are no numbers decide nothing.
         assert_eq!(order(["9", "1"], [f64::NAN, 60.0], [0.0; 2]), (1, 0, 0));
     }

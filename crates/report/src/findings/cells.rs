@@ -115,7 +115,8 @@ fn measured_text(measured: &Measured) -> String {
 fn spread_text(median: f64, spread: f64) -> String {
     let half = spread / 2.0;
     match half {
-        _ if half.is_nan() || half <= 0.0 => String::new(),
+        _ if half.is_nan() => "undefined".into(),
+        _ if half <= 0.0 => String::new(),
         _ if half > median.abs() => format!("±{}", number(half)),
         _ => format!("±{}", percent(half / median.abs())),
     }
@@ -166,6 +167,7 @@ fn requirement_text(row: &FindingRow) -> String {
         Requirement::Near => "±15%",
         Requirement::Overhead => "overhead ±15%",
         Requirement::AtLeast => "≥",
+        Requirement::Above => ">",
         Requirement::AtMost => "≤",
         Requirement::Shown => "",
     };
@@ -219,6 +221,7 @@ mod tests {
         assert_eq!(spread_text(1.0, 40.0), "±20");
         assert_eq!(spread_text(0.0, 40.0), "±20");
         assert_eq!(spread_text(5.0, 0.0), "");
+        assert_eq!(spread_text(0.0, f64::NAN), "undefined");
     }
 
     #[test]

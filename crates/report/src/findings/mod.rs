@@ -19,8 +19,9 @@ use ringfence_lab::Profile;
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
 /// meaning. In version 3, `spread` has the unit of its row, and `differs` excludes experiments
-/// without a reversed order and without a differing exact number.
-const SCHEMA: u32 = 3;
+/// without a reversed order and without a differing exact number. In version 4, `reproduced`
+/// excludes experiments that decide none of the paper's orders.
+const SCHEMA: u32 = 4;
 
 /// The findings of one call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -142,7 +143,7 @@ mod tests {
         let mut reproduction = Reproduction::new(measured_on, Profile::r210_2015());
         reproduction.findings.push(finding());
         let value = to_value(&reproduction).unwrap();
-        assert_eq!(value["schema"], 3);
+        assert_eq!(value["schema"], 4);
         let row = json!({
             "quantity": "latency",
             "unit": "us",
@@ -182,7 +183,7 @@ mod tests {
             );
         }
         use Requirement::*;
-        for requirement in [Exact, Near, Overhead, AtLeast, AtMost, Shown] {
+        for requirement in [Exact, Near, Overhead, AtLeast, Above, AtMost, Shown] {
             let word = to_value(requirement).unwrap();
             let word = word.as_str().unwrap();
             assert!(

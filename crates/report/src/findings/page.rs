@@ -25,6 +25,7 @@ fn class(verdict: Verdict) -> &'static str {
         Verdict::Reproduced => "reproduced",
         Verdict::OrderingOnly => "ordering-only",
         Verdict::NumbersOff => "numbers-off",
+        Verdict::Undecided => "undecided",
         Verdict::Differs => "differs",
         Verdict::NotRun => "not-run",
     }
@@ -96,6 +97,12 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
             Verdict::OrderingOnly,
             "orders are the paper's and none is reversed; numbers differ by more, and the finding \
             explains why."
+                .to_owned(),
+        ),
+        (
+            Verdict::Undecided,
+            "every number with a requirement meets it, but the paper prints orders and none is \
+            decided: all differences lie within a spread."
                 .to_owned(),
         ),
         (

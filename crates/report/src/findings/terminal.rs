@@ -11,7 +11,7 @@ use ringfence_experiments::{Experiment, Finding, FindingRow, Verdict};
 fn tone(verdict: Verdict) -> CellStyle {
     match verdict {
         Verdict::Reproduced => CellStyle::Good,
-        Verdict::OrderingOnly | Verdict::NumbersOff => CellStyle::Strong,
+        Verdict::OrderingOnly | Verdict::Undecided | Verdict::NumbersOff => CellStyle::Strong,
         Verdict::Differs => CellStyle::Bad,
         Verdict::NotRun => CellStyle::Faint,
     }

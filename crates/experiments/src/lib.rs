@@ -28,6 +28,7 @@ pub mod guests;
 mod loops;
 pub mod model;
 mod owned;
+mod packet_loop;
 mod page_reuse_workload;
 pub mod prefetch;
 pub mod published;

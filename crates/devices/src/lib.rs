@@ -13,6 +13,7 @@
 //! | [`ring`] | descriptors in memory, completions, interrupt coalescing |
 //! | [`nic`] | network adapters with the profiles mlx and brcm |
 //! | [`block`] | disks: NVMe, AHCI, and a pseudo adapter without transfers |
+//! | [`recovery`] | re-initialisation of a device after an I/O page fault |
 //! | [`workload`] | traffic of the clients and the server |
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod bus;
 mod bytes;
 pub mod nic;
 mod observer;
+pub mod recovery;
 mod request;
 mod returns;
 pub mod ring;

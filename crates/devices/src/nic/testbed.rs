@@ -164,6 +164,16 @@ impl<H> NicTestbed<H> {
         &self.nic
     }
 
+    /// Returns the device's requester ID.
+    pub fn device_id(&self) -> RequesterId {
+        self.device.id()
+    }
+
+    /// Returns the device, whose registers a test can change.
+    pub fn device_mut(&mut self) -> &mut NicDevice {
+        &mut self.device
+    }
+
     /// Runs `workload` until at least `packets` more frames have been received and sent. Completes
     /// a receive loop in progress. Frames that the server still has to send stay with the workload.
     /// In a closed loop of many clients there are always some, because others send requests while

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ringfence_devices::{DeviceMapping, DmaRequest, Observer};
-use ringfence_types::{Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::rig::TABLES;
 
@@ -89,6 +89,17 @@ impl Judge {
     /// Returns the number of buffers that the layer owns.
     pub(crate) fn live(&self) -> usize {
         self.grants.len()
+    }
+
+    /// Returns the first address of each mapped buffer, with an access that it allows.
+    pub(crate) fn granted(&self) -> Vec<(Iova, Access)> {
+        let live = self.grants.values().filter(|grant| grant.live);
+        let first = live.map(|grant| {
+            let reads = grant.direction.permissions().allows(Access::Read);
+            let access = if reads { Access::Read } else { Access::Write };
+            (grant.range.start(), access)
+        });
+        first.collect()
     }
 
     pub(crate) fn grant(&mut self, mapping: &DeviceMapping, memory: PhysRange) {

@@ -12,6 +12,7 @@ mod inline;
 mod judge;
 mod matrix;
 mod nics;
+mod recovery;
 mod rig;
 mod small_nic;
 mod workloads;

@@ -7,14 +7,15 @@ use ringfence_devices::api::{
     Attachments, DeviceRing as ApiRing, DmaHooks, HasBus, LayerApi, RingAttachments, UnmapOutcome,
 };
 use ringfence_devices::nic::{Environment, NicProfile};
+use ringfence_devices::recovery::DeviceIsolation;
 use ringfence_devices::{Buffer, BufferOwner, Bus, DeviceMapping};
 use ringfence_dma::flush::{Burst, Deferred, Never, Strict};
 use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, FlushPolicy, Platform, Space, Teardown};
 use ringfence_hw::{
-    FaultLog, FixedLogic, Geometry, InvalidationGranularity, Prefetch, Replacement, RingLogic,
-    RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
+    FaultLog, FaultRecord, FixedLogic, Geometry, InvalidationGranularity, Prefetch, Replacement,
+    RingLogic, RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_papers::{BurstAsPublished, LogicAsPublished, RingAsPublished};
@@ -22,8 +23,8 @@ use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    DomainId, FrameSource, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
-    RequesterId,
+    DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, Iova, Nanos, Pfn,
+    PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use super::board::{Memory, Pool, Trouble, Walker};
@@ -119,6 +120,22 @@ impl<U: Invalidator + Translate + 'static> HasBus for Machine<U> {
     }
 }
 
+/// The device's access to memory was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GateEvent {
+    /// Access was denied. `reached` of `live` mapped buffers were accessible after that.
+    Blocked { live: usize, reached: usize },
+    /// Access was allowed, with this number of mapped buffers.
+    Unblocked { live: usize },
+}
+
+/// The context entry of a device.
+pub(crate) struct ContextGate {
+    contexts: ContextTables,
+    context: Context,
+    events: Vec<GateEvent>,
+}
+
 /// A machine with one device, in one mode.
 pub(crate) struct Rig<S: Space, F: FlushPolicy<S, B>, B, W, U = VtdUnit, A = Attachment> {
     pub(crate) machine: Machine<U>,
@@ -126,6 +143,8 @@ pub(crate) struct Rig<S: Space, F: FlushPolicy<S, B>, B, W, U = VtdUnit, A = Att
     cpu: Cpu<S, F, B>,
     at: A,
     pub(crate) hooks: Grants<W>,
+    /// `None` without a table of pages.
+    gate: Option<ContextGate>,
 }
 
 // Use free lists, because linear searches would dominate the tests.
@@ -156,6 +175,7 @@ impl<F: FlushPolicy<Pages, B>, B, W> Rig<Pages, F, B, W> {
         machine.walker.unit.set_root_table(contexts.root());
         machine.walker.unit.enable();
         let mut dma = Dma::new(flush);
+        let mut entry = None;
         let at = dma
             .attach(NIC, MASK, |domain| {
                 let format = SecondStage::new(Levels::Four);
@@ -174,6 +194,7 @@ impl<F: FlushPolicy<Pages, B>, B, W> Rig<Pages, F, B, W> {
                         levels: Levels::Four,
                     },
                 };
+                entry = Some(context);
                 contexts
                     .attach(&*machine.memory, &machine.pool, NIC, &context)
                     .unwrap();
@@ -189,6 +210,11 @@ impl<F: FlushPolicy<Pages, B>, B, W> Rig<Pages, F, B, W> {
             dma,
             at,
             hooks: Grants(hooks),
+            gate: entry.map(|context| ContextGate {
+                contexts,
+                context,
+                events: Vec::new(),
+            }),
         }
     }
 }
@@ -213,6 +239,64 @@ impl<F: FlushPolicy<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
     }
 }
 
+impl<F: FlushPolicy<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
+    /// Returns the changes of the device's access so far.
+    pub(crate) fn gate_events(&self) -> Vec<GateEvent> {
+        self.gate
+            .iter()
+            .flat_map(|gate| gate.events.clone())
+            .collect()
+    }
+
+    fn invalidate_context(&mut self) -> Result<(), InvalidationError> {
+        let walker = &mut self.machine.walker;
+        let ticket = walker.submit(Invalidation::Context(NIC))?;
+        while !walker.poll(ticket)? {}
+        Ok(())
+    }
+}
+
+impl<F: FlushPolicy<Pages, Buffer>, W> DeviceIsolation for Rig<Pages, F, Buffer, W> {
+    type Error = InvalidationError;
+
+    fn take_fault(&mut self) -> Option<FaultRecord> {
+        self.machine.walker.unit.faults().take()
+    }
+
+    fn block(&mut self, device: RequesterId) -> Result<(), InvalidationError> {
+        let gate = self.gate.as_mut().expect("a context entry");
+        let old = gate.contexts.detach(&*self.machine.memory, device);
+        assert_eq!(old.unwrap(), Some(gate.context));
+        self.invalidate_context()?;
+        // Every mapped buffer, past the judge, which would count these accesses.
+        let granted = self.machine.judge.granted();
+        let Machine { walker, memory, .. } = &mut self.machine;
+        let reached = granted.iter().filter(|(iova, access)| {
+            let found = walker.translate(&**memory, device, *iova, 1, *access);
+            found.is_ok()
+        });
+        let event = GateEvent::Blocked {
+            live: granted.len(),
+            reached: reached.count(),
+        };
+        // Only the test causes these faults.
+        while self.machine.walker.unit.faults().take().is_some() {}
+        self.machine.walker.unit.faults().clear_overflow();
+        self.gate.as_mut().unwrap().events.push(event);
+        Ok(())
+    }
+
+    fn unblock(&mut self, device: RequesterId) -> Result<(), InvalidationError> {
+        let live = self.machine.judge.live();
+        let gate = self.gate.as_mut().expect("a context entry");
+        gate.events.push(GateEvent::Unblocked { live });
+        let (memory, frames) = (&*self.machine.memory, &self.machine.pool);
+        let attached = gate.contexts.attach(memory, frames, device, &gate.context);
+        attached.unwrap();
+        self.invalidate_context()
+    }
+}
+
 impl<W> Rig<Identity, Never, u64, W> {
     /// Creates a rig without protection. Buffers are numbers, as in a layer that does not know this
     /// crate.
@@ -227,6 +311,7 @@ impl<W> Rig<Identity, Never, u64, W> {
             dma,
             at,
             hooks: Grants(hooks),
+            gate: None,
         }
     }
 }
@@ -307,6 +392,7 @@ where
             dma,
             at,
             hooks: Grants(hooks),
+            gate: None,
         }
     }
 }

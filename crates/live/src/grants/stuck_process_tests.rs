@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use ringfence_types::RequesterId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -118,7 +117,6 @@ fn reset<D: Device, A: Dma>(device: D, memory: A, exited: &OwnedFd) {
     let mut function = VirtioPci::new(device, memory, false, counters);
     write_status(&mut function, 1);
     assert_eq!(status(&mut function), 1);
-    let begun = Instant::now();
     write_status(&mut function, 0);
     for _ in 0..3 {
         assert_eq!(
@@ -132,8 +130,6 @@ fn reset<D: Device, A: Dma>(device: D, memory: A, exited: &OwnedFd) {
     assert_eq!(function.reset(), Err(FunctionError::ResetPending));
     assert_eq!(status(&mut function), NEEDS_RESET, "after a function reset");
     assert!(function.save().is_err(), "another process cannot wait");
-    // The process was found stuck before, so none of these calls waits.
-    assert!(begun.elapsed() < Duration::from_secs(4));
     rustix::io::write(exited, &1u64.to_ne_bytes()).unwrap();
     assert_eq!(status(&mut function), 0, "the process has exited");
     write_status(&mut function, 1);

@@ -1,5 +1,5 @@
-//! Drives an IOVA allocator alone with a workload's maps and unmaps. It counts search steps and
-//! times nothing.
+//! Drives an IOVA allocator alone with a workload's maps and unmaps. It counts search steps, and
+//! times the calls if it is given a clock.
 
 use std::collections::HashMap;
 
@@ -104,6 +104,10 @@ pub(super) struct Counts {
     /// Sum of the freelists' lengths, sampled after each allocation and each free.
     pub(super) held: u64,
     pub(super) frees: u64,
+    /// Ticks of the clock in all allocations, its own reads included.
+    pub(super) alloc_ticks: u64,
+    /// Ticks of the clock in all frees, its own reads included.
+    pub(super) free_ticks: u64,
 }
 
 impl Counts {
@@ -160,10 +164,19 @@ impl DrivenAllocator {
     ///
     /// # Errors
     /// The IOVA space is exhausted, or the plan unmaps a mapping that it did not map.
-    pub(super) fn run(
+    pub(super) fn run(&mut self, plan: &Plan, each: impl FnMut(u32)) -> Result<Counts, LabError> {
+        self.run_with_clock(plan, each, || 0)
+    }
+
+    /// Like [`run`](Self::run), and reads the clock `now` before and after each call.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub(super) fn run_with_clock(
         &mut self,
         plan: &Plan,
         mut each: impl FnMut(u32),
+        now: impl Fn() -> u64,
     ) -> Result<Counts, LabError> {
         let mut counts = Counts::default();
         for timed in &plan.steps {
@@ -174,7 +187,9 @@ impl DrivenAllocator {
                     for piece in plan.segments(first, count) {
                         let pages = piece.pages(ringfence_types::PageSize::Size4K);
                         let before = self.store.held();
+                        let begin = now();
                         let (range, steps) = self.store.alloc(pages)?;
+                        counts.alloc_ticks += now().wrapping_sub(begin);
                         counts.allocs += 1;
                         counts.steps += u64::from(steps);
                         counts.longest = counts.longest.max(steps);
@@ -192,7 +207,9 @@ impl DrivenAllocator {
                         .push(range.ok_or(LabError::Internal("unmap without map"))?);
                     if self.waiting.len() >= self.batch {
                         for range in std::mem::take(&mut self.waiting) {
+                            let begin = now();
                             self.store.free(range)?;
+                            counts.free_ticks += now().wrapping_sub(begin);
                             counts.frees += 1;
                             counts.held += self.store.held() as u64;
                         }

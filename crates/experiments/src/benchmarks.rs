@@ -4,9 +4,11 @@
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{Apache, Memcached, NetperfStream, RequestResponse, Workload};
 
+use super::allocators::W;
 use super::capture::Capture;
 use super::catalogue::Setting;
 use super::finding::Measured;
+use super::history::aged;
 use super::published::{Benchmark, Nic};
 use super::stream::{in_turns, last};
 use super::timed::TimedSubject;
@@ -32,7 +34,9 @@ fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
     }
 }
 
-/// Cycles per frame in each of [`MODES`], beyond those without protection.
+/// Cycles per frame in each of [`MODES`], beyond those without protection. The layer is timed over
+/// the first runs. Its allocator without freelists goes on, alone, to the end of the setting's
+/// history, and what its calls take more there is added to `strict` and `defer`.
 ///
 /// # Errors
 /// The workload cannot continue, or memory is exhausted.
@@ -51,12 +55,18 @@ pub(super) fn extra(
         .into_iter()
         .collect::<Result<_, _>>()?;
     let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
+    let added = aged(setting, &mut capture, &runs, &[(None, 1), (None, W)])?;
+    let added = ["strict", "defer"].into_iter().zip(added);
     let mut out = Vec::new();
     for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
         let cost = last(&costs)?;
         let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-        let measured = Measured::cost(cost.measured / packets, modelled / packets, 0.0)
-            .with_spread(cost.spread / packets);
+        let age = added.clone().find(|(name, _)| *name == mode);
+        let (age, age_spread) = age.map_or((0.0, 0.0), |(_, of)| (of.added(), of.spread));
+        let pairs = cost.pairs as f64;
+        let cycles = (cost.measured + age * pairs).max(0.0);
+        let measured = Measured::cost(cycles / packets, modelled / packets, 0.0)
+            .with_spread((cost.spread + age_spread * pairs) / packets);
         out.push((mode, measured));
     }
     Ok(out)

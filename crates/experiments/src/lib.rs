@@ -25,6 +25,7 @@ mod catalogue;
 mod figure;
 mod finding;
 pub mod guests;
+mod history;
 mod loops;
 pub mod model;
 mod owned;

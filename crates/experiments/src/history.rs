@@ -1,0 +1,143 @@
+//! Allocators after the papers' hundred runs. Only their state depends on history, so they run
+//! without the rest of the layer.
+
+use ringfence_devices::workload::Workload;
+use ringfence_iova::Capacity;
+
+use super::allocators::DrivenAllocator;
+use super::capture::{Capture, Run};
+use super::catalogue::Setting;
+use super::finding::median;
+use super::stream::last;
+use ringfence_lab::LabError;
+use ringfence_lab::meter::cycles;
+
+/// Number of runs at the end of a history that are timed.
+const TIMED: usize = 3;
+
+/// Cycles of a call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CallCycles {
+    pub(super) alloc: f64,
+    pub(super) free: f64,
+}
+
+impl CallCycles {
+    /// Cycles of one allocation and its free.
+    pub(super) fn pair(&self) -> f64 {
+        self.alloc + self.free
+    }
+}
+
+/// An allocator's cost before and after a history.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Aged {
+    /// Mean search steps of an allocation in the last run.
+    pub(super) steps: f64,
+    /// Cycles in the last of the first runs.
+    pub(super) fresh: CallCycles,
+    /// Cycles in the last runs: of each, the median over the [`TIMED`] last ones.
+    pub(super) aged: CallCycles,
+    /// Largest minus smallest cycles of a pair of calls over the last runs.
+    pub(super) spread: f64,
+}
+
+impl Aged {
+    /// Cycles that a history adds to an allocation and its free.
+    pub(super) fn added(&self) -> f64 {
+        self.aged.pair() - self.fresh.pair()
+    }
+}
+
+/// Runs each of `sides` (capacity of its freelists, and number of unmaps that free together)
+/// through `first`, the runs that `capture` has made, and then on to the setting's history.
+///
+/// # Errors
+/// The workload cannot continue, or the IOVA space is exhausted.
+pub(super) fn aged<W: Workload>(
+    setting: &Setting,
+    capture: &mut Capture<W>,
+    first: &[Run],
+    sides: &[(Option<Capacity>, usize)],
+) -> Result<Vec<Aged>, LabError> {
+    let overhead = clock_overhead();
+    let mut drivers = sides
+        .iter()
+        .map(|(lists, batch)| Ok((DrivenAllocator::new(*lists, *batch)?, Vec::new(), 0.0)))
+        .collect::<Result<Vec<_>, LabError>>()?;
+    let mut drive = |run: &Run| {
+        for (driven, costs, steps) in &mut drivers {
+            let counts = driven.run_with_clock(&run.plan, |_| {}, cycles)?;
+            let each =
+                |ticks: u64, calls: u64| (ticks as f64 / calls.max(1) as f64 - overhead).max(0.0);
+            *steps = counts.mean_steps();
+            costs.push(CallCycles {
+                alloc: each(counts.alloc_ticks, counts.allocs),
+                free: each(counts.free_ticks, counts.frees),
+            });
+        }
+        Ok::<_, LabError>(())
+    };
+    for run in first {
+        drive(run)?;
+    }
+    for _ in first.len()..setting.history {
+        drive(&capture.run()?)?;
+    }
+    let finish = |(_, costs, steps): (_, Vec<CallCycles>, f64)| {
+        let fresh = last(&costs[..first.len().min(costs.len())])?;
+        let timed = costs.len().saturating_sub(first.len()).clamp(1, TIMED);
+        let end = &costs[costs.len().saturating_sub(timed)..];
+        let of = |call: fn(&CallCycles) -> f64| median(&end.iter().map(call).collect::<Vec<_>>());
+        Ok(Aged {
+            steps,
+            fresh,
+            aged: CallCycles {
+                alloc: of(|call| call.alloc).middle,
+                free: of(|call| call.free).middle,
+            },
+            spread: of(CallCycles::pair).spread,
+        })
+    };
+    drivers.into_iter().map(finish).collect()
+}
+
+/// Cycles between two reads of the counter with nothing in between: the smallest of many.
+fn clock_overhead() -> f64 {
+    let reads = (0..1000).map(|_| {
+        let begin = cycles();
+        cycles().wrapping_sub(begin)
+    });
+    reads.min().unwrap_or(0) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_devices::nic::NicProfile;
+    use ringfence_devices::workload::RequestResponse;
+
+    use super::*;
+
+    #[test]
+    fn a_history_lengthens_the_search_without_freelists_only() {
+        let mut setting = Setting::smoke();
+        setting.history = 30;
+        let nic = NicProfile::BRCM;
+        let workload = RequestResponse::default();
+        let mut capture = Capture::with(nic, workload, nic.rx_frames, setting.packets).unwrap();
+        let first = [capture.run().unwrap(), capture.run().unwrap()];
+        let sides = [(None, 1), (Some(Capacity::Unbounded), 1)];
+        let found = aged(&setting, &mut capture, &first, &sides).unwrap();
+        // The same runs again, by hand.
+        let workload = RequestResponse::default();
+        let mut capture = Capture::with(nic, workload, nic.rx_frames, setting.packets).unwrap();
+        let mut alone = DrivenAllocator::new(None, 1).unwrap();
+        let runs = (0..30).map(|_| capture.run().unwrap());
+        let steps: Vec<f64> = runs
+            .map(|run| alone.run(&run.plan, |_| {}).unwrap().mean_steps())
+            .collect();
+        assert_eq!(found[0].steps, steps[29]);
+        assert!(steps[29] > steps[1], "{steps:?}");
+        assert_eq!(found[1].steps, 0.0);
+    }
+}

@@ -52,6 +52,9 @@ pub struct PortOptions {
     pub seed: u64,
 }
 
+/// The port after [`handle_faults`], and what happened.
+pub type Recovered<W> = (NicTestbed<<W as Environment>::Handle>, Recovery);
+
 /// Handles the pending faults of the IOMMU: re-initialises `port` if its device caused one. Returns
 /// the port and the outcome.
 ///
@@ -68,7 +71,7 @@ pub fn handle_faults<W>(
     port: NicTestbed<W::Handle>,
     env: &mut W,
     options: &PortOptions,
-) -> Result<(NicTestbed<W::Handle>, Recovery), RecoveryError<<W as DeviceIsolation>::Error>>
+) -> Result<Recovered<W>, RecoveryError<<W as DeviceIsolation>::Error>>
 where
     W: Environment + DeviceIsolation,
 {

@@ -10,8 +10,8 @@ use super::catalogue::Setting;
 use super::finding::Measured;
 use super::history::aged;
 use super::published::{Benchmark, Nic};
-use super::stream::{in_turns, last};
-use super::timed::TimedSubject;
+use super::stream::{in_turns_of, last};
+use super::timed::{CountedSteps, TimedSubject};
 use ringfence_lab::LabError;
 
 /// The modes other than `none`, in the order of the paper's tables.
@@ -36,7 +36,8 @@ fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
 
 /// Cycles per frame in each of [`MODES`], beyond those without protection. The layer is timed over
 /// the first runs. Its allocator without freelists goes on, alone, to the end of the setting's
-/// history, and what its calls take more there is added to `strict` and `defer`.
+/// history, and what its calls take more there is added to `strict` and `defer`. Only the steps in
+/// `counted` cost anything.
 ///
 /// # Errors
 /// The workload cannot continue, or memory is exhausted.
@@ -44,6 +45,7 @@ pub(super) fn extra(
     setting: &Setting,
     nic: Nic,
     benchmark: Benchmark,
+    counted: CountedSteps,
 ) -> Result<Vec<(&'static str, Measured)>, LabError> {
     let adapter = adapter(nic);
     let workload = workload(benchmark);
@@ -58,7 +60,10 @@ pub(super) fn extra(
     let added = aged(setting, &mut capture, &runs, &[(None, 1), (None, W)])?;
     let added = ["strict", "defer"].into_iter().zip(added);
     let mut out = Vec::new();
-    for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
+    for (mode, costs) in MODES
+        .into_iter()
+        .zip(in_turns_of(setting, &runs, subjects, counted)?)
+    {
         let cost = last(&costs)?;
         let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
         let age = added.clone().find(|(name, _)| *name == mode);

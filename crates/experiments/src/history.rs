@@ -22,13 +22,6 @@ pub(super) struct CallCycles {
     pub(super) free: f64,
 }
 
-impl CallCycles {
-    /// Cycles of one allocation and its free.
-    pub(super) fn pair(&self) -> f64 {
-        self.alloc + self.free
-    }
-}
-
 /// An allocator's cost before and after a history.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Aged {
@@ -38,14 +31,14 @@ pub(super) struct Aged {
     pub(super) fresh: CallCycles,
     /// Cycles in the last runs: of each, the median over the [`TIMED`] last ones.
     pub(super) aged: CallCycles,
-    /// Largest minus smallest cycles of a pair of calls over the last runs.
+    /// Largest minus smallest cycles of an allocation over the last runs.
     pub(super) spread: f64,
 }
 
 impl Aged {
-    /// Cycles that a history adds to an allocation and its free.
+    /// Cycles that a history adds to an allocation. It adds none to a free, which searches nothing.
     pub(super) fn added(&self) -> f64 {
-        self.aged.pair() - self.fresh.pair()
+        self.aged.alloc - self.fresh.alloc
     }
 }
 
@@ -96,7 +89,7 @@ pub(super) fn aged<W: Workload>(
                 alloc: of(|call| call.alloc).middle,
                 free: of(|call| call.free).middle,
             },
-            spread: of(CallCycles::pair).spread,
+            spread: of(|call| call.alloc).spread,
         })
     };
     drivers.into_iter().map(finish).collect()

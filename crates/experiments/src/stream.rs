@@ -11,7 +11,7 @@ use super::catalogue::Setting;
 use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
-use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
+use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::modes::{Alloc, FlushKind, Mode};
@@ -156,6 +156,19 @@ pub(super) fn in_turns(
     runs: &[Run],
     subjects: Vec<TimedSubject>,
 ) -> Result<Vec<Vec<Cost>>, LabError> {
+    in_turns_of(setting, runs, subjects, CountedSteps::All)
+}
+
+/// Like [`in_turns`], but only the steps in `counted` cost anything.
+///
+/// # Errors
+/// As for [`in_turns`].
+pub(super) fn in_turns_of(
+    setting: &Setting,
+    runs: &[Run],
+    subjects: Vec<TimedSubject>,
+    counted: CountedSteps,
+) -> Result<Vec<Vec<Cost>>, LabError> {
     let (profile, repetitions) = (&setting.profile, setting.repetitions);
     let subjects = subjects.into_iter();
     let mut timed = subjects
@@ -163,7 +176,10 @@ pub(super) fn in_turns(
         .collect::<Result<Vec<_>, _>>()?;
     let mut costs = vec![Vec::new(); timed.len()];
     for run in runs {
-        for (costs, cost) in costs.iter_mut().zip(run_in_turns(&mut timed, run)?) {
+        for (costs, cost) in costs
+            .iter_mut()
+            .zip(run_in_turns(&mut timed, run, counted)?)
+        {
             costs.push(cost);
         }
     }

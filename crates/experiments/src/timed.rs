@@ -2,6 +2,7 @@
 //! replay measures cycles and counts invalidations, which the profile models.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use ringfence_dma::flush::{Burst, FlushPolicy, Never};
@@ -26,7 +27,7 @@ use ringfence_lab::meter::{
 };
 use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, TableKind};
-use ringfence_lab::plan::Plan;
+use ringfence_lab::plan::{Plan, Step, TimedStep};
 use ringfence_lab::ring::RingParts;
 
 /// Bytes of memory of one replica: tables only, no buffers.
@@ -56,18 +57,28 @@ fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabE
 
 /// A replica of any mode.
 trait DynExperimentReplay {
-    fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError>;
+    /// Performs the blocks of `plan`. Returns the number of invalidations in those that count, and
+    /// leaves their times in `clock`.
+    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError>;
 }
 
 impl<S: Space, F: FlushPolicy<S, u64>> DynExperimentReplay
     for TimedReplay<DmaLayer<S, F, InvalidationQueue>>
 {
-    fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError> {
+    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
         self.prepare(plan)?;
-        let before = self.layer().platform.invalidator.requests();
-        self.run(plan, clock, None);
+        let mut invalidations = 0;
+        for block in blocks {
+            let before = self.layer().platform.invalidator.requests();
+            self.run_block(plan, block.steps(plan), clock, None);
+            if block.counts {
+                invalidations += self.layer().platform.invalidator.requests() - before;
+            } else {
+                clock.blocks.pop();
+            }
+        }
         match self.refusals() {
-            None => Ok(self.layer().platform.invalidator.requests() - before),
+            None => Ok(invalidations),
             Some(_) => Err(LabError::Internal("a map that was refused")),
         }
     }
@@ -173,6 +184,58 @@ impl TimedSubject {
             "riommu--paper" => Self::RingsAsPublishedNonCoherent,
             _ => Self::Mode(Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?),
         })
+    }
+}
+
+/// The steps of a run whose cost counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CountedSteps {
+    /// All.
+    All,
+    /// Those between an interrupt of a reception and the doorbell of the reply. The unmaps of
+    /// completed transmissions, and the ends of their bursts, happen while the reply travels.
+    UntilReply,
+}
+
+/// Consecutive steps of a run that are timed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Block {
+    range: Range<usize>,
+    counts: bool,
+}
+
+impl Block {
+    fn steps<'a>(&self, plan: &'a Plan) -> &'a [TimedStep] {
+        plan.steps.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl CountedSteps {
+    /// Maximum number of steps of a block.
+    const LONGEST: usize = 1024;
+
+    fn counts(self, step: &Step, lane: u16) -> bool {
+        let completes = matches!(step, Step::Unmap { .. } | Step::EndBurst { .. });
+        let transmission = !lane.is_multiple_of(2);
+        self == Self::All || !(completes && transmission)
+    }
+
+    /// Cuts a run into blocks, in which either all steps count or none.
+    fn blocks(self, run: &Run) -> Vec<Block> {
+        let mut blocks: Vec<Block> = Vec::new();
+        for (at, (timed, lane)) in run.plan.steps.iter().zip(&run.lanes).enumerate() {
+            let counts = self.counts(&timed.step, *lane);
+            match blocks.last_mut() {
+                Some(last) if last.counts == counts && last.range.len() < Self::LONGEST => {
+                    last.range.end = at + 1;
+                }
+                _ => blocks.push(Block {
+                    range: at..at + 1,
+                    counts,
+                }),
+            }
+        }
+        blocks
     }
 }
 
@@ -307,22 +370,25 @@ impl TimedReplays {
     /// # Errors
     /// The layer refused a map.
     pub(super) fn run(&mut self, run: &Run) -> Result<Cost, LabError> {
-        let costs = run_in_turns(std::slice::from_mut(self), run)?;
+        let costs = run_in_turns(std::slice::from_mut(self), run, CountedSteps::All)?;
         costs.into_iter().next().ok_or(LabError::Internal("a cost"))
     }
 }
 
 /// Performs a run with each of `subjects`, repetition by repetition. Each repetition starts with
-/// another subject, so that disturbances on the CPU affect all of them.
+/// another subject, so that disturbances on the CPU affect all of them. The costs are those of the
+/// steps in `counted`.
 ///
 /// # Errors
 /// The layer refused a map.
 pub(super) fn run_in_turns(
     subjects: &mut [TimedReplays],
     run: &Run,
+    counted: CountedSteps,
 ) -> Result<Vec<Cost>, LabError> {
     let by_ring = run.by_ring();
-    let loops = [&run.plan, &by_ring].map(loop_overhead);
+    let parts = counted.blocks(run);
+    let loops = [&run.plan, &by_ring].map(|plan| loop_overhead(plan, &parts));
     let plan = |subject: &TimedSubject| match subject {
         TimedSubject::Mode(_) => (&run.plan, loops[0]),
         _ => (&by_ring, loops[1]),
@@ -337,7 +403,7 @@ pub(super) fn run_in_turns(
             let TimedReplays { subject, replicas } = &mut subjects[place];
             if let Some(replica) = replicas.get_mut(repetition) {
                 let mut clock = Clock::blocks();
-                invalidations[place] = replica.drive(plan(subject).0, &mut clock)?;
+                invalidations[place] = replica.drive(plan(subject).0, &parts, &mut clock)?;
                 blocks[place].push(clock.blocks);
             }
         }
@@ -360,14 +426,17 @@ pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     (0..count).map(block).sum()
 }
 
-/// Cycles of the replay's own loop: the sum of each block's minimum over a few tries, since
-/// disturbances only ever lengthen a block.
-fn loop_overhead(plan: &Plan) -> f64 {
+/// Cycles of the replay's own loop in the blocks that count: the sum of each block's minimum over a
+/// few tries, since disturbances only ever lengthen a block.
+fn loop_overhead(plan: &Plan, parts: &[Block]) -> f64 {
     const TRIES: usize = 3;
     let tries: Vec<Vec<u64>> = (0..TRIES)
         .map(|_| {
             let mut clock = Clock::blocks();
-            EmptyLoop::default().run(plan, &mut clock);
+            let mut empty = EmptyLoop::default();
+            for part in parts.iter().filter(|part| part.counts) {
+                empty.run_block(plan, part.steps(plan), &mut clock);
+            }
             clock.blocks
         })
         .collect();
@@ -379,10 +448,53 @@ fn loop_overhead(plan: &Plan) -> f64 {
 #[cfg(test)]
 mod tests {
     use ringfence_devices::nic::NicProfile;
-    use ringfence_devices::workload::NetperfStream;
+    use ringfence_devices::workload::{NetperfStream, RequestResponse};
 
     use super::*;
     use crate::capture::Capture;
+
+    /// Of request-response on brcm, one transmission completes for each reply.
+    #[test]
+    fn completions_of_transmissions_do_not_delay_a_reply() {
+        let workload = RequestResponse::default();
+        let mut capture = Capture::with(NicProfile::BRCM, workload, 1, 600).unwrap();
+        let run = capture.run().unwrap();
+        let all = CountedSteps::All.blocks(&run);
+        let parts = CountedSteps::UntilReply.blocks(&run);
+        for blocks in [&all, &parts] {
+            let ends = blocks
+                .windows(2)
+                .all(|two| two[0].range.end == two[1].range.start);
+            assert!(ends && blocks[0].range.start == 0);
+            assert_eq!(blocks[blocks.len() - 1].range.end, run.plan.steps.len());
+        }
+        assert!(all.iter().all(|block| block.counts));
+        let unmaps = |counts: bool| {
+            let blocks = parts.iter().filter(|block| block.counts == counts);
+            let steps = blocks.flat_map(|block| block.steps(&run.plan));
+            let unmaps = steps.filter(|timed| matches!(timed.step, Step::Unmap { .. }));
+            unmaps.count() as u64
+        };
+        assert_eq!(unmaps(true), run.traffic.received);
+        assert!(unmaps(false) > 200, "{}", unmaps(false));
+        assert_eq!(unmaps(true) + unmaps(false), run.plan.unmaps);
+        // Strict invalidates at each unmap, and a ring at the end of each burst.
+        let profile = Profile::r210_2015();
+        for name in ["strict", "riommu"] {
+            let subject = TimedSubject::from_name(name).unwrap();
+            let mut timed = [TimedReplays::new(subject, &profile, 1).unwrap()];
+            let counted = CountedSteps::UntilReply;
+            let cost = run_in_turns(&mut timed, &run, counted).unwrap();
+            assert_eq!(cost[0].invalidations, run.traffic.received, "{name}");
+        }
+        let subject = TimedSubject::from_name("none").unwrap();
+        let mut timed = TimedReplays::new(subject, &profile, 1).unwrap();
+        let mut clock = Clock::blocks();
+        let drive = timed.replicas[0].drive(&run.plan, &parts, &mut clock);
+        assert_eq!(drive.unwrap(), 0);
+        let counted = parts.iter().filter(|block| block.counts);
+        assert_eq!(clock.blocks.len(), counted.count());
+    }
 
     #[test]
     fn invalidations_are_those_of_the_policy() {

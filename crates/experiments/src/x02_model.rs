@@ -19,7 +19,7 @@ use super::published::{
 };
 use super::stream::{in_turns, last, packet, packets, relative_throughput, runs, throughput};
 use super::substitution::{paged, ring};
-use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
+use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::meter::cycles;
@@ -321,7 +321,7 @@ fn with_clflush(
     let mut timed = timed.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut costs = Vec::new();
     for run in runs {
-        costs = run_in_turns(&mut timed, run)?;
+        costs = run_in_turns(&mut timed, run, CountedSteps::All)?;
     }
     let riommu = costs.last().ok_or(LabError::Internal("a cost"))?;
     let mut more = Vec::new();

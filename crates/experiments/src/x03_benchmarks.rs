@@ -9,6 +9,7 @@ use super::published::{
     BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
     TABLE_3, Table2Row, Variant,
 };
+use super::timed::CountedSteps;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -70,7 +71,7 @@ impl Frame {
             history: 0,
             ..setting.clone()
         };
-        let costs = extra(&setting, nic, benchmark)?;
+        let costs = extra(&setting, nic, benchmark, CountedSteps::All)?;
         Ok(frame(row, |mode| overhead(&costs, mode)))
     }
 }
@@ -159,7 +160,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     let sheet = Sheet::named("riommu_table2")?;
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
-        let costs = extra(setting, table.nic, table.benchmark)?;
+        let costs = extra(setting, table.nic, table.benchmark, CountedSteps::All)?;
         let cost = |mode: &str| overhead(&costs, mode);
         let frame = frame(table, cost);
         let row = FindingRow::new(

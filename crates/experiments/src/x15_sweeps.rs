@@ -9,7 +9,7 @@ use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::published::{CLOCK_GHZ, Sheet};
-use super::timed::{TimedReplays, TimedSubject, run_in_turns};
+use super::timed::{CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -75,7 +75,7 @@ fn last_of<W: Workload>(
         last.steps = driven.run(&run.plan, |_| {})?.mean_steps();
         // Per received frame, including its share of the acknowledgements.
         let frames = run.traffic.received.max(1) as f64;
-        let costs = run_in_turns(&mut timed, &run)?.into_iter();
+        let costs = run_in_turns(&mut timed, &run, CountedSteps::All)?.into_iter();
         let of_frame = costs.map(|cost| {
             let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
             let cost_of_frame = Measured::cost(cost.measured / frames, modelled / frames, 0.0);

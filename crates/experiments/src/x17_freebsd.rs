@@ -8,7 +8,7 @@ use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requi
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
 use super::stream::{relative_throughput, runs};
-use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
+use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use super::x01_breakdown::components;
 use ringfence_lab::LabError;
 use ringfence_lab::meter::{Components, Cycles};
@@ -131,7 +131,7 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     let mut timed = timed.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut costs = Vec::new();
     for run in runs {
-        costs = run_in_turns(&mut timed, run)?;
+        costs = run_in_turns(&mut timed, run, CountedSteps::All)?;
     }
     let profile = &setting.profile;
     for (name, cost) in names.iter().zip(&costs) {

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use super::{AllocTrace, BLOCK, Clock, DynTimedReplay};
 use crate::error::LabError;
 use crate::layer::MappingToken;
-use crate::plan::{Plan, Step};
+use crate::plan::{Plan, Step, TimedStep};
 use crate::replay::PlanResources;
 
 /// The replay's own loop. The meter subtracts its cycles, so it touches what a timed replay's loop
@@ -19,34 +19,39 @@ impl EmptyLoop {
     /// Performs the steps like [`TimedReplay::run`](super::TimedReplay::run).
     pub fn run(&mut self, plan: &Plan, clock: &mut Clock) {
         for block in plan.steps.chunks(BLOCK) {
-            clock.begin();
-            for timed in block {
-                black_box(timed.time);
-                match timed.step {
-                    Step::Map {
-                        id, first, count, ..
-                    } => {
-                        clock.map();
-                        black_box(plan.segments(first, count));
-                        black_box(self.tokens.get_mut(id.index()));
-                    }
-                    Step::Unmap { id, .. } => {
-                        clock.unmap();
-                        black_box(self.tokens.get_mut(id.index()));
-                    }
-                    Step::EndBurst { device, .. } => {
-                        clock.unmap();
-                        black_box(device);
-                    }
-                    Step::Doorbell { device, .. } => {
-                        clock.map();
-                        black_box(device);
-                    }
-                    Step::Tick => clock.unmap(),
-                }
-            }
-            clock.end();
+            self.run_block(plan, block, clock);
         }
+    }
+
+    /// Performs the steps like [`TimedReplay::run_block`](super::TimedReplay::run_block).
+    pub fn run_block(&mut self, plan: &Plan, block: &[TimedStep], clock: &mut Clock) {
+        clock.begin();
+        for timed in block {
+            black_box(timed.time);
+            match timed.step {
+                Step::Map {
+                    id, first, count, ..
+                } => {
+                    clock.map();
+                    black_box(plan.segments(first, count));
+                    black_box(self.tokens.get_mut(id.index()));
+                }
+                Step::Unmap { id, .. } => {
+                    clock.unmap();
+                    black_box(self.tokens.get_mut(id.index()));
+                }
+                Step::EndBurst { device, .. } => {
+                    clock.unmap();
+                    black_box(device);
+                }
+                Step::Doorbell { device, .. } => {
+                    clock.map();
+                    black_box(device);
+                }
+                Step::Tick => clock.unmap(),
+            }
+        }
+        clock.end();
     }
 }
 

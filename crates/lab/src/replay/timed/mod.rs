@@ -23,7 +23,7 @@ use crate::error::LabError;
 use crate::layer::{
     AttachInfo, DmaLayer, DmaOps, LayerPlatform, MappingToken, OpKey, SpaceResult, UnmapOutcome,
 };
-use crate::plan::Plan;
+use crate::plan::{Plan, TimedStep};
 
 /// Number of steps between clock reads: enough to make the reads negligible, and few enough that
 /// other processes disturb few blocks.
@@ -86,17 +86,29 @@ impl<D: DmaOps + ?Sized> TimedReplay<D> {
     /// Performs the steps of `plan` and reports each to `clock`. With a trace, records the ranges
     /// that the maps got.
     pub fn run(&mut self, plan: &Plan, clock: &mut Clock, trace: Option<&AllocTrace>) {
+        for block in plan.steps.chunks(BLOCK) {
+            self.run_block(plan, block, clock, trace);
+        }
+    }
+
+    /// Performs the steps `block` of `plan` as one block of `clock`. The other arguments are those
+    /// of [`run`](Self::run).
+    pub fn run_block(
+        &mut self,
+        plan: &Plan,
+        block: &[TimedStep],
+        clock: &mut Clock,
+        trace: Option<&AllocTrace>,
+    ) {
         let mut hooks = TimedHooks {
             clock,
             trace,
             counts: &mut self.counts,
         };
-        for block in plan.steps.chunks(BLOCK) {
-            hooks.clock.begin();
-            // These hooks never fail.
-            let _ = self.replay.run(plan, block, &mut hooks);
-            hooks.clock.end();
-        }
+        hooks.clock.begin();
+        // These hooks never fail.
+        let _ = self.replay.run(plan, block, &mut hooks);
+        hooks.clock.end();
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::UnmapRefusal;
 use crate::flush::{FlushPolicy, OpenBursts};
 use crate::space::Space;
 use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
-use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
+use crate::{Cpu, Dma, MapError, Platform, UnmapError, UnmapFailure, UnmapReason};
 
 /// One buffer of [`Dma::map_multi`].
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// Returns the requests in order. The layer is unchanged, unless the reason is
-    /// [`MapReason::RollbackFailed`].
+    /// [`MapReason::RollbackFailed`](crate::MapReason::RollbackFailed).
     pub fn map_multi<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -92,7 +92,7 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             let mut back = Vec::with_capacity(made.len() + 1 + requests.len());
             for (mapping, memory) in made {
                 if let Err(failed) = self.undo_map(cpu, platform, at, mapping.range()) {
-                    error.reason = MapReason::RollbackFailed(failed);
+                    error.reason.fail_rollback(failed);
                 }
                 if let (Some(pool), Some(slot)) = (&self.bounce, &mapping.bounce) {
                     pool.free(slot);

@@ -198,7 +198,7 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         let mut reason = MapReason::TooManySegments;
         for range in ranges {
             if let Err(failed) = self.undo_map(cpu, platform, at, *range) {
-                reason = MapReason::RollbackFailed(failed);
+                reason.fail_rollback(failed);
             }
         }
         reason

@@ -20,7 +20,7 @@ struct UnmappedPieces<R> {
     /// The result that represents the list, not yet invalidated: a cached one if the space keeps
     /// any piece. The results of all other pieces are invalidated.
     result: R,
-    /// The reason why a piece is not unmapped or not invalidated. A rejected piece takes
+    /// The first reason why a piece is not unmapped or not invalidated. A rejected piece takes
     /// precedence.
     failure: Option<UnmapFailure>,
     /// Cleared ranges whose invalidation failed.
@@ -128,7 +128,9 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             let unmapped = match self.unmap_piece(cpu, platform, at, *range) {
                 Ok(unmapped) => unmapped,
                 Err(refusal) => {
-                    pieces.failure = Some(UnmapFailure::Refused(refusal));
+                    if !matches!(pieces.failure, Some(UnmapFailure::Refused(_))) {
+                        pieces.failure = Some(UnmapFailure::Refused(refusal));
+                    }
                     continue;
                 }
             };

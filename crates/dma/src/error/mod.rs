@@ -67,6 +67,18 @@ pub enum MapReason {
     RollbackFailed(UnmapFailure),
 }
 
+impl MapReason {
+    /// Changes the reason to [`RollbackFailed`](Self::RollbackFailed). Keeps the first failure of a
+    /// rollback. A rejected unmap takes precedence over a failed invalidation.
+    pub(crate) fn fail_rollback(&mut self, failure: UnmapFailure) {
+        match (*self, failure) {
+            (Self::RollbackFailed(UnmapFailure::Refused(_)), _)
+            | (Self::RollbackFailed(_), UnmapFailure::NotFlushed(_)) => {}
+            _ => *self = Self::RollbackFailed(failure),
+        }
+    }
+}
+
 impl fmt::Display for MapReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -122,7 +122,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
             Err(mut reason) => {
                 for (reserved, mapped) in made {
                     if let Err(failed) = self.roll_back(cpu, platform, reserved, Some(mapped)) {
-                        reason = MapReason::RollbackFailed(failed);
+                        reason.fail_rollback(failed);
                     }
                 }
                 Err(reason)

@@ -1,14 +1,19 @@
 //! Lists in a space that may keep unmapped translations, over an allocator that requests flushes.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{
     AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, Paged, RingSpace, Rounding,
     SgSpace, UnmapRefusal,
 };
 use ringfence_dma::{
-    Attachment, Cpu, Dma, DmaSegment, MapReason, Platform, Released, SgLimits, SgMapping, SgRequest,
+    Attachment, Cpu, Dma, DmaSegment, MapReason, Platform, Released, SgLimits, SgMapping,
+    SgRequest, UnmapFailure, UnmapReason,
 };
 use ringfence_iova::AllocError;
+use ringfence_pgtable::UnmapError;
 use ringfence_types::{
     CachedLevels, Direction, DomainId, Flushed, Invalidation, Iova, IovaRange, Permissions,
     PfnRange, PhysRange, WholeDomain,
@@ -19,8 +24,9 @@ use crate::rig::*;
 /// Last page of the space, and its number of pages.
 const LAST: u64 = 4;
 
-/// A space that maps each piece separately and keeps no unmapped translation.
-struct PerPiece<A>(Space<A, Plain>);
+/// A space that maps each piece separately and keeps no unmapped translation. It answers the next
+/// unmaps as the list says.
+struct PerPiece<A>(Space<A, Plain>, RefCell<VecDeque<Result<(), UnmapRefusal>>>);
 
 impl<A: Make> AddressSpace for PerPiece<A> {
     type PerCpu = <Space<A, Plain> as AddressSpace>::PerCpu;
@@ -52,6 +58,8 @@ impl<A: Make> AddressSpace for PerPiece<A> {
         platform: &mut P,
         range: IovaRange,
     ) -> Result<ClearedRange, UnmapRefusal> {
+        let scripted = self.1.borrow_mut().pop_front();
+        scripted.unwrap_or(Ok(()))?;
         self.0.unmap(cpu, platform, range)
     }
 
@@ -133,7 +141,8 @@ impl<A: Make> Lists<A> {
             .attach(DEVICE, Iova::new(u64::MAX), |domain| {
                 let (allocator, table) =
                     (Accounts::new(A::make(LAST)), Plain::make(&board, domain));
-                Ok::<_, ()>(PerPiece(Paged::new(allocator, table, Rounding::Exact)))
+                let paged = Paged::new(allocator, table, Rounding::Exact);
+                Ok::<_, ()>(PerPiece(paged, RefCell::default()))
             })
             .unwrap();
         Self {
@@ -204,4 +213,29 @@ fn a_list_fails_if_every_address_is_mapped() {
         "{failed:?}"
     );
     lists.unmap(all);
+}
+
+/// Two further pieces are refused, for different reasons, in both orders.
+#[test]
+fn a_list_reports_its_first_refused_piece() {
+    let iova = Iova::ZERO;
+    let table = UnmapRefusal::Table(UnmapError::NotMapped { iova });
+    for refusals in [
+        [UnmapRefusal::NotAllocated, table],
+        [table, UnmapRefusal::NotAllocated],
+    ] {
+        let mut lists = Lists::<Bits>::new();
+        let list = lists.map(LAST, 1).unwrap();
+        let [first, second] = refusals;
+        let space = lists.dma.space(&lists.at).unwrap();
+        *space.1.borrow_mut() = [Ok(()), Err(first), Ok(()), Err(second)].into();
+        let (cpu, board) = (&mut lists.cpu, &mut lists.board);
+        let unmapped = lists.dma.unmap_sg(cpu, board, &lists.at, list);
+        match unmapped.map(drop).unwrap_err().reason {
+            UnmapReason::PartlyUnmapped(failure, _) => {
+                assert_eq!(failure, UnmapFailure::Refused(first));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -3,15 +3,16 @@
 use std::ops::Range;
 
 use ringfence_dma::space::UnmapRefusal;
-use ringfence_dma::{Mapping, Released, SgMapping, UnmapFailure, UnmapReason};
+use ringfence_dma::{MapReason, Mapping, Released, SgMapping, UnmapFailure, UnmapReason};
 use ringfence_papers::rtc::Rtc;
 use ringfence_pviommu::frontend::{UnknownUnmap, UnmapCompletions};
 use ringfence_types::{Access, Invalidation, InvalidationError, Invalidator, IovaRange, Ticket};
 
 use super::{FROM, Guest, Looped, buffer, c, guest_that, tree};
-use crate::machine::{SPACE, Waits};
+use crate::machine::{Line, SPACE, Waits};
 
-/// Waits for answers, except that the invalidations of some numbers fail.
+/// Waits for answers, except that the invalidations of some numbers fail: the first with
+/// `QueueFull`, the others with `Failed`.
 struct Failing<I> {
     waits: I,
     submitted: u32,
@@ -22,8 +23,11 @@ impl<I: Invalidator> Invalidator for Failing<I> {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let number = self.submitted;
         self.submitted += 1;
-        if self.fails.contains(&number) {
+        if self.fails.start == number && !self.fails.is_empty() {
             return Err(InvalidationError::QueueFull);
+        }
+        if self.fails.contains(&number) {
+            return Err(InvalidationError::Failed);
         }
         self.waits.submit(request)
     }
@@ -35,15 +39,19 @@ impl<I: Invalidator> Invalidator for Failing<I> {
 
 type FailingGuest = Guest<Rtc, Failing<Waits<Looped>>>;
 
-/// A guest with a list of three pieces, all of them in the IOTLB. The cache keeps the first `kept`
-/// pieces, and the invalidations numbered `fails` fail.
-fn guest_with_list(kept: usize, fails: Range<u32>) -> (FailingGuest, SgMapping<u32>) {
-    let waits = |link| Failing {
+/// Returns a constructor of [`Failing`] for [`guest_that`].
+fn failing(fails: Range<u32>) -> impl FnOnce(Line<Looped>) -> Failing<Waits<Looped>> {
+    |link| Failing {
         waits: UnmapCompletions::new(link),
         submitted: 0,
         fails,
-    };
-    let mut guest = guest_that(Rtc::new(c(), kept), UnknownUnmap::Refused, waits);
+    }
+}
+
+/// A guest with a list of three pieces, all of them in the IOTLB. The cache keeps the first `kept`
+/// pieces, and the invalidations numbered `fails` fail.
+fn guest_with_list(kept: usize, fails: Range<u32>) -> (FailingGuest, SgMapping<u32>) {
+    let mut guest = guest_that(Rtc::new(c(), kept), UnknownUnmap::Refused, failing(fails));
     let list = guest.map_list(&[1, 3, 5].map(|page| buffer(page, 0, 512)), FROM);
     let list = list.unwrap();
     assert_eq!(reached(&guest, list.piece_ranges()), [true; 3]);
@@ -144,6 +152,27 @@ fn a_list_with_a_stray_piece_is_unmapped_as_far_as_possible() {
         }
         assert_eq!(reached(&guest, &ranges), [false; 3]);
         assert_eq!(guest.left().len() as u64, SPACE, "{unknown_piece}");
+    }
+}
+
+/// The list has no room for its segments, and its pieces cannot be invalidated. The error names the
+/// first failure.
+#[test]
+fn the_first_failure_of_a_roll_back_is_reported() {
+    for fails in [0..3, 1..3] {
+        let mut guest = guest_that(
+            Rtc::new(c(), 0),
+            UnknownUnmap::Refused,
+            failing(fails.clone()),
+        );
+        let pieces = [1, 3, 5].map(|page| buffer(page, 0, 512));
+        let error = guest.map_list_into(&pieces, FROM, 2).unwrap_err();
+        let failure = UnmapFailure::NotFlushed(InvalidationError::QueueFull);
+        assert_eq!(
+            error.reason,
+            MapReason::RollbackFailed(failure),
+            "{fails:?}"
+        );
     }
 }
 

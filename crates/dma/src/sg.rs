@@ -180,7 +180,8 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
 
     /// Undoes the map of a list whose segments do not fit. The driver wrote no descriptor, but the
     /// device may have guessed the addresses: the layer invalidates the ranges before it frees
-    /// them. A caching space keeps them, as after an unmap.
+    /// them. A caching space keeps them, as after an unmap: another live mapping may share their
+    /// addresses.
     #[cold]
     fn undo_map_sg<P: Platform>(
         &self,

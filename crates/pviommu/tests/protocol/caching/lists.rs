@@ -8,7 +8,7 @@ use ringfence_papers::rtc::Rtc;
 use ringfence_pviommu::frontend::{UnknownUnmap, UnmapCompletions};
 use ringfence_types::{Access, Invalidation, InvalidationError, Invalidator, IovaRange, Ticket};
 
-use super::{FROM, Guest, Looped, buffer, c, guest_that, tree};
+use super::{CYCLE, FROM, Guest, Looped, buffer, c, guest_that, tree};
 use crate::machine::{Line, SPACE, Waits};
 
 /// Waits for answers, except that the invalidations of some numbers fail: the first with
@@ -152,6 +152,43 @@ fn a_list_with_a_stray_piece_is_unmapped_as_far_as_possible() {
         }
         assert_eq!(reached(&guest, &ranges), [false; 3]);
         assert_eq!(guest.left().len() as u64, SPACE, "{unknown_piece}");
+    }
+}
+
+/// A list with less room for its segments than it needs. The cache keeps the first `kept` pieces as
+/// after an unmap, until their cycle ends or a list uses them again. The others are unmapped.
+#[test]
+fn pieces_of_a_list_without_room_for_its_segments_are_cached() {
+    let pieces = [1, 3, 5].map(|page| buffer(page, 0, 512));
+    for kept in 0..=3 {
+        let mut guest = guest_that(Rtc::new(c(), kept), UnknownUnmap::Refused, failing(0..0));
+        for entries in 0..3 {
+            let error = guest.map_list_into(&pieces, FROM, entries).unwrap_err();
+            assert_eq!(error.reason, MapReason::TooManySegments);
+            assert_eq!(guest.live(), kept as u64, "{entries} entries");
+        }
+        let (requests, _) = guest.asked();
+        let (list, used) = guest.map_list_into(&pieces, FROM, 3).unwrap();
+        let asked = guest.asked().0 - requests;
+        assert_eq!(
+            (used, asked > 0),
+            (3, kept < 3),
+            "{kept} pieces need no request"
+        );
+        let ranges = list.piece_ranges().to_vec();
+        assert_eq!(reached(&guest, &ranges), [true; 3]);
+        assert_eq!(guest.unmap_list(list), kept > 0);
+        let error = guest.map_list_into(&pieces, FROM, 2).unwrap_err();
+        assert_eq!(error.reason, MapReason::TooManySegments);
+        assert_eq!(reached(&guest, &ranges), [0, 1, 2].map(|at| at < kept));
+        for _ in 0..4 {
+            guest.wait(CYCLE);
+        }
+        assert_eq!(
+            (guest.live(), reached(&guest, &ranges)),
+            (0, vec![false; 3])
+        );
+        assert_eq!(guest.left().len() as u64, SPACE, "{kept} pieces kept");
     }
 }
 

@@ -1,4 +1,6 @@
-//! The IOTLB: cached pages, eviction, and the effects of messages.
+//! The IOTLB: the effects of messages.
+
+mod room;
 
 use std::collections::BTreeMap;
 
@@ -283,46 +285,6 @@ impl<M> Iotlb<M> {
         self.install(&pages, &grants)
     }
 
-    /// Installs the missed pages, then extra pages while there are tables. Distant pages need
-    /// further tables: to make room, evicts all pages except those of older misses. A missed page
-    /// without room is not cached, so its miss is sent again.
-    fn install(
-        &mut self,
-        pages: &PagesToCache,
-        grants: &BTreeMap<u64, CachedPage>,
-    ) -> Result<(), IotlbError> {
-        for page in &pages.missed {
-            let Some(grant) = self.not_yet_cached(*page, grants) else {
-                continue;
-            };
-            match self.map_page(*page, grant) {
-                Err(error) if is_out_of_tables(&error) => {
-                    self.evict_for(*page)?;
-                    match self.map_page(*page, grant) {
-                        Err(error) if is_out_of_tables(&error) && !self.resident.is_empty() => {}
-                        mapped => mapped?,
-                    }
-                }
-                mapped => mapped?,
-            }
-        }
-        for page in &pages.extra {
-            let Some(grant) = self.not_yet_cached(*page, grants) else {
-                continue;
-            };
-            match self.map_page(*page, grant) {
-                Err(error) if is_out_of_tables(&error) => break,
-                mapped => mapped?,
-            }
-        }
-        Ok(())
-    }
-
-    fn not_yet_cached(&self, page: u64, grants: &BTreeMap<u64, CachedPage>) -> Option<CachedPage> {
-        let grant = grants.get(&page).copied()?;
-        (!self.resident.contains(page)).then_some(grant)
-    }
-
     /// Returns the cached pages that an update of `range` touches, fully or partly, and
     /// contradicts. Iterates over cached pages only, so a large update costs no more. If `memory`
     /// is `None`, every touched page counts as contradicted.
@@ -420,81 +382,6 @@ impl<M> Iotlb<M> {
         PagesToCache { missed, extra }
     }
 
-    /// Evicts the pages in `outdated`, old translations of the pages in `grants`, and, if there is
-    /// no room, the oldest pages. Waits for readers once.
-    fn make_room(
-        &mut self,
-        grants: &BTreeMap<u64, CachedPage>,
-        outdated: Vec<u64>,
-    ) -> Result<(), IotlbError> {
-        let mut evicted = outdated;
-        for page in &evicted {
-            self.resident.remove(*page);
-        }
-        for (page, grant) in grants {
-            if let Some(resident) = self.resident.get(*page)
-                && resident != *grant
-            {
-                self.resident.remove(*page);
-                evicted.push(*page);
-            }
-        }
-        let coming = grants
-            .keys()
-            .filter(|page| !self.resident.contains(**page))
-            .count();
-        while self.resident.len().saturating_add(coming) > self.limits.pages {
-            let keep = |page| grants.contains_key(&page);
-            let Some(page) = self.resident.take_oldest_except(keep) else {
-                break;
-            };
-            evicted.push(page);
-        }
-        self.unmap_pages(evicted)
-    }
-
-    /// Evicts all pages that no miss before the oldest one of `page` waits for.
-    fn evict_for(&mut self, page: u64) -> Result<(), IotlbError> {
-        let older: Vec<u64> = self
-            .misses
-            .before(page)
-            .filter(|(page, required)| self.allows(*page, *required))
-            .map(|(page, _)| page)
-            .collect();
-        let evicted = self.resident.take_all_except(|page| older.contains(&page));
-        self.unmap_pages(evicted)
-    }
-
-    /// Evicts pages from the bookkeeping and from the table.
-    fn evict(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
-        for page in &pages {
-            self.resident.remove(*page);
-        }
-        self.unmap_pages(pages)
-    }
-
-    fn unmap_pages(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
-        let ranges: Vec<IovaRange> = pages.into_iter().filter_map(range_of).collect();
-        if !ranges.is_empty() {
-            self.domain()?
-                .unmap_all(ranges)
-                .map_err(|_| read_section_open())?;
-        }
-        Ok(())
-    }
-
-    /// Maps a page that is not cached. The caller has checked that it is within the width and that
-    /// no read section is open.
-    fn map_page(&mut self, page: u64, grant: CachedPage) -> Result<(), IotlbError> {
-        if let Some(range) = range_of(page) {
-            self.domain()?
-                .map(range, grant.memory, grant.permissions)
-                .map_err(IotlbError::Map)?;
-            self.resident.insert(page, grant);
-        }
-        Ok(())
-    }
-
     fn domain(&mut self) -> Result<DomainMut<'_, M>, IotlbError> {
         Ok(self.unit.domain(DOMAIN)?)
     }
@@ -502,10 +389,6 @@ impl<M> Iotlb<M> {
 
 fn read_section_open() -> IotlbError {
     IotlbError::ReadSectionOpen(crate::error::ReadSectionOpen)
-}
-
-fn is_out_of_tables(error: &IotlbError) -> bool {
-    matches!(error, IotlbError::Map(error) if error.reason == DomainMapReason::OutOfTables)
 }
 
 /// Returns the physical address of `page` if `range` starts at `memory`.
@@ -516,8 +399,4 @@ fn memory_of(range: IovaRange, memory: PhysAddr, page: u64) -> PhysAddr {
 
 fn page_of(iova: Iova) -> u64 {
     iova.get() >> PAGE.shift()
-}
-
-fn range_of(page: u64) -> Option<IovaRange> {
-    IovaRange::new(Iova::new(page << PAGE.shift()), PAGE.bytes())
 }

@@ -64,6 +64,14 @@ struct PagesToCache {
     extra: Vec<u64>,
 }
 
+impl PagesToCache {
+    /// Returns all pages, and whether each was missed.
+    fn in_order(&self) -> impl Iterator<Item = (u64, bool)> {
+        let missed = self.missed.iter().map(|page| (*page, true));
+        missed.chain(self.extra.iter().map(|page| (*page, false)))
+    }
+}
+
 /// The IOTLB of one device, over the memory `M` that its front-end has shared. See the
 /// [module](super).
 ///
@@ -267,7 +275,7 @@ impl<M> Iotlb<M> {
         let answered = self
             .misses
             .answered(first, last, |page, required| self.allows(page, required));
-        let grants: BTreeMap<u64, CachedPage> = pages
+        let mut grants: BTreeMap<u64, CachedPage> = pages
             .missed
             .iter()
             .chain(&pages.extra)
@@ -281,7 +289,7 @@ impl<M> Iotlb<M> {
                 (*page, grant)
             })
             .collect();
-        self.make_room(&grants, outdated)?;
+        self.make_room(&pages, &mut grants, outdated)?;
         self.install(&pages, &grants)
     }
 

@@ -130,6 +130,11 @@ impl Misses {
             .filter(move |page| (first..=last).contains(page))
     }
 
+    /// Returns the page and the requested permissions of each pending miss.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u64, Permissions)> {
+        self.misses.iter().map(|miss| (miss.page, miss.required))
+    }
+
     /// Returns the page and the requested permissions of each miss that is older than all misses of
     /// `page`.
     pub(super) fn before(&self, page: u64) -> impl Iterator<Item = (u64, Permissions)> {

@@ -27,7 +27,8 @@
 //! is also bounded. Of an update that exceeds the limits, the IOTLB caches the missed pages and
 //! some that follow. It evicts every cached page that the update contradicts, anywhere in the
 //! update. If there is no room, it evicts the oldest pages first. If tables run out, it evicts all
-//! pages for a missed page, and caches no further extra page. The front-end can map only memory
+//! pages for a missed page, and caches no further extra page. In both cases it keeps the pages that
+//! older misses wait for; a missed page without room is missed again. The front-end can map only memory
 //! that it has shared: an update outside the regions is rejected.
 //!
 //! Sources: vhost-user protocol, "IOMMU support" and "Memory access" ([QEMU's interop

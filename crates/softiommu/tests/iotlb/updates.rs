@@ -157,6 +157,64 @@ fn an_update_evicts_the_page_of_a_newer_miss() {
     assert_eq!(iotlb.replied(newer, true), Ok(MissOutcome::Invalidated));
 }
 
+/// Returns an IOTLB for `pages` pages.
+fn with_pages(pages: usize) -> Iotlb<()> {
+    let limits = IotlbLimits {
+        pages,
+        ..IotlbLimits::default()
+    };
+    Iotlb::new(limits, DISK, (), regions()).unwrap()
+}
+
+/// Two misses, of which the IOTLB has room for one: it is the older one, whichever the front-end
+/// answers first, with one update or two. The newer miss is sent again.
+#[test]
+fn the_page_limit_keeps_the_page_of_an_older_miss() {
+    for answers in [&[(0, 1), (20, 1)][..], &[(20, 1), (0, 1)], &[(0, 21)]] {
+        let mut iotlb = with_pages(1);
+        let [older, newer] = [0, 20].map(|page| send_miss(&mut iotlb, page));
+        for (page, pages) in answers {
+            let answer = update(*page, *pages, *page, Permissions::READ);
+            iotlb.receive(&answer).unwrap();
+            assert_eq!(iotlb.pages(), 1, "{answers:?}");
+        }
+        assert_eq!(iotlb.replied(older, true), Ok(MissOutcome::Present));
+        assert_eq!(iotlb.replied(newer, true), Ok(MissOutcome::Invalidated));
+        let again = send_miss(&mut iotlb, 20);
+        let answer = update(20, 1, 20, Permissions::READ);
+        iotlb.receive(&answer).unwrap();
+        assert_eq!(iotlb.replied(again, true), Ok(MissOutcome::Present));
+    }
+}
+
+/// Pages that nothing waits for make room before those of misses, and extra pages evict no page
+/// that any miss waits for.
+#[test]
+fn extra_pages_evict_no_page_of_a_miss() {
+    let mut iotlb = with_pages(4);
+    iotlb.receive(&update(40, 2, 0, Permissions::READ)).unwrap();
+    let misses = [0, 20].map(|page| send_miss(&mut iotlb, page));
+    for page in [0, 20] {
+        let answer = update(page, 1, page, Permissions::READ);
+        iotlb.receive(&answer).unwrap();
+    }
+    assert_eq!(iotlb.pages(), 4);
+    // The limit leaves room for two of these, which nobody has missed.
+    for first in [60, 80] {
+        iotlb
+            .receive(&update(first, 8, 0, Permissions::READ))
+            .unwrap();
+        assert_eq!(iotlb.pages(), 4);
+        assert!(
+            misses.iter().all(|miss| iotlb.has_arrived(*miss)),
+            "{first}"
+        );
+    }
+    for miss in misses {
+        assert_eq!(iotlb.replied(miss, true), Ok(MissOutcome::Present));
+    }
+}
+
 /// Extra pages take only the room that the missed pages leave, however many they are.
 #[test]
 fn extra_pages_leave_room_for_missed_pages() {

@@ -1,8 +1,8 @@
 //! Installation of the pages of an update, and the eviction that makes room for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ringfence_types::{Iova, IovaRange};
+use ringfence_types::{Iova, IovaRange, Permissions};
 
 use super::super::error::IotlbError;
 use super::super::resident::CachedPage;
@@ -11,17 +11,19 @@ use crate::error::DomainMapReason;
 
 impl<M> Iotlb<M> {
     /// Evicts the pages in `outdated`, old translations of the pages in `grants`, and, if there is
-    /// no room, the oldest pages. Waits for readers once.
+    /// no room, the oldest pages. Keeps the pages that older misses wait for. Removes from `grants`
+    /// the pages without room. Waits for readers once.
     pub(super) fn make_room(
         &mut self,
-        grants: &BTreeMap<u64, CachedPage>,
+        pages: &PagesToCache,
+        grants: &mut BTreeMap<u64, CachedPage>,
         outdated: Vec<u64>,
     ) -> Result<(), IotlbError> {
         let mut evicted = outdated;
         for page in &evicted {
             self.resident.remove(*page);
         }
-        for (page, grant) in grants {
+        for (page, grant) in grants.iter() {
             if let Some(resident) = self.resident.get(*page)
                 && resident != *grant
             {
@@ -29,18 +31,51 @@ impl<M> Iotlb<M> {
                 evicted.push(*page);
             }
         }
-        let coming = grants
-            .keys()
-            .filter(|page| !self.resident.contains(**page))
-            .count();
-        while self.resident.len().saturating_add(coming) > self.limits.pages {
-            let keep = |page| grants.contains_key(&page);
-            let Some(page) = self.resident.take_oldest_except(keep) else {
-                break;
-            };
-            evicted.push(page);
+        let awaited = self.satisfied(self.misses.all());
+        let mut coming = 0_usize;
+        for (page, is_missed) in pages.in_order() {
+            if self.resident.contains(page) {
+                continue;
+            }
+            while self.resident.len().saturating_add(coming) >= self.limits.pages {
+                let older = is_missed.then(|| self.satisfied(self.misses.before(page)));
+                let Some(page) = self.take_one(grants, &awaited, older.as_ref()) else {
+                    break;
+                };
+                evicted.push(page);
+            }
+            if self.resident.len().saturating_add(coming) < self.limits.pages {
+                coming = coming.saturating_add(1);
+            } else {
+                grants.remove(&page);
+            }
         }
         self.unmap_pages(evicted)
+    }
+
+    /// Removes the oldest page that no pending miss waits for and no update of `grants` concerns,
+    /// and returns it. If there is none and `older` is given, removes any other page outside
+    /// `older`, those that no miss waits for first.
+    fn take_one(
+        &mut self,
+        grants: &BTreeMap<u64, CachedPage>,
+        awaited: &BTreeSet<u64>,
+        older: Option<&BTreeSet<u64>>,
+    ) -> Option<u64> {
+        let resident = &mut self.resident;
+        let keep = |page: u64| grants.contains_key(&page) || awaited.contains(&page);
+        let taken = resident.take_oldest_except(keep);
+        let (None, Some(older)) = (taken, older) else {
+            return taken;
+        };
+        let extra = resident.take_oldest_except(|page| awaited.contains(&page));
+        extra.or_else(|| resident.take_oldest_except(|page| older.contains(&page)))
+    }
+
+    /// Returns the pages of those of `misses` whose translation is cached.
+    fn satisfied(&self, misses: impl Iterator<Item = (u64, Permissions)>) -> BTreeSet<u64> {
+        let satisfied = misses.filter(|(page, required)| self.allows(*page, *required));
+        satisfied.map(|(page, _)| page).collect()
     }
 
     /// Installs the missed pages, then extra pages while there are tables. Distant pages need
@@ -85,12 +120,7 @@ impl<M> Iotlb<M> {
 
     /// Evicts all pages that no miss before the oldest one of `page` waits for.
     fn evict_for(&mut self, page: u64) -> Result<(), IotlbError> {
-        let older: Vec<u64> = self
-            .misses
-            .before(page)
-            .filter(|(page, required)| self.allows(*page, *required))
-            .map(|(page, _)| page)
-            .collect();
+        let older = self.satisfied(self.misses.before(page));
         let evicted = self.resident.take_all_except(|page| older.contains(&page));
         self.unmap_pages(evicted)
     }

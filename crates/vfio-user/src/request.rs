@@ -201,7 +201,9 @@ pub mod errno {
 
 const DMA_READ: u32 = 1;
 const DMA_WRITE: u32 = 2;
-const UNMAP_ALL: u32 = 2;
+/// `VFIO_DMA_UNMAP_FLAG_ALL` (Linux, include/uapi/linux/vfio.h): unmaps all addresses; start and
+/// size must be 0. QEMU's client (hw/vfio-user/container.c) sends the flags of Linux.
+const UNMAP_ALL: u32 = 1 << 1;
 
 const IRQ_NONE: u32 = 1;
 const IRQ_BOOL: u32 = 2;

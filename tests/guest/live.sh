@@ -125,7 +125,11 @@ tap() {
 traced() {
     local out verified
     run "$@" --strict --record-requests "$case/requests" --append 'trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M' -- sh -c \
-        'dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null
+        'for place in 0 1 2; do
+            dd if=/dev/vda of=/dev/null bs=4k count=500 skip=$((place * 1000)) iflag=direct 2>/dev/null &
+        done
+        dd if=/dev/vda of=/dev/null bs=128k count=100 iflag=direct 2>/dev/null
+        wait
         dd if=/dev/zero of=/dev/vda bs=64k count=30 conv=fsync 2>/dev/null
         gzip -c </sys/kernel/tracing/trace' >"$case/trace.gz" || return 1
     gunzip -c "$case/trace.gz" >"$case/guest.trace" && out=$(python3 "$here/agree.py" "$case/requests" "$case/guest.trace") || {
@@ -261,7 +265,9 @@ for kernel in $KERNELS; do
         done
         try "vhost-user, errant DMAs refused by $iommu-iommu: $kernel" back_end_errant $iommu --kernel "$kernel"
     done
-    try "traced: events and requests agree: $kernel" traced --kernel "$kernel"
+    for cpus in 1 2; do
+        try "traced: events, requests and addresses agree: $kernel, $cpus processors" traced --kernel "$kernel" --cpus $cpus
+    done
     try "judged by QEMU, strict: $kernel" judged --kernel "$kernel" --strict --seed 1
     try "judged by QEMU, lazy: $kernel" judged --kernel "$kernel" --lazy --seed 2
     try "by hand: $kernel" by_hand "$kernel"

@@ -9,10 +9,14 @@ use super::grid::{TableStyle, wrap};
 use super::number::count;
 
 /// Formats the result of `trace verify`: the conclusion, the first difference, and one line for
-/// each device.
-pub fn trace_agreement(name: &str, agreement: &Agreement, look: TableStyle) -> String {
+/// each device. `model` is the mode whose allocator was compared.
+pub fn trace_agreement(name: &str, model: &str, agreement: &Agreement, look: TableStyle) -> String {
     let mut out = wrap(
-        &format!("{}: {}", printable_line(name), agreement_line(agreement)),
+        &format!(
+            "{}: {}",
+            printable_line(name),
+            agreement_line(model, agreement)
+        ),
         look,
         2,
     );
@@ -48,17 +52,16 @@ pub fn trace_agreement(name: &str, agreement: &Agreement, look: TableStyle) -> S
         );
         out.push_str(&line);
     }
-    let model = "Model: linux-strict (Linux 6.12 to 7.2 on x86, strict invalidation, a domain for \
-                 each PCI device).";
-    out.push_str(&wrap(model, look, 2));
+    let model = format!("Model: {model} (Linux 6.12 to 7.2 on x86, a domain for each PCI device).");
+    out.push_str(&wrap(&model, look, 2));
     out.push('\n');
     out
 }
 
 /// Returns the conclusion in one sentence without its full stop.
-pub fn agreement_line(agreement: &Agreement) -> String {
+pub fn agreement_line(model: &str, agreement: &Agreement) -> String {
     let numbers = format!(
-        "{} of {} compared addresses are those of linux-strict",
+        "{} of {} compared addresses are those of {model}",
         count(agreement.agreeing),
         count(agreement.compared)
     );

@@ -326,7 +326,10 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     if let Some(agreement) = &notes.addresses
         && agreement.verdict == Verdict::Agrees
     {
-        out.push(format!("Addresses: {}.", agreement_line(agreement)));
+        out.push(format!(
+            "Addresses: {}.",
+            agreement_line("linux-strict", agreement)
+        ));
     }
     let odd = oddities(notes);
     if !odd.is_empty() {

@@ -124,8 +124,8 @@ const VERIFY_LONG: &str = "\
 Compare the addresses that the kernel recorded with those of the model of its allocator.
 
 The command repeats the allocations and frees of a trace, in their order and on their CPUs, with \
-the allocator of the mode linux-strict: Linux 6.12 to 7.2 on x86, invalidation in strict mode, \
-one domain for each PCI device. It prints how many allocations get the address that the kernel \
+the allocator of the mode linux-strict: Linux 6.12 to 7.2 on x86, one domain for each PCI device, \
+invalidation in strict mode unless --lazy is given. It prints how many allocations get the address that the kernel \
 recorded, and the first that does not.
 
 The trace needs the iommu:map and iommu:unmap events, and has to begin before the first mapping \
@@ -145,6 +145,10 @@ pub(crate) struct VerifyArgs {
     /// addresses agree
     #[arg(long)]
     pub from_boot: bool,
+    /// The kernel ran in lazy mode: compare a domain's addresses until a freed range could come back
+    /// from a flush queue
+    #[arg(long)]
+    pub lazy: bool,
     /// Addresses that the domains reserve, hexadecimal, both ends included: a memory window of the
     /// PCI host bridge ("PCI Bus" in /proc/iomem). The MSI window is always reserved
     #[arg(long, value_name = "FIRST-LAST", value_parser = address_range)]

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_lab::agreement::{self, Agreement, AgreementOptions, TraceBegin, Verdict};
+use ringfence_lab::agreement::{self, Agreement, AgreementOptions, FreeTime, TraceBegin, Verdict};
 use ringfence_report::{trace_agreement, trace_info};
 use ringfence_trace::{
     Anonymise, AnonymiseError, ConvertError, Info, Recording, RecordingSummary, TraceOptions,
@@ -256,17 +256,26 @@ fn verify(args: &VerifyArgs) -> Result<(), Failure> {
             true => TraceBegin::BeforeMappings,
             false => TraceBegin::Unknown,
         },
+        free_time: match args.lazy {
+            true => FreeTime::AtFlush,
+            false => FreeTime::AtUnmap,
+        },
         reserved: args.reserved.clone(),
         limits: args.replay_limits(),
     };
     let agreement = agreement::verify(&mut operations, options)?;
     let trace = Input::names(&inputs).concat();
     let conclusive = agreement.verdict == Verdict::Agrees;
+    let model = if args.lazy {
+        "linux-lazy"
+    } else {
+        "linux-strict"
+    };
     let text = match args.json {
-        false => trace_agreement(&trace, &agreement, table_style()),
+        false => trace_agreement(&trace, model, &agreement, table_style()),
         true => json(&Verified {
             trace,
-            model: "linux-strict",
+            model,
             agreement,
         }),
     };

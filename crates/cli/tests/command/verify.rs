@@ -83,6 +83,19 @@ fn options_and_standard_input() {
     assert!(error.contains("--max-devices"), "{error}");
 }
 
+/// In lazy mode, the recording of strict mode is compared until its first reuse.
+#[test]
+fn lazy_is_compared_until_the_first_reuse() {
+    let recorded = data("recorded-6.12.trace.zst");
+    let args = ["trace", "verify", "--lazy", "--json", &recorded];
+    let found: Value = serde_json::from_str(&succeeded(&ringfence(&args))).unwrap();
+    assert_eq!(found["model"], "linux-lazy");
+    assert_eq!(found["verdict"], "agrees");
+    assert_eq!(found["allocations"], 1295);
+    assert!(found["compared"].as_u64().unwrap() < 1295, "{found}");
+    assert_eq!(found["devices"][0]["stop"]["reason"], "lazy-flush");
+}
+
 /// `compare` prints the agreement where there is one.
 #[test]
 fn compare_prints_an_agreement() {

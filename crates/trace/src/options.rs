@@ -15,7 +15,7 @@ pub struct TraceOptions {
     pub look_ahead: usize,
     /// Device that gets the `iommu:*` lines that no `dma:*` event explains.
     pub attribution: Attribution,
-    /// Whether the reader also returns the addresses that the kernel recorded.
+    /// With [`Addresses::Keep`], the reader also returns the addresses that the kernel recorded.
     pub addresses: Addresses,
 }
 
@@ -47,7 +47,7 @@ impl TraceOptions {
     }
 }
 
-/// Selects [`Chunk::addresses`](crate::Chunk::addresses).
+/// Contents of [`Chunk::addresses`](crate::Chunk::addresses).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Addresses {
     /// The reader leaves them empty, as a replay needs none.

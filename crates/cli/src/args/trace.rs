@@ -124,13 +124,13 @@ const VERIFY_LONG: &str = "\
 Compare the addresses that the kernel recorded with those of the model of its allocator.
 
 The command repeats the allocations and frees of a trace, in their order and on their CPUs, with \
-the allocator of the mode linux-strict: Linux 6.12 to 7.2 on x86, one domain for each PCI device, \
-invalidation in strict mode unless --lazy is given. It prints how many allocations get the address that the kernel \
-recorded, and the first that does not.
+the allocator of the mode linux-strict: Linux 6.12 to 7.2 on x86, one domain for each PCI \
+device, invalidation in strict mode unless --lazy is given. It prints how many allocations get \
+the address that the kernel recorded, and the first that does not.
 
 The trace needs the iommu:map and iommu:unmap events, and has to begin before the first mapping \
-of each domain: at boot, or before a driver loads for the first time. A trace does not show this. \
-Without --from-boot, a difference is therefore not counted against the model.
+of each domain: at boot, or before a driver loads for the first time. A trace does not show \
+this. Without --from-boot, a difference is therefore not counted against the model.
 
 Exit code 3: with --from-boot, an address differs or the trace allows no conclusion.";
 
@@ -145,8 +145,8 @@ pub(crate) struct VerifyArgs {
     /// addresses agree
     #[arg(long)]
     pub from_boot: bool,
-    /// The kernel ran in lazy mode: compare a domain's addresses until a freed range could come back
-    /// from a flush queue
+    /// The kernel ran in lazy mode: compare a domain's addresses until a freed range could come
+    /// back from a flush queue
     #[arg(long)]
     pub lazy: bool,
     /// Addresses that the domains reserve, hexadecimal, both ends included: a memory window of the

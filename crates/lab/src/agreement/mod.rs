@@ -5,8 +5,9 @@
 //! `linux-strict` repeats them, and each address that it returns is compared with the recorded one.
 //! The model keeps its own addresses: a difference is not corrected, so later ones can follow.
 //!
-//! The model is Linux 6.12 to 7.2 on x86 (drivers/iommu/iova.c and `iommu_dma_alloc_iova`): a domain without mappings at the first line, PCI devices, addresses
-//! below 4 GiB first, page 0 and the MSI window reserved.
+//! The model is Linux 6.12 to 7.2 on x86 (drivers/iommu/iova.c and `iommu_dma_alloc_iova`): a
+//! domain without mappings at the first line, PCI devices, addresses below 4 GiB first, page 0 and
+//! the MSI window reserved.
 
 mod domain;
 mod outcome;

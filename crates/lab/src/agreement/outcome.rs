@@ -10,7 +10,7 @@ use super::TraceBegin;
 /// The result for one trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Agreement {
-    /// The conclusion.
+    /// Says if the compared addresses agree, as far as the trace shows.
     #[serde(flatten)]
     pub verdict: Verdict,
     /// Allocations of I/O virtual addresses whose device the trace shows.
@@ -148,7 +148,7 @@ pub struct DeviceAgreement {
 pub struct Stop {
     /// Line of the first allocation that was not compared.
     pub line: u64,
-    /// The reason.
+    /// The property of the kernel or the host that the trace does not show.
     pub reason: StopReason,
 }
 

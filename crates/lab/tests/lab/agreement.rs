@@ -85,7 +85,7 @@ impl Script {
         )
     }
 
-    fn verify_boot(&self) -> Agreement {
+    fn verified_from_boot(&self) -> Agreement {
         self.verify(from_boot()).unwrap()
     }
 }
@@ -130,7 +130,10 @@ fn each_cpu_has_its_own_magazine() {
     // The range goes to the CPU that frees it, not to the one that allocated it.
     script.unmap(1, 0xf_ffff, 1);
     script.map(1, 0xf_ffff, 1);
-    assert_eq!(counts(&script.verify_boot()), (Verdict::Agrees, 4, 4));
+    assert_eq!(
+        counts(&script.verified_from_boot()),
+        (Verdict::Agrees, 4, 4)
+    );
 }
 
 /// An interrupt between the two lines of a map allocates after it, although its own `dma:*` line
@@ -146,7 +149,10 @@ fn allocations_follow_the_order_of_the_iommu_lines() {
     script.iommu_map(0, 'h', 0xf_ffff, 1);
     script.dma_map(0, 'h', DEVICE, 0xf_ffff, 1);
     script.dma_map(0, '.', DEVICE, 0xf_fffe, 1);
-    assert_eq!(counts(&script.verify_boot()), (Verdict::Agrees, 4, 4));
+    assert_eq!(
+        counts(&script.verified_from_boot()),
+        (Verdict::Agrees, 4, 4)
+    );
 }
 
 /// The first difference has its line, its place and both addresses. Without the assertion that the
@@ -157,7 +163,7 @@ fn the_first_difference_is_named() {
     script.map(0, 0xf_ffff, 1);
     let line = script.map(1, 0xf_fff0, 2);
     script.map(0, 0xf_ff00, 1);
-    let found = script.verify_boot();
+    let found = script.verified_from_boot();
     assert_eq!(counts(&found), (Verdict::Differs, 3, 1));
     let first = found.first_difference.unwrap();
     assert_eq!((first.line, first.allocation), (line, 2));
@@ -187,12 +193,12 @@ fn traces_without_addresses_and_with_lost_events_allow_no_conclusion() {
     let mut script = Script::default();
     script.dma_map(0, '.', DEVICE, 0xf_ffff, 1);
     let verdict = Verdict::NotApplicable(Inapplicable::NoAddresses);
-    assert_eq!(counts(&script.verify_boot()), (verdict, 0, 0));
+    assert_eq!(counts(&script.verified_from_boot()), (verdict, 0, 0));
 
     script.map(0, 0xf_fffe, 1);
     script.text.push_str("CPU:1 [LOST 12 EVENTS]\n");
     let verdict = Verdict::NotApplicable(Inapplicable::LostEvents(12));
-    assert_eq!(script.verify_boot().verdict, verdict);
+    assert_eq!(script.verified_from_boot().verdict, verdict);
 }
 
 /// Maps every MiB from the top of the 32-bit space to the MSI window.
@@ -211,7 +217,7 @@ fn reserved_windows_are_skipped() {
     let line = script.map(0, 0xf_ed00, 256);
     script.map(0, 0xf_ec00, 256);
     script.map(0, 0xb_ff00, 256);
-    let found = script.verify_boot();
+    let found = script.verified_from_boot();
     assert_eq!(counts(&found), (Verdict::Agrees, 17, 17));
     assert_eq!(found.allocations, 20);
     let stop = found.devices[0].stop.unwrap();
@@ -228,7 +234,10 @@ fn reserved_windows_are_skipped() {
     // An address in the MSI window differs: it does not depend on the host bridge.
     let mut script = above_the_msi_window();
     script.map(0, 0xf_ee00, 256);
-    assert_eq!(counts(&script.verify_boot()), (Verdict::Differs, 18, 17));
+    assert_eq!(
+        counts(&script.verified_from_boot()),
+        (Verdict::Differs, 18, 17)
+    );
 }
 
 /// The DMA mask decides on addresses above 4 GiB, and the trace does not show it.
@@ -237,7 +246,7 @@ fn addresses_above_4_gib_are_not_compared() {
     let mut script = Script::default();
     script.map(0, 0xf_ffff, 1);
     let line = script.map(0, 0x10_0000, 1);
-    let found = script.verify_boot();
+    let found = script.verified_from_boot();
     assert_eq!(counts(&found), (Verdict::Agrees, 1, 1));
     let stop = found.devices[0].stop.unwrap();
     assert_eq!((stop.line, stop.reason), (line, StopReason::Above4GiB));
@@ -264,7 +273,10 @@ fn lazy_domains_are_compared_until_a_range_could_come_back() {
     let stop = found.devices[0].stop.unwrap();
     assert_eq!((stop.line, stop.reason), (line, StopReason::LazyFlush));
     // In strict mode, the page is free at once.
-    assert_eq!(counts(&script.verify_boot()), (Verdict::Differs, 5, 4));
+    assert_eq!(
+        counts(&script.verified_from_boot()),
+        (Verdict::Differs, 5, 4)
+    );
 
     let mut script = Script::default();
     script.map(0, 0xf_ffc0, 33);
@@ -290,7 +302,7 @@ fn a_depot_that_a_timer_trims_ends_the_comparison() {
         script.unmap(0, 0xf_ffff - place, 1);
     }
     let line = script.map(0, 0xf_ffff - (ranges - 1), 1);
-    let found = script.verify_boot();
+    let found = script.verified_from_boot();
     assert_eq!(counts(&found), (Verdict::Agrees, ranges, ranges));
     let stop = found.devices[0].stop.unwrap();
     assert_eq!((stop.line, stop.reason), (line, StopReason::DepotTimer));

@@ -4,6 +4,8 @@
 //! ignores the memory that the endpoint's own client shares.
 
 mod assigned;
+#[cfg(test)]
+mod conformance;
 mod endpoints;
 mod guest_iommu;
 mod record;

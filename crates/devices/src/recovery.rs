@@ -42,7 +42,7 @@ pub enum RecoveryError<E> {
 /// Arguments with which a port opens again.
 #[derive(Debug, Clone, Copy)]
 pub struct PortOptions {
-    /// The adapter.
+    /// Rings and buffers of the adapter.
     pub profile: NicProfile,
     /// Memory of the buffers.
     pub memory: PhysRange,
@@ -52,8 +52,11 @@ pub struct PortOptions {
     pub seed: u64,
 }
 
-/// The port after [`handle_faults`], and what happened.
-pub type Recovered<W> = (NicTestbed<<W as Environment>::Handle>, Recovery);
+/// A port with the outcome of [`handle_faults`].
+pub type RecoveryResult<W> = Result<
+    (NicTestbed<<W as Environment>::Handle>, Recovery),
+    RecoveryError<<W as DeviceIsolation>::Error>,
+>;
 
 /// Handles the pending faults of the IOMMU: re-initialises `port` if its device caused one. Returns
 /// the port and the outcome.
@@ -71,7 +74,7 @@ pub fn handle_faults<W>(
     port: NicTestbed<W::Handle>,
     env: &mut W,
     options: &PortOptions,
-) -> Result<Recovered<W>, RecoveryError<<W as DeviceIsolation>::Error>>
+) -> RecoveryResult<W>
 where
     W: Environment + DeviceIsolation,
 {

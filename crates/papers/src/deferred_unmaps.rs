@@ -25,9 +25,9 @@ pub struct RbNode {
 pub struct StructIova {
     /// Links of the tree of ranges in use.
     pub node: RbNode,
-    /// Last page.
+    /// Number of the last page.
     pub pfn_hi: u64,
-    /// First page.
+    /// Number of the first page.
     pub pfn_lo: u64,
 }
 

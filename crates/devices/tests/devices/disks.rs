@@ -409,7 +409,7 @@ impl OpenDisk for QueuePairs {
     }
 }
 
-/// A port.
+/// An AHCI port with its driver.
 struct Port;
 
 impl OpenDisk for Port {

@@ -8,7 +8,8 @@ use super::row::{FindingRow, Requirement};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Every row passes its requirement, no order is reversed, and one holds if the paper prints any.
+    /// Every row passes its requirement, no order is reversed, and at least one holds if the paper
+    /// prints any.
     Reproduced,
     /// An order holds and none is reversed, but a number fails a requirement other than
     /// [`Requirement::Exact`].

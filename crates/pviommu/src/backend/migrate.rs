@@ -104,8 +104,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// Encodes the guest's view of all mappings as a stream of records. The source must not handle
     /// another request after this.
     ///
-    /// `state_of` returns the state of a device that the embedder has assigned to the guest. A guest
-    /// with a device of inaccessible state does not migrate, even if the device has no mappings.
+    /// `state_of` returns the [`DeviceState`] of a device of the guest. A guest with a device of
+    /// inaccessible state does not migrate, even if the device has no mappings.
     ///
     /// # Errors
     /// [`ExportError`]. The source continues to work.

@@ -351,6 +351,7 @@ impl<F: Function> Session<F> {
                 self.function.reset().map_err(Refusal::Function)?;
                 Ok(Vec::new())
             }
+            _ => Err(Refusal::Request(RequestError::Unsupported { command })),
         }
     }
 

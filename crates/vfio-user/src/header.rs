@@ -18,6 +18,7 @@ pub const MAX_FDS: usize = 16;
 /// Commands, under the specification's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
+#[non_exhaustive]
 pub enum VfioUserCommand {
     /// `VFIO_USER_VERSION`: negotiates version and capabilities, as the first message.
     Version = 1,
@@ -91,6 +92,7 @@ pub struct Header {
 /// Reason why the rest of the stream cannot be parsed: the next message boundary is unknown or too
 /// far away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum FramingError {
     /// The stated size does not cover the header.
     #[error("a message of {size} bytes is shorter than its header")]

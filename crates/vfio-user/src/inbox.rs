@@ -46,6 +46,16 @@ impl Framing for VfioUser {
     }
 }
 
+/// Completeness of the descriptors that came with a piece of a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReceivedFds {
+    /// All descriptors were received.
+    #[default]
+    All,
+    /// The kernel closed descriptors for which there was no room (`MSG_CTRUNC`, recvmsg(2)).
+    Truncated,
+}
+
 /// A complete message.
 #[derive(Debug)]
 pub struct Message<H = Header> {
@@ -93,7 +103,8 @@ impl<P: Framing> MessageAssembler<P> {
     }
 
     /// Takes at most [`bytes_wanted`](Self::bytes_wanted) bytes and the descriptors that came with
-    /// them. Returns the message if it is complete.
+    /// them. A message of which a piece was truncated has too many descriptors. Returns the message
+    /// if it is complete.
     ///
     /// # Errors
     /// The caller must close the stream.
@@ -101,10 +112,10 @@ impl<P: Framing> MessageAssembler<P> {
         &mut self,
         bytes: &[u8],
         fds: impl IntoIterator<Item = OwnedFd>,
-        truncated: bool,
+        received: ReceivedFds,
     ) -> Result<Option<Message<P::Header>>, P::Error> {
         self.bytes.extend(bytes);
-        self.too_many_fds |= truncated;
+        self.too_many_fds |= received == ReceivedFds::Truncated;
         for fd in fds {
             if self.fds.len() < MAX_FDS {
                 self.fds.push(fd);
@@ -149,7 +160,12 @@ impl Inbox {
         if bytes.is_empty() && (!fds.is_empty() || too_many_fds) {
             return None;
         }
-        let whole = inbox.feed(bytes, fds, too_many_fds).ok()?;
+        let received = if too_many_fds {
+            ReceivedFds::Truncated
+        } else {
+            ReceivedFds::All
+        };
+        let whole = inbox.feed(bytes, fds, received).ok()?;
         whole.is_none().then_some(inbox)
     }
 }

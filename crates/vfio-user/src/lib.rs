@@ -6,12 +6,12 @@
 //! socket.
 //!
 //! ```
-//! use ringfence_vfio_user::{Inbox, VfioUserRequest, errno};
+//! use ringfence_vfio_user::{Inbox, ReceivedFds, VfioUserRequest, errno};
 //!
 //! // The header of DEVICE_RESET: message 7, command 13, 16 bytes, no flags, no error.
 //! let bytes = [7, 0, 13, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 //! let mut inbox = Inbox::default();
-//! let message = inbox.feed(&bytes, [], false)?.expect("a complete message");
+//! let message = inbox.feed(&bytes, [], ReceivedFds::All)?.expect("a complete message");
 //! let header = message.header;
 //! let reply = match VfioUserRequest::parse(message) {
 //!     Ok(VfioUserRequest::Reset) => header.reply(&[]),
@@ -32,5 +32,5 @@ mod request;
 pub use header::{
     FramingError, HEADER_BYTES, Header, MAX_DATA_BYTES, MAX_FDS, MAX_MESSAGE_BYTES, VfioUserCommand,
 };
-pub use inbox::{Framing, Inbox, Message, MessageAssembler, VfioUser};
+pub use inbox::{Framing, Inbox, Message, MessageAssembler, ReceivedFds, VfioUser};
 pub use request::{IrqAction, IrqData, RequestError, SetIrqs, VfioUserRequest, errno};

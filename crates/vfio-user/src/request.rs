@@ -10,6 +10,7 @@ use super::inbox::Message;
 
 /// A well-formed request. The session decides if it is valid for the device.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum VfioUserRequest {
     /// `VERSION`: proposes a version; only the first message may do so.
     Version {
@@ -114,6 +115,7 @@ pub enum IrqData {
 
 /// Reason why a message is not a valid request. The stream remains usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RequestError {
     /// The command number is unknown.
     #[error("unknown command {command}")]

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use ringfence_types::{Iova, IovaRange};
 use ringfence_vfio_user::{
     FramingError, HEADER_BYTES, Header, Inbox, IrqAction, IrqData, MAX_DATA_BYTES, MAX_FDS,
-    MAX_MESSAGE_BYTES, Message, RequestError, VfioUserCommand, VfioUserRequest, errno,
+    MAX_MESSAGE_BYTES, Message, ReceivedFds, RequestError, VfioUserCommand, VfioUserRequest, errno,
 };
 
 /// Encodes a message as a client does.
@@ -37,7 +37,7 @@ fn descriptors(count: usize) -> Vec<OwnedFd> {
 /// Feeds a whole message in one piece.
 fn message(command: VfioUserCommand, body: &[u8], fds: usize) -> Message {
     let bytes = encode(7, command as u16, 0, body);
-    let fed = Inbox::default().feed(&bytes, descriptors(fds), false);
+    let fed = Inbox::default().feed(&bytes, descriptors(fds), ReceivedFds::All);
     fed.unwrap().unwrap()
 }
 
@@ -156,12 +156,13 @@ proptest! {
         for (command, body, fds, truncated) in &messages {
             let bytes = encode(1, *command, 0, body);
             let (mut rest, mut fds_left) = (&bytes[..], descriptors(*fds));
+            let received = if *truncated { ReceivedFds::Truncated } else { ReceivedFds::All };
             let whole = loop {
                 let most = inbox.bytes_wanted();
                 prop_assert!((1..=rest.len()).contains(&most), "never past the message");
                 let (piece, after) = rest.split_at(most.min(cuts.next().unwrap()));
                 rest = after;
-                if let Some(whole) = inbox.feed(piece, fds_left.drain(..), *truncated).unwrap() {
+                if let Some(whole) = inbox.feed(piece, fds_left.drain(..), received).unwrap() {
                     break whole;
                 }
             };
@@ -183,7 +184,7 @@ proptest! {
             prop_assert!((1..=MAX_MESSAGE_BYTES).contains(&most));
             let (piece, after) = rest.split_at(most.min(rest.len()));
             rest = after;
-            match inbox.feed(piece, [], false) {
+            match inbox.feed(piece, [], ReceivedFds::All) {
                 Ok(Some(whole)) => drop(VfioUserRequest::parse(whole)),
                 Ok(None) => prop_assert!(inbox.part().0.len() < MAX_MESSAGE_BYTES),
                 Err(_) => break,

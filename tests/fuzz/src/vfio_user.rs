@@ -16,7 +16,9 @@ mod devices;
 mod files;
 
 use ringfence_live::{FunctionError, MemoryError, Refusal};
-use ringfence_vfio_user::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
+use ringfence_vfio_user::{
+    FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, ReceivedFds, RequestError,
+};
 
 use self::devices::Devices;
 pub(crate) use self::files::{DISK_BYTES, Files, with_files};
@@ -95,7 +97,7 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
             if piece.is_empty() {
                 return;
             }
-            match inbox.feed(piece, fds.drain(..), false) {
+            match inbox.feed(piece, fds.drain(..), ReceivedFds::All) {
                 Ok(Some(message)) => break message,
                 Ok(None) => {}
                 Err(error) => {
@@ -150,6 +152,7 @@ const fn framing(error: FramingError) -> &'static str {
         FramingError::Short { .. } => "framing: Short",
         FramingError::Long { .. } => "framing: Long",
         FramingError::NotACommand { .. } => "framing: NotACommand",
+        other => panic!("an error without a label: {other}"),
     }
 }
 
@@ -167,6 +170,7 @@ const fn refused(refusal: &Refusal) -> &'static str {
             RequestError::Flags { .. } => "request: Flags",
             RequestError::Range { .. } => "request: Range",
             RequestError::TooMuchData { .. } => "request: TooMuchData",
+            other => panic!("an error without a label: {other}"),
         },
         Refusal::Memory(error) => match error {
             MemoryError::Overlap { .. } => "memory: Overlap",

@@ -6,7 +6,9 @@ use std::os::unix::net::UnixStream;
 
 use ringfence_types::{Access, IovaRange};
 use ringfence_vfio_user::fields::{u16_at, u32_at};
-use ringfence_vfio_user::{HEADER_BYTES, Inbox, MAX_DATA_BYTES, Message, VfioUserCommand};
+use ringfence_vfio_user::{
+    HEADER_BYTES, Inbox, MAX_DATA_BYTES, Message, ReceivedFds, VfioUserCommand,
+};
 use rustix::net::RecvFlags;
 
 use ringfence_live::server::receive_piece;
@@ -44,7 +46,7 @@ pub(super) struct QemuLink {
     state: State,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    truncated: bool,
+    received: ReceivedFds,
     last_id: u16,
 }
 
@@ -56,7 +58,7 @@ impl QemuLink {
             state: State::Head,
             bytes: Vec::new(),
             fds: Vec::new(),
-            truncated: false,
+            received: ReceivedFds::All,
             last_id: 0,
         }
     }
@@ -120,14 +122,16 @@ impl QemuLink {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             if let State::Request = self.state {
-                if let Some(message) = self.put(&piece.bytes, piece.fds, piece.truncated)? {
+                if let Some(message) = self.put(&piece.bytes, piece.fds, piece.received)? {
                     return Ok(Some(message));
                 }
                 continue;
             }
             self.bytes.extend(piece.bytes);
             self.fds.extend(piece.fds);
-            self.truncated |= piece.truncated;
+            if piece.received == ReceivedFds::Truncated {
+                self.received = piece.received;
+            }
             if let Some(incoming) = self.advance()? {
                 return Ok(Some(incoming));
             }
@@ -144,8 +148,8 @@ impl QemuLink {
             self.state = State::Request;
             let head = std::mem::take(&mut self.bytes);
             let fds = std::mem::take(&mut self.fds);
-            let truncated = std::mem::take(&mut self.truncated);
-            return self.put(&head, fds, truncated);
+            let received = std::mem::take(&mut self.received);
+            return self.put(&head, fds, received);
         }
         if !(HEADER_BYTES..=HEADER_BYTES + FIXED_BYTES + MAX_DATA_BYTES as usize).contains(&size) {
             return Err(io::Error::other(format!("a reply of {size} bytes")));
@@ -172,9 +176,9 @@ impl QemuLink {
         &mut self,
         bytes: &[u8],
         fds: Vec<OwnedFd>,
-        truncated: bool,
+        received: ReceivedFds,
     ) -> io::Result<Option<QemuMessage>> {
-        let message = self.inbox.feed(bytes, fds, truncated);
+        let message = self.inbox.feed(bytes, fds, received);
         let message = message.map_err(io::Error::other)?;
         if message.is_some() {
             self.state = State::Head;

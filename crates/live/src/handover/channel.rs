@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use ringfence_vfio_user::MAX_FDS;
 use ringfence_vfio_user::fields::u32_at;
+use ringfence_vfio_user::{MAX_FDS, ReceivedFds};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 
@@ -158,7 +158,7 @@ impl Channel<'_> {
         while fds.len() < count {
             let expected = (count - fds.len()).min(MAX_FDS);
             let piece = self.receive_piece(1, until)?;
-            if piece.truncated || piece.fds.len() != expected {
+            if piece.received != ReceivedFds::All || piece.fds.len() != expected {
                 return Err(ChannelError::Malformed);
             }
             fds.extend(piece.fds);
@@ -172,7 +172,7 @@ impl Channel<'_> {
         let mut bytes = Vec::new();
         while bytes.len() < count {
             let piece = self.receive_piece((count - bytes.len()).min(CHUNK_BYTES), until)?;
-            if piece.truncated || !piece.fds.is_empty() {
+            if piece.received != ReceivedFds::All || !piece.fds.is_empty() {
                 return Err(ChannelError::Malformed);
             }
             bytes.extend(piece.bytes);

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use ringfence_vfio_user::{FramingError, Inbox, MAX_FDS, Message};
+use ringfence_vfio_user::{FramingError, Inbox, MAX_FDS, Message, ReceivedFds};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
 };
@@ -50,7 +50,7 @@ pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Rece
     if piece.bytes.is_empty() {
         return Ok(Received::End);
     }
-    Ok(match inbox.feed(&piece.bytes, piece.fds, piece.truncated) {
+    Ok(match inbox.feed(&piece.bytes, piece.fds, piece.received) {
         Ok(Some(message)) => Received::Message(message),
         Ok(None) => Received::Part,
         Err(error) => Received::Lost(error),
@@ -60,13 +60,12 @@ pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Rece
 /// Bytes of a stream and the descriptors that came with them.
 #[derive(Debug)]
 pub struct Piece {
-    /// Empty at the end of the stream.
     /// Received bytes; empty at the end of the stream.
     pub bytes: Vec<u8>,
     /// Descriptors that came with them.
     pub fds: Vec<OwnedFd>,
-    /// True if more descriptors came than a message may carry.
-    pub truncated: bool,
+    /// Completeness of the descriptors.
+    pub received: ReceivedFds,
 }
 
 /// Receives at most `wants` bytes. `None` if no data is available, or a receive timeout expires.
@@ -97,10 +96,15 @@ pub fn receive_piece(
         .flatten()
         .collect();
     bytes.truncate(got.bytes);
+    let received = if got.flags.contains(ReturnFlags::CTRUNC) {
+        ReceivedFds::Truncated
+    } else {
+        ReceivedFds::All
+    };
     Ok(Some(Piece {
         bytes,
         fds,
-        truncated: got.flags.contains(ReturnFlags::CTRUNC),
+        received,
     }))
 }
 

@@ -95,7 +95,7 @@ fn converse<D: Device + Send + 'static>(
             if piece.bytes.is_empty() {
                 return Ok(true);
             }
-            let message = match inbox.feed(&piece.bytes, piece.fds, piece.truncated) {
+            let message = match inbox.feed(&piece.bytes, piece.fds, piece.received) {
                 Ok(Some(message)) => message,
                 Ok(None) => continue,
                 Err(error) => {

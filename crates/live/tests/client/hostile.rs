@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use proptest::prelude::*;
-use ringfence_vfio_user::{FramingError, HEADER_BYTES, Inbox};
+use ringfence_vfio_user::{FramingError, HEADER_BYTES, Inbox, ReceivedFds};
 
 use crate::rig::*;
 
@@ -284,7 +284,7 @@ fn no_reply_means_none_even_to_an_error() {
     for command in [REGION_READ, 99] {
         let bytes = encode(7, command, 0x10, &[0; 16]);
         let mut inbox = Inbox::default();
-        let message = inbox.feed(&bytes, [], false).unwrap().unwrap();
+        let message = inbox.feed(&bytes, [], ReceivedFds::All).unwrap().unwrap();
         assert!(client.session.handle(message).reply.is_none());
     }
 }
@@ -294,7 +294,9 @@ fn streams_that_cannot_be_followed_are_given_up() {
     let framed = |size: u32, flags: u32| {
         let mut bytes = encode(7, GET_INFO, flags, &[]);
         bytes[4..8].copy_from_slice(&size.to_le_bytes());
-        Inbox::default().feed(&bytes, [], false).map(|_| ())
+        Inbox::default()
+            .feed(&bytes, [], ReceivedFds::All)
+            .map(|_| ())
     };
     assert_eq!(framed(16, 0), Ok(()));
     for size in [0, 1, 15] {
@@ -312,9 +314,13 @@ fn streams_that_cannot_be_followed_are_given_up() {
 fn too_many_descriptors_are_closed_and_refused() {
     let mut client = ready();
     let bytes = encode(7, GET_INFO, 0, &[0; 16]);
-    for (count, truncated) in [(17, false), (1, true), (0, true)] {
+    for (count, received) in [
+        (17, ReceivedFds::All),
+        (1, ReceivedFds::Truncated),
+        (0, ReceivedFds::Truncated),
+    ] {
         let mut inbox = Inbox::default();
-        let message = inbox.feed(&bytes, fds(count), truncated).unwrap().unwrap();
+        let message = inbox.feed(&bytes, fds(count), received).unwrap().unwrap();
         assert!(message.fds.len() <= 16);
         assert_eq!(reply(client.session.handle(message)).errno, EINVAL);
     }
@@ -344,7 +350,7 @@ proptest! {
                 let cut = cuts.next().unwrap().min(inbox.bytes_wanted());
                 let (now, later) = rest.split_at(cut);
                 rest = later;
-                if let Some(message) = inbox.feed(now, given.drain(..), false).unwrap() {
+                if let Some(message) = inbox.feed(now, given.drain(..), ReceivedFds::All).unwrap() {
                     break message;
                 }
             };

@@ -11,7 +11,7 @@ use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::{Device, VirtioPci};
 use ringfence_live::{CONFIG_REGION, Outcome, Session};
-use ringfence_vfio_user::{HEADER_BYTES, Inbox, Message};
+use ringfence_vfio_user::{HEADER_BYTES, Inbox, Message, ReceivedFds};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 pub(crate) const VERSION: u16 = 1;
@@ -49,7 +49,7 @@ pub(crate) fn encode(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> 
 pub(crate) fn message(command: u16, body: &[u8], fds: Vec<OwnedFd>) -> Message {
     let bytes = encode(7, command, 0, body);
     let mut inbox = Inbox::default();
-    let taken = inbox.feed(&bytes, fds, false);
+    let taken = inbox.feed(&bytes, fds, ReceivedFds::All);
     taken.expect("framing").expect("whole")
 }
 

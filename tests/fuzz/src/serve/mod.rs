@@ -26,7 +26,7 @@ use self::client::{Client, Exchange};
 use self::host::{Host, Resources, Setup};
 use crate::Reached;
 use crate::vfio_user::{Files, with_files};
-use ringfence_vfio_user::{Inbox, MAX_MESSAGE_BYTES};
+use ringfence_vfio_user::{Inbox, MAX_MESSAGE_BYTES, ReceivedFds};
 
 pub use self::host::{SANDBOX_ARGUMENT, run_if_sandboxed, set_program};
 
@@ -134,7 +134,7 @@ fn vfio_user(data: &[u8], files: &Files, host: &mut Host, reached: Reached<'_>) 
             let wants = inbox.bytes_wanted().min(MAX_MESSAGE_BYTES);
             let (piece, after) = rest.split_at(wants.min(rest.len()));
             rest = after;
-            match inbox.feed(piece, std::iter::empty(), false) {
+            match inbox.feed(piece, std::iter::empty(), ReceivedFds::All) {
                 Ok(Some(message)) => break Some(message),
                 Ok(None) if piece.is_empty() => break None,
                 Ok(None) => {}

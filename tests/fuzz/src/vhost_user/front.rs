@@ -22,7 +22,7 @@ use ringfence_live::vhost_user::{MAX_PAYLOAD_BYTES, Refusal, Session, Settings, 
 use ringfence_live::virtio::blk::Blk;
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb, reply_status};
 use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
-use ringfence_vfio_user::{Message, MessageAssembler};
+use ringfence_vfio_user::{Message, MessageAssembler, ReceivedFds};
 
 use super::files::{CALL, CHANNEL, Files, KICK, RAM, RAM_BYTES, one};
 use super::{refused, stream};
@@ -198,7 +198,7 @@ impl<'f, 'r> Front<'f, 'r> {
             if piece.is_empty() {
                 return None;
             }
-            match self.inbox.feed(piece, fds.drain(..), false) {
+            match self.inbox.feed(piece, fds.drain(..), ReceivedFds::All) {
                 Ok(Some(message)) => {
                     self.hear(message);
                     return Some(rest);

@@ -11,7 +11,7 @@ use ringfence_live::vhost_user::{Refusal, RequestError, Session, VhostUser, Vhos
 use ringfence_live::virtio::blk::Blk;
 use ringfence_softiommu::iotlb::{Header, Message as Iotlb};
 use ringfence_types::{Iova, IovaRange, Permissions};
-use ringfence_vfio_user::{Message, MessageAssembler};
+use ringfence_vfio_user::{Message, MessageAssembler, ReceivedFds};
 
 use super::front::*;
 use crate::rig::{disk_file, sealed};
@@ -40,7 +40,9 @@ impl Alone {
 
 fn message(request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Message<Header>> {
     let mut inbox = MessageAssembler::<VhostUser>::default();
-    inbox.feed(&frame(request, 0, payload), fds, false).ok()?
+    inbox
+        .feed(&frame(request, 0, payload), fds, ReceivedFds::All)
+        .ok()?
 }
 
 #[test]
@@ -247,9 +249,17 @@ fn refused_messages() {
     );
     // Errors of the stream.
     let mut inbox = MessageAssembler::<VhostUser>::default();
-    assert!(inbox.feed(&halves(&[1, 1, 513]), [], false).is_err());
+    assert!(
+        inbox
+            .feed(&halves(&[1, 1, 513]), [], ReceivedFds::All)
+            .is_err()
+    );
     let mut inbox = MessageAssembler::<VhostUser>::default();
-    assert!(inbox.feed(&halves(&[1, 2, 0]), [], false).is_err());
+    assert!(
+        inbox
+            .feed(&halves(&[1, 2, 0]), [], ReceivedFds::All)
+            .is_err()
+    );
 }
 
 /// The front-end would misread an acknowledgement as the data that it requested.
@@ -262,7 +272,7 @@ fn malformed_request_for_a_reply_closes_the_connection() {
     );
     let mut inbox = MessageAssembler::<VhostUser>::default();
     let wrong = frame(GET_FEATURES, 8, &[0; 8]);
-    let wrong = inbox.feed(&wrong, [], false).unwrap().unwrap();
+    let wrong = inbox.feed(&wrong, [], ReceivedFds::All).unwrap().unwrap();
     let outcome = alone.0.handle(wrong);
     assert!(outcome.close && outcome.reply.is_none());
 }
@@ -270,7 +280,7 @@ fn malformed_request_for_a_reply_closes_the_connection() {
 fn message_with(request: u32, flags: u32) -> Message<Header> {
     let mut inbox = MessageAssembler::<VhostUser>::default();
     inbox
-        .feed(&frame(request, flags, &[]), [], false)
+        .feed(&frame(request, flags, &[]), [], ReceivedFds::All)
         .unwrap()
         .unwrap()
 }

@@ -152,7 +152,7 @@ const fn framing(error: FramingError) -> &'static str {
         FramingError::Short { .. } => "framing: Short",
         FramingError::Long { .. } => "framing: Long",
         FramingError::NotACommand { .. } => "framing: NotACommand",
-        other => panic!("an error without a label: {other}"),
+        _ => panic!("an error without a label"),
     }
 }
 
@@ -170,7 +170,7 @@ const fn refused(refusal: &Refusal) -> &'static str {
             RequestError::Flags { .. } => "request: Flags",
             RequestError::Range { .. } => "request: Range",
             RequestError::TooMuchData { .. } => "request: TooMuchData",
-            other => panic!("an error without a label: {other}"),
+            _ => panic!("an error without a label"),
         },
         Refusal::Memory(error) => match error {
             MemoryError::Overlap { .. } => "memory: Overlap",

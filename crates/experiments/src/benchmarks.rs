@@ -57,7 +57,12 @@ pub(super) fn extra(
         .into_iter()
         .collect::<Result<_, _>>()?;
     let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
-    let added = aged(setting, &mut capture, &runs, &[(None, 1), (None, W)])?;
+    let added = aged(
+        setting.history,
+        &mut capture,
+        &runs,
+        &[(None, 1), (None, W)],
+    )?;
     let added = ["strict", "defer"].into_iter().zip(added);
     let mut out = Vec::new();
     for (mode, costs) in MODES

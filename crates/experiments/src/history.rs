@@ -6,9 +6,7 @@ use ringfence_iova::Capacity;
 
 use super::allocators::DrivenAllocator;
 use super::capture::{Capture, Run};
-use super::catalogue::Setting;
 use super::finding::median;
-use super::stream::last;
 use ringfence_lab::LabError;
 use ringfence_lab::meter::cycles;
 
@@ -43,12 +41,12 @@ impl Aged {
 }
 
 /// Runs each of `sides` (capacity of its freelists, and number of unmaps that free together)
-/// through `first`, the runs that `capture` has made, and then on to the setting's history.
+/// through `first`, the runs that `capture` has made, and then on to `history` runs in all.
 ///
 /// # Errors
 /// The workload cannot continue, or the IOVA space is exhausted.
 pub(super) fn aged<W: Workload>(
-    setting: &Setting,
+    history: usize,
     capture: &mut Capture<W>,
     first: &[Run],
     sides: &[(Option<Capacity>, usize)],
@@ -74,11 +72,12 @@ pub(super) fn aged<W: Workload>(
     for run in first {
         drive(run)?;
     }
-    for _ in first.len()..setting.history {
+    for _ in first.len()..history {
         drive(&capture.run()?)?;
     }
     let finish = |(_, costs, steps): (_, Vec<CallCycles>, f64)| {
-        let fresh = last(&costs[..first.len().min(costs.len())])?;
+        let fresh = costs[..first.len().min(costs.len())].last();
+        let fresh = *fresh.ok_or(LabError::Internal("no runs"))?;
         let timed = costs.len().saturating_sub(first.len()).clamp(1, TIMED);
         let end = &costs[costs.len().saturating_sub(timed)..];
         let of = |call: fn(&CallCycles) -> f64| median(&end.iter().map(call).collect::<Vec<_>>());
@@ -113,17 +112,15 @@ mod tests {
 
     #[test]
     fn a_history_lengthens_the_search_without_freelists_only() {
-        let mut setting = Setting::smoke();
-        setting.history = 30;
         let nic = NicProfile::BRCM;
         let workload = RequestResponse::default();
-        let mut capture = Capture::with(nic, workload, nic.rx_frames, setting.packets).unwrap();
+        let mut capture = Capture::with(nic, workload, nic.rx_frames, 2048).unwrap();
         let first = [capture.run().unwrap(), capture.run().unwrap()];
         let sides = [(None, 1), (Some(Capacity::Unbounded), 1)];
-        let found = aged(&setting, &mut capture, &first, &sides).unwrap();
+        let found = aged(30, &mut capture, &first, &sides).unwrap();
         // The same runs again, by hand.
         let workload = RequestResponse::default();
-        let mut capture = Capture::with(nic, workload, nic.rx_frames, setting.packets).unwrap();
+        let mut capture = Capture::with(nic, workload, nic.rx_frames, 2048).unwrap();
         let mut alone = DrivenAllocator::new(None, 1).unwrap();
         let runs = (0..30).map(|_| capture.run().unwrap());
         let steps: Vec<f64> = runs

@@ -190,7 +190,7 @@ impl TimedSubject {
 /// The steps of a run whose cost counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CountedSteps {
-    /// All.
+    /// Every step of the run costs something.
     All,
     /// Those between an interrupt of a reception and the doorbell of the reply. The unmaps of
     /// completed transmissions, and the ends of their bursts, happen while the reply travels.
@@ -453,7 +453,7 @@ mod tests {
     use super::*;
     use crate::capture::Capture;
 
-    /// Of request-response on brcm, one transmission completes for each reply.
+    /// Request-response on brcm: one transmission completes for each reply.
     #[test]
     fn completions_of_transmissions_do_not_delay_a_reply() {
         let workload = RequestResponse::default();

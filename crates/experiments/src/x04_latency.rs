@@ -107,9 +107,9 @@ fn explanations(nic: Nic, all: &[Added]) -> Vec<String> {
     if !by_invalidations.is_empty() {
         out.push(format!(
             "{}: the modelled invalidations alone exceed the paper's difference in \
-            {by_invalidations}. The experiment puts every invalidation of the received frame on the path \
-            of the round trip, so with the modelled cost the paper's machine cannot have waited \
-            for all of them there.",
+            {by_invalidations}. The experiment puts every invalidation of the received frame on \
+            the path of the round trip, so with the modelled cost the paper's machine cannot have \
+            waited for all of them there.",
             nic.name()
         ));
     }

@@ -102,7 +102,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
             let frame = Frame::of(&setting, nic, of)?;
             let lists = Some(Capacity::Unbounded);
             let sides = [(None, 1), (lists, 1), (None, W), (lists, W)];
-            let allocators = aged(&setting, &mut capture, &runs, &sides)?;
+            let allocators = aged(setting.history, &mut capture, &runs, &sides)?;
             let (protections, _) = allocators.as_chunks::<2>();
             let batches = [("strict", 1), ("defer", W)];
             for ((protection, batch), [alone, behind]) in batches.into_iter().zip(protections) {

@@ -1,5 +1,5 @@
-//! Any message that a client may encode decodes to its fields, and no bytes make the parser panic or
-//! keep more than one message.
+//! Any message that a client may encode decodes to its fields, and no bytes make the parser panic
+//! or keep more than one message.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -108,14 +108,21 @@ proptest! {
             return Ok(());
         }
         let read = format!("{:?}", read.unwrap());
-        prop_assert_eq!(read, format!("{:?}", VfioUserRequest::RegionRead { region, offset, count }));
+        let wanted = VfioUserRequest::RegionRead { region, offset, count };
+        prop_assert_eq!(read, format!("{wanted:?}"));
         let write = format!("{:?}", write.unwrap());
         let expected = VfioUserRequest::RegionWrite { region, offset, data };
         prop_assert_eq!(write, format!("{expected:?}"));
     }
 
     #[test]
-    fn interrupt_requests(index: u32, start: u32, count in 0_u32..16, action in 0..3, kind in 0..3) {
+    fn interrupt_requests(
+        index: u32,
+        start: u32,
+        count in 0_u32..16,
+        action in 0..3,
+        kind in 0..3,
+    ) {
         let flags = (1_u32 << kind) | (8_u32 << action);
         let fixed = words(&[20, flags, index, start, count]);
         let vectors = count as usize;
@@ -127,7 +134,8 @@ proptest! {
         let body = [fixed, data].concat();
         match parse(VfioUserCommand::DeviceSetIrqs, &body, fds) {
             Ok(VfioUserRequest::SetIrqs(request)) => {
-                prop_assert_eq!((request.index, request.start, request.count), (index, start, count));
+                let asked = (request.index, request.start, request.count);
+                prop_assert_eq!(asked, (index, start, count));
                 let actions = [IrqAction::Mask, IrqAction::Unmask, IrqAction::Trigger];
                 prop_assert_eq!(request.action, actions[action as usize]);
                 let found = match request.data {
@@ -173,7 +181,8 @@ proptest! {
             let refused = whole.too_many_fds;
             let parsed = VfioUserRequest::parse(whole);
             if let Err(error) = &parsed {
-                prop_assert!([errno::EINVAL, errno::ENOTSUP, errno::E2BIG].contains(&error.errno()));
+                let listed = [errno::EINVAL, errno::ENOTSUP, errno::E2BIG];
+                prop_assert!(listed.contains(&error.errno()));
             }
             prop_assert!(parsed.is_err() || !refused);
         }

@@ -96,7 +96,7 @@ fn refused_memory_is_replaced() {
 
 /// Offset of `device_status` in BAR 0.
 const STATUS: u64 = layout::COMMON as u64 + 0x14;
-/// `DEVICE_NEEDS_RESET`.
+/// The bit `DEVICE_NEEDS_RESET` of `device_status`.
 const NEEDS_RESET: u8 = 64;
 
 fn status<D: Device, A: Dma>(function: &mut VirtioPci<D, A>) -> u8 {

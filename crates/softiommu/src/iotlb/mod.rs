@@ -28,8 +28,8 @@
 //! some that follow. It evicts every cached page that the update contradicts, anywhere in the
 //! update. If there is no room, it evicts the oldest pages first. If tables run out, it evicts all
 //! pages for a missed page, and caches no further extra page. In both cases it keeps the pages that
-//! older misses wait for; a missed page without room is missed again. The front-end can map only memory
-//! that it has shared: an update outside the regions is rejected.
+//! older misses wait for; a missed page without room is missed again. The front-end can map only
+//! memory that it has shared: an update outside the regions is rejected.
 //!
 //! Sources: vhost-user protocol, "IOMMU support" and "Memory access" ([QEMU's interop
 //! documents](https://www.qemu.org/docs/master/interop/vhost-user.html)); `struct vhost_iotlb_msg`

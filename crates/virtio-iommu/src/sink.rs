@@ -56,8 +56,9 @@ pub trait Sink {
     /// still in use.
     ///
     /// After an `Err`, this is unknown and the driver gets no reply. The device calls `commit`
-    /// again before any other method, until it succeeds. An `Err` is for embedders that violate
-    /// their own rules, for instance with a thread that became a reader since `begin`.
+    /// again before any other method, until it succeeds. A reset alone begins a batch before that;
+    /// its `commit` covers the changes of both. An `Err` is for embedders that violate their own
+    /// rules, for instance with a thread that became a reader since `begin`.
     fn commit(&mut self) -> Result<(), SinkError> {
         Ok(())
     }

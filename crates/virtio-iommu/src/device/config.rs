@@ -178,8 +178,8 @@ impl<S: Sink> Device<S> {
         Ok(self.commit()?)
     }
 
-    /// Resets the device for the driver: detaches all endpoints and clears the accepted features.
-    /// Field `bypass` is kept.
+    /// Resets the device for the driver: detaches all endpoints and clears the accepted features,
+    /// even if an earlier commit failed. Field `bypass` is kept.
     ///
     /// # Errors
     /// If the sink cannot begin, nothing has changed. With [`SinkError::CommitFailed`] the device
@@ -199,7 +199,9 @@ impl<S: Sink> Device<S> {
     }
 
     fn reset_to(&mut self, bypass: bool) -> Result<(), SinkError> {
-        self.begin()?;
+        // A reset only takes access away, also after a commit that failed: its own commit then
+        // stands for both.
+        self.sink.begin()?;
         self.accepted = 0;
         self.bypass = bypass;
         self.events.clear();

@@ -68,7 +68,11 @@ fn a_refused_update_leaves_nothing_older() {
 }
 
 fn send_miss(iotlb: &mut Iotlb<()>, page: u64) -> MissId {
-    match iotlb.miss(&fault(page, Access::Read)) {
+    send_miss_of(iotlb, page, Access::Read)
+}
+
+fn send_miss_of(iotlb: &mut Iotlb<()>, page: u64, access: Access) -> MissId {
+    match iotlb.miss(&fault(page, access)) {
         Ok(MissAction::Send(miss, _)) => miss,
         other => panic!("{other:?}"),
     }
@@ -185,6 +189,26 @@ fn the_page_limit_keeps_the_page_of_an_older_miss() {
         iotlb.receive(&answer).unwrap();
         assert_eq!(iotlb.replied(again, true), Ok(MissOutcome::Present));
     }
+}
+
+/// An update repeats a page that is cached, and the page after it evicts that page: the update must
+/// not map it again beyond the limit.
+#[test]
+fn the_page_limit_holds_if_an_update_evicts_what_it_repeats() {
+    let mut iotlb = with_pages(2);
+    let read = |page, pages| update(page, pages, page, Permissions::READ);
+    // Page 0 is cached for reading, and an older miss waits for a write.
+    iotlb.receive(&read(0, 1)).unwrap();
+    send_miss_of(&mut iotlb, 0, Access::Write);
+    // Page 40 is cached, and a miss waits for it.
+    let other = send_miss(&mut iotlb, 40);
+    iotlb.receive(&read(40, 1)).unwrap();
+    let missed = send_miss(&mut iotlb, 1);
+    assert_eq!(iotlb.pages(), 2);
+    iotlb.receive(&read(0, 2)).unwrap();
+    assert_eq!(iotlb.pages(), 2);
+    assert_eq!(iotlb.replied(other, true), Ok(MissOutcome::Present));
+    assert_eq!(iotlb.replied(missed, true), Ok(MissOutcome::Present));
 }
 
 /// Pages that nothing waits for make room before those of misses, and extra pages evict no page

@@ -33,8 +33,10 @@ impl<M> Iotlb<M> {
         }
         let awaited = self.satisfied(self.misses.all());
         let mut coming = 0_usize;
+        let mut present = BTreeSet::new();
         for (page, is_missed) in pages.in_order() {
             if self.resident.contains(page) {
+                present.insert(page);
                 continue;
             }
             while self.resident.len().saturating_add(coming) >= self.limits.pages {
@@ -43,6 +45,10 @@ impl<M> Iotlb<M> {
                     break;
                 };
                 evicted.push(page);
+                // Its turn is over: there would be no room to map it again.
+                if present.contains(&page) {
+                    grants.remove(&page);
+                }
             }
             if self.resident.len().saturating_add(coming) < self.limits.pages {
                 coming = coming.saturating_add(1);

@@ -143,6 +143,13 @@ pub enum LabError {
         /// The limit that the trace exceeds.
         limit: usize,
     },
+    /// More ranges of I/O virtual addresses are live at once than a comparison with the kernel's
+    /// addresses keeps.
+    #[error("more than {limit} ranges of I/O virtual addresses are live at once")]
+    LiveRanges {
+        /// The limit that the trace exceeds.
+        limit: usize,
+    },
     /// A defect of Ringfence.
     #[error("defect in ringfence: {0}")]
     Internal(&'static str),

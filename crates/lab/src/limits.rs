@@ -19,6 +19,9 @@ pub struct ReplayLimits {
     pub search: Option<u64>,
     /// Unmapped mappings that the caches of a mode keep at once, over all devices.
     pub kept: usize,
+    /// Live ranges that a comparison with the kernel's addresses keeps, at 200 bytes each. A trace
+    /// can leave any number live: the reader ends a mapping at its `dma_unmap_*` line.
+    pub live_ranges: usize,
     /// Cycle ends in the caches of all devices while the trace is quiet. `None`: 2^27 plus 4096 for
     /// each operation. Each long gap between two trace lines has up to 256 ends for each device.
     pub cycle_ends: Option<u64>,
@@ -32,6 +35,7 @@ impl Default for ReplayLimits {
             buffers_on_a_page: 4096,
             search: None,
             kept: 1 << 18,
+            live_ranges: 1 << 19,
             cycle_ends: None,
         }
     }

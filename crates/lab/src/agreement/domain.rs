@@ -38,6 +38,8 @@ pub(super) struct Domain {
     handles: HashMap<u16, RcacheCpu>,
     /// By the recorded first page: the recorded number of pages, and the model's range.
     live: HashMap<u64, (u64, Option<PfnRange>)>,
+    /// Number of reserved ranges.
+    reserved: u64,
     /// True if the options name the windows of the PCI host bridge.
     windows_known: bool,
     free_time: FreeTime,
@@ -58,12 +60,15 @@ impl Domain {
         let reserved = options.reserved.as_slice();
         let mut all = vec![pages(MSI_WINDOW.0, MSI_WINDOW.1)?];
         all.extend_from_slice(reserved);
-        let tree = CachedTree::with_allocated(pages(1, LAST_PAGE)?, merged(&all)?, None);
+        let all = merged(&all)?;
+        let count = all.len() as u64;
+        let tree = CachedTree::with_allocated(pages(1, LAST_PAGE)?, all, None);
         let tree = tree.map_err(|_| LabError::Internal("reserved ranges"))?;
         Ok(Self {
             allocator: LinuxRcache::new(tree, RefCell::new),
             handles: HashMap::new(),
             live: HashMap::new(),
+            reserved: count,
             windows_known: !reserved.is_empty(),
             free_time: options.free_time,
             queued: 0,
@@ -107,7 +112,12 @@ impl Domain {
                 result.steps = u64::from(found.steps);
                 Some(found.range)
             }
-            Err(AllocError::Exhausted { .. }) => None,
+            Err(AllocError::Exhausted { .. }) => {
+                // Two searches of the whole tree, which has at most these ranges.
+                let ranges = self.compared.saturating_add(self.reserved);
+                result.steps = ranges.saturating_mul(2);
+                None
+            }
             Err(other) => return Err(LabError::Alloc(other)),
         };
         let below = |range: PfnRange| range.lo().get() < MSI_WINDOW.0;
@@ -125,8 +135,18 @@ impl Domain {
         Ok(result)
     }
 
-    /// Returns true if the kernel has given out exactly `range` in this domain.
-    pub(super) fn holds(&self, range: PfnRange) -> bool {
+    /// Returns the number of live ranges.
+    pub(super) fn live_ranges(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Returns true if the kernel may have given out exactly `range` in this domain. A domain that
+    /// is no longer compared may hold any range.
+    pub(super) fn may_hold(&self, range: PfnRange) -> bool {
+        self.stop.is_some() || self.holds(range)
+    }
+
+    fn holds(&self, range: PfnRange) -> bool {
         let found = self.live.get(&range.lo().get());
         found.is_some_and(|(pages, _)| *pages == range.pages())
     }

@@ -71,7 +71,10 @@ pub struct AgreementCheck {
     options: AgreementOptions,
     /// By device; `None` for devices without an allocation so far.
     domains: Vec<Option<Box<Domain>>>,
-    mapping_devices: usize,
+    /// Indices of the devices with an allocation, in the order of the first.
+    mapping_devices: Vec<usize>,
+    /// Live ranges of all domains.
+    live_ranges: usize,
     /// CPUs that the lines show.
     cpus: BTreeSet<u16>,
     /// Live ranges that no line assigns to a device: first page and number of pages, with their
@@ -91,7 +94,8 @@ impl AgreementCheck {
         Self {
             options,
             domains: Vec::new(),
-            mapping_devices: 0,
+            mapping_devices: Vec::new(),
+            live_ranges: 0,
             cpus: BTreeSet::new(),
             unattributed_live: HashMap::new(),
             unattributed: 0,
@@ -113,13 +117,13 @@ impl AgreementCheck {
                 AddressKind::Allocated => self.allocated(event, devices)?,
                 AddressKind::Freed => self.freed(event)?,
             }
+            self.check_limits()?;
         }
         Ok(())
     }
 
     /// Returns the result after the last chunk; `summary` and `devices` are those of the reader.
     pub fn finish(self, summary: &Summary, devices: &Devices) -> Agreement {
-        let name = |index: usize| device_name(devices, index);
         let mut result = Agreement {
             verdict: Verdict::Agrees,
             allocations: self.allocations,
@@ -134,7 +138,7 @@ impl AgreementCheck {
             result.compared += domain.compared;
             result.agreeing += domain.agreeing;
             result.devices.push(DeviceAgreement {
-                name: name(index),
+                name: device_name(devices, index),
                 allocations: domain.allocations,
                 compared: domain.compared,
                 agreeing: domain.agreeing,
@@ -143,6 +147,23 @@ impl AgreementCheck {
         }
         result.verdict = result.judge(summary, self.options.begin, self.first_unknown_free);
         result
+    }
+
+    /// Checks the limits that an event can exceed. A free also creates the state of a CPU.
+    fn check_limits(&self) -> Result<(), LabError> {
+        let limit = self.options.limits.device_cpus;
+        if self.mapping_devices.len().saturating_mul(self.cpus.len()) > limit {
+            return Err(LabError::DeviceCpus { limit });
+        }
+        let limit = self.options.limits.live_ranges;
+        if self
+            .live_ranges
+            .saturating_add(self.unattributed_live.len())
+            > limit
+        {
+            return Err(LabError::LiveRanges { limit });
+        }
+        Ok(())
     }
 
     fn allocated(&mut self, event: &AddressEvent, devices: &Devices) -> Result<(), LabError> {
@@ -162,20 +183,18 @@ impl AgreementCheck {
             Some(domain) => domain,
             None => {
                 let limit = self.options.limits.devices;
-                self.mapping_devices += 1;
-                if self.mapping_devices > limit {
+                self.mapping_devices.push(index);
+                if self.mapping_devices.len() > limit {
                     return Err(LabError::DeviceLimit { limit });
                 }
                 slot.insert(Box::new(Domain::new(&self.options)?))
             }
         };
-        let limit = self.options.limits.device_cpus;
-        if self.mapping_devices.saturating_mul(self.cpus.len()) > limit {
-            return Err(LabError::DeviceCpus { limit });
-        }
         self.allocations += 1;
         let place = self.allocations;
+        let before = domain.live_ranges();
         let compared = domain.allocate(event, self.cpus.len())?;
+        self.live_ranges = self.live_ranges.saturating_sub(before) + domain.live_ranges();
         self.steps = self.steps.saturating_add(compared.steps);
         if let Some(model) = compared.differs
             && self.first_difference.is_none()
@@ -199,11 +218,8 @@ impl AgreementCheck {
 
     fn freed(&mut self, event: &AddressEvent) -> Result<(), LabError> {
         let key = key(event.range);
-        let domain = match event.device {
-            Some(device) => self
-                .domains
-                .get_mut(device.index())
-                .and_then(Option::as_mut),
+        let index = match event.device {
+            Some(device) => Some(device.index()),
             None => {
                 if let Some(users) = self.unattributed_live.get_mut(&key) {
                     *users -= 1;
@@ -212,14 +228,26 @@ impl AgreementCheck {
                     }
                     return Ok(());
                 }
-                let mut holders = self.domains.iter_mut().flatten();
-                let first = holders.find(|domain| domain.holds(event.range));
-                // Two holders leave the domain open.
-                first.filter(|_| !holders.any(|domain| domain.holds(event.range)))
+                let domain = |index: &usize| self.domains.get(*index)?.as_deref();
+                let devices = self.mapping_devices.iter().copied();
+                let mut holders = devices.filter(|index| {
+                    domain(index).is_some_and(|domain| domain.may_hold(event.range))
+                });
+                match (holders.next(), holders.next()) {
+                    (only, None) => only,
+                    // The trace does not show which of them frees the range.
+                    (_, Some(_)) => return Ok(()),
+                }
             }
         };
+        let domain = index.and_then(|index| self.domains.get_mut(index)?.as_mut());
         let known = match domain {
-            Some(domain) => domain.free(event)?,
+            Some(domain) => {
+                let before = domain.live_ranges();
+                let known = domain.free(event)?;
+                self.live_ranges = self.live_ranges.saturating_sub(before) + domain.live_ranges();
+                known
+            }
             None => false,
         };
         if !known && self.first_unknown_free.is_none() {

@@ -335,3 +335,59 @@ fn devices_processors_and_searches_are_bounded() {
     let refused = script.verify(options);
     assert!(matches!(refused, Err(LabError::LongSearch { limit: 0 })));
 }
+
+/// Frees create the state of a CPU, too.
+#[test]
+fn processors_that_only_free_are_bounded() {
+    let mut script = Script::default();
+    for place in 0..3 {
+        script.map(0, 0xf_ffff - place, 1);
+    }
+    let mut options = from_boot();
+    options.limits.device_cpus = 2;
+    assert!(script.verify(options.clone()).is_ok());
+    for place in 0..3_u16 {
+        script.unmap(place, 0xf_ffff - u64::from(place), 1);
+    }
+    let refused = script.verify(options);
+    assert!(matches!(refused, Err(LabError::DeviceCpus { limit: 2 })));
+}
+
+/// A repeated map of one address ends no range of the model: its space runs full, and each further
+/// search visits all of it.
+#[test]
+fn searches_of_a_full_space_are_bounded() {
+    let mut script = Script::default();
+    let ranges = (1 << 20) / 64;
+    for _ in 0..ranges + 100 {
+        script.map(0, 0xf_ffc0, 64);
+    }
+    let mut options = from_boot();
+    options.limits.search = Some(1_000_000);
+    let refused = script.verify(options);
+    assert!(matches!(
+        refused,
+        Err(LabError::LongSearch { limit: 1_000_000 })
+    ));
+}
+
+#[test]
+fn live_ranges_are_bounded() {
+    let mut script = Script::default();
+    for place in 0..3 {
+        script.map(0, 0xf_ffff - place, 1);
+        script.unmap(0, 0xf_ffff - place, 1);
+    }
+    let limited = |script: &Script, limit| {
+        let mut options = from_boot();
+        options.limits.live_ranges = limit;
+        script.verify(options)
+    };
+    assert!(limited(&script, 1).is_ok());
+    for place in 0..3 {
+        script.map(0, 0xf_ff00 - place, 1);
+    }
+    assert!(limited(&script, 3).is_ok());
+    let refused = limited(&script, 2);
+    assert!(matches!(refused, Err(LabError::LiveRanges { limit: 2 })));
+}

@@ -56,9 +56,11 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("guests with hand-over of devices", |repo| {
             guest::handover(repo, HANDOVERS)
         }),
+        // It measures throughput and waits for device processes, so nothing is built beside it.
         Step::new("guests with malicious clients", |repo| {
             guest::soak(repo, SOAK_SECONDS)
-        }),
+        })
+        .after(LIBFUZZER),
         Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),
     ]);
     steps

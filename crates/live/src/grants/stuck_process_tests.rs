@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
+use std::time::Instant;
 
 use ringfence_types::RequesterId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -12,6 +13,7 @@ use crate::dma::{Dma, MemoryInUse};
 use crate::iommu::VirtioIommu;
 use crate::pci::layout;
 use crate::pviommu::PvIommu;
+use crate::server::PolledFunction;
 use crate::session::{Function, FunctionError};
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::pviommu::PvIommuDevice;
@@ -136,6 +138,26 @@ fn reset<D: Device, A: Dma>(device: D, memory: A, exited: &OwnedFd) {
     assert_eq!(status(&mut function), 1);
     assert!(function.save().is_ok());
     assert_eq!(function.reset(), Ok(()));
+}
+
+/// A client that disconnects leaves nobody who polls `device_status`.
+#[test]
+fn a_pause_completes_a_reset_that_nobody_polls() {
+    let counters = Arc::<DeviceCounters>::default();
+    let iommu = VirtioIommu::new(Arc::clone(&counters)).unwrap();
+    let (grants, exited) = stuck_grants();
+    iommu.set_sandboxed(DISK, grants);
+    let memory = iommu.memory();
+    let device = IommuDevice::new(iommu, Arc::clone(&counters));
+    let mut function = VirtioPci::new(device, memory, false, counters);
+    write_status(&mut function, 1);
+    assert_eq!(function.reset(), Err(FunctionError::ResetPending));
+    let now = Instant::now();
+    assert!(function.pause(now));
+    assert!(function.save().is_err(), "the process is stuck");
+    rustix::io::write(&exited, &1u64.to_ne_bytes()).unwrap();
+    assert!(function.pause(now));
+    assert!(function.save().is_ok(), "the process has exited");
 }
 
 #[test]

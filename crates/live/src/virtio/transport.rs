@@ -225,7 +225,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         let within = (offset - page) as usize;
         match page {
             layout::COMMON => {
-                // The driver polls device_status until the reset is complete.
+                // The driver polls `device_status` until the reset is complete.
                 if self.common.is_resetting() {
                     let _ = self.reset_device();
                 }
@@ -387,6 +387,10 @@ impl<D: Device, A: Dma> PolledFunction for VirtioPci<D, A> {
         let still = self.device.pause(until);
         // Collect the result of the turn that has ended.
         self.work_on_due();
+        // A driver that is gone or stopped does not poll for the end of its reset.
+        if self.common.is_resetting() {
+            let _ = self.reset_device();
+        }
         still
     }
 

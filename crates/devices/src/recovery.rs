@@ -61,7 +61,8 @@ pub type RecoveryResult<W> = Result<
 /// Handles the pending faults of the IOMMU: re-initialises `port` if its device caused one. Returns
 /// the port and the outcome.
 ///
-/// The steps are those of a driver's error handler:
+/// Takes every pending fault, those of other devices included. The steps carry out what the rIOMMU
+/// paper says of I/O page faults: operating systems typically reinitialise the device.
 /// 1. Block the device, so that nothing it does reaches a buffer.
 /// 2. Reset the device, which stops its rings.
 /// 3. Close the port: unmap every buffer, and free the rings.

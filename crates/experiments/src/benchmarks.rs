@@ -36,8 +36,8 @@ fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
 
 /// Cycles per frame in each of [`MODES`], beyond those without protection. The layer is timed over
 /// the first runs. Its allocator without freelists goes on, alone, to the end of the setting's
-/// history, and what its calls take more there is added to `strict` and `defer`. Only the steps in
-/// `counted` cost anything.
+/// history, and what an allocation takes more there is added to `strict` and `defer`. Only the
+/// steps in `counted` cost anything.
 ///
 /// # Errors
 /// The workload cannot continue, or memory is exhausted.

@@ -1,5 +1,6 @@
-//! The packet loop of a real driver and device without protection, lengthened by a busy-wait for
-//! each packet (RI20). rIOMMU section 3.3 and Fig. 8 validate the model `Gbps(C)` in this way.
+//! The packet loop of the testbed, a driver and a device model without protection, lengthened by a
+//! busy-wait for each packet (RI20). rIOMMU section 3.3 and Fig. 8 validate the model `Gbps(C)` in
+//! this way.
 //!
 //! The loop is that of the testbed: the device writes a frame and its completion, the driver
 //! verifies the frame, replaces its buffers and sends acknowledgements. Its cycles without a wait

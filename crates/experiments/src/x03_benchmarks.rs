@@ -153,7 +153,7 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "Two or three runs of each benchmark; the last one counts. The allocator of strict and \
-        defer goes on alone through a hundred runs, and what its calls take more in the last \
+        defer goes on alone through a hundred runs, and what an allocation takes more in the last \
         three is added. A frame costs its cycles without protection plus the measured and \
         modelled cycles of its maps and unmaps. Throughput is the inverse, limited to 10 Gbit/s \
         on brcm.",

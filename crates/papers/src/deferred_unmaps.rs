@@ -44,7 +44,7 @@ pub struct DeferredMemory {
 /// slot of an array of pointers.
 #[derive(Debug)]
 pub struct DeferredUnmaps {
-    /// Grows one record at a time, like Linux's slab cache.
+    /// One record for each waiting range. Linux takes them from a slab cache, page by page.
     records: Vec<StructIova>,
     /// Pointers, here offsets in bytes from the first record.
     array: Vec<u64>,

@@ -10,7 +10,7 @@ use super::TraceBegin;
 /// The result for one trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Agreement {
-    /// Says if the compared addresses agree, as far as the trace shows.
+    /// The conclusion from the compared addresses.
     #[serde(flatten)]
     pub verdict: Verdict,
     /// Allocations of I/O virtual addresses whose device the trace shows.
@@ -162,8 +162,8 @@ pub enum StopReason {
     /// The addresses above 4 GiB depend on the device's DMA mask.
     #[serde(rename = "above-4-gib")]
     Above4GiB,
-    /// The depot holds more magazines of a class than there are CPUs. A timer of the kernel, which
-    /// the trace does not show, then frees magazines (`iova_depot_work_func`).
+    /// The depot holds more magazines of a class than the trace shows CPUs. A timer of the kernel,
+    /// which the trace does not show, then frees magazines (`iova_depot_work_func`).
     DepotTimer,
     /// Lazy mode: a freed range may have come back from a flush queue, which a timer of the kernel
     /// empties (`fq_flush_timeout`).

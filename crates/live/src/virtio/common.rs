@@ -88,7 +88,7 @@ impl Common {
     }
 
     /// Keeps `device_status` from reading 0 after [`reset`](Self::reset), until the next reset. The
-    /// driver waits for a read of 0 before it uses the device (virtio 1.2, section 4.1.4.3.2), so
+    /// driver waits for a read of 0 before it uses the device (virtio 1.3, section 4.1.4.3.2), so
     /// all writes except that of a status of 0 are ignored.
     pub(crate) fn delay_reset(&mut self) {
         self.resetting = true;

@@ -12,7 +12,8 @@ pub use layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, NvmeStat
 pub use queue::{NvmeAddresses, NvmeQueue};
 
 /// Returns the DMA usage of a controller with `queues` queue pairs, each with at most `slots`
-/// buffers in a direction. A queue pair has two rings, one for reads and one for writes.
+/// buffers in a direction. A queue pair needs two pairs of ring tables: one for buffers that the
+/// device reads, one for those that it writes.
 ///
 /// The specification allows 64K queues; the ring unit's 16-bit ring ids suffice for 16383.
 pub const fn dma_usage(queues: u32, slots: u32) -> DmaUsage {

@@ -475,6 +475,9 @@ mod tests {
             let unmaps = steps.filter(|timed| matches!(timed.step, Step::Unmap { .. }));
             unmaps.count() as u64
         };
+        let left_out = parts.iter().filter(|block| !block.counts);
+        let mut rings = left_out.flat_map(|block| &run.lanes[block.range.clone()]);
+        assert!(rings.all(|ring| ring % 2 == 1), "a receive ring");
         assert_eq!(unmaps(true), run.traffic.received);
         assert!(unmaps(false) > 200, "{}", unmaps(false));
         assert_eq!(unmaps(true) + unmaps(false), run.plan.unmaps);

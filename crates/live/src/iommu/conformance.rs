@@ -1,209 +1,23 @@
-//! The conformance statements of virtio-iommu over the sink of live guests, with readers of the
-//! unit in threads of their own, as in `crates/softiommu/tests/conformance.rs`.
+//! The conformance statements of virtio-iommu over the sink of live guests.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
-
-use ringfence_softiommu::{IommuSink, Reader, SoftIommuLimits, Width};
-use ringfence_types::{Access, Iova, IovaRange, RequesterId};
-use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId};
 use ringfence_virtio_iommu_conformance::{STATEMENTS, Setup, Subject, Verdict};
 
 use super::unmap_history::GuestIommuSink;
 
-/// Time for which a long access continues after a request has begun. A device that does not wait
-/// for it replies long before.
-const ACCESS: Duration = Duration::from_millis(30);
+#[path = "../../../softiommu/tests/subject/mod.rs"]
+mod subject;
 
-/// A long access in a thread of its own.
-struct LongAccess {
-    /// True while the thread can reach the byte.
-    active: Arc<AtomicBool>,
-    /// Tells the thread that a request begins.
-    begins: Sender<()>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl LongAccess {
-    /// Starts an access of `reader`; `None` if the unit blocks it.
-    fn start(mut reader: Reader<()>, range: IovaRange, access: Access) -> Option<Self> {
-        let active = Arc::new(AtomicBool::new(false));
-        let (begins, request) = channel();
-        let (started, result): (Sender<bool>, Receiver<bool>) = channel();
-        let flag = Arc::clone(&active);
-        let thread = thread::spawn(move || {
-            let mut section = reader.online();
-            let guard = section.guard();
-            let allowed = guard.translate(range, access).is_ok();
-            flag.store(allowed, Ordering::SeqCst);
-            let _ = started.send(allowed);
-            if allowed && request.recv().is_ok() {
-                thread::sleep(ACCESS);
-            }
-            // The access ends before its section does.
-            flag.store(false, Ordering::SeqCst);
-        });
-        let this = Self {
-            active,
-            begins,
-            thread: Some(thread),
-        };
-        result.recv().ok()?.then_some(this)
-    }
-}
-
-impl Drop for LongAccess {
-    fn drop(&mut self) {
-        // Without a sender, the thread's wait ends.
-        self.begins = channel().0;
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("the access ends");
-        }
-    }
-}
-
-/// The device with the sink of live guests.
-struct Unit {
-    device: Device<GuestIommuSink<()>>,
-    /// Endpoint IDs. The requester ID of an endpoint is its index.
-    endpoints: Vec<u32>,
-    long: Option<LongAccess>,
-}
-
-impl Unit {
-    fn new(setup: &Setup) -> Self {
-        let limits = SoftIommuLimits {
-            width: Width::new(64).expect("a width"),
-            tables: 64,
-            domains: 64,
-            ..SoftIommuLimits::default()
-        };
-        let mut unit = IommuSink::new(limits, ());
-        for (device, (id, _)) in (0..).zip(setup.endpoints) {
-            unit.add_endpoint(EndpointId::new(*id), RequesterId::new(device))
-                .expect("an endpoint");
-        }
-        let mut device =
-            Device::new(setup.options, GuestIommuSink::new(unit)).expect("sound options");
-        for (id, reserved) in setup.endpoints {
-            device
-                .add_endpoint(EndpointId::new(*id), reserved)
-                .expect("an endpoint");
-        }
-        Self {
-            device,
-            endpoints: setup.endpoints.iter().map(|(id, _)| *id).collect(),
-            long: None,
-        }
-    }
-
-    /// Returns a reader of the endpoint; `None` if it does not exist.
-    fn reader(&self, endpoint: u32) -> Option<Reader<()>> {
-        let place = self.endpoints.iter().position(|id| *id == endpoint)?;
-        let device = RequesterId::new(place as u16);
-        Some(self.device.sink().inner.reader(device).expect("a reader"))
-    }
-
-    /// Lets the long access end while the following request is served.
-    fn begin_request(&mut self) {
-        if let Some(long) = &self.long {
-            let _ = long.begins.send(());
-        }
-    }
-}
-
-fn byte(iova: u64) -> Option<IovaRange> {
-    IovaRange::new(Iova::new(iova), 1)
-}
-
-impl Subject for Unit {
-    fn offered(&self) -> u64 {
-        self.device.features()
-    }
-
-    fn accept(&mut self, features: u64) {
-        self.device.accept_features(features);
-    }
-
-    fn read_config(&self, offset: usize, bytes: &mut [u8]) {
-        self.device.read_config(offset, bytes);
-    }
-
-    fn write_config(&mut self, offset: usize, bytes: &[u8]) {
-        self.begin_request();
-        self.device
-            .write_config(offset, bytes)
-            .expect("the sink begins");
-    }
-
-    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
-        self.begin_request();
-        let handled = self.device.handle(readable, writable);
-        handled.expect("the sink begins").used
-    }
-
-    fn reset(&mut self) {
-        self.begin_request();
-        self.device.reset().expect("the sink begins");
-    }
-
-    fn reset_system(&mut self) {
-        self.begin_request();
-        self.device.reset_system().expect("the sink begins");
-    }
-
-    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
-        let range = byte(iova)?;
-        match self
-            .device
-            .translate(EndpointId::new(endpoint), range, access)
-        {
-            // The monitor sends an interrupt; no reader is involved.
-            Ok(AccessTarget::Doorbell { .. }) => return None,
-            Ok(AccessTarget::Memory { .. }) => {}
-            Err(denied) => {
-                self.device.report(denied);
-            }
-        }
-        let mut reader = self.reader(endpoint)?;
-        let mut section = reader.online();
-        let found = section.guard().translate(range, access);
-        let found = found.ok()?.only();
-        found.map(|physical| physical.start().get())
-    }
-
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
-        // The previous access has ended.
-        self.long = None;
-        self.long = byte(iova)
-            .zip(self.reader(endpoint))
-            .and_then(|(range, reader)| LongAccess::start(reader, range, access));
-        self.long.is_some()
-    }
-
-    fn holds(&self) -> bool {
-        let long = self.long.as_ref();
-        long.is_some_and(|long| long.active.load(Ordering::SeqCst))
-    }
-
-    fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        self.device.next_event(buffer).unwrap_or(Some(0))
-    }
-
-    fn dropped_events(&self) -> u64 {
-        self.device.events_dropped()
-    }
-}
+use subject::Unit;
 
 #[test]
 fn every_statement_holds_over_the_sink_of_live_guests() {
     assert_eq!(STATEMENTS.len(), 40);
     for statement in STATEMENTS {
-        let verdict = statement
-            .run(&|setup: &Setup| -> Option<Box<dyn Subject>> { Some(Box::new(Unit::new(setup))) });
+        let verdict = statement.run(&|setup: &Setup| -> Option<Box<dyn Subject>> {
+            Some(Box::new(Unit::new(setup, GuestIommuSink::new, |sink| {
+                &sink.inner
+            })))
+        });
         assert_eq!(verdict, Verdict::Holds, "{statement}");
     }
 }

@@ -8,7 +8,7 @@ use super::allocators::W;
 use super::capture::Capture;
 use super::catalogue::Setting;
 use super::finding::Measured;
-use super::history::aged;
+use super::history::run_history;
 use super::published::{Benchmark, Nic};
 use super::stream::{in_turns_of, last};
 use super::timed::{CountedSteps, TimedSubject};
@@ -57,7 +57,7 @@ pub(super) fn extra(
         .into_iter()
         .collect::<Result<_, _>>()?;
     let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
-    let added = aged(
+    let added = run_history(
         setting.history,
         &mut capture,
         &runs,

@@ -47,7 +47,7 @@ pub(super) struct Run {
     /// The calls, for layers with one space per device.
     pub(super) plan: Plan,
     /// Ring of each step, for layers with one table per ring.
-    pub(super) lanes: Vec<u16>,
+    pub(super) step_rings: Vec<u16>,
     /// Rings in the order of first use.
     pub(super) rings: Vec<u16>,
     pub(super) traffic: CallTotals,
@@ -65,8 +65,8 @@ impl Run {
             lines: 0,
             quiet: Vec::new(),
         };
-        for (timed, lane) in plan.steps.iter_mut().zip(&self.lanes) {
-            let number = self.rings.iter().position(|ring| ring == lane);
+        for (timed, step_ring) in plan.steps.iter_mut().zip(&self.step_rings) {
+            let number = self.rings.iter().position(|ring| ring == step_ring);
             let number = DeviceIndex(number.unwrap_or_default() as u16);
             match &mut timed.step {
                 Step::Map { device, .. }
@@ -81,10 +81,10 @@ impl Run {
 
     /// The calls of the receive rings only. The traffic counts remain those of the whole run.
     pub(super) fn receive_only(&self) -> Self {
-        let received = |lane: &u16| lane.is_multiple_of(2);
-        let steps = self.plan.steps.iter().zip(&self.lanes);
-        let steps = steps.filter(|(_, lane)| received(lane));
-        let (steps, lanes): (Vec<TimedStep>, Vec<u16>) = steps.unzip();
+        let received = |ring: &u16| ring.is_multiple_of(2);
+        let steps = self.plan.steps.iter().zip(&self.step_rings);
+        let steps = steps.filter(|(_, ring)| received(ring));
+        let (steps, step_rings): (Vec<TimedStep>, Vec<u16>) = steps.unzip();
         let count = |wanted: fn(&Step) -> bool| {
             let steps = steps.iter().filter(|timed| wanted(&timed.step));
             steps.count() as u64
@@ -98,7 +98,7 @@ impl Run {
                 quiet: Vec::new(),
                 steps,
             },
-            lanes,
+            step_rings,
             rings: self.rings.iter().copied().filter(received).collect(),
             traffic: self.traffic,
         }
@@ -125,7 +125,7 @@ struct CallLog {
 }
 
 /// Index of a ring in its port: even for receive rings, odd for transmit rings.
-pub(super) fn lane(ring: DeviceRing) -> u16 {
+pub(super) fn ring_index(ring: DeviceRing) -> u16 {
     ring.queue * 2 + u16::from(ring.direction == ringfence_types::Direction::ToDevice)
 }
 
@@ -139,10 +139,10 @@ impl CallLog {
     fn note(&mut self, ring: DeviceRing, step: Step) {
         let time = Nanos(self.calls * CALL_NS);
         self.run.plan.steps.push(TimedStep { time, step });
-        let lane = lane(ring);
-        self.run.lanes.push(lane);
-        if !self.run.rings.contains(&lane) {
-            self.run.rings.push(lane);
+        let index = ring_index(ring);
+        self.run.step_rings.push(index);
+        if !self.run.rings.contains(&index) {
+            self.run.rings.push(index);
         }
     }
 
@@ -169,11 +169,11 @@ impl CallLog {
     fn unmap(&mut self, ring: DeviceRing, id: u32) {
         self.free.push(id);
         self.run.plan.unmaps += 1;
-        let lane = usize::from(lane(ring));
-        if self.unmapped.len() <= lane {
-            self.unmapped.resize(lane + 1, false);
+        let index = usize::from(ring_index(ring));
+        if self.unmapped.len() <= index {
+            self.unmapped.resize(index + 1, false);
         }
-        self.unmapped[lane] = true;
+        self.unmapped[index] = true;
         let step = Step::Unmap {
             id: MappingId(id),
             device: DeviceIndex(0),
@@ -195,7 +195,7 @@ impl CallLog {
     }
 
     fn end_burst(&mut self, ring: DeviceRing) {
-        let open = self.unmapped.get_mut(usize::from(lane(ring)));
+        let open = self.unmapped.get_mut(usize::from(ring_index(ring)));
         if open.is_some_and(std::mem::take) {
             let step = Step::EndBurst {
                 device: DeviceIndex(0),
@@ -359,7 +359,7 @@ impl<W: Workload> Capture<W> {
         let memory = PhysRange::new(PhysAddr::new(1 << 20), bytes.next_multiple_of(4096));
         let memory = memory.ok_or(LabError::Internal("buffers"))?;
         let station = NicTestbed::open(&mut world, NIC, adapter, memory, burst, 1)
-            .map_err(LabError::Station)?;
+            .map_err(LabError::Testbed)?;
         Ok(Self {
             environment: world,
             testbed: station,
@@ -377,7 +377,7 @@ impl<W: Workload> Capture<W> {
         self.workload.begin_run();
         self.testbed
             .run(&mut self.environment, &mut self.workload, self.packets)
-            .map_err(LabError::Station)?;
+            .map_err(LabError::Testbed)?;
         let stats = self.testbed.stats();
         let now = CallTotals {
             packets: stats.received + stats.sent,
@@ -421,7 +421,7 @@ mod tests {
         let mut most = 0;
         for _ in 0..3 {
             let run = capture.run().unwrap();
-            assert_eq!(run.lanes.len(), run.plan.steps.len());
+            assert_eq!(run.step_rings.len(), run.plan.steps.len());
             assert!(run.traffic.packets >= 600);
             for timed in &run.plan.steps {
                 match timed.step {
@@ -434,7 +434,7 @@ mod tests {
             assert!(run.plan.unmaps > 0);
             let received = run.receive_only();
             assert!(received.plan.steps.len() < run.plan.steps.len());
-            assert_eq!(received.lanes.len(), received.plan.steps.len());
+            assert_eq!(received.step_rings.len(), received.plan.steps.len());
             assert!(received.plan.maps >= received.plan.unmaps && received.plan.unmaps > 0);
             assert!(run.bursts() > 0);
         }

@@ -22,7 +22,7 @@ pub(super) struct CallCycles {
 
 /// An allocator's cost before and after a history.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Aged {
+pub(super) struct HistoryCost {
     /// Mean search steps of an allocation in the last run.
     pub(super) steps: f64,
     /// Cycles in the last of the first runs.
@@ -33,7 +33,7 @@ pub(super) struct Aged {
     pub(super) spread: f64,
 }
 
-impl Aged {
+impl HistoryCost {
     /// Cycles that a history adds to an allocation. It adds none to a free, which searches nothing.
     pub(super) fn added(&self) -> f64 {
         self.aged.alloc - self.fresh.alloc
@@ -45,12 +45,12 @@ impl Aged {
 ///
 /// # Errors
 /// The workload cannot continue, or the IOVA space is exhausted.
-pub(super) fn aged<W: Workload>(
+pub(super) fn run_history<W: Workload>(
     history: usize,
     capture: &mut Capture<W>,
     first: &[Run],
     sides: &[(Option<Capacity>, usize)],
-) -> Result<Vec<Aged>, LabError> {
+) -> Result<Vec<HistoryCost>, LabError> {
     let overhead = clock_overhead();
     let mut drivers = sides
         .iter()
@@ -81,7 +81,7 @@ pub(super) fn aged<W: Workload>(
         let timed = costs.len().saturating_sub(first.len()).clamp(1, TIMED);
         let end = &costs[costs.len().saturating_sub(timed)..];
         let of = |call: fn(&CallCycles) -> f64| median(&end.iter().map(call).collect::<Vec<_>>());
-        Ok(Aged {
+        Ok(HistoryCost {
             steps,
             fresh,
             aged: CallCycles {
@@ -117,7 +117,7 @@ mod tests {
         let mut capture = Capture::with(nic, workload, nic.rx_frames, 2048).unwrap();
         let first = [capture.run().unwrap(), capture.run().unwrap()];
         let sides = [(None, 1), (Some(Capacity::Unbounded), 1)];
-        let found = aged(30, &mut capture, &first, &sides).unwrap();
+        let found = run_history(30, &mut capture, &first, &sides).unwrap();
         // The same runs again, by hand.
         let workload = RequestResponse::default();
         let mut capture = Capture::with(nic, workload, nic.rx_frames, 2048).unwrap();

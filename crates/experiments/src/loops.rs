@@ -72,11 +72,11 @@ pub(super) struct Loops {
 pub(super) struct MappedByRing(Vec<VecDeque<u32>>);
 
 impl MappedByRing {
-    fn lane(&mut self, lane: usize) -> &mut VecDeque<u32> {
-        if self.0.len() <= lane {
-            self.0.resize_with(lane + 1, VecDeque::new);
+    fn of_ring(&mut self, ring: usize) -> &mut VecDeque<u32> {
+        if self.0.len() <= ring {
+            self.0.resize_with(ring + 1, VecDeque::new);
         }
-        &mut self.0[lane]
+        &mut self.0[ring]
     }
 }
 
@@ -113,12 +113,12 @@ impl Loops {
             single(step).map(|alone| (step, alone))
         });
         let mut next = steps.next();
-        while let Some((step, (first, lane, direction))) = next {
+        while let Some((step, (first, ring, direction))) = next {
             out.note(plan, step, held)?;
             next = steps.next();
             let mut body = first;
             if let Some((second, (then, other, _))) = next
-                && other == lane
+                && other == ring
             {
                 body = match (first, then) {
                     (LoopBody::Map, LoopBody::Unmap) => LoopBody::Renew,
@@ -132,10 +132,10 @@ impl Loops {
                 }
             }
             match out.loops.last_mut() {
-                Some(last) if (last.body, last.ring) == (body, lane) => last.times += 1,
+                Some(last) if (last.body, last.ring) == (body, ring) => last.times += 1,
                 _ => out.loops.push(Loop {
                     body,
-                    ring: lane,
+                    ring,
                     direction,
                     times: 1,
                 }),
@@ -157,11 +157,11 @@ impl Loops {
                 let [piece] = plan.segments(*first, *count) else {
                     return Err(LabError::Internal("a list in an owned ring"));
                 };
-                held.lane(device.index()).push_back(id.0);
+                held.of_ring(device.index()).push_back(id.0);
                 self.buffers.push(*piece);
             }
             Step::Unmap { id, device, .. } => {
-                if held.lane(device.index()).pop_front() != Some(id.0) {
+                if held.of_ring(device.index()).pop_front() != Some(id.0) {
                     return Err(LabError::Internal("an owned ring out of order"));
                 }
             }

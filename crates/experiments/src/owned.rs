@@ -241,7 +241,7 @@ impl<'m, P: Protection> Port<'m, P> {
         protections: impl IntoIterator<Item = P>,
         answer: InvalidationModel,
     ) -> Self {
-        let lanes = protections.into_iter().map(|protection| DriverRing {
+        let driver_rings = protections.into_iter().map(|protection| DriverRing {
             protection,
             outstanding: VecDeque::with_capacity(SLOTS as usize),
         });
@@ -249,7 +249,7 @@ impl<'m, P: Protection> Port<'m, P> {
             InvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
         Self {
             memory,
-            rings: lanes.collect(),
+            rings: driver_rings.collect(),
             unit: QueuedUnit {
                 queue,
                 model: answer,
@@ -278,7 +278,7 @@ impl<'m, P: Protection> Port<'m, P> {
     /// Executes one loop of the driver. Takes the buffers to map from the front of `buffers`.
     fn run_loop(&mut self, each: &Loop, buffers: &mut &[PhysRange]) -> Result<(), LabError> {
         let (memory, direction) = (self.memory, each.direction);
-        let lane = self.rings.get_mut(usize::from(each.ring)).ok_or(LOST)?;
+        let ring = self.rings.get_mut(usize::from(each.ring)).ok_or(LOST)?;
         let pieces = buffers
             .split_off(..each.body.maps() * each.times)
             .ok_or(LOST)?;
@@ -287,40 +287,40 @@ impl<'m, P: Protection> Port<'m, P> {
         match each.body {
             LoopBody::Renew => {
                 for (piece, name) in pieces.iter().zip(names) {
-                    lane.map(memory, name, piece, direction)?;
-                    lane.unmap(memory)?;
+                    ring.map(memory, name, piece, direction)?;
+                    ring.unmap(memory)?;
                 }
             }
             LoopBody::Replace => {
                 for (piece, name) in pieces.iter().zip(names) {
-                    lane.unmap(memory)?;
-                    lane.map(memory, name, piece, direction)?;
+                    ring.unmap(memory)?;
+                    ring.map(memory, name, piece, direction)?;
                 }
             }
             LoopBody::Send => {
                 for (piece, name) in pieces.iter().zip(names) {
-                    lane.map(memory, name, piece, direction)?;
-                    lane.protection.doorbell(memory);
+                    ring.map(memory, name, piece, direction)?;
+                    ring.protection.doorbell(memory);
                 }
             }
             LoopBody::Map => {
                 for (piece, name) in pieces.iter().zip(names) {
-                    lane.map(memory, name, piece, direction)?;
+                    ring.map(memory, name, piece, direction)?;
                 }
             }
             LoopBody::Unmap => {
                 for _ in 0..each.times {
-                    lane.unmap(memory)?;
+                    ring.unmap(memory)?;
                 }
             }
             LoopBody::Doorbell => {
                 for _ in 0..each.times {
-                    lane.protection.doorbell(memory);
+                    ring.protection.doorbell(memory);
                 }
             }
             LoopBody::EndBurst => {
                 for _ in 0..each.times {
-                    lane.protection.end_burst(memory, &mut self.unit)?;
+                    ring.protection.end_burst(memory, &mut self.unit)?;
                 }
             }
         }
@@ -388,7 +388,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
     let plan = run.by_ring();
     let memory = Rc::new(Arena::new(ARENA)?);
     let rings = rings(&memory, run.rings.len(), slots)?;
-    let mut lanes: Vec<_> = rings
+    let mut driver_rings: Vec<_> = rings
         .into_iter()
         .map(|ring| (ring, VecDeque::new()))
         .collect();
@@ -407,7 +407,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
                 let [piece] = plan.segments(first, count) else {
                     return Err(LOST);
                 };
-                let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                let (ring, held) = driver_rings.get_mut(device.index()).ok_or(LOST)?;
                 match ring.map(&*memory, u64::from(id.0), piece, direction) {
                     Ok(mapping) => held.push_back(mapping),
                     Err((_, MapReason::RingFull(_))) => full += 1,
@@ -415,7 +415,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
                 }
             }
             Step::Unmap { id, device, .. } => {
-                let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                let (ring, held) = driver_rings.get_mut(device.index()).ok_or(LOST)?;
                 // A buffer whose map was refused is not the oldest of `held`: skip its unmap.
                 if let Some(mapping) =
                     held.pop_front_if(|oldest| *oldest.buffer() == u64::from(id.0))
@@ -425,7 +425,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
                 }
             }
             Step::EndBurst { device, .. } => {
-                let (ring, _) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                let (ring, _) = driver_rings.get_mut(device.index()).ok_or(LOST)?;
                 ring.end_burst(&*memory, &mut unit, |_| ())
                     .map_err(|_| LOST)?;
             }

@@ -230,8 +230,8 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
 fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
     let mut rings: HashMap<u16, (u32, u32)> = HashMap::new();
     let mut most: HashMap<u16, (u32, u32)> = HashMap::new();
-    for (timed, lane) in run.plan.steps.iter().zip(&run.lanes) {
-        let (live, waiting) = rings.entry(*lane).or_default();
+    for (timed, ring) in run.plan.steps.iter().zip(&run.step_rings) {
+        let (live, waiting) = rings.entry(*ring).or_default();
         match timed.step {
             Step::Map { .. } => *live += 1,
             Step::Unmap { .. } => {
@@ -241,7 +241,7 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
             Step::EndBurst { .. } => *waiting = 0,
             Step::Doorbell { .. } | Step::Tick => {}
         }
-        let largest = most.entry(*lane).or_default();
+        let largest = most.entry(*ring).or_default();
         largest.0 = largest.0.max(*live);
         largest.1 = largest.1.max(*live + *waiting);
     }
@@ -288,8 +288,8 @@ fn without_room(run: &Run, slots: u32) -> f64 {
     let mut busy: HashMap<u16, (u32, u32)> = HashMap::new();
     let mut out = std::collections::HashSet::new();
     let (mut maps, mut full) = (0_u64, 0_u64);
-    for (timed, lane) in run.plan.steps.iter().zip(&run.lanes) {
-        let (live, waiting) = busy.entry(*lane).or_default();
+    for (timed, ring) in run.plan.steps.iter().zip(&run.step_rings) {
+        let (live, waiting) = busy.entry(*ring).or_default();
         match timed.step {
             Step::Map { id, .. } => {
                 maps += 1;

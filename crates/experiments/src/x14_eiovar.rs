@@ -8,7 +8,7 @@ use super::allocators::W;
 use super::capture::{Capture, Run};
 use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Requirement};
-use super::history::{Aged, aged};
+use super::history::{HistoryCost, run_history};
 use super::published::{Benchmark, Nic, Sheet};
 use super::x01_breakdown::components;
 use super::x03_benchmarks::Frame;
@@ -48,7 +48,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 /// Costs of one mode.
 struct Column {
     /// The allocator, alone, after the history.
-    allocator: Aged,
+    allocator: HistoryCost,
     /// The components over the first runs.
     parts: Components,
     /// Cycles per frame beyond no protection: the components with the aged allocator's.
@@ -60,7 +60,7 @@ fn column(
     setting: &Setting,
     runs: &[Run],
     mode: &str,
-    allocator: Aged,
+    allocator: HistoryCost,
     batch: usize,
 ) -> Result<Column, LabError> {
     let parts = components(setting, mode, runs)?;
@@ -102,7 +102,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
             let frame = Frame::of(&setting, nic, of)?;
             let lists = Some(Capacity::Unbounded);
             let sides = [(None, 1), (lists, 1), (None, W), (lists, W)];
-            let allocators = aged(setting.history, &mut capture, &runs, &sides)?;
+            let allocators = run_history(setting.history, &mut capture, &runs, &sides)?;
             let (protections, _) = allocators.as_chunks::<2>();
             let batches = [("strict", 1), ("defer", W)];
             for ((protection, batch), [alone, behind]) in batches.into_iter().zip(protections) {
@@ -131,7 +131,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                     (protection, "baseline", &baseline),
                     (plus.as_str(), "eiovar", &lists),
                 ] {
-                    let Aged {
+                    let HistoryCost {
                         steps,
                         aged,
                         spread,

@@ -33,7 +33,7 @@ pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
             time: Nanos(number * CALL_NS * 55),
             step,
         });
-        run.lanes.push(0);
+        run.step_rings.push(0);
     };
     for number in first..first + count {
         let at = PhysAddr::new((1 << 20) + number % FRAMES * 4096);

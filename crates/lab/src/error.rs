@@ -55,7 +55,7 @@ pub enum LabError {
     },
     /// The simulated NIC workload failed.
     #[error(transparent)]
-    Station(TestbedError),
+    Testbed(TestbedError),
     /// More devices map memory than there are domains.
     #[error("the trace has more devices than the IOMMU has domains")]
     TooManyDevices,

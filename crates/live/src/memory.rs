@@ -63,15 +63,15 @@ pub struct RangeSource {
 #[derive(Debug, Default)]
 pub struct GuestRam {
     rules: MemoryRules,
-    ranges: Vec<(IovaRange, Reachability)>,
+    ranges: Vec<(IovaRange, RangeMapping)>,
     memory: GuestMemoryMmap,
 }
 
-/// State of a range in this process.
+/// State of the mapping of a range in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reachability {
+enum RangeMapping {
     Mapped,
-    Unreachable,
+    Inaccessible,
     /// The client asked for the unmap, but a device process may still have pages.
     Unmapping,
     /// The unmap of a refused request has completed. Only a repeated request finds the range.
@@ -103,9 +103,9 @@ impl GuestRam {
     }
 
     /// Returns the ranges that the client has mapped.
-    fn live(&self) -> impl Iterator<Item = &(IovaRange, Reachability)> {
+    fn live(&self) -> impl Iterator<Item = &(IovaRange, RangeMapping)> {
         let ranges = self.ranges.iter();
-        ranges.filter(|(_, reach)| *reach != Reachability::Unmapped)
+        ranges.filter(|(_, mapping)| *mapping != RangeMapping::Unmapped)
     }
 
     /// Maps `range`.
@@ -132,21 +132,21 @@ impl GuestRam {
         if self.live().any(|(other, _)| other.overlaps(&range)) {
             return Err(MemoryError::Overlap { range });
         }
-        let reach = match source.file {
+        let mapping = match source.file {
             Some(file) if source.accessible => {
                 let memory = self.with_mapped(range, file, source.offset)?;
                 lock(&memory).map_err(|_| MemoryError::Unlockable { range })?;
                 self.memory = memory;
-                Reachability::Mapped
+                RangeMapping::Mapped
             }
-            _ => Reachability::Unreachable,
+            _ => RangeMapping::Inaccessible,
         };
-        // A repeated unmap of another range that was here cannot be meant any more.
+        // This map supersedes the completed unmaps of ranges that it overlaps.
         let full = self.ranges.len() >= MAX_RANGES;
-        self.ranges.retain(|(other, reach)| {
-            *reach != Reachability::Unmapped || !(full || other.overlaps(&range))
+        self.ranges.retain(|(other, mapping)| {
+            *mapping != RangeMapping::Unmapped || !(full || other.overlaps(&range))
         });
-        self.ranges.push((range, reach));
+        self.ranges.push((range, mapping));
         Ok(())
     }
 
@@ -155,12 +155,12 @@ impl GuestRam {
     /// # Errors
     /// The host has no free descriptors.
     pub(crate) fn save(&self) -> io::Result<Vec<RangeState>> {
-        let ranges = self.live().map(|(range, reach)| {
+        let ranges = self.live().map(|(range, mapping)| {
             let start = GuestAddress(range.start().get());
             let file = self.memory.find_region(start);
             let file = file.and_then(|region| region.file_offset());
             // No file backs an inaccessible range.
-            let file = file.filter(|_| *reach == Reachability::Mapped);
+            let file = file.filter(|_| *mapping == RangeMapping::Mapped);
             Ok(RangeState {
                 range: *range,
                 offset: file.map_or(0, FileOffset::start),
@@ -226,7 +226,7 @@ impl GuestRam {
         let mapped = self
             .ranges
             .iter()
-            .filter(|(_, reach)| *reach == Reachability::Mapped);
+            .filter(|(_, mapping)| *mapping == RangeMapping::Mapped);
         let mapped = mapped.map(|(other, _)| other.bytes());
         if mapped.fold(range.bytes(), u64::saturating_add) > MAX_MAPPED_BYTES {
             return Err(MemoryError::TooLong { range });
@@ -266,26 +266,26 @@ impl GuestRam {
             None => GuestMemoryMmap::default(),
             Some(range) => self.without(range)?,
         };
-        let leaving = self
+        let unmapped = self
             .ranges
             .iter_mut()
-            .filter(|(other, reach)| is_in(other, range) && *reach != Reachability::Unmapped);
-        leaving.for_each(|(_, reach)| *reach = Reachability::Unmapping);
+            .filter(|(other, mapping)| is_in(other, range) && *mapping != RangeMapping::Unmapped);
+        unmapped.for_each(|(_, mapping)| *mapping = RangeMapping::Unmapping);
         Ok(())
     }
 
     /// Returns true if the unmap of a range has begun and not ended.
     pub(crate) fn is_unmapping(&self) -> bool {
         let mut ranges = self.ranges.iter();
-        ranges.any(|(_, reach)| *reach == Reachability::Unmapping)
+        ranges.any(|(_, mapping)| *mapping == RangeMapping::Unmapping)
     }
 
     /// Completes all unmaps that have begun, when no device can access these ranges. The client can
     /// map them again. A repeated unmap still succeeds.
     pub(crate) fn complete_unmaps(&mut self) {
-        for (_, reach) in &mut self.ranges {
-            if *reach == Reachability::Unmapping {
-                *reach = Reachability::Unmapped;
+        for (_, mapping) in &mut self.ranges {
+            if *mapping == RangeMapping::Unmapping {
+                *mapping = RangeMapping::Unmapped;
             }
         }
     }
@@ -306,12 +306,12 @@ impl GuestRam {
         }
         let mut memory = self.memory.clone();
         let mut found = false;
-        for (other, reach) in &self.ranges {
+        for (other, mapping) in &self.ranges {
             if !range.contains(other) {
                 continue;
             }
             found = true;
-            if *reach == Reachability::Mapped {
+            if *mapping == RangeMapping::Mapped {
                 let start = GuestAddress(other.start().get());
                 memory = memory
                     .remove_region(start, other.bytes())

@@ -68,10 +68,10 @@ pub fn agreement_line(model: &str, agreement: &Agreement) -> String {
     match agreement.verdict {
         Verdict::Agrees => numbers,
         Verdict::Differs => format!("addresses differ: {numbers}"),
-        Verdict::NotApplicable(reason) if agreement.compared == 0 => {
+        Verdict::Inconclusive(reason) if agreement.compared == 0 => {
             format!("addresses not compared: {reason}")
         }
-        Verdict::NotApplicable(reason) => format!("{numbers}, without a conclusion: {reason}"),
+        Verdict::Inconclusive(reason) => format!("{numbers}, without a conclusion: {reason}"),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::error::LabError;
 use crate::limits::ReplayLimits;
 
 pub use self::outcome::{
-    Agreement, DeviceAgreement, Difference, Inapplicable, Stop, StopReason, Verdict,
+    Agreement, DeviceAgreement, Difference, InconclusiveReason, Stop, StopReason, Verdict,
 };
 
 /// First and last page of the MSI window of x86 (`IOMMU_RESV_MSI`), which every domain reserves.

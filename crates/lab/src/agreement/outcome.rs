@@ -35,7 +35,7 @@ pub enum Verdict {
     /// The model returns another address for at least one allocation.
     Differs,
     /// The trace does not allow a conclusion.
-    NotApplicable(Inapplicable),
+    Inconclusive(InconclusiveReason),
 }
 
 impl Verdict {
@@ -44,7 +44,7 @@ impl Verdict {
         match self {
             Self::Agrees => "agrees",
             Self::Differs => "differs",
-            Self::NotApplicable(_) => "not-applicable",
+            Self::Inconclusive(_) => "inconclusive",
         }
     }
 }
@@ -57,7 +57,7 @@ impl Serialize for Verdict {
             reason: Option<String>,
         }
         let reason = match self {
-            Self::NotApplicable(reason) => Some(reason.to_string()),
+            Self::Inconclusive(reason) => Some(reason.to_string()),
             Self::Agrees | Self::Differs => None,
         };
         let verdict = self.name();
@@ -68,7 +68,7 @@ impl Serialize for Verdict {
 /// The reason why a trace allows no conclusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Inapplicable {
+pub enum InconclusiveReason {
     /// The kernel lost events.
     LostEvents(u64),
     /// A lenient reader skipped lines.
@@ -85,7 +85,7 @@ pub enum Inapplicable {
     UnknownBegin,
 }
 
-impl fmt::Display for Inapplicable {
+impl fmt::Display for InconclusiveReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LostEvents(count) => write!(f, "the kernel lost {count} events"),
@@ -194,16 +194,16 @@ impl Agreement {
         unknown_free: Option<u64>,
     ) -> Verdict {
         let differs = self.agreeing < self.compared;
-        Verdict::NotApplicable(match unknown_free {
-            _ if summary.lost > 0 => Inapplicable::LostEvents(summary.lost),
-            _ if summary.malformed > 0 => Inapplicable::MalformedLines(summary.malformed),
-            _ if self.allocations == 0 && self.unattributed == 0 => Inapplicable::NoAddresses,
-            _ if self.allocations == 0 => Inapplicable::NoDevices,
-            _ if self.compared == 0 => Inapplicable::NothingDetermined,
+        Verdict::Inconclusive(match unknown_free {
+            _ if summary.lost > 0 => InconclusiveReason::LostEvents(summary.lost),
+            _ if summary.malformed > 0 => InconclusiveReason::MalformedLines(summary.malformed),
+            _ if self.allocations == 0 && self.unattributed == 0 => InconclusiveReason::NoAddresses,
+            _ if self.allocations == 0 => InconclusiveReason::NoDevices,
+            _ if self.compared == 0 => InconclusiveReason::NothingDetermined,
             _ if !differs => return Verdict::Agrees,
             _ if begin == TraceBegin::BeforeMappings => return Verdict::Differs,
-            Some(line) => Inapplicable::EarlierMapping(line),
-            None => Inapplicable::UnknownBegin,
+            Some(line) => InconclusiveReason::EarlierMapping(line),
+            None => InconclusiveReason::UnknownBegin,
         })
     }
 }

@@ -5,7 +5,8 @@ use std::io::Cursor;
 use std::path::Path;
 
 use ringfence_lab::agreement::{
-    Agreement, AgreementOptions, FreeTime, Inapplicable, StopReason, TraceBegin, Verdict, verify,
+    Agreement, AgreementOptions, FreeTime, InconclusiveReason, StopReason, TraceBegin, Verdict,
+    verify,
 };
 use ringfence_lab::{LabError, ReplayLimits};
 use ringfence_trace::{Operations, TraceOptions, TraceSource};
@@ -173,7 +174,7 @@ fn the_first_difference_is_named() {
     assert_eq!(first.model, Some(0xffff_c000));
 
     let found = script.verify(AgreementOptions::default()).unwrap();
-    let verdict = Verdict::NotApplicable(Inapplicable::UnknownBegin);
+    let verdict = Verdict::Inconclusive(InconclusiveReason::UnknownBegin);
     assert_eq!(counts(&found), (verdict, 3, 1));
 }
 
@@ -184,7 +185,7 @@ fn a_domain_older_than_the_trace_is_named() {
     script.map(0, 0xf_fff0, 1);
     let line = script.unmap(0, 0xf_ffff, 1);
     let found = script.verify(AgreementOptions::default()).unwrap();
-    let verdict = Verdict::NotApplicable(Inapplicable::EarlierMapping(line));
+    let verdict = Verdict::Inconclusive(InconclusiveReason::EarlierMapping(line));
     assert_eq!(counts(&found), (verdict, 1, 0));
 }
 
@@ -192,12 +193,12 @@ fn a_domain_older_than_the_trace_is_named() {
 fn traces_without_addresses_and_with_lost_events_allow_no_conclusion() {
     let mut script = Script::default();
     script.dma_map(0, '.', DEVICE, 0xf_ffff, 1);
-    let verdict = Verdict::NotApplicable(Inapplicable::NoAddresses);
+    let verdict = Verdict::Inconclusive(InconclusiveReason::NoAddresses);
     assert_eq!(counts(&script.verified_from_boot()), (verdict, 0, 0));
 
     script.map(0, 0xf_fffe, 1);
     script.text.push_str("CPU:1 [LOST 12 EVENTS]\n");
-    let verdict = Verdict::NotApplicable(Inapplicable::LostEvents(12));
+    let verdict = Verdict::Inconclusive(InconclusiveReason::LostEvents(12));
     assert_eq!(script.verified_from_boot().verdict, verdict);
 }
 

@@ -1,6 +1,6 @@
 //! The IOTLB: the effects of messages.
 
-mod room;
+mod install;
 
 use std::collections::BTreeMap;
 
@@ -289,7 +289,7 @@ impl<M> Iotlb<M> {
                 (*page, grant)
             })
             .collect();
-        self.make_room(&pages, &mut grants, outdated)?;
+        self.evict_for_update(&pages, &mut grants, outdated)?;
         self.install(&pages, &grants)
     }
 

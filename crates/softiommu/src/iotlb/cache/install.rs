@@ -13,7 +13,7 @@ impl<M> Iotlb<M> {
     /// Evicts the pages in `outdated`, old translations of the pages in `grants`, and, if there is
     /// no room, the oldest pages. Keeps the pages that older misses wait for. Removes from `grants`
     /// the pages without room. Waits for readers once.
-    pub(super) fn make_room(
+    pub(super) fn evict_for_update(
         &mut self,
         pages: &PagesToCache,
         grants: &mut BTreeMap<u64, CachedPage>,

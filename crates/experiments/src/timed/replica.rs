@@ -1,0 +1,152 @@
+//! Replicas of a mode: layers without devices that replay a plan and measure it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringfence_dma::flush::{FlushPolicy, Never};
+use ringfence_dma::ring::{RingSetup, RingTables, SlotChoice, lay_out};
+use ringfence_dma::space::{Identity, Rings, Space};
+use ringfence_hw::RingLogic;
+use ringfence_lab::LabError;
+use ringfence_lab::components::{ModeParts, ReplayTable};
+use ringfence_lab::guest::RtcParts;
+use ringfence_lab::layer::{AttachInfo, ContextTarget, DmaLayer, LayerPlatform};
+use ringfence_lab::meter::{
+    Clock, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing, TimedReplay,
+};
+use ringfence_lab::mode_dispatch::ModeVisitor;
+use ringfence_lab::modes::TableKind;
+use ringfence_lab::plan::Plan;
+use ringfence_lab::ring::RingParts;
+use ringfence_memory::{Arena, Frames, WriteBack};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
+
+use super::steps::Block;
+
+/// Bytes of memory of one replica: tables only, no buffers.
+const ARENA: u64 = 256 << 20;
+/// Frames touched in advance, so that no page fault of this process counts as work of the layer.
+const WARM_FRAMES: u64 = 256;
+
+/// A platform that executes write-backs with the instruction `write_back`.
+fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+    let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
+    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+        .ok_or(LabError::Internal("replica region"))?;
+    for page in 0..WARM_FRAMES {
+        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
+            word.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
+    // Same type as in the meter's replicas, so both share one monomorphisation.
+    Ok(LayerPlatform {
+        frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
+        arena,
+        invalidator: queue,
+        now: Nanos(0),
+    })
+}
+
+/// A replica of any mode.
+pub(super) trait DynExperimentReplay {
+    /// Performs the blocks of `plan`. Returns the number of invalidations in those that count, and
+    /// leaves their times in `clock`.
+    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError>;
+}
+
+impl<S: Space, F: FlushPolicy<S, u64>> DynExperimentReplay
+    for TimedReplay<DmaLayer<S, F, InvalidationQueue>>
+{
+    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
+        self.prepare(plan)?;
+        let mut invalidations = 0;
+        for block in blocks {
+            let before = self.layer().platform.invalidator.requests();
+            self.run_block(plan, block.steps(plan), clock, None);
+            if block.counts {
+                invalidations += self.layer().platform.invalidator.requests() - before;
+            } else {
+                clock.blocks.pop();
+            }
+        }
+        match self.refusals() {
+            None => Ok(invalidations),
+            Some(_) => Err(LabError::Internal("a map that was refused")),
+        }
+    }
+}
+
+/// Visitor that makes a replica of a mode.
+pub(super) struct MakeReplica {
+    pub(super) coherency: Coherency,
+    pub(super) write_back: WriteBack,
+}
+
+impl ModeVisitor for MakeReplica {
+    type Output = Result<Box<dyn DynExperimentReplay>, LabError>;
+
+    fn identity(self, _: TableKind) -> Self::Output {
+        let make = |of: &AttachInfo, _: &LayerPlatform<InvalidationQueue>| {
+            Ok((Identity::new(of.domain), ContextTarget::PassThrough))
+        };
+        let bench = bench(self.write_back)?;
+        Ok(Box::new(TimedReplay::new(Never, bench, make)))
+    }
+
+    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
+    where
+        A: ReplayAlloc,
+        T: ReplayTable,
+        F: FlushFor<A, T> + 'static,
+    {
+        let make = recipe.make_space(self.coherency, None);
+        let bench = bench(self.write_back)?;
+        Ok(Box::new(TimedReplay::new((recipe.flush)(), bench, make)))
+    }
+
+    fn rtc(self, _: RtcParts) -> Self::Output {
+        Err(LabError::Internal("an experiment on a cache"))
+    }
+
+    /// Rejects rings of a trace: experiments use the rings of a port, which [`rings`] makes.
+    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        Err(LabError::Internal("an experiment on a trace's rings"))
+    }
+}
+
+/// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
+/// unmaps of a burst of 200 packets also occupy slots until it ends.
+const SLOTS: u32 = 4096;
+
+/// A replica whose driver `D` treats each ring of a port as a device with one table. With
+/// non-coherent tables, it writes lines back at each doorbell and at the end of each burst.
+pub(super) fn rings<D, F>(
+    coherency: Coherency,
+    write_back: WriteBack,
+    flush: F,
+) -> Result<Box<dyn DynExperimentReplay>, LabError>
+where
+    D: ReplayRing,
+    F: FlushPolicy<Rings<D, RefCell<D>>, u64> + 'static,
+{
+    let make = move |of: &AttachInfo, bench: &LayerPlatform<InvalidationQueue>| {
+        let bytes = u64::from(SLOTS) * 16 + 4096;
+        let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
+        let base = base.map_err(|_| LabError::Internal("room for a ring"))?;
+        let failed = || LabError::Internal("a ring that cannot be laid out");
+        let tables = RingTables::new(base, &[SLOTS]).map_err(|_| failed())?;
+        let choice = SlotChoice::Tail;
+        let setup = RingSetup { choice, coherency };
+        let rings = lay_out(&*bench.arena, &tables, setup).map_err(|_| failed())?;
+        let space = Rings::<D, RefCell<D>>::new(of.domain, of.device, rings, RefCell::new);
+        Ok((space, ContextTarget::Table(base)))
+    };
+    Ok(Box::new(TimedReplay::new(flush, bench(write_back)?, make)))
+}

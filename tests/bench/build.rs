@@ -22,7 +22,7 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
 
-use super::world::{Attackers, World};
+use super::mode_bench::{Attackers, World};
 use super::{Bench, DEVICES, device};
 
 pub(super) fn attackers(translates: bool) -> Attackers {

@@ -2,8 +2,8 @@
 //! written and compiled once for all modes.
 
 mod build;
-mod eye;
-mod world;
+mod mode_bench;
+mod observer;
 
 use ringfence_lab::mode_dispatch::dispatch;
 use ringfence_lab::modes::Mode;

@@ -2,7 +2,7 @@
 //! reference of the reachable buffers. Further tests check the numbers of erratum 8 for the
 //! as-published driver and unit.
 
-mod lagging;
+mod non_coherent;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -93,19 +93,19 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
     let start = Instant::now();
     let mut outcomes = Vec::new();
     thread::scope(|scope| {
-        let (lane, work) = channel::<(String, Step)>();
-        let (tell, told) = channel();
+        let (send_step, steps_to_run) = channel::<(String, Step)>();
+        let (send_outcome, results) = channel();
         scope.spawn(move || {
             output::keep();
-            for (place, step) in work {
+            for (place, step) in steps_to_run {
                 let outcome = step.run(repo, &place);
-                if tell.send((output::take(), outcome)).is_err() {
+                if send_outcome.send((output::take(), outcome)).is_err() {
                     break;
                 }
             }
         });
         let mut beside = BackgroundSteps {
-            results: told,
+            results,
             running: VecDeque::new(),
         };
         for (index, step) in steps.into_iter().enumerate() {
@@ -115,7 +115,7 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
                 beside.running.push_back(step.name);
                 // The send fails only if the background thread has panicked; the scope then panics
                 // too.
-                let _ = lane.send((place, step));
+                let _ = send_step.send((place, step));
                 continue;
             }
             if let Some(name) = step.after {
@@ -124,7 +124,7 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
             outcomes.push(step.run(repo, &place));
             outcomes.extend(beside.finished());
         }
-        drop(lane);
+        drop(send_step);
         outcomes.extend(beside.wait_for_all());
     });
     println!("\n{}", table(&outcomes, start.elapsed()));
@@ -141,8 +141,8 @@ impl BackgroundSteps {
     /// Returns the outcomes of background steps that have ended since the last call, and shows
     /// their output.
     fn finished(&mut self) -> Vec<StepOutcome> {
-        let told: Vec<_> = self.results.try_iter().collect();
-        told.into_iter().map(|one| self.show(one)).collect()
+        let ended: Vec<_> = self.results.try_iter().collect();
+        ended.into_iter().map(|one| self.show(one)).collect()
     }
 
     /// Like [`finished`](Self::finished), after waiting for the step `name`.

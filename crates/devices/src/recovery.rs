@@ -11,8 +11,9 @@ pub trait DeviceIsolation {
     /// Reason why access could not be changed.
     type Error;
 
-    /// Takes the oldest fault from the fault recording registers.
-    fn take_fault(&mut self) -> Option<FaultRecord>;
+    /// Takes the oldest fault of `device` from the fault recording registers. Leaves the faults of
+    /// other devices.
+    fn take_fault(&mut self, device: RequesterId) -> Option<FaultRecord>;
 
     /// Denies `device` all DMA. When this returns, no earlier access is in progress and no cached
     /// translation has effect.
@@ -58,11 +59,11 @@ pub type RecoveryResult<W> = Result<
     RecoveryError<<W as DeviceIsolation>::Error>,
 >;
 
-/// Handles the pending faults of the IOMMU: re-initialises `port` if its device caused one. Returns
-/// the port and the outcome.
+/// Handles the pending faults of a port's device: re-initialises `port` if there is one. Returns
+/// the port and the outcome. Faults of other devices stay pending.
 ///
-/// Takes every pending fault, those of other devices included. The steps carry out what the rIOMMU
-/// paper says of I/O page faults: operating systems typically reinitialise the device.
+/// The rIOMMU paper states that operating systems typically reinitialise a device after an I/O page
+/// fault. The steps are:
 /// 1. Block the device, so that nothing it does reaches a buffer.
 /// 2. Reset the device, which stops its rings.
 /// 3. Close the port: unmap every buffer, and free the rings.
@@ -80,16 +81,12 @@ where
     W: Environment + DeviceIsolation,
 {
     let device = port.device_id();
-    let mut first = None;
-    while let Some(record) = env.take_fault() {
-        if record.source == device {
-            first.get_or_insert(record);
-        }
-    }
-    let Some(fault) = first else {
+    let Some(fault) = env.take_fault(device) else {
         return Ok((port, Recovery::NotNeeded));
     };
     env.block(device).map_err(RecoveryError::Isolation)?;
+    // Later faults of the device need no further reset.
+    while env.take_fault(device).is_some() {}
     // Resets the device before the driver unmaps.
     port.close(env).map_err(RecoveryError::Driver)?;
     env.unblock(device).map_err(RecoveryError::Isolation)?;

@@ -123,6 +123,13 @@ impl FaultLog {
         self.records.pop_front()
     }
 
+    /// Removes and returns the oldest record of `source`. Leaves the records of other devices.
+    pub fn take_of(&mut self, source: RequesterId) -> Option<FaultRecord> {
+        let mut records = self.records.iter();
+        let index = records.position(|record| record.source == source)?;
+        self.records.remove(index)
+    }
+
     /// Returns the pending records, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &FaultRecord> {
         self.records.iter()

@@ -8,8 +8,8 @@
 
 #[path = "../tests/client/guest.rs"]
 mod guest;
-#[path = "../tests/client/para.rs"]
-mod para;
+#[path = "../tests/client/pviommu_driver.rs"]
+mod pviommu_driver;
 #[path = "../tests/client/rig.rs"]
 mod rig;
 
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guest::*;
-use para::Para;
+use pviommu_driver::Para;
 use rig::*;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::iommu::GuestIommu;

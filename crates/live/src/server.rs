@@ -1,16 +1,16 @@
 //! Socket server: it accepts one client at a time and passes its messages to a [`Session`].
 
 mod event;
+mod poll;
 mod stream;
-mod waiting;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use self::poll::wait_or_pause;
 use self::stream::{Received, receive};
-use self::waiting::wait_or_pause;
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
 use crate::event::PollSource;
@@ -20,10 +20,10 @@ use ringfence_vfio_user::Inbox;
 
 pub(crate) use self::event::LogBudget;
 pub use self::event::{EventHandler, QueueBroken, ServeEvent};
+pub use self::poll::StopSignal;
+pub(crate) use self::poll::{ServeEnd, wait};
 pub(crate) use self::stream::answer;
 pub use self::stream::{Piece, receive_piece};
-pub use self::waiting::StopSignal;
-pub(crate) use self::waiting::{ServeEnd, wait};
 
 /// Time between two attempts to complete a refused unmap. Nothing wakes this thread when a process
 /// that was stuck in the kernel exits.

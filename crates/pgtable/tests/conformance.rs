@@ -2,13 +2,13 @@
 //! model.
 
 mod common;
-#[path = "common/fronts.rs"]
-mod fronts;
+#[path = "common/interfaces.rs"]
+mod interfaces;
 #[path = "common/model.rs"]
 mod model;
 
 use common::{DOMAIN, Memory, Source, flushed, frames, memory, page};
-use fronts::{Burst, Cached, Front, Plain, Reclaiming};
+use interfaces::{Burst, Cached, Front, Plain, Reclaiming};
 use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};

@@ -4,13 +4,13 @@
 mod bad_input;
 mod compare;
 mod exit_codes;
+mod fail_if;
 mod files;
-mod gates;
 mod guest_files;
 mod hostile;
 mod json;
 mod live;
-mod others;
+mod other_commands;
 mod size;
 mod untrusted;
 mod verify;

@@ -1,6 +1,6 @@
 //! Disks: reads return the written data in every order of execution, and all pages are returned.
 
-mod lies;
+mod invalid_completions;
 
 use proptest::prelude::*;
 use ringfence_devices::api::{DeviceRing, DmaApi};

@@ -20,8 +20,8 @@ use ringfence_dma::{Coherent, MapError, MapReason, Mapping};
 use ringfence_pgtable::Coherency;
 use ringfence_types::PhysRange;
 
-use super::board::Trouble;
 use super::disks::rings_of;
+use super::hardware::Trouble;
 use super::rig::{self, OracleChecked, RingRig};
 
 /// Kind of failure of a map.

@@ -3,10 +3,10 @@
 
 mod as_published;
 mod attacks;
-mod board;
 mod detached;
 mod disks;
 mod faults;
+mod hardware;
 mod hostile;
 mod inline;
 mod judge;

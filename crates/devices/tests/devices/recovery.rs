@@ -75,7 +75,7 @@ fn recover_from<F: FlushPolicy<Pages, Buffer>>(mut env: Rig<Pages, F, Buffer, ()
             GateEvent::Unblocked { live: 0 },
         ]
     );
-    assert_eq!(env.take_fault(), None);
+    assert_eq!(env.take_fault(rig::NIC), None);
 
     // The port works, with new mappings, and closes without loss.
     let mut stream = NetperfStream::new(3000, 1);
@@ -97,7 +97,7 @@ fn a_fault_blocks_resets_and_reopens_the_device() {
     recover_from(rig::deferred());
 }
 
-/// A fault of another device leaves the port alone.
+/// A fault of another device neither changes the port nor gets lost.
 #[test]
 fn faults_of_other_devices_are_not_the_ports() {
     let mut env = rig::strict();
@@ -107,5 +107,8 @@ fn faults_of_other_devices_are_not_the_ports() {
     assert!(matches!(stopped, Err(DmaError::Fault(_))), "{stopped:?}");
     let (port, outcome) = handle_faults(port, &mut env, &options).unwrap();
     assert_eq!((outcome, env.gate_events()), (Recovery::NotNeeded, vec![]));
+    let record = env.take_fault(other).expect("a pending fault");
+    assert_eq!((record.source, record.page), (other, WILD));
+    assert_eq!(env.take_fault(other), None);
     port.close(&mut env).unwrap();
 }

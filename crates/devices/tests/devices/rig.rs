@@ -27,7 +27,7 @@ use ringfence_types::{
     PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
-use super::board::{Memory, Pool, Trouble, Walker};
+use super::hardware::{Memory, Pool, Trouble, Walker};
 use super::judge::Judge;
 
 pub(crate) const NIC: RequesterId = RequesterId::new(0x0300);
@@ -259,8 +259,8 @@ impl<F: FlushPolicy<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
 impl<F: FlushPolicy<Pages, Buffer>, W> DeviceIsolation for Rig<Pages, F, Buffer, W> {
     type Error = InvalidationError;
 
-    fn take_fault(&mut self) -> Option<FaultRecord> {
-        self.machine.walker.unit.faults().take()
+    fn take_fault(&mut self, device: RequesterId) -> Option<FaultRecord> {
+        self.machine.walker.unit.faults().take_of(device)
     }
 
     fn block(&mut self, device: RequesterId) -> Result<(), InvalidationError> {

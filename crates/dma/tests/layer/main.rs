@@ -4,9 +4,9 @@
 mod bad_input;
 mod batches;
 mod bounce;
+mod buffer_ownership;
 mod caching;
 mod coherent;
-mod custody;
 mod detach;
 mod directions;
 mod flush_queues;

@@ -102,9 +102,6 @@ impl Domain {
             return Ok(self.stop_at(event, StopReason::DepotTimer, result));
         }
         let recorded = event.range;
-        if recorded.hi().get() > LAST_32BIT {
-            return Ok(self.stop_at(event, StopReason::Above4GiB, result));
-        }
         let handle = self.handles.entry(event.cpu).or_default();
         let request = AllocRequest::new(recorded.pages(), Pfn::new(LAST_32BIT));
         let model = match self.allocator.alloc(handle, &request) {
@@ -120,8 +117,14 @@ impl Domain {
             }
             Err(other) => return Err(LabError::Alloc(other)),
         };
+        // Linux allocates above 4 GiB when no range below is free: the model must agree with that.
+        let is_above = recorded.hi().get() > LAST_32BIT;
+        if is_above && model.is_none() {
+            return Ok(self.stop_at(event, StopReason::Above4GiB, result));
+        }
         let below = |range: PfnRange| range.lo().get() < MSI_WINDOW.0;
-        if !self.windows_known && below(recorded) && model.is_none_or(below) {
+        let depends_on_windows = (is_above || below(recorded)) && model.is_none_or(below);
+        if !self.windows_known && depends_on_windows {
             return Ok(self.stop_at(event, StopReason::PciWindows, result));
         }
         self.live

@@ -241,14 +241,39 @@ fn reserved_windows_are_skipped() {
     );
 }
 
-/// The DMA mask decides on addresses above 4 GiB, and the trace does not show it.
+/// An address above 4 GiB differs while the model finds a range below.
 #[test]
-fn addresses_above_4_gib_are_not_compared() {
+fn an_address_above_4_gib_differs_while_one_below_is_free() {
     let mut script = Script::default();
     script.map(0, 0xf_ffff, 1);
     let line = script.map(0, 0x10_0000, 1);
     let found = script.verified_from_boot();
-    assert_eq!(counts(&found), (Verdict::Agrees, 1, 1));
+    assert_eq!(counts(&found), (Verdict::Differs, 2, 1));
+    let first = found.first_difference.unwrap();
+    assert_eq!((first.line, first.model), (line, Some(0xffff_e000)));
+    assert_eq!(found.devices[0].stop, None);
+
+    // If every free range below is in a possible window of the PCI host bridge, nothing differs.
+    let mut script = above_the_msi_window();
+    let line = script.map(0, 0x10_0000, 1);
+    let found = script.verified_from_boot();
+    assert_eq!(counts(&found), (Verdict::Agrees, 17, 17));
+    let stop = found.devices[0].stop.unwrap();
+    assert_eq!((stop.line, stop.reason), (line, StopReason::PciWindows));
+}
+
+/// When the ranges below 4 GiB are used up, the DMA mask decides, which the trace does not show.
+#[test]
+fn addresses_above_4_gib_are_not_compared_when_none_below_is_free() {
+    let mut script = above_the_msi_window();
+    let line = script.map(0, 0x10_0000, 1);
+    let window = PfnRange::inclusive(Pfn::new(1), Pfn::new(0xf_edff)).unwrap();
+    let options = AgreementOptions {
+        reserved: vec![window],
+        ..from_boot()
+    };
+    let found = script.verify(options).unwrap();
+    assert_eq!(counts(&found), (Verdict::Agrees, 17, 17));
     let stop = found.devices[0].stop.unwrap();
     assert_eq!((stop.line, stop.reason), (line, StopReason::Above4GiB));
 }

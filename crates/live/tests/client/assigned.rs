@@ -14,7 +14,7 @@ use ringfence_live::virtio::rng::Rng;
 use ringfence_types::{Direction, RequesterId};
 
 use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, transfer};
-use crate::para::{DISK, PAGE, Para, map, unmap};
+use crate::pviommu_driver::{DISK, PAGE, Para, map, unmap};
 use crate::rig::*;
 
 fn disk(counters: Arc<DeviceCounters>) -> Blk {

@@ -3,20 +3,20 @@
 #![allow(missing_docs)]
 
 mod assigned;
+mod bus_master;
 mod disk;
 mod guest;
 mod handover;
 mod hostile;
 mod interrupts;
 mod links;
-mod master;
 mod memory;
 mod net;
 mod options;
-mod para;
-mod para_rings;
 mod private;
 mod pviommu;
+mod pviommu_driver;
+mod pviommu_rings;
 mod rig;
 mod rings;
 mod sockets;

@@ -3,18 +3,18 @@
 
 #[path = "../client/guest.rs"]
 mod guest;
-#[path = "../client/para.rs"]
-mod para;
+#[path = "../client/pviommu_driver.rs"]
+mod pviommu_driver;
 #[path = "../client/rig.rs"]
 #[allow(dead_code)]
 mod rig;
 
-mod apart;
-mod breaches;
-mod joined;
-mod master;
-mod reached;
-mod started;
+mod access;
+mod bus_master;
+mod confinement;
+mod memory_scan;
+mod partial_revoke;
+mod protocol_violations;
 
 use std::error::Error;
 use std::fs::File;
@@ -32,7 +32,7 @@ use ringfence_live::virtio::blk::Blk;
 use ringfence_types::RequesterId;
 
 use guest::{ENDPOINT, Guest, Virtio};
-use para::Para;
+use pviommu_driver::Para;
 use rig::RAM_BYTES;
 
 const DEVICE: RequesterId = RequesterId::new(ENDPOINT as u16);

@@ -3,7 +3,6 @@
 #[path = "../rtc/cases.rs"]
 mod cases;
 
-mod answers;
 mod attacks;
 mod bounded;
 mod caching;
@@ -14,6 +13,7 @@ mod machine;
 mod migration;
 mod model;
 mod overcommit;
+mod replies;
 mod rig;
 mod side_by_side;
 mod simulator;

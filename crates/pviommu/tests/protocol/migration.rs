@@ -11,7 +11,7 @@ use ringfence_pviommu::backend::{
 use ringfence_pviommu::wire::{Devid, Gpa, Status, StreamWriter};
 use ringfence_types::{Access, Direction, Iova};
 
-use crate::answers;
+use crate::replies;
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, cases, config, memory};
 use crate::vectors::{self, Setting, StreamEnd, StreamVector};
 
@@ -179,10 +179,10 @@ fn every_stream_of_the_vectors_is_taken_whole_or_refused_whole() {
     for (setting, vectors) in vectors::streams() {
         for vector in vectors {
             if setting.failing {
-                let mut host = answers::over(&setting, answers::Stuck);
+                let mut host = replies::over(&setting, replies::Stuck);
                 arrive(&mut host, &setting, &vector);
             } else {
-                let mut host = answers::over(&setting, answers::Nowhere);
+                let mut host = replies::over(&setting, replies::Nowhere);
                 arrive(&mut host, &setting, &vector);
             }
             match vector.end {

@@ -74,7 +74,7 @@ fn a30() -> Outcome {
 
 /// Guest pages that a device's simulator reads without a grant. One simulator is a thread of the
 /// process that has all memory; the other is a process with grants only. Both try the same
-/// addresses. `crates/live/tests/isolate/reached.rs` does this with a real thread and a real
+/// addresses. `crates/live/tests/isolate/memory_scan.rs` does this with a real thread and a real
 /// process.
 fn a31() -> Outcome {
     let stolen = |process: Process| {

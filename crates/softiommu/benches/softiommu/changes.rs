@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ringfence_softiommu::Reader;
 use vm_memory::{GuestAddress, Permissions as Wanted};
 
-use crate::sides::{run, side};
+use crate::interleaved::{run, side};
 use crate::unit::{DISK, DOMAIN, PAGE, addresses, again, frame, iotlb, page, pages_of, unit};
 
 /// A radix table without readers. It checks only if entries are present.

@@ -8,7 +8,7 @@ use vm_memory::iommu::Iotlb;
 use vm_memory::{GuestAddress, Permissions as Wanted};
 
 use crate::ACCESSES;
-use crate::sides::{run, side};
+use crate::interleaved::{run, side};
 use crate::unit::{DISK, addresses, eight, iotlb, unit};
 
 pub(crate) fn hits(live: u64, samples: usize) {

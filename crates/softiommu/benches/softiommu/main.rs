@@ -10,10 +10,10 @@
 
 mod changes;
 mod hits;
+mod interference;
+mod interleaved;
 mod processors;
 mod reads;
-mod sides;
-mod together;
 mod unit;
 
 #[path = "../../../iova/benches/support/clock.rs"]
@@ -22,8 +22,8 @@ mod clock;
 
 use changes::changes;
 use hits::hits;
+use interference::{busy, waking};
 use reads::reads;
-use together::{busy, waking};
 
 /// Operations per sample.
 const ACCESSES: usize = 1 << 13;

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use ringfence_types::Iova;
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::sides::{run, side};
+use crate::interleaved::{run, side};
 use crate::unit::{DISK, MEMORY, addresses, memory, unit};
 
 pub(crate) fn reads(live: u64, samples: usize) {

@@ -1,8 +1,8 @@
 //! Rules that convert resolved lines to operations.
 
-mod known;
+mod device_facts;
+mod iommu_only;
 mod mappings;
-mod unexplained;
 
 use std::collections::HashMap;
 

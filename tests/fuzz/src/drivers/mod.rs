@@ -34,7 +34,7 @@ mod session;
 
 // Machine, memory and judge come from the devices' tests.
 #[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../../../../crates/devices/tests/devices/board.rs"]
+#[path = "../../../../crates/devices/tests/devices/hardware.rs"]
 mod board;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../../../crates/devices/tests/devices/judge.rs"]

@@ -12,13 +12,13 @@ macro_rules! here {
 }
 
 mod assigned;
-mod card;
-mod first;
 mod guest;
+mod malicious_source;
 mod memory;
 mod net;
+mod net_driver;
 mod record;
 mod refused;
 mod sandboxed;
 mod stream;
-mod taken;
+mod success;

@@ -16,8 +16,8 @@ use ringfence_live::link::{
 use ringfence_pviommu::wire::crc32c;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::card::*;
 use super::guest::{Dir, end};
+use super::net_driver::*;
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -13,8 +13,8 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::ACCESSES;
 use crate::clock::quantile;
+use crate::interleaved::{run, side};
 use crate::processors::Processor;
-use crate::sides::{run, side};
 use crate::unit::{DISK, DOMAIN, PAGE, addresses, again, eight, page, pages_of, unit};
 
 /// Going online from the idle state: a `membarrier`, whose cost depends on the other running

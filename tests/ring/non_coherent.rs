@@ -18,8 +18,8 @@ use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 
 // The machine, and the judge of all accesses, from the tests of the `devices` crate.
 #[allow(dead_code, reason = "its own tests use more of it")]
-#[path = "../../crates/devices/tests/devices/board.rs"]
-mod board;
+#[path = "../../crates/devices/tests/devices/hardware.rs"]
+mod hardware;
 #[allow(dead_code, reason = "its own tests use more of it")]
 #[path = "../../crates/devices/tests/devices/judge.rs"]
 mod judge;
@@ -262,7 +262,7 @@ fn every_device<R: Read>(name: &str, operations: Operations<R>) -> Came {
 }
 
 #[test]
-fn sample_on_lagging_memory() {
+fn sample_on_non_coherent_memory() {
     let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
     let came = every_device(
         "sample",
@@ -272,10 +272,10 @@ fn sample_on_lagging_memory() {
 }
 
 /// All traces of a directory: `RINGFENCE_TRACES=../shared/traces/raw cargo test -p ringfence-tests
-/// --test across lagging -- --include-ignored`.
+/// --test across ring::non_coherent -- --include-ignored`.
 #[test]
 #[ignore = "needs recorded traces"]
-fn recorded_traces_on_lagging_memory() {
+fn recorded_traces_on_non_coherent_memory() {
     let directory = std::env::var_os("RINGFENCE_TRACES").expect("RINGFENCE_TRACES");
     // Cargo runs tests in the directory of their package; the variable is relative to the
     // repository.

@@ -8,7 +8,7 @@ use ringfence_live::virtio::blk::Blk;
 use ringfence_types::Direction;
 
 use crate::guest::{AWAY, Guest, READ_WRITE, read};
-use crate::para::*;
+use crate::pviommu_driver::*;
 use crate::rig::*;
 
 /// Address of the request, which maps pages that are not mapped before.

@@ -11,7 +11,7 @@ use ringfence_live::server::PolledFunction;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::guest::*;
-use crate::para::Para;
+use crate::pviommu_driver::Para;
 use crate::rig::*;
 use crate::{Apart, Boundary, apart};
 

@@ -19,7 +19,7 @@ use ringfence_types::{
 };
 
 use super::build::attackers;
-use super::eye::{Eye, row};
+use super::observer::{Eye, row};
 use super::{Bench, CPUS, DEVICES, Handle, Reached};
 
 /// The racer comes last: the cache of a ring holds the entry used last, and the replayer tries that

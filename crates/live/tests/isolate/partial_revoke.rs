@@ -1,8 +1,8 @@
 //! Pages that were granted with one call are revoked one by one.
 
+use crate::bus_master::{MAPPED, goes_on, tally, writes};
 use crate::guest::{AWAY, READ_WRITE};
-use crate::master::{MAPPED, goes_on, tally, writes};
-use crate::para::Para;
+use crate::pviommu_driver::Para;
 use crate::*;
 
 const START: u64 = 0x10_0000;

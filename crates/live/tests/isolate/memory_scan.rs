@@ -11,7 +11,7 @@ use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest::*;
-use crate::para::Para;
+use crate::pviommu_driver::Para;
 use crate::rig::*;
 use crate::{Apart, Boundary, apart};
 

@@ -7,7 +7,7 @@ use ringfence_live::sandbox::GrantError;
 use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr};
 
 use crate::guest::*;
-use crate::para::Para;
+use crate::pviommu_driver::Para;
 use crate::rig::*;
 use crate::{Apart, Boundary, DEVICE, apart, apart_within};
 

@@ -5,7 +5,7 @@ use ringfence_types::Direction;
 
 use super::{DATA, EVENT, blk, in_vain, then};
 use crate::guest::{AWAY, DOMAIN, ENDPOINT, EVENT_QUEUE, Guest, IOMMU_QUEUE, read};
-use crate::para::{self, DISK, PAGE, Para};
+use crate::pviommu_driver::{self, DISK, PAGE, Para};
 use crate::rig::*;
 
 /// Reading its queues is an access by the IOMMU; translating is not. Its endpoints therefore
@@ -46,24 +46,24 @@ fn a_virtio_iommu_with_a_fault_to_tell() {
 #[test]
 fn a_para_virtual_iommu() {
     let mut guest = Guest::behind_para(|_, counters| blk(counters)).mapped();
-    let request = para::unmap(&[DATA + AWAY]);
-    let (at, status) = (para::REQUEST, 0x7_1000);
+    let request = pviommu_driver::unmap(&[DATA + AWAY]);
+    let (at, status) = (pviommu_driver::REQUEST, 0x7_1000);
     guest.iommu.poke(at, &request);
     guest.iommu.poke(status, &[0xee]);
     let chain = [
         descriptor(at, request.len() as u32, NEXT, 1),
         descriptor(status, 1, WRITE, 0),
     ];
-    guest.iommu.poke(para::REQUESTS, &chain.concat());
+    guest.iommu.poke(pviommu_driver::REQUESTS, &chain.concat());
     let slot = u64::from(guest.requests % 16);
     let count = guest.requests + 1;
     guest
         .iommu
-        .poke(para::REQUESTS + 0x1004 + 2 * slot, &[0, 0]);
+        .poke(pviommu_driver::REQUESTS + 0x1004 + 2 * slot, &[0, 0]);
     guest
         .iommu
-        .poke(para::REQUESTS + 0x1002, &count.to_le_bytes());
-    in_vain(&mut guest.iommu, (0, para::REQUESTS), |_| ());
+        .poke(pviommu_driver::REQUESTS + 0x1002, &count.to_le_bytes());
+    in_vain(&mut guest.iommu, (0, pviommu_driver::REQUESTS), |_| ());
     assert_eq!(read(&mut guest, 1, DATA + AWAY), Some(0), "still mapped");
     then(&mut guest.iommu, 0);
     assert_eq!(guest.iommu.peek(status, 1), [0]);
@@ -82,6 +82,6 @@ fn a_para_virtual_iommu_with_an_event_to_tell() {
     assert_eq!(guest.iommu.peek(EVENT, 1), [DISK as u8]);
     // Maps and unmaps requested in between have taken effect.
     let more = [(0x10_0000 + AWAY, PAGE)];
-    let requests = [para::map(DISK, Direction::ToDevice, &more)];
+    let requests = [pviommu_driver::map(DISK, Direction::ToDevice, &more)];
     assert_eq!(guest.ask(&requests), [0]);
 }

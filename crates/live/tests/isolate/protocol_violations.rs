@@ -2,7 +2,7 @@
 //! the guest driver's requests succeed.
 
 use crate::guest::*;
-use crate::para::Para;
+use crate::pviommu_driver::Para;
 use crate::rig::*;
 use crate::{Boundary, apart};
 

@@ -150,7 +150,7 @@ fn source_unmaps_guest_memory_before_the_destination_starts() {
     let mut guest = Guest::boot(&dir);
     guest.read(3);
     assert_eq!(guest.mapped_in("self").len(), 2);
-    let mut second = crate::process_of("handover::taken::second_process")
+    let mut second = crate::process_of("handover::success::second_process")
         .env("RF_HAND_OVER_DIR", &dir.0)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

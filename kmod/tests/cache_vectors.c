@@ -55,7 +55,7 @@ static void vector_unmap(u64 page, u32 pages, unsigned int direction)
  * Checks that all mappings in the list were cached and have left, and that no other has. left is
  * the increase of the counter.
  */
-static void vector_gone(const char *line, char *list, u64 left)
+static void vector_evicted(const char *line, char *list, u64 left)
 {
 	char *one;
 
@@ -114,10 +114,10 @@ static void vectors(const char *directory)
 		} else if (sscanf(line, "tick %127s", list) == 1) {
 			pvi.cycle++;
 			pvi_cache_expire(endpoint, pvi.cycle);
-			vector_gone(line, list, endpoint->forced + endpoint->expired - before);
-		} else if (sscanf(line, "shed %127s", list) == 1) {
+			vector_evicted(line, list, endpoint->forced + endpoint->expired - before);
+		} else if (sscanf(line, "evict %127s", list) == 1) {
 			pvi_cache_evict_share(endpoint);
-			vector_gone(line, list, endpoint->forced + endpoint->expired - before);
+			vector_evicted(line, list, endpoint->forced + endpoint->expired - before);
 		} else if (sscanf(line, "holds %llu %llu", &kept, &page) == 2) {
 			if (endpoint->kept != kept || endpoint->cached_pages != page) {
 				fprintf(stderr, "%s: %llu, %llu\n", line,

@@ -231,7 +231,7 @@ static void run_configurations(const char *directory, char *line, unsigned char 
 		}
 		says = word(name);
 		/* A valid space that no device writes must still be accepted. */
-		if (strcmp(strcmp(says, "read") ? says : "ok", faults[fault]))
+		if (strcmp(strcmp(says, "accepted") ? says : "ok", faults[fault]))
 			fail(name, faults[fault]);
 		if (fault != PVI_CONFIG_SOUND) {
 			refused++;

@@ -7,7 +7,7 @@ mod observer;
 
 use ringfence_lab::mode_dispatch::dispatch;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::oracle::{Tally, Verdict};
+use ringfence_lab::oracle::{Verdict, VerdictCounts};
 use ringfence_types::{
     Access, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange, RequesterId,
 };
@@ -79,7 +79,7 @@ pub(crate) trait Bench {
     fn is_back(&self, handle: Handle) -> bool;
     /// Returns the verdict of the last access.
     fn verdict(&self) -> Verdict;
-    fn tally(&self) -> Tally;
+    fn tally(&self) -> VerdictCounts;
     /// Switches the attackers on (the default) or off.
     fn attackers(&mut self, on: bool);
     /// Purges all caches of the hardware without the layer's knowledge.

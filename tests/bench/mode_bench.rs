@@ -12,7 +12,7 @@ use ringfence_dma::{
 };
 use ringfence_lab::hardware::Hardware;
 use ringfence_lab::layer::Attachments;
-use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
+use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Verdict, VerdictCounts};
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_types::{
     Access, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId,
@@ -432,7 +432,7 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {
         self.last
     }
 
-    fn tally(&self) -> Tally {
+    fn tally(&self) -> VerdictCounts {
         self.oracle.tally
     }
 

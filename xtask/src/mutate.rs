@@ -96,7 +96,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
 
     // A suite that fails on the unmodified tree detects nothing. The time of a passing suite limits
     // its mutants.
-    let mut pristine: BTreeMap<&TestCommand, Option<Duration>> = BTreeMap::new();
+    let mut time_unmodified: BTreeMap<&TestCommand, Option<Duration>> = BTreeMap::new();
     let mut rows: Vec<Row<'_>> = Vec::new();
     for (index, mutation) in mutations.iter().enumerate() {
         let place = format!("[{:>2}/{}]", index + 1, mutations.len());
@@ -105,11 +105,11 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
             known
         } else {
             let start = Instant::now();
-            if !pristine.contains_key(&mutation.kill) {
+            if !time_unmodified.contains_key(&mutation.kill) {
                 say(&format!("{place} unchanged: {}", mutation.kill));
-                pristine.insert(&mutation.kill, scratch.pristine(&mutation.kill)?);
+                time_unmodified.insert(&mutation.kill, scratch.time_unmodified(&mutation.kill)?);
             }
-            let fate = match pristine.get(&mutation.kill) {
+            let fate = match time_unmodified.get(&mutation.kill) {
                 Some(Some(time)) => scratch.fate(repo, mutation, *time * PATIENCE + GRACE)?,
                 _ => MutantOutcome::FailsUnmutated,
             };

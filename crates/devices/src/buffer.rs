@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_come_once_and_go_home() {
+    fn buffers_are_allocated_once_and_returned() {
         let region = PhysRange::new(PhysAddr::new(0x1000), 0x2800).unwrap();
         let mut pool = Pool::new(region, 0x1000).unwrap();
         let (a, b) = (pool.alloc().unwrap(), pool.alloc().unwrap());

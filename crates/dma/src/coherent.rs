@@ -1,5 +1,5 @@
-//! Coherent memory: the layer allocates it and keeps it mapped for both directions until it is
-//! freed (OS02).
+//! Coherent memory: the layer allocates it and keeps it mapped for both directions until the driver
+//! frees it.
 
 use alloc::vec::Vec;
 
@@ -62,7 +62,7 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             match (frame, piece) {
                 (Some(frame), Some(piece)) => {
                     frames.push(frame);
-                    join(&mut pieces, piece);
+                    push_merged(&mut pieces, piece);
                 }
                 _ => {
                     free_frames(platform, &frames);
@@ -70,14 +70,14 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
                 }
             }
         }
-        let wanted = MapArgs {
+        let args = MapArgs {
             pieces: &pieces,
             layout: Layout::BypassCache,
             direction: Direction::Bidirectional,
         };
-        match self.map_common(cpu, platform, at, wanted) {
-            Ok(placed) => Ok(Coherent {
-                range: placed.range,
+        match self.map_common(cpu, platform, at, args) {
+            Ok(mapped) => Ok(Coherent {
+                range: mapped.range,
                 domain_handle: at.domain_handle,
                 frames,
                 cleared: None,
@@ -111,31 +111,31 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             free_frames(platform, &memory.frames);
             return Ok(());
         }
-        let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) else {
+        let Some((space, space_cpu)) = self.space_and_cpu(&mut cpu.spaces, at) else {
             return Err((FreeCoherentError::NotMapped, memory));
         };
         if memory.domain_handle != at.domain_handle {
             return Err((FreeCoherentError::NotMapped, memory));
         }
-        let purged = match memory.cleared.take() {
+        let invalidated = match memory.cleared.take() {
             None => {
-                let Ok(gone) = space.unmap(own, platform, memory.range) else {
+                let Ok(result) = space.unmap(space_cpu, platform, memory.range) else {
                     return Err((FreeCoherentError::NotMapped, memory));
                 };
                 self.flush_ctx(&mut cpu.spaces, at.domain())
-                    .iotlb_sync(gone, platform)
+                    .iotlb_sync(result, platform)
             }
-            Some(gone) => self
+            Some(cleared) => self
                 .flush_ctx(&mut cpu.spaces, at.domain())
-                .invalidate_and_release(gone, platform),
+                .invalidate_and_release(cleared, platform),
         };
-        match purged {
+        match invalidated {
             Ok(()) => {
                 free_frames(platform, &memory.frames);
                 Ok(())
             }
-            Err((error, gone)) => {
-                memory.cleared = Some(gone);
+            Err((error, cleared)) => {
+                memory.cleared = Some(cleared);
                 Err((FreeCoherentError::NotFlushed(error), memory))
             }
         }
@@ -165,12 +165,12 @@ impl core::error::Error for FreeCoherentError {}
 
 /// Appends `piece` to the list, or extends the last piece if the two are adjacent. A ring maps one
 /// piece per slot.
-fn join(pieces: &mut Vec<PhysRange>, piece: PhysRange) {
+fn push_merged(pieces: &mut Vec<PhysRange>, piece: PhysRange) {
     if let Some(last) = pieces.last_mut()
         && last.last().checked_add(1) == Some(piece.start())
-        && let Some(joined) = PhysRange::inclusive(last.start(), piece.last())
+        && let Some(merged) = PhysRange::inclusive(last.start(), piece.last())
     {
-        *last = joined;
+        *last = merged;
     } else {
         pieces.push(piece);
     }

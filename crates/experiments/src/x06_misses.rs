@@ -313,7 +313,7 @@ mod tests {
     /// HW14: the profile's costs are those of Table 1 and section 5.3, and a miss costs what the
     /// profile says.
     #[test]
-    fn a_miss_costs_what_the_profile_says() {
+    fn a_miss_has_the_cost_of_the_profile() {
         let mut setting = Setting::smoke();
         let printed = Sheet::named("claims")
             .and_then(|claims| claims.printed(&[("id", "R48")], "value"))

@@ -127,7 +127,7 @@ mod tests {
     use crate::finding::Verdict;
 
     #[test]
-    fn every_cell_of_the_table_comes_out_exactly() {
+    fn every_cell_of_the_table_is_exact() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
         assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
         // C before and after four and five calls; a result and a search length for each of two

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freelists_take_the_search_away_on_both_adapters() {
+    fn freelists_end_the_search_on_both_adapters() {
         let mut setting = Setting::smoke();
         setting.packets = 4096;
         let found = on(&setting, &BENCHMARKS[..1]).unwrap();

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_says_what_the_numbers_say() {
+    fn text_agrees_with_the_numbers() {
         let text = saved_by("CLWB", 8.6, 1.001, 3000.0);
         assert!(
             text.contains("saves 9 cycles at each unmap, 0.1 for"),

@@ -86,7 +86,8 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
         Ok(counts) => counts,
         Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
         Err(Uncounted::FalseFaults(seen)) => {
-            return as_published::defeated(seen).for_each(|(what, value)| row(of(what), "", value));
+            return as_published::stopped_device_rows(seen)
+                .for_each(|(what, value)| row(of(what), "", value));
         }
         Err(Uncounted::Unasked) => return,
     };

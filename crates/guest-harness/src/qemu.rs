@@ -1,5 +1,5 @@
-//! Finds a QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's, run
-//! through its own dynamic loader.
+//! Finds a QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's. Debian's runs with
+//! its own dynamic loader and libraries, so that the host's C library does not matter.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,34 +16,34 @@ const SUITE: &str = "trixie-backports";
 pub struct Qemu {
     /// The program and its first arguments.
     command: Vec<OsString>,
-    /// Directory of its loadable modules, if not the built-in one.
+    /// Directory of the loadable modules, if not the built-in one.
     modules: Option<PathBuf>,
 }
 
 impl Qemu {
     /// Finds a suitable QEMU on the host, or downloads one into `cache`. Passes progress messages
-    /// to `say`.
+    /// to `report`.
     ///
     /// # Errors
     /// [`GuestError`] names the missing part.
-    pub fn prepare(cache: &Path, say: &mut dyn FnMut(&str)) -> Result<Self, GuestError> {
+    pub fn prepare(cache: &Path, report: &mut dyn FnMut(&str)) -> Result<Self, GuestError> {
         let host = Self {
             command: vec![PROGRAM.into()],
             modules: None,
         };
-        if host.is_fit() {
+        if host.has_vfio_user_pci() {
             return Ok(host);
         }
         let root = cache.join("qemu");
-        let own = Self::in_root(&root);
-        if !own.is_fit() {
-            say("fetching QEMU (40 MB)");
+        let downloaded = Self::in_root(&root);
+        if !downloaded.has_vfio_user_pci() {
+            report("fetching QEMU (40 MB)");
             let _ = std::fs::remove_dir_all(&root);
             let apt = Apt::new(cache, &["trixie", SUITE])?;
             apt.unpack_with_dependencies(SUITE, &["qemu-system-x86"], &root)?;
         }
-        if own.is_fit() {
-            Ok(own)
+        if downloaded.has_vfio_user_pci() {
+            Ok(downloaded)
         } else {
             Err(GuestError::Fetch {
                 what: "a QEMU with vfio-user-pci".into(),
@@ -70,19 +70,19 @@ impl Qemu {
     }
 
     /// Returns the program and its first arguments, for display.
-    pub fn words(&self) -> Vec<String> {
+    pub fn command_line(&self) -> Vec<String> {
         self.command
             .iter()
             .map(|word| word.to_string_lossy().into_owned())
             .collect()
     }
 
-    /// Returns the environment variable that it needs.
+    /// Returns the environment variable that this QEMU needs to find its modules.
     pub fn environment(&self) -> Option<(&'static str, &Path)> {
         Some(("QEMU_MODULE_DIR", self.modules.as_deref()?))
     }
 
-    /// Returns a command that starts it through the wrapper `before`, such as `timeout`.
+    /// Returns a command that starts QEMU, as an argument of the wrapper `before`, such as `timeout`.
     pub(super) fn command(&self, before: &[&str]) -> Command {
         let words = before
             .iter()
@@ -102,7 +102,7 @@ impl Qemu {
 
     /// Returns true if this QEMU has the device. Older versions exit with success but list no
     /// options.
-    fn is_fit(&self) -> bool {
+    fn has_vfio_user_pci(&self) -> bool {
         let output = self
             .command(&[])
             .args(["-M", "none", "-device", "vfio-user-pci,help"])

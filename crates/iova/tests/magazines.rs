@@ -288,7 +288,7 @@ fn no_search_is_long() {
 }
 
 #[test]
-fn rounding_shows_in_no_range_and_comes_back_whole() {
+fn rounding_changes_no_range() {
     let subject = make(pages(0, 1023), MagazineLimits::DEFAULT);
     let mut cpu = subject.per_cpu();
     let mut live = Vec::new();

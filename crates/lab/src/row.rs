@@ -6,7 +6,7 @@ use crate::ReplayStatus;
 use crate::guest::RtcParams;
 use crate::meter::Components;
 use crate::modes::{Mode, Safety};
-use crate::oracle::Tally;
+use crate::oracle::VerdictCounts;
 use crate::replay::Outcomes;
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
@@ -28,8 +28,8 @@ pub struct Violations {
     pub total: u64,
 }
 
-impl From<Tally> for Violations {
-    fn from(tally: Tally) -> Self {
+impl From<VerdictCounts> for Violations {
+    fn from(tally: VerdictCounts) -> Self {
         Self {
             stale: tally.stale,
             never: tally.never,

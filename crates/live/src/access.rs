@@ -185,11 +185,11 @@ mod tests {
 
     /// Connects to `path` from a thread of another user. `None` if this test may not change its
     /// user.
-    fn connect_as_nobody(path: &Path) -> Option<io::Result<UnixStream>> {
+    fn connect_as_another_user(path: &Path) -> Option<io::Result<UnixStream>> {
         connect_with_groups(path, 65534, &[])
     }
 
-    /// Like [`connect_as_nobody`], with this group and these supplementary groups.
+    /// Like [`connect_as_another_user`], with this group and these supplementary groups.
     fn connect_with_groups(
         path: &Path,
         group: u32,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_the_users_alone() {
+    fn created_files_are_private_to_the_user() {
         let dir = Dir::new("alone");
         let (socket, file) = (dir.0.join("socket"), dir.0.join("file"));
         let _listener = SocketAccess::OwnUser.listen(&socket).unwrap();
@@ -225,14 +225,14 @@ mod tests {
             assert_eq!(dir.mode(name), 0o600, "{name}");
         }
         fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
-        if let Some(connected) = connect_as_nobody(&socket) {
+        if let Some(connected) = connect_as_another_user(&socket) {
             let error = connected.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         }
     }
 
     #[test]
-    fn who_comes_is_asked_whatever_the_mode() {
+    fn peers_are_checked_in_every_file_mode() {
         let dir = Dir::new("asked");
         let socket = dir.0.join("socket");
         let listener = SocketAccess::OwnUser.listen(&socket).unwrap();
@@ -244,7 +244,7 @@ mod tests {
         drop(own);
         fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
-        let Some(connected) = connect_as_nobody(&socket) else {
+        let Some(connected) = connect_as_another_user(&socket) else {
             return;
         };
         let _theirs = connected.unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_gets_what_it_needs_and_no_more() {
+    fn a_group_gets_only_the_needed_permissions() {
         let dir = Dir::new("group");
         let own = rustix::process::getegid();
         let shared = SocketAccess::Group(own);

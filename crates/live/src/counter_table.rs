@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_passed_over() {
+    fn foreign_counter_files_are_skipped() {
         assert_eq!(Sample::parse(""), None);
         for text in [
             "# HELP x",

@@ -286,7 +286,7 @@ mod tests {
 
     /// Another process may report any number, any number of times.
     #[test]
-    fn what_a_process_says_ends_at_the_maximum() {
+    fn counters_of_a_process_end_at_the_maximum() {
         let counters = DeviceCounters::default();
         let numbers = vec![u64::MAX; counters.numbers().count()];
         counters.add_all(&numbers);

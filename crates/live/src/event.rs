@@ -86,22 +86,19 @@ struct AioContext {
 impl AioContext {
     /// Returns the process's context. `None` if the host has no asynchronous I/O.
     fn get() -> Option<&'static Self> {
-        static ONE: OnceLock<Option<AioContext>> = OnceLock::new();
-        ONE.get_or_init(|| Self::new().ok()).as_ref()
+        static CONTEXT: OnceLock<Option<AioContext>> = OnceLock::new();
+        CONTEXT.get_or_init(|| Self::new().ok()).as_ref()
     }
 
     fn new() -> io::Result<Self> {
-        let nothing = File::open("/dev/null")?;
+        let dev_null = File::open("/dev/null")?;
         let mut context: libc::c_ulong = 0;
         // SAFETY: the call writes a context number where its second argument points; `context`
         // outlives the call.
         if unsafe { libc::syscall(libc::SYS_io_setup, MAX_EVENTS, &raw mut context) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self {
-            context,
-            dev_null: nothing,
-        })
+        Ok(Self { context, dev_null })
     }
 
     /// Returns true if the kernel signalled the eventfd.
@@ -113,14 +110,15 @@ impl AioContext {
             resfd: event.as_raw_fd().cast_unsigned(),
             ..Iocb::default()
         };
-        let one: libc::c_long = 1;
+        let count: libc::c_long = 1;
         for _ in 0..ATTEMPTS {
             let mut list = [&raw mut request];
             // SAFETY: the list has one pointer, to a request that outlives the call; only the call
             // uses both. The request names no buffer, as it reads no bytes.
-            let sent =
-                unsafe { libc::syscall(libc::SYS_io_submit, self.context, one, list.as_mut_ptr()) };
-            if sent == 1 {
+            let submitted = unsafe {
+                libc::syscall(libc::SYS_io_submit, self.context, count, list.as_mut_ptr())
+            };
+            if submitted == 1 {
                 return true;
             }
             if io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
@@ -133,12 +131,12 @@ impl AioContext {
 
     /// Discards completions; their results are not needed.
     fn reap(&self) {
-        let mut ends = [IoEvent::default(); MAX_EVENTS as usize];
-        let at_once = libc::timespec {
+        let mut completions = [IoEvent::default(); MAX_EVENTS as usize];
+        let no_wait = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let none: libc::c_long = 0;
+        let min_events: libc::c_long = 0;
         // SAFETY: the call writes at most `MAX_EVENTS` completions where its fourth argument
         // points, which has room for that many. It also reads a time. Both outlive the call, and
         // any bytes are a valid `IoEvent`.
@@ -146,10 +144,10 @@ impl AioContext {
             libc::syscall(
                 libc::SYS_io_getevents,
                 self.context,
-                none,
+                min_events,
                 MAX_EVENTS,
-                ends.as_mut_ptr(),
-                &raw const at_once,
+                completions.as_mut_ptr(),
+                &raw const no_wait,
             )
         };
     }
@@ -163,13 +161,13 @@ pub(crate) fn prepare() {
 /// Signals an eventfd; a full counter counts as signalled. Does not block, except that a hostile
 /// client can block the fallback for hosts without asynchronous I/O.
 pub(crate) fn signal(event: &OwnedFd) {
-    if !AioContext::get().is_some_and(|asynchronous| asynchronous.signal(event)) {
-        signal_if_there_is_room(event);
+    if !AioContext::get().is_some_and(|aio| aio.signal(event)) {
+        signal_with_write(event);
     }
 }
 
 /// Fallback if asynchronous I/O is missing or fails. A hostile client can make this block.
-fn signal_if_there_is_room(event: &OwnedFd) {
+fn signal_with_write(event: &OwnedFd) {
     let mut ready = [PollFd::new(event, PollFlags::OUT)];
     if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {
         // On an error the client has closed or replaced the eventfd, so nothing waits for it.
@@ -207,16 +205,16 @@ mod tests {
         });
         assert_eq!(count(&event), 3 * EACH);
         for _ in 0..EACH {
-            signal_if_there_is_room(&event);
+            signal_with_write(&event);
         }
         assert_eq!(count(&event), EACH);
     }
 
     #[test]
-    fn asynchronous_io_is_used_where_there_is_some() {
+    fn asynchronous_io_is_used_if_the_host_has_it() {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         match AioContext::get() {
-            Some(asynchronous) => assert!(asynchronous.signal(&event) && count(&event) == 1),
+            Some(aio) => assert!(aio.signal(&event) && count(&event) == 1),
             None => println!("not tried: this host has no asynchronous I/O"),
         }
     }

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_all_that_is_left() {
+    fn only_the_kept_capabilities_remain() {
         let kept = CapabilitySet::IPC_LOCK;
         thread::spawn(move || {
             let before = capabilities(None).unwrap().permitted;

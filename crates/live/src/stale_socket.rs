@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nobody_uses_is_removed() {
+    fn only_unused_sockets_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         clear(&at("nothing")).unwrap();

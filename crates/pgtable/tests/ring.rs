@@ -251,7 +251,7 @@ proptest! {
     })]
 
     #[test]
-    fn what_goes_in_comes_out(start: u64, bytes in 1..=MAX_RING_BUFFER, dir in 1_u64..4) {
+    fn entries_round_trip(start: u64, bytes in 1..=MAX_RING_BUFFER, dir in 1_u64..4) {
         let permissions = Permissions::from_bits(dir).unwrap();
         if let Some(range) = PhysRange::new(pa(start), bytes) {
             let made = RingPte::new(&range, permissions).unwrap();

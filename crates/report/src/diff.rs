@@ -183,7 +183,7 @@ impl Diff {
             }
         }
         let rows = self.rows.iter();
-        let worse = rows.filter(|row| row.costs_more_by(percent) || row.exposes_more());
+        let worse = rows.filter(|row| row.costs_more_by(percent) || row.is_less_safe());
         let lost = self.only_before.iter();
         let lost = lost.map(|row| format!("{row}: the second report does not have it"));
         Ok(worse.map(RowDiff::to_string).chain(lost).collect())
@@ -270,7 +270,7 @@ impl RowDiff {
 
     /// Returns true if the IOMMU let more accesses through, or stopped more legal ones, than
     /// before.
-    fn exposes_more(&self) -> bool {
+    fn is_less_safe(&self) -> bool {
         self.changes.iter().any(|change| {
             matches!(
                 change.field.as_str(),

@@ -192,7 +192,11 @@ fn two_bursts(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
 }
 
 /// Unmaps page 0 while `devices` may be reading it, then writes it.
-fn take_away(mut unit: Unit, pages: &Pages, devices: impl IntoIterator<Item = JoinHandle<()>>) {
+fn unmap_during_accesses(
+    mut unit: Unit,
+    pages: &Pages,
+    devices: impl IntoIterator<Item = JoinHandle<()>>,
+) {
     unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
     pages.poison(0);
     for device in devices {
@@ -200,10 +204,10 @@ fn take_away(mut unit: Unit, pages: &Pages, devices: impl IntoIterator<Item = Jo
     }
 }
 
-/// [`take_away`] from two devices with one read section each.
-fn take_away_from_two((unit, pages): (Unit, Arc<Pages>)) {
+/// [`unmap_during_accesses`] from two devices with one read section each.
+fn unmap_during_accesses_of_two((unit, pages): (Unit, Arc<Pages>)) {
     let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
-    take_away(unit, &pages, readers.map(one_burst));
+    unmap_during_accesses(unit, &pages, readers.map(one_burst));
 }
 
 /// Checks all executions, or those with at most `preemptions` preemptions.
@@ -224,7 +228,7 @@ fn no_reader_uses_a_page_after_unmap() {
     explore(None, || {
         let (unit, pages) = unit(2);
         let device = one_burst(unit.reader(DISK).unwrap());
-        take_away(unit, &pages, [device]);
+        unmap_during_accesses(unit, &pages, [device]);
     });
 }
 
@@ -252,7 +256,7 @@ fn checkpoint_ends_earlier_sections() {
             let _ = access(&burst.guard(), page(0));
             let _ = access(&burst.guard(), page(0));
         });
-        take_away(unit, &pages, [device]);
+        unmap_during_accesses(unit, &pages, [device]);
     });
 }
 
@@ -263,7 +267,7 @@ fn new_burst_ends_earlier_sections() {
     explore(FEW, || {
         let (unit, pages) = unit(2);
         let device = two_bursts(unit.reader(DISK).unwrap());
-        take_away(unit, &pages, [device]);
+        unmap_during_accesses(unit, &pages, [device]);
     });
 }
 
@@ -387,19 +391,19 @@ fn denied_after_drop((unit, _): (Unit, Arc<Pages>)) {
 }
 
 #[test]
-fn who_comes_after_drop_is_denied() {
+fn qsbr_reader_after_drop_is_denied() {
     explore(FEW, || denied_after_drop(unit(2)));
 }
 
 #[test]
-fn who_comes_to_a_parked_gate_after_drop_is_denied() {
+fn qsbr_idle_reader_after_drop_is_denied() {
     explore(FEW, || denied_after_drop(parked()));
 }
 
 /// Two readers: unmap waits for both.
 #[test]
 fn unmap_waits_for_every_reader() {
-    explore(FEW, || take_away_from_two(unit(2)));
+    explore(FEW, || unmap_during_accesses_of_two(unit(2)));
 }
 
 /// A reader that registers during unmap: unmap waits for it, or it sees the page unmapped.
@@ -425,23 +429,23 @@ fn a_new_reader_is_not_missed() {
 
 /// A reader goes online while the state is idle: P1 and P2 against V1 to V4.
 #[test]
-fn who_comes_to_a_parked_gate_is_seen() {
+fn qsbr_idle_reader_that_wakes_is_seen() {
     explore(None, || {
         let (unit, pages) = parked();
         let device = one_burst(unit.reader(DISK).unwrap());
-        take_away(unit, &pages, [device]);
+        unmap_during_accesses(unit, &pages, [device]);
     });
 }
 
 /// Two readers: the second one may find the state active again, or being woken by the first.
 #[test]
-fn who_comes_to_a_woken_gate_is_seen() {
-    explore(FEW, || take_away_from_two(parked()));
+fn qsbr_woken_reader_is_seen() {
+    explore(FEW, || unmap_during_accesses_of_two(parked()));
 }
 
 /// A reader goes online while the state becomes idle: P3 to P5 against R1, R2 and V1.
 #[test]
-fn who_comes_while_a_gate_is_parked_is_seen() {
+fn qsbr_reader_during_idle_is_seen() {
     explore(FEW, || {
         let (mut unit, pages) = unit_of_two_pages();
         let device = two_bursts(unit.reader(DISK).unwrap());

@@ -14,13 +14,13 @@ use crate::runs::Runs;
 use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
 
 const PAGE: u64 = 4096;
-/// Runs keep their offset within blocks of this size, so that large leaves remain possible where
-/// they were possible before.
+/// Runs keep their offset within blocks of this size, so that a replay can use the same large pages
+/// as before.
 const BLOCK: u64 = 2 << 20;
 /// Lower bound of the new addresses.
 const BASE: u64 = 1 << 32;
 
-/// Separates the key for stray pages from the seed that orders runs.
+/// Separates the key for pages outside all runs from the seed that orders runs.
 const STRAY: u64 = 0x7374_7261_7900_0001;
 
 /// Options for anonymising.
@@ -46,11 +46,11 @@ pub enum AnonymiseError {
 impl Anonymise {
     /// Reads a trace twice, from two readers of the same bytes, and writes its anonymised text.
     ///
-    /// Memory is renamed by runs of adjacent pages. Contiguous, shared and reused pages stay so,
-    /// separate runs stay separate, and offsets within 2 MiB stay. IOVAs of a translated device
-    /// reveal nothing about memory, and pairing needs their adjacency, so they stay. Devices,
-    /// tasks, processes and marks are numbered. Attributes, unknown events and comments are left
-    /// out.
+    /// Each run of adjacent pages gets a new address with the same offset within 2 MiB. Shared and
+    /// reused pages stay shared and reused, and separate runs stay separate. IOVAs of a translated
+    /// device stay: they reveal nothing about memory, and pairing needs their adjacency. Numbers
+    /// replace the names of devices, tasks, processes and marks. Attributes, unknown events and
+    /// comments are left out.
     ///
     /// # Errors
     /// [`AnonymiseError`].
@@ -99,13 +99,14 @@ impl Anonymise {
                 rewrite.event(&mut event, &mut chunk);
                 let devices = reader.devices();
                 let device = |index: DeviceIndex| {
-                    let pci = devices
+                    let is_pci = devices
                         .get(index)
                         .is_some_and(|device| matches!(device.kind, DeviceKind::Pci { .. }));
                     let DeviceIndex(n) = index;
-                    match pci {
-                        true => format!("{:04x}:{:02x}:{:02x}.0", n >> 13, n >> 5 & 0xff, n & 31),
-                        false => format!("device{n}"),
+                    if is_pci {
+                        format!("{:04x}:{:02x}:{:02x}.0", n >> 13, n >> 5 & 0xff, n & 31)
+                    } else {
+                        format!("device{n}")
                     }
                 };
                 // Writing into a string cannot fail.
@@ -125,7 +126,7 @@ fn write(out: &mut dyn Write, text: &str) -> Result<(), AnonymiseError> {
         .map_err(AnonymiseError::Write)
 }
 
-/// Result of the first pass.
+/// Result of the first pass over the trace.
 #[derive(Debug, Default)]
 struct Survey {
     start: u64,
@@ -211,6 +212,8 @@ impl Survey {
         Ok(survey)
     }
 
+    /// Records whether a map of `device` has equal DMA and physical addresses. One such map makes
+    /// the device direct.
     fn note_direct(&mut self, device: DeviceIndex, direct: bool) {
         if self.direct.len() <= device.index() {
             self.direct.resize(device.index() + 1, false);
@@ -263,9 +266,9 @@ impl PageRenaming {
             Some((&first, &(end, target))) if page < end => {
                 (target + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
-            // No map named this address; a stray unmap did, for example. Its page offset is kept.
-            // Two rounds, the second with a separate key, prevent anyone without the seed from
-            // tabulating the addresses.
+            // An address that no map has, for example of an unmap without a map. Two rounds, the
+            // second with a separate key, prevent anyone without the seed from tabulating the
+            // addresses.
             _ => {
                 let hidden = mix(mix(page ^ self.key).wrapping_add(mix(self.key)));
                 (hidden % (1 << 20) * PAGE) | (address % PAGE)

@@ -120,7 +120,7 @@ const ODD: &[u8] = b"t-1 [0] ..... 1.0: tracing_mark_write: begin \"quoted\"\n\
     t-1 [0] ..... 7.0: tracing_mark_write: end\n";
 
 #[test]
-fn what_goes_in_comes_out() {
+fn operations_round_trip() {
     for (name, text) in [("odd", ODD), ("sample", SAMPLE), ("empty", b"")] {
         let scratch = Scratch::new(name);
         write(text, &scratch);

@@ -122,7 +122,10 @@ impl Scratch {
     }
 
     /// Returns the time of the tests on the unmodified copy; `None` if they fail or no test runs.
-    pub(super) fn pristine(&self, command: &TestCommand) -> anyhow::Result<Option<Duration>> {
+    pub(super) fn time_unmodified(
+        &self,
+        command: &TestCommand,
+    ) -> anyhow::Result<Option<Duration>> {
         if !self.builds(command)? {
             return Ok(None);
         }

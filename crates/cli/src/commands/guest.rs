@@ -127,7 +127,7 @@ fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
         words.push("env".to_owned());
         words.push(format!("{name}={}", value.display()));
     }
-    words.extend(prepared.qemu.words());
+    words.extend(prepared.qemu.command_line());
     let words: Vec<String> = words.iter().map(|word| quote(word)).collect();
     let mut text = String::new();
     for (name, value) in [

@@ -55,7 +55,7 @@ impl Replayer {
             if let Some(oldest) = dead.oldest()
                 && !oldest.touch_ends(port)
             {
-                dead.bury_oldest();
+                dead.discard_oldest();
             }
         }
     }
@@ -112,7 +112,7 @@ impl DeadRanges {
         None
     }
 
-    fn bury_oldest(&mut self) {
+    fn discard_oldest(&mut self) {
         if self.oldest().is_some() {
             self.pop();
         }
@@ -311,7 +311,7 @@ mod tests {
                         list.remove(0);
                     }
                     assert_eq!(graveyard.oldest(), list.first().copied().flatten());
-                    graveyard.bury_oldest();
+                    graveyard.discard_oldest();
                     if !list.is_empty() {
                         list.remove(0);
                     }

@@ -241,7 +241,7 @@ impl<H> Nic<H> {
     }
 
     /// Returns the number of buffers outside their pool: mapped, withheld, or lost.
-    pub fn buffers_out(&self) -> usize {
+    pub fn buffers_in_use(&self) -> usize {
         self.pools.out()
     }
 

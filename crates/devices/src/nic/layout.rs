@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_where_the_tables_say() {
+    fn bits_are_at_the_offsets_of_the_tables() {
         let segment = DescriptorSegment {
             iova: Iova::new(0x1122_3344_5566_7788),
             bytes: 0x99aa_bbcc,

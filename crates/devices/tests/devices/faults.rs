@@ -362,7 +362,7 @@ fn at_every_step<D: Driven<W>, W: OracleChecked>(env: &mut W, what: What) -> u64
 
 /// Invalidations keep failing. The driver reports what the device may still access as lost, and
 /// frees everything else. Returns the number of runs.
-fn when_invalidations_stay_away<D: Driven<W>, W: OracleChecked>(make: impl Fn() -> W) -> u64 {
+fn run_with_lost_invalidations<D: Driven<W>, W: OracleChecked>(make: impl Fn() -> W) -> u64 {
     for step in 0.. {
         let (mut env, troubles) = (make(), Troubles::default());
         let asked = trouble(What::Invalidations, &env, &troubles);
@@ -392,9 +392,9 @@ where
     use What::{Descriptors, Frames, FullRings, Invalidations, Maps};
     let setup = rig::TAIL;
     let steps = [
-        when_invalidations_stay_away::<D, _>(rig::strict),
-        when_invalidations_stay_away::<D, _>(|| rig::burst(7)),
-        when_invalidations_stay_away::<D, _>(|| RingRig::rings(rings.iter().copied(), setup, ())),
+        run_with_lost_invalidations::<D, _>(rig::strict),
+        run_with_lost_invalidations::<D, _>(|| rig::burst(7)),
+        run_with_lost_invalidations::<D, _>(|| RingRig::rings(rings.iter().copied(), setup, ())),
     ];
     println!("lives in which invalidations stay away: {steps:?}");
     for what in [Frames, Invalidations, Maps, FullRings, Descriptors] {

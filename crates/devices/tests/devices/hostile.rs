@@ -40,7 +40,7 @@ fn claim<W: Environment>(env: &mut W, at: &RingAddresses, entry: u32, claim: Nic
 }
 
 #[test]
-fn every_lie_has_its_name() {
+fn every_invalid_completion_has_its_error() {
     let good = NicCompletion {
         bytes: 60,
         first: 54,
@@ -106,7 +106,7 @@ fn every_lie_has_its_name() {
 }
 
 #[test]
-fn a_completion_without_a_descriptor_is_a_lie() {
+fn a_completion_without_a_descriptor_is_invalid() {
     let mut env = rig::strict();
     let mut nic = open(&mut env, profile(1));
     let at = addresses(&nic, QueueDir::Tx);

@@ -251,7 +251,7 @@ fn follows_its_records<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
         assert_eq!(nic.in_flight(0) as usize, outstanding.len());
         let live = at_rest + maps - unmaps;
         assert_eq!(
-            (env.judge().live() as u64, nic.buffers_out() as u64),
+            (env.judge().live() as u64, nic.buffers_in_use() as u64),
             (live, live)
         );
         if stopped {

@@ -94,7 +94,7 @@ fn full_rings_hold_the_published_number_of_addresses() {
         let mut env = rig::strict();
         let testbed = open(&mut env, profile, BURST, 1);
         assert_eq!(env.judge().live(), at_rest);
-        assert_eq!(testbed.nic().buffers_out(), at_rest);
+        assert_eq!(testbed.nic().buffers_in_use(), at_rest);
         testbed.close(&mut env).unwrap();
         assert_eq!(env.judge().live(), 0);
     }
@@ -412,14 +412,14 @@ fn a_frame_that_finds_half_its_room_is_taken_back() {
     let mut env = rig::RingRig::rings(slots, rig::TAIL, ());
     let memory = rig::buffers(Nic::<()>::buffer_bytes(&profile, 4));
     let mut nic = Nic::open(profile, memory, &mut env.api()).unwrap();
-    let (live, out) = (env.judge().live(), nic.buffers_out());
+    let (live, out) = (env.judge().live(), nic.buffers_in_use());
     for _ in 0..3 {
         // The headers take the only slot; the data find none.
         assert_eq!(
             nic.send(&mut env.api(), 0, &[1; 600]),
             Ok(SendOutcome::Full)
         );
-        assert_eq!((env.judge().live(), nic.buffers_out()), (live, out));
+        assert_eq!((env.judge().live(), nic.buffers_in_use()), (live, out));
     }
     nic.close(&mut env.api()).unwrap();
     assert_eq!(env.judge().live(), 0);

@@ -51,7 +51,7 @@ where
 }
 
 #[test]
-fn memory_comes_back_until_it_is_flushed() {
+fn coherent_memory_is_reused_after_the_flush() {
     freed_after_its_invalidation::<Tree, Plain, _>(Strict);
     freed_after_its_invalidation::<Product, Cached, _>(Burst::default());
     freed_after_its_invalidation::<Bits, Plain, _>(Strict);

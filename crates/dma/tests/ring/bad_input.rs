@@ -112,7 +112,7 @@ fn places_where_no_table_can_be() {
 }
 
 #[test]
-fn buffers_that_no_entry_can_say() {
+fn buffers_that_no_entry_can_encode() {
     let mut rig = Rig::new(Strict, &[4], ANY);
     let at = rig.at;
     assert_eq!(

@@ -5,7 +5,7 @@ use crate::finding::{FindingRow, Findings};
 use crate::guests::{Configuration, FalseFaults, GuestCell, Kind, Uncounted};
 
 /// The rows of a cell whose device could not complete its requests.
-pub(super) fn defeated(seen: &FalseFaults) -> impl Iterator<Item = (&'static str, f64)> {
+pub(super) fn stopped_device_rows(seen: &FalseFaults) -> impl Iterator<Item = (&'static str, f64)> {
     [
         ("requests of the driver", seen.requests),
         ("requests that failed", seen.failed),

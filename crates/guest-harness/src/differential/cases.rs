@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_comes_and_none_is_an_interrupt() {
+    fn every_kind_of_access_occurs_and_none_is_an_interrupt() {
         let mapping = |start, writable| QemuMapping {
             range: IovaRange::new(Iova::new(start), PAGE_BYTES).unwrap(),
             writable,

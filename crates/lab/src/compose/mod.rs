@@ -79,7 +79,9 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
     let table = table.ok_or(ComposeError::Missing(TableKind::KEY))?;
     let flush = flush.ok_or(ComposeError::Missing(FlushKind::KEY))?;
     let owner = owner.unwrap_or(Owner::Kernel);
-    if let Some(reason) = senseless(alloc, table, flush).or(misplaced(alloc, table, flush, owner)) {
+    if let Some(reason) =
+        incompatible(alloc, table, flush).or(misplaced(alloc, table, flush, owner))
+    {
         return Err(ComposeError::Unsupported {
             mode: row.to_owned(),
             reason,
@@ -105,7 +107,7 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
 }
 
 /// Returns the reason why these choices do not fit together; `None` if they do.
-fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
+fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
     let ring_alloc = matches!(alloc, A::RingTail | A::RingFree | A::RingTailAsPublished);
@@ -239,7 +241,7 @@ mod tests {
     #[test]
     fn invalid_combinations_are_rejected_with_a_reason() {
         use ComposeError as E;
-        let senseless = [
+        let incompatible = [
             "alloc=identity,table=radix,flush=never",
             "alloc=identity,table=none,flush=per-unmap",
             "alloc=magazine,table=none,flush=per-unmap",
@@ -271,7 +273,7 @@ mod tests {
             "alloc=linux-rcache,table=radix,flush=per-cycle",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
         ];
-        for row in senseless {
+        for row in incompatible {
             assert!(matches!(compose(row), Err(E::Unsupported { .. })), "{row}");
         }
         let cases = [

@@ -11,7 +11,7 @@ mod verdict;
 mod windows;
 
 pub use grants::{Grant, GrantId, GrantState};
-pub use verdict::{Tally, Verdict};
+pub use verdict::{Verdict, VerdictCounts};
 pub use windows::Windows;
 
 use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
@@ -45,7 +45,7 @@ pub struct Oracle {
     /// First page that exceeded `max_sharers`.
     crowded: Option<u64>,
     /// Counts of verdicts.
-    pub tally: Tally,
+    pub tally: VerdictCounts,
 }
 
 impl Oracle {
@@ -57,7 +57,7 @@ impl Oracle {
             ownership,
             max_sharers: ReplayLimits::default().buffers_on_a_page,
             crowded: None,
-            tally: Tally::default(),
+            tally: VerdictCounts::default(),
         }
     }
 

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use super::grants::{GrantSlot, Grants};
 
-const LEAF: usize = 1024;
+/// Pages of one leaf of the array.
+const LEAF_PAGES: usize = 1024;
+/// Pages of the array; higher pages are in the map.
 const LOW_PAGES: u64 = crate::platform::DATA_BYTES >> 12;
 
 /// Entry of a page without an owner.
@@ -16,18 +18,19 @@ const SHARED: u32 = 1 << 31;
 /// Owners of the pages of one device.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    low: Vec<Option<Box<[u32; LEAF]>>>,
+    low: Vec<Option<Box<[u32; LEAF_PAGES]>>>,
     high: HashMap<u64, u32>,
     /// Owner lists of pages with several owners.
     shared: Vec<Vec<GrantSlot>>,
 }
 
 impl Owners {
+    /// Returns the entry of `page`: a grant slot, [`NONE`], or an index with the flag [`SHARED`].
     #[inline]
-    fn slot(&self, page: u64) -> u32 {
+    fn entry(&self, page: u64) -> u32 {
         if page < LOW_PAGES {
-            match self.low.get(page as usize / LEAF) {
-                Some(Some(leaf)) => leaf[page as usize % LEAF],
+            match self.low.get(page as usize / LEAF_PAGES) {
+                Some(Some(leaf)) => leaf[page as usize % LEAF_PAGES],
                 _ => NONE,
             }
         } else {
@@ -36,74 +39,77 @@ impl Owners {
     }
 
     #[inline]
-    fn set(&mut self, page: u64, value: u32) {
+    fn set_entry(&mut self, page: u64, entry: u32) {
         if page < LOW_PAGES {
-            let index = page as usize / LEAF;
+            let index = page as usize / LEAF_PAGES;
             if self.low.len() <= index {
                 self.low.resize_with(index + 1, || None);
             }
-            let leaf = self.low[index].get_or_insert_with(|| Box::new([NONE; LEAF]));
-            leaf[page as usize % LEAF] = value;
+            let leaf = self.low[index].get_or_insert_with(|| Box::new([NONE; LEAF_PAGES]));
+            leaf[page as usize % LEAF_PAGES] = entry;
         } else {
-            self.high.insert(page, value);
+            self.high.insert(page, entry);
         }
     }
 
     /// Returns the owners of `page`.
     #[inline]
     pub(super) fn owners_of(&self, page: u64) -> impl Iterator<Item = GrantSlot> + '_ {
-        let slot = self.slot(page);
-        let one = (slot & SHARED == 0).then_some(GrantSlot(slot));
-        let many = if slot != NONE && slot & SHARED != 0 {
+        let entry = self.entry(page);
+        let single = (entry & SHARED == 0).then_some(GrantSlot(entry));
+        let several = if entry != NONE && entry & SHARED != 0 {
             self.shared
-                .get((slot & !SHARED) as usize)
+                .get((entry & !SHARED) as usize)
                 .map_or(&[][..], Vec::as_slice)
         } else {
             &[]
         };
-        one.into_iter().chain(many.iter().copied())
+        single.into_iter().chain(several.iter().copied())
     }
 
-    /// Makes `id` the only owner of `page`, and passes the previous owner to `lost`.
+    /// Makes `id` the only owner of `page`, and passes the previous owner to `lost` if there is
+    /// exactly one.
     #[inline]
     pub(super) fn acquire(&mut self, page: u64, id: GrantSlot, mut lost: impl FnMut(GrantSlot)) {
-        let slot = self.slot(page);
-        if slot & SHARED == 0 {
-            lost(GrantSlot(slot));
+        let entry = self.entry(page);
+        if entry & SHARED == 0 {
+            lost(GrantSlot(entry));
         }
-        self.set(page, id.0);
+        self.set_entry(page, id.0);
     }
 
     /// Adds `id` to the owners of `page` and removes the owners for which `outlives` is false.
-    /// Returns false, and adds nothing, if `most` owners remain.
+    /// Each
+    /// owner keeps a reference (pin) of its grant. Returns false, and adds nothing, if `max_owners`
+    /// owners remain.
     pub(super) fn share(
         &mut self,
         page: u64,
         id: GrantSlot,
         grants: &mut Grants,
         outlives: impl Fn(GrantSlot, &Grants) -> bool,
-        most: usize,
+        max_owners: usize,
     ) -> bool {
-        let slot = self.slot(page);
+        let entry = self.entry(page);
         grants.pin(id);
-        if slot == NONE {
-            self.set(page, id.0);
+        if entry == NONE {
+            self.set_entry(page, id.0);
             return true;
         }
-        if slot & SHARED == 0 {
-            let old = GrantSlot(slot);
+        if entry & SHARED == 0 {
+            let old = GrantSlot(entry);
             if old == id {
                 grants.unpin(id);
             } else if outlives(old, grants) {
                 self.shared.push(vec![old, id]);
-                self.set(page, SHARED | (self.shared.len() as u32 - 1));
+                self.set_entry(page, SHARED | (self.shared.len() as u32 - 1));
             } else {
                 grants.unpin(old);
-                self.set(page, id.0);
+                self.set_entry(page, id.0);
             }
             return true;
         }
-        let Some(list) = self.shared.get_mut((slot & !SHARED) as usize) else {
+        let Some(list) = self.shared.get_mut((entry & !SHARED) as usize) else {
             return true;
         };
         if list.contains(&id) {
@@ -111,13 +117,13 @@ impl Owners {
             return true;
         }
         list.retain(|&old| {
-            let stays = outlives(old, grants);
-            if !stays {
+            let is_kept = outlives(old, grants);
+            if !is_kept {
                 grants.unpin(old);
             }
-            stays
+            is_kept
         });
-        if list.len() >= most {
+        if list.len() >= max_owners {
             grants.unpin(id);
             return false;
         }

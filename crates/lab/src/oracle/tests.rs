@@ -184,7 +184,7 @@ fn open_windows_last_until_the_end_in_constant_memory() {
 /// Two buffers share one page. The bytes of a released buffer are colocated while the other buffer
 /// lives, and stale after that.
 #[test]
-fn a_shared_page_is_theirs_who_live() {
+fn live_owners_share_a_page() {
     let mut oracle = Oracle::new(Ownership::Shared);
     let first = oracle.grant_per_segment(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
     let second = oracle.grant_per_segment(0, &[iova(0x5800, 0x100)], &[pa(0x20800, 0x100)], RX);

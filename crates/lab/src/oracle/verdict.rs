@@ -53,7 +53,7 @@ impl Verdict {
 
 /// Counts of verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
+pub struct VerdictCounts {
     /// Number of judged accesses.
     pub accesses: u64,
     /// Accesses that the hardware stopped.
@@ -72,7 +72,7 @@ pub struct Tally {
     pub false_faults: u64,
 }
 
-impl Tally {
+impl VerdictCounts {
     /// Counts one verdict.
     #[inline]
     pub fn count(&mut self, verdict: Verdict) {

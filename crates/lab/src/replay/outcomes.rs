@@ -3,7 +3,7 @@
 use ringfence_dma::MapError;
 use ringfence_hw::IommuStats;
 
-use crate::oracle::Tally;
+use crate::oracle::VerdictCounts;
 use crate::queue_stats::QueueStats;
 
 /// Maps of one ring that did not get a slot at once.
@@ -40,7 +40,7 @@ pub struct Outcomes {
     /// Buffers that the layer never returned, because their invalidation failed until the end.
     pub not_flushed: u64,
     /// Counts of verdicts.
-    pub tally: Tally,
+    pub tally: VerdictCounts,
     /// Number of attacker accesses.
     pub attempts: u64,
     /// Sum of the steps of the allocator's searches.

@@ -36,7 +36,7 @@ fn shown(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn bursts_end_as_the_decision_says() {
+fn bursts_end_as_decided() {
     let page = |number: u64| [memory(number << 12, 100)];
     // A burst's key is device, CPU and direction.
     let (rx, tx) = ((0, 0, RX), (0, 0, TX));

@@ -116,7 +116,7 @@ fn tail_as_published_overwrites_live_entries() {
 }
 
 #[test]
-fn who_waits_waits_in_line_and_may_wait_in_vain() {
+fn stalled_maps_wait_in_order_and_may_never_succeed() {
     let mut script = Script::default();
     // One buffer that stays mapped, at the head of a ring of two.
     script.map(0, (0, 0, RX), 0, &buffer(0));

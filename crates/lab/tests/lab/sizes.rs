@@ -133,7 +133,7 @@ proptest! {
     /// The model of slots shares no code with the driver. It predicts how many maps wait, and how
     /// many of them in vain. The computed need is tight: with one slot less, maps wait.
     #[test]
-    fn the_driver_stalls_as_predicted_and_where_the_counts_say(
+    fn the_driver_stalls_as_predicted(
         operations in prop::collection::vec(
             (
                 0..40_u64,

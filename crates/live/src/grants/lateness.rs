@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_minute_old_is_forgotten_and_nothing_younger() {
+    fn delays_count_for_one_minute() {
         let mut account = Lateness::new(ALLOWANCE);
         account.charge(MS(1500), MS(3000)).unwrap();
         account.charge(MS(30_000), MS(1000)).unwrap();

@@ -339,18 +339,18 @@ impl Grants {
 
     /// Asks the device to abandon its current request without side effects and to start no other. A
     /// device that follows the protocol stops soon.
-    pub fn call_off(&self) {
+    pub fn cancel_requests(&self) {
         self.control.set_master(false);
     }
 
     /// Revokes all windows until [`release`](Self::release), even if the device ignores
-    /// [`call_off`](Self::call_off). Mappings may change in the meantime. A new `Grants` begins in
+    /// [`cancel_requests`](Self::cancel_requests). Mappings may change in the meantime. A new `Grants` begins in
     /// this state.
     ///
     /// # Errors
     /// [`StuckProcess`]. The caller must call it again.
     pub fn hold(&mut self) -> Result<(), StuckProcess> {
-        self.call_off();
+        self.cancel_requests();
         if !std::mem::replace(&mut self.revoked, true) {
             let parts = self.granted.values().flat_map(|grant| &grant.parts);
             self.pending

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_locked_unless_asked_for() {
+    fn pages_are_locked_only_on_request() {
         let mut frames = GuestPages::new();
         frames.set_memory(&memory(0, 4));
         assert_eq!(frames.pin(Gpa::new(0x1000)), Ok(PhysAddr::new(0x1000)));

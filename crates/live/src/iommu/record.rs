@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_record_says_what_it_lacks() {
+    fn a_full_record_counts_the_dropped_lines() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("requests");
         let detach = [

@@ -235,7 +235,7 @@ mod tests {
     proptest! {
         /// The frames do not depend on the pieces into which the stream is cut.
         #[test]
-        fn frames_come_out_as_they_went_in(
+        fn frames_survive_the_stream_unchanged(
             sent in prop::collection::vec(
                 (
                     prop_oneof![0usize..40, 1500usize..1540, 60_000usize..69_000],

@@ -113,7 +113,7 @@ impl PvIommu {
     /// have no mappings yet. Returns false if the device does not exist or is sandboxed already.
     #[must_use = "the process may reach what its device does not"]
     pub fn set_sandboxed(&self, device: RequesterId, grants: Grants) -> bool {
-        self.unit().set_apart(device, grants)
+        self.unit().set_sandboxed(device, grants)
     }
 
     /// Calls `with` on the grants of a sandboxed device. `None` if the device is not sandboxed.

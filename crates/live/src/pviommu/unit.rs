@@ -119,9 +119,9 @@ impl Unit {
 
     /// Declares that a sandboxed process with these grants implements the device. Returns false if
     /// there is no such device.
-    pub(super) fn set_apart(&mut self, device: RequesterId, grants: Grants) -> bool {
+    pub(super) fn set_sandboxed(&mut self, device: RequesterId, grants: Grants) -> bool {
         let slot = self.slot(device);
-        slot.is_some_and(|slot| self.domains().set_apart(slot, grants))
+        slot.is_some_and(|slot| self.domains().set_sandboxed(slot, grants))
     }
 
     /// Calls `with` on the grants of a sandboxed device.

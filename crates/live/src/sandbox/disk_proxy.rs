@@ -390,7 +390,7 @@ impl Device for DiskProxy {
     /// windows, even if the process ignored the request.
     fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
         self.iommu
-            .with_grants(self.device, |grants| grants.call_off());
+            .with_grants(self.device, |grants| grants.cancel_requests());
         self.wait_for_reply(STOP_TIMEOUT, Self::is_idle);
         self.requeue_kicks();
         match self.iommu.with_grants(self.device, Grants::hold) {

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn messages_round_trip() {
         let turn = QuantumResult {
             interrupt: true,
             more: false,

@@ -326,7 +326,7 @@ proptest! {
     /// Checks accesses against a list of the mappings. An access succeeds exactly if the list
     /// contains its page, and it reaches that page and no other.
     #[test]
-    fn accesses_go_where_the_list_says(on in any::<bool>(), steps in vec(step(), 1..60)) {
+    fn accesses_follow_the_scatter_list(on in any::<bool>(), steps in vec(step(), 1..60)) {
         let mut guest = para(if on { HostPagePool::On } else { HostPagePool::Off });
         let mut list: [Option<(u64, Direction)>; SLOTS as usize] = [None; SLOTS as usize];
         let at = |slot: u64| 0x20_0000 + AWAY + slot * PAGE;

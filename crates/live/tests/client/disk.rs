@@ -68,7 +68,7 @@ fn kinds_of_request() {
 }
 
 #[test]
-fn what_one_request_may_ask_for() {
+fn limits_of_one_request() {
     let counters: std::sync::Arc<ringfence_live::counters::DeviceCounters> =
         std::sync::Arc::default();
     let file = disk_file();

@@ -318,7 +318,7 @@ fn a_status_that_cannot_be_written_undoes_nothing() {
 }
 
 #[test]
-fn an_available_index_that_runs_away_breaks_the_device() {
+fn an_available_index_beyond_the_queue_breaks_the_device() {
     for ahead in [17, 1 << 15, u16::MAX] {
         let mut guest = ready();
         let index = guest.requests.wrapping_add(ahead);

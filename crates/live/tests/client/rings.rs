@@ -147,7 +147,7 @@ fn a_chain_longer_than_allowed_is_refused_whole() {
 }
 
 #[test]
-fn an_available_index_that_runs_away_breaks_the_queue() {
+fn an_available_index_beyond_the_queue_breaks_the_queue() {
     let mut client = ready();
     client.begin(0);
     client.poke(QUEUE + 0x1002, &17u16.to_le_bytes());

@@ -37,11 +37,11 @@ fn it_reads_and_counts_behind<I: Boundary>() {
 
 #[test]
 fn unmapped_page_faults_and_is_reported() {
-    an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Virtio>();
-    an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Para>();
+    unmapped_pages_fault::<Virtio>();
+    unmapped_pages_fault::<Para>();
 }
 
-fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind<I: Boundary>() {
+fn unmapped_pages_fault<I: Boundary>() {
     let mut apart = good::<I>();
     let guest = &mut apart.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
@@ -159,11 +159,11 @@ fn other_memory_is_granted_anew_behind<I: Boundary>() {
 /// The CPU could not enforce it, since a writable page is readable; the process's table does.
 #[test]
 fn write_only_pages_are_not_read() {
-    what_is_for_writing_is_not_read_behind::<Virtio>();
-    what_is_for_writing_is_not_read_behind::<Para>();
+    write_only_pages_are_not_readable::<Virtio>();
+    write_only_pages_are_not_readable::<Para>();
 }
 
-fn what_is_for_writing_is_not_read_behind<I: Boundary>() {
+fn write_only_pages_are_not_readable<I: Boundary>() {
     let mut apart = apart::<I>("", &[InjectedDma::ReadWriteOnly], &disk_file()).mapped();
     let guest = &mut apart.guest;
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, WRITE_ONLY), 0);
@@ -240,7 +240,7 @@ fn round_trips_behind<I: Boundary>() {
 
 /// The process applies the same limits as a disk in the daemon, and the daemon logs its refusals.
 #[test]
-fn what_one_request_may_ask_for() {
+fn limits_of_one_request() {
     let caps = GuestLimits {
         request_bytes: 1024,
         queue_size: 1024,

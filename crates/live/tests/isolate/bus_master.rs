@@ -62,11 +62,11 @@ fn nothing_is_granted_behind<I: Boundary>() {
 /// between.
 #[test]
 fn device_waits_and_resumes() {
-    it_waits_and_goes_on_behind::<Virtio>();
-    it_waits_and_goes_on_behind::<Para>();
+    waits_and_resumes::<Virtio>();
+    waits_and_resumes::<Para>();
 }
 
-fn it_waits_and_goes_on_behind<I: Boundary>() {
+fn waits_and_resumes<I: Boundary>() {
     let mut apart: Apart<I> = apart("", &[], &disk_file()).mapped();
     let guest = &mut apart.guest;
     let sector: Vec<u8> = (0..512u64).map(|at| (at / 7) as u8).collect();
@@ -103,11 +103,11 @@ fn it_waits_and_goes_on_behind<I: Boundary>() {
 /// Setting the bit does not restore pages that were unmapped while it was clear.
 #[test]
 fn pages_unmapped_while_paused_stay_unmapped() {
-    what_is_unmapped_meanwhile_stays_away_behind::<Virtio>();
-    what_is_unmapped_meanwhile_stays_away_behind::<Para>();
+    pages_unmapped_during_the_wait_stay_unmapped::<Virtio>();
+    pages_unmapped_during_the_wait_stay_unmapped::<Para>();
 }
 
-fn what_is_unmapped_meanwhile_stays_away_behind<I: Boundary>() {
+fn pages_unmapped_during_the_wait_stay_unmapped<I: Boundary>() {
     let image = tally();
     let mut apart: Apart<I> = goes_on(&image);
     let guest = &mut apart.guest;

@@ -59,7 +59,7 @@ fn calls_that_were_not_granted() {
 }
 
 #[test]
-fn pages_that_are_kept() {
+fn pages_that_the_process_does_not_release() {
     breaks("keeps", "unexpected system call");
     breaks("ignores", "in time");
 }
@@ -68,7 +68,7 @@ fn pages_that_are_kept() {
 /// that limit the IOMMU would wait 700 ms for each unmap of the guest.
 #[test]
 fn answers_that_are_late_each_time() {
-    let mut apart = apart::<Virtio>("dawdles", &[], &disk_file()).mapped();
+    let mut apart = apart::<Virtio>("delays_replies", &[], &disk_file()).mapped();
     let mut rounds = 0;
     let breach = loop {
         if let Some(breach) = apart.breach() {

@@ -29,7 +29,7 @@ fn main() -> io::Result<()> {
                 let _ = disk.file().read_exact_at(&mut gate, GATE);
             }
         }),
-        "dawdles" => enter(dawdles)?.serve(),
+        "delays_replies" => enter(delays_replies)?.serve(),
         "grows" => grows(&enter(mapper::follow)?),
         "complains" => break_out(|| {
             // Only reports of stopped accesses, without end.
@@ -168,7 +168,7 @@ fn grows(simulator: &SandboxedDevice) -> io::Result<()> {
 }
 
 /// Executes each unmap late, but each single answer is within its limit.
-fn dawdles(board: &ControlRegion) -> ! {
+fn delays_replies(board: &ControlRegion) -> ! {
     rounds(board, |call| {
         if call.number == libc::SYS_munmap {
             let begun = std::time::Instant::now();

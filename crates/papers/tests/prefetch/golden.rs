@@ -174,7 +174,7 @@ fn recency_proposes_the_neighbours_in_the_stack() {
 }
 
 #[test]
-fn distance_proposes_the_steps_that_came_next() {
+fn distance_predicts_the_following_steps() {
     use Variant::{Baseline, Modified};
     let live: &[Step] = &[
         Miss(10, &[]),

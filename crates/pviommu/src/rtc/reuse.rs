@@ -9,8 +9,8 @@ pub enum ResidencyPolicy {
     Fixed,
     /// Adapts to the observed reuse, up to C cycles.
     ///
-    /// The cache counts the cycles between release and reuse. After an early eviction it remembers
-    /// the key until C cycles are over, so that it counts late reuses as well. A released mapping
+    /// The cache counts the cycles between release and reuse. After an early eviction it keeps the
+    /// key until C cycles are over, so that it counts late reuses as well. A released mapping
     /// stays for 2^n - 1 whole cycles. The cache chooses the lowest n for which at most `late` in a
     /// thousand of the counted reuses took longer.
     ///
@@ -27,67 +27,70 @@ pub enum ResidencyPolicy {
 const BUCKETS: usize = 9;
 
 /// Minimum number of reuses of one direction before its counts are used.
-const ENOUGH: u32 = 32;
+const MIN_REUSES: u32 = 32;
 
-/// Residency until then, in whole cycles. The counts reveal a residency that is too short, because
+/// Residency before that number of reuses, in whole cycles. The counts reveal a residency that is too short, because
 /// they include late reuses. They do not reveal one that is too long.
-const AT_FIRST: u8 = 7;
+const INITIAL_CYCLES: u8 = 7;
 
 /// Number of reuses of one direction at which its counts are halved.
-const FADE: u32 = 1 << 14;
+const HALVING_COUNT: u32 = 1 << 14;
 
-/// Gaps between release and reuse in cycles, by direction.
+/// ReuseGaps between release and reuse in cycles, by direction.
 #[derive(Debug, Clone)]
-pub(super) struct Gaps {
+pub(super) struct ReuseGaps {
     residency: ResidencyPolicy,
-    longest: Cycles,
-    seen: [[u32; BUCKETS]; 4],
+    max_cycles: Cycles,
+    /// Counts of reuses, by direction and bucket.
+    counts: [[u32; BUCKETS]; 4],
     /// Residency of released mappings in whole cycles, by direction.
     keep_cycles: [u8; 4],
 }
 
-impl Gaps {
-    pub(super) fn new(residency: ResidencyPolicy, longest: Cycles) -> Self {
+impl ReuseGaps {
+    pub(super) fn new(residency: ResidencyPolicy, max_cycles: Cycles) -> Self {
         let keep_cycles = match residency {
-            ResidencyPolicy::Fixed => longest.get(),
-            ResidencyPolicy::Adaptive { .. } => longest.get().min(AT_FIRST),
+            ResidencyPolicy::Fixed => max_cycles.get(),
+            ResidencyPolicy::Adaptive { .. } => max_cycles.get().min(INITIAL_CYCLES),
         };
         Self {
             residency,
-            longest,
-            seen: [[0; BUCKETS]; 4],
+            max_cycles,
+            counts: [[0; BUCKETS]; 4],
             keep_cycles: [keep_cycles; 4],
         }
     }
 
-    /// Returns true if the cache counts gaps.
+    /// Returns true if the policy needs the counts.
     #[inline]
-    pub(super) fn counted(&self) -> bool {
+    pub(super) fn is_adaptive(&self) -> bool {
         matches!(self.residency, ResidencyPolicy::Adaptive { .. })
     }
 
-    /// Counts the reuse of a mapping whose key has `word`, `age` cycles after its release.
+    /// Counts the reuse of a mapping `age` cycles after its release. The low two bits of the key's
+    /// `word` are the direction.
     #[inline]
     pub(super) fn count(&mut self, word: u64, age: u8) {
         let bucket = (u8::BITS - age.leading_zeros()) as usize;
-        let seen = self.seen.get_mut((word & 3) as usize);
-        if let Some(count) = seen.and_then(|seen| seen.get_mut(bucket)) {
+        let counts = self.counts.get_mut((word & 3) as usize);
+        if let Some(count) = counts.and_then(|counts| counts.get_mut(bucket)) {
             *count = count.saturating_add(1);
         }
     }
 
-    /// Returns the residency of a released mapping whose key has `word`, in whole cycles.
+    /// Returns the residency of a released mapping in whole cycles. The low two bits of the key's
+    /// `word` are the direction.
     #[inline]
     pub(super) fn keep_cycles(&self, word: u64) -> u8 {
-        let kind = (word & 3) as usize;
+        let direction = (word & 3) as usize;
         self.keep_cycles
-            .get(kind)
+            .get(direction)
             .copied()
-            .unwrap_or(self.longest.get())
+            .unwrap_or(self.max_cycles.get())
     }
 
-    /// Returns the lowest [`keep_cycles`](Self::patience) of all directions.
-    pub(super) fn least(&self) -> u8 {
+    /// Returns the lowest [`keep_cycles`](Self::keep_cycles) of all directions.
+    pub(super) fn min_keep_cycles(&self) -> u8 {
         self.keep_cycles.iter().copied().min().unwrap_or(0)
     }
 
@@ -96,26 +99,28 @@ impl Gaps {
         let ResidencyPolicy::Adaptive { late } = self.residency else {
             return;
         };
-        for (seen, keep_cycles) in self.seen.iter_mut().zip(&mut self.keep_cycles) {
-            let total: u32 = seen.iter().fold(0, |sum, count| sum.saturating_add(*count));
-            if total < ENOUGH {
+        for (counts, keep_cycles) in self.counts.iter_mut().zip(&mut self.keep_cycles) {
+            let total: u32 = counts
+                .iter()
+                .fold(0, |sum, count| sum.saturating_add(*count));
+            if total < MIN_REUSES {
                 continue;
             }
             let allowed = u64::from(total) * u64::from(late) / 1000;
             // Shorten the residency as long as the share of late reuses stays within the allowance.
-            let (mut digits, mut beyond) = (BUCKETS as u32 - 1, 0_u64);
-            while let Some(count) = seen.get(digits as usize) {
-                beyond = beyond.saturating_add(u64::from(*count));
-                if beyond > allowed || digits == 0 {
+            let (mut digits, mut late_reuses) = (BUCKETS as u32 - 1, 0_u64);
+            while let Some(count) = counts.get(digits as usize) {
+                late_reuses = late_reuses.saturating_add(u64::from(*count));
+                if late_reuses > allowed || digits == 0 {
                     break;
                 }
                 digits -= 1;
             }
             // Longest gap of `digits` binary digits.
             let gap = u8::try_from((1_u32 << digits) - 1).unwrap_or(u8::MAX);
-            *keep_cycles = gap.min(self.longest.get());
-            if total > FADE {
-                for count in seen {
+            *keep_cycles = gap.min(self.max_cycles.get());
+            if total > HALVING_COUNT {
+                for count in counts {
                     *count /= 2;
                 }
             }
@@ -127,46 +132,50 @@ impl Gaps {
 mod tests {
     use super::*;
 
-    fn settled(gaps: &[(u8, u32)], late: u16) -> u8 {
-        let mut seen = Gaps::new(
+    fn keep_cycles_after(reuses: &[(u8, u32)], late: u16) -> u8 {
+        let mut gaps = ReuseGaps::new(
             ResidencyPolicy::Adaptive { late },
             Cycles::new(200).unwrap(),
         );
-        for &(gap, times) in gaps {
+        for &(gap, times) in reuses {
             for _ in 0..times {
-                seen.count(1, gap);
+                gaps.count(1, gap);
             }
         }
-        seen.end_cycle();
-        seen.keep_cycles(1)
+        gaps.end_cycle();
+        gaps.keep_cycles(1)
     }
 
     #[test]
-    fn patience_covers_all_but_the_late_ones() {
-        assert_eq!(settled(&[(0, 31)], 10), 7, "too few to believe");
-        assert_eq!(settled(&[(0, 1000)], 10), 0);
-        assert_eq!(settled(&[(0, 990), (7, 10)], 10), 0);
-        assert_eq!(settled(&[(0, 989), (7, 11)], 10), 7);
-        assert_eq!(settled(&[(0, 989), (4, 11)], 10), 7);
-        assert_eq!(settled(&[(0, 50), (255, 50)], 10), 200, "never above C");
-        assert_eq!(settled(&[(0, 999), (255, 1)], 0), 200);
+    fn residency_covers_all_but_the_late_reuses() {
+        assert_eq!(keep_cycles_after(&[(0, 31)], 10), 7, "too few reuses");
+        assert_eq!(keep_cycles_after(&[(0, 1000)], 10), 0);
+        assert_eq!(keep_cycles_after(&[(0, 990), (7, 10)], 10), 0);
+        assert_eq!(keep_cycles_after(&[(0, 989), (7, 11)], 10), 7);
+        assert_eq!(keep_cycles_after(&[(0, 989), (4, 11)], 10), 7);
+        assert_eq!(
+            keep_cycles_after(&[(0, 50), (255, 50)], 10),
+            200,
+            "never above C"
+        );
+        assert_eq!(keep_cycles_after(&[(0, 999), (255, 1)], 0), 200);
     }
 
     #[test]
-    fn directions_are_judged_separately() {
-        let mut seen = Gaps::new(
+    fn directions_have_separate_counts() {
+        let mut gaps = ReuseGaps::new(
             ResidencyPolicy::Adaptive { late: 0 },
             Cycles::new(9).unwrap(),
         );
         for _ in 0..100 {
-            seen.count(2, 0);
+            gaps.count(2, 0);
         }
-        seen.end_cycle();
+        gaps.end_cycle();
         assert_eq!(
             (
-                seen.keep_cycles(1),
-                seen.keep_cycles(2),
-                seen.keep_cycles(3)
+                gaps.keep_cycles(1),
+                gaps.keep_cycles(2),
+                gaps.keep_cycles(3)
             ),
             (7, 0, 7)
         );

@@ -463,7 +463,7 @@ fn a_mapping_beyond_the_mask_is_no_hit() {
 
 /// Coherent memory is not cached: its frames are free after it is freed.
 #[test]
-fn coherent_memory_is_not_kept() {
+fn coherent_memory_is_not_cached() {
     let mut guest = tree();
     let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
     let memory = guest

@@ -13,7 +13,7 @@ use ringfence_types::{Access, Direction, Iova};
 
 use crate::replies;
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, cases, config, memory};
-use crate::vectors::{self, Setting, StreamEnd, StreamVector};
+use crate::vectors::{self, Setting, StreamResult, StreamVector};
 
 fn busy() -> Rig {
     let mut rig = Rig::new();
@@ -186,9 +186,9 @@ fn every_stream_of_the_vectors_is_taken_whole_or_refused_whole() {
                 arrive(&mut host, &setting, &vector);
             }
             match vector.end {
-                StreamEnd::Refused { status, .. } => _ = refused.insert(status),
-                StreamEnd::Taken { .. } => taken += 1,
-                StreamEnd::NoStream(_) => {}
+                StreamResult::Refused { status, .. } => _ = refused.insert(status),
+                StreamResult::Accepted { .. } => taken += 1,
+                StreamResult::Malformed(_) => {}
             }
         }
     }
@@ -210,11 +210,11 @@ fn arrive<T: IoTables>(
 ) {
     let mut mapped = 0;
     match (host.restore(bytes), end) {
-        (Ok(()), StreamEnd::Taken { records, written }) => {
+        (Ok(()), StreamResult::Accepted { records, canonical }) => {
             mapped = records.iter().map(|(.., gpas)| gpas.len() as u64).sum();
             assert_eq!(
                 host.export(|_| DeviceState::Transferred).unwrap() == *bytes,
-                *written,
+                *canonical,
                 "{name}"
             );
         }

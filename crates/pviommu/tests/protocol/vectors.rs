@@ -164,7 +164,7 @@ pub(crate) fn configurations() -> Vec<ConfigVector> {
     all.map(|(name, bytes, words)| {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("a word"));
         let says = match words[..] {
-            ["ok" | "read", first, last, pages_max, devices] => {
+            ["ok" | "accepted", first, last, pages_max, devices] => {
                 let [first, last] = [first, last].map(|text| Iova::new(number(text)));
                 let window = IovaRange::inclusive(first, last).expect(name);
                 let pages_max = number(pages_max) as u32;
@@ -214,7 +214,7 @@ pub(crate) fn events() -> Vec<(&'static str, Vec<u8>, Option<Event>)> {
 }
 
 /// A record: device, direction, first page, GPAs.
-pub(crate) type Said = (Devid, Direction, Iova, Vec<Gpa>);
+pub(crate) type StreamRecord = (Devid, Direction, Iova, Vec<Gpa>);
 
 /// A migration stream.
 #[derive(Debug, Clone)]
@@ -224,26 +224,29 @@ pub(crate) struct StreamVector {
     /// Bytes of the stream.
     pub(crate) bytes: Vec<u8>,
     /// Result that restoring it must have.
-    pub(crate) end: StreamEnd,
+    pub(crate) end: StreamResult,
 }
 
 /// Result of restoring a stream.
 #[derive(Debug, Clone)]
-pub(crate) enum StreamEnd {
-    /// The stream is accepted. `written` is true if a host with these mappings exports the same
+pub(crate) enum StreamResult {
+    /// The stream is accepted. `canonical` is true if a host with these mappings exports the same
     /// bytes.
-    Taken { records: Vec<Said>, written: bool },
+    Accepted {
+        records: Vec<StreamRecord>,
+        canonical: bool,
+    },
     /// The stream is malformed.
-    NoStream(StreamError),
+    Malformed(StreamError),
     /// The stream is well-formed, but a record is refused.
     Refused { record: u64, status: Status },
 }
 
-impl StreamEnd {
+impl StreamResult {
     /// Returns true if `error` is this result.
     pub(crate) fn is(&self, error: &RestoreError) -> bool {
         match (self, error) {
-            (Self::NoStream(wanted), RestoreError::Stream(error)) => wanted == error,
+            (Self::Malformed(wanted), RestoreError::Stream(error)) => wanted == error,
             (
                 Self::Refused { record, status },
                 RestoreError::Refused {
@@ -257,7 +260,7 @@ impl StreamEnd {
     }
 }
 
-fn stated(record: &str) -> Said {
+fn stream_record(record: &str) -> StreamRecord {
     let parts: Vec<&str> = record.split(':').collect();
     let [device, direction, first, gpas] = parts[..] else {
         panic!("{record}");
@@ -273,13 +276,13 @@ fn stated(record: &str) -> Said {
     (device, direction, first, gpas)
 }
 
-fn refusal(record: &str, kind: &str) -> StreamEnd {
+fn refusal(record: &str, kind: &str) -> StreamResult {
     let record = number(record);
     let parts: Vec<&str> = kind.split(':').collect();
     let kind = match parts[..] {
         ["status", raw] => {
             let status = Status::from_raw(number(raw) as u8);
-            return StreamEnd::Refused { record, status };
+            return StreamResult::Refused { record, status };
         }
         ["magic"] => StreamErrorKind::Magic,
         ["checksum", stated, computed] => StreamErrorKind::Checksum {
@@ -293,7 +296,7 @@ fn refusal(record: &str, kind: &str) -> StreamEnd {
         ["order"] => StreamErrorKind::Order,
         _ => panic!("{kind}"),
     };
-    StreamEnd::NoStream(StreamError { record, kind })
+    StreamResult::Malformed(StreamError { record, kind })
 }
 
 /// Returns the migration streams, grouped by setting.
@@ -303,9 +306,9 @@ pub(crate) fn streams() -> Vec<(Setting, Vec<StreamVector>)> {
         let words: Vec<&str> = rest.split(' ').collect();
         let end = match words[..] {
             ["refused", record, kind] => refusal(record, kind),
-            [how @ ("written" | "taken"), ref records @ ..] => StreamEnd::Taken {
-                records: records.iter().copied().map(stated).collect(),
-                written: how == "written",
+            [how @ ("canonical" | "accepted"), ref records @ ..] => StreamResult::Accepted {
+                records: records.iter().copied().map(stream_record).collect(),
+                canonical: how == "canonical",
             },
             _ => panic!("{name}: {rest}"),
         };

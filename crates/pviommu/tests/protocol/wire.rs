@@ -12,7 +12,7 @@ use ringfence_pviommu::wire::{
 use ringfence_types::{Direction, Iova, IovaRange};
 
 use crate::rig::{PAGE, cases};
-use crate::vectors::{self, Said, StreamEnd, StreamVector};
+use crate::vectors::{self, StreamRecord, StreamResult, StreamVector};
 
 /// Decodes every request of the vectors by layout alone, and encodes it again.
 #[test]
@@ -162,23 +162,23 @@ fn streams_are_read_and_written_again() {
     for (_, vectors) in vectors::streams() {
         for StreamVector { name, bytes, end } in vectors {
             let read = MigrationStream::decode(&bytes);
-            let (records, written) = match end {
-                StreamEnd::NoStream(error) => {
+            let (records, canonical) = match end {
+                StreamResult::Malformed(error) => {
                     kinds.insert(discriminant(&error.kind));
                     assert_eq!(read.err(), Some(error), "{name}");
                     continue;
                 }
-                StreamEnd::Refused { record, .. } => {
+                StreamResult::Refused { record, .. } => {
                     assert!(read.unwrap().len() > record, "{name}");
                     continue;
                 }
-                StreamEnd::Taken { records, written } => (records, written),
+                StreamResult::Accepted { records, canonical } => (records, canonical),
             };
             let found = read.unwrap().records().map(|record| {
                 let gpas = record.gpas.iter().collect();
                 (record.device, record.direction, record.first, gpas)
             });
-            assert_eq!(found.collect::<Vec<Said>>(), records, "{name}");
+            assert_eq!(found.collect::<Vec<StreamRecord>>(), records, "{name}");
             let mut writer = StreamWriter::new();
             for (device, direction, first, gpas) in records {
                 for (gpa, page) in gpas.into_iter().zip(0..) {
@@ -186,7 +186,7 @@ fn streams_are_read_and_written_again() {
                     writer.page(device, giova, gpa, direction).unwrap();
                 }
             }
-            assert_eq!(writer.finish() == bytes, written, "{name}");
+            assert_eq!(writer.finish() == bytes, canonical, "{name}");
         }
     }
     assert_eq!(kinds.len(), 7, "every kind");

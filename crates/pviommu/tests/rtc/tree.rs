@@ -59,7 +59,7 @@ proptest! {
         for page in map.keys() {
             *pages_of.entry(page >> 8).or_default() += 1;
         }
-        for (kind, nodes) in NodeKind::ALL.iter().zip(tree.census().leaves) {
+        for (kind, nodes) in NodeKind::ALL.iter().zip(tree.node_counts().leaves) {
             let range = kind.least_keys()..=kind.pointers();
             let fit = pages_of.values().filter(|pages| range.contains(pages));
             prop_assert_eq!(nodes, fit.count(), "{:?}", kind);
@@ -69,7 +69,7 @@ proptest! {
             let (_, leaf) = tree.get(page).unwrap();
             prop_assert!(tree.remove(leaf, page).is_some());
         }
-        prop_assert_eq!(tree.census().leaves, [0; 6]);
+        prop_assert_eq!(tree.node_counts().leaves, [0; 6]);
     }
 }
 
@@ -105,9 +105,12 @@ fn search_ends_at_a_leaf_where_an_address_should_be() {
     assert_eq!(tree.in_leaf(leaf, 0x1010), Some(0xb000));
     assert_eq!(tree.in_leaf(leaf, 0x1020), None);
     // Eight levels: seven inner nodes and a leaf. With keys of 52 bits there are six inner nodes.
-    let census = tree.census();
+    let node_counts = tree.node_counts();
     assert_eq!(
-        (census.inner.iter().sum::<usize>(), census.leaves[0]),
+        (
+            node_counts.inner.iter().sum::<usize>(),
+            node_counts.leaves[0]
+        ),
         (7, 1)
     );
 }

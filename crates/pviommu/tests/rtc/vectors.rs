@@ -66,7 +66,7 @@ fn step(cache: &mut Rtc, uncached: &mut Vec<MappingKey>, next: &mut u64, line: &
             evicted.sort_unstable();
             assert_eq!(evicted, pages_of(list), "{line}");
         }
-        ["shed", list] => {
+        ["evict", list] => {
             cache.evict(&mut leaves);
             evicted.sort_unstable();
             assert_eq!(evicted, pages_of(list), "{line}");

@@ -7,9 +7,9 @@ use super::cells::{COLUMNS, Group, cells, groups, score_cells, score_text};
 use crate::plot::lines;
 use ringfence_experiments::{Finding, Verdict};
 
-/// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has
-/// to be scrolled sideways; colours follow the reader's ground, and none says anything that words
-/// do not.
+/// The style sheet. A narrow screen shows each row of numbers as a card with the names of its
+/// columns, so that no table needs horizontal scrolling. Colours follow the reader's light or dark
+/// scheme, and repeat information that the text also has.
 const STYLE: &str = include_str!("page.css");
 
 fn escape(text: &str) -> String {
@@ -20,6 +20,7 @@ fn escape(text: &str) -> String {
     text.replace('"', "&quot;")
 }
 
+/// Returns the CSS class of a verdict.
 fn class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Reproduced => "reproduced",
@@ -31,7 +32,8 @@ fn class(verdict: Verdict) -> &'static str {
     }
 }
 
-fn chip(verdict: Verdict) -> String {
+/// Formats a verdict as a coloured label.
+fn label(verdict: Verdict) -> String {
     format!(
         r#"<span class="verdict {}">{}</span>"#,
         class(verdict),
@@ -47,9 +49,9 @@ pub fn page(reproduction: &Reproduction) -> String {
         out,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Ringfence: three documents, run \
+         <title>Ringfence: the papers' experiments, run \
          again</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
-         <h1>Ringfence: three documents, run again</h1>\n"
+         <h1>Ringfence: the papers' experiments, run again</h1>\n"
     );
     introduction(reproduction, &mut out);
     for finding in &reproduction.findings {
@@ -122,7 +124,7 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
             let _ = writeln!(
                 out,
                 "<dt>{} ({count})</dt><dd>{meaning}</dd>",
-                chip(verdict)
+                label(verdict)
             );
         }
     }
@@ -138,7 +140,7 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
             "<tr><td><a href=\"#{id}\">{id} {}</a></td><td>{}</td><td>{held}</td><td>{null}</td>\
             <td>{here}</td><td class=\"faint\">{}</td></tr>",
             escape(finding.title),
-            chip(finding.verdict),
+            label(finding.verdict),
             escape(finding.source),
             id = finding.id,
         );
@@ -173,7 +175,7 @@ fn section(finding: &Finding, out: &mut String) {
         "<h2 id=\"{id}\">{id} {}</h2>\n<p>{} {} <span class=\"faint\">{}. {:.1} \
         s.</span></p>\n<p>{}</p>\n",
         escape(finding.title),
-        chip(finding.verdict),
+        label(finding.verdict),
         score_text(&finding.score),
         escape(finding.source),
         finding.seconds,

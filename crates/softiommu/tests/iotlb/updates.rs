@@ -194,7 +194,7 @@ fn the_page_limit_keeps_the_page_of_an_older_miss() {
 /// An update repeats a page that is cached, and the page after it evicts that page: the update must
 /// not map it again beyond the limit.
 #[test]
-fn the_page_limit_holds_if_an_update_evicts_what_it_repeats() {
+fn the_page_limit_holds_if_an_update_evicts_its_own_pages() {
     let mut iotlb = with_pages(2);
     let read = |page, pages| update(page, pages, page, Permissions::READ);
     // Page 0 is cached for reading, and an older miss waits for a write.

@@ -71,8 +71,8 @@ impl<S: Sink> Device<S> {
     /// endpoints of the snapshot.
     ///
     /// # Errors
-    /// The device is unchanged, with two exceptions. If the sink fails, endpoints whose bypass it
-    /// then refuses are blocked. If only the sink's `commit` fails, the snapshot is restored, with
+    /// The device is unchanged, with two exceptions. If the sink fails, the device blocks endpoints
+    /// whose bypass the sink then refuses. If only the sink's `commit` fails, the snapshot is restored, with
     /// the consequences described at [`handle`](Self::handle).
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         if !self.domains.is_empty() || self.accepted != 0 {
@@ -275,7 +275,7 @@ impl<S: Sink> Device<S> {
                 reserved.push(region.range);
             }
         }
-        let reach = match kind {
+        let kind = match kind {
             0 if self.features() >> VIRTIO_IOMMU_F_BYPASS_CONFIG & 1 == 0 => {
                 return Err(SnapshotError::Bypass);
             }
@@ -286,7 +286,7 @@ impl<S: Sink> Device<S> {
         };
         let mut domain = Domain {
             id,
-            kind: reach,
+            kind,
             endpoints,
             reserved,
         };

@@ -179,7 +179,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
     }
 
     fn out(&self) -> usize {
-        self.nic.buffers_out()
+        self.nic.buffers_in_use()
     }
 
     fn close<W: OracleChecked + Environment<Handle = H>>(

@@ -79,7 +79,7 @@ fn failing_disk_reports_errors() {
 }
 
 #[test]
-fn lies_of_a_controller_have_their_names() {
+fn invalid_completions_of_a_controller_have_their_errors() {
     let done = |queue, id| NvmeCompletion {
         head: 0xffff,
         queue,
@@ -120,7 +120,7 @@ fn lies_of_a_controller_have_their_names() {
 }
 
 #[test]
-fn an_active_bit_of_an_empty_slot_is_a_lie() {
+fn an_active_bit_of_an_empty_slot_is_invalid() {
     let mut env = rig::strict();
     let mut ahci = Ahci::open(&mut env, 1);
     let registers = AhciRegisters {

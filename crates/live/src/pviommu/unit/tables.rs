@@ -57,7 +57,7 @@ impl Domains {
     }
 
     /// Declares that a sandboxed process implements the device. Returns false if one does already.
-    pub(super) fn set_apart(&mut self, device: DeviceSlot, grants: Grants) -> bool {
+    pub(super) fn set_sandboxed(&mut self, device: DeviceSlot, grants: Grants) -> bool {
         let free = !self.sandboxed.contains_key(&device);
         if free {
             self.sandboxed.insert(device, grants);

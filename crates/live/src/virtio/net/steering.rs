@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_come_back_where_the_question_went() {
+    fn replies_use_the_queue_pair_of_the_request() {
         let four = NonZeroU16::new(4).unwrap();
         for (kind, protocol) in [(IPV4, TCP), (IPV4, UDP), (IPV6, TCP), ([8, 6], 0)] {
             for pair in 0..4 {

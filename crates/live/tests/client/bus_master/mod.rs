@@ -117,7 +117,7 @@ fn has_read<A: Dma>(disk: &Client<impl Device, A>, count: u16) {
 }
 
 /// Tests reads of a running disk whose IOVAs differ by `away` from the guest-physical addresses.
-fn reads_in_vain<D: Device, A: Dma>(disk: &mut Client<D, A>, away: u64) {
+fn assert_reads_fail<D: Device, A: Dma>(disk: &mut Client<D, A>, away: u64) {
     for count in 1..=3 {
         offer_read(disk, count, away);
         in_vain(disk, (0, QUEUE), |_| ());
@@ -132,7 +132,7 @@ fn blk(counters: Arc<DeviceCounters>) -> Blk {
 
 /// The bit is cleared between two turns of a device with more work than one turn allows.
 #[test]
-fn work_stops_where_it_is_and_goes_on_there() {
+fn work_stops_and_resumes_at_the_same_request() {
     const BYTES: u32 = 128 << 10;
     let mut client = ready();
     client.begin(1 << 9);

@@ -207,7 +207,7 @@ fn text(handed: &SavedDevices) -> String {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(handed in handed()) {
+    fn saved_devices_round_trip(handed in handed()) {
         let before = text(&handed);
         let (bytes, fds) = handed.encode();
         let handed = SavedDevices::decode(&bytes, fds).unwrap();

@@ -26,14 +26,14 @@ impl NodeId {
 
 /// Number of nodes of each type in a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct NodeCounts {
     /// Inner nodes, in the order of [`NodeKind::ALL`].
     pub inner: [usize; 6],
     /// Leaves, in the same order.
     pub leaves: [usize; 6],
 }
 
-impl Census {
+impl NodeCounts {
     /// Size of these nodes by Table 8 in bytes, with headers of `header` bytes.
     pub fn bytes(&self, header: usize) -> usize {
         let inner = NodeKind::ALL.iter().zip(self.inner);
@@ -49,7 +49,7 @@ impl Census {
 pub(super) struct Arena {
     nodes: Vec<Node>,
     free: Vec<NodeId>,
-    census: Census,
+    node_counts: NodeCounts,
 }
 
 impl Arena {
@@ -158,23 +158,23 @@ impl Arena {
 
     fn counted(&mut self, leaf: bool, kind: NodeKind, more: isize) {
         let counts = if leaf {
-            &mut self.census.leaves
+            &mut self.node_counts.leaves
         } else {
-            &mut self.census.inner
+            &mut self.node_counts.inner
         };
         if let Some(count) = counts.get_mut(kind.index()) {
             *count = count.saturating_add_signed(more);
         }
     }
 
-    pub(super) fn census(&self) -> Census {
-        self.census
+    pub(super) fn node_counts(&self) -> NodeCounts {
+        self.node_counts
     }
 
     /// Memory that the nodes occupy, in bytes. Larger than in the PVIOMMU paper: a `Vec` is larger
     /// than a pointer.
     pub(super) fn bytes(&self) -> usize {
-        let arrays = self.census.bytes(0);
+        let arrays = self.node_counts.bytes(0);
         self.nodes
             .capacity()
             .saturating_mul(size_of::<Node>())

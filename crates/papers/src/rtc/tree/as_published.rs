@@ -28,7 +28,7 @@
 //! - REUSING bits of sorted nodes do not move with their keys. A Node64's bit is set by key and
 //!   cleared by index. A bit then belongs to another mapping.
 
-use super::arena::{Arena, Census, NodeId};
+use super::arena::{Arena, NodeCounts, NodeId};
 use super::kind::NodeKind;
 use super::node::{ABSENT, NULL};
 
@@ -80,8 +80,8 @@ impl TreeAsPublished {
     }
 
     /// Returns the number of nodes of each type.
-    pub fn census(&self) -> Census {
-        self.arena.census()
+    pub fn node_counts(&self) -> NodeCounts {
+        self.arena.node_counts()
     }
 
     /// Returns the memory that the tree occupies, in bytes.
@@ -89,7 +89,7 @@ impl TreeAsPublished {
         self.arena.bytes()
     }
 
-    fn wild_access(&mut self) -> Inserted {
+    fn out_of_bounds_access(&mut self) -> Inserted {
         self.wild = self.wild.wrapping_add(1);
         Inserted::Wild
     }
@@ -107,7 +107,7 @@ impl TreeAsPublished {
                 Err(child) => (at, bit) = (NodeId::of(child), next),
             }
         }
-        self.wild_access()
+        self.out_of_bounds_access()
     }
 
     /// One call of Insert (Fig. 7 b), with `bit` already past the key. Returns its result, or `Err`
@@ -115,7 +115,7 @@ impl TreeAsPublished {
     fn step(&mut self, id: NodeId, key: u8, bit: i32, giova: u64) -> Result<Inserted, u64> {
         let leaf = bit <= 4;
         let Some(node) = self.arena.get_mut(id) else {
-            return Ok(self.wild_access());
+            return Ok(self.out_of_bounds_access());
         };
         let (kind, length) = (node.kind, node.length);
         match kind {
@@ -133,12 +133,12 @@ impl TreeAsPublished {
                     && let Some(larger) = kind.larger()
                 {
                     if !self.grow(id, larger) {
-                        return Ok(self.wild_access());
+                        return Ok(self.out_of_bounds_access());
                     }
                     kind = larger;
                 }
                 let Some(node) = self.arena.get_mut(id) else {
-                    return Ok(self.wild_access());
+                    return Ok(self.out_of_bounds_access());
                 };
                 let index = match kind {
                     // 41: no line has set it.
@@ -167,7 +167,7 @@ impl TreeAsPublished {
                 }
                 // 66
                 if !self.grow(id, NodeKind::Node256) {
-                    return Ok(self.wild_access());
+                    return Ok(self.out_of_bounds_access());
                 }
                 self.store_direct(id, key, leaf, bit, giova)
             }
@@ -216,7 +216,7 @@ impl TreeAsPublished {
             let last = bit - 8 <= 4;
             match self.arena.add(last, Some(id)) {
                 Some(new) => new.pointer(),
-                None => return Ok(self.wild_access()),
+                None => return Ok(self.out_of_bounds_access()),
             }
         };
         let stored = self
@@ -230,7 +230,7 @@ impl TreeAsPublished {
                 if !leaf && let Some(lost) = NodeId::of(pointer) {
                     self.arena.remove(lost);
                 }
-                Ok(self.wild_access())
+                Ok(self.out_of_bounds_access())
             }
         }
     }
@@ -328,7 +328,7 @@ impl TreeAsPublished {
                 _ => (gpa >> bit) as u8,
             };
             let Some(node) = self.arena.get_mut(id) else {
-                self.wild_access();
+                self.out_of_bounds_access();
                 return false;
             };
             let Some(kind) = node.kind else {

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use super::arena::{Arena, Census, NodeId};
+use super::arena::{Arena, NodeCounts, NodeId};
 use super::kind::NodeKind;
 use super::node::{ABSENT, NULL};
 
@@ -53,7 +53,7 @@ fn key_at(page: u64, shift: u32) -> u8 {
 }
 
 impl Tree {
-    /// An empty tree.
+    /// Creates an empty tree.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,8 +64,8 @@ impl Tree {
     }
 
     /// Returns the number of nodes of each type.
-    pub fn census(&self) -> Census {
-        self.arena.census()
+    pub fn node_counts(&self) -> NodeCounts {
+        self.arena.node_counts()
     }
 
     /// Returns the memory that the tree occupies, in bytes.
@@ -126,31 +126,31 @@ impl Tree {
             shift -= 8;
         }
         // Allocate the path below before linking it, so that running out of memory changes nothing.
-        let (mut pointer, mut leaf, mut below) = (value, node, LEAF);
+        let (mut pointer, mut leaf, mut level) = (value, node, LEAF);
         let mut child: Option<NodeId> = None;
-        while below < shift {
-            match self.arena.add(below == LEAF, None) {
-                Some(made) => {
-                    self.put(made, key_at(page, below), pointer);
-                    self.adopt(child, made);
-                    if below == LEAF {
-                        leaf = made;
+        while level < shift {
+            match self.arena.add(level == LEAF, None) {
+                Some(new) => {
+                    self.put(new, key_at(page, level), pointer);
+                    self.set_parent(child, new);
+                    if level == LEAF {
+                        leaf = new;
                     }
-                    (pointer, child) = (made.pointer(), Some(made));
+                    (pointer, child) = (new.pointer(), Some(new));
                 }
-                None => return Err(self.undo(child, page, below)),
+                None => return Err(self.undo(child, page, level)),
             }
-            below += 8;
+            level += 8;
         }
-        if !self.make_room(node) {
+        if !self.grow_if_full(node) {
             return Err(self.undo(child, page, shift));
         }
         self.put(node, key_at(page, shift), pointer);
-        self.adopt(child, node);
+        self.set_parent(child, node);
         Ok(leaf)
     }
 
-    /// Replaces the value of `page`; false if `page` has none, or if `value` is 0.
+    /// Replaces the value of `page`. Returns false if `page` has none, or if `value` is 0.
     pub fn replace(&mut self, page: u64, value: u64) -> bool {
         let Some((_, leaf)) = self.get(page).filter(|_| value != NULL) else {
             return false;
@@ -170,7 +170,8 @@ impl Tree {
         node.set_pointer(index, value)
     }
 
-    fn adopt(&mut self, child: Option<NodeId>, parent: NodeId) {
+    /// Sets the parent of `child`, if there is one.
+    fn set_parent(&mut self, child: Option<NodeId>, parent: NodeId) {
         if let Some(child) = child.and_then(|child| self.arena.get_mut(child)) {
             child.parent = Some(parent);
         }
@@ -180,19 +181,21 @@ impl Tree {
     /// `above`.
     fn undo(&mut self, top: Option<NodeId>, page: u64, above: u32) -> TreeError {
         let (mut node, mut shift) = (top, above);
-        while let (Some(id), Some(here)) = (node, shift.checked_sub(8)) {
-            node = match here {
+        while let (Some(id), Some(child_shift)) = (node, shift.checked_sub(8)) {
+            node = match child_shift {
                 LEAF => None,
-                _ => self.pointer_of(id, key_at(page, here)).and_then(NodeId::of),
+                _ => self
+                    .pointer_of(id, key_at(page, child_shift))
+                    .and_then(NodeId::of),
             };
             self.arena.remove(id);
-            shift = here;
+            shift = child_shift;
         }
         TreeError::OutOfMemory
     }
 
-    /// Grow, if the node is full; false if out of memory.
-    fn make_room(&mut self, id: NodeId) -> bool {
+    /// Grow (Fig. 7): changes a full node to the next larger type. Returns false if out of memory.
+    fn grow_if_full(&mut self, id: NodeId) -> bool {
         let Some((kind, length)) = self.shape(id) else {
             return false;
         };
@@ -205,6 +208,7 @@ impl Tree {
         }
     }
 
+    /// Returns the type and the number of pointers of a node.
     fn shape(&self, id: NodeId) -> Option<(NodeKind, usize)> {
         let node = self.arena.get(id)?;
         Some((node.kind?, node.length))
@@ -239,7 +243,7 @@ impl Tree {
         let (mut id, mut shift) = (leaf, LEAF);
         let mut value = None;
         loop {
-            let taken = self.take_out(id, key_at(page, shift))?;
+            let taken = self.remove_key(id, key_at(page, shift))?;
             value = value.or(Some(taken));
             let (_, length) = self.shape(id)?;
             let parent = self.arena.get(id)?.parent;
@@ -256,7 +260,8 @@ impl Tree {
         }
     }
 
-    /// Shrink, if the keys fit into the next smaller type. Keeps the node if out of memory.
+    /// Shrink (Fig. 9): changes a node whose keys fit to the next smaller type. Keeps the node if out
+    /// of memory.
     fn shrink(&mut self, id: NodeId) {
         if let Some((kind, length)) = self.shape(id)
             && let Some(smaller) = kind.smaller()
@@ -268,7 +273,7 @@ impl Tree {
     }
 
     /// Removes `key` from a node and returns its pointer.
-    fn take_out(&mut self, id: NodeId, key: u8) -> Option<u64> {
+    fn remove_key(&mut self, id: NodeId, key: u8) -> Option<u64> {
         let comparisons = &mut self.comparisons;
         let node = self.arena.get_mut(id)?;
         match node.kind? {

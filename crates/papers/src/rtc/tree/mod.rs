@@ -10,7 +10,7 @@ mod fixed;
 mod kind;
 mod node;
 
-pub use arena::{Census, NodeId};
+pub use arena::{NodeCounts, NodeId};
 pub use as_published::{Inserted, TreeAsPublished};
 pub use fixed::{Tree, TreeError};
 pub use kind::NodeKind;

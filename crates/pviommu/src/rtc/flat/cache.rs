@@ -4,7 +4,7 @@ use ringfence_types::Iova;
 
 use super::slot::CacheEntry;
 use super::table::Table;
-use crate::rtc::reuse::Gaps;
+use crate::rtc::reuse::ReuseGaps;
 use crate::rtc::reverse_cache::EvictionBudget;
 use crate::rtc::{
     Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
@@ -18,7 +18,7 @@ use crate::rtc::{
 #[derive(Debug)]
 pub struct FlatRtc {
     table: Table,
-    gaps: Gaps,
+    gaps: ReuseGaps,
     cycles: Cycles,
     limit: usize,
     /// The current cycle, modulo 256 as in the entries.
@@ -41,7 +41,7 @@ impl FlatRtc {
     pub fn new(cycles: Cycles, limit: usize, residency: ResidencyPolicy) -> Self {
         Self {
             table: Table::new(limit),
-            gaps: Gaps::new(residency, cycles),
+            gaps: ReuseGaps::new(residency, cycles),
             cycles,
             limit,
             now: 0,
@@ -83,7 +83,10 @@ impl FlatRtc {
         mut leaves: impl FnMut(u64, u8, bool) -> bool,
         mut expired: impl FnMut(MappingKey, Iova),
     ) -> u64 {
-        let (now, remembered) = (self.now, self.gaps.counted().then_some(self.cycles.get()));
+        let (now, remembered) = (
+            self.now,
+            self.gaps.is_adaptive().then_some(self.cycles.get()),
+        );
         let (mut evicted, mut ghosts_added, mut ghosts_removed) = (0_usize, 0_usize, 0_usize);
         let (released_in, pages) = (&mut self.released_in, &mut self.pages);
         self.table.retain(|slot| {
@@ -128,7 +131,7 @@ impl ReverseCache for FlatRtc {
             if slot.add_user() {
                 if first {
                     self.count_released(cycle, -1);
-                    if self.gaps.counted() {
+                    if self.gaps.is_adaptive() {
                         self.gaps.count(key.word(), self.now.wrapping_sub(cycle));
                     }
                 }
@@ -198,7 +201,7 @@ impl ReverseCache for FlatRtc {
         let (cycles, gaps) = (self.cycles.get(), self.gaps.clone());
         let due = |age| self.of_age(age) > 0;
         // At the end of most cycles nothing is due, so skip the walk.
-        if self.ghosts > 0 || (gaps.least()..=cycles).any(|age| due(age + 1)) {
+        if self.ghosts > 0 || (gaps.min_keep_cycles()..=cycles).any(|age| due(age + 1)) {
             let evicted = self.evict_matching(
                 |key, age, ghost| age > if ghost { cycles } else { gaps.keep_cycles(key) },
                 expired,

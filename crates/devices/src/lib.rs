@@ -10,6 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`api`] | the DMA API of a driver |
+//! | [`ats`] | functions with a device TLB and page requests, and the handler of I/O page faults |
 //! | [`ring`] | descriptors in memory, completions, interrupt coalescing |
 //! | [`nic`] | network adapters with the profiles mlx and brcm |
 //! | [`block`] | disks: NVMe, AHCI, and a pseudo adapter without transfers |
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod ats;
 mod attack;
 pub mod block;
 mod buffer;

@@ -36,7 +36,9 @@ mod walk;
 mod write_back;
 
 pub use coherency::Coherency;
-pub use context::{Context, ContextError, ContextTables, TranslationType, find_context};
+pub use context::{
+    Context, ContextError, ContextTables, PageRequests, TranslationType, find_context,
+};
 pub use error::{MapError, TableError, UnmapError};
 pub use fmt::{CalgaryTce, Levels, SecondStage, Snoop};
 pub use fmt::{

@@ -1,5 +1,6 @@
 //! The walking unit against tables in memory, written through the format API and by hand.
 
+mod ats;
 mod contexts;
 mod host_bridges;
 mod hostile;

@@ -29,6 +29,7 @@ pub mod fake;
 mod fault;
 mod geometry;
 mod host_bridge;
+mod interrupt;
 mod invalidation;
 mod iotlb;
 mod ring;
@@ -53,6 +54,10 @@ pub use context_lookup::{ContextEntry, ContextLookup, DeviceTlbPermission, Table
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
+pub use interrupt::{
+    CompatibilityFormat, INTERRUPT_RANGE, Interrupt, InterruptEntry, InterruptFault,
+    InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
+};
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;
 pub use router::{IommuKind, IommuRouter};

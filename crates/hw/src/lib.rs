@@ -4,7 +4,7 @@
 //!
 //! [`Iommu`] walks page tables; [`VtdUnit`] and [`CalgaryUnit`] are its two variants. [`RingUnit`]
 //! looks up rings. An [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`] serves devices
-//! with a device TLB.
+//! with a device TLB. A [`NestedUnit`] translates through a guest's tables and a host's.
 //!
 //! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
 //! [`Invalidator`](ringfence_types::Invalidator) requests. It shares no data structure with the
@@ -32,6 +32,7 @@ mod host_bridge;
 mod interrupt;
 mod invalidation;
 mod iotlb;
+mod nested;
 mod ring;
 mod root_table;
 mod router;
@@ -57,6 +58,9 @@ pub use host_bridge::{HostBridge, HostBridges};
 pub use interrupt::{
     CompatibilityFormat, INTERRUPT_RANGE, Interrupt, InterruptEntry, InterruptFault,
     InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
+};
+pub use nested::{
+    NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Pasid, Stage,
 };
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;

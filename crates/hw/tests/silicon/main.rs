@@ -5,6 +5,7 @@ mod contexts;
 mod host_bridges;
 mod hostile;
 mod invalidation;
+mod nested;
 mod reference;
 mod rig;
 mod translate;

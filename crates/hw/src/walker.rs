@@ -82,6 +82,7 @@ impl Walker {
             domain,
             format,
             root,
+            ..
         } = source;
         let domain = *domain;
         let Self {

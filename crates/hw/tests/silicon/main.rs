@@ -1,9 +1,11 @@
 //! The walking unit against tables in memory, written through the format API and by hand.
 
+mod ats;
 mod contexts;
 mod host_bridges;
 mod hostile;
 mod invalidation;
+mod nested;
 mod reference;
 mod rig;
 mod translate;

@@ -84,10 +84,7 @@ impl Model {
 
     /// Returns true if buffers in the same pages can share addresses: in modes with a cache.
     fn shares_addresses(&self) -> bool {
-        matches!(
-            self.mode.flush,
-            FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished
-        )
+        self.mode.flush.has_cache()
     }
 
     /// Checks that a new mapping overlaps no other of its domain and translates to the right

@@ -19,7 +19,6 @@ use super::finding::median;
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::components::{ModeParts, ReplayTable};
-use ringfence_lab::guest::RtcParts;
 use ringfence_lab::layer::{AttachInfo, ContextTarget, DmaLayer, LayerPlatform};
 use ringfence_lab::meter::{
     Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing,
@@ -29,6 +28,7 @@ use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::{Plan, Step, TimedStep};
 use ringfence_lab::ring::RingParts;
+use ringfence_lab::rtc::RtcParts;
 
 /// Bytes of memory of one replica: tables only, no buffers.
 const ARENA: u64 = 256 << 20;
@@ -112,7 +112,7 @@ impl ModeVisitor for MakeReplica {
         Ok(Box::new(TimedReplay::new((recipe.flush)(), bench, make)))
     }
 
-    fn rtc(self, _: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
         Err(LabError::Internal("an experiment on a cache"))
     }
 

@@ -30,6 +30,7 @@ mod queue_stats;
 pub mod replay;
 pub mod ring;
 pub mod row;
+pub mod rtc;
 mod runner;
 pub mod size;
 mod status;

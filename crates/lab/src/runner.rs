@@ -10,7 +10,6 @@ use ringfence_types::{DomainId, PageSize, PhysAddr, PhysRange};
 
 use crate::components::{ModeParts, ReplayTable};
 use crate::error::LabError;
-use crate::guest::{PviommuHost, RtcParams, RtcParts, VirtIommuHardware};
 use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::layer::{AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform};
 use crate::meter::{Ablations, Meter};
@@ -22,6 +21,7 @@ use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
+use crate::rtc::{RtcParams, RtcParts};
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A replay that the oracle checks, for any hardware.
@@ -164,21 +164,21 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
-    fn rtc(self, parts: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {
         let params = self.options.rtc;
         let setup = OracleSetup {
             ownership: Ownership::Shared,
             rtc: parts.cycling(params),
             ..OracleSetup::PAGES
         };
-        self.passes::<VirtIommuHardware<PviommuHost>>(&setup, &|platform, _, host| {
+        self.passes::<T::Hardware>(&setup, &|platform, coherency, host| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
                 let (memory, frames) = (&platform.arena, &platform.frames);
                 let (space, root) =
-                    parts.space(of.domain, params, memory, frames, host.as_ref())?;
+                    parts.space(of.domain, coherency, params, memory, frames, host.as_ref())?;
                 Ok((space, ContextTarget::Table(root)))
             };
-            Box::new(Layer::new(RtcParts::flush(), platform, make))
+            Box::new(Layer::new(RtcParts::<T>::flush(), platform, make))
         })
     }
 
@@ -223,7 +223,7 @@ impl ModeVisitor for BuildMeter<'_> {
         Ablations::paged(parts, coherency, self.options.repetitions)
     }
 
-    fn rtc(self, parts: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {
         let options = self.options;
         let coherency = options.profile.coherency();
         Ablations::rtc(parts, options.rtc, coherency, options.repetitions)

@@ -145,6 +145,10 @@ axis! {
     PerCycle => "per-cycle",
     PerCycleAdaptive => "per-cycle-adaptive",
     PerCycleAsPublished => "per-cycle-paper",
+    LastUser => "last-user",
+    Optimistic => "optimistic",
+    MapCache => "map-cache",
+    NeverFree => "never-free",
 }
 
 axis! {

@@ -179,15 +179,17 @@ fn misplaced(
     owner: Owner,
 ) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
-    let cached = matches!(
-        flush,
-        F::PerCycle | F::PerCycleAdaptive | F::PerCycleAsPublished
-    );
     match (owner, alloc, table, flush) {
-        _ if cached && !owner.is_pviommu() => Some(
-            "only the para-virtual IOMMU has a reverse translation cache; use owner=pviommu or \
+        (_, _, _, F::PerCycleAsPublished) if !owner.is_pviommu() => Some(
+            "only the para-virtual IOMMU has the cache as published; use owner=pviommu or \
             pviommu-hopt",
         ),
+        (_, alloc, ..) if flush.has_cache() && alloc != A::LinuxRcache => {
+            Some("caches of mappings are in front of Linux's allocator; use alloc=linux-rcache")
+        }
+        (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
+            Some("caches of mappings are in front of other tables; use table=radix or flat")
+        }
         (Owner::Kernel, ..) | (Owner::Host, A::Identity, T::StaticRadix, _) => None,
         (Owner::Host, ..) => Some(
             "a host that receives no requests can only map all memory once; use \
@@ -268,7 +270,11 @@ mod tests {
             "alloc=magazine,table=radix,flush=per-cpu-queue,owner=pviommu",
             "alloc=identity,table=none,flush=never,owner=pviommu",
             "alloc=linux-rcache,table=radix,flush=deferred,owner=pviommu-hopt",
-            "alloc=linux-rcache,table=radix,flush=per-cycle",
+            "alloc=linux-rcache,table=radix,flush=per-cycle-paper",
+            "alloc=magazine,table=radix,flush=optimistic",
+            "alloc=linux-rcache,table=cached-radix,flush=last-user",
+            "alloc=identity,table=none,flush=never-free",
+            "alloc=linux-rcache,table=flat,flush=map-cache,owner=pviommu",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
         ];
         for row in senseless {

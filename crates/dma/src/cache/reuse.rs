@@ -2,11 +2,42 @@
 
 use super::Cycles;
 
+/// Time and number of released mappings that a cache keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Retention {
+    /// Time for which a released mapping stays.
+    pub residency: ResidencyPolicy,
+    /// Maximum number of released mappings. A further one leaves the cache with its last user. 0:
+    /// the cache keeps mappings in use only, so that users of the same pages share one.
+    pub released_max: usize,
+}
+
+impl Retention {
+    /// Keeps no released mapping.
+    pub const NONE: Self = Self {
+        residency: ResidencyPolicy::Fixed,
+        released_max: 0,
+    };
+}
+
+impl From<ResidencyPolicy> for Retention {
+    /// Keeps any number of released mappings.
+    fn from(residency: ResidencyPolicy) -> Self {
+        Self {
+            residency,
+            released_max: usize::MAX,
+        }
+    }
+}
+
 /// Residency of released mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResidencyPolicy {
     /// Always C cycles, as in the PVIOMMU paper.
     Fixed,
+    /// Until the cache is full, or until its owner drains it. Cycles only order the mappings: the
+    /// oldest leave first.
+    UntilFull,
     /// Adapts to the observed reuse, up to C cycles.
     ///
     /// The cache counts the cycles between release and reuse. After an early eviction it remembers
@@ -49,7 +80,7 @@ pub(super) struct Gaps {
 impl Gaps {
     pub(super) fn new(residency: ResidencyPolicy, longest: Cycles) -> Self {
         let keep_cycles = match residency {
-            ResidencyPolicy::Fixed => longest.get(),
+            ResidencyPolicy::Fixed | ResidencyPolicy::UntilFull => longest.get(),
             ResidencyPolicy::Adaptive { .. } => longest.get().min(AT_FIRST),
         };
         Self {

@@ -32,6 +32,7 @@ pub mod ring;
 pub mod row;
 pub mod rtc;
 mod runner;
+pub mod sidecore;
 pub mod size;
 mod status;
 mod stubs;

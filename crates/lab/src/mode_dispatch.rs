@@ -180,6 +180,8 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, rcache, virtio_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
             visitor.paged(P::new(mode, rcache, virtio_table, per_cpu_queue)),
+        (W::Sidecore, LinuxRcache, T::Radix, F::PerUnmap | F::Async) =>
+            visitor.paged(P::new(mode, rcache, plain_radix, strict)),
         (W::Pviommu, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, pviommu(mode.owner), strict)),
         _ => return Err(visitor),
@@ -210,6 +212,15 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         }
         (W::Kernel | W::Host, T::RadixReclaim, F::PerUnmap) => {
             Ok(visitor.paged(P::new(mode, dyn_alloc, reclaiming_radix, || Strict)))
+        }
+        (W::Sidecore, T::Radix, F::PerUnmap | F::Async) => {
+            Ok(visitor.paged(P::new(mode, dyn_alloc, plain_radix, || Strict)))
+        }
+        (W::Sidecore, T::CachedRadix, F::PerUnmap | F::Async) => {
+            Ok(visitor.paged(P::new(mode, dyn_alloc, leaf_cached_radix, || Strict)))
+        }
+        (W::Sidecore, T::Flat, F::PerUnmap | F::Async) => {
+            Ok(visitor.paged(P::new(mode, dyn_alloc, flat_table, || Strict)))
         }
         (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
         (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {

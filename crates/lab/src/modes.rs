@@ -122,6 +122,9 @@ pub enum FlushKind {
     MapCache,
     /// When the addresses are needed again, all at once (Calgary slides).
     NeverFree,
+    /// When another core has executed the unmap, which returns before that. At most 64 unmaps wait,
+    /// and none across a map (Amit et al.).
+    Async,
 }
 
 impl FlushKind {
@@ -157,6 +160,8 @@ pub enum Owner {
     /// [`Pviommu`](Self::Pviommu) with the PVIOMMU paper's host optimisations: frames from a pool,
     /// and a pointer to the last table of the second stage.
     PviommuHopt,
+    /// This kernel, on another core: maps and unmaps are requests to it (Amit et al.).
+    Sidecore,
 }
 
 impl Owner {
@@ -283,6 +288,12 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Calgary: mappings exist until their entries are reused (Calgary slides)"),
     ("pviommu+map-cache", LinuxRcache,        T::Radix,            MapCache,            Pviommu,
         "mapping on demand, with a map cache and batched requests (Yassour et al.)"),
+    ("sidecore-strict",  LinuxRcache,         T::Radix,            PerUnmap,            Sidecore,
+        "another core maps and unmaps, and both wait for it (Amit et al.)"),
+    ("sidecore",         LinuxRcache,         T::Radix,            Async,               Sidecore,
+        "another core maps and unmaps, and only maps wait for it (Amit et al.)"),
+    ("persistent",       LinuxRcache,         T::Radix,            NeverFree,           Kernel,
+        "persistent mappings: made at the first use, kept for all others (Willmann et al.)"),
     ]
 };
 
@@ -349,7 +360,8 @@ impl Mode {
             | FlushKind::PerWrap
             | FlushKind::PerCycle
             | FlushKind::PerCycleAdaptive
-            | FlushKind::Optimistic => Safety::Bounded,
+            | FlushKind::Optimistic
+            | FlushKind::Async => Safety::Bounded,
         }
     }
 
@@ -360,6 +372,7 @@ impl Mode {
                 Some("T x (C + 1) of the cache's cycles")
             }
             FlushKind::Optimistic => Some("4 ms or 256 unmaps of the device"),
+            FlushKind::Async => Some("64 unmaps, the next map, or the sidecore's delay"),
             FlushKind::Deferred => Some("250 unmaps of the unit or 10 ms"),
             FlushKind::PerCpuQueue => Some("256 unmaps of the domain on one CPU or 10 ms"),
             FlushKind::PerWrap => Some("one wrap of the 32-bit space, 2^20 pages"),

@@ -22,6 +22,7 @@ use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
 use crate::rtc::{RtcParams, RtcParts};
+use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A replay that the oracle checks, for any hardware.
@@ -160,7 +161,11 @@ impl ModeVisitor for BuildReplays<'_> {
     {
         self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
             let make = parts.make_space(coherency, host);
-            Box::new(Layer::new((parts.flush)(), platform, make))
+            let layer = Layer::new((parts.flush)(), platform, make);
+            match parts.offload {
+                None => Box::new(layer),
+                Some(wait) => Box::new(Sidecore::late(layer, wait)),
+            }
         })
     }
 
@@ -219,8 +224,11 @@ impl ModeVisitor for BuildMeter<'_> {
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let coherency = self.options.profile.coherency();
-        Ablations::paged(parts, coherency, self.options.repetitions)
+        let (coherency, repetitions) = (self.options.profile.coherency(), self.options.repetitions);
+        match parts.offload {
+            None => Ablations::paged(parts, coherency, repetitions),
+            Some(wait) => Ablations::offloaded(parts, wait, coherency, repetitions),
+        }
     }
 
     fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {

@@ -149,6 +149,7 @@ axis! {
     Optimistic => "optimistic",
     MapCache => "map-cache",
     NeverFree => "never-free",
+    Async => "async",
 }
 
 axis! {
@@ -158,6 +159,7 @@ axis! {
     VirtioIommu => "virtio-iommu",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",
+    Sidecore => "sidecore",
 }
 
 #[cfg(test)]

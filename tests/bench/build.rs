@@ -1,15 +1,13 @@
 //! Builds a bench for every mode.
 
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
+use ringfence_dma::cache::Cycles;
 use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
 use ringfence_lab::Profile;
 use ringfence_lab::components::{ModeParts, ReplayTable, ThreadCell};
-use ringfence_lab::guest::{
-    Cycles, DynRtcSpace, PviommuHost, RtcParams, RtcParts, VirtIommuHardware,
-};
 use ringfence_lab::hardware::{Hardware, Riommu, Vtd};
 use ringfence_lab::layer::{AttachInfo, Attachments, ContextTarget};
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
@@ -18,6 +16,7 @@ use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::ring::{RingParts, RingSizes};
+use ringfence_lab::rtc::{DynCachedSpace, RtcParams, RtcParts};
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
@@ -113,14 +112,15 @@ impl ModeVisitor for Build {
         )
     }
 
-    fn rtc(self, recipe: RtcParts) -> Box<dyn Bench> {
-        Self::world::<VirtIommuHardware<PviommuHost>, DynRtcSpace, _>(
-            RtcParts::flush(),
+    fn rtc<T: ReplayTable<Pages = ()>>(self, recipe: RtcParts<T>) -> Box<dyn Bench> {
+        Self::world::<T::Hardware, DynCachedSpace<T>, _>(
+            RtcParts::<T>::flush(),
             true,
             Ownership::Shared,
             |&AttachInfo { domain, .. }, machine| {
                 let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
-                let made = recipe.space(domain, CYCLING, memory, frames, host);
+                let coherency = machine.coherency();
+                let made = recipe.space(domain, coherency, CYCLING, memory, frames, host);
                 let (space, root) = made.unwrap();
                 (space, ContextTarget::Table(root))
             },

@@ -28,6 +28,7 @@ const STRICT: &[&str] = &[
     "fence-burst",
     "virtio-strict",
     "pviommu",
+    "shared",
 ];
 const DEFERRED: &[&str] = &[
     "defer",
@@ -38,6 +39,10 @@ const DEFERRED: &[&str] = &[
     "pviommu+rtc",
     "pviommu+rtc+hopt",
     "pviommu+rtc-adaptive",
+    "optimistic",
+    "map-cache",
+    "never-free",
+    "pviommu+map-cache",
 ];
 
 type Attack = fn(&mut dyn Bench) -> usize;
@@ -67,6 +72,10 @@ const ODD: &[(&str, &str, Expected)] = &[
     ("A03 stale, cold", "virtio-lazy", V),
     ("A05 recycled page", "virtio-lazy", R),
     // Mappings kept by a cache stay in the table.
+    ("A03 stale, cold", "optimistic", V),
+    ("A03 stale, cold", "map-cache", V),
+    ("A03 stale, cold", "never-free", V),
+    ("A03 stale, cold", "pviommu+map-cache", V),
     ("A03 stale, cold", "pviommu+rtc", V),
     ("A03 stale, cold", "pviommu+rtc+hopt", V),
     ("A03 stale, cold", "pviommu+rtc-adaptive", V),
@@ -141,6 +150,11 @@ fn only_the_published_cache_confuses_keys() {
         "pviommu+rtc",
         "pviommu+rtc+hopt",
         "pviommu+rtc-adaptive",
+        "shared",
+        "optimistic",
+        "map-cache",
+        "never-free",
+        "pviommu+map-cache",
     ] {
         assert_eq!(direction_and_range(&mut *quiet(name)), (0, 0), "{name}");
         assert_eq!(two_users(&mut *quiet(name)), 0, "{name}");
@@ -150,10 +164,13 @@ fn only_the_published_cache_confuses_keys() {
 /// A cached mapping is unreachable after its bound, and not before.
 #[test]
 fn cached_mappings_leave_within_their_bound() {
-    for (name, stays) in [
-        ("pviommu+rtc", true),
-        ("pviommu+rtc+hopt", true),
-        ("pviommu+rtc-adaptive", false),
+    // C whole cycles, of C + 1, and the rest of the bound.
+    let (ten_ms, one_ms) = ((29_999_999, 10_000_001), (2_999_999, 1_000_001));
+    for (name, (whole, rest), stays) in [
+        ("pviommu+rtc", ten_ms, true),
+        ("pviommu+rtc+hopt", ten_ms, true),
+        ("pviommu+rtc-adaptive", ten_ms, false),
+        ("optimistic", one_ms, true),
     ] {
         let mut bench = named(name);
         bench.attackers(false);
@@ -161,11 +178,46 @@ fn cached_mappings_leave_within_their_bound() {
         let iova = bench.range(handle).start();
         bench.unmap(handle, 0);
         assert!(violates(&mut *bench, 0, iova, 8, READ), "{name}");
-        // C whole cycles, of C + 1.
-        bench.tick(0, 29_999_999);
+        bench.tick(0, whole);
         assert_eq!(violates(&mut *bench, 0, iova, 8, READ), stays, "{name}");
-        bench.tick(0, 10_000_001);
+        bench.tick(0, rest);
         assert!(!violates(&mut *bench, 0, iova, 8, READ), "{name}");
+        assert_eq!(bench.tally().false_faults, 0, "{name}");
+    }
+}
+
+/// Caches without a residency: a released mapping is reachable for any time, until the layer
+/// flushes, and its next use costs no invalidation. The shared mapping ends with its last user.
+#[test]
+fn only_caches_without_a_residency_expose_for_any_time() {
+    for (name, exposes) in [
+        ("map-cache", true),
+        ("never-free", true),
+        ("pviommu+map-cache", true),
+        ("shared", false),
+        ("optimistic", false),
+    ] {
+        let mut bench = named(name);
+        bench.attackers(false);
+        let handle = bench.map(0, 0, &[memory(0x10_0000, 64)], FROM);
+        let mate = bench.map(0, 0, &[memory(0x10_0800, 64)], FROM);
+        let iova = bench.range(handle).start();
+        assert_eq!(
+            bench.range(mate).start(),
+            iova.wrapping_add(0x800),
+            "{name}"
+        );
+        bench.unmap(handle, 0);
+        assert!(leaks(&mut *bench, 0, iova, WRITE), "{name}: page mate");
+        bench.unmap(mate, 0);
+        for _ in 0..1000 {
+            bench.tick(0, 3_600_000_000_000);
+        }
+        assert_eq!(violates(&mut *bench, 0, iova, 8, WRITE), exposes, "{name}");
+        let invalidations = bench.counts().1;
+        assert_eq!(invalidations == 0, exposes, "{name}");
+        bench.flush();
+        assert!(!violates(&mut *bench, 0, iova, 8, WRITE), "{name}");
         assert_eq!(bench.tally().false_faults, 0, "{name}");
     }
 }

@@ -14,6 +14,7 @@
 //! | `sg_per_segment.rs` | scatterlists in spaces that keep unmapped mappings |
 //! | `multi.rs`, `coherent.rs` | batches, coherent memory |
 //! | `premapped.rs` | buffers mapped once and used many times |
+//! | `cache/` | caches of mappings: found again by their pages, kept for a bounded time or space |
 //! | `bounce.rs`, `bounce_pool.rs` | memory that the device cannot reach |
 //! | `ring/` | the entries of a ring IOMMU's rings |
 //! | `token/` | the states of a mapping: who owns its buffer |
@@ -26,6 +27,7 @@ extern crate alloc;
 
 mod bounce;
 mod bounce_pool;
+pub mod cache;
 mod coherent;
 mod detach;
 mod domain_table;

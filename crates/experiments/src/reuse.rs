@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_trace::{Chunk, MapClass, OpKind, Operations, TraceSource};
 use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 use serde::Serialize;
@@ -46,7 +46,7 @@ impl ReuseRow {
 /// State of one device while its trace is read.
 #[derive(Debug)]
 struct Device {
-    cache: FlatRtc,
+    cache: FlatCache,
     pages: HashSet<u64>,
     creates: u64,
     begun: u64,
@@ -57,7 +57,7 @@ struct Device {
 impl Device {
     fn new(now: u64) -> Self {
         Self {
-            cache: FlatRtc::new(Cycles::PAPER, LIMIT, ResidencyPolicy::Fixed),
+            cache: FlatCache::new(Cycles::PAPER, LIMIT, ResidencyPolicy::Fixed),
             pages: HashSet::new(),
             creates: 0,
             begun: now,

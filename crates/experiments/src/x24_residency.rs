@@ -4,7 +4,7 @@ mod exposure;
 
 use ringfence_papers::rtc::residency::{REUSED, ReleaseSchedule, Residency as Stays, residency};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, ResidencyPolicy, ReverseCache};
 
 use self::exposure::exposed;
 use super::catalogue::{Experiment, Setting};
@@ -157,14 +157,14 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     ));
     let paper = Cycles::PAPER;
     let fixed = ResidencyPolicy::Fixed;
-    let flat = stays(&mut FlatRtc::new(paper, LIMIT, fixed), CYCLE, RELEASES)?;
+    let flat = stays(&mut FlatCache::new(paper, LIMIT, fixed), CYCLE, RELEASES)?;
     let tree = stays(&mut Rtc::new(paper, LIMIT), CYCLE, RELEASES)?;
     let mut as_published = RtcAsPublished::new(paper, LIMIT);
     let as_published = stays(&mut as_published, CYCLE, AS_PUBLISHED_RELEASES)?;
     let fine =
         Cycles::new(FINE_CYCLES - 1).ok_or(LabError::Internal("cycles of the adaptive variant"))?;
     let adaptive = ResidencyPolicy::Adaptive { late: 10 };
-    let mut adaptive = FlatRtc::new(fine, LIMIT, adaptive);
+    let mut adaptive = FlatCache::new(fine, LIMIT, adaptive);
     let adaptive = stays(&mut adaptive, ADAPTIVE_CYCLE, RELEASES)?;
     rows(&mut found, "tree, fixed", &tree, RELEASES, true)?;
     rows(&mut found, "flat table", &flat, RELEASES, true)?;

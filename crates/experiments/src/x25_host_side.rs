@@ -9,7 +9,7 @@ use ringfence_papers::LastTableAsPublished;
 use ringfence_pviommu::backend::{
     FixedLastTable, LastTable, NoLastTable, POOL_PAGES, REFILL_BELOW,
 };
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, PhysAddr};
 use std::hint::black_box;
 
@@ -224,7 +224,7 @@ fn timed_over(rounds: &[RoundCost], value: impl Fn(&RoundCost) -> f64) -> Measur
 fn time_map_requests(setting: &Setting) -> Result<Vec<RoundCost>, LabError> {
     let (mut without, _) = host(NoLastTable)?;
     let (mut with, _) = host(FixedLastTable::default())?;
-    let mut cache = FlatRtc::new(Cycles::PAPER, 1 << 12, ResidencyPolicy::Fixed);
+    let mut cache = FlatCache::new(Cycles::PAPER, 1 << 12, ResidencyPolicy::Fixed);
     let keys: Vec<MappingKey> = (0..BLOCK)
         .filter_map(|slot| MappingKey::new(PhysAddr::new(slot * PAGE), 1, Direction::Bidirectional))
         .collect();

@@ -22,9 +22,10 @@ use crate::components::{
     rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
-use crate::guest::{RtcParts, pviommu, virtio_table};
+use crate::guest::{pviommu, virtio_table};
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
+use crate::rtc::RtcParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A computation over the types of a mode.
@@ -39,8 +40,8 @@ pub trait ModeVisitor {
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static;
-    /// Visits a mode with a reverse translation cache.
-    fn rtc(self, parts: RtcParts) -> Self::Output;
+    /// Visits a mode with a cache of mappings.
+    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -79,12 +80,12 @@ fn per_cpu_queue() -> PerCpuFlush {
     PerCpuQueue::new(QueueConfig::default(), RefCell::new, RefCell::new)
 }
 
-/// Calls `visitor` if one object implements several axes of `mode`: identity, rings or a reverse
-/// translation cache. Returns it otherwise.
+/// Calls `visitor` if one object implements several axes of `mode`: identity, rings or a cache of
+/// mappings. Returns it otherwise.
 fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     use {Alloc as A, Coherency as C, FlushKind as F, TableKind as T};
-    if let Some(parts) = RtcParts::of(mode) {
-        return Ok(visitor.rtc(parts));
+    if mode.flush.has_cache() {
+        return cached(mode, visitor);
     }
     if !matches!(mode.owner, Owner::Kernel | Owner::Host) {
         return Err(visitor);
@@ -114,6 +115,24 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         ) => {
             let parts = RingParts::new(choice, coherency, || BurstAsPublished);
             visitor.rings::<RingAsPublished, LogicAsPublished, BurstAsPublished>(parts)
+        }
+        _ => return Err(visitor),
+    })
+}
+
+/// Calls `visitor` with the table of `mode`, which has a cache. Returns it if no cache is built in
+/// front of the mode's allocator and table.
+fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
+    use {Owner as W, TableKind as T};
+    if mode.alloc != Alloc::LinuxRcache {
+        return Err(visitor);
+    }
+    Ok(match (mode.owner, mode.table) {
+        (W::Kernel, T::Radix) => visitor.rtc(RtcParts::new(mode, plain_radix)),
+        (W::Kernel, T::Flat) => visitor.rtc(RtcParts::new(mode, flat_table)),
+        (W::VirtioIommu, T::Radix) => visitor.rtc(RtcParts::new(mode, virtio_table)),
+        (W::Pviommu | W::PviommuHopt, T::Radix) => {
+            visitor.rtc(RtcParts::new(mode, pviommu(mode.owner)))
         }
         _ => return Err(visitor),
     })
@@ -161,6 +180,8 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, rcache, virtio_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
             visitor.paged(P::new(mode, rcache, virtio_table, per_cpu_queue)),
+        (W::Sidecore, LinuxRcache, T::Radix, F::PerUnmap | F::Async) =>
+            visitor.paged(P::new(mode, rcache, plain_radix, strict)),
         (W::Pviommu, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, pviommu(mode.owner), strict)),
         _ => return Err(visitor),
@@ -191,6 +212,15 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         }
         (W::Kernel | W::Host, T::RadixReclaim, F::PerUnmap) => {
             Ok(visitor.paged(P::new(mode, dyn_alloc, reclaiming_radix, || Strict)))
+        }
+        (W::Sidecore, T::Radix, F::PerUnmap | F::Async) => {
+            Ok(visitor.paged(P::new(mode, dyn_alloc, plain_radix, || Strict)))
+        }
+        (W::Sidecore, T::CachedRadix, F::PerUnmap | F::Async) => {
+            Ok(visitor.paged(P::new(mode, dyn_alloc, leaf_cached_radix, || Strict)))
+        }
+        (W::Sidecore, T::Flat, F::PerUnmap | F::Async) => {
+            Ok(visitor.paged(P::new(mode, dyn_alloc, flat_table, || Strict)))
         }
         (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
         (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {
@@ -256,7 +286,7 @@ mod tests {
             None
         }
 
-        fn rtc(self, _: RtcParts) -> Self::Output {
+        fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
             None
         }
 

@@ -110,6 +110,38 @@ pub enum FlushKind {
     /// [`PerCycle`](Self::PerCycle) as published (PVIOMMU): the cache compares neither direction
     /// nor length, and the first of several users to release a mapping releases it for all.
     PerCycleAsPublished,
+    /// At the unmap of the last of the buffers that share a mapping: those of the same pages and
+    /// direction (Willmann et al.).
+    LastUser,
+    /// In one batch, less than 4 ms after the unmap of the last user. A map of the same pages
+    /// restores the mapping until then. At most 256 mappings wait; a further one is invalidated at
+    /// its unmap (Amit et al.).
+    Optimistic,
+    /// In one batch, when mappings of 2^14 pages are in use or released, the oldest first (Yassour
+    /// et al.; Calgary slides).
+    MapCache,
+    /// When the addresses are needed again, all at once (Calgary slides).
+    NeverFree,
+    /// When another core has executed the unmap, which returns before that. At most 64 unmaps wait,
+    /// and none across a map (Amit et al.).
+    Async,
+}
+
+impl FlushKind {
+    /// Returns true if a cache in front of the allocator knows the mappings by their pages.
+    /// Buffers of the same pages and direction then share addresses.
+    pub fn has_cache(self) -> bool {
+        matches!(
+            self,
+            Self::PerCycle
+                | Self::PerCycleAdaptive
+                | Self::PerCycleAsPublished
+                | Self::LastUser
+                | Self::Optimistic
+                | Self::MapCache
+                | Self::NeverFree
+        )
+    }
 }
 
 /// Axis 4: the owner of the I/O page table.
@@ -128,6 +160,8 @@ pub enum Owner {
     /// [`Pviommu`](Self::Pviommu) with the PVIOMMU paper's host optimisations: frames from a pool,
     /// and a pointer to the last table of the second stage.
     PviommuHopt,
+    /// This kernel, on another core: maps and unmaps are requests to it (Amit et al.).
+    Sidecore,
 }
 
 impl Owner {
@@ -244,6 +278,22 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "and a host with a page pool and a last-table pointer (PVIOMMU 4.6)"),
     ("pviommu+rtc-adaptive", LinuxRcache,     T::Radix,            PerCycleAdaptive,    Pviommu,
         "Ringfence: with a cache whose residency follows reuse"),
+    ("shared",           LinuxRcache,         T::Radix,            LastUser,            Kernel,
+        "shared mappings, counted: one for all buffers of a page (Willmann et al.)"),
+    ("optimistic",       LinuxRcache,         T::Radix,            Optimistic,          Kernel,
+        "optimistic teardown: unmaps wait a few ms for their reuse (Amit et al.)"),
+    ("map-cache",        LinuxRcache,         T::Radix,            MapCache,            Kernel,
+        "a cache of mappings inside the DMA API (Calgary slides)"),
+    ("never-free",       LinuxRcache,         T::Flat,             NeverFree,           Kernel,
+        "Calgary: mappings exist until their entries are reused (Calgary slides)"),
+    ("pviommu+map-cache", LinuxRcache,        T::Radix,            MapCache,            Pviommu,
+        "mapping on demand, with a map cache and batched requests (Yassour et al.)"),
+    ("sidecore-strict",  LinuxRcache,         T::Radix,            PerUnmap,            Sidecore,
+        "another core maps and unmaps, and both wait for it (Amit et al.)"),
+    ("sidecore",         LinuxRcache,         T::Radix,            Async,               Sidecore,
+        "another core maps and unmaps, and only maps wait for it (Amit et al.)"),
+    ("persistent",       LinuxRcache,         T::Radix,            NeverFree,           Kernel,
+        "persistent mappings: made at the first use, kept for all others (Willmann et al.)"),
     ]
 };
 
@@ -301,13 +351,17 @@ impl Mode {
             FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => {
                 Safety::None
             }
+            // A released mapping stays for as long as the device maps nothing else.
+            FlushKind::MapCache | FlushKind::NeverFree => Safety::None,
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() => Safety::ByteGranular,
-            FlushKind::PerUnmap | FlushKind::Burst => Safety::Strict,
+            FlushKind::PerUnmap | FlushKind::Burst | FlushKind::LastUser => Safety::Strict,
             FlushKind::Deferred
             | FlushKind::PerCpuQueue
             | FlushKind::PerWrap
             | FlushKind::PerCycle
-            | FlushKind::PerCycleAdaptive => Safety::Bounded,
+            | FlushKind::PerCycleAdaptive
+            | FlushKind::Optimistic
+            | FlushKind::Async => Safety::Bounded,
         }
     }
 
@@ -317,6 +371,8 @@ impl Mode {
             FlushKind::PerCycle | FlushKind::PerCycleAdaptive => {
                 Some("T x (C + 1) of the cache's cycles")
             }
+            FlushKind::Optimistic => Some("4 ms or 256 unmaps of the device"),
+            FlushKind::Async => Some("64 unmaps, the next map, or the sidecore's delay"),
             FlushKind::Deferred => Some("250 unmaps of the unit or 10 ms"),
             FlushKind::PerCpuQueue => Some("256 unmaps of the domain on one CPU or 10 ms"),
             FlushKind::PerWrap => Some("one wrap of the 32-bit space, 2^20 pages"),

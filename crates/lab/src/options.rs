@@ -1,11 +1,11 @@
 //! The options of a comparison.
 
 use crate::Profile;
-use crate::guest::RtcParams;
 use crate::limits::ReplayLimits;
 use crate::meter::TIMED_REPLAYS;
 use crate::modes::Mode;
 use crate::ring::RingSizes;
+use crate::rtc::RtcParams;
 
 /// The modes to run and their options.
 #[derive(Debug, Clone)]

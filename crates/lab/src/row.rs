@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use crate::ReplayStatus;
-use crate::guest::RtcParams;
 use crate::meter::Components;
-use crate::modes::{Mode, Safety};
+use crate::modes::{FlushKind, Mode, Safety};
 use crate::oracle::VerdictCounts;
 use crate::replay::Outcomes;
+use crate::rtc::RtcParams;
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
 /// meaning. Version 2 writes null for a number that was not measured.
@@ -266,9 +266,9 @@ impl Row {
             } else {
                 Safety::None.to_string()
             },
-            bound: match parts.rtc.for_mode(mode) {
-                // All modes with a cache state the same bound, computed from T and C.
-                Some(_) if promise == Safety::Bounded => Some(parts.rtc.to_string()),
+            bound: match mode.flush {
+                // The bound computed from T and C is the same for both.
+                FlushKind::PerCycle | FlushKind::PerCycleAdaptive => Some(parts.rtc.to_string()),
                 _ => mode.bound().map(str::to_owned),
             },
             status_code: status.code(),

@@ -10,7 +10,6 @@ use ringfence_types::{DomainId, PageSize, PhysAddr, PhysRange};
 
 use crate::components::{ModeParts, ReplayTable};
 use crate::error::LabError;
-use crate::guest::{PviommuHost, RtcParams, RtcParts, VirtIommuHardware};
 use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::layer::{AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform};
 use crate::meter::{Ablations, Meter};
@@ -22,6 +21,8 @@ use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
+use crate::rtc::{RtcParams, RtcParts};
+use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A replay that the oracle checks, for any hardware.
@@ -160,25 +161,29 @@ impl ModeVisitor for BuildReplays<'_> {
     {
         self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
             let make = parts.make_space(coherency, host);
-            Box::new(Layer::new((parts.flush)(), platform, make))
+            let layer = Layer::new((parts.flush)(), platform, make);
+            match parts.offload {
+                None => Box::new(layer),
+                Some(wait) => Box::new(Sidecore::late(layer, wait)),
+            }
         })
     }
 
-    fn rtc(self, parts: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {
         let params = self.options.rtc;
         let setup = OracleSetup {
             ownership: Ownership::Shared,
             rtc: parts.cycling(params),
             ..OracleSetup::PAGES
         };
-        self.passes::<VirtIommuHardware<PviommuHost>>(&setup, &|platform, _, host| {
+        self.passes::<T::Hardware>(&setup, &|platform, coherency, host| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
                 let (memory, frames) = (&platform.arena, &platform.frames);
                 let (space, root) =
-                    parts.space(of.domain, params, memory, frames, host.as_ref())?;
+                    parts.space(of.domain, coherency, params, memory, frames, host.as_ref())?;
                 Ok((space, ContextTarget::Table(root)))
             };
-            Box::new(Layer::new(RtcParts::flush(), platform, make))
+            Box::new(Layer::new(RtcParts::<T>::flush(), platform, make))
         })
     }
 
@@ -219,11 +224,14 @@ impl ModeVisitor for BuildMeter<'_> {
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let coherency = self.options.profile.coherency();
-        Ablations::paged(parts, coherency, self.options.repetitions)
+        let (coherency, repetitions) = (self.options.profile.coherency(), self.options.repetitions);
+        match parts.offload {
+            None => Ablations::paged(parts, coherency, repetitions),
+            Some(wait) => Ablations::offloaded(parts, wait, coherency, repetitions),
+        }
     }
 
-    fn rtc(self, parts: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {
         let options = self.options;
         let coherency = options.profile.coherency();
         Ablations::rtc(parts, options.rtc, coherency, options.repetitions)

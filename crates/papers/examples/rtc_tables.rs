@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use ringfence_papers::rtc::residency::{ReleaseSchedule, residency};
 use ringfence_papers::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, ResidencyPolicy};
 
 /// Returns the rows of a CSV file. The fields used contain no commas.
 fn rows(directory: &Path, name: &str) -> Result<Vec<Vec<String>>, Box<dyn Error>> {
@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let c = Cycles::PAPER;
     let uses = |releases| ReleaseSchedule::in_cycles(1000, releases, 5);
-    let mut flat = FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed);
+    let mut flat = FlatCache::new(c, 10_000, ResidencyPolicy::Fixed);
     let flat = residency(&mut flat, 1000, uses(6000))?;
     let tree = residency(&mut Rtc::new(c, 10_000), 1000, uses(6000))?;
     let as_published = residency(&mut RtcAsPublished::new(c, 10_000), 1000, uses(20))?;

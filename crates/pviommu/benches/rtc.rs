@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use ringfence_papers::rtc::Rtc;
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// A measured implementation. Each method takes the whole list of keys, so that the measured time
@@ -233,8 +233,11 @@ fn sides(limit: usize) -> Vec<Box<dyn Side>> {
     let c = Cycles::PAPER;
     let adaptive = ResidencyPolicy::Adaptive { late: 10 };
     let mut sides: Vec<Box<dyn Side>> = vec![
-        Box::new(Cached(FLAT, FlatRtc::new(c, limit, ResidencyPolicy::Fixed))),
-        Box::new(Cached("flat, adaptive", FlatRtc::new(c, limit, adaptive))),
+        Box::new(Cached(
+            FLAT,
+            FlatCache::new(c, limit, ResidencyPolicy::Fixed),
+        )),
+        Box::new(Cached("flat, adaptive", FlatCache::new(c, limit, adaptive))),
         Box::new(Cached("the paper's tree", Rtc::new(c, limit))),
     ];
     sides.push(queued::<rart::AdaptiveRadixTree<rart::ArrayKey<8>, u64>>());

@@ -9,5 +9,6 @@ extern crate alloc;
 pub mod backend;
 pub mod frontend;
 pub mod loopback;
-pub mod rtc;
 pub mod wire;
+
+pub use ringfence_dma::cache as rtc;

@@ -12,7 +12,7 @@ use std::error::Error;
 use std::path::Path;
 
 use ringfence_pviommu::rtc::{
-    Cycles, FlatRtc, MappingKey, NotCached, ResidencyPolicy, ReverseCache,
+    Cycles, FlatCache, MappingKey, NotCached, ResidencyPolicy, ReverseCache,
 };
 use ringfence_trace::{Chunk, DeviceIndex, MapClass, OpKind, Operations, TraceOptions};
 use ringfence_types::{Iova, Nanos};
@@ -62,7 +62,7 @@ const LIMIT: usize = 1 << 20;
 
 /// The cache of a device, and its exposure.
 struct Watched {
-    cache: FlatRtc,
+    cache: FlatCache,
     users: HashMap<MappingKey, u32>,
     /// Pages that are mapped but unused, the time of their last change, and their integral over
     /// time so far.
@@ -77,7 +77,7 @@ struct Watched {
 impl Watched {
     fn new(policy: Policy, cycles: Cycles) -> Self {
         Self {
-            cache: FlatRtc::new(cycles, LIMIT, policy.residency),
+            cache: FlatCache::new(cycles, LIMIT, policy.residency),
             users: HashMap::new(),
             pages: 0,
             since: 0,
@@ -123,7 +123,7 @@ impl Watched {
     }
 
     fn release(&mut self, key: MappingKey) {
-        if let (Ok(()), Some(users)) = (self.cache.release(key), self.users.get_mut(&key)) {
+        if let (Ok(_), Some(users)) = (self.cache.release(key), self.users.get_mut(&key)) {
             *users -= 1;
             if *users == 0 {
                 self.pages += key.pages();

@@ -10,9 +10,9 @@
 use std::fs;
 
 use ringfence_lab::compare::{self, compare};
-use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, each_plan};
+use ringfence_lab::rtc::RtcParams;
 use ringfence_lab::size::{self, advise, measure_demand};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::LabError;
-use ringfence_lab::guest::Cycles;
 use ringfence_lab::modes::Mode;
+use ringfence_lab::rtc::Cycles;
 use ringfence_report::{Condition, ConditionError};
 
 pub(super) fn named_mode(name: &str) -> Result<Mode, LabError> {

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, CompareOptions};
-use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
+use ringfence_lab::rtc::RtcParams;
 use ringfence_report::{FailedCondition, MeasuredOn, Report, csv, markdown, plots, terminal};
 use ringfence_trace::TraceOptions;
 

@@ -5,12 +5,14 @@
 //! space has neither an allocator nor a changing table. The tail of a ring is allocator and table
 //! at once (decision 0002).
 
+mod cached;
 mod cached_or_cleared;
 mod identity;
 mod io_pgtable;
 mod paged;
 mod rings;
 
+pub use cached::{CacheState, CachedSpace, UnknownUnmap};
 pub use cached_or_cleared::{CachedOrCleared, Expire};
 pub use identity::{Identity, StaticTable};
 pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePages};

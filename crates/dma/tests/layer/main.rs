@@ -14,6 +14,7 @@ mod invalidations;
 mod lists;
 mod masks;
 mod premapped;
+mod retention;
 mod rig;
 mod roll_back;
 mod timers;

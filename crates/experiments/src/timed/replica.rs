@@ -9,7 +9,6 @@ use ringfence_dma::space::{Identity, Rings, Space};
 use ringfence_hw::RingLogic;
 use ringfence_lab::LabError;
 use ringfence_lab::components::{ModeParts, ReplayTable};
-use ringfence_lab::guest::RtcParts;
 use ringfence_lab::layer::{AttachInfo, ContextTarget, DmaLayer, LayerPlatform};
 use ringfence_lab::meter::{
     Clock, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing, TimedReplay,
@@ -18,6 +17,7 @@ use ringfence_lab::mode_dispatch::ModeVisitor;
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::RingParts;
+use ringfence_lab::rtc::RtcParts;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -106,7 +106,7 @@ impl ModeVisitor for MakeReplica {
         Ok(Box::new(TimedReplay::new((recipe.flush)(), bench, make)))
     }
 
-    fn rtc(self, _: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
         Err(LabError::Internal("an experiment on a cache"))
     }
 

@@ -145,6 +145,11 @@ axis! {
     PerCycle => "per-cycle",
     PerCycleAdaptive => "per-cycle-adaptive",
     PerCycleAsPublished => "per-cycle-paper",
+    LastUser => "last-user",
+    Optimistic => "optimistic",
+    MapCache => "map-cache",
+    NeverFree => "never-free",
+    Async => "async",
 }
 
 axis! {
@@ -154,6 +159,7 @@ axis! {
     VirtioIommu => "virtio-iommu",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",
+    Sidecore => "sidecore",
 }
 
 #[cfg(test)]

@@ -181,15 +181,28 @@ fn misplaced(
     owner: Owner,
 ) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
-    let cached = matches!(
-        flush,
-        F::PerCycle | F::PerCycleAdaptive | F::PerCycleAsPublished
-    );
     match (owner, alloc, table, flush) {
-        _ if cached && !owner.is_pviommu() => Some(
-            "only the para-virtual IOMMU has a reverse translation cache; use owner=pviommu or \
+        (_, _, _, F::PerCycleAsPublished) if !owner.is_pviommu() => Some(
+            "only the para-virtual IOMMU has the cache as published; use owner=pviommu or \
             pviommu-hopt",
         ),
+        (_, alloc, ..) if flush.has_cache() && alloc != A::LinuxRcache => {
+            Some("caches of mappings are in front of Linux's allocator; use alloc=linux-rcache")
+        }
+        (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
+            Some("caches of mappings are in front of other tables; use table=radix or flat")
+        }
+        (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
+        (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
+            Some("the sidecore changes a table; use table=radix, cached-radix or flat")
+        }
+        (Owner::Sidecore, ..) => Some(
+            "the sidecore executes unmaps one by one, in order; use flush=per-unmap, which waits \
+            for it, or flush=async",
+        ),
+        (_, _, _, F::Async) => {
+            Some("only another core executes unmaps that have returned; use owner=sidecore")
+        }
         (Owner::Kernel, ..) | (Owner::Host, A::Identity, T::StaticRadix, _) => None,
         (Owner::Host, ..) => Some(
             "a host that receives no requests can only map all memory once; use \
@@ -270,7 +283,14 @@ mod tests {
             "alloc=magazine,table=radix,flush=per-cpu-queue,owner=pviommu",
             "alloc=identity,table=none,flush=never,owner=pviommu",
             "alloc=linux-rcache,table=radix,flush=deferred,owner=pviommu-hopt",
-            "alloc=linux-rcache,table=radix,flush=per-cycle",
+            "alloc=linux-rcache,table=radix,flush=per-cycle-paper",
+            "alloc=magazine,table=radix,flush=optimistic",
+            "alloc=magazine,table=radix,flush=async",
+            "alloc=magazine,table=radix,flush=deferred,owner=sidecore",
+            "alloc=linux-rcache,table=radix,flush=last-user,owner=sidecore",
+            "alloc=linux-rcache,table=cached-radix,flush=last-user",
+            "alloc=identity,table=none,flush=never-free",
+            "alloc=linux-rcache,table=flat,flush=map-cache,owner=pviommu",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
         ];
         for row in incompatible {

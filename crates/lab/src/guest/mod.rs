@@ -12,7 +12,6 @@
 //! the guest and the wake-up of the host's thread.
 
 mod pviommu;
-mod rtc;
 mod second_stage;
 mod tables;
 mod unit;
@@ -20,8 +19,6 @@ mod virtio;
 
 pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
-pub use ringfence_pviommu::rtc::Cycles;
-pub use rtc::{CycleFlush, DynCache, DynRtcSpace, RtcParams, RtcParts};
 pub use second_stage::{FrameLookup, FrameRmap};
 pub use unit::HostUnit;
 pub(crate) use virtio::virtio_table;

@@ -108,6 +108,14 @@ impl Ablations {
             let platform = LayerPlatform::timed()?;
             Ok(Box::new(TimedReplay::new(flush(), platform, make)))
         };
+        Self::undivided(repetitions, &whole)
+    }
+
+    /// Creates the meter of a mode whose components are not ablated.
+    pub(super) fn undivided(
+        repetitions: usize,
+        whole: &dyn Fn() -> Result<Box<dyn DynTimedReplay>, LabError>,
+    ) -> Result<Self, LabError> {
         let trace = Rc::new(AllocTrace::default());
         Self::new(repetitions, trace, whole()?, &mut || {
             let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();

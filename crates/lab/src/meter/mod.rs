@@ -33,6 +33,7 @@
 
 mod ablations;
 mod components;
+mod offloaded;
 mod paged;
 mod rings;
 mod rtc;

@@ -14,13 +14,13 @@ use ringfence_types::{DomainId, Flushed, Invalidator, Pfn, PfnRange, WholeDomain
 
 use super::ablations::AblationSet;
 use super::{Ablations, AllocTrace, Clock, EmptyLoop, NullTable, ReplayAlloc, TimedReplay};
-use crate::components::RcacheAlloc;
+use crate::components::{HostOf, RcacheAlloc, ReplayTable};
 use crate::error::LabError;
-use crate::guest::{DynRtcSpace, PviommuHost, PviommuTable, RtcParams, RtcParts, SharedHost};
 use crate::hardware::Host;
 use crate::layer::{AttachInfo, ContextTarget, LayerPlatform};
 use crate::plan::Plan;
 use crate::replay::{DynTimedReplay, PlanResources};
+use crate::rtc::{DynCachedSpace, RtcParams, RtcParts};
 
 type Memory = Rc<Arena>;
 type TableFrames = Frames<Rc<Arena>>;
@@ -97,50 +97,55 @@ impl DynTimedReplay for SelfRecording {
 }
 
 /// Common inputs for the timed replays of a mode.
-#[derive(Clone, Copy)]
-struct RtcReplays {
-    parts: RtcParts,
+struct RtcReplays<T: ReplayTable> {
+    parts: RtcParts<T>,
     params: RtcParams,
     coherency: Coherency,
 }
 
-impl RtcReplays {
+impl<T: ReplayTable> Clone for RtcReplays<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: ReplayTable> Copy for RtcReplays<T> {}
+
+impl<T: ReplayTable<Pages = ()>> RtcReplays<T> {
     /// Creates a timed replay with the allocator and the table that the functions return.
-    fn replay<A, T, I>(
+    fn replay<A, U, I>(
         self,
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
-        table: impl Fn(DomainId, &LayerPlatform<I>) -> Result<T, LabError> + 'static,
+        table: impl Fn(DomainId, &LayerPlatform<I>) -> Result<U, LabError> + 'static,
         platform: LayerPlatform<I>,
     ) -> Box<dyn DynTimedReplay>
     where
         A: IovaAllocator + 'static,
-        T: IoPageTable<Pages = ()> + 'static,
+        U: IoPageTable<Pages = ()> + 'static,
         I: Invalidator + 'static,
     {
         let make = move |of: &AttachInfo, platform: &LayerPlatform<I>| {
             let alloc = alloc(&platform.arena, &platform.frames)?;
             let paged = Paged::new(alloc, table(of.domain, platform)?, Rounding::Exact);
-            let space: DynRtcSpace<A, T> = self.parts.with_cache(paged, self.params);
+            let space: DynCachedSpace<U, A> = self.parts.with_cache(paged, self.params);
             Ok((space, ContextTarget::PassThrough))
         };
-        Box::new(TimedReplay::new(RtcParts::flush(), platform, make))
+        Box::new(TimedReplay::new(RtcParts::<T>::flush(), platform, make))
     }
 
-    /// Creates a timed replay with a host.
+    /// Creates a timed replay with the mode's table.
     fn with_host<A: IovaAllocator + 'static>(
         self,
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
     ) -> Result<Box<dyn DynTimedReplay>, LabError> {
         let platform = LayerPlatform::timed()?;
-        let (host, invalidator) =
-            SharedHost::<PviommuHost>::for_meter(&platform.arena, self.coherency)?;
+        let (host, invalidator) = HostOf::<T>::for_meter(&platform.arena, self.coherency)?;
         let Self {
             parts, coherency, ..
         } = self;
-        let table =
-            move |domain: DomainId, own: &LayerPlatform<_>| -> Result<PviommuTable, LabError> {
-                (parts.table)(domain, coherency, &own.arena, &own.frames, host.as_ref())
-            };
+        let table = move |domain: DomainId, own: &LayerPlatform<_>| -> Result<T, LabError> {
+            (parts.table)(domain, coherency, &own.arena, &own.frames, host.as_ref())
+        };
         Ok(self.replay(alloc, table, platform.map_invalidator(|_| invalidator)))
     }
 
@@ -159,8 +164,8 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn rtc(
-        parts: RtcParts,
+    pub fn rtc<T: ReplayTable<Pages = ()>>(
+        parts: RtcParts<T>,
         params: RtcParams,
         coherency: Coherency,
         repetitions: usize,
@@ -173,7 +178,7 @@ impl Ablations {
         };
         let real = |trace: Option<Rc<AllocTrace>>| {
             move |memory: &Memory, frames: &TableFrames| {
-                let inner = RtcParts::allocator(memory, frames, None)?;
+                let inner = RtcParts::<T>::allocator(memory, frames, None)?;
                 let trace = trace.clone();
                 Ok(RecordingAlloc { inner, trace })
             }

@@ -22,8 +22,8 @@ pub(crate) use pass::each_plan_with;
 use withheld::{PageRun, Withheld};
 
 use crate::error::LabError;
-use crate::guest::RtcParams;
 use crate::limits::ReplayLimits;
+use crate::rtc::RtcParams;
 
 /// Longest duration of a burst on the trace's clock.
 pub const BURST_NS: u64 = 50_000;

@@ -7,7 +7,6 @@ use ringfence_devices::{DmaRequest, Observer};
 use ringfence_hw::{IommuStats, RingLogic};
 use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::components::{ModeParts, ReplayTable};
-use ringfence_lab::guest::RtcParts;
 use ringfence_lab::hardware::{Hardware, Vtd};
 use ringfence_lab::layer::{ContextTarget, DmaLayer, FreeInvalidator, LayerPlatform};
 use ringfence_lab::meter::{Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRing, TimedReplay};
@@ -18,6 +17,7 @@ use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
 use ringfence_lab::replay::{Attackers, CheckedReplay, Outcomes};
 use ringfence_lab::ring::RingParts;
+use ringfence_lab::rtc::RtcParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
@@ -131,7 +131,7 @@ impl ModeVisitor for OnFickle<'_> {
         judged.finish(&[])
     }
 
-    fn rtc(self, _: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
         unreachable!("no mode here")
     }
 
@@ -209,7 +209,7 @@ impl ModeVisitor for Cramped<'_> {
         replica.refusals().map(|(count, _)| count)
     }
 
-    fn rtc(self, _: RtcParts) -> Self::Output {
+    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
         unreachable!("no mode here")
     }
 

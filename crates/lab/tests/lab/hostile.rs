@@ -5,10 +5,10 @@ use std::io::Cursor;
 
 use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::compose::compose;
-use ringfence_lab::guest::RtcParams;
 use ringfence_lab::hardware::{Calgary, Hardware};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
+use ringfence_lab::rtc::RtcParams;
 use ringfence_lab::size::{RingSlots, SizeOptions, advise, measure_demand};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;

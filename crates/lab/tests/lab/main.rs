@@ -10,5 +10,6 @@ mod plans;
 mod replays;
 mod rings;
 mod script;
+mod sidecore;
 mod sizes;
 mod stubs;

@@ -303,6 +303,7 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         // No page recurs, and no mapping expires.
         ("pviommu+rtc", PAIRS, PAIRS, 0),
         ("pviommu+rtc+hopt", PAIRS, PAIRS, 0),
+        ("pviommu+map-cache", PAIRS, PAIRS, 0),
         // Every unmap but the last is sent with the next map. The queue fills at the 257th and
         // 513th unmap, whose request it sends as well. The timer sends the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
@@ -314,6 +315,38 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
             assert_eq!(traffic.requests, requests, "{name}");
             let kicks = (traffic.kicks_in_maps, traffic.kicks_in_unmaps);
             assert_eq!(kicks, (in_maps, in_unmaps), "{name}");
+        }
+    }
+}
+
+/// A guest's map cache (Yassour et al.) asks its host once for each page, whatever the number of
+/// DMAs, and once for all pages of a list. Its quota is never exceeded here.
+#[test]
+fn a_map_cache_saves_the_requests_of_recurring_pages() {
+    let mut script = Script::default();
+    for turn in 0..600 {
+        let pieces: Vec<_> = (0..4)
+            .map(|piece| memory((16 + turn % 30 * 4 + piece) << 12, BYTES))
+            .collect();
+        script.map(2 * turn * US, (0, 0, TX), 0, &pieces);
+        script.unmap((2 * turn + 1) * US, (0, 0), 0);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    // Mode; maps' requests and notifications; those of unmaps.
+    for (name, requests, in_maps, in_unmaps) in [
+        ("pviommu", 600 * 4 + 600, 600, 600),
+        ("pviommu+map-cache", 30 * 4, 30, 0),
+    ] {
+        let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
+        for outcomes in [&metered, &hostile] {
+            let traffic = outcomes.traffic;
+            let found = (
+                traffic.requests,
+                traffic.kicks_in_maps,
+                traffic.kicks_in_unmaps,
+            );
+            println!("{name} {found:?}");
+            assert_eq!(found, (requests, in_maps, in_unmaps), "{name}");
         }
     }
 }

@@ -3,10 +3,10 @@
 use ringfence_lab::Profile;
 use ringfence_lab::compare::CompareOptions;
 use ringfence_lab::compose::compose;
-use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::ring::RingSizes;
+use ringfence_lab::rtc::RtcParams;
 use ringfence_trace::{
     Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, SegmentSpan,
     TraceOptions, TraceSource,
@@ -119,7 +119,7 @@ pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
         repetitions: 0,
         attack: hostile,
         early_touches: false,
-        rtc: ringfence_lab::guest::RtcParams::PAPER,
+        rtc: ringfence_lab::rtc::RtcParams::PAPER,
         rings: RingSizes::default(),
     }
 }

@@ -16,7 +16,9 @@
 
 use alloc::collections::VecDeque;
 
-use ringfence_pviommu::rtc::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
+use ringfence_pviommu::rtc::{
+    CacheStats, Cycles, MappingKey, NotCached, NotInUse, Retained, ReverseCache,
+};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 use super::tree::{Inserted, NodeId, TreeAsPublished};
@@ -37,7 +39,7 @@ pub struct RtcAsPublished {
     separators: usize,
     cycles: Cycles,
     limit: usize,
-    counts: RtcStats,
+    counts: CacheStats,
 }
 
 impl RtcAsPublished {
@@ -49,7 +51,7 @@ impl RtcAsPublished {
             separators: 0,
             cycles,
             limit,
-            counts: RtcStats::default(),
+            counts: CacheStats::default(),
         }
     }
 
@@ -139,7 +141,7 @@ impl ReverseCache for RtcAsPublished {
         Ok(())
     }
 
-    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
+    fn release(&mut self, key: MappingKey) -> Result<Retained, NotInUse> {
         let gpa = key.first().get();
         let (leaf, _) = self.find(gpa).ok_or(NotInUse(key))?;
         self.tree.set_reusing(leaf, gpa, false);
@@ -147,7 +149,7 @@ impl ReverseCache for RtcAsPublished {
             self.queue
                 .push_back(Element::Mapping(leaf, gpa, key.direction()));
         }
-        Ok(())
+        Ok(Retained::Cached)
     }
 
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
@@ -180,8 +182,8 @@ impl ReverseCache for RtcAsPublished {
         self.counts.forced = self.counts.forced.wrapping_add(gone);
     }
 
-    fn stats(&self) -> RtcStats {
-        RtcStats {
+    fn stats(&self) -> CacheStats {
+        CacheStats {
             // The published cache cannot tell: a queued mapping may be in use, or queued twice.
             released: self.queue.len().saturating_sub(self.separators),
             bytes: self

@@ -5,7 +5,7 @@
 use alloc::vec::Vec;
 
 use ringfence_pviommu::rtc::{
-    Cycles, EvictionBudget, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats,
+    CacheStats, Cycles, EvictionBudget, MappingKey, NotCached, NotInUse, Retained, ReverseCache,
 };
 use ringfence_types::{Iova, PageSize};
 
@@ -55,7 +55,7 @@ pub struct Rtc {
     released: usize,
     /// Pages of all mappings.
     pages: u64,
-    counts: RtcStats,
+    counts: CacheStats,
 }
 
 /// Returns the guest page number, which is the tree's key.
@@ -76,7 +76,7 @@ impl Rtc {
             limit,
             released: 0,
             pages: 0,
-            counts: RtcStats::default(),
+            counts: CacheStats::default(),
         }
     }
 
@@ -296,7 +296,7 @@ impl ReverseCache for Rtc {
     }
 
     #[inline]
-    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
+    fn release(&mut self, key: MappingKey) -> Result<Retained, NotInUse> {
         let cycle = self.cycle;
         let (at, record) = self.find(key).ok_or(NotInUse(key))?;
         record.users = record.users.checked_sub(1).ok_or(NotInUse(key))?;
@@ -306,7 +306,7 @@ impl ReverseCache for Rtc {
         if last && !queued {
             self.enqueue(at);
         }
-        Ok(())
+        Ok(Retained::Cached)
     }
 
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
@@ -327,9 +327,9 @@ impl ReverseCache for Rtc {
         self.force(EvictionBudget::all(), expired);
     }
 
-    fn stats(&self) -> RtcStats {
+    fn stats(&self) -> CacheStats {
         let trees: usize = self.trees.iter().map(Tree::bytes).sum();
-        RtcStats {
+        CacheStats {
             mappings: self.records.len().saturating_sub(self.free.len()),
             released: self.released,
             pages: self.pages,

@@ -227,7 +227,7 @@ fn iova(key: MappingKey) -> Iova {
 mod tests {
     use alloc::collections::BTreeMap;
 
-    use ringfence_pviommu::rtc::{NotInUse, RtcStats};
+    use ringfence_pviommu::rtc::{CacheStats, NotInUse, Retained};
 
     use super::*;
 
@@ -268,11 +268,11 @@ mod tests {
             Ok(())
         }
 
-        fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
+        fn release(&mut self, key: MappingKey) -> Result<Retained, NotInUse> {
             let mapping = self.mappings.get_mut(&key).filter(|(users, _)| *users > 0);
             let (users, idle) = mapping.ok_or(NotInUse(key))?;
             (*users, *idle) = (*users - 1, 0);
-            Ok(())
+            Ok(Retained::Cached)
         }
 
         fn tick(&mut self, mut expired: impl FnMut(MappingKey, Iova)) {
@@ -294,8 +294,8 @@ mod tests {
 
         fn drain(&mut self, _: impl FnMut(MappingKey, Iova)) {}
 
-        fn stats(&self) -> RtcStats {
-            RtcStats::default()
+        fn stats(&self) -> CacheStats {
+            CacheStats::default()
         }
     }
 

@@ -13,15 +13,13 @@
 //! the channel. Addresses whose unmap the host did not confirm are never reused. There is no clock:
 //! time-outs are counts of polls.
 
-mod by_giova;
 mod channel;
 mod completions;
 mod queue;
 mod remote_table;
-mod rtc_space;
 
 pub use channel::{Channel, ChannelFailure, ChannelOptions, ChannelStats, RemoteMapError};
 pub use completions::UnmapCompletions;
 pub use queue::{Queue, QueueFull, RequestId, Used};
 pub use remote_table::{RemoteTable, SharedChannel};
-pub use rtc_space::{DeviceCache, RtcSpace, UnknownUnmap};
+pub use ringfence_dma::space::{CacheState, CachedSpace, UnknownUnmap};

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use ringfence_dma::{Mapping, SgMapping};
 use ringfence_pviommu::frontend::UnknownUnmap;
-use ringfence_pviommu::rtc::{FlatRtc, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{FlatCache, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Access, Direction, IovaRange, Pfn, PfnRange, PhysRange};
 
 use crate::caching::{CYCLE, Guest, LIMIT, buffer, c, guest, tree};
@@ -160,6 +160,6 @@ proptest! {
     fn buffers_are_accessible_no_longer_than_the_bound(steps in steps()) {
         holds(tree(), steps.clone());
         let adaptive = ResidencyPolicy::Adaptive { late: 10 };
-        holds(guest(FlatRtc::new(c(), LIMIT, adaptive), UnknownUnmap::Refused), steps);
+        holds(guest(FlatCache::new(c(), LIMIT, adaptive), UnknownUnmap::Refused), steps);
     }
 }

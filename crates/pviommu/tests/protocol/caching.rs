@@ -19,7 +19,7 @@ use ringfence_memory::{Arena, Frames};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::backend::{FixedLastTable, HardwareTables, OnDemand};
 use ringfence_pviommu::frontend::{
-    Channel, ChannelOptions, DeviceCache, RemoteTable, RtcSpace, SharedChannel, UnknownUnmap,
+    CacheState, CachedSpace, Channel, ChannelOptions, RemoteTable, SharedChannel, UnknownUnmap,
     UnmapCompletions,
 };
 use ringfence_pviommu::loopback::Loopback;
@@ -37,7 +37,7 @@ pub(crate) type Looped = Loopback<
     HardwareTables<Arc<Arena>, Source, Unit>,
 >;
 type Space<C> =
-    RtcSpace<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<DeviceCache<C>>>;
+    CachedSpace<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<CacheState<C>>>;
 type Policy = PerCycle<RefCell<RangeBatch>>;
 
 /// T, the length of a cycle.
@@ -96,7 +96,7 @@ pub(crate) fn guest_that<C: ReverseCache, I: Invalidator>(
             let allocator = CachedRbTree::new(CachedTree::new(window), RefCell::new);
             let table = RemoteTable::new(Rc::clone(&link), NIC, domain);
             let paged = Paged::new(allocator, table, Rounding::Exact);
-            Ok::<_, ()>(RtcSpace::new(
+            Ok::<_, ()>(CachedSpace::new(
                 paged,
                 cache,
                 CYCLE,

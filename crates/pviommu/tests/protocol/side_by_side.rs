@@ -17,7 +17,7 @@ use ringfence_pviommu::backend::{
     BackendLimits, DeviceSlot, FixedLastTable, GuestBacking, IoTables, PagePool, ReclaimError,
 };
 use ringfence_pviommu::frontend::{Channel, UnknownUnmap, UnmapCompletions};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, ResidencyPolicy, ReverseCache};
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{
     Access, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
@@ -41,7 +41,7 @@ fn a28() -> Outcome {
         u64::from(direction) + u64::from(range_is_confused(&mut make()))
     }
     let c = Cycles::PAPER;
-    let flat = || FlatRtc::new(c, 100, ResidencyPolicy::Fixed);
+    let flat = || FlatCache::new(c, 100, ResidencyPolicy::Fixed);
     let fixed = falls(|| Rtc::new(c, 100)) + falls(flat);
     (falls(|| RtcAsPublished::new(c, 100)), fixed)
 }
@@ -50,7 +50,7 @@ fn a29() -> Outcome {
     let c = Cycles::PAPER;
     let as_published = mapping_in_use_expires(&mut RtcAsPublished::new(c, 100));
     let tree = mapping_in_use_expires(&mut Rtc::new(c, 100));
-    let flat = mapping_in_use_expires(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed));
+    let flat = mapping_in_use_expires(&mut FlatCache::new(c, 100, ResidencyPolicy::Fixed));
     (as_published.into(), u64::from(tree) + u64::from(flat))
 }
 

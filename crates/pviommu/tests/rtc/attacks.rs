@@ -3,7 +3,7 @@
 
 use ringfence_papers::rtc::residency::{ReleaseSchedule, residency};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, Iova};
 
 use crate::cases::*;
@@ -23,11 +23,11 @@ fn attacks_succeed_on_the_cache_as_published_only() {
     assert_eq!(outcomes(|| RtcAsPublished::new(c, 100)), [true; 3]);
     assert_eq!(outcomes(|| Rtc::new(c, 100)), [false; 3]);
     assert_eq!(
-        outcomes(|| FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),
+        outcomes(|| FlatCache::new(c, 100, ResidencyPolicy::Fixed)),
         [false; 3]
     );
     let adaptive = ResidencyPolicy::Adaptive { late: 10 };
-    assert_eq!(outcomes(|| FlatRtc::new(c, 100, adaptive)), [false; 3]);
+    assert_eq!(outcomes(|| FlatCache::new(c, 100, adaptive)), [false; 3]);
 }
 
 /// In the as-published queue, the first element of a mapping decides. A reused mapping leaves with
@@ -58,7 +58,7 @@ fn reuse_shortens_the_residency_as_published() {
     );
     assert_eq!(cycles_after_last_release(&mut Rtc::new(c, 100)), 4);
     assert_eq!(
-        cycles_after_last_release(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),
+        cycles_after_last_release(&mut FlatCache::new(c, 100, ResidencyPolicy::Fixed)),
         4
     );
 }
@@ -99,7 +99,7 @@ fn cache_as_published_loses_mappings() {
     assert!(left_after_all_expired(&mut RtcAsPublished::new(c, 100)) > 0);
     assert_eq!(left_after_all_expired(&mut Rtc::new(c, 100)), 0);
     assert_eq!(
-        left_after_all_expired(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),
+        left_after_all_expired(&mut FlatCache::new(c, 100, ResidencyPolicy::Fixed)),
         0
     );
 }
@@ -108,7 +108,7 @@ fn cache_as_published_loses_mappings() {
 #[test]
 fn residency_follows_reuse() {
     let c = Cycles::new(100).unwrap();
-    let mut cache = FlatRtc::new(c, 1000, ResidencyPolicy::Adaptive { late: 10 });
+    let mut cache = FlatCache::new(c, 1000, ResidencyPolicy::Adaptive { late: 10 });
     let hot = key(1, 1, Direction::ToDevice);
     let idle = key(2, 1, Direction::ToDevice);
     let other = key(3, 1, Direction::FromDevice);
@@ -170,7 +170,10 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
     }
     let c = Cycles::PAPER;
     check("tree", &mut Rtc::new(c, 10_000));
-    check("flat", &mut FlatRtc::new(c, 10_000, ResidencyPolicy::Fixed));
+    check(
+        "flat",
+        &mut FlatCache::new(c, 10_000, ResidencyPolicy::Fixed),
+    );
 }
 
 /// As-published mappings that were reused leave with their first release. Held mappings do not

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use ringfence_papers::rtc::Rtc;
 use ringfence_pviommu::rtc::{
-    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache,
+    Cycles, FlatCache, MappingKey, NotCached, NotInUse, ResidencyPolicy, Retained, Retention,
+    ReverseCache,
 };
 use ringfence_types::{Direction, Iova, PhysAddr};
 
@@ -50,15 +51,18 @@ fn cycles(count: u8) -> Cycles {
 
 /// Runs `steps` on the cache and the model. If `exact`, the cache has the PVIOMMU paper's residency
 /// and always holds the same mappings as the model. Otherwise mappings may only leave earlier.
-fn walk(mut cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
-    let mut model = Model::new(cycles(c));
+fn walk(cache: impl ReverseCache, c: u8, exact: bool, steps: &[Step]) {
+    walk_with(cache, Model::new(cycles(c)), exact, steps);
+}
+
+fn walk_with(mut cache: impl ReverseCache, mut model: Model, exact: bool, steps: &[Step]) {
     let mut next = 0;
     for step in steps {
         match *step {
             Step::Map(key) => map(&mut cache, &mut model, key, &mut next),
             Step::Release(key) => {
                 let released = cache.release(key);
-                assert_eq!(released.is_ok(), model.release(key), "{key}");
+                assert_eq!(released.ok(), model.release(key), "{key}");
                 if let Err(NotInUse(named)) = released {
                     assert_eq!(named, key);
                 }
@@ -176,9 +180,50 @@ macro_rules! promised {
 
 promised! {
     tree: Rtc::new, exact: true;
-    flat: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Fixed), exact: true;
-    adaptive: |cycles, limit| FlatRtc::new(cycles, limit, ResidencyPolicy::Adaptive { late: 10 }),
+    flat: |cycles, limit| FlatCache::new(cycles, limit, ResidencyPolicy::Fixed), exact: true;
+    adaptive: |cycles, limit| FlatCache::new(cycles, limit, ResidencyPolicy::Adaptive { late: 10 }),
         exact: false;
+}
+
+proptest! {
+    /// Every retention, with few and with many released mappings.
+    #[test]
+    fn retention_agrees_with_the_model(
+        steps in steps(),
+        c in 1..5_u8,
+        released_max in prop_oneof![Just(0_usize), 1..9_usize],
+        timed in any::<bool>(),
+    ) {
+        let residency = if timed { ResidencyPolicy::Fixed } else { ResidencyPolicy::UntilFull };
+        for retention in [Retention { residency, released_max }, Retention::from(residency)] {
+            let cache = FlatCache::new(cycles(c), LIMIT, retention);
+            walk_with(cache, Model::that_keeps(cycles(c), retention), true, &steps);
+        }
+    }
+}
+
+/// A cache without a residency evicts the oldest mappings, even if more cycles have ended than it
+/// counts.
+#[test]
+fn the_oldest_leave_a_full_cache_after_any_number_of_cycles() {
+    let mut cache = FlatCache::new(cycles(3), 16, ResidencyPolicy::UntilFull);
+    let at = |page: u64| MappingKey::new(PhysAddr::new(page << 12), 1, Direction::ToDevice);
+    for page in 0..16 {
+        let key = at(page).unwrap();
+        cache.insert(key, Iova::new((page + 1) << 12)).unwrap();
+        cache.release(key).unwrap();
+        for _ in 0..30 {
+            cache.tick(|key, _| panic!("{key} expired"));
+        }
+    }
+    let mut left = Vec::new();
+    for _ in 0..16 {
+        cache.evict(|key, _| left.push(key.first().get() >> 12));
+    }
+    // Mappings that are older than 128 cycles may share their age.
+    let (oldest, others) = left.split_at(12);
+    assert!(oldest.iter().all(|page| *page < 12), "{left:?}");
+    assert_eq!(others, [12, 13, 14, 15]);
 }
 
 fn page(pages: u64, direction: Direction) -> MappingKey {
@@ -229,7 +274,7 @@ fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, evicted: u64
         assert_eq!(cache.insert(key(pages), Iova::new(pages << 12)), Ok(()));
     }
     for pages in lengths.clone().filter(leaves) {
-        assert_eq!(cache.release(key(pages)), Ok(()));
+        assert_eq!(cache.release(key(pages)), Ok(Retained::Cached));
     }
     let mut left = Vec::new();
     cache.drain(|key, _| left.push(key.pages()));

@@ -1,8 +1,8 @@
-//! Brute-force model of a cache with the PVIOMMU paper's residency: each step visits every mapping.
+//! Brute-force model of a cache: each step visits every mapping.
 
 use std::collections::BTreeMap;
 
-use ringfence_pviommu::rtc::{Cycles, MappingKey};
+use ringfence_pviommu::rtc::{Cycles, MappingKey, ResidencyPolicy, Retained, Retention};
 use ringfence_types::Iova;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,14 +18,21 @@ pub(crate) struct Model {
     pub(crate) mappings: BTreeMap<MappingKey, Mapping>,
     pub(crate) cycle: u64,
     cycles: u64,
+    retention: Retention,
 }
 
 impl Model {
+    /// Creates a model with the PVIOMMU paper's residency.
     pub(crate) fn new(cycles: Cycles) -> Self {
+        Self::that_keeps(cycles, ResidencyPolicy::Fixed.into())
+    }
+
+    pub(crate) fn that_keeps(cycles: Cycles, retention: Retention) -> Self {
         Self {
             mappings: BTreeMap::new(),
             cycle: 0,
             cycles: u64::from(cycles.get()),
+            retention,
         }
     }
 
@@ -48,20 +55,24 @@ impl Model {
         true
     }
 
-    pub(crate) fn release(&mut self, key: MappingKey) -> bool {
-        match self.mappings.get_mut(&key) {
-            Some(mapping) if mapping.users > 0 => {
-                mapping.users -= 1;
-                mapping.released = self.cycle;
-                true
-            }
-            _ => false,
+    pub(crate) fn release(&mut self, key: MappingKey) -> Option<Retained> {
+        let released = self.released();
+        let mapping = self.mappings.get_mut(&key)?;
+        mapping.users = mapping.users.checked_sub(1)?;
+        mapping.released = self.cycle;
+        if mapping.users == 0 && released >= self.retention.released_max {
+            self.mappings.remove(&key);
+            return Some(Retained::Removed);
         }
+        Some(Retained::Cached)
     }
 
     /// Ends a cycle; returns the mappings whose C cycles are over, in order of their keys.
     pub(crate) fn tick(&mut self) -> Vec<(MappingKey, Iova)> {
         self.cycle += 1;
+        if self.retention.residency == ResidencyPolicy::UntilFull {
+            return Vec::new();
+        }
         let over =
             |mapping: &Mapping| mapping.users == 0 && self.cycle - mapping.released > self.cycles;
         let evicted = self.mappings.iter().filter(|(_, mapping)| over(mapping));

@@ -58,7 +58,7 @@ fn step(cache: &mut Rtc, uncached: &mut Vec<MappingKey>, next: &mut u64, line: &
             let key = key(page, pages, direction);
             match uncached.iter().position(|one| *one == key) {
                 Some(at) => _ = uncached.remove(at),
-                None => cache.release(key).expect(line),
+                None => _ = cache.release(key).expect(line),
             }
         }
         ["tick", list] => {

@@ -35,7 +35,7 @@ mod session;
 // Machine, memory and judge come from the devices' tests.
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../../../crates/devices/tests/devices/hardware.rs"]
-mod board;
+mod hardware;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../../../crates/devices/tests/devices/judge.rs"]
 mod judge;

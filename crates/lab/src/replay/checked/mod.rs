@@ -13,13 +13,13 @@ use oracle_hooks::OracleHooks;
 
 use super::{Attackers, Exposure, Outcomes, PlanResources, Replay};
 use crate::error::LabError;
-use crate::guest::RtcParams;
 use crate::hardware::Hardware;
 use crate::layer::{DmaOps, OpKey};
 use crate::limits::ReplayLimits;
 use crate::oracle::{Ownership, Windows};
 use crate::plan::Plan;
 use crate::platform::SharedPlatform;
+use crate::rtc::RtcParams;
 
 /// A DMA layer, a platform and an oracle, driven by plans.
 pub struct CheckedReplay<H> {

@@ -1,31 +1,37 @@
-//! The reverse translation cache in front of a para-virtual IOMMU, for modes whose flush axis
-//! requires it (decision 0021).
+//! The cache of mappings in front of an allocator and a table, for modes whose flush axis requires
+//! it (decision 0021).
 //!
-//! One type serves all of these modes and selects the cache at run time. This costs one branch per
-//! operation.
+//! One type serves the caches of all these modes and selects one at run time. This costs one branch
+//! per operation.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+pub use ringfence_dma::cache::Cycles;
+use ringfence_dma::cache::{
+    CacheStats, FlatCache, MappingKey, NotCached, NotInUse, ResidencyPolicy, Retained, Retention,
+    ReverseCache,
+};
 use ringfence_dma::flush::{PerCycle, RangeBatch};
-use ringfence_dma::space::{Paged, Rounding};
+use ringfence_dma::space::{CacheState, CachedSpace, Paged, Rounding, UnknownUnmap};
 use ringfence_memory::{Arena, Frames};
 use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pgtable::Coherency;
-use ringfence_pviommu::frontend::{DeviceCache, RtcSpace, UnknownUnmap};
-use ringfence_pviommu::rtc::{
-    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
-};
 use ringfence_types::{DomainId, Iova, PhysAddr};
 
-use super::{PviommuHost, PviommuTable, SharedHost, pviommu};
-use crate::components::{AllocEnv, MakeTable, RcacheAlloc, ReplayTable, rcache};
+use crate::components::{AllocEnv, HostOf, MakeTable, RcacheAlloc, ReplayTable, rcache};
 use crate::error::LabError;
-use crate::modes::{Alloc, FlushKind, Mode, TableKind};
+use crate::modes::{Alloc, FlushKind, Mode};
 
 /// Maximum number of cached mappings of a device; traces have fewer.
 const MAX_CACHED_MAPPINGS: usize = 1 << 20;
+
+/// Quota of `map-cache`: pages in use and released.
+const MAP_CACHE_PAGES: usize = 1 << 14;
+
+/// Maximum number of mappings whose teardown `optimistic` delays.
+const OPTIMISTIC_MAPPINGS: usize = 256;
 
 /// Cycles into which the adaptive cache divides the bound of the other caches.
 const ADAPTIVE_CYCLES: u8 = 250;
@@ -50,6 +56,19 @@ impl RtcParams {
         cycles: Cycles::PAPER,
     };
 
+    /// The values of `optimistic`: a teardown waits for 3 to 4 ms ("a few milliseconds", EIOVAR
+    /// section 8).
+    pub const OPTIMISTIC: Self = Self {
+        cycle_ns: 1_000_000,
+        cycles: Cycles::PAPER,
+    };
+
+    /// Cycles of caches without a residency. They order released mappings by age.
+    const UNTIMED: Self = Self {
+        cycle_ns: 10_000_000,
+        cycles: Cycles::PAPER,
+    };
+
     /// Returns the bound T x (C + 1), in nanoseconds.
     pub fn bound_ns(&self) -> u64 {
         self.cycle_ns
@@ -64,7 +83,8 @@ impl RtcParams {
         }
     }
 
-    /// Returns the parameters that apply to `mode`; `None` without a cache.
+    /// Returns the parameters that apply to `mode`; `None` unless it has a cache that keeps
+    /// released mappings for some cycles.
     pub fn for_mode(&self, mode: &Mode) -> Option<Self> {
         self.for_flush(mode.flush)
     }
@@ -73,6 +93,7 @@ impl RtcParams {
         match flush {
             FlushKind::PerCycle | FlushKind::PerCycleAsPublished => Some(*self),
             FlushKind::PerCycleAdaptive => Some(self.fine()),
+            FlushKind::Optimistic => Some(Self::OPTIMISTIC),
             _ => None,
         }
     }
@@ -97,8 +118,8 @@ impl fmt::Display for RtcParams {
 pub enum DynCache {
     /// The PVIOMMU paper's tree, fixed.
     Tree(Box<Rtc>),
-    /// Ringfence's table, whose residency follows reuse.
-    Adaptive(Box<FlatRtc>),
+    /// Ringfence's table, with any retention.
+    Flat(Box<FlatCache>),
     /// The PVIOMMU paper's cache, as published.
     AsPublished(Box<RtcAsPublished>),
 }
@@ -108,7 +129,7 @@ impl ReverseCache for DynCache {
     fn acquire(&mut self, key: MappingKey) -> Option<Iova> {
         match self {
             Self::Tree(cache) => cache.acquire(key),
-            Self::Adaptive(cache) => cache.acquire(key),
+            Self::Flat(cache) => cache.acquire(key),
             Self::AsPublished(cache) => cache.acquire(key),
         }
     }
@@ -116,16 +137,16 @@ impl ReverseCache for DynCache {
     fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached> {
         match self {
             Self::Tree(cache) => cache.insert(key, giova),
-            Self::Adaptive(cache) => cache.insert(key, giova),
+            Self::Flat(cache) => cache.insert(key, giova),
             Self::AsPublished(cache) => cache.insert(key, giova),
         }
     }
 
     #[inline]
-    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
+    fn release(&mut self, key: MappingKey) -> Result<Retained, NotInUse> {
         match self {
             Self::Tree(cache) => cache.release(key),
-            Self::Adaptive(cache) => cache.release(key),
+            Self::Flat(cache) => cache.release(key),
             Self::AsPublished(cache) => cache.release(key),
         }
     }
@@ -133,7 +154,7 @@ impl ReverseCache for DynCache {
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         match self {
             Self::Tree(cache) => cache.tick(expired),
-            Self::Adaptive(cache) => cache.tick(expired),
+            Self::Flat(cache) => cache.tick(expired),
             Self::AsPublished(cache) => cache.tick(expired),
         }
     }
@@ -141,7 +162,7 @@ impl ReverseCache for DynCache {
     fn evict(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         match self {
             Self::Tree(cache) => cache.evict(expired),
-            Self::Adaptive(cache) => cache.evict(expired),
+            Self::Flat(cache) => cache.evict(expired),
             Self::AsPublished(cache) => cache.evict(expired),
         }
     }
@@ -149,15 +170,15 @@ impl ReverseCache for DynCache {
     fn drain(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         match self {
             Self::Tree(cache) => cache.drain(expired),
-            Self::Adaptive(cache) => cache.drain(expired),
+            Self::Flat(cache) => cache.drain(expired),
             Self::AsPublished(cache) => cache.drain(expired),
         }
     }
 
-    fn stats(&self) -> RtcStats {
+    fn stats(&self) -> CacheStats {
         match self {
             Self::Tree(cache) => cache.stats(),
-            Self::Adaptive(cache) => cache.stats(),
+            Self::Flat(cache) => cache.stats(),
             Self::AsPublished(cache) => cache.stats(),
         }
     }
@@ -165,35 +186,34 @@ impl ReverseCache for DynCache {
 
 /// An address space behind a cache, with any allocator and table: those of a mode, or the meter's
 /// stubs.
-pub type DynRtcSpace<A = RcacheAlloc, T = PviommuTable> =
-    RtcSpace<A, T, DynCache, RefCell<DeviceCache<DynCache>>>;
+pub type DynCachedSpace<T, A = RcacheAlloc> =
+    CachedSpace<A, T, DynCache, RefCell<CacheState<DynCache>>>;
 
 /// The flush policy of modes with a cache.
 pub type CycleFlush = PerCycle<RefCell<RangeBatch>>;
 
-/// The constructors of a mode with a cache.
-#[derive(Debug, Clone, Copy)]
-pub struct RtcParts {
+/// The constructors of a mode with a cache. `T` is the table behind the cache.
+pub struct RtcParts<T: ReplayTable> {
     flush: FlushKind,
     /// Creates the table of a domain.
-    pub(crate) table: MakeTable<PviommuTable>,
+    pub(crate) table: MakeTable<T>,
 }
 
-impl RtcParts {
-    /// Returns the constructors of `mode`; `None` if it has no cache.
-    pub(crate) fn of(mode: &Mode) -> Option<Self> {
-        let cached = matches!(
-            (mode.alloc, mode.table, mode.flush),
-            (
-                Alloc::LinuxRcache,
-                TableKind::Radix,
-                FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished,
-            )
-        );
-        (cached && mode.owner.is_pviommu()).then(|| Self {
+impl<T: ReplayTable> Clone for RtcParts<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: ReplayTable> Copy for RtcParts<T> {}
+
+impl<T: ReplayTable> RtcParts<T> {
+    /// Returns the constructors of `mode`, which has a cache and this table.
+    pub(crate) fn new(mode: &Mode, table: MakeTable<T>) -> Self {
+        Self {
             flush: mode.flush,
-            table: pviommu(mode.owner),
-        })
+            table,
+        }
     }
 
     /// Creates the flush policy.
@@ -201,40 +221,46 @@ impl RtcParts {
         PerCycle::new(RefCell::new)
     }
 
-    /// Returns the parameters that apply to this cache; `None` without a cache.
+    /// Returns the parameters that apply to this cache; `None` if no number of cycles bounds its
+    /// residency.
     pub fn cycling(self, cycling: RtcParams) -> Option<RtcParams> {
         cycling.for_flush(self.flush)
     }
 
     /// Puts a cache in front of an allocator and a table.
-    pub fn with_cache<A, T>(self, paged: Paged<A, T>, cycling: RtcParams) -> DynRtcSpace<A, T> {
-        let RtcParams { cycles, .. } = cycling;
-        let (cache, cycle_ns, strays) = match self.flush {
+    pub fn with_cache<A, U>(self, paged: Paged<A, U>, cycling: RtcParams) -> DynCachedSpace<U, A> {
+        let params = self.cycling(cycling).unwrap_or(RtcParams::UNTIMED);
+        let cycles = params.cycles;
+        let flat = |limit, retention: Retention| {
+            DynCache::Flat(Box::new(FlatCache::new(cycles, limit, retention)))
+        };
+        let mut unknown = UnknownUnmap::Refused;
+        let cache = match self.flush {
             FlushKind::PerCycleAsPublished => {
-                let cache = DynCache::AsPublished(Box::new(RtcAsPublished::new(
-                    cycles,
-                    MAX_CACHED_MAPPINGS,
-                )));
-                (cache, cycling.cycle_ns, UnknownUnmap::Ignored)
+                unknown = UnknownUnmap::Ignored;
+                let cache = RtcAsPublished::new(cycles, MAX_CACHED_MAPPINGS);
+                DynCache::AsPublished(Box::new(cache))
             }
             FlushKind::PerCycleAdaptive => {
-                let RtcParams { cycle_ns, cycles } = cycling.fine();
-                let residency = ResidencyPolicy::Adaptive {
-                    late: ADAPTIVE_LATE_PER_MILLE,
-                };
-                let cache = FlatRtc::new(cycles, MAX_CACHED_MAPPINGS, residency);
-                (
-                    DynCache::Adaptive(Box::new(cache)),
-                    cycle_ns,
-                    UnknownUnmap::Refused,
+                let late = ADAPTIVE_LATE_PER_MILLE;
+                flat(
+                    MAX_CACHED_MAPPINGS,
+                    ResidencyPolicy::Adaptive { late }.into(),
                 )
             }
-            _ => {
-                let cache = DynCache::Tree(Box::new(Rtc::new(cycles, MAX_CACHED_MAPPINGS)));
-                (cache, cycling.cycle_ns, UnknownUnmap::Refused)
+            FlushKind::LastUser => flat(MAX_CACHED_MAPPINGS, Retention::NONE),
+            FlushKind::Optimistic => {
+                let retention = Retention {
+                    residency: ResidencyPolicy::Fixed,
+                    released_max: OPTIMISTIC_MAPPINGS,
+                };
+                flat(MAX_CACHED_MAPPINGS, retention)
             }
+            FlushKind::MapCache => flat(MAP_CACHE_PAGES, ResidencyPolicy::UntilFull.into()),
+            FlushKind::NeverFree => flat(MAX_CACHED_MAPPINGS, ResidencyPolicy::UntilFull.into()),
+            _ => DynCache::Tree(Box::new(Rtc::new(cycles, MAX_CACHED_MAPPINGS))),
         };
-        RtcSpace::new(paged, cache, cycle_ns, strays, RefCell::new)
+        CachedSpace::new(paged, cache, params.cycle_ns, unknown, RefCell::new)
     }
 
     /// Creates the space of a domain. Returns it with the root of the table that the hardware
@@ -245,12 +271,13 @@ impl RtcParts {
     pub fn space(
         self,
         domain: DomainId,
+        coherency: Coherency,
         cycling: RtcParams,
         memory: &Rc<Arena>,
         frames: &Frames<Rc<Arena>>,
-        host: Option<&SharedHost<PviommuHost>>,
-    ) -> Result<(DynRtcSpace, PhysAddr), LabError> {
-        let table = (self.table)(domain, Coherency::Coherent, memory, frames, host)?;
+        host: Option<&HostOf<T>>,
+    ) -> Result<(DynCachedSpace<T>, PhysAddr), LabError> {
+        let table = (self.table)(domain, coherency, memory, frames, host)?;
         let root = table.root();
         let alloc = Self::allocator(memory, frames, Some(root))?;
         let paged = Paged::new(alloc, table, Rounding::Exact);
@@ -271,7 +298,7 @@ impl RtcParts {
             memory,
             frames,
             table,
-            last_page: PviommuTable::LAST_PAGE,
+            last_page: T::LAST_PAGE,
         })
     }
 }

@@ -2,8 +2,8 @@
 //! There are no tombstones.
 //!
 //! An entry is in its home line, or in the first later line that had room; every line in between is
-//! full. A lookup therefore ends at the first line with room. Only [`retain`](Table::retain)
-//! removes entries, so only it has to restore this order.
+//! full. A lookup therefore ends at the first line with room. [`remove`](Table::remove) and
+//! [`retain`](Table::retain) remove entries and restore this order.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -204,6 +204,57 @@ impl Table {
             self.sparse = 0;
         }
         has_its_size
+    }
+
+    /// Removes the entry of `key`, if there is one.
+    pub(super) fn remove(&mut self, key: u64) {
+        let Ok((mut hole, mut way)) = self.locate(key) else {
+            return;
+        };
+        self.occupied = self.occupied.saturating_sub(1);
+        loop {
+            let Some(line) = self.lines.get_mut(hole) else {
+                return;
+            };
+            let was_full = line.find(0).is_none();
+            if let Some(slot) = line.0.get_mut(way) {
+                *slot = CacheEntry::default();
+            }
+            // Entries of later lines have probed past this line only if it was full.
+            let moved = if was_full { self.past(hole) } else { None };
+            let Some((from, from_way, slot)) = moved else {
+                return;
+            };
+            if let Some(entry) = self
+                .lines
+                .get_mut(hole)
+                .and_then(|line| line.0.get_mut(way))
+            {
+                *entry = slot;
+            }
+            (hole, way) = (from, from_way);
+        }
+    }
+
+    /// Returns an entry that probed past the line `hole`, with its line and position.
+    fn past(&self, hole: usize) -> Option<(usize, usize, CacheEntry)> {
+        let lines = self.lines.len();
+        let distance = |from: usize, to: usize| (to + lines - from) % lines;
+        let mut at = self.after(hole);
+        while at != hole {
+            let line = self.lines.get(at)?;
+            for (way, slot) in line.0.iter().enumerate() {
+                let home = Self::home_line(slot.key(), lines);
+                if slot.key() != 0 && distance(home, at) >= distance(hole, at) {
+                    return Some((at, way, *slot));
+                }
+            }
+            if line.find(0).is_some() {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
     }
 
     /// Calls `keep` for each entry and removes those for which it returns false. `keep` must not

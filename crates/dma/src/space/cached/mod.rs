@@ -1,34 +1,36 @@
-//! The reverse translation cache in front of a device's I/O address space (PVIOMMU paper, section
-//! 4.5).
+//! A cache of mappings in front of any allocator and any table (PVIOMMU paper, section 4.5).
 //!
 //! ```text
 //! map    -> ReverseCache::acquire: an address
-//!           or, on a miss: Paged::map (a host request) -> ReverseCache::insert
-//! unmap  -> ByGiova::get: the key of the address -> ReverseCache::release (no host request)
+//!           or, on a miss: Paged::map -> ReverseCache::insert
+//! unmap  -> ByIova::get: the key of the address -> ReverseCache::release
+//!           and, if the cache keeps the mapping no longer: Paged::unmap
 //! expire -> ReverseCache::tick -> Paged::unmap_many: one request for all mappings
 //!           -> their invalidation, by the flush policy
 //! ```
-//! Each piece of a scatterlist has its own mapping, so that other lists can reuse it. The host is
+//! A hit, and an unmap whose mapping stays, change no table and invalidate nothing. Each piece of a
+//! scatterlist has its own mapping, so that other lists can reuse it. A host that owns the table is
 //! kicked once for all pieces that miss. Long-lived shared memory
 //! ([`CachingSpace::map_bypass_cache`]) and buffers without a key bypass the cache.
+
+mod by_iova;
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
-use ringfence_dma::space::{
-    AddressLimits, AddressSpace, CachedOrCleared, CachingSpace, ClearedRange, Expire, IoPageTable,
-    MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
-};
-use ringfence_dma::{MapReason, Platform};
 use ringfence_iova::IovaAllocator;
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Nanos, PageSize,
     Permissions, Pfn, PfnRange, PhysRange, WholeDomain,
 };
 
-use super::by_giova::ByGiova;
-use super::remote_table::direction_of;
-use crate::rtc::{MappingKey, NotCached, NotInUse, ReverseCache};
+use super::{
+    AddressLimits, AddressSpace, CachedOrCleared, CachingSpace, ClearedRange, Expire, IoPageTable,
+    MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
+};
+use crate::cache::{MappingKey, NotCached, NotInUse, Retained, ReverseCache};
+use crate::{MapReason, Platform};
+use by_iova::ByIova;
 
 /// Handling of an unmap of an address without a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,39 +44,43 @@ pub enum UnknownUnmap {
 
 /// The cache of one device and its state.
 #[derive(Debug)]
-pub struct DeviceCache<C> {
+pub struct CacheState<C> {
     cache: C,
-    keys: ByGiova,
+    keys: ByIova,
     /// Mapped buffers, cached or not.
     in_use: u64,
     /// True if the cache had no room for a mapping. The next check of the clock then evicts
     /// released mappings.
     full: bool,
+    /// Mappings that left the cache while a failed list gave them back. The next check of the clock
+    /// unmaps them.
+    dropped: Vec<PfnRange>,
     /// End of the current cycle; `None` before the first mapping.
     ends: Option<Nanos>,
 }
 
-impl<C: ReverseCache> DeviceCache<C> {
+impl<C: ReverseCache> CacheState<C> {
     /// Looks up an address for a buffer with this key.
     #[inline]
     fn acquire(&mut self, key: MappingKey, limits: &AddressLimits) -> Option<Iova> {
-        let giova = self.cache.acquire(key)?;
-        let last = giova.wrapping_add((key.pages() << 12).wrapping_sub(1));
+        let iova = self.cache.acquire(key)?;
+        let last = iova.wrapping_add((key.pages() << 12).wrapping_sub(1));
         if Pfn::containing(last) > limits.mask {
-            // Another device of this domain, with a wider DMA mask, made this mapping.
+            // Another device of this domain, with a wider DMA mask, made this mapping. The cache
+            // keeps it: it has no more released mappings than before.
             let _ = self.cache.release(key);
             return None;
         }
         self.in_use = self.in_use.saturating_add(1);
-        Some(giova)
+        Some(iova)
     }
 
-    /// Adds a mapping that the host made for `key` at the page of `giova`. If it is not cached, its
+    /// Adds a mapping made for `key` at the page of `iova`. If it is not cached, its
     /// user owns it.
-    fn insert(&mut self, key: Option<MappingKey>, giova: Iova) {
+    fn insert(&mut self, key: Option<MappingKey>, iova: Iova) {
         self.in_use = self.in_use.saturating_add(1);
         let Some(key) = key else { return };
-        let page = giova.align_down(PageSize::Size4K.bytes());
+        let page = iova.align_down(PageSize::Size4K.bytes());
         match self.cache.insert(key, page) {
             Ok(()) => self.keys.put(page, key),
             Err(NotCached::Full) => self.full = true,
@@ -84,7 +90,7 @@ impl<C: ReverseCache> DeviceCache<C> {
 
     /// Removes a user of the mapping at `range`; `None` if the cache has no such mapping.
     #[inline]
-    fn release(&mut self, range: &IovaRange) -> Option<Result<(), NotInUse>> {
+    fn release(&mut self, range: &IovaRange) -> Option<Result<Retained, NotInUse>> {
         let key = self.keys.get(range.start())?;
         // Use the buffer's number of pages: a key of another length belongs to another mapping. The
         // cache holds no mapping whose length exceeds a key's.
@@ -93,8 +99,11 @@ impl<C: ReverseCache> DeviceCache<C> {
             return Some(Err(NotInUse(key)));
         };
         let released = self.cache.release(key);
-        if released.is_ok() {
+        if let Ok(retained) = released {
             self.in_use = self.in_use.saturating_sub(1);
+            if retained == Retained::Removed {
+                self.keys.take(range.start());
+            }
         }
         Some(released)
     }
@@ -108,16 +117,16 @@ impl<C: ReverseCache> DeviceCache<C> {
     /// Returns true if a cycle has ended or the cache is full.
     #[inline]
     fn is_due(&self, now: Nanos) -> bool {
-        self.full || self.ends.is_some_and(|end| now >= end)
+        self.full || !self.dropped.is_empty() || self.ends.is_some_and(|end| now >= end)
     }
 
     /// Ends all cycles up to `now` and returns the expired pages, which the caller unmaps.
     fn due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
-        let mut gone = Vec::new();
+        let mut gone = core::mem::take(&mut self.dropped);
         let Self {
             cache, keys, ends, ..
         } = self;
-        let mut expired = |key: MappingKey, giova: Iova| evicted(keys, key, giova, &mut gone);
+        let mut expired = |key: MappingKey, iova: Iova| evicted(keys, key, iova, &mut gone);
         let mut end = ends.unwrap_or_else(|| cycle_end(now, cycle_ns));
         // After 255 cycles, no released mapping remains.
         let mut turns = 0_u16;
@@ -138,19 +147,19 @@ impl<C: ReverseCache> DeviceCache<C> {
     }
 
     fn all(&mut self) -> Vec<PfnRange> {
-        let mut gone = Vec::new();
+        let mut gone = core::mem::take(&mut self.dropped);
         let keys = &mut self.keys;
         self.cache
-            .drain(|key, giova| evicted(keys, key, giova, &mut gone));
+            .drain(|key, iova| evicted(keys, key, iova, &mut gone));
         gone
     }
 }
 
 /// Adds an expired mapping to `gone`. Ignores a mapping unknown to the frontend, which an
 /// as-published tree may report.
-fn evicted(keys: &mut ByGiova, key: MappingKey, giova: Iova, gone: &mut Vec<PfnRange>) {
-    if keys.take(giova).is_some() {
-        gone.extend(PfnRange::new(Pfn::containing(giova), key.pages()));
+fn evicted(keys: &mut ByIova, key: MappingKey, iova: Iova, gone: &mut Vec<PfnRange>) {
+    if keys.take(iova).is_some() {
+        gone.extend(PfnRange::new(Pfn::containing(iova), key.pages()));
     }
 }
 
@@ -163,11 +172,12 @@ fn cycle_end(now: Nanos, cycle_ns: u64) -> Nanos {
 
 /// An allocator and a table behind a reverse translation cache.
 ///
-/// The device can access an unmapped buffer until its mapping leaves the cache, at the latest with
-/// the (C + 1)th end of a cycle. Protection is therefore bounded by T x (C + 1), and the [flush
-/// policy](ringfence_dma::flush::PerCycle) returns stale buffers.
+/// The device can access an unmapped buffer until its mapping leaves the cache. The cache's
+/// [retention](crate::cache) bounds that time, and the [flush policy](crate::flush::PerCycle)
+/// returns stale buffers. With a retention of none, an unmapped buffer is accessible only while
+/// another live buffer has the same pages.
 #[derive(Debug)]
-pub struct RtcSpace<A, T, C, L> {
+pub struct CachedSpace<A, T, C, L> {
     paged: Paged<A, T>,
     cache_lock: L,
     cycle_ns: u64,
@@ -175,7 +185,7 @@ pub struct RtcSpace<A, T, C, L> {
     cache: PhantomData<fn() -> C>,
 }
 
-impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
+impl<A, T, C: ReverseCache, L: Lock<CacheState<C>>> CachedSpace<A, T, C, L> {
     /// Creates a space with `cache` in front of `paged`. A cycle lasts `cycle_ns` nanoseconds (T).
     /// `lock` creates the embedder's lock.
     pub fn new(
@@ -183,13 +193,14 @@ impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
         cache: C,
         cycle_ns: u64,
         unknown_unmap: UnknownUnmap,
-        lock: impl FnOnce(DeviceCache<C>) -> L,
+        lock: impl FnOnce(CacheState<C>) -> L,
     ) -> Self {
-        let reverse = DeviceCache {
+        let reverse = CacheState {
             cache,
-            keys: ByGiova::default(),
+            keys: ByIova::default(),
             in_use: 0,
             full: false,
+            dropped: Vec::new(),
             ends: None,
         };
         Self {
@@ -215,22 +226,46 @@ impl<A, T, C: ReverseCache, L: Lock<DeviceCache<C>>> RtcSpace<A, T, C, L> {
 /// Returns the key of a buffer's pages; `None` for a buffer that is too long.
 #[inline]
 fn key_of(piece: &PhysRange, permissions: Permissions) -> Option<MappingKey> {
-    MappingKey::covering(piece, direction_of(permissions))
+    MappingKey::mapped(piece, permissions)
 }
 
-/// Returns the device-visible range of `piece`, whose first page is mapped at `giova`.
+/// Returns the device-visible range of `piece`, whose first page is mapped at `iova`.
 #[inline]
-fn bytes_at(giova: Iova, piece: &PhysRange) -> Option<IovaRange> {
+fn bytes_at(iova: Iova, piece: &PhysRange) -> Option<IovaRange> {
     let offset = piece.start().offset_in(PageSize::Size4K.bytes());
-    IovaRange::new(giova.wrapping_add(offset), piece.bytes())
+    IovaRange::new(iova.wrapping_add(offset), piece.bytes())
 }
 
-impl<A, T, C, L> AddressSpace for RtcSpace<A, T, C, L>
+impl<A, T, C, L> CachedSpace<A, T, C, L>
 where
     A: IovaAllocator,
     T: IoPageTable<Pages = ()>,
     C: ReverseCache,
-    L: Lock<DeviceCache<C>>,
+    L: Lock<CacheState<C>>,
+{
+    /// Unmaps a mapping that has left the cache with its last user. If the table refuses, its user
+    /// owns it.
+    fn unmap_removed<P: Platform>(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<CachedOrCleared, UnmapRefusal> {
+        let gone = self.paged.unmap(cpu, platform, range);
+        if gone.is_err() {
+            self.cache_lock
+                .with(|reverse| reverse.insert(None, range.start()));
+        }
+        gone.map(CachedOrCleared::Cleared)
+    }
+}
+
+impl<A, T, C, L> AddressSpace for CachedSpace<A, T, C, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable<Pages = ()>,
+    C: ReverseCache,
+    L: Lock<CacheState<C>>,
 {
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
     type FreeProof = A::FreeProof;
@@ -264,7 +299,7 @@ where
         let found = self
             .cache_lock
             .with(|reverse| reverse.acquire(key, &limits));
-        if let Some(range) = found.and_then(|giova| bytes_at(giova, piece)) {
+        if let Some(range) = found.and_then(|iova| bytes_at(iova, piece)) {
             return Ok(MapResult { range, steps: 0 });
         }
         let placed = self.paged.map(cpu, platform, pieces, permissions, limits)?;
@@ -284,7 +319,8 @@ where
         range: IovaRange,
     ) -> Result<CachedOrCleared, UnmapRefusal> {
         match self.cache_lock.with(|reverse| reverse.release(&range)) {
-            Some(Ok(())) => return Ok(CachedOrCleared::Cached),
+            Some(Ok(Retained::Cached)) => return Ok(CachedOrCleared::Cached),
+            Some(Ok(Retained::Removed)) => return self.unmap_removed(cpu, platform, range),
             _ if self.unknown_unmap == UnknownUnmap::Ignored => return Ok(CachedOrCleared::Cached),
             Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
             None => {}
@@ -330,31 +366,31 @@ where
     }
 }
 
-impl<A, T, C, L> SgSpace for RtcSpace<A, T, C, L>
+impl<A, T, C, L> SgSpace for CachedSpace<A, T, C, L>
 where
     A: IovaAllocator,
     T: IoPageTable<Pages = ()>,
     C: ReverseCache,
-    L: Lock<DeviceCache<C>>,
+    L: Lock<CacheState<C>>,
 {
     const CONTIGUOUS_SG: bool = false;
 }
 
-impl<A, T, C, L> RingSpace for RtcSpace<A, T, C, L>
+impl<A, T, C, L> RingSpace for CachedSpace<A, T, C, L>
 where
     A: IovaAllocator,
     T: IoPageTable<Pages = ()>,
     C: ReverseCache,
-    L: Lock<DeviceCache<C>>,
+    L: Lock<CacheState<C>>,
 {
 }
 
-impl<A, T, C, L> CachingSpace for RtcSpace<A, T, C, L>
+impl<A, T, C, L> CachingSpace for CachedSpace<A, T, C, L>
 where
     A: IovaAllocator,
     T: IoPageTable<Pages = ()>,
     C: ReverseCache,
-    L: Lock<DeviceCache<C>>,
+    L: Lock<CacheState<C>>,
 {
     const CACHES_UNMAPPED: bool = true;
 
@@ -388,11 +424,11 @@ where
             for piece in pieces {
                 let key = key_of(piece, permissions);
                 let found = key.and_then(|key| reverse.acquire(key, &limits));
-                match found.and_then(|giova| bytes_at(giova, piece)) {
+                match found.and_then(|iova| bytes_at(iova, piece)) {
                     Some(range) => placed.push(range),
                     None => {
                         missed.push((placed.len(), piece));
-                        // Placeholder until the host has mapped it.
+                        // Placeholder until it is mapped.
                         placed.extend(bytes_at(Iova::ZERO, piece));
                     }
                 }
@@ -429,8 +465,10 @@ where
             // Release the mappings that were found.
             let mut missed = missed.iter().map(|(index, _)| *index).peekable();
             for (index, range) in placed.iter().enumerate().skip(before) {
-                if missed.next_if_eq(&index).is_none() {
-                    reverse.release(range);
+                if missed.next_if_eq(&index).is_none()
+                    && let Some(Ok(Retained::Removed)) = reverse.release(range)
+                {
+                    reverse.dropped.push(PfnRange::covering(range));
                 }
             }
         });

@@ -4,11 +4,15 @@ use ringfence_types::Iova;
 
 use super::slot::CacheEntry;
 use super::table::Table;
-use crate::rtc::reuse::ReuseGaps;
-use crate::rtc::reverse_cache::EvictionBudget;
-use crate::rtc::{
-    Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
+use crate::cache::reuse::ReuseGaps;
+use crate::cache::reverse_cache::EvictionBudget;
+use crate::cache::{
+    CacheStats, Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, Retained, Retention,
+    ReverseCache,
 };
+
+/// Age of the oldest mappings of a cache without a residency, in cycles.
+const OLD: u8 = 128;
 
 /// The flat reverse translation cache, with the PVIOMMU paper's residency or an adaptive one.
 ///
@@ -16,40 +20,45 @@ use crate::rtc::{
 /// including ghosts (keys of mappings that left), and drops ghosts first. A mapping has at most
 /// 1023 users; a further buffer of the same key is not served.
 #[derive(Debug)]
-pub struct FlatRtc {
+pub struct FlatCache {
     table: Table,
     gaps: ReuseGaps,
     cycles: Cycles,
+    retention: Retention,
     limit: usize,
     /// The current cycle, modulo 256 as in the entries.
     now: u8,
     /// True if nothing was released or remembered at the last end of a cycle, and the table needed
     /// no shrinking. Until the next release, further ends of cycles change nothing.
     idle: bool,
-    /// Number of unused mappings, by the cycle of their release.
+    /// Number of unused mappings, by the cycle of their release, and of all.
     released_in: [u32; 256],
+    released: usize,
     /// Number of ghosts.
     ghosts: usize,
     /// Pages of all mappings.
     pages: u64,
-    counts: RtcStats,
+    counts: CacheStats,
 }
 
-impl FlatRtc {
+impl FlatCache {
     /// Creates an empty cache of at most `limit` pages, in use or released. Its memory grows and
     /// shrinks with its contents: 16 bytes per entry, at most five eighths of the entries occupied.
-    pub fn new(cycles: Cycles, limit: usize, residency: ResidencyPolicy) -> Self {
+    pub fn new(cycles: Cycles, limit: usize, retention: impl Into<Retention>) -> Self {
+        let retention = retention.into();
         Self {
             table: Table::new(limit),
-            gaps: ReuseGaps::new(residency, cycles),
+            gaps: ReuseGaps::new(retention.residency, cycles),
             cycles,
+            retention,
             limit,
             now: 0,
             idle: false,
             released_in: [0; 256],
+            released: 0,
             ghosts: 0,
             pages: 0,
-            counts: RtcStats::default(),
+            counts: CacheStats::default(),
         }
     }
 
@@ -71,6 +80,31 @@ impl FlatRtc {
     fn count_released(&mut self, cycle: u8, more: i32) {
         if let Some(count) = self.released_in.get_mut(usize::from(cycle)) {
             *count = count.wrapping_add_signed(more);
+        }
+        self.released = self.released.wrapping_add_signed(more as isize);
+    }
+
+    /// Gives all released mappings above the age [`OLD`] this age, because ages end at 255. At most
+    /// one cycle in 255 - `OLD` walks the table for this.
+    #[cold]
+    fn merge_old(&mut self) {
+        let (now, mut merged) = (self.now, 0_u32);
+        self.table.retain(|slot| {
+            if slot.users() == 0 && slot.age(now) > OLD {
+                slot.set_age(now, OLD);
+                merged = merged.saturating_add(1);
+            }
+            true
+        });
+        for age in OLD.saturating_add(1)..=u8::MAX {
+            let cycle = now.wrapping_sub(age);
+            if let Some(count) = self.released_in.get_mut(usize::from(cycle)) {
+                *count = 0;
+            }
+        }
+        let cycle = now.wrapping_sub(OLD);
+        if let Some(count) = self.released_in.get_mut(usize::from(cycle)) {
+            *count = count.saturating_add(merged);
         }
     }
 
@@ -104,7 +138,7 @@ impl FlatRtc {
             }
             let key = MappingKey::from_word(slot.key());
             *pages = pages.saturating_sub(key.pages());
-            expired(key, slot.giova());
+            expired(key, slot.iova());
             let stays = remembered.is_some_and(|cycles| age <= cycles);
             if stays {
                 slot.make_ghost();
@@ -112,6 +146,7 @@ impl FlatRtc {
             }
             stays
         });
+        self.released = self.released.saturating_sub(evicted);
         self.ghosts = self
             .ghosts
             .wrapping_add(ghosts_added)
@@ -121,13 +156,13 @@ impl FlatRtc {
     }
 }
 
-impl ReverseCache for FlatRtc {
+impl ReverseCache for FlatCache {
     #[inline]
     fn acquire(&mut self, key: MappingKey) -> Option<Iova> {
         if let Some(slot) = self.table.find(key.word())
             && !slot.is_ghost()
         {
-            let (first, cycle, giova) = (slot.users() == 0, slot.cycle(), slot.giova());
+            let (first, cycle, iova) = (slot.users() == 0, slot.cycle(), slot.iova());
             if slot.add_user() {
                 if first {
                     self.count_released(cycle, -1);
@@ -136,15 +171,15 @@ impl ReverseCache for FlatRtc {
                     }
                 }
                 self.counts.hits = self.counts.hits.wrapping_add(1);
-                return Some(giova);
+                return Some(iova);
             }
         }
         self.counts.misses = self.counts.misses.wrapping_add(1);
         None
     }
 
-    fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached> {
-        let fresh = CacheEntry::in_use(key.word(), giova).ok_or(NotCached::Address(giova))?;
+    fn insert(&mut self, key: MappingKey, iova: Iova) -> Result<(), NotCached> {
+        let fresh = CacheEntry::in_use(key.word(), iova).ok_or(NotCached::Address(iova))?;
         let pages = self.pages.saturating_add(key.pages());
         let mut entry = self.table.entry(key.word());
         let ghost = self.table.get(entry).copied();
@@ -174,18 +209,24 @@ impl ReverseCache for FlatRtc {
     }
 
     #[inline]
-    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse> {
+    fn release(&mut self, key: MappingKey) -> Result<Retained, NotInUse> {
         let now = self.now;
         match self
             .table
             .find(key.word())
             .and_then(|slot| slot.drop_user(now))
         {
+            Some(0) if self.released >= self.retention.released_max => {
+                self.table.remove(key.word());
+                self.pages = self.pages.saturating_sub(key.pages());
+                self.counts.forced = self.counts.forced.wrapping_add(1);
+                Ok(Retained::Removed)
+            }
             Some(0) => {
                 self.count_released(now, 1);
-                Ok(())
+                Ok(Retained::Cached)
             }
-            Some(_) => Ok(()),
+            Some(_) => Ok(Retained::Cached),
             None => Err(NotInUse(key)),
         }
     }
@@ -193,6 +234,14 @@ impl ReverseCache for FlatRtc {
     fn tick(&mut self, expired: impl FnMut(MappingKey, Iova)) {
         // Since the last end of a cycle, all releases belong to the current cycle.
         let idle = self.idle && self.of_age(0) == 0;
+        if self.retention.residency == ResidencyPolicy::UntilFull {
+            if self.of_age(u8::MAX) > 0 {
+                self.merge_old();
+            }
+            self.now = self.now.wrapping_add(1);
+            self.table.shrink();
+            return;
+        }
         self.now = self.now.wrapping_add(1);
         if idle {
             return;
@@ -255,10 +304,10 @@ impl ReverseCache for FlatRtc {
         self.table.shrink();
     }
 
-    fn stats(&self) -> RtcStats {
-        RtcStats {
+    fn stats(&self) -> CacheStats {
+        CacheStats {
             mappings: self.table.occupied().saturating_sub(self.ghosts),
-            released: self.released_in.iter().map(|count| *count as usize).sum(),
+            released: self.released,
             pages: self.pages,
             bytes: self.table.bytes(),
             ..self.counts

@@ -2,11 +2,42 @@
 
 use super::Cycles;
 
+/// Time and number of released mappings that a cache keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Retention {
+    /// Time for which a released mapping stays.
+    pub residency: ResidencyPolicy,
+    /// Maximum number of released mappings. A further one leaves the cache with its last user. 0:
+    /// the cache keeps mappings in use only, so that users of the same pages share one.
+    pub released_max: usize,
+}
+
+impl Retention {
+    /// Keeps no released mapping.
+    pub const NONE: Self = Self {
+        residency: ResidencyPolicy::Fixed,
+        released_max: 0,
+    };
+}
+
+impl From<ResidencyPolicy> for Retention {
+    /// Keeps any number of released mappings.
+    fn from(residency: ResidencyPolicy) -> Self {
+        Self {
+            residency,
+            released_max: usize::MAX,
+        }
+    }
+}
+
 /// Residency of released mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResidencyPolicy {
     /// Always C cycles, as in the PVIOMMU paper.
     Fixed,
+    /// Until the cache is full, or until its owner drains it. Cycles only order the mappings: the
+    /// oldest leave first.
+    UntilFull,
     /// Adapts to the observed reuse, up to C cycles.
     ///
     /// The cache counts the cycles between release and reuse. After an early eviction it keeps the
@@ -36,7 +67,7 @@ const INITIAL_CYCLES: u8 = 7;
 /// Number of reuses of one direction at which its counts are halved.
 const HALVING_COUNT: u32 = 1 << 14;
 
-/// ReuseGaps between release and reuse in cycles, by direction.
+/// Gaps between release and reuse in cycles, by direction.
 #[derive(Debug, Clone)]
 pub(super) struct ReuseGaps {
     residency: ResidencyPolicy,
@@ -50,7 +81,7 @@ pub(super) struct ReuseGaps {
 impl ReuseGaps {
     pub(super) fn new(residency: ResidencyPolicy, max_cycles: Cycles) -> Self {
         let keep_cycles = match residency {
-            ResidencyPolicy::Fixed => max_cycles.get(),
+            ResidencyPolicy::Fixed | ResidencyPolicy::UntilFull => max_cycles.get(),
             ResidencyPolicy::Adaptive { .. } => max_cycles.get().min(INITIAL_CYCLES),
         };
         Self {

@@ -12,27 +12,28 @@ use super::MappingKey;
 /// The users of a mapping are the driver's buffers in the same pages with the same direction. The
 /// caller keeps the [`MappingKey`] of each buffer until its release. Mappings leave the cache when
 /// they expire. The caller then unmaps all of them with one request. It must not reuse their
-/// addresses before the host has confirmed the unmap.
+/// addresses before the invalidation has completed.
 pub trait ReverseCache {
     /// Steps 1 and 5: looks up the mapping of `key` and adds a user. `None` if the cache has no
     /// such mapping, or if it cannot take another user. The caller then maps the buffer and calls
     /// [`insert`](Self::insert).
     fn acquire(&mut self, key: MappingKey) -> Option<Iova>;
 
-    /// Adds a mapping that the host made for `key` at `giova`. The mapping has one user, who must
+    /// Adds a mapping that was made for `key` at `iova`. The mapping has one user, who must
     /// call [`release`](Self::release).
     ///
     /// # Errors
     /// [`NotCached`]: the caller keeps the mapping and unmaps it at its release. After
     /// [`NotCached::Full`], [`evict`](Self::evict) makes room if any mapping is released.
-    fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached>;
+    fn insert(&mut self, key: MappingKey, iova: Iova) -> Result<(), NotCached>;
 
     /// Step 3: removes a user of `key`. After the last one, the mapping stays cached for the rest
-    /// of this cycle and C more.
+    /// of this cycle and C more, unless the cache keeps no more released mappings
+    /// ([`Retained::Removed`]).
     ///
     /// # Errors
     /// [`NotInUse`]: no mapping of that key has a user.
-    fn release(&mut self, key: MappingKey) -> Result<(), NotInUse>;
+    fn release(&mut self, key: MappingKey) -> Result<Retained, NotInUse>;
 
     /// Step 4: ends a cycle. Removes the mappings unused for C cycles and passes each to `expired`.
     /// The caller unmaps this batch with one request.
@@ -47,7 +48,16 @@ pub trait ReverseCache {
     fn drain(&mut self, expired: impl FnMut(MappingKey, Iova));
 
     /// Returns the counters.
-    fn stats(&self) -> RtcStats;
+    fn stats(&self) -> CacheStats;
+}
+
+/// The place of a mapping after a user has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Retained {
+    /// The cache has the mapping: others use it, or it waits for its next user.
+    Cached,
+    /// The cache has dropped the mapping with its last user. The caller unmaps it.
+    Removed,
 }
 
 /// Reason why a mapping was not cached.
@@ -69,7 +79,7 @@ impl fmt::Display for NotCached {
             Self::Present => f.write_str("the cache already has a mapping of this key"),
             Self::Full => f.write_str("the cache has its maximum number of pages"),
             Self::OutOfMemory => f.write_str("out of memory for the cache"),
-            Self::Address(giova) => write!(f, "{giova} is too high for a cache entry"),
+            Self::Address(iova) => write!(f, "{iova} is too high for a cache entry"),
         }
     }
 }
@@ -130,7 +140,7 @@ impl EvictionBudget {
 
 /// Counters of a cache since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RtcStats {
+pub struct CacheStats {
     /// Lookups that found a mapping.
     pub hits: u64,
     /// Lookups that found none.
@@ -151,7 +161,7 @@ pub struct RtcStats {
     pub bytes: usize,
 }
 
-impl RtcStats {
+impl CacheStats {
     /// Returns the share of lookups that found a mapping; 0 without any lookup.
     pub fn hit_rate(&self) -> f64 {
         match self.hits.saturating_add(self.misses) {

@@ -3,15 +3,15 @@
 use ringfence_types::{Iova, PageSize};
 
 /// Bits of a [`CacheEntry`]'s second word, from the lowest: cycle of the release (8), ghost (1),
-/// users (10), page number of the GIOVA (45).
+/// users (10), page number of the IOVA (45).
 const GHOST: u64 = 1 << 8;
 const USER_SHIFT: u32 = 9;
 const USER: u64 = 1 << USER_SHIFT;
 const USERS_MAX: u64 = (1 << 10) - 1;
 const PAGE_SHIFT: u32 = 19;
 
-/// Highest GIOVA of an entry: 57 bits, the maximum that any IOMMU translates.
-const GIOVA_MAX: u64 = u64::MAX >> (64 - 57);
+/// Highest IOVA of an entry: 57 bits, the maximum that any IOMMU translates.
+const IOVA_MAX: u64 = u64::MAX >> (64 - 57);
 
 /// An entry: free (all zero), a mapping in use or released, or a ghost. A ghost is the key of a
 /// mapping that left the cache.
@@ -24,10 +24,10 @@ pub(super) struct CacheEntry {
 impl CacheEntry {
     /// Creates a mapping with one user; `None` if the address is misaligned or too high.
     #[inline]
-    pub(super) fn in_use(key: u64, giova: Iova) -> Option<Self> {
-        (giova.is_aligned(PageSize::Size4K.bytes()) && giova.get() <= GIOVA_MAX).then(|| Self {
+    pub(super) fn in_use(key: u64, iova: Iova) -> Option<Self> {
+        (iova.is_aligned(PageSize::Size4K.bytes()) && iova.get() <= IOVA_MAX).then(|| Self {
             key,
-            state: (giova.get() >> PageSize::Size4K.shift()) << PAGE_SHIFT | USER,
+            state: (iova.get() >> PageSize::Size4K.shift()) << PAGE_SHIFT | USER,
         })
     }
 
@@ -38,7 +38,7 @@ impl CacheEntry {
     }
 
     #[inline]
-    pub(super) fn giova(&self) -> Iova {
+    pub(super) fn iova(&self) -> Iova {
         Iova::new((self.state >> PAGE_SHIFT) << PageSize::Size4K.shift())
     }
 
@@ -82,6 +82,12 @@ impl CacheEntry {
     #[inline]
     pub(super) fn age(&self, now: u8) -> u8 {
         now.wrapping_sub(self.cycle())
+    }
+
+    /// Sets the cycles since the last release. For a released mapping.
+    #[inline]
+    pub(super) fn set_age(&mut self, now: u8, age: u8) {
+        self.state = self.state & !0xff | u64::from(now.wrapping_sub(age));
     }
 
     /// Turns the mapping into a ghost: keeps its key and the cycle of its release.

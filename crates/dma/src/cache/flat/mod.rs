@@ -12,4 +12,4 @@ mod cache;
 mod slot;
 mod table;
 
-pub use cache::FlatRtc;
+pub use cache::FlatCache;

@@ -2,12 +2,12 @@
 
 use core::fmt;
 
-use ringfence_types::{Direction, PageSize, PhysAddr, PhysRange};
+use ringfence_types::{Direction, PageSize, Permissions, PhysAddr, PhysRange};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// Key of a mapping: first guest page, number of pages and direction. A mapping serves a buffer
-/// only if their keys are equal. The pages are consecutive in guest memory. A scatterlist of other
+/// Key of a mapping: first page of memory, number of pages and direction. A mapping serves a buffer
+/// only if their keys are equal. The pages are consecutive in memory. A scatterlist of other
 /// pages has no key, because two lists may begin with the same page and then differ.
 ///
 /// The PVIOMMU paper's key is the guest page alone (errata 16). A writable mapping then serves a
@@ -47,7 +47,19 @@ impl MappingKey {
         Self::new(buffer.start(), buffer.pages(PageSize::Size4K), direction)
     }
 
-    /// Returns the guest-physical address of the first page.
+    /// Creates the key of the pages that `buffer` touches, mapped with `permissions`. `None` as for
+    /// [`covering`](Self::covering).
+    #[inline]
+    pub const fn mapped(buffer: &PhysRange, permissions: Permissions) -> Option<Self> {
+        let direction = match permissions {
+            Permissions::READ => Direction::ToDevice,
+            Permissions::WRITE => Direction::FromDevice,
+            _ => Direction::Bidirectional,
+        };
+        Self::covering(buffer, direction)
+    }
+
+    /// Returns the address of the first page, guest-physical in a guest.
     #[inline]
     pub const fn first(self) -> PhysAddr {
         PhysAddr::new(self.0).align_down(PAGE)

@@ -1,0 +1,266 @@
+//! The cache of mappings with every retention: shared mappings, optimistic teardown, map caches and
+//! "never free".
+
+use std::cell::RefCell;
+
+use ringfence_dma::cache::{Cycles, FlatCache, ResidencyPolicy, Retention};
+use ringfence_dma::flush::{PerCycle, PerCycleOutcome, RangeBatch};
+use ringfence_dma::space::{CacheState, CachedSpace, Paged, Rounding, UnknownUnmap};
+use ringfence_dma::{Attachment, Cpu, Dma, Mapping, Teardown, UnmapReason};
+use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysMemory, PhysRange};
+
+use crate::rig::*;
+
+type Kept = CachedSpace<Accounts<Tree>, Plain, FlatCache, RefCell<CacheState<FlatCache>>>;
+type Policy = PerCycle<RefCell<RangeBatch>>;
+
+/// T of the cycles.
+const MS: u64 = 1_000_000;
+
+const TO: Direction = Direction::ToDevice;
+const FROM: Direction = Direction::FromDevice;
+
+struct Layer {
+    board: Board,
+    dma: Dma<Kept, Policy, u64>,
+    cpu: Cpu<Kept, Policy, u64>,
+    at: Attachment,
+}
+
+impl Layer {
+    /// Creates a layer with pages `1..=last` and a cache of at most `limit` pages.
+    fn new(last: u64, limit: usize, retention: impl Into<Retention>) -> Self {
+        let board = Board::new();
+        let mut dma = Dma::new(PerCycle::new(RefCell::new));
+        let cache = FlatCache::new(Cycles::PAPER, limit, retention);
+        let at = dma
+            .attach(DEVICE, Iova::new(u64::MAX), |domain| {
+                let (accounts, table) =
+                    (Accounts::new(Tree::make(last)), Plain::make(&board, domain));
+                let paged = Paged::new(accounts, table, Rounding::Exact);
+                let unknown = UnknownUnmap::Refused;
+                Ok::<_, ()>(CachedSpace::new(paged, cache, MS, unknown, RefCell::new))
+            })
+            .unwrap();
+        Self {
+            cpu: dma.cpu(),
+            board,
+            dma,
+            at,
+        }
+    }
+
+    fn map(&mut self, memory: PhysRange, direction: Direction) -> Mapping<u64> {
+        let (cpu, board) = (&mut self.cpu, &mut self.board);
+        let mapped = self
+            .dma
+            .map_single(cpu, board, &self.at, 7, memory, direction);
+        mapped.map_err(|(_, error)| error).unwrap().0
+    }
+
+    /// Unmaps, and returns true if the device may still reach the buffer.
+    fn unmap(&mut self, mapping: Mapping<u64>) -> bool {
+        let (cpu, board) = (&mut self.cpu, &mut self.board);
+        match self
+            .dma
+            .unmap_single(cpu, board, &self.at, mapping)
+            .unwrap()
+        {
+            PerCycleOutcome::Cached(7) => true,
+            PerCycleOutcome::Released(7) => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn tick(&mut self, nanos: u64) {
+        self.board.now = Nanos(self.board.now.0 + nanos);
+        self.dma.tick(&mut self.cpu, &mut self.board).unwrap();
+    }
+
+    fn leaf(&self, iova: Iova) -> Option<PhysAddr> {
+        let paged = self.dma.space(&self.at).unwrap().paged();
+        paged.table().leaf(&self.board, iova)
+    }
+
+    fn invalidations(&self) -> usize {
+        self.board.port.log.len()
+    }
+
+    /// Returns the number of ranges that the allocator has handed out.
+    fn ranges(&self) -> usize {
+        let paged = self.dma.space(&self.at).unwrap().paged();
+        paged.allocator().out.borrow().len()
+    }
+}
+
+fn page(number: u64) -> PhysRange {
+    memory(number * PAGE, PAGE)
+}
+
+#[test]
+fn buffers_of_a_page_share_one_mapping_until_the_last_unmap() {
+    let mut layer = Layer::new(LAST_PAGE, 64, Retention::NONE);
+    let first = layer.map(memory(0x10_0000, 64), TO);
+    let words = layer.board.words();
+    let others = [0x400, 0x800].map(|offset| layer.map(memory(0x10_0000 + offset, 64), TO));
+    let iova = first.iova();
+    for (mapping, offset) in others.iter().zip([0x400, 0x800]) {
+        assert_eq!(mapping.iova(), iova.wrapping_add(offset));
+    }
+    assert_eq!(layer.board.words(), words, "one mapping per page");
+    assert_eq!((layer.ranges(), layer.invalidations()), (1, 0));
+    // A buffer of another direction or length has its own mapping.
+    let written = layer.map(memory(0x10_0c00, 64), FROM);
+    let long = layer.map(memory(0x10_0000, 2 * PAGE), TO);
+    assert_eq!(layer.ranges(), 3);
+    assert!(!layer.unmap(written) && !layer.unmap(long));
+    assert_eq!((layer.ranges(), layer.invalidations()), (1, 2));
+    assert!(layer.unmap(first));
+    let [second, third] = others;
+    assert!(layer.unmap(second));
+    layer.tick(1000 * MS);
+    assert_eq!(layer.invalidations(), 2);
+    assert_eq!(layer.leaf(iova), Some(PhysAddr::new(0x10_0000)));
+    assert!(!layer.unmap(third), "the page leaves with its last user");
+    assert_eq!(layer.leaf(iova), None);
+    assert_eq!((layer.ranges(), layer.invalidations()), (0, 3));
+}
+
+/// The last unmap of a shared mapping fails in the table, and in the invalidation.
+#[test]
+fn the_last_user_keeps_what_was_not_unmapped() {
+    let mut layer = Layer::new(LAST_PAGE, 64, Retention::NONE);
+    let mapping = layer.map(page(0x100), TO);
+    let range = mapping.range();
+    let tables = layer.board.words();
+    let entry = tables.iter().rposition(|word| word >> 12 == 0x100).unwrap();
+    let entry = PhysAddr::new(TABLES + entry as u64 * 8);
+    let poke = |layer: &Layer, word: u64| {
+        let cell = layer.board.arena.word(entry).unwrap();
+        cell.swap(word, std::sync::atomic::Ordering::Relaxed)
+    };
+    let before = poke(&layer, 0);
+    let (cpu, board) = (&mut layer.cpu, &mut layer.board);
+    let refused = layer.dma.unmap_single(cpu, board, &layer.at, mapping);
+    let refused = refused.map(drop).unwrap_err();
+    let UnmapReason::Table(_, still) = refused.reason else {
+        panic!("{refused:?}");
+    };
+    let buffer = still.into_buffer();
+    poke(&layer, before);
+    let handle = layer.at;
+    let again = Mapping::claim(&handle, range, TO, buffer);
+    layer.board.port.fail(0, 1, Trouble::Failed);
+    let (cpu, board) = (&mut layer.cpu, &mut layer.board);
+    let failed = layer.dma.unmap_single(cpu, board, &layer.at, again);
+    let failed = failed.map(drop).unwrap_err();
+    let UnmapReason::NotFlushed(_, owed) = failed.reason else {
+        panic!("{failed:?}");
+    };
+    assert_eq!(layer.ranges(), 1, "the address is not free yet");
+    let released = layer
+        .dma
+        .retry_invalidation(&mut layer.cpu, &mut layer.board, owed);
+    assert_eq!(released.map(|r| r.0).ok(), Some(7));
+    assert_eq!((layer.ranges(), layer.leaf(range.start())), (0, None));
+    let (cpu, board, at) = (&mut layer.cpu, &mut layer.board, layer.at);
+    let teardown = Teardown::IfUnused;
+    assert!(
+        layer
+            .dma
+            .detach(cpu, board, &at, teardown, |_| {}, |_| {})
+            .is_ok()
+    );
+}
+
+/// Amit et al.: a map within the delay restores the mapping. It stores no entry and invalidates
+/// nothing.
+#[test]
+fn optimistic_teardown_restores_within_its_delay_only() {
+    let retention = Retention {
+        residency: ResidencyPolicy::Fixed,
+        released_max: 4,
+    };
+    let mut layer = Layer::new(LAST_PAGE, 1 << 10, retention);
+    let mapping = layer.map(page(0x100), FROM);
+    let (iova, words) = (mapping.iova(), layer.board.words());
+    for _ in 0..50 {
+        let mapping = layer.map(page(0x100), FROM);
+        assert!(layer.unmap(mapping));
+    }
+    assert!(layer.unmap(mapping));
+    layer.tick(3 * MS - 1);
+    let restored = layer.map(page(0x100), FROM);
+    assert_eq!(restored.iova(), iova);
+    assert_eq!((layer.board.words(), layer.invalidations()), (words, 0));
+    assert!(layer.unmap(restored));
+    // The restored mapping has the full delay again, less than C + 1 cycles.
+    layer.tick(3 * MS);
+    assert!(layer.leaf(iova).is_some());
+    layer.tick(MS);
+    assert_eq!((layer.leaf(iova), layer.invalidations()), (None, 1));
+    // At most four teardowns wait. A further one is complete when its unmap returns.
+    let mappings: Vec<_> = (0..6).map(|number| layer.map(page(number), FROM)).collect();
+    let stale: Vec<_> = mappings.into_iter().map(|m| layer.unmap(m)).collect();
+    assert_eq!(stale, [true, true, true, true, false, false]);
+    assert_eq!((layer.ranges(), layer.invalidations()), (4, 3));
+    layer.tick(4 * MS);
+    assert_eq!((layer.ranges(), layer.invalidations()), (0, 4), "one batch");
+}
+
+/// A map cache evicts the oldest sixteenth of its quota with one invalidation, and nothing by time.
+#[test]
+fn a_full_map_cache_evicts_the_oldest_in_one_batch() {
+    let mut layer = Layer::new(LAST_PAGE, 64, ResidencyPolicy::UntilFull);
+    let mut oldest = Vec::new();
+    for number in 0..64 {
+        let mapping = layer.map(page(number), TO);
+        oldest.push(mapping.iova());
+        assert!(layer.unmap(mapping));
+        layer.tick(MS);
+    }
+    layer.tick(1_000_000 * MS);
+    assert_eq!((layer.ranges(), layer.invalidations()), (64, 0));
+    // The mapping that does not fit is unmapped strictly. The next check of the clock makes room.
+    let mapping = layer.map(page(64), TO);
+    assert!(!layer.unmap(mapping));
+    assert_eq!((layer.ranges(), layer.invalidations()), (64, 1));
+    layer.tick(0);
+    assert_eq!((layer.ranges(), layer.invalidations()), (60, 2));
+    let gone = oldest.iter().map(|iova| layer.leaf(*iova).is_none());
+    assert_eq!(gone.filter(|gone| *gone).count(), 4);
+    let mapping = layer.map(page(64), TO);
+    assert!(layer.unmap(mapping), "it fits now");
+}
+
+/// Calgary slides: a mapping exists until its address is needed.
+#[test]
+fn never_freed_mappings_end_when_their_addresses_are_reused() {
+    let mut layer = Layer::new(8, 1 << 20, ResidencyPolicy::UntilFull);
+    let mut iovas = Vec::new();
+    for number in 0..8 {
+        let mapping = layer.map(page(number), TO);
+        iovas.push(mapping.iova());
+        assert!(layer.unmap(mapping));
+    }
+    layer.tick(1_000_000 * MS);
+    assert_eq!(layer.invalidations(), 0);
+    assert!(iovas.iter().all(|iova| layer.leaf(*iova).is_some()));
+    let held = layer.map(page(3), TO);
+    assert_eq!((held.iova(), layer.invalidations()), (iovas[3], 0), "a hit");
+    let new = layer.map(page(8), TO);
+    assert_eq!(
+        layer.invalidations(),
+        1,
+        "one invalidation before the reuse"
+    );
+    for iova in iovas {
+        let expected = match iova {
+            iova if iova == held.iova() => Some(3 * PAGE),
+            iova if iova == new.iova() => Some(8 * PAGE),
+            _ => None,
+        };
+        assert_eq!(layer.leaf(iova), expected.map(PhysAddr::new), "{iova}");
+    }
+    assert!(layer.unmap(held) && layer.unmap(new));
+}

@@ -1,0 +1,151 @@
+//! The requests that a CPU sends to the sidecore, and their execution there.
+
+use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
+use ringfence_trace::DeviceIndex;
+use ringfence_types::{DomainId, Nanos, PhysRange, RequesterId};
+
+use crate::error::LabError;
+use crate::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+
+/// The memory of a map. A single piece needs no allocation.
+#[derive(Debug)]
+pub enum Pieces {
+    /// One buffer.
+    One([PhysRange; 1]),
+    /// A list.
+    List(Box<[PhysRange]>),
+}
+
+impl Pieces {
+    pub(super) fn of(pieces: &[PhysRange]) -> Self {
+        match pieces {
+            [piece] => Self::One([*piece]),
+            list => Self::List(list.into()),
+        }
+    }
+
+    fn as_slice(&self) -> &[PhysRange] {
+        match self {
+            Self::One(piece) => piece,
+            Self::List(list) => list,
+        }
+    }
+}
+
+/// A request to the sidecore.
+#[derive(Debug)]
+pub enum Command {
+    /// Returns the constants of the space.
+    Traits,
+    /// Creates CPU handles and room for lists.
+    Reserve(usize, usize),
+    /// Attaches a device.
+    Attach(DeviceIndex, RequesterId),
+    /// Maps a buffer.
+    Map(Nanos, OpKey, u64, Pieces),
+    /// Unmaps a buffer. Nobody waits for a reply.
+    UnmapLater(Nanos, OpKey, MappingToken),
+    /// Unmaps a buffer.
+    Unmap(Nanos, OpKey, MappingToken),
+    /// Retries an invalidation.
+    Retry(NotInvalidated<u64>),
+    /// Makes maps visible to the device.
+    SyncMap(OpKey),
+    /// Runs the timers.
+    Tick(Nanos),
+    /// Ends the thread.
+    Stop,
+}
+
+/// The reply to a request.
+#[derive(Debug)]
+pub enum Reply {
+    /// Reply to [`Command::Traits`].
+    Traits(SpaceTraits),
+    /// Reply to [`Command::Reserve`].
+    Reserved(Result<(), LabError>),
+    /// Reply to [`Command::Attach`].
+    Attached(Result<(DomainId, ContextTarget), LabError>),
+    /// Reply to [`Command::Map`]: the token, the steps of the search, and the addresses of a list.
+    Mapped(Result<(MappingToken, u32, Box<[DmaSegment]>), MapError>),
+    /// Reply to [`Command::Unmap`].
+    Unmapped(UnmapOutcome),
+    /// Reply to [`Command::Retry`].
+    Retried(Result<u64, NotInvalidated<u64>>),
+    /// Reply to a request without a result.
+    Done,
+    /// The sidecore has ended.
+    Gone,
+}
+
+/// The layer on the sidecore.
+#[derive(Debug)]
+pub(super) struct Executor<L> {
+    layer: L,
+    /// Unmaps that were not waited for and whose invalidation failed. Their addresses stay unusable
+    /// until a retry succeeds.
+    owed: Vec<NotInvalidated<u64>>,
+}
+
+impl<L: DmaOps> Executor<L> {
+    pub(super) fn new(layer: L) -> Self {
+        Self {
+            layer,
+            owed: Vec::new(),
+        }
+    }
+
+    /// Executes `command`. `None` if nobody waits for a reply.
+    pub(super) fn execute(&mut self, command: Command) -> Option<Reply> {
+        let layer = &mut self.layer;
+        Some(match command {
+            Command::Traits => Reply::Traits(layer.space_traits()),
+            Command::Reserve(cpus, segments) => Reply::Reserved(layer.reserve(cpus, segments)),
+            Command::Attach(index, device) => Reply::Attached(layer.attach(index, device)),
+            Command::Map(now, key, buffer, pieces) => {
+                layer.set_time(now);
+                let pieces = pieces.as_slice();
+                let mapped = layer.map(key, buffer, pieces);
+                Reply::Mapped(mapped.map(|mapped| {
+                    let segments = match pieces {
+                        [_] => Box::default(),
+                        _ => layer
+                            .segments()
+                            .iter()
+                            .take(pieces.len())
+                            .copied()
+                            .collect(),
+                    };
+                    (mapped.token, mapped.steps, segments)
+                }))
+            }
+            Command::UnmapLater(now, key, token) => {
+                layer.set_time(now);
+                if let UnmapOutcome::NotInvalidated(owed) = layer.unmap(key, token) {
+                    self.owed.push(owed);
+                }
+                return None;
+            }
+            Command::Unmap(now, key, token) => {
+                layer.set_time(now);
+                Reply::Unmapped(layer.unmap(key, token))
+            }
+            Command::Retry(owed) => Reply::Retried(layer.retry_invalidation(owed)),
+            Command::SyncMap(key) => {
+                layer.sync_map(key);
+                Reply::Done
+            }
+            Command::Tick(now) => {
+                layer.set_time(now);
+                for owed in core::mem::take(&mut self.owed) {
+                    if let Err(owed) = layer.retry_invalidation(owed) {
+                        self.owed.push(owed);
+                    }
+                }
+                layer.tick();
+                Reply::Done
+            }
+            Command::Stop => Reply::Gone,
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! Maps and unmaps on another core (the sidecore of Amit et al.; EIOVAR section 8).
+//!
+//! ```text
+//!   I/O core                         SPSC queues                sidecore
+//!   map       -> Command::Map        ──────────────►  allocate, install the translation
+//!             <- waits for the reply ◄──────────────
+//!   unmap     -> UnmapLater          ──────────────►  clear, invalidate, free
+//!             <- returns at once: the device may still reach the buffer
+//! ```
+//! A map needs its address, so it waits. An unmap waits only if the mode says so. Commands are
+//! executed in order, so a map gets no address whose unmap still waits.
+//!
+//! The layer behind the queue is the same as in other modes. Timed replays run a real
+//! [thread](ThreadLink). Oracle replays run [`LateLink`], which delays unmaps for as long as the
+//! queue allows.
+
+mod command;
+mod link;
+mod queue;
+
+pub use command::{Command, Pieces, Reply};
+pub use link::{LateLink, Link, ThreadLink};
+pub use queue::{Consumer, Producer, queue};
+
+use ringfence_dma::{DmaSegment, MapError, MapReason, NotInvalidated};
+use ringfence_trace::DeviceIndex;
+use ringfence_types::{DomainId, Nanos, PfnRange, PhysRange, RequesterId};
+
+use crate::error::LabError;
+use crate::layer::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+
+/// Maximum number of unmaps that wait for the sidecore.
+pub const QUEUED_UNMAPS: usize = 64;
+
+/// The waiting of an unmap for the sidecore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmapWait {
+    /// The unmap returns after its invalidation has completed.
+    Waits,
+    /// The unmap returns at once.
+    Returns,
+}
+
+/// A layer whose operations another core executes.
+#[derive(Debug)]
+pub struct Sidecore<K> {
+    link: K,
+    wait: UnmapWait,
+    traits: SpaceTraits,
+    now: Nanos,
+    attached: Vec<bool>,
+    segments: Vec<DmaSegment>,
+}
+
+impl<L: DmaOps> Sidecore<LateLink<L>> {
+    /// Creates a sidecore in the caller's thread, which delays unmaps.
+    pub fn late(layer: L, wait: UnmapWait) -> Self {
+        Self::with_traits(layer.space_traits(), LateLink::new(layer), wait)
+    }
+}
+
+impl<K: Link> Sidecore<K> {
+    fn with_traits(traits: SpaceTraits, link: K, wait: UnmapWait) -> Self {
+        Self {
+            link,
+            wait,
+            traits,
+            now: Nanos(0),
+            attached: Vec::new(),
+            segments: Vec::new(),
+        }
+    }
+
+    /// Creates the front of the sidecore behind `link`.
+    ///
+    /// # Errors
+    /// The sidecore has ended.
+    pub fn new(mut link: K, wait: UnmapWait) -> Result<Self, LabError> {
+        let Reply::Traits(traits) = link.call(Command::Traits) else {
+            return Err(LabError::Internal("start of the sidecore"));
+        };
+        Ok(Self::with_traits(traits, link, wait))
+    }
+}
+
+impl<K: Link> DmaOps for Sidecore<K> {
+    fn space_traits(&self) -> SpaceTraits {
+        self.traits
+    }
+
+    fn set_time(&mut self, now: Nanos) {
+        self.now = now;
+    }
+
+    fn reserve(&mut self, cpus: usize, segments: usize) -> Result<(), LabError> {
+        match self.link.call(Command::Reserve(cpus, segments)) {
+            Reply::Reserved(done) => done,
+            _ => Err(LabError::Internal("sidecore")),
+        }
+    }
+
+    fn is_attached(&self, index: DeviceIndex) -> bool {
+        self.attached.get(index.index()).copied().unwrap_or(false)
+    }
+
+    fn attach(
+        &mut self,
+        index: DeviceIndex,
+        device: RequesterId,
+    ) -> Result<(DomainId, ContextTarget), LabError> {
+        let Reply::Attached(attached) = self.link.call(Command::Attach(index, device)) else {
+            return Err(LabError::Internal("sidecore"));
+        };
+        if attached.is_ok() {
+            if self.attached.len() <= index.index() {
+                self.attached.resize(index.index() + 1, false);
+            }
+            self.attached[index.index()] = true;
+        }
+        attached
+    }
+
+    fn map(&mut self, key: OpKey, buffer: u64, pieces: &[PhysRange]) -> Result<Mapped, MapError> {
+        let command = Command::Map(self.now, key, buffer, Pieces::of(pieces));
+        match self.link.call(command) {
+            Reply::Mapped(Ok((token, steps, segments))) => {
+                self.segments.clear();
+                self.segments.extend_from_slice(&segments);
+                Ok(Mapped { token, steps })
+            }
+            Reply::Mapped(Err(error)) => Err(error),
+            _ => Err(MapError {
+                device: RequesterId::new(key.device.0),
+                buffer: None,
+                reason: MapReason::NotAttached,
+            }),
+        }
+    }
+
+    fn segments(&self) -> &[DmaSegment] {
+        &self.segments
+    }
+
+    fn each_reserved(
+        &self,
+        _: OpKey,
+        token: &MappingToken,
+        _: usize,
+        each: &mut dyn FnMut(Option<PfnRange>),
+    ) {
+        each(token.range().map(|range| PfnRange::covering(&range)));
+    }
+
+    fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome {
+        let Some(buffer) = token.buffer() else {
+            return UnmapOutcome::Refused;
+        };
+        match self.wait {
+            UnmapWait::Returns => {
+                self.link.send(Command::UnmapLater(self.now, key, token));
+                let stale = true;
+                UnmapOutcome::Returned { buffer, stale }
+            }
+            UnmapWait::Waits => match self.link.call(Command::Unmap(self.now, key, token)) {
+                Reply::Unmapped(outcome) => outcome,
+                _ => UnmapOutcome::Refused,
+            },
+        }
+    }
+
+    fn retry_invalidation(
+        &mut self,
+        owed: NotInvalidated<u64>,
+    ) -> Result<u64, NotInvalidated<u64>> {
+        // A sidecore that has ended returns nothing, and the buffer is leaked.
+        match self.link.call(Command::Retry(owed)) {
+            Reply::Retried(result) => result,
+            _ => Ok(u64::MAX),
+        }
+    }
+
+    fn end_burst(&mut self, _: OpKey, _: Option<&mut Vec<u64>>) {
+        // The layer behind the queue withholds nothing.
+    }
+
+    fn sync_map(&mut self, key: OpKey) {
+        self.link.call(Command::SyncMap(key));
+    }
+
+    fn tick(&mut self) {
+        self.link.call(Command::Tick(self.now));
+    }
+}

@@ -441,8 +441,8 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {
     }
 
     fn invalidate_all(&mut self) {
-        let purged = self.machine.iommu.hardware.invalidate_all();
-        purged.expect("purged");
+        let invalidated = self.machine.iommu.hardware.invalidate_all();
+        invalidated.expect("an invalidation of everything");
     }
 
     fn poke(&mut self, at: PhysAddr, word: u64) {

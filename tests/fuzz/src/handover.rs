@@ -174,7 +174,7 @@ thread_local! {
         let name = format!("rf-fuzz-{}-{:?}", std::process::id(), std::thread::current().id());
         let address = SocketAddr::from_abstract_name(name).expect("short");
         Lasting {
-            listener: UnixListener::bind_addr(&address).expect("a name of its own"),
+            listener: UnixListener::bind_addr(&address).expect("a unique name"),
             soft: memory(RAM_BYTES, SealFlags::GROW),
             directory: File::open("/").expect("a directory"),
             datagram: UnixDatagram::unbound().expect("a socket"),

@@ -113,11 +113,12 @@ impl<C: ReverseCache> DeviceCache<C> {
 
     /// Ends all cycles up to `now` and returns the expired pages, which the caller unmaps.
     fn due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
-        let mut gone = Vec::new();
+        let mut expired_ranges = Vec::new();
         let Self {
             cache, keys, ends, ..
         } = self;
-        let mut expired = |key: MappingKey, giova: Iova| evicted(keys, key, giova, &mut gone);
+        let mut expired =
+            |key: MappingKey, giova: Iova| evicted(keys, key, giova, &mut expired_ranges);
         let mut end = ends.unwrap_or_else(|| cycle_end(now, cycle_ns));
         // After 255 cycles, no released mapping remains.
         let mut turns = 0_u16;
@@ -134,23 +135,23 @@ impl<C: ReverseCache> DeviceCache<C> {
         if core::mem::take(&mut self.full) {
             cache.evict(&mut expired);
         }
-        gone
+        expired_ranges
     }
 
     fn all(&mut self) -> Vec<PfnRange> {
-        let mut gone = Vec::new();
+        let mut expired_ranges = Vec::new();
         let keys = &mut self.keys;
         self.cache
-            .drain(|key, giova| evicted(keys, key, giova, &mut gone));
-        gone
+            .drain(|key, giova| evicted(keys, key, giova, &mut expired_ranges));
+        expired_ranges
     }
 }
 
 /// Adds an expired mapping to `gone`. Ignores a mapping unknown to the frontend, which an
 /// as-published tree may report.
-fn evicted(keys: &mut ByGiova, key: MappingKey, giova: Iova, gone: &mut Vec<PfnRange>) {
+fn evicted(keys: &mut ByGiova, key: MappingKey, giova: Iova, expired_ranges: &mut Vec<PfnRange>) {
     if keys.take(giova).is_some() {
-        gone.extend(PfnRange::new(Pfn::containing(giova), key.pages()));
+        expired_ranges.extend(PfnRange::new(Pfn::containing(giova), key.pages()));
     }
 }
 
@@ -289,10 +290,10 @@ where
             Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
             None => {}
         }
-        let gone = self.paged.unmap(cpu, platform, range)?;
+        let cleared = self.paged.unmap(cpu, platform, range)?;
         self.cache_lock
             .with(|reverse| reverse.in_use = reverse.in_use.saturating_sub(1));
-        Ok(CachedOrCleared::Cleared(gone))
+        Ok(CachedOrCleared::Cleared(cleared))
     }
 
     #[inline]
@@ -445,7 +446,7 @@ where
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         which: Expire,
-        gone: impl FnMut(ClearedRange),
+        cleared: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
         let now = platform.now();
         let ranges = self.cache_lock.with(|reverse| match which {
@@ -456,6 +457,6 @@ where
         if ranges.is_empty() {
             return Ok(());
         }
-        self.paged.unmap_many(cpu, platform, &ranges, gone)
+        self.paged.unmap_many(cpu, platform, &ranges, cleared)
     }
 }

@@ -190,10 +190,10 @@ impl Model {
     }
 
     fn detach(&mut self, domain: u32, endpoint: u32, failure: Option<Failure>) -> Result<(), u8> {
-        let Some(leaving) = self.endpoints.get(&endpoint) else {
+        let Some(endpoint_state) = self.endpoints.get(&endpoint) else {
             return Err(VIRTIO_IOMMU_S_NOENT);
         };
-        if leaving.domain != Some(domain) {
+        if endpoint_state.domain != Some(domain) {
             return Err(VIRTIO_IOMMU_S_INVAL);
         }
         self.leave(endpoint, failure.is_some());
@@ -202,9 +202,9 @@ impl Model {
 
     /// Detaches the endpoint. `refused` is true if the sink refuses its bypass.
     pub(crate) fn leave(&mut self, endpoint: u32, refused: bool) {
-        let leaving = self.endpoints.get_mut(&endpoint).expect("it is there");
-        leaving.bypasses = self.bypass && !refused;
-        if let Some(domain) = leaving.domain.take()
+        let endpoint_state = self.endpoints.get_mut(&endpoint).expect("it is there");
+        endpoint_state.bypasses = self.bypass && !refused;
+        if let Some(domain) = endpoint_state.domain.take()
             && self.members(domain) == 0
         {
             self.domains.remove(&domain);

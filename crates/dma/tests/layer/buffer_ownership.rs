@@ -42,7 +42,7 @@ fn a_dropped_mapping_leaks_its_buffer() {
     };
     drop(map(1, board));
     let (not_invalidated, settled) = (map(2, board), map(3, board));
-    board.port.fail(0, 1, Trouble::Failed);
+    board.port.fail(0, 1, InvalidationFailure::Failed);
     match dma
         .unmap_single(cpu, board, at, not_invalidated)
         .unwrap_err()

@@ -297,7 +297,7 @@ impl<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> World<A, F> {
                 self.board.now = Nanos(self.board.now.0 + 3);
                 let _ = self.dma.tick(&mut self.cpus[0], &mut self.board);
             }
-            Op::Fail => self.board.port.fail(0, 1, Trouble::Failed),
+            Op::Fail => self.board.port.fail(0, 1, InvalidationFailure::Failed),
         }
     }
 
@@ -398,7 +398,7 @@ fn other_tokens_outlive_their_domain() {
     let (not_invalidated, _) = dma
         .map_single(cpu, board, at, 4, memory(0, 1), both)
         .unwrap();
-    board.port.fail(0, 1, Trouble::Failed);
+    board.port.fail(0, 1, InvalidationFailure::Failed);
     let UnmapReason::NotFlushed(_, not_invalidated) = dma
         .unmap_single(cpu, board, at, not_invalidated)
         .unwrap_err()
@@ -518,7 +518,7 @@ fn retired_cpu_frees_everything() {
         }
         assert!(free(dma) < all, "magazines hold something");
         // A failure keeps the state for the next attempt.
-        board.port.fail(0, 1, Trouble::Failed);
+        board.port.fail(0, 1, InvalidationFailure::Failed);
         let mut back = Vec::new();
         while let Err((_, left)) = dma.remove_cpu(cpu, board, |buffer| back.push(buffer)) {
             cpu = left;

@@ -37,8 +37,8 @@ where
 #[test]
 fn strict_reports_failed_invalidations() {
     for (trouble, expected) in [
-        (Trouble::Full, InvalidationError::QueueFull),
-        (Trouble::Failed, InvalidationError::Failed),
+        (InvalidationFailure::Full, InvalidationError::QueueFull),
+        (InvalidationFailure::Failed, InvalidationError::Failed),
     ] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
         let domain = rig.at.domain();
@@ -74,7 +74,7 @@ fn strict_reports_failed_invalidations() {
 
 #[test]
 fn a_multi_unmap_owes_all_of_them_in_order() {
-    for trouble in [Trouble::Full, Trouble::Failed] {
+    for trouble in [InvalidationFailure::Full, InvalidationFailure::Failed] {
         let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
         let domain = rig.at.domain();
         let (mappings, pages): (Vec<_>, Vec<_>) = (0..5).map(|id| map(&mut rig, id)).unzip();
@@ -146,7 +146,9 @@ fn stays_bounded<F>(
 ) where
     F: ringfence_dma::FlushPolicy<Space<Tree, Plain>, u64>,
 {
-    rig.board.port.fail(0, usize::MAX / 2, Trouble::Failed);
+    rig.board
+        .port
+        .fail(0, usize::MAX / 2, InvalidationFailure::Failed);
     let mut not_invalidated = Vec::new();
     let mut all = Vec::new();
     for id in 0..longest as u64 * 3 {
@@ -244,7 +246,9 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
     let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
     let mut rig = Rig::<Tree, Plain, _, u64>::new(queues);
     let mut other = rig.dma.cpu();
-    rig.board.port.fail(0, usize::MAX / 2, Trouble::Full);
+    rig.board
+        .port
+        .fail(0, usize::MAX / 2, InvalidationFailure::Full);
     let mut kept = 0;
     let mut not_invalidated = Vec::new();
     for id in 0..60 {
@@ -304,7 +308,7 @@ fn burst_releases_only_invalidated_buffers() {
     }
     // Two parts of four are invalidated. The last two mappings are not, and stay withheld if the
     // port fails.
-    rig.board.port.fail(0, 1, Trouble::Failed);
+    rig.board.port.fail(0, 1, InvalidationFailure::Failed);
     let Rig {
         board,
         dma,

@@ -125,7 +125,7 @@ fn invalidations_of_another_unit_are_not_retried() {
     let mut theirs = Unit::new(1, Strict);
     for _ in 0..2 {
         let mapping = theirs.map(5);
-        theirs.board.port.fail(0, 1, Trouble::Failed);
+        theirs.board.port.fail(0, 1, InvalidationFailure::Failed);
         let (cpu, board) = (&mut theirs.cpu, &mut theirs.board);
         let error = theirs.dma.unmap_single(cpu, board, &theirs.at, mapping);
         let UnmapReason::NotFlushed(_, not_invalidated) = error.expect_err("it failed").reason

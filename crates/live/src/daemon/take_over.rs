@@ -19,10 +19,10 @@ const COPY_INTERVAL: Duration = Duration::from_millis(20);
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Daemon {
-    /// Takes over the devices that another process serves in the directory. The guest sees no
-    /// interruption, because the other process keeps the devices until they are rebuilt here. They
-    /// are copied and rebuilt while they run, at least once, until they have completed `precopy_requests`
-    /// requests. Then the other process pauses them.
+    /// Takes over the devices that another process serves in the directory. The other process keeps
+    /// the devices until they are rebuilt here, so the guest sees no interruption. This process
+    /// copies and rebuilds them while they run, at least once, until they have completed
+    /// `precopy_requests` requests. Then the other process pauses them.
     ///
     /// # Errors
     /// [`TakeOverError`]: this process does not serve the devices. The other process continues to

@@ -53,7 +53,7 @@ pub(crate) struct Model {
 
 /// Target of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Goes {
+pub(crate) enum ExpectedTarget {
     Nowhere,
     To(u64),
     Doorbell,
@@ -342,21 +342,21 @@ impl Model {
     }
 
     /// Returns the target of an access to one byte.
-    pub(crate) fn access(&self, endpoint: u32, iova: u64, access: Access) -> Goes {
+    pub(crate) fn access(&self, endpoint: u32, iova: u64, access: Access) -> ExpectedTarget {
         let Some(endpoint) = self.endpoints.get(&endpoint) else {
-            return Goes::Nowhere;
+            return ExpectedTarget::Nowhere;
         };
         let Some(domain) = endpoint.domain else {
             return if endpoint.bypasses {
-                Goes::To(iova)
+                ExpectedTarget::To(iova)
             } else {
-                Goes::Nowhere
+                ExpectedTarget::Nowhere
             };
         };
         let address = u128::from(iova);
         let mappings = match &self.domains[&domain] {
-            Domain::Bypass => return Goes::To(iova),
-            Domain::Blocked => return Goes::Nowhere,
+            Domain::Bypass => return ExpectedTarget::To(iova),
+            Domain::Blocked => return ExpectedTarget::Nowhere,
             Domain::Mapped(mappings) => mappings,
         };
         let region = endpoint
@@ -365,9 +365,9 @@ impl Model {
             .find(|region| region.0 <= address && address < region.1);
         if let Some((_, _, kind)) = region {
             return if *kind == ReservedRegionKind::Msi && access == Access::Write {
-                Goes::Doorbell
+                ExpectedTarget::Doorbell
             } else {
-                Goes::Nowhere
+                ExpectedTarget::Nowhere
             };
         }
         let needed = match access {
@@ -378,8 +378,8 @@ impl Model {
             .iter()
             .find(|mapped| mapped.start <= address && address < mapped.end)
             .filter(|mapped| mapped.flags & needed != 0)
-            .map_or(Goes::Nowhere, |mapped| {
-                Goes::To((address - mapped.start + mapped.physical) as u64)
+            .map_or(ExpectedTarget::Nowhere, |mapped| {
+                ExpectedTarget::To((address - mapped.start + mapped.physical) as u64)
             })
     }
 }

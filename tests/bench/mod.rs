@@ -29,7 +29,7 @@ pub(crate) fn device(index: usize) -> RequesterId {
 pub(crate) type Handle = usize;
 
 /// Result of an access.
-pub(crate) type Reached = Result<Vec<PhysRange>, Fault>;
+pub(crate) type AccessResult = Result<Vec<PhysRange>, Fault>;
 
 /// A mode under test.
 pub(crate) trait Bench {
@@ -67,7 +67,13 @@ pub(crate) trait Bench {
     /// Invalidates all deferred unmaps of the layer.
     fn flush(&mut self);
     /// Performs an access by a device; the oracle judges it.
-    fn access(&mut self, device: RequesterId, iova: Iova, bytes: u64, access: Access) -> Reached;
+    fn access(
+        &mut self,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> AccessResult;
     /// Returns the device-visible range of a mapping, or of its first piece if the pieces are not
     /// contiguous.
     fn range(&self, handle: Handle) -> IovaRange {

@@ -20,7 +20,7 @@ use ringfence_types::{
 
 use super::build::attackers;
 use super::observer::{Eye, row};
-use super::{Bench, CPUS, DEVICES, Handle, Reached};
+use super::{AccessResult, Bench, CPUS, DEVICES, Handle};
 
 /// The racer comes last: the cache of a ring holds the entry used last, and the replayer tries that
 /// entry.
@@ -409,7 +409,13 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {
         }
     }
 
-    fn access(&mut self, device: RequesterId, iova: Iova, bytes: u64, access: Access) -> Reached {
+    fn access(
+        &mut self,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> AccessResult {
         let request = DmaRequest {
             device,
             iova,
@@ -441,8 +447,8 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {
     }
 
     fn invalidate_all(&mut self) {
-        let purged = self.machine.iommu.hardware.invalidate_all();
-        purged.expect("purged");
+        let invalidated = self.machine.iommu.hardware.invalidate_all();
+        invalidated.expect("an invalidation of everything");
     }
 
     fn poke(&mut self, at: PhysAddr, word: u64) {

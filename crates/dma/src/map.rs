@@ -247,15 +247,15 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         if !flush.has_room(live.burst_key(ring)) {
             return Err(failed(UnmapReason::BurstFull(live.into_still_mapped())));
         }
-        let gone = match space.unmap(own, platform, range) {
-            Ok(gone) => gone,
+        let result = match space.unmap(own, platform, range) {
+            Ok(result) => result,
             Err(refusal) => return Err(failed(refusal.with(live.into_still_mapped()))),
         };
-        let item = live.into_pending_unmap(gone, ring);
+        let item = live.into_pending_unmap(result, ring);
         let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
         self.flush
             .queue_unmap(shared, flush, ctx, platform, item)
-            .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
+            .map_err(|(error, token)| failed(UnmapReason::NotFlushed(error, token)))
     }
 
     /// Returns the reason why the attachment cannot unmap this mapping: another domain, a detached
@@ -320,24 +320,24 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// detach already invalidated it.
     ///
     /// # Errors
-    /// Returns `owed` if an invalidation failed again, or if it belongs to another unit
+    /// Returns `token` if an invalidation failed again, or if it belongs to another unit
     /// ([`InvalidationError::Unsupported`]).
     pub fn retry_invalidation<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
-        owed: NotInvalidated<B>,
+        token: NotInvalidated<B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
         self.refresh_if_stale(cpu);
-        let handle = owed.mapping.domain_handle;
+        let handle = token.mapping.domain_handle;
         if self.domains.is_stale(handle) {
-            return Ok(Released(ManuallyDrop::into_inner(owed.mapping.buffer)));
+            return Ok(Released(ManuallyDrop::into_inner(token.mapping.buffer)));
         }
         if self.domains.space_of(handle).is_none() {
-            return Err((InvalidationError::Unsupported, owed));
+            return Err((InvalidationError::Unsupported, token));
         }
         let mut ctx = self.flush_ctx(&mut cpu.spaces, handle.domain());
-        let NotInvalidated { mapping, further } = owed;
+        let NotInvalidated { mapping, further } = token;
         let mut further = further.into_vec();
         while let Some(range) = further.pop() {
             if let Err((error, range)) = ctx.invalidate_and_release(range, platform) {

@@ -170,9 +170,9 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             let retired = self
                 .flush
                 .queue_unmap_many(shared, flush, ctx, platform, items, each);
-            if let Err((error, owed)) = retired {
+            if let Err((error, token)) = retired {
                 failed.invalidation = Some(error);
-                failed.not_invalidated = owed;
+                failed.not_invalidated = token;
             }
         }
         if failed.refused.is_none() && failed.invalidation.is_none() {
@@ -199,9 +199,9 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
         match self.flush.queue_unmap(shared, flush, ctx, platform, item) {
             Ok(outcome) => outcome.into_buffer().into_iter().for_each(each),
-            Err((error, owed)) => {
+            Err((error, token)) => {
                 failed.invalidation.get_or_insert(error);
-                failed.not_invalidated.push(owed);
+                failed.not_invalidated.push(token);
             }
         }
     }
@@ -225,11 +225,11 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
                 UnmapReason::BurstFull(live.into_still_mapped())
             }
             Some((space, own)) => match space.unmap(own, platform, range) {
-                Ok(gone) => {
+                Ok(result) => {
                     if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
                         pool.finish(platform.memory(), slot, live.direction);
                     }
-                    return Ok(live.into_pending_unmap(gone, at.ring()));
+                    return Ok(live.into_pending_unmap(result, at.ring()));
                 }
                 Err(refusal) => refusal.with(live.into_still_mapped()),
             },

@@ -176,7 +176,7 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         let ctx = self.flush_ctx(&mut cpu.spaces, at.domain());
         self.flush
             .queue_unmap(shared, own, ctx, platform, item)
-            .map_err(|(error, owed)| UnmapReason::NotFlushed(error, owed))
+            .map_err(|(error, token)| UnmapReason::NotFlushed(error, token))
     }
 
     /// Invalidates the last piece of a list of which another piece failed. Returns the driver's
@@ -199,11 +199,11 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         }
         match (failure, not_invalidated.pop()) {
             (UnmapFailure::NotFlushed(error), Some(cleared)) if !is_cached => {
-                let owed = NotInvalidated {
+                let token = NotInvalidated {
                     mapping: live.into_pending_unmap(cleared, at.ring()),
                     further: not_invalidated.into(),
                 };
-                UnmapReason::NotFlushed(error, owed)
+                UnmapReason::NotFlushed(error, token)
             }
             _ => UnmapReason::PartlyUnmapped(failure, live.into_still_mapped()),
         }

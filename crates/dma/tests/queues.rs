@@ -135,14 +135,15 @@ where
                     caches.cached.insert((at.domain(), page));
                     drop(caches);
                     if let Err(error) = dma.unmap_single(&mut cpu, &mut board, at, mapping) {
-                        let ringfence_dma::UnmapReason::NotFlushed(_, mut owed) = error.reason
+                        let ringfence_dma::UnmapReason::NotFlushed(_, mut not_invalidated) =
+                            error.reason
                         else {
                             panic!("{:?}", error.reason);
                         };
                         while let Err((_, left)) =
-                            dma.retry_invalidation(&mut cpu, &mut board, owed)
+                            dma.retry_invalidation(&mut cpu, &mut board, not_invalidated)
                         {
-                            owed = left;
+                            not_invalidated = left;
                         }
                     }
                 }

@@ -1,5 +1,5 @@
-//! Finds a QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's. Debian's runs with
-//! its own dynamic loader and libraries, so that the host's C library does not matter.
+//! Finds a QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's. Debian's
+//! runs with its own dynamic loader and libraries, so that the host's C library does not matter.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ impl Qemu {
         Some(("QEMU_MODULE_DIR", self.modules.as_deref()?))
     }
 
-    /// Returns a command that starts QEMU, as an argument of the wrapper `before`, such as `timeout`.
+    /// Returns a command that starts QEMU through the wrapper `before`, such as `timeout`.
     pub(super) fn command(&self, before: &[&str]) -> Command {
         let words = before
             .iter()

@@ -14,7 +14,7 @@ use ringfence_types::{Pfn, PfnRange, PhysAddr};
 
 /// The builds in which an allocator detects ranges that are not allocated.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Knows {
+enum Detection {
     Always,
     /// In debug builds; in release builds it trusts the mapping layer.
     InDebugBuilds,
@@ -50,8 +50,8 @@ fn anything(random: &mut Random, space: PfnRange) -> Option<PfnRange> {
     PfnRange::new(Pfn::new(lo & Pfn::MAX.get()), pages)
 }
 
-fn attack<A: IovaAllocator>(knows: Knows, make: impl Fn(PfnRange) -> A) {
-    let judged = knows == Knows::Always || cfg!(debug_assertions);
+fn attack<A: IovaAllocator>(knows: Detection, make: impl Fn(PfnRange) -> A) {
+    let judged = knows == Detection::Always || cfg!(debug_assertions);
     for space in spaces() {
         for seed in 0..40 {
             let mut random = Random::new(seed);
@@ -112,7 +112,7 @@ fn attack<A: IovaAllocator>(knows: Knows, make: impl Fn(PfnRange) -> A) {
 
 #[test]
 fn trees() {
-    let knows = Knows::Always;
+    let knows = Detection::Always;
     attack(knows, |space| {
         Locked::new(CachedTree::new(space), RefCell::new)
     });
@@ -129,13 +129,13 @@ fn trees() {
 
 #[test]
 fn bitmaps() {
-    attack(Knows::Always, |space| {
+    attack(Detection::Always, |space| {
         Bitmap::new(space, RefCell::new).unwrap()
     });
-    attack(Knows::Always, |space| {
+    attack(Detection::Always, |space| {
         Bitmap::as_published(space, RefCell::new).unwrap()
     });
-    attack(Knows::Always, |space| {
+    attack(Detection::Always, |space| {
         TableBitmap::new(Words::holding(space), PhysAddr::ZERO, space, RefCell::new).unwrap()
     });
 }
@@ -148,13 +148,13 @@ fn caches() {
         cpu_pages: 64,
         total_pages: 256,
     };
-    attack(Knows::InDebugBuilds, |space| {
+    attack(Detection::InDebugBuilds, |space| {
         Magazines::new(space, limits, RefCell::new).unwrap()
     });
-    attack(Knows::InDebugBuilds, |space| {
+    attack(Detection::InDebugBuilds, |space| {
         LinuxRcache::new(CachedTree::new(space), RefCell::new)
     });
-    attack(Knows::InDebugBuilds, |space| {
+    attack(Detection::InDebugBuilds, |space| {
         let capacity = Capacity::AtMost(8);
         Locked::new(Eiovar::new(CachedTree::new(space), capacity), RefCell::new)
     });

@@ -29,7 +29,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: every reason to refuse devices, except three groups. The host
 /// itself and the clock cause some. `TooLong` needs a longer file than any here (`vfio_user` has
@@ -146,7 +146,7 @@ fn memory(bytes: u64, seals: SealFlags) -> File {
 }
 
 /// Objects that no input can modify, created once.
-struct Lasting {
+struct FixedObjects {
     listener: UnixListener,
     soft: File,
     directory: File,
@@ -155,26 +155,26 @@ struct Lasting {
     log: Log,
 }
 
-impl Lasting {
-    fn here(&self, told: bool) -> LocalConfig<'_> {
-        let optimisations = if told {
+impl FixedObjects {
+    fn local_config(&self, page_pool: bool) -> LocalConfig<'_> {
+        let host_page_pool = if page_pool {
             HostPagePool::On
         } else {
             HostPagePool::Off
         };
         LocalConfig {
-            host_page_pool: optimisations,
+            host_page_pool,
             ..LocalConfig::new(Path::new("/"), &self.caps, &self.log)
         }
     }
 }
 
 thread_local! {
-    static LASTING: RefCell<Lasting> = RefCell::new({
+    static FIXED_OBJECTS: RefCell<FixedObjects> = RefCell::new({
         let name = format!("rf-fuzz-{}-{:?}", std::process::id(), std::thread::current().id());
         let address = SocketAddr::from_abstract_name(name).expect("short");
-        Lasting {
-            listener: UnixListener::bind_addr(&address).expect("a name of its own"),
+        FixedObjects {
+            listener: UnixListener::bind_addr(&address).expect("a unique name"),
             soft: memory(RAM_BYTES, SealFlags::GROW),
             directory: File::open("/").expect("a directory"),
             datagram: UnixDatagram::unbound().expect("a socket"),
@@ -189,7 +189,7 @@ thread_local! {
 }
 
 /// Objects that are handed over. A process that refuses them must not have modified them.
-struct Things {
+struct HandedOverObjects {
     ram: File,
     disk: File,
     event: OwnedFd,
@@ -198,7 +198,7 @@ struct Things {
     guest: UnixStream,
 }
 
-impl Things {
+impl HandedOverObjects {
     fn new() -> Self {
         let (client, guest) = UnixStream::pair().expect("sockets");
         // Data that the client has sent and nobody has read.
@@ -212,7 +212,7 @@ impl Things {
         }
     }
 
-    fn get(&self, kind: u8, lasting: &Lasting) -> OwnedFd {
+    fn get(&self, kind: u8, lasting: &FixedObjects) -> OwnedFd {
         let fd = match kind & 7 {
             0 => lasting.listener.as_fd(),
             1 => self.client.as_fd(),
@@ -287,12 +287,17 @@ impl Message {
         Some(message)
     }
 
-    fn fds(&self, things: &Things, lasting: &Lasting) -> Vec<OwnedFd> {
+    fn fds(&self, things: &HandedOverObjects, lasting: &FixedObjects) -> Vec<OwnedFd> {
         let fds = self.fds.iter();
         fds.map(|kind| things.get(*kind, lasting)).collect()
     }
 
-    fn say(&self, to: &UnixStream, things: &Things, lasting: &Lasting) -> rustix::io::Result<()> {
+    fn say(
+        &self,
+        to: &UnixStream,
+        things: &HandedOverObjects,
+        lasting: &FixedObjects,
+    ) -> rustix::io::Result<()> {
         let lie = |flag: u8| u32::from(self.flags & flag != 0);
         let words = [
             self.kind,
@@ -317,16 +322,16 @@ impl Message {
     }
 
     /// Returns true if devices can be rebuilt from the message alone.
-    fn is_sound(&self, things: &Things, lasting: &Lasting, told: bool) -> bool {
+    fn is_sound(&self, things: &HandedOverObjects, lasting: &FixedObjects, told: bool) -> bool {
         let fds = self.fds(things, lasting);
         self.kind == STREAM
             && self.flags & LIES == 0
             && SavedDevices::decode(&self.body, fds)
-                .is_ok_and(|handed| Daemon::rehearse(lasting.here(told), handed).is_ok())
+                .is_ok_and(|handed| Daemon::rehearse(lasting.local_config(told), handed).is_ok())
     }
 
     /// Returns the stream with the request counts of all devices set to 0.
-    fn without_counts(&self, things: &Things, lasting: &Lasting) -> Vec<u8> {
+    fn without_counts(&self, things: &HandedOverObjects, lasting: &FixedObjects) -> Vec<u8> {
         let handed = SavedDevices::decode(&self.body, self.fds(things, lasting));
         let mut handed = handed.expect("was taken");
         for device in &mut handed.devices {
@@ -350,15 +355,20 @@ fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Re
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
-    LASTING.with_borrow(|lasting| {
-        let things = Things::new();
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
+    FIXED_OBJECTS.with_borrow(|lasting| {
+        let things = HandedOverObjects::new();
         conversation(data, &things, lasting, reached);
         things.are_untouched();
     });
 }
 
-fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Reached<'_>) {
+fn conversation(
+    mut data: &[u8],
+    things: &HandedOverObjects,
+    lasting: &FixedObjects,
+    reached: OutcomeHook<'_>,
+) {
     let (second, mut first) = UnixStream::pair().expect("sockets");
     let mut messages: Vec<Message> = Vec::new();
     while let Some(message) = Message::take(&mut data, messages.last()) {
@@ -374,7 +384,7 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
     let _ = send(&first, data, &[]);
     first.shutdown(std::net::Shutdown::Write).expect("open");
     let told = messages.iter().any(|message| message.flags & TOLD != 0);
-    let result = Daemon::rehearse_take_over(second, lasting.here(told));
+    let result = Daemon::rehearse_take_over(second, lasting.local_config(told));
     let mut said = Vec::new();
     // Input that it did not read makes the end an error.
     let _ = first.read_to_end(&mut said);

@@ -28,14 +28,14 @@ pub mod virtio_iommu;
 pub mod walk;
 
 /// Callback that takes the name of an outcome, such as an error's variant.
-pub type Reached<'a> = &'a mut dyn FnMut(&'static str);
+pub type OutcomeHook<'a> = &'a mut dyn FnMut(&'static str);
 
 /// A target with its name, and every outcome that its corpus must reach.
 pub struct Target {
     /// Name of the target, of its corpus and of its libFuzzer binary.
     pub name: &'static str,
     /// Runs one input.
-    pub run: fn(&[u8], Reached<'_>),
+    pub run: fn(&[u8], OutcomeHook<'_>),
     /// Names of the outcomes.
     pub outcomes: &'static [&'static str],
 }

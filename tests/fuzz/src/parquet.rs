@@ -23,7 +23,7 @@ use ringfence_trace::{
 use ringfence_types::PhysRange;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::trace_operations::{Live, gather};
 
 /// Outcomes that the corpus reaches: every reason to refuse a file, including each column with a
@@ -87,7 +87,7 @@ fn bases() -> &'static [Vec<u8>] {
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((base, rest)) = data.split_first() else {
         return;
     };
@@ -146,7 +146,7 @@ fn hush() {
 /// Contents of a file.
 type Read = (Vec<(Op, Vec<PhysRange>)>, usize);
 
-fn judge(file: &[u8], reached: Reached<'_>) {
+fn judge(file: &[u8], reached: OutcomeHook<'_>) {
     match read(file) {
         Ok((ops, marks)) => {
             reached(if ops.is_empty() {

@@ -36,7 +36,7 @@ use ringfence_types::{
     Invalidator, Iova, IovaRange, RequesterId, Ticket,
 };
 
-use crate::Reached;
+use crate::OutcomeHook;
 use frames::{Source, Tables};
 use judge::{Model, Rules};
 
@@ -287,7 +287,7 @@ fn compare(host: &mut Host, model: &Model) {
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((&[mappings, tables], mut rest)) = data.split_first_chunk::<2>() else {
         return;
     };

@@ -15,7 +15,7 @@ use ringfence_pviommu::wire::{
 };
 use ringfence_types::{AddressRange, Direction, Iova, IovaRange, PhysAddr};
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::pviommu::judge::{Model, Rules};
 use crate::pviommu::recorded::Recorded;
 
@@ -82,7 +82,7 @@ fn complaints(bytes: &[u8], pages_max: u32) -> Vec<Malformed> {
 
 /// Decodes a request and compares every field with the table of fields. Encoding it again gives the
 /// same bytes.
-fn read(bytes: &[u8], pages_max: u32, reached: Reached<'_>) {
+fn read(bytes: &[u8], pages_max: u32, reached: OutcomeHook<'_>) {
     let complaints = complaints(bytes, pages_max);
     let word = |at: usize| number(bytes, at, 8);
     let mut again = Vec::new();
@@ -159,7 +159,7 @@ fn compare(backend: &mut Backend<Resident, Recorded>, model: &Model, touched: &B
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((&limits, mut rest)) = data.split_first() else {
         return;
     };

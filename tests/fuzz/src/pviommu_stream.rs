@@ -10,7 +10,7 @@ use ringfence_pviommu::wire::{
 };
 use ringfence_types::{AddressRange, Direction, Iova, IovaRange};
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::pviommu::recorded::Recorded;
 
 /// Outcomes that the corpus reaches: every reason to refuse a stream, except failures of the host.
@@ -41,7 +41,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((flags, stream)) = data.split_first() else {
         return;
     };

@@ -21,7 +21,7 @@ use ringfence_trace::{
     write_parquet,
 };
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::parquet::open_bytes;
 
 /// Outcomes that the corpus reaches: each completed command, each limit, and each kind of refused
@@ -90,7 +90,7 @@ fn replay_limits() -> ReplayLimits {
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let [form, command, rest @ ..] = data else {
         return;
     };

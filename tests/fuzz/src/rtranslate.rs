@@ -29,7 +29,7 @@ use ringfence_types::{
     RingIova,
 };
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::memory::{Memory, PAGE_BYTES};
 
 /// Outcomes that the corpus reaches: every way to serve an access, and every reason to stop one.
@@ -56,7 +56,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((&[config, records, root, devfn], rest)) = data.split_first_chunk::<4>() else {
         return;
     };
@@ -119,7 +119,7 @@ impl Run {
 
     /// Runs the steps. With `exact`, an access has the same outcome as without caches for any cache
     /// contents, unless memory has changed since the last invalidation of everything.
-    fn steps<L: RingLogic>(&self, steps: &[u8], exact: bool, reached: Reached<'_>) {
+    fn steps<L: RingLogic>(&self, steps: &[u8], exact: bool, reached: OutcomeHook<'_>) {
         let mut unit = self.unit::<L>(&self.config);
         let mut uncached = self.unit::<FixedLogic>(&RingUnitConfig::UNCACHED);
         let mut changed = false;

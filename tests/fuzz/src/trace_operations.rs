@@ -13,7 +13,7 @@ use ringfence_trace::{
 };
 use ringfence_types::PhysRange;
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::pieces::Pieces;
 
 /// Outcomes that the corpus reaches: every class and flag, every kind of line without a partner,
@@ -52,7 +52,7 @@ const ARENA_END: u64 = ringfence_trace::ARENA_BYTES;
 const MAX_LINE: usize = 1000;
 
 /// Runs one input: strictly, leniently, and in small pieces through a store.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let mut options = TraceOptions::default();
     options.limits.line = MAX_LINE;
     // Without these limits, a few bytes that claim large sizes exhaust the arena first.
@@ -213,7 +213,7 @@ impl Live {
     }
 }
 
-fn report(outcome: &Outcome, reached: Reached<'_>) {
+fn report(outcome: &Outcome, reached: OutcomeHook<'_>) {
     for (op, _) in &outcome.ops {
         if op.lines > 1 {
             reached("several lines");

@@ -6,7 +6,7 @@ use ringfence_trace::text::{Counts, ListSpan, RawChunk, RawKind, TraceReader};
 use ringfence_trace::{Malformed, TraceError, TraceOptions};
 use ringfence_types::{IovaRange, PhysRange};
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::pieces::Pieces;
 
 /// Outcomes that the corpus reaches: every kind of event and every reason to refuse a line.
@@ -47,7 +47,7 @@ pub const OUTCOMES: &[&str] = &[
 const MAX_LINE: usize = 1000;
 
 /// Runs one input: strictly, leniently, and in small pieces.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let strict = read(data, &options());
     let lenient = read(data, &options().lenient());
     let pieces = read(Pieces(data), &options().lenient());

@@ -29,7 +29,7 @@ use ringfence_types::{
     PhysAddr, PhysRange, RequesterId,
 };
 
-use crate::Reached;
+use crate::OutcomeHook;
 use history::{History, PAGE_BYTES, PAGES, Time, View};
 use reference::{Asked, Log, Memory, Reference};
 
@@ -73,7 +73,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const MOST: usize = 128;
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((header, records)) = data.split_first() else {
         return;
     };
@@ -140,7 +140,7 @@ struct Run<'a> {
     log: Log,
     cached: Side,
     plain: Side,
-    reached: Reached<'a>,
+    reached: OutcomeHook<'a>,
 }
 
 impl Run<'_> {

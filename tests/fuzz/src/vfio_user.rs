@@ -22,7 +22,7 @@ use ringfence_vfio_user::{
 
 use self::devices::Devices;
 pub(crate) use self::files::{DISK_BYTES, Files, with_files};
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: every refusal except three, and all that each device can do
 /// with requests. `TooMany` takes a thousand ranges; `HugePages` needs a host with such pages, and
@@ -78,11 +78,11 @@ const TALK_TO: u16 = 201;
 const PEER: u16 = 202;
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     with_files(|files| session(data, files, reached));
 }
 
-fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
+fn session(data: &[u8], files: &Files, reached: OutcomeHook<'_>) {
     let mut devices = Devices::new(&files.disk);
     let mut inbox = Inbox::default();
     let mut rest = data;

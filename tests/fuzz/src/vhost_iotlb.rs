@@ -25,7 +25,7 @@ use ringfence_types::{
     Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
 };
 
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: every answer and every error except those that only the
 /// embedder can cause.
@@ -74,11 +74,11 @@ struct Session<'a> {
     shared: u64,
     /// Frame and rights of each page of the window after its last update.
     said: BTreeMap<u64, (u64, Permissions)>,
-    reached: Reached<'a>,
+    reached: OutcomeHook<'a>,
 }
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let iotlb = Iotlb::new(LIMITS, DISK, (), regions(64)).expect("sound limits");
     let reader = iotlb.reader().expect("room for one");
     let mut session = Session {

@@ -30,7 +30,7 @@ use ringfence_softiommu::iotlb::{FrameError, IotlbError, MessageError, RegionErr
 
 use self::files::with_files;
 use self::front::Front;
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: everything except the following. Only the host causes
 /// `Refusal::Host` and the IOTLB's `Unit` and `ReadSectionOpen`. Eight regions cannot cause
@@ -91,7 +91,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     with_files(|files| {
         let mut front = Front::new(files, reached);
         let mut data = data;

@@ -7,12 +7,12 @@
 #[path = "../../../crates/virtio-iommu/tests/common/mod.rs"]
 mod common;
 
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: every error, every kind of denial.
 pub const OUTCOMES: &[&str] = common::outcomes::OUTCOMES;
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     common::session::run(data, reached);
 }

@@ -18,7 +18,7 @@ use ringfence_pgtable::{
 };
 use ringfence_types::{Access, Iova, PageSize, PhysAddr, PhysMemory, RequesterId};
 
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::memory::{Memory, PAGE_BYTES};
 
 /// Outcomes that the corpus reaches: every page size and every error.
@@ -41,7 +41,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((header, records)) = data.split_first_chunk::<12>() else {
         return;
     };
@@ -87,7 +87,13 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     }
 }
 
-fn table<F: Format>(format: &F, memory: &Memory, root: PhysAddr, iova: Iova, reached: Reached<'_>) {
+fn table<F: Format>(
+    format: &F,
+    memory: &Memory,
+    root: PhysAddr,
+    iova: Iova,
+    reached: OutcomeHook<'_>,
+) {
     let start = Cursor::root(format, root);
     let mut path = vec![start];
     match walk(format, memory, start, iova, |cursor| path.push(cursor)) {

@@ -1,5 +1,5 @@
-//! The rules on text: doc comments say something and begin with their subject, lines are short, and
-//! names that were given up stay so.
+//! The rules on text: doc comments have content and begin with their subject, lines are short, and
+//! replaced names do not return.
 
 use crate::source::{Kind, Source};
 use crate::violation::Violation;
@@ -15,20 +15,61 @@ const FEWEST_WORDS: usize = 3;
 
 /// Identifiers of the private language that the field's words have replaced.
 const BANNED: &[(&str, &str)] = &[
+    ("Aged", "HistoryCost"),
     ("Booth", "GuestRunner"),
+    ("Census", "NodeCounts"),
     ("Custody", "HeldBuffer"),
     ("Gone", "ClearedRange"),
+    ("Inapplicable", "InconclusiveReason"),
     ("Judged", "CheckedReplay"),
+    ("Lane", "BurstKey or QueueDir"),
     ("Leaving", "UnmapResult"),
     ("Occupants", "FrameRmap"),
     ("Owed", "NotInvalidated"),
+    ("Reachability", "RangeMapping"),
+    ("Said", "StreamRecord"),
     ("Seat", "DomainSlot"),
+    ("Station", "NicTestbed"),
+    ("Tally", "VerdictCounts"),
     ("Tenant", "DomainHandle"),
+    ("bury_oldest", "discard_oldest"),
+    ("call_off", "cancel_requests"),
+    ("census", "node_counts or usage"),
+    ("defeated", "stopped_device_rows"),
     ("has_seen_off", "is_stale"),
+    ("lane", "ring or ring_index"),
+    ("lanes", "rings or step_rings"),
+    ("leaving", "unmapping"),
+    ("owed", "not_invalidated or token"),
     ("purge", "invalidate"),
     ("purge_all", "invalidate_all"),
+    ("purged", "invalidated"),
+    ("senseless", "incompatible"),
+    ("set_apart", "set_sandboxed"),
     ("take_down", "unmap_common"),
     ("vacancy", "free_slot"),
+];
+
+/// Names of files of the private language. Each had another name for its subject.
+const BANNED_FILES: &[&str] = &[
+    "apart",
+    "behind",
+    "booth",
+    "breaches",
+    "eye",
+    "gates",
+    "gone",
+    "judged",
+    "lagging",
+    "leaving",
+    "left_behind",
+    "lies",
+    "room",
+    "said",
+    "taken",
+    "tenancy",
+    "together",
+    "world",
 ];
 
 pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
@@ -36,6 +77,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
     for source in sources {
         check_lines(source, &mut found);
         check_names(source, &mut found);
+        check_file(source, &mut found);
     }
     found
 }
@@ -97,6 +139,14 @@ fn check_names(source: &Source, found: &mut Vec<Violation>) {
     }
 }
 
+fn check_file(source: &Source, found: &mut Vec<Violation>) {
+    let stem = source.path.file_stem().and_then(|stem| stem.to_str());
+    if let Some(stem) = stem.filter(|stem| BANNED_FILES.contains(stem)) {
+        let message = format!("`{stem}.rs` does not name its subject");
+        found.push(Violation::error(&source.path, 0, message));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,5 +192,26 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("DomainSlot"), "{found:?}");
         assert_eq!(errors("// a Seat\nconst A: &str = \"Seat\";\n"), [""; 0]);
+    }
+    #[test]
+    fn each_banned_name_is_listed_once() {
+        assert!(BANNED.is_sorted_by(|(a, _), (b, _)| a < b));
+        assert!(BANNED_FILES.is_sorted_by(|a, b| a < b));
+        for (name, better) in BANNED {
+            let found = errors(&format!("struct {name};\n"));
+            assert_eq!(found.len(), 1, "{name}");
+            assert!(found[0].contains(better), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn banned_file_names_are_found() {
+        for stem in BANNED_FILES {
+            let path = format!("crates/hw/src/{stem}.rs");
+            let found = shown(&check(&[source(&path, "fn f() {}\n")]));
+            assert_eq!(found.len(), 1, "{stem}");
+        }
+        let longer = source("crates/hw/src/eye_pattern.rs", "fn f() {}\n");
+        assert_eq!(shown(&check(&[longer])), [""; 0]);
     }
 }

@@ -56,8 +56,8 @@ where
         } = error;
         let cause = match reason {
             UnmapReason::Detached(buffer) => return Ok(buffer),
-            UnmapReason::NotFlushed(_, owed) => {
-                match self.dma.retry_invalidation(self.cpu, self.platform, owed) {
+            UnmapReason::NotFlushed(_, token) => {
+                match self.dma.retry_invalidation(self.cpu, self.platform, token) {
                     Ok(Released(buffer)) => return Ok(buffer),
                     Err((error, _)) => UnmapCause::NotFlushed(error),
                 }

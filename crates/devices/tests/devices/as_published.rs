@@ -13,8 +13,8 @@ use ringfence_devices::nic::{
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{
-    Attacker, Buffer, ByteMemory, DeviceMapping as Told, DmaError, DmaPort, DmaRequest,
-    DriverEvent, Pool, Racer, Replayer, Reuse, Seed, Transfer,
+    Attacker, Buffer, ByteMemory, DeviceMapping, DmaError, DmaPort, DmaRequest, DriverEvent, Pool,
+    Racer, Replayer, Reuse, Seed, Transfer,
 };
 use ringfence_dma::Mapping;
 use ringfence_dma::flush::Burst;
@@ -78,11 +78,11 @@ const BURST: u64 = 200;
 
 /// A late racer: it accesses each buffer just before its unmap, and again at the next event.
 #[derive(Debug, Default)]
-struct Late(Option<Told>);
+struct Late(Option<DeviceMapping>);
 
 impl Attacker for Late {
     fn on<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
-        let touch = |mapping: &Told, port: &mut P| {
+        let touch = |mapping: &DeviceMapping, port: &mut P| {
             let request = DmaRequest {
                 device: mapping.device,
                 iova: mapping.range.start(),

@@ -21,7 +21,7 @@ use ringfence_pgtable::Coherency;
 use ringfence_types::PhysRange;
 
 use super::disks::rings_of;
-use super::hardware::Trouble;
+use super::hardware::FailureInjector;
 use super::rig::{self, OracleChecked, RingRig};
 
 /// Kind of failure of a map.
@@ -36,8 +36,8 @@ enum Refusal {
 /// A layer that fails maps or allocations of descriptors at chosen calls.
 struct Flaky<'t, A> {
     inner: A,
-    maps: &'t Trouble,
-    allocs: &'t Trouble,
+    maps: &'t FailureInjector,
+    allocs: &'t FailureInjector,
     refusal: Refusal,
 }
 
@@ -95,8 +95,8 @@ impl<A: DmaApi> DmaApi for Flaky<'_, A> {
 /// Failure injectors of the layer.
 #[derive(Default)]
 struct Troubles {
-    maps: Trouble,
-    allocs: Trouble,
+    maps: FailureInjector,
+    allocs: FailureInjector,
     busy: Cell<bool>,
 }
 
@@ -321,7 +321,11 @@ enum What {
     Descriptors,
 }
 
-fn trouble<'a, W: OracleChecked>(what: What, env: &'a W, troubles: &'a Troubles) -> &'a Trouble {
+fn trouble<'a, W: OracleChecked>(
+    what: What,
+    env: &'a W,
+    troubles: &'a Troubles,
+) -> &'a FailureInjector {
     let [frames, invalidations] = env.troubles();
     match what {
         What::Frames => frames,

@@ -82,12 +82,12 @@ impl ByteMemory for Memory {
 
 /// A failure injector that fails at chosen calls.
 #[derive(Debug, Default)]
-pub(crate) struct Trouble {
+pub(crate) struct FailureInjector {
     turns: Cell<u64>,
     strikes: Cell<(u64, u64)>,
 }
 
-impl Trouble {
+impl FailureInjector {
     /// Lets the next `count` calls succeed, and the `times` calls after them fail.
     pub(crate) fn after(&self, count: u64, times: u64) {
         let first = self.turns.get() + count;
@@ -117,7 +117,7 @@ pub(crate) struct Pool {
     pub(crate) frames: Frames<Rc<Memory>>,
     freed: RefCell<BTreeSet<PhysAddr>>,
     memory: Rc<Memory>,
-    pub(crate) trouble: Trouble,
+    pub(crate) trouble: FailureInjector,
 }
 
 impl Pool {
@@ -127,7 +127,7 @@ impl Pool {
             frames: Frames::new(Rc::clone(memory), region),
             freed: RefCell::default(),
             memory: Rc::clone(memory),
-            trouble: Trouble::default(),
+            trouble: FailureInjector::default(),
         }
     }
 }
@@ -165,7 +165,7 @@ pub(crate) struct Walker<U> {
     pub(crate) unit: U,
     memory: Rc<Memory>,
     coherency: Coherency,
-    pub(crate) trouble: Trouble,
+    pub(crate) trouble: FailureInjector,
 }
 
 impl<U> Walker<U> {
@@ -174,7 +174,7 @@ impl<U> Walker<U> {
             unit,
             memory: Rc::clone(memory),
             coherency,
-            trouble: Trouble::default(),
+            trouble: FailureInjector::default(),
         }
     }
 }

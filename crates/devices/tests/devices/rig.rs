@@ -27,7 +27,7 @@ use ringfence_types::{
     PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
-use super::hardware::{Memory, Pool, Trouble, Walker};
+use super::hardware::{FailureInjector, Memory, Pool, Walker};
 use super::judge::Judge;
 
 pub(crate) const NIC: RequesterId = RequesterId::new(0x0300);
@@ -449,7 +449,7 @@ pub(crate) trait OracleChecked: Environment {
     /// Returns the number of frames used by tables and rings.
     fn frames_in_use(&self) -> u64;
     /// Returns the injectors for frame allocations and for invalidations.
-    fn troubles(&self) -> [&Trouble; 2];
+    fn troubles(&self) -> [&FailureInjector; 2];
 }
 
 impl<S, F, B, W, U, A> OracleChecked for Rig<S, F, B, W, U, A>
@@ -469,7 +469,7 @@ where
         self.machine.pool.in_use()
     }
 
-    fn troubles(&self) -> [&Trouble; 2] {
+    fn troubles(&self) -> [&FailureInjector; 2] {
         [&self.machine.pool.trouble, &self.machine.walker.trouble]
     }
 }

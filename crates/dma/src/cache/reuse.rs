@@ -60,8 +60,8 @@ const BUCKETS: usize = 9;
 /// Minimum number of reuses of one direction before its counts are used.
 const MIN_REUSES: u32 = 32;
 
-/// Residency before that number of reuses, in whole cycles. The counts reveal a residency that is too short, because
-/// they include late reuses. They do not reveal one that is too long.
+/// Residency before that number of reuses, in whole cycles. The counts reveal a residency that is
+/// too short, because they include late reuses. They do not reveal one that is too long.
 const INITIAL_CYCLES: u8 = 7;
 
 /// Number of reuses of one direction at which its counts are halved.

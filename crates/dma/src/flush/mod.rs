@@ -253,18 +253,18 @@ fn queue_one_by_one<T, O: Outcome<B>, B>(
     mut each: impl FnMut(B),
     mut queue: impl FnMut(PendingUnmap<T, B>) -> Result<O, (InvalidationError, NotInvalidated<B>)>,
 ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
-    let mut owed = Vec::new();
+    let mut not_invalidated = Vec::new();
     let mut failure = None;
     for item in items {
         match queue(item) {
             Ok(outcome) => outcome.into_buffer().into_iter().for_each(&mut each),
             Err((error, left)) => {
                 failure.get_or_insert(error);
-                owed.push(left);
+                not_invalidated.push(left);
             }
         }
     }
-    failure.map_or(Ok(()), |error| Err((error, owed)))
+    failure.map_or(Ok(()), |error| Err((error, not_invalidated)))
 }
 
 /// The bursts that a policy holds open in the state of one CPU. A policy without bursts keeps the

@@ -131,7 +131,7 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> FlushPoli
                 Ok(())
             }
             Err(error) => {
-                let mut owed = Vec::with_capacity(buffers.len());
+                let mut not_invalidated = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
                     let cleared = ClearedRange {
@@ -140,9 +140,9 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> FlushPoli
                         tables: (),
                     };
                     let pending = buffers.next();
-                    owed.extend(pending.map(|p| NotInvalidated::new(p.with(cleared))));
+                    not_invalidated.extend(pending.map(|p| NotInvalidated::new(p.with(cleared))));
                 });
-                Err((error, owed))
+                Err((error, not_invalidated))
             }
         }
     }

@@ -41,10 +41,14 @@ fn a_dropped_mapping_leaks_its_buffer() {
             .0
     };
     drop(map(1, board));
-    let (owed, settled) = (map(2, board), map(3, board));
-    board.port.fail(0, 1, Trouble::Failed);
-    match dma.unmap_single(cpu, board, at, owed).unwrap_err().reason {
-        UnmapReason::NotFlushed(_, owed) => drop(owed),
+    let (not_invalidated, settled) = (map(2, board), map(3, board));
+    board.port.fail(0, 1, InvalidationFailure::Failed);
+    match dma
+        .unmap_single(cpu, board, at, not_invalidated)
+        .unwrap_err()
+        .reason
+    {
+        UnmapReason::NotFlushed(_, not_invalidated) => drop(not_invalidated),
         other => panic!("{other:?}"),
     }
     assert!(freed.borrow().is_empty(), "{freed:?}");

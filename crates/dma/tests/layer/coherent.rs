@@ -13,8 +13,8 @@ where
     F: FlushPolicy<Space<A, T>, u64> + Copy,
 {
     for (trouble, expected) in [
-        (Trouble::Full, InvalidationError::QueueFull),
-        (Trouble::Failed, InvalidationError::Failed),
+        (InvalidationFailure::Full, InvalidationError::QueueFull),
+        (InvalidationFailure::Failed, InvalidationError::Failed),
     ] {
         let mut rig = Rig::<A, T, F, u64>::new(flush);
         let Rig {

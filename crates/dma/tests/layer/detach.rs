@@ -66,7 +66,7 @@ struct World<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> {
     gone: Vec<Attachment>,
     live: Vec<(Attachment, Mapping<u64>)>,
     dead: Vec<(Attachment, Mapping<u64>)>,
-    owed: Vec<NotInvalidated<u64>>,
+    not_invalidated: Vec<NotInvalidated<u64>>,
     back: BTreeSet<u64>,
     mapped: u64,
     devices: u16,
@@ -83,7 +83,7 @@ impl<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> World<A, F> {
             gone: Vec::new(),
             live: Vec::new(),
             dead: Vec::new(),
-            owed: Vec::new(),
+            not_invalidated: Vec::new(),
             back: BTreeSet::new(),
             mapped: 0,
             devices: 0,
@@ -145,7 +145,9 @@ impl<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> World<A, F> {
                 }
             }
             Err(error) => match error.reason {
-                UnmapReason::NotFlushed(_, owed) => self.owed.push(owed),
+                UnmapReason::NotFlushed(_, not_invalidated) => {
+                    self.not_invalidated.push(not_invalidated)
+                }
                 other => panic!("{other:?}"),
             },
         }
@@ -295,7 +297,7 @@ impl<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> World<A, F> {
                 self.board.now = Nanos(self.board.now.0 + 3);
                 let _ = self.dma.tick(&mut self.cpus[0], &mut self.board);
             }
-            Op::Fail => self.board.port.fail(0, 1, Trouble::Failed),
+            Op::Fail => self.board.port.fail(0, 1, InvalidationFailure::Failed),
         }
     }
 
@@ -308,9 +310,12 @@ impl<A: Make, F: FlushPolicy<Space<A, Cached>, u64>> World<A, F> {
         while !self.dead.is_empty() {
             self.unmap_dead(0, 1, true);
         }
-        for owed in std::mem::take(&mut self.owed) {
+        for not_invalidated in std::mem::take(&mut self.not_invalidated) {
             let (cpu, board) = (&mut self.cpus[0], &mut self.board);
-            let settled = self.dma.retry_invalidation(cpu, board, owed).unwrap();
+            let settled = self
+                .dma
+                .retry_invalidation(cpu, board, not_invalidated)
+                .unwrap();
             Self::came_back(&mut self.back, settled.0);
         }
         for index in 0..CPUS {
@@ -390,14 +395,16 @@ fn other_tokens_outlive_their_domain() {
         .map_multi(cpu, board, at, vec![request(1), request(2)])
         .unwrap();
     let pool = dma.premap(cpu, board, at, vec![request(3)]).unwrap();
-    let (owed, _) = dma
+    let (not_invalidated, _) = dma
         .map_single(cpu, board, at, 4, memory(0, 1), both)
         .unwrap();
-    board.port.fail(0, 1, Trouble::Failed);
-    let UnmapReason::NotFlushed(_, owed) =
-        dma.unmap_single(cpu, board, at, owed).unwrap_err().reason
+    board.port.fail(0, 1, InvalidationFailure::Failed);
+    let UnmapReason::NotFlushed(_, not_invalidated) = dma
+        .unmap_single(cpu, board, at, not_invalidated)
+        .unwrap_err()
+        .reason
     else {
-        panic!("it is owed");
+        panic!("no failed invalidation");
     };
     let left = dma
         .detach(cpu, board, at, Teardown::Forced, |_| {}, |_| panic!())
@@ -421,7 +428,11 @@ fn other_tokens_outlive_their_domain() {
         .unwrap();
     dma.unmap_premapped(cpu, board, pool, |b| back.push(b))
         .unwrap();
-    back.push(dma.retry_invalidation(cpu, board, owed).unwrap().0);
+    back.push(
+        dma.retry_invalidation(cpu, board, not_invalidated)
+            .unwrap()
+            .0,
+    );
     assert_eq!(back, [1, 2, 3, 4]);
     dma.free_coherent(cpu, board, &heir, rings).unwrap();
     assert_eq!(board.frames.outstanding(), before - 2);
@@ -507,7 +518,7 @@ fn retired_cpu_frees_everything() {
         }
         assert!(free(dma) < all, "magazines hold something");
         // A failure keeps the state for the next attempt.
-        board.port.fail(0, 1, Trouble::Failed);
+        board.port.fail(0, 1, InvalidationFailure::Failed);
         let mut back = Vec::new();
         while let Err((_, left)) = dma.remove_cpu(cpu, board, |buffer| back.push(buffer)) {
             cpu = left;

@@ -73,7 +73,9 @@ impl<'a> Platform for TimerBoard<'a> {
 fn unmap_during_ticks(ticks: u64, fails: bool) -> (usize, usize) {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(queues());
     if fails {
-        rig.board.port.fail(0, usize::MAX / 2, Trouble::Failed);
+        rig.board
+            .port
+            .fail(0, usize::MAX / 2, InvalidationFailure::Failed);
     }
     let mut rejected = Vec::new();
     let Rig {

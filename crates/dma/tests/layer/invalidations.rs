@@ -37,8 +37,8 @@ where
 #[test]
 fn strict_reports_failed_invalidations() {
     for (trouble, expected) in [
-        (Trouble::Full, InvalidationError::QueueFull),
-        (Trouble::Failed, InvalidationError::Failed),
+        (InvalidationFailure::Full, InvalidationError::QueueFull),
+        (InvalidationFailure::Failed, InvalidationError::Failed),
     ] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
         let domain = rig.at.domain();
@@ -51,17 +51,22 @@ fn strict_reports_failed_invalidations() {
             at,
         } = &mut rig;
         let error = dma.unmap_single(cpu, board, at, mapping).unwrap_err();
-        let UnmapReason::NotFlushed(why, owed) = error.reason else {
+        let UnmapReason::NotFlushed(why, not_invalidated) = error.reason else {
             panic!("{error}");
         };
-        assert_eq!((why, owed.direction()), (expected, Direction::FromDevice));
+        assert_eq!(
+            (why, not_invalidated.direction()),
+            (expected, Direction::FromDevice)
+        );
         assert!(board.port.reaches(domain, pages));
         // The addresses are not free either.
         let out = || dma.space(at).unwrap().allocator().out.borrow().len();
         assert_eq!(out(), 1);
-        let (why, owed) = dma.retry_invalidation(cpu, board, owed).unwrap_err();
+        let (why, not_invalidated) = dma
+            .retry_invalidation(cpu, board, not_invalidated)
+            .unwrap_err();
         assert_eq!((why, out()), (expected, 1));
-        let Released(buffer) = dma.retry_invalidation(cpu, board, owed).unwrap();
+        let Released(buffer) = dma.retry_invalidation(cpu, board, not_invalidated).unwrap();
         assert_eq!((buffer, out()), (1, 0));
         assert!(!board.port.reaches(domain, pages));
     }
@@ -69,7 +74,7 @@ fn strict_reports_failed_invalidations() {
 
 #[test]
 fn a_multi_unmap_owes_all_of_them_in_order() {
-    for trouble in [Trouble::Full, Trouble::Failed] {
+    for trouble in [InvalidationFailure::Full, InvalidationFailure::Failed] {
         let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
         let domain = rig.at.domain();
         let (mappings, pages): (Vec<_>, Vec<_>) = (0..5).map(|id| map(&mut rig, id)).unzip();
@@ -88,11 +93,11 @@ fn a_multi_unmap_owes_all_of_them_in_order() {
         assert!(error.refused.is_none() && error.rest.is_empty());
         assert!(error.invalidation.is_some());
         assert_eq!(board.port.log.len(), 1, "one invalidation for all");
-        let mut owed = error.not_invalidated.into_iter();
+        let mut not_invalidated = error.not_invalidated.into_iter();
         for (id, pages) in pages.iter().enumerate() {
             assert!(board.port.reaches(domain, *pages));
             let Released(buffer) = dma
-                .retry_invalidation(cpu, board, owed.next().unwrap())
+                .retry_invalidation(cpu, board, not_invalidated.next().unwrap())
                 .unwrap();
             assert_eq!(buffer, id as u64, "each buffer with its own range");
             assert!(!board.port.reaches(domain, *pages), "{id}");
@@ -141,8 +146,10 @@ fn stays_bounded<F>(
 ) where
     F: ringfence_dma::FlushPolicy<Space<Tree, Plain>, u64>,
 {
-    rig.board.port.fail(0, usize::MAX / 2, Trouble::Failed);
-    let mut owed = Vec::new();
+    rig.board
+        .port
+        .fail(0, usize::MAX / 2, InvalidationFailure::Failed);
+    let mut not_invalidated = Vec::new();
     let mut all = Vec::new();
     for id in 0..longest as u64 * 3 {
         let (mapping, pages) = map(&mut rig, id);
@@ -158,12 +165,14 @@ fn stays_bounded<F>(
         match dma.unmap_single(cpu, board, at, mapping) {
             Ok(_) => {}
             Err(error) => match error.reason {
-                UnmapReason::NotFlushed(InvalidationError::Failed, left) => owed.push(left),
+                UnmapReason::NotFlushed(InvalidationError::Failed, left) => {
+                    not_invalidated.push(left)
+                }
                 other => panic!("{other:?}"),
             },
         }
     }
-    let kept = all.len() - owed.len();
+    let kept = all.len() - not_invalidated.len();
     assert!(
         kept <= longest + 1,
         "{kept} ranges are kept, {longest} is the bound"
@@ -171,7 +180,7 @@ fn stays_bounded<F>(
     // No address is free while a device may use it, and all are free once none can.
     assert_eq!(rig.accounts().out.borrow().len(), all.len());
     rig.board.port.trouble = None;
-    for left in owed {
+    for left in not_invalidated {
         let Rig {
             board,
             dma,
@@ -237,9 +246,11 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
     let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
     let mut rig = Rig::<Tree, Plain, _, u64>::new(queues);
     let mut other = rig.dma.cpu();
-    rig.board.port.fail(0, usize::MAX / 2, Trouble::Full);
+    rig.board
+        .port
+        .fail(0, usize::MAX / 2, InvalidationFailure::Full);
     let mut kept = 0;
-    let mut owed = Vec::new();
+    let mut not_invalidated = Vec::new();
     for id in 0..60 {
         let (mapping, _) = map(&mut rig, id);
         let Rig {
@@ -252,7 +263,7 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
         match dma.unmap_single(processor, board, at, mapping) {
             Ok(_) => kept += 1,
             Err(error) => match error.reason {
-                UnmapReason::NotFlushed(_, left) => owed.push(left),
+                UnmapReason::NotFlushed(_, left) => not_invalidated.push(left),
                 other => panic!("{other:?}"),
             },
         }
@@ -267,7 +278,7 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
         at: _,
     } = &mut rig;
     dma.tick(cpu, board).unwrap();
-    for left in owed {
+    for left in not_invalidated {
         let _ = dma.retry_invalidation(cpu, board, left).unwrap();
     }
     assert!(rig.accounts().out.borrow().is_empty());
@@ -297,7 +308,7 @@ fn burst_releases_only_invalidated_buffers() {
     }
     // Two parts of four are invalidated. The last two mappings are not, and stay withheld if the
     // port fails.
-    rig.board.port.fail(0, 1, Trouble::Failed);
+    rig.board.port.fail(0, 1, InvalidationFailure::Failed);
     let Rig {
         board,
         dma,

@@ -31,7 +31,7 @@ pub(crate) const LAST_PAGE: u64 = 0xfff;
 
 /// The failure of an invalidation.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Trouble {
+pub(crate) enum InvalidationFailure {
     /// The port rejects the request.
     Full,
     /// The port accepts the request, which then fails.
@@ -45,7 +45,7 @@ pub(crate) enum Trouble {
 pub(crate) struct Port {
     pub(crate) log: Vec<Invalidation>,
     /// The range of requests that fail, and their failure.
-    pub(crate) trouble: Option<(std::ops::Range<usize>, Trouble)>,
+    pub(crate) trouble: Option<(std::ops::Range<usize>, InvalidationFailure)>,
     pub(crate) warm: BTreeSet<(DomainId, u64)>,
     failed: BTreeSet<u64>,
 }
@@ -63,7 +63,7 @@ impl Port {
     }
 
     /// Makes `count` requests fail, after `skip` successful ones.
-    pub(crate) fn fail(&mut self, skip: usize, count: usize, trouble: Trouble) {
+    pub(crate) fn fail(&mut self, skip: usize, count: usize, trouble: InvalidationFailure) {
         let first = self.log.len() + skip;
         self.trouble = Some((first..first.saturating_add(count), trouble));
     }
@@ -74,13 +74,15 @@ impl Invalidator for Port {
         let number = self.log.len();
         self.log.push(request);
         let trouble = match &self.trouble {
-            Some((range, Trouble::FullThenFailed)) if range.start == number => Some(Trouble::Full),
+            Some((range, InvalidationFailure::FullThenFailed)) if range.start == number => {
+                Some(InvalidationFailure::Full)
+            }
             Some((range, trouble)) if range.contains(&number) => Some(*trouble),
             _ => None,
         };
         match trouble {
-            Some(Trouble::Full) => return Err(InvalidationError::QueueFull),
-            Some(Trouble::Failed | Trouble::FullThenFailed) => {
+            Some(InvalidationFailure::Full) => return Err(InvalidationError::QueueFull),
+            Some(InvalidationFailure::Failed | InvalidationFailure::FullThenFailed) => {
                 self.failed.insert(number as u64);
             }
             None => self.warm.retain(|(domain, page)| {

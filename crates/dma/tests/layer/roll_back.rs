@@ -226,8 +226,8 @@ fn out_of_addresses() {
 #[test]
 fn a_roll_back_that_fails_is_reported() {
     for (trouble, expected) in [
-        (Trouble::Full, InvalidationError::QueueFull),
-        (Trouble::Failed, InvalidationError::Failed),
+        (InvalidationFailure::Full, InvalidationError::QueueFull),
+        (InvalidationFailure::Failed, InvalidationError::Failed),
     ] {
         for shape in [Shape::List, Shape::Multi, Shape::Coherent] {
             // The bitmap allocates upwards: the first piece fits into the existing leaf table, the

@@ -125,23 +125,24 @@ fn invalidations_of_another_unit_are_not_retried() {
     let mut theirs = Unit::new(1, Strict);
     for _ in 0..2 {
         let mapping = theirs.map(5);
-        theirs.board.port.fail(0, 1, Trouble::Failed);
+        theirs.board.port.fail(0, 1, InvalidationFailure::Failed);
         let (cpu, board) = (&mut theirs.cpu, &mut theirs.board);
         let error = theirs.dma.unmap_single(cpu, board, &theirs.at, mapping);
-        let UnmapReason::NotFlushed(_, owed) = error.expect_err("it failed").reason else {
-            panic!("not owed");
+        let UnmapReason::NotFlushed(_, not_invalidated) = error.expect_err("it failed").reason
+        else {
+            panic!("no failed invalidation");
         };
         let logged = ours.board.port.log.len();
-        let (error, owed) = ours
+        let (error, not_invalidated) = ours
             .dma
-            .retry_invalidation(&mut ours.cpu, &mut ours.board, owed)
+            .retry_invalidation(&mut ours.cpu, &mut ours.board, not_invalidated)
             .expect_err("another unit's");
         assert_eq!(error, InvalidationError::Unsupported);
         assert_eq!(ours.board.port.log.len(), logged);
         let (cpu, board) = (&mut theirs.cpu, &mut theirs.board);
         let settled = theirs
             .dma
-            .retry_invalidation(cpu, board, owed)
+            .retry_invalidation(cpu, board, not_invalidated)
             .expect("settled");
         assert_eq!(settled.0, 5);
         ours.renew();

@@ -46,7 +46,7 @@ enum Op {
     EndBurst(usize, usize, Direction),
     Doorbell,
     Evict(u64),
-    Trouble(bool),
+    RefuseInvalidations(bool),
 }
 
 fn directions() -> impl Strategy<Value = Direction> {
@@ -72,7 +72,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..8_u64).prop_map(Op::Evict),
         3 => (0..2_usize, 0..2_usize, directions()).prop_map(|(c, r, d)| Op::EndBurst(c, r, d)),
         2 => Just(Op::Doorbell),
-        1 => any::<bool>().prop_map(Op::Trouble),
+        1 => any::<bool>().prop_map(Op::RefuseInvalidations),
     ];
     prop::collection::vec(op, 1..120)
 }
@@ -141,7 +141,7 @@ impl Checked<'_> {
             }
             // A cache may write back any line at any time.
             Op::Evict(line) => self.board.memory.evict(TABLES.wrapping_add(line * 64)),
-            Op::Trouble(refuse) => {
+            Op::RefuseInvalidations(refuse) => {
                 if *refuse {
                     self.board.port.refuse = 1;
                 } else {

@@ -1,6 +1,6 @@
 //! Agreement of the model of Linux's allocator with the addresses that a kernel recorded.
 //!
-//! Each device of the trace has a domain of its own. The `iommu:map` and `iommu:unmap` lines give
+//! Each device of the trace has a separate domain. The `iommu:map` and `iommu:unmap` lines give
 //! the sizes, the CPUs and the order of the kernel's allocations and frees. The allocator of
 //! `linux-strict` repeats them, and each address that it returns is compared with the recorded one.
 //! The model keeps its own addresses: a difference is not corrected, so later ones can follow.

@@ -210,7 +210,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
                 }
             }
             Err(error) => match error.reason {
-                UnmapReason::NotFlushed(_, owed) => UnmapOutcome::NotInvalidated(owed),
+                UnmapReason::NotFlushed(_, token) => UnmapOutcome::NotInvalidated(token),
                 UnmapReason::PartlyUnmapped(..) => UnmapOutcome::PartlyUnmapped,
                 _ => UnmapOutcome::Refused,
             },
@@ -219,14 +219,14 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
 
     fn retry_invalidation(
         &mut self,
-        owed: NotInvalidated<u64>,
+        token: NotInvalidated<u64>,
     ) -> Result<u64, NotInvalidated<u64>> {
         let Some(cpu) = self.cpus.first_mut() else {
-            return Err(owed);
+            return Err(token);
         };
-        match self.dma.retry_invalidation(cpu, &mut self.platform, owed) {
+        match self.dma.retry_invalidation(cpu, &mut self.platform, token) {
             Ok(Released(buffer)) => Ok(buffer),
-            Err((_, owed)) => Err(owed),
+            Err((_, token)) => Err(token),
         }
     }
 

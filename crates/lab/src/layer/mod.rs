@@ -175,8 +175,10 @@ pub trait DmaOps {
     ///
     /// # Errors
     /// The invalidation failed again.
-    fn retry_invalidation(&mut self, owed: NotInvalidated<u64>)
-    -> Result<u64, NotInvalidated<u64>>;
+    fn retry_invalidation(
+        &mut self,
+        token: NotInvalidated<u64>,
+    ) -> Result<u64, NotInvalidated<u64>>;
 
     /// Ends a burst of unmaps. Appends the buffers that the layer returns to `returned`. If the
     /// invalidation fails, the buffers stay withheld.

@@ -79,9 +79,8 @@ impl Owners {
     }
 
     /// Adds `id` to the owners of `page` and removes the owners for which `outlives` is false.
-    /// Each
-    /// owner keeps a reference (pin) of its grant. Returns false, and adds nothing, if `max_owners`
-    /// owners remain.
+    /// Each owner holds a reference to its grant (`pin`). Returns false, and adds nothing, if
+    /// `max_owners` owners remain.
     pub(super) fn share(
         &mut self,
         page: u64,

@@ -97,7 +97,7 @@ impl Windows {
     fn close_kept(&mut self, request: &Invalidation, now: Nanos) {
         let covered =
             |window: &Window| request.covers(window.domain, &window.range, CachedLevels::Leaves);
-        let gone: Vec<_> = match request {
+        let covered: Vec<_> = match request {
             // Most invalidations cover a run of pages: look up each page if there are fewer pages
             // than windows.
             Invalidation::Pages { domain, range, .. } if range.pages() < self.kept.len() as u64 => {
@@ -111,7 +111,7 @@ impl Windows {
                 windows.map(|(at, _)| *at).collect()
             }
         };
-        for at in gone {
+        for at in covered {
             if let Some(window) = self.kept.remove(&at) {
                 self.closed(&window, now);
             }

@@ -391,8 +391,8 @@ impl Planner {
                 let Some((_, direction)) = self.live.get_mut(slot).and_then(Option::take) else {
                     return;
                 };
-                let gone = pages_of(&self.pages[slot]);
-                self.live_pages = self.live_pages.saturating_sub(gone);
+                let unmapped = pages_of(&self.pages[slot]);
+                self.live_pages = self.live_pages.saturating_sub(unmapped);
                 plan.unmaps += 1;
                 plan.steps.push(TimedStep {
                     time,

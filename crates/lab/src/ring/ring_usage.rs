@@ -89,15 +89,15 @@ pub fn count_ring_usage<R: Read>(
     devices: Option<&[String]>,
     limits: ReplayLimits,
 ) -> Result<RingUsage, LabError> {
-    let mut census = RingUsage::default();
+    let mut usage = RingUsage::default();
     each_plan(
         &mut operations,
         &mut Planner::new().with_limits(limits),
         devices,
         |_, plan, _| {
-            census.add(plan);
+            usage.add(plan);
             Ok(())
         },
     )?;
-    Ok(census)
+    Ok(usage)
 }

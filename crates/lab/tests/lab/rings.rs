@@ -192,10 +192,10 @@ fn segments_have_their_own_slots_and_attacks() {
         // The attacker reaches no neighbour after any segment, though two segments share a page.
         assert!(hostile.tally.faults >= 3, "{name}: {:?}", hostile.tally);
     }
-    let mut census = RingUsage::default();
-    census.add(&plan);
-    assert_eq!(census.live_max(DeviceIndex(0), TX), 3);
-    assert_eq!(census.sizes().of(DeviceIndex(0)), [8, 1, 1]);
+    let mut usage = RingUsage::default();
+    usage.add(&plan);
+    assert_eq!(usage.live_max(DeviceIndex(0), TX), 3);
+    assert_eq!(usage.sizes().of(DeviceIndex(0)), [8, 1, 1]);
     // A map with more segments than slots is refused at once and does not wait.
     let (small, _) = replay("riommu", &plan, &planner, 2);
     assert_eq!((small.maps, small.refused_maps, small.stalls), (0, 1, 0));

@@ -35,7 +35,7 @@ pub(crate) struct AssignedTable {
     /// By first IOVA: the range, and the guest page of its first page.
     ranges: BTreeMap<Iova, (IovaRange, Gpa)>,
     /// Unmapped ranges whose invalidation is not complete; their frames stay pinned.
-    leaving: Vec<(IovaRange, Gpa)>,
+    unmapping: Vec<(IovaRange, Gpa)>,
 }
 
 impl AssignedTable {
@@ -48,7 +48,7 @@ impl AssignedTable {
             memory: Memory::on_demand(hardware.host(), HostPagePool::Off)?,
             tables: AssignedTables::new(hardware, &[device])?,
             ranges: BTreeMap::new(),
-            leaving: Vec::new(),
+            unmapping: Vec::new(),
         })
     }
 
@@ -163,7 +163,7 @@ impl AssignedTable {
             // The page is mapped, so only a corrupt table can refuse.
             let _ = self.tables.unmap(ONLY, iova);
         }
-        self.leaving.push((range, to));
+        self.unmapping.push((range, to));
     }
 
     /// Completes the invalidations. On `Ok`, the device cannot access the unmapped pages, and no
@@ -173,7 +173,7 @@ impl AssignedTable {
     /// The device may still have access, and its frames stay pinned.
     pub(crate) fn commit(&mut self) -> Result<(), IoError> {
         self.tables.commit(ONLY)?;
-        for (range, to) in self.leaving.drain(..) {
+        for (range, to) in self.unmapping.drain(..) {
             for (_, gpa) in pages(range, to) {
                 self.memory.unpin(gpa);
             }

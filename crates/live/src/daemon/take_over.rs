@@ -19,17 +19,17 @@ const COPY_INTERVAL: Duration = Duration::from_millis(20);
 const COPY_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Daemon {
-    /// Takes over the devices that another process serves in the directory. The guest sees no
-    /// interruption, because the other process keeps the devices until they are rebuilt here. They
-    /// are copied and rebuilt while they run, at least once, until they have completed `meanwhile`
-    /// requests. Then the other process pauses them.
+    /// Takes over the devices that another process serves in the directory. The other process keeps
+    /// the devices until they are rebuilt here, so the guest sees no interruption. This process
+    /// copies and rebuilds them while they run, at least once, until they have completed
+    /// `precopy_requests` requests. Then the other process pauses them.
     ///
     /// # Errors
     /// [`TakeOverError`]: this process does not serve the devices. The other process continues to
     /// serve them, unless the error is [`TakeOverError::Orphaned`] or that process has ended.
     pub fn take_over(
         config: LocalConfig<'_>,
-        meanwhile: u64,
+        precopy_requests: u64,
     ) -> Result<(Self, TakeOverStats), (PathBuf, TakeOverError)> {
         let checked = config.access.check_directory(config.dir);
         let dir = checked.map_err(|error| (config.dir.to_owned(), error.into()))?;
@@ -38,7 +38,7 @@ impl Daemon {
             ..config
         };
         let path = dir.join(CONTROL);
-        complete_take_over(config, &path, meanwhile).map_err(|error| (path, error))
+        complete_take_over(config, &path, precopy_requests).map_err(|error| (path, error))
     }
 
     /// Runs a complete take-over with the process at the other end of `first`, but serves none of
@@ -67,13 +67,17 @@ struct PausedTakeOver {
 fn complete_take_over(
     config: LocalConfig<'_>,
     control: &Path,
-    meanwhile: u64,
+    precopy_requests: u64,
 ) -> Result<(Daemon, TakeOverStats), TakeOverError> {
     let PausedTakeOver {
         mut daemon,
         pause_requested: asked,
         stats: mut taken,
-    } = negotiate(&HandOverDestination::connect(control)?, config, meanwhile)?;
+    } = negotiate(
+        &HandOverDestination::connect(control)?,
+        config,
+        precopy_requests,
+    )?;
     daemon.launch();
     taken.pause = asked.elapsed();
     // The take-over is complete even if no further hand-over is possible.
@@ -87,7 +91,7 @@ fn complete_take_over(
 fn negotiate(
     take: &HandOverDestination,
     config: LocalConfig<'_>,
-    meanwhile: u64,
+    precopy_requests: u64,
 ) -> Result<PausedTakeOver, TakeOverError> {
     let begun = Instant::now();
     let first = take.copy()?;
@@ -96,7 +100,7 @@ fn negotiate(
     Daemon::rehearse(config, first)?;
     let mut copies = 1;
     let mut completed = 0;
-    while completed < meanwhile {
+    while completed < precopy_requests {
         if begun.elapsed() > COPY_TIMEOUT {
             return Err(TakeOverError::TimeOut);
         }
@@ -110,7 +114,7 @@ fn negotiate(
     let asked = Instant::now();
     let (taking, saved) = take.stop()?;
     let stopping = asked.elapsed();
-    let meanwhile = saved.requests().saturating_sub(before);
+    let requests_completed = saved.requests().saturating_sub(before);
     let daemon = Daemon::rebuild(config, saved)?;
     let rebuilding = asked.elapsed().saturating_sub(stopping);
     let bytes = taking.bytes;
@@ -121,7 +125,7 @@ fn negotiate(
         stats: TakeOverStats {
             copies,
             copying,
-            requests_completed: meanwhile,
+            requests_completed,
             pause: Duration::ZERO,
             stopping,
             rebuilding,

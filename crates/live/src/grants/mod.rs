@@ -344,8 +344,8 @@ impl Grants {
     }
 
     /// Revokes all windows until [`release`](Self::release), even if the device ignores
-    /// [`cancel_requests`](Self::cancel_requests). Mappings may change in the meantime. A new `Grants` begins in
-    /// this state.
+    /// [`cancel_requests`](Self::cancel_requests). Mappings may change while they are revoked. A
+    /// new `Grants` begins in this state.
     ///
     /// # Errors
     /// [`StuckProcess`]. The caller must call it again.

@@ -222,7 +222,7 @@ fn chains_that_no_driver_makes() {
         ("itself", &[(AT, 40, NEXT, 0)], &[], Broken),
         ("out of the table", &[(AT, 40, NEXT, 999)], &[], Broken),
         (
-            "a table of its own",
+            "a separate table",
             &[(TABLE, 32, INDIRECT, 0)],
             &[whole, status],
             Status(0),

@@ -38,7 +38,7 @@ use rig::RAM_BYTES;
 const DEVICE: RequesterId = RequesterId::new(ENDPOINT as u16);
 
 /// Messages about the process.
-type Told = Arc<Mutex<Vec<String>>>;
+type MessageLog = Arc<Mutex<Vec<String>>>;
 
 fn program(behaviour: &str) -> SandboxProgram {
     SandboxProgram {
@@ -149,7 +149,7 @@ impl Boundary for Para {
 struct Apart<I> {
     guest: Guest<DiskProxy, I>,
     behind: GuestIommu,
-    told: Told,
+    told: MessageLog,
 }
 
 fn apart<I: Boundary>(behaviour: &str, injected: &[InjectedDma], image: &File) -> Apart<I> {
@@ -162,7 +162,7 @@ fn apart_within<I: Boundary>(
     injected: &[InjectedDma],
     image: &File,
 ) -> Apart<I> {
-    let told = Told::default();
+    let told = MessageLog::default();
     let mut shared = None;
     let guest = I::guest(|behind, counters| {
         let mut disk = Blk::new(image.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();

@@ -80,8 +80,8 @@ impl RtcAsPublished {
         mut enough: impl FnMut(u64) -> bool,
         mut expired: impl FnMut(MappingKey, Iova),
     ) -> u64 {
-        let mut gone = 0;
-        while !enough(gone) {
+        let mut popped = 0;
+        while !enough(popped) {
             let Some(element) = self.queue.pop_front() else {
                 break;
             };
@@ -95,7 +95,7 @@ impl RtcAsPublished {
             if let Some(giova) = self.tree.in_leaf(leaf, gpa)
                 && self.tree.delete(leaf, gpa)
             {
-                gone += 1;
+                popped += 1;
                 if let Some(key) = MappingKey::new(PhysAddr::new(gpa), 1, direction) {
                     expired(key, Iova::new(giova));
                 }
@@ -104,8 +104,8 @@ impl RtcAsPublished {
         self.counts.mappings = self
             .counts
             .mappings
-            .saturating_sub(usize::try_from(gone).unwrap_or(usize::MAX));
-        gone
+            .saturating_sub(usize::try_from(popped).unwrap_or(usize::MAX));
+        popped
     }
 }
 
@@ -158,28 +158,28 @@ impl ReverseCache for RtcAsPublished {
             self.separators += 1;
         }
         if self.separators > usize::from(self.cycles.get()) {
-            let gone = self.pop(|_| false, expired);
-            self.counts.expired = self.counts.expired.wrapping_add(gone);
+            let popped = self.pop(|_| false, expired);
+            self.counts.expired = self.counts.expired.wrapping_add(popped);
         }
     }
 
     fn evict(&mut self, mut expired: impl FnMut(MappingKey, Iova)) {
         let wanted = self.limit.div_ceil(16) as u64;
-        let (mut gone, mut left) = (0, wanted);
+        let (mut popped, mut left) = (0, wanted);
         while left > 0 && !self.queue.is_empty() {
-            let now = self.pop(|gone| gone >= left, &mut expired);
+            let now = self.pop(|popped| popped >= left, &mut expired);
             left -= now;
-            gone += now;
+            popped += now;
         }
-        self.counts.forced = self.counts.forced.wrapping_add(gone);
+        self.counts.forced = self.counts.forced.wrapping_add(popped);
     }
 
     fn drain(&mut self, mut expired: impl FnMut(MappingKey, Iova)) {
-        let mut gone = 0_u64;
+        let mut popped = 0_u64;
         while !self.queue.is_empty() {
-            gone += self.pop(|_| false, &mut expired);
+            popped += self.pop(|_| false, &mut expired);
         }
-        self.counts.forced = self.counts.forced.wrapping_add(gone);
+        self.counts.forced = self.counts.forced.wrapping_add(popped);
     }
 
     fn stats(&self) -> CacheStats {

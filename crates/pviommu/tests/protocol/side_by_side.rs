@@ -207,9 +207,9 @@ fn a34_frames() -> Outcome {
 }
 
 /// Takes an unmap for complete when the request was sent.
-struct Asked(Line<Looped>);
+struct UnconfirmedUnmap(Line<Looped>);
 
-impl Invalidator for Asked {
+impl Invalidator for UnconfirmedUnmap {
     fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
         self.0.with(Channel::kick);
         Ok(Ticket::new(0))
@@ -250,7 +250,7 @@ fn a35() -> Outcome {
             .filter(|iova| guest.reach(***iova, Access::Write).is_some());
         reached.count() as u64
     }
-    (reached(Asked), reached(UnmapCompletions::new))
+    (reached(UnconfirmedUnmap), reached(UnmapCompletions::new))
 }
 
 #[test]

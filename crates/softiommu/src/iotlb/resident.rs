@@ -89,16 +89,16 @@ impl ResidentPages {
 
     /// Removes and returns all pages for which `keep` returns false.
     pub(super) fn take_all_except(&mut self, keep: impl Fn(u64) -> bool) -> Vec<u64> {
-        let gone: Vec<u64> = self
+        let taken: Vec<u64> = self
             .pages
             .keys()
             .copied()
             .filter(|page| !keep(*page))
             .collect();
-        for page in &gone {
+        for page in &taken {
             self.pages.remove(page);
         }
-        gone
+        taken
     }
 
     /// Removes all pages.

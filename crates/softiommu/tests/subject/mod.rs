@@ -20,7 +20,7 @@ use ringfence_virtio_iommu_conformance::{Setup, Subject};
 /// for it replies long before.
 const ACCESS: Duration = Duration::from_millis(30);
 
-/// A long access in a thread of its own.
+/// A long access in a separate thread.
 struct LongAccess {
     /// True while the thread can reach the byte.
     active: Arc<AtomicBool>,

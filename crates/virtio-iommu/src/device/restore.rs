@@ -72,8 +72,8 @@ impl<S: Sink> Device<S> {
     ///
     /// # Errors
     /// The device is unchanged, with two exceptions. If the sink fails, the device blocks endpoints
-    /// whose bypass the sink then refuses. If only the sink's `commit` fails, the snapshot is restored, with
-    /// the consequences described at [`handle`](Self::handle).
+    /// whose bypass the sink then refuses. If only the sink's `commit` fails, the snapshot is
+    /// restored, with the consequences described at [`handle`](Self::handle).
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         if !self.domains.is_empty() || self.accepted != 0 {
             return Err(SnapshotError::NotReset);

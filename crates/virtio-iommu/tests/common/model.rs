@@ -53,7 +53,7 @@ pub(crate) struct Model {
 
 /// Target of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Goes {
+pub(crate) enum ExpectedTarget {
     Nowhere,
     To(u64),
     Doorbell,
@@ -190,10 +190,10 @@ impl Model {
     }
 
     fn detach(&mut self, domain: u32, endpoint: u32, failure: Option<Failure>) -> Result<(), u8> {
-        let Some(leaving) = self.endpoints.get(&endpoint) else {
+        let Some(endpoint_state) = self.endpoints.get(&endpoint) else {
             return Err(VIRTIO_IOMMU_S_NOENT);
         };
-        if leaving.domain != Some(domain) {
+        if endpoint_state.domain != Some(domain) {
             return Err(VIRTIO_IOMMU_S_INVAL);
         }
         self.leave(endpoint, failure.is_some());
@@ -202,9 +202,9 @@ impl Model {
 
     /// Detaches the endpoint. `refused` is true if the sink refuses its bypass.
     pub(crate) fn leave(&mut self, endpoint: u32, refused: bool) {
-        let leaving = self.endpoints.get_mut(&endpoint).expect("it is there");
-        leaving.bypasses = self.bypass && !refused;
-        if let Some(domain) = leaving.domain.take()
+        let endpoint_state = self.endpoints.get_mut(&endpoint).expect("it is there");
+        endpoint_state.bypasses = self.bypass && !refused;
+        if let Some(domain) = endpoint_state.domain.take()
             && self.members(domain) == 0
         {
             self.domains.remove(&domain);
@@ -342,21 +342,21 @@ impl Model {
     }
 
     /// Returns the target of an access to one byte.
-    pub(crate) fn access(&self, endpoint: u32, iova: u64, access: Access) -> Goes {
+    pub(crate) fn access(&self, endpoint: u32, iova: u64, access: Access) -> ExpectedTarget {
         let Some(endpoint) = self.endpoints.get(&endpoint) else {
-            return Goes::Nowhere;
+            return ExpectedTarget::Nowhere;
         };
         let Some(domain) = endpoint.domain else {
             return if endpoint.bypasses {
-                Goes::To(iova)
+                ExpectedTarget::To(iova)
             } else {
-                Goes::Nowhere
+                ExpectedTarget::Nowhere
             };
         };
         let address = u128::from(iova);
         let mappings = match &self.domains[&domain] {
-            Domain::Bypass => return Goes::To(iova),
-            Domain::Blocked => return Goes::Nowhere,
+            Domain::Bypass => return ExpectedTarget::To(iova),
+            Domain::Blocked => return ExpectedTarget::Nowhere,
             Domain::Mapped(mappings) => mappings,
         };
         let region = endpoint
@@ -365,9 +365,9 @@ impl Model {
             .find(|region| region.0 <= address && address < region.1);
         if let Some((_, _, kind)) = region {
             return if *kind == ReservedRegionKind::Msi && access == Access::Write {
-                Goes::Doorbell
+                ExpectedTarget::Doorbell
             } else {
-                Goes::Nowhere
+                ExpectedTarget::Nowhere
             };
         }
         let needed = match access {
@@ -378,8 +378,8 @@ impl Model {
             .iter()
             .find(|mapped| mapped.start <= address && address < mapped.end)
             .filter(|mapped| mapped.flags & needed != 0)
-            .map_or(Goes::Nowhere, |mapped| {
-                Goes::To((address - mapped.start + mapped.physical) as u64)
+            .map_or(ExpectedTarget::Nowhere, |mapped| {
+                ExpectedTarget::To((address - mapped.start + mapped.physical) as u64)
             })
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Failure {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum EndpointAccess {
     Nothing,
     Everything,
     Domain(u32),
@@ -36,7 +36,7 @@ enum Reach {
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     domains: BTreeMap<u32, BTreeMap<u64, Mapping>>,
-    endpoints: BTreeMap<u32, Reach>,
+    endpoints: BTreeMap<u32, EndpointAccess>,
     in_batch: bool,
     /// Number of fallible calls until one fails: 1 is the next one.
     pub(crate) fail_in: Option<(usize, SinkError)>,
@@ -80,9 +80,9 @@ impl Recorder {
     /// Returns the target of an access of `endpoint` to `iova`.
     pub(crate) fn reaches(&self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
         match self.endpoints.get(&endpoint)? {
-            Reach::Nothing => None,
-            Reach::Everything => Some(iova),
-            Reach::Domain(domain) => {
+            EndpointAccess::Nothing => None,
+            EndpointAccess::Everything => Some(iova),
+            EndpointAccess::Domain(domain) => {
                 let (_, mapping) = self.domains[domain].range(..=iova).next_back()?;
                 let inside = mapping.iova.contains_address(Iova::new(iova));
                 (inside && mapping.allows(access))
@@ -94,7 +94,7 @@ impl Recorder {
     fn is_used(&self, domain: u32) -> bool {
         self.endpoints
             .values()
-            .any(|reach| *reach == Reach::Domain(domain))
+            .any(|reach| *reach == EndpointAccess::Domain(domain))
     }
 }
 
@@ -144,19 +144,21 @@ impl Sink for Recorder {
         let known: Vec<Mapping> = self.domains[&domain.get()].values().copied().collect();
         assert_eq!(mappings.collect::<Vec<_>>(), known);
         self.endpoints
-            .insert(endpoint.get(), Reach::Domain(domain.get()));
+            .insert(endpoint.get(), EndpointAccess::Domain(domain.get()));
         Ok(())
     }
 
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
         self.may_fail(Call::Bypass)?;
-        self.endpoints.insert(endpoint.get(), Reach::Everything);
+        self.endpoints
+            .insert(endpoint.get(), EndpointAccess::Everything);
         Ok(())
     }
 
     fn block(&mut self, endpoint: EndpointId) {
         assert!(self.in_batch);
-        self.endpoints.insert(endpoint.get(), Reach::Nothing);
+        self.endpoints
+            .insert(endpoint.get(), EndpointAccess::Nothing);
     }
 
     fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {

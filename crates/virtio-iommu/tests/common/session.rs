@@ -18,12 +18,12 @@ use ringfence_virtio_iommu::{
 };
 
 use super::input::{Bytes, ENDPOINTS, Region, address, domain, endpoint, options, range};
-use super::model::{Endpoint, Goes, Model, Reply, first_bypass};
+use super::model::{Endpoint, ExpectedTarget, Model, Reply, first_bypass};
 use super::outcomes::{denied_reason, endpoint_error, request_error, say, snapshot_error};
 use super::recorder::{Call, Recorder};
 
 /// Receives the name of each outcome.
-pub(crate) type Reached<'a> = &'a mut dyn FnMut(&'static str);
+pub(crate) type OutcomeHook<'a> = &'a mut dyn FnMut(&'static str);
 
 /// The device, its reference, and the expected events.
 struct Session<'a> {
@@ -31,11 +31,11 @@ struct Session<'a> {
     model: Model,
     waiting: Vec<TranslationFault>,
     dropped: u64,
-    reached: Reached<'a>,
+    reached: OutcomeHook<'a>,
 }
 
 /// Runs one session.
-pub(crate) fn run(data: &[u8], reached: Reached<'_>) {
+pub(crate) fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let mut bytes = Bytes(data);
     let options = options(bytes.next());
     let fail_in = usize::from(bytes.next());
@@ -259,21 +259,21 @@ impl Session<'_> {
                     .translate(EndpointId::new(endpoint), range, access);
                 let bytes = match found {
                     Ok(AccessTarget::Memory { physical, .. }) => {
-                        assert_eq!(expected, Goes::To(physical.start().get()));
+                        assert_eq!(expected, ExpectedTarget::To(physical.start().get()));
                         let last = start + (physical.last().get() - physical.start().get());
                         let end = self.model.access(endpoint, last, access);
-                        assert_eq!(end, Goes::To(physical.last().get()));
+                        assert_eq!(end, ExpectedTarget::To(physical.last().get()));
                         physical.bytes()
                     }
                     Ok(AccessTarget::Doorbell { at }) => {
-                        assert_eq!(expected, Goes::Doorbell);
+                        assert_eq!(expected, ExpectedTarget::Doorbell);
                         assert_eq!(at.start(), range.start());
                         at.bytes()
                     }
                     Err(denied) => {
                         say(&denied);
                         (self.reached)(denied_reason(denied.reason));
-                        assert_eq!(expected, Goes::Nowhere);
+                        assert_eq!(expected, ExpectedTarget::Nowhere);
                         assert_eq!((denied.iova.get(), denied.access), (start, access));
                         self.report(denied);
                         break;
@@ -470,17 +470,17 @@ impl Session<'_> {
                     let range = IovaRange::new(Iova::new(address), 1).expect("a byte");
                     let found = match self.device.translate(EndpointId::new(id), range, access) {
                         Ok(AccessTarget::Memory { physical, .. }) => {
-                            Goes::To(physical.start().get())
+                            ExpectedTarget::To(physical.start().get())
                         }
-                        Ok(AccessTarget::Doorbell { .. }) => Goes::Doorbell,
-                        Err(_) => Goes::Nowhere,
+                        Ok(AccessTarget::Doorbell { .. }) => ExpectedTarget::Doorbell,
+                        Err(_) => ExpectedTarget::Nowhere,
                     };
                     assert_eq!(found, expected, "endpoint {id}, {address:#x}, {access}");
                     // The sink does not know doorbells, and no mapping overlaps them.
                     let reached = self.device.sink().reaches(id, address, access);
                     let expected = match expected {
-                        Goes::To(at) => Some(at),
-                        Goes::Nowhere | Goes::Doorbell => None,
+                        ExpectedTarget::To(at) => Some(at),
+                        ExpectedTarget::Nowhere | ExpectedTarget::Doorbell => None,
                     };
                     assert_eq!(reached, expected, "sink: endpoint {id}, {address:#x}");
                 }

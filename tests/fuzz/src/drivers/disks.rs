@@ -18,7 +18,7 @@ use ringfence_types::{Direction, Iova};
 use super::Driver;
 use super::rig::{self, OracleChecked};
 use super::session::{Area, Hostile, Step, block_error};
-use crate::Reached;
+use crate::OutcomeHook;
 
 const QUEUE: u16 = 1;
 /// Entries of the queue pair: seven outstanding commands.
@@ -88,12 +88,12 @@ impl Common {
         }
     }
 
-    fn rejected(&mut self, rejected: RejectedIo, reached: Reached<'_>) {
+    fn rejected(&mut self, rejected: RejectedIo, reached: OutcomeHook<'_>) {
         reached(block_error(&rejected.error));
         self.back(rejected.buffers);
     }
 
-    fn done(&mut self, done: CompletedIo, reached: Reached<'_>) {
+    fn done(&mut self, done: CompletedIo, reached: OutcomeHook<'_>) {
         reached(match done.succeeded {
             true => "done",
             false => "failed",
@@ -165,7 +165,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let Some(io) = self.common.io(step) else {
             return;
@@ -182,7 +182,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let (queue, common) = (&mut self.queue, &mut self.common);
         let budget = u32::from(step.a) + 1;
@@ -227,7 +227,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
     fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) -> usize {
         let Self {
             mut common, queue, ..
@@ -303,7 +303,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let Some(io) = self.common.io(step) else {
             return;
@@ -324,7 +324,7 @@ impl<H> Hostile<H> for AhciOf<H> {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let registers = match step.a & 1 {
             0 => self.port.registers(),
@@ -368,7 +368,7 @@ impl<H> Hostile<H> for AhciOf<H> {
     fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) -> usize {
         let Self {
             mut common, driver, ..

@@ -49,8 +49,8 @@ use ringfence_dma::flush::{Burst, Strict};
 use ringfence_dma::ring::RingSetup;
 use ringfence_pgtable::Coherency;
 
-use self::session::{Hostile, Session, Told};
-use crate::Reached;
+use self::session::{Hostile, MappingLog, Session};
+use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: every malformed completion that a driver distinguishes, and
 /// every end of a request or an access.
@@ -76,7 +76,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((&[config, seed], steps)) = data.split_first_chunk::<2>() else {
         return;
     };
@@ -96,8 +96,8 @@ trait Driver {
     type Of<H>: Hostile<H>;
 }
 
-fn of_mode<D: Driver>(config: u8, seed: u8, steps: &[u8], reached: Reached<'_>) {
-    let told = Told::default();
+fn of_mode<D: Driver>(config: u8, seed: u8, steps: &[u8], reached: OutcomeHook<'_>) {
+    let told = MappingLog::default();
     let hooks = told.clone();
     let rings = |coherency| {
         let setup = RingSetup {

@@ -11,7 +11,7 @@ use ringfence_types::Iova;
 use super::Driver;
 use super::rig::{self, OracleChecked};
 use super::session::{Area, Hostile, Step, lie};
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Descriptors of each ring.
 const SIZE: u32 = 8;
@@ -112,7 +112,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let frame = vec![step.a; usize::from(step.b) % 1600];
         if dir(step.a) == QueueDir::Rx {
@@ -133,7 +133,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let (dir, budget) = (dir(step.a), u32::from(step.b) + 1);
         let result = match dir {
@@ -185,7 +185,7 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
     fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) -> usize {
         let Self { nic, mut device } = self;
         device.reset();

@@ -12,7 +12,7 @@ use ringfence_devices::{Buffer, DeviceMapping, Transfer};
 use ringfence_types::{Iova, PhysRange};
 
 use super::rig::{self, OracleChecked};
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// Maximum number of remembered mappings.
 const REMEMBERED: usize = 256;
@@ -24,9 +24,9 @@ const LIVE: usize = 512;
 
 /// Mappings that the device received, the latest last.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Told(Rc<RefCell<Vec<DeviceMapping>>>);
+pub(super) struct MappingLog(Rc<RefCell<Vec<DeviceMapping>>>);
 
-impl<P> DmaHooks<P> for Told {
+impl<P> DmaHooks<P> for MappingLog {
     fn mapped(&mut self, _: &mut P, mapping: &DeviceMapping, _: PhysRange) {
         let mut all = self.0.borrow_mut();
         if all.len() == REMEMBERED {
@@ -39,7 +39,7 @@ impl<P> DmaHooks<P> for Told {
     fn released(&mut self, _: &mut P, _: &Buffer) {}
 }
 
-impl Told {
+impl MappingLog {
     /// Returns the mapping received `ago` mappings ago.
     fn ago(&self, ago: u8) -> Option<DeviceMapping> {
         let all = self.0.borrow();
@@ -69,14 +69,14 @@ pub(super) trait Hostile<H>: Sized {
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     );
     /// The driver handles completions.
     fn service<W: OracleChecked + Environment<Handle = H>>(
         &mut self,
         world: &mut W,
         step: Step,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     );
     /// Returns the address and the bytes of a completion that the device forges; `None` if this
     /// device has no completions in memory.
@@ -92,7 +92,7 @@ pub(super) trait Hostile<H>: Sized {
     fn close<W: OracleChecked + Environment<Handle = H>>(
         self,
         world: &mut W,
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) -> usize;
 }
 
@@ -100,7 +100,7 @@ pub(super) trait Hostile<H>: Sized {
 pub(super) struct Session<W, D> {
     world: W,
     driver: D,
-    told: Told,
+    told: MappingLog,
     /// True if protection is exact to the byte: no byte next to a buffer is reached.
     byte_granular: bool,
     opened_with: u64,
@@ -110,11 +110,11 @@ pub(super) struct Session<W, D> {
 impl<W: OracleChecked + Environment, D: Hostile<W::Handle>> Session<W, D> {
     pub(super) fn run(
         mut world: W,
-        told: Told,
+        told: MappingLog,
         byte_granular: bool,
         seed: u8,
         steps: &[u8],
-        reached: Reached<'_>,
+        reached: OutcomeHook<'_>,
     ) {
         let driver = D::open(&mut world, seed);
         let opened_with = world.frames_in_use();
@@ -137,7 +137,7 @@ impl<W: OracleChecked + Environment, D: Hostile<W::Handle>> Session<W, D> {
         assert_eq!((lost, world.judge().live()), (0, 0), "everything is back");
     }
 
-    fn step(&mut self, raw: &[u8; 8], reached: Reached<'_>) {
+    fn step(&mut self, raw: &[u8; 8], reached: OutcomeHook<'_>) {
         let step = Step {
             a: raw[1],
             b: u16::from_le_bytes([raw[2], raw[3]]),
@@ -228,7 +228,7 @@ impl<W: OracleChecked + Environment, D: Hostile<W::Handle>> Session<W, D> {
         done.is_ok()
     }
 
-    fn holds(&mut self, reached: Reached<'_>) {
+    fn holds(&mut self, reached: OutcomeHook<'_>) {
         let frames = self.world.frames_in_use();
         let judge = self.world.judge();
         if judge.colocated > 0 {

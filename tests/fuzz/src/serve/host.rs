@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 use super::Socket;
 use super::client::{Client, Exchange, PATIENCE};
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::vfio_user::DISK_BYTES;
 
 /// Argument with which the disk's process is started.
@@ -242,7 +242,7 @@ impl Host {
     }
 
     /// Reports the outcomes of the devices.
-    pub(super) fn tell(&self, reached: Reached<'_>) {
+    pub(super) fn tell(&self, reached: OutcomeHook<'_>) {
         let served = self.completed() > 0;
         let faults = self.counter("iommu", "faults") + self.counter("pviommu", "faults") > 0;
         for (outcome, setup, holds) in [

@@ -24,7 +24,7 @@ use std::sync::Once;
 
 use self::client::{Client, Exchange};
 use self::host::{Host, Resources, Setup};
-use crate::Reached;
+use crate::OutcomeHook;
 use crate::vfio_user::{Files, with_files};
 use ringfence_vfio_user::{Inbox, MAX_MESSAGE_BYTES, ReceivedFds};
 
@@ -77,7 +77,7 @@ const CLOSE: u16 = 204;
 const MAX_WAITS: u32 = 4;
 
 /// Runs one input.
-pub fn run(data: &[u8], reached: Reached<'_>) {
+pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     let Some((setup, data)) = data.split_first() else {
         return;
     };
@@ -121,7 +121,7 @@ impl Clients {
     }
 }
 
-fn vfio_user(data: &[u8], files: &Files, host: &mut Host, reached: Reached<'_>) {
+fn vfio_user(data: &[u8], files: &Files, host: &mut Host, reached: OutcomeHook<'_>) {
     let mut clients = Clients::default();
     let mut inbox = Inbox::default();
     let mut socket = Socket::Disk;
@@ -190,7 +190,7 @@ impl Socket {
 
 /// Sends the input to a vhost-user back-end, message by message: each has a byte about descriptors,
 /// a header of 12 bytes and as many bytes as the header's length says, at most 4096.
-fn vhost_user(data: &[u8], files: &Files, host: &Host, reached: Reached<'_>) {
+fn vhost_user(data: &[u8], files: &Files, host: &Host, reached: OutcomeHook<'_>) {
     let Some(mut client) = host.connect(Socket::Disk) else {
         return;
     };

@@ -55,13 +55,13 @@ impl Log {
         let covers = |request: &Invalidation, wanted: &[CachedLevels]| match request {
             Invalidation::Global => true,
             _ if whole => true,
-            Invalidation::Domain(purged) => *purged == domain,
+            Invalidation::Domain(invalidated) => *invalidated == domain,
             Invalidation::Pages {
-                domain: purged,
+                domain: invalidated,
                 range,
                 levels,
             } => {
-                *purged == domain
+                *invalidated == domain
                     && range.lo() <= page
                     && page <= range.hi()
                     && wanted.contains(levels)

@@ -24,7 +24,7 @@ use ringfence_types::RequesterId;
 use ringfence_vfio_user::Message;
 use vm_memory::GuestMemoryMmap;
 
-use crate::Reached;
+use crate::OutcomeHook;
 
 /// The endpoint's number, as in VIOT.
 const ENDPOINT: RequesterId = RequesterId::new(0x20);
@@ -286,7 +286,7 @@ impl<'f> Devices<'f> {
     }
 
     /// Reports the outcomes so far.
-    pub(super) fn tell(&mut self, reached: Reached<'_>) {
+    pub(super) fn tell(&mut self, reached: OutcomeHook<'_>) {
         let mut tell = |name, holds| {
             if holds {
                 reached(name);

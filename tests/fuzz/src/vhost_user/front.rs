@@ -26,7 +26,7 @@ use ringfence_vfio_user::{Message, MessageAssembler, ReceivedFds};
 
 use super::files::{CALL, CHANNEL, Files, KICK, RAM, RAM_BYTES, one};
 use super::{refused, stream};
-use crate::Reached;
+use crate::OutcomeHook;
 
 const GET_FEATURES: u32 = 1;
 const SET_FEATURES: u32 = 2;
@@ -84,7 +84,7 @@ pub(super) struct Front<'f, 'r> {
     session: Session<Blk>,
     counters: Arc<DeviceCounters>,
     inbox: MessageAssembler<VhostUser>,
-    reached: Reached<'r>,
+    reached: OutcomeHook<'r>,
     open: bool,
     protocol: u64,
     shared: Vec<Shared>,
@@ -100,7 +100,7 @@ pub(super) struct Front<'f, 'r> {
 }
 
 impl<'f, 'r> Front<'f, 'r> {
-    pub(super) fn new(files: &'f Files, reached: Reached<'r>) -> Self {
+    pub(super) fn new(files: &'f Files, reached: OutcomeHook<'r>) -> Self {
         let counters = Arc::new(DeviceCounters::default());
         let file = files.disk.try_clone().expect("a copy");
         let mut disk = Blk::new(file, false, Arc::clone(&counters)).expect("a disk");

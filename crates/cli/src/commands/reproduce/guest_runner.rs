@@ -332,10 +332,10 @@ mod tests {
         let wanted = wanted.map(|(out, metrics)| (out.into(), metrics.into()));
         assert_eq!(moments.unwrap(), wanted);
         assert_eq!(sent, b"\n\n");
-        let gone = watch(&mut sent, &mut &b"ringfence: moment\n"[..], || {
+        let outcome = watch(&mut sent, &mut &b"ringfence: moment\n"[..], || {
             Err(io::ErrorKind::NotFound.into())
         });
-        assert!(gone.is_err());
+        assert!(outcome.is_err());
     }
 
     fn args() -> ReproduceGuestArgs {

@@ -122,11 +122,12 @@ impl<C: ReverseCache> CacheState<C> {
 
     /// Ends all cycles up to `now` and returns the expired pages, which the caller unmaps.
     fn due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
-        let mut gone = core::mem::take(&mut self.dropped);
+        let mut expired_ranges = core::mem::take(&mut self.dropped);
         let Self {
             cache, keys, ends, ..
         } = self;
-        let mut expired = |key: MappingKey, iova: Iova| evicted(keys, key, iova, &mut gone);
+        let mut expired =
+            |key: MappingKey, iova: Iova| evicted(keys, key, iova, &mut expired_ranges);
         let mut end = ends.unwrap_or_else(|| cycle_end(now, cycle_ns));
         // After 255 cycles, no released mapping remains.
         let mut turns = 0_u16;
@@ -143,23 +144,23 @@ impl<C: ReverseCache> CacheState<C> {
         if core::mem::take(&mut self.full) {
             cache.evict(&mut expired);
         }
-        gone
+        expired_ranges
     }
 
     fn all(&mut self) -> Vec<PfnRange> {
-        let mut gone = core::mem::take(&mut self.dropped);
+        let mut expired_ranges = core::mem::take(&mut self.dropped);
         let keys = &mut self.keys;
         self.cache
-            .drain(|key, iova| evicted(keys, key, iova, &mut gone));
-        gone
+            .drain(|key, iova| evicted(keys, key, iova, &mut expired_ranges));
+        expired_ranges
     }
 }
 
-/// Adds an expired mapping to `gone`. Ignores a mapping unknown to the frontend, which an
+/// Adds an expired mapping to `expired_ranges`. Ignores a mapping unknown to the frontend, which an
 /// as-published tree may report.
-fn evicted(keys: &mut ByIova, key: MappingKey, iova: Iova, gone: &mut Vec<PfnRange>) {
+fn evicted(keys: &mut ByIova, key: MappingKey, iova: Iova, expired_ranges: &mut Vec<PfnRange>) {
     if keys.take(iova).is_some() {
-        gone.extend(PfnRange::new(Pfn::containing(iova), key.pages()));
+        expired_ranges.extend(PfnRange::new(Pfn::containing(iova), key.pages()));
     }
 }
 
@@ -325,10 +326,10 @@ where
             Some(Err(NotInUse(_))) => return Err(UnmapRefusal::NotAllocated),
             None => {}
         }
-        let gone = self.paged.unmap(cpu, platform, range)?;
+        let cleared = self.paged.unmap(cpu, platform, range)?;
         self.cache_lock
             .with(|reverse| reverse.in_use = reverse.in_use.saturating_sub(1));
-        Ok(CachedOrCleared::Cleared(gone))
+        Ok(CachedOrCleared::Cleared(cleared))
     }
 
     #[inline]
@@ -483,7 +484,7 @@ where
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         which: Expire,
-        gone: impl FnMut(ClearedRange),
+        cleared: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
         let now = platform.now();
         let ranges = self.cache_lock.with(|reverse| match which {
@@ -494,6 +495,6 @@ where
         if ranges.is_empty() {
             return Ok(());
         }
-        self.paged.unmap_many(cpu, platform, &ranges, gone)
+        self.paged.unmap_many(cpu, platform, &ranges, cleared)
     }
 }

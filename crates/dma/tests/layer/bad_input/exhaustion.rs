@@ -56,7 +56,7 @@ fn addresses_run_out() {
                 .0,
         );
     }
-    board.port.fail(0, 1, Trouble::Failed);
+    board.port.fail(0, 1, InvalidationFailure::Failed);
     let (_, error) = dma
         .map_single(cpu, board, at, 11, buffer, DIRECTION)
         .unwrap_err();

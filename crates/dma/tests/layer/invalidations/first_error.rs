@@ -83,7 +83,9 @@ where
 fn first_error<T: MakeTable, F: FlushPolicy<Space<Tree, T>, u64>>(policy: F) -> InvalidationError {
     let mut rig = Rig::<Tree, T, _, u64>::new(policy);
     let mappings = (0..3).map(|id| map(&mut rig, id).0).collect();
-    rig.board.port.fail(1, 2, Trouble::FullThenFailed);
+    rig.board
+        .port
+        .fail(1, 2, InvalidationFailure::FullThenFailed);
     let Rig {
         board,
         dma,

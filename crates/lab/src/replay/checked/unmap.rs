@@ -86,9 +86,9 @@ impl<H: Hardware> OracleHooks<H> {
             // The driver keeps the buffer of a list that is partly unmapped for good, since the
             // device may reach it.
             UnmapOutcome::Withheld | UnmapOutcome::PartlyUnmapped => self.withhold(grant),
-            UnmapOutcome::NotInvalidated(owed) => {
+            UnmapOutcome::NotInvalidated(token) => {
                 self.withhold(grant);
-                self.not_invalidated.push(owed);
+                self.not_invalidated.push(token);
             }
             UnmapOutcome::Refused => {}
         }
@@ -147,10 +147,10 @@ impl<H: Hardware> OracleHooks<H> {
     /// Retries the failed invalidations.
     #[cold]
     pub(super) fn retry_invalidations<D: DmaOps + ?Sized>(&mut self, layer: &mut D) {
-        for owed in core::mem::take(&mut self.not_invalidated) {
-            match layer.retry_invalidation(owed) {
+        for token in core::mem::take(&mut self.not_invalidated) {
+            match layer.retry_invalidation(token) {
                 Ok(buffer) => self.return_buffer(buffer),
-                Err(owed) => self.not_invalidated.push(owed),
+                Err(token) => self.not_invalidated.push(token),
             }
         }
     }

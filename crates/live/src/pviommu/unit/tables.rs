@@ -23,7 +23,7 @@ pub(super) struct Domains {
     iommu: SoftIommu<GuestMemoryMmap>,
     /// Grants of sandboxed devices.
     sandboxed: BTreeMap<DeviceSlot, Grants>,
-    leaving: Vec<(DeviceSlot, Iova)>,
+    unmapping: Vec<(DeviceSlot, Iova)>,
     /// Guest pages behind host frames.
     rmap: Arc<FrameRmap>,
 }
@@ -44,7 +44,7 @@ impl Domains {
         Ok(Self {
             iommu,
             sandboxed: BTreeMap::new(),
-            leaving: Vec::new(),
+            unmapping: Vec::new(),
             rmap,
         })
     }
@@ -144,9 +144,12 @@ impl IoTables for Domains {
         direction: Direction,
     ) -> Result<(), IoError> {
         // Restore an entry that is not yet removed.
-        let waiting = self.leaving.iter().position(|one| *one == (device, giova));
+        let waiting = self
+            .unmapping
+            .iter()
+            .position(|one| *one == (device, giova));
         if let Some(at) = waiting {
-            self.leaving.swap_remove(at);
+            self.unmapping.swap_remove(at);
             return Ok(());
         }
         let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
@@ -175,24 +178,24 @@ impl IoTables for Domains {
     }
 
     fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError> {
-        self.leaving.push((device, giova));
+        self.unmapping.push((device, giova));
         Ok(())
     }
 
     fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError> {
         let of_device = |(slot, _): &&(DeviceSlot, Iova)| *slot == device;
-        let pages = self.leaving.iter().filter(of_device);
+        let pages = self.unmapping.iter().filter(of_device);
         let ranges = pages.filter_map(|(_, giova)| IovaRange::new(*giova, PAGE_BYTES));
         let domain = self.iommu.domain(domain_of(device));
         let mut domain = domain.map_err(|_| IoError::Failed)?;
         domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
         let Self {
             sandboxed: apart,
-            leaving,
+            unmapping,
             ..
         } = self;
         let mut apart = apart.get_mut(&device);
-        leaving.retain(|one| {
+        unmapping.retain(|one| {
             let left = one.0 == device;
             if let (true, Some(grants)) = (left, &mut apart) {
                 grants.unmap(one.1);

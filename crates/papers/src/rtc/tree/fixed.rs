@@ -260,8 +260,8 @@ impl Tree {
         }
     }
 
-    /// Shrink (Fig. 9): changes a node whose keys fit to the next smaller type. Keeps the node if out
-    /// of memory.
+    /// Shrink (Fig. 9): changes a node whose keys fit to the next smaller type. Keeps the node if
+    /// out of memory.
     fn shrink(&mut self, id: NodeId) {
         if let Some((kind, length)) = self.shape(id)
             && let Some(smaller) = kind.smaller()

@@ -184,4 +184,11 @@ impl CalgaryUnit {
         self.context_lookup.program(bridge);
         self.invalidate_all();
     }
+
+    /// Removes the bridge above `bus` and drops all cached entries. The unit denies DMA of the
+    /// bridge's devices from then on.
+    pub fn clear_bridge(&mut self, bus: u8) {
+        self.context_lookup.remove(bus);
+        self.invalidate_all();
+    }
 }

@@ -16,7 +16,7 @@ enum Expected {
 use Expected::{Resists as R, Vulnerable as V};
 
 /// Representative modes of each kind.
-const NONE: &[&str] = &["none", "hwpt", "swpt", "kvm-baseline"];
+const NONE: &[&str] = &["none", "hwpt", "swpt", "kvm-baseline", "xen-whole-guest"];
 const STRICT: &[&str] = &[
     "strict",
     "strict+",
@@ -28,6 +28,10 @@ const STRICT: &[&str] = &[
     "fence-burst",
     "virtio-strict",
     "pviommu",
+    "calgary",
+    "xen",
+    "xen-multicall",
+    "xen-grant",
 ];
 const DEFERRED: &[&str] = &[
     "defer",
@@ -38,6 +42,8 @@ const DEFERRED: &[&str] = &[
     "pviommu+rtc",
     "pviommu+rtc+hopt",
     "pviommu+rtc-adaptive",
+    "calgary-lazy",
+    "xen-lazy",
 ];
 
 type Attack = fn(&mut dyn Bench) -> usize;

@@ -34,6 +34,7 @@ mod runner;
 pub mod size;
 mod status;
 mod stubs;
+pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;

@@ -127,6 +127,7 @@ axis! {
     RadixReclaimAsPublished => "radix-reclaim-paper",
     RadixReclaim => "radix-reclaim",
     Flat => "flat",
+    StaticFlat => "static-flat",
     Ring => "ring",
     RingNonCoherent => "ring-non-coherent",
     RingAsPublished => "ring-paper",
@@ -154,6 +155,9 @@ axis! {
     VirtioIommu => "virtio-iommu",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",
+    Xen => "xen",
+    XenMulticall => "xen-multicall",
+    XenGrant => "xen-grant",
 }
 
 #[cfg(test)]

@@ -12,3 +12,4 @@ mod rings;
 mod script;
 mod sizes;
 mod stubs;
+mod xen;

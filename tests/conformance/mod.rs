@@ -445,7 +445,6 @@ fn invalidations_match_the_policy() {
         ("xen-multicall", 600),
         ("xen-grant", 600),
         ("xen-lazy", 0),
-        ("xen-whole-guest", 0),
     ] {
         let mut bench = named(name);
         bench.attackers(false);

@@ -16,7 +16,7 @@ enum Expected {
 use Expected::{Resists as R, Vulnerable as V};
 
 /// Representative modes of each kind.
-const NONE: &[&str] = &["none", "hwpt", "swpt", "kvm-baseline", "xen-whole-guest"];
+const NONE: &[&str] = &["none", "hwpt", "swpt", "kvm-baseline"];
 const STRICT: &[&str] = &[
     "strict",
     "strict+",

@@ -270,8 +270,6 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "with a deferred flush of the TCE cache: one per wrap"),
     ("xen-grant",        Bitmap,              T::Flat,             PerUnmap,            XenGrant,
         "a driver domain: the grant operations map and unmap"),
-    ("xen-whole-guest",  Identity,            T::StaticFlat,       Never,               Xen,
-        "all of the guest mapped in advance"),
     ]
 };
 

@@ -2,7 +2,7 @@
 //! caches translations until software invalidates them. It blocks and records accesses without a
 //! translation.
 //!
-//! [`Iommu`] walks page tables; [`VtdUnit`] and [`CalgaryUnit`] are its two variants. [`RingUnit`]
+//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants. [`RingUnit`]
 //! looks up rings. An [`IommuRouter`] combines one unit of each kind.
 //!
 //! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
@@ -23,6 +23,7 @@ mod applicability;
 mod cache;
 mod context_cache;
 mod context_lookup;
+mod dart_register;
 pub mod fake;
 mod fault;
 mod geometry;
@@ -43,6 +44,7 @@ mod walker;
 pub use applicability::{DmaUsage, UnmapOrder};
 pub use cache::Replacement;
 pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
+pub use dart_register::DartRegister;
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
@@ -52,5 +54,5 @@ pub use router::{IommuKind, IommuRouter};
 pub use stats::{InvalidationCounts, IommuStats};
 pub use translate::{MAX_TRANSLATED_BYTES, Translate};
 pub use translation::Translation;
-pub use unit::{CalgaryUnit, InvalidationGranularity, Iommu, UnitConfig, VtdUnit};
+pub use unit::{CalgaryUnit, DartUnit, InvalidationGranularity, Iommu, UnitConfig, VtdUnit};
 pub use walk_cache::WALK_CACHES;

@@ -3,14 +3,14 @@
 
 use alloc::vec::Vec;
 
-use ringfence_pgtable::Levels;
-use ringfence_types::{PageSize, PhysAddr, PhysRange};
+use ringfence_pgtable::{Dart, Levels};
+use ringfence_types::{DomainId, PageSize, PhysAddr, PhysRange};
 
 use crate::context_cache::{CachedContext, ContextCache};
 use crate::walker::Walker;
 use crate::{
-    ContextLookup, FaultLog, Geometry, HostBridge, HostBridges, IommuStats, Replacement, RootTable,
-    WALK_CACHES,
+    ContextLookup, DartRegister, FaultLog, Geometry, HostBridge, HostBridges, IommuStats,
+    Replacement, RootTable, WALK_CACHES,
 };
 
 /// Smallest scope that a unit can invalidate.
@@ -81,6 +81,9 @@ pub struct Iommu<D: ContextLookup> {
 
 /// A VT-d unit.
 pub type VtdUnit = Iommu<RootTable>;
+
+/// A DART.
+pub type DartUnit = Iommu<DartRegister>;
 
 /// A Calgary unit.
 pub type CalgaryUnit = Iommu<HostBridges>;
@@ -168,6 +171,19 @@ impl VtdUnit {
     /// of a unit with capability ESRTPS). Until then, an enabled unit denies all DMA.
     pub fn set_root_table(&mut self, at: PhysAddr) {
         self.context_lookup.program(at);
+        self.invalidate_all();
+    }
+}
+
+impl DartUnit {
+    /// Creates a DART without a table. It is disabled.
+    pub fn dart(config: &UnitConfig) -> Self {
+        Self::new(config, DartRegister::new())
+    }
+
+    /// Programs the table registers and drops all cached entries. All devices share the table.
+    pub fn set_table(&mut self, domain: DomainId, format: Dart, root: PhysAddr) {
+        self.context_lookup.program(domain, format, root);
         self.invalidate_all();
     }
 }

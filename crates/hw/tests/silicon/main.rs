@@ -1,6 +1,7 @@
 //! The walking unit against tables in memory, written through the format API and by hand.
 
 mod contexts;
+mod dart;
 mod host_bridges;
 mod hostile;
 mod invalidation;

@@ -103,6 +103,7 @@ impl Experiment {
         super::x17_freebsd::EXPERIMENT,
         super::x18_fujita::EXPERIMENT,
         super::x19_flush_memory::EXPERIMENT,
+        super::x20_calgary::EXPERIMENT,
         super::x21_guests::EXPERIMENT,
         super::x22_page_reuse::EXPERIMENT,
         super::x23_radix_tree::EXPERIMENT,

@@ -28,6 +28,7 @@ mod bounce;
 mod bounce_pool;
 mod coherent;
 mod detach;
+pub mod dma_ops;
 mod domain_table;
 mod error;
 pub mod flush;

@@ -57,10 +57,10 @@ impl DmaOpsKind {
     }
 }
 
-/// The option `iommu=` of the kernel command line.
+/// The option `iommu=` of the kernel command line, or its absence.
+#[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum IommuOption {
-    /// Not given.
     #[default]
     Unset,
     /// `off`: no IOMMU and no bounce buffers.

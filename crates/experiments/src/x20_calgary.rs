@@ -12,9 +12,9 @@
 //! | driver domain, below 512 bytes | up to 15% less | |
 //! | driver domain, from 512 bytes | "barely affected": less than 5% | up to 40% more |
 //!
-//! Remedies: multicalls do not help (as many crossings); a whole-guest map costs nothing at run time
-//! (less than 1%), isolates guests and not the buffers of a guest; the straightforward calls have
-//! the best isolation (no access outside live mappings).
+//! Remedies: multicalls do not help (as many crossings). A whole-guest map costs nothing at run
+//! time (less than 1%), and isolates guests and not the buffers of a guest. The straightforward
+//! calls have the best isolation (no access outside live mappings).
 //!
 //! Measured are the cycles of the DMA layer and of the hypervisor's checks and table. Modelled are
 //! crossings, flushes, and the native work of a message ([`machine`]).
@@ -23,7 +23,6 @@ mod design_axes;
 mod machine;
 mod modes;
 
-use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::published::Sheet;
@@ -31,13 +30,7 @@ use machine::models::VirtualIo;
 use machine::{MESSAGES, PAIRS_PER_FRAME, Scenario, profile, rate};
 use modes::{BATCH, ModeCost, WHOLE_GUEST, cost};
 use ringfence_lab::LabError;
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    id: "X20",
-    title: "Calgary on bare metal, in dom0 and behind a driver domain, and the remedies",
-    source: "Ben-Yehuda et al., The Price of Safety: Evaluating IOMMU Performance (slides, 2007)",
-    measure,
-};
+use ringfence_lab::Profile;
 
 /// Interpretation of "barely affected" and "mostly the same", in percent.
 const BARELY: f64 = 5.0;
@@ -292,9 +285,18 @@ fn virtual_io(found: &mut Findings, straight: &ModeCost) {
     }
 }
 
-fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let profile = profile(&setting.profile);
-    let frames = setting.packets.min(16384);
+/// Replays `packets` received frames, with `repetitions` timed repetitions, on a machine with the
+/// geometry and the crossings of `of`.
+///
+/// # Errors
+/// A replay failed.
+pub(super) fn measure(
+    of: &Profile,
+    packets: u64,
+    repetitions: usize,
+) -> Result<Findings, LabError> {
+    let profile = profile(of);
+    let frames = packets.min(16384);
     let mut found = Findings::with_method(format!(
         "{frames} received frames through the DMA layer of each mode, and behind Xen through the \
         hypervisor's code, with an oracle and attackers. A scenario's rate follows from these \
@@ -304,7 +306,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         profile.hypercall_cycles, profile.invalidation_cycles,
     ));
     let sheet = Sheet::named("calgary_results")?;
-    let of = |mode: &str| cost(mode, &profile, frames, setting.repetitions);
+    let of = |mode: &str| cost(mode, &profile, frames, repetitions);
     let mut costs = Vec::new();
     for scenario in Scenario::ALL {
         costs.push((scenario, of(scenario.mode())?));
@@ -330,7 +332,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     found.explain(
         "Without an IOMMU, a small message behind a driver domain is limited by the guest or by \
         dom0, which have a processor each. The IOMMU's cost is dom0's alone, so a part of it hides \
-        behind the guest's work: the driver domain loses less than direct access, as on the slides.",
+        behind the guest's work, and the driver domain loses less than direct access.",
     );
     found.note(
         "The slides do not name the machine. Its clock, the register reads of a flush, and the \
@@ -351,6 +353,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::{Experiment, Setting};
     use crate::finding::Requirement;
 
     #[test]
@@ -359,7 +362,7 @@ mod tests {
             repetitions: 0,
             ..Setting::smoke()
         };
-        let found = EXPERIMENT.run(&setting).unwrap();
+        let found = Experiment::find("X20").unwrap().run(&setting).unwrap();
         // Every cell of the slides about throughput or processors is judged or excluded by them.
         let judged = |of: &str| {
             let rows = found.rows.iter().filter(|row| row.holds.is_some());

@@ -2,8 +2,8 @@
 //! caches translations until software invalidates them. It blocks and records accesses without a
 //! translation.
 //!
-//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants. [`RingUnit`]
-//! looks up rings. An [`IommuRouter`] combines one unit of each kind.
+//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants.
+//! [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of each kind.
 //!
 //! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
 //! [`Invalidator`](ringfence_types::Invalidator) requests. It shares no data structure with the

@@ -82,7 +82,7 @@ pub struct Iommu<D: ContextLookup> {
 /// A VT-d unit.
 pub type VtdUnit = Iommu<RootTable>;
 
-/// A DART.
+/// A unit with one flat table for all devices, as in PowerPC 970 machines.
 pub type DartUnit = Iommu<DartRegister>;
 
 /// A Calgary unit.

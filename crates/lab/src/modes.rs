@@ -264,7 +264,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Linux on Calgary as merged in 2.6.18: one flush per wrap"),
     ("xen",              Bitmap,              T::Flat,             PerUnmap,            Xen,
         "a Xen domain maps on demand: one hypercall per entry (Calgary slides)"),
-    ("xen-multicall",    Bitmap,              T::Flat,             PerUnmap,            XenMulticall,
+    ("xen-multicall",    Bitmap,              T::Flat,             PerUnmap,           XenMulticall,
         "with up to 32 entries in one crossing"),
     ("xen-lazy",         Bitmap,              T::Flat,             PerWrap,             Xen,
         "with a deferred flush of the TCE cache: one per wrap"),

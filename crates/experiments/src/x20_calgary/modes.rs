@@ -39,7 +39,7 @@ pub(super) struct ModeCost {
     pub(super) flushes: f64,
     /// Modelled cycles of crossings into the hypervisor.
     pub(super) crossings: f64,
-    /// Crossings.
+    /// Number of crossings into the hypervisor.
     pub(super) crossed: f64,
     /// Accesses outside live mappings that the IOMMU let through, of all that attackers tried.
     pub(super) reached: u64,

@@ -9,12 +9,12 @@ const BLOCK: u64 = 4096;
 /// Maximum number of domains.
 const DOMAINS: usize = 256;
 
-/// Whether a map takes a reference on its frame.
+/// The references that maps take on frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameReferences {
-    /// It does. A referenced frame keeps its owner.
+    /// A map takes a reference. A referenced frame keeps its owner.
     Counted,
-    /// It does not. A device may reach a frame that has moved to another domain: the defect that
+    /// A map takes none. A device may reach a frame that has moved to another domain: the defect that
     /// maps made in advance have if the hypervisor is not involved.
     NotCounted,
 }

@@ -42,7 +42,7 @@ impl GrantHandle {
 pub struct GrantMap {
     /// The domain that granted the page.
     pub granter: Domid,
-    /// Its entry.
+    /// The entry of its grant table.
     pub reference: GrantRef,
     /// The device that will access the page.
     pub bdf: RequesterId,
@@ -154,8 +154,8 @@ impl Xen {
         Ok(())
     }
 
-    /// Maps grants for devices of `caller`, in one hypercall. `each` gets the handle of each map, or
-    /// the reason why it was refused.
+    /// Maps grants for devices of `caller`, in one hypercall. `each` gets the handle of each map,
+    /// or the reason why it was refused.
     ///
     /// # Errors
     /// The batch is too long. No grant was mapped.

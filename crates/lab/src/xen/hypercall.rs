@@ -44,7 +44,7 @@ pub enum TceFlush {
 pub enum IommuOp {
     /// dom0 has found an IOMMU for these buses.
     IommuDetected {
-        /// First bus.
+        /// First bus that the IOMMU translates.
         first_bus: u8,
         /// Last bus, inclusive.
         last_bus: u8,

@@ -38,7 +38,7 @@ pub struct Xen {
     pub(super) memory: Rc<Arena>,
     pub(super) table_frames: Rc<Frames<Rc<Arena>>>,
     coherency: Coherency,
-    /// The unit.
+    /// The unit that walks the tables.
     pub unit: HostUnit<Calgary>,
     buses: Option<[u8; 2]>,
     pub(super) frames: MachineFrames,
@@ -126,8 +126,8 @@ impl Xen {
         self.perform(caller, call)
     }
 
-    /// Performs several calls in one crossing, in order (CG12). `each` gets the result of each call;
-    /// a refused call does not stop the others, as in Xen's `multicall`.
+    /// Performs several calls in one crossing, in order (CG12). `each` gets the result of each
+    /// call; a refused call does not stop the others, as in Xen's `multicall`.
     ///
     /// # Errors
     /// The batch is too long. No call was performed.

@@ -5,8 +5,8 @@
 //! ([`IommuOp`], [`GrantMap`]), and a guest may send any of them. [`Xen`] checks each one:
 //!
 //! - An entry maps only a frame of the caller, or a frame that its owner granted to the caller.
-//! - A frame keeps its owner while an entry, or a cached translation, still refers to it. Ballooning
-//!   and page flipping of such a frame fail with [`XenError::Busy`].
+//! - A frame keeps its owner while an entry, or a cached translation, still refers to it.
+//!   Ballooning and page flipping of such a frame fail with [`XenError::Busy`].
 //! - Calgary has one space for each host bridge. The devices of a bus belong to one domain.
 //!
 //! The slides give the names of the hypercalls, not their encoding. `FlushIoSpace` and the flag

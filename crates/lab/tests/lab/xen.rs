@@ -489,7 +489,8 @@ proptest! {
                 Action::Grant(gpfn, write) => {
                     let rights = if write { RW } else { READ };
                     let made = machine.xen.grant_access(caller, next, gpfn, rights);
-                    if let (Ok(made), Some(at)) = (made, machine.xen.machine_address(caller, gpfn)) {
+                    let at = machine.xen.machine_address(caller, gpfn);
+                    if let (Ok(made), Some(at)) = (made, at) {
                         grants.insert((caller, made), (next, at));
                     }
                 }

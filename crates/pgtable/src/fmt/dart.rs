@@ -9,9 +9,9 @@ use ringfence_types::{PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, Format, Level};
 
-/// DARTMAP_VALID.
+/// DARTMAP_VALID: the entry maps a page.
 pub(crate) const VALID: u32 = 0x8000_0000;
-/// DARTMAP_RPNMASK.
+/// DARTMAP_RPNMASK: the real page number.
 const RPN: u32 = 0x00ff_ffff;
 /// Bits 24..=30: unused. They must be zero, so that an address is never truncated silently.
 const UNUSED: u32 = !(VALID | RPN);

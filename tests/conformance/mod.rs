@@ -439,6 +439,12 @@ fn invalidations_match_the_policy() {
         ("pviommu+rtc+hopt", 0),
         // All unmaps except the last one are sent with the next map.
         ("virtio-lazy", 599),
+        ("calgary", 600),
+        ("calgary-lazy", 0),
+        ("xen", 600),
+        ("xen-multicall", 600),
+        ("xen-grant", 600),
+        ("xen-lazy", 0),
     ] {
         let mut bench = named(name);
         bench.attackers(false);

@@ -29,6 +29,10 @@ const STRICT: &[&str] = &[
     "virtio-strict",
     "pviommu",
     "shared",
+    "calgary",
+    "xen",
+    "xen-multicall",
+    "xen-grant",
 ];
 const DEFERRED: &[&str] = &[
     "defer",
@@ -43,6 +47,8 @@ const DEFERRED: &[&str] = &[
     "map-cache",
     "never-free",
     "pviommu+map-cache",
+    "calgary-lazy",
+    "xen-lazy",
 ];
 
 type Attack = fn(&mut dyn Bench) -> usize;

@@ -30,6 +30,7 @@ mod bounce_pool;
 pub mod cache;
 mod coherent;
 mod detach;
+pub mod dma_ops;
 mod domain_table;
 mod error;
 pub mod flush;

@@ -103,6 +103,15 @@ impl Experiment {
         super::x17_freebsd::EXPERIMENT,
         super::x18_fujita::EXPERIMENT,
         super::x19_flush_memory::EXPERIMENT,
+        Self {
+            id: "X20",
+            title: "Calgary on bare metal, in dom0 and behind a driver domain, and the remedies",
+            source: "Ben-Yehuda et al., The Price of Safety: Evaluating IOMMU Performance (slides)",
+            measure: |setting| {
+                let (packets, repetitions) = (setting.packets, setting.repetitions);
+                super::x20_calgary::measure(&setting.profile, packets, repetitions)
+            },
+        },
         super::x21_guests::EXPERIMENT,
         super::x22_page_reuse::EXPERIMENT,
         super::x23_radix_tree::EXPERIMENT,

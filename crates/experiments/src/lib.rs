@@ -56,6 +56,7 @@ mod x16_live_set;
 mod x17_freebsd;
 mod x18_fujita;
 mod x19_flush_memory;
+mod x20_calgary;
 mod x21_guests;
 mod x22_page_reuse;
 mod x23_radix_tree;

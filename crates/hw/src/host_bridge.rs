@@ -42,6 +42,11 @@ impl HostBridges {
             .retain(|old| old.last_bus < bridge.first_bus || bridge.last_bus < old.first_bus);
         self.bridges.push(bridge);
     }
+
+    pub(crate) fn remove(&mut self, bus: u8) {
+        self.bridges
+            .retain(|bridge| !(bridge.first_bus..=bridge.last_bus).contains(&bus));
+    }
 }
 
 impl ContextLookup for HostBridges {

@@ -2,9 +2,10 @@
 //! caches translations until software invalidates them. It blocks and records accesses without a
 //! translation.
 //!
-//! [`Iommu`] walks page tables; [`VtdUnit`] and [`CalgaryUnit`] are its two variants. [`RingUnit`]
-//! looks up rings. An [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`] serves devices
-//! with a device TLB. A [`NestedUnit`] translates through a guest's tables and a host's.
+//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants.
+//! [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`]
+//! serves devices with a device TLB. A [`NestedUnit`] translates through a guest's tables and a
+//! host's.
 //!
 //! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
 //! [`Invalidator`](ringfence_types::Invalidator) requests. It shares no data structure with the
@@ -25,6 +26,7 @@ mod ats;
 mod cache;
 mod context_cache;
 mod context_lookup;
+mod dart_register;
 pub mod fake;
 mod fault;
 mod geometry;
@@ -52,6 +54,7 @@ pub use ats::{
 };
 pub use cache::Replacement;
 pub use context_lookup::{ContextEntry, ContextLookup, DeviceTlbPermission, TableRoot};
+pub use dart_register::DartRegister;
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
@@ -68,5 +71,5 @@ pub use router::{IommuKind, IommuRouter};
 pub use stats::{InvalidationCounts, IommuStats};
 pub use translate::{MAX_TRANSLATED_BYTES, Translate};
 pub use translation::Translation;
-pub use unit::{CalgaryUnit, InvalidationGranularity, Iommu, UnitConfig, VtdUnit};
+pub use unit::{CalgaryUnit, DartUnit, InvalidationGranularity, Iommu, UnitConfig, VtdUnit};
 pub use walk_cache::WALK_CACHES;

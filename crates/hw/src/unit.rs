@@ -3,14 +3,14 @@
 
 use alloc::vec::Vec;
 
-use ringfence_pgtable::Levels;
-use ringfence_types::{PageSize, PhysAddr, PhysRange};
+use ringfence_pgtable::{Dart, Levels};
+use ringfence_types::{DomainId, PageSize, PhysAddr, PhysRange};
 
 use crate::context_cache::{CachedContext, ContextCache};
 use crate::walker::Walker;
 use crate::{
-    ContextLookup, FaultLog, Geometry, HostBridge, HostBridges, IommuStats, Replacement, RootTable,
-    WALK_CACHES,
+    ContextLookup, DartRegister, FaultLog, Geometry, HostBridge, HostBridges, IommuStats,
+    Replacement, RootTable, WALK_CACHES,
 };
 
 /// Smallest scope that a unit can invalidate.
@@ -81,6 +81,9 @@ pub struct Iommu<D: ContextLookup> {
 
 /// A VT-d unit.
 pub type VtdUnit = Iommu<RootTable>;
+
+/// A unit with one flat table for all devices, as in PowerPC 970 machines.
+pub type DartUnit = Iommu<DartRegister>;
 
 /// A Calgary unit.
 pub type CalgaryUnit = Iommu<HostBridges>;
@@ -172,6 +175,19 @@ impl VtdUnit {
     }
 }
 
+impl DartUnit {
+    /// Creates a DART without a table. It is disabled.
+    pub fn dart(config: &UnitConfig) -> Self {
+        Self::new(config, DartRegister::new())
+    }
+
+    /// Programs the table registers and drops all cached entries. All devices share the table.
+    pub fn set_table(&mut self, domain: DomainId, format: Dart, root: PhysAddr) {
+        self.context_lookup.program(domain, format, root);
+        self.invalidate_all();
+    }
+}
+
 impl CalgaryUnit {
     /// Creates a Calgary unit without bridges. It is disabled.
     pub fn calgary(config: &UnitConfig) -> Self {
@@ -182,6 +198,13 @@ impl CalgaryUnit {
     /// bridge replaces all bridges that share a bus with it.
     pub fn set_bridge(&mut self, bridge: HostBridge) {
         self.context_lookup.program(bridge);
+        self.invalidate_all();
+    }
+
+    /// Removes the bridge above `bus` and drops all cached entries. The unit denies DMA of the
+    /// bridge's devices from then on.
+    pub fn clear_bridge(&mut self, bus: u8) {
+        self.context_lookup.remove(bus);
         self.invalidate_all();
     }
 }

@@ -134,7 +134,7 @@ pub fn compare<R: Read>(
             components,
             baseline_cycles: options.profile.baseline_cycles,
             invalidation_cycles: options.profile.invalidation_cycles,
-            kick_cycles: options.profile.kick_cycles,
+            kick_cycles: options.profile.crossing_cycles(mode.owner),
             rtc: options.rtc,
             status,
         }));

@@ -209,6 +209,13 @@ pub struct Calgary {
     unit: CalgaryUnit,
 }
 
+impl Calgary {
+    /// Removes the table of the host bridge above `bus`.
+    pub fn detach(&mut self, bus: u8) {
+        self.unit.clear_bridge(bus);
+    }
+}
+
 impl Hardware for Calgary {
     type Host = ();
     type Invalidator = CalgaryUnit;

@@ -36,6 +36,7 @@ pub mod sidecore;
 pub mod size;
 mod status;
 mod stubs;
+pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;

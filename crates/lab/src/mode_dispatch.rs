@@ -22,7 +22,7 @@ use crate::components::{
     rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
-use crate::guest::{pviommu, virtio_table};
+use crate::guest::{pviommu, virtio_table, xen_table};
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 use crate::rtc::RtcParts;
@@ -86,6 +86,9 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     use {Alloc as A, Coherency as C, FlushKind as F, TableKind as T};
     if mode.flush.has_cache() {
         return cached(mode, visitor);
+    }
+    if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
+        return Ok(visitor.identity(mode.table));
     }
     if !matches!(mode.owner, Owner::Kernel | Owner::Host) {
         return Err(visitor);
@@ -203,9 +206,11 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         return Err(LabError::NotBuilt(mode.name.clone()));
     }
     match (mode.owner, mode.table, mode.flush) {
-        (W::Kernel | W::Host, T::Radix, _) => kernel_table(mode, plain_radix, visitor),
-        (W::Kernel | W::Host, T::CachedRadix, _) => kernel_table(mode, leaf_cached_radix, visitor),
-        (W::Kernel | W::Host, T::Flat, _) => kernel_table(mode, flat_table, visitor),
+        (W::Kernel | W::Host, T::Radix, _) => with_any_flush(mode, plain_radix, visitor),
+        (W::Kernel | W::Host, T::CachedRadix, _) => {
+            with_any_flush(mode, leaf_cached_radix, visitor)
+        }
+        (W::Kernel | W::Host, T::Flat, _) => with_any_flush(mode, flat_table, visitor),
         (W::Kernel | W::Host, T::RadixReclaimAsPublished, F::PerUnmap) => {
             let table = reclaiming_radix_full_page;
             Ok(visitor.paged(P::new(mode, dyn_alloc, table, || Strict)))
@@ -223,6 +228,9 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
             Ok(visitor.paged(P::new(mode, dyn_alloc, flat_table, || Strict)))
         }
         (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
+        (owner, T::Flat, _) if owner.is_xen() => {
+            with_any_flush(mode, xen_table(owner, mode.flush), visitor)
+        }
         (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {
             let table = pviommu(mode.owner);
             Ok(visitor.paged(P::new(mode, dyn_alloc, table, || Strict)))
@@ -235,8 +243,8 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
     }
 }
 
-/// Calls `visitor` with a table that the layer owns and the mode's flush policy.
-fn kernel_table<T: ReplayTable<Pages = ()>, V: ModeVisitor>(
+/// Calls `visitor` with a table and the mode's flush policy.
+fn with_any_flush<T: ReplayTable<Pages = ()>, V: ModeVisitor>(
     mode: &Mode,
     table: MakeTable<T>,
     visitor: V,

@@ -59,6 +59,8 @@ pub enum TableKind {
     RadixReclaim,
     /// IBM Calgary: one flat table of 2^20 entries for each device.
     Flat,
+    /// [`Flat`](Self::Flat), filled once: it maps all of a guest's memory, up to 4 GiB.
+    StaticFlat,
     /// rIOMMU: one flat table for each ring, 16 bytes a slot. Its walks always snoop, even if the
     /// platform's walks do not.
     Ring,
@@ -162,12 +164,24 @@ pub enum Owner {
     PviommuHopt,
     /// This kernel, on another core: maps and unmaps are requests to it (Amit et al.).
     Sidecore,
+    /// Xen, on request by hypercall. A hypercall maps or unmaps one entry.
+    Xen,
+    /// [`Xen`](Self::Xen) with up to 32 calls in one crossing.
+    XenMulticall,
+    /// [`Xen`](Self::Xen) for a driver domain: the hypercalls that map and unmap grants store the
+    /// entries.
+    XenGrant,
 }
 
 impl Owner {
     /// Returns true if the owner is a host behind the para-virtual IOMMU.
     pub fn is_pviommu(self) -> bool {
         matches!(self, Self::Pviommu | Self::PviommuHopt)
+    }
+
+    /// Returns true if the owner is Xen.
+    pub fn is_xen(self) -> bool {
+        matches!(self, Self::Xen | Self::XenMulticall | Self::XenGrant)
     }
 }
 
@@ -294,6 +308,18 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "another core maps and unmaps, and only maps wait for it (Amit et al.)"),
     ("persistent",       LinuxRcache,         T::Radix,            NeverFree,           Kernel,
         "persistent mappings: made at the first use, kept for all others (Willmann et al.)"),
+    ("calgary",          Bitmap,              T::Flat,             PerUnmap,            Kernel,
+        "Linux on Calgary with a flush per unmap (Calgary slides)"),
+    ("calgary-lazy",     Bitmap,              T::Flat,             PerWrap,             Kernel,
+        "Linux on Calgary as merged in 2.6.18: one flush per wrap"),
+    ("xen",              Bitmap,              T::Flat,             PerUnmap,            Xen,
+        "a Xen domain maps on demand: one hypercall per entry (Calgary slides)"),
+    ("xen-multicall",    Bitmap,              T::Flat,             PerUnmap,           XenMulticall,
+        "with up to 32 entries in one crossing"),
+    ("xen-lazy",         Bitmap,              T::Flat,             PerWrap,             Xen,
+        "with a deferred flush of the TCE cache: one per wrap"),
+    ("xen-grant",        Bitmap,              T::Flat,             PerUnmap,            XenGrant,
+        "a driver domain: the grant operations map and unmap"),
     ]
 };
 

@@ -6,10 +6,11 @@ use ringfence_dma::space::{Identity, StaticTable};
 use ringfence_hw::RingLogic;
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
-use ringfence_types::{DomainId, PageSize, PhysAddr, PhysRange};
+use ringfence_types::{DomainId, PageSize, Pfn, PhysAddr, PhysRange};
 
-use crate::components::{ModeParts, ReplayTable};
+use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
 use crate::error::LabError;
+use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::layer::{AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform};
 use crate::meter::{Ablations, Meter};
@@ -141,6 +142,18 @@ impl ModeVisitor for BuildReplays<'_> {
             attackers: || Attackers::pages(Reuse::Byte),
             rtc: None,
         };
+        if kind == TableKind::StaticFlat {
+            type Hosted = VirtIommuHardware<XenHost>;
+            return self.passes::<Hosted>(&setup, &|platform, _, host| {
+                let make = move |of: &AttachInfo, _: &LayerPlatform<_>| {
+                    let root = whole_guest(of.domain, host.as_ref())?;
+                    // A space of Calgary ends at 4 GiB.
+                    let space = Identity::up_to(of.domain, Pfn::new(LAST_PAGE_32_BIT));
+                    Ok((space, ContextTarget::Table(root)))
+                };
+                Box::new(Layer::new(Never, platform, make))
+            });
+        }
         self.passes::<Vtd>(&setup, &|platform, coherency, _| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
                 let target = match kind {

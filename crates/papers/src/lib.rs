@@ -7,12 +7,14 @@
 //! | [`LogicAsPublished`], [`ByValue`] | rIOMMU Fig. 10 | checks one byte, keeps a stale `next` |
 //! | [`RingAsPublished`] | rIOMMU Fig. 11 | the ring driver overwrites live entries |
 //! | [`BurstAsPublished`] | rIOMMU Fig. 11 | buffers come back before the burst's invalidation |
+//! | [`calgary`] | Calgary slides; Linux's driver | a failed TCE shoot-down passes for a flush |
 //! | [`DeferredUnmaps`] | Fujita and Moriai Fig. 3 | memory of Linux's 40-byte records |
 //! | [`LastTableAsPublished`] | PVIOMMU section 4.6 | the pointer finds entries of other pages |
 //! | [`rtc`] | PVIOMMU section 4.5 | the radix-tree cache, as published and fixed |
 //! | [`prefetch`] | Kandiraju and Sivasubramaniam | TLB prefetchers, compared with the rIOTLB |
 //!
-//! A fixed version of each defect is in a core crate, except of the radix-tree cache. No core
+//! A fixed version of each defect is in a core crate, except of the radix-tree cache and of the TCE
+//! shoot-down, which have theirs here. No core
 //! crate depends on this one. Core traits are the seams: [`RingLogic`](ringfence_hw::RingLogic),
 //! [`RingDriver`](ringfence_dma::space::RingDriver),
 //! [`ReusesUnflushed`](ringfence_dma::space::ReusesUnflushed),
@@ -37,6 +39,7 @@ extern crate alloc;
 extern crate std;
 
 mod burst;
+pub mod calgary;
 mod deferred_unmaps;
 mod last_table;
 pub mod prefetch;

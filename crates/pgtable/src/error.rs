@@ -18,6 +18,8 @@ pub enum TableError {
     RootTooLarge,
     /// The memory given for the root is not all zero.
     RootNotEmpty,
+    /// The entries of the format are narrower than a word. Use the format's own table.
+    NarrowEntries,
 }
 
 /// Error of a map. The table is unchanged.
@@ -43,6 +45,8 @@ pub enum MapError {
         /// First mapped page of the range.
         iova: Iova,
     },
+    /// The format has no access control bits, and the request does not allow both accesses.
+    Restricted,
     /// The frame source has no free frame for a table page.
     OutOfFrames,
     /// A table on the path lies outside memory, or an entry on it has a value that this format
@@ -90,6 +94,7 @@ impl fmt::Display for TableError {
             Self::Memory => "the table lies outside memory",
             Self::RootTooLarge => "the root of this format needs contiguous frames",
             Self::RootNotEmpty => "the root table has present entries",
+            Self::NarrowEntries => "entries of this format are narrower than a word",
         })
     }
 }
@@ -109,6 +114,7 @@ impl fmt::Display for MapError {
                 )
             }
             Self::AlreadyMapped { iova } => write!(f, "{iova} is already mapped"),
+            Self::Restricted => f.write_str("entries of this format cannot restrict accesses"),
             Self::OutOfFrames => f.write_str("out of frames for tables"),
             Self::Corrupt { iova } => write!(f, "the table on the path to {iova} is corrupt"),
         }

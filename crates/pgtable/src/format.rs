@@ -87,6 +87,10 @@ pub enum Entry {
 /// - An entry is absent if certain bits are zero. The bitwise OR of several entries is therefore
 ///   absent if and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
+    /// Size of an entry in bytes: 8, or 4 if two entries share a word. [`Table`](crate::Table)
+    /// writes only formats with entries of 8 bytes.
+    const ENTRY_BYTES: u64 = 8;
+
     /// Software bit of a table entry. When set, the entry and the table page it points to have been
     /// written back to memory. Zero if the format has no table entries.
     const WRITTEN_BACK: u64;
@@ -138,6 +142,21 @@ pub trait Format: Copy + fmt::Debug {
 
     /// Returns the table entry `raw` with its count of present entries set to `live`.
     fn with_live(&self, raw: u64, live: u16) -> u64;
+
+    /// Returns the offset in a table of the word that holds entry `index`.
+    #[inline]
+    fn word_offset(&self, index: usize) -> u64 {
+        (index as u64).wrapping_mul(Self::ENTRY_BYTES) & !7
+    }
+
+    /// Returns entry `index` from the `word` that holds it.
+    #[inline]
+    fn entry_in(&self, word: u64, index: usize) -> u64 {
+        match Self::ENTRY_BYTES {
+            4 => word >> (index % 2 * 32) & 0xffff_ffff,
+            _ => word,
+        }
+    }
 
     /// Returns the index of the entry for `iova` in a table at `level`.
     #[inline]

@@ -22,6 +22,7 @@ extern crate std;
 
 mod coherency;
 mod context;
+mod dart;
 mod error;
 mod fmt;
 mod format;
@@ -40,8 +41,9 @@ pub use coherency::Coherency;
 pub use context::{
     Context, ContextError, ContextTables, PageRequests, TranslationType, find_context,
 };
+pub use dart::{DartTable, EmptyEntry};
 pub use error::{MapError, TableError, UnmapError};
-pub use fmt::{CalgaryTce, FirstStage, Levels, SecondStage, Snoop};
+pub use fmt::{CalgaryTce, Dart, FirstStage, Levels, SecondStage, Snoop};
 pub use fmt::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,

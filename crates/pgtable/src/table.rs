@@ -70,6 +70,9 @@ impl<F: Format> Table<F> {
         mem: &M,
         frames: &S,
     ) -> Result<Self, TableError> {
+        if F::ENTRY_BYTES != 8 {
+            return Err(TableError::NarrowEntries);
+        }
         if Self::root_bytes_of(&format) > PageSize::Size4K.bytes() {
             return Err(TableError::RootTooLarge);
         }
@@ -92,6 +95,9 @@ impl<F: Format> Table<F> {
         mem: &M,
         root: PhysAddr,
     ) -> Result<Self, TableError> {
+        if F::ENTRY_BYTES != 8 {
+            return Err(TableError::NarrowEntries);
+        }
         let entries = format.entries(format.root_level());
         if !root.is_aligned(PageSize::Size4K.bytes()) {
             return Err(TableError::Memory);

@@ -143,14 +143,15 @@ pub fn walk<F: Format, M: PhysMemory + ?Sized>(
     }
     loop {
         let level = cursor.level;
-        let index = format.index(level, iova) as u64;
-        let at = cursor.table.wrapping_add(index * 8);
+        let index = format.index(level, iova);
+        let at = cursor.table.wrapping_add(format.word_offset(index));
         let Ok(word) = mem.word(at) else {
             return fail(level, WalkErrorKind::TableAccess);
         };
         // Acquire pairs with the Release store that made the entry valid: the walk sees the
         // contents of a table as they were when it was linked.
-        match format.decode(level, word.load(Ordering::Acquire)) {
+        let entry = format.entry_in(word.load(Ordering::Acquire), index);
+        match format.decode(level, entry) {
             Entry::Absent => return fail(level, WalkErrorKind::NotPresent),
             Entry::Reserved => return fail(level, WalkErrorKind::ReservedBit),
             Entry::Leaf { base, permissions } => {

@@ -17,12 +17,19 @@ use crate::{MapReason, Platform};
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
     domain: DomainId,
+    last: Pfn,
 }
 
 impl Identity {
     /// Creates the identity space of `domain`.
     pub const fn new(domain: DomainId) -> Self {
-        Self { domain }
+        Self::up_to(domain, Pfn::new(u64::MAX))
+    }
+
+    /// Creates the identity space of `domain` for hardware that translates pages up to `last`. Maps
+    /// beyond it are refused, as beyond a DMA mask.
+    pub const fn up_to(domain: DomainId, last: Pfn) -> Self {
+        Self { domain, last }
     }
 }
 
@@ -64,7 +71,7 @@ impl AddressSpace for Identity {
         let range =
             IovaRange::inclusive(Iova::new(first.start().get()), Iova::new(last.last().get()))
                 .ok_or(MapReason::TooLarge)?;
-        if Pfn::containing(range.last()) > limits.mask {
+        if Pfn::containing(range.last()) > limits.mask.min(self.last) {
             return Err(MapReason::BeyondMask);
         }
         Ok(MapResult { range, steps: 0 })
@@ -111,7 +118,8 @@ impl SgSpace for Identity {
     ) -> Result<MapResult, MapReason> {
         let first = pieces.first().ok_or(MapReason::Empty)?;
         let reaches = |piece: &PhysRange| in_place(piece).map(|r| Pfn::containing(r.last()));
-        if pieces.iter().any(|p| reaches(p) > Some(limits.mask)) {
+        let last = limits.mask.min(self.last);
+        if pieces.iter().any(|p| reaches(p) > Some(last)) {
             return Err(MapReason::BeyondMask);
         }
         let range = in_place(first).ok_or(MapReason::TooLarge)?;

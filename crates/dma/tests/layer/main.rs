@@ -9,6 +9,7 @@ mod caching;
 mod coherent;
 mod detach;
 mod directions;
+mod dma_ops;
 mod flush_queues;
 mod invalidations;
 mod lists;

@@ -150,7 +150,7 @@ fn the_last_user_keeps_what_was_not_unmapped() {
     poke(&layer, before);
     let handle = layer.at;
     let again = Mapping::claim(&handle, range, TO, buffer);
-    layer.board.port.fail(0, 1, Trouble::Failed);
+    layer.board.port.fail(0, 1, InvalidationFailure::Failed);
     let (cpu, board) = (&mut layer.cpu, &mut layer.board);
     let failed = layer.dma.unmap_single(cpu, board, &layer.at, again);
     let failed = failed.map(drop).unwrap_err();

@@ -160,6 +160,25 @@ fn each_bridge_has_a_space_of_its_own() {
     );
 }
 
+/// A removed bridge blocks its devices at once, also at cached addresses, and no others.
+#[test]
+fn a_bridge_without_a_table_blocks_its_devices() {
+    let mem = arena();
+    let mut rig = Bridges::new(&mem);
+    let first = rig.bridge([1, 2], A, CalgaryTce::FULL);
+    let second = rig.bridge([3, 4], B, CalgaryTce::FULL);
+    rig.map(&first, 0x1000, 0x7000, RW);
+    rig.map(&second, 0x1000, 0xa000, RW);
+    assert_eq!(rig.dma(STORAGE, 0x1000, 1, READ), Ok(vec![(0xa000, 1)]));
+    rig.unit.clear_bridge(3);
+    for device in [ETHERNET, STORAGE] {
+        assert_eq!(rig.dma(device, 0x1000, 1, READ), Err((0x1000, Blocked)));
+    }
+    assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
+    rig.unit.clear_bridge(9);
+    assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
+}
+
 /// An access without an entry, or with one that lacks the right, is stopped, and the unit reports
 /// it with device, page and access (CG03).
 #[test]

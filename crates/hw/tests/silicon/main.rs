@@ -2,6 +2,7 @@
 
 mod ats;
 mod contexts;
+mod dart;
 mod host_bridges;
 mod hostile;
 mod invalidation;

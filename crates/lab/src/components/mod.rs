@@ -32,7 +32,7 @@ pub type ThreadCell<T> = RefCell<T>;
 
 const LAST_PAGE_48_BIT: u64 = (1 << 36) - 1;
 /// Fujita and Moriai's bitmap covers 4 GiB, and so does a flat table.
-const LAST_PAGE_32_BIT: u64 = (1 << 20) - 1;
+pub(crate) const LAST_PAGE_32_BIT: u64 = (1 << 20) - 1;
 
 /// An I/O page table that a replay can use.
 pub trait ReplayTable: IoPageTable + Sized + 'static {

@@ -127,6 +127,7 @@ axis! {
     RadixReclaimAsPublished => "radix-reclaim-paper",
     RadixReclaim => "radix-reclaim",
     Flat => "flat",
+    StaticFlat => "static-flat",
     Ring => "ring",
     RingNonCoherent => "ring-non-coherent",
     RingAsPublished => "ring-paper",
@@ -160,6 +161,9 @@ axis! {
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",
     Sidecore => "sidecore",
+    Xen => "xen",
+    XenMulticall => "xen-multicall",
+    XenGrant => "xen-grant",
 }
 
 #[cfg(test)]

@@ -109,7 +109,10 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
 /// Returns the reason why these choices do not fit together; `None` if they do.
 fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
-    let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
+    let fixed = matches!(
+        table,
+        T::None | T::PassThrough | T::StaticRadix | T::StaticFlat
+    );
     let ring_alloc = matches!(alloc, A::RingTail | A::RingFree | A::RingTailAsPublished);
     let as_published_table = matches!(table, T::RingAsPublished | T::RingNonCoherentAsPublished);
     let ring_table = as_published_table || matches!(table, T::Ring | T::RingNonCoherent);
@@ -203,6 +206,11 @@ fn misplaced(
         (_, _, _, F::Async) => {
             Some("only another core executes unmaps that have returned; use owner=sidecore")
         }
+        _ if owner.is_xen() => misplaced_behind_xen(alloc, table, flush, owner),
+        (_, _, T::StaticFlat, _) => Some(
+            "only Xen fills Calgary's table with all of a guest; use owner=xen, or \
+            table=static-radix",
+        ),
         (Owner::Kernel, ..) | (Owner::Host, A::Identity, T::StaticRadix, _) => None,
         (Owner::Host, ..) => Some(
             "a host that receives no requests can only map all memory once; use \
@@ -222,6 +230,32 @@ fn misplaced(
             table=radix",
         ),
         _ => Some("the host owns the table, and it is a radix table; use table=radix"),
+    }
+}
+
+/// Like [`misplaced`], for owners that are Xen.
+fn misplaced_behind_xen(
+    alloc: Alloc,
+    table: TableKind,
+    flush: FlushKind,
+    owner: Owner,
+) -> Option<&'static str> {
+    use {Alloc as A, FlushKind as F, Owner as O, TableKind as T};
+    match (alloc, table, flush, owner) {
+        (A::Identity, T::StaticFlat, F::Never, O::Xen) => None,
+        (A::Identity, T::StaticFlat, ..) => {
+            Some("the map is made once, so the kind of hypercall changes nothing; use owner=xen")
+        }
+        (A::TableBitmap, ..) => {
+            Some("the guest cannot read the table, which Xen owns; use alloc=bitmap")
+        }
+        (_, T::Flat, F::PerUnmap | F::Burst, _) => None,
+        (_, T::Flat, _, O::XenGrant) => Some(
+            "the hypercall that unmaps a grant flushes, so nothing is left to defer; use \
+            flush=per-unmap or burst",
+        ),
+        (_, T::Flat, ..) => None,
+        _ => Some("Xen owns a Calgary unit, which looks up a flat table; use table=flat"),
     }
 }
 
@@ -291,6 +325,12 @@ mod tests {
             "alloc=linux-rcache,table=cached-radix,flush=last-user",
             "alloc=identity,table=none,flush=never-free",
             "alloc=linux-rcache,table=flat,flush=map-cache,owner=pviommu",
+            "alloc=identity,table=static-flat,flush=never",
+            "alloc=identity,table=static-flat,flush=never,owner=xen-grant",
+            "alloc=bitmap,table=radix,flush=per-unmap,owner=xen",
+            "alloc=table-bitmap,table=flat,flush=per-unmap,owner=xen",
+            "alloc=bitmap,table=flat,flush=per-wrap,owner=xen-grant",
+            "alloc=linux-rcache,table=radix,flush=per-cycle",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
         ];
         for row in incompatible {

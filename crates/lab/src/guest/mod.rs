@@ -16,6 +16,7 @@ mod second_stage;
 mod tables;
 mod unit;
 mod virtio;
+mod xen;
 
 pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
@@ -23,6 +24,8 @@ pub use second_stage::{FrameLookup, FrameRmap};
 pub use unit::HostUnit;
 pub(crate) use virtio::virtio_table;
 pub use virtio::{VirtioHost, VirtioTable};
+pub use xen::{XenHost, XenTable};
+pub(crate) use xen::{whole_guest, xen_table};
 
 pub use crate::queue_stats::{KickCause, LookupStats, QueueStats};
 
@@ -40,12 +43,15 @@ use ringfence_types::{
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hardware::{Hardware, Host, Vtd};
+use crate::hardware::{Hardware, Host};
 use crate::layer::{ContextTarget, LayerPlatform};
 use second_stage::GuestAddressObserver;
 
 /// The queue and the host's end of it.
 pub trait HostBackend: fmt::Debug + Sized + 'static {
+    /// The unit that walks the host's tables.
+    type Unit: Hardware<Host = ()>;
+
     /// Creates a host that keeps its tables in `memory`, for `unit`.
     ///
     /// # Errors
@@ -54,11 +60,11 @@ pub trait HostBackend: fmt::Debug + Sized + 'static {
         memory: &Rc<Arena>,
         frames: &Rc<Frames<Rc<Arena>>>,
         coherency: Coherency,
-        unit: HostUnit,
+        unit: HostUnit<Self::Unit>,
     ) -> Result<Self, LabError>;
 
     /// Calls `act` with the unit.
-    fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit) -> R) -> R;
+    fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit<Self::Unit>) -> R) -> R;
 
     /// Completes all requests so far, and returns the queue position of the last one. `request` is
     /// the layer's invalidation; a host may ignore it.
@@ -128,17 +134,17 @@ impl<V: HostBackend> Invalidator for SharedHost<V> {
     }
 }
 
-/// A VT-d unit that walks the tables of a host.
+/// A unit that walks the tables of a host.
 #[derive(Debug)]
 pub struct VirtIommuHardware<V> {
     host: SharedHost<V>,
 }
 
 impl<V: HostBackend> VirtIommuHardware<V> {
-    fn with_unit<R>(&self, act: impl FnOnce(&mut Vtd) -> R) -> Result<R, LabError> {
+    fn with_unit<R>(&self, act: impl FnOnce(&mut V::Unit) -> R) -> Result<R, LabError> {
         self.host.with(|host| {
             host.with_unit(|unit| match unit {
-                HostUnit::Modelled { vtd, .. } => Ok(act(vtd)),
+                HostUnit::Modelled { hardware, .. } => Ok(act(hardware)),
                 HostUnit::CostOnly(_) => Err(LabError::Internal("a machine without a unit")),
             })
         })
@@ -154,7 +160,7 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
         memory: &Rc<Arena>,
         frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError> {
-        let unit = HostUnit::modelled(Vtd::new(profile, memory, frames)?);
+        let unit = HostUnit::modelled(V::Unit::new(profile, memory, frames)?);
         let host = V::new(memory, frames, profile.coherency(), unit)?;
         Ok(Self {
             host: SharedHost(Rc::new(RefCell::new(host))),
@@ -163,7 +169,7 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
 
     fn disable(&mut self) {
         // The unit is always modelled here.
-        let _ = self.with_unit(Vtd::disable);
+        let _ = self.with_unit(V::Unit::disable);
     }
 
     fn attach(
@@ -174,7 +180,11 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
         domain: DomainId,
         to: ContextTarget,
     ) -> Result<(), LabError> {
-        self.with_unit(|vtd| vtd.attach(memory, frames, device, domain, to))?
+        self.with_unit(|unit| unit.attach(memory, frames, device, domain, to))?
+    }
+
+    fn requester(attached: usize, recorded: RequesterId) -> Result<RequesterId, LabError> {
+        V::Unit::requester(attached, recorded)
     }
 
     #[inline]
@@ -191,7 +201,7 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
                 observer,
             };
             host.with_unit(|unit| match unit {
-                HostUnit::Modelled { vtd, .. } => vtd.probe(memory, request, observer),
+                HostUnit::Modelled { hardware, .. } => hardware.probe(memory, request, observer),
                 // No platform has this unit, and it translates no accesses.
                 HostUnit::CostOnly(_) => Ok(()),
             })
@@ -204,7 +214,7 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
     }
 
     fn stats(&self) -> IommuStats {
-        self.with_unit(|vtd| vtd.stats()).unwrap_or_default()
+        self.with_unit(|unit| unit.stats()).unwrap_or_default()
     }
 
     fn host(&self) -> Option<&SharedHost<V>> {

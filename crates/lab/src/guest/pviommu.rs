@@ -32,6 +32,7 @@ use super::{
 };
 use crate::components::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
+use crate::hardware::Vtd;
 use crate::modes::Owner;
 
 /// Devices of a guest, numbered from 1 like their domains.
@@ -159,6 +160,8 @@ impl std::fmt::Debug for PviommuHost {
 }
 
 impl HostBackend for PviommuHost {
+    type Unit = Vtd;
+
     fn new(
         memory: &Rc<Arena>,
         frames: &Rc<Frames<Rc<Arena>>>,

@@ -2,16 +2,16 @@
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
-use crate::hardware::Vtd;
+use crate::hardware::{Hardware, Vtd};
 use crate::layer::InvalidationQueue;
 
 /// The unit that walks a host's tables.
 #[derive(Debug)]
-pub enum HostUnit {
+pub enum HostUnit<H = Vtd> {
     /// A modelled unit.
     Modelled {
-        /// The modelled VT-d unit.
-        vtd: Box<Vtd>,
+        /// The modelled unit.
+        hardware: Box<H>,
         /// Completed invalidations since the last call of `drain_completed`.
         completed: Vec<Invalidation>,
         /// Number of completed invalidations so far.
@@ -21,11 +21,11 @@ pub enum HostUnit {
     CostOnly(InvalidationQueue),
 }
 
-impl HostUnit {
+impl<H: Hardware> HostUnit<H> {
     /// Creates a modelled unit.
-    pub fn modelled(vtd: Vtd) -> Self {
+    pub fn modelled(hardware: H) -> Self {
         Self::Modelled {
-            vtd: Box::new(vtd),
+            hardware: Box::new(hardware),
             completed: Vec::new(),
             count: 0,
         }
@@ -58,16 +58,16 @@ impl HostUnit {
     }
 }
 
-impl Invalidator for HostUnit {
+impl<H: Hardware> Invalidator for HostUnit<H> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         match self {
             Self::Modelled {
-                vtd,
+                hardware,
                 completed,
                 count,
             } => {
-                let ticket = vtd.unit.submit(request)?;
+                let ticket = hardware.invalidator().submit(request)?;
                 *count += 1;
                 // The unit completes a request before `submit` returns.
                 completed.push(request);
@@ -80,7 +80,7 @@ impl Invalidator for HostUnit {
     #[inline]
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
         match self {
-            Self::Modelled { vtd, .. } => vtd.unit.poll(ticket),
+            Self::Modelled { hardware, .. } => hardware.invalidator().poll(ticket),
             Self::CostOnly(queue) => queue.poll(ticket),
         }
     }

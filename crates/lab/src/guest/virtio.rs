@@ -29,6 +29,7 @@ use super::tables::DomainTables;
 use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
 use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
+use crate::hardware::Vtd;
 
 /// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
 const SLOTS: usize = 128;
@@ -72,6 +73,8 @@ pub struct VirtioHost {
 }
 
 impl HostBackend for VirtioHost {
+    type Unit = Vtd;
+
     fn new(
         memory: &Rc<Arena>,
         frames: &Rc<Frames<Rc<Arena>>>,

@@ -108,6 +108,16 @@ fn whatever_makes_sense_is_timed() {
             modes.push(compose(&row).unwrap());
         }
     }
+    for owner in ["xen", "xen-multicall", "xen-grant"] {
+        for flush in ["per-unmap", "burst"] {
+            let row = format!("alloc=magazine,table=flat,flush={flush},owner={owner}");
+            modes.push(compose(&row).unwrap());
+        }
+    }
+    for flush in ["deferred", "per-cpu-queue"] {
+        let row = format!("alloc=magazine,table=flat,flush={flush},owner=xen-multicall");
+        modes.push(compose(&row).unwrap());
+    }
     let lines = traffic(200);
     for mode in modes {
         let row = mode.name.clone();

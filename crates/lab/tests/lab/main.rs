@@ -13,3 +13,4 @@ mod script;
 mod sidecore;
 mod sizes;
 mod stubs;
+mod xen;

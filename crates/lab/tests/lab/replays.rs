@@ -307,6 +307,13 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         // Every unmap but the last is sent with the next map. The queue fills at the 257th and
         // 513th unmap, whose request it sends as well. The timer sends the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
+        // One hypercall maps an entry, and one unmaps it and flushes. A multicall saves nothing.
+        ("xen", 2 * PAIRS, PAIRS, PAIRS),
+        ("xen-multicall", 2 * PAIRS, PAIRS, PAIRS),
+        ("xen-grant", 2 * PAIRS, PAIRS, PAIRS),
+        // The flush at a wrap is far away.
+        ("xen-lazy", 2 * PAIRS, PAIRS, PAIRS),
+        (WHOLE_GUEST, 0, 0, 0),
     ];
     for (name, requests, in_maps, in_unmaps) in cases {
         let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
@@ -427,6 +434,89 @@ fn a_list_is_mapped_with_one_notification() {
         assert_eq!(metered.invalidations, 1, "{name}");
         assert_eq!(metered.tally.accesses, 4, "{name}");
         assert_eq!(hostile.tally.false_faults, 0, "{name}");
+    }
+}
+
+/// The same list has four pages. Xen maps and unmaps single entries (CG06): four crossings each
+/// way. A multicall crosses once, and so does an array of grants (CG12, CG14). A lazy list is unmapped
+/// without a flush (CG11).
+#[test]
+fn entries_of_a_list_cross_to_xen_one_by_one_or_together() {
+    let mut script = Script::default();
+    let pieces = [
+        memory(0x10_0000, 4096),
+        memory(0x20_0000, 8192),
+        memory(0x30_0800, 100),
+    ];
+    script.map(0, (0, 0, TX), 0, &pieces);
+    script.unmap(US, (0, 0), 0);
+    let (plan, planner) = planned(&script.chunk);
+    for (name, in_maps, in_unmaps, flushes) in [
+        ("xen", 4, 4, 1),
+        ("xen-multicall", 1, 1, 1),
+        // A list maps its three pieces one after the other.
+        ("xen-grant", 3, 1, 1),
+        ("xen-lazy", 4, 4, 0),
+    ] {
+        let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
+        let traffic = metered.traffic;
+        assert_eq!(traffic.requests, 8, "{name}");
+        assert_eq!(traffic.kicks_in_maps, in_maps, "{name}");
+        assert_eq!(traffic.kicks_in_unmaps, in_unmaps, "{name}");
+        assert_eq!(metered.invalidations, flushes, "{name}");
+        assert_eq!(metered.tally.accesses, 4, "{name}");
+        assert_eq!(hostile.tally.false_faults, 0, "{name}");
+        assert_eq!(hostile.tally.violations() > 0, flushes == 0, "{name}");
+    }
+}
+
+/// All of a guest mapped in advance by Xen, in Calgary's table (CG07).
+const WHOLE_GUEST: &str = "alloc=identity,table=static-flat,flush=never,owner=xen";
+
+/// CG07: the space ends at 4 GiB. A buffer beyond is refused, and never mapped wrongly.
+#[test]
+fn a_whole_guest_map_ends_at_4_gib() {
+    let mut script = Script::default();
+    for (id, at) in [(0, (1 << 32) - 4096), (1, 1 << 32), (2, (1 << 32) - 2048)] {
+        script.map(u64::from(id) * US, (0, 0, RX), id, &[memory(at, 4096)]);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let (metered, hostile) = replay(WHOLE_GUEST, &plan, &planner.live_mappings());
+    assert_eq!((metered.maps, metered.refused_maps), (1, 2));
+    assert_eq!(hostile.tally.false_faults, 0);
+}
+
+/// Batches of a burst are longer than a multicall. Every space is flushed before the buffers come
+/// back, also if its last unmap left in an earlier batch.
+#[test]
+fn bursts_longer_than_a_multicall_are_flushed() {
+    for owner in ["xen", "xen-multicall", "xen-grant"] {
+        let row = format!("alloc=bitmap,table=flat,flush=burst,owner={owner}");
+        let mut script = Script::default();
+        for number in 0..100 {
+            script.map(
+                0,
+                (number % 2, 0, RX),
+                u32::from(number),
+                &buffer(number.into()),
+            );
+        }
+        for number in 0..100 {
+            script.unmap(US, (number % 2, 0), number.into());
+        }
+        let (plan, planner) = planned(&script.chunk);
+        let (metered, hostile) = replay(&row, &plan, &planner.live_mappings());
+        assert_eq!(hostile.tally.violations(), 0, "{owner}");
+        assert_eq!(hostile.tally.false_faults, 0, "{owner}");
+        assert_eq!((metered.maps, metered.unmaps), (100, 100), "{owner}");
+        assert!(
+            metered.invalidations < 100,
+            "{owner}: {}",
+            metered.invalidations
+        );
+        let crossings = metered.traffic.kicks_in_unmaps;
+        let most = if owner == "xen" { 102 } else { 10 };
+        assert!(crossings <= most, "{owner}: {crossings}");
     }
 }
 

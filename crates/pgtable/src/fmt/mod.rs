@@ -1,11 +1,13 @@
 //! Page table formats, one per file, with the bit names of the hardware documentation.
 
 mod calgary_tce;
+mod dart;
 mod ring;
 mod vtd_first_stage;
 mod vtd_second_stage;
 
 pub use calgary_tce::CalgaryTce;
+pub use dart::Dart;
 pub(crate) use ring::{DIR, DIR_SHIFT, VALID};
 pub use ring::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,

@@ -1,0 +1,240 @@
+//! The guest's table of an I/O space.
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::IoPageTable;
+use ringfence_pgtable::{MapError, MapRequest, UnmapError};
+use ringfence_types::{
+    CachedLevels, DomainId, InvalidationError, Pfn, PfnRange, PhysAddr, RequesterId, Unmapped,
+};
+
+use super::{Calls, Clearing, GUEST, XenHost, device_of};
+use crate::components::{HostOf, LAST_PAGE_32_BIT, MakeTable, ReplayTable};
+use crate::error::LabError;
+use crate::guest::{KickCause, SharedHost, VirtIommuHardware};
+use crate::modes::{FlushKind, Owner};
+use crate::xen::{Domid, IommuOp, TceFlush, XenError};
+
+/// The guest's table of an I/O space.
+#[derive(Debug)]
+pub struct XenTable {
+    host: SharedHost<XenHost>,
+    calls: Calls,
+    domain: DomainId,
+    bdf: RequesterId,
+    root: PhysAddr,
+}
+
+fn make(
+    domain: DomainId,
+    host: Option<&SharedHost<XenHost>>,
+    calls: Calls,
+    clearing: Clearing,
+) -> Result<XenTable, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a hypervisor"))?;
+    let owner = match calls {
+        Calls::Grants => Domid::DOM0,
+        _ => GUEST,
+    };
+    let root = host.with(|host| {
+        host.calls = calls;
+        host.clearing = clearing;
+        host.create_space(domain, owner)
+    })?;
+    Ok(XenTable {
+        host: host.clone(),
+        calls,
+        domain,
+        bdf: device_of(domain),
+        root,
+    })
+}
+
+/// Returns the constructor of the tables of a mode whose owner is Xen.
+pub(crate) fn xen_table(owner: Owner, flush: FlushKind) -> MakeTable<XenTable> {
+    use {Calls as C, Clearing::AtFlush, Clearing::AtUnmap};
+    let at_flush = matches!(flush, FlushKind::PerUnmap | FlushKind::Burst);
+    match (owner, at_flush) {
+        (Owner::XenGrant, _) => |d, _, _, _, host| make(d, host, C::Grants, AtFlush),
+        (Owner::XenMulticall, true) => |d, _, _, _, host| make(d, host, C::Multicall, AtFlush),
+        (Owner::XenMulticall, false) => |d, _, _, _, host| make(d, host, C::Multicall, AtUnmap),
+        (_, true) => |d, _, _, _, host| make(d, host, C::Single, AtFlush),
+        (_, false) => |d, _, _, _, host| make(d, host, C::Single, AtUnmap),
+    }
+}
+
+/// Creates the table of a whole-guest map, and returns its root.
+///
+/// # Errors
+/// Memory is short.
+pub(crate) fn whole_guest(
+    domain: DomainId,
+    host: Option<&HostOf<XenTable>>,
+) -> Result<PhysAddr, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a hypervisor"))?;
+    host.with(|host| host.map_whole_guest(domain))
+}
+
+impl ReplayTable for XenTable {
+    type Hardware = VirtIommuHardware<XenHost>;
+    const LAST_PAGE: u64 = LAST_PAGE_32_BIT;
+
+    fn root(&self) -> PhysAddr {
+        self.root
+    }
+}
+
+impl XenTable {
+    fn add_map(&self, host: &mut XenHost, request: &MapRequest) {
+        if self.calls == Calls::Grants {
+            host.map_grants(self.bdf, request);
+            return;
+        }
+        let first = Pfn::containing(request.iova).get();
+        for page in 0..request.pages {
+            let call = IommuOp::MapEntry {
+                bdf: self.bdf,
+                page: Pfn::new(first + page),
+                gpfn: (request.pa.get() >> 12) + page,
+                permissions: request.permissions,
+            };
+            host.add(call, KickCause::Map);
+            if host.refused.is_some() {
+                break;
+            }
+        }
+    }
+
+    /// Removes the entries that a refused map has stored.
+    #[cold]
+    fn undo_map(&self, host: &mut XenHost) {
+        for page in std::mem::take(&mut host.stored) {
+            if self.calls == Calls::Grants {
+                host.waiting_grants.push((self.bdf.bus(), page.get()));
+                continue;
+            }
+            let call = IommuOp::UnmapEntry {
+                bdf: self.bdf,
+                page,
+                flush: TceFlush::Now,
+            };
+            host.add(call, KickCause::Map);
+        }
+        host.unmap_waiting_grants();
+        host.cross(KickCause::Map);
+    }
+}
+
+impl IoPageTable for XenTable {
+    type PerCpu = ();
+    type Pages = ();
+
+    fn per_cpu(&self) {}
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.host.with(|host| {
+            host.stored.clear();
+            self.add_map(host, &request);
+            host.cross(KickCause::Map);
+            match host.refused.take() {
+                None => Ok(()),
+                Some(error) => {
+                    self.undo_map(host);
+                    Err(refusal(error, &request))
+                }
+            }
+        })
+    }
+
+    #[inline]
+    fn map_nosync<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.host.with(|host| {
+            host.stored.clear();
+            self.add_map(host, &request);
+        });
+        Ok(())
+    }
+
+    /// Returns the result of the calls of [`map_nosync`](Self::map_nosync).
+    #[inline]
+    fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
+        self.host.with(|host| {
+            host.cross(KickCause::Map);
+            match host.refused.take() {
+                None => Ok(()),
+                Some(_) => Err(InvalidationError::Failed),
+            }
+        })
+    }
+
+    /// Clears the entries, or leaves that to the flush, which is due before the range is free.
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        self.host.with(|host| {
+            for page in range.lo().get()..=range.hi().get() {
+                if self.calls == Calls::Grants {
+                    host.traffic.requests += 1;
+                    host.waiting_grants.push((self.bdf.bus(), page));
+                    continue;
+                }
+                let call = IommuOp::UnmapEntry {
+                    bdf: self.bdf,
+                    page: Pfn::new(page),
+                    flush: TceFlush::Deferred,
+                };
+                // The last call waits for the flush. The others need no flush of their own.
+                if host.clearing == Clearing::AtFlush && page == range.hi().get() {
+                    host.push(call, KickCause::Unmap);
+                } else {
+                    host.add(call, KickCause::Unmap);
+                }
+            }
+        });
+        let unmapped = Unmapped::attest_cleared(self.domain, range);
+        Ok((unmapped, CachedLevels::Leaves, ()))
+    }
+
+    fn is_empty<P: Platform>(&self, _: &P) -> bool {
+        self.host.with(|host| {
+            host.flush_waiting();
+            host.xen.is_empty(self.bdf)
+        })
+    }
+
+    /// Nothing waits without a crossing that is due: maps cross in
+    /// [`iotlb_sync_map`](Self::iotlb_sync_map), unmaps at the flush or with the next map.
+    #[inline]
+    fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
+}
+
+/// Converts the error of a refused map.
+#[cold]
+fn refusal(error: XenError, request: &MapRequest) -> MapError {
+    match error {
+        XenError::NoMemory => MapError::OutOfFrames,
+        XenError::Occupied => MapError::AlreadyMapped { iova: request.iova },
+        XenError::BeyondSpace => MapError::BeyondWidth { iova: request.iova },
+        XenError::NoFrame => MapError::PhysicalBeyondWidth { at: request.pa },
+        _ => MapError::Corrupt { iova: request.iova },
+    }
+}

@@ -27,5 +27,6 @@ pub use sandbox_memory::{SandboxFault, SandboxMemory, SandboxView};
 pub use sandboxed_device::{SandboxedDevice, enter, run_sandboxed_device};
 
 pub use crate::grants::{
-    Call, GrantError, Grants, ProtocolViolation, StuckProcess, control_region, sys, windows,
+    Call, GrantError, Grants, LateThread, ProtocolViolation, StuckProcess, control_region, sys,
+    windows,
 };

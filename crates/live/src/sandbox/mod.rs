@@ -17,6 +17,7 @@ mod filter;
 mod limits;
 pub mod mapper;
 mod process;
+mod resident;
 mod sandbox_memory;
 mod sandboxed_device;
 mod wire;

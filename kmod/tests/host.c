@@ -25,12 +25,14 @@
 #define BUFFERS (64 << 20)
 
 static const char *test_case = "";
+#ifndef TEST_PARAMETERS_OF_MAIN
 bool pvi_cache;
 bool pvi_as_published;
 unsigned int pvi_cycle_ms = 10000;
 unsigned int pvi_cycles = 3;
 unsigned int pvi_cache_pages = 65536;
 struct workqueue_struct *pvi_workqueue;
+#endif
 u64 test_now_us;
 unsigned int test_complaints, test_steps, test_most_steps, test_naps, test_yields;
 bool test_atomic;

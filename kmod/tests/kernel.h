@@ -272,6 +272,8 @@ struct dma_map_ops;
 struct device {
 	const struct dma_map_ops *ops;
 	u64 mask, coherent_dma_mask, bus_dma_limit;
+	struct device *parent;
+	void *driver;
 };
 
 #define get_dma_ops(dev) ((dev)->ops)
@@ -279,10 +281,15 @@ struct device {
 
 struct pci_dev {
 	struct device dev;
+	void *bus;
+	unsigned int error_state;
 };
+
+struct virtio_config_ops;
 
 struct virtio_device {
 	struct device dev;
+	const struct virtio_config_ops *config;
 	void *priv;
 };
 
@@ -304,7 +311,7 @@ struct mutex {
 };
 
 struct notifier_block {
-	int none;
+	int (*notifier_call)(struct notifier_block *block, unsigned long event, void *data);
 };
 
 /* Work items. The test decides when they run. */

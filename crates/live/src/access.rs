@@ -231,6 +231,31 @@ mod tests {
         }
     }
 
+    /// The kernel queues the connections that nobody accepts.
+    #[test]
+    fn pending_connections_are_bounded() {
+        let dir = Dir::new("pending");
+        let socket = dir.0.join("socket");
+        let _listener = SocketAccess::OwnUser.listen(&socket).unwrap();
+        let address = SocketAddrUnix::new(&socket).unwrap();
+        let connect = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            rustix::net::connect(&stream, &address).map(|()| stream)
+        };
+        let mut pending = Vec::new();
+        let refused = loop {
+            match connect() {
+                Ok(stream) => pending.push(stream),
+                Err(error) => break error,
+            }
+            assert!(pending.len() < 1000, "without a bound");
+        };
+        assert_eq!(refused, rustix::io::Errno::AGAIN);
+        // Linux queues one connection more than the backlog (`sk_acceptq_is_full`).
+        assert_eq!(pending.len(), 129);
+    }
+
     #[test]
     fn peers_are_checked_in_every_file_mode() {
         let dir = Dir::new("asked");

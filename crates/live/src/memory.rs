@@ -274,10 +274,12 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Returns true if the unmap of a range has begun and not ended.
-    pub(crate) fn is_unmapping(&self) -> bool {
+    /// Returns the first range whose unmap has begun and not ended.
+    pub(crate) fn unmapping(&self) -> Option<IovaRange> {
         let mut ranges = self.ranges.iter();
-        ranges.any(|(_, mapping)| *mapping == RangeMapping::Unmapping)
+        ranges
+            .find(|(_, mapping)| *mapping == RangeMapping::Unmapping)
+            .map(|(range, _)| *range)
     }
 
     /// Completes all unmaps that have begun, when no device can access these ranges. The client can

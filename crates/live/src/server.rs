@@ -172,6 +172,13 @@ impl<F: PolledFunction> ClientSlot<F> {
         }
     }
 
+    /// Completes refused unmaps of the client if the process that kept the pages has exited.
+    pub(crate) fn complete_unmaps(&mut self) {
+        if let ClientState::Connected(conversation) = &mut self.client {
+            conversation.session.complete_unmaps();
+        }
+    }
+
     /// Ends the function after the stop signal, when its client is disconnected.
     pub(crate) fn end(&mut self) {
         if let ClientState::Idle(function) = &mut self.client {

@@ -260,7 +260,7 @@ impl<F: Function> Session<F> {
 
     /// Returns true if an unmap was refused because a device process keeps pages.
     pub(crate) fn is_unmapping(&self) -> bool {
-        self.ram.is_unmapping()
+        self.ram.unmapping().is_some()
     }
 
     /// Completes refused unmaps if the process that kept the pages has exited. The client can then

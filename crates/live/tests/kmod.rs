@@ -1,7 +1,8 @@
 //! Tests of the kernel module in user space. They cover its wire format (`kmod/tests/vectors.c`)
 //! and its cache (`kmod/tests/cache.c`). They run its queue and operations against a host that
 //! answers late, never, or with a refusal (`kmod/tests/frontend.c` and `host.c`). They also run its
-//! event queue (`kmod/tests/events.c`).
+//! event queue (`kmod/tests/events.c`). They load it without parameters and unload it
+//! (`kmod/tests/load.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -123,4 +124,11 @@ fn the_modules_requests_end_well_whatever_the_host_does() {
 #[test]
 fn the_modules_cache_keeps_its_limit_and_its_addresses() {
     with_a_host("cache");
+}
+
+/// Without parameters an unmap reaches the host at once. The module leaves the error state of its
+/// endpoints to the PCI core.
+#[test]
+fn the_module_loads_without_a_cache_and_unloads() {
+    with_a_host("load");
 }

@@ -93,6 +93,10 @@ impl Domain {
         if self.stop.is_some() {
             return Ok(result);
         }
+        // Otherwise the model's earlier range would stay allocated, and no limit would count it.
+        if self.live.contains_key(&event.range.lo().get()) {
+            return Ok(self.stop_at(event, StopReason::MissingUnmap, result));
+        }
         // A range of a cached class returns to a cache of its class, and a larger one to the tree.
         let uncertain = bit_of_class(event.range) | LARGE;
         if self.queued & uncertain != 0 {

@@ -168,6 +168,8 @@ pub enum StopReason {
     /// Lazy mode: a freed range may have come back from a flush queue, which a timer of the kernel
     /// empties (`fq_flush_timeout`).
     LazyFlush,
+    /// The allocated range is mapped already, so the trace lacks its unmap.
+    MissingUnmap,
 }
 
 impl fmt::Display for StopReason {
@@ -179,6 +181,7 @@ impl fmt::Display for StopReason {
             }
             Self::Above4GiB => "addresses above 4 GiB depend on the device's DMA mask",
             Self::LazyFlush => "a timer of the kernel empties the flush queues of lazy mode",
+            Self::MissingUnmap => "the trace maps a range twice and lacks the unmap in between",
             Self::DepotTimer => "a timer of the kernel trims the depot of free ranges",
         })
     }

@@ -379,22 +379,46 @@ fn processors_that_only_free_are_bounded() {
     assert!(matches!(refused, Err(LabError::DeviceCpus { limit: 2 })));
 }
 
-/// A repeated map of one address ends no range of the model: its space runs full, and each further
+/// Maps of overlapping ranges end no range of the model: its space runs full, and each further
 /// search visits all of it.
 #[test]
 fn searches_of_a_full_space_are_bounded() {
     let mut script = Script::default();
     let ranges = (1 << 20) / 64;
-    for _ in 0..ranges + 100 {
-        script.map(0, 0xf_ffc0, 64);
+    for place in 0..ranges + 100 {
+        script.map(0, 0xf_ffc0 - place, 64);
     }
     let mut options = from_boot();
+    // Addresses below the MSI window are compared as well.
+    options.reserved = vec![PfnRange::inclusive(Pfn::new(1), Pfn::new(1)).unwrap()];
     options.limits.search = Some(1_000_000);
     let refused = script.verify(options);
     assert!(matches!(
         refused,
         Err(LabError::LongSearch { limit: 1_000_000 })
     ));
+}
+
+/// A kernel does not allocate a live range: a trace that shows it lacks an unmap. The model would
+/// otherwise keep a range for each such line, which no limit counts.
+#[test]
+fn a_range_that_is_mapped_twice_ends_the_comparison() {
+    let mut script = Script::default();
+    script.map(0, 0xf_ffff, 1);
+    let line = script.map(0, 0xf_ffff, 1);
+    script.map(0, 0xf_fffe, 1);
+    let found = script.verified_from_boot();
+    assert_eq!(counts(&found), (Verdict::Agrees, 1, 1));
+    let stop = found.devices[0].stop.unwrap();
+    assert_eq!((stop.line, stop.reason), (line, StopReason::MissingUnmap));
+    // Another device has another domain.
+    let mut script = Script::default();
+    script.map(0, 0xf_ffff, 1);
+    script.map_of("0000:00:04.0", 0, 0xf_ffff, 1);
+    assert_eq!(
+        counts(&script.verified_from_boot()),
+        (Verdict::Agrees, 2, 2)
+    );
 }
 
 #[test]

@@ -114,6 +114,11 @@ impl ChildProcess {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
+    /// Returns true if the process was killed, is stuck in the kernel and has not exited yet.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Acquire) && !self.kill_and_wait()
+    }
+
     /// Kills the process and waits until it has exited and released its memory. Returns false if it
     /// is stuck in the kernel: it executes no more of its own instructions but still has its
     /// memory.

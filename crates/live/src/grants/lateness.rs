@@ -2,7 +2,7 @@
 //!
 //! A process must answer within a second each time, and may be late for five seconds within a
 //! minute. A limit for each answer alone would let the process delay the IOMMU of all devices again
-//! and again. Neither counts time in which the host has no CPU for the process (`supervisor.rs`).
+//! and again. Neither counts time in which the host has no CPU for the process (`wait.rs`).
 //!
 //! The caller supplies the clock, so tests can simulate it.
 

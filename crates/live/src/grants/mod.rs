@@ -13,6 +13,7 @@ mod lateness;
 mod stuck_process_tests;
 pub(crate) mod supervisor;
 pub mod sys;
+mod wait;
 pub mod windows;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ use self::windows::{Window, Windows};
 
 pub use self::call::Call;
 pub use self::supervisor::ProtocolViolation;
+pub use self::wait::LateThread;
 
 /// Most windows at a time. Linux limits a process to 65530 mappings; above the limit `munmap`
 /// fails, even for part of a mapping. The kernel may merge or split mappings but needs at most one

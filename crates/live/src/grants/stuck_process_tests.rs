@@ -1,20 +1,24 @@
 //! Tests with a process that was killed and is stuck in the kernel.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 use std::time::Instant;
 
 use ringfence_types::RequesterId;
+use ringfence_vfio_user::{HEADER_BYTES, Header, Inbox, Message};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use crate::counters::DeviceCounters;
 use crate::dma::{Dma, MemoryInUse};
+use crate::handover::{HandOverBlocker, save};
 use crate::iommu::VirtioIommu;
+use crate::memory::GuestRam;
 use crate::pci::layout;
 use crate::pviommu::PvIommu;
-use crate::server::PolledFunction;
-use crate::session::{Function, FunctionError};
+use crate::server::{ClientConnection, ClientSlot, LogBudget, PolledFunction};
+use crate::session::{Function, FunctionError, Session};
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::{Device, VirtioPci};
@@ -158,6 +162,64 @@ fn a_pause_completes_a_reset_that_nobody_polls() {
     rustix::io::write(&exited, &1u64.to_ne_bytes()).unwrap();
     assert!(function.pause(now));
     assert!(function.save().is_ok(), "the process has exited");
+}
+
+/// The second process could not see the process exit, and no process would serve the device.
+#[test]
+fn an_incomplete_unmap_blocks_the_hand_over() {
+    let counters = Arc::<DeviceCounters>::default();
+    let iommu = VirtioIommu::new(Arc::clone(&counters)).unwrap();
+    let (grants, exited) = stuck_grants();
+    iommu.set_sandboxed(DISK, grants);
+    let memory = iommu.memory();
+    let device = IommuDevice::new(iommu, Arc::clone(&counters));
+    let function = VirtioPci::new(device, memory, false, counters);
+    let mut session = Session::resume(function, GuestRam::default(), true);
+    let mut send = |command: u16, words: &[u64]| {
+        let body = words.iter().flat_map(|word| word.to_le_bytes());
+        let body: Vec<u8> = body.collect();
+        let header = Header {
+            id: 1,
+            command,
+            size: HEADER_BYTES + body.len(),
+            no_reply: false,
+        };
+        let message = Message {
+            header,
+            body,
+            fds: Vec::new(),
+            too_many_fds: false,
+        };
+        session.handle(message).refusal
+    };
+    // DMA_MAP of 2 pages without a file, and DMA_UNMAP: argument size, flags, addresses.
+    assert!(send(2, &[32, 0, 0x4000, 0x2000]).is_none());
+    assert!(send(3, &[24, 0x4000, 0x2000]).is_some());
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("iommu.sock")).unwrap();
+    let (stream, _client) = UnixStream::pair().unwrap();
+    let mut slot = ClientSlot::with(
+        listener,
+        ClientConnection {
+            stream,
+            session,
+            inbox: Inbox::default(),
+            words: LogBudget::default(),
+        },
+    );
+    slot.complete_unmaps();
+    let error = save(&slot).map(|_| ()).unwrap_err();
+    let HandOverBlocker::UnmapPending { range } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((range.start().get(), range.bytes()), (0x4000, 0x2000));
+    rustix::io::write(&exited, &1u64.to_ne_bytes()).unwrap();
+    slot.complete_unmaps();
+    let saved = save(&slot).unwrap();
+    assert!(
+        saved.session.unwrap().ranges.is_empty(),
+        "the process has exited"
+    );
 }
 
 #[test]

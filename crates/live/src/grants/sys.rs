@@ -11,6 +11,7 @@ use libc::{
     SECCOMP_SET_MODE_FILTER, SECCOMP_USER_NOTIF_FLAG_CONTINUE, seccomp_notif, seccomp_notif_addfd,
     seccomp_notif_resp, sock_filter, sock_fprog,
 };
+use rustix::mm::{MlockFlags, mlock_with};
 
 use super::call::Call;
 
@@ -178,6 +179,16 @@ pub(crate) fn ignore_file_size_signal() -> io::Result<()> {
     if before == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
     }
+    Ok(())
+}
+
+/// Keeps the pages of a mapping in memory from their first access on.
+pub(crate) fn lock_on_access(start: u64, bytes: u64) -> io::Result<()> {
+    let at = usize::try_from(start).map_err(io::Error::other)?;
+    let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+    let at = std::ptr::without_provenance_mut(at);
+    // SAFETY: the kernel checks the range, and locking has no effect that a program can observe.
+    unsafe { mlock_with(at, bytes, MlockFlags::ONFAULT) }?;
     Ok(())
 }
 

@@ -41,6 +41,7 @@ pub(crate) fn serve_device<D: Device, A: Dma>(
         while let Ok(command) = request.commands.recv() {
             match command {
                 PauseCommand::Save => {
+                    slot.complete_unmaps();
                     let _ = request
                         .replies
                         .send(PauseReply::Saved(Box::new(save(&slot))));
@@ -70,6 +71,10 @@ pub(crate) fn save<D: Device, A: Dma>(
     slot: &ClientSlot<VirtioPci<D, A>>,
 ) -> Result<SavedDevice, HandOverBlocker> {
     let connection = slot.conversation();
+    if let Some(range) = connection.and_then(|connection| connection.session.ram().unmapping()) {
+        // Only this process can see the stuck process exit, and it could not release the device.
+        return Err(HandOverBlocker::UnmapPending { range });
+    }
     let function = connection
         .map(|connection| connection.session.served())
         .or(slot.idle_function());

@@ -331,12 +331,16 @@ impl Device for DiskProxy {
     }
 
     /// Saves the disk as [`DiskKind::Sandboxed`]. The process's remaining state needs no saving:
-    /// its requests are complete, and its grants derive from the IOMMU's state. A disk whose
-    /// process was ended can be saved as well: the destination starts another process and the
+    /// its requests are complete, and its grants derive from the IOMMU's state. A disk whose killed
+    /// process has exited can be saved as well: the destination starts another process, and the
     /// driver resets the device.
     fn save(&self) -> Result<DeviceState, HandOverBlocker> {
         if self.injects_faults {
             return Err(HandOverBlocker::Unsupported("a disk with injected DMA"));
+        }
+        // It could not be released, and no process would serve the devices.
+        if self.link.child.is_stuck() {
+            return Err(HandOverBlocker::ProcessStuck);
         }
         // A completed turn whose result the queue has not received also prevents a save.
         if !self.is_idle() || self.queues.iter().any(|state| state.completed.is_some()) {

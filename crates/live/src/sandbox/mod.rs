@@ -17,6 +17,7 @@ mod filter;
 mod limits;
 pub mod mapper;
 mod process;
+mod resident;
 mod sandbox_memory;
 mod sandboxed_device;
 mod wire;
@@ -27,5 +28,6 @@ pub use sandbox_memory::{SandboxFault, SandboxMemory, SandboxView};
 pub use sandboxed_device::{SandboxedDevice, enter, run_sandboxed_device};
 
 pub use crate::grants::{
-    Call, GrantError, Grants, ProtocolViolation, StuckProcess, control_region, sys, windows,
+    Call, GrantError, Grants, LateThread, ProtocolViolation, StuckProcess, control_region, sys,
+    windows,
 };

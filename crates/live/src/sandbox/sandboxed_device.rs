@@ -11,7 +11,7 @@ use virtio_queue::{Queue, QueueT};
 use super::process::{receive_with, send_with};
 use super::sandbox_memory::{SandboxFault, SandboxMemory};
 use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, RingPosition};
-use super::{copy, filter, limits, mapper};
+use super::{copy, filter, limits, mapper, resident};
 use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::{InjectedDma, InjectionResult};
 use crate::grants::control_region::ControlRegion;
@@ -60,6 +60,7 @@ pub fn run_sandboxed_device() -> io::Result<()> {
 pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     let not_ours = || io::Error::from(io::ErrorKind::InvalidData);
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    resident::raise_limit();
     // Each thread has its own capabilities, so drop them before the process starts another thread.
     privileges::drop_all()?;
     sys::keep_heap(HEAP_BYTES);
@@ -123,6 +124,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
     let queues = queues.map_err(io::Error::other)?;
     copy::catch_faults()?;
     let listener = mapper::start(control, map)?;
+    resident::lock_own_pages()?;
     limits::apply(disk.file())?;
     sys::close_all_but(&[socket.as_raw_fd(), number, listener.as_raw_fd()])?;
     let own = socket.try_clone_to_owned()?;

@@ -3,6 +3,7 @@
 use std::io;
 
 use ringfence_pviommu::backend::RestoreError;
+use ringfence_types::IovaRange;
 use ringfence_virtio_iommu::SnapshotError;
 
 use crate::MemoryError;
@@ -13,6 +14,18 @@ pub enum HandOverBlocker {
     /// The device has state that cannot be handed over; the text names it.
     #[error("cannot hand over {0}")]
     Unsupported(&'static str),
+    /// A killed process that is stuck in the kernel still has memory of a refused unmap.
+    #[error(
+        "the unmap of {range} is incomplete: a killed sandbox process is stuck in the kernel; \
+         retry when it has exited"
+    )]
+    UnmapPending {
+        /// First such range of the client.
+        range: IovaRange,
+    },
+    /// The killed process of a sandboxed disk is stuck in the kernel.
+    #[error("the killed sandbox process is stuck in the kernel; retry when it has exited")]
+    ProcessStuck,
     /// The host has no free descriptors.
     #[error(transparent)]
     Host(#[from] io::Error),

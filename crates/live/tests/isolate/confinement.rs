@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::sandbox::windows::{END, FIRST};
 use ringfence_live::sandbox::{SandboxDisk, SandboxProgram, start};
+use rustix::process::{Resource, getrlimit};
 
 use crate::guest::Virtio;
 use crate::rig::{disk_file, image_on_disk};
@@ -120,5 +121,37 @@ fn it_has_no_privileges_and_bounded_resources() {
             panic!("{line}");
         };
         assert_eq!((soft, hard), (most, most), "{name}");
+    }
+}
+
+/// A page of the program that the host reclaims makes the mapping thread wait for the host's disk.
+#[test]
+fn its_own_pages_stay_in_memory() {
+    let _apart: Apart<Virtio> = apart("obeys-in-memory", &[], &disk_file());
+    let [process] = &processes("obeys-in-memory")[..] else {
+        panic!("one process");
+    };
+    let maps = fs::read_to_string(process.join("smaps")).unwrap();
+    let mut mapping = "";
+    let (mut code, mut locked) = (0, 0);
+    for line in maps.lines() {
+        let (first, rest) = line.split_once(char::is_whitespace).unwrap();
+        let is_code = mapping.contains(" r-xp ") && mapping.contains('/');
+        match first {
+            "Size:" if is_code => {
+                let kib = rest.trim().strip_suffix(" kB").unwrap();
+                code += kib.parse::<u64>().unwrap() << 10;
+            }
+            "VmFlags:" if is_code => {
+                locked += u64::from(rest.split(' ').any(|flag| flag == "lo"));
+            }
+            _ if !first.ends_with(':') => mapping = line,
+            _ => {}
+        }
+    }
+    // The program, libc and the loader; a host with a lower limit locks what fits.
+    let most = getrlimit(Resource::Memlock).maximum;
+    if most.is_none_or(|most| code <= most) {
+        assert!(locked >= 3, "{locked} of {code} bytes of code: {maps}");
     }
 }

@@ -304,13 +304,17 @@ struct Session {
     misses: Vec<MissId>,
     /// Number of updates that contradict a cached page beyond those that they install.
     beyond: usize,
+    limit: usize,
+    pages_of: BTreeMap<MissId, u64>,
 }
 
 impl Session {
     fn new(seed: u64) -> Self {
+        // Small limits of pages and extra pages, except for every fourth seed.
+        let small = !seed.is_multiple_of(4);
         let limits = IotlbLimits {
-            pages: 16,
-            extra_pages: AHEAD,
+            pages: if small { 1 + seed as usize % 7 } else { 16 },
+            extra_pages: if small { seed as usize / 7 % 5 } else { AHEAD },
             tables: 8,
             misses: 4,
             ..IotlbLimits::default()
@@ -323,6 +327,8 @@ impl Session {
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             misses: Vec::new(),
             beyond: 0,
+            limit: limits.pages,
+            pages_of: BTreeMap::new(),
         }
     }
 
@@ -347,12 +353,25 @@ impl Session {
             permissions,
         };
         let before = self.reachable();
+        let arrived = self
+            .misses
+            .first()
+            .copied()
+            .filter(|miss| self.iotlb.has_arrived(*miss));
         let shared = regions().find(user(frame) + skew + odd, bytes).is_some();
         let _ = self.iotlb.receive(&message);
         if shared && odd == 0 {
             self.offered.update(range, frame, permissions);
         } else {
             self.offered.forget(range);
+        }
+        if let Some(oldest) = arrived {
+            let (first, last) = (range.start().get() / PAGE, range.last().get() / PAGE);
+            let page = self.pages_of[&oldest];
+            assert!(
+                (first..=last).contains(&page) || self.iotlb.has_arrived(oldest),
+                "page {page} of the oldest miss went for an update of {first}..={last}"
+            );
         }
         let contradicted = |page: &u64| {
             let now = self.offered.0.get(page);
@@ -386,13 +405,17 @@ impl Session {
             }
             6 => {
                 let access = [Access::Read, Access::Write][self.random.below(2) as usize];
-                let required = fault(self.random.below(PAGES), access);
+                let page = self.random.below(PAGES);
+                let required = fault(page, access);
                 if let Ok(MissAction::Send(miss, _)) = self.iotlb.miss(&required) {
                     self.misses.push(miss);
+                    self.pages_of.insert(miss, page);
                 }
             }
             _ => {
-                if let Some(miss) = self.misses.pop() {
+                let at = self.random.below(4) as usize;
+                if at < self.misses.len() {
+                    let miss = self.misses.remove(at);
                     self.iotlb.replied(miss, true).unwrap();
                 }
             }
@@ -400,10 +423,17 @@ impl Session {
     }
 
     fn check(&mut self) {
+        let cached = self.iotlb.pages();
+        assert!(cached <= self.limit, "{cached} of {}", self.limit);
+        let mut accessible = 0;
         let mut burst = self.reader.online();
         let pin = burst.guard();
-        for page in 0..PAGES {
-            for access in [Access::Read, Access::Write] {
+        // A range that begins inside the last page ends beyond it.
+        for page in 0..=PAGES {
+            let either = [Access::Read, Access::Write];
+            let found = |access| pin.translate(range(page, 1), access).is_ok();
+            accessible += usize::from(either.into_iter().any(found));
+            for access in either {
                 let Ok(pieces) = pin.translate(range(page, 1), access) else {
                     continue;
                 };
@@ -416,6 +446,10 @@ impl Session {
                 );
             }
         }
+        assert_eq!(
+            accessible, cached,
+            "pages in the table and in the bookkeeping"
+        );
     }
 }
 

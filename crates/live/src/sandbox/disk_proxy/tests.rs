@@ -1,11 +1,12 @@
 //! Tests of the limits on accumulated waits and on reports.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
 use ringfence_types::{Access, Iova};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
@@ -26,11 +27,14 @@ type Log = Arc<Mutex<Vec<String>>>;
 
 /// Creates a proxy and returns the process's end of its socket.
 fn proxy() -> (DiskProxy, Log, OwnedFd) {
+    let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+    proxy_of(ChildProcess::new(child).unwrap())
+}
+
+fn proxy_of(child: ChildProcess) -> (DiskProxy, Log, OwnedFd) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(SECTOR).unwrap();
     let counters = Arc::<DeviceCounters>::default();
-    let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
-    let child = ChildProcess::new(child).unwrap();
     child.allow(Waiter::Device, ALLOWANCE);
     let pair = socketpair(
         AddressFamily::UNIX,
@@ -144,4 +148,22 @@ fn reports_of_a_turn_have_a_limit() {
     proxy.receive();
     assert!(proxy.ended);
     assert_eq!(*events.lock().unwrap(), ["Ended(MalformedMessage)"]);
+}
+
+/// The source could not release the disk, and no process would serve the devices.
+#[test]
+fn a_disk_whose_process_is_stuck_is_not_handed_over() {
+    let exited = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let child = Command::new("/bin/true").spawn().unwrap();
+    let child = ChildProcess::stuck(child, exited.as_fd().try_clone_to_owned().unwrap());
+    let (proxy, _events, _socket) = proxy_of(child.unwrap());
+    for _ in 0..2 {
+        let blocked = proxy.save().map(|_| ()).unwrap_err();
+        assert!(
+            matches!(blocked, HandOverBlocker::ProcessStuck),
+            "{blocked}"
+        );
+    }
+    rustix::io::write(&exited, &1u64.to_ne_bytes()).unwrap();
+    assert!(proxy.save().is_ok(), "the process has exited");
 }

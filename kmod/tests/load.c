@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Loads the module without parameters and unloads it: main.c and bind.c over the host and the
+ * environment of host.c (kernel.h, module.h). A driver of one PCI device binds and unbinds.
+ */
+#include "module.h"
+#define TEST_PARAMETERS_OF_MAIN
+#include "host.c"
+
+/* The state of the virtio device is a variable of host.c. */
+static void free_unless_static(void *memory)
+{
+	if (memory != &pvi)
+		test_free(memory);
+}
+
+#undef kfree
+#define kfree(memory) free_unless_static(memory)
+#include "../bind.c"
+#include "../main.c"
+
+#define DEVICES 1
+
+static union {
+	struct pvi_config config;
+	u8 bytes[sizeof(struct pvi_config) + DEVICES * sizeof(u32)];
+} space;
+struct pvi_config *test_config = &space.config;
+struct notifier_block *test_notifier;
+static struct virtqueue requests;
+/* The virtio device whose transport the PCI device is, and the driver's last mapping. */
+static struct virtio_device child;
+static bool child_broken;
+static dma_addr_t mapping;
+static unsigned int resets;
+
+void *test_zeroed(size_t bytes)
+{
+	return bytes == sizeof(pvi) ? memset(&pvi, 0, bytes) : test_alloc(bytes);
+}
+
+struct pci_dev *test_next_device(struct pci_dev *before)
+{
+	return before ? NULL : &pdev;
+}
+
+static void notify(unsigned long event)
+{
+	if (test_notifier)
+		test_notifier->notifier_call(test_notifier, event, &pdev.dev);
+}
+
+static void driver_binds(void)
+{
+	notify(BUS_NOTIFY_BIND_DRIVER);
+	CHECK(pvi.endpoints.next != &pvi.endpoints);
+	endpoint = list_first_entry(&pvi.endpoints, struct pvi_endpoint, list);
+	CHECK(pdev.dev.ops == &endpoint->ops && endpoint->devid == 0x20);
+	pdev.dev.driver = &pdev;
+}
+
+int device_attach(struct device *dev)
+{
+	CHECK(dev == &pdev.dev && !dev->driver);
+	driver_binds();
+	return 1;
+}
+
+/* The driver unmaps its buffer, if the PCI core did not tell it that the device has failed. */
+void device_release_driver(struct device *dev)
+{
+	CHECK(dev == &pdev.dev && dev->driver);
+	CHECK(pdev.error_state == pci_channel_io_normal);
+	if (mapping)
+		unmap(mapping);
+	mapping = 0;
+	dev->driver = NULL;
+	notify(BUS_NOTIFY_UNBOUND_DRIVER);
+}
+
+int test_visit_children(struct device *dev, void *data, test_visit visit)
+{
+	CHECK(dev == &pdev.dev);
+	return visit(&child.dev, data);
+}
+
+void virtio_break_device(struct virtio_device *broken)
+{
+	CHECK(broken == &child);
+	child_broken = true;
+}
+
+int virtio_find_vqs(struct virtio_device *of, unsigned int count, struct virtqueue *queues[],
+		    struct virtqueue_info infos[], void *affinity)
+{
+	CHECK(of == &vdev && count == 1);
+	queues[0] = &requests;
+	return 0;
+}
+
+/* A reset removes every mapping. */
+void virtio_reset_device(struct virtio_device *of)
+{
+	CHECK(of == &vdev);
+	host.mapped_count = 0;
+	host.asked_count = 0;
+	host.used_count = 0;
+	resets++;
+}
+
+static void queues_deleted(struct virtio_device *of)
+{
+	CHECK(of == &vdev && resets);
+}
+
+static const struct virtio_config_ops config_ops = { .del_vqs = queues_deleted };
+
+int register_virtio_driver(struct virtio_driver *driver)
+{
+	vdev.config = &config_ops;
+	return driver->validate(&vdev) ?: driver->probe(&vdev);
+}
+
+void unregister_virtio_driver(struct virtio_driver *driver)
+{
+	driver->remove(&vdev);
+}
+
+int pvi_iova_init(struct pvi_endpoint *of)
+{
+	return 0;
+}
+
+int pvi_events_init(struct pvi *of, struct virtqueue *vq)
+{
+	return 0;
+}
+
+void pvi_events_work(struct work_struct *work)
+{
+}
+
+void pvi_events_callback(struct virtqueue *vq)
+{
+}
+
+void pvi_debugfs_add(struct pvi *of)
+{
+}
+
+void pvi_debugfs_add_endpoint(struct pvi_endpoint *of)
+{
+}
+
+static void load(const char *name)
+{
+	const struct pvi_config config = {
+		.giova_first = 0x10000,
+		.giova_last = 0xffffffff,
+		.pages_max = 512,
+		.device_count = DEVICES,
+		.version = PVI_VERSION,
+	};
+
+	test_case = name;
+	memset(&host, 0, sizeof(host));
+	memset(taken, 0, sizeof(taken));
+	memset(&pdev, 0, sizeof(pdev));
+	host.chains = 64;
+	host.prompt = true;
+	space.config = config;
+	space.config.devices[0] = 0x20;
+	pdev.error_state = pci_channel_io_normal;
+	pdev.dev.mask = ~0ULL;
+	child_broken = false;
+	resets = 0;
+	CHECK(!pvi_init());
+	CHECK(test_notifier && !pdev.dev.driver);
+}
+
+/* The cache keeps mappings for T x (C + 1) after their unmap. Nobody gets it unasked. */
+static void an_unmap_reaches_the_host_by_default(void)
+{
+	unsigned int round;
+
+	load("default");
+	CHECK(!pvi.tick.work.queued);
+	driver_binds();
+	for (round = 0; round < 3; round++) {
+		mapping = map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
+		CHECK(host.mapped_count == 3 && device_writes(mapping, 1));
+		unmap(mapping);
+		CHECK(!host.mapped_count && !device_writes(mapping, 1));
+		CHECK(!endpoint->kept && !endpoint->hits);
+	}
+	mapping = 0;
+	pvi_exit();
+	CHECK(!pdev.dev.ops && resets == 1);
+}
+
+/* The error state belongs to the PCI core: AER changes it at the same time. */
+static void the_error_state_of_a_device_is_not_written(void)
+{
+	int broken;
+
+	for (broken = 0; broken < 2; broken++) {
+		load(broken ? "unload with a broken queue" : "unload");
+		driver_binds();
+		mapping = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+		CHECK(mapping != DMA_MAPPING_ERROR);
+		if (broken) {
+			host.broken = true;
+			CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) == DMA_MAPPING_ERROR);
+		}
+		pvi_exit();
+		CHECK(pdev.error_state == pci_channel_io_normal);
+		CHECK(child_broken == broken && !pdev.dev.driver && !pdev.dev.ops);
+		CHECK(resets == 1 && !host.mapped_count);
+	}
+}
+
+/* A device whose driver is bound when the module loads gets the operations, too. */
+static void a_bound_driver_binds_again(void)
+{
+	load("before");
+	pvi_exit();
+	pdev.dev.driver = &pdev;
+	CHECK(!pvi_init() && pdev.dev.driver && pdev.dev.ops == &endpoint->ops);
+	pvi_exit();
+	CHECK(!pdev.dev.driver && !pdev.dev.ops);
+}
+
+int main(void)
+{
+	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
+	CHECK(buffers);
+	an_unmap_reaches_the_host_by_default();
+	the_error_state_of_a_device_is_not_written();
+	a_bound_driver_binds_again();
+	CHECK(!allocations);
+	free(buffers);
+	puts("all as it should be");
+	return 0;
+}

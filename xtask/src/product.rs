@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use crate::process;
 use crate::repo::Repo;
@@ -29,8 +30,13 @@ pub(crate) fn build_all(repo: &Repo) -> anyhow::Result<String> {
     build(repo).map(|_| String::new())
 }
 
+/// Held while the command is built and copied, because background steps do that too.
+static BUILDING: Mutex<()> = Mutex::new(());
+
 /// Builds the command and returns its path.
 pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
+    // A panic of another thread leaves nothing that the next build does not replace.
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     process::show(
         process::command(&repo.root, "cargo")
             .args(["build", "--quiet", "--bin", "ringfence"])

@@ -172,7 +172,7 @@ fn cargo_test(repo: &Repo, arguments: &[&str]) -> anyhow::Result<String> {
 
 /// Checks that the meter's components add up exactly when counted in instructions.
 fn instruction_counts(repo: &Repo) -> anyhow::Result<String> {
-    const TEST: &str = "crates/lab/tests/callgrind.rs";
+    const TEST: &str = "tests/callgrind.rs";
     ensure!(repo.root.join(TEST).is_file(), "{TEST} does not exist");
     let arguments = [&product::SELECTION[..], &["--", "--include-ignored"]].concat();
     cargo_test(repo, &arguments)

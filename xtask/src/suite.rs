@@ -59,9 +59,11 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("documents that run", console::run).beside(Priority::Normal),
         Step::new("guests", guest::live).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
+        // Its processes wait for each other for a limited time.
         Step::new("guests with hand-over of devices", |repo| {
             guest::handover(repo, HANDOVERS)
-        }),
+        })
+        .alone(),
         // It measures throughput and waits for device processes.
         Step::new("guests with malicious clients", |repo| {
             guest::soak(repo, SOAK_SECONDS)

@@ -76,6 +76,7 @@ talks() {
 # recorded KERNEL ...: the same with only a disk; each process records the IOMMU driver's requests.
 recorded() {
     entropy='' task=$TRACED
+    append+=' trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
     handed "$@"
 }
 # in_mode MODE CASE ...: runs another of these cases with a disk in this mode.
@@ -153,12 +154,12 @@ hand() {
     "$ringfence" serve --dir "$run" "${serve[@]}" >"$case/arguments" &
     daemon=$!
     "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" \
-        --module-source "$repo/kmod" "$@" -- sh -c "$task" >"$case/prepared" ||
+        --module-source "$repo/kmod" --append "$append" "$@" -- sh -c "$task" >"$case/prepared" ||
         return 1
     . "$case/prepared"
     if [[ ! $disk ]]; then
         until [[ -s $case/arguments ]]; do kill -0 $daemon || return 1; sleep 0.05; done
-        "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --net "socket=$case/wire" -- sh -c "$ANSWERS" >"$case/other" 2>&1 </dev/null &
+        "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --append "$append" --net "socket=$case/wire" -- sh -c "$ANSWERS" >"$case/other" 2>&1 </dev/null &
         other=$!
     fi
     eval "timeout --kill-after=10 $LIMIT $QEMU $(<"$case/arguments")" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
@@ -204,8 +205,7 @@ for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy
     try "para-virtual: $kernel" handed "$kernel" --iommu pviommu -- --iommu pviommu --module-args cache=1
-    try "recorded: $kernel" recorded "$kernel" --record-requests CASE/requests -- --strict \
-        --append 'trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
+    try "recorded: $kernel" recorded "$kernel" --record-requests CASE/requests -- --strict
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
     # With few hand-overs, the following cases run on one kernel only.
     ((HANDOVERS >= 20)) || [[ $kernel == "${KERNELS%% *}" ]] || continue

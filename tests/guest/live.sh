@@ -11,7 +11,7 @@ set -uo pipefail
 readonly KILLS=${GUEST_KILLS:-20}
 . "$(dirname "$0")/guests.sh"
 
-run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" "$@"; }
+run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --append "$append" "$@"; }
 
 # Makes a file system, writes, and compares checksums after a remount.
 readonly FILES='set -e
@@ -98,7 +98,7 @@ errant_through() {
         said 'ringfence_injected_permitted_total{device="blk"} 2'
 }
 # All output of the command arrives, to its last line.
-code() { cache=$packed run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
+code() { cache=$packed append= run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
 
 # Transfers data between two guests through a socket, each guest with its own process.
 network() { talk iommu -- run "$@"; }
@@ -114,7 +114,7 @@ tap() {
         until busybox nc 10.9.0.1 7 <"$log.mine"; do kill -0 $! || exit 1; sleep 0.2; done 2>/dev/null
         busybox nc -l -p 7 -e sh -c "cat >$log.theirs"
         wait $!' bash "$case/net" "$TALK" \
-        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --net tap=tap0 "$@" &&
+        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --append "$append" --net tap=tap0 "$@" &&
         [[ $(sum mine "$case/net") == "$(md5sum <"$case/net.theirs" | cut -d" " -f1)" ]] &&
         [[ $(sum theirs "$case/net") == "$(md5sum <"$case/net.mine" | cut -d" " -f1)" ]]
 }
@@ -123,8 +123,8 @@ tap() {
 # replays the trace in all modes, and the model of the kernel's allocator returns every address that
 # the kernel recorded.
 traced() {
-    local out verified
-    run "$@" --strict --record-requests "$case/requests" --append 'trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M' -- sh -c \
+    local out verified append="$append trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M"
+    run "$@" --strict --record-requests "$case/requests" -- sh -c \
         'for place in 0 1 2; do
             dd if=/dev/vda of=/dev/null bs=4k count=500 skip=$((place * 1000)) iflag=direct 2>/dev/null &
         done
@@ -147,7 +147,7 @@ traced() {
 # Random accesses, legal and errant, through our IOMMU and through QEMU's own, over the guest's
 # mappings.
 judged() {
-    limited "$ringfence" guest verify-qemu --cache "$cache" --timeout "$LIMIT" --cases 2000 "$@" &&
+    limited "$ringfence" guest verify-qemu --cache "$cache" --timeout "$LIMIT" --append "$append" --cases 2000 "$@" &&
         grep '^seed' "$log" >"$case/note"
 }
 
@@ -157,7 +157,7 @@ judged() {
 # total, and the note reports it: a run in which most reads did not wait, or whose median is the
 # outlier.
 counted() {
-    local again=(first second more) left=6 one cache=$packed
+    local again=(first second more) left=6 one cache=$packed append=
     while :; do
         for one in "${again[@]}"; do counted_run "$one" "$@" || return 1; done
         diff "$case/first.counters" "$case/second.counters" && [[ -s $case/first.counters ]] || return 1
@@ -200,7 +200,7 @@ killed() {
     local image=$case/image run=$case/run after=$1 kernel=$2 beside=$3
     truncate -s 64M "$image"
     mkfifo "$case/reports"
-    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --dir "$run" --disk "$image" -- sh -c "$WRITES" "$beside" \
+    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --timeout "$LIMIT" --append "$append" --dir "$run" --disk "$image" -- sh -c "$WRITES" "$beside" \
         >"$case/reports" </dev/null &
     local daemon=$! reports line
     exec {reports}<"$case/reports"

@@ -9,7 +9,7 @@ set -uo pipefail
 
 . "$(dirname "$0")/guests.sh"
 
-run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --module-source "$repo/kmod" "$@"; }
+run() { limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --append "$append" --module-source "$repo/kmod" "$@"; }
 behind() { run --iommu pviommu "$@"; }
 
 # counter NAME [DEVICE]: a counter of the module, as the guest printed it.
@@ -217,7 +217,7 @@ reclaimed() {
     # The host can reclaim only memory backed by a file system on a disk.
     local memory group=ringfence-$$-$what
     memory=$(mktemp -d -p "$target" memory.XXXXXX)
-    python3 "$here/reclaim.py" enter "$group" "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --module-source "$repo/kmod" \
+    python3 "$here/reclaim.py" enter "$group" "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --append "$append" --module-source "$repo/kmod" \
         "$@" --memory-file "$memory/guest" --lock "$what" --metrics -- sh -c "$RECLAIMED" </dev/null >"$case/guest" 2>&1 &
     python3 "$here/reclaim.py" take "$group" "$memory/guest" "$case/guest" 3
     status=$?

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
+use crate::output;
 use crate::process;
 use crate::product;
 use crate::repo::Repo;
@@ -44,7 +45,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     let path = search_path(repo)?;
     let mut found = Vec::new();
     for (document, shown) in &sessions {
-        println!("$ {}", shown.command);
+        output::line(&format!("$ {}", shown.command));
         if let Err(reason) = execute(repo, shown, Some(&path)) {
             found.push(Violation::error(
                 document,

@@ -2,7 +2,7 @@
 //! as a plain random run of the same functions over the same corpora.
 
 use std::num::NonZero;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
@@ -82,7 +82,12 @@ pub(crate) fn run(
         // Build all targets first, so that no run waits for another's build.
         process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
     }
-    let profile = if libfuzzer.is_some() { "dev" } else { "fuzz" };
+    // Where libFuzzer does the long runs, the tests' profile suffices.
+    let random_program = build_random(
+        repo,
+        &directory,
+        if libfuzzer.is_some() { "dev" } else { "fuzz" },
+    )?;
     // Start long runs first. At the end, short runs fill the idle CPUs.
     let long = libfuzzer.map(|seconds| (Driver::LibFuzzer, seconds));
     let drivers = long.into_iter().chain([(Driver::Random, random)]);
@@ -91,17 +96,30 @@ pub(crate) fn run(
         .collect();
     side_by_side(&runs, |((driver, seconds), target)| match driver {
         Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, *seconds).map(|()| None),
-        Driver::Random => random_one(repo, target, *seconds, profile).map(Some),
+        Driver::Random => random_one(repo, &random_program, target, *seconds).map(Some),
     })
 }
 
-/// Runs a target on random inputs. Where libFuzzer does the long runs, the tests' build suffices.
-fn random_one(repo: &Repo, target: &str, seconds: u64, profile: &str) -> anyhow::Result<String> {
-    let mut last = String::new();
+/// Builds the program of the random runs and returns its path. It selects what the tests select,
+/// because another selection has other features, and cargo would build the libraries again.
+fn build_random(repo: &Repo, directory: &Path, profile: &str) -> anyhow::Result<PathBuf> {
     process::show(
         process::command(&repo.root, "cargo")
-            .args(["run", "--quiet", "--profile", profile, "--package", PACKAGE])
-            .args(["--example", "random", "--", target])
+            .args(["build", "--quiet", "--workspace", "--all-features"])
+            .args(["--profile", profile, "--example", "random"]),
+        |_| {},
+    )?;
+    let folder = if profile == "dev" { "debug" } else { profile };
+    Ok(directory.join(folder).join("examples/random"))
+}
+
+/// Runs a target on random inputs.
+fn random_one(repo: &Repo, program: &Path, target: &str, seconds: u64) -> anyhow::Result<String> {
+    let mut last = String::new();
+    let program = program.to_string_lossy();
+    process::show(
+        process::command(&repo.root, &program)
+            .arg(target)
             .arg(seconds.to_string()),
         |line| line.clone_into(&mut last),
     )?;

@@ -1,5 +1,6 @@
 //! Runs other programs.
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -9,15 +10,35 @@ use anyhow::{Context, anyhow, bail};
 
 use crate::{output, usage};
 
-/// Returns a command that runs in `directory`, without the variables that cargo set for this
-/// program. In a background step the command runs at the lowest priority.
+/// Priority of the programs that a thread runs.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// That of this program.
+    #[default]
+    Normal,
+    /// Idle CPU time only.
+    Lowest,
+}
+
+thread_local! {
+    static PRIORITY: Cell<Priority> = const { Cell::new(Priority::Normal) };
+}
+
+/// Sets the priority of all commands that this thread makes from now on.
+pub(crate) fn set_priority(priority: Priority) {
+    PRIORITY.set(priority);
+}
+
+/// Returns a command that runs in `directory` at this thread's priority, without the variables that
+/// cargo set for this program.
 pub(crate) fn command(directory: &Path, program: &str) -> Command {
-    let mut command = if output::is_kept() {
-        let mut nice = Command::new("nice");
-        nice.args(["-n", "19", program]);
-        nice
-    } else {
-        Command::new(program)
+    let mut command = match PRIORITY.get() {
+        Priority::Normal => Command::new(program),
+        Priority::Lowest => {
+            let mut nice = Command::new("nice");
+            nice.args(["-n", "19", program]);
+            nice
+        }
     };
     command.current_dir(directory);
     for (name, _) in std::env::vars_os() {
@@ -132,6 +153,7 @@ mod tests {
     fn background_output_is_whole_at_low_priority() {
         let said = thread::spawn(|| {
             output::keep();
+            set_priority(Priority::Lowest);
             let mut lines = Vec::new();
             let mut command = command(Path::new("/"), "sh");
             command.args(["-c", "echo out; echo err >&2; nice; exit 3"]);

@@ -2,18 +2,20 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use crate::process;
 use crate::repo::Repo;
 
 /// Packages of the command, and the test that counts its instructions. Cargo unifies the features
-/// of packages that are selected together, so nothing is built twice.
+/// of packages that are selected together, so nothing is built twice. Neither package has
+/// development dependencies, which would be optimised.
 pub(crate) const SELECTION: [&str; 7] = [
     "--release",
     "--package",
     "ringfence-cli",
     "--package",
-    "ringfence-lab",
+    "ringfence-tests",
     "--test",
     "callgrind",
 ];
@@ -29,8 +31,13 @@ pub(crate) fn build_all(repo: &Repo) -> anyhow::Result<String> {
     build(repo).map(|_| String::new())
 }
 
+/// Held while the command is built and copied, because background steps do that too.
+static BUILDING: Mutex<()> = Mutex::new(());
+
 /// Builds the command and returns its path.
 pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
+    // A panic of another thread leaves nothing that the next build does not replace.
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     process::show(
         process::command(&repo.root, "cargo")
             .args(["build", "--quiet", "--bin", "ringfence"])

@@ -12,6 +12,7 @@ mod unsafe_code;
 
 use anyhow::bail;
 
+use crate::output;
 use crate::repo::Repo;
 use crate::source::Source;
 use crate::violation::Violation;
@@ -84,7 +85,7 @@ pub(crate) fn sizes(repo: &Repo) -> anyhow::Result<String> {
 /// Prints the violations; an error if one of them is an error.
 pub(crate) fn verdict(found: &[Violation]) -> anyhow::Result<String> {
     for violation in found {
-        println!("{violation}");
+        output::line(&violation.to_string());
     }
     let errors = found
         .iter()

@@ -1,9 +1,9 @@
 //! Runs a list of steps, each under its heading. A failure does not stop later steps. A table
 //! follows at the end.
 //!
-//! Steps run one after another, except background steps that only prepare. These run in one
-//! separate thread at the lowest priority, in idle CPU time. Their output is printed between two
-//! other steps, under their own heading.
+//! Steps run one after another, except background steps. These run one after another in a separate
+//! thread, in parallel to the others: steps that only prepare at the lowest priority, tests at the
+//! normal one. Their output is printed between two other steps, under their own heading.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};
@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::output;
+use crate::process::{self, Priority};
 use crate::repo::Repo;
 use crate::table::{StepOutcome, table};
 use crate::usage;
@@ -24,9 +25,18 @@ type Action = dyn FnOnce(&Repo) -> anyhow::Result<Note> + Send;
 /// One part of a run. It fails by returning an error; a part that could not run has failed.
 pub(crate) struct Step {
     name: &'static str,
-    beside: bool,
-    after: Option<&'static str>,
+    beside: Option<Priority>,
+    waits: Waits,
     action: Box<Action>,
+}
+
+/// Background steps that a step waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    None,
+    /// The step of this name.
+    One(&'static str),
+    All,
 }
 
 impl Step {
@@ -36,22 +46,28 @@ impl Step {
     ) -> Self {
         Self {
             name,
-            beside: false,
-            after: None,
+            beside: None,
+            waits: Waits::None,
             action: Box::new(action),
         }
     }
 
     /// Runs this step in the background, in parallel with later steps and after earlier background
-    /// steps.
-    pub(crate) fn beside(mut self) -> Self {
-        self.beside = true;
+    /// steps. It starts after all steps before it in the list that are not background steps.
+    pub(crate) fn beside(mut self, priority: Priority) -> Self {
+        self.beside = Some(priority);
         self
     }
 
     /// Runs this step after the background step `name`.
     pub(crate) fn after(mut self, name: &'static str) -> Self {
-        self.after = Some(name);
+        self.waits = Waits::One(name);
+        self
+    }
+
+    /// Runs this step after all background steps before it.
+    pub(crate) fn alone(mut self) -> Self {
+        self.waits = Waits::All;
         self
     }
 
@@ -79,7 +95,7 @@ impl Step {
         ));
         StepOutcome {
             name: self.name,
-            beside: self.beside,
+            beside: self.beside.is_some(),
             result,
             time,
             used,
@@ -98,6 +114,7 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
         scope.spawn(move || {
             output::keep();
             for (place, step) in steps_to_run {
+                process::set_priority(step.beside.unwrap_or_default());
                 let outcome = step.run(repo, &place);
                 if send_outcome.send((output::take(), outcome)).is_err() {
                     break;
@@ -110,7 +127,7 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
         };
         for (index, step) in steps.into_iter().enumerate() {
             let place = format!("{}/{count}", index + 1);
-            if step.beside {
+            if step.beside.is_some() {
                 println!("\n==== {place} {}: in the background ====", step.name);
                 beside.running.push_back(step.name);
                 // The send fails only if the background thread has panicked; the scope then panics
@@ -118,9 +135,11 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
                 let _ = send_step.send((place, step));
                 continue;
             }
-            if let Some(name) = step.after {
-                outcomes.extend(beside.wait_for(name));
-            }
+            outcomes.extend(match step.waits {
+                Waits::None => Vec::new(),
+                Waits::One(name) => beside.wait_for(name),
+                Waits::All => beside.wait_for_all(),
+            });
             outcomes.push(step.run(repo, &place));
             outcomes.extend(beside.finished());
         }
@@ -228,8 +247,8 @@ mod tests {
                     Ok(String::new())
                 }
             })
-            .beside(),
-            Step::new("beside too", says(&send, 2)).beside(),
+            .beside(Priority::Lowest),
+            Step::new("beside too", says(&send, 2)).beside(Priority::Normal),
             Step::new("next", says(&go, 0)),
             Step::new("needs it", says(&send, 3)).after("beside too"),
         ];
@@ -239,11 +258,51 @@ mod tests {
     }
 
     #[test]
+    fn a_step_alone_waits_for_every_background_step_before_it() {
+        let (send, receive) = channel();
+        let (go, gone) = channel();
+        let waits = move |_: &Repo| {
+            gone.recv()?;
+            Ok(String::new())
+        };
+        let steps = vec![
+            Step::new("beside", waits).beside(Priority::Lowest),
+            Step::new("beside too", says(&send, 1)).beside(Priority::Normal),
+            Step::new("next", says(&go, 0)),
+            Step::new("alone", says(&send, 2)).alone(),
+        ];
+        assert!(run_all(&repo(), steps).unwrap());
+        drop(send);
+        assert_eq!(receive.iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn background_steps_run_at_their_priority() {
+        let (send, receive) = channel();
+        let nice = |name| {
+            let send = send.clone();
+            Step::new(name, move |repo| {
+                send.send(process::capture(&mut process::command(&repo.root, "nice"))?)?;
+                Ok(String::new())
+            })
+        };
+        let steps = vec![
+            nice("first"),
+            nice("prepares").beside(Priority::Lowest),
+            nice("tests").beside(Priority::Normal),
+        ];
+        assert!(run_all(&repo(), steps).unwrap());
+        drop(send);
+        let nice: Vec<_> = receive.iter().map(|text| text.trim().to_owned()).collect();
+        assert_eq!(nice, [nice[0].as_str(), "19", nice[0].as_str()]);
+    }
+
+    #[test]
     #[should_panic(expected = "a scoped thread panicked")]
     fn background_panic_does_not_hang() {
         let steps = vec![
-            Step::new("beside", |_| panic!("on purpose")).beside(),
-            Step::new("beside too", |_| Ok(String::new())).beside(),
+            Step::new("beside", |_| panic!("on purpose")).beside(Priority::Lowest),
+            Step::new("beside too", |_| Ok(String::new())).beside(Priority::Lowest),
             Step::new("needs it", |_| Ok(String::new())).after("beside"),
         ];
         let _ = run_all(&repo(), steps);
@@ -252,7 +311,7 @@ mod tests {
     #[test]
     fn background_failure_fails_the_run() {
         let steps = vec![
-            Step::new("beside", |_| anyhow::bail!("broken")).beside(),
+            Step::new("beside", |_| anyhow::bail!("broken")).beside(Priority::Normal),
             Step::new("next", |_| Ok(String::new())),
         ];
         assert!(!run_all(&repo(), steps).unwrap());

@@ -2,6 +2,7 @@
 
 use anyhow::{bail, ensure};
 
+use crate::process::Priority;
 use crate::repo::Repo;
 use crate::steps::Step;
 use crate::suites::Kind;
@@ -29,13 +30,16 @@ const SOAK_SECONDS: u32 = 20;
 const BRIEF_SECONDS: u64 = 5;
 
 /// Returns all steps.
+///
+/// Guests wait for their devices and for clocks, so tests that compute run in the background beside
+/// them. They have the guests' priority, because some wait for a process for a limited time.
 pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
         Step::new("tools", install::run),
-        Step::new(RELEASE, product::build_all).beside(),
-        Step::new(FETCHED, guest::fetch).beside(),
-        Step::new("checkpatch", guest::checkpatch).beside(),
-        Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(),
+        Step::new(RELEASE, product::build_all).beside(Priority::Lowest),
+        Step::new(FETCHED, guest::fetch).beside(Priority::Lowest),
+        Step::new("checkpatch", guest::checkpatch).beside(Priority::Lowest),
+        Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(Priority::Lowest),
     ];
     steps.extend(check());
     steps.extend([
@@ -44,23 +48,27 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("unit tests", |repo| suites::run(repo, Kind::Unit)),
         Step::new("property, conformance, concurrency, golden tests", |repo| {
             suites::run(repo, Kind::Outside)
-        }),
+        })
+        .beside(Priority::Normal),
         Step::new("doc tests", |repo| {
             cargo_test(repo, &["--workspace", "--all-features", "--doc"])
-        }),
-        Step::new("exact instruction counts", instruction_counts).after(RELEASE),
-        Step::new("memory bounds of hostile traces", limits::run),
-        Step::new("documents that run", console::run),
+        })
+        .beside(Priority::Normal),
+        Step::new("exact instruction counts", instruction_counts).beside(Priority::Normal),
+        Step::new("memory bounds of hostile traces", limits::run).beside(Priority::Normal),
+        Step::new("documents that run", console::run).beside(Priority::Normal),
         Step::new("guests", guest::live).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
+        // Its processes wait for each other for a limited time.
         Step::new("guests with hand-over of devices", |repo| {
             guest::handover(repo, HANDOVERS)
-        }),
-        // It measures throughput and waits for device processes, so nothing is built beside it.
+        })
+        .alone(),
+        // It measures throughput and waits for device processes.
         Step::new("guests with malicious clients", |repo| {
             guest::soak(repo, SOAK_SECONDS)
         })
-        .after(LIBFUZZER),
+        .alone(),
         Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),
     ]);
     steps
@@ -166,7 +174,7 @@ fn cargo_test(repo: &Repo, arguments: &[&str]) -> anyhow::Result<String> {
 
 /// Checks that the meter's components add up exactly when counted in instructions.
 fn instruction_counts(repo: &Repo) -> anyhow::Result<String> {
-    const TEST: &str = "crates/lab/tests/callgrind.rs";
+    const TEST: &str = "tests/callgrind.rs";
     ensure!(repo.root.join(TEST).is_file(), "{TEST} does not exist");
     let arguments = [&product::SELECTION[..], &["--", "--include-ignored"]].concat();
     cargo_test(repo, &arguments)

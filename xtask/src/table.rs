@@ -36,7 +36,7 @@ pub(crate) fn table(outcomes: &[StepOutcome], time: Duration) -> String {
         lines.push(line.trim_end().to_owned());
     }
     if outcomes.iter().any(|outcome| outcome.beside) {
-        lines.push("* in the background, at the lowest priority".to_owned());
+        lines.push("* in the background".to_owned());
     }
     let used: Duration = outcomes.iter().map(|outcome| outcome.used).sum();
     let failed = outcomes.iter().filter(|o| o.result.is_err()).count();
@@ -72,7 +72,7 @@ mod tests {
 pass     12.3 s*    20.0 s  build
 pass     12.3 s      4.0 s  tests    7 passed
 FAIL     12.3 s      0.0 s  fuzzing  broken
-* in the background, at the lowest priority
+* in the background
 3 steps in 25 s, 24 s of processors: 2 passed, 1 failed";
         assert_eq!(table(&outcomes, Duration::from_secs(25)), expected);
     }

@@ -27,12 +27,46 @@ use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
+/// A mode in which a device uses physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdentityKind {
+    /// No IOMMU.
+    Off,
+    /// The context entry selects pass-through. Drivers call the generic path to the IOMMU's driver.
+    PassThrough,
+    /// A table maps all memory to itself. Drivers call the same generic path.
+    StaticTable,
+    /// A host maps all memory of the guest. The guest has no IOMMU, and drivers no generic path.
+    WholeGuest,
+}
+
+impl IdentityKind {
+    fn of(table: TableKind, owner: Owner) -> Self {
+        match (table, owner) {
+            (TableKind::None, _) => Self::Off,
+            (TableKind::StaticRadix, Owner::Host) => Self::WholeGuest,
+            (TableKind::StaticRadix, _) => Self::StaticTable,
+            _ => Self::PassThrough,
+        }
+    }
+
+    /// Returns true if drivers call the generic path to the driver of an IOMMU.
+    pub const fn has_generic_path(self) -> bool {
+        matches!(self, Self::PassThrough | Self::StaticTable)
+    }
+
+    /// Returns true if the IOMMU looks accesses up in a table.
+    pub const fn has_table(self) -> bool {
+        matches!(self, Self::StaticTable | Self::WholeGuest)
+    }
+}
+
 /// A computation over the types of a mode.
 pub trait ModeVisitor {
     /// Result of the computation, the same type for every mode.
     type Output;
     /// Visits a mode without an allocator.
-    fn identity(self, table: TableKind) -> Self::Output;
+    fn identity(self, kind: IdentityKind) -> Self::Output;
     /// Visits a mode with an allocator and a table.
     fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output
     where
@@ -98,7 +132,7 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         _ => SlotChoice::Tail,
     };
     Ok(match (mode.alloc, mode.table, mode.flush) {
-        (A::Identity, table, F::Never) => visitor.identity(table),
+        (A::Identity, table, F::Never) => visitor.identity(IdentityKind::of(table, mode.owner)),
         (A::RingTail | A::RingFree, T::Ring | T::RingNonCoherent, F::Burst) => {
             let parts = RingParts::new(choice, coherency, Burst::default);
             visitor.rings::<Ring, FixedLogic, Burst>(parts)
@@ -243,7 +277,7 @@ mod tests {
     impl ModeVisitor for RingCoherency {
         type Output = Option<Coherency>;
 
-        fn identity(self, _: TableKind) -> Self::Output {
+        fn identity(self, _: IdentityKind) -> Self::Output {
             None
         }
 
@@ -282,5 +316,61 @@ mod tests {
             let mode = Mode::find(name).unwrap();
             assert_eq!(dispatch(&mode, RingCoherency).unwrap(), wanted, "{name}");
         }
+    }
+
+    /// Returns the kind of a mode without translation.
+    struct Kind;
+
+    impl ModeVisitor for Kind {
+        type Output = Option<IdentityKind>;
+
+        fn identity(self, kind: IdentityKind) -> Self::Output {
+            Some(kind)
+        }
+
+        fn paged<A, T, F>(self, _: ModeParts<A, T, F>) -> Self::Output
+        where
+            A: ReplayAlloc,
+            T: ReplayTable,
+            F: FlushFor<A, T> + 'static,
+        {
+            None
+        }
+
+        fn rtc(self, _: RtcParts) -> Self::Output {
+            None
+        }
+
+        fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
+        where
+            D: ReplayRing,
+            L: RingLogic + 'static,
+            F: FlushForRings<D> + 'static,
+        {
+            None
+        }
+    }
+
+    #[test]
+    fn pass_through_modes_have_the_generic_path_and_others_do_not() {
+        use IdentityKind as K;
+        for (name, kind, generic, table) in [
+            ("none", K::Off, false, false),
+            ("hwpt", K::PassThrough, true, false),
+            ("swpt", K::StaticTable, true, true),
+            ("kvm-baseline", K::WholeGuest, false, true),
+        ] {
+            let found = dispatch(&Mode::find(name).unwrap(), Kind).unwrap();
+            assert_eq!(found, Some(kind), "{name}");
+            assert_eq!(
+                (kind.has_generic_path(), kind.has_table()),
+                (generic, table),
+                "{name}"
+            );
+        }
+        assert_eq!(
+            dispatch(&Mode::find("strict").unwrap(), Kind).unwrap(),
+            None
+        );
     }
 }

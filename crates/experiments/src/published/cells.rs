@@ -21,6 +21,7 @@ macro_rules! sheets {
 }
 
 sheets![
+    "attacks",
     "claims",
     "eiovar_k_threshold_facts",
     "eiovar_table1_sequence",

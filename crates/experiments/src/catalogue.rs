@@ -157,7 +157,7 @@ mod tests {
             ("X03", 10 * 7 + 8 * 20 + 2 * 10),
             ("X04", 14),
             ("X05", 4 + 2 * 5),
-            ("X18", 11 + 8),
+            ("X18", 12 + 8 + 2),
         ] {
             let experiment = Experiment::find(id).unwrap();
             let found = experiment.run(&Setting::smoke()).unwrap();

@@ -12,7 +12,7 @@ use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
 use super::timed::{TimedReplays, TimedSubject};
-use super::x18_fujita::requests;
+use super::x18_fujita::Requests;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -28,10 +28,11 @@ const MORE: u64 = 16;
 fn flushes(setting: &Setting, mode: &str) -> Result<f64, LabError> {
     let mut timed = TimedReplays::new(TimedSubject::from_name(mode)?, &setting.profile, 1)?;
     let requested = (setting.wraps << 20) + MORE;
+    let mut driver = Requests::new()?;
     let (mut done, mut invalidations) = (0, 0);
     while done < requested {
         let count = (requested - done).min(1 << 16);
-        invalidations += timed.run(&requests(count, done)?)?.invalidations;
+        invalidations += timed.run(&driver.take(count)?)?.invalidations;
         done += count;
     }
     Ok(requested as f64 / invalidations.max(1) as f64)

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{BURST, NetperfStream};
-use ringfence_trace::{Chunk, DeviceIndex, Operations, TraceOptions, TraceSource};
-use ringfence_types::{Direction, Nanos};
+use ringfence_trace::{Chunk, Operations, TraceOptions, TraceSource};
+use ringfence_types::Nanos;
 
 use super::capture::{CALL_NS, Capture, Run};
 use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
-use super::x18_fujita::{REQUEST_NS, requests};
+use super::x18_fujita::{REQUEST_NS, Requests};
 use ringfence_lab::LabError;
 use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::modes::{FlushKind, Mode};
@@ -81,18 +81,10 @@ fn longest(outcome: &Outcomes) -> u64 {
     outcome.stale_max_ns.max(outcome.exposure.max_ns)
 }
 
-/// 100 requests, one at a time, the end of their burst, and silence in which only timers run.
+/// 100 requests, one at a time, and silence in which only timers run.
 fn silence() -> Result<Plan, LabError> {
-    let mut plan = requests(BEFORE_SILENCE, 0)?.plan;
+    let mut plan = Requests::new()?.take(BEFORE_SILENCE)?.plan;
     let end = plan.steps.last().map_or(Nanos(0), |last| last.time);
-    plan.steps.push(TimedStep {
-        time: end,
-        step: Step::EndBurst {
-            device: DeviceIndex(0),
-            cpu: 0,
-            direction: Direction::FromDevice,
-        },
-    });
     plan.steps.extend((1..=SILENCE_MS).map(|tick| TimedStep {
         time: Nanos(end.0 + tick * 1_000_000),
         step: Step::Tick,
@@ -101,12 +93,13 @@ fn silence() -> Result<Plan, LabError> {
 }
 
 /// Requests over the whole 32-bit space, in parts.
-fn wrap() -> impl Iterator<Item = Result<Plan, LabError>> {
+fn wrap() -> Result<impl Iterator<Item = Result<Plan, LabError>>, LabError> {
     let all = (1 << 20) + AFTER_WRAP;
-    (0..all).step_by(1 << 16).map(move |first| {
+    let mut driver = Requests::new()?;
+    Ok((0..all).step_by(1 << 16).map(move |first| {
         let count = (1 << 16).min(all - first);
-        Ok(requests(count, first)?.plan)
-    })
+        Ok(driver.take(count)?.plan)
+    }))
 }
 
 /// Longest time from the first unmap of a burst to its end, in nanoseconds.
@@ -285,7 +278,7 @@ fn wrapped(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
     let fact = |name: &str| facts.printed(&[("fact", name)], "value");
     let iops = fact("IOPS of default (1024-B I/O, 1 outstanding)")?.value;
     let mode = Mode::find("bitmap").ok_or(LabError::Internal("mode bitmap"))?;
-    let outcome = replay(setting, &mode, AttackerKind::Passive, wrap())?;
+    let outcome = replay(setting, &mode, AttackerKind::Passive, wrap()?)?;
     let maps = longest(&outcome) as f64 / REQUEST_NS as f64;
     let row = FindingRow::counted("bitmap, one wrap: longest window in maps", "", maps);
     found.push(row.near(fact("maps per wrap")?.read_as(1_048_576.0)));

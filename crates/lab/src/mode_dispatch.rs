@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use crate::components::{
     MakeTable, ModeParts, ReplayTable, ThreadCell, bitmap, bitmap_as_published, dyn_alloc,
-    dyn_bitmap, eiovar, flat_table, freebsd, leaf_cached_radix, magazine, plain_radix, rb_tree,
-    rcache, reclaiming_radix, reclaiming_radix_full_page,
+    dyn_bitmap, eiovar, flat_table, freebsd, freebsd_current, leaf_cached_radix, magazine, maple,
+    plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
 use crate::guest::{RtcParts, pviommu, virtio_table};
@@ -183,6 +183,10 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, freebsd, reclaiming_radix_full_page, strict)),
         (W::Kernel, FreeBsd, T::RadixReclaim, F::PerUnmap) =>
             visitor.paged(P::new(mode, freebsd, reclaiming_radix, strict)),
+        (W::Kernel, FreeBsdCurrent, T::RadixReclaim, F::PerUnmap) =>
+            visitor.paged(P::new(mode, freebsd_current, reclaiming_radix, strict)),
+        (W::Kernel, LinuxMaple, T::Radix, F::PerUnmap) =>
+            visitor.paged(P::new(mode, maple, plain_radix, strict)),
         (W::Kernel, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, plain_radix, strict)),
         (W::Kernel, LinuxRcache, T::Radix, F::PerCpuQueue) =>

@@ -11,8 +11,7 @@ use ringfence_lab::components::{ModeParts, ReplayTable, ThreadCell};
 use ringfence_lab::hardware::{Hardware, Riommu, Vtd};
 use ringfence_lab::layer::{AttachInfo, Attachments, ContextTarget};
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
-use ringfence_lab::mode_dispatch::ModeVisitor;
-use ringfence_lab::modes::TableKind;
+use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::ring::{RingParts, RingSizes};
@@ -67,14 +66,14 @@ impl Build {
 impl ModeVisitor for Build {
     type Output = Box<dyn Bench>;
 
-    fn identity(self, kind: TableKind) -> Box<dyn Bench> {
-        let enabled = kind != TableKind::None;
+    fn identity(self, kind: IdentityKind) -> Box<dyn Bench> {
+        let enabled = kind != IdentityKind::Off;
         Self::world(
             Never,
             enabled,
             Ownership::Byte,
             |&AttachInfo { domain, .. }, machine: &ReplayPlatform<Vtd>| {
-                let directed = if kind == TableKind::StaticRadix {
+                let directed = if kind.has_table() {
                     let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
                     let (memory, frames) = (&**machine.arena(), machine.frames());
                     let coherency = machine.coherency();

@@ -23,7 +23,7 @@ pub struct Setting {
     pub history: usize,
     /// Packets of a run.
     pub packets: u64,
-    /// Passes over the whole IOVA space (X19).
+    /// Passes over the whole IOVA space (X19). X26 makes one, or none if this is 0.
     pub wraps: u64,
     /// Timed repetitions of each run.
     pub repetitions: usize,
@@ -165,8 +165,8 @@ mod tests {
         for (id, rows) in [
             ("X03", 10 * 7 + 8 * 20 + 2 * 10),
             ("X04", 14),
-            ("X05", 4),
-            ("X18", 11 + 8),
+            ("X05", 4 + 2 * 5),
+            ("X18", 12 + 8 + 2),
         ] {
             let experiment = Experiment::find(id).unwrap();
             let found = experiment.run(&Setting::smoke()).unwrap();
@@ -209,12 +209,5 @@ mod tests {
             assert!((riommu / invalidation - 1.0).abs() < 0.1, "{nic}: {riommu}");
             assert!(modelled(&format!("{nic}: defer")) - none < 0.1 * strict);
         }
-    }
-
-    #[test]
-    fn nothing_is_stale_where_nothing_may_be() {
-        let experiment = Experiment::find("X26").unwrap();
-        let found = experiment.run(&Setting::smoke()).unwrap();
-        assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
     }
 }

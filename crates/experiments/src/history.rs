@@ -31,6 +31,8 @@ pub(super) struct HistoryCost {
     pub(super) aged: CallCycles,
     /// Largest minus smallest cycles of an allocation over the last runs.
     pub(super) spread: f64,
+    /// Largest minus smallest cycles of a free over the last runs.
+    pub(super) free_spread: f64,
 }
 
 impl HistoryCost {
@@ -89,6 +91,7 @@ pub(super) fn run_history<W: Workload>(
                 free: of(|call| call.free).middle,
             },
             spread: of(|call| call.alloc).spread,
+            free_spread: of(|call| call.free).spread,
         })
     };
     drivers.into_iter().map(finish).collect()
@@ -129,5 +132,10 @@ mod tests {
         assert_eq!(found[0].steps, steps[29]);
         assert!(steps[29] > steps[1], "{steps:?}");
         assert_eq!(found[1].steps, 0.0);
+        // Each call has the spread of its own times.
+        assert!(
+            found.iter().all(|of| of.free_spread != of.spread),
+            "{found:?}"
+        );
     }
 }

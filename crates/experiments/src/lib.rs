@@ -8,9 +8,9 @@
 //! use ringfence_experiments::{Experiment, Setting, Verdict};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let windows = Experiment::find("X26").ok_or("unknown experiment")?;
-//! let finding = windows.run(&Setting::smoke())?;
-//! assert_eq!(finding.source, "EIOVAR sections 2 and 9 (future work)");
+//! let cached = Experiment::find("X10").ok_or("unknown experiment")?;
+//! let finding = cached.run(&Setting::smoke())?;
+//! assert_eq!(finding.source, "EIOVAR Table 1");
 //! assert_eq!(finding.verdict, Verdict::Reproduced);
 //! # Ok(())
 //! # }

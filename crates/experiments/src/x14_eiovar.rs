@@ -135,6 +135,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                         steps,
                         aged,
                         spread,
+                        free_spread,
                         ..
                     } = part.allocator;
                     for (metric, unit, measured) in [
@@ -147,7 +148,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                         (
                             "dealloc_cycles",
                             "cycles",
-                            Measured::cost(aged.free, 0.0, 0.0).with_spread(spread),
+                            Measured::cost(aged.free, 0.0, 0.0).with_spread(free_spread),
                         ),
                         (
                             "cpu_pct",

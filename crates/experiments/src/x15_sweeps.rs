@@ -102,7 +102,8 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     clients(setting, packets, &mut found)?;
     found.note(
         "Fitted, one number per figure: the cycles per packet without protection. Fig. 11: to the \
-        4 Gbit/s of strict with large messages (E14). Fig. 12: to the throughput of strict+ over \
+        4 Gbit/s of strict with large messages (E14). The rows with gathered messages fit a second \
+        number, the cycles per message, to the packet rate at 64 bytes (E15, E16). Fig. 12: to the throughput of strict+ over \
         none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. All other numbers are \
         predictions.",
     );
@@ -183,7 +184,9 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
         "bytes",
         saturates,
     );
-    found.push(row.at_most(claim("E13")?));
+    // The first size is the smallest, so "at most" could not fail.
+    found.push(row.near(claim("E13")?));
+    gathered(largest[0].median, &plateau, found);
     found.figures.push(Figure::logarithmic(
         "Stream by message size, brcm (Fig. 11)",
         "bytes per message",
@@ -192,11 +195,79 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
     ));
     found.explain(
         "In the paper, strict reaches 4 Gbit/s with 256 bytes, so its packets were larger than its \
-        messages: TCP coalesces them. Here a message below 1460 bytes is a packet (decision 0011), \
-        and throughput grows with the message size. In packets per second, the core saturates in \
-        both.",
+        messages: TCP gathers them. In the rows without gathering, a message below 1460 bytes is a \
+        packet (decision 0011), and throughput grows with the message size.",
     );
     Ok(())
+}
+
+/// Cycles that a packet and a message cost without protection, if TCP gathers messages: a stream of
+/// bytes fills its packets, whatever the messages are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Gathering {
+    packet: f64,
+    message: f64,
+}
+
+impl Gathering {
+    /// Fits both numbers to two anchors, each (bytes of a message, Gbit/s), if the protection of a
+    /// packet costs `extra` cycles.
+    fn fit(extra: f64, small: (u32, f64), large: (u32, f64)) -> Self {
+        let cycles = |(_, gbps): (u32, f64)| f64::from(SEGMENT) * 8.0 * CLOCK_GHZ / gbps - extra;
+        let messages = |(bytes, _): (u32, f64)| f64::from(SEGMENT) / f64::from(bytes);
+        let message = (cycles(small) - cycles(large)) / (messages(small) - messages(large));
+        Self {
+            packet: cycles(large) - messages(large) * message,
+            message,
+        }
+    }
+
+    /// Gbit/s of messages of `bytes`, whose packets cost `extra` cycles of protection.
+    fn throughput(&self, bytes: u32, extra: f64) -> f64 {
+        let messages = f64::from(SEGMENT) / f64::from(bytes);
+        throughput(SEGMENT, self.packet + messages * self.message + extra).0
+    }
+}
+
+/// Smallest message that saturates the core in the paper (E13).
+const SATURATES: u32 = 256;
+
+/// Adds the rows of strict with gathered messages. The packets, and so the maps, are those of large
+/// messages, and cost `extra` cycles of protection.
+fn gathered(extra: f64, plateau: &Published, found: &mut Findings) {
+    const BITS: f64 = 64.0 * 8.0;
+    let limit = PORT_PPS * BITS / 1e9;
+    let fit = Gathering::fit(extra, (64, limit), (16_384, plateau.value));
+    for (what, cycles) in [("packet", fit.packet), ("message", fit.message)] {
+        let what = format!("gathered: cycles per {what} without protection");
+        found.push(FindingRow::new(what, "cycles", Measured::cost(0.0, cycles, 0.0)).fitted());
+    }
+    for bytes in MESSAGES {
+        let gbps = fit.throughput(bytes, extra);
+        let row = FindingRow::counted(format!("gathered, {bytes} bytes: strict"), "Gbit/s", gbps);
+        found.push(match bytes {
+            64 => {
+                let source = "E15 with half of E16: the packet rate limits all four";
+                row.beside(Published::derived(limit, source)).fitted()
+            }
+            16_384 => row.beside(plateau.clone()).fitted(),
+            SATURATES => row.near(plateau.clone()),
+            _ => row,
+        });
+    }
+    found.explain(format!(
+        "Gathered messages: {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} cycles a packet \
+        and {:.0} a message. They predict {:.2} Gbit/s at {SATURATES} bytes, where the paper's core \
+        saturates at {}. A packet rate that limits 64 bytes implies a packet for each message; {} \
+        Gbit/s of {SATURATES} bytes exceed that rate's share of the core, so several messages share \
+        a packet.",
+        plateau.text,
+        fit.packet,
+        fit.message,
+        fit.throughput(SATURATES, extra),
+        plateau.text,
+        plateau.text,
+    ));
 }
 
 fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), LabError> {
@@ -377,14 +448,34 @@ mod tests {
     }
 
     #[test]
+    fn gathered_messages_hit_their_anchors_and_predict_the_rest() {
+        let fit = Gathering::fit(4000.0, (64, 1.46), (16_384, 4.0));
+        let of = |bytes| fit.throughput(bytes, 4000.0);
+        assert!((of(64) - 1.46).abs() < 1e-9 && (of(16_384) - 4.0).abs() < 1e-9);
+        // A packet of 1460 bytes has 22.8, 5.7 and 0.1 messages of 64 bytes, 256 bytes and 16 KB.
+        // 24800 and 9052 cycles differ by 22.7 messages of 693 cycles.
+        assert!((fit.message - 693.0).abs() < 2.0, "{fit:?}");
+        assert!((of(256) - 2.79).abs() < 0.02, "{}", of(256));
+        // Protection that costs more lowers every size, and the fit takes it into account.
+        assert!(fit.throughput(256, 8000.0) < of(256));
+        let whole = fit.packet + 4000.0;
+        let other = Gathering::fit(8000.0, (64, 1.46), (16_384, 4.0));
+        assert!((other.packet + 8000.0 - whole).abs() < 1e-6);
+    }
+
+    #[test]
     fn both_sweeps_have_their_rows_and_lines() {
         let found = found(&Setting::smoke(), 600).unwrap();
-        assert_eq!(found.rows.len(), 1 + 9 * 4 + 1 + 1 + 6 * 2 + 2 * (4 + 1));
+        let gathered = 2 + MESSAGES.len();
+        assert_eq!(
+            found.rows.len(),
+            1 + 9 * 4 + 1 + gathered + 1 + 6 * 2 + 2 * (4 + 1)
+        );
         assert_eq!(found.figures.len(), 4);
         assert_eq!(found.figures[0].series.len(), 4);
         let fitted = found.rows.iter().filter(|row| row.fitted);
-        // The four modes at 64 bytes, and what C is fitted to.
-        assert_eq!(fitted.count(), 4 + 3);
+        // The four modes at 64 bytes, and what C is fitted to; two constants and their anchors.
+        assert_eq!(fitted.count(), 4 + 3 + 4);
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity.starts_with(what));
             let row = row.unwrap();

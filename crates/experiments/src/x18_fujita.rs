@@ -1,17 +1,19 @@
 //! X18: five configurations of a kernel under a driver that maps and unmaps but transfers nothing
 //! (Fujita and Moriai Table 1, Fig. 4).
 
-use ringfence_trace::{DeviceIndex, MappingId};
-use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
+use ringfence_devices::block::{Operation, PseudoScsi};
+use ringfence_devices::nic::Environment;
+use ringfence_types::{Nanos, PhysAddr, PhysRange};
 
-use super::capture::{CALL_NS, Run};
+use super::capture::{CALL_NS, Run, UnprotectedPlatform};
 use super::catalogue::{Experiment, Setting};
-use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
+use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{in_turns, last};
 use super::timed::TimedSubject;
 use ringfence_lab::LabError;
-use ringfence_lab::plan::{Step, TimedStep as At};
+use ringfence_lab::Profile;
+use ringfence_lab::plan::Step;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X18",
@@ -22,57 +24,68 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 /// Clock of the paper's CPU in Hz (section 3.2).
 const CLOCK: f64 = 3.0e9;
-/// Number of page frames that requests use (decision 0011).
-const FRAMES: u64 = 4096;
+/// Nanoseconds of a request, close to those of the paper's 124,337 per second.
+pub(super) const REQUEST_NS: u64 = 55 * CALL_NS;
 
-/// The calls of `PseudoScsi`: requests of 1024 bytes, each mapped and unmapped before the next.
-pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
-    let mut run = Run::default();
-    let mut push = |number: u64, step| {
-        run.plan.steps.push(At {
-            time: Nanos(number * CALL_NS * 55),
-            step,
-        });
-        run.step_rings.push(0);
-    };
-    for number in first..first + count {
-        let at = PhysAddr::new((1 << 20) + number % FRAMES * 4096);
-        let memory = PhysRange::new(at, 1024).ok_or(LabError::Internal("frame"))?;
-        run.plan.segments.push(memory);
-        let (device, cpu, id) = (DeviceIndex(0), 0, MappingId(0));
-        let direction = Direction::FromDevice;
-        let first = (run.plan.segments.len() - 1) as u32;
-        let map = Step::Map {
-            id,
-            device,
-            cpu,
-            direction,
-            first,
-            count: 1,
-        };
-        push(2 * number, map);
-        let unmap = Step::Unmap {
-            id,
-            device,
-            cpu,
-            direction,
-        };
-        push(2 * number + 1, unmap);
-    }
-    run.plan.maps = count;
-    run.plan.unmaps = count;
-    run.rings = vec![0];
-    Ok(run)
+/// The calls of the driver [`PseudoScsi`]: requests of 1024 bytes, each mapped and unmapped before
+/// the next.
+pub(super) struct Requests {
+    machine: UnprotectedPlatform,
+    driver: PseudoScsi,
+    done: u64,
 }
+
+impl Requests {
+    /// Loads the driver.
+    ///
+    /// # Errors
+    /// Memory is exhausted.
+    pub(super) fn new() -> Result<Self, LabError> {
+        let failed = LabError::Internal("frames of the pseudo driver");
+        let memory = PhysRange::new(PhysAddr::new(1 << 20), PseudoScsi::FRAMES << 12);
+        let memory = memory.ok_or(LabError::Internal("memory of the pseudo driver"))?;
+        Ok(Self {
+            machine: UnprotectedPlatform::new()?,
+            driver: PseudoScsi::new(memory, PseudoScsi::REQUEST, Operation::Read)
+                .map_err(|_| failed)?,
+            done: 0,
+        })
+    }
+
+    /// Records the calls of the next `count` requests.
+    ///
+    /// # Errors
+    /// The driver loses a frame.
+    pub(super) fn take(&mut self, count: u64) -> Result<Run, LabError> {
+        for _ in 0..count {
+            let made = self.driver.request(&mut self.machine.api());
+            made.map_err(|_| LabError::Internal("a request without protection"))?;
+        }
+        let mut run = self.machine.take_run();
+        for timed in &mut run.plan.steps {
+            self.done += u64::from(matches!(timed.step, Step::Map { .. }));
+            let begin = (self.done - 1) * REQUEST_NS;
+            timed.time = Nanos(match timed.step {
+                Step::Map { .. } => begin,
+                _ => begin + REQUEST_NS / 2,
+            });
+        }
+        Ok(run)
+    }
+}
+
+/// Name of the declared profile of the paper's machine.
+const CORE2: &str = "core2-2008";
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
     let mut found = Findings::with_method(format!(
-        "{} requests of 1024 bytes, one at a time, on the DMA layer of each configuration, \
-        interleaved; the last {count} count. The cost of a request without protection follows from \
-        the paper's numbers: 3.0 GHz / 124,337 IOPS, less the 20% that the default configuration \
-        costs there. Page walks do not snoop.",
-        FRAMES + count,
+        "{} requests of 1024 bytes of the pseudo driver, one at a time, on the DMA layer of each \
+        configuration, interleaved; the last {count} count. The cost of a request without \
+        protection follows from the paper's numbers: 3.0 GHz / 124,337 IOPS, less the 20% that the \
+        default configuration costs there. Page walks do not snoop. The profile {CORE2} declares \
+        the price of an invalidation, fitted from one printed cell: strict bitmap against bitmap.",
+        PseudoScsi::FRAMES + count,
     ));
     let facts = Sheet::named("fujita_facts")?;
     let fact = |name: &str| facts.printed(&[("fact", name)], "value");
@@ -105,13 +118,30 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let subjects = configurations
         .iter()
         .map(|(_, mode, _)| TimedSubject::from_name(mode));
-    let runs = [requests(FRAMES, 0)?, requests(count, FRAMES)?];
+    let mut driver = Requests::new()?;
+    let runs = [driver.take(PseudoScsi::FRAMES)?, driver.take(count)?];
     let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
+    let implied = Implied::new(c_none, penalty.value, after.value, two.value);
+    let profile = Profile {
+        name: CORE2.into(),
+        source: "Fujita and Moriai: 2% and 13%, fitted".into(),
+        invalidation_cycles: implied.price().round() as u64,
+        ..setting.profile.clone()
+    };
+    found.push(
+        FindingRow::counted(
+            format!("{CORE2}: cycles of an invalidation"),
+            "cycles",
+            implied.price(),
+        )
+        .beside(Published::derived(implied.price(), SHARES))
+        .fitted(),
+    );
     let mut speeds = Vec::new();
     let mut requests = Vec::new();
     for ((name, mode, printed), costs) in configurations.into_iter().zip(&costs) {
         let cost = last(costs)?;
-        let invalidation = cost.modelled_per_pair(&setting.profile);
+        let invalidation = cost.modelled_per_pair(&profile);
         let measured_part = if mode == "none" {
             0.0
         } else {
@@ -142,15 +172,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         } else {
             let none = NullModel::exactly(100.0);
             row.overhead(printed, none)
-                .ordered_within("requests per second")
         });
     }
-    by_part(
-        &requests,
-        c_none,
-        (penalty.value, after.value, two.value),
-        &mut found,
-    );
+    by_part(&requests, &implied, &mut found);
+    interval(&requests, &implied, &mut found);
     let of = |name: &str| {
         speeds
             .iter()
@@ -175,71 +200,194 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Adds the measured and modelled cycles of each configuration beyond a request without protection,
-/// compared with those that the paper's percentages imply. `printed` has the losses of default and
-/// bitmap, and the gain of strict bitmap over strict.
-fn by_part(
-    requests: &[(&str, f64, f64)],
-    c_none: f64,
-    printed: (f64, f64, f64),
-    found: &mut Findings,
-) {
-    let (default, bitmap, gain) = printed;
-    let beyond = |share: f64| c_none * (1.0 / share - 1.0);
-    let kept = 1.0 - default / 100.0;
+/// Source of the cycles that the paper's percentages imply.
+const SHARES: &str = "fujita_facts.csv: 20%, 13% and 2% of 3.0 GHz / 124,337 IOPS";
+
+/// Cycles beyond a request without protection that the paper's percentages imply.
+struct Implied {
+    none: f64,
+    default: f64,
+    bitmap: f64,
+    strict_bitmap: f64,
+}
+
+impl Implied {
+    /// `default` and `bitmap` are the losses in percent, and `gain` is that of strict bitmap over
+    /// strict.
+    fn new(none: f64, default: f64, bitmap: f64, gain: f64) -> Self {
+        let beyond = |share: f64| none * (1.0 / share - 1.0);
+        let kept = 1.0 - default / 100.0;
+        Self {
+            none,
+            default: beyond(kept),
+            bitmap: beyond(1.0 - bitmap / 100.0),
+            strict_bitmap: beyond(kept * (1.0 + gain / 100.0)),
+        }
+    }
+
+    /// The price of an invalidation: strict bitmap and bitmap differ in nothing else.
+    fn price(&self) -> f64 {
+        self.strict_bitmap - self.bitmap
+    }
+
+    fn of(&self, configuration: &str) -> Option<f64> {
+        match configuration {
+            "default" | "strict" => Some(self.default),
+            "bitmap" => Some(self.bitmap),
+            "strict bitmap" => Some(self.strict_bitmap),
+            _ => None,
+        }
+    }
+}
+
+/// A configuration's measured and modelled cycles beyond a request without protection.
+type Part = (&'static str, f64, f64);
+
+fn part(requests: &[Part], name: &str) -> (f64, f64) {
+    let found = requests.iter().find(|(other, ..)| *other == name);
+    found.map_or((f64::NAN, f64::NAN), |&(_, measured, modelled)| {
+        (measured, modelled)
+    })
+}
+
+/// Adds the measured and modelled cycles of each configuration, next to those that the paper's
+/// percentages imply.
+fn by_part(requests: &[Part], implied: &Implied, found: &mut Findings) {
     for &(name, measured_part, invalidation) in requests {
-        let printed = match name {
-            "default" | "strict" => beyond(kept),
-            "bitmap" => beyond(1.0 - bitmap / 100.0),
-            "strict bitmap" => beyond(kept * (1.0 + gain / 100.0)),
-            _ => continue,
+        let Some(printed) = implied.of(name) else {
+            continue;
         };
         let row = FindingRow::new(
             format!("{name}: cycles beyond a request without protection"),
             "cycles",
             Measured::cost(measured_part, invalidation, 0.0),
         );
-        let source = "fujita_facts.csv: 20%, 13% and 2% of 3.0 GHz / 124,337 IOPS";
-        found.push(row.beside(Published::derived(printed.round(), source)));
-        let free = 100.0 * c_none / (c_none + measured_part);
+        found.push(row.beside(Published::derived(printed.round(), SHARES)));
+        let free = 100.0 * implied.none / (implied.none + measured_part);
         let row = FindingRow::new(
             format!("{name}: requests per second if invalidations cost nothing"),
             "",
             Measured::timed(free, 0.0),
         );
-        let share = 100.0 * c_none / (c_none + printed);
-        found.push(row.beside(Published::derived(share, source)));
+        let share = 100.0 * implied.none / (implied.none + printed);
+        found.push(row.beside(Published::derived(share, SHARES)));
     }
-    let of = |name: &str| {
-        let part = requests.iter().find(|(other, ..)| *other == name);
-        part.map_or((f64::NAN, f64::NAN), |&(_, measured_part, invalidation)| {
-            (measured_part, invalidation)
-        })
-    };
-    let (measured_part, _) = of("default");
-    let (_, modelled) = of("strict");
+    let (default, _) = part(requests, "default");
     found.explain(format!(
         "The paper's default costs {:.0} cycles per request beyond disabled, for allocator, table \
-        and locks on a processor of 2007. The same work takes {measured_part:.0} cycles here. \
-        Default and strict pay the same part of it, so all configurations with a tree are closer \
-        to disabled here.",
-        beyond(kept),
+        and locks on a processor of 2007. The same work takes {default:.0} cycles here. Default \
+        and strict pay the same part of it, so all configurations with a tree are closer to \
+        disabled here.",
+        implied.default,
     ));
-    found.explain(format!(
-        "The paper finds no difference between default and strict: an invalidation, which 250 \
-        unmaps share in default and every unmap pays in strict, costs almost nothing on its \
-        chipset. The paper does not print that cost, and the {modelled:.0} cycles of the profile \
-        are those of another machine (rIOMMU). They alone put strict behind default here, and both \
-        strict configurations behind the other two. The rows without them show the measured work.",
-    ));
-    let (tree, bitmap) = (of("strict").0, of("strict bitmap").0);
+    let (tree, bitmap) = (
+        part(requests, "strict").0,
+        part(requests, "strict bitmap").0,
+    );
     found.explain(format!(
         "The gain of strict bitmap over strict is the difference between an allocation from a \
-        bitmap and one from the tree: {:.0} cycles here, of a request of {:.0}, and {:.0} in the \
-        paper's {gain}%. With one request outstanding the tree is nearly empty and its allocation \
-        cheap; on a processor of 2007 its lock and its cache misses were expensive.",
+        bitmap and one from the tree: {:.0} cycles here, and {:.0} in the paper's percentages. \
+        With one request outstanding the tree is nearly empty and its allocation cheap; on a \
+        processor of 2007 its lock and its cache misses were expensive.",
         tree - bitmap,
-        c_none + tree + modelled,
-        (c_none + beyond(kept)) * (1.0 - 1.0 / (1.0 + gain / 100.0)),
+        implied.default - implied.strict_bitmap,
     ));
+}
+
+/// Adds the interval of prices of an invalidation for which the paper's order holds with the work
+/// that is measured here: strict bitmap is faster than default, and bitmap is faster than both.
+fn interval(requests: &[Part], implied: &Implied, found: &mut Findings) {
+    let limits = price_limits(requests);
+    let text = "bitmap > strict bitmap > default";
+    let wanted = Published::new(text, 0.0, "fujita_table1_configs.csv, in words");
+    let row = FindingRow::new(
+        "largest price of an invalidation at which strict bitmap is faster than default",
+        "cycles",
+        Measured::timed(limits.0, 0.0),
+    );
+    found.push(row.beside(wanted.clone()).require(Requirement::Above));
+    let row = FindingRow::new(
+        "bitmap: measured work below that of default",
+        "cycles",
+        Measured::timed(limits.1, 0.0),
+    );
+    found.push(row.beside(wanted).require(Requirement::Above));
+    let holds = if implied.price() < limits.0 {
+        "holds"
+    } else {
+        "does not hold"
+    };
+    found.explain(format!(
+        "The paper prints no price of an invalidation. Its order holds here for prices below {:.0} \
+        cycles, the measured work of default less that of strict bitmap; at the fitted {:.0} it \
+        {holds}. The paper's own percentages leave {:.0} cycles for the same difference.",
+        limits.0,
+        implied.price(),
+        implied.default - implied.bitmap,
+    ));
+}
+
+/// Returns the measured work of default less that of strict bitmap, and less that of bitmap.
+fn price_limits(requests: &[Part]) -> (f64, f64) {
+    let (default, _) = part(requests, "default");
+    let below = |name: &str| default - part(requests, name).0;
+    (below("strict bitmap"), below("bitmap"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Verdict;
+
+    #[test]
+    fn the_price_is_the_difference_of_two_printed_configurations() {
+        let c_none = CLOCK / 124_337.2 * 0.8;
+        let implied = Implied::new(c_none, 20.0, 13.0, 2.0);
+        // 19302 cycles of a request without protection: 100/81.6 and 100/87 of them.
+        assert!(
+            (implied.price() - 1468.0).abs() < 1.0,
+            "{}",
+            implied.price()
+        );
+        let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
+        let row = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
+            (row.measured.unwrap(), row.holds)
+        };
+        assert_eq!(row("core2-2008: cycles of an invalidation").1, None);
+        // Strict bitmap pays it at every unmap, bitmap once a wrap.
+        let strict = row("strict bitmap: cycles per request")
+            .0
+            .modelled_part
+            .unwrap();
+        let bitmap = row("bitmap: cycles per request").0.modelled_part.unwrap();
+        assert!((strict - bitmap - 1468.0).abs() < 1.0, "{strict} {bitmap}");
+        // The fitted price decides no order.
+        assert!(found.rows.iter().all(|row| row.group.is_none()));
+        assert_ne!(found.verdict, Verdict::Differs);
+    }
+
+    #[test]
+    fn the_order_holds_below_the_difference_of_the_work() {
+        let requests = [
+            ("default", 900.0, 6.0),
+            ("strict bitmap", 700.0, 1468.0),
+            ("bitmap", 650.0, 0.0),
+        ];
+        assert_eq!(price_limits(&requests), (200.0, 250.0));
+    }
+
+    /// The driver maps the frames in turn and ends each request before the next.
+    #[test]
+    fn requests_are_those_of_the_pseudo_driver() {
+        let mut driver = Requests::new().unwrap();
+        let first = driver.take(PseudoScsi::FRAMES).unwrap().plan;
+        let next = driver.take(1).unwrap().plan;
+        assert_eq!((first.maps, first.unmaps), (4096, 4096));
+        assert_eq!(first.segments[0].bytes(), 1024);
+        assert_eq!(first.segments[0], next.segments[0]);
+        assert_ne!(first.segments[0], first.segments[1]);
+        assert!(matches!(first.steps[1].step, Step::Unmap { .. }));
+        assert_eq!(next.steps[0].time, Nanos(4096 * REQUEST_NS));
+    }
 }

@@ -7,6 +7,11 @@
 //! space" allocator: first fit from the bottom of the low region, directed by the largest gap of
 //! each subtree. FreeBSD's unused page between ranges is omitted, because the EIOVAR paper does not
 //! mention it.
+//!
+//! [`FreeBsdTree::current`] follows FreeBSD 14 (`sys/dev/iommu/iommu_gas.c`, `iommu_gas_lowermatch`
+//! and `iommu_gas_match_one`): a page stays unused on both sides of each range, and the search is
+//! directed by the largest gap up to the limit. FreeBSD keeps page 0 and the end of the domain as
+//! entries, so the first range begins two pages after page 0.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -19,13 +24,13 @@ pub type FreeBsd<L> = Locked<FreeBsdTree, L>;
 
 /// The extent of a subtree of allocated ranges, and its largest gap.
 #[derive(Debug, Clone, Copy)]
-struct Gaps {
+pub(crate) struct Gaps {
     /// First page of the lowest range. Greater than `last` in an empty subtree.
-    first: u64,
+    pub(crate) first: u64,
     /// Last page of the highest range.
-    last: u64,
+    pub(crate) last: u64,
     /// Pages of the largest gap between two ranges of the subtree.
-    largest: u64,
+    pub(crate) largest: u64,
 }
 
 impl Default for Gaps {
@@ -70,6 +75,10 @@ impl Summary for Gaps {
 pub struct FreeBsdTree {
     tree: RbTree<Gaps>,
     space: PfnRange,
+    /// Unused pages on each side of a range.
+    guard: u64,
+    /// True if the search above 4 GiB is linear.
+    linear_above: bool,
 }
 
 impl FreeBsdTree {
@@ -78,7 +87,25 @@ impl FreeBsdTree {
         Self {
             tree: RbTree::new(),
             space,
+            guard: 0,
+            linear_above: true,
         }
+    }
+
+    /// Creates an empty tree that behaves as in FreeBSD 14.
+    pub fn current(space: PfnRange) -> Self {
+        Self {
+            guard: 1,
+            linear_above: false,
+            ..Self::new(space)
+        }
+    }
+
+    /// Returns the lowest aligned range in the gap `[from, end)` below `top`, with unused pages on
+    /// both sides. The limit `top` needs none.
+    fn lowest_between(&self, request: &AllocRequest, from: u64, end: u64, top: u64) -> Option<u64> {
+        let end = end.saturating_sub(self.guard);
+        request.lowest_in(from.saturating_add(self.guard), top.min(end))
     }
 
     /// Returns the number of allocated ranges.
@@ -102,14 +129,15 @@ impl FreeBsdTree {
         *visited = visited.saturating_add(1);
         let gaps = self.tree.summary(node);
         let before = gaps.first.saturating_sub(from);
-        if from >= top || gaps.largest.max(before) < request.pages {
+        let needed = request.pages.saturating_add(2 * self.guard);
+        if from >= top || gaps.largest.max(before) < needed {
             return Err(gaps.last.saturating_add(1));
         }
         let from = match self.first_fit(self.tree.left(node), from, top, request, visited) {
             Ok(lo) => return Ok(lo),
             Err(from) => from,
         };
-        if let Some(lo) = request.lowest_in(from, top.min(self.tree.lo(node))) {
+        if let Some(lo) = self.lowest_between(request, from, self.tree.lo(node), top) {
             return Ok(lo);
         }
         let from = self.tree.hi(node).saturating_add(1);
@@ -152,13 +180,17 @@ impl RangeStore for FreeBsdTree {
             .get()
             .min(self.space.hi().get())
             .saturating_add(1);
-        let boundary = top.min(LAST_32BIT_PAGE + 1);
+        let boundary = match self.linear_above {
+            true => top.min(LAST_32BIT_PAGE + 1),
+            false => top,
+        };
+        let end = self.space.hi().get().saturating_add(1);
         let mut visited = 0;
         let from = self.space.lo().get();
         let mut found =
             match self.first_fit(self.tree.root(), from, boundary, request, &mut visited) {
                 Ok(lo) => Some(lo),
-                Err(rest) => request.lowest_in(rest, boundary),
+                Err(rest) => self.lowest_between(request, rest, end, boundary),
             };
         if found.is_none() && top > boundary {
             // A range may also cross the boundary.

@@ -197,7 +197,10 @@ impl<A: IovaAllocator> Run<'_, A> {
         while let Some(range) = self.alloc(1, &one) {
             all.push(range);
         }
-        assert_eq!(all.len() as u64, self.space.pages());
+        // Neighbours share the unused page between them.
+        let guard = self.rules.guard;
+        let usable = self.space.pages() - guard;
+        assert_eq!(all.len() as u64, usable / (1 + guard));
         for range in all {
             self.free(1, range);
         }
@@ -205,7 +208,7 @@ impl<A: IovaAllocator> Run<'_, A> {
         self.allocator.drain(&mut self.cpus[1]);
         self.flush(0);
         if self.rules.rounds_up_to.is_none() {
-            let whole = AllocRequest::new(self.space.pages(), Pfn::MAX);
+            let whole = AllocRequest::new(self.space.pages() - 2 * guard, Pfn::MAX);
             assert!(
                 self.alloc(0, &whole).is_some(),
                 "fragmented after everything was freed"
@@ -369,12 +372,37 @@ fn linux_rcache() {
     conforms(rules, |space| {
         LinuxRcache::new(FreeSpace::new(space).unwrap(), RefCell::new)
     });
+    let rules = Rules {
+        needs_room_to_align: true,
+        ..rules
+    };
+    conforms(rules, |space| {
+        LinuxRcache::new(LinuxMaple::new(space), RefCell::new)
+    });
+}
+
+#[test]
+fn linux_maple() {
+    let rules = Rules {
+        needs_room_to_align: true,
+        ..Rules::EXACT
+    };
+    conforms(rules, |space| {
+        Locked::new(LinuxMaple::new(space), RefCell::new)
+    });
 }
 
 #[test]
 fn freebsd() {
     conforms(Rules::EXACT, |space| {
         Locked::new(FreeBsdTree::new(space), RefCell::new)
+    });
+    let rules = Rules {
+        guard: 1,
+        ..Rules::EXACT
+    };
+    conforms(rules, |space| {
+        Locked::new(FreeBsdTree::current(space), RefCell::new)
     });
 }
 

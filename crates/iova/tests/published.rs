@@ -331,3 +331,86 @@ fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
     assert_eq!(found.range, pages(0, 7));
     assert!(found.steps < 32, "{} nodes", found.steps);
 }
+
+/// An allocator and the brute-force choice of its next range, as first page and pages.
+type Choice = fn(&dyn Fn(u64) -> bool, u64, u64, u64) -> Option<u64>;
+
+/// Compares the addresses of `store` with those that `choice` finds page by page.
+fn agrees(mut store: impl RangeStore, choice: Choice, seed: u64) {
+    const END: u64 = 300;
+    let mut random = Random::new(seed);
+    let mut live: Vec<PfnRange> = Vec::new();
+    for step in 0..4000 {
+        if random.below(5) < 2 && !live.is_empty() {
+            let range = live.swap_remove(random.below(live.len() as u64) as usize);
+            assert!(store.free(flushed(range).into()));
+            continue;
+        }
+        let pages = 1 + random.below(6);
+        let order = random.below(4) as u8;
+        let limit = 20 + random.below(END);
+        let request = AllocRequest {
+            align_order: order,
+            ..AllocRequest::new(pages, Pfn::new(limit))
+        };
+        let taken = |page: u64| {
+            let page = Pfn::new(page);
+            live.iter()
+                .any(|range| range.lo() <= page && page <= range.hi())
+        };
+        let wanted = choice(&taken, pages, 1 << order, limit.min(END) + 1);
+        let found = store.alloc(&request).ok().map(|found| found.range);
+        let lo = found.map(|range| range.lo().get());
+        assert_eq!(lo, wanted, "seed {seed}, step {step}, {request:?}");
+        live.extend(found);
+    }
+}
+
+/// The series of June 2026: the highest gap that fits the range at any start, and the highest
+/// aligned range in it.
+#[test]
+fn linux_maple_takes_the_highest_gap() {
+    for seed in 1..4 {
+        let choice: Choice = |taken, pages, align, limit| {
+            let room = pages + align - 1;
+            let fits = |end: &u64| (end - room..*end).all(|page| !taken(page));
+            let end = (1 + room..=limit).rev().find(fits)?;
+            Some((end - pages) / align * align)
+        };
+        agrees(LinuxMaple::new(pages(1, 300)), choice, seed);
+    }
+}
+
+/// FreeBSD 14: the lowest aligned range with an unused page on each side.
+#[test]
+fn freebsd_of_today_leaves_a_page_between_ranges() {
+    for seed in 1..4 {
+        let choice: Choice = |taken, pages, align, limit| {
+            let fits = |lo: &u64| {
+                lo.is_multiple_of(align)
+                    && lo + pages <= limit
+                    && lo + pages <= 300
+                    && (lo - 1..=lo + pages).all(|page| !taken(page))
+            };
+            (2..limit).find(fits)
+        };
+        agrees(FreeBsdTree::current(pages(1, 300)), choice, seed);
+    }
+}
+
+/// Holes of one page at random places cost `linux_maple` a path of the tree, and not a walk.
+#[test]
+fn linux_maple_visits_a_path_of_the_tree() {
+    let one = AllocRequest::new(1, LIMIT);
+    let two = AllocRequest::new(2, LIMIT);
+    let mut maple = LinuxMaple::new(space());
+    let ranges: Vec<_> = (0..8192)
+        .map(|_| maple.alloc(&one).unwrap().range)
+        .collect();
+    for range in ranges.iter().step_by(2) {
+        assert!(maple.free(flushed(*range).into()));
+    }
+    // 4096 holes of one page lie above the first gap of two.
+    let found = maple.alloc(&two).unwrap();
+    assert!(found.steps <= 2 * 13, "{}", found.steps);
+}

@@ -18,8 +18,8 @@ use ringfence_lab::layer::{DmaOps, InvalidationQueue, LayerPlatform};
 use ringfence_lab::meter::{
     Clock, EmptyLoop, FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, TimedReplay, cycles,
 };
-use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
-use ringfence_lab::modes::{Mode, TableKind};
+use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
+use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_lab::rtc::RtcParts;
@@ -125,7 +125,7 @@ struct MakeFull;
 impl ModeVisitor for MakeFull {
     type Output = Result<Box<dyn Phased>, LabError>;
 
-    fn identity(self, _: TableKind) -> Self::Output {
+    fn identity(self, _: IdentityKind) -> Self::Output {
         Err(LabError::Internal("a mode without components"))
     }
 

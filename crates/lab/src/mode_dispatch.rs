@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use crate::components::{
     MakeTable, ModeParts, ReplayTable, ThreadCell, bitmap, bitmap_as_published, dyn_alloc,
-    dyn_bitmap, eiovar, flat_table, freebsd, leaf_cached_radix, magazine, plain_radix, rb_tree,
-    rcache, reclaiming_radix, reclaiming_radix_full_page,
+    dyn_bitmap, eiovar, flat_table, freebsd, freebsd_current, leaf_cached_radix, magazine, maple,
+    plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
 use crate::guest::{pviommu, virtio_table, xen_table};
@@ -28,12 +28,52 @@ use crate::ring::RingParts;
 use crate::rtc::RtcParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
+/// A mode in which a device uses physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdentityKind {
+    /// No IOMMU.
+    Off,
+    /// The context entry selects pass-through. Drivers call the generic path to the IOMMU's driver.
+    PassThrough,
+    /// A table maps all memory to itself. Drivers call the same generic path.
+    StaticTable,
+    /// A host maps all memory of the guest. The guest has no IOMMU, and drivers no generic path.
+    WholeGuest,
+    /// Xen fills Calgary's table with all memory of a domain. Drivers call no generic path.
+    XenWholeGuest,
+}
+
+impl IdentityKind {
+    fn of(table: TableKind, owner: Owner) -> Self {
+        match (table, owner) {
+            (TableKind::None, _) => Self::Off,
+            (TableKind::StaticRadix, Owner::Host) => Self::WholeGuest,
+            (TableKind::StaticRadix, _) => Self::StaticTable,
+            (TableKind::StaticFlat, _) => Self::XenWholeGuest,
+            _ => Self::PassThrough,
+        }
+    }
+
+    /// Returns true if drivers call the generic path to the driver of an IOMMU.
+    pub const fn has_generic_path(self) -> bool {
+        matches!(self, Self::PassThrough | Self::StaticTable)
+    }
+
+    /// Returns true if the IOMMU looks accesses up in a table.
+    pub const fn has_table(self) -> bool {
+        matches!(
+            self,
+            Self::StaticTable | Self::WholeGuest | Self::XenWholeGuest
+        )
+    }
+}
+
 /// A computation over the types of a mode.
 pub trait ModeVisitor {
     /// Result of the computation, the same type for every mode.
     type Output;
     /// Visits a mode without an allocator.
-    fn identity(self, table: TableKind) -> Self::Output;
+    fn identity(self, kind: IdentityKind) -> Self::Output;
     /// Visits a mode with an allocator and a table.
     fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output
     where
@@ -88,7 +128,7 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         return cached(mode, visitor);
     }
     if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
-        return Ok(visitor.identity(mode.table));
+        return Ok(visitor.identity(IdentityKind::XenWholeGuest));
     }
     if !matches!(mode.owner, Owner::Kernel | Owner::Host) {
         return Err(visitor);
@@ -102,7 +142,7 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         _ => SlotChoice::Tail,
     };
     Ok(match (mode.alloc, mode.table, mode.flush) {
-        (A::Identity, table, F::Never) => visitor.identity(table),
+        (A::Identity, table, F::Never) => visitor.identity(IdentityKind::of(table, mode.owner)),
         (A::RingTail | A::RingFree, T::Ring | T::RingNonCoherent, F::Burst) => {
             let parts = RingParts::new(choice, coherency, Burst::default);
             visitor.rings::<Ring, FixedLogic, Burst>(parts)
@@ -171,6 +211,10 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, freebsd, reclaiming_radix_full_page, strict)),
         (W::Kernel, FreeBsd, T::RadixReclaim, F::PerUnmap) =>
             visitor.paged(P::new(mode, freebsd, reclaiming_radix, strict)),
+        (W::Kernel, FreeBsdCurrent, T::RadixReclaim, F::PerUnmap) =>
+            visitor.paged(P::new(mode, freebsd_current, reclaiming_radix, strict)),
+        (W::Kernel, LinuxMaple, T::Radix, F::PerUnmap) =>
+            visitor.paged(P::new(mode, maple, plain_radix, strict)),
         (W::Kernel, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, plain_radix, strict)),
         (W::Kernel, LinuxRcache, T::Radix, F::PerCpuQueue) =>
@@ -281,7 +325,7 @@ mod tests {
     impl ModeVisitor for RingCoherency {
         type Output = Option<Coherency>;
 
-        fn identity(self, _: TableKind) -> Self::Output {
+        fn identity(self, _: IdentityKind) -> Self::Output {
             None
         }
 
@@ -320,5 +364,61 @@ mod tests {
             let mode = Mode::find(name).unwrap();
             assert_eq!(dispatch(&mode, RingCoherency).unwrap(), wanted, "{name}");
         }
+    }
+
+    /// Returns the kind of a mode without translation.
+    struct Kind;
+
+    impl ModeVisitor for Kind {
+        type Output = Option<IdentityKind>;
+
+        fn identity(self, kind: IdentityKind) -> Self::Output {
+            Some(kind)
+        }
+
+        fn paged<A, T, F>(self, _: ModeParts<A, T, F>) -> Self::Output
+        where
+            A: ReplayAlloc,
+            T: ReplayTable,
+            F: FlushFor<A, T> + 'static,
+        {
+            None
+        }
+
+        fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+            None
+        }
+
+        fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
+        where
+            D: ReplayRing,
+            L: RingLogic + 'static,
+            F: FlushForRings<D> + 'static,
+        {
+            None
+        }
+    }
+
+    #[test]
+    fn pass_through_modes_have_the_generic_path_and_others_do_not() {
+        use IdentityKind as K;
+        for (name, kind, generic, table) in [
+            ("none", K::Off, false, false),
+            ("hwpt", K::PassThrough, true, false),
+            ("swpt", K::StaticTable, true, true),
+            ("kvm-baseline", K::WholeGuest, false, true),
+        ] {
+            let found = dispatch(&Mode::find(name).unwrap(), Kind).unwrap();
+            assert_eq!(found, Some(kind), "{name}");
+            assert_eq!(
+                (kind.has_generic_path(), kind.has_table()),
+                (generic, table),
+                "{name}"
+            );
+        }
+        assert_eq!(
+            dispatch(&Mode::find("strict").unwrap(), Kind).unwrap(),
+            None
+        );
     }
 }

@@ -19,8 +19,12 @@ pub enum Alloc {
     TableBitmap,
     /// FreeBSD: augmented tree.
     FreeBsd,
+    /// FreeBSD 14: the augmented tree with an unused page between ranges.
+    FreeBsdCurrent,
     /// Linux 6.12: per-CPU magazines for up to 32 pages, in front of the tree.
     LinuxRcache,
+    /// [`LinuxRcache`](Self::LinuxRcache) in front of the maple tree of June 2026.
+    LinuxMaple,
     /// Ringfence: per-CPU magazines for every size.
     Magazine,
     /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
@@ -34,7 +38,10 @@ pub enum Alloc {
 impl Alloc {
     /// Returns true if the allocator looks ranges up in a separate index.
     pub fn has_lookup(self) -> bool {
-        matches!(self, Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd)
+        matches!(
+            self,
+            Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd | Self::FreeBsdCurrent
+        )
     }
 }
 
@@ -258,10 +265,14 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "FreeBSD as published: unmap writes back whole table pages (EIOVAR 7)"),
     ("freebsd",          FreeBsd,             T::RadixReclaim,     PerUnmap,            Kernel,
         "FreeBSD, fixed: unmap writes back the cleared entries"),
+    ("freebsd-14",       FreeBsdCurrent,      T::RadixReclaim,     PerUnmap,            Kernel,
+        "freebsd with the allocator of FreeBSD 14"),
     ("linux-strict",     LinuxRcache,         T::Radix,            PerUnmap,            Kernel,
         "today's Linux, iommu.strict=1"),
     ("linux-lazy",       LinuxRcache,         T::Radix,            PerCpuQueue,         Kernel,
         "today's Linux, default"),
+    ("linux-maple",      LinuxMaple,          T::Radix,            PerUnmap,            Kernel,
+        "linux-strict with the maple-tree series of June 2026"),
     ("fence",            Magazine,            T::CachedRadix,      PerUnmap,            Kernel,
         "Ringfence: the best strict composition"),
     ("fence-burst",      Magazine,            T::CachedRadix,      Burst,               Kernel,

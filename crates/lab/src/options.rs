@@ -4,6 +4,7 @@ use crate::Profile;
 use crate::limits::ReplayLimits;
 use crate::meter::TIMED_REPLAYS;
 use crate::modes::Mode;
+use crate::replay::AttackerKind;
 use crate::ring::RingSizes;
 use crate::rtc::RtcParams;
 
@@ -20,6 +21,8 @@ pub struct CompareOptions {
     pub repetitions: usize,
     /// True to run the attack pass.
     pub attack: bool,
+    /// The attackers of the attack pass.
+    pub attackers: AttackerKind,
     /// True if the device of the metered pass accesses the pages of a buffer at its map as well as
     /// before its unmap.
     pub early_touches: bool,
@@ -40,6 +43,7 @@ impl CompareOptions {
             devices: None,
             repetitions: 3,
             attack: true,
+            attackers: AttackerKind::All,
             early_touches: false,
             rings: RingSizes::default(),
             rtc: RtcParams::PAPER,

@@ -12,15 +12,17 @@ use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
 use crate::error::LabError;
 use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
-use crate::layer::{AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform};
+use crate::layer::{
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform, PassThrough,
+};
 use crate::meter::{Ablations, Meter};
-use crate::mode_dispatch::{ModeVisitor, dispatch, dispatch_dyn};
-use crate::modes::{Mode, TableKind};
+use crate::mode_dispatch::{IdentityKind, ModeVisitor, dispatch, dispatch_dyn};
+use crate::modes::Mode;
 use crate::options::CompareOptions;
 use crate::oracle::Ownership;
 use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
-use crate::replay::{Attackers, CheckedReplay, Outcomes};
+use crate::replay::{AttackerKind, Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
 use crate::rtc::{RtcParams, RtcParts};
 use crate::sidecore::Sidecore;
@@ -62,7 +64,7 @@ struct OracleSetup {
     /// True if the IOMMU translates.
     enabled: bool,
     ownership: Ownership,
-    attackers: fn() -> Attackers,
+    attackers: fn(AttackerKind) -> Attackers,
     rtc: Option<RtcParams>,
 }
 
@@ -71,7 +73,7 @@ impl OracleSetup {
     const PAGES: Self = Self {
         enabled: true,
         ownership: Ownership::Page,
-        attackers: || Attackers::pages(Reuse::Page),
+        attackers: |kind| Attackers::pages(kind, Reuse::Page),
         rtc: None,
     };
 }
@@ -104,7 +106,7 @@ impl BuildReplays<'_> {
         };
         let metered = pass(Attackers::None)?.with_early_touches(options.early_touches);
         let attack: Option<Box<dyn OracleReplay>> = if options.attack {
-            Some(Box::new(pass((setup.attackers)())?))
+            Some(Box::new(pass((setup.attackers)(options.attackers))?))
         } else {
             None
         };
@@ -135,14 +137,14 @@ fn static_table(
 impl ModeVisitor for BuildReplays<'_> {
     type Output = Result<Runner, LabError>;
 
-    fn identity(self, kind: TableKind) -> Self::Output {
+    fn identity(self, kind: IdentityKind) -> Self::Output {
         let setup = OracleSetup {
-            enabled: kind != TableKind::None,
+            enabled: kind != IdentityKind::Off,
             ownership: Ownership::Byte,
-            attackers: || Attackers::pages(Reuse::Byte),
+            attackers: |kind| Attackers::pages(kind, Reuse::Byte),
             rtc: None,
         };
-        if kind == TableKind::StaticFlat {
+        if kind == IdentityKind::XenWholeGuest {
             type Hosted = VirtIommuHardware<XenHost>;
             return self.passes::<Hosted>(&setup, &|platform, _, host| {
                 let make = move |of: &AttachInfo, _: &LayerPlatform<_>| {
@@ -156,13 +158,19 @@ impl ModeVisitor for BuildReplays<'_> {
         }
         self.passes::<Vtd>(&setup, &|platform, coherency, _| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
-                let target = match kind {
-                    TableKind::StaticRadix => static_table(of.domain, coherency, platform)?,
-                    _ => ContextTarget::PassThrough,
+                let target = if kind.has_table() {
+                    static_table(of.domain, coherency, platform)?
+                } else {
+                    ContextTarget::PassThrough
                 };
                 Ok((Identity::new(of.domain), target))
             };
-            Box::new(Layer::new(Never, platform, make))
+            let layer = Layer::new(Never, platform, make);
+            if kind.has_generic_path() {
+                Box::new(PassThrough::new(layer))
+            } else {
+                Box::new(layer)
+            }
         })
     }
 
@@ -227,8 +235,8 @@ struct BuildMeter<'a> {
 impl ModeVisitor for BuildMeter<'_> {
     type Output = Result<Ablations, LabError>;
 
-    fn identity(self, _kind: TableKind) -> Self::Output {
-        Ablations::identity(|| Never, self.options.repetitions)
+    fn identity(self, kind: IdentityKind) -> Self::Output {
+        Ablations::identity(kind, self.options.repetitions)
     }
 
     fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output

@@ -6,6 +6,7 @@ use std::path::Path;
 use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, CompareOptions};
 use ringfence_lab::modes::Mode;
+use ringfence_lab::replay::AttackerKind;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
 use ringfence_lab::rtc::RtcParams;
 use ringfence_report::{FailedCondition, MeasuredOn, Report, csv, markdown, plots, terminal};
@@ -68,6 +69,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             rings,
             repetitions,
             attack: !args.no_attack,
+            attackers: AttackerKind::All,
             early_touches: false,
             rtc: RtcParams {
                 cycle_ns: args.rtc_period,

@@ -79,7 +79,7 @@ fn the_default_is_a_selection_that_fits_and_recommends_first() {
         "two sentences, and one on rings: {recommendation}"
     );
     assert!(
-        rest.starts_with("12 of 29 modes replayed; --all-modes "),
+        rest.starts_with("12 of 31 modes replayed; --all-modes "),
         "{rest}"
     );
 }

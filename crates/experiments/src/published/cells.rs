@@ -21,6 +21,7 @@ macro_rules! sheets {
 }
 
 sheets![
+    "attacks",
     "calgary_results",
     "claims",
     "eiovar_k_threshold_facts",

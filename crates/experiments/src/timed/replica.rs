@@ -9,12 +9,13 @@ use ringfence_dma::space::{Identity, Rings, Space};
 use ringfence_hw::RingLogic;
 use ringfence_lab::LabError;
 use ringfence_lab::components::{ModeParts, ReplayTable};
-use ringfence_lab::layer::{AttachInfo, ContextTarget, DmaLayer, LayerPlatform};
+use ringfence_lab::layer::{
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, LayerPlatform, PassThrough,
+};
 use ringfence_lab::meter::{
     Clock, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing, TimedReplay,
 };
-use ringfence_lab::mode_dispatch::ModeVisitor;
-use ringfence_lab::modes::TableKind;
+use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::rtc::RtcParts;
@@ -56,17 +57,32 @@ pub(super) trait DynExperimentReplay {
     fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError>;
 }
 
-impl<S: Space, F: FlushPolicy<S, u64>> DynExperimentReplay
-    for TimedReplay<DmaLayer<S, F, InvalidationQueue>>
-{
+/// A layer that counts its invalidations.
+trait CountsInvalidations: DmaOps {
+    fn invalidations(&self) -> u64;
+}
+
+impl<S: Space, F: FlushPolicy<S, u64>> CountsInvalidations for DmaLayer<S, F, InvalidationQueue> {
+    fn invalidations(&self) -> u64 {
+        self.platform.invalidator.requests()
+    }
+}
+
+impl<L: CountsInvalidations + 'static> CountsInvalidations for PassThrough<L> {
+    fn invalidations(&self) -> u64 {
+        self.layer().invalidations()
+    }
+}
+
+impl<L: CountsInvalidations> DynExperimentReplay for TimedReplay<L> {
     fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
         self.prepare(plan)?;
         let mut invalidations = 0;
         for block in blocks {
-            let before = self.layer().platform.invalidator.requests();
+            let before = self.layer().invalidations();
             self.run_block(plan, block.steps(plan), clock, None);
             if block.counts {
-                invalidations += self.layer().platform.invalidator.requests() - before;
+                invalidations += self.layer().invalidations() - before;
             } else {
                 clock.blocks.pop();
             }
@@ -87,12 +103,16 @@ pub(super) struct MakeReplica {
 impl ModeVisitor for MakeReplica {
     type Output = Result<Box<dyn DynExperimentReplay>, LabError>;
 
-    fn identity(self, _: TableKind) -> Self::Output {
+    fn identity(self, kind: IdentityKind) -> Self::Output {
         let make = |of: &AttachInfo, _: &LayerPlatform<InvalidationQueue>| {
             Ok((Identity::new(of.domain), ContextTarget::PassThrough))
         };
-        let bench = bench(self.write_back)?;
-        Ok(Box::new(TimedReplay::new(Never, bench, make)))
+        let layer = DmaLayer::new(Never, bench(self.write_back)?, make);
+        Ok(if kind.has_generic_path() {
+            Box::new(TimedReplay::of(Box::new(PassThrough::new(layer))))
+        } else {
+            Box::new(TimedReplay::of(Box::new(layer)))
+        })
     }
 
     fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output

@@ -26,6 +26,10 @@ pub(crate) struct Rules {
     pub(crate) quarantines: bool,
     /// True if the allocator requests flushes.
     pub(crate) flushes: bool,
+    /// True if an aligned range needs a gap in which every start has an aligned range behind it.
+    pub(crate) needs_room_to_align: bool,
+    /// Pages that stay unused on each side of a range.
+    pub(crate) guard: u64,
     /// True if release builds also reject ranges that are not allocated.
     pub(crate) always_refuses: bool,
 }
@@ -39,6 +43,8 @@ impl Rules {
         finds: true,
         quarantines: false,
         flushes: false,
+        needs_room_to_align: false,
+        guard: 0,
         always_refuses: true,
     };
 
@@ -116,16 +122,26 @@ impl Reference {
             }
         );
         let (count, order) = self.rules.reserved(request.pages);
-        let step = 1_u64 << order.max(u32::from(request.align_order));
+        let align = 1_u64 << order.max(u32::from(request.align_order));
+        let room = if self.rules.needs_room_to_align {
+            align - 1
+        } else {
+            0
+        };
+        let (count, step) = (count + room, if room > 0 { 1 } else { align });
         let within = if self.rules.reservation_within_limit {
             count
         } else {
-            request.pages
+            request.pages + room
         };
         let mut lo = self.space.lo().get().next_multiple_of(step);
         while lo + count - 1 <= self.space.hi().get() && lo + within - 1 <= request.limit.get() {
+            let guard = self.rules.guard;
+            let around = lo.saturating_sub(guard)..(lo + count).saturating_add(guard);
+            let outside = lo < self.space.lo().get() + guard
+                || lo + count + guard - 1 > self.space.hi().get();
             assert!(
-                (lo..lo + count).any(|page| self.taken.contains(&page)),
+                outside || around.clone().any(|page| self.taken.contains(&page)),
                 "{request:?} refused, and yet {count} pages are free at {lo:#x}"
             );
             lo += step;

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_iova::{
-    Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, LinuxRcache, Locked,
-    MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
+    Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, LinuxMaple, LinuxRcache,
+    Locked, MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
 };
 use ringfence_memory::Arena;
 use ringfence_pgtable::TableError;
@@ -22,6 +22,7 @@ pub(crate) type EiovarAlloc = Locked<Eiovar<CachedTree>, ThreadCell<Eiovar<Cache
 pub(crate) type BitmapAlloc = Bitmap<ThreadCell<BitmapState>>;
 pub(crate) type FreeBsdAlloc = Locked<FreeBsdTree, ThreadCell<FreeBsdTree>>;
 pub(crate) type RcacheAlloc = LinuxRcache<CachedTree, ThreadCell<RcacheShared<CachedTree>>>;
+pub(crate) type MapleAlloc = LinuxRcache<LinuxMaple, ThreadCell<RcacheShared<LinuxMaple>>>;
 pub(crate) type MagazineAlloc = Magazines<ThreadCell<Depot>>;
 pub(crate) type TableBitmapAlloc = TableBitmap<Rc<Arena>, ThreadCell<TableCursor>>;
 
@@ -30,6 +31,7 @@ impl StaticStubs for EiovarAlloc {}
 impl StaticStubs for BitmapAlloc {}
 impl StaticStubs for FreeBsdAlloc {}
 impl StaticStubs for RcacheAlloc {}
+impl StaticStubs for MapleAlloc {}
 impl StaticStubs for MagazineAlloc {}
 
 impl AllocEnv<'_> {
@@ -92,6 +94,20 @@ pub(crate) fn table_bitmap(site: &AllocEnv<'_>) -> Result<TableBitmapAlloc, LabE
 pub(crate) fn freebsd(site: &AllocEnv<'_>) -> Result<FreeBsdAlloc, LabError> {
     Ok(Locked::new(
         FreeBsdTree::new(site.full_range()?),
+        RefCell::new,
+    ))
+}
+
+pub(crate) fn freebsd_current(site: &AllocEnv<'_>) -> Result<FreeBsdAlloc, LabError> {
+    Ok(Locked::new(
+        FreeBsdTree::current(site.full_range()?),
+        RefCell::new,
+    ))
+}
+
+pub(crate) fn maple(site: &AllocEnv<'_>) -> Result<MapleAlloc, LabError> {
+    Ok(LinuxRcache::new(
+        LinuxMaple::new(site.full_range()?),
         RefCell::new,
     ))
 }

@@ -5,7 +5,8 @@ mod dyn_alloc;
 mod tables;
 
 pub(crate) use allocators::{
-    RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, magazine, rb_tree, rcache,
+    RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, freebsd_current, magazine, maple,
+    rb_tree, rcache,
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};
 pub(crate) use tables::{

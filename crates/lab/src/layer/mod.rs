@@ -8,12 +8,14 @@ mod attachments;
 mod dma_layer;
 mod invalidation_queue;
 mod mapping_token;
+mod pass_through;
 mod platform;
 
 pub use attachments::{Attachments, RINGS, ring_index, ring_of};
 pub use dma_layer::{DmaLayer, MakeSpace};
 pub use invalidation_queue::InvalidationQueue;
 pub use mapping_token::MappingToken;
+pub use pass_through::PassThrough;
 pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};

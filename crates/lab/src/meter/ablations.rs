@@ -3,13 +3,14 @@
 use std::rc::Rc;
 
 use ringfence_dma::MapError;
-use ringfence_dma::flush::FlushPolicy;
+use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
 
 use super::components::{CONFIGS, SecondAblation, Sums, components};
 use super::{AllocTrace, Clock, Components, EmptyLoop, FreeInvalidator, TimedReplay, cycles};
 use crate::error::LabError;
-use crate::layer::{AttachInfo, ContextTarget, LayerPlatform};
+use crate::layer::{AttachInfo, ContextTarget, DmaLayer, LayerPlatform, PassThrough};
+use crate::mode_dispatch::IdentityKind;
 use crate::plan::Plan;
 use crate::replay::{DynTimedReplay, PlanResources};
 
@@ -97,16 +98,18 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
-    where
-        F: FlushPolicy<Identity, u64> + 'static,
-    {
+    pub fn identity(kind: IdentityKind, repetitions: usize) -> Result<Self, LabError> {
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
             let make = |of: &AttachInfo, _: &LayerPlatform<FreeInvalidator>| {
                 Ok((Identity::new(of.domain), ContextTarget::PassThrough))
             };
             let platform = LayerPlatform::timed()?;
-            Ok(Box::new(TimedReplay::new(flush(), platform, make)))
+            let layer = DmaLayer::new(Never, platform, make);
+            Ok(if kind.has_generic_path() {
+                Box::new(TimedReplay::of(Box::new(PassThrough::new(layer))))
+            } else {
+                Box::new(TimedReplay::of(Box::new(layer)))
+            })
         };
         Self::undivided(repetitions, &whole)
     }

@@ -7,10 +7,28 @@ use ringfence_devices::{
 /// Attackers for rings only: one accesses the bytes beside a buffer, one runs past its end.
 type BufferEdgeAttackers = (Neighbour, Straddler);
 
+/// The choice of attackers for an attack pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AttackerKind {
+    /// All attackers that apply to the mode.
+    #[default]
+    All,
+    /// None: the device only accesses buffers before their unmap.
+    Passive,
+    /// A device that repeats accesses to addresses of earlier mappings.
+    Replayer,
+    /// A device that also keeps the translations of live mappings in the IOTLB.
+    Racer,
+}
+
 /// The attackers of a pass. An enum, so that both passes of a mode have the same type.
 pub enum Attackers {
     /// No attacker, in the metered pass.
     None,
+    /// The replayer alone.
+    Replayer(Box<Replayer>),
+    /// The replayer and the racer that prepares it.
+    Racer(Box<(Replayer, Racer)>),
     /// The attackers of every mode.
     Paged(Box<(Replayer, Neighbour)>),
     /// Adds the straddler and the racer. The racer runs last, because the entry that it keeps warm
@@ -20,23 +38,38 @@ pub enum Attackers {
 
 impl Attackers {
     /// Returns the attackers of a mode without rings.
-    pub fn pages(reuse: Reuse) -> Self {
-        Self::Paged(Box::new((Replayer::new(reuse), Neighbour)))
+    pub fn pages(kind: AttackerKind, reuse: Reuse) -> Self {
+        let all = || Self::Paged(Box::new((Replayer::new(reuse), Neighbour)));
+        Self::chosen(kind, reuse, all)
+    }
+
+    /// Returns the attackers of `kind`, of which `all` returns all.
+    fn chosen(kind: AttackerKind, reuse: Reuse, all: impl FnOnce() -> Self) -> Self {
+        match kind {
+            AttackerKind::All => all(),
+            AttackerKind::Passive => Self::None,
+            AttackerKind::Replayer => Self::Replayer(Box::new(Replayer::new(reuse))),
+            AttackerKind::Racer => Self::Racer(Box::new((Replayer::new(reuse), Racer::new()))),
+        }
     }
 
     /// Returns the attackers of a mode with rings, which has two more. The cache entry of a ring is
     /// overwritten by that of the next slot, so only a device that keeps a stale entry warm (the
     /// racer) can use it. A unit that looks up buffers by the byte may check only the first byte of
     /// an access (the straddler).
-    pub fn rings() -> Self {
-        let others = (Replayer::new(Reuse::Page), (Neighbour, Straddler));
-        Self::Rings(Box::new((others, Racer::new())))
+    pub fn rings(kind: AttackerKind) -> Self {
+        Self::chosen(kind, Reuse::Page, || {
+            let others = (Replayer::new(Reuse::Page), (Neighbour, Straddler));
+            Self::Rings(Box::new((others, Racer::new())))
+        })
     }
 
     #[inline(never)]
     fn attack<P: DmaPort>(&mut self, event: &DriverEvent, port: &mut P) {
         match self {
             Self::None => {}
+            Self::Replayer(attacker) => attacker.on(event, port),
+            Self::Racer(attackers) => attackers.on(event, port),
             Self::Paged(attackers) => attackers.on(event, port),
             Self::Rings(attackers) => attackers.on(event, port),
         }

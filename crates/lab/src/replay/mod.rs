@@ -13,7 +13,7 @@ mod stalled;
 mod steps;
 mod timed;
 
-pub use attackers::Attackers;
+pub use attackers::{AttackerKind, Attackers};
 pub use checked::CheckedReplay;
 pub use hooks::ReplayHooks;
 pub use outcomes::{Exposure, Outcomes, RingOutcomes};

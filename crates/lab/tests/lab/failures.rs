@@ -10,8 +10,7 @@ use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::hardware::{Hardware, Vtd};
 use ringfence_lab::layer::{ContextTarget, DmaLayer, FreeInvalidator, LayerPlatform};
 use ringfence_lab::meter::{Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRing, TimedReplay};
-use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
-use ringfence_lab::modes::TableKind;
+use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
@@ -111,7 +110,7 @@ struct OnFickle<'a>(&'a Plan);
 impl ModeVisitor for OnFickle<'_> {
     type Output = Outcomes;
 
-    fn identity(self, _: TableKind) -> Outcomes {
+    fn identity(self, _: IdentityKind) -> Outcomes {
         unreachable!("no mode here")
     }
 
@@ -184,7 +183,7 @@ struct Cramped<'a>(&'a Plan, u64);
 impl ModeVisitor for Cramped<'_> {
     type Output = Option<u64>;
 
-    fn identity(self, _: TableKind) -> Self::Output {
+    fn identity(self, _: IdentityKind) -> Self::Output {
         None
     }
 

@@ -112,6 +112,7 @@ pub(crate) fn planned_with(chunk: &Chunk, cycles: &[RtcParams]) -> (Plan, Planne
 /// Options without the meter, and with the hostile pass if `hostile` is set.
 pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
     CompareOptions {
+        attackers: ringfence_lab::replay::AttackerKind::All,
         limits: Default::default(),
         modes: Vec::new(),
         profile: Profile::r210_2015(),

@@ -15,8 +15,8 @@ use ringfence_lab::meter::{
     AllocTrace, Clock, FlushFor, FlushForRings, NullTable, ReplayAlloc, ReplayRing, ReplayedRings,
     TimedReplay,
 };
-use ringfence_lab::mode_dispatch::{ModeVisitor, dispatch};
-use ringfence_lab::modes::{Mode, Owner, TableKind};
+use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
+use ringfence_lab::modes::{Mode, Owner};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_lab::rtc::RtcParts;
@@ -72,7 +72,7 @@ impl ModeVisitor for AllReplicas<'_> {
     /// Results of the maps in the full replica, and in every other replica by name.
     type Output = Option<(String, Vec<(&'static str, String)>)>;
 
-    fn identity(self, _: TableKind) -> Self::Output {
+    fn identity(self, _: IdentityKind) -> Self::Output {
         None
     }
 

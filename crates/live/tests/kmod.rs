@@ -35,9 +35,9 @@ fn built(name: &str, build: impl FnOnce(&mut Command), run: impl FnOnce(&mut Com
     program.output().unwrap()
 }
 
-fn said(output: &Output) -> String {
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{complained}");
+fn checked_output(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -51,13 +51,13 @@ fn module_agrees_with_the_vectors() {
             program.arg(&vectors);
         },
     );
-    let said = said(&output);
+    let text = checked_output(&output);
     // The vectors contain valid and invalid requests, configuration spaces and events.
-    let words = said.split_whitespace();
+    let words = text.split_whitespace();
     let counts: Vec<u32> = words.filter_map(|word| word.parse().ok()).collect();
-    assert_eq!(counts.len(), 6, "{said}");
+    assert_eq!(counts.len(), 6, "{text}");
     for (count, least) in counts.iter().zip([110, 40, 10, 25, 7, 16]) {
-        assert!(*count >= least, "{said}");
+        assert!(*count >= least, "{text}");
     }
 }
 
@@ -108,7 +108,7 @@ fn with_a_host(name: &str) {
             program.arg(&vectors);
         },
     );
-    assert_eq!(said(&output), "all as it should be\n");
+    assert_eq!(checked_output(&output), "all as it should be\n");
 }
 
 #[test]

@@ -85,6 +85,19 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
         profile.miss_cycles,
         escape(&profile.source),
     );
+    verdicts(reproduction, out);
+    if !reproduction.not_built.is_empty() {
+        let _ = writeln!(
+            out,
+            "<p>Not in this build: {}.</p>",
+            reproduction.not_built.join(", ")
+        );
+    }
+    reading(out);
+}
+
+/// Formats the meaning of each verdict that occurs, and the table of verdicts.
+fn verdicts(reproduction: &Reproduction, out: &mut String) {
     let percent = 100.0 * reproduction.tolerance;
     out.push_str("<h2 id=\"verdicts\">Verdicts</h2>\n<dl>\n");
     for (verdict, meaning) in [
@@ -146,13 +159,10 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
         );
     }
     out.push_str("</tbody></table>\n");
-    if !reproduction.not_built.is_empty() {
-        let _ = writeln!(
-            out,
-            "<p>Not in this build: {}.</p>",
-            reproduction.not_built.join(", ")
-        );
-    }
+}
+
+/// Formats the explanation of the columns.
+fn reading(out: &mut String) {
     out.push_str(
         "<h2 id=\"reading\">How to read the tables</h2>\n\
          <p><b>published</b> is the paper's number, <b>here</b> the median of this run, \

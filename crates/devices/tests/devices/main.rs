@@ -7,6 +7,7 @@ mod board;
 mod detached;
 mod disks;
 mod faults;
+mod fewer_maps;
 mod hostile;
 mod inline;
 mod judge;

@@ -148,7 +148,7 @@ pub enum PersistentHandle<B> {
         slot: PhysAddr,
         /// The driver's buffer.
         buffer: Buffer,
-        /// Its memory.
+        /// Bytes of the buffer that the driver mapped.
         memory: PhysRange,
         /// The mapping as the device knows it.
         mapping: DeviceMapping,
@@ -248,7 +248,10 @@ where
         let pool = buffers.pool;
         let closed = self
             .dma
-            .unmap_premapped(self.cpu, self.platform, pool, |name| drop(name.release()));
+            .unmap_premapped(self.cpu, self.platform, pool, |name| {
+                // The driver's own pool has the token that permits accesses.
+                let _ = name.release();
+            });
         closed.map_err(|error| PersistentError::Unmap(Box::new(error)))
     }
 }

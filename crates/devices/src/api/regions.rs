@@ -127,7 +127,7 @@ pub enum RegionHandle<H> {
 pub struct RegionApi<'a, A: DmaApi> {
     /// The DMA API that maps the regions.
     pub inner: A,
-    /// The regions.
+    /// State of the regions between two calls.
     pub regions: &'a mut Regions<A::Handle>,
 }
 

@@ -310,14 +310,21 @@ fn copies_that_fit_no_slot_are_mapped_and_slots_are_clean() {
     for mapped in handles {
         assert!(env.api().unmap(to, mapped.handle).unwrap().is_some());
     }
-    // Both slots held other data before.
-    let buffer = pool.alloc().unwrap();
-    let memory = PhysRange::new(buffer.start(), 64).unwrap();
-    let mapped = env.api().map(to, buffer, memory).unwrap();
-    let mut seen = [0xff; 4096];
-    env.bus().read(rig::NIC, mapped.iova, &mut seen).unwrap();
-    assert_eq!(seen, [0; 4096], "the buffer, and no residue");
-    env.api().unmap(to, mapped.handle).unwrap();
+    // Both slots held other data before, one of them a whole page.
+    let mut handles = Vec::new();
+    for _ in 0..2 {
+        let buffer = pool.alloc().unwrap();
+        let memory = PhysRange::new(buffer.start(), 64).unwrap();
+        let mapped = env.api().map(to, buffer, memory).unwrap();
+        let mut seen = [0xff; 4096];
+        env.bus().read(rig::NIC, mapped.iova, &mut seen).unwrap();
+        assert_eq!(seen, [0; 4096], "the buffer, and no residue");
+        handles.push(mapped);
+    }
+    assert_eq!(env.stats().copied, 4);
+    for mapped in handles {
+        assert!(env.api().unmap(to, mapped.handle).unwrap().is_some());
+    }
     env.close().unwrap();
 }
 

@@ -1,5 +1,7 @@
 //! Buffers and their pools.
 
+use std::collections::VecDeque;
+
 use ringfence_types::{PhysAddr, PhysRange};
 
 /// A buffer of a [`Pool`], as a token that cannot be copied: its owner may access the memory. The
@@ -49,12 +51,24 @@ impl BufferOwner for u64 {
     }
 }
 
-/// A pool of buffers of one size in one region of memory. Last in, first out.
+/// Order in which a pool reuses its buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReuseOrder {
+    /// Last in, first out: the CPU's caches may still hold the buffer.
+    #[default]
+    LastIn,
+    /// First in, first out: neighbours are in use at the same time.
+    FirstIn,
+}
+
+/// A pool of buffers of one size in one region of memory. Last in, first out, unless it is created
+/// [otherwise](Self::with_order).
 #[derive(Debug)]
 pub struct Pool {
     region: PhysRange,
     slot_bytes: u64,
-    free: Vec<Buffer>,
+    free: VecDeque<Buffer>,
+    order: ReuseOrder,
     slots: usize,
 }
 
@@ -80,7 +94,7 @@ impl Pool {
             return Err(PoolError { region, slot_bytes });
         }
         // Reverse order, so that the pool allocates the first buffer first.
-        let free: Vec<_> = (0..slots)
+        let free: VecDeque<_> = (0..slots)
             .rev()
             .map(|slot| Buffer(region.start().wrapping_add(slot * slot_bytes)))
             .collect();
@@ -89,13 +103,21 @@ impl Pool {
             slot_bytes,
             slots: free.len(),
             free,
+            order: ReuseOrder::LastIn,
         })
+    }
+
+    /// Reuses buffers in `order` from now on.
+    #[must_use]
+    pub fn with_order(mut self, order: ReuseOrder) -> Self {
+        self.order = order;
+        self
     }
 
     /// Allocates a buffer; `None` if the pool is empty.
     #[inline]
     pub fn alloc(&mut self) -> Option<Buffer> {
-        self.free.pop()
+        self.free.pop_back()
     }
 
     /// Returns a buffer to the pool.
@@ -107,7 +129,10 @@ impl Pool {
         if !self.region.contains_address(buffer.0) {
             return Err(buffer);
         }
-        self.free.push(buffer);
+        match self.order {
+            ReuseOrder::LastIn => self.free.push_back(buffer),
+            ReuseOrder::FirstIn => self.free.push_front(buffer),
+        }
         Ok(())
     }
 

@@ -43,7 +43,7 @@ pub use attack::{
     Attacker, DEAD_RANGES, DeviceMapping, DmaPort, DriverEvent, Neighbour, Passive, Racer,
     Replayer, Reuse, Straddler, WARM_MAPPINGS,
 };
-pub use buffer::{Buffer, BufferOwner, Pool, PoolError};
+pub use buffer::{Buffer, BufferOwner, Pool, PoolError, ReuseOrder};
 pub use bus::{Bus, DmaError};
 pub use bytes::{ByteMemory, Unreachable};
 pub use observer::Observer;

@@ -409,7 +409,7 @@ impl Mode {
                 Some("T x (C + 1) of the cache's cycles")
             }
             FlushKind::Optimistic => Some("4 ms or 256 unmaps of the device"),
-            FlushKind::Async => Some("64 unmaps, the next map, or the sidecore's delay"),
+            FlushKind::Async => Some("64 unmaps that wait for the sidecore"),
             FlushKind::Deferred => Some("250 unmaps of the unit or 10 ms"),
             FlushKind::PerCpuQueue => Some("256 unmaps of the domain on one CPU or 10 ms"),
             FlushKind::PerWrap => Some("one wrap of the 32-bit space, 2^20 pages"),

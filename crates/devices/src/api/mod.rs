@@ -7,10 +7,17 @@
 mod attachments;
 mod hooks;
 mod layer;
+mod persistent;
+mod regions;
 
 pub use attachments::{Attachments, RingAttachments};
 pub use hooks::{AttackHook, DmaHooks, HasBus, UnmapOutcome};
 pub use layer::LayerApi;
+pub use persistent::{
+    PersistentApi, PersistentBuffers, PersistentError, PersistentHandle, PersistentStats,
+    PersistentUse,
+};
+pub use regions::{RegionApi, RegionHandle, RegionStats, Regions};
 
 use ringfence_dma::{Coherent, MapError};
 use ringfence_types::{

@@ -398,6 +398,7 @@ impl<H> Nic<H> {
 fn pools(profile: &NicProfile, memory: PhysRange) -> Result<Pools, NicError> {
     if profile.buffers_per_packet < MAX_BUFFERS {
         let data = Pool::new(memory, DATA_SLOT).map_err(NicError::Pool)?;
+        let data = data.with_order(profile.reuse);
         return Ok(Pools { header: None, data });
     }
     // The same number of headers and data buffers.
@@ -413,9 +414,13 @@ fn pools(profile: &NicProfile, memory: PhysRange) -> Result<Pools, NicError> {
         packets * DATA_SLOT,
     );
     let data = data.filter(|data| memory.contains(data)).ok_or(error)?;
+    let pool = |memory, slot_bytes| {
+        let pool = Pool::new(memory, slot_bytes).map_err(NicError::Pool)?;
+        Ok::<_, NicError>(pool.with_order(profile.reuse))
+    };
     Ok(Pools {
-        header: Some(Pool::new(header, HEADER_SLOT).map_err(NicError::Pool)?),
-        data: Pool::new(data, DATA_SLOT).map_err(NicError::Pool)?,
+        header: Some(pool(header, HEADER_SLOT)?),
+        data: pool(data, DATA_SLOT)?,
     })
 }
 

@@ -3,6 +3,7 @@
 use ringfence_types::Direction;
 
 use super::layout::{DESCRIPTOR_BYTES, SEGMENT_BYTES};
+use crate::ReuseOrder;
 use crate::api::DeviceRing;
 use crate::ring::RingSize;
 use crate::workload::{BURST, PACKETS_PER_RUN};
@@ -77,6 +78,8 @@ pub struct NicProfile {
     pub rx_frames: u32,
     /// Event after which completed transmissions are unmapped.
     pub tx_reclaim: TxReclaim,
+    /// Order in which the driver reuses its buffers.
+    pub reuse: ReuseOrder,
 }
 
 const fn rings(count: u16, size: u32) -> Rings {
@@ -108,6 +111,7 @@ impl NicProfile {
             // 250 ms of a run of 10 s.
             timeout: PACKETS_PER_RUN / 40,
         },
+        reuse: ReuseOrder::LastIn,
     };
 
     /// As [`MLX`](Self::MLX), but every sent frame is mapped, and both directions take an interrupt
@@ -130,6 +134,7 @@ impl NicProfile {
         inline_thold: 0,
         rx_frames: BURST,
         tx_reclaim: TxReclaim::Interrupt,
+        reuse: ReuseOrder::LastIn,
     };
 
     /// Returns the maximum length in bytes of an inlined frame; 0 if frames are never inlined.

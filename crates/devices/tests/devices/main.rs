@@ -6,6 +6,7 @@ mod attacks;
 mod detached;
 mod disks;
 mod faults;
+mod fewer_maps;
 mod hardware;
 mod hostile;
 mod inline;

@@ -9,7 +9,7 @@
 //! | shared mappings (Willmann et al.) | none: the mapping leaves with its last user |
 //! | optimistic teardown (Amit et al.) | a few cycles of 1 ms; a bounded number is released |
 //! | reverse translation cache (Tang et al., the PVIOMMU paper, section 4.5) | cycles of 10 s |
-//! | map cache of a guest (Yassour et al.), of the DMA API (Calgary slides) | until the quota is full |
+//! | map caches (Yassour et al.; Calgary slides) | until the quota is full |
 //! | "never free" (Calgary slides) | until addresses are needed |
 //!
 //! [`FlatCache`] implements [`ReverseCache`] with a flat table. The PVIOMMU paper's radix tree and

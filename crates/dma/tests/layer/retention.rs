@@ -147,6 +147,10 @@ fn the_last_user_keeps_what_was_not_unmapped() {
         panic!("{refused:?}");
     };
     let buffer = still.into_buffer();
+    let (cpu, board, at) = (&mut layer.cpu, &mut layer.board, layer.at);
+    let teardown = Teardown::IfUnused;
+    let detached = layer.dma.detach(cpu, board, &at, teardown, |_| {}, |_| {});
+    assert!(detached.is_err(), "its user has it");
     poke(&layer, before);
     let handle = layer.at;
     let again = Mapping::claim(&handle, range, TO, buffer);

@@ -10,9 +10,9 @@ use crate::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, Unma
 /// The memory of a map. A single piece needs no allocation.
 #[derive(Debug)]
 pub enum Pieces {
-    /// One buffer.
+    /// Memory of `map_single`.
     One([PhysRange; 1]),
-    /// A list.
+    /// Pieces of `map_sg`.
     List(Box<[PhysRange]>),
 }
 
@@ -75,7 +75,7 @@ pub enum Reply {
     /// Reply to a request without a result.
     Done,
     /// The sidecore has ended.
-    Gone,
+    Ended,
 }
 
 /// The layer on the sidecore.
@@ -145,7 +145,7 @@ impl<L: DmaOps> Executor<L> {
                 layer.tick();
                 Reply::Done
             }
-            Command::Stop => Reply::Gone,
+            Command::Stop => Reply::Ended,
         })
     }
 }

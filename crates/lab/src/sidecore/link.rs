@@ -147,7 +147,7 @@ impl ThreadLink {
             replies, thread, ..
         } = self;
         let ended = || thread.as_ref().is_none_or(JoinHandle::is_finished);
-        poll_until(|| replies.pop(), ended).unwrap_or(Reply::Gone)
+        poll_until(|| replies.pop(), ended).unwrap_or(Reply::Ended)
     }
 }
 

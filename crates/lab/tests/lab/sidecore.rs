@@ -144,8 +144,8 @@ fn a_sidecore_that_is_gone_refuses() {
         Err(ringfence_lab::LabError::TooManyDevices)
     ));
     let mut link = ThreadLink::start(|| Ok(plain_layer())).unwrap();
-    assert!(matches!(link.call(Command::Stop), Reply::Gone));
-    assert!(matches!(link.call(Command::Traits), Reply::Gone));
+    assert!(matches!(link.call(Command::Stop), Reply::Ended));
+    assert!(matches!(link.call(Command::Traits), Reply::Ended));
     assert!(Sidecore::new(link, UnmapWait::Waits).is_err());
     let mut link = ThreadLink::start(|| Ok(plain_layer())).unwrap();
     let Reply::Traits(_) = link.call(Command::Traits) else {

@@ -23,7 +23,7 @@ use ringfence_pviommu::frontend::{
     UnmapCompletions,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::rtc::{Cycles, MappingKey, ReverseCache};
+use ringfence_pviommu::rtc::{Cycles, FlatCache, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_types::{
     Access, Direction, Invalidator, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
     RingId,
@@ -390,6 +390,37 @@ fn a_full_cache_sheds() {
     assert_eq!(guest.live(), 7, "one in sixteen, and one at least");
     let neighbour = guest.map(buffer(20, 0, 64), TO);
     assert!(guest.unmap(neighbour));
+}
+
+/// Yassour et al.: a map cache over mapping on demand. A list of misses is one batch, a hit sends
+/// nothing, and a full cache unmaps its oldest mappings with one request.
+#[test]
+fn a_map_cache_batches_its_requests() {
+    const QUOTA: usize = 32;
+    let cache = FlatCache::new(c(), QUOTA, ResidencyPolicy::UntilFull);
+    let mut guest = guest(cache, UnknownUnmap::Refused);
+    let lists: Vec<Vec<_>> = (0..8)
+        .map(|list| {
+            (0..4)
+                .map(|piece| buffer(list * 4 + piece, 0, 64))
+                .collect()
+        })
+        .collect();
+    for round in 0..10 {
+        for list in &lists {
+            let mapping = guest.map_list(list, FROM).unwrap();
+            assert!(guest.unmap_list(mapping));
+        }
+        guest.wait(100 * CYCLE);
+        // Four maps and one kick for each list, once.
+        assert_eq!(guest.asked(), (32, 8), "round {round}");
+    }
+    let mapping = guest.map(buffer(40, 0, 64), FROM);
+    assert!(!guest.unmap(mapping), "the quota is full");
+    assert_eq!(guest.asked(), (34, 10));
+    guest.wait(0);
+    assert_eq!(guest.live(), QUOTA as u64 - 2);
+    assert_eq!(guest.asked(), (35, 11), "one request for two mappings");
 }
 
 /// Unmaps of an unmapped address and of a part of a mapping are refused.

@@ -140,7 +140,7 @@ fn run(design: Design) -> Result<Counts, LabError> {
     let mut probed = (0, 0);
     let rights = Permissions::READ_WRITE;
     for round in 0..ROUNDS {
-        for bus in 0..2_usize {
+        for (bus, table) in tables.iter().enumerate() {
             let unit = bus.min(machine.len() - 1);
             // Addresses come from a bitmap that moves on: no address recurs before a wrap.
             let page = Pfn::new(16 + round);
@@ -150,7 +150,7 @@ fn run(design: Design) -> Result<Counts, LabError> {
                 pages: 1,
                 permissions: rights,
             };
-            tables[bus].map(&arena, &frames, request)?;
+            table.map(&arena, &frames, request)?;
             let device = RequesterId::new((bus as u16) << 8);
             let access = |machine: &mut Vec<CalgaryUnit>, at: Iova| {
                 machine[unit]
@@ -171,7 +171,7 @@ fn run(design: Design) -> Result<Counts, LabError> {
                 continue;
             };
             let range = PfnRange::new(Pfn::new(16 + oldest), 1).ok_or_else(failed)?;
-            let (_unmapped, levels) = tables[bus].unmap(&arena, range).map_err(|_| failed())?;
+            let (_unmapped, levels) = table.unmap(&arena, range).map_err(|_| failed())?;
             unflushed += 1;
             let due = match design.invalidate {
                 Invalidate::PerUnmap => true,
@@ -180,7 +180,7 @@ fn run(design: Design) -> Result<Counts, LabError> {
             if due {
                 let request = match design.invalidate {
                     Invalidate::PerUnmap => Invalidation::Pages {
-                        domain: tables[bus].domain(),
+                        domain: table.domain(),
                         range,
                         levels,
                     },

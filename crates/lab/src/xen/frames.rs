@@ -14,7 +14,7 @@ const DOMAINS: usize = 256;
 pub enum FrameReferences {
     /// A map takes a reference. A referenced frame keeps its owner.
     Counted,
-    /// A map takes none. A device may reach a frame that has moved to another domain: the defect that
+    /// A map takes none. A device may reach a frame that moved to another domain: the defect that
     /// maps made in advance have if the hypervisor is not involved.
     NotCounted,
 }

@@ -102,10 +102,9 @@ impl<T: Copy> Numbered<T> {
     }
 
     fn remove(&mut self, number: u32) {
-        if let Some(item) = self.items.get_mut(number as usize) {
-            if item.take().is_some() {
-                self.free.push(number);
-            }
+        let item = self.items.get_mut(number as usize);
+        if item.is_some_and(|item| item.take().is_some()) {
+            self.free.push(number);
         }
     }
 }
@@ -235,10 +234,10 @@ impl Xen {
         for handle in handles {
             self.stats.calls += 1;
             let cleared = self.clear_grant(caller, *handle);
-            if let Ok(bus) = cleared {
-                if !buses.contains(&bus) {
-                    buses.push(bus);
-                }
+            if let Ok(bus) = cleared
+                && !buses.contains(&bus)
+            {
+                buses.push(bus);
             }
             each(cleared.map(drop));
         }

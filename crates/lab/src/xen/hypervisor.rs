@@ -226,7 +226,10 @@ impl Xen {
         let tag = DomainId::new(u16::from(bus) + 1);
         let table = Table::at(CalgaryTce::FULL, tag, self.coherency, &*self.memory, root);
         let table = table.map_err(|_| XenError::NoMemory)?;
-        self.direct(bus, Some((tag, root)))?;
+        if let Err(error) = self.direct(bus, Some((tag, root))) {
+            self.spare.push(root);
+            return Err(error);
+        }
         self.spaces.insert(bus, IoSpace::new(domid, table));
         Ok(())
     }

@@ -438,8 +438,8 @@ fn a_list_is_mapped_with_one_notification() {
 }
 
 /// The same list has four pages. Xen maps and unmaps single entries (CG06): four crossings each
-/// way. A multicall crosses once, and so does an array of grants (CG12, CG14). A lazy list is unmapped
-/// without a flush (CG11).
+/// way. A multicall crosses once, and so does an array of grants (CG12, CG14). A lazy list is
+/// unmapped without a flush (CG11).
 #[test]
 fn entries_of_a_list_cross_to_xen_one_by_one_or_together() {
     let mut script = Script::default();

@@ -281,11 +281,11 @@ impl XenHost {
         }
         let mut asked = Buses::default();
         for call in self.waiting.iter_mut().rev() {
-            if let IommuOp::UnmapEntry { bdf, flush, .. } = call {
-                if !asked.contains(bdf.bus()) {
-                    asked.insert(bdf.bus());
-                    *flush = TceFlush::Now;
-                }
+            if let IommuOp::UnmapEntry { bdf, flush, .. } = call
+                && !asked.contains(bdf.bus())
+            {
+                asked.insert(bdf.bus());
+                *flush = TceFlush::Now;
             }
         }
         self.cross(KickCause::Unmap);

@@ -22,7 +22,7 @@ use crate::components::{
     rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
-use crate::guest::{RtcParts, pviommu, virtio_table};
+use crate::guest::{RtcParts, emulated_table, pviommu, virtio_table};
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
@@ -157,6 +157,10 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, magazine, leaf_cached_radix, strict)),
         (W::Kernel, Magazine, T::CachedRadix, F::Burst) =>
             visitor.paged(P::new(mode, magazine, leaf_cached_radix, Burst::default)),
+        (W::Emulated, LinuxRcache, T::Radix, F::PerUnmap) =>
+            visitor.paged(P::new(mode, rcache, emulated_table, strict)),
+        (W::Emulated, LinuxRcache, T::Radix, F::PerCpuQueue) =>
+            visitor.paged(P::new(mode, rcache, emulated_table, per_cpu_queue)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, virtio_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
@@ -192,6 +196,7 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         (W::Kernel | W::Host, T::RadixReclaim, F::PerUnmap) => {
             Ok(visitor.paged(P::new(mode, dyn_alloc, reclaiming_radix, || Strict)))
         }
+        (W::Emulated, T::Radix, _) => with_flush(mode, emulated_table, visitor),
         (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
         (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {
             let table = pviommu(mode.owner);

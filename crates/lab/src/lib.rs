@@ -37,5 +37,5 @@ mod stubs;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;
-pub use profile::{Profile, ProfileError};
+pub use profile::{IotlbPrefetch, Profile, ProfileError};
 pub use status::ReplayStatus;

@@ -421,7 +421,8 @@ fn ring_at(at: u64) -> RingAddresses {
     }
 }
 
-/// The attacker aims its rings at the rings and buffers of context 0. Returns the number of escapes.
+/// The attacker aims its rings at the rings and buffers of context 0. Returns the number of
+/// escapes.
 fn attack(machine: &mut Machine<'_>) -> usize {
     machine.open(0);
     machine.exchange(0, 0, 3);

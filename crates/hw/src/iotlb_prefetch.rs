@@ -6,17 +6,15 @@
 //! removes it, and it can evict others. A page that is not mapped is not cached.
 
 use ringfence_pgtable::Format;
-use ringfence_types::{
-    Access, FaultReason, Iova, PageSize, Pfn, PfnRange, PhysMemory, RequesterId,
-};
+use ringfence_types::{Access, FaultReason, Iova, PageSize, Pfn, PhysMemory};
 
+use crate::TableRoot;
 use crate::walker::Walker;
-use crate::{ContextLookup, Iommu, TableRoot};
 
 /// Side of a missed page on which the unit prefetches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrefetchSide {
-    /// Higher addresses.
+    /// Addresses above the missed page.
     Higher,
     /// Lower addresses. Allocators that search from the top return these next.
     Lower,
@@ -25,47 +23,10 @@ pub enum PrefetchSide {
 /// Prefetch of pages next to a missed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdjacentPrefetch {
-    /// The side.
+    /// Side of the missed page.
     pub side: PrefetchSide,
     /// Number of pages.
     pub pages: u8,
-}
-
-impl<D: ContextLookup> Iommu<D> {
-    /// Sets the prefetch at each miss; `None` turns it off, which is the default.
-    pub fn set_adjacent_prefetch(&mut self, prefetch: Option<AdjacentPrefetch>) {
-        self.walker.adjacent = prefetch;
-    }
-
-    /// Prefetches the translations of `range` for `device`, as a hint by the software that has
-    /// mapped it. Reads at most [`MAX_HINT`](Self::MAX_HINT) pages. Ignores a device without a table.
-    pub fn prefetch<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: RequesterId,
-        range: &PfnRange,
-    ) {
-        let Ok(context) = self.context(mem, device) else {
-            return;
-        };
-        let Some(table) = context.table_root() else {
-            return;
-        };
-        let first = range.lo().get();
-        let last = range
-            .hi()
-            .get()
-            .min(first.saturating_add(Self::MAX_HINT - 1));
-        for page in first..=last {
-            let iova = Pfn::new(page).iova();
-            if iova <= context.highest {
-                self.walker.prefetch_page(mem, table, iova);
-            }
-        }
-    }
-
-    /// Maximum number of pages of one hint.
-    pub const MAX_HINT: u64 = 512;
 }
 
 impl Walker {
@@ -97,7 +58,7 @@ impl Walker {
     }
 
     /// Caches the page of `iova` unless it is cached or not mapped. Its walk counts as a prefetch.
-    fn prefetch_page<F: Format, M: PhysMemory + ?Sized>(
+    pub(crate) fn prefetch_page<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         table: &TableRoot<F>,

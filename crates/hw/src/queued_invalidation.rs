@@ -34,7 +34,7 @@ const STATUS_WRITE: u64 = 1 << 5;
 /// Status data, bits 32..=63 of a wait descriptor.
 const DATA_SHIFT: u32 = 32;
 
-/// A descriptor.
+/// A request in the queue, or the wait for earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InvalidationDescriptor {
     /// Context-cache invalidate, for one device.
@@ -47,9 +47,9 @@ pub enum InvalidationDescriptor {
     IotlbDomain(DomainId),
     /// IOTLB invalidate, page-selective within domain: an aligned power of two of pages.
     IotlbPages {
-        /// The domain.
+        /// Domain whose id tags the entries.
         domain: DomainId,
-        /// The pages.
+        /// Pages to invalidate, as many as the address mask says.
         range: PfnRange,
         /// The kinds of entries.
         levels: CachedLevels,
@@ -152,7 +152,8 @@ impl InvalidationDescriptor {
     ///
     /// # Errors
     /// [`BadDescriptor`] for an unknown type, a reserved granularity, or a mask beyond
-    /// [`MAX_MASK`](Self::MAX_MASK). Also for a wait without a status write, which this model lacks.
+    /// [`MAX_MASK`](Self::MAX_MASK). Also for a wait without a status write, which this model
+    /// lacks.
     pub fn decode([low, high]: [u64; 2]) -> Result<Self, BadDescriptor> {
         let bad = BadDescriptor([low, high]);
         let domain = DomainId::new((low >> DID_SHIFT) as u16);

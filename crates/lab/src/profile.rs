@@ -45,7 +45,7 @@ pub struct Profile {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IotlbPrefetch {
-    /// No prefetch.
+    /// The unit reads only missed pages.
     #[default]
     None,
     /// At a miss, the unit also reads the next page.

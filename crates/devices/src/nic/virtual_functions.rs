@@ -34,9 +34,9 @@ pub struct VirtualFunctionError {
     pub physical: RequesterId,
     /// First VF Offset.
     pub first_offset: u16,
-    /// VF Stride.
+    /// Distance between two ids (VF Stride).
     pub stride: u16,
-    /// NumVFs.
+    /// Number of enabled functions (NumVFs).
     pub count: u16,
 }
 

@@ -170,7 +170,7 @@ impl EmulatedHost {
     }
 }
 
-/// The host.
+/// The host's side: it handles exits and keeps the shadow tables.
 impl EmulatedHost {
     /// Creates the guest's table of a domain and its shadow, as the host does when the guest writes
     /// the context entry.

@@ -73,11 +73,11 @@ def broken(row):
         bound = float((row["bound"] or "inf s").split(" s")[0]) * 1e9
         if row["stale_window_max_ns"] > bound + 1e6:
             yield f"a window of {row['stale_window_max_ns']} ns exceeds the bound {row['bound']}"
-    elif row["mode"].startswith(("virtio-", "pviommu")):
+    elif row["mode"].startswith(("emulated-", "virtio-", "pviommu")):
         if not row["unmaps"] <= row["kicks"] <= row["requests"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks for {row['unmaps']} unmaps"
         more = row["kicks"] - row["maps"] - row["unmaps"]
-        if row["mode"] in ("virtio-strict", "pviommu") and not 0 <= more <= row["requests"] // QUEUE:
+        if row["mode"] in ("emulated-strict", "virtio-strict", "pviommu") and not 0 <= more <= row["requests"] // QUEUE:
             yield f"{row['kicks']} kicks for {row['maps']} maps and {row['unmaps']} unmaps"
     elif row["requests"]:
         yield f"{row['requests']} requests without a host"

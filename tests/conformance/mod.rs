@@ -317,7 +317,9 @@ fn flat() -> impl Iterator<Item = Mode> {
 /// Tables that a host maintains, with other allocators and flush policies than those of Linux; no
 /// named mode uses them.
 fn hosted() -> impl Iterator<Item = Mode> {
-    const ROWS: [(&str, &str, &str); 8] = [
+    const ROWS: [(&str, &str, &str); 10] = [
+        ("magazine", "burst", "emulated"),
+        ("cached-rbtree", "deferred", "emulated"),
         ("magazine", "burst", "virtio-iommu"),
         ("cached-rbtree", "deferred", "virtio-iommu"),
         ("eiovar", "per-unmap", "virtio-iommu"),
@@ -432,6 +434,8 @@ fn invalidations_match_the_policy() {
         ("bitmap", 0),
         ("fence-burst", 599 / 256),
         ("kvm-baseline", 0),
+        ("emulated-strict", 600),
+        ("emulated-lazy", 599 / 256),
         ("virtio-strict", 600),
         ("pviommu", 600),
         // No mapping leaves the cache before a cycle ends.

@@ -28,6 +28,7 @@ const STRICT: &[&str] = &[
     "linux-maple",
     "fence",
     "fence-burst",
+    "emulated-strict",
     "virtio-strict",
     "pviommu",
     "shared",
@@ -41,6 +42,7 @@ const DEFERRED: &[&str] = &[
     "defer+",
     "linux-lazy",
     "bitmap",
+    "emulated-lazy",
     "virtio-lazy",
     "pviommu+rtc",
     "pviommu+rtc+hopt",
@@ -77,6 +79,8 @@ const CLASSES: &[(&str, Attack, Expected, Expected, Expected)] = &[
 /// unmap to the host, so the table still translates the address. The guest sends it before the next
 /// map, so no old address leads to a new buffer.
 const ODD: &[(&str, &str, Expected)] = &[
+    // The shadow translates the address until the flush.
+    ("A03 stale, cold", "emulated-lazy", V),
     ("A03 stale, cold", "virtio-lazy", V),
     ("A05 recycled page", "virtio-lazy", R),
     // Mappings kept by a cache stay in the table.

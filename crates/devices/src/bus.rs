@@ -137,10 +137,11 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     }
 }
 
-/// Requests of devices with a device TLB. The `iova` of an observed request is the host address that
-/// the device supplied.
+/// Requests of devices with a device TLB. The `iova` of an observed request is the host address
+/// that the device supplied.
 impl<U: TranslationService, M: PhysMemory, O: Observer> Bus<'_, U, M, O> {
-    /// Asks for the translation of the page of `iova` (AT = 01b). Moves no byte and is not observed.
+    /// Asks for the translation of the page of `iova` (AT = 01b). Moves no byte and is not
+    /// observed.
     pub fn translation_request(
         &mut self,
         device: RequesterId,

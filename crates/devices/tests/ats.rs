@@ -186,7 +186,8 @@ fn translated_accesses_reach_the_mapped_bytes() {
     }
 }
 
-/// A function that the context entry does not permit loses ATS and works with untranslated requests.
+/// A function that the context entry does not permit loses ATS and works with untranslated
+/// requests.
 #[test]
 fn an_unsupported_request_disables_ats() {
     let mem = arena();

@@ -34,7 +34,9 @@ mod host_bridge;
 mod interrupt;
 mod invalidation;
 mod iotlb;
+mod iotlb_prefetch;
 mod nested;
+mod queued_invalidation;
 mod ring;
 mod root_table;
 mod router;
@@ -62,9 +64,11 @@ pub use interrupt::{
     CompatibilityFormat, INTERRUPT_RANGE, Interrupt, InterruptEntry, InterruptFault,
     InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
 };
+pub use iotlb_prefetch::{AdjacentPrefetch, PrefetchSide};
 pub use nested::{
     NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Pasid, Stage,
 };
+pub use queued_invalidation::{BadDescriptor, InvalidationDescriptor};
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;
 pub use router::{IommuKind, IommuRouter};

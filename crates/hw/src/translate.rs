@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use ringfence_pgtable::Format;
 use ringfence_types::{
-    Access, Fault, FaultReason, Iova, IovaRange, PageSize, PhysAddr, PhysMemory, PhysRange,
-    RequesterId,
+    Access, Fault, FaultReason, Iova, IovaRange, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory,
+    PhysRange, RequesterId,
 };
 
 use crate::context_cache::CachedContext;
@@ -98,6 +98,33 @@ impl<D: ContextLookup> Iommu<D> {
             };
         }
         self.translate_on(mem, device, iova, bytes, access)
+    }
+
+    /// Maximum number of pages of one hint to [`prefetch`](Self::prefetch).
+    pub const MAX_HINT: u64 = 512;
+
+    /// Prefetches the translations of `range` for `device`, as a hint by the software that mapped
+    /// it. Reads at most [`MAX_HINT`](Self::MAX_HINT) pages. Ignores a device without a table.
+    pub fn prefetch<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: RequesterId,
+        range: &PfnRange,
+    ) {
+        let Ok(context) = self.context(mem, device) else {
+            return;
+        };
+        let Some(table) = context.table_root() else {
+            return;
+        };
+        let first = range.lo().get();
+        let longest = first.saturating_add(Self::MAX_HINT.wrapping_sub(1));
+        for page in first..=range.hi().get().min(longest) {
+            let iova = Pfn::new(page).iova();
+            if iova <= context.highest {
+                self.walker.prefetch_page(mem, table, iova);
+            }
+        }
     }
 
     /// Translates any access while translation is enabled.

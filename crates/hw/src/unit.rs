@@ -9,8 +9,8 @@ use ringfence_types::{DomainId, PageSize, PhysAddr, PhysRange};
 use crate::context_cache::{CachedContext, ContextCache};
 use crate::walker::Walker;
 use crate::{
-    ContextLookup, DartRegister, FaultLog, Geometry, HostBridge, HostBridges, IommuStats,
-    Replacement, RootTable, WALK_CACHES,
+    AdjacentPrefetch, ContextLookup, DartRegister, FaultLog, Geometry, HostBridge, HostBridges,
+    IommuStats, Replacement, RootTable, WALK_CACHES,
 };
 
 /// Smallest scope that a unit can invalidate.
@@ -117,6 +117,11 @@ impl<D: ContextLookup> Iommu<D> {
     /// Returns true if translation is enabled.
     pub fn is_enabled(&self) -> bool {
         self.translation_state == TranslationState::Enabled
+    }
+
+    /// Sets the prefetch at each IOTLB miss; `None` turns it off, which is the default.
+    pub fn set_adjacent_prefetch(&mut self, prefetch: Option<AdjacentPrefetch>) {
+        self.walker.adjacent = prefetch;
     }
 
     /// Returns the smallest scope that the unit can invalidate.

@@ -11,12 +11,14 @@ use ringfence_hw::{
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, TranslationType};
-use ringfence_types::{DomainId, Fault, Invalidation, InvalidationError, Invalidator, RequesterId};
+use ringfence_types::{
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, IovaRange, PfnRange, RequesterId,
+};
 
-use crate::Profile;
 use crate::error::LabError;
 use crate::layer::{ContextTarget, InvalidationQueue};
 use crate::queue_stats::QueueStats;
+use crate::{IotlbPrefetch, Profile};
 
 /// An IOMMU with the structures that it reads to find a device's table.
 pub trait Hardware: fmt::Debug + Sized + 'static {
@@ -70,6 +72,12 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         request: &DmaRequest,
         observer: O,
     ) -> Result<(), Fault>;
+
+    /// Tells the unit that a driver has mapped `range` for `device`. A unit without prefetch
+    /// ignores it.
+    fn mapped(&mut self, memory: &Arena, device: RequesterId, range: &IovaRange) {
+        let _ = (memory, device, range);
+    }
 
     /// Returns the interface for the layer's invalidations.
     fn invalidator(&mut self) -> &mut Self::Invalidator;
@@ -138,6 +146,8 @@ pub struct Vtd {
     /// The modelled unit.
     pub unit: VtdUnit,
     contexts: ContextTables,
+    /// True if the unit prefetches the pages of each map.
+    hinted: bool,
 }
 
 impl Hardware for Vtd {
@@ -151,13 +161,25 @@ impl Hardware for Vtd {
     ) -> Result<Self, LabError> {
         let contexts = ContextTables::new(profile.coherency(), &**memory, &**frames)?;
         let mut unit = VtdUnit::vtd(&config(profile)?);
+        unit.set_adjacent_prefetch(profile.iotlb_prefetch.adjacent());
         unit.set_root_table(contexts.root());
         unit.enable();
-        Ok(Self { unit, contexts })
+        Ok(Self {
+            unit,
+            contexts,
+            hinted: profile.iotlb_prefetch == IotlbPrefetch::HintAtMap,
+        })
     }
 
     fn disable(&mut self) {
         self.unit.disable();
+    }
+
+    fn mapped(&mut self, memory: &Arena, device: RequesterId, range: &IovaRange) {
+        if self.hinted {
+            self.unit
+                .prefetch(memory, device, &PfnRange::covering(range));
+        }
     }
 
     fn attach(

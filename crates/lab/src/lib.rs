@@ -40,5 +40,5 @@ pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;
-pub use profile::{Profile, ProfileError};
+pub use profile::{IotlbPrefetch, Profile, ProfileError};
 pub use status::ReplayStatus;

@@ -22,7 +22,7 @@ use crate::components::{
     plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
-use crate::guest::{pviommu, virtio_table, xen_table};
+use crate::guest::{emulated_table, pviommu, virtio_table, xen_table};
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 use crate::rtc::RtcParts;
@@ -223,6 +223,10 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, magazine, leaf_cached_radix, strict)),
         (W::Kernel, Magazine, T::CachedRadix, F::Burst) =>
             visitor.paged(P::new(mode, magazine, leaf_cached_radix, Burst::default)),
+        (W::Emulated, LinuxRcache, T::Radix, F::PerUnmap) =>
+            visitor.paged(P::new(mode, rcache, emulated_table, strict)),
+        (W::Emulated, LinuxRcache, T::Radix, F::PerCpuQueue) =>
+            visitor.paged(P::new(mode, rcache, emulated_table, per_cpu_queue)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, virtio_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
@@ -271,6 +275,7 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         (W::Sidecore, T::Flat, F::PerUnmap | F::Async) => {
             Ok(visitor.paged(P::new(mode, dyn_alloc, flat_table, || Strict)))
         }
+        (W::Emulated, T::Radix, _) => with_flush(mode, emulated_table, visitor),
         (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
         (owner, T::Flat, _) if owner.is_xen() => {
             with_any_flush(mode, xen_table(owner, mode.flush), visitor)

@@ -160,6 +160,9 @@ pub enum Owner {
     Kernel,
     /// The host, before the guest runs. The guest sends no requests.
     Host,
+    /// The guest's kernel, behind an IOMMU that the host emulates: the host copies the entries that
+    /// the guest invalidates, also after a map, to the table that the hardware walks.
+    Emulated,
     /// The host, on request over a virtio-iommu virtqueue. A request maps or unmaps one run of
     /// addresses.
     VirtioIommu,
@@ -289,6 +292,10 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: rIOMMU for drivers that unmap out of order"),
     ("kvm-baseline",     Identity,            T::StaticRadix,      Never,               Host,
         "a KVM guest with all of its memory mapped once (PVIOMMU 2)"),
+    ("emulated-strict",  LinuxRcache,         T::Radix,            PerUnmap,            Emulated,
+        "a guest behind an emulated VT-d with caching mode, iommu.strict=1"),
+    ("emulated-lazy",    LinuxRcache,         T::Radix,            PerCpuQueue,         Emulated,
+        "a guest behind an emulated VT-d with caching mode, lazy"),
     ("virtio-strict",    LinuxRcache,         T::Radix,            PerUnmap,            VirtioIommu,
         "a guest behind virtio-iommu, iommu.strict=1"),
     ("virtio-lazy",      LinuxRcache,         T::Radix,            PerCpuQueue,         VirtioIommu,

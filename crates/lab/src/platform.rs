@@ -10,8 +10,8 @@ use ringfence_hw::IommuStats;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysRange,
-    RequesterId, Ticket,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, IovaRange, Nanos, PhysAddr,
+    PhysRange, RequesterId, Ticket,
 };
 
 use crate::Profile;
@@ -123,6 +123,12 @@ impl<H: Hardware> ReplayPlatform<H> {
     #[inline]
     pub fn probe<O: Observer>(&mut self, request: &DmaRequest, observer: O) -> Result<(), Fault> {
         self.iommu.hardware.probe(&self.arena, request, observer)
+    }
+
+    /// Tells the hardware that a driver has mapped `range` for `device`.
+    #[inline]
+    pub fn mapped(&mut self, device: RequesterId, range: &IovaRange) {
+        self.iommu.hardware.mapped(&self.arena, device, range);
     }
 
     /// Returns the hardware's counters.

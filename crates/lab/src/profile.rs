@@ -1,7 +1,7 @@
 //! Cost profiles: modelled costs of work that no user program can execute, and the geometry of the
 //! modelled hardware.
 
-use ringfence_hw::{Geometry, GeometryError};
+use ringfence_hw::{AdjacentPrefetch, Geometry, GeometryError, PrefetchSide};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
 
@@ -40,9 +40,62 @@ pub struct Profile {
     pub iotlb_sets: u32,
     /// IOTLB ways (entries per set), a power of two.
     pub iotlb_ways: u32,
+    /// Strategy against IOTLB misses. If the profile lacks this field, the unit prefetches nothing.
+    #[serde(default, skip_serializing_if = "IotlbPrefetch::is_none")]
+    pub iotlb_prefetch: IotlbPrefetch,
     /// Entries of the page-walk caches of level 1 (upper end of a leaf table), 2 and 3. 0 means
     /// that the unit has no such cache; [`validate`](Self::validate) refuses it.
     pub walk_cache_entries: [u32; 3],
+}
+
+/// Prefetches into the IOTLB (W11).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IotlbPrefetch {
+    /// The unit reads only missed pages.
+    #[default]
+    None,
+    /// At a miss, the unit also reads the next page.
+    NextPage,
+    /// At a miss, the unit also reads the page before.
+    PreviousPage,
+    /// The driver names the pages of a buffer after its map, and the unit reads them.
+    HintAtMap,
+}
+
+impl IotlbPrefetch {
+    /// All strategies, no prefetch first.
+    pub const ALL: [Self; 4] = [
+        Self::None,
+        Self::NextPage,
+        Self::PreviousPage,
+        Self::HintAtMap,
+    ];
+
+    /// Returns the name, as in a profile and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::NextPage => "next-page",
+            Self::PreviousPage => "previous-page",
+            Self::HintAtMap => "hint-at-map",
+        }
+    }
+
+    /// Returns true if the unit prefetches nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+
+    /// Returns the prefetch of the unit at each miss.
+    pub(crate) fn adjacent(self) -> Option<AdjacentPrefetch> {
+        let side = match self {
+            Self::NextPage => PrefetchSide::Higher,
+            Self::PreviousPage => PrefetchSide::Lower,
+            Self::None | Self::HintAtMap => return None,
+        };
+        Some(AdjacentPrefetch { side, pages: 1 })
+    }
 }
 
 /// No paper gives the cost of a notification. This is the order of one guest exit and the entry
@@ -86,6 +139,7 @@ impl Profile {
             coherent: false,
             iotlb_sets: 16,
             iotlb_ways: 4,
+            iotlb_prefetch: IotlbPrefetch::None,
             walk_cache_entries: [32, 16, 4],
         }
     }

@@ -30,8 +30,8 @@ const TT_SHIFT: u32 = 2;
 const TT_TABLE: u64 = 0b00;
 const TT_DEVICE_TLB: u64 = 0b01;
 const TT_PASS_THROUGH: u64 = 0b10;
-/// PRE: page requests enabled. At its position in a scalable-mode context entry, because legacy mode
-/// has no page requests. Valid only with TT = 01b.
+/// PRE: page requests enabled. At its position in a scalable-mode context entry, because legacy
+/// mode has no page requests. Valid only with TT = 01b.
 const PRE: u64 = 1 << 4;
 /// Reserved in VT-d. A VT-d unit therefore faults on a ring context and a ring unit on a VT-d one,
 /// instead of misreading each other's tables.

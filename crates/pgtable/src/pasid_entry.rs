@@ -9,7 +9,7 @@ use crate::{ContextError, Levels};
 
 /// Words of an entry; this module uses the first three.
 const WORDS: usize = 8;
-/// P: present.
+/// P: the unit uses the entry.
 const PRESENT: u64 = 1;
 /// AW, bits 2..=4 of word 0: depth of the second stage.
 const AW_SHIFT: u32 = 2;

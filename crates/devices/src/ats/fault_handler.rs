@@ -53,9 +53,9 @@ impl PageFaultHandler {
         self.partial.retain(|(other, _), _| *other != device);
     }
 
-    /// Serves at most `budget` requests of `queue`, oldest first. `resolve` maps the requested page,
-    /// or returns the reason why not. Returns the responses in order. If the queue lost requests,
-    /// clears the overflow once it is empty.
+    /// Serves at most `budget` requests of `queue`, oldest first. `resolve` maps the requested
+    /// page, or returns the reason why not. Returns the responses in order. If the queue lost
+    /// requests, clears the overflow once it is empty.
     pub fn serve(
         &mut self,
         queue: &mut PageRequestQueue,

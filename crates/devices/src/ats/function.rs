@@ -70,7 +70,7 @@ pub struct AtsFunction {
     on_invalidate: OnInvalidate,
     /// The device TLB.
     pub tlb: DeviceTlb,
-    /// Page requests.
+    /// Sends page requests and takes their responses.
     pub page_requests: PageRequester,
 }
 

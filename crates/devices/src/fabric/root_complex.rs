@@ -59,7 +59,7 @@ pub enum Routed {
         /// First bus of the peer's port.
         port_bus: u8,
     },
-    /// An interrupt.
+    /// A valid interrupt request, after remapping.
     Interrupt(Interrupt),
     /// Nothing: a message that the root complex ignores.
     Dropped,
@@ -74,7 +74,7 @@ pub enum FabricError {
     /// ACS violation: the bus number of the requester id is not below the sender's port.
     #[error("{sender} sent a request as {requester}: blocked by ACS source validation")]
     ForeignRequester {
-        /// The sender.
+        /// The device that really sent it.
         sender: RequesterId,
         /// The requester id in the request.
         requester: RequesterId,
@@ -99,11 +99,11 @@ pub enum FabricError {
 /// The root complex: ports, the IOMMU, and interrupt remapping.
 #[derive(Debug)]
 pub struct RootComplex<U> {
-    /// The IOMMU.
+    /// Translates requests that no port routes to a sibling.
     pub unit: U,
-    /// The ports.
+    /// Route and check requests below the root complex.
     pub topology: Topology,
-    /// Interrupt remapping.
+    /// Decides on writes to the addresses of interrupt requests.
     pub interrupts: InterruptRemapping,
 }
 

@@ -35,9 +35,9 @@ pub enum PortError {
     /// The range of buses is empty.
     #[error("last bus {last} is below first bus {first}")]
     NoBus {
-        /// First bus.
+        /// Secondary bus number of the port.
         first: u8,
-        /// Last bus.
+        /// Subordinate bus number of the port.
         last: u8,
     },
     /// Another port has one of the buses.

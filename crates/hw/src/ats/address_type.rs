@@ -1,4 +1,5 @@
-//! The Address Type (AT) field of a memory request (PCI Express Base Specification, section 10.2.1).
+//! The Address Type (AT) field of a memory request (PCI Express Base Specification, section
+//! 10.2.1).
 
 /// Type of the address in a memory request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]

@@ -34,7 +34,7 @@ impl InvalidationTag {
 /// An invalidate request, which the unit sends to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InvalidateRequest {
-    /// The device.
+    /// The device whose TLB holds the entries.
     pub device: RequesterId,
     /// The addresses to invalidate: an aligned power of two of pages, as the S field encodes it.
     pub range: IovaRange,

@@ -50,13 +50,13 @@ pub enum GroupPosition {
 /// A device's request to make a page accessible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageRequest {
-    /// The device.
+    /// The requester, which gets the response.
     pub device: RequesterId,
-    /// The page.
+    /// Page that the device found not mapped.
     pub page: Pfn,
     /// The requested permissions (R and W).
     pub permissions: Permissions,
-    /// The group.
+    /// Group that the response names (PRG index).
     pub group: PrgIndex,
     /// Position in the group.
     pub position: GroupPosition,
@@ -135,11 +135,11 @@ impl ResponseCode {
 /// The response to a page request group, which the unit sends to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageGroupResponse {
-    /// The device.
+    /// The device that made the group.
     pub device: RequesterId,
-    /// The group.
+    /// Index that the device chose for the group.
     pub group: PrgIndex,
-    /// The result.
+    /// Worst result of the requests of the group.
     pub code: ResponseCode,
 }
 

@@ -113,8 +113,8 @@ impl<D: ContextLookup> AtsUnit<D> {
     }
 
     /// Ends the wait for completions that did not arrive in time (ITE): all waiting and outstanding
-    /// requests fail. Returns the devices that were late. Software must block them, because they may
-    /// still use the old translations.
+    /// requests fail. Returns the devices that were late. Software must block them, because they
+    /// may still use the old translations.
     pub fn time_out(&mut self) -> Vec<RequesterId> {
         let mut late: Vec<_> = self.queue.late().collect();
         late.sort_unstable();

@@ -4,7 +4,7 @@ use ringfence_types::RequesterId;
 
 use super::Interrupt;
 
-/// P: present.
+/// P: the unit uses the entry.
 const PRESENT: u64 = 1;
 /// IM: posted mode, bit 15. This model has no posted interrupts.
 const POSTED: u64 = 1 << 15;
@@ -33,7 +33,7 @@ pub enum SourceValidation {
     None,
     /// SVT = 01b: only this requester.
     Requester {
-        /// SID.
+        /// Requester id of the permitted device (SID).
         source: RequesterId,
         /// SQ: number of low function bits to ignore, from the top bit: 0 compares all bits, 1
         /// ignores bit 2, 2 ignores bits 1 and 2, 3 ignores the whole function. For phantom

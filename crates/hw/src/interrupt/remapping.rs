@@ -38,11 +38,11 @@ pub enum CompatibilityFormat {
 /// Error: the unit blocked an interrupt request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterruptFault {
-    /// The requester.
+    /// Requester id in the request.
     pub source: RequesterId,
     /// Index of the entry; 0 for a request in the compatibility format.
     pub index: u32,
-    /// The reason.
+    /// Check that the request failed.
     pub reason: InterruptFaultReason,
 }
 

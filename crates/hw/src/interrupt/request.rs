@@ -39,7 +39,7 @@ pub enum InterruptRequest {
 pub struct Interrupt {
     /// APIC id of the destination.
     pub destination: u32,
-    /// Vector.
+    /// Number of the interrupt at the processor.
     pub vector: u8,
 }
 
@@ -74,7 +74,7 @@ impl InterruptRequest {
     pub const fn message(index: u16) -> (PhysAddr, u32) {
         let index = index as u64;
         let at =
-            FIRST | REMAPPABLE | (index & INDEX_LOW) << INDEX_SHIFT | (index >> 15) * INDEX_HIGH;
+            FIRST | REMAPPABLE | (index & INDEX_LOW) << INDEX_SHIFT | ((index >> 15) * INDEX_HIGH);
         (PhysAddr::new(at), 0)
     }
 }

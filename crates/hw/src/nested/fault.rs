@@ -28,7 +28,7 @@ pub enum Stage {
 pub struct NestedFault {
     /// The fault, as recorded.
     pub fault: Fault,
-    /// The stage.
+    /// The stage that has no translation.
     pub stage: Stage,
 }
 

@@ -16,7 +16,7 @@ pub enum NestedInvalidation {
         domain: DomainId,
         /// Tag of the first stage.
         pasid: Pasid,
-        /// IOVAs.
+        /// IOVAs whose entries changed.
         range: PfnRange,
     },
     /// A whole first stage.
@@ -31,12 +31,12 @@ pub enum NestedInvalidation {
     SecondStagePages {
         /// Domain of the second stage.
         domain: DomainId,
-        /// Guest-physical pages.
+        /// Pages of the guest whose frames changed.
         range: PfnRange,
     },
     /// Everything of a domain, of both stages.
     Domain(DomainId),
-    /// Everything.
+    /// All entries of all domains.
     Global,
     /// The context of a device, and everything of its domain.
     Context(RequesterId),

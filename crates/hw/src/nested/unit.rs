@@ -71,7 +71,7 @@ pub struct NestedStats {
 pub struct NestedUnit {
     /// Address of the PASID table entry of each device.
     entries: BTreeMap<RequesterId, (Pasid, PhysAddr)>,
-    /// Cached entries.
+    /// Entries read from memory, until an invalidation of the context.
     pub(super) contexts: BTreeMap<RequesterId, NestedEntry>,
     pub(super) combined: CombinedCache,
     pub(super) second: SecondStageCache,
@@ -100,8 +100,8 @@ impl NestedUnit {
         }
     }
 
-    /// Registers the entry of `device` at `at`, with its PASID. The unit reads it at the next access
-    /// after an invalidation of the device's context.
+    /// Registers the entry of `device` at `at`, with its PASID. The unit reads it at the next
+    /// access after an invalidation of the device's context.
     pub fn set_context(&mut self, device: RequesterId, pasid: Pasid, at: PhysAddr) {
         self.entries.insert(device, (pasid, at));
     }

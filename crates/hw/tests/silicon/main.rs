@@ -7,6 +7,7 @@ mod host_bridges;
 mod hostile;
 mod invalidation;
 mod nested;
+mod prefetch;
 mod reference;
 mod rig;
 mod translate;

@@ -161,6 +161,7 @@ axis! {
     Owner, "owner",
     Kernel => "kernel",
     Host => "host",
+    Emulated => "emulated",
     VirtioIommu => "virtio-iommu",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",

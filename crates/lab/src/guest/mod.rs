@@ -11,6 +11,7 @@
 //! Guest and host are one thread. A charge for each kick stands for the missing cost: the exit from
 //! the guest and the wake-up of the host's thread.
 
+mod emulated;
 mod pviommu;
 mod second_stage;
 mod tables;
@@ -18,6 +19,8 @@ mod unit;
 mod virtio;
 mod xen;
 
+pub(crate) use emulated::emulated_table;
+pub use emulated::{EmulatedHost, EmulatedTable};
 pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
 pub use second_stage::{FrameLookup, FrameRmap};

@@ -241,6 +241,19 @@ pub struct IotlbPoint {
     pub evictions: u64,
 }
 
+/// Result of a prefetch into an IOTLB of 16 sets and 4 ways.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct IotlbStrategy {
+    /// Name of the prefetch.
+    pub prefetch: &'static str,
+    /// Lookups that missed.
+    pub misses: u64,
+    /// Pages that the unit prefetched.
+    pub prefetched: u64,
+    /// Words that walks and prefetches read from tables.
+    pub words_read: u64,
+}
+
 /// Advice on the IOTLB in one mode.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IotlbAdvice {
@@ -257,10 +270,17 @@ pub struct IotlbAdvice {
     pub entries_for_99_percent: Option<u32>,
     /// Results by geometry.
     pub points: Vec<IotlbPoint>,
+    /// Results by prefetch, with one geometry.
+    pub strategies: Vec<IotlbStrategy>,
 }
 
 impl IotlbAdvice {
-    pub(super) fn new(mode: &str, lookups: u64, points: Vec<IotlbPoint>) -> Self {
+    pub(super) fn new(
+        mode: &str,
+        lookups: u64,
+        points: Vec<IotlbPoint>,
+        strategies: Vec<IotlbStrategy>,
+    ) -> Self {
         let best_hit_rate = points.iter().filter_map(|point| point.hit_rate);
         let best_hit_rate = best_hit_rate.max_by(f64::total_cmp);
         let reaching = |share: f64| {
@@ -277,6 +297,7 @@ impl IotlbAdvice {
             entries_for_90_percent: reaching(0.9),
             entries_for_99_percent: reaching(0.99),
             points,
+            strategies,
         }
     }
 

@@ -8,20 +8,24 @@
 
 use ringfence_hw::IommuStats;
 
-use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
 use crate::limits::ReplayLimits;
 use crate::modes::Mode;
+use crate::{IotlbPrefetch, Profile};
 
-use super::advice::{IotlbAdvice, IotlbPoint};
+use super::advice::{IotlbAdvice, IotlbPoint, IotlbStrategy};
 
 /// Numbers of entries to try.
 pub const ENTRIES: [u32; 5] = [16, 64, 256, 1024, 4096];
 /// Numbers of ways to try with each number of entries.
 pub const WAYS: [u32; 3] = [1, 4, 16];
 
-const TRIALS: usize = ENTRIES.len() * WAYS.len();
+/// Sets and ways with which the prefetches are tried: 64 entries.
+const STRATEGY_GEOMETRY: (u32, u32) = (16, 4);
+
+const GEOMETRIES: usize = ENTRIES.len() * WAYS.len();
+const TRIALS: usize = GEOMETRIES + IotlbPrefetch::ALL.len();
 
 /// Returns the (sets, ways) pairs to try, ordered by ways.
 pub fn geometries() -> impl Iterator<Item = (u32, u32)> {
@@ -35,14 +39,24 @@ pub(super) struct Shape<'a> {
     mode: &'a Mode,
     sets: u32,
     ways: u32,
+    prefetch: IotlbPrefetch,
 }
 
 /// Returns `modes` with all geometries, in order of the modes.
 pub(super) fn shapes(modes: &[Mode]) -> impl Iterator<Item = Shape<'_>> {
-    let shape = |mode, (sets, ways)| Shape { mode, sets, ways };
-    modes
-        .iter()
-        .flat_map(move |mode| geometries().map(move |geometry| shape(mode, geometry)))
+    let trials = || {
+        let plain = geometries().map(|geometry| (geometry, IotlbPrefetch::None));
+        let prefetches = IotlbPrefetch::ALL.map(|prefetch| (STRATEGY_GEOMETRY, prefetch));
+        plain.chain(prefetches)
+    };
+    modes.iter().flat_map(move |mode| {
+        trials().map(move |((sets, ways), prefetch)| Shape {
+            mode,
+            sets,
+            ways,
+            prefetch,
+        })
+    })
 }
 
 impl Shape<'_> {
@@ -57,6 +71,7 @@ impl Shape<'_> {
     ) -> Result<Runner, LabError> {
         let mut profile = profile.clone();
         (profile.iotlb_sets, profile.iotlb_ways) = (self.sets, self.ways);
+        profile.iotlb_prefetch = self.prefetch;
         let options = compare::CompareOptions {
             limits,
             profile,
@@ -75,8 +90,18 @@ pub(super) fn advice(results: &[(Shape<'_>, IommuStats)]) -> Vec<IotlbAdvice> {
         .chunks(TRIALS)
         .filter_map(|results| {
             let (first, _) = results.first()?;
+            let (geometries, prefetches) = results.split_at_checked(GEOMETRIES)?;
+            let strategies = prefetches
+                .iter()
+                .map(|(shape, stats)| IotlbStrategy {
+                    prefetch: shape.prefetch.name(),
+                    misses: stats.iotlb_misses,
+                    prefetched: stats.prefetched,
+                    words_read: stats.walk_references + stats.prefetch_references,
+                })
+                .collect();
             let mut most = 0;
-            let points = results
+            let points = geometries
                 .iter()
                 .map(|(shape, stats)| {
                     let lookups = stats.lookups();
@@ -90,7 +115,7 @@ pub(super) fn advice(results: &[(Shape<'_>, IommuStats)]) -> Vec<IotlbAdvice> {
                     }
                 })
                 .collect();
-            Some(IotlbAdvice::new(&first.mode.name, most, points))
+            Some(IotlbAdvice::new(&first.mode.name, most, points, strategies))
         })
         .collect()
 }

@@ -16,7 +16,9 @@ mod slots;
 mod sweep;
 mod usage;
 
-pub use advice::{Fit, IotlbAdvice, IotlbPoint, RingAdvice, SizePoint, Stalls, TraceSizing};
+pub use advice::{
+    Fit, IotlbAdvice, IotlbPoint, IotlbStrategy, RingAdvice, SizePoint, Stalls, TraceSizing,
+};
 pub use iotlb::{ENTRIES, WAYS, geometries};
 pub use slots::RingSlots;
 pub use sweep::{SizeOptions, advise, readings};

@@ -140,6 +140,8 @@ fn the_meter_reports_components_that_add_up() {
         "riommu",
         "riommu-",
         "riommu-paper",
+        "emulated-strict",
+        "emulated-lazy",
         "virtio-strict",
         "virtio-lazy",
         "pviommu",

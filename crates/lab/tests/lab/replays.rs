@@ -86,6 +86,9 @@ fn every_mode_matches_hand_counts() {
         ("fence-burst", 600, 0),
         ("kvm-baseline", 0, end - US),
         // Invalidations by the host.
+        ("emulated-strict", 600, 0),
+        // As in `linux-lazy`: the host passes each flush on.
+        ("emulated-lazy", 3, 12_000 * US - 1027 * US),
         ("virtio-strict", 600, 0),
         ("pviommu", 600, 0),
         // No cache cycle ends.
@@ -298,6 +301,9 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
     let cases = [
         ("linux-strict", 0, 0, 0),
         ("kvm-baseline", 0, 0, 0),
+        // With caching mode, each map and each unmap is an invalidation of its own.
+        ("emulated-strict", 2 * PAIRS, PAIRS, PAIRS),
+        ("emulated-lazy", PAIRS + 3, PAIRS, 3),
         ("virtio-strict", 2 * PAIRS, PAIRS, PAIRS),
         ("pviommu", 2 * PAIRS, PAIRS, PAIRS),
         // No page recurs, and no mapping expires.
@@ -424,6 +430,11 @@ fn a_list_is_mapped_with_one_notification() {
     script.map(0, (0, 0, TX), 0, &pieces);
     script.unmap(US, (0, 0), 0);
     let (plan, planner) = planned(&script.chunk);
+    let (emulated, _) = replay("emulated-strict", &plan, &planner.live_mappings());
+    // An emulated unit needs one invalidation for the list.
+    let traffic = emulated.traffic;
+    assert_eq!((traffic.requests, traffic.kicks_in_maps), (2, 1));
+    assert_eq!((emulated.invalidations, emulated.tally.accesses), (1, 4));
     for (name, in_unmaps) in [("virtio-strict", 1), ("virtio-lazy", 1), ("pviommu", 1)] {
         let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
         let traffic = metered.traffic;

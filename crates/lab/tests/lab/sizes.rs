@@ -293,8 +293,9 @@ fn a_trace_that_takes_much_memory_is_read_more_often() {
     let advice = advise("t", open, &usage, &options, |line| lines = line).unwrap();
     assert_eq!(readings(&usage, &options), opened);
     assert_eq!(lines, 4000 * opened);
-    // Eight sizes of rings with two choices of slots, and fifteen shapes of the IOTLB.
-    assert_eq!(opened, 16 + 15);
+    // Eight sizes of rings with two choices of slots, fifteen shapes of the IOTLB and four
+    // prefetches.
+    assert_eq!(opened, 16 + 15 + 4);
     assert_eq!(advice.rings.len(), 80);
     for point in advice.rings.iter().flat_map(|ring| &ring.sweep) {
         assert_eq!(point.in_order, point.in_order_predicted, "{point:?}");
@@ -373,6 +374,20 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
     // LRU: a larger set holds everything that a smaller one holds.
     assert!(of(16, 1) <= of(16, 4) && of(16, 4) <= of(16, 16));
     assert!(of(64, 1) <= of(64, 4) && of(64, 4) <= of(64, 16));
+    // Prefetches, with the geometry of one point. A hint turns the first access after each map into
+    // a hit, and reads as many words as the miss would have.
+    let names: Vec<_> = iotlb.strategies.iter().map(|by| by.prefetch).collect();
+    let expected = ["none", "next-page", "previous-page", "hint-at-map"];
+    assert_eq!(names, expected);
+    let [none, next, previous, hint] = &iotlb.strategies[..] else {
+        panic!("four strategies");
+    };
+    let rate = 1.0 - none.misses as f64 / iotlb.lookups as f64;
+    assert!((of(16, 4) - rate).abs() < 1e-9);
+    assert_eq!(none.prefetched, 0);
+    assert!(next.prefetched > 0 && previous.prefetched > 0 && hint.prefetched > 0);
+    assert!(hint.misses <= none.misses - iotlb.lookups / 4, "{iotlb:?}");
+    assert!(hint.words_read >= none.words_read / 2);
     let best = iotlb
         .points
         .iter()

@@ -4,6 +4,7 @@ use super::Sizing;
 use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use crate::markdown::table;
 use crate::number::{bytes, count, or_dash, percent_of};
+use ringfence_lab::IotlbPrefetch;
 use ringfence_lab::size::{
     ENTRIES, Fit, IotlbAdvice, IotlbPoint, RingAdvice, Stalls, TraceSizing, WAYS,
 };
@@ -36,6 +37,8 @@ pub fn sizing_terminal(sizing: &Sizing, look: TableStyle) -> String {
                 buffer after its map and before its unmap\n",
             );
             out.push_str(&iotlb(&trace.iotlb).render(look));
+            out.push_str("\nMisses of an IOTLB of 16 sets and 4 ways, by prefetch\n");
+            out.push_str(&strategies(&trace.iotlb).render(look));
             out.push('\n');
         }
         for line in remarks(trace) {
@@ -69,6 +72,8 @@ pub fn sizing_markdown(sizing: &Sizing) -> String {
         if !trace.iotlb.is_empty() {
             out.push_str("### IOTLB\n\n");
             out.push_str(&table(&iotlb(&trace.iotlb)));
+            out.push_str("\n### Misses of an IOTLB of 16 sets and 4 ways, by prefetch\n\n");
+            out.push_str(&table(&strategies(&trace.iotlb)));
         }
         for line in remarks(trace) {
             out.push_str(&format!("- {line}\n"));
@@ -240,6 +245,26 @@ fn iotlb(advice: &[IotlbAdvice]) -> Grid {
             }));
             grid.rows.push(cells);
         }
+    }
+    grid
+}
+
+/// Misses by prefetch, as a share of the lookups.
+fn strategies(advice: &[IotlbAdvice]) -> Grid {
+    let mut columns = vec![Column::left("mode")];
+    let names = IotlbPrefetch::ALL.map(IotlbPrefetch::name);
+    columns.extend(names.map(|name| Column::right("", name)));
+    let mut grid = Grid::new(&columns);
+    for mode in advice {
+        let mut cells = vec![Cell::toned(&mode.mode, CellStyle::Strong)];
+        cells.extend(names.map(|name| {
+            let found = mode.strategies.iter().find(|found| found.prefetch == name);
+            let rate = found
+                .filter(|_| mode.lookups > 0)
+                .map(|found| found.misses as f64 / mode.lookups as f64);
+            Cell::new(or_dash(rate, |rate| percent_of(rate, mode.lookups)))
+        }));
+        grid.rows.push(cells);
     }
     grid
 }

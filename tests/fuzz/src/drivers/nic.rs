@@ -1,5 +1,6 @@
 //! Driver of the adapter, with one or with two buffers per packet.
 
+use ringfence_devices::ReuseOrder;
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
     Environment, Fill, Nic, NicCompletion, NicDevice, NicError, NicProfile, QueueDir, Replace,
@@ -39,6 +40,7 @@ const fn profile(buffers_per_packet: usize) -> NicProfile {
         inline_thold: 0,
         rx_frames: 1,
         tx_reclaim: TxReclaim::Interrupt,
+        reuse: ReuseOrder::LastIn,
     }
 }
 

@@ -335,6 +335,9 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         self.search
             .mapped(&self.device_ranges, steps, kept, &self.limits)?;
         self.attack_event(DriverEvent::Mapped, id, direction);
+        if let Some(range) = self.device_ranges.first() {
+            self.platform.borrow_mut().mapped(id, range);
+        }
         if self.early
             && let Some(range) = self.device_ranges.first().copied()
         {

@@ -15,8 +15,8 @@ use ringfence_dma::flush::{Burst, Strict};
 use ringfence_dma::{Attachment, FlushPolicy};
 use ringfence_types::{Direction, PhysAddr, PhysRange};
 
-use super::board::Trouble;
 use super::disks;
+use super::hardware::FailureInjector;
 use super::judge::Judge;
 use super::rig::{self, Grants, Machine, OracleChecked, Pages, Rig};
 
@@ -116,7 +116,7 @@ macro_rules! checked {
                 self.rig.frames_in_use()
             }
 
-            fn troubles(&self) -> [&Trouble; 2] {
+            fn troubles(&self) -> [&FailureInjector; 2] {
                 self.rig.troubles()
             }
         }

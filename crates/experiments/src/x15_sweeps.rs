@@ -103,9 +103,9 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     found.note(
         "Fitted, one number per figure: the cycles per packet without protection. Fig. 11: to the \
         4 Gbit/s of strict with large messages (E14). The rows with gathered messages fit a second \
-        number, the cycles per message, to the packet rate at 64 bytes (E15, E16). Fig. 12: to the throughput of strict+ over \
-        none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. All other numbers are \
-        predictions.",
+        number, the cycles per message, to the packet rate at 64 bytes (E15, E16). Fig. 12: to the \
+        throughput of strict+ over none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. \
+        All other numbers are predictions.",
     );
     found.note(
         "The paper prints only anchors of these figures: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \
@@ -256,11 +256,10 @@ fn gathered(extra: f64, plateau: &Published, found: &mut Findings) {
         });
     }
     found.explain(format!(
-        "Gathered messages: {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} cycles a packet \
-        and {:.0} a message. They predict {:.2} Gbit/s at {SATURATES} bytes, where the paper's core \
-        saturates at {}. A packet rate that limits 64 bytes implies a packet for each message; {} \
-        Gbit/s of {SATURATES} bytes exceed that rate's share of the core, so several messages share \
-        a packet.",
+        "Gathered messages: {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} cycles a \
+        packet and {:.0} a message. They predict {:.2} Gbit/s at {SATURATES} bytes, where the \
+        paper's core saturates at {}. A packet rate that limits 64 bytes implies a packet for each \
+        message. {} Gbit/s of {SATURATES} bytes need several messages in a packet.",
         plateau.text,
         fit.packet,
         fit.message,

@@ -31,7 +31,7 @@ use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 /// A mode in which a device uses physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdentityKind {
-    /// No IOMMU.
+    /// The machine has no IOMMU, or it is off.
     Off,
     /// The context entry selects pass-through. Drivers call the generic path to the IOMMU's driver.
     PassThrough,

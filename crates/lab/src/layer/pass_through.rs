@@ -15,12 +15,11 @@
 use std::hint::black_box;
 
 use ringfence_dma::{DmaSegment, MapError, MapReason, NotInvalidated};
-use ringfence_trace::DeviceIndex;
+use ringfence_trace::{ARENA_BYTES, DeviceIndex};
 use ringfence_types::{DomainId, Iova, Nanos, PfnRange, PhysRange, RequesterId};
 
 use super::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
 use crate::error::LabError;
-use crate::platform::MEMORY_BYTES;
 
 /// `DMA_MAPPING_ERROR`: the address that stands for a failed map.
 const MAPPING_ERROR: Iova = Iova::new(u64::MAX);
@@ -133,7 +132,7 @@ impl<L: DmaOps + 'static> PassThrough<L> {
         Self {
             layer,
             system: System {
-                last_byte: MEMORY_BYTES - 1,
+                last_byte: ARENA_BYTES - 1,
                 pass_through: Vec::new(),
             },
             devices: Vec::new(),
@@ -298,7 +297,7 @@ mod tests {
 
     #[test]
     fn mask_and_domain_decide_the_pass_through() {
-        let last = MEMORY_BYTES - 1;
+        let last = ARENA_BYTES - 1;
         for (mask, is_static, wanted) in [
             (u64::MAX, true, Ok(Some(7))),
             (last.next_power_of_two() - 1, true, Ok(Some(7))),

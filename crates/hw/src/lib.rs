@@ -21,6 +21,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod adjacent_prefetch;
 mod applicability;
 mod ats;
 mod cache;
@@ -48,6 +49,7 @@ mod unit;
 mod walk_cache;
 mod walker;
 
+pub use adjacent_prefetch::{AdjacentPrefetch, PrefetchSide};
 pub use applicability::{DmaUsage, UnmapOrder};
 pub use ats::{
     AddressType, AtsUnit, CompletionError, DeviceTlbQueueConfig, GroupPosition, InvalidateRequest,
@@ -64,7 +66,6 @@ pub use interrupt::{
     CompatibilityFormat, INTERRUPT_RANGE, Interrupt, InterruptEntry, InterruptFault,
     InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
 };
-pub use iotlb_prefetch::{AdjacentPrefetch, PrefetchSide};
 pub use nested::{
     NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Pasid, Stage,
 };

@@ -99,6 +99,27 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     fn traffic(&self) -> QueueStats {
         QueueStats::default()
     }
+
+    /// Returns the counters of the fault log.
+    fn fault_counts(&mut self) -> FaultCounts;
+}
+
+/// The counters of a fault log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FaultCounts {
+    /// Faults that software can read from the log.
+    pub recorded: u64,
+    /// Faults that the full log lost.
+    pub lost: u64,
+}
+
+impl FaultCounts {
+    fn of(log: &FaultLog) -> Self {
+        Self {
+            recorded: log.len() as u64,
+            lost: log.lost(),
+        }
+    }
 }
 
 /// The owner of the tables that the hardware walks: the layer itself ([`()`](unit)), or a host that
@@ -198,6 +219,10 @@ impl Hardware for Vtd {
     fn stats(&self) -> IommuStats {
         *self.unit.stats()
     }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        FaultCounts::of(self.unit.faults())
+    }
 }
 
 /// A Calgary unit with one host bridge for each device. A bridge has one address space for all
@@ -277,6 +302,10 @@ impl Hardware for Calgary {
 
     fn stats(&self) -> IommuStats {
         *self.unit.stats()
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        FaultCounts::of(self.unit.faults())
     }
 }
 
@@ -363,6 +392,10 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         stats.invalidations = ring.invalidations;
         stats.faults = ring.faults;
         stats
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        FaultCounts::of(self.unit.faults())
     }
 }
 

@@ -159,6 +159,11 @@ impl<H: Hardware> ReplayPlatform<H> {
         &self.arena
     }
 
+    /// Returns the frames of tables and of coherent memory.
+    pub(crate) fn frame_source(&self) -> &Frames<Rc<Arena>> {
+        &self.frames
+    }
+
     /// Returns the bytes of table frames in use, and their peak.
     pub fn table_bytes(&self) -> (u64, u64) {
         (self.frames.in_use() * 4096, self.frames.peak() * 4096)

@@ -23,6 +23,7 @@ use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
+use crate::testbed::Testbed;
 
 /// A replay that the oracle checks, for any hardware.
 pub trait OracleReplay {
@@ -74,9 +75,17 @@ impl OracleSetup {
     };
 }
 
-/// Creates the oracle replays of one mode.
+/// The result of a build for one mode: its replays, or its layer and hardware alone.
+enum Built {
+    Replays(Runner),
+    Testbed(Testbed),
+}
+
+/// Creates the oracle replays or the testbed of one mode.
 struct BuildReplays<'a> {
     options: &'a CompareOptions,
+    /// True to create the testbed.
+    testbed: bool,
 }
 
 impl BuildReplays<'_> {
@@ -90,8 +99,18 @@ impl BuildReplays<'_> {
             Coherency,
             Option<H::Host>,
         ) -> Box<dyn DmaOps>,
-    ) -> Result<Runner, LabError> {
+    ) -> Result<Built, LabError> {
         let options = self.options;
+        if self.testbed {
+            let platform = ReplayPlatform::<H>::new(&options.profile, setup.enabled)?;
+            let (coherency, host) = (platform.coherency(), platform.host().cloned());
+            let platform = SharedPlatform::new(platform);
+            return Ok(Built::Testbed(Testbed {
+                layer: layer(platform.for_layer(), coherency, host),
+                machine: Box::new(platform),
+                ownership: setup.ownership,
+            }));
+        }
         let pass = |attackers| -> Result<CheckedReplay<H>, LabError> {
             let platform = ReplayPlatform::<H>::new(&options.profile, setup.enabled)?;
             let (coherency, host) = (platform.coherency(), platform.host().cloned());
@@ -106,11 +125,11 @@ impl BuildReplays<'_> {
         } else {
             None
         };
-        Ok(Runner {
+        Ok(Built::Replays(Runner {
             metered: Box::new(metered),
             attack,
             meter: None,
-        })
+        }))
     }
 }
 
@@ -131,7 +150,7 @@ fn static_table(
 }
 
 impl ModeVisitor for BuildReplays<'_> {
-    type Output = Result<Runner, LabError>;
+    type Output = Result<Built, LabError>;
 
     fn identity(self, kind: TableKind) -> Self::Output {
         let setup = OracleSetup {
@@ -244,11 +263,33 @@ impl ModeVisitor for BuildMeter<'_> {
 /// # Errors
 /// The mode is not built in, or memory is short.
 pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError> {
-    let mut runner = dispatch_dyn(mode, BuildReplays { options })??;
+    let replays = BuildReplays {
+        options,
+        testbed: false,
+    };
+    let Built::Replays(mut runner) = dispatch_dyn(mode, replays)?? else {
+        return Err(LabError::Internal("a testbed instead of replays"));
+    };
     if options.repetitions > 0 {
         runner.meter = Some(meter(mode, options)?);
     }
     Ok(runner)
+}
+
+/// Creates the layer and the hardware of `mode`, with the profile, the rings and the cycles of
+/// `options`.
+///
+/// # Errors
+/// The mode is not built in, or memory is short.
+pub fn testbed(mode: &Mode, options: &CompareOptions) -> Result<Testbed, LabError> {
+    let wanted = BuildReplays {
+        options,
+        testbed: true,
+    };
+    match dispatch_dyn(mode, wanted)?? {
+        Built::Testbed(testbed) => Ok(testbed),
+        Built::Replays(_) => Err(LabError::Internal("replays instead of a testbed")),
+    }
 }
 
 /// Creates the meter of `mode`, without devices and an oracle.

@@ -43,7 +43,7 @@ use ringfence_types::{
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hardware::{Hardware, Host, Vtd};
+use crate::hardware::{FaultCounts, Hardware, Host, Vtd};
 use crate::layer::{ContextTarget, LayerPlatform};
 use second_stage::GuestAddressObserver;
 
@@ -226,5 +226,9 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
 
     fn traffic(&self) -> QueueStats {
         self.host.0.borrow().traffic()
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        self.with_unit(Vtd::fault_counts).unwrap_or_default()
     }
 }

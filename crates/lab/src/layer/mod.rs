@@ -171,6 +171,15 @@ pub trait DmaOps {
     /// Unmaps a buffer.
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome;
 
+    /// Unmaps several single buffers in one call and appends the buffers that the layer returns to
+    /// `returned`. Returns false if the layer refused one of them.
+    fn unmap_multi(
+        &mut self,
+        key: OpKey,
+        tokens: Vec<MappingToken>,
+        returned: &mut Vec<u64>,
+    ) -> bool;
+
     /// Retries a failed invalidation and returns the buffer.
     ///
     /// # Errors

@@ -133,17 +133,21 @@ impl BuildReplays<'_> {
     }
 }
 
-/// Maps all memory to itself and returns the target of a device's context entry.
+/// Memory that the static table of a testbed maps. The buffers of scenarios lie below.
+const TESTBED_BYTES: u64 = 4 << 30;
+
+/// Maps `bytes` of memory to themselves and returns the target of a device's context entry.
 fn static_table(
     domain: DomainId,
     coherency: Coherency,
     platform: &LayerPlatform<DynInvalidator>,
+    bytes: u64,
 ) -> Result<ContextTarget, LabError> {
     // Kernels use 2 MiB pages for such a map.
     let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
     let (memory, frames) = (&*platform.arena, &*platform.frames);
     let table = Table::new(format, domain, coherency, memory, frames)?;
-    let all = PhysRange::new(PhysAddr::ZERO, DATA_BYTES);
+    let all = PhysRange::new(PhysAddr::ZERO, bytes);
     let all = all.ok_or(LabError::Internal("all of memory"))?;
     StaticTable::fill(&table, platform, &[all])?;
     Ok(ContextTarget::Table(table.root()))
@@ -159,10 +163,15 @@ impl ModeVisitor for BuildReplays<'_> {
             attackers: || Attackers::pages(Reuse::Byte),
             rtc: None,
         };
+        let bytes = if self.testbed {
+            TESTBED_BYTES
+        } else {
+            DATA_BYTES
+        };
         self.passes::<Vtd>(&setup, &|platform, coherency, _| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
                 let target = match kind {
-                    TableKind::StaticRadix => static_table(of.domain, coherency, platform)?,
+                    TableKind::StaticRadix => static_table(of.domain, coherency, platform, bytes)?,
                     _ => ContextTarget::PassThrough,
                 };
                 Ok((Identity::new(of.domain), target))

@@ -8,7 +8,7 @@ use crate::scenario::{
 };
 
 /// The way in which the matrix treats a class.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub enum Method {
     /// A scenario of this crate.
     Scenario(fn(&Mode) -> ScenarioResult),
@@ -19,7 +19,7 @@ pub enum Method {
 }
 
 /// An attack class.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Class {
     /// Number, for example `A02`.
     pub id: &'static str,

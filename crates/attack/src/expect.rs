@@ -22,16 +22,19 @@ pub enum Kind {
     Persistent,
     /// Rings.
     Ring,
-    /// Released mappings stay in a cache, up to a bound.
+    /// Buffers of a page share a mapping, which the unmap of the last user invalidates.
+    Shared,
+    /// Released mappings stay in a cache.
     Cached,
 }
 
 impl Kind {
     /// All kinds, in the order of the matrix's columns.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::None,
         Self::Strict,
         Self::Deferred,
+        Self::Shared,
         Self::Persistent,
         Self::Ring,
         Self::Cached,
@@ -48,11 +51,19 @@ impl Kind {
         if mode.has_rings() {
             return Self::Ring;
         }
-        let keeps_unmapped = matches!(
+        // All other policies keep unmapped mappings in a cache.
+        let keeps_unmapped = !matches!(
             mode.flush,
-            FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished
+            FlushKind::Never
+                | FlushKind::PerUnmap
+                | FlushKind::Deferred
+                | FlushKind::PerCpuQueue
+                | FlushKind::PerWrap
+                | FlushKind::Burst
+                | FlushKind::BurstAsPublished
         );
         match mode.safety() {
+            Safety::Strict | Safety::ByteGranular if keeps_unmapped => Self::Shared,
             _ if keeps_unmapped => Self::Cached,
             Safety::Strict | Safety::ByteGranular => Self::Strict,
             Safety::Bounded | Safety::None => Self::Deferred,
@@ -134,6 +145,19 @@ fn queues_requests(mode: &Mode) -> bool {
     mode.owner == Owner::VirtioIommu && Kind::of(mode) == Kind::Deferred
 }
 
+fn has_one_user(mode: &Mode) -> bool {
+    Kind::of(mode) == Kind::Shared
+}
+
+const fn unshared(class: &'static str) -> Departure {
+    Departure {
+        class,
+        applies: has_one_user,
+        outcome: Outcome::Stopped,
+        reason: "the buffer is the only user of its mapping, and its unmap invalidates",
+    }
+}
+
 const WITHHELD: &str = "the layer withholds the buffers of a burst until its invalidation";
 
 const fn withheld(class: &'static str) -> Departure {
@@ -154,6 +178,14 @@ pub const DEPARTURES: &[Departure] = &[
     withheld("A23"),
     withheld("A27"),
     withheld("A35"),
+    unshared("A02"),
+    unshared("A03"),
+    unshared("A05"),
+    unshared("A06"),
+    unshared("A17"),
+    unshared("A23"),
+    unshared("A35"),
+    unshared("A37"),
     Departure {
         class: "A03",
         applies: queues_requests,
@@ -194,7 +226,7 @@ pub const DEPARTURES: &[Departure] = &[
 ];
 
 /// A row of the matrix: a class, and its judgement for each [`Kind`] in the order of [`Kind::ALL`].
-type Row = (&'static str, [Letter; 6]);
+type Row = (&'static str, [Letter; 7]);
 
 #[rustfmt::skip]
 const ROWS: [Row; 38] = {
@@ -203,45 +235,45 @@ const ROWS: [Row; 38] = {
         Vulnerable as V, VulnerableAsPublished as VS,
     };
     [
-    //        none strict deferred persistent ring cached
-    ("A01", [V,   R,   R,   B,   R,   R]),
-    ("A02", [V,   R,   V,   V,   B,   V]),
-    ("A03", [V,   R,   R,   V,   R,   V]),
-    ("A04", [NA,  R,   RS,  NA,  B,   R]),
-    ("A05", [V,   R,   V,   V,   B,   V]),
-    ("A06", [V,   R,   R,   V,   R,   VS]),
-    ("A07", [V,   V,   V,   V,   R,   V]),
-    ("A08", [V,   V,   V,   V,   R,   V]),
-    ("A09", [V,   V,   V,   V,   R,   V]),
-    ("A10", [V,   V,   V,   V,   V,   B]),
-    ("A11", [V,   R,   R,   B,   R,   R]),
-    ("A12", [V,   X,   X,   X,   X,   X]),
-    ("A13", [V,   X,   X,   X,   X,   X]),
-    ("A14", [V,   X,   X,   X,   X,   X]),
-    ("A15", [V,   X,   X,   X,   X,   X]),
-    ("A16", [V,   X,   X,   X,   X,   X]),
-    ("A17", [V,   RS,  V,   V,   B,   V]),
-    ("A18", [V,   X,   X,   X,   X,   X]),
-    ("A19", [V,   B,   B,   V,   RS,  B]),
-    ("A20", [NA,  RS,  B,   NA,  NA,  RS]),
-    ("A21", [NA,  RS,  RS,  NA,  RS,  RS]),
-    ("A22", [NA,  RS,  RS,  NA,  RS,  RS]),
-    ("A23", [V,   RS,  V,   V,   B,   V]),
-    ("A24", [NA,  V,   V,   B,   B,   V]),
-    ("A25", [NA,  RS,  RS,  NA,  VS,  RS]),
-    ("A26", [NA,  NA,  NA,  NA,  VS,  NA]),
-    ("A27", [NA,  NA,  NA,  NA,  B,   NA]),
-    ("A28", [NA,  NA,  NA,  NA,  NA,  VS]),
-    ("A29", [NA,  NA,  NA,  NA,  NA,  VS]),
-    ("A30", [NA,  NA,  NA,  NA,  NA,  RS]),
-    ("A31", [V,   R,   R,   V,   NA,  R]),
-    ("A32", [NA,  RS,  RS,  V,   RS,  RS]),
-    ("A33", [NA,  NA,  NA,  NA,  NA,  VS]),
-    ("A34", [NA,  V,   V,   V,   R,   V]),
-    ("A35", [V,   RS,  V,   V,   B,   V]),
-    ("A36", [V,   RS,  RS,  V,   RS,  RS]),
-    ("A37", [V,   R,   V,   V,   RS,  V]),
-    ("A38", [NA,  X,   X,   X,   X,   X]),
+    //        none strict deferred shared persistent ring cached
+    ("A01", [V,   R,   R,   R,   B,   R,   R]),
+    ("A02", [V,   R,   V,   B,   V,   B,   V]),
+    ("A03", [V,   R,   R,   B,   V,   R,   V]),
+    ("A04", [NA,  R,   RS,  RS,  NA,  B,   R]),
+    ("A05", [V,   R,   V,   B,   V,   B,   V]),
+    ("A06", [V,   R,   R,   B,   V,   R,   VS]),
+    ("A07", [V,   V,   V,   V,   V,   R,   V]),
+    ("A08", [V,   V,   V,   V,   V,   R,   V]),
+    ("A09", [V,   V,   V,   V,   V,   R,   V]),
+    ("A10", [V,   V,   V,   B,   V,   V,   B]),
+    ("A11", [V,   R,   R,   R,   B,   R,   R]),
+    ("A12", [V,   X,   X,   X,   X,   X,   X]),
+    ("A13", [V,   X,   X,   X,   X,   X,   X]),
+    ("A14", [V,   X,   X,   X,   X,   X,   X]),
+    ("A15", [V,   X,   X,   X,   X,   X,   X]),
+    ("A16", [V,   X,   X,   X,   X,   X,   X]),
+    ("A17", [V,   RS,  V,   V,   V,   B,   V]),
+    ("A18", [V,   X,   X,   X,   X,   X,   X]),
+    ("A19", [V,   B,   B,   B,   V,   RS,  B]),
+    ("A20", [NA,  RS,  B,   RS,  NA,  NA,  RS]),
+    ("A21", [NA,  RS,  RS,  RS,  NA,  RS,  RS]),
+    ("A22", [NA,  RS,  RS,  RS,  NA,  RS,  RS]),
+    ("A23", [V,   RS,  V,   B,   V,   B,   V]),
+    ("A24", [NA,  V,   V,   V,   B,   B,   V]),
+    ("A25", [NA,  RS,  RS,  RS,  NA,  VS,  RS]),
+    ("A26", [NA,  NA,  NA,  NA,  NA,  VS,  NA]),
+    ("A27", [NA,  NA,  NA,  NA,  NA,  B,   NA]),
+    ("A28", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
+    ("A29", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
+    ("A30", [NA,  NA,  NA,  NA,  NA,  NA,  RS]),
+    ("A31", [V,   R,   R,   R,   V,   NA,  R]),
+    ("A32", [NA,  RS,  RS,  RS,  V,   RS,  RS]),
+    ("A33", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
+    ("A34", [NA,  V,   V,   V,   V,   R,   V]),
+    ("A35", [V,   RS,  V,   V,   V,   B,   V]),
+    ("A36", [V,   RS,  RS,  RS,  V,   RS,  RS]),
+    ("A37", [V,   R,   V,   B,   V,   RS,  V]),
+    ("A38", [NA,  X,   X,   X,   X,   X,   X]),
     ]
 };
 

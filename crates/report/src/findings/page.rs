@@ -10,9 +10,9 @@ use ringfence_experiments::{Finding, Verdict};
 /// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has
 /// to be scrolled sideways; colours follow the reader's ground, and none says anything that words
 /// do not.
-const STYLE: &str = include_str!("page.css");
+pub(crate) const STYLE: &str = include_str!("page.css");
 
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let text = text
         .replace('&', "&amp;")
         .replace('<', "&lt;")

@@ -1,7 +1,10 @@
 //! The access engine: executes a device's requests on memory.
 
-use ringfence_hw::Translate;
-use ringfence_types::{Access, Fault, Iova, PhysMemory, RequesterId};
+use ringfence_hw::{
+    AtsUnit, ContextLookup, PageGroupResponse, PageRequest, Translate, TranslationCompletion,
+    TranslationService,
+};
+use ringfence_types::{Access, Fault, Iova, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ByteMemory, DmaPort, DmaRequest, Observer, Unreachable};
 
@@ -131,6 +134,92 @@ impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
                 Err(fault.into())
             }
         }
+    }
+}
+
+/// Requests of devices with a device TLB. The `iova` of an observed request is the host address that
+/// the device supplied.
+impl<U: TranslationService, M: PhysMemory, O: Observer> Bus<'_, U, M, O> {
+    /// Asks for the translation of the page of `iova` (AT = 01b). Moves no byte and is not observed.
+    pub fn translation_request(
+        &mut self,
+        device: RequesterId,
+        iova: Iova,
+    ) -> TranslationCompletion {
+        self.unit.translation_request(self.memory, device, iova)
+    }
+
+    /// Makes a translated request (AT = 10b) without moving bytes.
+    ///
+    /// # Errors
+    /// Returns the fault that blocked the request.
+    pub fn probe_translated(
+        &mut self,
+        device: RequesterId,
+        at: PhysAddr,
+        bytes: u64,
+        access: Access,
+    ) -> Result<(), Fault> {
+        let request = DmaRequest {
+            device,
+            iova: Iova::new(at.get()),
+            bytes,
+            access,
+        };
+        let checked = self
+            .unit
+            .translated_request(self.memory, device, at, bytes, access);
+        match checked {
+            Ok(ranges) => {
+                self.observer.allowed(&request, &ranges);
+                Ok(())
+            }
+            Err(fault) => {
+                self.observer.faulted(&request, &fault);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Reads `into.len()` bytes at host address `at` (AT = 10b).
+    ///
+    /// # Errors
+    /// [`DmaError`]; `into` is unchanged if the request was blocked.
+    pub fn read_translated(
+        &mut self,
+        device: RequesterId,
+        at: PhysAddr,
+        into: &mut [u8],
+    ) -> Result<(), DmaError>
+    where
+        M: ByteMemory,
+    {
+        self.probe_translated(device, at, into.len() as u64, Access::Read)?;
+        Ok(self.memory.read(at, into)?)
+    }
+
+    /// Writes `from` at host address `at` (AT = 10b).
+    ///
+    /// # Errors
+    /// [`DmaError`]; memory is unchanged if the request was blocked.
+    pub fn write_translated(
+        &mut self,
+        device: RequesterId,
+        at: PhysAddr,
+        from: &[u8],
+    ) -> Result<(), DmaError>
+    where
+        M: ByteMemory,
+    {
+        self.probe_translated(device, at, from.len() as u64, Access::Write)?;
+        Ok(self.memory.write(at, from)?)
+    }
+}
+
+impl<D: ContextLookup, M: PhysMemory, O: Observer> Bus<'_, AtsUnit<D>, M, O> {
+    /// Sends a page request. Returns the unit's automatic response, if it has one.
+    pub fn page_request(&mut self, request: &PageRequest) -> Option<PageGroupResponse> {
+        self.unit.page_request(self.memory, request)
     }
 }
 

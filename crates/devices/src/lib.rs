@@ -10,6 +10,9 @@
 //! | module | content |
 //! |---|---|
 //! | [`api`] | the DMA API of a driver |
+//! | [`ats`] | functions with a device TLB and page requests, and the handler of I/O page faults |
+//! | [`fabric`] | ports with access control, interrupt requests, peer-to-peer requests |
+//! | [`posted`] | writes on their way between the IOMMU and memory |
 //! | [`ring`] | descriptors in memory, completions, interrupt coalescing |
 //! | [`nic`] | network adapters with the profiles mlx and brcm |
 //! | [`block`] | disks: NVMe, AHCI, and a pseudo adapter without transfers |
@@ -18,13 +21,16 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod ats;
 mod attack;
 pub mod block;
 mod buffer;
 mod bus;
 mod bytes;
+pub mod fabric;
 pub mod nic;
 mod observer;
+pub mod posted;
 pub mod recovery;
 mod request;
 mod returns;

@@ -29,6 +29,20 @@ pub struct TableRoot<F> {
     pub format: F,
     /// Physical address of the root.
     pub root: PhysAddr,
+    /// Requests other than untranslated ones that the device may make.
+    pub device_tlb: DeviceTlbPermission,
+}
+
+/// Permission of a device to cache translations (PCIe ATS) and to request pages (PCIe PRI).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum DeviceTlbPermission {
+    /// Untranslated requests only.
+    #[default]
+    Blocked,
+    /// Also translation requests and translated requests.
+    Allowed,
+    /// Also page requests.
+    AllowedWithPageRequests,
 }
 
 impl<F> ContextEntry<F> {

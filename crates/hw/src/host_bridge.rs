@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use ringfence_pgtable::CalgaryTce;
 use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
-use crate::{ContextEntry, ContextLookup, TableRoot};
+use crate::{ContextEntry, ContextLookup, DeviceTlbPermission, TableRoot};
 
 /// One host bridge: its buses and its table address register. All devices below the bridge share
 /// one address space.
@@ -61,6 +61,7 @@ impl ContextLookup for HostBridges {
             domain: bridge.domain,
             format: bridge.format,
             root: bridge.table,
+            device_tlb: DeviceTlbPermission::Blocked,
         }))
     }
 }

@@ -47,6 +47,22 @@ impl Page {
         }
     }
 
+    /// Returns the permissions; `None` for the placeholder of an empty entry.
+    #[inline]
+    pub(crate) const fn permissions(self) -> Option<Permissions> {
+        Permissions::from_bits(self.0.get() & PERMISSIONS)
+    }
+
+    /// Returns the size of the page.
+    #[inline]
+    pub(crate) const fn size(self) -> PageSize {
+        match (self.0.get() >> KIND_SHIFT) & 3 {
+            0 => PageSize::Size4K,
+            1 => PageSize::Size2M,
+            _ => PageSize::Size1G,
+        }
+    }
+
     /// Returns the mask of the address bits within the page.
     #[inline]
     pub(crate) const fn mask(self) -> u64 {

@@ -3,7 +3,8 @@
 //! translation.
 //!
 //! [`Iommu`] walks page tables; [`VtdUnit`] and [`CalgaryUnit`] are its two variants. [`RingUnit`]
-//! looks up rings. An [`IommuRouter`] combines one unit of each kind.
+//! looks up rings. An [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`] serves devices
+//! with a device TLB. A [`NestedUnit`] translates through a guest's tables and a host's.
 //!
 //! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
 //! [`Invalidator`](ringfence_types::Invalidator) requests. It shares no data structure with the
@@ -20,6 +21,7 @@ extern crate alloc;
 extern crate std;
 
 mod applicability;
+mod ats;
 mod cache;
 mod context_cache;
 mod context_lookup;
@@ -27,8 +29,12 @@ pub mod fake;
 mod fault;
 mod geometry;
 mod host_bridge;
+mod interrupt;
 mod invalidation;
 mod iotlb;
+mod iotlb_prefetch;
+mod nested;
+mod queued_invalidation;
 mod ring;
 mod root_table;
 mod router;
@@ -41,11 +47,25 @@ mod walk_cache;
 mod walker;
 
 pub use applicability::{DmaUsage, UnmapOrder};
+pub use ats::{
+    AddressType, AtsUnit, CompletionError, DeviceTlbQueueConfig, GroupPosition, InvalidateRequest,
+    InvalidationTag, PageGroupResponse, PageRequest, PageRequestQueue, PageRequestStats, PrgIndex,
+    ResponseCode, TranslatedCheck, TranslationCompletion, TranslationService,
+};
 pub use cache::Replacement;
-pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
+pub use context_lookup::{ContextEntry, ContextLookup, DeviceTlbPermission, TableRoot};
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
+pub use interrupt::{
+    CompatibilityFormat, INTERRUPT_RANGE, Interrupt, InterruptEntry, InterruptFault,
+    InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
+};
+pub use iotlb_prefetch::{AdjacentPrefetch, PrefetchSide};
+pub use nested::{
+    NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Pasid, Stage,
+};
+pub use queued_invalidation::{BadDescriptor, InvalidationDescriptor};
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;
 pub use router::{IommuKind, IommuRouter};

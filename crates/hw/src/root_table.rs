@@ -1,10 +1,10 @@
 //! VT-d lookup of a requester id: root table, then context table.
 
 use ringfence_pgtable::Levels;
-use ringfence_pgtable::{SecondStage, TranslationType, find_context};
-use ringfence_types::{FaultReason, PageSize, PhysAddr, PhysMemory, RequesterId};
+use ringfence_pgtable::{PageRequests, SecondStage, TranslationType, find_context};
+use ringfence_types::{DomainId, FaultReason, PageSize, PhysAddr, PhysMemory, RequesterId};
 
-use crate::{ContextEntry, ContextLookup, TableRoot};
+use crate::{ContextEntry, ContextLookup, DeviceTlbPermission, TableRoot};
 
 /// The root table address register (RTADDR_REG) and the unit's capabilities that limit contexts.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,21 @@ impl RootTable {
     pub(crate) fn program(&mut self, at: PhysAddr) {
         self.at = Some(at.align_down(PageSize::Size4K.bytes()));
     }
+
+    fn table(
+        &self,
+        domain: DomainId,
+        root: PhysAddr,
+        levels: Levels,
+        device_tlb: DeviceTlbPermission,
+    ) -> ContextEntry<SecondStage> {
+        ContextEntry::Translated(TableRoot {
+            domain,
+            format: SecondStage::new(levels).with_pages_up_to(self.largest),
+            root,
+            device_tlb,
+        })
+    }
 }
 
 impl ContextLookup for RootTable {
@@ -45,11 +60,18 @@ impl ContextLookup for RootTable {
         let domain = context.domain;
         match context.translation {
             TranslationType::Table { root, levels } if levels <= self.widest => {
-                Ok(ContextEntry::Translated(TableRoot {
-                    domain,
-                    format: SecondStage::new(levels).with_pages_up_to(self.largest),
-                    root,
-                }))
+                Ok(self.table(domain, root, levels, DeviceTlbPermission::Blocked))
+            }
+            TranslationType::DeviceTlb {
+                root,
+                levels,
+                page_requests,
+            } if levels <= self.widest => {
+                let permission = match page_requests {
+                    PageRequests::Blocked => DeviceTlbPermission::Allowed,
+                    PageRequests::Allowed => DeviceTlbPermission::AllowedWithPageRequests,
+                };
+                Ok(self.table(domain, root, levels, permission))
             }
             TranslationType::PassThrough { levels } if levels <= self.widest => {
                 Ok(ContextEntry::PassThrough {

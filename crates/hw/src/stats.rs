@@ -20,6 +20,10 @@ pub struct IommuStats {
     pub walk_cache_hits: [u64; WALK_CACHES],
     /// Walk cache lookups that missed, indexed by level - 1.
     pub walk_cache_misses: [u64; WALK_CACHES],
+    /// Pages that a prefetch cached.
+    pub prefetched: u64,
+    /// Words that prefetches read from tables; not part of `walk_references`.
+    pub prefetch_references: u64,
     /// Contexts read from memory because the context cache missed.
     pub context_misses: u64,
     /// Accesses passed through untranslated, because the unit is disabled or the context selects

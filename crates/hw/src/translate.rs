@@ -205,7 +205,7 @@ impl<D: ContextLookup> Iommu<D> {
     /// Counts and records the last fault.
     #[cold]
     #[inline(never)]
-    fn fault(&mut self, device: RequesterId, access: Access, _: Faulted) -> Fault {
+    pub(crate) fn fault(&mut self, device: RequesterId, access: Access, _: Faulted) -> Fault {
         let (iova, reason) = self.walker.last_fault();
         let fault = Fault {
             device,

@@ -5,7 +5,7 @@ use ringfence_types::{Access, FaultReason, Iova, PhysMemory};
 
 use crate::iotlb::{Iotlb, Page};
 use crate::walk_cache::WalkCaches;
-use crate::{IommuStats, TableRoot, UnitConfig};
+use crate::{AdjacentPrefetch, IommuStats, TableRoot, UnitConfig};
 
 /// The translation caches of a unit and its counters.
 #[derive(Debug, Clone)]
@@ -14,6 +14,8 @@ pub(crate) struct Walker {
     pub(crate) walk_caches: WalkCaches,
     pub(crate) stats: IommuStats,
     last_fault: (Iova, FaultReason),
+    /// Prefetch at each miss.
+    pub(crate) adjacent: Option<AdjacentPrefetch>,
 }
 
 /// The unit blocked an access; [`Walker::last_fault`] returns the address and the reason. This type
@@ -29,6 +31,7 @@ impl Walker {
             walk_caches: WalkCaches::new(config.walk_caches, config.replacement),
             stats: IommuStats::default(),
             last_fault: (Iova::ZERO, FaultReason::NotPresent),
+            adjacent: None,
         }
     }
 
@@ -82,6 +85,7 @@ impl Walker {
             domain,
             format,
             root,
+            ..
         } = source;
         let domain = *domain;
         let Self {
@@ -114,6 +118,9 @@ impl Walker {
                 let page = Page::new(&leaf);
                 let evicted = iotlb.fill(domain, iova, leaf.page, page);
                 stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));
+                if let Some(prefetch) = self.adjacent {
+                    self.prefetch_adjacent(mem, source, iova, prefetch);
+                }
                 Ok(page)
             }
             Ok(_) => Err(self.fault_at(iova, denied(access))),

@@ -28,7 +28,11 @@ const CONTEXT_RESERVED_HIGH: u64 = 0xffff_ffff_ff00_0080;
 /// TT: translation type.
 const TT_SHIFT: u32 = 2;
 const TT_TABLE: u64 = 0b00;
+const TT_DEVICE_TLB: u64 = 0b01;
 const TT_PASS_THROUGH: u64 = 0b10;
+/// PRE: page requests enabled. At its position in a scalable-mode context entry, because legacy mode
+/// has no page requests. Valid only with TT = 01b.
+const PRE: u64 = 1 << 4;
 /// Reserved in VT-d. A VT-d unit therefore faults on a ring context and a ring unit on a VT-d one,
 /// instead of misreading each other's tables.
 const TT_RINGS: u64 = 0b11;
@@ -47,6 +51,16 @@ pub enum TranslationType {
         /// Depth of the table (AW).
         levels: Levels,
     },
+    /// As [`Table`](Self::Table), and the device may also make translation requests and translated
+    /// requests (TT = 01b). Without this type, the unit blocks both kinds.
+    DeviceTlb {
+        /// Root of the table (SLPTPTR).
+        root: PhysAddr,
+        /// Depth of the table (AW).
+        levels: Levels,
+        /// Permission to make page requests (PRE).
+        page_requests: PageRequests,
+    },
     /// Translates through the rings of the rDEVICE at `device`, 4 KiB aligned (TT = 11b, AW = 0;
     /// rIOMMU Fig. 2 and 9a). Only a ring unit supports this type.
     Rings {
@@ -58,6 +72,15 @@ pub enum TranslationType {
         /// AW: the largest width that the unit supports.
         levels: Levels,
     },
+}
+
+/// Permission of a device to make page requests (PRE).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PageRequests {
+    /// The unit answers every page request with "invalid request".
+    Blocked,
+    /// The unit queues page requests.
+    Allowed,
 }
 
 /// A present context entry.
@@ -77,6 +100,20 @@ impl Context {
                 (root.get() & POINTER) | TT_TABLE << TT_SHIFT,
                 address_width(levels),
             ),
+            TranslationType::DeviceTlb {
+                root,
+                levels,
+                page_requests,
+            } => {
+                let pre = match page_requests {
+                    PageRequests::Blocked => 0,
+                    PageRequests::Allowed => PRE,
+                };
+                (
+                    (root.get() & POINTER) | pre | TT_DEVICE_TLB << TT_SHIFT,
+                    address_width(levels),
+                )
+            }
             TranslationType::PassThrough { levels } => {
                 (TT_PASS_THROUGH << TT_SHIFT, address_width(levels))
             }
@@ -96,7 +133,12 @@ impl Context {
         if low & PRESENT == 0 {
             return Err(ContextError::ContextNotPresent);
         }
-        if low & CONTEXT_RESERVED != 0 || high & CONTEXT_RESERVED_HIGH != 0 {
+        let translation_type = (low >> TT_SHIFT) & 0b11;
+        let reserved = match translation_type {
+            TT_DEVICE_TLB => CONTEXT_RESERVED & !PRE,
+            _ => CONTEXT_RESERVED,
+        };
+        if low & reserved != 0 || high & CONTEXT_RESERVED_HIGH != 0 {
             return Err(ContextError::ReservedBit);
         }
         let pointer = PhysAddr::new(low & POINTER);
@@ -107,10 +149,19 @@ impl Context {
             AW_RINGS => None,
             _ => return Err(ContextError::Unsupported),
         };
-        let translation = match ((low >> TT_SHIFT) & 0b11, levels) {
+        let translation = match (translation_type, levels) {
             (TT_TABLE, Some(levels)) => TranslationType::Table {
                 root: pointer,
                 levels,
+            },
+            (TT_DEVICE_TLB, Some(levels)) => TranslationType::DeviceTlb {
+                root: pointer,
+                levels,
+                page_requests: if low & PRE == 0 {
+                    PageRequests::Blocked
+                } else {
+                    PageRequests::Allowed
+                },
             },
             (TT_PASS_THROUGH, Some(levels)) => TranslationType::PassThrough { levels },
             (TT_RINGS, None) => TranslationType::Rings { device: pointer },

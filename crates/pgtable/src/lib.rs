@@ -28,6 +28,7 @@ mod format;
 mod frame_reserve;
 mod leaf_cache;
 mod map;
+mod pasid_entry;
 mod reclaim;
 mod ring;
 mod table;
@@ -36,9 +37,11 @@ mod walk;
 mod write_back;
 
 pub use coherency::Coherency;
-pub use context::{Context, ContextError, ContextTables, TranslationType, find_context};
+pub use context::{
+    Context, ContextError, ContextTables, PageRequests, TranslationType, find_context,
+};
 pub use error::{MapError, TableError, UnmapError};
-pub use fmt::{CalgaryTce, Levels, SecondStage, Snoop};
+pub use fmt::{CalgaryTce, FirstStage, Levels, SecondStage, Snoop};
 pub use fmt::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,
@@ -46,6 +49,7 @@ pub use fmt::{
 pub use format::{Entry, Format, Level};
 pub use leaf_cache::LeafCache;
 pub use map::MapRequest;
+pub use pasid_entry::NestedEntry;
 pub use reclaim::{Reclaim, ReclaimingTable, UnlinkedTables};
 pub use ring::{RingWalkError, RingWords, ring_words};
 pub use table::Table;

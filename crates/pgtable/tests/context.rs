@@ -96,8 +96,8 @@ fn detach_clears_malformed_entries() {
         (0x9011, 0x102, ContextError::ReservedBit),
         (0x9001, 1 << 63 | 0x102, ContextError::ReservedBit),
         (0x9001, 0x107, ContextError::Unsupported),
-        // TT = 01b: with a device-TLB.
-        (0x9005, 0x102, ContextError::Unsupported),
+        // TT = 11b with a width: neither a table nor rings.
+        (0x900d, 0x102, ContextError::Unsupported),
         (u64::MAX, u64::MAX, ContextError::ReservedBit),
     ] {
         let mem = memory();
@@ -362,7 +362,9 @@ proptest! {
             // Decoding keeps every bit except FPD and the available bits.
             let [low_again, high_again] = context.encode();
             let low_kept = match context.translation {
-                TranslationType::Table { .. } | TranslationType::Rings { .. } => low & !2,
+                TranslationType::Table { .. }
+                | TranslationType::DeviceTlb { .. }
+                | TranslationType::Rings { .. } => low & !2,
                 TranslationType::PassThrough { .. } => low & 0xd,
             };
             prop_assert_eq!([low_again, high_again], [low_kept, high & !0x78]);

@@ -1,8 +1,8 @@
 //! Bit patterns written out from the specifications.
 
 use ringfence_pgtable::{
-    CalgaryTce, Context, ContextError, Entry, Format, Level, Levels, SecondStage, Snoop,
-    TranslationType,
+    CalgaryTce, Context, ContextError, Entry, Format, Level, Levels, PageRequests, SecondStage,
+    Snoop, TranslationType,
 };
 use ringfence_types::{DomainId, PageSize, Permissions, PhysAddr};
 
@@ -232,6 +232,11 @@ fn context_entries() {
         root: pa(0x1_2345_6000),
         levels,
     };
+    let device_tlb = |levels, page_requests| TranslationType::DeviceTlb {
+        root: pa(0x1_2345_6000),
+        levels,
+        page_requests,
+    };
     let pass = |levels| TranslationType::PassThrough { levels };
     // VT-d specification, section 9.3: P, TT in 2..=3, SLPTPTR; AW in 0..=2 and DID in 8..=23 of
     // the high word.
@@ -239,6 +244,16 @@ fn context_entries() {
         (table(Levels::Three), 0x0001, [0x1_2345_6001, 0x101]),
         (table(Levels::Four), 0xbeef, [0x1_2345_6001, 0xbe_ef02]),
         (table(Levels::Five), 0xffff, [0x1_2345_6001, 0xff_ff03]),
+        (
+            device_tlb(Levels::Four, PageRequests::Blocked),
+            0xbeef,
+            [0x1_2345_6005, 0xbe_ef02],
+        ),
+        (
+            device_tlb(Levels::Four, PageRequests::Allowed),
+            0xbeef,
+            [0x1_2345_6015, 0xbe_ef02],
+        ),
         (pass(Levels::Four), 0x0002, [0x9, 0x202]),
         (pass(Levels::Five), 0x0000, [0x9, 0x003]),
     ];
@@ -258,7 +273,9 @@ fn context_entries() {
             Context::decode([words[0] & !1, words[1]]),
             Err(ContextError::ContextNotPresent)
         );
-        for bit in 4..12 {
+        // Bit 4, PRE, is reserved except with TT = 01b.
+        let first = if words[0] & 0xc == 0x4 { 5 } else { 4 };
+        for bit in first..12 {
             let low = words[0] | 1 << bit;
             assert_eq!(
                 Context::decode([low, words[1]]),
@@ -272,13 +289,11 @@ fn context_entries() {
                 Err(ContextError::ReservedBit)
             );
         }
-        for tt in [1, 3] {
-            let low = words[0] & !0xc | tt << 2;
-            assert_eq!(
-                Context::decode([low, words[1]]),
-                Err(ContextError::Unsupported)
-            );
-        }
+        let reserved = words[0] & !0x1c | 3 << 2;
+        assert_eq!(
+            Context::decode([reserved, words[1]]),
+            Err(ContextError::Unsupported)
+        );
         for aw in [0, 4, 5, 6, 7] {
             let high = words[1] & !7 | aw;
             assert_eq!(

@@ -12,6 +12,10 @@ pub enum DeviceVisible {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Physical {}
 
+/// Marks addresses of a guest's memory, which a second stage translates to host addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GuestPhysical {}
+
 /// A byte address in one address space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
@@ -22,6 +26,9 @@ pub type Iova = Address<DeviceVisible>;
 
 /// Physical address: the address that the memory controller uses.
 pub type PhysAddr = Address<Physical>;
+
+/// Guest-physical address: the input of the second stage of a nested translation.
+pub type GuestPhysAddr = Address<GuestPhysical>;
 
 impl<Space> Address<Space> {
     /// The lowest address, 0.

@@ -46,6 +46,11 @@ pub enum FaultReason {
     BadLength,
     /// All DMA of the device is blocked because no domain is attached.
     Blocked,
+    /// The context entry does not allow the device to make translation requests, translated
+    /// requests or page requests.
+    RequestTypeBlocked,
+    /// A translated request to a host address that the device's domain may not access.
+    HostAddressDenied,
     /// The address selects a ring that the device does not have (rIOMMU Fig. 10, `rtable_walk`).
     RingBeyondDevice,
     /// The address selects a slot that the ring does not have (rIOMMU Fig. 10, `rtable_walk`).
@@ -56,7 +61,7 @@ pub enum FaultReason {
 
 impl FaultReason {
     /// Returns the fault reason code of the VT-d specification (section 7.1.3), or the nearest one.
-    /// Reasons specific to a ring IOMMU return their own codes.
+    /// Reasons that VT-d does not have return their own codes.
     ///
     /// [`NotPresent`](Self::NotPresent) returns the code of a denied read. A unit that reports a
     /// write to a page that is not present uses the code of [`WriteDenied`](Self::WriteDenied).
@@ -70,6 +75,8 @@ impl FaultReason {
             Self::ReadDenied | Self::NotPresent => 0x6,
             Self::TableAccess => 0x7,
             Self::ReservedBit => 0xc,
+            Self::RequestTypeBlocked => 0xd,
+            Self::HostAddressDenied => 0xf3,
             Self::RingBeyondDevice => 0xf0,
             Self::SlotBeyondRing => 0xf1,
             Self::BeyondBuffer => 0xf2,
@@ -91,6 +98,8 @@ impl fmt::Display for FaultReason {
             Self::NotPresent => "no translation",
             Self::BadLength => "empty or wrapping access",
             Self::Blocked => "device is blocked",
+            Self::RequestTypeBlocked => "request type not enabled for the device",
+            Self::HostAddressDenied => "host address not permitted",
             Self::RingBeyondDevice => "the device has no such ring",
             Self::SlotBeyondRing => "the ring has no such slot",
             Self::BeyondBuffer => "beyond the end of the buffer",

@@ -26,7 +26,7 @@ mod range;
 mod ring;
 mod time;
 
-pub use address::{Address, DeviceVisible, Iova, PhysAddr, Physical};
+pub use address::{Address, DeviceVisible, GuestPhysAddr, GuestPhysical, Iova, PhysAddr, Physical};
 pub use device::{DomainId, RequesterId};
 pub use direction::{Access, Direction, Permissions};
 pub use fault::{Fault, FaultReason};

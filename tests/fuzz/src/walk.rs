@@ -61,7 +61,9 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     if header[0] & 0x80 != 0 {
         match find_context(&memory, root, device) {
             Ok(Context {
-                translation: TranslationType::Table { root, levels },
+                translation:
+                    TranslationType::Table { root, levels }
+                    | TranslationType::DeviceTlb { root, levels, .. },
                 ..
             }) => table(&second_stage(levels), &memory, root, iova, reached),
             Ok(Context {

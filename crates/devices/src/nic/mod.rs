@@ -10,6 +10,7 @@
 //! | `tx_ring.rs` | a transmit ring and the record of each sent frame |
 //! | `tx_timers.rs` | the timers that poll transmit rings |
 //! | `premapped.rs` | permanently mapped buffers, sent by a user-level program |
+//! | `virtual_functions.rs` | one port with contexts, each a function of its own (SR-IOV) |
 //! | `frame.rs`, `flows.rs` | format of a frame; order of the frames of a connection |
 //! | `testbed.rs` | a driver and its device under a workload |
 
@@ -26,6 +27,7 @@ mod testbed;
 mod transmit;
 mod tx_ring;
 mod tx_timers;
+mod virtual_functions;
 
 pub use device::{DeviceStats, NicDevice, QueueDir, Reception};
 pub use driver::{DriverStats, Nic};
@@ -37,3 +39,6 @@ pub use profile::{Fill, NicProfile, Replace, Rings, TxReclaim};
 pub use receive::{Preemption, Received};
 pub use testbed::{Environment, NicTestbed, TestbedError, TestbedStats};
 pub use transmit::SendOutcome;
+pub use virtual_functions::{
+    Delivery, SriovNic, SwitchStats, VirtualFunctionError, VirtualFunctions,
+};

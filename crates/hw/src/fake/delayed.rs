@@ -2,9 +2,12 @@
 
 use alloc::collections::VecDeque;
 
-use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
+use ringfence_types::{
+    Access, Fault, Invalidation, InvalidationError, Invalidator, Iova, PhysMemory, RequesterId,
+    Ticket,
+};
 
-use crate::{ContextLookup, Iommu};
+use crate::{ContextLookup, Iommu, Translate, Translation};
 
 /// A unit with an invalidation queue: a request takes effect only after a number of polls. Until
 /// then devices can use the stale entries. This exposes a layer that reuses an address or returns a
@@ -73,5 +76,19 @@ impl<D: ContextLookup> Invalidator for Delayed<D> {
             .queue
             .front()
             .is_none_or(|(oldest, _)| *oldest > ticket))
+    }
+}
+
+/// Translates through the wrapped unit.
+impl<D: ContextLookup> Translate for Delayed<D> {
+    fn translate<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        self.unit.translate(mem, device, iova, bytes, access)
     }
 }

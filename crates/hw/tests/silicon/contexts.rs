@@ -38,7 +38,7 @@ fn devices_without_a_context_are_denied() {
 fn bad_entries_are_refused() {
     let cases = [
         ("a table", 0x1001, 0x102, None),
-        ("TT = 01b", 0x1005, 0x102, Some(ContextInvalid)),
+        ("a table and a device TLB", 0x1005, 0x102, None),
         ("TT = 11b", 0x100d, 0x102, Some(ContextInvalid)),
         ("AW = 0", 0x1001, 0x100, Some(ContextInvalid)),
         ("AW = 7", 0x1001, 0x107, Some(ContextInvalid)),
@@ -54,7 +54,13 @@ fn bad_entries_are_refused() {
             0x103,
             Some(ContextInvalid),
         ),
-        ("reserved low bit", 0x1011, 0x102, Some(ReservedBit)),
+        (
+            "page requests without TT = 01b",
+            0x1011,
+            0x102,
+            Some(ReservedBit),
+        ),
+        ("reserved low bit", 0x1021, 0x102, Some(ReservedBit)),
         (
             "reserved high bit",
             0x1001,

@@ -1,9 +1,12 @@
 //! The walking unit against tables in memory, written through the format API and by hand.
 
+mod ats;
 mod contexts;
 mod host_bridges;
 mod hostile;
 mod invalidation;
+mod nested;
+mod prefetch;
 mod reference;
 mod rig;
 mod translate;

@@ -2,6 +2,7 @@
 
 mod calgary_tce;
 mod ring;
+mod vtd_first_stage;
 mod vtd_second_stage;
 
 pub use calgary_tce::CalgaryTce;
@@ -10,4 +11,5 @@ pub use ring::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,
 };
+pub use vtd_first_stage::FirstStage;
 pub use vtd_second_stage::{Levels, SecondStage, Snoop};

@@ -269,6 +269,11 @@ fn context(view: &View<'_>, root: PhysAddr, device: RequesterId) -> Result<Conte
     match context.translation {
         // A context of another kind of unit.
         TranslationType::Rings { .. } => Err(FaultReason::ContextInvalid),
+        // Untranslated requests do not depend on the device TLB.
+        TranslationType::DeviceTlb { root, levels, .. } => Ok(Context {
+            translation: TranslationType::Table { root, levels },
+            ..context
+        }),
         _ => Ok(context),
     }
 }

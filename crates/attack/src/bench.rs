@@ -2,17 +2,19 @@
 
 use std::sync::atomic::Ordering;
 
+use ringfence_devices::posted::WriteDraining;
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_lab::LabError;
 use ringfence_lab::compare::{CompareOptions, testbed};
-use ringfence_lab::layer::{DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+use ringfence_lab::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::oracle::{ByteGrantId, ByteOracle, ByteVerdict};
 use ringfence_lab::ring::RingSizes;
 use ringfence_lab::testbed::Machine;
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
-    Access, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId,
+    Access, Direction, DomainId, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
+    RequesterId,
 };
 
 use crate::evidence::Evidence;
@@ -56,6 +58,15 @@ pub(crate) struct Bench {
     requesters: Vec<RequesterId>,
     held: Vec<Held>,
     false_faults: u64,
+    targets: Vec<(DomainId, ContextTarget)>,
+    posted: Vec<PostedWrite>,
+    draining: WriteDraining,
+}
+
+/// A write that the IOMMU has translated and that has not reached memory.
+struct PostedWrite {
+    device: RequesterId,
+    ranges: Vec<PhysRange>,
 }
 
 /// Collects the physical ranges of an access.
@@ -96,6 +107,9 @@ impl Bench {
             requesters: Vec::new(),
             held: Vec::new(),
             false_faults: 0,
+            targets: Vec::new(),
+            posted: Vec::new(),
+            draining: WriteDraining::Drained,
         };
         bench.layer.reserve(CPUS, 1)?;
         for index in 0..DEVICES {
@@ -106,6 +120,7 @@ impl Bench {
             let (domain, target) = bench.layer.attach(DeviceIndex(index), device)?;
             bench.machine.attach(device, domain, target)?;
             bench.requesters.push(device);
+            bench.targets.push((domain, target));
         }
         Ok(bench)
     }
@@ -200,7 +215,10 @@ impl Bench {
     /// Unmaps a buffer. A burst may withhold it.
     pub(crate) fn unmap(&mut self, id: MapId) -> Result<(), LabError> {
         let (key, token) = self.take(id)?;
-        match self.layer.unmap(key, token) {
+        let before = self.machine.invalidations();
+        let outcome = self.layer.unmap(key, token);
+        self.drain_since(before);
+        match outcome {
             UnmapOutcome::Returned { buffer, .. } => self.returned(buffer),
             UnmapOutcome::Withheld => Ok(()),
             _ => Err(LabError::Internal("an unmap that the layer refuses")),
@@ -246,7 +264,9 @@ impl Bench {
     pub(crate) fn end_burst(&mut self, device: u16, direction: Direction) -> Result<(), LabError> {
         let key = OpKey::new(DeviceIndex(device), 0, direction);
         let mut returned = Vec::new();
+        let before = self.machine.invalidations();
         self.layer.end_burst(key, Some(&mut returned));
+        self.drain_since(before);
         returned
             .into_iter()
             .try_for_each(|name| self.returned(name))
@@ -353,6 +373,75 @@ impl Bench {
             self.store(range.start(), word)?;
         }
         Ok(Some(reached))
+    }
+
+    /// Sets the effect of invalidations on posted writes.
+    pub(crate) fn set_draining(&mut self, draining: WriteDraining) {
+        self.draining = draining;
+    }
+
+    /// Posts a write: the IOMMU translates it now, and its bytes reach memory later.
+    pub(crate) fn post_write(
+        &mut self,
+        device: u16,
+        iova: Iova,
+        bytes: u64,
+    ) -> Result<(), LabError> {
+        let device = self.requester(device)?;
+        if let Some(reached) = self.access(device, iova, bytes, Access::Write) {
+            self.posted.push(PostedWrite {
+                device,
+                ranges: reached.ranges,
+            });
+        }
+        Ok(())
+    }
+
+    /// Delivers all posted writes to memory. Returns the judgement of each.
+    pub(crate) fn deliver(&mut self) -> Vec<ByteVerdict> {
+        let mut verdicts = Vec::new();
+        for write in std::mem::take(&mut self.posted) {
+            for range in write.ranges {
+                let (oracle, now) = (&self.oracle, self.now);
+                verdicts.push(oracle.judge(write.device, &range, Access::Write, now));
+            }
+        }
+        verdicts
+    }
+
+    /// Delivers the posted writes if an invalidation has completed since `before`. Their bytes
+    /// arrive before the driver has its buffer back.
+    fn drain_since(&mut self, before: u64) {
+        if self.draining == WriteDraining::Drained && self.machine.invalidations() > before {
+            self.deliver();
+        }
+    }
+
+    /// Permits `device` to use a device TLB, before its first access: the unit then reads the new
+    /// context entry. Returns false if the mode's context entry has no such permission.
+    pub(crate) fn permit_ats(&mut self, device: u16) -> Result<bool, LabError> {
+        let Some(&(domain, ContextTarget::Table(root))) = self.targets.get(usize::from(device))
+        else {
+            return Ok(false);
+        };
+        let requester = self.requester(device)?;
+        let target = ContextTarget::DeviceTlb(root);
+        Ok(self.machine.attach(requester, domain, target).is_ok())
+    }
+
+    /// Makes an access to a host address with the AT field 10b, and counts it.
+    pub(crate) fn translated_attack(
+        &mut self,
+        evidence: &mut Evidence,
+        device: u16,
+        target: PhysRange,
+        access: Access,
+    ) -> Result<(), LabError> {
+        let device = self.requester(device)?;
+        let permitted = self.machine.translated_request(device, target, access);
+        let verdict = self.oracle.judge(device, &target, access, self.now);
+        evidence.count(permitted.then_some(&verdict));
+        Ok(())
     }
 
     /// Stores a word as the CPU does.

@@ -3,8 +3,8 @@
 use ringfence_lab::modes::Mode;
 
 use crate::scenario::{
-    ScenarioResult, alias, batch, cache, direction, freed_table, iotlb, recycled_address, rings,
-    scan, sub_page, toctou, unmapped, window, wrong_unmap,
+    ScenarioResult, alias, ats, batch, cache, direction, fabric, freed_table, iotlb, posted,
+    recycled_address, rings, scan, sub_page, toctou, unmapped, window, wrong_unmap,
 };
 
 /// The way in which the matrix treats a class.
@@ -47,8 +47,6 @@ const fn class(id: &'static str, name: &'static str, method: Method) -> Class {
     Class { id, name, method }
 }
 
-const HARDWARE: Method = Method::Elsewhere("needs a hardware switch that the model lacks");
-
 /// All classes, in the order of their numbers.
 #[rustfmt::skip]
 pub const CLASSES: &[Class] = {
@@ -65,11 +63,11 @@ pub const CLASSES: &[Class] = {
     class("A09", "released buffer in a mapped page", S(sub_page::page_mate)),
     class("A10", "page freed with a second mapping", S(alias::alias)),
     class("A11", "address of another device", S(unmapped::foreign)),
-    class("A12", "forged requester ID", HARDWARE),
-    class("A13", "ATS translated request", HARDWARE),
-    class("A14", "device TLB keeps entries", HARDWARE),
-    class("A15", "MSI write", HARDWARE),
-    class("A16", "peer-to-peer below a switch", HARDWARE),
+    class("A12", "forged requester ID", S(fabric::forged_requester)),
+    class("A13", "ATS translated request", S(ats::translated)),
+    class("A14", "device TLB keeps entries", S(ats::retained)),
+    class("A15", "MSI write", S(fabric::interrupt)),
+    class("A16", "peer-to-peer below a switch", S(fabric::peer_to_peer)),
     class("A17", "payload changed after the check", S(toctou::payload)),
     class("A18", "descriptor changed in the ring", S(toctou::descriptors)),
     class("A19", "access past the end", S(sub_page::straddle)),
@@ -78,7 +76,7 @@ pub const CLASSES: &[Class] = {
         "needs memory that delays write-backs; tests/oracle/non_coherent.rs executes it")),
     class("A22", "torn table entry", E(
         "needs reads between two stores; crates/pgtable/src/ring.rs executes it")),
-    class("A23", "posted write at unmap", HARDWARE),
+    class("A23", "posted write at unmap", S(posted::posted_write)),
     class("A24", "fault storm, eviction, timing", S(iotlb::contention)),
     class("A25", "unmap by another device", S(wrong_unmap::foreign_unmap)),
     class("A26", "ring slot overwritten", S(rings::out_of_order)),
@@ -97,6 +95,7 @@ pub const CLASSES: &[Class] = {
     class("A35", "released before the batch's flush", S(batch::batch)),
     class("A36", "device without a context", S(unmapped::unattached)),
     class("A37", "scan after release", Method::Scan(scan::scan)),
-    class("A38", "page request abuse", HARDWARE),
+    class("A38", "page request abuse", E(
+        "no mode serves page requests; crates/devices/tests/ats.rs executes it")),
     ]
 };

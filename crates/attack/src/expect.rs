@@ -137,6 +137,10 @@ fn has_contexts_only(mode: &Mode) -> bool {
     !mode.translates() && mode.table != TableKind::None
 }
 
+fn has_no_device_tlb(mode: &Mode) -> bool {
+    mode.has_rings() || matches!(mode.table, TableKind::PassThrough | TableKind::Flat)
+}
+
 fn withholds(mode: &Mode) -> bool {
     Kind::of(mode) == Kind::Ring && !as_published(mode)
 }
@@ -158,6 +162,7 @@ const fn unshared(class: &'static str) -> Departure {
     }
 }
 
+const NO_DEVICE_TLB: &str = "the unit, or the pass-through context, permits no device TLB";
 const WITHHELD: &str = "the layer withholds the buffers of a burst until its invalidation";
 
 const fn withheld(class: &'static str) -> Departure {
@@ -198,6 +203,18 @@ pub const DEPARTURES: &[Departure] = &[
         applies: queues_requests,
         outcome: Outcome::Stopped,
         reason: "the map of the new owner sends the queued unmap to the host first",
+    },
+    Departure {
+        class: "A13",
+        applies: has_no_device_tlb,
+        outcome: Outcome::NotApplicable,
+        reason: NO_DEVICE_TLB,
+    },
+    Departure {
+        class: "A14",
+        applies: has_no_device_tlb,
+        outcome: Outcome::NotApplicable,
+        reason: NO_DEVICE_TLB,
     },
     Departure {
         class: "A19",

@@ -10,8 +10,8 @@ use ringfence_hw::IommuStats;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysRange,
-    RequesterId, Ticket,
+    Access, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Iova, Nanos, PhysAddr,
+    PhysRange, RequesterId, Ticket,
 };
 
 use crate::Profile;
@@ -123,6 +123,24 @@ impl<H: Hardware> ReplayPlatform<H> {
     #[inline]
     pub fn probe<O: Observer>(&mut self, request: &DmaRequest, observer: O) -> Result<(), Fault> {
         self.iommu.hardware.probe(&self.arena, request, observer)
+    }
+
+    /// Requests the host address of `iova`, as a device with a device TLB does.
+    pub fn translation_request(&mut self, device: RequesterId, iova: Iova) -> Option<PhysAddr> {
+        let hardware = &mut self.iommu.hardware;
+        hardware.translation_request(&self.arena, device, iova)
+    }
+
+    /// Makes an access to a host address, as a device with a device TLB does. Returns true if the
+    /// unit permits it.
+    pub fn translated_request(
+        &mut self,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool {
+        let hardware = &mut self.iommu.hardware;
+        hardware.translated_request(&self.arena, device, reached, access)
     }
 
     /// Returns the hardware's counters.

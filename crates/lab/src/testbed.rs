@@ -8,7 +8,9 @@ use std::rc::Rc;
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_hw::IommuStats;
 use ringfence_memory::Arena;
-use ringfence_types::{DomainId, Fault, FrameSource, Nanos, PhysAddr, RequesterId};
+use ringfence_types::{
+    Access, DomainId, Fault, FrameSource, Iova, Nanos, PhysAddr, PhysRange, RequesterId,
+};
 
 use crate::error::LabError;
 use crate::hardware::{FaultCounts, Hardware};
@@ -51,6 +53,21 @@ pub trait Machine {
     /// The fault that stopped the access.
     fn probe(&mut self, request: &DmaRequest, observer: &mut dyn Observer) -> Result<(), Fault>;
 
+    /// Requests the host address of `iova`, as a device with a device TLB does.
+    fn translation_request(&mut self, device: RequesterId, iova: Iova) -> Option<PhysAddr>;
+
+    /// Makes an access to a host address, as a device with a device TLB does. Returns true if the
+    /// unit permits it.
+    fn translated_request(
+        &mut self,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool;
+
+    /// Returns the number of invalidations so far.
+    fn invalidations(&self) -> u64;
+
     /// Sets the time on the clock.
     fn set_time(&mut self, now: Nanos);
 
@@ -92,6 +109,24 @@ impl<H: Hardware> Machine for SharedPlatform<H> {
 
     fn probe(&mut self, request: &DmaRequest, observer: &mut dyn Observer) -> Result<(), Fault> {
         self.borrow_mut().probe(request, observer)
+    }
+
+    fn translation_request(&mut self, device: RequesterId, iova: Iova) -> Option<PhysAddr> {
+        self.borrow_mut().translation_request(device, iova)
+    }
+
+    fn translated_request(
+        &mut self,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool {
+        self.borrow_mut()
+            .translated_request(device, reached, access)
+    }
+
+    fn invalidations(&self) -> u64 {
+        self.borrow().invalidations()
     }
 
     fn set_time(&mut self, now: Nanos) {

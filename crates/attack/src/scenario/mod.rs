@@ -1,11 +1,14 @@
 //! One module per group of classes. A scenario executes a class on one mode.
 
 pub(crate) mod alias;
+pub(crate) mod ats;
 pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod direction;
+pub(crate) mod fabric;
 pub(crate) mod freed_table;
 pub(crate) mod iotlb;
+pub(crate) mod posted;
 pub(crate) mod recycled_address;
 pub(crate) mod rings;
 pub(crate) mod scan;

@@ -40,6 +40,8 @@ pub struct AttachInfo {
 pub enum ContextTarget {
     /// The table at this root; for ring units, the rDEVICE at this address.
     Table(PhysAddr),
+    /// The same table, by a device that may also use a device TLB (ATS).
+    DeviceTlb(PhysAddr),
     /// Pass-through: no table.
     PassThrough,
 }

@@ -214,8 +214,8 @@ fn variants_have_their_counts() {
         ("A10", "fence", "freed after one unmap", 22, 44),
         ("A10", "fence", "freed after both unmaps", 0, 44),
         ("A10", "linux-lazy", "freed after both unmaps", 16, 44),
-        ("A19", "fence", "across the page", 0, 12),
-        ("A19", "riommu-paper", "across the page", 8, 12),
+        ("A19", "fence", "across the page", 0, 10),
+        ("A19", "riommu-paper", "across the page", 8, 10),
         // The remedies in front of the table.
         ("A12", "fence", "without ACS", 40, 40),
         ("A12", "fence", "ACS source validation", 0, 40),

@@ -68,11 +68,6 @@ pub(crate) trait Bench {
     fn flush(&mut self);
     /// Performs an access by a device; the oracle judges it.
     fn access(&mut self, device: RequesterId, iova: Iova, bytes: u64, access: Access) -> Reached;
-    /// Returns the device-visible range of a mapping, or of its first piece if the pieces are not
-    /// contiguous.
-    fn range(&self, handle: Handle) -> IovaRange {
-        self.ranges(handle)[0]
-    }
     /// Returns the device-visible ranges: one, or one per piece if the pieces are not contiguous.
     fn ranges(&self, handle: Handle) -> &[IovaRange];
     /// Returns true if the driver has the buffer of the mapping back.
@@ -84,8 +79,6 @@ pub(crate) trait Bench {
     fn attackers(&mut self, on: bool);
     /// Purges all caches of the hardware without the layer's knowledge.
     fn invalidate_all(&mut self);
-    /// Stores a word.
-    fn poke(&mut self, at: PhysAddr, word: u64);
     /// Returns the physical ranges of the pieces of a live mapping.
     fn lies_at(&self, handle: Handle) -> Vec<PhysRange>;
     /// Returns the number of accesses by the attackers.

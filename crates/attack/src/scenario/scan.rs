@@ -14,8 +14,9 @@ const BUFFERS: u64 = 64;
 const PAGE: u64 = 4096;
 
 /// The driver maps 64 buffers; the device uses each; the driver unmaps them. Then the scan reads
-/// the highest `pages` pages of a 32-bit space, which all allocators use first, and every slot of every ring. The exposure integrates
-/// the bytes of released buffers that the device still reaches over time.
+/// the highest `pages` pages of a 32-bit space, which all allocators use first, and every slot of
+/// every ring. The exposure integrates the bytes of released buffers that the device still reaches
+/// over time.
 pub(crate) fn scan(mode: &Mode, pages: u64) -> ScenarioResult {
     let mut bench = Bench::new(mode)?;
     let mut released = Vec::new();

@@ -106,7 +106,9 @@ fn classes(matrix: &Matrix) -> Grid {
                 value.to_string()
             })
         };
-        let most = matrix.row(id).max_by_key(|cell| cell.total.successes);
+        let most = matrix
+            .row(id)
+            .max_by_key(|cell| (cell.total.successes, cell.total.attempts));
         let most = most.map_or((0, 0), |cell| (cell.total.successes, cell.total.attempts));
         grid.rows.push(vec![
             Cell::toned(*id, CellStyle::Strong),

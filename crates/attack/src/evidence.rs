@@ -71,6 +71,9 @@ pub struct Trial {
 pub struct Executed {
     /// Variants, in order.
     pub trials: Vec<Trial>,
+    /// Successes beyond the bound that a bounded (`B`) judgement of the class states.
+    #[serde(skip)]
+    pub(crate) beyond_bound: u64,
     /// Measured values that are no counts of accesses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

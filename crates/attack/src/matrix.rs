@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::bench::PAGES_32_BIT;
 use crate::class::{Class, Method};
 use crate::evidence::{Evidence, Executed, Found};
-use crate::expect::{self, Outcome};
+use crate::expect::{self, Kind, Letter, Outcome};
 
 /// The outcome of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -179,7 +179,9 @@ fn cell(class: &Class, mode: &Mode, options: &Options) -> Result<Cell, LabError>
     let over = |last: Option<u64>, bound: Option<u64>| {
         bound.is_some_and(|bound| last.is_some_and(|last| last > bound))
     };
-    cell.exceeds_bound = over(cell.total.last_success_ns, bound.ns)
+    let is_bounded = expect::letter(class.id, Kind::of(mode)) == Some(Letter::Bounded);
+    cell.exceeds_bound = is_bounded && cell.executed.beyond_bound > 0
+        || over(cell.total.last_success_ns, bound.ns)
         || over(cell.total.last_success_unmaps, bound.unmaps);
     let refused = cell.status == Status::Stopped && cell.total.false_faults > 0;
     cell.unexpected = cell.expected != Some(outcome) || cell.exceeds_bound || refused;

@@ -90,8 +90,6 @@ pub(crate) trait Bench {
     fn attackers(&mut self, on: bool);
     /// Purges all caches of the hardware without the layer's knowledge.
     fn invalidate_all(&mut self);
-    /// Stores a word.
-    fn poke(&mut self, at: PhysAddr, word: u64);
     /// Returns the physical ranges of the pieces of a live mapping.
     fn lies_at(&self, handle: Handle) -> Vec<PhysRange>;
     /// Returns the number of accesses by the attackers.

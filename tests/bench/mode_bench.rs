@@ -14,9 +14,7 @@ use ringfence_lab::hardware::Hardware;
 use ringfence_lab::layer::Attachments;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Verdict, VerdictCounts};
 use ringfence_lab::platform::ReplayPlatform;
-use ringfence_types::{
-    Access, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId,
-};
+use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, Nanos, PhysRange, RequesterId};
 
 use super::build::attackers;
 use super::observer::{Eye, row};
@@ -449,11 +447,6 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {
     fn invalidate_all(&mut self) {
         let invalidated = self.machine.iommu.hardware.invalidate_all();
         invalidated.expect("an invalidation of everything");
-    }
-
-    fn poke(&mut self, at: PhysAddr, word: u64) {
-        let memory = self.machine.arena().word(at).unwrap();
-        memory.store(word, std::sync::atomic::Ordering::Relaxed);
     }
 
     fn lies_at(&self, handle: Handle) -> Vec<PhysRange> {

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod attack;
 mod disk;
 mod guest;
 mod limits;
@@ -7,6 +8,7 @@ mod live;
 mod trace;
 mod values;
 
+pub(crate) use attack::AttackArgs;
 pub(crate) use disk::{DiskArg, DiskModeArg, IommuKind};
 pub(crate) use guest::GuestCommand;
 pub(crate) use guest::{
@@ -71,6 +73,9 @@ pub(crate) enum Command {
     /// Replay traces through protection modes; print the cost and the exposure of each
     #[command(long_about = COMPARE_LONG)]
     Compare(Box<CompareArgs>),
+    /// Execute attack classes on protection modes under the oracle; print which succeed
+    #[command(long_about = attack::ATTACK_LONG)]
+    Attack(AttackArgs),
     /// Compute the sizes of rings and of the IOTLB that a trace needs
     #[command(long_about = SIZE_LONG)]
     Size(SizeArgs),

@@ -68,6 +68,9 @@ pub(crate) enum Failure {
     /// `diff --max-regression`: rows that got worse.
     #[error("rows got worse")]
     Worse(Vec<String>),
+    /// `attack`: cells whose outcome breaks a promise, or with `--fail-on-success` all successes.
+    #[error("attacks succeed")]
+    AttacksSucceed(Vec<String>),
     /// `trace verify --from-boot`: an address differs, or the trace allows no conclusion.
     #[error("trace verify --from-boot: not all addresses agree")]
     Disagreement,
@@ -161,7 +164,9 @@ impl Failure {
     /// Returns the exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Held(_) | Self::Worse(_) | Self::Disagreement => CONDITION,
+            Self::Held(_) | Self::Worse(_) | Self::AttacksSucceed(_) | Self::Disagreement => {
+                CONDITION
+            }
             Self::Condition(_)
             | Self::NotComparable(_)
             | Self::SameFile(_)
@@ -190,6 +195,12 @@ impl Failure {
                 eprintln!("ringfence: {} rows got worse:", rows.len());
                 for row in rows {
                     eprintln!("  {}", printable_line(row));
+                }
+            }
+            Self::AttacksSucceed(cells) => {
+                eprintln!("ringfence: {} attacks succeed:", cells.len());
+                for cell in cells {
+                    eprintln!("  {}", printable_line(cell));
                 }
             }
             _ => {

@@ -46,6 +46,7 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Compare(args) => commands::compare(&args),
+        Command::Attack(args) => commands::attack(&args),
         Command::Size(args) => commands::size(&args),
         Command::Modes(args) => commands::modes(&args),
         Command::Reproduce(args) => commands::reproduce(&args),

@@ -16,21 +16,28 @@ impl Progress {
 
     /// Creates a bar for a trace of `lines` lines, or a counter if the number is unknown.
     pub(crate) fn new(name: &str, lines: Option<u64>) -> Self {
+        Self::of_units(name, lines, "lines")
+    }
+
+    /// Like [`new`](Self::new), for steps that are named `units`.
+    pub(crate) fn of_units(name: &str, lines: Option<u64>, units: &str) -> Self {
         if !Self::is_visible() {
             return Self(None);
         }
         let (bar, template) = match lines {
             Some(lines) => (
                 ProgressBar::new(lines),
-                "{prefix} {bar:30} {percent:>3}%  {human_pos} lines  {eta} left",
+                format!(
+                    "{{prefix}} {{bar:30}} {{percent:>3}}%  {{human_pos}} {units}  {{eta}} left"
+                ),
             ),
             None => (
                 ProgressBar::new_spinner(),
-                "{prefix} {spinner} {human_pos} lines  {elapsed}",
+                format!("{{prefix}} {{spinner}} {{human_pos}} {units}  {{elapsed}}"),
             ),
         };
         bar.set_draw_target(ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template(template) {
+        if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style);
         }
         bar.set_prefix(printable_line(name).into_owned());

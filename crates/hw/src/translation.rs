@@ -25,7 +25,7 @@ impl<'a> Translation<'a> {
 
     /// Creates a translation of several ranges; `None` if `ranges` is empty.
     #[inline]
-    pub(crate) fn many(ranges: &'a [PhysRange]) -> Option<Self> {
+    pub fn many(ranges: &'a [PhysRange]) -> Option<Self> {
         Some(Self {
             single: *ranges.first()?,
             several: ranges,

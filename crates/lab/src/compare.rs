@@ -13,7 +13,7 @@ use crate::row::{Row, RowInputs};
 use crate::status::ReplayStatus;
 
 pub use crate::options::CompareOptions;
-pub use crate::runner::{OracleReplay, Runner, meter, runner};
+pub use crate::runner::{OracleReplay, Runner, meter, runner, testbed};
 
 /// The result of a comparison.
 #[derive(Debug)]

@@ -7,12 +7,16 @@ use std::rc::Rc;
 use ringfence_devices::{Bus, DmaRequest, Observer};
 use ringfence_hw::{
     CalgaryUnit, FaultLog, Geometry, GeometryError, HostBridge, InvalidationGranularity,
-    IommuStats, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, UnitConfig, VtdUnit,
+    IommuStats, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, TranslationCompletion,
+    TranslationService, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, TranslationType};
+use ringfence_pgtable::{
+    CalgaryTce, Coherency, Context, ContextTables, Levels, PageRequests, TranslationType,
+};
 use ringfence_types::{
-    DomainId, Fault, Invalidation, InvalidationError, Invalidator, IovaRange, PfnRange, RequesterId,
+    Access, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Iova, IovaRange,
+    PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::error::LabError;
@@ -107,6 +111,52 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
     fn traffic(&self) -> QueueStats {
         QueueStats::default()
     }
+
+    /// Returns the counters of the fault log.
+    fn fault_counts(&mut self) -> FaultCounts;
+
+    /// Requests the host address of `iova`, as a device with a device TLB does. `None` if the unit
+    /// does not give it.
+    fn translation_request(
+        &mut self,
+        memory: &Arena,
+        device: RequesterId,
+        iova: Iova,
+    ) -> Option<PhysAddr> {
+        let _ = (memory, device, iova);
+        None
+    }
+
+    /// Makes an access to a host address, as a device with a device TLB does. Returns true if the
+    /// unit permits it.
+    fn translated_request(
+        &mut self,
+        memory: &Arena,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool {
+        let _ = (memory, device, reached, access);
+        false
+    }
+}
+
+/// The counters of a fault log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FaultCounts {
+    /// Faults that software can read from the log.
+    pub recorded: u64,
+    /// Faults that the full log lost.
+    pub lost: u64,
+}
+
+impl FaultCounts {
+    fn of(log: &FaultLog) -> Self {
+        Self {
+            recorded: log.len() as u64,
+            lost: log.lost(),
+        }
+    }
 }
 
 /// The owner of the tables that the hardware walks: the layer itself ([`()`](unit)), or a host that
@@ -193,6 +243,11 @@ impl Hardware for Vtd {
         let levels = Levels::Four;
         let translation = match to {
             ContextTarget::Table(root) => TranslationType::Table { root, levels },
+            ContextTarget::DeviceTlb(root) => TranslationType::DeviceTlb {
+                root,
+                levels,
+                page_requests: PageRequests::Blocked,
+            },
             ContextTarget::PassThrough => TranslationType::PassThrough { levels },
         };
         let context = Context {
@@ -219,6 +274,37 @@ impl Hardware for Vtd {
 
     fn stats(&self) -> IommuStats {
         *self.unit.stats()
+    }
+
+    fn translation_request(
+        &mut self,
+        memory: &Arena,
+        device: RequesterId,
+        iova: Iova,
+    ) -> Option<PhysAddr> {
+        match self.unit.translation_request(memory, device, iova) {
+            TranslationCompletion::Page { base, size, .. } => {
+                Some(base.wrapping_add(iova.offset_in(size.bytes())))
+            }
+            _ => None,
+        }
+    }
+
+    fn translated_request(
+        &mut self,
+        memory: &Arena,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool {
+        let (at, bytes) = (reached.start(), reached.bytes());
+        self.unit
+            .translated_request(memory, device, at, bytes, access)
+            .is_ok()
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        FaultCounts::of(self.unit.faults())
     }
 }
 
@@ -307,6 +393,10 @@ impl Hardware for Calgary {
     fn stats(&self) -> IommuStats {
         *self.unit.stats()
     }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        FaultCounts::of(self.unit.faults())
+    }
 }
 
 /// A ring unit with its root and context tables.
@@ -392,6 +482,10 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         stats.invalidations = ring.invalidations;
         stats.faults = ring.faults;
         stats
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        FaultCounts::of(self.unit.faults())
     }
 }
 

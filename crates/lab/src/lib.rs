@@ -4,7 +4,8 @@
 //! step happens at which time. [`mode_dispatch`] maps a mode to the types that implement it; the
 //! replays see them as one [`layer`]. [`replay`] performs the plan, with devices, hardware and the
 //! [`oracle`] or with a clock. [`meter`] splits the measured cycles by component. [`compare`] runs
-//! both for each mode and builds its [`row`]. The `report` crate formats the rows.
+//! both for each mode and builds its [`row`]. The `report` crate formats the rows. [`testbed`]
+//! gives attack scenarios the same layers and the same hardware.
 
 #![deny(unsafe_code)]
 
@@ -36,6 +37,7 @@ pub mod sidecore;
 pub mod size;
 mod status;
 mod stubs;
+pub mod testbed;
 pub mod xen;
 
 pub use error::LabError;

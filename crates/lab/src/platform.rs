@@ -10,8 +10,8 @@ use ringfence_hw::IommuStats;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DomainId, Fault, Invalidation, InvalidationError, Invalidator, IovaRange, Nanos, PhysAddr,
-    PhysRange, RequesterId, Ticket,
+    Access, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Iova, IovaRange, Nanos,
+    PhysAddr, PhysRange, RequesterId, Ticket,
 };
 
 use crate::Profile;
@@ -131,6 +131,24 @@ impl<H: Hardware> ReplayPlatform<H> {
         self.iommu.hardware.mapped(&self.arena, device, range);
     }
 
+    /// Requests the host address of `iova`, as a device with a device TLB does.
+    pub fn translation_request(&mut self, device: RequesterId, iova: Iova) -> Option<PhysAddr> {
+        let hardware = &mut self.iommu.hardware;
+        hardware.translation_request(&self.arena, device, iova)
+    }
+
+    /// Makes an access to a host address, as a device with a device TLB does. Returns true if the
+    /// unit permits it.
+    pub fn translated_request(
+        &mut self,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool {
+        let hardware = &mut self.iommu.hardware;
+        hardware.translated_request(&self.arena, device, reached, access)
+    }
+
     /// Returns the hardware's counters.
     pub fn stats(&self) -> IommuStats {
         self.iommu.hardware.stats()
@@ -163,6 +181,11 @@ impl<H: Hardware> ReplayPlatform<H> {
     /// Returns the memory.
     pub fn arena(&self) -> &Rc<Arena> {
         &self.arena
+    }
+
+    /// Returns the frames of tables and of coherent memory.
+    pub(crate) fn frame_source(&self) -> &Frames<Rc<Arena>> {
+        &self.frames
     }
 
     /// Returns the bytes of table frames in use, and their peak.

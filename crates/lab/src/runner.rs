@@ -27,6 +27,7 @@ use crate::ring::RingParts;
 use crate::rtc::{RtcParams, RtcParts};
 use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
+use crate::testbed::Testbed;
 
 /// A replay that the oracle checks, for any hardware.
 pub trait OracleReplay {
@@ -78,9 +79,17 @@ impl OracleSetup {
     };
 }
 
-/// Creates the oracle replays of one mode.
+/// The result of a build for one mode: its replays, or its layer and hardware alone.
+enum Built {
+    Replays(Runner),
+    Testbed(Testbed),
+}
+
+/// Creates the oracle replays or the testbed of one mode.
 struct BuildReplays<'a> {
     options: &'a CompareOptions,
+    /// True to create the testbed.
+    testbed: bool,
 }
 
 impl BuildReplays<'_> {
@@ -94,8 +103,18 @@ impl BuildReplays<'_> {
             Coherency,
             Option<H::Host>,
         ) -> Box<dyn DmaOps>,
-    ) -> Result<Runner, LabError> {
+    ) -> Result<Built, LabError> {
         let options = self.options;
+        if self.testbed {
+            let platform = ReplayPlatform::<H>::new(&options.profile, setup.enabled)?;
+            let (coherency, host) = (platform.coherency(), platform.host().cloned());
+            let platform = SharedPlatform::new(platform);
+            return Ok(Built::Testbed(Testbed {
+                layer: layer(platform.for_layer(), coherency, host),
+                machine: Box::new(platform),
+                ownership: setup.ownership,
+            }));
+        }
         let pass = |attackers| -> Result<CheckedReplay<H>, LabError> {
             let platform = ReplayPlatform::<H>::new(&options.profile, setup.enabled)?;
             let (coherency, host) = (platform.coherency(), platform.host().cloned());
@@ -110,32 +129,36 @@ impl BuildReplays<'_> {
         } else {
             None
         };
-        Ok(Runner {
+        Ok(Built::Replays(Runner {
             metered: Box::new(metered),
             attack,
             meter: None,
-        })
+        }))
     }
 }
 
-/// Maps all memory to itself and returns the target of a device's context entry.
+/// Memory that the static table of a testbed maps. The buffers of scenarios lie below.
+const TESTBED_BYTES: u64 = 4 << 30;
+
+/// Maps `bytes` of memory to themselves and returns the target of a device's context entry.
 fn static_table(
     domain: DomainId,
     coherency: Coherency,
     platform: &LayerPlatform<DynInvalidator>,
+    bytes: u64,
 ) -> Result<ContextTarget, LabError> {
     // Kernels use 2 MiB pages for such a map.
     let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
     let (memory, frames) = (&*platform.arena, &*platform.frames);
     let table = Table::new(format, domain, coherency, memory, frames)?;
-    let all = PhysRange::new(PhysAddr::ZERO, DATA_BYTES);
+    let all = PhysRange::new(PhysAddr::ZERO, bytes);
     let all = all.ok_or(LabError::Internal("all of memory"))?;
     StaticTable::fill(&table, platform, &[all])?;
     Ok(ContextTarget::Table(table.root()))
 }
 
 impl ModeVisitor for BuildReplays<'_> {
-    type Output = Result<Runner, LabError>;
+    type Output = Result<Built, LabError>;
 
     fn identity(self, kind: IdentityKind) -> Self::Output {
         let setup = OracleSetup {
@@ -156,10 +179,15 @@ impl ModeVisitor for BuildReplays<'_> {
                 Box::new(Layer::new(Never, platform, make))
             });
         }
+        let bytes = if self.testbed {
+            TESTBED_BYTES
+        } else {
+            DATA_BYTES
+        };
         self.passes::<Vtd>(&setup, &|platform, coherency, _| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
                 let target = if kind.has_table() {
-                    static_table(of.domain, coherency, platform)?
+                    static_table(of.domain, coherency, platform, bytes)?
                 } else {
                     ContextTarget::PassThrough
                 };
@@ -273,11 +301,33 @@ impl ModeVisitor for BuildMeter<'_> {
 /// # Errors
 /// The mode is not built in, or memory is short.
 pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError> {
-    let mut runner = dispatch_dyn(mode, BuildReplays { options })??;
+    let replays = BuildReplays {
+        options,
+        testbed: false,
+    };
+    let Built::Replays(mut runner) = dispatch_dyn(mode, replays)?? else {
+        return Err(LabError::Internal("a testbed instead of replays"));
+    };
     if options.repetitions > 0 {
         runner.meter = Some(meter(mode, options)?);
     }
     Ok(runner)
+}
+
+/// Creates the layer and the hardware of `mode`, with the profile, the rings and the cycles of
+/// `options`.
+///
+/// # Errors
+/// The mode is not built in, or memory is short.
+pub fn testbed(mode: &Mode, options: &CompareOptions) -> Result<Testbed, LabError> {
+    let wanted = BuildReplays {
+        options,
+        testbed: true,
+    };
+    match dispatch_dyn(mode, wanted)?? {
+        Built::Testbed(testbed) => Ok(testbed),
+        Built::Replays(_) => Err(LabError::Internal("replays instead of a testbed")),
+    }
 }
 
 /// Creates the meter of `mode`, without devices and an oracle.

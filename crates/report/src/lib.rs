@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod attacks;
 mod condition;
 mod csv;
 mod data;
@@ -23,6 +24,7 @@ mod terminal;
 mod text;
 
 pub use agreement::{agreement_line, trace_agreement};
+pub use attacks::{attack_markdown, attack_page, attack_terminal};
 pub use condition::{Condition, ConditionError, FailedCondition};
 pub use csv::csv;
 pub use data::{MeasuredOn, Report, TraceNotes};

@@ -26,6 +26,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("papers", 4),
     ("live", 4),
     ("lab", 5),
+    ("attack", 6),
     ("experiments", 6),
     ("guest-harness", 6),
     ("report", 7),

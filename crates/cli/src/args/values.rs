@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ringfence_attack::Class;
 use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::LabError;
@@ -30,6 +31,10 @@ pub(super) fn experiment(id: &str) -> Result<&'static Experiment, String> {
             .collect();
         format!("the experiments are {}", known.join(", "))
     })
+}
+
+pub(super) fn attack_class(id: &str) -> Result<&'static Class, String> {
+    Class::find(id).ok_or_else(|| "the attack classes are A01 to A38".into())
 }
 
 pub(super) fn kind(name: &str) -> Result<Kind, String> {

@@ -1,5 +1,6 @@
 //! One module per subcommand.
 
+mod attack;
 mod calibrate;
 mod compare;
 mod device_options;
@@ -13,6 +14,7 @@ mod size;
 mod top;
 mod trace;
 
+pub(crate) use attack::attack;
 pub(crate) use calibrate::calibrate;
 pub(crate) use compare::compare;
 pub(crate) use diff::diff;

@@ -1,6 +1,7 @@
 //! The command as its users meet it: what goes in, what comes out on which stream, and the exit
 //! code.
 
+mod attack;
 mod bad_input;
 mod compare;
 mod exit_codes;

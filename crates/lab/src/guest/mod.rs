@@ -41,12 +41,13 @@ use ringfence_hw::IommuStats;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DomainId, Fault, Invalidation, InvalidationError, Invalidator, RequesterId, Ticket,
+    Access, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr,
+    PhysRange, RequesterId, Ticket,
 };
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hardware::{Hardware, Host};
+use crate::hardware::{FaultCounts, Hardware, Host};
 use crate::layer::{ContextTarget, LayerPlatform};
 use second_stage::GuestAddressObserver;
 
@@ -236,5 +237,30 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
 
     fn traffic(&self) -> QueueStats {
         self.host.0.borrow().traffic()
+    }
+
+    fn translation_request(
+        &mut self,
+        memory: &Arena,
+        device: RequesterId,
+        iova: Iova,
+    ) -> Option<PhysAddr> {
+        let found = self.with_unit(|vtd| vtd.translation_request(memory, device, iova));
+        found.ok().flatten()
+    }
+
+    fn translated_request(
+        &mut self,
+        memory: &Arena,
+        device: RequesterId,
+        reached: PhysRange,
+        access: Access,
+    ) -> bool {
+        let reached = self.with_unit(|vtd| vtd.translated_request(memory, device, reached, access));
+        reached.unwrap_or(false)
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        self.with_unit(V::Unit::fault_counts).unwrap_or_default()
     }
 }

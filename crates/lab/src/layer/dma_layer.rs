@@ -217,6 +217,28 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
         }
     }
 
+    fn unmap_multi(
+        &mut self,
+        key: OpKey,
+        tokens: Vec<MappingToken>,
+        returned: &mut Vec<u64>,
+    ) -> bool {
+        let Some(own) = self.parts(key) else {
+            return false;
+        };
+        let mut mappings = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            let MappingToken::Single(mapping) = token else {
+                return false;
+            };
+            mappings.push(mapping);
+        }
+        let each = |buffer| returned.push(buffer);
+        own.dma
+            .unmap_multi(own.cpu, own.platform, own.at, mappings, each)
+            .is_ok()
+    }
+
     fn retry_invalidation(
         &mut self,
         token: NotInvalidated<u64>,

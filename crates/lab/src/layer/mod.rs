@@ -42,6 +42,8 @@ pub struct AttachInfo {
 pub enum ContextTarget {
     /// The table at this root; for ring units, the rDEVICE at this address.
     Table(PhysAddr),
+    /// The same table, by a device that may also use a device TLB (ATS).
+    DeviceTlb(PhysAddr),
     /// Pass-through: no table.
     PassThrough,
 }
@@ -172,6 +174,24 @@ pub trait DmaOps {
 
     /// Unmaps a buffer.
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome;
+
+    /// Unmaps several single buffers in one call and appends the buffers that the layer returns to
+    /// `returned`. Returns false if the layer refused one of them. A layer without such a call
+    /// unmaps one after the other.
+    fn unmap_multi(
+        &mut self,
+        key: OpKey,
+        tokens: Vec<MappingToken>,
+        returned: &mut Vec<u64>,
+    ) -> bool {
+        let mut complete = true;
+        for token in tokens {
+            let outcome = self.unmap(key, token);
+            complete &= !matches!(outcome, UnmapOutcome::Refused);
+            returned.extend(outcome.into_buffer());
+        }
+        complete
+    }
 
     /// Retries a failed invalidation and returns the buffer.
     ///

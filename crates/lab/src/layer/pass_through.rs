@@ -233,6 +233,15 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
         (ops.unmap)(layer, system, device, key, token)
     }
 
+    fn unmap_multi(
+        &mut self,
+        key: OpKey,
+        tokens: Vec<MappingToken>,
+        returned: &mut Vec<u64>,
+    ) -> bool {
+        self.layer.unmap_multi(key, tokens, returned)
+    }
+
     fn retry_invalidation(
         &mut self,
         owed: NotInvalidated<u64>,

@@ -5,11 +5,13 @@
 //! oracle judges each access that the hardware lets through. It compares the reached byte with the
 //! grant of the page's present owner.
 
+mod bytes;
 mod grants;
 mod owners;
 mod verdict;
 mod windows;
 
+pub use bytes::{ByteGrantId, ByteOracle, ByteVerdict, Violation};
 pub use grants::{Grant, GrantId, GrantState};
 pub use verdict::{Verdict, VerdictCounts};
 pub use windows::Windows;

@@ -7,7 +7,7 @@ use ringfence_devices::{DmaRequest, Observer};
 use ringfence_hw::{IommuStats, RingLogic};
 use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::components::{ModeParts, ReplayTable};
-use ringfence_lab::hardware::{Hardware, Vtd};
+use ringfence_lab::hardware::{FaultCounts, Hardware, Vtd};
 use ringfence_lab::layer::{ContextTarget, DmaLayer, FreeInvalidator, LayerPlatform};
 use ringfence_lab::meter::{Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRing, TimedReplay};
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
@@ -102,6 +102,10 @@ impl Hardware for Fickle {
 
     fn stats(&self) -> IommuStats {
         self.0.stats()
+    }
+
+    fn fault_counts(&mut self) -> FaultCounts {
+        self.0.fault_counts()
     }
 }
 

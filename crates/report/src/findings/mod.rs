@@ -7,6 +7,7 @@ mod terminal;
 
 pub use markdown::page as finding_markdown;
 pub use page::page as findings_page;
+pub(crate) use page::{STYLE, escape};
 pub use terminal::{
     experiments as experiments_table, finding as finding_terminal, summary as findings_terminal,
 };

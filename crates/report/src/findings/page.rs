@@ -10,9 +10,9 @@ use ringfence_experiments::{Finding, Verdict};
 /// The style sheet. A narrow screen shows each row of numbers as a card with the names of its
 /// columns, so that no table needs horizontal scrolling. Colours follow the reader's light or dark
 /// scheme, and repeat information that the text also has.
-const STYLE: &str = include_str!("page.css");
+pub(crate) const STYLE: &str = include_str!("page.css");
 
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let text = text
         .replace('&', "&amp;")
         .replace('<', "&lt;")

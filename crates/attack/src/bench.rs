@@ -1,0 +1,474 @@
+//! The driver, the devices and the oracle around the layer and the hardware of one mode.
+
+use std::sync::atomic::Ordering;
+
+use ringfence_devices::posted::WriteDraining;
+use ringfence_devices::{DmaRequest, Observer};
+use ringfence_lab::LabError;
+use ringfence_lab::compare::{CompareOptions, testbed};
+use ringfence_lab::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+use ringfence_lab::modes::Mode;
+use ringfence_lab::oracle::{ByteGrantId, ByteOracle, ByteVerdict};
+use ringfence_lab::ring::RingSizes;
+use ringfence_lab::testbed::Machine;
+use ringfence_trace::DeviceIndex;
+use ringfence_types::{
+    Access, Direction, DomainId, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
+    RequesterId,
+};
+
+use crate::evidence::Evidence;
+
+/// CPUs of a bench.
+const CPUS: usize = 2;
+/// Devices of a bench: the victim and the attacker's own.
+pub(crate) const DEVICES: u16 = 2;
+/// Slots of every ring, unless a scenario needs another number.
+pub(crate) const SLOTS: u32 = 512;
+
+/// Pages of a 32-bit space.
+pub(crate) const PAGES_32_BIT: u64 = 1 << 20;
+
+/// Identifies a mapping of a bench.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MapId(usize);
+
+/// An access that the hardware let through.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reached {
+    /// Physical ranges, in the order of the addresses.
+    pub(crate) ranges: Vec<PhysRange>,
+    pub(crate) verdict: ByteVerdict,
+}
+
+struct Held {
+    token: MappingToken,
+    key: OpKey,
+    range: IovaRange,
+    grant: ByteGrantId,
+    back: bool,
+}
+
+/// A mode under attack.
+pub(crate) struct Bench {
+    layer: Box<dyn DmaOps>,
+    machine: Box<dyn Machine>,
+    pub(crate) oracle: ByteOracle,
+    now: Nanos,
+    requesters: Vec<RequesterId>,
+    held: Vec<Held>,
+    false_faults: u64,
+    targets: Vec<(DomainId, ContextTarget)>,
+    posted: Vec<PostedWrite>,
+    draining: WriteDraining,
+}
+
+/// A write that the IOMMU has translated and that has not reached memory.
+struct PostedWrite {
+    device: RequesterId,
+    ranges: Vec<PhysRange>,
+}
+
+/// Collects the physical ranges of an access.
+#[derive(Default)]
+struct Ranges(Vec<PhysRange>);
+
+impl Observer for Ranges {
+    fn allowed(&mut self, _: &DmaRequest, ranges: &[PhysRange]) {
+        self.0.extend_from_slice(ranges);
+    }
+
+    fn faulted(&mut self, _: &DmaRequest, _: &Fault) {}
+}
+
+/// Returns `bytes` bytes of memory from `start`.
+pub(crate) fn memory(start: u64, bytes: u64) -> Result<PhysRange, LabError> {
+    PhysRange::new(PhysAddr::new(start), bytes).ok_or(LabError::Internal("an empty buffer"))
+}
+
+impl Bench {
+    /// Creates the bench of `mode`, with [`SLOTS`] slots in every ring.
+    pub(crate) fn new(mode: &Mode) -> Result<Self, LabError> {
+        Self::with_slots(mode, SLOTS)
+    }
+
+    /// Creates the bench of `mode`, with `slots` slots in every ring.
+    pub(crate) fn with_slots(mode: &Mode, slots: u32) -> Result<Self, LabError> {
+        let options = CompareOptions {
+            rings: RingSizes::Every(slots),
+            ..CompareOptions::new()
+        };
+        let made = testbed(mode, &options)?;
+        let mut bench = Self {
+            layer: made.layer,
+            machine: made.machine,
+            oracle: ByteOracle::new(),
+            now: Nanos(0),
+            requesters: Vec::new(),
+            held: Vec::new(),
+            false_faults: 0,
+            targets: Vec::new(),
+            posted: Vec::new(),
+            draining: WriteDraining::Drained,
+        };
+        bench.layer.reserve(CPUS, 1)?;
+        for index in 0..DEVICES {
+            // Each device is on a bus of its own: a Calgary bridge has one address space for all
+            // devices behind it.
+            let wanted = RequesterId::new((0x10 + index) << 8);
+            let device = bench.machine.requester(usize::from(index), wanted)?;
+            let (domain, target) = bench.layer.attach(DeviceIndex(index), device)?;
+            bench.machine.attach(device, domain, target)?;
+            bench.requesters.push(device);
+            bench.targets.push((domain, target));
+        }
+        Ok(bench)
+    }
+
+    /// Returns the constants of the mode's spaces.
+    pub(crate) fn space_traits(&self) -> SpaceTraits {
+        self.layer.space_traits()
+    }
+
+    /// Returns the hardware.
+    pub(crate) fn machine(&mut self) -> &mut dyn Machine {
+        &mut *self.machine
+    }
+
+    /// Returns the requester ID of a device.
+    pub(crate) fn requester(&self, device: u16) -> Result<RequesterId, LabError> {
+        let found = self.requesters.get(usize::from(device)).copied();
+        found.ok_or(LabError::Internal("an unknown device"))
+    }
+
+    /// Maps a buffer for `device` on the first CPU. `None` if the layer refuses, for example
+    /// because the ring is full.
+    pub(crate) fn try_map(
+        &mut self,
+        device: u16,
+        buffer: PhysRange,
+        direction: Direction,
+    ) -> Result<Option<MapId>, LabError> {
+        let key = OpKey::new(DeviceIndex(device), 0, direction);
+        let name = self.held.len();
+        let Ok(mapped) = self.layer.map(key, name as u64, &[buffer]) else {
+            return Ok(None);
+        };
+        self.layer.sync_map(key);
+        let Some(range) = mapped.token.range() else {
+            return Err(LabError::Internal("a single buffer without a range"));
+        };
+        let grant = self
+            .oracle
+            .grant(self.requester(device)?, &[buffer], direction);
+        self.held.push(Held {
+            token: mapped.token,
+            key,
+            range,
+            grant,
+            back: false,
+        });
+        Ok(Some(MapId(name)))
+    }
+
+    /// Maps a buffer for `device` on the first CPU.
+    pub(crate) fn map(
+        &mut self,
+        device: u16,
+        buffer: PhysRange,
+        direction: Direction,
+    ) -> Result<MapId, LabError> {
+        let mapped = self.try_map(device, buffer, direction)?;
+        mapped.ok_or(LabError::Internal("a map that the layer refuses"))
+    }
+
+    fn held(&self, id: MapId) -> Result<&Held, LabError> {
+        let held = self.held.get(id.0);
+        held.ok_or(LabError::Internal("an unknown mapping"))
+    }
+
+    /// Returns the addresses of a mapping, live or unmapped.
+    pub(crate) fn range(&self, id: MapId) -> Result<IovaRange, LabError> {
+        Ok(self.held(id)?.range)
+    }
+
+    /// Returns true if the driver has the buffer back.
+    pub(crate) fn is_back(&self, id: MapId) -> Result<bool, LabError> {
+        Ok(self.held(id)?.back)
+    }
+
+    fn take(&mut self, id: MapId) -> Result<(OpKey, MappingToken), LabError> {
+        let held = self.held.get_mut(id.0);
+        let held = held.ok_or(LabError::Internal("an unknown mapping"))?;
+        Ok((held.key, std::mem::take(&mut held.token)))
+    }
+
+    fn returned(&mut self, buffer: u64) -> Result<(), LabError> {
+        let held = usize::try_from(buffer).ok();
+        let held = held.and_then(|name| self.held.get_mut(name));
+        let held = held.ok_or(LabError::Internal("an unknown buffer came back"))?;
+        held.back = true;
+        self.oracle.end(held.grant, self.now);
+        Ok(())
+    }
+
+    /// Unmaps a buffer. A burst may withhold it.
+    pub(crate) fn unmap(&mut self, id: MapId) -> Result<(), LabError> {
+        let (key, token) = self.take(id)?;
+        let before = self.machine.invalidations();
+        let outcome = self.layer.unmap(key, token);
+        self.drain_since(before);
+        match outcome {
+            UnmapOutcome::Returned { buffer, .. } => self.returned(buffer),
+            UnmapOutcome::Withheld => Ok(()),
+            _ => Err(LabError::Internal("an unmap that the layer refuses")),
+        }
+    }
+
+    /// Unmaps a buffer as if `device` had mapped it. Returns true if the layer refuses.
+    pub(crate) fn unmap_as(&mut self, id: MapId, device: u16) -> Result<bool, LabError> {
+        let (key, token) = self.take(id)?;
+        let key = OpKey {
+            device: DeviceIndex(device),
+            ..key
+        };
+        match self.layer.unmap(key, token) {
+            UnmapOutcome::Returned { buffer, .. } => self.returned(buffer).map(|()| false),
+            UnmapOutcome::Withheld => Ok(false),
+            _ => Ok(true),
+        }
+    }
+
+    /// Unmaps several buffers of the same device and direction in one call.
+    pub(crate) fn unmap_multi(&mut self, ids: &[MapId]) -> Result<(), LabError> {
+        let mut tokens = Vec::with_capacity(ids.len());
+        let mut key = None;
+        for id in ids {
+            let (own, token) = self.take(*id)?;
+            key = Some(own);
+            tokens.push(token);
+        }
+        let Some(key) = key else {
+            return Ok(());
+        };
+        let mut returned = Vec::new();
+        if !self.layer.unmap_multi(key, tokens, &mut returned) {
+            return Err(LabError::Internal("a batch that the layer refuses"));
+        }
+        returned
+            .into_iter()
+            .try_for_each(|name| self.returned(name))
+    }
+
+    /// Ends the bursts of a device's buffers.
+    pub(crate) fn end_burst(&mut self, device: u16, direction: Direction) -> Result<(), LabError> {
+        let key = OpKey::new(DeviceIndex(device), 0, direction);
+        let mut returned = Vec::new();
+        let before = self.machine.invalidations();
+        self.layer.end_burst(key, Some(&mut returned));
+        self.drain_since(before);
+        returned
+            .into_iter()
+            .try_for_each(|name| self.returned(name))
+    }
+
+    /// Unmaps a buffer and ends the burst.
+    pub(crate) fn release(&mut self, id: MapId) -> Result<(), LabError> {
+        let key = self.held(id)?.key;
+        self.unmap(id)?;
+        self.end_burst(key.device.0, key.direction)
+    }
+
+    /// Advances the clock to `now`, if that is later, and runs the layer's timers.
+    pub(crate) fn advance_to(&mut self, now: Nanos) {
+        self.now = self.now.max(now);
+        self.machine.set_time(self.now);
+        self.layer.set_time(self.now);
+        self.layer.tick();
+    }
+
+    /// Returns the present time.
+    pub(crate) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Makes an access with any requester ID. `None` if the hardware stops it.
+    pub(crate) fn access(
+        &mut self,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Option<Reached> {
+        let request = DmaRequest {
+            device,
+            iova,
+            bytes,
+            access,
+        };
+        let mut ranges = Ranges::default();
+        if self.machine.probe(&request, &mut ranges).is_err() {
+            let inside = |held: &Held| {
+                let range = IovaRange::new(iova, bytes);
+                !held.back
+                    && !matches!(held.token, MappingToken::None)
+                    && range.is_some_and(|range| held.range.contains(&range))
+                    && self.requester(held.key.device.0).ok() == Some(device)
+                    && held.key.direction.permissions().allows(access)
+            };
+            let is_false = self.held.iter().any(inside);
+            self.false_faults += u64::from(is_false);
+            return None;
+        }
+        let mut reached = Reached::default();
+        for range in &ranges.0 {
+            let verdict = self.oracle.judge(device, range, access, self.now);
+            reached.verdict.granted += verdict.granted;
+            for (reason, bytes) in verdict.violations {
+                *reached.verdict.violations.entry(reason).or_default() += bytes;
+            }
+            let since = [reached.verdict.since_end, verdict.since_end];
+            reached.verdict.since_end = since.into_iter().flatten().min();
+        }
+        reached.ranges = ranges.0;
+        Some(reached)
+    }
+
+    /// Makes an access of an attached device and counts it. Returns true if it succeeded.
+    pub(crate) fn attack(
+        &mut self,
+        evidence: &mut Evidence,
+        device: u16,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<bool, LabError> {
+        let device = self.requester(device)?;
+        let reached = self.access(device, iova, bytes, access);
+        Ok(evidence.count(reached.as_ref().map(|reached| &reached.verdict)))
+    }
+
+    /// The device uses the first and the last byte of a live mapping, in its direction.
+    pub(crate) fn use_buffer(&mut self, id: MapId) -> Result<(), LabError> {
+        let (range, key) = (self.held(id)?.range, self.held(id)?.key);
+        let device = self.requester(key.device.0)?;
+        for iova in [range.start(), range.last()] {
+            let _ = self.access(device, iova, 1, access_of(key.direction));
+        }
+        Ok(())
+    }
+
+    /// Writes a word by DMA. Returns true if the hardware let the write through.
+    pub(crate) fn device_write(
+        &mut self,
+        device: u16,
+        iova: Iova,
+        word: u64,
+    ) -> Result<Option<Reached>, LabError> {
+        let device = self.requester(device)?;
+        let Some(reached) = self.access(device, iova, 8, Access::Write) else {
+            return Ok(None);
+        };
+        if let Some(range) = reached.ranges.first() {
+            self.store(range.start(), word)?;
+        }
+        Ok(Some(reached))
+    }
+
+    /// Sets the effect of invalidations on posted writes.
+    pub(crate) fn set_draining(&mut self, draining: WriteDraining) {
+        self.draining = draining;
+    }
+
+    /// Posts a write: the IOMMU translates it now, and its bytes reach memory later.
+    pub(crate) fn post_write(
+        &mut self,
+        device: u16,
+        iova: Iova,
+        bytes: u64,
+    ) -> Result<(), LabError> {
+        let device = self.requester(device)?;
+        if let Some(reached) = self.access(device, iova, bytes, Access::Write) {
+            self.posted.push(PostedWrite {
+                device,
+                ranges: reached.ranges,
+            });
+        }
+        Ok(())
+    }
+
+    /// Delivers all posted writes to memory. Returns the judgement of each.
+    pub(crate) fn deliver(&mut self) -> Vec<ByteVerdict> {
+        let mut verdicts = Vec::new();
+        for write in std::mem::take(&mut self.posted) {
+            for range in write.ranges {
+                let (oracle, now) = (&self.oracle, self.now);
+                verdicts.push(oracle.judge(write.device, &range, Access::Write, now));
+            }
+        }
+        verdicts
+    }
+
+    /// Delivers the posted writes if an invalidation has completed since `before`. Their bytes
+    /// arrive before the driver has its buffer back.
+    fn drain_since(&mut self, before: u64) {
+        if self.draining == WriteDraining::Drained && self.machine.invalidations() > before {
+            self.deliver();
+        }
+    }
+
+    /// Permits `device` to use a device TLB, before its first access: the unit then reads the new
+    /// context entry. Returns false if the mode's context entry has no such permission.
+    pub(crate) fn permit_ats(&mut self, device: u16) -> Result<bool, LabError> {
+        let Some(&(domain, ContextTarget::Table(root))) = self.targets.get(usize::from(device))
+        else {
+            return Ok(false);
+        };
+        let requester = self.requester(device)?;
+        let target = ContextTarget::DeviceTlb(root);
+        Ok(self.machine.attach(requester, domain, target).is_ok())
+    }
+
+    /// Makes an access to a host address with the AT field 10b, and counts it.
+    pub(crate) fn translated_attack(
+        &mut self,
+        evidence: &mut Evidence,
+        device: u16,
+        target: PhysRange,
+        access: Access,
+    ) -> Result<(), LabError> {
+        let device = self.requester(device)?;
+        let permitted = self.machine.translated_request(device, target, access);
+        let verdict = self.oracle.judge(device, &target, access, self.now);
+        evidence.count(permitted.then_some(&verdict));
+        Ok(())
+    }
+
+    /// Stores a word as the CPU does.
+    pub(crate) fn store(&mut self, at: PhysAddr, word: u64) -> Result<(), LabError> {
+        let memory = self.machine.memory();
+        let cell = memory.word(at).map_err(|_| LabError::Internal("a word"))?;
+        cell.store(word, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Loads a word as the CPU does.
+    pub(crate) fn load(&mut self, at: PhysAddr) -> Result<u64, LabError> {
+        let memory = self.machine.memory();
+        let cell = memory.word(at).map_err(|_| LabError::Internal("a word"))?;
+        Ok(cell.load(Ordering::Relaxed))
+    }
+
+    /// Adds the false faults so far to `evidence` and resets their count.
+    pub(crate) fn take_false_faults(&mut self, evidence: &mut Evidence) {
+        evidence.false_faults += std::mem::take(&mut self.false_faults);
+    }
+}
+
+/// Returns the access that a mapping of this direction is for.
+pub(crate) fn access_of(direction: Direction) -> Access {
+    match direction {
+        Direction::ToDevice => Access::Read,
+        Direction::FromDevice | Direction::Bidirectional => Access::Write,
+    }
+}

@@ -1,0 +1,370 @@
+//! The expected outcome of a class on a mode, from the mode's properties.
+//!
+//! The table has a row for each class and a column for each kind of mode, as the project's attack
+//! matrix has. A mode's kind follows from its axes, so a new mode needs no row. [`DEPARTURES`]
+//! lists the cells where the modes of this program differ from the matrix, and the reasons.
+
+use ringfence_lab::modes::{Alloc, FlushKind, Mode, Owner, Safety, TableKind};
+use ringfence_lab::rtc::RtcParams;
+use serde::Serialize;
+
+/// A column of the attack matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// No translation.
+    None,
+    /// Unmap invalidates before the driver gets the buffer back.
+    Strict,
+    /// Unmaps wait in a queue for an invalidation, up to a bound.
+    Deferred,
+    /// All memory is mapped in advance.
+    Persistent,
+    /// Rings.
+    Ring,
+    /// Buffers of a page share a mapping, which the unmap of the last user invalidates.
+    Shared,
+    /// Released mappings stay in a cache.
+    Cached,
+}
+
+impl Kind {
+    /// All kinds, in the order of the matrix's columns.
+    pub const ALL: [Self; 7] = [
+        Self::None,
+        Self::Strict,
+        Self::Deferred,
+        Self::Shared,
+        Self::Persistent,
+        Self::Ring,
+        Self::Cached,
+    ];
+
+    /// Returns the kind of `mode`.
+    pub fn of(mode: &Mode) -> Self {
+        if !mode.translates() {
+            return match mode.table {
+                TableKind::StaticRadix | TableKind::StaticFlat => Self::Persistent,
+                _ => Self::None,
+            };
+        }
+        if mode.has_rings() {
+            return Self::Ring;
+        }
+        // All other policies keep unmapped mappings in a cache.
+        let keeps_unmapped = !matches!(
+            mode.flush,
+            FlushKind::Never
+                | FlushKind::PerUnmap
+                | FlushKind::Deferred
+                | FlushKind::PerCpuQueue
+                | FlushKind::PerWrap
+                | FlushKind::Async
+                | FlushKind::Burst
+                | FlushKind::BurstAsPublished
+        );
+        match mode.safety() {
+            Safety::Strict | Safety::ByteGranular if keeps_unmapped => Self::Shared,
+            _ if keeps_unmapped => Self::Cached,
+            Safety::Strict | Safety::ByteGranular => Self::Strict,
+            Safety::Bounded | Safety::None => Self::Deferred,
+        }
+    }
+}
+
+/// The judgement of the attack matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Letter {
+    /// `R`: the mode resists by design.
+    Resists,
+    /// `R*`: the mode resists if it is implemented with the noted order or check.
+    ResistsIfOrdered,
+    /// `B`: the attack succeeds up to a bound.
+    Bounded,
+    /// `V`: the mode is vulnerable by design.
+    Vulnerable,
+    /// `V*`: the mode is vulnerable as published.
+    VulnerableAsPublished,
+    /// `X`: no translation mode resists; another mechanism does.
+    Orthogonal,
+    /// `NA`: the class cannot occur.
+    NotApplicable,
+}
+
+/// An expected outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// No attempt succeeds.
+    Stopped,
+    /// Some attempt succeeds.
+    Succeeded,
+    /// The class cannot occur in this mode.
+    NotApplicable,
+}
+
+/// A cell where this program differs from the attack matrix.
+#[derive(Clone, Copy)]
+pub struct Departure {
+    /// Class.
+    pub class: &'static str,
+    /// Returns true for the modes that differ.
+    pub applies: fn(&Mode) -> bool,
+    /// Outcome of these modes.
+    pub outcome: Outcome,
+    /// Reason.
+    pub reason: &'static str,
+}
+
+fn as_published(mode: &Mode) -> bool {
+    matches!(
+        mode.flush,
+        FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished
+    ) || matches!(
+        mode.alloc,
+        Alloc::BitmapAsPublished | Alloc::RingTailAsPublished
+    )
+}
+
+fn is_published_ring(mode: &Mode) -> bool {
+    Kind::of(mode) == Kind::Ring && as_published(mode)
+}
+
+fn is_deferred(mode: &Mode) -> bool {
+    Kind::of(mode) == Kind::Deferred
+}
+
+fn has_contexts_only(mode: &Mode) -> bool {
+    !mode.translates() && mode.table != TableKind::None
+}
+
+fn has_no_device_tlb(mode: &Mode) -> bool {
+    mode.has_rings() || matches!(mode.table, TableKind::PassThrough | TableKind::Flat)
+}
+
+fn withholds(mode: &Mode) -> bool {
+    Kind::of(mode) == Kind::Ring && !as_published(mode)
+}
+
+fn queues_requests(mode: &Mode) -> bool {
+    mode.owner == Owner::VirtioIommu && Kind::of(mode) == Kind::Deferred
+}
+
+fn has_one_user(mode: &Mode) -> bool {
+    Kind::of(mode) == Kind::Shared
+}
+
+const fn unshared(class: &'static str) -> Departure {
+    Departure {
+        class,
+        applies: has_one_user,
+        outcome: Outcome::Stopped,
+        reason: "the buffer is the only user of its mapping, and its unmap invalidates",
+    }
+}
+
+const NO_DEVICE_TLB: &str = "the unit, or the pass-through context, permits no device TLB";
+const WITHHELD: &str = "the layer withholds the buffers of a burst until its invalidation";
+
+const fn withheld(class: &'static str) -> Departure {
+    Departure {
+        class,
+        applies: withholds,
+        outcome: Outcome::Stopped,
+        reason: WITHHELD,
+    }
+}
+
+/// The cells where this program differs from the attack matrix.
+pub const DEPARTURES: &[Departure] = &[
+    withheld("A02"),
+    withheld("A04"),
+    withheld("A05"),
+    withheld("A17"),
+    withheld("A23"),
+    withheld("A27"),
+    withheld("A35"),
+    unshared("A02"),
+    unshared("A03"),
+    unshared("A05"),
+    unshared("A06"),
+    unshared("A17"),
+    unshared("A23"),
+    unshared("A35"),
+    unshared("A37"),
+    Departure {
+        class: "A03",
+        applies: queues_requests,
+        outcome: Outcome::Succeeded,
+        reason: "the guest sends the unmap with its next request: until then the host's table \
+            still has the entry",
+    },
+    Departure {
+        class: "A05",
+        applies: queues_requests,
+        outcome: Outcome::Stopped,
+        reason: "the map of the new owner sends the queued unmap to the host first",
+    },
+    Departure {
+        class: "A13",
+        applies: has_no_device_tlb,
+        outcome: Outcome::NotApplicable,
+        reason: NO_DEVICE_TLB,
+    },
+    Departure {
+        class: "A14",
+        applies: has_no_device_tlb,
+        outcome: Outcome::NotApplicable,
+        reason: NO_DEVICE_TLB,
+    },
+    Departure {
+        class: "A19",
+        applies: is_published_ring,
+        outcome: Outcome::Succeeded,
+        reason: "the unit as published checks only the first byte of an access",
+    },
+    Departure {
+        class: "A20",
+        applies: is_deferred,
+        outcome: Outcome::Stopped,
+        reason: "the tables of deferred modes free no page",
+    },
+    Departure {
+        class: "A25",
+        applies: is_published_ring,
+        outcome: Outcome::Stopped,
+        reason: "the token names its device, and a second unmap of it does not compile",
+    },
+    Departure {
+        class: "A36",
+        applies: has_contexts_only,
+        outcome: Outcome::Stopped,
+        reason: "the unit is enabled, and the device has no context entry",
+    },
+];
+
+/// A row of the matrix: a class, and its judgement for each [`Kind`] in the order of [`Kind::ALL`].
+type Row = (&'static str, [Letter; 7]);
+
+#[rustfmt::skip]
+const ROWS: [Row; 38] = {
+    use Letter::{
+        Bounded as B, NotApplicable as NA, Orthogonal as X, Resists as R, ResistsIfOrdered as RS,
+        Vulnerable as V, VulnerableAsPublished as VS,
+    };
+    [
+    //        none strict deferred shared persistent ring cached
+    ("A01", [V,   R,   R,   R,   B,   R,   R]),
+    ("A02", [V,   R,   V,   B,   V,   B,   V]),
+    ("A03", [V,   R,   R,   B,   V,   R,   V]),
+    ("A04", [NA,  R,   RS,  RS,  NA,  B,   R]),
+    ("A05", [V,   R,   V,   B,   V,   B,   V]),
+    ("A06", [V,   R,   R,   B,   V,   R,   VS]),
+    ("A07", [V,   V,   V,   V,   V,   R,   V]),
+    ("A08", [V,   V,   V,   V,   V,   R,   V]),
+    ("A09", [V,   V,   V,   V,   V,   R,   V]),
+    ("A10", [V,   V,   V,   B,   V,   V,   B]),
+    ("A11", [V,   R,   R,   R,   B,   R,   R]),
+    ("A12", [V,   X,   X,   X,   X,   X,   X]),
+    ("A13", [V,   X,   X,   X,   X,   X,   X]),
+    ("A14", [V,   X,   X,   X,   X,   X,   X]),
+    ("A15", [V,   X,   X,   X,   X,   X,   X]),
+    ("A16", [V,   X,   X,   X,   X,   X,   X]),
+    ("A17", [V,   RS,  V,   V,   V,   B,   V]),
+    ("A18", [V,   X,   X,   X,   X,   X,   X]),
+    ("A19", [V,   B,   B,   B,   V,   RS,  B]),
+    ("A20", [NA,  RS,  B,   RS,  NA,  NA,  RS]),
+    ("A21", [NA,  RS,  RS,  RS,  NA,  RS,  RS]),
+    ("A22", [NA,  RS,  RS,  RS,  NA,  RS,  RS]),
+    ("A23", [V,   RS,  V,   B,   V,   B,   V]),
+    ("A24", [NA,  V,   V,   V,   B,   B,   V]),
+    ("A25", [NA,  RS,  RS,  RS,  NA,  VS,  RS]),
+    ("A26", [NA,  NA,  NA,  NA,  NA,  VS,  NA]),
+    ("A27", [NA,  NA,  NA,  NA,  NA,  B,   NA]),
+    ("A28", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
+    ("A29", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
+    ("A30", [NA,  NA,  NA,  NA,  NA,  NA,  RS]),
+    ("A31", [V,   R,   R,   R,   V,   NA,  R]),
+    ("A32", [NA,  RS,  RS,  RS,  V,   RS,  RS]),
+    ("A33", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
+    ("A34", [NA,  V,   V,   V,   V,   R,   V]),
+    ("A35", [V,   RS,  V,   V,   V,   B,   V]),
+    ("A36", [V,   RS,  RS,  RS,  V,   RS,  RS]),
+    ("A37", [V,   R,   V,   B,   V,   RS,  V]),
+    ("A38", [NA,  X,   X,   X,   X,   X,   X]),
+    ]
+};
+
+/// Returns the judgement of the attack matrix for a class and a kind of mode.
+pub fn letter(class: &str, kind: Kind) -> Option<Letter> {
+    let (_, letters) = ROWS.iter().find(|(id, _)| *id == class)?;
+    let column = Kind::ALL.iter().position(|other| *other == kind)?;
+    letters.get(column).copied()
+}
+
+/// An expected outcome, with the reason if it differs from the attack matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expectation {
+    /// Outcome.
+    pub outcome: Outcome,
+    /// Reason of a departure from the attack matrix.
+    pub departure: Option<&'static str>,
+}
+
+/// Returns the expected outcome of a class on a mode; `None` for an unknown class.
+///
+/// For a class that needs another mechanism (`X`), the outcome is that without the mechanism.
+pub fn expected(class: &str, mode: &Mode) -> Option<Expectation> {
+    let mut departures = DEPARTURES.iter();
+    if let Some(departure) =
+        departures.find(|departure| departure.class == class && (departure.applies)(mode))
+    {
+        return Some(Expectation {
+            outcome: departure.outcome,
+            departure: Some(departure.reason),
+        });
+    }
+    let outcome = match letter(class, Kind::of(mode))? {
+        Letter::Resists | Letter::ResistsIfOrdered => Outcome::Stopped,
+        Letter::VulnerableAsPublished if !as_published(mode) => Outcome::Stopped,
+        Letter::NotApplicable => Outcome::NotApplicable,
+        _ => Outcome::Succeeded,
+    };
+    Some(Expectation {
+        outcome,
+        departure: None,
+    })
+}
+
+/// The stated bound of a window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// Time since the release, in nanoseconds.
+    pub ns: Option<u64>,
+    /// Unmaps of other buffers since the release.
+    pub unmaps: Option<u64>,
+}
+
+/// Returns the bound of the mode's windows, in the units that the window classes measure.
+pub fn bound(mode: &Mode) -> Bound {
+    let timer = Some(10_000_000);
+    match mode.flush {
+        FlushKind::Deferred => Bound {
+            ns: timer,
+            unmaps: Some(250),
+        },
+        FlushKind::PerCpuQueue => Bound {
+            ns: timer,
+            unmaps: Some(256),
+        },
+        FlushKind::Optimistic => Bound {
+            ns: Some(4_000_000),
+            unmaps: Some(256),
+        },
+        FlushKind::PerCycle | FlushKind::PerCycleAdaptive => Bound {
+            ns: Some(RtcParams::PAPER.bound_ns()),
+            unmaps: None,
+        },
+        _ => Bound::default(),
+    }
+}

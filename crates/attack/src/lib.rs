@@ -1,0 +1,18 @@
+//! Attack classes A01 to A38, executed on every mode under the oracle.
+//!
+//! A [scenario](class) drives the DMA layer and the modelled hardware of one mode: a driver maps
+//! and unmaps, and a device makes accesses that it should not make. The oracle of physical bytes
+//! judges every access. [`run`] executes classes on modes; each [`Cell`] holds the measured counts
+//! and the outcome that the mode's properties [predict](expect).
+#![forbid(unsafe_code)]
+
+mod bench;
+pub mod class;
+mod evidence;
+pub mod expect;
+mod matrix;
+mod scenario;
+
+pub use class::{CLASSES, Class};
+pub use evidence::{Evidence, Executed, Found, Trial};
+pub use matrix::{Cell, Matrix, Options, Status, run};

@@ -1,0 +1,39 @@
+//! A06: accesses against the direction of a live mapping.
+
+use ringfence_lab::modes::Mode;
+use ringfence_types::{Access, Direction};
+
+use super::ScenarioResult;
+use crate::bench::{Bench, memory};
+use crate::evidence::{Evidence, Executed, Found};
+
+/// Writes through `ToDevice` and reads through `FromDevice`, after permitted accesses, so that
+/// the entries are cached with their permissions. Each page has been mapped in the other direction
+/// before.
+pub(crate) fn wrong_direction(mode: &Mode) -> ScenarioResult {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    for (direction, wrong) in [
+        (Direction::ToDevice, Access::Write),
+        (Direction::FromDevice, Access::Read),
+    ] {
+        let opposite = match direction {
+            Direction::ToDevice => Direction::FromDevice,
+            _ => Direction::ToDevice,
+        };
+        let before = bench.map(0, memory(0x10_0000, 64)?, opposite)?;
+        bench.use_buffer(before)?;
+        bench.release(before)?;
+        for start in [0x10_0000, 0x20_0000] {
+            let id = bench.map(0, memory(start, 64)?, direction)?;
+            bench.use_buffer(id)?;
+            let iova = bench.range(id)?.start();
+            bench.attack(&mut evidence, 0, iova, 64, wrong)?;
+            bench.release(id)?;
+        }
+    }
+    bench.take_false_faults(&mut evidence);
+    let mut executed = Executed::default();
+    executed.trial("against the direction", evidence);
+    Ok(Found::Executed(executed))
+}

@@ -1,0 +1,248 @@
+//! A12, A15, A16: attacks in the PCI Express fabric, in front of the IOMMU.
+//!
+//! The fabric routes a request before the mode's IOMMU sees it. Each class runs on plain PCI, which
+//! decides, and with the remedy, for comparison.
+
+use ringfence_devices::fabric::{Acs, AttachedBelow, FabricRequest, Port, RootComplex, Routed};
+use ringfence_devices::{DmaRequest, Observer};
+use ringfence_hw::{
+    AddressType, CompatibilityFormat, Interrupt, InterruptEntry, InterruptRemapping,
+    SourceValidation, Translate, Translation, TranslationCompletion, TranslationService,
+};
+use ringfence_lab::LabError;
+use ringfence_lab::modes::Mode;
+use ringfence_lab::testbed::Machine;
+use ringfence_types::{
+    Access, Direction, Fault, FaultReason, Iova, PhysAddr, PhysMemory, PhysRange, RequesterId,
+};
+
+use super::ScenarioResult;
+use crate::bench::{Bench, DEVICES, memory};
+use crate::evidence::{Evidence, Executed, Found};
+
+/// Registers of the victim's device, outside memory.
+const PEER: u64 = 0xd000_0000;
+/// First address of interrupt requests.
+const INTERRUPTS: u64 = 0xfee0_0000;
+
+/// The mode's IOMMU as the unit of a root complex.
+struct MachineUnit<'a> {
+    machine: &'a mut dyn Machine,
+    ranges: Vec<PhysRange>,
+}
+
+struct Collect<'a>(&'a mut Vec<PhysRange>);
+
+impl Observer for Collect<'_> {
+    fn allowed(&mut self, _: &DmaRequest, ranges: &[PhysRange]) {
+        self.0.extend_from_slice(ranges);
+    }
+
+    fn faulted(&mut self, _: &DmaRequest, _: &Fault) {}
+}
+
+fn blocked(device: RequesterId, iova: Iova, access: Access) -> Fault {
+    Fault {
+        device,
+        iova,
+        access,
+        reason: FaultReason::RequestTypeBlocked,
+    }
+}
+
+impl Translate for MachineUnit<'_> {
+    fn translate<M: PhysMemory + ?Sized>(
+        &mut self,
+        _: &M,
+        device: RequesterId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        self.ranges.clear();
+        let request = DmaRequest {
+            device,
+            iova,
+            bytes,
+            access,
+        };
+        self.machine
+            .probe(&request, &mut Collect(&mut self.ranges))?;
+        Translation::many(&self.ranges).ok_or(blocked(device, iova, access))
+    }
+}
+
+/// The context entries of these scenarios permit no device TLB.
+impl TranslationService for MachineUnit<'_> {
+    fn translation_request<M: PhysMemory + ?Sized>(
+        &mut self,
+        _: &M,
+        device: RequesterId,
+        iova: Iova,
+    ) -> TranslationCompletion {
+        TranslationCompletion::UnsupportedRequest(blocked(device, iova, Access::Read))
+    }
+
+    fn translated_request<M: PhysMemory + ?Sized>(
+        &mut self,
+        _: &M,
+        device: RequesterId,
+        at: PhysAddr,
+        _: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        Err(blocked(device, Iova::new(at.get()), access))
+    }
+}
+
+/// Routes a request through one port per device. The first device has registers at [`PEER`].
+fn route(
+    bench: &mut Bench,
+    acs: Acs,
+    interrupts: InterruptRemapping,
+    request: &FabricRequest,
+) -> Result<Option<Routed>, LabError> {
+    let buses: Vec<u8> = (0..DEVICES)
+        .map(|device| Ok(bench.requester(device)?.bus()))
+        .collect::<Result<_, LabError>>()?;
+    let memory = bench.machine().memory();
+    let mut complex = RootComplex::new(MachineUnit {
+        machine: bench.machine(),
+        ranges: Vec::new(),
+    });
+    complex.interrupts = interrupts;
+    for (index, bus) in buses.into_iter().enumerate() {
+        let window = PhysRange::new(PhysAddr::new(PEER), 0x1000).filter(|_| index == 0);
+        let port = Port {
+            first_bus: bus,
+            last_bus: bus,
+            acs,
+            below: AttachedBelow::Express,
+            windows: window.into_iter().collect(),
+        };
+        let added = complex.topology.add(port);
+        added.map_err(|_| LabError::Internal("two devices on one bus"))?;
+    }
+    Ok(complex.route(&*memory, request, ()).ok())
+}
+
+/// A12: the attacker's device sends requests with the requester ID of the victim's device.
+pub(crate) fn forged_requester(mode: &Mode) -> ScenarioResult {
+    let mut executed = Executed::default();
+    for acs in [Acs::NONE, Acs::SOURCE_VALIDATION] {
+        let mut bench = Bench::new(mode)?;
+        let mut evidence = Evidence::default();
+        for round in 0..20 {
+            let buffer = memory(0x10_0000 + round * 4096, 4096)?;
+            let id = bench.map(0, buffer, Direction::Bidirectional)?;
+            let (sender, victim) = (bench.requester(1)?, bench.requester(0)?);
+            for access in [Access::Read, Access::Write] {
+                let request = FabricRequest {
+                    requester: victim,
+                    ..FabricRequest::own(sender, bench.range(id)?.start(), 8, access)
+                };
+                let routed = route(&mut bench, acs, InterruptRemapping::Disabled, &request)?;
+                let verdict = match routed {
+                    Some(Routed::Memory(ranges)) => ranges
+                        .first()
+                        .map(|range| bench.oracle.judge(sender, range, access, bench.now())),
+                    _ => None,
+                };
+                evidence.count(verdict.as_ref());
+            }
+        }
+        if acs == Acs::NONE {
+            executed.trial("without ACS", evidence);
+        } else {
+            executed.comparison("ACS source validation", evidence);
+        }
+    }
+    Ok(Found::Executed(executed))
+}
+
+/// A15: the device writes interrupt requests: any vector in the compatibility format, and the
+/// entry of another device in the remappable format.
+pub(crate) fn interrupt(mode: &Mode) -> ScenarioResult {
+    let mut executed = Executed::default();
+    for remapped in [false, true] {
+        let mut bench = Bench::new(mode)?;
+        let mut evidence = Evidence::default();
+        let interrupts = if remapped {
+            table_for_victim(&mut bench)?
+        } else {
+            InterruptRemapping::Disabled
+        };
+        let sender = bench.requester(1)?;
+        // Index 0 in the remappable format: bit 4 of the address.
+        let addresses = [INTERRUPTS, INTERRUPTS | 3 << 12, INTERRUPTS | 1 << 4];
+        for address in addresses {
+            for vector in [0x02, 0x20, 0x80, 0xff] {
+                let own = FabricRequest::own(sender, Iova::new(address), 4, Access::Write);
+                let request = FabricRequest {
+                    data: if address & 1 << 4 == 0 { vector } else { 0 },
+                    ..own
+                };
+                let routed = route(&mut bench, Acs::NONE, interrupts, &request)?;
+                evidence.count_if(matches!(routed, Some(Routed::Interrupt(_))), 4);
+            }
+        }
+        if remapped {
+            executed.comparison("interrupt remapping", evidence);
+        } else {
+            executed.trial("without interrupt remapping", evidence);
+        }
+    }
+    Ok(Found::Executed(executed))
+}
+
+/// Creates a remapping table with one entry, which belongs to the victim's device.
+fn table_for_victim(bench: &mut Bench) -> Result<InterruptRemapping, LabError> {
+    let table = bench.machine().alloc_frame()?;
+    let entry = InterruptEntry {
+        interrupt: Interrupt {
+            destination: 0,
+            vector: 0x41,
+        },
+        validation: SourceValidation::Requester {
+            source: bench.requester(0)?,
+            ignored_function_bits: 0,
+        },
+    };
+    let [low, high] = entry.encode();
+    bench.store(table.wrapping_add(8), high)?;
+    bench.store(table, low)?;
+    Ok(InterruptRemapping::Enabled {
+        table,
+        log2_entries: 8,
+        compatibility: CompatibilityFormat::Blocked,
+    })
+}
+
+/// A16: the device writes registers of the victim's device, which no driver has mapped for it.
+pub(crate) fn peer_to_peer(mode: &Mode) -> ScenarioResult {
+    let mut executed = Executed::default();
+    for acs in [Acs::NONE, Acs::REQUEST_REDIRECT] {
+        let mut bench = Bench::new(mode)?;
+        let mut evidence = Evidence::default();
+        let sender = bench.requester(1)?;
+        for register in 0..16 {
+            let address = Iova::new(PEER + register * 4);
+            let request = FabricRequest {
+                address_type: AddressType::Untranslated,
+                ..FabricRequest::own(sender, address, 4, Access::Write)
+            };
+            let routed = route(&mut bench, acs, InterruptRemapping::Disabled, &request)?;
+            let reached = matches!(
+                routed,
+                Some(Routed::PeerDirect { .. } | Routed::PeerTranslated { .. })
+            );
+            evidence.count_if(reached, 4);
+        }
+        if acs == Acs::NONE {
+            executed.trial("without ACS", evidence);
+        } else {
+            executed.comparison("ACS request redirect", evidence);
+        }
+    }
+    Ok(Found::Executed(executed))
+}

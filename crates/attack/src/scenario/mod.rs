@@ -1,0 +1,26 @@
+//! One module per group of classes. A scenario executes a class on one mode.
+
+pub(crate) mod alias;
+pub(crate) mod ats;
+pub(crate) mod batch;
+pub(crate) mod cache;
+pub(crate) mod direction;
+pub(crate) mod fabric;
+pub(crate) mod freed_table;
+pub(crate) mod iotlb;
+pub(crate) mod posted;
+pub(crate) mod recycled_address;
+pub(crate) mod rings;
+pub(crate) mod scan;
+pub(crate) mod sub_page;
+pub(crate) mod toctou;
+pub(crate) mod unmapped;
+pub(crate) mod window;
+pub(crate) mod wrong_unmap;
+
+use ringfence_lab::LabError;
+
+use crate::evidence::Found;
+
+/// The result of a scenario, or the reason why it could not run.
+pub(crate) type ScenarioResult = Result<Found, LabError>;

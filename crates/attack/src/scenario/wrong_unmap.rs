@@ -1,0 +1,42 @@
+//! A25: unmaps of a defective driver.
+
+use ringfence_lab::modes::Mode;
+use ringfence_types::{Direction, Nanos};
+
+use super::ScenarioResult;
+use crate::bench::{Bench, memory};
+use crate::evidence::{Evidence, Executed, Found};
+
+/// The driver of one device unmaps a buffer of another. The layer must refuse, and the buffer's
+/// own device must keep its access. A mapping token is consumed by its unmap and holds the length,
+/// so a double unmap and an unmap of another length do not compile.
+pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
+    if !mode.translates() {
+        return Ok(Found::NotApplicable("an unmap changes nothing"));
+    }
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    for round in 0..20 {
+        let id = bench.map(
+            0,
+            memory(0x10_0000 + round * 4096, 64)?,
+            Direction::FromDevice,
+        )?;
+        bench.use_buffer(id)?;
+        let refused = bench.unmap_as(id, 1)?;
+        evidence.count_if(!refused, 0);
+        bench.end_burst(1, Direction::FromDevice)?;
+        bench.advance_to(Nanos(bench.now().0 + 1_000));
+        let iova = bench.range(id)?.start();
+        let device = bench.requester(0)?;
+        let reached = bench.access(device, iova, 64, ringfence_types::Access::Write);
+        // The buffer is still mapped, so a stopped access is a success of the attack as well.
+        evidence.count_if(refused && reached.is_none(), 0);
+    }
+    let mut executed = Executed::default();
+    executed.trial("unmap by another device", evidence);
+    executed
+        .notes
+        .push("a double unmap and another length do not compile: the token is consumed".to_owned());
+    Ok(Found::Executed(executed))
+}

@@ -23,7 +23,7 @@ pub enum Method {
 pub struct Class {
     /// Number, for example `A02`.
     pub id: &'static str,
-    /// Short description.
+    /// Attack in a few words, as the table of classes prints it.
     pub name: &'static str,
     /// Scenario, or the reason why there is none.
     pub method: Method,

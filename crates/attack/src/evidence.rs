@@ -61,7 +61,7 @@ pub struct Trial {
     /// True if a success of this variant is a success of the class. False for a variant that shows
     /// a limit of the defence, for comparison.
     pub decides: bool,
-    /// Counts.
+    /// Attempts, successes and windows of this variant.
     #[serde(flatten)]
     pub evidence: Evidence,
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// No translation.
+    /// The device uses physical addresses.
     None,
     /// Unmap invalidates before the driver gets the buffer back.
     Strict,
@@ -20,7 +20,7 @@ pub enum Kind {
     Deferred,
     /// All memory is mapped in advance.
     Persistent,
-    /// Rings.
+    /// Flat tables of a ring IOMMU.
     Ring,
     /// Buffers of a page share a mapping, which the unmap of the last user invalidates.
     Shared,
@@ -106,13 +106,13 @@ pub enum Outcome {
 /// A cell where this program differs from the attack matrix.
 #[derive(Clone, Copy)]
 pub struct Departure {
-    /// Class.
+    /// Number of the class.
     pub class: &'static str,
     /// Returns true for the modes that differ.
     pub applies: fn(&Mode) -> bool,
     /// Outcome of these modes.
     pub outcome: Outcome,
-    /// Reason.
+    /// Reason, as the matrix prints it.
     pub reason: &'static str,
 }
 
@@ -305,7 +305,7 @@ pub fn letter(class: &str, kind: Kind) -> Option<Letter> {
 /// An expected outcome, with the reason if it differs from the attack matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expectation {
-    /// Outcome.
+    /// Outcome that the mode's properties predict.
     pub outcome: Outcome,
     /// Reason of a departure from the attack matrix.
     pub departure: Option<&'static str>,

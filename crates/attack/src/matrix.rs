@@ -30,7 +30,7 @@ pub struct Cell {
     pub class: &'static str,
     /// Name of the mode.
     pub mode: String,
-    /// Outcome.
+    /// Outcome of the execution.
     pub status: Status,
     /// Reason why the class cannot occur or is not executed.
     #[serde(skip_serializing_if = "Option::is_none")]

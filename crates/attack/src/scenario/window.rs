@@ -81,8 +81,8 @@ pub(crate) fn warm(mode: &Mode) -> ScenarioResult {
 
 /// A03: the IOTLB is empty, so the access needs a walk.
 pub(crate) fn cold(mode: &Mode) -> ScenarioResult {
-    let purge: Between = |bench, _, _| bench.machine().invalidate_all();
-    Ok(Found::Executed(schedule(mode, purge)?))
+    let invalidate: Between = |bench, _, _| bench.machine().invalidate_all();
+    Ok(Found::Executed(schedule(mode, invalidate)?))
 }
 
 /// A05: the page is freed and allocated to another owner, which maps it for another device.

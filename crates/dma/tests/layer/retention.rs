@@ -158,13 +158,13 @@ fn the_last_user_keeps_what_was_not_unmapped() {
     let (cpu, board) = (&mut layer.cpu, &mut layer.board);
     let failed = layer.dma.unmap_single(cpu, board, &layer.at, again);
     let failed = failed.map(drop).unwrap_err();
-    let UnmapReason::NotFlushed(_, owed) = failed.reason else {
+    let UnmapReason::NotFlushed(_, token) = failed.reason else {
         panic!("{failed:?}");
     };
     assert_eq!(layer.ranges(), 1, "the address is not free yet");
     let released = layer
         .dma
-        .retry_invalidation(&mut layer.cpu, &mut layer.board, owed);
+        .retry_invalidation(&mut layer.cpu, &mut layer.board, token);
     assert_eq!(released.map(|r| r.0).ok(), Some(7));
     assert_eq!((layer.ranges(), layer.leaf(range.start())), (0, None));
     let (cpu, board, at) = (&mut layer.cpu, &mut layer.board, layer.at);

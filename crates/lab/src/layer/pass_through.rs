@@ -244,9 +244,9 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
 
     fn retry_invalidation(
         &mut self,
-        owed: NotInvalidated<u64>,
+        token: NotInvalidated<u64>,
     ) -> Result<u64, NotInvalidated<u64>> {
-        self.layer.retry_invalidation(owed)
+        self.layer.retry_invalidation(token)
     }
 
     #[inline(always)]

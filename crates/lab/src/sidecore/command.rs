@@ -84,14 +84,14 @@ pub(super) struct Executor<L> {
     layer: L,
     /// Unmaps that were not waited for and whose invalidation failed. Their addresses stay unusable
     /// until a retry succeeds.
-    owed: Vec<NotInvalidated<u64>>,
+    not_invalidated: Vec<NotInvalidated<u64>>,
 }
 
 impl<L: DmaOps> Executor<L> {
     pub(super) fn new(layer: L) -> Self {
         Self {
             layer,
-            owed: Vec::new(),
+            not_invalidated: Vec::new(),
         }
     }
 
@@ -121,8 +121,8 @@ impl<L: DmaOps> Executor<L> {
             }
             Command::UnmapLater(now, key, token) => {
                 layer.set_time(now);
-                if let UnmapOutcome::NotInvalidated(owed) = layer.unmap(key, token) {
-                    self.owed.push(owed);
+                if let UnmapOutcome::NotInvalidated(token) = layer.unmap(key, token) {
+                    self.not_invalidated.push(token);
                 }
                 return None;
             }
@@ -130,16 +130,16 @@ impl<L: DmaOps> Executor<L> {
                 layer.set_time(now);
                 Reply::Unmapped(layer.unmap(key, token))
             }
-            Command::Retry(owed) => Reply::Retried(layer.retry_invalidation(owed)),
+            Command::Retry(token) => Reply::Retried(layer.retry_invalidation(token)),
             Command::SyncMap(key) => {
                 layer.sync_map(key);
                 Reply::Done
             }
             Command::Tick(now) => {
                 layer.set_time(now);
-                for owed in core::mem::take(&mut self.owed) {
-                    if let Err(owed) = layer.retry_invalidation(owed) {
-                        self.owed.push(owed);
+                for token in core::mem::take(&mut self.not_invalidated) {
+                    if let Err(token) = layer.retry_invalidation(token) {
+                        self.not_invalidated.push(token);
                     }
                 }
                 layer.tick();

@@ -170,10 +170,10 @@ impl<K: Link> DmaOps for Sidecore<K> {
 
     fn retry_invalidation(
         &mut self,
-        owed: NotInvalidated<u64>,
+        token: NotInvalidated<u64>,
     ) -> Result<u64, NotInvalidated<u64>> {
         // A sidecore that has ended returns nothing, and the buffer is leaked.
-        match self.link.call(Command::Retry(owed)) {
+        match self.link.call(Command::Retry(token)) {
             Reply::Retried(result) => result,
             _ => Ok(u64::MAX),
         }

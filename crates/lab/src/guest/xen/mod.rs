@@ -96,7 +96,7 @@ pub struct XenHost {
     /// Grants whose unmap waits for the crossing.
     waiting_grants: Vec<(u8, u64)>,
     /// Spaces with cleared entries that are not flushed.
-    owed: Buses,
+    unflushed: Buses,
     /// Pages that the current map has stored.
     stored: Vec<Pfn>,
     /// The first refused map that the driver has not reported yet.
@@ -137,7 +137,7 @@ impl HostBackend for XenHost {
             waiting: Vec::with_capacity(MAX_MULTICALL),
             grants: BTreeMap::new(),
             waiting_grants: Vec::new(),
-            owed: Buses::default(),
+            unflushed: Buses::default(),
             stored: Vec::new(),
             refused: None,
             broken: false,
@@ -246,7 +246,7 @@ impl XenHost {
             stored,
             refused,
             broken,
-            owed,
+            unflushed,
             traffic,
             ..
         } = self;
@@ -256,14 +256,14 @@ impl XenHost {
                 (IommuOp::MapEntry { page, .. }, Ok(())) => stored.push(*page),
                 (IommuOp::MapEntry { .. }, Err(error)) => *refused = refused.or(Some(error)),
                 (IommuOp::UnmapEntry { bdf, flush, .. }, Ok(())) => match flush {
-                    TceFlush::Now => owed.remove(bdf.bus()),
-                    TceFlush::Deferred => owed.insert(bdf.bus()),
+                    TceFlush::Now => unflushed.remove(bdf.bus()),
+                    TceFlush::Deferred => unflushed.insert(bdf.bus()),
                 },
                 // A refused list leaves pages without entries. The flush is still due.
                 (IommuOp::UnmapEntry { bdf, .. }, Err(XenError::NotMapped)) => {
-                    owed.insert(bdf.bus());
+                    unflushed.insert(bdf.bus());
                 }
-                (IommuOp::FlushIoSpace { bdf }, Ok(())) => owed.remove(bdf.bus()),
+                (IommuOp::FlushIoSpace { bdf }, Ok(())) => unflushed.remove(bdf.bus()),
                 (_, Ok(())) => {}
                 (_, Err(_)) => *broken = true,
             });
@@ -289,9 +289,9 @@ impl XenHost {
             }
         }
         self.cross(KickCause::Unmap);
-        if !self.owed.is_empty() {
+        if !self.unflushed.is_empty() {
             for bdf in self.xen.devices() {
-                if self.owed.contains(bdf.bus()) {
+                if self.unflushed.contains(bdf.bus()) {
                     self.push(IommuOp::FlushIoSpace { bdf }, KickCause::Unmap);
                 }
             }

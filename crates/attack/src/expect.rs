@@ -150,6 +150,14 @@ fn queues_requests(mode: &Mode) -> bool {
     mode.owner == Owner::VirtioIommu && Kind::of(mode) == Kind::Deferred
 }
 
+fn has_lazy_shadow(mode: &Mode) -> bool {
+    mode.owner == Owner::Emulated && Kind::of(mode) == Kind::Deferred
+}
+
+fn is_offloaded(mode: &Mode) -> bool {
+    mode.flush == FlushKind::Async
+}
+
 fn has_one_user(mode: &Mode) -> bool {
     Kind::of(mode) == Kind::Shared
 }
@@ -160,6 +168,15 @@ const fn unshared(class: &'static str) -> Departure {
         applies: has_one_user,
         outcome: Outcome::Stopped,
         reason: "the buffer is the only user of its mapping, and its unmap invalidates",
+    }
+}
+
+const fn keyed(class: &'static str) -> Departure {
+    Departure {
+        class,
+        applies: has_one_user,
+        outcome: Outcome::Stopped,
+        reason: "buffers share by pages and direction, and each user is counted",
     }
 }
 
@@ -205,6 +222,32 @@ pub const DEPARTURES: &[Departure] = &[
         outcome: Outcome::Stopped,
         reason: "the map of the new owner sends the queued unmap to the host first",
     },
+    Departure {
+        class: "A03",
+        applies: has_lazy_shadow,
+        outcome: Outcome::Succeeded,
+        reason: "the hardware walks the host's shadow, which keeps the entry until the flush",
+    },
+    Departure {
+        class: "A03",
+        applies: is_offloaded,
+        outcome: Outcome::Succeeded,
+        reason: "the other core has not cleared the entry yet",
+    },
+    Departure {
+        class: "A05",
+        applies: is_offloaded,
+        outcome: Outcome::Stopped,
+        reason: "the map of the new owner waits for the queued unmap",
+    },
+    Departure {
+        class: "A37",
+        applies: is_offloaded,
+        outcome: Outcome::Stopped,
+        reason: "the other core has executed all unmaps when the scan begins",
+    },
+    keyed("A28"),
+    keyed("A29"),
     Departure {
         class: "A13",
         applies: has_no_device_tlb,
@@ -359,7 +402,7 @@ pub fn bound(mode: &Mode) -> Bound {
         },
         FlushKind::Optimistic => Bound {
             ns: Some(4_000_000),
-            unmaps: Some(256),
+            unmaps: None,
         },
         FlushKind::PerCycle | FlushKind::PerCycleAdaptive => Bound {
             ns: Some(RtcParams::PAPER.bound_ns()),

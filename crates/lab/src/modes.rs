@@ -415,7 +415,7 @@ impl Mode {
             FlushKind::PerCycle | FlushKind::PerCycleAdaptive => {
                 Some("T x (C + 1) of the cache's cycles")
             }
-            FlushKind::Optimistic => Some("4 ms or 256 unmaps of the device"),
+            FlushKind::Optimistic => Some("4 ms, for at most 256 mappings of the device"),
             FlushKind::Async => Some("64 unmaps that wait for the sidecore"),
             FlushKind::Deferred => Some("250 unmaps of the unit or 10 ms"),
             FlushKind::PerCpuQueue => Some("256 unmaps of the domain on one CPU or 10 ms"),

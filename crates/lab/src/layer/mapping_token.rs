@@ -1,7 +1,7 @@
 //! The token that a driver holds for a mapping.
 
 use ringfence_dma::{Mapping, SgMapping};
-use ringfence_types::{Direction, IovaRange};
+use ringfence_types::{Direction, DomainId, IovaRange};
 
 /// The token of a mapping of either kind.
 #[derive(Debug, Default)]
@@ -32,6 +32,15 @@ impl MappingToken {
             Self::None => None,
             Self::Single(mapping) => Some(mapping.direction()),
             Self::List(mapping) => Some(mapping.direction()),
+        }
+    }
+
+    /// Returns the domain that maps the buffer; `None` without a mapping.
+    pub fn domain(&self) -> Option<DomainId> {
+        match self {
+            Self::None => None,
+            Self::Single(mapping) => Some(mapping.domain()),
+            Self::List(mapping) => Some(mapping.domain()),
         }
     }
 

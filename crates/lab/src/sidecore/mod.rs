@@ -48,7 +48,8 @@ pub struct Sidecore<K> {
     wait: UnmapWait,
     traits: SpaceTraits,
     now: Nanos,
-    attached: Vec<bool>,
+    /// Domains of the attached devices.
+    domains: Vec<Option<DomainId>>,
     segments: Vec<DmaSegment>,
 }
 
@@ -66,9 +67,13 @@ impl<K: Link> Sidecore<K> {
             wait,
             traits,
             now: Nanos(0),
-            attached: Vec::new(),
+            domains: Vec::new(),
             segments: Vec::new(),
         }
+    }
+
+    fn domain(&self, device: DeviceIndex) -> Option<DomainId> {
+        self.domains.get(device.index()).copied().flatten()
     }
 
     /// Creates the front of the sidecore behind `link`.
@@ -100,7 +105,7 @@ impl<K: Link> DmaOps for Sidecore<K> {
     }
 
     fn is_attached(&self, index: DeviceIndex) -> bool {
-        self.attached.get(index.index()).copied().unwrap_or(false)
+        self.domain(index).is_some()
     }
 
     fn attach(
@@ -111,11 +116,11 @@ impl<K: Link> DmaOps for Sidecore<K> {
         let Reply::Attached(attached) = self.link.call(Command::Attach(index, device)) else {
             return Err(LabError::Internal("sidecore"));
         };
-        if attached.is_ok() {
-            if self.attached.len() <= index.index() {
-                self.attached.resize(index.index() + 1, false);
+        if let Ok((domain, _)) = attached {
+            if self.domains.len() <= index.index() {
+                self.domains.resize(index.index() + 1, None);
             }
-            self.attached[index.index()] = true;
+            self.domains[index.index()] = Some(domain);
         }
         attached
     }
@@ -155,6 +160,10 @@ impl<K: Link> DmaOps for Sidecore<K> {
         let Some(buffer) = token.buffer() else {
             return UnmapOutcome::Refused;
         };
+        // The sidecore refuses such an unmap, but only after the driver has the buffer back.
+        if token.domain() != self.domain(key.device) {
+            return UnmapOutcome::Refused;
+        }
         match self.wait {
             UnmapWait::Returns => {
                 self.link.send(Command::UnmapLater(self.now, key, token));

@@ -177,6 +177,9 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::Pviommu | W::PviommuHopt, T::Radix) => {
             visitor.rtc(RtcParts::new(mode, pviommu(mode.owner)))
         }
+        (owner @ (W::Xen | W::XenMulticall), T::Flat) => {
+            visitor.rtc(RtcParts::new(mode, xen_table(owner, mode.flush)))
+        }
         _ => return Err(visitor),
     })
 }

@@ -330,7 +330,6 @@ mod tests {
             "alloc=bitmap,table=radix,flush=per-unmap,owner=xen",
             "alloc=table-bitmap,table=flat,flush=per-unmap,owner=xen",
             "alloc=bitmap,table=flat,flush=per-wrap,owner=xen-grant",
-            "alloc=linux-rcache,table=radix,flush=per-cycle",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
         ];
         for row in incompatible {

@@ -139,7 +139,11 @@ fn has_contexts_only(mode: &Mode) -> bool {
 }
 
 fn has_no_device_tlb(mode: &Mode) -> bool {
-    mode.has_rings() || matches!(mode.table, TableKind::PassThrough | TableKind::Flat)
+    mode.has_rings()
+        || matches!(
+            mode.table,
+            TableKind::PassThrough | TableKind::Flat | TableKind::StaticFlat
+        )
 }
 
 fn withholds(mode: &Mode) -> bool {
@@ -204,7 +208,7 @@ pub const DEPARTURES: &[Departure] = &[
     unshared("A02"),
     unshared("A03"),
     unshared("A05"),
-    unshared("A06"),
+    keyed("A06"),
     unshared("A17"),
     unshared("A23"),
     unshared("A35"),
@@ -217,12 +221,6 @@ pub const DEPARTURES: &[Departure] = &[
             still has the entry",
     },
     Departure {
-        class: "A05",
-        applies: queues_requests,
-        outcome: Outcome::Stopped,
-        reason: "the map of the new owner sends the queued unmap to the host first",
-    },
-    Departure {
         class: "A03",
         applies: has_lazy_shadow,
         outcome: Outcome::Succeeded,
@@ -233,18 +231,6 @@ pub const DEPARTURES: &[Departure] = &[
         applies: is_offloaded,
         outcome: Outcome::Succeeded,
         reason: "the other core has not cleared the entry yet",
-    },
-    Departure {
-        class: "A05",
-        applies: is_offloaded,
-        outcome: Outcome::Stopped,
-        reason: "the map of the new owner waits for the queued unmap",
-    },
-    Departure {
-        class: "A37",
-        applies: is_offloaded,
-        outcome: Outcome::Stopped,
-        reason: "the other core has executed all unmaps when the scan begins",
     },
     keyed("A28"),
     keyed("A29"),
@@ -399,6 +385,14 @@ pub fn bound(mode: &Mode) -> Bound {
         FlushKind::PerCpuQueue => Bound {
             ns: timer,
             unmaps: Some(256),
+        },
+        FlushKind::PerWrap => Bound {
+            ns: None,
+            unmaps: Some(1 << 20),
+        },
+        FlushKind::Async => Bound {
+            ns: None,
+            unmaps: Some(64),
         },
         FlushKind::Optimistic => Bound {
             ns: Some(4_000_000),

@@ -183,7 +183,10 @@ fn cell(class: &Class, mode: &Mode, options: &Options) -> Result<Cell, LabError>
     cell.exceeds_bound = is_bounded && cell.executed.beyond_bound > 0
         || over(cell.total.last_success_ns, bound.ns)
         || over(cell.total.last_success_unmaps, bound.unmaps);
-    let refused = cell.status == Status::Stopped && cell.total.false_faults > 0;
-    cell.unexpected = cell.expected != Some(outcome) || cell.exceeds_bound || refused;
+    let is_stopped = cell.status == Status::Stopped;
+    let refused = is_stopped && cell.total.false_faults > 0;
+    // Without an attempt, a stopped attack is no evidence.
+    let untried = is_stopped && cell.total.attempts == 0;
+    cell.unexpected = cell.expected != Some(outcome) || cell.exceeds_bound || refused || untried;
     Ok(cell)
 }

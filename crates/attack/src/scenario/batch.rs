@@ -6,7 +6,7 @@ use ringfence_types::{Access, Direction};
 
 use super::ScenarioResult;
 use super::window::Attacker;
-use crate::bench::{Bench, memory};
+use crate::bench::{Bench, MapId, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
 /// Buffers of a batch.
@@ -22,6 +22,22 @@ pub(crate) fn batch(mode: &Mode) -> ScenarioResult {
         executed.trial(attacker.name(), evidence);
     }
     Ok(Found::Executed(executed))
+}
+
+/// Reads the buffers that the driver has back.
+fn attack_returned(
+    bench: &mut Bench,
+    evidence: &mut Evidence,
+    attacker: Attacker,
+    ids: &[MapId],
+) -> Result<(), LabError> {
+    for id in ids {
+        if attacker != Attacker::Passive && bench.is_back(*id)? {
+            let iova = bench.range(*id)?.start();
+            bench.attack(evidence, 0, iova, 8, Access::Read)?;
+        }
+    }
+    Ok(())
 }
 
 fn one_call(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
@@ -43,12 +59,10 @@ fn one_call(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
         }
     }
     bench.unmap_multi(&ids)?;
-    for id in ids {
-        if attacker != Attacker::Passive && bench.is_back(id)? {
-            let iova = bench.range(id)?.start();
-            bench.attack(&mut evidence, 0, iova, 8, Access::Read)?;
-        }
-    }
+    attack_returned(&mut bench, &mut evidence, attacker, &ids)?;
+    // A layer with bursts returns the buffers here.
+    bench.end_burst(0, Direction::ToDevice)?;
+    attack_returned(&mut bench, &mut evidence, attacker, &ids)?;
     bench.take_false_faults(&mut evidence);
     Ok(evidence)
 }
@@ -71,13 +85,10 @@ fn single_calls(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
             bench.use_buffer(*id)?;
         }
         bench.unmap(*id)?;
-        for earlier in &ids[..=done] {
-            if attacker != Attacker::Passive && bench.is_back(*earlier)? {
-                let iova = bench.range(*earlier)?.start();
-                bench.attack(&mut evidence, 0, iova, 8, Access::Read)?;
-            }
-        }
+        attack_returned(&mut bench, &mut evidence, attacker, &ids[..=done])?;
     }
+    bench.end_burst(0, Direction::ToDevice)?;
+    attack_returned(&mut bench, &mut evidence, attacker, &ids)?;
     bench.take_false_faults(&mut evidence);
     Ok(evidence)
 }

@@ -85,15 +85,23 @@ pub(crate) fn cold(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(schedule(mode, invalidate)?))
 }
 
-/// A05: the page is freed and allocated to another owner, which maps it for another device.
+/// A05: the page is freed and allocated again, to the kernel. For comparison, the new owner maps
+/// it for another device, and that map may end the window.
 pub(crate) fn recycled_page(mode: &Mode) -> ScenarioResult {
-    let recycle: Between = |bench, _, buffer| {
+    fn free(bench: &mut Bench, buffer: PhysRange) -> Result<PhysRange, LabError> {
         let page = PhysRange::new(buffer.start().align_down(4096), 4096);
         let page = page.ok_or(LabError::Internal("a page"))?;
         bench.oracle.reallocate(&page);
+        Ok(page)
+    }
+    let to_kernel: Between = |bench, _, buffer| free(bench, buffer).map(drop);
+    let to_driver: Between = |bench, _, buffer| {
+        let page = free(bench, buffer)?;
         bench.map(1, page, Direction::Bidirectional).map(drop)
     };
-    Ok(Found::Executed(schedule(mode, recycle)?))
+    let mut executed = schedule(mode, to_kernel)?;
+    executed.comparison("the new owner maps it", schedule(mode, to_driver)?.total());
+    Ok(Found::Executed(executed))
 }
 
 fn schedule(mode: &Mode, between: Between) -> Result<Executed, LabError> {

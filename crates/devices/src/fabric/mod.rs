@@ -1,9 +1,9 @@
 //! The PCI Express fabric between devices and the IOMMU: root ports or downstream ports of a switch
 //! with Access Control Services (ACS), and the root complex with interrupt remapping.
 //!
-//! Without ACS, a port does not check the requester ID of a request, and a switch delivers a request
-//! to a sibling's registers without the IOMMU. Without interrupt remapping, a device can send any
-//! interrupt. Each defence can be disabled; without all of them the fabric is plain PCI.
+//! Without ACS, a port does not check the requester ID of a request, and a switch delivers a
+//! request to a sibling's registers without the IOMMU. Without interrupt remapping, a device can
+//! send any interrupt. Each defence can be disabled; without all of them the fabric is plain PCI.
 //!
 //! | attack | remedy |
 //! |---|---|

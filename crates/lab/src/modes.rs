@@ -137,8 +137,8 @@ pub enum FlushKind {
 }
 
 impl FlushKind {
-    /// Returns true if a cache in front of the allocator knows the mappings by their pages.
-    /// Buffers of the same pages and direction then share addresses.
+    /// Returns true if a cache in front of the allocator finds mappings by their pages. Buffers of
+    /// the same pages and direction then share addresses.
     pub fn has_cache(self) -> bool {
         matches!(
             self,

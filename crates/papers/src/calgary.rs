@@ -13,7 +13,7 @@
 
 use ringfence_types::InvalidationError;
 
-/// Polls of the split queue, and attempts of a soft stop, before a driver gives up.
+/// Maximum number of polls of the split queue, and of attempts of a soft stop.
 pub const ATTEMPTS: u32 = 100;
 
 /// The variant of the bridge.

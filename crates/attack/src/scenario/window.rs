@@ -1,8 +1,8 @@
 //! A02, A03, A05: accesses after the driver has the buffer back, by three attackers.
 //!
-//! The clock is virtual. The attacker repeats its accesses on a schedule from the release to 50
-//! seconds after it, so the last success measures the length of the window in time. The busy part
-//! instead maps and unmaps other buffers at one moment, and measures the window in unmaps.
+//! The clock is virtual. The attacker repeats its accesses on a schedule, up to 50 seconds after
+//! the release. The last success measures the length of the window in time. The busy driver instead
+//! maps and unmaps other buffers at one moment, and measures the window in unmaps.
 
 use ringfence_lab::LabError;
 use ringfence_lab::modes::{Mode, Safety};

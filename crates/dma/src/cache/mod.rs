@@ -17,8 +17,8 @@
 //! [space](crate::space::CachedSpace) calls [`tick`](ReverseCache::tick) at the end of each cycle
 //! and unmaps the expired mappings.
 //!
-//! **Guarantee.** With a residency of C cycles of T, an unused mapping leaves at the latest with
-//! the (C + 1)th end of a cycle after its last release: its pages stay exposed for at most T x (C +
+//! **Guarantee.** With a residency of C cycles of T, a released mapping expires at the latest at
+//! the (C + 1)th end of a cycle after its last release. Its pages stay exposed for at most T x (C +
 //! 1). A mode with such a cache is `bounded`. Without retention, only pages of live mappings are
 //! exposed; such a mode is `strict`. With a residency until the quota is full, the number of
 //! exposed pages is bounded, but not the time.

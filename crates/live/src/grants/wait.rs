@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// A daemon that is away for an hour in each poll charges a slice for it, not the hour.
+    /// A daemon that is suspended for an hour in a poll charges the process a slice, not the hour.
     #[test]
     fn the_daemons_own_delays_do_not_count() {
         let thread = statistics('S', MS(0), MS(0));

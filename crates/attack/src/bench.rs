@@ -150,8 +150,8 @@ impl Bench {
         direction: Direction,
     ) -> Result<Option<MapId>, LabError> {
         let key = OpKey::new(DeviceIndex(device), 0, direction);
-        let name = self.held.len();
-        let Ok(mapped) = self.layer.map(key, name as u64, &[buffer]) else {
+        let index = self.held.len();
+        let Ok(mapped) = self.layer.map(key, index as u64, &[buffer]) else {
             return Ok(None);
         };
         self.layer.sync_map(key);
@@ -168,7 +168,7 @@ impl Bench {
             grant,
             back: false,
         });
-        Ok(Some(MapId(name)))
+        Ok(Some(MapId(index)))
     }
 
     /// Maps a buffer for `device` on the first CPU.
@@ -205,7 +205,7 @@ impl Bench {
 
     fn returned(&mut self, buffer: u64) -> Result<(), LabError> {
         let held = usize::try_from(buffer).ok();
-        let held = held.and_then(|name| self.held.get_mut(name));
+        let held = held.and_then(|index| self.held.get_mut(index));
         let held = held.ok_or(LabError::Internal("an unknown buffer came back"))?;
         held.back = true;
         self.oracle.end(held.grant, self.now);
@@ -257,7 +257,7 @@ impl Bench {
         }
         returned
             .into_iter()
-            .try_for_each(|name| self.returned(name))
+            .try_for_each(|buffer| self.returned(buffer))
     }
 
     /// Ends the bursts of a device's buffers.
@@ -269,7 +269,7 @@ impl Bench {
         self.drain_since(before);
         returned
             .into_iter()
-            .try_for_each(|name| self.returned(name))
+            .try_for_each(|buffer| self.returned(buffer))
     }
 
     /// Unmaps a buffer and ends the burst.

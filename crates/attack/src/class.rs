@@ -7,7 +7,7 @@ use crate::scenario::{
     recycled_address, rings, scan, sub_page, toctou, unmapped, window, wrong_unmap,
 };
 
-/// The way in which the matrix treats a class.
+/// The execution of a class.
 #[derive(Debug, Clone, Copy)]
 pub enum Method {
     /// A scenario of this crate.
@@ -25,7 +25,7 @@ pub struct Class {
     pub id: &'static str,
     /// Attack in a few words, as the table of classes prints it.
     pub name: &'static str,
-    /// Scenario, or the reason why there is none.
+    /// Scenario, or the reason for its absence.
     pub method: Method,
 }
 

@@ -72,7 +72,7 @@ impl Kind {
     }
 }
 
-/// The judgement of the attack matrix.
+/// The judgement of a cell of the attack matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Letter {
     /// `R`: the mode resists by design.
@@ -158,27 +158,27 @@ fn has_lazy_shadow(mode: &Mode) -> bool {
     mode.owner == Owner::Emulated && Kind::of(mode) == Kind::Deferred
 }
 
-fn is_offloaded(mode: &Mode) -> bool {
+fn is_async(mode: &Mode) -> bool {
     mode.flush == FlushKind::Async
 }
 
-fn has_one_user(mode: &Mode) -> bool {
+fn is_shared(mode: &Mode) -> bool {
     Kind::of(mode) == Kind::Shared
 }
 
-const fn unshared(class: &'static str) -> Departure {
+const fn only_user(class: &'static str) -> Departure {
     Departure {
         class,
-        applies: has_one_user,
+        applies: is_shared,
         outcome: Outcome::Stopped,
         reason: "the buffer is the only user of its mapping, and its unmap invalidates",
     }
 }
 
-const fn keyed(class: &'static str) -> Departure {
+const fn counted_users(class: &'static str) -> Departure {
     Departure {
         class,
-        applies: has_one_user,
+        applies: is_shared,
         outcome: Outcome::Stopped,
         reason: "buffers share by pages and direction, and each user is counted",
     }
@@ -205,14 +205,14 @@ pub const DEPARTURES: &[Departure] = &[
     withheld("A23"),
     withheld("A27"),
     withheld("A35"),
-    unshared("A02"),
-    unshared("A03"),
-    unshared("A05"),
-    keyed("A06"),
-    unshared("A17"),
-    unshared("A23"),
-    unshared("A35"),
-    unshared("A37"),
+    only_user("A02"),
+    only_user("A03"),
+    only_user("A05"),
+    counted_users("A06"),
+    only_user("A17"),
+    only_user("A23"),
+    only_user("A35"),
+    only_user("A37"),
     Departure {
         class: "A03",
         applies: queues_requests,
@@ -228,12 +228,12 @@ pub const DEPARTURES: &[Departure] = &[
     },
     Departure {
         class: "A03",
-        applies: is_offloaded,
+        applies: is_async,
         outcome: Outcome::Succeeded,
         reason: "the other core has not cleared the entry yet",
     },
-    keyed("A28"),
-    keyed("A29"),
+    counted_users("A28"),
+    counted_users("A29"),
     Departure {
         class: "A13",
         applies: has_no_device_tlb,

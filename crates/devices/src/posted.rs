@@ -1,10 +1,10 @@
 //! Posted writes: a queue between the IOMMU and memory.
 //!
-//! A device does not wait for a write. After translation, the write moves through buffers of the
-//! root complex to memory, and nothing translates it again. An unmap that returns while such a
-//! write is on its way lets the device change a buffer that the driver already uses (attack A23).
-//! An invalidation with write draining (VT-d specification, section 6.5.3; the DW bit) completes
-//! only after the writes before it have reached memory.
+//! A device does not wait for a write. The write is translated once, and then moves through buffers
+//! of the root complex to memory. If an unmap returns before the write reaches memory, the device
+//! changes a buffer that the driver already uses (attack A23). An invalidation with write draining
+//! (VT-d specification, section 6.5.3; the DW bit) completes only after the writes before it have
+//! reached memory.
 
 use std::collections::VecDeque;
 
@@ -37,8 +37,8 @@ struct Posted {
 /// An IOMMU with a queue of posted writes in front of memory. It is the invalidator of the mapping
 /// layer and the path of the devices.
 ///
-/// The observer learns of a write when its bytes reach memory. A read pushes all earlier writes
-/// before it, as PCI ordering requires.
+/// The observer gets a write when its bytes reach memory. A read first delivers all earlier writes,
+/// as PCI ordering requires.
 #[derive(Debug)]
 pub struct PostingUnit<'m, U, M, O> {
     unit: U,
@@ -46,7 +46,7 @@ pub struct PostingUnit<'m, U, M, O> {
     observer: O,
     draining: WriteDraining,
     queue: VecDeque<Posted>,
-    /// Number of writes that the buffers hold; another write pushes the oldest one.
+    /// Number of writes that the buffers hold. A further write first delivers the oldest one.
     capacity: usize,
     unreachable: u64,
 }
@@ -86,7 +86,7 @@ impl<'m, U, M: PhysMemory + ByteMemory, O: Observer> PostingUnit<'m, U, M, O> {
         self.queue.len()
     }
 
-    /// Returns the number of writes whose target was no memory.
+    /// Returns the number of delivered writes to addresses without memory.
     pub fn unreachable(&self) -> u64 {
         self.unreachable
     }
@@ -118,7 +118,7 @@ impl<U: Translate, M: PhysMemory + ByteMemory, O: Observer> PostingUnit<'_, U, M
     /// Posts a write of `from` at `iova` by `device`. Returns before the bytes reach memory.
     ///
     /// # Errors
-    /// Returns the fault that blocked the write. A device never learns of an unreachable target.
+    /// The fault that blocked the write. An address without memory is no error for the device.
     pub fn post(&mut self, device: RequesterId, iova: Iova, from: &[u8]) -> Result<(), Fault> {
         let request = DmaRequest {
             device,
@@ -204,8 +204,8 @@ impl<U: Invalidator, M: PhysMemory + ByteMemory, O: Observer> Invalidator
         self.unit.submit(request)
     }
 
-    /// With draining, delivers all posted writes before the request completes. Those that were
-    /// posted after the request go with them, which hardware may do.
+    /// With draining, delivers all posted writes before the request completes. This includes writes
+    /// that were posted after the request, as hardware may do.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
         let completed = self.unit.poll(ticket)?;
         if completed && self.draining == WriteDraining::Drained {

@@ -153,7 +153,7 @@ impl Observer for Watch {
     fn faulted(&mut self, _: &DmaRequest, _: &Fault) {}
 }
 
-/// Attack A12: with source validation, a requester id of another port is blocked. One of the same
+/// Attack A12: with source validation, a requester ID of another port is blocked. One of the same
 /// port is not: the specification compares bus numbers only.
 #[test]
 fn source_validation_blocks_requester_ids_of_other_ports() {
@@ -218,7 +218,7 @@ fn source_validation_blocks_requester_ids_of_other_ports() {
     assert_eq!(found, Err(FabricError::NoPort(unknown)));
 }
 
-/// Devices behind a conventional bridge have its requester id, so they share its domain.
+/// Devices behind a conventional bridge have its requester ID, so they share its domain.
 #[test]
 fn a_conventional_bridge_hides_its_devices() {
     let mem = arena();

@@ -1,4 +1,4 @@
-//! A self-virtualising adapter: contexts with their own drivers, requester ids and domains, while
+//! A self-virtualising adapter: contexts with their own drivers, requester IDs and domains, while
 //! one of them attacks.
 
 use std::cell::RefCell;

@@ -165,8 +165,8 @@ fn request_response(setting: &Setting, found: &mut Findings) -> Result<(), LabEr
     Ok(())
 }
 
-/// Returns the IOTLB misses of the last of `runs`, if the device accesses every buffer once before
-/// its unmap, through a table that maps all buffers to themselves with pages of `size`.
+/// Returns the IOTLB misses of the last of `runs`. The table maps all buffers to themselves with
+/// pages of `size`. The device accesses every buffer once before its unmap.
 fn misses(setting: &Setting, runs: &[Run], size: PageSize) -> Result<u64, LabError> {
     let mut machine = ReplayPlatform::<Vtd>::new(&setting.profile, true)?;
     let domain = DomainId::new(1);

@@ -201,8 +201,8 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
     Ok(())
 }
 
-/// Cycles that a packet and a message cost without protection, if TCP gathers messages: a stream of
-/// bytes fills its packets, whatever the messages are.
+/// Cycles of a packet and of a message without protection, if TCP gathers messages. A stream of
+/// bytes then fills its packets, independently of the size of messages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Gathering {
     packet: f64,

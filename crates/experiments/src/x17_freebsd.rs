@@ -269,8 +269,8 @@ fn counted(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Adds the cycles of an unmap as published, if each line that the fix saves costs what the paper's
-/// saving implies.
+/// Adds the cycles of an unmap as published. The price of a line follows from the paper's saving
+/// and the lines that the fix saves.
 fn charged(as_published: &Components, inv: f64, found: &mut Findings) -> Result<(), LabError> {
     let claims = Sheet::named("claims")?;
     let saving = claims.printed(&[("id", "E20")], "value")?;

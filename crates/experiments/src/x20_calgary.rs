@@ -91,6 +91,72 @@ fn cell(sheet: &Sheet, of: [&str; 3], value: f64) -> Result<Published, LabError>
     Ok(Published::new(text, value, source).rounded_by(0.0))
 }
 
+/// The quantity of a printed cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Metric {
+    Throughput,
+    Processor,
+}
+
+/// The relation of the measured value to the printed one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Relation {
+    AtMost,
+    AtLeast,
+    Near,
+}
+
+/// A cell of the slides, and the row that is judged against it.
+struct Judgement {
+    what: &'static str,
+    /// Message sizes, as the sheet names them.
+    cell: &'static str,
+    chosen: fn(u64) -> bool,
+    metric: Metric,
+    relation: Relation,
+    /// Number that the words or the range of the cell stand for, in percent.
+    value: f64,
+    /// True if the scenarios' rows have the order of the printed ones.
+    ordered: bool,
+}
+
+/// Returns the cells about a scenario.
+#[rustfmt::skip]
+fn judgements(scenario: Scenario) -> Vec<Judgement> {
+    use {Metric::{Processor, Throughput}, Relation::{AtLeast, AtMost, Near}};
+    type Sizes = fn(u64) -> bool;
+    let (all, small, large): (Sizes, Sizes, Sizes) = (|_| true, |m| m < 1024, |m| m >= 1024);
+    let (below_512, from_512): (Sizes, Sizes) = (|m| m < 512, |m| m >= 512);
+    let reaches = "more processor use reaches the printed range";
+    let rows = match scenario {
+        Scenario::BareMetal => vec![
+            ("throughput lost, at most", "all", all, Throughput, AtMost, BARELY, false),
+            ("more processor use, at most", "all", all, Processor, AtMost, 30.0, true),
+            (reaches, "all", all, Processor, AtLeast, 15.0, false),
+        ],
+        Scenario::DirectAccess => vec![
+            ("throughput lost below 1024 bytes", "msg<1024", small, Throughput, Near, 45.0, true),
+            ("throughput lost from 1024 bytes", "msg>=1024", large, Throughput, AtMost, BARELY,
+                false),
+            ("more processor use from 1024 bytes", "msg>=1024", large, Processor, AtMost, 60.0,
+                true),
+            (reaches, "msg>=1024", large, Processor, AtLeast, 40.0, false),
+        ],
+        Scenario::DriverDomain => vec![
+            ("throughput lost below 512 bytes", "msg<512", below_512, Throughput, Near, 15.0,
+                true),
+            ("throughput lost from 512 bytes", "msg>=512", from_512, Throughput, AtMost, BARELY,
+                false),
+            ("more processor use from 512 bytes", "msg>=512", from_512, Processor, Near, 40.0,
+                true),
+        ],
+    };
+    let judgement = |(what, cell, chosen, metric, relation, value, ordered)| Judgement {
+        what, cell, chosen, metric, relation, value, ordered,
+    };
+    rows.into_iter().map(judgement).collect()
+}
+
 /// The scenarios' rows, judged against the slides.
 fn scenarios(
     found: &mut Findings,
@@ -98,79 +164,38 @@ fn scenarios(
     sheet: &Sheet,
 ) -> Result<(), LabError> {
     for (scenario, cost) in costs {
-        let scenario = *scenario;
+        let (scenario, name) = (*scenario, scenario.name());
         let added = added(cost, true);
-        let lost = |message| overhead(scenario, message, added, 1.0).lost;
-        let more = |message| overhead(scenario, message, added, 1.0).more;
         let spread = 100.0 * PAIRS_PER_FRAME * cost.spread / machine::FRAME_CYCLES;
-        let (throughput, busy) = ("throughput", "cpu utilisation");
-        let name = scenario.name();
         let row = |what: &str, value: f64| {
             let value = Measured::timed(value, 0.0).with_spread(spread);
             FindingRow::new(format!("{name}: {what}"), "%", value)
         };
-        let (lost_order, more_order) = ("throughput lost", "processor");
-        let null = NullModel::exactly(0.0);
-        match scenario {
-            Scenario::BareMetal => {
-                let printed = cell(sheet, [name, "all", throughput], BARELY)?;
-                let what = row("throughput lost, at most", most(|_| true, lost));
-                found.push(what.at_most(printed).with_null_model(null));
-                let range = |value| cell(sheet, [name, "all", busy], value);
-                let value = most(|_| true, more);
-                let what = row("more processor use, at most", value);
-                found.push(
-                    what.at_most(range(30.0)?)
-                        .with_null_model(null)
-                        .ordered_within(more_order),
-                );
-                let what = row("more processor use reaches the printed range", value);
-                found.push(what.at_least(range(15.0)?).with_null_model(null));
-            }
-            Scenario::DirectAccess => {
-                let printed = cell(sheet, [name, "msg<1024", throughput], 45.0)?;
-                let what = row("throughput lost below 1024 bytes", most(|m| m < 1024, lost));
-                found.push(
-                    what.near(printed)
-                        .with_null_model(null)
-                        .ordered_within(lost_order),
-                );
-                let printed = cell(sheet, [name, "msg>=1024", throughput], BARELY)?;
-                let what = row("throughput lost from 1024 bytes", most(|m| m >= 1024, lost));
-                found.push(what.at_most(printed).with_null_model(null));
-                let range = |value| cell(sheet, [name, "msg>=1024", busy], value);
-                let value = most(|m| m >= 1024, more);
-                let what = row("more processor use from 1024 bytes", value);
-                found.push(
-                    what.at_most(range(60.0)?)
-                        .with_null_model(null)
-                        .ordered_within(more_order),
-                );
-                let what = row("more processor use reaches the printed range", value);
-                found.push(what.at_least(range(40.0)?).with_null_model(null));
-            }
-            Scenario::DriverDomain => {
-                let printed = cell(sheet, [name, "msg<512", throughput], 15.0)?;
-                let what = row("throughput lost below 512 bytes", most(|m| m < 512, lost));
-                found.push(
-                    what.near(printed)
-                        .with_null_model(null)
-                        .ordered_within(lost_order),
-                );
-                let printed = cell(sheet, [name, "msg>=512", throughput], BARELY)?;
-                let what = row("throughput lost from 512 bytes", most(|m| m >= 512, lost));
-                found.push(what.at_most(printed).with_null_model(null));
-                let printed = cell(sheet, [name, "msg>=512", busy], 40.0)?;
-                let what = row(
-                    "more processor use from 512 bytes",
-                    most(|m| m >= 512, more),
-                );
-                found.push(
-                    what.near(printed)
-                        .with_null_model(null)
-                        .ordered_within(more_order),
-                );
-            }
+        for judgement in judgements(scenario) {
+            let (metric, order) = match judgement.metric {
+                Metric::Throughput => ("throughput", "throughput lost"),
+                Metric::Processor => ("cpu utilisation", "processor"),
+            };
+            let measured = most(judgement.chosen, |message| {
+                let overhead = overhead(scenario, message, added, 1.0);
+                match judgement.metric {
+                    Metric::Throughput => overhead.lost,
+                    Metric::Processor => overhead.more,
+                }
+            });
+            let printed = cell(sheet, [name, judgement.cell, metric], judgement.value)?;
+            let row = row(judgement.what, measured);
+            let row = match judgement.relation {
+                Relation::AtMost => row.at_most(printed),
+                Relation::AtLeast => row.at_least(printed),
+                Relation::Near => row.near(printed),
+            };
+            let row = row.with_null_model(NullModel::exactly(0.0));
+            found.push(if judgement.ordered {
+                row.ordered_within(order)
+            } else {
+                row
+            });
         }
         for factor in NATIVE_FACTORS {
             let lost = most(|_| true, |m| overhead(scenario, m, added, factor).lost);

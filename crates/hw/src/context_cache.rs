@@ -44,7 +44,7 @@ impl<F: Format> CachedContext<F> {
     }
 }
 
-/// Direct-mapped cache of contexts, indexed by a hash of the requester id.
+/// Direct-mapped cache of contexts, indexed by a hash of the requester ID.
 #[derive(Debug, Clone)]
 pub(crate) struct ContextCache<C> {
     slots: Box<[Option<(RequesterId, C)>]>,

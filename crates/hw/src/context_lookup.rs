@@ -57,7 +57,7 @@ impl<F> ContextEntry<F> {
     }
 }
 
-/// Lookup from a requester id to its domain and table: root and context tables in memory
+/// Lookup from a requester ID to its domain and table: root and context tables in memory
 /// ([`RootTable`](crate::RootTable)), or one register per host bridge
 /// ([`HostBridges`](crate::HostBridges)).
 pub trait ContextLookup: fmt::Debug {

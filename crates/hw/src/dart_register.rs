@@ -1,4 +1,4 @@
-//! DART's lookup of a requester id: every device has the one table.
+//! DART's lookup of a requester ID: every device has the one table.
 
 use ringfence_pgtable::Dart;
 use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};

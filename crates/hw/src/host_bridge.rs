@@ -1,4 +1,4 @@
-//! Calgary's lookup of a requester id: one flat table per PCI host bridge.
+//! Calgary's lookup of a requester ID: one flat table per PCI host bridge.
 
 use alloc::vec::Vec;
 

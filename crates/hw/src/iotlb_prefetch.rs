@@ -1,9 +1,9 @@
-//! Prefetches into the IOTLB, two strategies against its misses (Amit, Ben-Yehuda and Yassour,
-//! "IOMMU: Strategies for Mitigating the IOTLB Bottleneck", WIOSCA 2010; W11).
+//! Prefetches into the IOTLB (Amit, Ben-Yehuda and Yassour, "IOMMU: Strategies for Mitigating the
+//! IOTLB Bottleneck", WIOSCA 2010; W11).
 //!
-//! The unit prefetches pages next to a missed one, or software names pages that it has mapped and
-//! that a device will access soon. A prefetched entry is an entry like any other: an invalidation
-//! removes it, and it can evict others. A page that is not mapped is not cached.
+//! The unit prefetches the pages next to a missed page, or software names mapped pages that a
+//! device will access soon. A prefetched entry behaves like any other: an invalidation removes it,
+//! and it can evict others. The unit does not cache a page that is not mapped.
 
 use ringfence_pgtable::Format;
 use ringfence_types::{Access, FaultReason, Iova, PageSize, Pfn, PhysMemory};

@@ -1,4 +1,4 @@
-//! VT-d lookup of a requester id: root table, then context table.
+//! VT-d lookup of a requester ID: root table, then context table.
 
 use ringfence_pgtable::Levels;
 use ringfence_pgtable::{PageRequests, SecondStage, TranslationType, find_context};

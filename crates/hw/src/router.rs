@@ -27,7 +27,7 @@ pub struct IommuRouter<B, R> {
     pub baseline: B,
     /// The ring unit.
     pub ring: R,
-    /// Unit of each device, indexed by requester id.
+    /// Unit of each device, indexed by requester ID.
     routes: Box<[Option<IommuKind>]>,
     faults: FaultLog,
 }

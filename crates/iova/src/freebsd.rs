@@ -8,10 +8,10 @@
 //! each subtree. FreeBSD's unused page between ranges is omitted, because the EIOVAR paper does not
 //! mention it.
 //!
-//! [`FreeBsdTree::current`] follows FreeBSD 14 (`sys/dev/iommu/iommu_gas.c`, `iommu_gas_lowermatch`
-//! and `iommu_gas_match_one`): a page stays unused on both sides of each range, and the search is
-//! directed by the largest gap up to the limit. FreeBSD keeps page 0 and the end of the domain as
-//! entries, so the first range begins two pages after page 0.
+//! [`FreeBsdTree::freebsd_14`] follows FreeBSD 14 (`sys/dev/iommu/iommu_gas.c`,
+//! `iommu_gas_lowermatch` and `iommu_gas_match_one`). A page stays unused on both sides of each
+//! range, and the largest gap up to the limit directs the search. FreeBSD keeps page 0 and the end
+//! of the domain as entries, so the first range begins two pages after page 0.
 
 use ringfence_types::{Pfn, PfnRange};
 
@@ -93,7 +93,7 @@ impl FreeBsdTree {
     }
 
     /// Creates an empty tree that behaves as in FreeBSD 14.
-    pub fn current(space: PfnRange) -> Self {
+    pub fn freebsd_14(space: PfnRange) -> Self {
         Self {
             guard: 1,
             linear_above: false,

@@ -402,7 +402,7 @@ fn freebsd() {
         ..Rules::EXACT
     };
     conforms(rules, |space| {
-        Locked::new(FreeBsdTree::current(space), RefCell::new)
+        Locked::new(FreeBsdTree::freebsd_14(space), RefCell::new)
     });
 }
 

@@ -77,7 +77,7 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         observer: O,
     ) -> Result<(), Fault>;
 
-    /// Tells the unit that a driver has mapped `range` for `device`. A unit without prefetch
+    /// Passes the unit a hint: a driver has mapped `range` for `device`. A unit without prefetch
     /// ignores it.
     fn mapped(&mut self, memory: &Arena, device: RequesterId, range: &IovaRange) {
         let _ = (memory, device, range);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::components::{
     MakeTable, ModeParts, ReplayTable, ThreadCell, bitmap, bitmap_as_published, dyn_alloc,
-    dyn_bitmap, eiovar, flat_table, freebsd, freebsd_current, leaf_cached_radix, magazine, maple,
+    dyn_bitmap, eiovar, flat_table, freebsd, freebsd_14, leaf_cached_radix, magazine, maple,
     plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
@@ -214,8 +214,8 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, freebsd, reclaiming_radix_full_page, strict)),
         (W::Kernel, FreeBsd, T::RadixReclaim, F::PerUnmap) =>
             visitor.paged(P::new(mode, freebsd, reclaiming_radix, strict)),
-        (W::Kernel, FreeBsdCurrent, T::RadixReclaim, F::PerUnmap) =>
-            visitor.paged(P::new(mode, freebsd_current, reclaiming_radix, strict)),
+        (W::Kernel, FreeBsd14, T::RadixReclaim, F::PerUnmap) =>
+            visitor.paged(P::new(mode, freebsd_14, reclaiming_radix, strict)),
         (W::Kernel, LinuxMaple, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, maple, plain_radix, strict)),
         (W::Kernel, LinuxRcache, T::Radix, F::PerUnmap) =>

@@ -20,7 +20,7 @@ pub enum Alloc {
     /// FreeBSD: augmented tree.
     FreeBsd,
     /// FreeBSD 14: the augmented tree with an unused page between ranges.
-    FreeBsdCurrent,
+    FreeBsd14,
     /// Linux 6.12: per-CPU magazines for up to 32 pages, in front of the tree.
     LinuxRcache,
     /// [`LinuxRcache`](Self::LinuxRcache) in front of the maple tree of June 2026.
@@ -40,7 +40,7 @@ impl Alloc {
     pub fn has_lookup(self) -> bool {
         matches!(
             self,
-            Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd | Self::FreeBsdCurrent
+            Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd | Self::FreeBsd14
         )
     }
 }
@@ -137,8 +137,8 @@ pub enum FlushKind {
 }
 
 impl FlushKind {
-    /// Returns true if a cache in front of the allocator knows the mappings by their pages.
-    /// Buffers of the same pages and direction then share addresses.
+    /// Returns true if a cache in front of the allocator finds mappings by their pages. Buffers of
+    /// the same pages and direction then share addresses.
     pub fn has_cache(self) -> bool {
         matches!(
             self,
@@ -268,7 +268,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "FreeBSD as published: unmap writes back whole table pages (EIOVAR 7)"),
     ("freebsd",          FreeBsd,             T::RadixReclaim,     PerUnmap,            Kernel,
         "FreeBSD, fixed: unmap writes back the cleared entries"),
-    ("freebsd-14",       FreeBsdCurrent,      T::RadixReclaim,     PerUnmap,            Kernel,
+    ("freebsd-14",       FreeBsd14,           T::RadixReclaim,     PerUnmap,            Kernel,
         "freebsd with the allocator of FreeBSD 14"),
     ("linux-strict",     LinuxRcache,         T::Radix,            PerUnmap,            Kernel,
         "today's Linux, iommu.strict=1"),

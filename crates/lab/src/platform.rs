@@ -125,7 +125,7 @@ impl<H: Hardware> ReplayPlatform<H> {
         self.iommu.hardware.probe(&self.arena, request, observer)
     }
 
-    /// Tells the hardware that a driver has mapped `range` for `device`.
+    /// Passes the hardware a hint: a driver has mapped `range` for `device`.
     #[inline]
     pub fn mapped(&mut self, device: RequesterId, range: &IovaRange) {
         self.iommu.hardware.mapped(&self.arena, device, range);

@@ -33,7 +33,7 @@ const MAP_CACHE_PAGES: usize = 1 << 14;
 /// Maximum number of mappings whose teardown `optimistic` delays.
 const OPTIMISTIC_MAPPINGS: usize = 256;
 
-/// Cycles into which the adaptive cache divides the bound of the other caches.
+/// Number of cycles in the bound of the adaptive cache.
 const ADAPTIVE_CYCLES: u8 = 250;
 
 /// Reuses per thousand that may miss in the adaptive cache because they come too late.
@@ -76,7 +76,7 @@ impl RtcParams {
     }
 
     /// Returns the same bound with the shortest cycles that a cache can count.
-    fn fine(&self) -> Self {
+    fn with_shortest_cycles(&self) -> Self {
         Self {
             cycle_ns: (self.bound_ns() / u64::from(ADAPTIVE_CYCLES)).max(1),
             cycles: Cycles::new(ADAPTIVE_CYCLES - 1).unwrap_or(self.cycles),
@@ -92,7 +92,7 @@ impl RtcParams {
     fn for_flush(&self, flush: FlushKind) -> Option<Self> {
         match flush {
             FlushKind::PerCycle | FlushKind::PerCycleAsPublished => Some(*self),
-            FlushKind::PerCycleAdaptive => Some(self.fine()),
+            FlushKind::PerCycleAdaptive => Some(self.with_shortest_cycles()),
             FlushKind::Optimistic => Some(Self::OPTIMISTIC),
             _ => None,
         }

@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// The kernel queues the connections that nobody accepts.
+    /// The kernel queues connections that the daemon has not accepted.
     #[test]
     fn pending_connections_are_bounded() {
         let dir = Dir::new("pending");

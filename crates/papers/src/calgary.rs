@@ -2,17 +2,18 @@
 //! two drivers' sequences.
 //!
 //! The bridge has no invalidation command. A write of the table address register (TAR) drops the
-//! cache, and must not meet a DMA in flight. So a driver first stops the bus. The registers and the
-//! sequences are those of Linux (`arch/x86/kernel/pci-calgary_64.c`: `calgary_tce_cache_blast`,
-//! `calioc2_tce_cache_blast`). The slides only mention "oddities" and "TCE shoot-downs".
+//! cache. No DMA may be in flight at that moment, so a driver first stops the bus. The registers
+//! and the sequences are those of Linux (`arch/x86/kernel/pci-calgary_64.c`:
+//! `calgary_tce_cache_blast`, `calioc2_tce_cache_blast`). The slides only mention "oddities" and
+//! "TCE shoot-downs".
 //!
-//! As published, both drivers go on after a failure: Calgary's writes the TAR although DMA is in
+//! As published, both drivers continue after a failure: Calgary's writes the TAR although DMA is in
 //! flight, and CalIOC2's returns without a flush ("pray for the best"). [`ShootDown::Checked`]
 //! returns an error instead, so that no address is reused.
 
 use ringfence_types::InvalidationError;
 
-/// Polls of the split queue, and attempts of a soft stop, before a driver gives up.
+/// Maximum number of polls of the split queue, and of attempts of a soft stop.
 pub const ATTEMPTS: u32 = 100;
 
 /// The variant of the bridge.
@@ -24,12 +25,12 @@ pub enum Bridge {
     CalIoc2,
 }
 
-/// The end of a sequence if the bridge does not stop.
+/// Reaction of a sequence to a bridge that does not stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShootDown {
-    /// As Linux: success is assumed.
+    /// Assumes success, as Linux does.
     AsPublished,
-    /// The caller learns of the failure.
+    /// Returns an error.
     Checked,
 }
 
@@ -46,12 +47,12 @@ pub struct HostBridgeRegisters {
     hard_stop: bool,
     accesses: u64,
     flushes: u64,
-    /// A TAR write met a DMA in flight: the bridge may cache an old entry again.
-    torn: bool,
+    /// A DMA was in flight at a TAR write: the bridge may cache an old entry again.
+    flushed_under_dma: bool,
 }
 
 impl HostBridgeRegisters {
-    /// A running bridge with `in_flight` DMA requests, of which the next `failing_stops` soft stops
+    /// Creates a running bridge with `in_flight` DMA requests. The next `failing_stops` soft stops
     /// fail (CalIOC2 only).
     pub fn new(kind: Bridge, in_flight: u32, failing_stops: u32) -> Self {
         Self {
@@ -63,13 +64,17 @@ impl HostBridgeRegisters {
             hard_stop: false,
             accesses: 0,
             flushes: 0,
-            torn: false,
+            flushed_under_dma: false,
         }
     }
 
     /// Returns the number of flushes that no DMA in flight can undo.
     pub fn clean_flushes(&self) -> u64 {
-        if self.torn { 0 } else { self.flushes }
+        if self.flushed_under_dma {
+            0
+        } else {
+            self.flushes
+        }
     }
 
     /// Returns true if the bridge serves DMA.
@@ -136,7 +141,7 @@ impl HostBridgeRegisters {
     fn write_table_address(&mut self) {
         self.accesses += 1;
         self.flushes += 1;
-        self.torn |= self.in_flight > 0 || !self.stopped();
+        self.flushed_under_dma |= self.in_flight > 0 || !self.stopped();
     }
 
     /// Reads a register to complete the writes before it.

@@ -1,4 +1,4 @@
-//! Root table and context tables of VT-d legacy mode. They map a requester id to its domain and
+//! Root table and context tables of VT-d legacy mode. They map a requester ID to its domain and
 //! page table.
 //!
 //! Bits as in the VT-d specification, sections 9.1 "Root Entry" and 9.3 "Context Entry". Both

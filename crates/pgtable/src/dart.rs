@@ -1,7 +1,7 @@
 //! The table of a DART, whose 32-bit entries share words in pairs.
 //!
 //! A store changes one half of a word by compare-and-swap, so CPUs that change neighbouring entries
-//! never lose each other's.
+//! never overwrite each other's.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +14,10 @@ use crate::{Cursor, WalkError, walk};
 /// The content of entries that map nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmptyEntry {
-    /// Invalid: the DART reports an access as an error.
+    /// An invalid entry: the DART reports an access as an error.
     Invalid,
-    /// A valid entry of this page, for all devices and addresses. Linux does this
-    /// (`dart_emptyval`): an errant DMA reaches the spare page and is not reported.
+    /// A valid entry for this page, as in Linux (`dart_emptyval`). A stray DMA of any device
+    /// reaches the spare page, and the DART does not report it.
     Spare(PhysAddr),
 }
 
@@ -31,7 +31,7 @@ pub struct DartTable {
     empty: u32,
 }
 
-/// The half of a word that holds an entry, and the place of the word.
+/// Returns the address of the word that holds an entry, and the shift of the entry in it.
 fn half(root: PhysAddr, page: u64) -> (PhysAddr, u32) {
     let word = root.wrapping_add(page / 2 * 8);
     (word, (page % 2) as u32 * 32)
@@ -147,12 +147,13 @@ impl DartTable {
         }
     }
 
-    fn check(&self, first: u64, pages: u64) -> bool {
+    fn has_entries(&self, first: u64, pages: u64) -> bool {
         let entries = self.format.entries(Level::LEAF) as u64;
         first.checked_add(pages).is_some_and(|end| end <= entries)
     }
 
-    /// Maps a run of pages. DART has no access control, so the permissions must be both.
+    /// Maps a run of pages. DART has no access control, so `permissions` must allow reads and
+    /// writes.
     ///
     /// # Errors
     /// The table is unchanged. [`MapError::Restricted`] for other permissions.
@@ -177,7 +178,7 @@ impl DartTable {
             return Err(MapError::Restricted);
         }
         let first = iova.get() >> 12;
-        if !self.check(first, pages) {
+        if !self.has_entries(first, pages) {
             return Err(MapError::BeyondWidth { iova });
         }
         let last = (pa.get() >> 12).checked_add(pages - 1);
@@ -235,7 +236,7 @@ impl DartTable {
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         let (first, pages) = (range.lo().get(), range.pages());
-        if !self.check(first, pages) {
+        if !self.has_entries(first, pages) {
             let iova = range.lo().iova();
             return Err(UnmapError::BeyondWidth { iova });
         }

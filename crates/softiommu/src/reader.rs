@@ -90,7 +90,7 @@ impl<M> Reader<M> {
         })
     }
 
-    /// Returns the requester id of the endpoint.
+    /// Returns the requester ID of the endpoint.
     pub fn device(&self) -> RequesterId {
         self.endpoint.device()
     }
@@ -178,7 +178,7 @@ impl<M> Drop for ReadSection<'_, M> {
 }
 
 impl<'p, M> ReadGuard<'p, M> {
-    /// Returns the requester id whose accesses this guard translates.
+    /// Returns the requester ID whose accesses this guard translates.
     pub fn device(&self) -> RequesterId {
         self.state.device
     }

@@ -8,7 +8,7 @@
 //! | 0 | bits 0..=1 format, 2..=3 largest page, 7 through root and context table |
 //! | 1 | page where the walk begins; from 16 up outside memory |
 //! | 2..=9 | IOVA, little-endian |
-//! | 10..=11 | requester id |
+//! | 10..=11 | requester ID |
 
 use std::sync::atomic::Ordering;
 

@@ -37,10 +37,10 @@ const LEVELS: &[(&str, u8)] = &[
 const ABOVE_ALL: &[&str] = &["tests", "fuzz", "virtio-iommu-conformance"];
 
 /// Packages that depend on no crate: tools must build even if the crates do not.
-const APART: &[&str] = &["xtask"];
+const INDEPENDENT: &[&str] = &["xtask"];
 
 /// Two crates that share only memory; they do not depend on each other, not even in tests.
-const STRANGERS: [&str; 2] = ["hw", "dma"];
+const SHARE_ONLY_MEMORY: [&str; 2] = ["hw", "dma"];
 
 const PREFIX: &str = "ringfence-";
 
@@ -60,7 +60,7 @@ fn check_package(package: &Value) -> Vec<Violation> {
         return found;
     }
     let level = level_of(name);
-    if level.is_none() && !APART.contains(&name) {
+    if level.is_none() && !INDEPENDENT.contains(&name) {
         report(format!("{full_name} has no level in the layer table"));
     }
     for dependency in package["dependencies"].as_array().into_iter().flatten() {
@@ -70,7 +70,7 @@ fn check_package(package: &Value) -> Vec<Violation> {
         else {
             continue;
         };
-        if STRANGERS.contains(&name) && STRANGERS.contains(&other) {
+        if SHARE_ONLY_MEMORY.contains(&name) && SHARE_ONLY_MEMORY.contains(&other) {
             report(format!(
                 "{name} and {other} never depend on each other, not even in tests"
             ));

@@ -9,7 +9,7 @@ use super::window::SCHEDULE;
 use crate::bench::{Bench, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
-/// The kernel's data in the page's next allocation.
+/// Data of the kernel in the next allocation of the page.
 const SECRET: u64 = 0x6b65_726e_656c_2121;
 
 /// The driver maps a page twice, unmaps it once and frees it. The page then holds kernel data. The

@@ -40,19 +40,22 @@ fn attack_returned(
     Ok(())
 }
 
-fn one_call(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
-    let mut bench = Bench::new(mode)?;
-    let mut evidence = Evidence::default();
+/// Maps the buffers of a batch. The device uses each.
+fn map_batch(bench: &mut Bench) -> Result<Vec<MapId>, LabError> {
     let mut ids = Vec::new();
     for page in 0..BATCH {
-        let id = bench.map(
-            0,
-            memory(0x10_0000 + page * 4096, 4096)?,
-            Direction::ToDevice,
-        )?;
+        let buffer = memory(0x10_0000 + page * 4096, 4096)?;
+        let id = bench.map(0, buffer, Direction::ToDevice)?;
         bench.use_buffer(id)?;
         ids.push(id);
     }
+    Ok(ids)
+}
+
+fn one_call(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    let ids = map_batch(&mut bench)?;
     if attacker == Attacker::Racer {
         for id in &ids {
             bench.use_buffer(*id)?;
@@ -70,16 +73,7 @@ fn one_call(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
 fn single_calls(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
     let mut bench = Bench::new(mode)?;
     let mut evidence = Evidence::default();
-    let mut ids = Vec::new();
-    for page in 0..BATCH {
-        let id = bench.map(
-            0,
-            memory(0x10_0000 + page * 4096, 4096)?,
-            Direction::ToDevice,
-        )?;
-        bench.use_buffer(id)?;
-        ids.push(id);
-    }
+    let ids = map_batch(&mut bench)?;
     for (done, id) in ids.iter().enumerate() {
         if attacker == Attacker::Racer {
             bench.use_buffer(*id)?;

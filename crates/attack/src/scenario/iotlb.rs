@@ -70,8 +70,8 @@ fn storm(bench: &mut Bench) -> Result<(Evidence, u64), LabError> {
     Ok((evidence, after.lost))
 }
 
-/// The buffers of the attacker: with a table, one of as many pages as the IOTLB has entries; with
-/// rings, one in each ring of the device.
+/// Maps the buffers of the attacker. With a table, they have as many pages as the IOTLB has
+/// entries. With rings, each ring of the device has one.
 fn attacker_buffers(bench: &mut Bench, mode: &Mode) -> Result<Vec<IovaRange>, LabError> {
     if mode.has_rings() {
         let made = Direction::ALL.iter().zip(0_u64..).map(|(direction, n)| {

@@ -102,7 +102,7 @@ fn enumerate(bench: &mut Bench, mode: &Mode, pages: u64) -> Result<Evidence, Lab
             read(Iova::new(page * PAGE));
         }
     }
-    // The last success of the scan says nothing about a window: it runs at one time.
+    // The scan runs at one moment, so its last success is no length of a window.
     evidence.last_success_ns = None;
     Ok(evidence)
 }

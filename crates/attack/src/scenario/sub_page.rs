@@ -1,4 +1,4 @@
-//! A07, A08, A09, A19, A34: bytes beside the buffer.
+//! A07, A08, A09, A19, A34: bytes outside the buffer in mapped pages.
 
 use ringfence_lab::LabError;
 use ringfence_lab::modes::Mode;
@@ -9,7 +9,7 @@ use crate::bench::{Bench, memory};
 use crate::evidence::{Evidence, Executed, Found};
 use crate::expect::Kind;
 
-/// Word that the driver keeps beside a buffer.
+/// Word that the driver keeps in the page of a buffer.
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 /// Word that the device writes.
 const FORGED: u64 = 0xbad0_bad0_bad0_bad0;
@@ -31,7 +31,7 @@ pub(crate) fn read_beside(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
-/// A08: a callback pointer lies behind a receive buffer, in its page. The attack succeeds if the
+/// A08: a callback pointer follows a receive buffer in its page. The attack succeeds if the
 /// driver loads another pointer than it stored.
 pub(crate) fn overwrite_callback(mode: &Mode) -> ScenarioResult {
     let mut bench = Bench::new(mode)?;

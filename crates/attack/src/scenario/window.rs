@@ -1,8 +1,8 @@
 //! A02, A03, A05: accesses after the driver has the buffer back, by three attackers.
 //!
-//! The clock is virtual. The attacker repeats its accesses on a schedule from the release to 50
-//! seconds after it, so the last success measures the length of the window in time. The busy part
-//! instead maps and unmaps other buffers at one moment, and measures the window in unmaps.
+//! The clock is virtual. The attacker repeats its accesses on a schedule, up to 50 seconds after
+//! the release. The last success measures the length of the window in time. The busy driver instead
+//! maps and unmaps other buffers at one moment, and measures the window in unmaps.
 
 use ringfence_lab::LabError;
 use ringfence_lab::modes::{Mode, Safety};
@@ -66,11 +66,11 @@ pub(crate) const SCHEDULE: [u64; 22] = [
 ];
 
 /// Offset of the victim's map within a cycle of a reverse translation cache, so that the cycle
-/// ends between two times of the schedule.
+/// ends after_release two times of the schedule.
 const PHASE: u64 = 500 * MS;
 
-/// The step between the release and the first access of the attacker.
-type Between = fn(&mut Bench, MapId, PhysRange) -> Result<(), LabError>;
+/// The step after_release the release and the first access of the attacker.
+type AfterRelease = fn(&mut Bench, MapId, PhysRange) -> Result<(), LabError>;
 
 /// A02: the entry is in the IOTLB at the unmap.
 pub(crate) fn warm(mode: &Mode) -> ScenarioResult {
@@ -79,9 +79,9 @@ pub(crate) fn warm(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
-/// A03: the IOTLB is empty, so the access needs a walk.
+/// A03: all caches are invalidated, so the access needs a walk.
 pub(crate) fn cold(mode: &Mode) -> ScenarioResult {
-    let invalidate: Between = |bench, _, _| bench.machine().invalidate_all();
+    let invalidate: AfterRelease = |bench, _, _| bench.machine().invalidate_all();
     Ok(Found::Executed(schedule(mode, invalidate)?))
 }
 
@@ -94,8 +94,8 @@ pub(crate) fn recycled_page(mode: &Mode) -> ScenarioResult {
         bench.oracle.reallocate(&page);
         Ok(page)
     }
-    let to_kernel: Between = |bench, _, buffer| free(bench, buffer).map(drop);
-    let to_driver: Between = |bench, _, buffer| {
+    let to_kernel: AfterRelease = |bench, _, buffer| free(bench, buffer).map(drop);
+    let to_driver: AfterRelease = |bench, _, buffer| {
         let page = free(bench, buffer)?;
         bench.map(1, page, Direction::Bidirectional).map(drop)
     };
@@ -104,48 +104,61 @@ pub(crate) fn recycled_page(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
-fn schedule(mode: &Mode, between: Between) -> Result<Executed, LabError> {
+/// Runs the schedule of each attacker, in both directions.
+fn schedule(mode: &Mode, after_release: AfterRelease) -> Result<Executed, LabError> {
     let mut executed = Executed::default();
     for attacker in Attacker::ALL {
         let mut evidence = Evidence::default();
         for direction in [Direction::ToDevice, Direction::FromDevice] {
-            let mut bench = Bench::new(mode)?;
-            bench.advance_to(Nanos(PHASE));
-            let buffer = memory(0x10_0010, 5000)?;
-            let id = bench.map(0, buffer, direction)?;
-            bench.use_buffer(id)?;
-            let range = bench.range(id)?;
-            if attacker == Attacker::Passive {
-                follow(&mut bench, &mut evidence, range, access_of(direction))?;
-                bench.release(id)?;
-                bench.take_false_faults(&mut evidence);
-                continue;
-            }
-            if attacker == Attacker::Racer {
-                bench.use_buffer(id)?;
-            }
-            bench.unmap(id)?;
-            if !bench.is_back(id)? {
-                bench.end_burst(0, direction)?;
-            }
-            // A burst as published returns the buffer before its invalidation.
-            between(&mut bench, id, buffer)?;
-            follow(&mut bench, &mut evidence, range, access_of(direction))?;
-            bench.end_burst(0, direction)?;
-            let released = bench.now().0;
-            for after in SCHEDULE {
-                bench.advance_to(Nanos(released + after));
-                follow(&mut bench, &mut evidence, range, access_of(direction))?;
-            }
-            bench.take_false_faults(&mut evidence);
+            one_buffer(mode, attacker, direction, after_release, &mut evidence)?;
         }
         executed.trial(attacker.name(), evidence);
     }
     Ok(executed)
 }
 
+/// Maps and releases one buffer under `attacker`, and adds the counts to `evidence`.
+fn one_buffer(
+    mode: &Mode,
+    attacker: Attacker,
+    direction: Direction,
+    after_release: AfterRelease,
+    evidence: &mut Evidence,
+) -> Result<(), LabError> {
+    let mut bench = Bench::new(mode)?;
+    bench.advance_to(Nanos(PHASE));
+    let buffer = memory(0x10_0010, 5000)?;
+    let id = bench.map(0, buffer, direction)?;
+    bench.use_buffer(id)?;
+    let (range, access) = (bench.range(id)?, access_of(direction));
+    if attacker == Attacker::Passive {
+        access_ends(&mut bench, evidence, range, access)?;
+        bench.release(id)?;
+        bench.take_false_faults(evidence);
+        return Ok(());
+    }
+    if attacker == Attacker::Racer {
+        bench.use_buffer(id)?;
+    }
+    bench.unmap(id)?;
+    if !bench.is_back(id)? {
+        bench.end_burst(0, direction)?;
+    }
+    // A burst as published returns the buffer before its invalidation.
+    after_release(&mut bench, id, buffer)?;
+    access_ends(&mut bench, evidence, range, access)?;
+    bench.end_burst(0, direction)?;
+    let released = bench.now().0;
+    for after in SCHEDULE {
+        bench.advance_to(Nanos(released + after));
+        access_ends(&mut bench, evidence, range, access)?;
+    }
+    bench.take_false_faults(evidence);
+    Ok(())
+}
+
 /// Accesses the first and the last byte.
-fn follow(
+fn access_ends(
     bench: &mut Bench,
     evidence: &mut Evidence,
     range: IovaRange,

@@ -3,17 +3,17 @@
 //!
 //! ```text
 //!   buffer of the pool    map: no call, its address          unmap: no call
-//!   buffer from elsewhere (page cache), by PersistentUse:
+//!   other buffers (page cache), by PersistentUse:
 //!     Own                 map: a map of the layer            unmap: an unmap of the layer
 //!     Copy                map: a copy into a mapped slot     unmap: a copy out of it
 //! ```
-//! A device reaches every buffer of the pool until the pool is closed, also after the driver has
-//! taken the data. No number of operations and no time bounds this: the mode's safety is `none`
-//! for these buffers, whatever the layer behind it promises. With [`PersistentUse::Copy`] the
-//! device reaches only slots, which hold no data of others: unused bytes are zero.
+//! A device reaches every buffer of the pool until the driver closes the pool, also after the
+//! driver has taken the data. Neither a time nor a number of operations bounds this exposure. The
+//! safety of these buffers is therefore `none` over every mode. With [`PersistentUse::Copy`] the
+//! device reaches only slots, whose unused bytes are zero.
 //!
 //! The buffers of storage I/O come from the page cache (Fujita and Moriai, section 2.2), so they
-//! are never in a pool. [`PersistentStats`] counts what the driver did with them.
+//! are never in a pool. [`PersistentStats`] counts how the driver passed them to the device.
 
 use std::collections::HashMap;
 
@@ -33,10 +33,10 @@ use crate::{Buffer, ByteMemory, DeviceMapping, Pool, PoolError};
 /// Use of the mapped buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PersistentUse {
-    /// The driver allocates its own buffers from the pool's memory. Others are mapped.
+    /// The driver allocates its own buffers from the pool's memory. It maps all others.
     Own,
-    /// The driver copies buffers from elsewhere into slots of the pool, and back. Those that fit no
-    /// idle slot are mapped.
+    /// The driver copies buffers outside the pool into its slots, and back. It maps buffers that
+    /// fit no idle slot.
     Copy,
 }
 
@@ -45,16 +45,16 @@ pub enum PersistentUse {
 pub struct PersistentStats {
     /// Buffers of the pool.
     pub reused: u64,
-    /// Buffers from elsewhere that were mapped and unmapped.
+    /// Buffers outside the pool that were mapped and unmapped.
     pub mapped: u64,
-    /// Buffers from elsewhere that were copied.
+    /// Buffers outside the pool that were copied.
     pub copied: u64,
-    /// Bytes copied into slots and out of them.
+    /// Bytes copied into slots and out of slots.
     pub copied_bytes: u64,
 }
 
 /// Buffers that stay mapped. `B` is the layer's representation of a buffer.
-#[must_use = "buffers that are dropped stay reachable by the device for ever"]
+#[must_use = "the device reaches dropped buffers permanently"]
 #[derive(Debug)]
 pub struct PersistentBuffers<B> {
     pool: Premapped<B>,
@@ -91,14 +91,14 @@ impl<B> PersistentBuffers<B> {
         self.stats
     }
 
-    /// Takes the mapped buffer for `memory`, and the part of it to use; `None` if it is from
-    /// elsewhere and fits no slot.
+    /// Takes an idle slot for `memory`, and the part of it to use. `None` if `memory` is outside
+    /// the pool, or no slot is idle or large enough.
     fn take(
         &mut self,
         buffer: &Buffer,
         memory: &PhysRange,
         direction: Direction,
-    ) -> Option<Taken<B>> {
+    ) -> Option<TakenSlot<B>> {
         let fits = self.direction == direction || self.direction == Direction::Bidirectional;
         if !fits || memory.bytes() > self.slot_bytes {
             return None;
@@ -114,25 +114,25 @@ impl<B> PersistentBuffers<B> {
         if offset.checked_add(memory.bytes())? > self.slot_bytes {
             return None;
         }
-        let loan = self.idle.remove(&start)?;
+        let owned = self.idle.remove(&start)?;
         let part = PhysRange::new(start.wrapping_add(offset), memory.bytes())?;
-        Some(Taken {
-            loan,
+        Some(TakenSlot {
+            owned,
             slot: start,
             part,
         })
     }
 
-    fn put(&mut self, slot: PhysAddr, loan: CpuOwned<B>) {
-        self.idle.insert(slot, loan);
+    fn return_slot(&mut self, slot: PhysAddr, owned: CpuOwned<B>) {
+        self.idle.insert(slot, owned);
         if self.purpose == PersistentUse::Copy {
             self.free.push(slot);
         }
     }
 }
 
-struct Taken<B> {
-    loan: CpuOwned<B>,
+struct TakenSlot<B> {
+    owned: CpuOwned<B>,
     slot: PhysAddr,
     part: PhysRange,
 }
@@ -140,7 +140,7 @@ struct Taken<B> {
 /// The handle of a buffer that the device owns.
 #[derive(Debug)]
 pub enum PersistentHandle<B> {
-    /// A buffer of the pool, or the copy of one from elsewhere.
+    /// A buffer of the pool, or the copy of a buffer outside it.
     Pooled {
         /// The mapped slot.
         posted: DeviceOwned<B>,
@@ -186,18 +186,18 @@ where
         purpose: PersistentUse,
     ) -> Result<PersistentBuffers<B>, PersistentError<B>> {
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
-        // These tokens only name the slots for the layer. The driver's own pool has the tokens
+        // These tokens identify the slots in the layer only. The driver's own pool has the tokens
         // that permit accesses.
-        let mut names = Pool::new(memory, slot_bytes)?;
-        let mut requests = Vec::with_capacity(names.slots());
-        while let Some(name) = names.alloc() {
-            let slot = names.range(&name, slot_bytes);
+        let mut tokens = Pool::new(memory, slot_bytes)?;
+        let mut requests = Vec::with_capacity(tokens.slots());
+        while let Some(token) = tokens.alloc() {
+            let slot = tokens.range(&token, slot_bytes);
             let slot = slot.ok_or(PoolError {
                 region: memory,
                 slot_bytes,
             })?;
             requests.push(MapMultiRequest {
-                buffer: B::hold(name),
+                buffer: B::hold(token),
                 memory: slot,
                 direction: ring.direction,
             });
@@ -209,10 +209,10 @@ where
         let pool = self.dma.premap(self.cpu, self.platform, at, requests);
         let mut pool = pool.map_err(|(_, error)| ApiError::Map(error))?;
         let (mut idle, mut free) = (HashMap::new(), Vec::new());
-        // The pool lends last in, first out.
+        // The pool returns the slot of the last request first.
         for start in starts.into_iter().rev() {
-            if let Some(loan) = pool.acquire() {
-                idle.insert(start, loan);
+            if let Some(owned) = pool.acquire() {
+                idle.insert(start, owned);
                 if purpose == PersistentUse::Copy {
                     free.push(start);
                 }
@@ -237,20 +237,20 @@ where
         &mut self,
         mut buffers: PersistentBuffers<B>,
     ) -> Result<(), PersistentError<B>> {
-        let lent = buffers.pool.in_use().saturating_sub(buffers.idle.len());
-        if lent > 0 {
-            return Err(PersistentError::InUse(lent, Box::new(buffers)));
+        let in_use = buffers.pool.in_use().saturating_sub(buffers.idle.len());
+        if in_use > 0 {
+            return Err(PersistentError::InUse(in_use, Box::new(buffers)));
         }
-        for (_, loan) in buffers.idle.drain() {
-            // Every loan is of this pool.
-            let _ = buffers.pool.release(loan);
+        for (_, owned) in buffers.idle.drain() {
+            // Every idle slot belongs to this pool.
+            let _ = buffers.pool.release(owned);
         }
         let pool = buffers.pool;
         let closed = self
             .dma
-            .unmap_premapped(self.cpu, self.platform, pool, |name| {
+            .unmap_premapped(self.cpu, self.platform, pool, |token| {
                 // The driver's own pool has the token that permits accesses.
-                let _ = name.release();
+                let _ = token.release();
             });
         closed.map_err(|error| PersistentError::Unmap(Box::new(error)))
     }
@@ -263,22 +263,22 @@ where
     B: BufferOwner,
     P: Platform<Memory: ByteMemory>,
 {
-    /// Fills the slot of a copy. As in Linux's bounce buffers, the slot gets the whole buffer in
-    /// every direction, so that a short transfer leaves no older data in it. The rest of the slot
-    /// is zero. `None` if the buffer's memory does not exist.
-    fn fill(&mut self, taken: Taken<B>, memory: &PhysRange) -> Option<Taken<B>> {
+    /// Copies the buffer into its slot, and zeroes the rest of the slot. As in Linux's swiotlb,
+    /// this happens in every direction, so that a short transfer returns no older data. `None` if
+    /// the buffer's memory does not exist.
+    fn fill(&mut self, taken: TakenSlot<B>, memory: &PhysRange) -> Option<TakenSlot<B>> {
         if self.buffers.purpose == PersistentUse::Own {
             return Some(taken);
         }
         let rest = self.buffers.slot_bytes.saturating_sub(memory.bytes());
-        let behind = taken.slot.wrapping_add(memory.bytes());
+        let tail = taken.slot.wrapping_add(memory.bytes());
         let zeros = vec![0; rest as usize];
         let filled = self.copy(memory.start(), taken.slot, memory.bytes())
-            && self.layer.platform.memory().write(behind, &zeros).is_ok();
+            && self.layer.platform.memory().write(tail, &zeros).is_ok();
         if filled {
             return Some(taken);
         }
-        self.buffers.put(taken.slot, taken.loan);
+        self.buffers.return_slot(taken.slot, taken.owned);
         None
     }
 
@@ -318,7 +318,8 @@ where
     ) -> Result<Mapped<Self::Handle>, FailedMap> {
         let taken = self.buffers.take(&buffer, &memory, ring.direction);
         let taken = taken.and_then(|taken| self.fill(taken, &memory));
-        let (Some(Taken { loan, slot, part }), Some(at)) = (taken, self.layer.at.targets(ring))
+        let (Some(TakenSlot { owned, slot, part }), Some(at)) =
+            (taken, self.layer.at.targets(ring))
         else {
             self.buffers.stats.mapped += 1;
             let mapped = self.layer.map(ring, buffer, memory)?;
@@ -331,7 +332,7 @@ where
             PersistentUse::Own => self.buffers.stats.reused += 1,
             PersistentUse::Copy => self.buffers.stats.copied += 1,
         }
-        let posted = self.layer.dma.post(self.layer.platform, loan);
+        let posted = self.layer.dma.post(self.layer.platform, owned);
         let offset = part.start().get().wrapping_sub(slot.get());
         let iova = posted.iova().wrapping_add(offset);
         let range = IovaRange::new(iova, part.bytes()).unwrap_or(posted.range());
@@ -369,12 +370,12 @@ where
             } => (posted, slot, buffer, memory, mapping),
         };
         self.layer.hooks.unmapping(self.layer.platform, &mapping);
-        let loan = self.layer.dma.reap(self.layer.platform, posted);
+        let owned = self.layer.dma.reap(self.layer.platform, posted);
         let writes = ring.direction != Direction::ToDevice;
         if self.buffers.purpose == PersistentUse::Copy && writes {
             self.copy(slot, memory.start(), memory.bytes());
         }
-        self.buffers.put(slot, loan);
+        self.buffers.return_slot(slot, owned);
         // The device reaches the slot until the pool is closed.
         let stale = UnmapOutcome::Stale;
         self.layer

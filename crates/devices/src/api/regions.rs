@@ -8,10 +8,10 @@
 //!   unmap of the last         an unmap of the region
 //! ```
 //! The driver gets each buffer back at its own unmap. The device still reaches it until the last
-//! buffer of the region is unmapped, so protection is bounded by the completion of N buffers, even
-//! over a strict layer. A pool that reuses buffers [first in, first out](crate::Pool) lets a region
-//! end; if the last freed buffer is used first, a region stays mapped for as long as its ring is
-//! busy.
+//! buffer of the region is unmapped. Even over a strict layer, the exposure therefore lasts until N
+//! buffers have completed. With a [first-in, first-out pool](crate::Pool), the driver uses other
+//! regions first, so each region ends. If a driver reuses the last freed buffer first, a region
+//! stays mapped while its ring is busy.
 
 use std::collections::HashMap;
 
@@ -44,11 +44,11 @@ struct Region<H> {
 pub struct Regions<H> {
     memory: PhysRange,
     region_bytes: u64,
-    /// Names of the regions that no ring has mapped, for the layer. A region can be mapped for
-    /// several rings, each with a name.
-    names: HashMap<u64, Vec<Buffer>>,
+    /// Tokens by which the layer identifies regions, of the regions that are not mapped. A region
+    /// has one for each ring.
+    tokens: HashMap<u64, Vec<Buffer>>,
     mapped: HashMap<(DeviceRing, u64), Region<H>>,
-    /// The last buffers of unmapped regions whose end the layer withholds, by the region's start.
+    /// The last buffers of regions that the layer withholds, by the start of the region.
     withheld: HashMap<PhysAddr, Vec<Buffer>>,
     stats: RegionStats,
 }
@@ -60,22 +60,22 @@ impl<H> Regions<H> {
     /// # Errors
     /// `region_bytes` is 0.
     pub fn new(memory: PhysRange, region_bytes: u64, rings: usize) -> Result<Self, PoolError> {
-        let mut names: HashMap<u64, Vec<Buffer>> = HashMap::new();
-        // The last region may be shorter; its name covers a whole one.
+        let mut tokens: HashMap<u64, Vec<Buffer>> = HashMap::new();
+        // The last region may be shorter; its token covers a whole one.
         let bytes = memory.bytes().div_ceil(region_bytes.max(1));
         let bytes = bytes.saturating_mul(region_bytes);
-        let named = PhysRange::new(memory.start(), bytes).unwrap_or(memory);
+        let whole_regions = PhysRange::new(memory.start(), bytes).unwrap_or(memory);
         for _ in 0..rings {
-            let mut pool = Pool::new(named, region_bytes)?;
-            while let Some(name) = pool.alloc() {
-                let number = (name.start().get() - memory.start().get()) / region_bytes;
-                names.entry(number).or_default().push(name);
+            let mut pool = Pool::new(whole_regions, region_bytes)?;
+            while let Some(token) = pool.alloc() {
+                let number = (token.start().get() - memory.start().get()) / region_bytes;
+                tokens.entry(number).or_default().push(token);
             }
         }
         Ok(Self {
             memory,
             region_bytes,
-            names,
+            tokens,
             mapped: HashMap::new(),
             withheld: HashMap::new(),
             stats: RegionStats::default(),
@@ -162,16 +162,16 @@ impl<A: DmaApi> DmaApi for RegionApi<'_, A> {
         buffer: Buffer,
         memory: PhysRange,
     ) -> Result<Mapped<Self::Handle>, FailedMap> {
-        let Some((number, whole)) = self.regions.region_of(&memory) else {
+        let Some((number, region_range)) = self.regions.region_of(&memory) else {
             return self.map_alone(ring, buffer, memory);
         };
         let key = (ring, number);
         if !self.regions.mapped.contains_key(&key) {
-            let name = self.regions.names.get_mut(&number).and_then(Vec::pop);
-            let Some(name) = name else {
+            let token = self.regions.tokens.get_mut(&number).and_then(Vec::pop);
+            let Some(token) = token else {
                 return self.map_alone(ring, buffer, memory);
             };
-            match self.inner.map(ring, name, whole) {
+            match self.inner.map(ring, token, region_range) {
                 Ok(Mapped { iova, handle }) => {
                     let region = Region {
                         handle,
@@ -182,10 +182,10 @@ impl<A: DmaApi> DmaApi for RegionApi<'_, A> {
                     self.regions.stats.maps += 1;
                 }
                 Err(FailedMap {
-                    buffer: name,
+                    buffer: token,
                     failure,
                 }) => {
-                    self.regions.names.entry(number).or_default().push(name);
+                    self.regions.tokens.entry(number).or_default().push(token);
                     return Err(FailedMap { buffer, failure });
                 }
             }
@@ -195,7 +195,10 @@ impl<A: DmaApi> DmaApi for RegionApi<'_, A> {
         };
         region.users += 1;
         self.regions.stats.buffers += 1;
-        let offset = memory.start().get().wrapping_sub(whole.start().get());
+        let offset = memory
+            .start()
+            .get()
+            .wrapping_sub(region_range.start().get());
         Ok(Mapped {
             iova: region.iova.wrapping_add(offset),
             handle: RegionHandle::Part {
@@ -230,8 +233,8 @@ impl<A: DmaApi> DmaApi for RegionApi<'_, A> {
         };
         self.regions.stats.unmaps += 1;
         match self.inner.unmap(ring, handle)? {
-            Some(name) => {
-                self.regions.names.entry(number).or_default().push(name);
+            Some(token) => {
+                self.regions.tokens.entry(number).or_default().push(token);
                 Ok(Some(buffer))
             }
             // The layer withholds the region, and so its last buffer.
@@ -250,20 +253,20 @@ impl<A: DmaApi> DmaApi for RegionApi<'_, A> {
         mut back: impl FnMut(Buffer),
     ) -> Result<(), ApiError> {
         let regions = &mut *self.regions;
-        self.inner.end_burst(ring, |name| {
-            let last = regions.withheld.get_mut(&name.start()).and_then(Vec::pop);
+        self.inner.end_burst(ring, |token| {
+            let last = regions.withheld.get_mut(&token.start()).and_then(Vec::pop);
             match last {
                 Some(buffer) => {
-                    let offset = name
+                    let offset = token
                         .start()
                         .get()
                         .wrapping_sub(regions.memory.start().get());
                     let number = offset.checked_div(regions.region_bytes).unwrap_or(0);
-                    regions.names.entry(number).or_default().push(name);
+                    regions.tokens.entry(number).or_default().push(token);
                     back(buffer);
                 }
                 // A buffer that was mapped alone.
-                None => back(name),
+                None => back(token),
             }
         })
     }

@@ -30,7 +30,7 @@ impl CachedTranslation {
     }
 }
 
-/// Translations in the device, replaced in the order of their arrival.
+/// The translations that a device caches. A full TLB evicts the oldest.
 #[derive(Debug, Clone)]
 pub struct DeviceTlb {
     entries: VecDeque<CachedTranslation>,

@@ -86,7 +86,7 @@ impl PageFaultHandler {
             && before.is_none()
             && self.partial.len() >= self.limit
         {
-            // Unresolved: the device finds the page still missing and asks again.
+            // The page stays unmapped, so the device requests it again.
             self.stats.discarded += 1;
             return None;
         }

@@ -89,7 +89,7 @@ impl AtsFunction {
         }
     }
 
-    /// Returns the requester id.
+    /// Returns the requester ID.
     pub const fn id(&self) -> RequesterId {
         self.id
     }

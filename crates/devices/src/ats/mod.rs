@@ -11,7 +11,7 @@
 //!                                   try again ── success ──────┴──── response ───────┘
 //! ```
 //!
-//! | attack | how to make it |
+//! | attack | method |
 //! |---|---|
 //! | A13, spoofed translated request | [`Bus::probe_translated`](crate::Bus::probe_translated) |
 //! | A14, retained translation | a function with [`OnInvalidate::CompletesAndKeeps`] |

@@ -20,7 +20,7 @@ pub struct PageRequester {
 /// Status register of the capability.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageRequestStatus {
-    /// Response Failure (RF): a response said so. The function has disabled page requests.
+    /// Response Failure (RF): the function got such a response and has disabled page requests.
     pub response_failure: bool,
     /// Unexpected Page Request Group Index (UPRGI): a response named no outstanding group.
     pub unexpected_group: bool,

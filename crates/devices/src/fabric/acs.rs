@@ -10,7 +10,7 @@ pub struct Acs(u16);
 impl Acs {
     /// No access control: plain PCI.
     pub const NONE: Self = Self(0);
-    /// V: the port blocks a request whose requester id has a bus number outside its own range.
+    /// V: the port blocks a request whose requester ID has a bus number outside its own range.
     pub const SOURCE_VALIDATION: Self = Self(1 << 0);
     /// B: the port blocks requests whose AT field is not 00b.
     pub const TRANSLATION_BLOCKING: Self = Self(1 << 1);

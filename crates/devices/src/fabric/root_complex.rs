@@ -13,9 +13,9 @@ use crate::{DmaRequest, Observer};
 /// A request as a device sends it. All fields except `sender` are the device's choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FabricRequest {
-    /// The device that really sends it; the port knows its link.
+    /// The device that sends it. The port knows the device by its link.
     pub sender: RequesterId,
-    /// The requester id in the request.
+    /// The requester ID in the request.
     pub requester: RequesterId,
     /// The AT field.
     pub address_type: AddressType,
@@ -30,7 +30,7 @@ pub struct FabricRequest {
 }
 
 impl FabricRequest {
-    /// An untranslated request by `sender` under its own requester id.
+    /// Creates an untranslated request by `sender` with its own requester ID.
     pub const fn own(sender: RequesterId, address: Iova, bytes: u64, access: Access) -> Self {
         Self {
             sender,
@@ -61,7 +61,7 @@ pub enum Routed {
     },
     /// A valid interrupt request, after remapping.
     Interrupt(Interrupt),
-    /// Nothing: a message that the root complex ignores.
+    /// No target: the root complex ignores the request.
     Dropped,
 }
 
@@ -71,12 +71,12 @@ pub enum FabricError {
     /// No port is above the sender.
     #[error("no port is above {0}")]
     NoPort(RequesterId),
-    /// ACS violation: the bus number of the requester id is not below the sender's port.
+    /// ACS violation: the bus number of the requester ID is not below the sender's port.
     #[error("{sender} sent a request as {requester}: blocked by ACS source validation")]
     ForeignRequester {
-        /// The device that really sent it.
+        /// The device that sent it.
         sender: RequesterId,
-        /// The requester id in the request.
+        /// The requester ID in the request.
         requester: RequesterId,
     },
     /// ACS violation: the AT field is not 00b.
@@ -101,9 +101,9 @@ pub enum FabricError {
 pub struct RootComplex<U> {
     /// Translates requests that no port routes to a sibling.
     pub unit: U,
-    /// Route and check requests below the root complex.
+    /// Ports, which route and check requests before the root complex.
     pub topology: Topology,
-    /// Decides on writes to the addresses of interrupt requests.
+    /// Remaps or blocks writes to the addresses of interrupt requests.
     pub interrupts: InterruptRemapping,
 }
 
@@ -188,7 +188,7 @@ impl<U: TranslationService> RootComplex<U> {
             access,
             ..
         } = *request;
-        let seen = DmaRequest {
+        let observed = DmaRequest {
             device: request.sender,
             iova: address,
             bytes,
@@ -215,11 +215,11 @@ impl<U: TranslationService> RootComplex<U> {
                         port_bus: peer.first_bus,
                     });
                 }
-                observer.allowed(&seen, &ranges);
+                observer.allowed(&observed, &ranges);
                 Ok(Routed::Memory(ranges.to_vec()))
             }
             Err(fault) => {
-                observer.faulted(&seen, &fault);
+                observer.faulted(&observed, &fault);
                 Err(fault.into())
             }
         }

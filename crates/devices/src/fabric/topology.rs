@@ -13,7 +13,7 @@ pub struct Port {
     pub last_bus: u8,
     /// Enabled access controls.
     pub acs: Acs,
-    /// Devices or a bridge.
+    /// Kind of the link below the port.
     pub below: AttachedBelow,
     /// Registers (BARs) of the devices below the port.
     pub windows: Vec<PhysRange>,
@@ -22,9 +22,9 @@ pub struct Port {
 /// Kind of the link below a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttachedBelow {
-    /// PCI Express devices, which send their own requester ids.
+    /// PCI Express devices, which send their own requester IDs.
     Express,
-    /// A bridge to conventional PCI. It takes ownership of requests: all have the requester id of
+    /// A bridge to conventional PCI. It takes ownership of requests: all have the requester ID of
     /// the bridge's secondary bus, device 0, function 0. The IOMMU cannot tell its devices apart.
     ConventionalBridge,
 }
@@ -109,7 +109,7 @@ impl Port {
             .any(|window| window.contains_address(at))
     }
 
-    /// Returns the requester id that the port receives from a device below it that sends `claimed`.
+    /// Returns the requester ID that the port receives from a device below it that sends `claimed`.
     pub(super) const fn received(&self, claimed: RequesterId) -> RequesterId {
         match self.below {
             AttachedBelow::Express => claimed,

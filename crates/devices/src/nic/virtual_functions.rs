@@ -1,9 +1,9 @@
-//! A self-virtualising network adapter: one port whose contexts are PCI functions of their own
-//! (Single Root I/O Virtualization; PCI Express Base Specification, section 9.2).
+//! A self-virtualising network adapter: one port with several contexts, each a PCI function of its
+//! own (Single Root I/O Virtualization; PCI Express Base Specification, section 9.2).
 //!
-//! A context (virtual function, VF) has its own registers, rings and requester id. A host assigns
-//! each to a guest with a domain of its own, so the IOMMU isolates the contexts from each other. In
-//! the adapter, a switch selects the context of a received frame, and drops a sent frame of a flow
+//! A context (virtual function, VF) has its own registers, rings and requester ID. A host assigns
+//! each to a guest with a domain of its own, so the IOMMU isolates the contexts from each other. A
+//! switch in the adapter selects the context of a received frame. It drops a sent frame of a flow
 //! that the context does not own.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::{DmaError, Transfer};
 /// Bytes of a frame that hold its flow.
 const FLOW: std::ops::Range<usize> = 14..18;
 
-/// Requester ids of the virtual functions (SR-IOV capability).
+/// Requester IDs of the virtual functions (SR-IOV capability).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualFunctions {
     physical: RequesterId,
@@ -26,7 +26,7 @@ pub struct VirtualFunctions {
     count: u16,
 }
 
-/// Error: the virtual functions have no distinct requester ids.
+/// Error: the virtual functions have no distinct requester IDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("virtual functions {first_offset} + n * {stride}, n < {count}, of {physical}: ids collide")]
 pub struct VirtualFunctionError {
@@ -71,7 +71,7 @@ impl VirtualFunctions {
         })
     }
 
-    /// Returns the requester id of function `index`; `None` beyond the last.
+    /// Returns the requester ID of function `index`; `None` beyond the last.
     pub const fn id(&self, index: u16) -> Option<RequesterId> {
         if index >= self.count {
             return None;

@@ -174,8 +174,8 @@ fn quiet() -> Quiet {
     AttackHook((Passive, Replayer::new(Reuse::Page)))
 }
 
-/// Persistent mappings: no call of the layer for any packet, and no protection of a buffer that the
-/// driver has taken back, over a strict layer that alone protects it.
+/// With persistent mappings, no packet calls the layer. The device still reaches buffers that the
+/// driver has taken back, even over a strict layer.
 #[test]
 fn persistent_mappings_cost_nothing_and_protect_nothing() {
     let profile = profile(1, ReuseOrder::LastIn);

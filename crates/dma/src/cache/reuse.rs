@@ -7,8 +7,8 @@ use super::Cycles;
 pub struct Retention {
     /// Time for which a released mapping stays.
     pub residency: ResidencyPolicy,
-    /// Maximum number of released mappings. A further one leaves the cache with its last user. 0:
-    /// the cache keeps mappings in use only, so that users of the same pages share one.
+    /// Maximum number of released mappings. The cache removes further mappings with their last
+    /// user. With 0 it keeps only mappings in use, so that buffers of the same pages share one.
     pub released_max: usize,
 }
 
@@ -35,8 +35,8 @@ impl From<ResidencyPolicy> for Retention {
 pub enum ResidencyPolicy {
     /// Always C cycles, as in the PVIOMMU paper.
     Fixed,
-    /// Until the cache is full, or until its owner drains it. Cycles only order the mappings: the
-    /// oldest leave first.
+    /// Until the cache is full, or until its owner drains it. Cycles only order the mappings by
+    /// age, for the eviction of the oldest.
     UntilFull,
     /// Adapts to the observed reuse, up to C cycles.
     ///

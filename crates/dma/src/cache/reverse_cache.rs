@@ -51,12 +51,12 @@ pub trait ReverseCache {
     fn stats(&self) -> CacheStats;
 }
 
-/// The place of a mapping after a user has left.
+/// The location of a mapping after a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Retained {
-    /// The cache has the mapping: others use it, or it waits for its next user.
+    /// The cache keeps the mapping, for other users or for reuse.
     Cached,
-    /// The cache has dropped the mapping with its last user. The caller unmaps it.
+    /// The cache removed the mapping with its last user. The caller unmaps it.
     Removed,
 }
 

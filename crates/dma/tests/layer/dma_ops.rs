@@ -76,8 +76,8 @@ fn a_buffer_takes_the_path_of_its_operations() {
     }
 }
 
-/// The layers behind one API do what the chosen path says: on one machine, a device below a
-/// translated bridge and a device on the disabled bus.
+/// Each layer maps by the chosen path. One machine has a device below a translated bridge and a
+/// device on the disabled bus.
 #[test]
 fn the_chosen_layers_map_as_the_path_says() {
     const REACH: u64 = 4 << 20;

@@ -97,73 +97,113 @@ impl Counts {
     }
 }
 
+fn failed() -> LabError {
+    LabError::Internal("a design of an IOMMU")
+}
+
+/// The units of a design and the tables of its two devices, each on a bus of its own.
+struct Machine {
+    units: Vec<CalgaryUnit>,
+    tables: Vec<Table<CalgaryTce>>,
+}
+
+impl Machine {
+    fn new(design: &Design, arena: &Arena, frames: &Frames<&Arena>) -> Result<Self, LabError> {
+        let units = if design.location == Location::Device {
+            2
+        } else {
+            1
+        };
+        let sets = (design.sets / units).max(1);
+        let config = UnitConfig {
+            iotlb: Geometry::new(sets, design.ways)?,
+            contexts: Geometry::new(16, 1)?,
+            granularity: design.granularity,
+            ..UnitConfig::UNCACHED
+        };
+        let mut units: Vec<CalgaryUnit> =
+            (0..units).map(|_| CalgaryUnit::calgary(&config)).collect();
+        let format = CalgaryTce::new(30).ok_or_else(failed)?;
+        let mut tables = Vec::new();
+        for bus in 0..2_u8 {
+            let root = frames.alloc_contiguous(Table::root_bytes_of(&format) >> 12);
+            let root = root.map_err(|_| failed())?;
+            let domain = DomainId::new(u16::from(bus) + 1);
+            let table = Table::at(format, domain, Coherency::Coherent, arena, root)?;
+            for unit in &mut units {
+                unit.enable();
+                unit.set_bridge(HostBridge {
+                    first_bus: bus,
+                    last_bus: bus,
+                    domain,
+                    format,
+                    table: root,
+                });
+            }
+            tables.push(table);
+        }
+        Ok(Self { units, tables })
+    }
+
+    /// Returns the unit that translates for the device on `bus`.
+    fn unit_of(&self, bus: usize) -> usize {
+        bus.min(self.units.len() - 1)
+    }
+
+    /// Makes an access of the device on `bus`. Returns true if its unit lets it through.
+    fn access(&mut self, arena: &Arena, bus: usize, at: Iova) -> bool {
+        let device = RequesterId::new((bus as u16) << 8);
+        let unit = self.unit_of(bus);
+        self.units[unit]
+            .translate(arena, device, at, 64, Access::Write)
+            .is_ok()
+    }
+
+    /// Returns the lookups and the misses of all units.
+    fn lookups(&self) -> (u64, u64) {
+        let stats = self.units.iter().map(CalgaryUnit::stats);
+        stats.fold((0, 0), |(lookups, misses), stats| {
+            (lookups + stats.lookups(), misses + stats.iotlb_misses)
+        })
+    }
+
+    /// Invalidates `request` in the unit of `bus`, or in all units if it is global.
+    fn invalidate(&mut self, bus: usize, request: Invalidation) -> Result<(), LabError> {
+        let own = self.unit_of(bus);
+        for (number, unit) in self.units.iter_mut().enumerate() {
+            if request == Invalidation::Global || number == own {
+                unit.submit(request).map_err(|_| failed())?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Drives a design.
 fn run(design: Design) -> Result<Counts, LabError> {
-    let failed = || LabError::Internal("a design of an IOMMU");
     let arena = Arena::new(64 << 20)?;
     let region = PhysRange::new(PhysAddr::new(1 << 20), 63 << 20).ok_or_else(failed)?;
     let frames = Frames::new(&arena, region);
-    let units = if design.location == Location::Device {
-        2
-    } else {
-        1
-    };
-    let sets = (design.sets / units).max(1);
-    let config = UnitConfig {
-        iotlb: Geometry::new(sets, design.ways)?,
-        contexts: Geometry::new(16, 1)?,
-        granularity: design.granularity,
-        ..UnitConfig::UNCACHED
-    };
-    let mut machine: Vec<CalgaryUnit> = (0..units).map(|_| CalgaryUnit::calgary(&config)).collect();
-    let format = CalgaryTce::new(30).ok_or_else(failed)?;
-    let mut tables = Vec::new();
-    for bus in 0..2_u8 {
-        let root = frames.alloc_contiguous(Table::root_bytes_of(&format) >> 12);
-        let root = root.map_err(|_| failed())?;
-        let domain = DomainId::new(u16::from(bus) + 1);
-        let table = Table::at(format, domain, Coherency::Coherent, &arena, root)?;
-        for unit in &mut machine {
-            unit.enable();
-            unit.set_bridge(HostBridge {
-                first_bus: bus,
-                last_bus: bus,
-                domain,
-                format,
-                table: root,
-            });
-        }
-        tables.push(table);
-    }
+    let mut machine = Machine::new(&design, &arena, &frames)?;
     let mut counts = Counts::default();
     let mut unflushed = 0;
     let mut probed = (0, 0);
-    let rights = Permissions::READ_WRITE;
     for round in 0..ROUNDS {
-        for (bus, table) in tables.iter().enumerate() {
-            let unit = bus.min(machine.len() - 1);
+        for bus in 0..machine.tables.len() {
             // Addresses come from a bitmap that moves on: no address recurs before a wrap.
-            let page = Pfn::new(16 + round);
             let request = MapRequest {
-                iova: page.iova(),
+                iova: Pfn::new(16 + round).iova(),
                 pa: PhysAddr::new((1 << 30) + (round << 12)),
                 pages: 1,
-                permissions: rights,
+                permissions: Permissions::READ_WRITE,
             };
-            table.map(&arena, &frames, request)?;
-            let device = RequesterId::new((bus as u16) << 8);
-            let access = |machine: &mut Vec<CalgaryUnit>, at: Iova| {
-                machine[unit]
-                    .translate(&arena, device, at, 64, Access::Write)
-                    .is_ok()
-            };
+            machine.tables[bus].map(&arena, &frames, request)?;
             // The device touches the buffers of its ring in turn, several times each.
             for touch in 0..ACCESSES {
-                let behind = touch * RING / ACCESSES;
-                let Some(older) = round.checked_sub(behind) else {
+                let Some(older) = round.checked_sub(touch * RING / ACCESSES) else {
                     continue;
                 };
-                if !access(&mut machine, Pfn::new(16 + older).iova()) {
+                if !machine.access(&arena, bus, Pfn::new(16 + older).iova()) {
                     return Err(LabError::Internal("a device could not access its buffers"));
                 }
             }
@@ -171,45 +211,34 @@ fn run(design: Design) -> Result<Counts, LabError> {
                 continue;
             };
             let range = PfnRange::new(Pfn::new(16 + oldest), 1).ok_or_else(failed)?;
+            let table = &machine.tables[bus];
+            let domain = table.domain();
             let (_unmapped, levels) = table.unmap(&arena, range).map_err(|_| failed())?;
             unflushed += 1;
-            let due = match design.invalidate {
-                Invalidate::PerUnmap => true,
-                Invalidate::Every(number) => unflushed >= number,
+            let request = match design.invalidate {
+                Invalidate::PerUnmap => Some(Invalidation::Pages {
+                    domain,
+                    range,
+                    levels,
+                }),
+                Invalidate::Every(number) => (unflushed >= number).then_some(Invalidation::Global),
             };
-            if due {
-                let request = match design.invalidate {
-                    Invalidate::PerUnmap => Invalidation::Pages {
-                        domain: table.domain(),
-                        range,
-                        levels,
-                    },
-                    Invalidate::Every(_) => Invalidation::Global,
-                };
-                let all = matches!(design.invalidate, Invalidate::Every(_));
-                for (number, machine) in machine.iter_mut().enumerate() {
-                    if all || number == unit {
-                        machine.submit(request).map_err(|_| failed())?;
-                    }
-                }
+            if let Some(request) = request {
+                machine.invalidate(bus, request)?;
                 counts.invalidations += 1;
                 unflushed = 0;
             }
-            let before: Vec<_> = machine.iter().map(|unit| *unit.stats()).collect();
-            counts.stale += u64::from(access(&mut machine, range.lo().iova()));
+            let before = machine.lookups();
+            counts.stale += u64::from(machine.access(&arena, bus, range.lo().iova()));
             // The attacker's lookups are not the devices'.
-            for (unit, before) in machine.iter().zip(before) {
-                probed.0 += unit.stats().lookups() - before.lookups();
-                probed.1 += unit.stats().iotlb_misses - before.iotlb_misses;
-            }
+            let after = machine.lookups();
+            probed.0 += after.0 - before.0;
+            probed.1 += after.1 - before.1;
         }
     }
-    for unit in &machine {
-        counts.accesses += unit.stats().lookups();
-        counts.misses += unit.stats().iotlb_misses;
-    }
-    counts.accesses -= probed.0;
-    counts.misses -= probed.1;
+    let (lookups, misses) = machine.lookups();
+    counts.accesses = lookups - probed.0;
+    counts.misses = misses - probed.1;
     Ok(counts)
 }
 

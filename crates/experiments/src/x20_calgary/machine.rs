@@ -152,7 +152,7 @@ pub(super) mod models {
     /// A model of virtual I/O.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(in super::super) enum VirtualIo {
-        /// The host emulates an adapter; the guest knows nothing of it.
+        /// The host emulates an adapter for an unmodified guest.
         Emulation,
         /// Frontend and backend drivers.
         FrontBack,

@@ -142,11 +142,11 @@ impl DeviceTlbQueue {
         tag: InvalidationTag,
     ) -> Result<(), CompletionError> {
         let slot = self.outstanding.get_mut(usize::from(tag.get()));
-        let Some((slot, asked)) = slot.and_then(|slot| slot.map(|o| (slot, o.device))) else {
+        let Some((slot, target)) = slot.and_then(|slot| slot.map(|o| (slot, o.device))) else {
             return Err(CompletionError::UnknownTag(tag));
         };
-        if asked != device {
-            return Err(CompletionError::OtherDevice(asked));
+        if target != device {
+            return Err(CompletionError::OtherDevice(target));
         }
         *slot = None;
         Ok(())
@@ -154,18 +154,18 @@ impl DeviceTlbQueue {
 
     /// Returns true if every request of the tickets up to `ticket` has its completion.
     pub(super) fn completed(&self, ticket: u64) -> bool {
-        let waits = self.waiting.iter().map(|(ticket, ..)| *ticket);
+        let waiting = self.waiting.iter().map(|(ticket, ..)| *ticket);
         let outstanding = self.outstanding.iter().flatten().map(|o| o.ticket);
-        waits.chain(outstanding).all(|later| later > ticket)
+        waiting.chain(outstanding).all(|later| later > ticket)
     }
 
     /// Drops all requests (Invalidation Time-out Error, ITE). Returns the first and the last ticket
     /// that lost a request.
     pub(super) fn abort(&mut self) -> Option<(u64, u64)> {
         let mut lost: Option<(u64, u64)> = None;
-        let waits = self.waiting.drain(..).map(|(ticket, ..)| ticket);
+        let waiting = self.waiting.drain(..).map(|(ticket, ..)| ticket);
         let outstanding = self.outstanding.iter_mut().filter_map(Option::take);
-        for ticket in waits.chain(outstanding.map(|o| o.ticket)) {
+        for ticket in waiting.chain(outstanding.map(|o| o.ticket)) {
             let (first, last) = lost.unwrap_or((ticket, ticket));
             lost = Some((first.min(ticket), last.max(ticket)));
         }

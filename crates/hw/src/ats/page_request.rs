@@ -6,7 +6,7 @@ use ringfence_types::{Permissions, Pfn, RequesterId};
 /// Type of a page request descriptor.
 const TYPE: u64 = 0x01;
 const TYPE_MASK: u64 = 0xff;
-/// RID: requester id, bits 16..=31 of the low word.
+/// RID: requester ID, bits 16..=31 of the low word.
 const RID_SHIFT: u32 = 16;
 /// R, W and L: bits 0, 1 and 2 of the high word. R and W are also bits 0 and 1 of [`Permissions`].
 const ACCESS: u64 = 0b11;

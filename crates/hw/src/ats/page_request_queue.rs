@@ -8,8 +8,8 @@ use crate::{GroupPosition, PageGroupResponse, PageRequest, ResponseCode};
 /// A bounded queue from the unit to software. A request that finds the queue full is lost and sets
 /// the overflow bit (PRO). No request is queued while PRO is set; software must clear it.
 ///
-/// A lost request that is the last of its group has an automatic response: success, after which
-/// the device tries again. Otherwise the device would wait for ever.
+/// The unit answers a lost request that is the last of its group with success, and the device tries
+/// again. Without this automatic response, the device would never stop waiting.
 #[derive(Debug, Clone)]
 pub struct PageRequestQueue {
     requests: VecDeque<PageRequest>,

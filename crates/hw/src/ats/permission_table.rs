@@ -41,8 +41,8 @@ impl TranslatedCheck {
         Self::HostAddress(PermissionTables { roots: Vec::new() })
     }
 
-    /// Sets the permission table of `domain`, and removes it with `None`. Has no effect without
-    /// the check by host address.
+    /// Sets the permission table of `domain`, or removes it with `None`. Has no effect without the
+    /// check by host address.
     pub fn set_table(&mut self, domain: DomainId, root: Option<PhysAddr>) {
         if let Self::HostAddress(tables) = self {
             tables.roots.retain(|(old, _)| *old != domain);

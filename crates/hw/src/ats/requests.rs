@@ -26,7 +26,7 @@ pub enum TranslationCompletion {
     /// page request.
     NotMapped,
     /// Unsupported Request: the device may not make translation requests. A fault is recorded. The
-    /// device must stop to use ATS.
+    /// device must stop using ATS.
     UnsupportedRequest(Fault),
     /// Completer Abort: the tables are malformed. A fault is recorded.
     CompleterAbort(Fault),
@@ -163,7 +163,7 @@ impl<D: ContextLookup> TranslationService for Iommu<D> {
     }
 
     /// Passes the request to any host address: the unit trusts a device that may use a device TLB.
-    /// [`TranslatedCheck`](crate::TranslatedCheck) is the remedy.
+    /// [`TranslatedCheck`](crate::TranslatedCheck) restricts it.
     fn translated_request<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,

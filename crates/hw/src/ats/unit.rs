@@ -157,23 +157,23 @@ impl<D: ContextLookup> AtsUnit<D> {
         &mut self.page_requests
     }
 
-    /// Returns the device TLBs that `request` concerns, with the addresses.
+    /// Returns the device TLBs that may cache entries of `request`, with the addresses.
     fn targets(&self, request: &Invalidation) -> impl Iterator<Item = (RequesterId, IovaRange)> {
         let request = *request;
         self.device_tlbs
             .iter()
             .filter_map(move |(device, domain)| match request {
                 Invalidation::Pages {
-                    domain: asked,
+                    domain: requested,
                     range,
                     ..
-                } => (asked == *domain).then(|| (*device, range.iovas())),
-                Invalidation::Domain(asked) => {
-                    (asked == *domain).then_some((*device, IovaRange::ALL))
+                } => (requested == *domain).then(|| (*device, range.iovas())),
+                Invalidation::Domain(requested) => {
+                    (requested == *domain).then_some((*device, IovaRange::ALL))
                 }
                 Invalidation::Global => Some((*device, IovaRange::ALL)),
-                Invalidation::Context(asked) => {
-                    (asked == *device).then_some((*device, IovaRange::ALL))
+                Invalidation::Context(requested) => {
+                    (requested == *device).then_some((*device, IovaRange::ALL))
                 }
                 Invalidation::Ring { .. } => None,
             })

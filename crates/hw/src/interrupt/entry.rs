@@ -33,11 +33,10 @@ pub enum SourceValidation {
     None,
     /// SVT = 01b: only this requester.
     Requester {
-        /// Requester id of the permitted device (SID).
+        /// Requester ID of the permitted device (SID).
         source: RequesterId,
-        /// SQ: number of low function bits to ignore, from the top bit: 0 compares all bits, 1
-        /// ignores bit 2, 2 ignores bits 1 and 2, 3 ignores the whole function. For phantom
-        /// functions.
+        /// SQ: number of function bits to ignore, the highest first, for phantom functions. With
+        /// 1 the unit ignores bit 2, with 2 bits 1 and 2, with 3 the whole function.
         ignored_function_bits: u8,
     },
     /// SVT = 10b: requesters of these buses.

@@ -11,7 +11,7 @@ use super::{Interrupt, InterruptEntry, InterruptRequest};
 /// Interrupt remapping of a unit. It caches no entry, so a changed entry takes effect at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum InterruptRemapping {
-    /// Every device sends any interrupt. A request in the remappable format is no interrupt.
+    /// A device can send any interrupt. The unit ignores requests in the remappable format.
     #[default]
     Disabled,
     /// The table decides.
@@ -38,7 +38,7 @@ pub enum CompatibilityFormat {
 /// Error: the unit blocked an interrupt request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterruptFault {
-    /// Requester id in the request.
+    /// Requester ID in the request.
     pub source: RequesterId,
     /// Index of the entry; 0 for a request in the compatibility format.
     pub index: u32,
@@ -98,8 +98,8 @@ impl fmt::Display for InterruptFault {
 impl core::error::Error for InterruptFault {}
 
 impl InterruptRemapping {
-    /// Returns the interrupt of a request by `source`; `None` if nothing happens, because
-    /// remapping is disabled and the request has the remappable format.
+    /// Returns the interrupt of a request by `source`. `None` if remapping is disabled and the
+    /// request has the remappable format: the unit ignores it.
     ///
     /// # Errors
     /// [`InterruptFault`]; no interrupt is sent.

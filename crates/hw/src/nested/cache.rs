@@ -1,4 +1,4 @@
-//! Caches of nested translation, replaced in the order of last use.
+//! Caches of nested translation, with least-recently-used replacement.
 
 use alloc::collections::VecDeque;
 
@@ -32,14 +32,14 @@ impl Combined {
     }
 }
 
-/// A bounded list in the order of last use.
+/// A bounded list that evicts the least recently used entry.
 #[derive(Debug, Clone)]
-struct Recent<T> {
+struct LruList<T> {
     entries: VecDeque<T>,
     capacity: usize,
 }
 
-impl<T: Copy> Recent<T> {
+impl<T: Copy> LruList<T> {
     const fn new(capacity: usize) -> Self {
         Self {
             entries: VecDeque::new(),
@@ -68,11 +68,11 @@ impl<T: Copy> Recent<T> {
 /// The IOTLB: combined translations, tagged with the domain of the second stage and the PASID of
 /// the first.
 #[derive(Debug, Clone)]
-pub(super) struct CombinedCache(Recent<Combined>);
+pub(super) struct CombinedCache(LruList<Combined>);
 
 impl CombinedCache {
     pub(super) const fn new(capacity: usize) -> Self {
-        Self(Recent::new(capacity))
+        Self(LruList::new(capacity))
     }
 
     pub(super) fn lookup(
@@ -129,7 +129,7 @@ impl CombinedCache {
 
 /// Leaves of second stages, which shorten the walks of first-stage tables.
 #[derive(Debug, Clone)]
-pub(super) struct SecondStageCache(Recent<(DomainId, GuestPhysAddr, Leaf)>);
+pub(super) struct SecondStageCache(LruList<(DomainId, GuestPhysAddr, Leaf)>);
 
 /// Returns true if the page of `leaf` that begins at `page` contains `guest`.
 fn holds(page: GuestPhysAddr, leaf: &Leaf, guest: GuestPhysAddr) -> bool {
@@ -138,12 +138,12 @@ fn holds(page: GuestPhysAddr, leaf: &Leaf, guest: GuestPhysAddr) -> bool {
 
 impl SecondStageCache {
     pub(super) const fn new(capacity: usize) -> Self {
-        Self(Recent::new(capacity))
+        Self(LruList::new(capacity))
     }
 
     pub(super) fn lookup(&mut self, domain: DomainId, guest: GuestPhysAddr) -> Option<Leaf> {
         self.0
-            .find(|(of, page, leaf)| *of == domain && holds(*page, leaf, guest))
+            .find(|(owner, page, leaf)| *owner == domain && holds(*page, leaf, guest))
             .map(|(.., leaf)| leaf)
     }
 
@@ -154,12 +154,12 @@ impl SecondStageCache {
 
     /// Drops the leaves of one second stage, or only those of `range`, in guest-physical pages.
     pub(super) fn invalidate(&mut self, domain: DomainId, range: Option<&PfnRange>) {
-        self.0.entries.retain(|(of, page, leaf)| {
+        self.0.entries.retain(|(owner, page, leaf)| {
             let overlaps = |range: &PfnRange| {
                 IovaRange::new(Iova::new(page.get()), leaf.page.bytes())
                     .is_none_or(|own| own.overlaps(&range.iovas()))
             };
-            *of != domain || range.is_some_and(|range| !overlaps(range))
+            *owner != domain || range.is_some_and(|range| !overlaps(range))
         });
     }
 

@@ -32,9 +32,9 @@ pub struct NestedFault {
     pub stage: Stage,
 }
 
-/// Reason of a failed translation of one page, without the device.
+/// A failed translation of one page. It does not name the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stopped {
+pub(super) struct StageFault {
     pub(super) at: Iova,
     pub(super) reason: FaultReason,
     pub(super) stage: Stage,

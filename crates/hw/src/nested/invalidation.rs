@@ -27,7 +27,7 @@ pub enum NestedInvalidation {
         pasid: Pasid,
     },
     /// Pages of a second stage (IOTLB invalidate, page-selective-within-domain). Combined
-    /// translations do not record their guest-physical page, so all of the domain go.
+    /// translations do not record their guest-physical page, so the unit drops all of the domain.
     SecondStagePages {
         /// Domain of the second stage.
         domain: DomainId,
@@ -43,7 +43,7 @@ pub enum NestedInvalidation {
 }
 
 impl NestedUnit {
-    /// Purges the entries that `request` covers before it returns.
+    /// Invalidates the entries that `request` covers before it returns.
     pub fn invalidate_nested(&mut self, request: &NestedInvalidation) {
         match request {
             NestedInvalidation::FirstStagePages {
@@ -80,8 +80,8 @@ impl NestedUnit {
     }
 }
 
-/// The interface of a guest that owns first stages: pages are IOVAs of all first stages of the
-/// domain. The requests of a host are [`NestedInvalidation`]s.
+/// Requests of a guest that owns first stages. Their pages are IOVAs in every first stage of the
+/// domain. A host submits [`NestedInvalidation`]s instead.
 impl Invalidator for NestedUnit {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         match request {

@@ -11,7 +11,7 @@ use ringfence_types::{
 };
 
 use super::cache::{Combined, CombinedCache, SecondStageCache};
-use super::fault::Stopped;
+use super::fault::StageFault;
 use super::view::SecondStageView;
 use super::{NestedFault, Stage};
 use crate::{FaultLog, MAX_TRANSLATED_BYTES, Translate, Translation};
@@ -65,8 +65,8 @@ pub struct NestedStats {
 /// An IOMMU that translates through two stages.
 ///
 /// The embedder registers the PASID table entry of each device
-/// ([`set_context`](Self::set_context)). The unit reads the entry from memory. This stands for the
-/// scalable-mode root table, context table and PASID directory.
+/// ([`set_context`](Self::set_context)), and the unit reads the entry from memory. The model has no
+/// scalable-mode root table, context table or PASID directory.
 #[derive(Debug, Clone)]
 pub struct NestedUnit {
     /// Address of the PASID table entry of each device.
@@ -149,14 +149,14 @@ impl NestedUnit {
         entry: &NestedEntry,
         iova: Iova,
         access: Access,
-    ) -> Result<Combined, Stopped> {
+    ) -> Result<Combined, StageFault> {
         let domain = entry.domain;
         if let Some(found) = self.combined.lookup(domain, pasid, iova) {
             self.stats.iotlb_hits = self.stats.iotlb_hits.wrapping_add(1);
             if found.permissions.allows(access) {
                 return Ok(found);
             }
-            // The entry combines both stages, so only a walk tells which of them denies the access.
+            // The entry combines both stages. Only a walk shows which stage denies the access.
         } else {
             self.stats.iotlb_misses = self.stats.iotlb_misses.wrapping_add(1);
         }
@@ -183,8 +183,8 @@ impl NestedUnit {
         device: RequesterId,
         range: &IovaRange,
         access: Access,
-    ) -> Result<(), Stopped> {
-        let (pasid, entry) = self.context(mem, device).map_err(|reason| Stopped {
+    ) -> Result<(), StageFault> {
+        let (pasid, entry) = self.context(mem, device).map_err(|reason| StageFault {
             at: range.start(),
             reason,
             stage: Stage::Context,
@@ -195,7 +195,7 @@ impl NestedUnit {
             let mask = page.size.bytes().wrapping_sub(1);
             let end = Iova::new(at.get() | mask).min(range.last());
             let piece = PhysRange::inclusive(page.translate(at), page.translate(end));
-            let first_stage = |reason| Stopped {
+            let first_stage = |reason| StageFault {
                 at,
                 reason,
                 stage: Stage::First,
@@ -233,9 +233,9 @@ fn walk_both<M: PhysMemory + ?Sized>(
     pasid: Pasid,
     iova: Iova,
     access: Access,
-) -> Result<Combined, Stopped> {
+) -> Result<Combined, StageFault> {
     let stopped = |reason, stage| {
-        Err(Stopped {
+        Err(StageFault {
             at: iova,
             reason,
             stage,
@@ -297,13 +297,13 @@ impl Translate for NestedUnit {
             Some(range) if bytes <= MAX_TRANSLATED_BYTES => {
                 self.try_translate(mem, device, &range, access)
             }
-            _ => Err(Stopped {
+            _ => Err(StageFault {
                 at: iova,
                 reason: FaultReason::BadLength,
                 stage: Stage::First,
             }),
         };
-        if let Err(Stopped { at, reason, stage }) = translated {
+        if let Err(StageFault { at, reason, stage }) = translated {
             let fault = Fault {
                 device,
                 iova: at,

@@ -91,7 +91,7 @@ impl Entry {
     }
 }
 
-/// Identifies a ring of the machine: requester id and ring in one word, never zero.
+/// Identifies a ring of the machine: requester ID and ring in one word, never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RingKey(u64);
 

@@ -66,7 +66,7 @@ fn misses_of_a_stream_by_strategy() {
             assert_eq!(prefetched, 512 - misses, "{name}");
         }
         // Three upper levels once, then a leaf for each page. The page below the buffer is not
-        // mapped, which the first absent entry tells.
+        // mapped: its walk reads one absent entry.
         let below = u64::from(name == "previous page, upward");
         let expected = if largest == small { 512 + 3 + below } else { 3 };
         assert_eq!(words, expected, "{name}");

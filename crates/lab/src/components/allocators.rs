@@ -98,9 +98,9 @@ pub(crate) fn freebsd(site: &AllocEnv<'_>) -> Result<FreeBsdAlloc, LabError> {
     ))
 }
 
-pub(crate) fn freebsd_current(site: &AllocEnv<'_>) -> Result<FreeBsdAlloc, LabError> {
+pub(crate) fn freebsd_14(site: &AllocEnv<'_>) -> Result<FreeBsdAlloc, LabError> {
     Ok(Locked::new(
-        FreeBsdTree::current(site.full_range()?),
+        FreeBsdTree::freebsd_14(site.full_range()?),
         RefCell::new,
     ))
 }

@@ -7,8 +7,8 @@ use ringfence_types::{Flushed, Pfn, PfnRange, Unmapped, WholeDomain};
 
 use super::AllocEnv;
 use super::allocators::{
-    bitmap, bitmap_as_published, eiovar, freebsd, freebsd_current, magazine, maple, rb_tree,
-    rcache, table_bitmap,
+    bitmap, bitmap_as_published, eiovar, freebsd, freebsd_14, magazine, maple, rb_tree, rcache,
+    table_bitmap,
 };
 use crate::alloc_trace::AllocTrace;
 use crate::error::LabError;
@@ -148,7 +148,7 @@ pub(crate) fn dyn_alloc(env: &AllocEnv<'_>) -> Result<DynAlloc<Flushed>, LabErro
         Alloc::Bitmap => Rc::new(bitmap(env)?),
         Alloc::TableBitmap => Rc::new(table_bitmap(env)?),
         Alloc::FreeBsd => Rc::new(freebsd(env)?),
-        Alloc::FreeBsdCurrent => Rc::new(freebsd_current(env)?),
+        Alloc::FreeBsd14 => Rc::new(freebsd_14(env)?),
         Alloc::LinuxRcache => Rc::new(rcache(env)?),
         Alloc::LinuxMaple => Rc::new(maple(env)?),
         Alloc::Magazine => Rc::new(magazine(env)?),

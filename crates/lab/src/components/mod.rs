@@ -5,7 +5,7 @@ mod dyn_alloc;
 mod tables;
 
 pub(crate) use allocators::{
-    RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, freebsd_current, magazine, maple,
+    RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, freebsd_14, magazine, maple,
     rb_tree, rcache,
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};

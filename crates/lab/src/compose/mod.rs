@@ -80,7 +80,7 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
     let flush = flush.ok_or(ComposeError::Missing(FlushKind::KEY))?;
     let owner = owner.unwrap_or(Owner::Kernel);
     if let Some(reason) =
-        incompatible(alloc, table, flush).or(misplaced(alloc, table, flush, owner))
+        incompatible(alloc, table, flush).or(unsupported_owner(alloc, table, flush, owner))
     {
         return Err(ComposeError::Unsupported {
             mode: row.to_owned(),
@@ -177,7 +177,7 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
 }
 
 /// Returns the reason why the owner does not fit the other choices; `None` if it does.
-fn misplaced(
+fn unsupported_owner(
     alloc: Alloc,
     table: TableKind,
     flush: FlushKind,
@@ -190,23 +190,23 @@ fn misplaced(
             pviommu-hopt",
         ),
         (_, alloc, ..) if flush.has_cache() && alloc != A::LinuxRcache => {
-            Some("caches of mappings are in front of Linux's allocator; use alloc=linux-rcache")
+            Some("a cache of mappings works only with Linux's allocator; use alloc=linux-rcache")
         }
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
-            Some("caches of mappings are in front of other tables; use table=radix or flat")
+            Some("a cache of mappings works only with these tables; use table=radix or flat")
         }
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
         (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
-            Some("the sidecore changes a table; use table=radix, cached-radix or flat")
+            Some("the sidecore needs a table to change; use table=radix, cached-radix or flat")
         }
         (Owner::Sidecore, ..) => Some(
-            "the sidecore executes unmaps one by one, in order; use flush=per-unmap, which waits \
-            for it, or flush=async",
+            "the sidecore executes single unmaps in order; use flush=per-unmap, which waits for \
+            them, or flush=async",
         ),
         (_, _, _, F::Async) => {
-            Some("only another core executes unmaps that have returned; use owner=sidecore")
+            Some("flush=async needs another core, which executes unmaps; use owner=sidecore")
         }
-        _ if owner.is_xen() => misplaced_behind_xen(alloc, table, flush, owner),
+        _ if owner.is_xen() => unsupported_by_xen(alloc, table, flush, owner),
         (_, _, T::StaticFlat, _) => Some(
             "only Xen fills Calgary's table with all of a guest; use owner=xen, or \
             table=static-radix",
@@ -233,8 +233,8 @@ fn misplaced(
     }
 }
 
-/// Like [`misplaced`], for owners that are Xen.
-fn misplaced_behind_xen(
+/// Like [`unsupported_owner`], for owners that are Xen.
+fn unsupported_by_xen(
     alloc: Alloc,
     table: TableKind,
     flush: FlushKind,
@@ -244,14 +244,14 @@ fn misplaced_behind_xen(
     match (alloc, table, flush, owner) {
         (A::Identity, T::StaticFlat, F::Never, O::Xen) => None,
         (A::Identity, T::StaticFlat, ..) => {
-            Some("the map is made once, so the kind of hypercall changes nothing; use owner=xen")
+            Some("Xen fills the table once, so it needs no multicalls or grants; use owner=xen")
         }
         (A::TableBitmap, ..) => {
             Some("the guest cannot read the table, which Xen owns; use alloc=bitmap")
         }
         (_, T::Flat, F::PerUnmap | F::Burst, _) => None,
         (_, T::Flat, _, O::XenGrant) => Some(
-            "the hypercall that unmaps a grant flushes, so nothing is left to defer; use \
+            "the hypercall that unmaps a grant flushes, so no flush can be deferred; use \
             flush=per-unmap or burst",
         ),
         (_, T::Flat, ..) => None,

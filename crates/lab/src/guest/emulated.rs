@@ -2,9 +2,9 @@
 //!
 //! The guest's kernel owns an I/O page table in its memory, as on bare metal. It submits
 //! invalidations through a queue of descriptors, and each write of the tail register is an exit.
-//! The host decodes the descriptors, walks the guest's table for the named pages, and changes its
-//! shadow table, which the unit walks. The emulated unit reports caching mode (CM = 1): the guest
-//! must also invalidate after a map, so each map is an exit, too.
+//! The host decodes the descriptors, walks the guest's table for these pages, and updates its
+//! shadow table, which the hardware walks. The emulated unit reports caching mode (CM = 1): the
+//! guest must also invalidate after a map, so each map is an exit, too.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -45,7 +45,7 @@ pub struct EmulatedHost {
     /// Ranges removed from a shadow table, which the unit may still cache.
     removed: Vec<(DomainId, PfnRange, CachedLevels)>,
     dirty: DirtyLines,
-    /// True after a malformed descriptor or a failed update. The queue has stopped.
+    /// True after a malformed descriptor or a failed update: the queue has stopped.
     broken: bool,
     traffic: QueueStats,
 }
@@ -153,7 +153,7 @@ impl EmulatedHost {
         self.push(InvalidationDescriptor::Wait { status, data }.encode())?;
         self.traffic.requests += 1;
         self.traffic.kick(cause);
-        self.tail_written();
+        self.on_tail_write();
         let ticket = Ticket::new(data.into());
         self.is_completed(ticket)?;
         Ok(ticket)
@@ -196,7 +196,7 @@ impl EmulatedHost {
 
     /// Handles the exit of a write to the tail register: processes all new descriptors. A malformed
     /// one stops the queue (IQE).
-    fn tail_written(&mut self) {
+    fn on_tail_write(&mut self) {
         while self.queue.head < self.queue.tail && !self.broken {
             let at = self.queue.base;
             let at = at.wrapping_add(self.queue.head % ENTRIES * DESCRIPTOR_BYTES);
@@ -246,8 +246,8 @@ impl EmulatedHost {
         Ok(())
     }
 
-    /// Updates every shadowed page of `domain`. The guest has announced each new page by a request
-    /// of its own, as caching mode requires, so no other page can have changed.
+    /// Updates every shadowed page of `domain`. Caching mode requires an invalidation of each new
+    /// page, so no other page can have changed.
     fn update_all(&mut self, domain: DomainId) -> Result<(), InvalidationError> {
         let shadowed = self.domains.get(usize::from(domain.get()));
         let Some(shadowed) = shadowed.and_then(Option::as_ref) else {
@@ -280,7 +280,7 @@ impl EmulatedHost {
                 .shadow
                 .unmap_nosync(memory, range, &mut self.dirty)
                 .map_err(|_| InvalidationError::Failed)?;
-            note(&mut self.removed, domain, range, levels);
+            add_removed(&mut self.removed, domain, range, levels);
         }
         if let Some((pa, permissions)) = entry {
             if before.is_some() {
@@ -307,12 +307,12 @@ impl EmulatedHost {
 
     /// Invalidates the unit for all of `domain`, if pages were removed, and waits.
     fn flush_domain(&mut self, domain: DomainId) -> Result<(), InvalidationError> {
-        if self.removed.iter().all(|(of, ..)| *of != domain) {
+        if self.removed.iter().all(|(other, ..)| *other != domain) {
             return Ok(());
         }
         self.dirty.sync(&*self.memory);
         self.unit.invalidate(Invalidation::Domain(domain))?;
-        self.removed.retain(|(of, ..)| *of != domain);
+        self.removed.retain(|(other, ..)| *other != domain);
         Ok(())
     }
 
@@ -334,20 +334,20 @@ impl EmulatedHost {
     }
 }
 
-/// Adds `range` to `removed`, joined with the last range if it follows directly.
-fn note(
+/// Adds `range` to `removed`. Joins it with the last range if it follows directly.
+fn add_removed(
     removed: &mut Vec<(DomainId, PfnRange, CachedLevels)>,
     domain: DomainId,
     range: PfnRange,
     levels: CachedLevels,
 ) {
-    if let Some((last, run, of)) = removed.last_mut()
-        && *last == domain
+    if let Some((last_domain, run, run_levels)) = removed.last_mut()
+        && *last_domain == domain
         && run.hi().get() + 1 == range.lo().get()
         && let Some(joined) = PfnRange::inclusive(run.lo(), range.hi())
     {
         *run = joined;
-        *of = (*of).max(levels);
+        *run_levels = (*run_levels).max(levels);
         return;
     }
     removed.push((domain, range, levels));
@@ -424,13 +424,13 @@ impl IoPageTable for EmulatedTable {
         })
     }
 
-    /// Caching mode: announces the new entries, of a map or of a list.
+    /// Caching mode: invalidates the pages that were not present before a map or a list.
     fn iotlb_sync_map<P: Platform>(
         &self,
         _: &mut P,
         range: PfnRange,
     ) -> Result<(), InvalidationError> {
-        self.announce(range)
+        self.invalidate_not_present(range)
     }
 
     /// Clears the guest's entries, without an exit. The device uses the shadow until the layer's
@@ -465,7 +465,7 @@ impl IoPageTable for EmulatedTable {
 }
 
 impl EmulatedTable {
-    fn announce(&self, range: PfnRange) -> Result<(), InvalidationError> {
+    fn invalidate_not_present(&self, range: PfnRange) -> Result<(), InvalidationError> {
         let request = Invalidation::Pages {
             domain: self.guest.domain(),
             range,
@@ -497,9 +497,9 @@ mod tests {
         assert_eq!(host.is_completed(ticket), Err(InvalidationError::Failed));
     }
 
-    /// The shadow equals the guest's table for the announced pages only, also after a page changed.
+    /// The shadow follows the guest's table only for invalidated pages, also after a page changed.
     #[test]
-    fn the_shadow_follows_announced_pages() {
+    fn the_shadow_follows_invalidated_pages() {
         let own = LayerPlatform::timed().unwrap();
         let unit = HostUnit::CostOnly(own.queue());
         let coherency = Coherency::Coherent;

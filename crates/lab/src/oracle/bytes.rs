@@ -56,6 +56,12 @@ impl ByteVerdict {
     pub fn has(&self, reason: Violation) -> bool {
         self.violations.contains_key(&reason)
     }
+
+    /// Adds `bytes` bytes that violate the grants. `since` is the time since the end of theirs.
+    fn violate(&mut self, reason: Violation, bytes: u64, since: Option<u64>) {
+        *self.violations.entry(reason).or_default() += bytes;
+        self.since_end = [self.since_end, since].into_iter().flatten().min();
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -190,41 +196,38 @@ impl ByteOracle {
                 continue;
             };
             unknown -= piece.bytes();
-            // All bytes between two cuts have the same grants.
-            let mut cuts = vec![piece.start().get(), after(&piece)];
-            let ranges = page.live.iter().map(|live| live.range);
-            for range in ranges.chain(page.ended.iter().map(|ended| ended.range)) {
-                cuts.extend([range.start().get(), after(&range)]);
-            }
-            cuts.retain(|cut| (piece.start().get()..=after(&piece)).contains(cut));
-            cuts.sort_unstable();
-            cuts.dedup();
-            for cut in cuts.windows(2) {
+            for cut in page.cuts(&piece).windows(2) {
                 let (start, bytes) = (cut[0], cut[1] - cut[0]);
                 match page.judge(device, PhysAddr::new(start), access) {
                     Ok(()) => verdict.granted += bytes,
                     Err((reason, ended)) => {
-                        *verdict.violations.entry(reason).or_default() += bytes;
-                        if let Some(ended) = ended {
-                            let since = now.since(ended);
-                            let least = verdict.since_end.map_or(since, |least| least.min(since));
-                            verdict.since_end = Some(least);
-                        }
+                        verdict.violate(reason, bytes, ended.map(|ended| now.since(ended)));
                     }
                 }
             }
         }
         if unknown > 0 {
-            *verdict
-                .violations
-                .entry(Violation::NeverGranted)
-                .or_default() += unknown;
+            verdict.violate(Violation::NeverGranted, unknown, None);
         }
         verdict
     }
 }
 
 impl Page {
+    /// Returns addresses that divide `piece`: all bytes between two of them have the same grants.
+    fn cuts(&self, piece: &PhysRange) -> Vec<u64> {
+        let (start, end) = (piece.start().get(), after(piece));
+        let mut cuts = vec![start, end];
+        let live = self.live.iter().map(|live| live.range);
+        for range in live.chain(self.ended.iter().map(|ended| ended.range)) {
+            cuts.extend([range.start().get(), after(&range)]);
+        }
+        cuts.retain(|cut| (start..=end).contains(cut));
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts
+    }
+
     /// Judges one byte. A violation comes with the time at which the device's last grant ended.
     fn judge(
         &self,

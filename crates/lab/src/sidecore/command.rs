@@ -43,7 +43,7 @@ pub enum Command {
     Attach(DeviceIndex, RequesterId),
     /// Maps a buffer.
     Map(Nanos, OpKey, u64, Pieces),
-    /// Unmaps a buffer. Nobody waits for a reply.
+    /// Unmaps a buffer. This command has no reply.
     UnmapLater(Nanos, OpKey, MappingToken),
     /// Unmaps a buffer.
     Unmap(Nanos, OpKey, MappingToken),
@@ -82,8 +82,8 @@ pub enum Reply {
 #[derive(Debug)]
 pub(super) struct Executor<L> {
     layer: L,
-    /// Unmaps that were not waited for and whose invalidation failed. Their addresses stay unusable
-    /// until a retry succeeds.
+    /// Unmaps without a reply whose invalidation failed. Their addresses stay unusable until a
+    /// retry succeeds.
     not_invalidated: Vec<NotInvalidated<u64>>,
 }
 
@@ -95,7 +95,7 @@ impl<L: DmaOps> Executor<L> {
         }
     }
 
-    /// Executes `command`. `None` if nobody waits for a reply.
+    /// Executes `command`. `None` if the command has no reply.
     pub(super) fn execute(&mut self, command: Command) -> Option<Reply> {
         let layer = &mut self.layer;
         Some(match command {

@@ -1,4 +1,4 @@
-//! The way to the sidecore: a thread, or the caller itself.
+//! The connection to the sidecore: a thread, or the caller itself.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::queue::{Consumer, Producer, queue};
 use crate::error::LabError;
 use crate::layer::DmaOps;
 
-/// The way to the sidecore. Commands are executed in the order in which they were sent.
+/// The connection to the sidecore, which executes commands in the order of their sending.
 pub trait Link {
-    /// Sends a command that has no reply. Waits for room if [`QUEUED_UNMAPS`] commands wait.
+    /// Sends a command that has no reply. Waits while [`QUEUED_UNMAPS`] commands are queued.
     fn send(&mut self, command: Command);
 
-    /// Sends a command and waits for its reply, and so for all earlier commands.
+    /// Sends a command and waits for its reply. All earlier commands are then executed, too.
     fn call(&mut self, command: Command) -> Reply;
 }
 
@@ -30,11 +30,11 @@ pub struct ThreadLink {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Polls of an empty queue after which a thread yields its processor. A sidecore has a processor
-/// of its own; on a machine with fewer processors than threads, the other end needs this one.
+/// Polls of an empty queue after which a thread yields its processor. On a machine with fewer
+/// processors than threads, the other end needs it.
 const POLLS: u32 = 1 << 10;
 
-/// Polls of an empty queue after which the sidecore sleeps, so that it disturbs no other replay.
+/// Polls of an empty queue after which the sidecore sleeps, so that it does not slow other replays.
 const POLLS_AWAKE: u32 = 1 << 18;
 
 /// Calls `poll` until it returns a value. `None` if `ended` returns true while there is none.
@@ -55,7 +55,7 @@ fn poll_until<T>(mut poll: impl FnMut() -> Option<T>, ended: impl Fn() -> bool) 
     }
 }
 
-/// Returns the next command. Sleeps if none comes.
+/// Returns the next command. Sleeps if the queue stays empty.
 fn next(inbox: &mut Consumer<Command>, asleep: &AtomicBool) -> Command {
     loop {
         for polls in 0..POLLS_AWAKE {
@@ -186,8 +186,8 @@ impl Drop for ThreadLink {
     }
 }
 
-/// A sidecore that executes commands as late as the order of commands and the room in its queue
-/// allow. An oracle replay uses it: it is one thread, and sees the longest windows.
+/// A sidecore that executes commands as late as their order and its queue allow. Oracle replays use
+/// it: they run in one thread and must measure the longest windows.
 #[derive(Debug)]
 pub struct LateLink<L> {
     executor: Executor<L>,

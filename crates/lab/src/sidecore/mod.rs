@@ -7,8 +7,8 @@
 //!   unmap     -> UnmapLater          ──────────────►  clear, invalidate, free
 //!             <- returns at once: the device may still reach the buffer
 //! ```
-//! A map needs its address, so it waits. An unmap waits only if the mode says so. Commands are
-//! executed in order, so a map gets no address whose unmap still waits.
+//! A map needs its address, so it waits. An unmap waits only in `sidecore-strict`. The sidecore
+//! executes commands in order, so a map gets no address whose unmap is still queued.
 //!
 //! The layer behind the queue is the same as in other modes. Timed replays run a real
 //! [thread](ThreadLink). Oracle replays run [`LateLink`], which delays unmaps for as long as the
@@ -32,12 +32,12 @@ use crate::layer::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTrai
 /// Maximum number of unmaps that wait for the sidecore.
 pub const QUEUED_UNMAPS: usize = 64;
 
-/// The waiting of an unmap for the sidecore.
+/// The moment at which an unmap returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapWait {
-    /// The unmap returns after its invalidation has completed.
+    /// After its invalidation has completed.
     Waits,
-    /// The unmap returns at once.
+    /// At once, before the sidecore has executed it.
     Returns,
 }
 
@@ -76,7 +76,7 @@ impl<K: Link> Sidecore<K> {
         self.domains.get(device.index()).copied().flatten()
     }
 
-    /// Creates the front of the sidecore behind `link`.
+    /// Creates the layer whose operations the sidecore behind `link` executes.
     ///
     /// # Errors
     /// The sidecore has ended.
@@ -181,7 +181,7 @@ impl<K: Link> DmaOps for Sidecore<K> {
         &mut self,
         token: NotInvalidated<u64>,
     ) -> Result<u64, NotInvalidated<u64>> {
-        // A sidecore that has ended returns nothing, and the buffer is leaked.
+        // A sidecore that has ended returns no buffer: the buffer leaks.
         match self.link.call(Command::Retry(token)) {
             Reply::Retried(result) => result,
             _ => Ok(u64::MAX),

@@ -1,8 +1,8 @@
 //! Changes of a guest's memory: ballooning and page flipping.
 //!
-//! A frame that an I/O space refers to keeps its owner, so both fail. A whole-guest map refers to
-//! every frame. There the hypervisor is involved: it removes the page's entries and flushes before
-//! the frame leaves, and maps the new frame (slides, "Pre-allocating the IO Address Space").
+//! Both fail for a frame that an I/O space refers to. A whole-guest map refers to every frame, so
+//! the hypervisor updates it: it removes the page's entry and flushes before the frame changes its
+//! owner, and maps the new frame (slides, "Pre-allocating the IO Address Space").
 
 use ringfence_types::{Permissions, Pfn};
 
@@ -52,7 +52,7 @@ impl Xen {
         self.give_page(to, to_gpfn, frame)
     }
 
-    /// Removes a page from a domain. Its entries in whole-guest maps of the domain go first.
+    /// Removes a page from a domain, and before that its entries in whole-guest maps of the domain.
     fn take_page(&mut self, domid: Domid, gpfn: u64) -> Result<u64, XenError> {
         let frame = self.frames.frame(domid, gpfn).ok_or(XenError::NoFrame)?;
         let mut buses = self.whole_guest_buses(domid, gpfn);
@@ -61,7 +61,7 @@ impl Xen {
             let space = self.spaces.get(bus);
             space.and_then(|space| space.frame(&self.memory, page)) == Some(frame)
         });
-        // Other references stay after the removal: refuse before anything changes.
+        // Entries of other maps also refer to the frame: refuse before anything changes.
         if usize::from(self.frames.count(frame)) > buses.len() {
             return Err(XenError::Busy);
         }
@@ -93,8 +93,8 @@ impl Xen {
         Ok(())
     }
 
-    /// Returns the buses whose spaces map all of a domain's memory. Without references the
-    /// hypervisor does not know of them.
+    /// Returns the buses whose spaces map all of a domain's memory. Without references, the
+    /// hypervisor does not update these spaces.
     fn whole_guest_buses(&self, domid: Domid, gpfn: u64) -> Vec<u8> {
         if self.frames.references() == FrameReferences::NotCounted || gpfn >= SLOTS {
             return Vec::new();

@@ -14,12 +14,12 @@ const DOMAINS: usize = 256;
 pub enum FrameReferences {
     /// A map takes a reference. A referenced frame keeps its owner.
     Counted,
-    /// A map takes none. A device may reach a frame that moved to another domain: the defect that
-    /// maps made in advance have if the hypervisor is not involved.
+    /// A map takes no reference. A device may reach a frame that moved to another domain. A
+    /// whole-guest map has this defect if the hypervisor does not follow changes of guest memory.
     NotCounted,
 }
 
-/// Memory of one domain: a run of frames, and the pages that differ from it.
+/// Memory of one domain: a run of frames, and the pages that moved to or from other frames.
 #[derive(Debug)]
 struct GuestMemory {
     first: u64,
@@ -33,7 +33,7 @@ struct GuestMemory {
 pub(super) struct MachineFrames {
     references: FrameReferences,
     domains: Vec<GuestMemory>,
-    /// Frames that left the run of their first owner: the present owner.
+    /// Present owners of frames that their first owner gave away.
     owners: BTreeMap<u64, Option<Domid>>,
     /// Frames without an owner.
     free: Vec<u64>,
@@ -89,13 +89,13 @@ impl MachineFrames {
         (gpfn < guest.frames).then(|| guest.first + gpfn)
     }
 
-    /// Returns the number of pages of the run that a domain began with.
+    /// Returns the number of pages with which a domain was created.
     pub(super) fn pages(&self, domid: Domid) -> u64 {
         let guest = self.domains.get(usize::from(domid.get()));
         guest.map_or(0, |guest| guest.frames)
     }
 
-    /// Returns the owner of a frame; `None` if nobody owns it.
+    /// Returns the owner of a frame; `None` if no domain owns it.
     pub(super) fn owner(&self, frame: u64) -> Option<Domid> {
         if let Some(owner) = self.owners.get(&frame) {
             return *owner;
@@ -120,7 +120,7 @@ impl MachineFrames {
         Ok(())
     }
 
-    /// Drops a reference. Nothing caches a translation to the frame any more.
+    /// Drops a reference. No cache may hold a translation to the frame for it.
     #[inline]
     pub(super) fn put(&mut self, frame: u64) {
         if let Some(Some(counts)) = self.counts.get_mut((frame / BLOCK) as usize) {

@@ -2,8 +2,8 @@
 //!
 //! A guest grants a page to a driver domain by an entry in memory, without a hypercall. The driver
 //! domain maps the grant for its device: the hypercall that maps the grant also stores the TCE. The
-//! hypercall that unmaps it clears the TCE and flushes. So the DMA API makes no hypercalls of its
-//! own. A domain cannot map its own pages in this way: direct access needs the other calls.
+//! hypercall that unmaps the grant clears the TCE and flushes. The DMA API therefore makes no other
+//! hypercalls. A domain cannot map its own pages in this way: direct access needs the other calls.
 
 use std::collections::BTreeMap;
 
@@ -185,7 +185,7 @@ impl Xen {
         if entry.to != caller || map.granter == caller || !allowed {
             return Err(XenError::BadGrant);
         }
-        // The entry is the guest's memory: its page may be any number.
+        // The guest writes the entry, so its page may have any number.
         let frame = self.frames.frame(map.granter, entry.gpfn);
         let frame = frame.ok_or(XenError::BadGrant)?;
         let mapped = Mapped {

@@ -114,7 +114,7 @@ pub enum XenError {
     /// The IOMMU does not translate the bus.
     #[error("the IOMMU has no such bus")]
     NoSuchBus,
-    /// The caller has no I/O space for the device. Spaces of other domains are not distinguished.
+    /// The caller has no I/O space for the device, also if another domain has one.
     #[error("the caller has no I/O space for the device")]
     NoSpace,
     /// The host bridge above the device has a space already.

@@ -26,7 +26,7 @@ pub struct XenStats {
     pub hypercalls: u64,
     /// Calls in them.
     pub calls: u64,
-    /// Flushes that a guest did not request: an entry was reused before its flush.
+    /// Flushes by the hypervisor, because a guest reused an entry before its flush.
     pub forced_flushes: u64,
     /// Entries of whole-guest maps that changed with a guest's memory.
     pub entries_moved: u64,
@@ -226,7 +226,7 @@ impl Xen {
         let tag = DomainId::new(u16::from(bus) + 1);
         let table = Table::at(CalgaryTce::FULL, tag, self.coherency, &*self.memory, root);
         let table = table.map_err(|_| XenError::NoMemory)?;
-        if let Err(error) = self.direct(bus, Some((tag, root))) {
+        if let Err(error) = self.program_bridge(bus, Some((tag, root))) {
             self.spare.push(root);
             return Err(error);
         }
@@ -235,7 +235,11 @@ impl Xen {
     }
 
     /// Programs the host bridge of a bus, or removes its table.
-    fn direct(&mut self, bus: u8, to: Option<(DomainId, PhysAddr)>) -> Result<(), XenError> {
+    fn program_bridge(
+        &mut self,
+        bus: u8,
+        to: Option<(DomainId, PhysAddr)>,
+    ) -> Result<(), XenError> {
         let HostUnit::Modelled { hardware, .. } = &mut self.unit else {
             return Ok(());
         };
@@ -265,7 +269,7 @@ impl Xen {
             space.unmap(&self.memory, &mut self.dirty, page)?;
         }
         self.dirty.sync(&*self.memory);
-        self.direct(bus, None)?;
+        self.program_bridge(bus, None)?;
         self.flush(bus)?;
         if let Some(space) = self.spaces.remove(&bus) {
             self.spare.push(space.table.root());
@@ -285,8 +289,8 @@ impl Xen {
     ) -> Result<(), XenError> {
         let space = space_of(&mut self.spaces, caller, bdf)?;
         if space.must_flush_before(page) {
-            // The guest broke its promise to flush first. The old frame must lose its reference
-            // only after the flush, so the hypervisor flushes.
+            // The guest reuses an entry before its flush. The old frame keeps its reference until
+            // a flush, so the hypervisor flushes.
             self.stats.forced_flushes += 1;
             self.flush(bdf.bus())?;
         }

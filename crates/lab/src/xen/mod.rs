@@ -1,6 +1,6 @@
 //! Xen as the owner of I/O spaces (Calgary slides, "Xen IOMMU Support"; issue ids CG05 to CG14).
 //!
-//! dom0 detects the IOMMU and tells the hypervisor. The hypervisor then owns the unit: guests name
+//! dom0 detects the IOMMU and reports it to the hypervisor, which then owns the unit. Guests name
 //! an I/O space by the BDF of a device and request single entries. Hypercalls are typed values
 //! ([`IommuOp`], [`GrantMap`]), and a guest may send any of them. [`Xen`] checks each one:
 //!

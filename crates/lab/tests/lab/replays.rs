@@ -317,7 +317,7 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         ("xen", 2 * PAIRS, PAIRS, PAIRS),
         ("xen-multicall", 2 * PAIRS, PAIRS, PAIRS),
         ("xen-grant", 2 * PAIRS, PAIRS, PAIRS),
-        // The flush at a wrap is far away.
+        // The trace is too short for a wrap and its flush.
         ("xen-lazy", 2 * PAIRS, PAIRS, PAIRS),
         (WHOLE_GUEST, 0, 0, 0),
     ];
@@ -332,8 +332,8 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
     }
 }
 
-/// A guest's map cache (Yassour et al.) asks its host once for each page, whatever the number of
-/// DMAs, and once for all pages of a list. Its quota is never exceeded here.
+/// A guest's map cache (Yassour et al.) requests each page once from its host, for any number of
+/// DMAs, and all pages of a list at once. Its quota is never exceeded here.
 #[test]
 fn a_map_cache_saves_the_requests_of_recurring_pages() {
     let mut script = Script::default();

@@ -374,7 +374,7 @@ fn grants_open_a_page_to_the_driver_domains_device() {
     let handle = handle.unwrap();
     assert_eq!(machine.reach(3, 40, Access::Read), frame);
     assert_eq!(machine.reach(3, 40, Access::Write), None);
-    // Neither the granter nor the hypervisor takes the page away meanwhile.
+    // Until the unmap, neither the granter nor the hypervisor can remove the page.
     assert_eq!(machine.xen.end_access(GUEST, read_only), Err(E::Busy));
     assert_eq!(machine.xen.decrease_reservation(GUEST, 7), Err(E::Busy));
     let unmapped = machine.call(DOM0, unmap(3, 40, TceFlush::Now));
@@ -450,8 +450,8 @@ fn actions() -> impl Strategy<Value = (u16, Action)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// Whatever the domains call, a device reaches only frames of the domain that has its space, or
-    /// frames granted to that domain by a grant that its owner has not withdrawn.
+    /// After any hypercalls, a device reaches only frames of the domain that owns its I/O space,
+    /// and frames that other domains grant to that domain.
     #[test]
     fn no_sequence_of_hypercalls_opens_another_domains_frame(
         script in proptest::collection::vec(actions(), 1..60)

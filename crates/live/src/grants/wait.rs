@@ -1,8 +1,8 @@
 //! One wait of the daemon for a sandbox process, and its limits.
 //!
-//! Lateness is waited time beyond an allowance for the work. It excludes time in which the late
-//! thread was runnable but had no CPU, unless the thread uses the CPU for more than its work: a
-//! thread that spins waits for the CPU again and again, on a busy host nine tenths of the time.
+//! Lateness is waited time beyond an allowance for the work. It excludes time that the late thread
+//! spends on the run queue, unless the thread runs for longer than its work needs. A thread that
+//! spins on a busy host spends most of its time on the run queue.
 //!
 //! A wait fails at [`LONGEST`] of lateness. Time in which the kernel blocks the thread, on a page
 //! fault or on a lock, extends this limit to the remaining account of the minute. It still counts
@@ -34,13 +34,13 @@ const SLICE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Wait {
     /// Waited time after which the process is late.
-    free: Duration,
+    allowance: Duration,
     /// Lateness at which the wait fails if the kernel did not block the thread.
-    patience: Duration,
+    max_late: Duration,
     /// Lateness at which the wait fails in any case.
     account: Duration,
-    /// CPU time that a thread which does only its work stays below once it is late.
-    may_run: Duration,
+    /// Maximum CPU time of a late thread that does only its work.
+    run_max: Duration,
     /// Time that the daemon has waited.
     waited: Duration,
     /// Part of the lateness in which the kernel blocked the thread.
@@ -53,12 +53,12 @@ impl Wait {
     /// Creates the wait for a batch of `count` calls. `account` is the lateness that remains to the
     /// process in this minute.
     pub(super) fn for_calls(count: u32, account: Duration) -> Self {
-        let free = BATCH_ALLOWANCE.saturating_add(CALL_ALLOWANCE.saturating_mul(count));
+        let allowance = BATCH_ALLOWANCE.saturating_add(CALL_ALLOWANCE.saturating_mul(count));
         Self {
-            free,
-            patience: account.min(LONGEST),
+            allowance,
+            max_late: account.min(LONGEST),
             account,
-            may_run: free.saturating_add(RUN_ALLOWANCE),
+            run_max: allowance.saturating_add(RUN_ALLOWANCE),
             waited: Duration::ZERO,
             blocked: Duration::ZERO,
             at_late: None,
@@ -68,10 +68,10 @@ impl Wait {
     /// Creates a wait that fails after `limit`.
     pub(super) fn at_most(limit: Duration) -> Self {
         Self {
-            free: limit,
-            patience: Duration::ZERO,
+            allowance: limit,
+            max_late: Duration::ZERO,
             account: Duration::ZERO,
-            may_run: Duration::ZERO,
+            run_max: Duration::ZERO,
             waited: Duration::ZERO,
             blocked: Duration::ZERO,
             at_late: None,
@@ -81,17 +81,17 @@ impl Wait {
     /// Returns the timeout of the next poll, at most [`SLICE`] for a late thread. Zero if the wait
     /// fails unless the answer is there already.
     pub(super) fn next_poll(&mut self, thread: &ThreadStatistics) -> Duration {
-        if self.waited < self.free {
-            return self.free.saturating_sub(self.waited);
+        if self.waited < self.allowance {
+            return self.allowance.saturating_sub(self.waited);
         }
         let now = thread.scheduled();
         if self.at_late.is_none() {
             self.at_late = now;
         }
-        let excused = self.patience.saturating_add(self.blocked).min(self.account);
+        let allowed = self.max_late.saturating_add(self.blocked).min(self.account);
         let queued = self.queued_since_late(now).min(LONGEST_ELAPSED);
-        let limit = excused.saturating_add(queued).min(LONGEST_ELAPSED);
-        let left = limit.saturating_sub(self.waited.saturating_sub(self.free));
+        let limit = allowed.saturating_add(queued).min(LONGEST_ELAPSED);
+        let left = limit.saturating_sub(self.waited.saturating_sub(self.allowance));
         left.min(SLICE)
     }
 
@@ -106,12 +106,12 @@ impl Wait {
     }
 
     pub(super) fn is_late(&self) -> bool {
-        self.waited >= self.free
+        self.waited >= self.allowance
     }
 
     /// Returns the time to charge to the account of the process.
     pub(super) fn lateness(&self, thread: &ThreadStatistics) -> Duration {
-        let late = self.waited.saturating_sub(self.free);
+        let late = self.waited.saturating_sub(self.allowance);
         if late.is_zero() {
             return late;
         }
@@ -122,7 +122,7 @@ impl Wait {
     /// Zero if it has used the CPU for more than its work since then.
     fn queued_since_late(&self, now: Option<Scheduled>) -> Duration {
         match (now, self.at_late) {
-            (Some(now), Some(then)) if now.ran.saturating_sub(then.ran) <= self.may_run => {
+            (Some(now), Some(then)) if now.ran.saturating_sub(then.ran) <= self.run_max => {
                 now.queued.saturating_sub(then.queued)
             }
             _ => Duration::ZERO,
@@ -251,26 +251,26 @@ mod tests {
         }
     }
 
-    /// The limit of one answer, with the free time of a batch without calls.
+    /// The limit of one answer, with the allowance of a batch without calls.
     #[test]
     fn limits_of_one_answer() {
-        let free = BATCH_ALLOWANCE;
+        let allowance = BATCH_ALLOWANCE;
         let cases = [
             // State, ran, queued, account: the wait.
-            ('S', 0, 0, AMPLE, free + LONGEST),
-            ('R', 0, 0, AMPLE, free + LONGEST),
+            ('S', 0, 0, AMPLE, allowance + LONGEST),
+            ('R', 0, 0, AMPLE, allowance + LONGEST),
             // Time without a CPU does not count, to five seconds in all.
-            ('R', 0, 500, AMPLE, free + LONGEST + MS(500)),
-            ('R', 9, 500, AMPLE, free + LONGEST + MS(500)),
-            ('R', 0, 3_600_000, AMPLE, free + LONGEST_ELAPSED),
+            ('R', 0, 500, AMPLE, allowance + LONGEST + MS(500)),
+            ('R', 9, 500, AMPLE, allowance + LONGEST + MS(500)),
+            ('R', 0, 3_600_000, AMPLE, allowance + LONGEST_ELAPSED),
             // A thread that spins on a busy host waits for the CPU most of the time.
-            ('R', 12, 500, AMPLE, free + LONGEST),
+            ('R', 12, 500, AMPLE, allowance + LONGEST),
             // The kernel's waits extend the limit to the account, and never beyond five seconds.
-            ('D', 0, 0, AMPLE, free + LONGEST_ELAPSED),
-            ('D', 0, 0, MS(3000), free + MS(3000)),
-            ('D', 0, 0, MS(300), free + MS(300)),
-            ('D', 0, 500, MS(300), free + MS(800)),
-            ('S', 0, 0, MS(300), free + MS(300)),
+            ('D', 0, 0, AMPLE, allowance + LONGEST_ELAPSED),
+            ('D', 0, 0, MS(3000), allowance + MS(3000)),
+            ('D', 0, 0, MS(300), allowance + MS(300)),
+            ('D', 0, 500, MS(300), allowance + MS(800)),
+            ('S', 0, 0, MS(300), allowance + MS(300)),
         ];
         for (state, ran, queued, account, expected) in cases {
             let thread = statistics(state, MS(ran), MS(queued));
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// A daemon that is away for an hour in each poll charges a slice for it, not the hour.
+    /// A daemon that is suspended for an hour in a poll charges the process a slice, not the hour.
     #[test]
     fn the_daemons_own_delays_do_not_count() {
         let thread = statistics('S', MS(0), MS(0));

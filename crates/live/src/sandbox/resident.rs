@@ -4,8 +4,8 @@
 //! thread waits for the host's disk first. Under heavy I/O that takes seconds, and the daemon ends
 //! a process that does not answer in time.
 //!
-//! A lock covers pages from their first access on, so it reads nothing in. The process has no guest
-//! memory yet, and later mappings are not locked.
+//! `MLOCK_ONFAULT` locks a page at its first access, so locking reads no page from a disk. The
+//! process has no guest memory yet, and does not lock later mappings.
 
 use std::fs;
 use std::io;
@@ -14,10 +14,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::grants::sys;
 
-/// Most bytes of address space that a process locks.
+/// Maximum number of bytes of address space that a process locks.
 const LOCKED_BYTES: u64 = 256 << 20;
 
-/// Raises the limit of locked memory. Without the right to do so the limit stays as it is.
+/// Raises the limit of locked memory. Without `CAP_SYS_RESOURCE`, raises the soft limit to the hard
+/// limit.
 pub(super) fn raise_limit() {
     let limit = Rlimit {
         current: Some(LOCKED_BYTES),
@@ -39,12 +40,11 @@ pub(super) fn raise_limit() {
 pub(super) fn lock_own_pages() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let mut mappings: Vec<_> = maps.lines().filter_map(Mapping::parse).collect();
-    // The sort is stable.
     mappings.sort_by_key(|mapping| !mapping.executable);
     let mut left = LOCKED_BYTES;
     for mapping in mappings {
         let bytes = mapping.end.saturating_sub(mapping.start);
-        // The process also works with pages that the host may reclaim.
+        // A failed lock is no error: the host may then reclaim the page.
         if bytes <= left && sys::lock_on_access(mapping.start, bytes).is_ok() {
             left = left.saturating_sub(bytes);
         }

@@ -12,7 +12,7 @@
 //! | 12..=51 | ADDR | table or page; bits below the page size are reserved |
 //! | 9..=11, 52..=62 | | ignored by hardware, used by software |
 //!
-//! The format has no mapping for writes only: a page for writes also allows reads.
+//! The format has no write-only pages: a writable page also allows reads.
 
 use ringfence_types::{PageSize, Permissions, PhysAddr, TABLE_WORDS};
 
@@ -39,8 +39,8 @@ pub struct FirstStage {
 }
 
 impl FirstStage {
-    /// A table of four or five levels with 4 KiB leaves only. `None` for three levels, which the
-    /// hardware does not walk.
+    /// Creates the format of four or five levels with 4 KiB leaves only. `None` for three levels,
+    /// which the hardware does not walk.
     pub const fn new(levels: Levels) -> Option<Self> {
         if matches!(levels, Levels::Three) {
             return None;
@@ -116,7 +116,7 @@ impl Format for FirstStage {
         (size <= self.largest).then_some(size)
     }
 
-    /// An entry for supervisors only decodes as reserved: the device must not use it.
+    /// An entry without U/S decodes as reserved: a device must not use it.
     #[inline]
     fn decode(&self, level: Level, raw: u64) -> Entry {
         if raw & P == 0 {
@@ -155,7 +155,7 @@ impl Format for FirstStage {
         (raw & (P | RW | US | PS) == P | RW | US).then(|| PhysAddr::new(raw & ADDR))
     }
 
-    /// A leaf for writes also allows reads.
+    /// A writable leaf also allows reads.
     #[inline]
     fn leaf(&self, level: Level, base: PhysAddr, permissions: Permissions) -> u64 {
         let ps = if level == Level::LEAF { 0 } else { PS };

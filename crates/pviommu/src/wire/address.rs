@@ -11,7 +11,7 @@ pub enum GuestPhysical {}
 /// Guest-physical address. The host's second stage translates it to host memory.
 pub type Gpa = Address<GuestPhysical>;
 
-/// Device id of a request: a PCI requester id, with the segment in bits 16 to 31
+/// Device id of a request: a PCI requester ID, with the segment in bits 16 to 31
 /// (`docs/PVIOMMU.md`, "The device"). The field has 64 bits and a guest may write any of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]

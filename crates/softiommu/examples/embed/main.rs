@@ -9,7 +9,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
-/// The disk's endpoint id in the guest's VIOT table, and its requester id in the unit.
+/// The disk's endpoint id in the guest's VIOT table, and its requester ID in the unit.
 const DISK: (EndpointId, RequesterId) = (EndpointId::new(0x20), RequesterId::new(0x20));
 
 fn main() -> Outcome<()> {

@@ -9,8 +9,8 @@
 //!           -> their invalidation, by the flush policy
 //! ```
 //! A hit, and an unmap whose mapping stays, change no table and invalidate nothing. Each piece of a
-//! scatterlist has its own mapping, so that other lists can reuse it. A host that owns the table is
-//! kicked once for all pieces that miss. Long-lived shared memory
+//! scatterlist has its own mapping, so that other lists can reuse it. The space kicks a host that
+//! owns the table once for all pieces that miss. Long-lived shared memory
 //! ([`CachingSpace::map_bypass_cache`]) and buffers without a key bypass the cache.
 
 mod by_iova;
@@ -52,8 +52,8 @@ pub struct CacheState<C> {
     /// True if the cache had no room for a mapping. The next check of the clock then evicts
     /// released mappings.
     full: bool,
-    /// Mappings that left the cache while a failed list gave them back. The next check of the clock
-    /// unmaps them.
+    /// Mappings that the cache removed when a failed list released them. The next check of the
+    /// clock unmaps them.
     dropped: Vec<PfnRange>,
     /// End of the current cycle; `None` before the first mapping.
     ends: Option<Nanos>,
@@ -110,7 +110,7 @@ impl<C: ReverseCache> CacheState<C> {
 
     /// Starts the clock at the first mapping.
     #[inline]
-    fn begin(&mut self, now: Nanos, cycle_ns: u64) {
+    fn start_clock(&mut self, now: Nanos, cycle_ns: u64) {
         self.ends.get_or_insert_with(|| cycle_end(now, cycle_ns));
     }
 
@@ -121,7 +121,7 @@ impl<C: ReverseCache> CacheState<C> {
     }
 
     /// Ends all cycles up to `now` and returns the expired pages, which the caller unmaps.
-    fn due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
+    fn expire_due(&mut self, now: Nanos, cycle_ns: u64) -> Vec<PfnRange> {
         let mut expired_ranges = core::mem::take(&mut self.dropped);
         let Self {
             cache, keys, ends, ..
@@ -147,7 +147,7 @@ impl<C: ReverseCache> CacheState<C> {
         expired_ranges
     }
 
-    fn all(&mut self) -> Vec<PfnRange> {
+    fn expire_all(&mut self) -> Vec<PfnRange> {
         let mut expired_ranges = core::mem::take(&mut self.dropped);
         let keys = &mut self.keys;
         self.cache
@@ -244,20 +244,20 @@ where
     C: ReverseCache,
     L: Lock<CacheState<C>>,
 {
-    /// Unmaps a mapping that has left the cache with its last user. If the table refuses, its user
-    /// owns it.
+    /// Unmaps a mapping that the cache removed with its last user. If the table refuses, the user
+    /// keeps the mapping.
     fn unmap_removed<P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
         platform: &mut P,
         range: IovaRange,
     ) -> Result<CachedOrCleared, UnmapRefusal> {
-        let gone = self.paged.unmap(cpu, platform, range);
-        if gone.is_err() {
+        let cleared = self.paged.unmap(cpu, platform, range);
+        if cleared.is_err() {
             self.cache_lock
                 .with(|reverse| reverse.insert(None, range.start()));
         }
-        gone.map(CachedOrCleared::Cleared)
+        cleared.map(CachedOrCleared::Cleared)
     }
 }
 
@@ -306,7 +306,7 @@ where
         let placed = self.paged.map(cpu, platform, pieces, permissions, limits)?;
         let now = platform.now();
         self.cache_lock.with(|reverse| {
-            reverse.begin(now, self.cycle_ns);
+            reverse.start_clock(now, self.cycle_ns);
             reverse.insert(Some(key), placed.range.start());
         });
         Ok(placed)
@@ -455,7 +455,7 @@ where
         let now = platform.now();
         self.cache_lock.with(|reverse| {
             if mapped.is_ok() {
-                reverse.begin(now, self.cycle_ns);
+                reverse.start_clock(now, self.cycle_ns);
                 for (index, piece) in &missed {
                     if let Some(range) = placed.get(*index) {
                         reverse.insert(key_of(piece, permissions), range.start());
@@ -489,8 +489,8 @@ where
         let now = platform.now();
         let ranges = self.cache_lock.with(|reverse| match which {
             Expire::Due if !reverse.is_due(now) => Vec::new(),
-            Expire::Due => reverse.due(now, self.cycle_ns),
-            Expire::All => reverse.all(),
+            Expire::Due => reverse.expire_due(now, self.cycle_ns),
+            Expire::All => reverse.expire_all(),
         });
         if ranges.is_empty() {
             return Ok(());

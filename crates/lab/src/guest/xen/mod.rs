@@ -27,7 +27,7 @@ use crate::xen::{
     Domid, FrameReferences, GrantHandle, GrantRef, IommuOp, MAX_MULTICALL, TceFlush, Xen, XenError,
 };
 
-/// The calls that a guest makes, and when.
+/// The hypercalls by which a guest stores its entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Calls {
     /// One hypercall for each entry.
@@ -214,7 +214,7 @@ impl XenHost {
         Ok(root)
     }
 
-    /// Adds a call, and crosses if the guest makes single calls or the batch is full.
+    /// Adds a call. Enters the hypervisor if the guest makes single calls or the batch is full.
     #[inline]
     fn add(&mut self, call: IommuOp, cause: KickCause) {
         self.push(call, cause);
@@ -233,7 +233,7 @@ impl XenHost {
         self.waiting.push(call);
     }
 
-    /// Performs all waiting calls: in one crossing, or with one crossing for each.
+    /// Enters the hypervisor with all waiting calls, in batches of the mode's size.
     #[inline]
     fn cross(&mut self, cause: KickCause) {
         let batch = match self.calls {
@@ -272,19 +272,19 @@ impl XenHost {
         waiting.clear();
     }
 
-    /// Clears the entries of waiting unmaps and flushes. The last unmap of a space asks for the
+    /// Clears the entries of waiting unmaps and flushes. The last unmap of each space requests its
     /// flush.
     #[inline]
     fn flush_waiting(&mut self) {
         if !self.waiting_grants.is_empty() {
             self.unmap_waiting_grants();
         }
-        let mut asked = Buses::default();
+        let mut flushed = Buses::default();
         for call in self.waiting.iter_mut().rev() {
             if let IommuOp::UnmapEntry { bdf, flush, .. } = call
-                && !asked.contains(bdf.bus())
+                && !flushed.contains(bdf.bus())
             {
-                asked.insert(bdf.bus());
+                flushed.insert(bdf.bus());
                 *flush = TceFlush::Now;
             }
         }

@@ -182,7 +182,7 @@ impl IoPageTable for XenTable {
         })
     }
 
-    /// Clears the entries, or leaves that to the flush, which is due before the range is free.
+    /// Clears the entries, or queues their unmaps for the flush before the range becomes free.
     #[inline]
     fn unmap<P: Platform>(
         &self,
@@ -221,8 +221,8 @@ impl IoPageTable for XenTable {
         })
     }
 
-    /// Nothing waits without a crossing that is due: maps cross in
-    /// [`iotlb_sync_map`](Self::iotlb_sync_map), unmaps at the flush or with the next map.
+    /// Has no effect: [`iotlb_sync_map`](Self::iotlb_sync_map) sends waiting maps, and the flush or
+    /// the next map sends waiting unmaps.
     #[inline]
     fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
 }

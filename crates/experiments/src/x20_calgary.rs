@@ -24,6 +24,7 @@
 
 mod design_axes;
 mod drivers;
+mod interfaces;
 mod machine;
 mod modes;
 mod remedies;
@@ -261,6 +262,7 @@ pub(super) fn measure(
         ));
     }
     design_axes::add(&mut found)?;
+    interfaces::add(&mut found, &profile)?;
     found.explain(
         "Without an IOMMU, a small message behind a driver domain is limited by the guest or by \
         dom0, which have a processor each. The IOMMU's cost is dom0's alone, so a part of it hides \
@@ -319,8 +321,9 @@ mod tests {
             assert_ne!(row(what).requirement, Requirement::Shown, "{what}");
         }
         // Three scenarios, two plots each, with two lines over 15 message sizes.
-        assert_eq!(found.figures.len(), 6);
-        for figure in &found.figures {
+        // The last figure is the interfaces'.
+        assert_eq!(found.figures.len(), 7);
+        for figure in &found.figures[..6] {
             assert_eq!(figure.series.len(), 2);
             assert!(figure.series.iter().all(|line| line.points.len() == 15));
         }

@@ -144,58 +144,83 @@ impl Bench {
     }
 }
 
+/// A ring of buffers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ring {
+    pub(super) direction: Direction,
+    /// First page of its memory.
+    pub(super) first: u64,
+    /// Pages that it uses in turn.
+    pub(super) pages: u64,
+    pub(super) in_flight: u64,
+    /// Buffers of an interrupt; divides the other numbers.
+    pub(super) group: u64,
+    /// Buffers that complete.
+    pub(super) completed: u64,
+}
+
 /// Runs `frames` received frames and their acknowledgements in a mode.
 ///
 /// # Errors
 /// The mode is not built in, or the layer refused a call.
 pub(super) fn run(driver: Driver, name: &str, frames: u64) -> Result<Counts, LabError> {
+    let receive = Ring {
+        direction: Direction::FromDevice,
+        first: 0,
+        pages: 2 * RING,
+        in_flight: RING,
+        group: GROUP,
+        completed: frames,
+    };
+    let acknowledge = Ring {
+        direction: Direction::ToDevice,
+        first: 2 * RING,
+        pages: 64,
+        in_flight: ACKS,
+        group: GROUP / 2,
+        completed: frames / 2,
+    };
+    run_rings(driver, name, &[receive, acknowledge])
+}
+
+/// Runs one ring after the other in a mode.
+///
+/// # Errors
+/// As for [`run`].
+pub(super) fn run_rings(driver: Driver, name: &str, rings: &[Ring]) -> Result<Counts, LabError> {
     let mut bench = Bench::new(name)?;
-    let key = |direction| OpKey::new(DeviceIndex(0), 0, direction);
-    // Each ring: its direction, first page, pages that it uses in turn, buffers in flight, and
-    // buffers of an interrupt.
-    for (direction, first, pages, in_flight, group, buffers) in [
-        (Direction::FromDevice, 0, 2 * RING, RING, GROUP, frames),
-        (
-            Direction::ToDevice,
-            2 * RING,
-            64,
-            ACKS,
-            GROUP / 2,
-            frames / 2,
-        ),
-    ] {
-        let key = key(direction);
-        let mut ring = VecDeque::new();
+    for ring in rings {
+        let key = OpKey::new(DeviceIndex(0), 0, ring.direction);
+        let mut held = VecDeque::new();
         let before = bench.crossings();
         let mapped_at_open = match driver {
-            Driver::Persistent => pages,
-            Driver::Batches => in_flight,
+            Driver::Persistent => ring.pages,
+            Driver::Batches => ring.in_flight,
         };
-        for page in (0..mapped_at_open).step_by(group as usize) {
-            ring.push_back(bench.map(key, first + page, group)?);
+        for page in (0..mapped_at_open).step_by(ring.group as usize) {
+            held.push_back(bench.map(key, ring.first + page, ring.group)?);
         }
         let opened = bench.crossings();
         let flushed = bench.bed.machine.invalidations();
-        let mut page = mapped_at_open % pages;
-        for _ in 0..buffers / group {
-            let Some(done) = ring.pop_front() else {
+        let mut page = mapped_at_open % ring.pages;
+        for _ in 0..ring.completed / ring.group {
+            let Some(done) = held.pop_front() else {
                 return Err(LabError::Internal("an empty ring"));
             };
             match driver {
                 Driver::Persistent => {
                     bench.returned(key, done.iter().map(|(_, range)| *range).collect());
-                    ring.push_back(done);
+                    held.push_back(done);
                 }
                 Driver::Batches => {
                     bench.unmap(key, done)?;
-                    ring.push_back(bench.map(key, first + page, group)?);
-                    page = (page + group) % pages;
+                    held.push_back(bench.map(key, ring.first + page, ring.group)?);
+                    page = (page + ring.group) % ring.pages;
                 }
             }
         }
-        let counts = (bench.crossings() - opened, opened - before);
-        bench.counts.crossings += counts.0;
-        bench.counts.at_open += counts.1;
+        bench.counts.crossings += bench.crossings() - opened;
+        bench.counts.at_open += opened - before;
         bench.counts.flushes += bench.bed.machine.invalidations() - flushed;
     }
     Ok(bench.counts)

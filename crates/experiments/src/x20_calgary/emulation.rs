@@ -65,12 +65,12 @@ mod tests {
     #[test]
     fn exits_follow_interrupts_and_doorbells() {
         let single = count(1, 600).unwrap();
-        println!("{single:?}");
         // Every reception interrupts and refills its ring; every second frame is acknowledged.
         assert!((single.interrupts - 1.5).abs() < 0.1, "{single:?}");
         assert!((single.doorbells - 1.5).abs() < 0.1, "{single:?}");
+        // One and a half doorbells, and as many interrupts of five registers.
+        assert!((single.per_frame() - 9.0).abs() < 0.6, "{single:?}");
         let coalesced = count(44, 600).unwrap();
-        println!("{coalesced:?}");
         assert!(
             coalesced.interrupts < single.interrupts / 10.0,
             "{coalesced:?}"

@@ -211,6 +211,7 @@ mod tests {
         ] {
             let cost = cost(name, &profile, 512, 0).unwrap();
             assert_eq!(cost.crossed, crossed, "{name}");
+            assert_eq!(cost.crossings, crossed * 1228.0, "{name}");
             assert_eq!(cost.flushes, flushes * 2150.0, "{name}");
             assert_eq!(cost.reached > 0, exposed, "{name}");
         }

@@ -17,7 +17,8 @@ pub enum EmptyEntry {
     /// Invalid: the unit reports an access as an error.
     Invalid,
     /// A valid entry of this page, for all devices and addresses. Linux does this
-    /// (`dart_emptyval`, `gart_unmapped_entry`): an errant DMA reaches the spare page and is not reported.
+    /// (`dart_emptyval`, `gart_unmapped_entry`): an errant DMA reaches the spare page and is not
+    /// reported.
     Spare(PhysAddr),
 }
 

@@ -255,7 +255,7 @@ mod tests {
         for pair in order.windows(2) {
             assert!(busy(pair[0], cheap) < busy(pair[1], cheap), "{pair:?}");
         }
-        // The slides' order needs more than the direct cost of exits.
+        // With all costs of its exits, emulation is the dearest.
         assert!(busy(V::Direct, cheap) < busy(V::Emulation, cheap));
         assert!(busy(V::DriverDomain, dear) < busy(V::Emulation, dear));
         // Only an IOMMU, or the absence of a device, bounds what a hostile owner reaches.

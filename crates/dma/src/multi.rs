@@ -1,5 +1,6 @@
-//! `map_multi` and `unmap_multi`: many buffers in one call with one invalidation (CG10). Also the
-//! immediate unmap that undoes a map under every flush policy.
+//! `map_multi` and `unmap_multi`: many buffers in one call (CG10). The maps share the requests to
+//! the owner of the table, and the unmaps share one invalidation. Also the immediate unmap that
+//! undoes a map under every flush policy.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -9,9 +10,10 @@ use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 use crate::domain_table::domain_index;
 use crate::error::UnmapRefusal;
 use crate::flush::{FlushPolicy, OpenBursts};
+use crate::map::map_error;
 use crate::space::Space;
 use crate::token::{Attachment, LiveMapping, Mapping, NotInvalidated, Outcome, PendingUnmap};
-use crate::{Cpu, Dma, MapError, Platform, UnmapError, UnmapFailure, UnmapReason};
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
 
 /// One buffer of [`Dma::map_multi`].
 #[derive(Debug)]
@@ -61,12 +63,54 @@ impl<B> fmt::Display for UnmapMultiError<B> {
 impl<B: fmt::Debug> core::error::Error for UnmapMultiError<B> {}
 
 impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
-    /// Maps every buffer of `requests`, or none.
+    /// Maps every buffer of `requests`, or none. A space that
+    /// [maps many](crate::space::SgSpace::MAPS_MANY) makes them visible together. If it is short of
+    /// addresses for all of them, the layer maps one after the other and frees addresses on demand.
     ///
     /// # Errors
     /// Returns the requests in order. The layer is unchanged, unless the reason is
     /// [`MapReason::RollbackFailed`](crate::MapReason::RollbackFailed).
     pub fn map_multi<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        requests: Vec<MapMultiRequest<B>>,
+    ) -> Result<Vec<Mapping<B>>, MapMultiError<B>> {
+        if !S::MAPS_MANY || requests.len() < 2 {
+            return self.map_one_by_one(cpu, platform, at, requests);
+        }
+        self.refresh_if_stale(cpu);
+        let mut placed = Vec::with_capacity(requests.len());
+        let pieces = requests
+            .iter()
+            .map(|request| (&request.memory, request.direction.permissions()));
+        let mapped = match self.space_and_cpu(&mut cpu.spaces, at) {
+            Some((space, own)) => space.map_many(own, platform, pieces, at.limits, &mut placed),
+            None => Err(MapReason::NotAttached),
+        };
+        match mapped {
+            Ok(()) => {}
+            Err(MapReason::Alloc(_)) => return self.map_one_by_one(cpu, platform, at, requests),
+            Err(reason) => {
+                // A refusal of the table names its buffer. A refusal of all names the first.
+                let buffer = requests.get(placed.len()).or(requests.first());
+                let error = map_error(at, buffer.map(|request| request.memory), reason);
+                return Err((requests, error));
+            }
+        }
+        let mappings = requests
+            .into_iter()
+            .zip(placed)
+            .map(|(request, range)| Mapping {
+                live: LiveMapping::new(at, range, request.direction, request.buffer),
+                bounce: None,
+            });
+        Ok(mappings.collect())
+    }
+
+    /// Maps every buffer of `requests` with a map of its own, or none.
+    fn map_one_by_one<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,

@@ -369,6 +369,11 @@ impl<W: Workload> Capture<W> {
         })
     }
 
+    /// Returns the interrupts that the driver has handled so far.
+    pub(super) fn interrupts(&self) -> u64 {
+        self.testbed.device_stats().interrupts
+    }
+
     /// Records the next run. The first run begins with the driver filling the port's rings.
     ///
     /// # Errors

@@ -14,41 +14,41 @@
 //!
 //! Remedies: multicalls do not help (as many crossings). A whole-guest map costs nothing at run
 //! time (less than 1%), and isolates guests and not the buffers of a guest. The straightforward
-//! calls have the best isolation (no access outside live mappings).
+//! calls have the best isolation (no access outside live mappings). A cache of mappings "saves the
+//! hypervisor crossing": at most one crossing of a pair remains, while the cache fills. Mappings
+//! that are never freed cross as rarely and stay reachable. Persistent mappings cross only when the
+//! driver opens the device. A batch API crosses less than once for each buffer.
 //!
 //! Measured are the cycles of the DMA layer and of the hypervisor's checks and table. Modelled are
 //! crossings, flushes, and the native work of a message ([`machine`]).
 
 mod design_axes;
+mod drivers;
+mod emulation;
+mod interfaces;
 mod machine;
 mod modes;
+mod remedies;
 
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::published::Sheet;
+use emulation::EXIT;
 use machine::models::VirtualIo;
 use machine::{MESSAGES, PAIRS_PER_FRAME, Scenario, profile, rate};
-use modes::{BATCH, ModeCost, WHOLE_GUEST, cost};
+use modes::{ModeCost, cost};
+use remedies::REMEDIES;
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 
 /// Interpretation of "barely affected" and "mostly the same", in percent.
 const BARELY: f64 = 5.0;
-/// Interpretation of "minimal runtime overhead", in percent of a frame's native cycles.
-const MINIMAL: f64 = 1.0;
+/// Frames of an interrupt in the coalesced variant of the emulated adapter: `mlx4_en`'s target.
+const COALESCED: u32 = 44;
+/// Frames that the emulated adapter receives.
+const EMULATED_FRAMES: u64 = 2000;
 /// Multiples of the assumed native cost, to show how far the results depend on it.
 const NATIVE_FACTORS: [f64; 3] = [0.5, 1.0, 2.0];
-
-/// A remedy: name in the rows, and mode.
-const REMEDIES: [(&str, &str); 7] = [
-    ("straightforward hypercalls", "xen"),
-    ("multicalls", "xen-multicall"),
-    ("deferred TCE flush", "xen-lazy"),
-    ("batched unmaps with multicalls", BATCH),
-    ("grant table integration", "xen-grant"),
-    ("whole guest in advance", WHOLE_GUEST),
-    ("no IOMMU", "none"),
-];
 
 /// Loss of throughput and additional use of processors, in percent, of a scenario with the IOMMU.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -229,85 +229,62 @@ fn plot(scenario: Scenario, added: f64, metric: &str, y: &'static str) -> Figure
     Figure::logarithmic(title, "message size (bytes)", y, lines)
 }
 
-/// The remedies' rows: cost in two scenarios, and exposure.
-fn remedies(found: &mut Findings, costs: &[(&str, ModeCost)]) {
-    let slide = |text: &str, value: f64| {
-        Published::new(
-            text,
-            value,
-            "slides, \"Pre-allocating\" to \"Other Optimizations\"",
-        )
-        .rounded_by(0.0)
-    };
-    let of = |name: &str| costs.iter().find(|(other, _)| *other == name);
-    let straight = of(REMEDIES[0].0).map_or(f64::NAN, |(_, cost)| cost.crossed);
-    for (name, cost) in costs {
-        let row = |what: &str, unit: &'static str, value: Measured| {
-            FindingRow::new(format!("{name}: {what}"), unit, value)
-        };
-        let share = cost.spread / cost.measured.max(1.0);
-        let cycles = Measured::cost(cost.measured, cost.modelled(), share);
-        found.push(row("cycles of a map and an unmap", "cycles", cycles));
-        for (scenario, message) in [(Scenario::DirectAccess, 64), (Scenario::DriverDomain, 64)] {
-            let grants = *name == "grant table integration";
-            if grants && scenario == Scenario::DirectAccess {
-                // Only driver domains map grants.
-                continue;
-            }
-            let added = added(cost, !grants);
-            let small = overhead(scenario, message, added, 1.0).lost;
-            let bulk = overhead(scenario, 16384, added, 1.0).more;
-            let scenario = scenario.name();
-            let what = format!("{scenario}: throughput lost at 64 bytes");
-            found.push(row(&what, "%", Measured::timed(small, 0.0)));
-            let what = format!("{scenario}: more processor use at 16 KiB");
-            found.push(row(&what, "%", Measured::timed(bulk, 0.0)));
-        }
-        let reached = Measured::counted(cost.reached as f64);
-        let reached = row("attackers' accesses let through", "", reached);
-        let window = Measured::counted(cost.window_ns as f64 / 1e6);
-        found.push(match *name {
-            "straightforward hypercalls" => reached.exact(slide("best isolation properties", 0.0)),
-            "whole guest in advance" => {
-                reached.at_least(slide("no protection inside the guest", 1.0))
-            }
-            "deferred TCE flush" => reached.at_least(slide("mapping outlives its unmap", 1.0)),
-            _ => reached,
-        });
-        found.push(row("longest time reachable after the unmap", "ms", window));
-        if *name == "multicalls" {
-            let crossed = row("crossings per pair", "", Measured::counted(cost.crossed));
-            found.push(crossed.exact(slide("multicalls don't help", straight)));
-        }
-        if *name == "whole guest in advance" {
-            let share = 100.0 * added(cost, true) / machine::FRAME_CYCLES;
-            let share = row(
-                "cycles at run time, of a frame",
-                "%",
-                Measured::timed(share, 0.0),
-            );
-            found.push(share.at_most(slide("minimal runtime overhead", MINIMAL)));
-        }
-    }
-}
-
-/// The models of virtual I/O, for contrast: the slides do not compare with them.
-fn virtual_io(found: &mut Findings, straight: &ModeCost) {
+/// The models of virtual I/O, for contrast: the slides do not compare with them. Emulation has a
+/// row for each end of the range of an exit's cost.
+fn virtual_io(found: &mut Findings, straight: &ModeCost) -> Result<(), LabError> {
     let added = added(straight, true);
+    let mut push = |what: String, unit: &'static str, value: f64| {
+        found.push(FindingRow::new(what, unit, Measured::timed(value, 0.0)));
+    };
+    let mut rows = |of: String, rate: machine::Rate| {
+        push(format!("{of}: throughput at 1460 bytes"), "Mb/s", rate.mbps);
+        let busy = 100.0 * rate.busy;
+        let what = format!("{of}: processor use at 1460 bytes");
+        push(what, "% of a processor", busy);
+    };
+    let mut counted = Vec::new();
+    for coalesced in [1, COALESCED] {
+        counted.push((coalesced, emulation::count(coalesced, EMULATED_FRAMES)?));
+    }
+    let mut shares = [0.0; 2];
+    for (share, (_, exits)) in shares.iter_mut().zip(&counted) {
+        *share = exits.per_frame() * EXIT[0];
+    }
     for model in VirtualIo::ALL {
-        let rate = model.rate(1460, added);
         let name = model.name();
         let who = model.reaches();
-        let what = format!("model {name} (device reaches {who}): throughput at 1460 bytes");
-        found.push(FindingRow::new(
-            what,
-            "Mb/s",
-            Measured::timed(rate.mbps, 0.0),
-        ));
-        let busy = Measured::timed(100.0 * rate.busy, 0.0);
-        let what = format!("model {name}: processor use at 1460 bytes");
-        found.push(FindingRow::new(what, "% of a processor", busy));
+        let of = format!("model {name} (device reaches {who})");
+        if model != VirtualIo::Emulation {
+            rows(of, model.rate(1460, added, 0.0));
+            continue;
+        }
+        for (coalesced, exits) in &counted {
+            for cycles in EXIT {
+                let rate = model.rate(1460, added, exits.per_frame() * cycles);
+                let with =
+                    format!("{of}, {coalesced} frames an interrupt, {cycles} cycles an exit");
+                rows(with, rate);
+            }
+        }
     }
+    for (coalesced, exits) in counted {
+        let what = format!("emulation, {coalesced} frames an interrupt: exits of a frame");
+        found.push(FindingRow::counted(what, "", exits.per_frame()));
+    }
+    let per_bit = |model: VirtualIo, exits: f64| {
+        let rate = model.rate(1460, added, exits);
+        rate.busy / rate.mbps
+    };
+    let front = per_bit(VirtualIo::FrontBack, 0.0);
+    let [single, joined] = shares.map(|exits| per_bit(VirtualIo::Emulation, exits) / front);
+    found.explain(format!(
+        "The exits of emulation are counted in the model of a network adapter; the registers of an \
+        interrupt are those of Linux's e1000. The cost of an exit is a range: 2000 cycles, its \
+        direct cost, and ten times that with indirect and synchronous costs. With the direct cost, \
+        a bit takes {single:.2} times the cycles of front and back drivers without coalescing, and \
+        {joined:.2} with it.",
+    ));
+    Ok(())
 }
 
 /// Replays `packets` received frames, with `repetitions` timed repetitions, on a machine with the
@@ -341,9 +318,10 @@ pub(super) fn measure(
     for (name, mode) in REMEDIES {
         by_remedy.push((name, of(mode)?));
     }
-    remedies(&mut found, &by_remedy);
+    remedies::add(&mut found, &by_remedy);
+    remedies::add_drivers(&mut found, &profile, frames)?;
     if let Some((_, straight)) = by_remedy.first() {
-        virtual_io(&mut found, straight);
+        virtual_io(&mut found, straight)?;
         found.explain(format!(
             "Of the {:.0} cycles that a pair costs dom0, {:.0} are modelled: two crossings and a \
             flush. The slides print neither. Their sum decides how many bytes a message needs to \
@@ -354,6 +332,7 @@ pub(super) fn measure(
         ));
     }
     design_axes::add(&mut found)?;
+    interfaces::add(&mut found, &profile)?;
     found.explain(
         "Without an IOMMU, a small message behind a driver domain is limited by the guest or by \
         dom0, which have a processor each. The IOMMU's cost is dom0's alone, so a part of it hides \
@@ -363,10 +342,6 @@ pub(super) fn measure(
         "The slides do not name the machine. Its clock, the register reads of a flush, and the \
         cost of a hypercall are assumed. The size of messages matters only if the sender does not \
         join them.",
-    );
-    found.note(
-        "Remedies that keep mappings (persistent allocation, a cache of mappings, never freeing) \
-        are modes of the mapping layer, and are measured by compare.",
     );
     found.note(
         "The slides' disk workload (ffsb) and DART results are called comparable and printed \
@@ -403,14 +378,22 @@ mod tests {
             "whole guest in advance: attackers' accesses let through",
             "deferred TCE flush: attackers' accesses let through",
             "multicalls: crossings per pair",
+            "cache of mappings: crossings per pair",
+            "cache of mappings, multicalls: crossings per pair",
+            "never free: crossings per pair",
+            "never free: attackers' accesses let through",
+            "never free, multicalls: attackers' accesses let through",
+            "persistent allocation: crossings per pair",
+            "map_multi and unmap_multi, multicalls: crossings per pair",
             "whole guest in advance: cycles at run time, of a frame",
         ] {
             assert_eq!(row(what).holds, Some(true), "{:?}", row(what));
             assert_ne!(row(what).requirement, Requirement::Shown, "{what}");
         }
         // Three scenarios, two plots each, with two lines over 15 message sizes.
-        assert_eq!(found.figures.len(), 6);
-        for figure in &found.figures {
+        // The last figure is the interfaces'.
+        assert_eq!(found.figures.len(), 7);
+        for figure in &found.figures[..6] {
             assert_eq!(figure.series.len(), 2);
             assert!(figure.series.iter().all(|line| line.points.len() == 15));
         }

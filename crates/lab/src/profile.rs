@@ -106,8 +106,10 @@ fn assumed_kick() -> u64 {
     ASSUMED_KICK
 }
 
-/// No paper gives the cost of a hypercall either. This is the one that Dall et al. measured on x86
-/// (ISCA 2016, Table II: Xen, 1228 cycles), on a later machine.
+/// Assumed: no source of this project gives the cost of a hypercall. The number is of the order of
+/// an exit and the entry back, whose direct cost is 2000 cycles (Landau, Ben-Yehuda and Gordon,
+/// SplitX, WIOV 2011). It was noted from memory as a measurement of Dall et al. (ISCA 2016), and
+/// their table was not at hand to check it.
 const ASSUMED_HYPERCALL: u64 = 1228;
 
 fn assumed_hypercall() -> u64 {

@@ -17,6 +17,7 @@ use crate::hardware::{FaultCounts, Hardware};
 use crate::layer::{ContextTarget, DmaOps};
 use crate::oracle::Ownership;
 use crate::platform::SharedPlatform;
+use crate::queue_stats::QueueStats;
 
 /// The layer and the hardware of one mode.
 pub struct Testbed {
@@ -67,6 +68,9 @@ pub trait Machine {
 
     /// Returns the number of invalidations so far.
     fn invalidations(&self) -> u64;
+
+    /// Returns the requests and crossings of a guest whose host owns its table.
+    fn traffic(&self) -> QueueStats;
 
     /// Sets the time on the clock.
     fn set_time(&mut self, now: Nanos);
@@ -127,6 +131,10 @@ impl<H: Hardware> Machine for SharedPlatform<H> {
 
     fn invalidations(&self) -> u64 {
         self.borrow().invalidations()
+    }
+
+    fn traffic(&self) -> QueueStats {
+        self.borrow().iommu.hardware.traffic()
     }
 
     fn set_time(&mut self, now: Nanos) {

@@ -165,3 +165,12 @@ pub trait Format: Copy + fmt::Debug {
         (iova.get().wrapping_shr(self.shift(level)) & mask) as usize
     }
 }
+
+/// A flat format whose entries are 32-bit words, two in each word of this crate.
+pub trait HalfWord: Format {
+    /// Encodes a valid entry as the word in memory.
+    fn entry(base: PhysAddr) -> u32;
+
+    /// Returns true if the word in memory is not a valid entry.
+    fn is_empty(entry: u32) -> bool;
+}

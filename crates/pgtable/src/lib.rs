@@ -22,11 +22,11 @@ extern crate std;
 
 mod coherency;
 mod context;
-mod dart;
 mod error;
 mod fmt;
 mod format;
 mod frame_reserve;
+mod half_word_table;
 mod leaf_cache;
 mod map;
 mod pasid_entry;
@@ -41,14 +41,14 @@ pub use coherency::Coherency;
 pub use context::{
     Context, ContextError, ContextTables, PageRequests, TranslationType, find_context,
 };
-pub use dart::{DartTable, EmptyEntry};
 pub use error::{MapError, TableError, UnmapError};
-pub use fmt::{CalgaryTce, Dart, FirstStage, Levels, SecondStage, Snoop};
+pub use fmt::{CalgaryTce, Dart, FirstStage, Gart, Levels, SecondStage, Snoop};
 pub use fmt::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,
 };
-pub use format::{Entry, Format, Level};
+pub use format::{Entry, Format, HalfWord, Level};
+pub use half_word_table::{DartTable, EmptyEntry, GartTable, HalfWordTable};
 pub use leaf_cache::LeafCache;
 pub use map::MapRequest;
 pub use pasid_entry::NestedEntry;

@@ -190,6 +190,27 @@ pub trait SgSpace: AddressSpace {
         self.map(cpu, platform, pieces, permissions, limits)
     }
 
+    /// True if the space implements [`map_many`](Self::map_many).
+    const MAPS_MANY: bool = false;
+
+    /// Maps each of `pieces` separately, with its permissions, and appends their ranges to
+    /// `placed`, in order. The pieces share the write-back of entries and, if another machine keeps
+    /// the table, its requests. All pieces are visible to the device on return.
+    ///
+    /// # Errors
+    /// As for [`map`](AddressSpace::map). No piece stays mapped; the caller discards `placed`.
+    fn map_many<'p, P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: impl Iterator<Item = (&'p PhysRange, Permissions)>,
+        limits: AddressLimits,
+        placed: &mut Vec<IovaRange>,
+    ) -> Result<(), MapReason> {
+        let _ = (cpu, platform, pieces, limits, placed);
+        Err(MapReason::NotContiguous)
+    }
+
     /// Returns the mapped range of each piece of a list whose range begins at `start`.
     fn pieces<'a>(
         &'a self,

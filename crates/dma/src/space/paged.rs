@@ -60,8 +60,9 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         &self.table
     }
 
-    /// Maps each of `pieces` separately and passes its range to `each`. All pieces are visible to
-    /// the device on return. Returns the number of steps of the allocator's searches.
+    /// Maps each of `pieces` separately, with its permissions, and passes its range to `each`. All
+    /// pieces are visible to the device on return. Returns the number of steps of the allocator's
+    /// searches.
     ///
     /// # Errors
     /// As for [`map`](AddressSpace::map). No piece stays mapped; the caller discards the ranges
@@ -70,15 +71,14 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
         platform: &mut P,
-        pieces: impl Iterator<Item = &'p PhysRange> + Clone,
-        permissions: Permissions,
+        pieces: impl Iterator<Item = (&'p PhysRange, Permissions)>,
         limits: AddressLimits,
         mut each: impl FnMut(IovaRange),
     ) -> Result<u32, MapReason> {
         let mut made: Vec<(PfnRange, PfnRange)> = Vec::new();
         let mut steps = 0_u32;
         let mut result = Ok(());
-        for piece in pieces {
+        for (piece, permissions) in pieces {
             let pages = piece.pages(GRANULE);
             let found = match self.alloc(&mut cpu.allocator, pages, limits) {
                 Ok(found) => found,
@@ -296,7 +296,21 @@ fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
 
 impl<A: IovaAllocator<FreeProof = Unmapped>, T: IoPageTable> FlushesBeforeReuse for Paged<A, T> {}
 
-impl<A: IovaAllocator, T: IoPageTable> SgSpace for Paged<A, T> {}
+impl<A: IovaAllocator, T: IoPageTable> SgSpace for Paged<A, T> {
+    const MAPS_MANY: bool = true;
+
+    fn map_many<'p, P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: impl Iterator<Item = (&'p PhysRange, Permissions)>,
+        limits: AddressLimits,
+        placed: &mut Vec<IovaRange>,
+    ) -> Result<(), MapReason> {
+        self.map_each(cpu, platform, pieces, limits, |range| placed.push(range))
+            .map(drop)
+    }
+}
 
 impl<A: IovaAllocator, T: IoPageTable> RingSpace for Paged<A, T> {}
 

@@ -15,11 +15,11 @@ use ringfence_trace::{
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 /// Buffers that the receive ring holds: the default of Linux's e1000.
-const RING: u64 = 256;
+pub(super) const RING: u64 = 256;
 /// Acknowledgements that wait for their completion.
-const ACKS: u64 = 8;
+pub(super) const ACKS: u64 = 8;
 /// Frames that the driver completes and refills together (`E1000_RX_BUFFER_WRITE`).
-const GROUP: u64 = 16;
+pub(super) const GROUP: u64 = 16;
 /// Time of a full frame on the link.
 const FRAME_NS: u64 = 12_000;
 
@@ -41,6 +41,8 @@ pub(super) struct ModeCost {
     pub(super) crossings: f64,
     /// Number of crossings into the hypervisor.
     pub(super) crossed: f64,
+    /// Number of flushes.
+    pub(super) flushed: f64,
     /// Accesses outside live mappings that the IOMMU let through, of all that attackers tried.
     pub(super) reached: u64,
     /// Longest time for which an unmapped buffer stayed reachable, in ns.
@@ -183,6 +185,7 @@ pub(super) fn cost(
         flushes: row.invalidations as f64 / pairs * profile.invalidation_cycles as f64,
         crossings: crossed * profile.crossing_cycles(mode.owner) as f64,
         crossed,
+        flushed: row.invalidations as f64 / pairs,
         reached: row.violations.map_or(0, |violations| violations.total),
         window_ns: row.stale_window_max_ns,
     })
@@ -208,8 +211,20 @@ mod tests {
         ] {
             let cost = cost(name, &profile, 512, 0).unwrap();
             assert_eq!(cost.crossed, crossed, "{name}");
+            assert_eq!(cost.crossings, crossed * 1228.0, "{name}");
             assert_eq!(cost.flushes, flushes * 2150.0, "{name}");
             assert_eq!(cost.reached > 0, exposed, "{name}");
+        }
+        // Caches of mappings: each buffer crosses once, with its first map.
+        for flush in ["map-cache", "never-free"] {
+            for owner in ["xen", "xen-multicall"] {
+                let name = format!("alloc=linux-rcache,table=flat,flush={flush},owner={owner}");
+                let cost = cost(&name, &profile, 1024, 0).unwrap();
+                // Buffers and headers, of all maps.
+                let maps = (1024 + RING) as f64 * 1.5;
+                assert_eq!(cost.crossed, (2 * RING + 64) as f64 / maps, "{name}");
+                assert_eq!((cost.flushed, cost.reached > 0), (0.0, true), "{name}");
+            }
         }
         let cost = cost(BATCH, &profile, 512, 0).unwrap();
         assert!(cost.crossed < 2.0 && cost.flushes < 2150.0, "{cost:?}");

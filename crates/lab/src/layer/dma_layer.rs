@@ -5,8 +5,8 @@ use std::hint::black_box;
 use ringfence_dma::flush::{FlushPolicy, Released};
 use ringfence_dma::space::Space;
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapReason, NotInvalidated, Outcome,
-    SgLimits, SgRequest, UnmapReason,
+    AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason,
+    NotInvalidated, Outcome, SgLimits, SgRequest, UnmapReason,
 };
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
@@ -161,6 +161,29 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
                 })
         };
         mapped.map_err(|(_, error)| error)
+    }
+
+    fn map_multi(
+        &mut self,
+        key: OpKey,
+        buffers: &[(u64, PhysRange)],
+    ) -> Result<Vec<MappingToken>, MapError> {
+        let Some(own) = self.parts(key) else {
+            return Err(not_attached(key));
+        };
+        let requests = buffers
+            .iter()
+            .map(|(buffer, memory)| MapMultiRequest {
+                buffer: *buffer,
+                memory: *memory,
+                direction: key.direction,
+            })
+            .collect();
+        let mapped = own
+            .dma
+            .map_multi(own.cpu, own.platform, own.at, requests)
+            .map_err(|(_, error)| error)?;
+        Ok(mapped.into_iter().map(MappingToken::Single).collect())
     }
 
     fn segments(&self) -> &[DmaSegment] {

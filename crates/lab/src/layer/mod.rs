@@ -159,6 +159,23 @@ pub trait DmaOps {
     /// The layer refused the map and is unchanged.
     fn map(&mut self, key: OpKey, buffer: u64, pieces: &[PhysRange]) -> Result<Mapped, MapError>;
 
+    /// Maps several single buffers in one call, or none. Returns their tokens in order. A layer
+    /// without such a call maps one after the other.
+    ///
+    /// # Errors
+    /// The layer refused a map. A layer with such a call is unchanged.
+    fn map_multi(
+        &mut self,
+        key: OpKey,
+        buffers: &[(u64, PhysRange)],
+    ) -> Result<Vec<MappingToken>, MapError> {
+        let mut tokens = Vec::with_capacity(buffers.len());
+        for (buffer, memory) in buffers {
+            tokens.push(self.map(key, *buffer, &[*memory])?.token);
+        }
+        Ok(tokens)
+    }
+
     /// Returns the IOVA ranges of the last mapped scatterlist, followed by unused ones.
     fn segments(&self) -> &[DmaSegment];
 

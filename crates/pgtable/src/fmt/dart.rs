@@ -7,7 +7,7 @@
 
 use ringfence_types::{PageSize, Permissions, PhysAddr};
 
-use crate::{Entry, Format, Level};
+use crate::{Entry, Format, HalfWord, Level};
 
 /// DARTMAP_VALID: the entry maps a page.
 pub(crate) const VALID: u32 = 0x8000_0000;
@@ -36,16 +36,17 @@ impl Dart {
         }
         Some(Self { bits: address_bits })
     }
+}
 
-    /// Encodes an entry, as the big-endian word in memory.
+impl HalfWord for Dart {
+    /// The word is big-endian.
     #[inline]
-    pub(crate) const fn entry(base: PhysAddr) -> u32 {
+    fn entry(base: PhysAddr) -> u32 {
         (VALID | (base.get() >> 12) as u32 & RPN).to_be()
     }
 
-    /// Returns true if the entry is not valid.
     #[inline]
-    pub(crate) const fn is_empty(entry: u32) -> bool {
+    fn is_empty(entry: u32) -> bool {
         u32::from_be(entry) & VALID == 0
     }
 }

@@ -442,8 +442,7 @@ where
         let mapped = self.paged.map_each(
             cpu,
             platform,
-            missed.iter().map(|(_, piece)| *piece),
-            permissions,
+            missed.iter().map(|(_, piece)| (*piece, permissions)),
             limits,
             |range| {
                 let slot = indices.next().and_then(|(index, _)| placed.get_mut(*index));

@@ -1,4 +1,4 @@
-//! The table of a DART, whose 32-bit entries share words in pairs.
+//! Flat tables of a DART or a GART, whose 32-bit entries share words in pairs.
 //!
 //! A store changes one half of a word by compare-and-swap, so CPUs that change neighbouring entries
 //! never overwrite each other's.
@@ -7,24 +7,30 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{CachedLevels, DomainId, PageSize, PfnRange, PhysAddr, PhysMemory, Unmapped};
 
-use crate::fmt::Dart;
-use crate::{Coherency, Format, Leaf, Level, MapError, MapRequest, TableError, UnmapError};
+use crate::fmt::{Dart, Gart};
+use crate::{Coherency, HalfWord, Leaf, Level, MapError, MapRequest, TableError, UnmapError};
 use crate::{Cursor, WalkError, walk};
 
 /// The content of entries that map nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmptyEntry {
-    /// An invalid entry: the DART reports an access as an error.
+    /// An invalid entry: the unit reports an access as an error.
     Invalid,
-    /// A valid entry for this page, as in Linux (`dart_emptyval`). A stray DMA of any device
-    /// reaches the spare page, and the DART does not report it.
+    /// A valid entry for this page, as in Linux (`dart_emptyval`, `gart_unmapped_entry`). A stray DMA
+    /// of any device reaches the spare page, and the unit does not report it.
     Spare(PhysAddr),
 }
 
 /// The flat table of a DART.
+pub type DartTable = HalfWordTable<Dart>;
+
+/// The flat table of a GART's aperture. Its addresses begin at the base of the aperture.
+pub type GartTable = HalfWordTable<Gart>;
+
+/// A flat table of 32-bit entries.
 #[derive(Debug)]
-pub struct DartTable {
-    format: Dart,
+pub struct HalfWordTable<F> {
+    format: F,
     root: PhysAddr,
     domain: DomainId,
     coherency: Coherency,
@@ -37,14 +43,14 @@ fn half(root: PhysAddr, page: u64) -> (PhysAddr, u32) {
     (word, (page % 2) as u32 * 32)
 }
 
-impl DartTable {
+impl<F: HalfWord> HalfWordTable<F> {
     /// Creates an empty table at `root`. The caller provides [`bytes`](Self::bytes) bytes, 4 KiB
     /// aligned; the table overwrites them.
     ///
     /// # Errors
     /// The memory is misaligned or absent.
     pub fn at<M: PhysMemory + ?Sized>(
-        format: Dart,
+        format: F,
         domain: DomainId,
         coherency: Coherency,
         empty: EmptyEntry,
@@ -56,7 +62,7 @@ impl DartTable {
         }
         let empty = match empty {
             EmptyEntry::Invalid => 0,
-            EmptyEntry::Spare(page) if page.get() >> 36 == 0 => Dart::entry(page),
+            EmptyEntry::Spare(page) if page.get() >> format.physical_bits() == 0 => F::entry(page),
             EmptyEntry::Spare(_) => return Err(TableError::Memory),
         };
         let count = format.entries(Level::LEAF) / 2;
@@ -78,8 +84,8 @@ impl DartTable {
     }
 
     /// Returns the size of a table in bytes.
-    pub fn bytes(format: Dart) -> u64 {
-        format.entries(Level::LEAF) as u64 * Dart::ENTRY_BYTES
+    pub fn bytes(format: F) -> u64 {
+        format.entries(Level::LEAF) as u64 * F::ENTRY_BYTES
     }
 
     /// Returns the physical address of the table.
@@ -88,7 +94,7 @@ impl DartTable {
     }
 
     /// Returns the format.
-    pub const fn format(&self) -> Dart {
+    pub const fn format(&self) -> F {
         self.format
     }
 
@@ -134,7 +140,7 @@ impl DartTable {
             let entry = (seen >> shift) as u32;
             let fits = match old {
                 Some(old) => entry == old,
-                None => entry != self.empty && !Dart::is_empty(entry),
+                None => entry != self.empty && !F::is_empty(entry),
             };
             if !fits {
                 return false;
@@ -152,7 +158,7 @@ impl DartTable {
         first.checked_add(pages).is_some_and(|end| end <= entries)
     }
 
-    /// Maps a run of pages. DART has no access control, so `permissions` must allow reads and
+    /// Maps a run of pages. Entries have no access control, so `permissions` must allow reads and
     /// writes.
     ///
     /// # Errors
@@ -182,14 +188,14 @@ impl DartTable {
             return Err(MapError::BeyondWidth { iova });
         }
         let last = (pa.get() >> 12).checked_add(pages - 1);
-        if last.is_none_or(|last| last >> 24 != 0) {
+        if last.is_none_or(|last| last >> (self.format.physical_bits() - 12) != 0) {
             return Err(MapError::PhysicalBeyondWidth { at: pa });
         }
         for page in 0..pages {
             let at = iova.wrapping_add(page << 12);
             let base = pa.wrapping_add(page << 12);
             let stored = self.entry(mem, first + page).map(|(word, _, shift)| {
-                self.replace(word, shift, Some(self.empty), Dart::entry(base))
+                self.replace(word, shift, Some(self.empty), F::entry(base))
             });
             if stored != Some(true) {
                 for stored in 0..page {
@@ -215,14 +221,13 @@ impl DartTable {
     fn maps<M: PhysMemory + ?Sized>(&self, mem: &M, page: u64) -> bool {
         self.entry(mem, page).is_some_and(|(word, _, shift)| {
             let entry = (word.load(Ordering::Relaxed) >> shift) as u32;
-            entry != self.empty && !Dart::is_empty(entry)
+            entry != self.empty && !F::is_empty(entry)
         })
     }
 
     fn write_back<M: PhysMemory + ?Sized>(&self, mem: &M, first: u64, pages: u64) {
-        let at = self.root.wrapping_add(first * Dart::ENTRY_BYTES);
-        self.coherency
-            .write_back(mem, at, pages * Dart::ENTRY_BYTES);
+        let at = self.root.wrapping_add(first * F::ENTRY_BYTES);
+        self.coherency.write_back(mem, at, pages * F::ENTRY_BYTES);
         self.coherency.drain(mem);
     }
 

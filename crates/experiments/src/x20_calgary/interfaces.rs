@@ -1,0 +1,112 @@
+//! The interfaces between driver, hypervisor and IOMMU as a sweep (CG17): calls of a batch, entries
+//! of a crossing, and traps beside hypercalls and requests.
+//!
+//! A batch of 1 to 64 buffers is unmapped in one call, and mapped in one. Crossings and flushes are
+//! counted by running each interface; their cycles are modelled.
+
+use ringfence_lab::{LabError, Profile};
+use ringfence_types::Direction;
+
+use super::drivers::{Counts, Driver, Ring, run_rings};
+use super::modes::mode;
+use crate::figure::{Figure, Series};
+use crate::finding::{FindingRow, Findings, Measured};
+
+/// Buffers of a call.
+const BATCHES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Batches with a row. The figure has all.
+const PRINTED: [u64; 3] = [1, 32, 64];
+
+/// An interface: its name in the rows, and mode. All invalidate before an unmap returns.
+const INTERFACES: [(&str, &str); 5] = [
+    ("hypercall for each entry", "xen"),
+    ("hypercall for up to 32 entries", "xen-multicall"),
+    ("request on a virtqueue", "virtio-strict"),
+    ("trapped queue of an emulated VT-d", "emulated-strict"),
+    ("direct: the kernel writes the table", "calgary"),
+];
+
+/// Runs a ring of 64 buffers, in batches of `group`.
+fn counts(name: &str, group: u64) -> Result<Counts, LabError> {
+    let ring = Ring {
+        direction: Direction::FromDevice,
+        first: 0,
+        pages: 128,
+        in_flight: 64,
+        group,
+        completed: 256,
+    };
+    run_rings(Driver::Batches, name, &[ring])
+}
+
+/// Adds the sweep.
+pub(super) fn add(found: &mut Findings, profile: &Profile) -> Result<(), LabError> {
+    let mut lines = Vec::new();
+    for (interface, name) in INTERFACES {
+        let crossing = profile.crossing_cycles(mode(name)?.owner) as f64;
+        let mut points = Vec::new();
+        for group in BATCHES {
+            let counts = counts(name, group)?;
+            let crossed = counts.per_pair(counts.crossings);
+            let flushed = counts.per_pair(counts.flushes);
+            points.push((group as f64, crossed));
+            if !PRINTED.contains(&group) {
+                continue;
+            }
+            let what = format!("interface {interface}, batches of {group}");
+            let mut row = |of: &str, unit: &'static str, value: Measured| {
+                found.push(FindingRow::new(format!("{what}: {of}"), unit, value));
+            };
+            row("crossings per pair", "", Measured::counted(crossed));
+            row("flushes per pair", "", Measured::counted(flushed));
+            let cycles = crossed * crossing + flushed * profile.invalidation_cycles as f64;
+            let cycles = Measured::timed(cycles, 0.0);
+            row("modelled cycles of a map and an unmap", "cycles", cycles);
+        }
+        lines.push(Series::line(interface, points));
+    }
+    let title = "interfaces: crossings".to_owned();
+    let y = "crossings of a map and an unmap";
+    found
+        .figures
+        .push(Figure::logarithmic(title, "buffers of a call", y, lines));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_interfaces_with_batches_cross_less_for_larger_calls() {
+        for group in BATCHES {
+            // Entries of a crossing; none if the kernel needs no crossing.
+            for (name, entries) in [
+                ("xen", Some(1)),
+                ("xen-multicall", Some(32)),
+                ("calgary", None),
+            ] {
+                let found = counts(name, group).unwrap();
+                let calls = found.pairs / group;
+                let crossings = entries.map_or(0, |entries| 2 * calls * group.div_ceil(entries));
+                assert_eq!(found.crossings, crossings, "{name} {group}");
+                assert_eq!(found.flushes, calls, "{name} {group}");
+                assert_eq!(found.reached, 0, "{name} {group}");
+            }
+            // A batch notifies the virtqueue once. An emulated VT-d in caching mode traps for each
+            // map, and once for the invalidation of a batch of unmaps.
+            let calls = 256 / group;
+            for (name, crossings) in [
+                ("virtio-strict", 2 * calls),
+                ("emulated-strict", 256 + calls),
+            ] {
+                let found = counts(name, group).unwrap();
+                assert_eq!(
+                    (found.crossings, found.reached),
+                    (crossings, 0),
+                    "{name} {group}"
+                );
+            }
+        }
+    }
+}

@@ -336,8 +336,8 @@ pub fn testbed(mode: &Mode, options: &CompareOptions) -> Result<Testbed, LabErro
 }
 
 /// Creates the [`testbed`] of `mode` with an IOMMU that walks the memory's device view: it sees
-/// only lines that were written back, also if the table's walks always snoop. The profile must be one
-/// whose walks do not snoop.
+/// only lines that were written back, also if the table's walks always snoop. The profile must be
+/// one whose walks do not snoop.
 ///
 /// # Errors
 /// The mode is not built in, or memory is short.

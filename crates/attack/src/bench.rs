@@ -2,15 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use ringfence_devices::posted::WriteDraining;
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_lab::LabError;
-use ringfence_lab::compare::{CompareOptions, testbed};
+use ringfence_lab::compare::{CompareOptions, non_coherent_testbed, testbed};
 use ringfence_lab::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::oracle::{ByteGrantId, ByteOracle, ByteVerdict};
 use ringfence_lab::ring::RingSizes;
-use ringfence_lab::testbed::Machine;
+use ringfence_lab::testbed::{Machine, Testbed};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
     Access, Direction, DomainId, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
@@ -59,14 +58,6 @@ pub(crate) struct Bench {
     held: Vec<Held>,
     false_faults: u64,
     targets: Vec<(DomainId, ContextTarget)>,
-    posted: Vec<PostedWrite>,
-    draining: WriteDraining,
-}
-
-/// A write that the IOMMU has translated and that has not reached memory.
-struct PostedWrite {
-    device: RequesterId,
-    ranges: Vec<PhysRange>,
 }
 
 /// Collects the physical ranges of an access.
@@ -86,6 +77,14 @@ pub(crate) fn memory(start: u64, bytes: u64) -> Result<PhysRange, LabError> {
     PhysRange::new(PhysAddr::new(start), bytes).ok_or(LabError::Internal("an empty buffer"))
 }
 
+/// Options of a testbed with `slots` slots in every ring. Walks of its profile do not snoop.
+fn options(slots: u32) -> CompareOptions {
+    CompareOptions {
+        rings: RingSizes::Every(slots),
+        ..CompareOptions::new()
+    }
+}
+
 impl Bench {
     /// Creates the bench of `mode`, with [`SLOTS`] slots in every ring.
     pub(crate) fn new(mode: &Mode) -> Result<Self, LabError> {
@@ -94,11 +93,15 @@ impl Bench {
 
     /// Creates the bench of `mode`, with `slots` slots in every ring.
     pub(crate) fn with_slots(mode: &Mode, slots: u32) -> Result<Self, LabError> {
-        let options = CompareOptions {
-            rings: RingSizes::Every(slots),
-            ..CompareOptions::new()
-        };
-        let made = testbed(mode, &options)?;
+        Self::of(testbed(mode, &options(slots))?)
+    }
+
+    /// Creates the bench of `mode` with an IOMMU that sees only lines that were written back.
+    pub(crate) fn without_snooping(mode: &Mode) -> Result<Self, LabError> {
+        Self::of(non_coherent_testbed(mode, &options(SLOTS))?)
+    }
+
+    fn of(made: Testbed) -> Result<Self, LabError> {
         let mut bench = Self {
             layer: made.layer,
             machine: made.machine,
@@ -108,8 +111,6 @@ impl Bench {
             held: Vec::new(),
             false_faults: 0,
             targets: Vec::new(),
-            posted: Vec::new(),
-            draining: WriteDraining::Drained,
         };
         bench.layer.reserve(CPUS, 1)?;
         for index in 0..DEVICES {
@@ -214,10 +215,22 @@ impl Bench {
 
     /// Unmaps a buffer. A burst may withhold it.
     pub(crate) fn unmap(&mut self, id: MapId) -> Result<(), LabError> {
+        self.unmap_with(id, &mut || ())
+    }
+
+    /// Unmaps a buffer. Calls `invalidated` if the unmap has completed an invalidation, before the
+    /// driver has the buffer back.
+    pub(crate) fn unmap_with(
+        &mut self,
+        id: MapId,
+        invalidated: &mut dyn FnMut(),
+    ) -> Result<(), LabError> {
         let (key, token) = self.take(id)?;
         let before = self.machine.invalidations();
         let outcome = self.layer.unmap(key, token);
-        self.drain_since(before);
+        if self.machine.invalidations() > before {
+            invalidated();
+        }
         match outcome {
             UnmapOutcome::Returned { buffer, .. } => self.returned(buffer),
             UnmapOutcome::Withheld => Ok(()),
@@ -262,11 +275,24 @@ impl Bench {
 
     /// Ends the bursts of a device's buffers.
     pub(crate) fn end_burst(&mut self, device: u16, direction: Direction) -> Result<(), LabError> {
+        self.end_burst_with(device, direction, &mut || ())
+    }
+
+    /// Ends the bursts of a device's buffers. Calls `invalidated` as
+    /// [`unmap_with`](Self::unmap_with) does.
+    pub(crate) fn end_burst_with(
+        &mut self,
+        device: u16,
+        direction: Direction,
+        invalidated: &mut dyn FnMut(),
+    ) -> Result<(), LabError> {
         let key = OpKey::new(DeviceIndex(device), 0, direction);
         let mut returned = Vec::new();
         let before = self.machine.invalidations();
         self.layer.end_burst(key, Some(&mut returned));
-        self.drain_since(before);
+        if self.machine.invalidations() > before {
+            invalidated();
+        }
         returned
             .into_iter()
             .try_for_each(|buffer| self.returned(buffer))
@@ -375,53 +401,29 @@ impl Bench {
         Ok(Some(reached))
     }
 
-    /// Sets the effect of invalidations on posted writes.
-    pub(crate) fn set_draining(&mut self, draining: WriteDraining) {
-        self.draining = draining;
-    }
-
-    /// Posts a write: the IOMMU translates it now, and its bytes reach memory later.
-    pub(crate) fn post_write(
-        &mut self,
-        device: u16,
-        iova: Iova,
-        bytes: u64,
-    ) -> Result<(), LabError> {
-        let device = self.requester(device)?;
-        if let Some(reached) = self.access(device, iova, bytes, Access::Write) {
-            self.posted.push(PostedWrite {
-                device,
-                ranges: reached.ranges,
-            });
+    /// Ends the grants of a device's buffers and removes its context, as at the unbind of a driver
+    /// that leaks its mappings.
+    pub(crate) fn unbind(&mut self, device: u16) -> Result<(), LabError> {
+        let held = self.held.iter_mut();
+        for held in held.filter(|held| held.key.device.0 == device && !held.back) {
+            held.back = true;
+            self.oracle.end(held.grant, self.now);
         }
-        Ok(())
+        self.machine.detach(self.requester(device)?)
     }
 
-    /// Delivers all posted writes to memory. Returns the judgement of each.
-    pub(crate) fn deliver(&mut self) -> Vec<ByteVerdict> {
-        let mut verdicts = Vec::new();
-        for write in std::mem::take(&mut self.posted) {
-            for range in write.ranges {
-                let (oracle, now) = (&self.oracle, self.now);
-                verdicts.push(oracle.judge(write.device, &range, Access::Write, now));
-            }
-        }
-        verdicts
-    }
-
-    /// Delivers the posted writes if an invalidation has completed since `before`. Their bytes
-    /// arrive before the driver has its buffer back.
-    fn drain_since(&mut self, before: u64) {
-        if self.draining == WriteDraining::Drained && self.machine.invalidations() > before {
-            self.deliver();
+    /// Returns the domain and the root of a device's table; `None` if the device has no table.
+    pub(crate) fn table(&self, device: u16) -> Option<(DomainId, PhysAddr)> {
+        match self.targets.get(usize::from(device)) {
+            Some(&(domain, ContextTarget::Table(root))) => Some((domain, root)),
+            _ => None,
         }
     }
 
     /// Permits `device` to use a device TLB, before its first access: the unit then reads the new
     /// context entry. Returns false if the mode's context entry has no such permission.
     pub(crate) fn permit_ats(&mut self, device: u16) -> Result<bool, LabError> {
-        let Some(&(domain, ContextTarget::Table(root))) = self.targets.get(usize::from(device))
-        else {
+        let Some((domain, root)) = self.table(device) else {
             return Ok(false);
         };
         let requester = self.requester(device)?;

@@ -3,8 +3,9 @@
 use ringfence_lab::modes::Mode;
 
 use crate::scenario::{
-    ScenarioResult, alias, ats, batch, cache, direction, fabric, freed_table, iotlb, posted,
-    recycled_address, rings, scan, sub_page, toctou, unmapped, window, wrong_unmap,
+    ScenarioResult, alias, ats, batch, cache, direction, emulated_device, fabric, freed_table,
+    iotlb, page_request, para_virtual, posted, recycled_address, rings, scan, sub_page, toctou,
+    unbound, unmapped, window, write_back, wrong_unmap,
 };
 
 /// The execution of a class.
@@ -14,8 +15,6 @@ pub enum Method {
     Scenario(fn(&Mode) -> ScenarioResult),
     /// A scenario that scans an address space of this many pages.
     Scan(fn(&Mode, u64) -> ScenarioResult),
-    /// The matrix does not execute the class, for this reason.
-    Elsewhere(&'static str),
 }
 
 /// An attack class.
@@ -25,7 +24,7 @@ pub struct Class {
     pub id: &'static str,
     /// Attack in a few words, as the table of classes prints it.
     pub name: &'static str,
-    /// Scenario, or the reason for its absence.
+    /// Executes the class on a mode.
     pub method: Method,
 }
 
@@ -36,11 +35,6 @@ impl Class {
             .iter()
             .find(|class| class.id.eq_ignore_ascii_case(id))
     }
-
-    /// Returns true if the matrix executes the class.
-    pub fn is_executed(&self) -> bool {
-        !matches!(self.method, Method::Elsewhere(_))
-    }
 }
 
 const fn class(id: &'static str, name: &'static str, method: Method) -> Class {
@@ -50,7 +44,7 @@ const fn class(id: &'static str, name: &'static str, method: Method) -> Class {
 /// All classes, in the order of their numbers.
 #[rustfmt::skip]
 pub const CLASSES: &[Class] = {
-    use Method::{Elsewhere as E, Scenario as S};
+    use Method::Scenario as S;
     &[
     class("A01", "address without a mapping", S(unmapped::never_mapped)),
     class("A02", "stale IOTLB entry after unmap", S(window::warm)),
@@ -72,10 +66,8 @@ pub const CLASSES: &[Class] = {
     class("A18", "descriptor changed in the ring", S(toctou::descriptors)),
     class("A19", "access past the end", S(sub_page::straddle)),
     class("A20", "freed table page", S(freed_table::freed_table)),
-    class("A21", "table update not written back", E(
-        "needs memory that delays write-backs; tests/oracle/non_coherent.rs executes it")),
-    class("A22", "torn table entry", E(
-        "needs reads between two stores; crates/pgtable/src/ring.rs executes it")),
+    class("A21", "table update not written back", S(write_back::stale_line)),
+    class("A22", "torn table entry", S(write_back::early_link)),
     class("A23", "posted write at unmap", S(posted::posted_write)),
     class("A24", "fault storm, eviction, timing", S(iotlb::contention)),
     class("A25", "unmap by another device", S(wrong_unmap::foreign_unmap)),
@@ -83,19 +75,14 @@ pub const CLASSES: &[Class] = {
     class("A27", "rIOTLB within a burst", S(rings::within_a_burst)),
     class("A28", "cache ignores direction, length", S(cache::direction_and_range)),
     class("A29", "cache forgets a second user", S(cache::two_users)),
-    class("A30", "forged para-virtual request", E(
-        "attacks the host's protocol; crates/pviommu/tests/protocol executes it")),
-    class("A31", "emulated device outside its grant", E(
-        "needs a sandboxed process; crates/live/tests/isolate executes it")),
-    class("A32", "host reclaims a mapped frame", E(
-        "needs a host that reclaims; crates/pviommu/tests/protocol executes it")),
-    class("A33", "stale last-table pointer", E(
-        "needs a host that frees tables; crates/pviommu/tests/protocol executes it")),
+    class("A30", "forged para-virtual request", S(para_virtual::forged_request)),
+    class("A31", "emulated device outside its grant", S(emulated_device::outside_the_grant)),
+    class("A32", "host reclaims a mapped frame", S(para_virtual::reclaimed_frame)),
+    class("A33", "stale last-table pointer", S(para_virtual::stale_table_pointer)),
     class("A34", "residue in the slot", S(sub_page::residue)),
     class("A35", "released before the batch's flush", S(batch::batch)),
-    class("A36", "device without a context", S(unmapped::unattached)),
+    class("A36", "device without a context", S(unbound::without_driver)),
     class("A37", "scan after release", Method::Scan(scan::scan)),
-    class("A38", "page request abuse", E(
-        "no mode serves page requests; crates/devices/tests/ats.rs executes it")),
+    class("A38", "page request abuse", S(page_request::page_requests)),
     ]
 };

@@ -123,4 +123,6 @@ pub enum Found {
     Executed(Executed),
     /// The class cannot occur in this mode, and the reason.
     NotApplicable(&'static str),
+    /// The scenario cannot run in this mode, and the reason.
+    NotExecuted(&'static str),
 }

@@ -8,8 +8,11 @@
 
 mod bench;
 pub mod class;
+mod departures;
+mod device_tlb;
 mod evidence;
 pub mod expect;
+mod guest_host;
 mod matrix;
 mod scenario;
 

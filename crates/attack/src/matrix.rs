@@ -148,16 +148,17 @@ fn cell(class: &Class, mode: &Mode, options: &Options) -> Result<Cell, LabError>
     let found = match class.method {
         Method::Scenario(scenario) => scenario(mode)?,
         Method::Scan(scenario) => scenario(mode, options.scan_pages)?,
-        Method::Elsewhere(reason) => {
-            cell.reason = Some(reason);
-            return Ok(cell);
-        }
     };
     if let Some(expectation) = expect::expected(class.id, mode) {
         cell.expected = Some(expectation.outcome);
         cell.departure = expectation.departure;
     }
     let outcome = match found {
+        Found::NotExecuted(reason) => {
+            cell.reason = Some(reason);
+            (cell.expected, cell.departure) = (None, None);
+            return Ok(cell);
+        }
         Found::NotApplicable(reason) => {
             cell.status = Status::NotApplicable;
             cell.reason = Some(reason);

@@ -13,7 +13,7 @@ use crate::row::{Row, RowInputs};
 use crate::status::ReplayStatus;
 
 pub use crate::options::CompareOptions;
-pub use crate::runner::{OracleReplay, Runner, meter, runner, testbed};
+pub use crate::runner::{OracleReplay, Runner, meter, non_coherent_testbed, runner, testbed};
 
 /// The result of a comparison.
 #[derive(Debug)]

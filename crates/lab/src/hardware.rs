@@ -66,6 +66,12 @@ pub trait Hardware: fmt::Debug + Sized + 'static {
         to: ContextTarget,
     ) -> Result<(), LabError>;
 
+    /// Removes the context of `device` and invalidates its cached copy.
+    ///
+    /// # Errors
+    /// The context tables are malformed, or the invalidation failed.
+    fn detach(&mut self, memory: &Arena, device: RequesterId) -> Result<(), LabError>;
+
     /// Translates an access without moving bytes, and reports it to `observer`.
     ///
     /// # Errors
@@ -257,6 +263,13 @@ impl Hardware for Vtd {
         Ok(self.contexts.attach(memory, frames, device, &context)?)
     }
 
+    fn detach(&mut self, memory: &Arena, device: RequesterId) -> Result<(), LabError> {
+        let detached = self.contexts.detach(memory, device);
+        detached.map_err(|_| LabError::Internal("a malformed context table"))?;
+        self.unit.invalidate(&Invalidation::Context(device));
+        Ok(())
+    }
+
     #[inline]
     fn probe<O: Observer>(
         &mut self,
@@ -375,6 +388,12 @@ impl Hardware for Calgary {
         Ok(())
     }
 
+    /// The unit invalidates all entries of the space with its bridge.
+    fn detach(&mut self, _: &Arena, device: RequesterId) -> Result<(), LabError> {
+        self.unit.clear_bridge(device.bus());
+        Ok(())
+    }
+
     #[inline]
     fn probe<O: Observer>(
         &mut self,
@@ -451,6 +470,15 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
             translation,
         };
         Ok(self.contexts.attach(memory, frames, device, &context)?)
+    }
+
+    fn detach(&mut self, memory: &Arena, device: RequesterId) -> Result<(), LabError> {
+        let detached = self.contexts.detach(memory, device);
+        detached.map_err(|_| LabError::Internal("a malformed context table"))?;
+        let invalidated = self.unit.submit(Invalidation::Context(device));
+        invalidated
+            .map(drop)
+            .map_err(|_| LabError::Internal("an invalidation that fails"))
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_dma::Platform;
 use ringfence_hw::IommuStats;
-use ringfence_memory::{Arena, Frames};
+use ringfence_memory::{Arena, DeviceView, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
     Access, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Iova, IovaRange, Nanos,
@@ -84,7 +84,17 @@ impl<H: Hardware> ReplayPlatform<H> {
     /// Creates the platform that `profile` describes. Its IOMMU translates only if `enabled` is
     /// true.
     pub fn new(profile: &Profile, enabled: bool) -> Result<Self, LabError> {
-        let arena = Rc::new(Arena::new(MEMORY_BYTES)?);
+        Self::with_memory(Arena::new(MEMORY_BYTES)?, profile, enabled)
+    }
+
+    /// Creates the platform that `profile` describes. Its IOMMU walks the memory's device view,
+    /// which has only the lines that were written back.
+    pub fn without_snooping(profile: &Profile, enabled: bool) -> Result<Self, LabError> {
+        Self::with_memory(Arena::with_device_view(MEMORY_BYTES)?, profile, enabled)
+    }
+
+    fn with_memory(memory: Arena, profile: &Profile, enabled: bool) -> Result<Self, LabError> {
+        let arena = Rc::new(memory);
         let region = PhysRange::new(PhysAddr::new(DATA_BYTES), TABLE_BYTES)
             .ok_or(LabError::Internal("table region"))?;
         let frames = Rc::new(Frames::new(Rc::clone(&arena), region));
@@ -122,19 +132,21 @@ impl<H: Hardware> ReplayPlatform<H> {
     /// The fault that stopped the access.
     #[inline]
     pub fn probe<O: Observer>(&mut self, request: &DmaRequest, observer: O) -> Result<(), Fault> {
-        self.iommu.hardware.probe(&self.arena, request, observer)
+        let memory = walked(&self.arena);
+        self.iommu.hardware.probe(memory, request, observer)
     }
 
     /// Passes the hardware a hint: a driver has mapped `range` for `device`.
     #[inline]
     pub fn mapped(&mut self, device: RequesterId, range: &IovaRange) {
-        self.iommu.hardware.mapped(&self.arena, device, range);
+        let memory = walked(&self.arena);
+        self.iommu.hardware.mapped(memory, device, range);
     }
 
     /// Requests the host address of `iova`, as a device with a device TLB does.
     pub fn translation_request(&mut self, device: RequesterId, iova: Iova) -> Option<PhysAddr> {
         let hardware = &mut self.iommu.hardware;
-        hardware.translation_request(&self.arena, device, iova)
+        hardware.translation_request(walked(&self.arena), device, iova)
     }
 
     /// Makes an access to a host address, as a device with a device TLB does. Returns true if the
@@ -146,7 +158,7 @@ impl<H: Hardware> ReplayPlatform<H> {
         access: Access,
     ) -> bool {
         let hardware = &mut self.iommu.hardware;
-        hardware.translated_request(&self.arena, device, reached, access)
+        hardware.translated_request(walked(&self.arena), device, reached, access)
     }
 
     /// Returns the hardware's counters.
@@ -192,6 +204,12 @@ impl<H: Hardware> ReplayPlatform<H> {
     pub fn table_bytes(&self) -> (u64, u64) {
         (self.frames.in_use() * 4096, self.frames.peak() * 4096)
     }
+}
+
+/// Returns the memory that the IOMMU walks.
+#[inline]
+fn walked(arena: &Arena) -> &Arena {
+    arena.device_view().map_or(arena, DeviceView::memory)
 }
 
 /// For experiments and tests. The layer of an oracle replay uses

@@ -88,8 +88,16 @@ enum Built {
 /// Creates the oracle replays or the testbed of one mode.
 struct BuildReplays<'a> {
     options: &'a CompareOptions,
-    /// True to create the testbed.
-    testbed: bool,
+    wanted: Wanted,
+}
+
+/// The result that the caller wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Replays,
+    Testbed,
+    /// A testbed whose IOMMU walks only lines that were written back.
+    NonCoherentTestbed,
 }
 
 impl BuildReplays<'_> {
@@ -105,8 +113,13 @@ impl BuildReplays<'_> {
         ) -> Box<dyn DmaOps>,
     ) -> Result<Built, LabError> {
         let options = self.options;
-        if self.testbed {
-            let platform = ReplayPlatform::<H>::new(&options.profile, setup.enabled)?;
+        if self.wanted != Wanted::Replays {
+            let platform = match self.wanted {
+                Wanted::NonCoherentTestbed => {
+                    ReplayPlatform::<H>::without_snooping(&options.profile, setup.enabled)?
+                }
+                _ => ReplayPlatform::<H>::new(&options.profile, setup.enabled)?,
+            };
             let (coherency, host) = (platform.coherency(), platform.host().cloned());
             let platform = SharedPlatform::new(platform);
             return Ok(Built::Testbed(Testbed {
@@ -179,10 +192,9 @@ impl ModeVisitor for BuildReplays<'_> {
                 Box::new(Layer::new(Never, platform, make))
             });
         }
-        let bytes = if self.testbed {
-            TESTBED_BYTES
-        } else {
-            DATA_BYTES
+        let bytes = match self.wanted {
+            Wanted::Replays => DATA_BYTES,
+            _ => TESTBED_BYTES,
         };
         self.passes::<Vtd>(&setup, &|platform, coherency, _| {
             let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
@@ -303,7 +315,7 @@ impl ModeVisitor for BuildMeter<'_> {
 pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError> {
     let replays = BuildReplays {
         options,
-        testbed: false,
+        wanted: Wanted::Replays,
     };
     let Built::Replays(mut runner) = dispatch_dyn(mode, replays)?? else {
         return Err(LabError::Internal("a testbed instead of replays"));
@@ -320,11 +332,25 @@ pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError>
 /// # Errors
 /// The mode is not built in, or memory is short.
 pub fn testbed(mode: &Mode, options: &CompareOptions) -> Result<Testbed, LabError> {
-    let wanted = BuildReplays {
-        options,
-        testbed: true,
-    };
-    match dispatch_dyn(mode, wanted)?? {
+    built_testbed(mode, options, Wanted::Testbed)
+}
+
+/// Creates the [`testbed`] of `mode` with an IOMMU that walks the memory's device view: it sees
+/// only lines that were written back, also if the table's walks always snoop. The profile must be
+/// one whose walks do not snoop.
+///
+/// # Errors
+/// The mode is not built in, or memory is short.
+pub fn non_coherent_testbed(mode: &Mode, options: &CompareOptions) -> Result<Testbed, LabError> {
+    built_testbed(mode, options, Wanted::NonCoherentTestbed)
+}
+
+fn built_testbed(
+    mode: &Mode,
+    options: &CompareOptions,
+    wanted: Wanted,
+) -> Result<Testbed, LabError> {
+    match dispatch_dyn(mode, BuildReplays { options, wanted })?? {
         Built::Testbed(testbed) => Ok(testbed),
         Built::Replays(_) => Err(LabError::Internal("replays instead of a testbed")),
     }

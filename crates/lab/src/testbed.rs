@@ -48,6 +48,15 @@ pub trait Machine {
         to: ContextTarget,
     ) -> Result<(), LabError>;
 
+    /// Removes the context of `device` and invalidates its cached copy.
+    ///
+    /// # Errors
+    /// The context tables are malformed, or the invalidation failed.
+    fn detach(&mut self, device: RequesterId) -> Result<(), LabError>;
+
+    /// Turns translation off, as it is before a kernel enables the unit.
+    fn disable(&mut self);
+
     /// Translates an access without moving bytes, and reports it to `observer`.
     ///
     /// # Errors
@@ -109,6 +118,16 @@ impl<H: Hardware> Machine for SharedPlatform<H> {
         to: ContextTarget,
     ) -> Result<(), LabError> {
         self.borrow_mut().attach(device, domain, to)
+    }
+
+    fn detach(&mut self, device: RequesterId) -> Result<(), LabError> {
+        let platform = &mut *self.borrow_mut();
+        let memory = Rc::clone(platform.arena());
+        platform.iommu.hardware.detach(&memory, device)
+    }
+
+    fn disable(&mut self) {
+        self.borrow_mut().iommu.hardware.disable();
     }
 
     fn probe(&mut self, request: &DmaRequest, observer: &mut dyn Observer) -> Result<(), Fault> {

@@ -6,6 +6,7 @@ use core::sync::atomic::AtomicU64;
 use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
 
 use crate::WriteBack;
+use crate::device_view::DeviceView;
 use crate::line::LINE;
 use crate::mmap_region::MmapRegion;
 
@@ -18,6 +19,7 @@ pub struct Arena {
     mapping: MmapRegion,
     bytes: u64,
     write_back: WriteBack,
+    device_view: Option<Box<DeviceView>>,
 }
 
 impl Arena {
@@ -42,6 +44,19 @@ impl Arena {
         Self::map(bytes, write_back)
     }
 
+    /// Creates an arena of `bytes` bytes whose devices do not snoop: they see its
+    /// [`device_view`](Self::device_view).
+    ///
+    /// # Errors
+    /// As for [`with_write_back`](Self::with_write_back).
+    pub fn with_device_view(bytes: u64) -> Result<Self, ArenaError> {
+        let view = Self::map(bytes, WriteBack::FenceOnly)?;
+        Ok(Self {
+            device_view: Some(Box::new(DeviceView::new(view))),
+            ..Self::map(bytes, WriteBack::FenceOnly)?
+        })
+    }
+
     fn map(bytes: u64, write_back: WriteBack) -> Result<Self, ArenaError> {
         if bytes == 0 || !bytes.is_multiple_of(PageSize::Size4K.bytes()) {
             return Err(ArenaError::BadSize { bytes });
@@ -55,6 +70,7 @@ impl Arena {
             mapping,
             bytes,
             write_back,
+            device_view: None,
         })
     }
 
@@ -68,6 +84,12 @@ impl Arena {
     #[inline]
     pub const fn write_back_kind(&self) -> WriteBack {
         self.write_back
+    }
+
+    /// Returns the memory that devices see; `None` if they snoop.
+    #[inline]
+    pub fn device_view(&self) -> Option<&DeviceView> {
+        self.device_view.as_deref()
     }
 
     /// Returns the index of the word at `at`, a multiple of `align` bytes. The word may lie outside
@@ -133,11 +155,19 @@ impl PhysMemory for Arena {
             }
             line += LINE;
         }
+        if let Some(view) = &self.device_view {
+            for line in (at.get() & !(LINE - 1)..=last).step_by(LINE as usize) {
+                view.stage(line, words.get((line / 8) as usize..).unwrap_or_default());
+            }
+        }
     }
 
     #[inline]
     fn drain(&self) {
         self.write_back.drain();
+        if let Some(view) = &self.device_view {
+            view.publish();
+        }
     }
 
     #[inline]

@@ -9,11 +9,13 @@
 
 mod arena;
 mod bytes;
+mod device_view;
 pub mod fake;
 mod frames;
 mod line;
 mod mmap_region;
 
 pub use arena::{Arena, ArenaError};
+pub use device_view::DeviceView;
 pub use frames::Frames;
 pub use line::WriteBack;

@@ -1,10 +1,14 @@
 //! A13, A14: a device with a device TLB.
 
+use ringfence_hw::{TranslationCompletion, TranslationService};
+use ringfence_lab::LabError;
 use ringfence_lab::modes::{Mode, TableKind};
-use ringfence_types::{Access, Direction, Iova, PhysAddr, PhysRange};
+use ringfence_pgtable::PageRequests;
+use ringfence_types::{Access, Direction, Iova, Permissions, PhysAddr, PhysRange};
 
 use super::ScenarioResult;
-use crate::bench::{Bench, memory};
+use crate::bench::{Bench, MapId, memory};
+use crate::device_tlb::DeviceTlbUnit;
 use crate::evidence::{Evidence, Executed, Found};
 
 /// Memory that no device has a grant of.
@@ -39,7 +43,65 @@ pub(crate) fn translated(mode: &Mode) -> ScenarioResult {
             executed.comparison("device TLB not permitted", evidence);
         }
     }
+    let Some((mut bench, mut unit)) = checked(mode)? else {
+        return Ok(NO_ATS);
+    };
+    let mut evidence = Evidence::default();
+    let id = bench.map(0, memory(0x10_0000, 4096)?, Direction::Bidirectional)?;
+    let own = permit(&mut bench, &mut unit, id, Permissions::READ_WRITE)?;
+    for page in 0..16 {
+        let target = memory(SECRET + page * 4096, 8)?;
+        for access in [Access::Read, Access::Write] {
+            attack(&mut bench, &mut unit, &mut evidence, target, access)?;
+            let own = unit.translated_request(&bench, 0, own, access)?;
+            evidence.false_faults += u64::from(!own);
+        }
+    }
+    executed.comparison(CHECKED, evidence);
     Ok(Found::Executed(executed))
+}
+
+/// Name of the variant in which the unit looks up the host address of each translated request.
+const CHECKED: &str = "host address checked";
+
+/// Creates a bench and a unit that checks host addresses.
+fn checked(mode: &Mode) -> Result<Option<(Bench, DeviceTlbUnit)>, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let unit = DeviceTlbUnit::new(&mut bench, [PageRequests::Blocked; 2], 16)?;
+    Ok(unit.map(|unit| (bench, unit)))
+}
+
+/// Returns the first 8 host bytes of a mapping of the first device, and permits their page.
+fn permit(
+    bench: &mut Bench,
+    unit: &mut DeviceTlbUnit,
+    id: MapId,
+    permissions: Permissions,
+) -> Result<PhysRange, LabError> {
+    let (device, iova) = (bench.requester(0)?, bench.range(id)?.start());
+    let answer = unit.unit.translation_request(&*unit.memory, device, iova);
+    let TranslationCompletion::Page { base, size, .. } = answer else {
+        return Err(LabError::Internal("a mapped page without a translation"));
+    };
+    let host = base.wrapping_add(iova.offset_in(size.bytes()));
+    let host = memory(host.get(), 8)?;
+    unit.permit(bench, 0, host, permissions)?;
+    Ok(host)
+}
+
+/// Makes a translated request to the unit that checks host addresses, and counts it.
+fn attack(
+    bench: &mut Bench,
+    unit: &mut DeviceTlbUnit,
+    evidence: &mut Evidence,
+    target: PhysRange,
+    access: Access,
+) -> Result<(), LabError> {
+    let permitted = unit.translated_request(bench, 0, target, access)?;
+    let device = bench.requester(0)?;
+    let verdict = bench.oracle.judge(device, &target, access, bench.now());
+    evidence.count(permitted.then_some(&verdict));
+    Ok(())
 }
 
 /// Without an IOMMU, the root complex takes every address for a host address.
@@ -86,5 +148,20 @@ pub(crate) fn retained(mode: &Mode) -> ScenarioResult {
             executed.comparison("device TLB not permitted", evidence);
         }
     }
+    let Some((mut bench, mut unit)) = checked(mode)? else {
+        return Ok(NO_ATS);
+    };
+    let mut evidence = Evidence::default();
+    for round in 0..20 {
+        let buffer = memory(0x10_0000 + round * 4096, 4096)?;
+        let id = bench.map(0, buffer, Direction::FromDevice)?;
+        let kept = permit(&mut bench, &mut unit, id, Permissions::WRITE)?;
+        let live = unit.translated_request(&bench, 0, kept, Access::Write)?;
+        evidence.false_faults += u64::from(!live);
+        unit.revoke(0, kept.start())?;
+        bench.release(id)?;
+        attack(&mut bench, &mut unit, &mut evidence, kept, Access::Write)?;
+    }
+    executed.comparison(CHECKED, evidence);
     Ok(Found::Executed(executed))
 }

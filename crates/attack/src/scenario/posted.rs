@@ -1,9 +1,14 @@
 //! A23: a posted write reaches memory after the unmap.
 
-use ringfence_devices::posted::WriteDraining;
+use ringfence_devices::posted::{PostingUnit, WriteDraining};
+use ringfence_devices::{DmaRequest, Observer};
+use ringfence_hw::{Translate, Translation};
 use ringfence_lab::LabError;
 use ringfence_lab::modes::Mode;
-use ringfence_types::Direction;
+use ringfence_types::{
+    Access, Direction, Fault, FaultReason, Invalidation, InvalidationError, Invalidator, Iova,
+    PhysMemory, PhysRange, RequesterId, Ticket,
+};
 
 use super::ScenarioResult;
 use crate::bench::{Bench, memory};
@@ -25,22 +30,83 @@ pub(crate) fn posted_write(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
+/// The mode's IOMMU in front of the posting buffers. The bench translates a write before it is
+/// posted, and reports the invalidations that the mode's IOMMU has completed.
+#[derive(Default)]
+struct Translated(Vec<PhysRange>);
+
+impl Translate for Translated {
+    fn translate<M: PhysMemory + ?Sized>(
+        &mut self,
+        _: &M,
+        device: RequesterId,
+        iova: Iova,
+        _: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        Translation::many(&self.0).ok_or(Fault {
+            device,
+            iova,
+            access,
+            reason: FaultReason::NotPresent,
+        })
+    }
+}
+
+impl Invalidator for Translated {
+    fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+        Ok(Ticket::new(0))
+    }
+
+    fn poll(&mut self, _: Ticket) -> Result<bool, InvalidationError> {
+        Ok(true)
+    }
+}
+
+/// The writes that have reached memory.
+#[derive(Default)]
+struct Arrived(Vec<PhysRange>);
+
+impl Observer for Arrived {
+    fn allowed(&mut self, _: &DmaRequest, ranges: &[PhysRange]) {
+        self.0.extend_from_slice(ranges);
+    }
+
+    fn faulted(&mut self, _: &DmaRequest, _: &Fault) {}
+}
+
 fn in_flight(mode: &Mode, draining: WriteDraining) -> Result<Evidence, LabError> {
     let mut bench = Bench::new(mode)?;
-    bench.set_draining(draining);
+    let behind = bench.machine().memory();
+    let (unit, arrived) = (Translated::default(), Arrived::default());
+    let mut posting = PostingUnit::new(unit, &*behind, arrived, draining, 64);
     let mut evidence = Evidence::default();
+    let (device, direction) = (bench.requester(0)?, Direction::FromDevice);
     for round in 0..20 {
         let buffer = memory(0x10_0000 + round * 4096, 2048)?;
-        let id = bench.map(0, buffer, Direction::FromDevice)?;
+        let id = bench.map(0, buffer, direction)?;
         let iova = bench.range(id)?.start();
-        bench.post_write(0, iova, 64)?;
-        bench.unmap(id)?;
-        if !bench.is_back(id)? {
-            bench.end_burst(0, Direction::FromDevice)?;
+        if let Some(reached) = bench.access(device, iova, 64, Access::Write) {
+            posting.unit().0 = reached.ranges;
+            let posted = posting.post(device, iova, &[0x5a; 64]);
+            posted.map_err(|_| LabError::Internal("a translated write that is refused"))?;
         }
-        let verdicts = bench.deliver();
-        evidence.count(verdicts.first());
-        bench.end_burst(0, Direction::FromDevice)?;
+        let mut invalidated = || {
+            let completed = posting.submit(Invalidation::Global);
+            let _ = completed.and_then(|ticket| posting.poll(ticket));
+        };
+        bench.unmap_with(id, &mut invalidated)?;
+        if !bench.is_back(id)? {
+            bench.end_burst_with(0, direction, &mut invalidated)?;
+        }
+        // The driver uses its buffer from here on.
+        posting.observer().0.clear();
+        posting.deliver(usize::MAX);
+        let late = posting.observer().0.first();
+        let (oracle, now) = (&bench.oracle, bench.now());
+        let verdict = late.map(|range| oracle.judge(device, range, Access::Write, now));
+        evidence.count(verdict.as_ref());
+        bench.end_burst(0, direction)?;
     }
     bench.take_false_faults(&mut evidence);
     Ok(evidence)

@@ -1,7 +1,7 @@
-//! A01, A11, A36: accesses of a device that never had a mapping of the address.
+//! A01, A11: accesses of a device that never had a mapping of the address.
 
 use ringfence_lab::modes::Mode;
-use ringfence_types::{Access, Direction, Iova, RequesterId, RingId, RingIova, RingSlot};
+use ringfence_types::{Access, Direction, Iova, RingId, RingIova, RingSlot};
 
 use super::ScenarioResult;
 use crate::bench::{Bench, SLOTS, memory};
@@ -56,27 +56,5 @@ pub(crate) fn foreign(mode: &Mode) -> ScenarioResult {
     bench.take_false_faults(&mut evidence);
     let mut executed = Executed::default();
     executed.trial("other device", evidence);
-    Ok(Found::Executed(executed))
-}
-
-/// A36: a function that no driver has attached makes accesses, for example after a reset or before
-/// its driver is bound. Its requester ID has no context entry.
-pub(crate) fn unattached(mode: &Mode) -> ScenarioResult {
-    let mut bench = Bench::new(mode)?;
-    let id = bench.map(0, memory(0x10_0000, 4096)?, Direction::Bidirectional)?;
-    bench.use_buffer(id)?;
-    let mapped = bench.range(id)?.start();
-    let mut evidence = Evidence::default();
-    for device in [RequesterId::new(0x7700), RequesterId::new(0x1001)] {
-        for iova in [mapped, Iova::new(0x5000)] {
-            for access in BOTH {
-                let reached = bench.access(device, iova, 8, access);
-                evidence.count(reached.as_ref().map(|reached| &reached.verdict));
-            }
-        }
-    }
-    bench.take_false_faults(&mut evidence);
-    let mut executed = Executed::default();
-    executed.trial("not attached", evidence);
     Ok(Found::Executed(executed))
 }

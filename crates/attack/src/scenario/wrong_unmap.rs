@@ -17,6 +17,9 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     let mut bench = Bench::new(mode)?;
     let mut evidence = Evidence::default();
     for round in 0..20 {
+        // The other device has a mapping too, in most modes at the same address.
+        let own = memory(0x80_0000 + round * 4096, 64)?;
+        let own = bench.map(1, own, Direction::FromDevice)?;
         let id = bench.map(
             0,
             memory(0x10_0000 + round * 4096, 64)?,
@@ -32,6 +35,7 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
         let reached = bench.access(device, iova, 64, ringfence_types::Access::Write);
         // The buffer is still mapped, so a stopped access is a success of the attack as well.
         evidence.count_if(refused && reached.is_none(), 0);
+        bench.release(own)?;
     }
     let mut executed = Executed::default();
     executed.trial("unmap by another device", evidence);

@@ -187,6 +187,10 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
         self.with_unit(|unit| unit.attach(memory, frames, device, domain, to))?
     }
 
+    fn detach(&mut self, memory: &Arena, device: RequesterId) -> Result<(), LabError> {
+        self.with_unit(|unit| unit.detach(memory, device))?
+    }
+
     fn requester(attached: usize, recorded: RequesterId) -> Result<RequesterId, LabError> {
         V::Unit::requester(attached, recorded)
     }

@@ -91,6 +91,10 @@ impl Hardware for Fickle {
         self.0.attach(memory, frames, device, domain, to)
     }
 
+    fn detach(&mut self, memory: &Arena, device: RequesterId) -> Result<(), LabError> {
+        self.0.detach(memory, device)
+    }
+
     fn probe<O: Observer>(
         &mut self,
         memory: &Arena,

@@ -1,0 +1,240 @@
+//! Variants of single cells: each mechanism with and without its defence. The matrix of all modes
+//! is in `matrix.rs`.
+
+use ringfence_attack::{Class, Options, Status, run};
+use ringfence_lab::modes::Mode;
+
+/// The successes and attempts of one variant on one mode.
+type Row = (&'static str, u64, u64);
+
+fn check(class: &str, mode: &str, rows: &[Row]) {
+    let (found, name) = (Class::find(class).unwrap(), mode);
+    let options = Options { scan_pages: 512 };
+    let modes = [Mode::find(mode).unwrap()];
+    let matrix = run(&modes, &[found], &options, |_| {}).unwrap();
+    let cell = &matrix.cells[0];
+    for (variant, successes, attempts) in rows {
+        let found = cell.executed.named(variant);
+        let found = found.unwrap_or_else(|| panic!("{class} {name} {variant}"));
+        assert_eq!(
+            (found.successes, found.attempts),
+            (*successes, *attempts),
+            "{class} {name} {variant}"
+        );
+    }
+    assert!(!cell.unexpected, "{cell:#?}");
+}
+
+#[test]
+fn fabric() {
+    check(
+        "A12",
+        "fence",
+        &[("without ACS", 40, 40), ("ACS source validation", 0, 40)],
+    );
+    check(
+        "A15",
+        "fence",
+        &[
+            ("without interrupt remapping", 8, 12),
+            ("interrupt remapping", 0, 12),
+        ],
+    );
+    check(
+        "A16",
+        "fence",
+        &[("without ACS", 16, 16), ("ACS request redirect", 0, 16)],
+    );
+    // Without an IOMMU, a redirected request comes back.
+    check("A16", "none", &[("ACS request redirect", 16, 16)]);
+}
+
+#[test]
+fn device_tlbs() {
+    for (class, attempts) in [("A13", 32), ("A14", 20)] {
+        for mode in ["fence", "linux-lazy", "pviommu", "kvm-baseline"] {
+            check(
+                class,
+                mode,
+                &[
+                    ("device TLB permitted", attempts, attempts),
+                    ("device TLB not permitted", 0, attempts),
+                    ("host address checked", 0, attempts),
+                ],
+            );
+        }
+    }
+}
+
+#[test]
+fn page_requests() {
+    for mode in ["fence", "swpt", "pviommu+rtc"] {
+        check(
+            "A38",
+            mode,
+            &[
+                ("storm", 20, 20),
+                ("page requests not permitted", 0, 20),
+                ("unsolicited request", 0, 16),
+                ("handler maps every page", 16, 16),
+            ],
+        );
+    }
+}
+
+/// A walker that does not snoop needs every write-back.
+#[test]
+fn write_backs() {
+    for mode in [
+        "fence",
+        "freebsd",
+        "riommu-",
+        "calgary",
+        "virtio-lazy",
+        "pviommu+rtc",
+        "xen",
+    ] {
+        check(
+            "A21",
+            mode,
+            &[("written back", 0, 32), ("write-backs lost", 32, 32)],
+        );
+    }
+    // Five mappings of two pages and five of three: the last page of each.
+    check("A21", "rtc-paper", &[("written back", 10, 32)]);
+    for mode in ["fence", "freebsd", "emulated-strict", "pviommu"] {
+        // Three addresses and one page beside them need no entry that a skipped line holds.
+        check(
+            "A22",
+            mode,
+            &[
+                ("zeros before the link", 0, 76),
+                ("zeros not written back", 72, 76),
+            ],
+        );
+    }
+}
+
+#[test]
+fn posted_writes() {
+    let drains = "invalidation drains writes";
+    for mode in ["fence", "fence-burst", "riommu"] {
+        let without = ("invalidation without draining", 20, 20);
+        check("A23", mode, &[(drains, 0, 20), without]);
+    }
+    check("A23", "linux-lazy", &[(drains, 20, 20)]);
+}
+
+#[test]
+fn hosts_with_requests() {
+    check(
+        "A30",
+        "pviommu",
+        &[
+            ("host checks requests", 0, 12),
+            ("destination checks records", 0, 4),
+            ("host without checks", 3, 3),
+        ],
+    );
+    check("A30", "xen", &[("Xen checks hypercalls", 0, 12)]);
+    check(
+        "A31",
+        "pviommu",
+        &[
+            ("process with grants", 0, 2047),
+            ("thread of the VMM", 2047, 2047),
+        ],
+    );
+    check("A31", "kvm-baseline", &[("thread of the VMM", 2047, 2047)]);
+    check(
+        "A32",
+        "pviommu",
+        &[
+            ("mapped frames are pinned", 0, 16),
+            ("without pin counts", 16, 16),
+        ],
+    );
+    check(
+        "A32",
+        "xen",
+        &[
+            ("frames are counted", 0, 16),
+            ("frames not counted", 16, 16),
+        ],
+    );
+    check(
+        "A33",
+        "pviommu+rtc+hopt",
+        &[
+            ("pointer ends with its table", 0, 1),
+            ("as published", 1, 1),
+        ],
+    );
+}
+
+#[test]
+fn devices_without_a_driver() {
+    let off = ("before the unit is enabled", 4, 4);
+    for mode in ["fence", "calgary", "riommu", "pviommu", "xen"] {
+        let rows = [("not attached", 0, 8), ("after the unbind", 0, 4), off];
+        check("A36", mode, &rows);
+    }
+    check("A36", "none", &[("after the unbind", 4, 4), off]);
+}
+
+#[test]
+fn windows_and_tables() {
+    for mode in ["fence", "fence-burst", "riommu"] {
+        check(
+            "A17",
+            mode,
+            &[("racer", 0, 100), ("checked before the unmap", 100, 100)],
+        );
+        check("A25", mode, &[("unmap by another device", 0, 40)]);
+        check("A37", mode, &[("released buffers", 0, 5632)]);
+    }
+    check("A17", "linux-lazy", &[("racer", 100, 100)]);
+    for mode in ["fence", "freebsd", "freebsd-paper"] {
+        check("A20", mode, &[("forged entries", 0, 511)]);
+    }
+    check("A37", "linux-lazy", &[("released buffers", 512, 5632)]);
+}
+
+#[test]
+fn contention() {
+    check(
+        "A24",
+        "fence",
+        &[
+            ("fault storm", 1, 1),
+            ("evicted victim", 60, 60),
+            ("timing channel", 1, 1),
+        ],
+    );
+    check(
+        "A24",
+        "riommu",
+        &[
+            ("fault storm", 1, 1),
+            ("evicted victim", 0, 60),
+            ("timing channel", 0, 1),
+        ],
+    );
+}
+
+/// A cell without an outcome gives its reason.
+#[test]
+fn a_cell_that_is_not_executed_says_why() {
+    for (class, mode) in [
+        ("A22", "riommu"),
+        ("A22", "calgary"),
+        ("A30", "virtio-lazy"),
+    ] {
+        let classes = [Class::find(class).unwrap()];
+        let modes = [Mode::find(mode).unwrap()];
+        let matrix = run(&modes, &classes, &Options::default(), |_| {}).unwrap();
+        let cell = &matrix.cells[0];
+        assert_eq!(cell.status, Status::NotExecuted, "{class} {mode}");
+        assert!(cell.reason.is_some() && !cell.unexpected, "{class} {mode}");
+    }
+}

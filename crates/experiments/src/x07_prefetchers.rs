@@ -420,17 +420,22 @@ mod tests {
             let rows = feed(&stream, &histories(&stream));
             let mut found = Findings::default();
             judged(&rows, &mut found);
-            (rows[0].shape.kind(), found.rows)
+            let [summary] = &summarise(&rows)[..] else {
+                panic!("one stream")
+            };
+            (summary.clone(), found.rows)
         };
         let judged_of = |rows: &[FindingRow]| {
             let judged = rows.iter().filter(|row| row.holds.is_some());
             judged.count()
         };
-        let (kind, rows) = stream(Addresses::Scattered, 256);
+        let (ring, rows) = stream(Addresses::Scattered, 256);
+        assert_eq!(ring.shape.kind(), Kind::Ring);
         // All but the two shares of two entries.
-        assert_eq!((kind, judged_of(&rows)), (Kind::Ring, CLAIMS.len() - 2));
-        let (kind, rows) = stream(Addresses::Fresh, 256);
-        assert_eq!((kind, rows.len()), (Kind::NewAddresses, CLAIMS.len()));
+        assert_eq!(judged_of(&rows), CLAIMS.len() - 2);
+        let (mut new, rows) = stream(Addresses::Fresh, 256);
+        assert_eq!(new.shape.kind(), Kind::NewAddresses);
+        assert_eq!(rows.len(), CLAIMS.len());
         let judged: Vec<_> = rows.iter().filter(|row| row.holds.is_some()).collect();
         let [wrong] = judged[..] else {
             panic!("{judged:?}")
@@ -438,10 +443,15 @@ mod tests {
         assert!(wrong.quantity.ends_with(WRONG), "{}", wrong.quantity);
         assert_eq!(wrong.requirement, Requirement::Exact);
         assert_eq!(wrong.published.as_ref().unwrap().value, 0.0);
+        assert_eq!(wrong.holds, Some(true));
         // One wrong prediction is too many.
-        assert_eq!((wrong.holds, wrong.passes(1.0)), (Some(true), Some(false)));
-        let (kind, rows) = stream(Addresses::Fresh, 1);
-        assert_eq!((kind, judged_of(&rows)), (Kind::OneAtATime, 0));
+        new.riotlb_mispredicted = 1;
+        let claim = CLAIMS.iter().find(|claim| claim.what == WRONG).unwrap();
+        assert_eq!(claim.judge(&new).holds, Some(false));
+        assert!(!claim.holds(&new));
+        let (one, rows) = stream(Addresses::Fresh, 1);
+        assert_eq!(one.shape.kind(), Kind::OneAtATime);
+        assert_eq!(judged_of(&rows), 0);
     }
 
     #[test]

@@ -280,7 +280,7 @@ mod tests {
             FindingRow::new(format!("group: {what}"), "cycles", measured)
         };
         let mut rows = vec![
-            row(1816.0, FRAME),
+            row(100.0, FRAME),
             row(900.0, FRAME).fitted(),
             row(5000.0, FRAME).fitted(),
             row(1.0, "another quantity").fitted(),

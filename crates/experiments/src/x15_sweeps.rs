@@ -108,11 +108,10 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
         "Fitted: the cycles per packet without protection, once for each figure. Fig. 11: to the 4 \
         Gbit/s of strict with large messages (E14). Fig. 12: to the throughput of strict+ over \
         none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. The rows with gathered \
-        messages fit two numbers, the cycles per packet and per message. They use the 4 Gbit/s and \
-        the packet rate at 64 bytes. The paper does not print that rate: it is \"less than half\" of \
-        5.7 million packets per second (E16, E17). Half is therefore an upper bound, as is the \
-        rate that it predicts at 256 bytes, and the cycles per message are a lower bound. All \
-        other numbers are predictions.",
+        messages fit two numbers, the cycles per packet and per message: to the 4 Gbit/s, and to \
+        the packet rate at 64 bytes. That rate is not printed: it is \"less than half\" of 5.7 \
+        million packets per second (E16, E17). Half is an upper bound, as is the rate that it \
+        predicts at 256 bytes. All other numbers are predictions.",
     );
     found.note(
         "The paper prints only anchors of these figures: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \
@@ -182,12 +181,9 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
             });
         }
     }
-    let saturates = Measured::counted(saturates.map_or(f64::NAN, f64::from));
-    let row = FindingRow::new(
-        "strict baseline: the core saturates from",
-        "bytes",
-        saturates,
-    );
+    let saturates = saturates.map_or(f64::NAN, f64::from);
+    let what = "strict baseline: the core saturates from";
+    let row = FindingRow::counted(what, "bytes", saturates);
     // The first size is the smallest, so "at most" could not fail.
     found.push(row.near(claim("E13")?));
     gathered(largest[0].median, &plateau, found);
@@ -259,8 +255,9 @@ fn gathered(extra: f64, plateau: &Published, found: &mut Findings) {
     found.explain(format!(
         "Gathered messages: at most {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} \
         cycles a packet and at least {:.0} a message. They predict at most {:.2} Gbit/s at \
-        {SATURATES} bytes, where the paper's core saturates at {}. A packet rate that limits 64 bytes implies a packet for each \
-        message. {} Gbit/s of {SATURATES} bytes need several messages in a packet.",
+        {SATURATES} bytes, where the paper's core saturates at {}. A packet rate that limits 64 \
+        bytes implies a packet for each message. {} Gbit/s of {SATURATES} bytes need several \
+        messages in a packet.",
         plateau.text,
         fit.packet,
         fit.message,
@@ -439,10 +436,9 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
 
 /// Returns the verb for the search lengths `steps`, by increasing number of clients.
 fn trend(steps: &[f64]) -> &'static str {
-    let pairs = || steps.windows(2).map(|pair| (pair[0], pair[1]));
-    if pairs().all(|(fewer, more)| more > fewer) {
+    if steps.is_sorted_by(|fewer, more| more > fewer) {
         "grows"
-    } else if pairs().all(|(fewer, more)| more < fewer) {
+    } else if steps.is_sorted_by(|fewer, more| more < fewer) {
         "falls"
     } else {
         "neither grows nor falls throughout"

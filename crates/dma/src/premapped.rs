@@ -2,8 +2,8 @@
 //!
 //! A DMA needs no map and no unmap. The price is exposure: the device reaches every buffer of the
 //! pool until the pool is unmapped, also while the CPU owns the buffer. The safety of such a
-//! mapping is `bounded` by the life of the pool, whatever the flush policy. The types order the
-//! accesses of the driver; they do not restrict the device:
+//! mapping is `none`, whatever the flush policy: only unmapping the pool ends the exposure. The
+//! types order the accesses of the driver; they do not restrict the device:
 //!
 //! ```text
 //! pool --acquire--> CpuOwned --post--> DeviceOwned --reap--> CpuOwned --release--> pool

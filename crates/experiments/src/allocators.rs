@@ -236,3 +236,82 @@ impl DrivenAllocator {
         (largest, sum as f64 / count.max(1) as f64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ringfence_lab::plan::TimedStep;
+    use ringfence_trace::{DeviceIndex, MappingId};
+    use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
+
+    use super::*;
+
+    /// A plan of maps (`true`) and unmaps of one page each, by slot.
+    fn plan(steps: &[(bool, u32)]) -> Plan {
+        let (device, cpu, direction) = (DeviceIndex(0), 0, Direction::FromDevice);
+        let mut plan = Plan::default();
+        for &(maps, slot) in steps {
+            let id = MappingId(slot);
+            let step = if maps {
+                let first = plan.segments.len() as u32;
+                let page = PhysAddr::new(u64::from(slot) << 12);
+                plan.segments.push(PhysRange::new(page, 4096).unwrap());
+                Step::Map {
+                    id,
+                    device,
+                    cpu,
+                    direction,
+                    first,
+                    count: 1,
+                }
+            } else {
+                Step::Unmap {
+                    id,
+                    device,
+                    cpu,
+                    direction,
+                }
+            };
+            let time = Nanos(0);
+            plan.steps.push(TimedStep { time, step });
+        }
+        plan
+    }
+
+    /// Three maps, two unmaps, a map, an unmap, two maps: counted by hand with lists and without,
+    /// and with frees at once and in batches of two.
+    #[test]
+    fn a_plan_has_the_counts_of_a_hand() {
+        let by_hand = plan(&[
+            (true, 0),
+            (true, 1),
+            (true, 2),
+            (false, 0),
+            (false, 1),
+            (true, 3),
+            (false, 2),
+            (true, 4),
+            (true, 5),
+        ]);
+        let lists = Some(Capacity::Unbounded);
+        for (lists, batch, most, unused, from_list, (held, calls)) in [
+            // After the unmaps 1, 2 and 2 addresses are free. The lists have 0, 0, 0, 1, 2, 1, 2,
+            // 1 and 0 of them after the calls.
+            (lists, 1, 3, (2, 5.0 / 3.0), 3, (7.0, 9.0)),
+            (None, 1, 3, (2, 5.0 / 3.0), 0, (0.0, 9.0)),
+            // Slots 0 and 1 are freed together, and 2 waits: 0, 2 and 1 are free after the unmaps,
+            // and four addresses are in use at the end. The lists have 0, 0, 0, 1, 2, 1, 0 and 0.
+            (lists, 2, 4, (2, 1.0), 2, (4.0, 8.0)),
+            (None, 2, 4, (2, 1.0), 0, (0.0, 8.0)),
+        ] {
+            let mut driven = DrivenAllocator::new(lists, batch).unwrap();
+            let mut seen = 0;
+            let counts = driven.run(&by_hand, |_| seen += 1).unwrap();
+            let case = format!("lists {lists:?}, batch {batch}: {counts:?}");
+            assert_eq!((counts.allocs, seen), (6, 6), "{case}");
+            assert_eq!(driven.most(), most, "{case}");
+            assert_eq!(driven.unused(), unused, "{case}");
+            assert_eq!(counts.from_list, from_list, "{case}");
+            assert_eq!(counts.mean_held(), held / calls, "{case}");
+        }
+    }
+}

@@ -17,14 +17,16 @@ use ringfence_lab::LabError;
 /// The modes other than `none`, in the order of the paper's tables.
 pub(super) const MODES: [&str; 6] = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
 
-fn adapter(nic: Nic) -> NicProfile {
+/// Adapter of the paper's machines with `nic`.
+pub(super) fn adapter(nic: Nic) -> NicProfile {
     match nic {
         Nic::Mlx => NicProfile::MLX,
         Nic::Brcm => NicProfile::BRCM,
     }
 }
 
-fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
+/// The benchmark with the rIOMMU paper's parameters.
+pub(super) fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
     match benchmark {
         Benchmark::Stream => Box::new(NetperfStream::default()),
         Benchmark::Rr => Box::new(RequestResponse::default()),

@@ -19,7 +19,7 @@ pub struct Setting {
     /// Consecutive runs of a workload on one interface. Allocator state carries over from run to
     /// run: decision 0011 calls it history.
     pub runs: usize,
-    /// Runs of the allocators alone (X03, X04, X11, X14).
+    /// Runs of the allocators alone (X03, X04, X11, X14, X15).
     pub history: usize,
     /// Packets of a run.
     pub packets: u64,

@@ -4,8 +4,7 @@
 //! The core is the bottleneck, so a packet of 1500 bytes that takes C cycles gives
 //! `Gbps(C) = 1500 x 8 x S / C` at a clock of S GHz. The paper validates the model in two ways: by
 //! lengthening C with a busy-wait loop, and by the throughput of each mode (Fig. 8).
-//! [`busy_wait_line`] executes the loop; [`deviation`] measures the distance of points from the
-//! line.
+//! `packet_loop.rs` executes the loop; [`deviation`] measures the distance of points from the line.
 //!
 //! The rest of this module derives C from Table 2 and compares it with Table 1. The tables disagree
 //! by more than rounding ([`residuals`], erratum 2). The paper also disagrees with EIOVAR, which
@@ -49,38 +48,6 @@ pub fn model_line(clock_ghz: f64, cycles: &[f64]) -> Vec<Point> {
         gbps: gbps(clock_ghz, cycles),
     });
     points.collect()
-}
-
-/// Executes the thin line of Fig. 8. For each of `cycles`, it busy-waits that many cycles for each
-/// of `packets` packets and computes the throughput from the elapsed time. `now` reads a
-/// free-running counter of cycles at `clock_ghz`, which may wrap. The line is empty if `packets` is
-/// 0.
-///
-/// The points carry the requested cycles. The elapsed time includes the loop's own work and other
-/// work on the CPU, which therefore appear as deviation from the model.
-pub fn busy_wait_line(
-    clock_ghz: f64,
-    cycles: &[u64],
-    packets: u64,
-    mut now: impl FnMut() -> u64,
-) -> Vec<Point> {
-    let mut line = Vec::with_capacity(cycles.len());
-    for &length in cycles.iter().filter(|_| packets > 0) {
-        let begin = now();
-        let mut at = begin;
-        for _ in 0..packets {
-            let packet = at;
-            while at.wrapping_sub(packet) < length {
-                at = now();
-            }
-        }
-        let elapsed = at.wrapping_sub(begin) as f64 / packets as f64;
-        line.push(Point {
-            cycles: length as f64,
-            gbps: gbps(clock_ghz, elapsed),
-        });
-    }
-    line
 }
 
 /// Distance of measured points from the model.

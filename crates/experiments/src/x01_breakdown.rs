@@ -266,12 +266,12 @@ fn reasons(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
         ),
         (
             "map, other",
-            "checks, the lock-free domain lookup, and the token; about as much as in the paper.",
+            "checks, the lock-free domain lookup, and the token.",
         ),
         (
             "unmap, other",
             "in defer and defer+, the paper's 205 and 216 cycles include a locked queue of freed \
-            addresses; the queue here is per CPU.",
+            addresses; the queue here is one `RefCell`, because the replay has one thread.",
         ),
     ];
     for (component, reason) in because {

@@ -274,6 +274,13 @@ mod tests {
             Some(32.0 * 2150.0)
         );
         assert_eq!(of("none: cycles of maps").modelled_part, Some(0.0));
+        // At the speed of the disk that breaks even, a request takes the disk as long as strict.
+        let strict = of("strict: cycles of maps").median;
+        let even = of("at which strict becomes the bottleneck").median;
+        let wanted = 131_072.0 / (strict / 3.1e9) / 1e6;
+        assert!((even / wanted - 1.0).abs() < 1e-9, "{even}, {wanted}");
+        let disk = of_disk(even);
+        assert!((disk / strict - 1.0).abs() < 1e-9, "{disk}, {strict}");
         let judged = found.rows.iter().filter(|row| row.holds.is_some());
         // The ratios follow from the assumed speeds; the speed that strict reaches does not.
         let judged: Vec<_> = judged.map(|row| row.quantity.as_str()).collect();

@@ -31,8 +31,12 @@ const MODES: [(&str, &str); 4] = [
 ];
 /// Rate of brcm's wire in Gbit/s.
 const WIRE: f64 = 10.0;
-/// Packets per second of one port: "less than half" of the specified 5.7 million (claims E16, E17).
+/// Upper bound of the packets per second of one port: the paper prints "less than half" of the
+/// specified 5.7 million (claims E16, E17).
 const PORT_PPS: f64 = 5.7e6 / 2.0;
+/// Source of the rates that follow from [`PORT_PPS`].
+const PORT_LIMIT: &str = "E15 with half of E16, an upper bound (E17: less than half): the packet \
+    rate limits all four";
 /// Maximum data bytes of a packet.
 const SEGMENT: u32 = 1460;
 
@@ -101,11 +105,13 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     messages(setting, packets, &mut found)?;
     clients(setting, packets, &mut found)?;
     found.note(
-        "Fitted, one number per figure: the cycles per packet without protection. Fig. 11: to the \
-        4 Gbit/s of strict with large messages (E14). The rows with gathered messages fit a second \
-        number, the cycles per message, to the packet rate at 64 bytes (E15, E16). Fig. 12: to the \
-        throughput of strict+ over none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. \
-        All other numbers are predictions.",
+        "Fitted: the cycles per packet without protection, once for each figure. Fig. 11: to the 4 \
+        Gbit/s of strict with large messages (E14). Fig. 12: to the throughput of strict+ over \
+        none on Memcached (rIOMMU Table 2, 0.83 / 1.19), at 32 clients. The rows with gathered \
+        messages fit two numbers, the cycles per packet and per message: to the 4 Gbit/s, and to \
+        the packet rate at 64 bytes. That rate is not printed: it is \"less than half\" of 5.7 \
+        million packets per second (E16, E17). Half is an upper bound, as is the rate that it \
+        predicts at 256 bytes. All other numbers are predictions.",
     );
     found.note(
         "The paper prints only anchors of these figures: 256 bytes, 4 Gbit/s, \"up to 5.5x\". The \
@@ -166,10 +172,7 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
                 // number.
                 (64, _) => {
                     let bits = f64::from(*message) * 8.0;
-                    let limit = Published::derived(
-                        PORT_PPS * bits / 1e9,
-                        "E15 with half of E16: the packet rate limits all four",
-                    );
+                    let limit = Published::derived(PORT_PPS * bits / 1e9, PORT_LIMIT);
                     // The limit is an input of the model, so the row is not judged.
                     row.near(limit).fitted()
                 }
@@ -178,12 +181,9 @@ fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(),
             });
         }
     }
-    let saturates = Measured::counted(saturates.map_or(f64::NAN, f64::from));
-    let row = FindingRow::new(
-        "strict baseline: the core saturates from",
-        "bytes",
-        saturates,
-    );
+    let saturates = saturates.map_or(f64::NAN, f64::from);
+    let what = "strict baseline: the core saturates from";
+    let row = FindingRow::counted(what, "bytes", saturates);
     // The first size is the smallest, so "at most" could not fail.
     found.push(row.near(claim("E13")?));
     gathered(largest[0].median, &plateau, found);
@@ -246,20 +246,18 @@ fn gathered(extra: f64, plateau: &Published, found: &mut Findings) {
         let gbps = fit.throughput(bytes, extra);
         let row = FindingRow::counted(format!("gathered, {bytes} bytes: strict"), "Gbit/s", gbps);
         found.push(match bytes {
-            64 => {
-                let source = "E15 with half of E16: the packet rate limits all four";
-                row.beside(Published::derived(limit, source)).fitted()
-            }
+            64 => row.beside(Published::derived(limit, PORT_LIMIT)).fitted(),
             16_384 => row.beside(plateau.clone()).fitted(),
             SATURATES => row.near(plateau.clone()),
             _ => row,
         });
     }
     found.explain(format!(
-        "Gathered messages: {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} cycles a \
-        packet and {:.0} a message. They predict {:.2} Gbit/s at {SATURATES} bytes, where the \
-        paper's core saturates at {}. A packet rate that limits 64 bytes implies a packet for each \
-        message. {} Gbit/s of {SATURATES} bytes need several messages in a packet.",
+        "Gathered messages: at most {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} \
+        cycles a packet and at least {:.0} a message. They predict at most {:.2} Gbit/s at \
+        {SATURATES} bytes, where the paper's core saturates at {}. A packet rate that limits 64 \
+        bytes implies a packet for each message. {} Gbit/s of {SATURATES} bytes need several \
+        messages in a packet.",
         plateau.text,
         fit.packet,
         fit.message,
@@ -352,7 +350,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
         ("benchmark", "memcached"),
     ];
     let with_16 = Sheet::named("eiovar_table2")?.printed(&wanted, "baseline")?;
-    let mut series = Vec::new();
+    let (mut series, mut directions) = (Vec::new(), Vec::new());
     for burst in INTERRUPTS {
         let mut last = Vec::new();
         for count in LONG {
@@ -385,22 +383,23 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
                 "{one:.0} steps with one client, {four:.0} with 4, {sixteen:.0} with 16 and \
                 {most:.0} with 32"
             );
+            let direction = trend(&last);
+            directions.push(direction);
             found.explain(match burst {
                 RX_FRAMES => format!(
                     "Clients and the search: each turn from receiving to sending costs one \
                     exchange of addresses between rings (X11) and one search for it. A turn here \
                     has one frame per client, because the server is interrupted when all clients \
-                    wait. The number of exchanges therefore falls with the number of clients: \
-                    {steps}. In the paper, the cost of an allocation grows \"proportionally to the \
-                    number of clients\"; it has 893 steps with 16 clients after 150 runs of 20 \
-                    seconds (Table 2)."
+                    wait. With the number of clients, the search {direction}: {steps}. In the \
+                    paper, the cost of an allocation grows \"proportionally to the number of \
+                    clients\"; it has {} steps with 16 clients after 150 runs of 20 seconds (Table \
+                    2).",
+                    with_16.text
                 ),
                 _ => format!(
-                    "The length of a turn determines the direction. With an interrupt at every \
-                    completion, a turn is one frame for any number of clients: {steps}. One client \
-                    keeps one ring busy, and 4 clients four rings in step. The paper does not \
-                    print how its adapter coalesced interrupts; the timed rows use the default \
-                    (decision 0011)."
+                    "With an interrupt at every completion, a turn is one frame for any number of \
+                    clients, and the search {direction}: {steps}. The paper does not print how its \
+                    adapter coalesced interrupts; the timed rows use the default (decision 0011)."
                 ),
             });
             let row = FindingRow::counted(
@@ -423,6 +422,9 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             });
         }
     }
+    if let [long, short] = directions[..] {
+        found.explain(by_turn(long, short));
+    }
     found.figures.push(Figure::linear(
         "Memcached by history, mlx: search for an address",
         "run",
@@ -432,9 +434,45 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
     Ok(())
 }
 
+/// Returns the verb for the search lengths `steps`, by increasing number of clients.
+fn trend(steps: &[f64]) -> &'static str {
+    if steps.is_sorted_by(|fewer, more| more > fewer) {
+        "grows"
+    } else if steps.is_sorted_by(|fewer, more| more < fewer) {
+        "falls"
+    } else {
+        "neither grows nor falls throughout"
+    }
+}
+
+/// Compares the directions of the search with turns of one frame per client (`long`) and of one
+/// frame (`short`).
+fn by_turn(long: &str, short: &str) -> String {
+    if long == short {
+        format!("The length of a turn does not change the direction: with both, the search {long}.")
+    } else {
+        format!(
+            "The length of a turn determines the direction: the search {long} with turns of one \
+            frame per client, and {short} with turns of one frame."
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_has_the_directions_of_the_rows() {
+        assert_eq!(trend(&[1.0, 2.0, 3.0]), "grows");
+        assert_eq!(trend(&[3.0, 2.0, 1.0]), "falls");
+        for mixed in [[1.0, 3.0, 2.0], [1.0, 1.0, 2.0], [f64::NAN, 1.0, 2.0]] {
+            assert_eq!(trend(&mixed), "neither grows nor falls throughout");
+        }
+        let different = by_turn("falls", "grows");
+        assert!(different.contains("determines") && different.contains("falls with turns of one"));
+        assert!(by_turn("falls", "falls").contains("does not change"));
+    }
 
     #[test]
     fn packet_rate_limits_small_packets_core_limits_large() {
@@ -457,6 +495,9 @@ mod tests {
         assert!((of(256) - 2.79).abs() < 0.02, "{}", of(256));
         // Protection that costs more lowers every size, and the fit takes it into account.
         assert!(fit.throughput(256, 8000.0) < of(256));
+        // Half of the adapter's rate is an upper bound, so these are bounds, too.
+        let slower = Gathering::fit(4000.0, (64, 1.2), (16_384, 4.0));
+        assert!(slower.message > fit.message && slower.throughput(256, 4000.0) < of(256));
         let whole = fit.packet + 4000.0;
         let other = Gathering::fit(8000.0, (64, 1.46), (16_384, 4.0));
         assert!((other.packet + 8000.0 - whole).abs() < 1e-6);

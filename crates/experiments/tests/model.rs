@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 use ringfence_experiments::model::{
-    Point, against_eiovar, busy_wait_line, by_table_1, cycles_per_iova, derived, derived_variant,
-    deviation, gbps, model_line, printed_crosses, residuals,
+    Point, against_eiovar, by_table_1, cycles_per_iova, derived, derived_variant, deviation, gbps,
+    model_line, printed_crosses, residuals,
 };
 use ringfence_experiments::published::{
     BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
@@ -253,38 +253,27 @@ fn the_ranges_of_the_abstract() {
     assert!(close(lo, 0.80, 0.01) && close(hi, 0.98, 0.01), "{lo} {hi}");
 }
 
-/// A counter that advances by `step` at each reading.
-fn counter(step: u64) -> impl FnMut() -> u64 {
-    let mut now = u64::MAX - 5000;
-    move || {
-        now = now.wrapping_add(step);
-        now
-    }
-}
-
 #[test]
-fn a_busy_wait_line_is_as_exact_as_its_clock() {
-    let lengths = [1000, 2000, 17_830];
-    let exact = busy_wait_line(CLOCK_GHZ, &lengths, 50, counter(10));
-    let model = model_line(CLOCK_GHZ, &lengths.map(|length| length as f64));
-    assert_eq!(exact, model);
+fn a_deviation_is_relative_to_the_model() {
+    let lengths = [1000.0, 2000.0, 17_830.0];
+    let exact = model_line(CLOCK_GHZ, &lengths);
     let deviations = deviation(CLOCK_GHZ, &exact).unwrap();
     assert_eq!(
         (deviations.points, deviations.mean, deviations.worst),
         (3, 0.0, 0.0)
     );
-    // Every packet of 900 cycles waits 300 cycles too long.
-    let coarse = busy_wait_line(CLOCK_GHZ, &[900], 7, counter(400));
-    assert_eq!(
-        coarse,
-        [Point {
-            cycles: 900.0,
-            gbps: gbps(CLOCK_GHZ, 1200.0)
-        }]
-    );
-    let deviations = deviation(CLOCK_GHZ, &coarse).unwrap();
+    // Every packet of 900 cycles takes 300 cycles too long.
+    let slow = Point {
+        cycles: 900.0,
+        gbps: gbps(CLOCK_GHZ, 1200.0),
+    };
+    let deviations = deviation(CLOCK_GHZ, &[slow]).unwrap();
     assert!(close(deviations.worst, 0.25, 1e-9), "{deviations:?}");
-    assert_eq!(busy_wait_line(CLOCK_GHZ, &lengths, 0, counter(1)), []);
+    // The mean of three exact points and this one.
+    let all = [exact, vec![slow]].concat();
+    let deviations = deviation(CLOCK_GHZ, &all).unwrap();
+    assert!(close(deviations.mean, 0.0625, 1e-9), "{deviations:?}");
+    assert!(close(deviations.worst, 0.25, 1e-9), "{deviations:?}");
     assert_eq!(deviation(CLOCK_GHZ, &[]), None);
 }
 

@@ -246,7 +246,6 @@ fn a_pool_in_use_is_not_closed() {
     assert_eq!(data, [7; 100]);
     env.api().unmap(BOTH, mapped.handle).unwrap();
     env.close().unwrap();
-    // A ring's table has no entries for a second life of its buffers.
     assert_eq!(env.judge().live(), 0);
 }
 

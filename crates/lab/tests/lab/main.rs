@@ -14,3 +14,4 @@ mod sidecore;
 mod sizes;
 mod stubs;
 mod xen;
+mod xen_limits;

@@ -65,6 +65,7 @@ fn only_the_published_cache_confuses_keys() {
         "optimistic",
         "map-cache",
         "never-free",
+        "persistent",
         "pviommu+map-cache",
     ] {
         assert_eq!(direction_and_range(&mut *quiet(name)), (0, 0), "{name}");
@@ -104,6 +105,7 @@ fn only_caches_without_a_residency_expose_for_any_time() {
     for (name, exposes) in [
         ("map-cache", true),
         ("never-free", true),
+        ("persistent", true),
         ("pviommu+map-cache", true),
         ("shared", false),
         ("optimistic", false),

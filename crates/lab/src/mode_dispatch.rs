@@ -173,6 +173,7 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     Ok(match (mode.owner, mode.table) {
         (W::Kernel, T::Radix) => visitor.rtc(RtcParts::new(mode, plain_radix)),
         (W::Kernel, T::Flat) => visitor.rtc(RtcParts::new(mode, flat_table)),
+        (W::Emulated, T::Radix) => visitor.rtc(RtcParts::new(mode, emulated_table)),
         (W::VirtioIommu, T::Radix) => visitor.rtc(RtcParts::new(mode, virtio_table)),
         (W::Pviommu | W::PviommuHopt, T::Radix) => {
             visitor.rtc(RtcParts::new(mode, pviommu(mode.owner)))

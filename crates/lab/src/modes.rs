@@ -311,7 +311,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
     ("pviommu+rtc-adaptive", LinuxRcache,     T::Radix,            PerCycleAdaptive,    Pviommu,
         "Ringfence: with a cache whose residency follows reuse"),
     ("shared",           LinuxRcache,         T::Radix,            LastUser,            Kernel,
-        "shared mappings, counted: one for all buffers of a page (Willmann et al.)"),
+        "counted mappings, one for all buffers of the same pages and direction (Willmann et al.)"),
     ("optimistic",       LinuxRcache,         T::Radix,            Optimistic,          Kernel,
         "optimistic teardown: unmaps wait a few ms for their reuse (Amit et al.)"),
     ("map-cache",        LinuxRcache,         T::Radix,            MapCache,            Kernel,

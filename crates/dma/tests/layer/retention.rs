@@ -2,11 +2,15 @@
 //! "never free".
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use ringfence_dma::cache::{Cycles, FlatCache, ResidencyPolicy, Retention};
 use ringfence_dma::flush::{PerCycle, PerCycleOutcome, RangeBatch};
 use ringfence_dma::space::{CacheState, CachedSpace, Paged, Rounding, UnknownUnmap};
-use ringfence_dma::{Attachment, Cpu, Dma, Mapping, Teardown, UnmapReason};
+use ringfence_dma::{
+    Attachment, Cpu, Dma, DmaSegment, Mapping, SgLimits, SgRequest, Teardown, UnmapReason,
+};
+use ringfence_iova::AllocError;
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysMemory, PhysRange};
 
 use crate::rig::*;
@@ -210,6 +214,63 @@ fn optimistic_teardown_restores_within_its_delay_only() {
     assert_eq!((layer.ranges(), layer.invalidations()), (4, 3));
     layer.tick(4 * MS);
     assert_eq!((layer.ranges(), layer.invalidations()), (0, 4), "one batch");
+}
+
+/// A list fails after another CPU has filled the queue of released mappings. The mapping that the
+/// list found and gave back leaves the cache, and the next check of the clock unmaps it.
+#[test]
+fn a_failed_list_gives_back_a_mapping_that_the_queue_has_no_room_for() {
+    for others in [false, true] {
+        let retention = Retention {
+            residency: ResidencyPolicy::Fixed,
+            released_max: 1,
+        };
+        let mut layer = Layer::new(LAST_PAGE, 64, retention);
+        let held = layer.map(page(0x200), FROM);
+        let (kept, range) = (held.iova(), held.range());
+        let found = layer.map(page(0x100), FROM);
+        let iova = found.iova();
+        assert!(layer.unmap(found));
+        let Layer {
+            mut board,
+            dma,
+            mut cpu,
+            at,
+        } = layer;
+        let dma = Rc::new(dma);
+        let allocator = || dma.space(&at).unwrap().paged().allocator();
+        let other = Rc::clone(&dma);
+        let unmap = move || {
+            let (mut cpu, mut board) = (other.cpu(), Board::new());
+            let unmapped = other.unmap_single(&mut cpu, &mut board, &at, held);
+            assert_eq!(unmapped.unwrap(), PerCycleOutcome::Cached(7));
+        };
+        if others {
+            allocator().meanwhile.set(Some(Box::new(unmap)));
+        }
+        allocator().fail_after(0, AllocError::OutOfMemory);
+        let pieces = [page(0x100), page(0x300)];
+        let request = SgRequest {
+            buffer: 7,
+            pieces: &pieces,
+            direction: FROM,
+            limits: SgLimits::default(),
+            out: &mut [DmaSegment { range }; 2],
+        };
+        let (buffer, _) = dma.map_sg(&mut cpu, &mut board, &at, request).unwrap_err();
+        assert_eq!(buffer, 7);
+        let leaf = |board: &Board, iova| dma.space(&at).unwrap().paged().table().leaf(board, iova);
+        let at_found = Some(PhysAddr::new(0x100 * PAGE));
+        assert_eq!(leaf(&board, iova), at_found, "as after an unmap");
+        assert_eq!(board.port.log.len(), 0);
+        dma.tick(&mut cpu, &mut board).unwrap();
+        // Without the other CPU, the queue has room, and the mapping stays for its cycles.
+        assert_eq!(leaf(&board, iova), at_found.filter(|_| !others));
+        assert_eq!(board.port.log.len(), usize::from(others));
+        let at_held = Some(PhysAddr::new(0x200 * PAGE));
+        assert_eq!(leaf(&board, kept), at_held);
+        assert_eq!(allocator().out.borrow().len(), 2 - usize::from(others));
+    }
 }
 
 /// A map cache evicts the oldest sixteenth of its quota with one invalidation, and nothing by time.

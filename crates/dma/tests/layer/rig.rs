@@ -163,6 +163,8 @@ pub(crate) struct Accounts<A> {
     pub(crate) asked: Cell<u64>,
     /// The number of the first request that fails, and its error.
     pub(crate) fail: Cell<Option<(u64, AllocError)>>,
+    /// The work of another CPU during the next request that fails.
+    pub(crate) meanwhile: Cell<Option<Box<dyn FnOnce()>>>,
 }
 
 impl<A> Accounts<A> {
@@ -172,6 +174,7 @@ impl<A> Accounts<A> {
             out: RefCell::default(),
             asked: Cell::new(0),
             fail: Cell::new(None),
+            meanwhile: Cell::new(None),
         }
     }
 
@@ -198,6 +201,9 @@ impl<A: IovaAllocator> IovaAllocator for Accounts<A> {
         if let Some((from, error)) = self.fail.get()
             && turn >= from
         {
+            if let Some(work) = self.meanwhile.take() {
+                work();
+            }
             return Err(error);
         }
         let found = self.inner.alloc(cpu, request)?;

@@ -14,10 +14,19 @@ use crate::layer::DmaOps;
 /// The connection to the sidecore, which executes commands in the order of their sending.
 pub trait Link {
     /// Sends a command that has no reply. Waits while [`QUEUED_UNMAPS`] commands are queued.
-    fn send(&mut self, command: Command);
+    ///
+    /// # Errors
+    /// The sidecore has ended and its queue is full. Returns the command.
+    fn send(&mut self, command: Command) -> Result<(), Command>;
 
     /// Sends a command and waits for its reply. All earlier commands are then executed, too.
-    fn call(&mut self, command: Command) -> Reply;
+    ///
+    /// # Errors
+    /// The sidecore has ended. Returns the command.
+    ///
+    /// # Panics
+    /// The sidecore has panicked.
+    fn call(&mut self, command: Command) -> Result<Reply, Command>;
 }
 
 /// A sidecore on a thread of its own, which polls its queue.
@@ -127,8 +136,8 @@ impl ThreadLink {
             thread: Some(thread),
         };
         match link.reply() {
-            Reply::Done => Ok(link),
-            Reply::Reserved(Err(error)) => Err(error),
+            Some(Reply::Done) => Ok(link),
+            Some(Reply::Reserved(Err(error))) => Err(error),
             _ => Err(LabError::Internal("start of the sidecore")),
         }
     }
@@ -142,22 +151,31 @@ impl ThreadLink {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    fn reply(&mut self) -> Reply {
+    /// Returns the next reply; `None` if the sidecore has ended without one.
+    fn reply(&mut self) -> Option<Reply> {
         let Self {
             replies, thread, ..
         } = self;
         let ended = || thread.as_ref().is_none_or(JoinHandle::is_finished);
-        poll_until(|| replies.pop(), ended).unwrap_or(Reply::Ended)
+        let reply = poll_until(|| replies.pop(), ended);
+        if reply.is_none()
+            && let Some(thread) = thread.take()
+            && let Err(panic) = thread.join()
+        {
+            std::panic::resume_unwind(panic);
+        }
+        reply
     }
 }
 
 impl Link for ThreadLink {
-    fn send(&mut self, command: Command) {
+    fn send(&mut self, command: Command) -> Result<(), Command> {
         let mut waiting = Some(command);
         while let Some(command) = waiting.take() {
-            if let Err(back) = self.commands.push(command)
-                && !self.is_ended()
-            {
+            if let Err(back) = self.commands.push(command) {
+                if self.is_ended() {
+                    return Err(back);
+                }
                 waiting = Some(back);
                 std::thread::yield_now();
             }
@@ -169,17 +187,21 @@ impl Link for ThreadLink {
         {
             thread.thread().unpark();
         }
+        Ok(())
     }
 
-    fn call(&mut self, command: Command) -> Reply {
-        self.send(command);
-        self.reply()
+    fn call(&mut self, command: Command) -> Result<Reply, Command> {
+        self.send(command)?;
+        match self.reply() {
+            Some(reply) => Ok(reply),
+            None => self.commands.take_back().map_or(Ok(Reply::Ended), Err),
+        }
     }
 }
 
 impl Drop for ThreadLink {
     fn drop(&mut self) {
-        let _ = self.call(Command::Stop);
+        let _ = self.send(Command::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -210,19 +232,20 @@ impl<L: DmaOps> LateLink<L> {
 }
 
 impl<L: DmaOps> Link for LateLink<L> {
-    fn send(&mut self, command: Command) {
+    fn send(&mut self, command: Command) -> Result<(), Command> {
         if self.waiting.len() >= QUEUED_UNMAPS
             && let Some(oldest) = self.waiting.pop_front()
         {
             self.executor.execute(oldest);
         }
         self.waiting.push_back(command);
+        Ok(())
     }
 
-    fn call(&mut self, command: Command) -> Reply {
+    fn call(&mut self, command: Command) -> Result<Reply, Command> {
         for earlier in self.waiting.drain(..) {
             self.executor.execute(earlier);
         }
-        self.executor.execute(command).unwrap_or(Reply::Done)
+        Ok(self.executor.execute(command).unwrap_or(Reply::Done))
     }
 }

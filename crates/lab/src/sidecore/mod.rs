@@ -81,7 +81,7 @@ impl<K: Link> Sidecore<K> {
     /// # Errors
     /// The sidecore has ended.
     pub fn new(mut link: K, wait: UnmapWait) -> Result<Self, LabError> {
-        let Reply::Traits(traits) = link.call(Command::Traits) else {
+        let Ok(Reply::Traits(traits)) = link.call(Command::Traits) else {
             return Err(LabError::Internal("start of the sidecore"));
         };
         Ok(Self::with_traits(traits, link, wait))
@@ -99,7 +99,7 @@ impl<K: Link> DmaOps for Sidecore<K> {
 
     fn reserve(&mut self, cpus: usize, segments: usize) -> Result<(), LabError> {
         match self.link.call(Command::Reserve(cpus, segments)) {
-            Reply::Reserved(done) => done,
+            Ok(Reply::Reserved(done)) => done,
             _ => Err(LabError::Internal("sidecore")),
         }
     }
@@ -113,7 +113,8 @@ impl<K: Link> DmaOps for Sidecore<K> {
         index: DeviceIndex,
         device: RequesterId,
     ) -> Result<(DomainId, ContextTarget), LabError> {
-        let Reply::Attached(attached) = self.link.call(Command::Attach(index, device)) else {
+        let reply = self.link.call(Command::Attach(index, device));
+        let Ok(Reply::Attached(attached)) = reply else {
             return Err(LabError::Internal("sidecore"));
         };
         if let Ok((domain, _)) = attached {
@@ -128,12 +129,12 @@ impl<K: Link> DmaOps for Sidecore<K> {
     fn map(&mut self, key: OpKey, buffer: u64, pieces: &[PhysRange]) -> Result<Mapped, MapError> {
         let command = Command::Map(self.now, key, buffer, Pieces::of(pieces));
         match self.link.call(command) {
-            Reply::Mapped(Ok((token, steps, segments))) => {
+            Ok(Reply::Mapped(Ok((token, steps, segments)))) => {
                 self.segments.clear();
                 self.segments.extend_from_slice(&segments);
                 Ok(Mapped { token, steps })
             }
-            Reply::Mapped(Err(error)) => Err(error),
+            Ok(Reply::Mapped(Err(error))) => Err(error),
             _ => Err(MapError {
                 device: RequesterId::new(key.device.0),
                 buffer: None,
@@ -166,12 +167,14 @@ impl<K: Link> DmaOps for Sidecore<K> {
         }
         match self.wait {
             UnmapWait::Returns => {
-                self.link.send(Command::UnmapLater(self.now, key, token));
                 let stale = true;
-                UnmapOutcome::Returned { buffer, stale }
+                match self.link.send(Command::UnmapLater(self.now, key, token)) {
+                    Ok(()) => UnmapOutcome::Returned { buffer, stale },
+                    Err(_) => UnmapOutcome::Refused,
+                }
             }
             UnmapWait::Waits => match self.link.call(Command::Unmap(self.now, key, token)) {
-                Reply::Unmapped(outcome) => outcome,
+                Ok(Reply::Unmapped(outcome)) => outcome,
                 _ => UnmapOutcome::Refused,
             },
         }
@@ -181,10 +184,11 @@ impl<K: Link> DmaOps for Sidecore<K> {
         &mut self,
         token: NotInvalidated<u64>,
     ) -> Result<u64, NotInvalidated<u64>> {
-        // A sidecore that has ended returns no buffer: the buffer leaks.
         match self.link.call(Command::Retry(token)) {
-            Reply::Retried(result) => result,
-            _ => Ok(u64::MAX),
+            Ok(Reply::Retried(result)) => result,
+            // The sidecore has ended.
+            Err(Command::Retry(token)) => Err(token),
+            other => unreachable!("{other:?} for a retry"),
         }
     }
 
@@ -193,10 +197,11 @@ impl<K: Link> DmaOps for Sidecore<K> {
     }
 
     fn sync_map(&mut self, key: OpKey) {
-        self.link.call(Command::SyncMap(key));
+        // A sidecore that has ended refuses the next map.
+        let _ = self.link.call(Command::SyncMap(key));
     }
 
     fn tick(&mut self) {
-        self.link.call(Command::Tick(self.now));
+        let _ = self.link.call(Command::Tick(self.now));
     }
 }

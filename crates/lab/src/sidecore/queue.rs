@@ -71,6 +71,19 @@ impl<T> Producer<T> {
         self.0.tail.0.store(tail.wrapping_add(1), Ordering::Release);
         Ok(())
     }
+
+    /// Takes the newest item back; `None` if the queue is empty, or its other end still exists.
+    pub fn take_back(&mut self) -> Option<T> {
+        let shared = Arc::get_mut(&mut self.0)?;
+        let (head, tail) = (*shared.head.0.get_mut(), *shared.tail.0.get_mut());
+        if head == tail {
+            return None;
+        }
+        let newest = tail.wrapping_sub(1);
+        *shared.tail.0.get_mut() = newest;
+        let slot = shared.slot(newest)?;
+        slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl<T> Consumer<T> {
@@ -127,5 +140,24 @@ mod tests {
         assert_eq!(producer.push(3), Ok(()));
         assert_eq!([2, 3].map(Some), [consumer.pop(), consumer.pop()]);
         assert_eq!(consumer.pop(), None);
+    }
+
+    #[test]
+    fn items_come_back_newest_first_after_the_consumer_ended() {
+        let (mut producer, mut consumer) = queue(2);
+        for item in [1, 2, 3] {
+            while producer.push(item).is_err() {
+                assert_eq!(consumer.pop(), Some(1));
+            }
+        }
+        assert_eq!(producer.take_back(), None, "the consumer may take it");
+        drop(consumer);
+        assert_eq!(
+            [3, 2].map(Some),
+            [producer.take_back(), producer.take_back()]
+        );
+        assert_eq!(producer.take_back(), None);
+        assert_eq!(producer.push(4), Ok(()));
+        assert_eq!(producer.take_back(), Some(4));
     }
 }

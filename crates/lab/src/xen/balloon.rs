@@ -4,7 +4,7 @@
 //! the hypervisor updates it: it removes the page's entry and flushes before the frame changes its
 //! owner, and maps the new frame (slides, "Pre-allocating the IO Address Space").
 
-use ringfence_types::{Permissions, Pfn};
+use ringfence_types::{Permissions, Pfn, RequesterId};
 
 use super::hypervisor::Xen;
 use super::io_space::SLOTS;
@@ -79,15 +79,12 @@ impl Xen {
     fn give_page(&mut self, domid: Domid, gpfn: u64, frame: u64) -> Result<(), XenError> {
         self.frames.give(domid, gpfn, frame)?;
         for bus in self.whole_guest_buses(domid, gpfn) {
-            self.frames.get(frame)?;
-            if let Some(space) = self.spaces.get_mut(&bus) {
-                let (memory, frames) = (&self.memory, &self.table_frames);
-                let page = Pfn::new(gpfn);
-                match space.map(memory, frames, page, frame, Permissions::READ_WRITE) {
-                    Ok(()) => self.stats.entries_moved += 1,
-                    // The guest has used the hole for an entry of its own.
-                    Err(_) => self.frames.put(frame),
-                }
+            let (bdf, page) = (RequesterId::new(u16::from(bus) << 8), Pfn::new(gpfn));
+            match self.map_frame(domid, bdf, page, frame, Permissions::READ_WRITE) {
+                Ok(()) => self.stats.entries_moved += 1,
+                // The guest has used the hole for an entry of its own.
+                Err(XenError::Occupied) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())

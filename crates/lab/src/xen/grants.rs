@@ -64,7 +64,7 @@ struct GrantEntry {
 struct Mapped {
     granter: Domid,
     reference: GrantRef,
-    bus: u8,
+    bdf: RequesterId,
     page: Pfn,
 }
 
@@ -191,7 +191,7 @@ impl Xen {
         let mapped = Mapped {
             granter: map.granter,
             reference: map.reference,
-            bus: map.bdf.bus(),
+            bdf: map.bdf,
             page: map.page,
         };
         let number = self.grants.mapped.entry(caller).or_default().add(mapped)?;
@@ -252,10 +252,10 @@ impl Xen {
         let table = self.grants.mapped.get_mut(&caller);
         let table = table.ok_or(XenError::NoSuchHandle)?;
         let mapped = table.get(handle.0).ok_or(XenError::NoSuchHandle)?;
-        let space = self.spaces.get_mut(&mapped.bus).ok_or(XenError::NoSpace)?;
+        let space = space_of(&mut self.spaces, caller, mapped.bdf)?;
         space.unmap(&self.memory, &mut self.dirty, mapped.page)?;
         table.remove(handle.0);
         self.count_users(mapped.granter, mapped.reference, -1);
-        Ok(mapped.bus)
+        Ok(mapped.bdf.bus())
     }
 }

@@ -15,3 +15,4 @@ mod sizes;
 mod stubs;
 mod xen;
 mod xen_batches;
+mod xen_limits;

@@ -31,10 +31,15 @@ type PlainLayer = DmaLayer<Paged<Tree, PlainTable<SecondStage>>, Strict, Invalid
 
 /// A strict layer on its own memory.
 fn plain_layer() -> PlainLayer {
+    layer_with(PhysAddr::new(0x1000))
+}
+
+/// A strict layer on its own memory. Invalidations fail if their status word is not in it.
+fn layer_with(status: PhysAddr) -> PlainLayer {
     const ARENA: u64 = 16 << 20;
     let arena = Rc::new(Arena::new(ARENA).unwrap());
     let region = memory(0x2000, ARENA - 0x2000);
-    let (queue, status) = (PhysAddr::new(0), PhysAddr::new(0x1000));
+    let queue = PhysAddr::new(0);
     let platform = LayerPlatform {
         frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
         invalidator: InvalidationQueue::new(Rc::clone(&arena), queue, status),
@@ -131,7 +136,7 @@ fn a_sleeping_sidecore_wakes_up() {
         while !link.is_asleep() {
             std::thread::yield_now();
         }
-        assert!(matches!(link.call(Command::Traits), Reply::Traits(_)));
+        assert!(matches!(link.call(Command::Traits), Ok(Reply::Traits(_))));
     }
 }
 
@@ -144,11 +149,11 @@ fn a_sidecore_that_is_gone_refuses() {
         Err(ringfence_lab::LabError::TooManyDevices)
     ));
     let mut link = ThreadLink::start(|| Ok(plain_layer())).unwrap();
-    assert!(matches!(link.call(Command::Stop), Reply::Ended));
-    assert!(matches!(link.call(Command::Traits), Reply::Ended));
+    assert!(matches!(link.call(Command::Stop), Ok(Reply::Ended)));
+    assert!(matches!(link.call(Command::Traits), Err(Command::Traits)));
     assert!(Sidecore::new(link, UnmapWait::Waits).is_err());
     let mut link = ThreadLink::start(|| Ok(plain_layer())).unwrap();
-    let Reply::Traits(_) = link.call(Command::Traits) else {
+    let Ok(Reply::Traits(_)) = link.call(Command::Traits) else {
         panic!("no traits");
     };
     let mut front = Sidecore::new(link, UnmapWait::Waits).unwrap();
@@ -156,19 +161,55 @@ fn a_sidecore_that_is_gone_refuses() {
     assert!(matches!(error.reason, MapReason::NotAttached), "{error:?}");
 }
 
+/// A link whose sidecore a test can end.
+#[derive(Debug)]
+struct SharedLink(Rc<RefCell<ThreadLink>>);
+
+impl Link for SharedLink {
+    fn send(&mut self, command: Command) -> Result<(), Command> {
+        self.0.borrow_mut().send(command)
+    }
+
+    fn call(&mut self, command: Command) -> Result<Reply, Command> {
+        self.0.borrow_mut().call(command)
+    }
+}
+
+/// A sidecore that has ended gives the token of a failed invalidation back, so that the buffer
+/// stays withheld.
+#[test]
+fn a_retry_of_an_ended_sidecore_returns_the_token() {
+    let layer = || Ok(layer_with(PhysAddr::new(1 << 40)));
+    let link = Rc::new(RefCell::new(ThreadLink::start(layer).unwrap()));
+    let mut front = Sidecore::new(SharedLink(Rc::clone(&link)), UnmapWait::Waits).unwrap();
+    front.reserve(1, 4).unwrap();
+    front.attach(DeviceIndex(0), ID).unwrap();
+    let token = front.map(KEY, 7, &[page(1)]).unwrap().token;
+    let UnmapOutcome::NotInvalidated(token) = front.unmap(KEY, token) else {
+        panic!("the invalidation succeeded");
+    };
+    let token = front.retry_invalidation(token).unwrap_err();
+    assert!(matches!(
+        link.borrow_mut().call(Command::Stop),
+        Ok(Reply::Ended)
+    ));
+    for _ in 0..2 * QUEUED_UNMAPS {
+        front.tick();
+    }
+    let token = front.retry_invalidation(token).unwrap_err();
+    assert_eq!(token.direction(), Direction::ToDevice);
+}
+
 /// A late sidecore executes an unmap when its queue is full, at the next map, and at a tick.
 #[test]
 fn late_unmaps_wait_for_room_for_a_map_or_for_a_tick() {
     let mut link = LateLink::new(plain_layer());
     for _ in 0..QUEUED_UNMAPS + 5 {
-        link.send(Command::UnmapLater(
-            Default::default(),
-            KEY,
-            Default::default(),
-        ));
+        let unmap = Command::UnmapLater(Default::default(), KEY, Default::default());
+        link.send(unmap).unwrap();
     }
     assert_eq!(link.waiting(), QUEUED_UNMAPS);
-    link.call(Command::Tick(Default::default()));
+    link.call(Command::Tick(Default::default())).unwrap();
     assert_eq!(link.waiting(), 0);
 }
 

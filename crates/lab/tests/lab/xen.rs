@@ -19,28 +19,28 @@ use ringfence_types::{
     Access, Direction, Fault, Iova, Permissions, Pfn, PhysAddr, PhysRange, RequesterId,
 };
 
-const DOM0: Domid = Domid::DOM0;
-const GUEST: Domid = Domid::new(1);
-const OTHER: Domid = Domid::new(2);
+pub(crate) const DOM0: Domid = Domid::DOM0;
+pub(crate) const GUEST: Domid = Domid::new(1);
+pub(crate) const OTHER: Domid = Domid::new(2);
 /// Pages of each domain.
-const PAGES: u64 = 64;
-const RW: Permissions = Permissions::READ_WRITE;
-const READ: Permissions = Permissions::READ;
+pub(crate) const PAGES: u64 = 64;
+pub(crate) const RW: Permissions = Permissions::READ_WRITE;
+pub(crate) const READ: Permissions = Permissions::READ;
 
 /// A device of bus `bus`.
-const fn on(bus: u8) -> RequesterId {
+pub(crate) const fn on(bus: u8) -> RequesterId {
     RequesterId::new((bus as u16) << 8 | 0x18)
 }
 
 /// First byte of a domain's machine memory.
-fn base(domid: Domid) -> u64 {
+pub(crate) fn base(domid: Domid) -> u64 {
     (u64::from(domid.get()) + 1) << 24
 }
 
 /// Xen with three domains of [`PAGES`] pages each.
-struct Machine {
-    arena: Rc<Arena>,
-    xen: Xen,
+pub(crate) struct Machine {
+    pub(crate) arena: Rc<Arena>,
+    pub(crate) xen: Xen,
 }
 
 /// The first range that an access reached.
@@ -56,7 +56,7 @@ impl Observer for &mut Reached {
 }
 
 impl Machine {
-    fn new(references: FrameReferences) -> Self {
+    pub(crate) fn new(references: FrameReferences) -> Self {
         let arena = Rc::new(Arena::new(256 << 20).unwrap());
         let region = PhysRange::new(PhysAddr::new(128 << 20), 128 << 20).unwrap();
         let frames = Rc::new(Frames::new(Rc::clone(&arena), region));
@@ -71,7 +71,7 @@ impl Machine {
     }
 
     /// With an I/O space for bus 1 of [`GUEST`], bus 2 of [`OTHER`] and bus 3 of dom0.
-    fn with_spaces(references: FrameReferences) -> Self {
+    pub(crate) fn with_spaces(references: FrameReferences) -> Self {
         let mut machine = Self::new(references);
         let detected = IommuOp::IommuDetected {
             first_bus: 1,
@@ -90,16 +90,16 @@ impl Machine {
         machine
     }
 
-    fn call(&mut self, caller: Domid, call: IommuOp) -> Result<(), XenError> {
+    pub(crate) fn call(&mut self, caller: Domid, call: IommuOp) -> Result<(), XenError> {
         self.xen.hypercall(caller, &call)
     }
 
-    fn ok(&mut self, caller: Domid, call: IommuOp) {
+    pub(crate) fn ok(&mut self, caller: Domid, call: IommuOp) {
         assert_eq!(self.call(caller, call), Ok(()), "{call:?}");
     }
 
     /// Returns the machine address that a device reaches at a page.
-    fn reach(&mut self, bus: u8, page: u64, access: Access) -> Option<PhysAddr> {
+    pub(crate) fn reach(&mut self, bus: u8, page: u64, access: Access) -> Option<PhysAddr> {
         let request = DmaRequest {
             device: on(bus),
             iova: Iova::new(page << 12),
@@ -116,7 +116,7 @@ impl Machine {
     }
 }
 
-fn map(bus: u8, page: u64, gpfn: u64, permissions: Permissions) -> IommuOp {
+pub(crate) fn map(bus: u8, page: u64, gpfn: u64, permissions: Permissions) -> IommuOp {
     IommuOp::MapEntry {
         bdf: on(bus),
         page: Pfn::new(page),
@@ -125,7 +125,7 @@ fn map(bus: u8, page: u64, gpfn: u64, permissions: Permissions) -> IommuOp {
     }
 }
 
-fn unmap(bus: u8, page: u64, flush: TceFlush) -> IommuOp {
+pub(crate) fn unmap(bus: u8, page: u64, flush: TceFlush) -> IommuOp {
     IommuOp::UnmapEntry {
         bdf: on(bus),
         page: Pfn::new(page),

@@ -43,7 +43,8 @@ enum Calls {
 enum Clearing {
     /// With the flush: the hypercall that clears the last entry flushes.
     AtFlush,
-    /// At the unmap. The flush is a hypercall of its own, later.
+    /// At the unmap; with multicalls, at the next crossing. The flush is a hypercall of its own,
+    /// later.
     AtUnmap,
 }
 

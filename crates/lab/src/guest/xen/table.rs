@@ -52,7 +52,8 @@ fn make(
 /// Returns the constructor of the tables of a mode whose owner is Xen.
 pub(crate) fn xen_table(owner: Owner, flush: FlushKind) -> MakeTable<XenTable> {
     use {Calls as C, Clearing::AtFlush, Clearing::AtUnmap};
-    let at_flush = matches!(flush, FlushKind::PerUnmap | FlushKind::Burst);
+    // A cache of mappings clears entries only in order to flush them at once.
+    let at_flush = matches!(flush, FlushKind::PerUnmap | FlushKind::Burst) || flush.has_cache();
     match (owner, at_flush) {
         (Owner::XenGrant, _) => |d, _, _, _, host| make(d, host, C::Grants, AtFlush),
         (Owner::XenMulticall, true) => |d, _, _, _, host| make(d, host, C::Multicall, AtFlush),

@@ -89,11 +89,23 @@ fn programs(repo: &Repo) -> anyhow::Result<Vec<Program>> {
         .arg("--message-format=json-render-diagnostics");
     process::observe(&mut command, |line| messages.push(line.to_owned()))?;
     let mut programs = Vec::new();
-    for message in &messages {
+    for message in json_lines(&messages) {
         programs.extend(program(&serde_json::from_str(message)?)?);
     }
     programs.sort_by(|one, other| one.source.cmp(&other.source));
     Ok(programs)
+}
+
+/// Returns the messages of cargo among `lines`, and shows the others: a background step also
+/// receives standard error.
+fn json_lines(lines: &[String]) -> impl Iterator<Item = &str> {
+    lines.iter().map(String::as_str).filter(|line| {
+        let is_message = line.starts_with('{');
+        if !is_message {
+            output::line(line);
+        }
+        is_message
+    })
 }
 
 /// Returns the program that a message of cargo names; `None` if it has no tests.
@@ -174,6 +186,19 @@ mod tests {
         assert_eq!(run(&[here]).as_deref(), Ok("2 passed"));
         assert!(run(&[empty]).is_err());
         std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn standard_error_among_the_messages_is_no_message() {
+        let lines = [
+            "{\"reason\":\"a\"}",
+            "    Finished `test` profile",
+            "",
+            "{}",
+        ];
+        let lines = lines.map(str::to_owned);
+        let messages: Vec<_> = json_lines(&lines).collect();
+        assert_eq!(messages, ["{\"reason\":\"a\"}", "{}"]);
     }
 
     #[test]

@@ -35,8 +35,7 @@ const WIRE: f64 = 10.0;
 /// specified 5.7 million (claims E16, E17).
 const PORT_PPS: f64 = 5.7e6 / 2.0;
 /// Source of the rates that follow from [`PORT_PPS`].
-const PORT_LIMIT: &str = "E15 with half of E16, an upper bound (E17: less than half): the packet \
-    rate limits all four";
+const PORT_LIMIT: &str = "E15: the packet rate limits all; half of E16, an upper bound (E17)";
 /// Maximum data bytes of a packet.
 const SEGMENT: u32 = 1460;
 

@@ -193,9 +193,13 @@ fn a_retry_of_an_ended_sidecore_returns_the_token() {
         link.borrow_mut().call(Command::Stop),
         Ok(Reply::Ended)
     ));
-    for _ in 0..2 * QUEUED_UNMAPS {
-        front.tick();
+    // Once with room in the queue, and once without.
+    let token = front.retry_invalidation(token).unwrap_err();
+    let unmap = || Command::UnmapLater(Nanos(0), KEY, Default::default());
+    for _ in 0..QUEUED_UNMAPS {
+        link.borrow_mut().send(unmap()).unwrap();
     }
+    link.borrow_mut().send(unmap()).unwrap_err();
     let token = front.retry_invalidation(token).unwrap_err();
     assert_eq!(token.direction(), Direction::ToDevice);
 }

@@ -16,8 +16,8 @@ use crate::{Cursor, WalkError, walk};
 pub enum EmptyEntry {
     /// An invalid entry: the unit reports an access as an error.
     Invalid,
-    /// A valid entry for this page, as in Linux (`dart_emptyval`, `gart_unmapped_entry`). A stray DMA
-    /// of any device reaches the spare page, and the unit does not report it.
+    /// A valid entry for this page, as in Linux (`dart_emptyval`, `gart_unmapped_entry`). A stray
+    /// DMA of any device reaches the spare page, and the unit does not report it.
     Spare(PhysAddr),
 }
 

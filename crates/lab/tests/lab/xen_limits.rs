@@ -121,12 +121,13 @@ fn batches_of_grants_are_bounded() {
 /// move.
 #[test]
 fn a_page_with_an_entry_on_demand_keeps_its_whole_guest_entry() {
+    type Move = fn(&mut Machine) -> Result<(), E>;
     let mut machine = machine();
     machine.second_space();
     machine.ok(GUEST, IommuOp::MapWholeGuest { bdf: on(1) });
     machine.ok(GUEST, map(4, 100, 5, RW));
     assert_eq!(machine.xen.decrease_reservation(OTHER, 9), Ok(()));
-    let moves: [fn(&mut Machine) -> Result<(), E>; 2] = [
+    let moves: [Move; 2] = [
         |machine| machine.xen.decrease_reservation(GUEST, 5),
         |machine| machine.xen.transfer(GUEST, 5, OTHER, 9),
     ];

@@ -9,6 +9,7 @@ mod guest;
 mod ids;
 mod install;
 mod limits;
+mod lines;
 mod links;
 mod mutate;
 mod nostd;
@@ -65,6 +66,8 @@ enum Task {
     Guest(guest::Options),
     /// Checks docs/IDS.md and counts planned ids.
     Ids,
+    /// Counts the lines of code of each crate without tests.
+    Lines,
 }
 
 fn main() -> ExitCode {
@@ -90,5 +93,6 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         }
         Task::Guest(options) => guest::run(&repo, options),
         Task::Ids => ids::print(&repo),
+        Task::Lines => lines::print(&repo),
     }
 }

@@ -12,6 +12,7 @@ mod unsafe_code;
 
 use anyhow::bail;
 
+use crate::lines;
 use crate::output;
 use crate::repo::Repo;
 use crate::source::Source;
@@ -30,13 +31,13 @@ const CORE: &[&str] = &[
 
 /// Returns the core crate whose library contains `source`; `None` if there is no such crate.
 fn core_crate(source: &Source) -> Option<&'static str> {
-    let mut parts = source.path.components().map(|part| part.as_os_str());
-    let (Some(crates), Some(name), Some(src)) = (parts.next(), parts.next(), parts.next()) else {
-        return None;
-    };
-    (crates == "crates" && src == "src")
-        .then(|| CORE.iter().copied().find(|core| name == *core))
-        .flatten()
+    let name = lines::crate_of(&source.path)?;
+    CORE.iter().copied().find(|core| name == *core)
+}
+
+/// Returns true if `name` is a core crate.
+pub(crate) fn is_core(name: &str) -> bool {
+    CORE.contains(&name)
 }
 
 /// Checks that no crate depends on a higher layer.

@@ -2,7 +2,11 @@
 
 use core::fmt;
 
-use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
+use ringfence_types::{Iova, PageSize, Permissions, PhysAddr, TABLE_WORDS};
+
+/// Software field: number of present entries in the table that a table entry points to.
+const LIVE_SHIFT: u32 = 52;
+const LIVE: u64 = 0x3ff << LIVE_SHIFT;
 
 /// A level of a page table. Level 1 holds the entries of 4 KiB pages; the root has the highest
 /// level.
@@ -13,6 +17,10 @@ pub struct Level(u8);
 impl Level {
     /// The level of 4 KiB leaves.
     pub const LEAF: Self = Self(1);
+
+    pub(crate) const TWO: Self = Self(2);
+    pub(crate) const THREE: Self = Self(3);
+    pub(crate) const FOUR: Self = Self(4);
 
     /// The highest level of any format in this crate.
     pub const MAX: Self = Self(5);
@@ -30,6 +38,18 @@ impl Level {
     #[inline]
     pub const fn get(self) -> u8 {
         self.0
+    }
+
+    /// Returns the size of a page that an entry at this level maps if each level selects 9 bits;
+    /// `None` above 1 GiB.
+    #[inline]
+    pub(crate) const fn page_size(self) -> Option<PageSize> {
+        match self {
+            Self::LEAF => Some(PageSize::Size4K),
+            Self::TWO => Some(PageSize::Size2M),
+            Self::THREE => Some(PageSize::Size1G),
+            _ => None,
+        }
     }
 
     /// Returns the next lower level; `None` at level 1.
@@ -105,12 +125,19 @@ pub trait Format: Copy + fmt::Debug {
     fn physical_bits(&self) -> u32;
 
     /// Returns the lowest address bit that selects an entry at `level`. An entry covers 2^shift
-    /// bytes.
-    fn shift(&self, level: Level) -> u32;
+    /// bytes. The default: each level selects 9 bits.
+    #[inline]
+    fn shift(&self, level: Level) -> u32 {
+        3 + 9 * u32::from(level.get())
+    }
 
     /// Returns the number of entries in a table at `level`, a power of two. Every table below the
-    /// root has [`TABLE_WORDS`](ringfence_types::TABLE_WORDS).
-    fn entries(&self, level: Level) -> usize;
+    /// root has [`TABLE_WORDS`].
+    #[inline]
+    fn entries(&self, level: Level) -> usize {
+        let _ = level;
+        TABLE_WORDS
+    }
 
     /// Returns the page size of a leaf at `level`; `None` if the format allows no leaf there.
     fn leaf_size(&self, level: Level) -> Option<PageSize>;
@@ -136,12 +163,18 @@ pub trait Format: Copy + fmt::Debug {
     /// restricts them.
     fn table(&self, at: PhysAddr) -> u64;
 
-    /// Returns the number of present entries in the table below, as stored in the software bits of
-    /// the table entry `raw`.
-    fn live(&self, raw: u64) -> u16;
+    /// Returns the number of present entries (0 to 512) in the table below, as stored in the
+    /// software bits of the table entry `raw`. The default: bits 52 to 61.
+    #[inline]
+    fn live(&self, raw: u64) -> u16 {
+        ((raw & LIVE) >> LIVE_SHIFT) as u16
+    }
 
     /// Returns the table entry `raw` with its count of present entries set to `live`.
-    fn with_live(&self, raw: u64, live: u16) -> u64;
+    #[inline]
+    fn with_live(&self, raw: u64, live: u16) -> u64 {
+        (raw & !LIVE) | ((u64::from(live) << LIVE_SHIFT) & LIVE)
+    }
 
     /// Returns the offset in a table of the word that holds entry `index`.
     #[inline]
@@ -164,13 +197,4 @@ pub trait Format: Copy + fmt::Debug {
         let mask = (self.entries(level) as u64).wrapping_sub(1);
         (iova.get().wrapping_shr(self.shift(level)) & mask) as usize
     }
-}
-
-/// A flat format whose entries are 32-bit words, two in each word of this crate.
-pub trait HalfWord: Format {
-    /// Encodes a valid entry as the word in memory.
-    fn entry(base: PhysAddr) -> u32;
-
-    /// Returns true if the word in memory is not a valid entry.
-    fn is_empty(entry: u32) -> bool;
 }

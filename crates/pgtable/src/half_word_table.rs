@@ -5,10 +5,15 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use ringfence_types::{CachedLevels, DomainId, PageSize, PfnRange, PhysAddr, PhysMemory, Unmapped};
+use ringfence_types::{
+    CachedLevels, DomainId, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory,
+    Unmapped,
+};
 
 use crate::fmt::{Dart, Gart};
-use crate::{Coherency, HalfWord, Leaf, Level, MapError, MapRequest, TableError, UnmapError};
+use crate::{
+    Coherency, Format, HalfWord, Leaf, Level, MapError, MapRequest, TableError, UnmapError,
+};
 use crate::{Cursor, WalkError, walk};
 
 /// The content of entries that map nothing.
@@ -43,6 +48,11 @@ fn half(root: PhysAddr, page: u64) -> (PhysAddr, u32) {
     (word, (page % 2) as u32 * 32)
 }
 
+/// Returns the valid entry for the page at `base`.
+fn entry_of<F: HalfWord>(base: PhysAddr) -> u32 {
+    F::encode(base, Permissions::READ_WRITE) as u32
+}
+
 impl<F: HalfWord> HalfWordTable<F> {
     /// Creates an empty table at `root`. The caller provides [`bytes`](Self::bytes) bytes, 4 KiB
     /// aligned; the table overwrites them.
@@ -62,7 +72,7 @@ impl<F: HalfWord> HalfWordTable<F> {
         }
         let empty = match empty {
             EmptyEntry::Invalid => 0,
-            EmptyEntry::Spare(page) if page.get() >> format.physical_bits() == 0 => F::entry(page),
+            EmptyEntry::Spare(page) if page.get() >> F::PHYSICAL_BITS == 0 => entry_of::<F>(page),
             EmptyEntry::Spare(_) => return Err(TableError::Memory),
         };
         let count = format.entries(Level::LEAF) / 2;
@@ -85,7 +95,7 @@ impl<F: HalfWord> HalfWordTable<F> {
 
     /// Returns the size of a table in bytes.
     pub fn bytes(format: F) -> u64 {
-        format.entries(Level::LEAF) as u64 * F::ENTRY_BYTES
+        format.entries(Level::LEAF) as u64 * F::BYTES
     }
 
     /// Returns the physical address of the table.
@@ -107,11 +117,7 @@ impl<F: HalfWord> HalfWordTable<F> {
     ///
     /// # Errors
     /// The entry is not valid.
-    pub fn walk<M: PhysMemory + ?Sized>(
-        &self,
-        mem: &M,
-        iova: ringfence_types::Iova,
-    ) -> Result<Leaf, WalkError> {
+    pub fn walk<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) -> Result<Leaf, WalkError> {
         walk(
             &self.format,
             mem,
@@ -140,7 +146,7 @@ impl<F: HalfWord> HalfWordTable<F> {
             let entry = (seen >> shift) as u32;
             let fits = match old {
                 Some(old) => entry == old,
-                None => entry != self.empty && !F::is_empty(entry),
+                None => entry != self.empty && !F::is_empty(entry.into()),
             };
             if !fits {
                 return false;
@@ -180,7 +186,7 @@ impl<F: HalfWord> HalfWordTable<F> {
         if (iova.get() | pa.get()) & (PageSize::Size4K.bytes() - 1) != 0 {
             return Err(MapError::Misaligned);
         }
-        if permissions != ringfence_types::Permissions::READ_WRITE {
+        if permissions != Permissions::READ_WRITE {
             return Err(MapError::Restricted);
         }
         let first = iova.get() >> 12;
@@ -188,14 +194,14 @@ impl<F: HalfWord> HalfWordTable<F> {
             return Err(MapError::BeyondWidth { iova });
         }
         let last = (pa.get() >> 12).checked_add(pages - 1);
-        if last.is_none_or(|last| last >> (self.format.physical_bits() - 12) != 0) {
+        if last.is_none_or(|last| last >> (F::PHYSICAL_BITS - 12) != 0) {
             return Err(MapError::PhysicalBeyondWidth { at: pa });
         }
         for page in 0..pages {
             let at = iova.wrapping_add(page << 12);
             let base = pa.wrapping_add(page << 12);
             let stored = self.entry(mem, first + page).map(|(word, _, shift)| {
-                self.replace(word, shift, Some(self.empty), F::entry(base))
+                self.replace(word, shift, Some(self.empty), entry_of::<F>(base))
             });
             if stored != Some(true) {
                 for stored in 0..page {
@@ -221,13 +227,13 @@ impl<F: HalfWord> HalfWordTable<F> {
     fn maps<M: PhysMemory + ?Sized>(&self, mem: &M, page: u64) -> bool {
         self.entry(mem, page).is_some_and(|(word, _, shift)| {
             let entry = (word.load(Ordering::Relaxed) >> shift) as u32;
-            entry != self.empty && !F::is_empty(entry)
+            entry != self.empty && !F::is_empty(entry.into())
         })
     }
 
     fn write_back<M: PhysMemory + ?Sized>(&self, mem: &M, first: u64, pages: u64) {
-        let at = self.root.wrapping_add(first * F::ENTRY_BYTES);
-        self.coherency.write_back(mem, at, pages * F::ENTRY_BYTES);
+        let at = self.root.wrapping_add(first * F::BYTES);
+        self.coherency.write_back(mem, at, pages * F::BYTES);
         self.coherency.drain(mem);
     }
 
@@ -247,7 +253,7 @@ impl<F: HalfWord> HalfWordTable<F> {
         }
         let absent = (first..first + pages).find(|page| !self.maps(mem, *page));
         if let Some(page) = absent {
-            let iova = ringfence_types::Pfn::new(page).iova();
+            let iova = Pfn::new(page).iova();
             return Err(UnmapError::NotMapped { iova });
         }
         for page in first..first + pages {

@@ -23,6 +23,7 @@ extern crate std;
 mod coherency;
 mod context;
 mod error;
+mod flat_format;
 mod fmt;
 mod format;
 mod frame_reserve;
@@ -42,12 +43,13 @@ pub use context::{
     Context, ContextError, ContextTables, PageRequests, TranslationType, find_context,
 };
 pub use error::{MapError, TableError, UnmapError};
+pub use flat_format::{FlatFormat, HalfWord};
 pub use fmt::{CalgaryTce, Dart, FirstStage, Gart, Levels, SecondStage, Snoop};
 pub use fmt::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,
 };
-pub use format::{Entry, Format, HalfWord, Level};
+pub use format::{Entry, Format, Level};
 pub use half_word_table::{DartTable, EmptyEntry, GartTable, HalfWordTable};
 pub use leaf_cache::LeafCache;
 pub use map::MapRequest;

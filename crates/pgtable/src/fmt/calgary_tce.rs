@@ -8,9 +8,9 @@
 //! number, other bits unused or reserved. Words are **big-endian**. Tables have 2^13 to 2^20
 //! entries (32 MiB to 4 GiB).
 
-use ringfence_types::{PageSize, Permissions, PhysAddr};
+use ringfence_types::{Permissions, PhysAddr};
 
-use crate::{Entry, Format, Level};
+use crate::{Entry, FlatFormat};
 
 /// Read and write bits.
 const RW: u64 = 0b11;
@@ -40,41 +40,22 @@ impl CalgaryTce {
     }
 }
 
-impl Format for CalgaryTce {
-    const WRITTEN_BACK: u64 = 0;
+impl FlatFormat for CalgaryTce {
+    const BYTES: u64 = 8;
+    const PHYSICAL_BITS: u32 = 48;
 
     #[inline]
-    fn root_level(&self) -> Level {
-        Level::LEAF
-    }
-
-    #[inline]
-    fn width(&self) -> u32 {
+    fn address_bits(&self) -> u32 {
         self.bits
     }
 
     #[inline]
-    fn physical_bits(&self) -> u32 {
-        48
+    fn encode(base: PhysAddr, permissions: Permissions) -> u64 {
+        ((base.get() & RPN) | permissions.bits()).to_be()
     }
 
     #[inline]
-    fn shift(&self, _level: Level) -> u32 {
-        12
-    }
-
-    #[inline]
-    fn entries(&self, _level: Level) -> usize {
-        1 << (self.bits - 12)
-    }
-
-    #[inline]
-    fn leaf_size(&self, _level: Level) -> Option<PageSize> {
-        Some(PageSize::Size4K)
-    }
-
-    #[inline]
-    fn decode(&self, _level: Level, raw: u64) -> Entry {
+    fn decode_entry(raw: u64) -> Entry {
         let tce = u64::from_be(raw);
         let Some(permissions) = Permissions::from_bits(tce) else {
             return Entry::Absent;
@@ -89,33 +70,7 @@ impl Format for CalgaryTce {
     }
 
     #[inline]
-    fn is_absent(&self, raw: u64) -> bool {
+    fn is_empty(raw: u64) -> bool {
         raw & RW.to_be() == 0
-    }
-
-    #[inline]
-    fn leaf(&self, _level: Level, base: PhysAddr, permissions: Permissions) -> u64 {
-        ((base.get() & RPN) | permissions.bits()).to_be()
-    }
-
-    #[inline]
-    fn descend(&self, _raw: u64) -> Option<PhysAddr> {
-        None
-    }
-
-    // A flat table has no table entries. Nothing calls this; zero is an absent entry.
-    #[inline]
-    fn table(&self, _at: PhysAddr) -> u64 {
-        0
-    }
-
-    #[inline]
-    fn live(&self, _raw: u64) -> u16 {
-        0
-    }
-
-    #[inline]
-    fn with_live(&self, raw: u64, _live: u16) -> u64 {
-        raw
     }
 }

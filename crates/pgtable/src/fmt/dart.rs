@@ -5,9 +5,9 @@
 //! number. There are no access control bits: a valid entry allows reads and writes. All devices
 //! share the one table of a DART.
 
-use ringfence_types::{PageSize, Permissions, PhysAddr};
+use ringfence_types::{Permissions, PhysAddr};
 
-use crate::{Entry, Format, HalfWord, Level};
+use crate::{Entry, FlatFormat, HalfWord};
 
 /// DARTMAP_VALID: the entry maps a page.
 pub(crate) const VALID: u32 = 0x8000_0000;
@@ -38,55 +38,23 @@ impl Dart {
     }
 }
 
-impl HalfWord for Dart {
-    /// The word is big-endian.
-    #[inline]
-    fn entry(base: PhysAddr) -> u32 {
-        (VALID | (base.get() >> 12) as u32 & RPN).to_be()
-    }
+impl FlatFormat for Dart {
+    const BYTES: u64 = 4;
+    const PHYSICAL_BITS: u32 = 36;
 
     #[inline]
-    fn is_empty(entry: u32) -> bool {
-        u32::from_be(entry) & VALID == 0
-    }
-}
-
-impl Format for Dart {
-    const ENTRY_BYTES: u64 = 4;
-    const WRITTEN_BACK: u64 = 0;
-
-    #[inline]
-    fn root_level(&self) -> Level {
-        Level::LEAF
-    }
-
-    #[inline]
-    fn width(&self) -> u32 {
+    fn address_bits(&self) -> u32 {
         self.bits
     }
 
+    /// The word is big-endian. An entry cannot restrict accesses: `permissions` has no effect.
     #[inline]
-    fn physical_bits(&self) -> u32 {
-        36
+    fn encode(base: PhysAddr, _permissions: Permissions) -> u64 {
+        u64::from((VALID | (base.get() >> 12) as u32 & RPN).to_be())
     }
 
     #[inline]
-    fn shift(&self, _level: Level) -> u32 {
-        12
-    }
-
-    #[inline]
-    fn entries(&self, _level: Level) -> usize {
-        1 << (self.bits - 12)
-    }
-
-    #[inline]
-    fn leaf_size(&self, _level: Level) -> Option<PageSize> {
-        Some(PageSize::Size4K)
-    }
-
-    #[inline]
-    fn decode(&self, _level: Level, raw: u64) -> Entry {
+    fn decode_entry(raw: u64) -> Entry {
         let entry = u32::from_be(raw as u32);
         if entry & VALID == 0 {
             return Entry::Absent;
@@ -101,34 +69,9 @@ impl Format for Dart {
     }
 
     #[inline]
-    fn is_absent(&self, raw: u64) -> bool {
-        Self::is_empty(raw as u32)
-    }
-
-    /// An entry cannot restrict accesses: `permissions` has no effect.
-    #[inline]
-    fn leaf(&self, _level: Level, base: PhysAddr, _permissions: Permissions) -> u64 {
-        u64::from(Self::entry(base))
-    }
-
-    #[inline]
-    fn descend(&self, _raw: u64) -> Option<PhysAddr> {
-        None
-    }
-
-    // A flat table has no table entries. Nothing calls this; zero is an absent entry.
-    #[inline]
-    fn table(&self, _at: PhysAddr) -> u64 {
-        0
-    }
-
-    #[inline]
-    fn live(&self, _raw: u64) -> u16 {
-        0
-    }
-
-    #[inline]
-    fn with_live(&self, raw: u64, _live: u16) -> u64 {
-        raw
+    fn is_empty(raw: u64) -> bool {
+        u32::from_be(raw as u32) & VALID == 0
     }
 }
+
+impl HalfWord for Dart {}

@@ -5,9 +5,9 @@
 //! 12..=31 the same bits of the address. A valid entry allows reads and writes. All devices share
 //! the one table of a GART. Addresses outside the aperture are not translated.
 
-use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
+use ringfence_types::{Iova, Permissions, PhysAddr};
 
-use crate::{Entry, Format, HalfWord, Level};
+use crate::{Entry, FlatFormat, HalfWord};
 
 /// GPTE_VALID: the entry maps a page.
 pub(crate) const VALID: u32 = 1;
@@ -50,56 +50,25 @@ impl Gart {
     }
 }
 
-impl HalfWord for Gart {
-    #[inline]
-    fn entry(base: PhysAddr) -> u32 {
-        let high = (base.get() >> 32) as u32;
-        base.get() as u32 & LOW | high << 4 & HIGH | VALID | COHERENT
-    }
+impl FlatFormat for Gart {
+    const BYTES: u64 = 4;
+    /// GART_MAX_PHYS_ADDR: 1 TiB.
+    const PHYSICAL_BITS: u32 = 40;
 
     #[inline]
-    fn is_empty(entry: u32) -> bool {
-        entry & VALID == 0
-    }
-}
-
-impl Format for Gart {
-    const ENTRY_BYTES: u64 = 4;
-    const WRITTEN_BACK: u64 = 0;
-
-    #[inline]
-    fn root_level(&self) -> Level {
-        Level::LEAF
-    }
-
-    #[inline]
-    fn width(&self) -> u32 {
+    fn address_bits(&self) -> u32 {
         self.bits
     }
 
-    /// GART_MAX_PHYS_ADDR: 1 TiB.
+    /// An entry cannot restrict accesses: `permissions` has no effect.
     #[inline]
-    fn physical_bits(&self) -> u32 {
-        40
+    fn encode(base: PhysAddr, _permissions: Permissions) -> u64 {
+        let high = (base.get() >> 32) as u32;
+        u64::from(base.get() as u32 & LOW | high << 4 & HIGH | VALID | COHERENT)
     }
 
     #[inline]
-    fn shift(&self, _level: Level) -> u32 {
-        12
-    }
-
-    #[inline]
-    fn entries(&self, _level: Level) -> usize {
-        1 << (self.bits - 12)
-    }
-
-    #[inline]
-    fn leaf_size(&self, _level: Level) -> Option<PageSize> {
-        Some(PageSize::Size4K)
-    }
-
-    #[inline]
-    fn decode(&self, _level: Level, raw: u64) -> Entry {
+    fn decode_entry(raw: u64) -> Entry {
         let entry = raw as u32;
         if entry & VALID == 0 {
             return Entry::Absent;
@@ -115,34 +84,9 @@ impl Format for Gart {
     }
 
     #[inline]
-    fn is_absent(&self, raw: u64) -> bool {
-        Self::is_empty(raw as u32)
-    }
-
-    /// An entry cannot restrict accesses: `permissions` has no effect.
-    #[inline]
-    fn leaf(&self, _level: Level, base: PhysAddr, _permissions: Permissions) -> u64 {
-        u64::from(Self::entry(base))
-    }
-
-    #[inline]
-    fn descend(&self, _raw: u64) -> Option<PhysAddr> {
-        None
-    }
-
-    // A flat table has no table entries. Nothing calls this; zero is an absent entry.
-    #[inline]
-    fn table(&self, _at: PhysAddr) -> u64 {
-        0
-    }
-
-    #[inline]
-    fn live(&self, _raw: u64) -> u16 {
-        0
-    }
-
-    #[inline]
-    fn with_live(&self, raw: u64, _live: u16) -> u64 {
-        raw
+    fn is_empty(raw: u64) -> bool {
+        raw as u32 & VALID == 0
     }
 }
+
+impl HalfWord for Gart {}

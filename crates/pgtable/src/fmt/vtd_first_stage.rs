@@ -14,7 +14,7 @@
 //!
 //! The format has no write-only pages: a writable page also allows reads.
 
-use ringfence_types::{PageSize, Permissions, PhysAddr, TABLE_WORDS};
+use ringfence_types::{PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, Format, Level, Levels};
 
@@ -25,9 +25,6 @@ const A: u64 = 1 << 5;
 const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
-/// Software field: number of present entries in the table that a table entry points to.
-const LIVE_SHIFT: u32 = 52;
-const LIVE: u64 = 0x3ff << LIVE_SHIFT;
 /// Software bit: [`Format::WRITTEN_BACK`].
 const WRITTEN_BACK: u64 = 1 << 62;
 
@@ -96,24 +93,8 @@ impl Format for FirstStage {
     }
 
     #[inline]
-    fn shift(&self, level: Level) -> u32 {
-        3 + 9 * u32::from(level.get())
-    }
-
-    #[inline]
-    fn entries(&self, _level: Level) -> usize {
-        TABLE_WORDS
-    }
-
-    #[inline]
     fn leaf_size(&self, level: Level) -> Option<PageSize> {
-        let size = match level {
-            Level::LEAF => PageSize::Size4K,
-            Level::TWO => PageSize::Size2M,
-            Level::THREE => PageSize::Size1G,
-            _ => return None,
-        };
-        (size <= self.largest).then_some(size)
+        level.page_size().filter(|size| *size <= self.largest)
     }
 
     /// An entry without U/S decodes as reserved: a device must not use it.
@@ -170,16 +151,6 @@ impl Format for FirstStage {
     #[inline]
     fn table(&self, at: PhysAddr) -> u64 {
         (at.get() & ADDR) | P | RW | US | A
-    }
-
-    #[inline]
-    fn live(&self, raw: u64) -> u16 {
-        ((raw & LIVE) >> LIVE_SHIFT) as u16
-    }
-
-    #[inline]
-    fn with_live(&self, raw: u64, live: u16) -> u64 {
-        (raw & !LIVE) | ((u64::from(live) << LIVE_SHIFT) & LIVE)
     }
 }
 

@@ -12,7 +12,7 @@
 //! | 52..=61, 63 | | ignored by hardware, used by software |
 //! | 62 | TM | reserved without device TLBs |
 
-use ringfence_types::{PageSize, Permissions, PhysAddr, TABLE_WORDS};
+use ringfence_types::{PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, Format, Level};
 
@@ -26,9 +26,6 @@ const SNP: u64 = 1 << 11;
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
 /// TM, reserved if the unit does not support device TLBs.
 const TM: u64 = 1 << 62;
-/// Software field: number of present entries (0 to 512) in the table that a table entry points to.
-const LIVE_SHIFT: u32 = 52;
-const LIVE: u64 = 0x3ff << LIVE_SHIFT;
 /// Software bit: [`Format::WRITTEN_BACK`].
 const WRITTEN_BACK: u64 = 1 << 63;
 
@@ -66,21 +63,6 @@ impl Levels {
             Self::Five => Level::MAX,
         }
     }
-}
-
-impl Level {
-    pub(crate) const TWO: Self = match Self::new(2) {
-        Some(level) => level,
-        None => Self::LEAF,
-    };
-    pub(crate) const THREE: Self = match Self::new(3) {
-        Some(level) => level,
-        None => Self::LEAF,
-    };
-    pub(crate) const FOUR: Self = match Self::new(4) {
-        Some(level) => level,
-        None => Self::LEAF,
-    };
 }
 
 /// Snooping of CPU caches by device accesses.
@@ -161,24 +143,8 @@ impl Format for SecondStage {
     }
 
     #[inline]
-    fn shift(&self, level: Level) -> u32 {
-        3 + 9 * u32::from(level.get())
-    }
-
-    #[inline]
-    fn entries(&self, _level: Level) -> usize {
-        TABLE_WORDS
-    }
-
-    #[inline]
     fn leaf_size(&self, level: Level) -> Option<PageSize> {
-        let size = match level {
-            Level::LEAF => PageSize::Size4K,
-            Level::TWO => PageSize::Size2M,
-            Level::THREE => PageSize::Size1G,
-            _ => return None,
-        };
-        (size <= self.largest).then_some(size)
+        level.page_size().filter(|size| *size <= self.largest)
     }
 
     #[inline]
@@ -230,15 +196,5 @@ impl Format for SecondStage {
     #[inline]
     fn table(&self, at: PhysAddr) -> u64 {
         (at.get() & ADDR) | RW
-    }
-
-    #[inline]
-    fn live(&self, raw: u64) -> u16 {
-        ((raw & LIVE) >> LIVE_SHIFT) as u16
-    }
-
-    #[inline]
-    fn with_live(&self, raw: u64, live: u16) -> u64 {
-        (raw & !LIVE) | ((u64::from(live) << LIVE_SHIFT) & LIVE)
     }
 }

@@ -2,9 +2,11 @@
 //! because building the layers of every mode takes long.
 
 mod agreement;
+mod cache_replays;
 mod comparison;
 mod composed;
 mod failures;
+mod guest_replays;
 mod hostile;
 mod plans;
 mod replays;

@@ -10,12 +10,12 @@ use ringfence_lab::Profile;
 use ringfence_lab::components::{ModeParts, ReplayTable, ThreadCell};
 use ringfence_lab::hardware::{Hardware, Riommu, Vtd};
 use ringfence_lab::layer::{AttachInfo, Attachments, ContextTarget};
+use ringfence_lab::mapping_cache::{CachedParts, CycleParams, DynCachedSpace};
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::ring::{RingParts, RingSizes};
-use ringfence_lab::rtc::{DynCachedSpace, RtcParams, RtcParts};
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
@@ -111,9 +111,9 @@ impl ModeVisitor for Build {
         )
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, recipe: RtcParts<T>) -> Box<dyn Bench> {
+    fn cached<T: ReplayTable<Pages = ()>>(self, recipe: CachedParts<T>) -> Box<dyn Bench> {
         Self::world::<T::Hardware, DynCachedSpace<T>, _>(
-            RtcParts::<T>::flush(),
+            CachedParts::<T>::flush(),
             true,
             Ownership::Shared,
             |&AttachInfo { domain, .. }, machine| {
@@ -147,7 +147,7 @@ impl ModeVisitor for Build {
 }
 
 /// T and C of caches, short enough that cycles end within a test.
-pub(super) const CYCLING: RtcParams = RtcParams {
+pub(super) const CYCLING: CycleParams = CycleParams {
     cycle_ns: 10_000_000,
     cycles: Cycles::PAPER,
 };

@@ -4,8 +4,8 @@
 //! matrix has. A mode's kind follows from its axes, so a new mode needs no row. [`DEPARTURES`]
 //! lists the cells where the modes of this program differ from the matrix, and the reasons.
 
+use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::{FlushKind, Mode, Safety, TableKind};
-use ringfence_lab::rtc::RtcParams;
 use serde::Serialize;
 
 use crate::departures::as_published;
@@ -233,7 +233,7 @@ pub fn bound(mode: &Mode) -> Bound {
             unmaps: None,
         },
         FlushKind::PerCycle | FlushKind::PerCycleAdaptive => Bound {
-            ns: Some(RtcParams::PAPER.bound_ns()),
+            ns: Some(CycleParams::PAPER.bound_ns()),
             unmaps: None,
         },
         _ => Bound::default(),

@@ -28,8 +28,8 @@ use clap_complete::Shell;
 use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::compose::compose;
+use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::rtc::Cycles;
 use ringfence_report::Condition;
 
 use values::{

@@ -15,6 +15,7 @@ use ringfence_hw::RingLogic;
 use ringfence_lab::compare::{CompareOptions, meter};
 use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::layer::{DmaOps, InvalidationQueue, LayerPlatform};
+use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
     Clock, EmptyLoop, FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, TimedReplay, cycles,
 };
@@ -22,7 +23,6 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::ring::{RingParts, RingSizes};
-use ringfence_lab::rtc::RtcParts;
 use ringfence_lab::{LabError, Profile};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::{Chunk, Op, OpKind, Operations, SAMPLE, TraceOptions, TraceSource};
@@ -140,7 +140,7 @@ impl ModeVisitor for MakeFull {
         Ok(Box::new(Full(replica)))
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
         Err(LabError::Internal("a mode that is not measured here"))
     }
 

@@ -59,7 +59,7 @@ pub fn compare<R: Read>(
     let cycling = options
         .modes
         .iter()
-        .filter_map(|mode| options.rtc.for_mode(mode));
+        .filter_map(|mode| options.cache_cycles.for_mode(mode));
     let mut planner = planner.with_cycles(cycling);
     let mut lines = 0;
     let only = options.devices.as_deref();
@@ -135,7 +135,7 @@ pub fn compare<R: Read>(
             baseline_cycles: options.profile.baseline_cycles,
             invalidation_cycles: options.profile.invalidation_cycles,
             kick_cycles: options.profile.crossing_cycles(mode.owner),
-            rtc: options.rtc,
+            cache_cycles: options.cache_cycles,
             status,
         }));
     }

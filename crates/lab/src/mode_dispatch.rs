@@ -23,9 +23,9 @@ use crate::components::{
 };
 use crate::error::LabError;
 use crate::guest::{emulated_table, pviommu, virtio_table, xen_table};
+use crate::mapping_cache::CachedParts;
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
-use crate::rtc::RtcParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A mode in which a device uses physical addresses.
@@ -81,7 +81,7 @@ pub trait ModeVisitor {
         T: ReplayTable,
         F: FlushFor<A, T> + 'static;
     /// Visits a mode with a cache of mappings.
-    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output;
+    fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -171,15 +171,15 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         return Err(visitor);
     }
     Ok(match (mode.owner, mode.table) {
-        (W::Kernel, T::Radix) => visitor.rtc(RtcParts::new(mode, plain_radix)),
-        (W::Kernel, T::Flat) => visitor.rtc(RtcParts::new(mode, flat_table)),
-        (W::Emulated, T::Radix) => visitor.rtc(RtcParts::new(mode, emulated_table)),
-        (W::VirtioIommu, T::Radix) => visitor.rtc(RtcParts::new(mode, virtio_table)),
+        (W::Kernel, T::Radix) => visitor.cached(CachedParts::new(mode, plain_radix)),
+        (W::Kernel, T::Flat) => visitor.cached(CachedParts::new(mode, flat_table)),
+        (W::Emulated, T::Radix) => visitor.cached(CachedParts::new(mode, emulated_table)),
+        (W::VirtioIommu, T::Radix) => visitor.cached(CachedParts::new(mode, virtio_table)),
         (W::Pviommu | W::PviommuHopt, T::Radix) => {
-            visitor.rtc(RtcParts::new(mode, pviommu(mode.owner)))
+            visitor.cached(CachedParts::new(mode, pviommu(mode.owner)))
         }
         (owner @ (W::Xen | W::XenMulticall), T::Flat) => {
-            visitor.rtc(RtcParts::new(mode, xen_table(owner, mode.flush)))
+            visitor.cached(CachedParts::new(mode, xen_table(owner, mode.flush)))
         }
         _ => return Err(visitor),
     })
@@ -347,7 +347,7 @@ mod tests {
             None
         }
 
-        fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+        fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
             None
         }
 
@@ -394,7 +394,7 @@ mod tests {
             None
         }
 
-        fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+        fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
             None
         }
 

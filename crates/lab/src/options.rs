@@ -2,11 +2,11 @@
 
 use crate::Profile;
 use crate::limits::ReplayLimits;
+use crate::mapping_cache::CycleParams;
 use crate::meter::TIMED_REPLAYS;
 use crate::modes::Mode;
 use crate::replay::AttackerKind;
 use crate::ring::RingSizes;
-use crate::rtc::RtcParams;
 
 /// The modes to run and their options.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct CompareOptions {
     /// Slots of the rings in ring modes.
     pub rings: RingSizes,
     /// T and C of modes with a reverse translation cache.
-    pub rtc: RtcParams,
+    pub cache_cycles: CycleParams,
     /// Bounds on the replay.
     pub limits: ReplayLimits,
 }
@@ -46,7 +46,7 @@ impl CompareOptions {
             attackers: AttackerKind::All,
             early_touches: false,
             rings: RingSizes::default(),
-            rtc: RtcParams::PAPER,
+            cache_cycles: CycleParams::PAPER,
             limits: ReplayLimits::default(),
         }
     }

@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use crate::ReplayStatus;
+use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
 use crate::oracle::VerdictCounts;
 use crate::replay::Outcomes;
-use crate::rtc::RtcParams;
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
 /// meaning. Version 2 writes null for a number that was not measured.
@@ -168,7 +168,7 @@ pub struct RowInputs<'a> {
     /// Modelled cycles of a notification of the host.
     pub kick_cycles: u64,
     /// T and C of modes with a cache.
-    pub rtc: RtcParams,
+    pub cache_cycles: CycleParams,
     /// `Ok` if the row may claim safety; otherwise the reason why not.
     pub status: ReplayStatus,
 }
@@ -268,7 +268,9 @@ impl Row {
             },
             bound: match mode.flush {
                 // The bound computed from T and C is the same for both.
-                FlushKind::PerCycle | FlushKind::PerCycleAdaptive => Some(parts.rtc.to_string()),
+                FlushKind::PerCycle | FlushKind::PerCycleAdaptive => {
+                    Some(parts.cache_cycles.to_string())
+                }
                 _ => mode.bound().map(str::to_owned),
             },
             status_code: status.code(),

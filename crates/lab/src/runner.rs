@@ -15,6 +15,7 @@ use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::layer::{
     AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform, PassThrough,
 };
+use crate::mapping_cache::{CachedParts, CycleParams};
 use crate::meter::{Ablations, Meter};
 use crate::mode_dispatch::{IdentityKind, ModeVisitor, dispatch, dispatch_dyn};
 use crate::modes::Mode;
@@ -24,7 +25,6 @@ use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{AttackerKind, Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
-use crate::rtc::{RtcParams, RtcParts};
 use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use crate::testbed::Testbed;
@@ -66,7 +66,7 @@ struct OracleSetup {
     enabled: bool,
     ownership: Ownership,
     attackers: fn(AttackerKind) -> Attackers,
-    rtc: Option<RtcParams>,
+    cache_cycles: Option<CycleParams>,
 }
 
 impl OracleSetup {
@@ -75,7 +75,7 @@ impl OracleSetup {
         enabled: true,
         ownership: Ownership::Page,
         attackers: |kind| Attackers::pages(kind, Reuse::Page),
-        rtc: None,
+        cache_cycles: None,
     };
 }
 
@@ -134,7 +134,9 @@ impl BuildReplays<'_> {
             let platform = SharedPlatform::new(platform);
             let layer = layer(platform.for_layer(), coherency, host);
             let replay = CheckedReplay::new(platform, layer, setup.ownership, attackers);
-            Ok(replay.with_limits(options.limits).with_rtc(setup.rtc))
+            Ok(replay
+                .with_limits(options.limits)
+                .with_cache_cycles(setup.cache_cycles))
         };
         let metered = pass(Attackers::None)?.with_early_touches(options.early_touches);
         let attack: Option<Box<dyn OracleReplay>> = if options.attack {
@@ -178,7 +180,7 @@ impl ModeVisitor for BuildReplays<'_> {
             enabled: kind != IdentityKind::Off,
             ownership: Ownership::Byte,
             attackers: |kind| Attackers::pages(kind, Reuse::Byte),
-            rtc: None,
+            cache_cycles: None,
         };
         if kind == IdentityKind::XenWholeGuest {
             type Hosted = VirtIommuHardware<XenHost>;
@@ -230,11 +232,11 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {
-        let params = self.options.rtc;
+    fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output {
+        let params = self.options.cache_cycles;
         let setup = OracleSetup {
             ownership: Ownership::Shared,
-            rtc: parts.cycling(params),
+            cache_cycles: parts.cycling(params),
             ..OracleSetup::PAGES
         };
         self.passes::<T::Hardware>(&setup, &|platform, coherency, host| {
@@ -244,7 +246,7 @@ impl ModeVisitor for BuildReplays<'_> {
                     parts.space(of.domain, coherency, params, memory, frames, host.as_ref())?;
                 Ok((space, ContextTarget::Table(root)))
             };
-            Box::new(Layer::new(RtcParts::<T>::flush(), platform, make))
+            Box::new(Layer::new(CachedParts::<T>::flush(), platform, make))
         })
     }
 
@@ -292,10 +294,10 @@ impl ModeVisitor for BuildMeter<'_> {
         }
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, parts: RtcParts<T>) -> Self::Output {
+    fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output {
         let options = self.options;
         let coherency = options.profile.coherency();
-        Ablations::rtc(parts, options.rtc, coherency, options.repetitions)
+        Ablations::cached(parts, options.cache_cycles, coherency, options.repetitions)
     }
 
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output

@@ -10,9 +10,9 @@
 use std::fs;
 
 use ringfence_lab::compare::{self, compare};
+use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, each_plan};
-use ringfence_lab::rtc::RtcParams;
 use ringfence_lab::size::{self, advise, measure_demand};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
@@ -186,11 +186,11 @@ fn compared(file: &[u8], mode: &str) -> Result<&'static str, LabError> {
 
 /// Counts the steps of a replay with two cycles.
 fn steps(file: &[u8]) {
-    let fine = RtcParams {
+    let fine = CycleParams {
         cycle_ns: 156_862_745,
         cycles: Cycles::new(Cycles::MAX).expect("the highest"),
     };
-    let mut planner = Planner::new().with_cycles([fine, RtcParams::PAPER]);
+    let mut planner = Planner::new().with_cycles([fine, CycleParams::PAPER]);
     let (mut steps, mut operations) = (0, 0);
     let done = open(file).map_err(LabError::from).and_then(|trace| {
         let mut trace = trace;

@@ -6,8 +6,8 @@ use ringfence_attack::Class;
 use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::LabError;
+use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::rtc::Cycles;
 use ringfence_report::{Condition, ConditionError};
 
 pub(super) fn named_mode(name: &str) -> Result<Mode, LabError> {

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, CompareOptions};
+use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::replay::AttackerKind;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
-use ringfence_lab::rtc::RtcParams;
 use ringfence_report::{FailedCondition, MeasuredOn, Report, csv, markdown, plots, terminal};
 use ringfence_trace::TraceOptions;
 
@@ -71,7 +71,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             attack: !args.no_attack,
             attackers: AttackerKind::All,
             early_touches: false,
-            rtc: RtcParams {
+            cache_cycles: CycleParams {
                 cycle_ns: args.rtc_period,
                 cycles: args.rtc_periods_kept,
             },

@@ -12,13 +12,13 @@ use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::layer::{
     AttachInfo, ContextTarget, DmaLayer, DmaOps, LayerPlatform, PassThrough,
 };
+use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
     Clock, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing, TimedReplay,
 };
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::RingParts;
-use ringfence_lab::rtc::RtcParts;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -126,7 +126,7 @@ impl ModeVisitor for MakeReplica {
         Ok(Box::new(TimedReplay::new((recipe.flush)(), bench, make)))
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
         Err(LabError::Internal("an experiment on a cache"))
     }
 

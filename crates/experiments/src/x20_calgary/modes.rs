@@ -145,7 +145,7 @@ pub(super) fn cost(
         ..CompareOptions::new()
     };
     let mut runner = runner(&mode, &options)?;
-    let mut planner = Planner::new().with_cycles(options.rtc.for_mode(&mode));
+    let mut planner = Planner::new().with_cycles(options.cache_cycles.for_mode(&mode));
     let mut plan = Plan::default();
     planner.plan(&traffic(frames)?, &mut plan)?;
     planner.finish(&mut plan);
@@ -169,7 +169,7 @@ pub(super) fn cost(
         baseline_cycles: profile.baseline_cycles,
         invalidation_cycles: profile.invalidation_cycles,
         kick_cycles: profile.crossing_cycles(mode.owner),
-        rtc: options.rtc,
+        cache_cycles: options.cache_cycles,
         status: ReplayStatus::Ok,
     });
     if metered.first_refusal.is_some() || row.false_faults > 0 {

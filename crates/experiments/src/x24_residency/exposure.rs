@@ -25,7 +25,7 @@ fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabErro
     };
     let mode = Mode::find(name).ok_or(LabError::Internal("a mode"))?;
     let runner = runner(&mode, &options)?;
-    let mut planner = Planner::new().with_cycles(options.rtc.for_mode(&mode));
+    let mut planner = Planner::new().with_cycles(options.cache_cycles.for_mode(&mode));
     let mut plan = Plan::default();
     // Cycles end at multiples of 10 s, so this stream ends in the middle of a cycle.
     planner.plan(&stream(creates, pages, DURATION / 2)?, &mut plan)?;

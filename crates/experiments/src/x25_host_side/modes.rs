@@ -24,7 +24,7 @@ pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result
     for name in MODES {
         let mode = Mode::find(name).ok_or(LabError::Internal("a mode"))?;
         let mut judge = runner(&mode, &options)?.metered;
-        let mut planner = Planner::new().with_cycles(options.rtc.for_mode(&mode));
+        let mut planner = Planner::new().with_cycles(options.cache_cycles.for_mode(&mode));
         let mut plan = Plan::default();
         planner.plan(&chunk, &mut plan)?;
         planner.finish(&mut plan);

@@ -33,10 +33,10 @@
 
 mod ablations;
 mod components;
+mod mapping_cache;
 mod offloaded;
 mod paged;
 mod rings;
-mod rtc;
 
 pub(crate) use ablations::TIMED_REPLAYS;
 pub use ablations::{Ablations, CONFIG_NAMES, Meter};

@@ -23,7 +23,7 @@ use withheld::{PageRun, Withheld};
 
 use crate::error::LabError;
 use crate::limits::ReplayLimits;
-use crate::rtc::RtcParams;
+use crate::mapping_cache::CycleParams;
 
 /// Longest duration of a burst on the trace's clock.
 pub const BURST_NS: u64 = 50_000;
@@ -177,7 +177,7 @@ pub struct Planner {
     doorbells: bool,
     rings: Option<Key>,
     /// Cycle parameters of the caches. Timers tick at the end of each cycle.
-    cycles: Vec<RtcParams>,
+    cycles: Vec<CycleParams>,
     /// Planned operations, and cycle ends in the caches of all devices during quiet time.
     operations: u64,
     cycle_ends: u64,
@@ -238,7 +238,7 @@ impl Planner {
 
     /// Also plans a tick at each end of these cycles from now on, until a cache with these cycles
     /// is empty.
-    pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = RtcParams>) -> Self {
+    pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = CycleParams>) -> Self {
         let cycles = cycles.into_iter().filter(|cycling| cycling.cycle_ns > 0);
         self.cycles.extend(cycles);
         // Of several entries with the same length, keep the one with the most cycles.

@@ -22,10 +22,10 @@ fn cache_requests_once_and_expires_in_time() {
     script.map(late, (1, 0, TX), 1, &buffer(1));
     script.unmap(late + US, (1, 0), 1);
     let mut options = judged_only(true);
-    options.rtc.cycle_ns = 10 * MS;
+    options.cache_cycles.cycle_ns = 10 * MS;
     let mode = mode("pviommu+rtc");
     let mut runner = runner(&mode, &options).unwrap();
-    let (plan, planner) = planned_with(&script.chunk, &[options.rtc]);
+    let (plan, planner) = planned_with(&script.chunk, &[options.cache_cycles]);
     runner.metered.run(&plan, &Devices::new()).unwrap();
     let metered = runner.metered.finish(&planner.live_mappings());
     // Two maps, and one unmap batch.
@@ -65,11 +65,11 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
         script.unmap(at + US, (0, 0), 0);
     }
     let mut options = judged_only(true);
-    options.rtc.cycle_ns = 10 * MS;
+    options.cache_cycles.cycle_ns = 10 * MS;
     let exposed = |name: &str| {
         let mode = mode(name);
         let mut runner = runner(&mode, &options).unwrap();
-        let cycles = options.rtc.for_mode(&mode);
+        let cycles = options.cache_cycles.for_mode(&mode);
         let (plan, planner) = planned_with(&script.chunk, &Vec::from_iter(cycles));
         let mut both = [runner.metered, runner.attack.take().unwrap()].map(|mut judge| {
             judge.run(&plan, &Devices::new()).unwrap();

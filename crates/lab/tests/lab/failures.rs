@@ -9,6 +9,7 @@ use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::hardware::{FaultCounts, Hardware, Vtd};
 use ringfence_lab::layer::{ContextTarget, DmaLayer, FreeInvalidator, LayerPlatform};
+use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRing, TimedReplay};
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::oracle::Ownership;
@@ -16,7 +17,6 @@ use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
 use ringfence_lab::replay::{Attackers, CheckedReplay, Outcomes};
 use ringfence_lab::ring::RingParts;
-use ringfence_lab::rtc::RtcParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
@@ -138,7 +138,7 @@ impl ModeVisitor for OnFickle<'_> {
         judged.finish(&[])
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
         unreachable!("no mode here")
     }
 
@@ -216,7 +216,7 @@ impl ModeVisitor for Cramped<'_> {
         replica.refusals().map(|(count, _)| count)
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
         unreachable!("no mode here")
     }
 

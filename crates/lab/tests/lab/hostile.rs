@@ -6,9 +6,9 @@ use std::io::Cursor;
 use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::compose::compose;
 use ringfence_lab::hardware::{Calgary, Hardware};
+use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
-use ringfence_lab::rtc::RtcParams;
 use ringfence_lab::size::{RingSlots, SizeOptions, advise, measure_demand};
 use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
@@ -46,14 +46,14 @@ fn options(mode: &str, limits: ReplayLimits) -> CompareOptions {
 }
 
 /// Cycles of these lengths, with the largest countable number of cycles.
-fn counted(lengths: &[u64]) -> Vec<RtcParams> {
+fn counted(lengths: &[u64]) -> Vec<CycleParams> {
     let cycles = Cycles::new(Cycles::MAX).unwrap();
-    let counted = |&cycle_ns: &u64| RtcParams { cycle_ns, cycles };
+    let counted = |&cycle_ns: &u64| CycleParams { cycle_ns, cycles };
     lengths.iter().map(counted).collect()
 }
 
 /// Returns the number of steps in the plans of a text, and the maximum of one plan.
-fn steps(text: &str, cycles: &[RtcParams]) -> (u64, usize) {
+fn steps(text: &str, cycles: &[CycleParams]) -> (u64, usize) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let (mut all, mut most) = (0, 0);
     each_plan(&mut operations(text), &mut planner, None, |_, plan, _| {
@@ -92,7 +92,7 @@ fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
     assert!(last >= 255 * HOUR_NS, "{last}");
     // The paper's cache is empty after eight ends.
     let (none, _) = steps(&text, &[]);
-    let (all, _) = steps(&text, &[RtcParams::PAPER]);
+    let (all, _) = steps(&text, &[CycleParams::PAPER]);
     assert_eq!(all, none + 8);
 }
 

@@ -3,10 +3,10 @@
 use ringfence_lab::Profile;
 use ringfence_lab::compare::CompareOptions;
 use ringfence_lab::compose::compose;
+use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::ring::RingSizes;
-use ringfence_lab::rtc::RtcParams;
 use ringfence_trace::{
     Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, SegmentSpan,
     TraceOptions, TraceSource,
@@ -101,7 +101,7 @@ pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
 }
 
 /// Plans a trace as one chunk, with these cache cycles.
-pub(crate) fn planned_with(chunk: &Chunk, cycles: &[RtcParams]) -> (Plan, Planner) {
+pub(crate) fn planned_with(chunk: &Chunk, cycles: &[CycleParams]) -> (Plan, Planner) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let mut plan = Plan::default();
     planner.plan(chunk, &mut plan).unwrap();
@@ -120,7 +120,7 @@ pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
         repetitions: 0,
         attack: hostile,
         early_touches: false,
-        rtc: ringfence_lab::rtc::RtcParams::PAPER,
+        cache_cycles: ringfence_lab::mapping_cache::CycleParams::PAPER,
         rings: RingSizes::default(),
     }
 }

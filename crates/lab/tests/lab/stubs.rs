@@ -11,6 +11,7 @@ use ringfence_lab::hardware::Host;
 use ringfence_lab::layer::{
     AttachInfo, ContextTarget, FreeInvalidator, InvalidationQueue, LayerPlatform, SpaceResult,
 };
+use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
     AllocTrace, Clock, FlushFor, FlushForRings, NullTable, ReplayAlloc, ReplayRing, ReplayedRings,
     TimedReplay,
@@ -19,7 +20,6 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, Owner};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::{RingParts, RingSizes};
-use ringfence_lab::rtc::RtcParts;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidator, Nanos, PhysAddr};
@@ -136,7 +136,7 @@ impl ModeVisitor for AllReplicas<'_> {
         Some((full, others))
     }
 
-    fn rtc<T: ReplayTable<Pages = ()>>(self, _: RtcParts<T>) -> Self::Output {
+    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
         None
     }
 

@@ -16,17 +16,17 @@ use crate::error::LabError;
 use crate::hardware::Hardware;
 use crate::layer::{DmaOps, OpKey};
 use crate::limits::ReplayLimits;
+use crate::mapping_cache::CycleParams;
 use crate::oracle::{Ownership, Windows};
 use crate::plan::Plan;
 use crate::platform::SharedPlatform;
-use crate::rtc::RtcParams;
 
 /// A DMA layer, a platform and an oracle, driven by plans.
 pub struct CheckedReplay<H> {
     replay: Replay<dyn DmaOps>,
     hooks: OracleHooks<H>,
     /// T and C of a space that keeps unmapped mappings; `None` for other spaces.
-    rtc: Option<RtcParams>,
+    cache_cycles: Option<CycleParams>,
 }
 
 impl<H: Hardware> CheckedReplay<H> {
@@ -41,7 +41,7 @@ impl<H: Hardware> CheckedReplay<H> {
         Self {
             replay: Replay::new(layer),
             hooks,
-            rtc: None,
+            cache_cycles: None,
         }
     }
 
@@ -63,8 +63,8 @@ impl<H: Hardware> CheckedReplay<H> {
     /// Runs the replay on after its trace until a space with these cycles has dropped all mappings
     /// that it keeps.
     #[must_use]
-    pub fn with_rtc(mut self, rtc: Option<RtcParams>) -> Self {
-        self.rtc = rtc;
+    pub fn with_cache_cycles(mut self, cache_cycles: Option<CycleParams>) -> Self {
+        self.cache_cycles = cache_cycles;
         self
     }
 
@@ -111,11 +111,11 @@ impl<H: Hardware> CheckedReplay<H> {
         hooks.windows = windows;
         let ended = hooks.now;
         let reached = hooks.oracle.tally.violations();
-        if let Some(rtc) = self.rtc {
+        if let Some(cycles) = self.cache_cycles {
             // The cache drops the last released mapping within the bound.
-            let latest = ended.0.saturating_add(rtc.bound_ns());
+            let latest = ended.0.saturating_add(cycles.bound_ns());
             while hooks.windows.any_kept() {
-                let cycle = rtc.cycle_ns.max(1);
+                let cycle = cycles.cycle_ns.max(1);
                 let next = (hooks.now.0 / cycle + 1).saturating_mul(cycle);
                 // No cycle ends after the end of the clock.
                 if next > latest || next <= hooks.now.0 {

@@ -18,9 +18,9 @@ use crate::components::{HostOf, RcacheAlloc, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Host;
 use crate::layer::{AttachInfo, ContextTarget, LayerPlatform};
+use crate::mapping_cache::{CachedParts, CycleParams, DynCachedSpace};
 use crate::plan::Plan;
 use crate::replay::{DynTimedReplay, PlanResources};
-use crate::rtc::{DynCachedSpace, RtcParams, RtcParts};
 
 type Memory = Rc<Arena>;
 type TableFrames = Frames<Rc<Arena>>;
@@ -98,8 +98,8 @@ impl DynTimedReplay for SelfRecording {
 
 /// Common inputs for the timed replays of a mode.
 struct RtcReplays<T: ReplayTable> {
-    parts: RtcParts<T>,
-    params: RtcParams,
+    parts: CachedParts<T>,
+    params: CycleParams,
     coherency: Coherency,
 }
 
@@ -130,7 +130,7 @@ impl<T: ReplayTable<Pages = ()>> RtcReplays<T> {
             let space: DynCachedSpace<U, A> = self.parts.with_cache(paged, self.params);
             Ok((space, ContextTarget::PassThrough))
         };
-        Box::new(TimedReplay::new(RtcParts::<T>::flush(), platform, make))
+        Box::new(TimedReplay::new(CachedParts::<T>::flush(), platform, make))
     }
 
     /// Creates a timed replay with the mode's table.
@@ -164,9 +164,9 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn rtc<T: ReplayTable<Pages = ()>>(
-        parts: RtcParts<T>,
-        params: RtcParams,
+    pub fn cached<T: ReplayTable<Pages = ()>>(
+        parts: CachedParts<T>,
+        params: CycleParams,
         coherency: Coherency,
         repetitions: usize,
     ) -> Result<Self, LabError> {
@@ -178,7 +178,7 @@ impl Ablations {
         };
         let real = |trace: Option<Rc<AllocTrace>>| {
             move |memory: &Memory, frames: &TableFrames| {
-                let inner = RtcParts::<T>::allocator(memory, frames, None)?;
+                let inner = CachedParts::<T>::allocator(memory, frames, None)?;
                 let trace = trace.clone();
                 Ok(RecordingAlloc { inner, trace })
             }

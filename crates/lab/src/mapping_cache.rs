@@ -42,14 +42,14 @@ const ADAPTIVE_LATE_PER_MILLE: u16 = 10;
 /// T and C: a cache drops a released mapping at the latest at the (C + 1)th end of a cycle of
 /// length T.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RtcParams {
+pub struct CycleParams {
     /// T in nanoseconds, not 0.
     pub cycle_ns: u64,
     /// C: the number of whole cycles.
     pub cycles: Cycles,
 }
 
-impl RtcParams {
+impl CycleParams {
     /// The values of the PVIOMMU paper: 10 s and 3.
     pub const PAPER: Self = Self {
         cycle_ns: Cycles::PAPER_SECONDS * 1_000_000_000,
@@ -99,13 +99,13 @@ impl RtcParams {
     }
 }
 
-impl Default for RtcParams {
+impl Default for CycleParams {
     fn default() -> Self {
         Self::PAPER
     }
 }
 
-impl fmt::Display for RtcParams {
+impl fmt::Display for CycleParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = |ns: u64| ns as f64 / 1e9;
         let (cycle, count) = (seconds(self.cycle_ns), u64::from(self.cycles.get()) + 1);
@@ -193,21 +193,21 @@ pub type DynCachedSpace<T, A = RcacheAlloc> =
 pub type CycleFlush = PerCycle<RefCell<RangeBatch>>;
 
 /// The constructors of a mode with a cache. `T` is the table behind the cache.
-pub struct RtcParts<T: ReplayTable> {
+pub struct CachedParts<T: ReplayTable> {
     flush: FlushKind,
     /// Creates the table of a domain.
     pub(crate) table: MakeTable<T>,
 }
 
-impl<T: ReplayTable> Clone for RtcParts<T> {
+impl<T: ReplayTable> Clone for CachedParts<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T: ReplayTable> Copy for RtcParts<T> {}
+impl<T: ReplayTable> Copy for CachedParts<T> {}
 
-impl<T: ReplayTable> RtcParts<T> {
+impl<T: ReplayTable> CachedParts<T> {
     /// Returns the constructors of `mode`, which has a cache and this table.
     pub(crate) fn new(mode: &Mode, table: MakeTable<T>) -> Self {
         Self {
@@ -223,13 +223,17 @@ impl<T: ReplayTable> RtcParts<T> {
 
     /// Returns the parameters that apply to this cache; `None` if no number of cycles bounds its
     /// residency.
-    pub fn cycling(self, cycling: RtcParams) -> Option<RtcParams> {
+    pub fn cycling(self, cycling: CycleParams) -> Option<CycleParams> {
         cycling.for_flush(self.flush)
     }
 
     /// Puts a cache in front of an allocator and a table.
-    pub fn with_cache<A, U>(self, paged: Paged<A, U>, cycling: RtcParams) -> DynCachedSpace<U, A> {
-        let params = self.cycling(cycling).unwrap_or(RtcParams::UNTIMED);
+    pub fn with_cache<A, U>(
+        self,
+        paged: Paged<A, U>,
+        cycling: CycleParams,
+    ) -> DynCachedSpace<U, A> {
+        let params = self.cycling(cycling).unwrap_or(CycleParams::UNTIMED);
         let cycles = params.cycles;
         let flat = |limit, retention: Retention| {
             DynCache::Flat(Box::new(FlatCache::new(cycles, limit, retention)))
@@ -272,7 +276,7 @@ impl<T: ReplayTable> RtcParts<T> {
         self,
         domain: DomainId,
         coherency: Coherency,
-        cycling: RtcParams,
+        cycling: CycleParams,
         memory: &Rc<Arena>,
         frames: &Frames<Rc<Arena>>,
         host: Option<&HostOf<T>>,

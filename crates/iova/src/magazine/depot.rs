@@ -1,4 +1,4 @@
-//! The state that CPUs share: full magazines, the account of leases, and the free space.
+//! The state that CPUs share: full magazines, the counts of leases, and the free space.
 
 use alloc::vec::Vec;
 use core::mem;

@@ -26,15 +26,15 @@ pub(crate) struct ChildProcess {
     child: Mutex<Child>,
     /// True if the process did not exit within [`KILL_TIMEOUT`] of a kill.
     stuck: AtomicBool,
-    /// Origin of the times in both accounts.
+    /// Origin of the times in both `Lateness`.
     started: Instant,
-    /// Account of waits by the IOMMU.
+    /// Lateness in waits by the IOMMU.
     for_iommu: Mutex<Lateness>,
-    /// Account of waits by the process's own device.
+    /// Lateness in waits by the process's own device.
     for_device: Mutex<Lateness>,
 }
 
-/// Waiter whose account is charged.
+/// Waiter whose allowance is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiter {
     /// The IOMMU, which blocks all devices.
@@ -68,33 +68,33 @@ impl ChildProcess {
     /// Returns the time that `who` may still wait for this process within the current minute.
     pub(crate) fn patience(&self, who: Waiter) -> Duration {
         let now = self.started.elapsed();
-        let mut account = self
-            .account(who)
+        let mut lateness = self
+            .lateness(who)
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        account.remaining(now)
+        lateness.remaining(now)
     }
 
-    /// Charges `late` to the account of `who`.
+    /// Charges `late` to the allowance of `who`.
     ///
     /// # Errors
-    /// [`AllowanceExceeded`] if the account is exhausted.
+    /// [`AllowanceExceeded`] if the allowance is exhausted.
     pub(crate) fn charge(&self, who: Waiter, late: Duration) -> Result<(), AllowanceExceeded> {
         let now = self.started.elapsed();
-        let mut account = self
-            .account(who)
+        let mut lateness = self
+            .lateness(who)
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        account.charge(now, late)
+        lateness.charge(now, late)
     }
 
-    /// Restarts the account of `who` with another allowance.
+    /// Gives `who` another allowance, unused.
     #[cfg(test)]
     pub(crate) fn allow(&self, who: Waiter, allowance: Duration) {
-        *self.account(who).lock().unwrap() = Lateness::new(allowance);
+        *self.lateness(who).lock().unwrap() = Lateness::new(allowance);
     }
 
-    fn account(&self, who: Waiter) -> &Mutex<Lateness> {
+    fn lateness(&self, who: Waiter) -> &Mutex<Lateness> {
         match who {
             Waiter::Iommu => &self.for_iommu,
             Waiter::Device => &self.for_device,

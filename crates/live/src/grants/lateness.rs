@@ -1,4 +1,4 @@
-//! Accounts of the time that others wait for a sandbox process.
+//! Rate limit of the time that others wait for a sandbox process.
 //!
 //! A process must answer within a second each time, and may be late for five seconds within a
 //! minute. A limit for each answer alone would let the process delay the IOMMU of all devices again
@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 /// Most lateness within [`WINDOW_SECONDS`].
 pub(super) const ALLOWANCE: Duration = Duration::from_secs(5);
-/// Seconds that the account covers.
+/// Seconds that the allowance covers.
 const WINDOW_SECONDS: u64 = 60;
 const SLOTS: usize = WINDOW_SECONDS as usize;
 
@@ -88,28 +88,28 @@ mod tests {
     #[test]
     fn lateness_adds_up_whatever_its_pieces() {
         for piece in [1, 7, 450, 999] {
-            let mut account = Lateness::new(ALLOWANCE);
+            let mut lateness = Lateness::new(ALLOWANCE);
             let (mut now, mut late) = (MS(0), MS(0));
-            while account.charge(now, MS(piece)).is_ok() {
+            while lateness.charge(now, MS(piece)).is_ok() {
                 now += MS(piece);
                 late += MS(piece);
                 assert!(late < ALLOWANCE, "{piece}");
             }
             assert!(late + MS(piece) >= ALLOWANCE, "{piece}");
-            assert_eq!(account.remaining(now), Duration::ZERO);
+            assert_eq!(lateness.remaining(now), Duration::ZERO);
         }
     }
 
     #[test]
     fn delays_count_for_one_minute() {
-        let mut account = Lateness::new(ALLOWANCE);
-        account.charge(MS(1500), MS(3000)).unwrap();
-        account.charge(MS(30_000), MS(1000)).unwrap();
-        assert_eq!(account.remaining(MS(60_999)), MS(1000));
-        assert_eq!(account.remaining(MS(61_000)), MS(4000));
-        assert_eq!(account.charge(MS(61_000), MS(4000)), Err(AllowanceExceeded));
-        assert_eq!(account.remaining(MS(90_000)), MS(1000));
-        assert_eq!(account.remaining(MS(10_000_000)), ALLOWANCE);
+        let mut lateness = Lateness::new(ALLOWANCE);
+        lateness.charge(MS(1500), MS(3000)).unwrap();
+        lateness.charge(MS(30_000), MS(1000)).unwrap();
+        assert_eq!(lateness.remaining(MS(60_999)), MS(1000));
+        assert_eq!(lateness.remaining(MS(61_000)), MS(4000));
+        assert_eq!(lateness.charge(MS(61_000), MS(4000)), Err(AllowanceExceeded));
+        assert_eq!(lateness.remaining(MS(90_000)), MS(1000));
+        assert_eq!(lateness.remaining(MS(10_000_000)), ALLOWANCE);
     }
 
     #[test]
@@ -122,12 +122,12 @@ mod tests {
             random ^= random << 17;
             random % below
         };
-        let mut account = Lateness::new(ALLOWANCE);
+        let mut lateness = Lateness::new(ALLOWANCE);
         let (mut now, mut taken) = (0, Vec::new());
         for _ in 0..5000 {
             now += next(3000);
-            let late = next(900).min(account.remaining(MS(now)).as_millis() as u64);
-            if account.charge(MS(now), MS(late)).is_err() {
+            let late = next(900).min(lateness.remaining(MS(now)).as_millis() as u64);
+            if lateness.charge(MS(now), MS(late)).is_err() {
                 continue;
             }
             taken.push((now / 1000, late));
@@ -139,10 +139,10 @@ mod tests {
 
     #[test]
     fn a_clock_that_goes_back_changes_nothing() {
-        let mut account = Lateness::new(ALLOWANCE);
-        account.charge(MS(50_000), MS(2000)).unwrap();
-        assert_eq!(account.remaining(MS(1000)), MS(3000));
-        account.charge(MS(1000), MS(1000)).unwrap();
-        assert_eq!(account.remaining(MS(50_000)), MS(2000));
+        let mut lateness = Lateness::new(ALLOWANCE);
+        lateness.charge(MS(50_000), MS(2000)).unwrap();
+        assert_eq!(lateness.remaining(MS(1000)), MS(3000));
+        lateness.charge(MS(1000), MS(1000)).unwrap();
+        assert_eq!(lateness.remaining(MS(50_000)), MS(2000));
     }
 }

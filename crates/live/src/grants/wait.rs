@@ -5,7 +5,7 @@
 //! spins on a busy host spends most of its time on the run queue.
 //!
 //! A wait fails at [`LONGEST`] of lateness. Time in which the kernel blocks the thread, on a page
-//! fault or on a lock, extends this limit to the remaining account of the minute. It still counts
+//! fault or on a lock, extends this limit to the remaining allowance of the minute. It still counts
 //! as lateness, because an attacker in the process can cause it. [`LONGEST_ELAPSED`] includes all
 //! time.
 //!
@@ -38,7 +38,7 @@ pub(super) struct Wait {
     /// Lateness at which the wait fails if the kernel did not block the thread.
     max_late: Duration,
     /// Lateness at which the wait fails in any case.
-    account: Duration,
+    remaining: Duration,
     /// Maximum CPU time of a late thread that does only its work.
     run_max: Duration,
     /// Time that the daemon has waited.
@@ -50,14 +50,14 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Creates the wait for a batch of `count` calls. `account` is the lateness that remains to the
+    /// Creates the wait for a batch of `count` calls. `remaining` is the lateness that remains to the
     /// process in this minute.
-    pub(super) fn for_calls(count: u32, account: Duration) -> Self {
+    pub(super) fn for_calls(count: u32, remaining: Duration) -> Self {
         let allowance = BATCH_ALLOWANCE.saturating_add(CALL_ALLOWANCE.saturating_mul(count));
         Self {
             allowance,
-            max_late: account.min(LONGEST),
-            account,
+            max_late: remaining.min(LONGEST),
+            remaining,
             run_max: allowance.saturating_add(RUN_ALLOWANCE),
             waited: Duration::ZERO,
             blocked: Duration::ZERO,
@@ -70,7 +70,7 @@ impl Wait {
         Self {
             allowance: limit,
             max_late: Duration::ZERO,
-            account: Duration::ZERO,
+            remaining: Duration::ZERO,
             run_max: Duration::ZERO,
             waited: Duration::ZERO,
             blocked: Duration::ZERO,
@@ -88,7 +88,7 @@ impl Wait {
         if self.at_late.is_none() {
             self.at_late = now;
         }
-        let allowed = self.max_late.saturating_add(self.blocked).min(self.account);
+        let allowed = self.max_late.saturating_add(self.blocked).min(self.remaining);
         let queued = self.queued_since_late(now).min(LONGEST_ELAPSED);
         let limit = allowed.saturating_add(queued).min(LONGEST_ELAPSED);
         let left = limit.saturating_sub(self.waited.saturating_sub(self.allowance));
@@ -109,7 +109,7 @@ impl Wait {
         self.waited >= self.allowance
     }
 
-    /// Returns the time to charge to the account of the process.
+    /// Returns the time to charge to the allowance of the process.
     pub(super) fn lateness(&self, thread: &ThreadStatistics) -> Duration {
         let late = self.waited.saturating_sub(self.allowance);
         if late.is_zero() {
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
-    /// An account that no wait of these tests exhausts.
+    /// An allowance that no wait of these tests exhausts.
     const AMPLE: Duration = Duration::from_secs(60);
 
     fn statistics(state: char, ran: Duration, queued: Duration) -> ThreadStatistics {
@@ -234,8 +234,8 @@ mod tests {
 
     /// Returns the time that a wait for a silent thread takes if each poll takes `stall` longer
     /// than its timeout. The thread has the given statistics since it became late.
-    fn waits(account: Duration, thread: &ThreadStatistics, stall: Duration) -> Duration {
-        let mut wait = Wait::for_calls(0, account);
+    fn waits(remaining: Duration, thread: &ThreadStatistics, stall: Duration) -> Duration {
+        let mut wait = Wait::for_calls(0, remaining);
         // The statistics when the thread became late.
         wait.at_late = Some(Scheduled::default());
         let mut elapsed = Duration::ZERO;
@@ -256,7 +256,7 @@ mod tests {
     fn limits_of_one_answer() {
         let allowance = BATCH_ALLOWANCE;
         let cases = [
-            // State, ran, queued, account: the wait.
+            // State, ran, queued, remaining allowance: the wait.
             ('S', 0, 0, AMPLE, allowance + LONGEST),
             ('R', 0, 0, AMPLE, allowance + LONGEST),
             // Time without a CPU does not count, to five seconds in all.
@@ -265,17 +265,17 @@ mod tests {
             ('R', 0, 3_600_000, AMPLE, allowance + LONGEST_ELAPSED),
             // A thread that spins on a busy host waits for the CPU most of the time.
             ('R', 12, 500, AMPLE, allowance + LONGEST),
-            // The kernel's waits extend the limit to the account, and never beyond five seconds.
+            // The kernel's waits extend the limit to the allowance, and never beyond five seconds.
             ('D', 0, 0, AMPLE, allowance + LONGEST_ELAPSED),
             ('D', 0, 0, MS(3000), allowance + MS(3000)),
             ('D', 0, 0, MS(300), allowance + MS(300)),
             ('D', 0, 500, MS(300), allowance + MS(800)),
             ('S', 0, 0, MS(300), allowance + MS(300)),
         ];
-        for (state, ran, queued, account, expected) in cases {
+        for (state, ran, queued, remaining, expected) in cases {
             let thread = statistics(state, MS(ran), MS(queued));
-            let waited = waits(account, &thread, Duration::ZERO);
-            assert_eq!(waited, expected, "{state} {ran} {queued} {account:?}");
+            let waited = waits(remaining, &thread, Duration::ZERO);
+            assert_eq!(waited, expected, "{state} {ran} {queued} {remaining:?}");
         }
     }
 
@@ -293,7 +293,7 @@ mod tests {
         assert!(waited <= MS(1200), "{waited:?}");
     }
 
-    /// Lateness counts time in which the kernel blocks the thread, so the account bounds it.
+    /// Lateness counts time in which the kernel blocks the thread, so the allowance bounds it.
     #[test]
     fn blocked_time_is_charged() {
         let thread = statistics('D', MS(0), MS(0));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_an_account_ends_at_its_limit() {
+    fn a_wait_without_an_allowance_ends_at_its_limit() {
         let thread = statistics('D', MS(0), MS(5000));
         let mut wait = Wait::at_most(MS(20));
         assert_eq!(wait.next_poll(&thread), MS(20));

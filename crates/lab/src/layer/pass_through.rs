@@ -2,7 +2,7 @@
 //!
 //! Linux 3.4, which rIOMMU measures, takes these steps for each call of a driver:
 //!
-//! 1. `get_dma_ops`: the device's operations, or those of the system.
+//! 1. `get_dma_ops`: the device's operations, or those of the driver of the IOMMU.
 //! 2. The indirect call `ops->map_page` or `ops->unmap_page` (`intel_map_page`).
 //! 3. `identity_mapping`: the domain of the device, compared with the domain of pass-through.
 //! 4. `iommu_should_identity_map`: the device's mask, compared with `dma_get_required_mask`.
@@ -28,11 +28,11 @@ const MAPPING_ERROR: Iova = Iova::new(u64::MAX);
 struct MapOps<L: 'static> {
     map: MapPage<L>,
     mapping_error: fn(&MappingToken) -> bool,
-    unmap: fn(&mut L, &System, &Device<L>, OpKey, MappingToken) -> UnmapOutcome,
+    unmap: fn(&mut L, &IommuDriver, &Device<L>, OpKey, MappingToken) -> UnmapOutcome,
 }
 
 type MapPage<L> =
-    fn(&mut L, &System, &Device<L>, OpKey, u64, &[PhysRange]) -> Result<Mapped, MapError>;
+    fn(&mut L, &IommuDriver, &Device<L>, OpKey, u64, &[PhysRange]) -> Result<Mapped, MapError>;
 
 /// A device as the generic code knows it.
 struct Device<L: 'static> {
@@ -40,20 +40,20 @@ struct Device<L: 'static> {
     domain: DomainId,
     /// Highest address that the device can issue.
     mask: u64,
-    /// The device's own operations; `None` for those of the system.
+    /// The device's own operations; `None` for those of the driver of the IOMMU.
     ops: Option<&'static MapOps<L>>,
 }
 
 /// State of the driver of the IOMMU.
 #[derive(Debug)]
-struct System {
+struct IommuDriver {
     /// Highest address of memory.
     last_byte: u64,
     /// By domain: true if it maps all memory to itself.
     pass_through: Vec<bool>,
 }
 
-impl System {
+impl IommuDriver {
     /// Returns true if accesses of `device` pass through: its domain is the static one, and its
     /// mask reaches all memory.
     #[inline]
@@ -68,7 +68,7 @@ impl System {
 /// A layer behind the generic DMA path.
 pub struct PassThrough<L: 'static> {
     layer: L,
-    system: System,
+    iommu: IommuDriver,
     devices: Vec<Option<Device<L>>>,
     /// Operations of devices without their own.
     ops: &'static MapOps<L>,
@@ -77,13 +77,13 @@ pub struct PassThrough<L: 'static> {
 #[inline(never)]
 fn map_page<L: DmaOps + 'static>(
     layer: &mut L,
-    system: &System,
+    iommu: &IommuDriver,
     device: &Device<L>,
     key: OpKey,
     buffer: u64,
     pieces: &[PhysRange],
 ) -> Result<Mapped, MapError> {
-    if !system.is_pass_through(device) {
+    if !iommu.is_pass_through(device) {
         // Linux moves the device to a domain with translations. These modes have none.
         return Err(beyond_mask(device.id, pieces));
     }
@@ -100,12 +100,12 @@ fn mapping_error(token: &MappingToken) -> bool {
 #[inline(never)]
 fn unmap_page<L: DmaOps + 'static>(
     layer: &mut L,
-    system: &System,
+    iommu: &IommuDriver,
     device: &Device<L>,
     key: OpKey,
     token: MappingToken,
 ) -> UnmapOutcome {
-    if !system.is_pass_through(device) {
+    if !iommu.is_pass_through(device) {
         return UnmapOutcome::Refused;
     }
     layer.unmap(key, token)
@@ -131,7 +131,7 @@ impl<L: DmaOps + 'static> PassThrough<L> {
     pub fn new(layer: L) -> Self {
         Self {
             layer,
-            system: System {
+            iommu: IommuDriver {
                 last_byte: ARENA_BYTES - 1,
                 pass_through: Vec::new(),
             },
@@ -148,10 +148,13 @@ impl<L: DmaOps + 'static> PassThrough<L> {
 
     /// Returns the parts for an operation; `None` if its device is unknown.
     #[inline(always)]
-    fn parts(&mut self, key: OpKey) -> Option<(&mut L, &System, &Device<L>, &'static MapOps<L>)> {
+    fn parts(
+        &mut self,
+        key: OpKey,
+    ) -> Option<(&mut L, &IommuDriver, &Device<L>, &'static MapOps<L>)> {
         let device = self.devices.get(key.device.index())?.as_ref()?;
         let ops = device.ops.unwrap_or(self.ops);
-        Some((&mut self.layer, &self.system, device, ops))
+        Some((&mut self.layer, &self.iommu, device, ops))
     }
 }
 
@@ -181,10 +184,10 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
     ) -> Result<(DomainId, ContextTarget), LabError> {
         let (domain, target) = self.layer.attach(index, device)?;
         let place = usize::from(domain.get());
-        if self.system.pass_through.len() <= place {
-            self.system.pass_through.resize(place + 1, false);
+        if self.iommu.pass_through.len() <= place {
+            self.iommu.pass_through.resize(place + 1, false);
         }
-        self.system.pass_through[place] = true;
+        self.iommu.pass_through[place] = true;
         if self.devices.len() <= index.index() {
             self.devices.resize_with(index.index() + 1, || None);
         }
@@ -199,13 +202,13 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
 
     #[inline(always)]
     fn map(&mut self, key: OpKey, buffer: u64, pieces: &[PhysRange]) -> Result<Mapped, MapError> {
-        let Some((layer, system, device, ops)) = self.parts(key) else {
+        let Some((layer, iommu, device, ops)) = self.parts(key) else {
             return self.layer.map(key, buffer, pieces);
         };
-        let mapped = (ops.map)(layer, system, device, key, buffer, pieces)?;
+        let mapped = (ops.map)(layer, iommu, device, key, buffer, pieces)?;
         if (ops.mapping_error)(&mapped.token) {
             let id = device.id;
-            let _ = (ops.unmap)(layer, system, device, key, mapped.token);
+            let _ = (ops.unmap)(layer, iommu, device, key, mapped.token);
             return Err(beyond_mask(id, pieces));
         }
         Ok(mapped)
@@ -227,10 +230,10 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
 
     #[inline(always)]
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome {
-        let Some((layer, system, device, ops)) = self.parts(key) else {
+        let Some((layer, iommu, device, ops)) = self.parts(key) else {
             return UnmapOutcome::Refused;
         };
-        (ops.unmap)(layer, system, device, key, token)
+        (ops.unmap)(layer, iommu, device, key, token)
     }
 
     fn unmap_multi(
@@ -321,7 +324,7 @@ mod tests {
             let device = layer.devices[0].as_mut().unwrap();
             device.mask = mask;
             let domain = usize::from(device.domain.get());
-            layer.system.pass_through[domain] = is_static;
+            layer.iommu.pass_through[domain] = is_static;
             assert_eq!(outcome(&mut layer), wanted, "{mask:#x} {is_static}");
         }
     }
@@ -339,17 +342,17 @@ mod tests {
     #[test]
     fn calls_take_the_operations_of_the_device_first() {
         const COUNTED: &MapOps<Layer> = &MapOps {
-            map: |layer, system, device, key, buffer, pieces| {
+            map: |layer, iommu, device, key, buffer, pieces| {
                 count(0);
-                map_page(layer, system, device, key, buffer, pieces)
+                map_page(layer, iommu, device, key, buffer, pieces)
             },
             mapping_error: |token| {
                 count(1);
                 mapping_error(token)
             },
-            unmap: |layer, system, device, key, token| {
+            unmap: |layer, iommu, device, key, token| {
                 count(2);
-                unmap_page(layer, system, device, key, token)
+                unmap_page(layer, iommu, device, key, token)
             },
         };
         for (own, wanted) in [(true, [1; 3]), (false, [0; 3])] {
@@ -359,7 +362,7 @@ mod tests {
             assert_eq!(outcome(&mut layer), Ok(Some(7)));
             assert_eq!(CALLS.get(), wanted);
         }
-        // The operations of the system serve a device without its own.
+        // The operations of the driver of the IOMMU serve a device without its own.
         CALLS.set([0; 3]);
         let mut layer = attached();
         layer.ops = COUNTED;
@@ -371,9 +374,9 @@ mod tests {
     fn an_error_of_the_address_undoes_the_map() {
         const FAILS: &MapOps<Layer> = &MapOps {
             mapping_error: |_| true,
-            unmap: |layer, system, device, key, token| {
+            unmap: |layer, iommu, device, key, token| {
                 count(2);
-                unmap_page(layer, system, device, key, token)
+                unmap_page(layer, iommu, device, key, token)
             },
             ..*PassThrough::<Layer>::OPS
         };

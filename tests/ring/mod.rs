@@ -97,8 +97,8 @@ where
             coherency: setup.coherency,
         };
         // The tables that these entries point to are in both views from the beginning.
-        let lagging = Coherency::NonCoherent;
-        let mut contexts = ContextTables::new(lagging, &*board.memory, &board.frames).unwrap();
+        let non_coherent = Coherency::NonCoherent;
+        let mut contexts = ContextTables::new(non_coherent, &*board.memory, &board.frames).unwrap();
         let mut dma = Dma::new(flush);
         let at = dma
             .attach(DEVICE, Iova::new(u64::MAX), |domain| {

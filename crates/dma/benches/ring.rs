@@ -410,26 +410,26 @@ fn main() {
         .filter(|kind| *kind != WriteBack::FenceOnly)
         .collect();
     for kind in &kinds {
-        let lagging = Coherency::NonCoherent;
+        let non_coherent = Coherency::NonCoherent;
         sides.push(side(
             &format!("{kind:?}: owned, tail"),
-            owned::<false, _>(Board::new(*kind), tail, lagging, Mine),
+            owned::<false, _>(Board::new(*kind), tail, non_coherent, Mine),
         ));
         sides.push(side(
             &format!("{kind:?}: owned, an entry at a time"),
-            owned::<true, _>(Board::new(*kind), tail, lagging, Mine),
+            owned::<true, _>(Board::new(*kind), tail, non_coherent, Mine),
         ));
         sides.push(side(
             &format!("{kind:?}: layer, one thread"),
-            rings(lagging, *kind, RefCell::new),
+            rings(non_coherent, *kind, RefCell::new),
         ));
         sides.push(side(
             &format!("{kind:?}: as published"),
-            as_published(lagging, *kind),
+            as_published(non_coherent, *kind),
         ));
         sides.push(side(
             &format!("{kind:?}: strict+"),
-            strict_plus(lagging, *kind),
+            strict_plus(non_coherent, *kind),
         ));
     }
     if let Some(name) = std::env::args().skip(1).find(|arg| !arg.starts_with('-')) {

@@ -107,7 +107,10 @@ mod tests {
         lateness.charge(MS(30_000), MS(1000)).unwrap();
         assert_eq!(lateness.remaining(MS(60_999)), MS(1000));
         assert_eq!(lateness.remaining(MS(61_000)), MS(4000));
-        assert_eq!(lateness.charge(MS(61_000), MS(4000)), Err(AllowanceExceeded));
+        assert_eq!(
+            lateness.charge(MS(61_000), MS(4000)),
+            Err(AllowanceExceeded)
+        );
         assert_eq!(lateness.remaining(MS(90_000)), MS(1000));
         assert_eq!(lateness.remaining(MS(10_000_000)), ALLOWANCE);
     }

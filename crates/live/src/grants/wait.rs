@@ -88,7 +88,10 @@ impl Wait {
         if self.at_late.is_none() {
             self.at_late = now;
         }
-        let allowed = self.max_late.saturating_add(self.blocked).min(self.remaining);
+        let allowed = self
+            .max_late
+            .saturating_add(self.blocked)
+            .min(self.remaining);
         let queued = self.queued_since_late(now).min(LONGEST_ELAPSED);
         let limit = allowed.saturating_add(queued).min(LONGEST_ELAPSED);
         let left = limit.saturating_sub(self.waited.saturating_sub(self.allowance));

@@ -8,7 +8,7 @@ mod interfaces;
 mod model;
 
 use common::{DOMAIN, Memory, Source, flushed, frames, memory, page};
-use interfaces::{Burst, Cached, Front, Plain, Reclaiming};
+use interfaces::{Burst, Cached, Plain, Reclaiming, TableInterface};
 use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
@@ -76,7 +76,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Runs `ops` and compares the table with the model after each.
-fn check<F: Format, T: Front<F>>(
+fn check<F: Format, T: TableInterface<F>>(
     format: F,
     largest: PageSize,
     reclaims: bool,

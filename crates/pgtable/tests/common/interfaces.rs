@@ -9,7 +9,7 @@ use ringfence_types::{CachedLevels, Invalidation, Iova, Pending, PfnRange, PhysA
 use crate::common::{DOMAIN, Instant, Memory, Source, flushed};
 
 /// One way to change a table.
-pub(crate) trait Front<F: Format> {
+pub(crate) trait TableInterface<F: Format> {
     fn map(
         &mut self,
         mem: &Memory,
@@ -37,7 +37,7 @@ pub(crate) struct Burst<F>(
 );
 pub(crate) struct Reclaiming<F>(pub(crate) ReclaimingTable<F>);
 
-impl<F: Format> Front<F> for Plain<F> {
+impl<F: Format> TableInterface<F> for Plain<F> {
     fn map(
         &mut self,
         mem: &Memory,
@@ -63,7 +63,7 @@ impl<F: Format> Front<F> for Plain<F> {
     }
 }
 
-impl<F: Format> Front<F> for Cached<F> {
+impl<F: Format> TableInterface<F> for Cached<F> {
     fn map(
         &mut self,
         mem: &Memory,
@@ -94,7 +94,7 @@ impl<F: Format> Front<F> for Cached<F> {
 }
 
 /// Plain and cached operations alternate. Each is synced before the test checks the table.
-impl<F: Format> Front<F> for Burst<F> {
+impl<F: Format> TableInterface<F> for Burst<F> {
     fn map(
         &mut self,
         mem: &Memory,
@@ -136,7 +136,7 @@ impl<F: Format> Front<F> for Burst<F> {
     }
 }
 
-impl<F: Format> Front<F> for Reclaiming<F> {
+impl<F: Format> TableInterface<F> for Reclaiming<F> {
     fn map(
         &mut self,
         mem: &Memory,

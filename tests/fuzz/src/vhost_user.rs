@@ -19,17 +19,17 @@
 //!
 //! A byte about descriptors: bits 0..=3 their number, bits 4..=6 their kind ([`Files`]).
 //!
-//! `front` lists the invariants.
+//! `front_end.rs` lists the invariants.
 
 mod files;
-mod front;
+mod front_end;
 
 use ringfence_live::MemoryError;
 use ringfence_live::vhost_user::{Refusal, RequestError, StreamError};
 use ringfence_softiommu::iotlb::{FrameError, IotlbError, MessageError, RegionError};
 
 use self::files::with_files;
-use self::front::Front;
+use self::front_end::FrontEnd;
 use crate::OutcomeHook;
 
 /// Outcomes that the corpus reaches: everything except the following. Only the host causes
@@ -93,76 +93,76 @@ pub const OUTCOMES: &[&str] = &[
 /// Runs one input.
 pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     with_files(|files| {
-        let mut front = Front::new(files, reached);
+        let mut front_end = FrontEnd::new(files, reached);
         let mut data = data;
-        while let Some(rest) = step(&mut front, data) {
+        while let Some(rest) = step(&mut front_end, data) {
             data = rest;
         }
-        front.end();
+        front_end.end();
     });
 }
 
 /// Runs one step; `None` at the end of the input or of the conversation.
-fn step<'d>(front: &mut Front<'_, '_>, data: &'d [u8]) -> Option<&'d [u8]> {
+fn step<'d>(front_end: &mut FrontEnd<'_, '_>, data: &'d [u8]) -> Option<&'d [u8]> {
     let (step, data) = data.split_first()?;
     let rest = match step % 9 {
         0 => {
             let (about, data) = data.split_first()?;
-            front.stream(*about, data)?
+            front_end.stream(*about, data)?
         }
         1 => {
             let (&[request, flags, about, bytes], data) = data.split_first_chunk()?;
             let (payload, data) = data.split_at(data.len().min(bytes.into()));
-            front.send(request.into(), flags, about, payload);
+            front_end.send(request.into(), flags, about, payload);
             data
         }
         2 => {
             let (&without, data) = data.split_first()?;
-            front.bring_up(without);
+            front_end.bring_up(without);
             data
         }
         3 => {
             let (&[low, high, bytes], data) = data.split_first_chunk()?;
             let (bytes, data) = data.split_at(data.len().min(bytes.into()));
-            front.poke(u16::from_le_bytes([low, high]).into(), bytes);
+            front_end.poke(u16::from_le_bytes([low, high]).into(), bytes);
             data
         }
         4 => {
             let (&[kind, sector, sectors, flags], data) = data.split_first_chunk()?;
-            front.offer(kind.into(), sector.into(), sectors.into(), flags);
+            front_end.offer(kind.into(), sector.into(), sectors.into(), flags);
             data
         }
         5 => {
-            front.kick();
+            front_end.kick();
             data
         }
         6 => {
             let (&[kind, page, pages, frame], data) = data.split_first_chunk()?;
-            front.iotlb(kind, page, pages, frame);
+            front_end.iotlb(kind, page, pages, frame);
             data
         }
         7 => {
             let (&how, data) = data.split_first()?;
             if how % 5 == 4 {
                 let (bytes, data) = data.split_first_chunk()?;
-                front.reply_bytes(bytes);
+                front_end.reply_bytes(bytes);
                 data
             } else {
-                front.reply(how % 5);
+                front_end.reply(how % 5);
                 data
             }
         }
         _ => {
             let (&misses, data) = data.split_first()?;
             for _ in 0..misses {
-                if !front.reply(0) {
+                if !front_end.reply(0) {
                     break;
                 }
             }
             data
         }
     };
-    front.is_open().then_some(rest)
+    front_end.is_open().then_some(rest)
 }
 
 const fn stream(error: StreamError) -> &'static str {

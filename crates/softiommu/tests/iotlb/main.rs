@@ -24,7 +24,7 @@ fn invalidated_ranges_stay_invalid() {
             both.front_end();
             both.back_end();
         }
-        assert!(both.front.main.is_empty() && both.waiting.is_empty());
+        assert!(both.front_end.main.is_empty() && both.waiting.is_empty());
         for page in 0..PAGES {
             let mut replies = 0;
             while let Some(fault) = both.fault_at(page) {

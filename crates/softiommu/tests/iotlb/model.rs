@@ -90,11 +90,11 @@ enum Handling {
 }
 
 /// A multi-threaded front-end and its guest.
-pub(crate) struct Front {
+pub(crate) struct FrontEnd {
     grants: BTreeMap<u64, Grant>,
     /// Revoked grants whose invalidation is not acknowledged yet, with the number of the
     /// invalidation.
-    going: Vec<(u64, Grant, u64)>,
+    revoked: Vec<(u64, Grant, u64)>,
     handling: Vec<Handling>,
     /// Messages to the back-end, in order, with the number of an invalidation or the miss that an
     /// update answers.
@@ -107,7 +107,7 @@ pub(crate) struct Front {
 pub(crate) struct Both {
     pub(crate) iotlb: Iotlb<()>,
     reader: Reader<()>,
-    pub(crate) front: Front,
+    pub(crate) front_end: FrontEnd,
     random: Random,
     /// Misses that the device waits for.
     pub(crate) waiting: Vec<MissId>,
@@ -128,9 +128,9 @@ impl Both {
         Self {
             reader: iotlb.reader().unwrap(),
             iotlb,
-            front: Front {
+            front_end: FrontEnd {
                 grants: BTreeMap::new(),
-                going: Vec::new(),
+                revoked: Vec::new(),
                 handling: Vec::new(),
                 main: VecDeque::new(),
                 requests: VecDeque::new(),
@@ -149,28 +149,31 @@ impl Both {
         let frame = self.random.below(FRAMES - pages);
         let map = self.random.below(3) != 0;
         let permissions = Permissions::from_bits(1 + self.random.below(3)).unwrap();
-        self.front.number += 1;
+        self.front_end.number += 1;
         for n in 0..pages {
             let before = match map {
-                true => self.front.grants.insert(page + n, (frame + n, permissions)),
-                false => self.front.grants.remove(&(page + n)),
+                true => self
+                    .front_end
+                    .grants
+                    .insert(page + n, (frame + n, permissions)),
+                false => self.front_end.grants.remove(&(page + n)),
             };
-            let number = self.front.number;
-            self.front
-                .going
+            let number = self.front_end.number;
+            self.front_end
+                .revoked
                 .extend(before.map(|grant| (page + n, grant, number)));
         }
         let all = self.random.below(20) == 0;
         let message = Message::Invalidate((!all).then(|| range(page, pages)));
-        self.front
+        self.front_end
             .main
-            .push_back((message, self.front.number, None));
+            .push_back((message, self.front_end.number, None));
     }
 
     /// Returns the front-end's answer for `page`: an update of the surrounding pages with the same
     /// mapping.
     pub(crate) fn look_up(&mut self, page: u64, required: Permissions) -> Option<Message> {
-        let grants = &self.front.grants;
+        let grants = &self.front_end.grants;
         let (frame, permissions) = *grants.get(&page)?;
         if permissions.union(required) != permissions {
             return None;
@@ -195,29 +198,31 @@ impl Both {
 
     pub(crate) fn front_end(&mut self) {
         if self.random.below(2) == 0
-            && let Some((miss, message)) = self.front.requests.pop_front()
+            && let Some((miss, message)) = self.front_end.requests.pop_front()
         {
             let Message::Miss { iova, required } = message else {
                 panic!("{message:?}");
             };
             let found = self.look_up(iova.get() / PAGE, required);
-            self.front.handling.push(Handling::LookedUp(miss, found));
+            self.front_end
+                .handling
+                .push(Handling::LookedUp(miss, found));
         }
-        if self.front.handling.is_empty() {
+        if self.front_end.handling.is_empty() {
             return;
         }
-        let at = self.random.below(self.front.handling.len() as u64) as usize;
-        match self.front.handling.swap_remove(at) {
+        let at = self.random.below(self.front_end.handling.len() as u64) as usize;
+        match self.front_end.handling.swap_remove(at) {
             Handling::LookedUp(miss, Some(message)) => {
-                self.front.main.push_back((message, 0, Some(miss)));
-                self.front.handling.push(Handling::Sent(miss));
+                self.front_end.main.push_back((message, 0, Some(miss)));
+                self.front_end.handling.push(Handling::Sent(miss));
             }
             Handling::LookedUp(miss, None) => {
-                self.front
+                self.front_end
                     .handling
                     .push(Handling::Acknowledged(miss, false));
             }
-            Handling::Sent(miss) => self.front.handling.push(Handling::Sent(miss)),
+            Handling::Sent(miss) => self.front_end.handling.push(Handling::Sent(miss)),
             Handling::Acknowledged(miss, done) => {
                 let outcome = self.iotlb.replied(miss, done).unwrap();
                 assert!(self.waiting.contains(&miss));
@@ -229,13 +234,13 @@ impl Both {
     }
 
     pub(crate) fn back_end(&mut self) {
-        let Some((message, number, miss)) = self.front.main.pop_front() else {
+        let Some((message, number, miss)) = self.front_end.main.pop_front() else {
             return;
         };
         if let Message::Update { range, .. } = message
             && self
-                .front
-                .going
+                .front_end
+                .revoked
                 .iter()
                 .any(|(page, ..)| range.contains_address(Iova::new(page * PAGE)))
         {
@@ -243,13 +248,15 @@ impl Both {
         }
         self.iotlb.receive(&message).unwrap();
         if let Some(miss) = miss {
-            for handling in &mut self.front.handling {
+            for handling in &mut self.front_end.handling {
                 if matches!(handling, Handling::Sent(sent) if *sent == miss) {
                     *handling = Handling::Acknowledged(miss, true);
                 }
             }
         } else {
-            self.front.going.retain(|(.., going)| *going > number);
+            self.front_end
+                .revoked
+                .retain(|(.., number_of)| *number_of > number);
         }
     }
 
@@ -268,7 +275,7 @@ impl Both {
         if let Err(fault) = result {
             match self.iotlb.miss(&fault) {
                 Ok(MissAction::Send(miss, message)) => {
-                    self.front.requests.push_back((miss, message));
+                    self.front_end.requests.push_back((miss, message));
                     self.waiting.push(miss);
                 }
                 Ok(MissAction::Wait(miss)) => assert!(self.waiting.contains(&miss)),
@@ -297,15 +304,15 @@ impl Both {
                     continue;
                 };
                 let frame = pieces.first().start().get() / PAGE;
-                let now = self.front.grants.get(&page).map(|grant| (page, *grant));
-                let going = self
-                    .front
-                    .going
+                let now = self.front_end.grants.get(&page).map(|grant| (page, *grant));
+                let revoked = self
+                    .front_end
+                    .revoked
                     .iter()
                     .map(|(page, grant, _)| (*page, *grant));
                 let granted = now
                     .into_iter()
-                    .chain(going)
+                    .chain(revoked)
                     .any(|(granted, (at, allowed))| {
                         granted == page && at == frame && allowed.allows(access)
                     });

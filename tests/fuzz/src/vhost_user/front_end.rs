@@ -79,7 +79,7 @@ const RUNAWAY: u64 = 256;
 /// file.
 type Shared = (u64, u64, u64);
 
-pub(super) struct Front<'f, 'r> {
+pub(super) struct FrontEnd<'f, 'r> {
     files: &'f Files,
     session: Session<Blk>,
     counters: Arc<DeviceCounters>,
@@ -99,7 +99,7 @@ pub(super) struct Front<'f, 'r> {
     unanswered: usize,
 }
 
-impl<'f, 'r> Front<'f, 'r> {
+impl<'f, 'r> FrontEnd<'f, 'r> {
     pub(super) fn new(files: &'f Files, reached: OutcomeHook<'r>) -> Self {
         let counters = Arc::new(DeviceCounters::default());
         let file = files.disk.try_clone().expect("a copy");
@@ -461,9 +461,9 @@ impl<'f, 'r> Front<'f, 'r> {
             return false;
         };
         let page = iova.get() / PAGE;
-        let update = |front: &mut Self| {
-            if page < 16 && front.open {
-                front.iotlb(3 << 3 | 2, page as u8, 1, page as u8);
+        let update = |front_end: &mut Self| {
+            if page < 16 && front_end.open {
+                front_end.iotlb(3 << 3 | 2, page as u8, 1, page as u8);
             }
         };
         match how {

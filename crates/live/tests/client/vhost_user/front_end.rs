@@ -89,7 +89,7 @@ pub(super) fn event() -> OwnedFd {
 }
 
 /// A front-end and its guest.
-pub(super) struct Front {
+pub(super) struct FrontEnd {
     pub(super) main: UnixStream,
     pub(super) channel: UnixStream,
     pub(super) ram: std::fs::File,
@@ -106,7 +106,7 @@ pub(super) struct Front {
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
-impl Front {
+impl FrontEnd {
     pub(super) fn new(name: &str, injected: &[InjectedDma]) -> Self {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         let path = made.keep().join("socket");
@@ -149,7 +149,7 @@ impl Front {
                 .set_read_timeout(Some(Duration::from_secs(20)))
                 .unwrap();
         }
-        let mut front = Self {
+        let mut front_end = Self {
             main,
             channel,
             ram: sealed(RAM_BYTES),
@@ -164,10 +164,10 @@ impl Front {
             events,
             thread: Some(thread),
         };
-        assert_eq!(front.ask(GET_FEATURES, &[]).len(), 8);
-        front.send(SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
-        assert!(front.done(SET_BACKEND_REQ_FD, &[], &[given.as_fd()]));
-        front
+        assert_eq!(front_end.ask(GET_FEATURES, &[]).len(), 8);
+        front_end.send(SET_PROTOCOL_FEATURES, &longs(&[PROTOCOL]), &[]);
+        assert!(front_end.done(SET_BACKEND_REQ_FD, &[], &[given.as_fd()]));
+        front_end
     }
 
     pub(super) fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -338,7 +338,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for FrontEnd {
     fn drop(&mut self) {
         self.stop.stop();
         let _ = std::fs::remove_dir_all(self.path.parent().unwrap());

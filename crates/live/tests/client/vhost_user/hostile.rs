@@ -1,4 +1,4 @@
-//! Front-ends that do not answer, do not read, or invalidate translations as fast as they send
+//! FrontEnd-ends that do not answer, do not read, or invalidate translations as fast as they send
 //! them.
 
 use std::io::{Read, Write};
@@ -9,48 +9,48 @@ use std::time::Duration;
 use ringfence_softiommu::iotlb::Message as Iotlb;
 use ringfence_types::{Iova, IovaRange};
 
-use super::front::*;
+use super::front_end::*;
 
 /// Each update invalidates the previous translation, so an access to two pages never finds both.
 /// The device gives the access up.
 #[test]
 fn unstable_translation_fails_only_the_request() {
-    let mut front = Front::new("never-stays", &[]);
-    front.start(0);
+    let mut front_end = FrontEnd::new("never-stays", &[]);
+    front_end.start(0);
     // The buffer spans two pages, and ends in the status page.
-    front.offer(3, 8192);
+    front_end.offer(3, 8192);
     let mut told = 0;
-    while front.wait() {
-        let (iova, required) = front.next_miss();
+    while front_end.wait() {
+        let (iova, required) = front_end.next_miss();
         let page = iova.get() / PAGE;
         if [DATA.0 / PAGE, STATUS.0 / PAGE].contains(&page) {
             told += 1;
             assert!(told < 10_000, "it asks for ever");
             let other = IovaRange::new(Iova::new(DATA.0 + STATUS.0 - page * PAGE), PAGE);
             let taken = Iotlb::Invalidate(other).encode();
-            assert!(front.done(IOTLB, &taken, &[]));
+            assert!(front_end.done(IOTLB, &taken, &[]));
         }
-        front.answer((iova, required));
+        front_end.answer((iova, required));
     }
-    assert_eq!(front.peek(STATUS, 0, 1), [1], "an I/O error");
-    assert_eq!(front.counters.faults.get(), 1);
+    assert_eq!(front_end.peek(STATUS, 0, 1), [1], "an I/O error");
+    assert_eq!(front_end.counters.faults.get(), 1);
     // The next request is served normally.
-    let _ = rustix::io::read(&front.call, &mut [0; 8]);
-    front.offer(3, 4096);
-    front.serve();
-    assert_eq!(front.peek(STATUS, 0, 1), [0]);
+    let _ = rustix::io::read(&front_end.call, &mut [0; 8]);
+    front_end.offer(3, 4096);
+    front_end.serve();
+    assert_eq!(front_end.peek(STATUS, 0, 1), [0]);
 }
 
 /// A front-end cannot fill the log: the log has the first messages, and notes that more are only
 /// counted.
 #[test]
 fn log_of_a_front_end_is_bounded() {
-    let mut front = Front::new("said", &[]);
+    let mut front_end = FrontEnd::new("said", &[]);
     for _ in 0..1000 {
-        assert!(!front.done(SET_VRING_NUM, &halves(&[1, 8]), &[]));
+        assert!(!front_end.done(SET_VRING_NUM, &halves(&[1, 8]), &[]));
     }
-    assert_eq!(front.counters.refused.get(), 1000);
-    let log = front.log();
+    assert_eq!(front_end.counters.refused.get(), 1000);
+    let log = front_end.log();
     let refused: Vec<&String> = log
         .iter()
         .filter(|line| line.starts_with("refused"))
@@ -65,10 +65,10 @@ fn log_of_a_front_end_is_bounded() {
 /// Two back-ends in one process: one serves its guest while the other receives hostile messages.
 #[test]
 fn another_device_does_not_notice() {
-    let mut other = Front::new("other", &[]);
+    let mut other = FrontEnd::new("other", &[]);
     other.start(0);
     for round in 0..8_u64 {
-        let hostile = Front::new(&format!("hostile{round}"), &[]);
+        let hostile = FrontEnd::new(&format!("hostile{round}"), &[]);
         let mut main = &hostile.main;
         match round {
             // Half a message.

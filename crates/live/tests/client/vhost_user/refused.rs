@@ -13,7 +13,7 @@ use ringfence_softiommu::iotlb::{Header, Message as Iotlb};
 use ringfence_types::{Iova, IovaRange, Permissions};
 use ringfence_vfio_user::{Message, MessageAssembler, ReceivedFds};
 
-use super::front::*;
+use super::front_end::*;
 use crate::rig::{disk_file, sealed};
 
 /// A session without sockets.

@@ -98,9 +98,9 @@ impl<M> Sink for GuestIommuSink<M> {
         self.inner
             .attach(endpoint, domain, &mut mappings.iter().copied())?;
         self.attached.insert(endpoint, domain);
-        let apart = self.sandboxed.attach(endpoint, &mappings);
+        let sandboxed = self.sandboxed.attach(endpoint, &mappings);
         let assigned = self.assigned.attach(endpoint, &mappings);
-        self.incomplete |= apart.is_err() || assigned.is_err();
+        self.incomplete |= sandboxed.is_err() || assigned.is_err();
         Ok(())
     }
 

@@ -9,10 +9,10 @@ use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr};
 use crate::guest::*;
 use crate::pviommu_driver::Para;
 use crate::rig::*;
-use crate::{Apart, Boundary, DEVICE, apart, apart_within};
+use crate::{Boundary, DEVICE, SandboxedGuest, sandboxed_guest, sandboxed_guest_with_limits};
 
-fn good<I: Boundary>() -> Apart<I> {
-    apart("", &[], &disk_file()).mapped()
+fn good<I: Boundary>() -> SandboxedGuest<I> {
+    sandboxed_guest("", &[], &disk_file()).mapped()
 }
 
 #[test]
@@ -22,17 +22,17 @@ fn it_reads_and_counts() {
 }
 
 fn it_reads_and_counts_behind<I: Boundary>() {
-    let mut apart = good::<I>();
+    let mut sandboxed = good::<I>();
     for count in 1..=5 {
-        assert_eq!(read(&mut apart.guest, count, 0xb000 + AWAY), Some(0));
+        assert_eq!(read(&mut sandboxed.guest, count, 0xb000 + AWAY), Some(0));
     }
     let whole: Vec<u8> = (0..512u64).map(|i| (i / 7) as u8).collect();
-    assert_eq!(apart.guest.disk.peek(0xb000, 512), whole);
-    let counters = &apart.guest.disk.counters;
+    assert_eq!(sandboxed.guest.disk.peek(0xb000, 512), whole);
+    let counters = &sandboxed.guest.disk.counters;
     assert_eq!(counters.requests.get(), 5);
     assert_eq!(counters.bytes_read.get(), 5 * 512);
     assert_eq!(counters.service.count(), 5);
-    assert_eq!(apart.guest.disk.register(0x2000, 8), DISK_SECTORS);
+    assert_eq!(sandboxed.guest.disk.register(0x2000, 8), DISK_SECTORS);
 }
 
 #[test]
@@ -42,8 +42,8 @@ fn unmapped_page_faults_and_is_reported() {
 }
 
 fn unmapped_pages_fault<I: Boundary>() {
-    let mut apart = good::<I>();
-    let guest = &mut apart.guest;
+    let mut sandboxed = good::<I>();
+    let guest = &mut sandboxed.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
     assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
     guest.disk.poke(0xb000, &[0; 512]);
@@ -71,8 +71,8 @@ fn stray_accesses_and_wrong_directions_are_stopped_behind<I: Boundary>() {
         (0xbf00 + AWAY, 0xc000 + AWAY),
         (0xe000 + AWAY, 0xe000 + AWAY),
     ] {
-        let mut apart = good::<I>();
-        let guest = &mut apart.guest;
+        let mut sandboxed = good::<I>();
+        let guest = &mut sandboxed.guest;
         assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
         I::wait_for_a_fault(guest);
         assert_eq!(read(guest, 1, data), Some(1), "{data:#x}");
@@ -90,8 +90,8 @@ fn data_scatters_over_pages() {
 }
 
 fn data_scatters_over_pages_behind<I: Boundary>() {
-    let mut apart = good::<I>();
-    let guest = &mut apart.guest;
+    let mut sandboxed = good::<I>();
+    let guest = &mut sandboxed.guest;
     assert_eq!(I::map(guest, 0xc000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
     assert_eq!(read(guest, 1, 0xbf00 + AWAY), Some(0));
     let whole: Vec<u8> = (0..512u64).map(|i| (i / 7) as u8).collect();
@@ -106,8 +106,8 @@ fn detaching_takes_everything_and_attaching_brings_it() {
 }
 
 fn detaching_takes_everything_and_attaching_brings_it_behind<I: Boundary>() {
-    let mut apart = good::<I>();
-    let guest = &mut apart.guest;
+    let mut sandboxed = good::<I>();
+    let guest = &mut sandboxed.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
     I::withdraw(guest);
     guest.disk.poke(0xb000, &[0; 512]);
@@ -137,8 +137,8 @@ fn other_memory_is_granted_anew() {
 }
 
 fn other_memory_is_granted_anew_behind<I: Boundary>() {
-    let mut apart = good::<I>();
-    let guest = &mut apart.guest;
+    let mut sandboxed = good::<I>();
+    let guest = &mut sandboxed.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
     let old = std::mem::replace(I::ram(guest), sealed(RAM_BYTES));
     I::unshare(guest);
@@ -164,17 +164,18 @@ fn write_only_pages_are_not_read() {
 }
 
 fn write_only_pages_are_not_readable<I: Boundary>() {
-    let mut apart = apart::<I>("", &[InjectedDma::ReadWriteOnly], &disk_file()).mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed =
+        sandboxed_guest::<I>("", &[InjectedDma::ReadWriteOnly], &disk_file()).mapped();
+    let guest = &mut sandboxed.guest;
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, WRITE_ONLY), 0);
     I::wait_for_a_fault(guest);
     assert_eq!(read(guest, 1, 0xe000 + AWAY), Some(0));
     assert_eq!(I::fault(guest), Some((ENDPOINT, 0xe000 + AWAY)));
     assert_ne!(guest.disk.peek(0xe000, 512), vec![0; 512]);
-    let told = apart.told.lock().unwrap();
+    let log = sandboxed.log.lock().unwrap();
     assert!(
-        told[0].ends_with("stopped") && !told[0].contains("not"),
-        "{told:?}"
+        log[0].ends_with("stopped") && !log[0].contains("not"),
+        "{log:?}"
     );
 }
 
@@ -187,8 +188,8 @@ fn unmapped_page_is_removed() {
 
 fn the_page_itself_is_gone_behind<I: Boundary>() {
     for class in [InjectedDma::AfterRevoke, InjectedDma::AfterUnmap] {
-        let mut apart = apart::<I>("", &[class], &disk_file()).mapped();
-        let guest = &mut apart.guest;
+        let mut sandboxed = sandboxed_guest::<I>("", &[class], &disk_file()).mapped();
+        let guest = &mut sandboxed.guest;
         // A large request, whose pages the injector remembers.
         let (start, bytes) = (0x2_0000, 0x8000);
         assert_eq!(I::map(guest, start + AWAY, bytes, start, READ_WRITE), 0);
@@ -206,12 +207,9 @@ fn the_page_itself_is_gone_behind<I: Boundary>() {
         assert_eq!(read(guest, 2, 0xb000 + AWAY), Some(0));
         assert_eq!(guest.disk.peek(start, 512), vec![0; 512], "{class}");
         assert_eq!(I::fault(guest), Some((ENDPOINT, start + AWAY)), "{class}");
-        let told = apart.told.lock().unwrap();
+        let log = sandboxed.log.lock().unwrap();
         let at = Iova::new(start + AWAY);
-        assert_eq!(
-            *told,
-            [format!("injected write ({class}) at {at}: stopped")]
-        );
+        assert_eq!(*log, [format!("injected write ({class}) at {at}: stopped")]);
     }
 }
 
@@ -223,18 +221,21 @@ fn round_trips() {
 }
 
 fn round_trips_behind<I: Boundary>() {
-    let mut apart = good::<I>();
-    let counted = |apart: &Apart<I>| {
-        let counters = &apart.guest.disk.counters;
+    let mut sandboxed = good::<I>();
+    let counted = |sandboxed: &SandboxedGuest<I>| {
+        let counters = &sandboxed.guest.disk.counters;
         (counters.rounds.get(), counters.calls.get())
     };
-    let before = counted(&apart);
+    let before = counted(&sandboxed);
     assert_eq!(
-        I::map(&mut apart.guest, 0x10_0000 + AWAY, 0x4_0000, 0, READ),
+        I::map(&mut sandboxed.guest, 0x10_0000 + AWAY, 0x4_0000, 0, READ),
         0
     );
-    assert_eq!(I::unmap(&mut apart.guest, 0x10_0000 + AWAY, 0x4_0000), 0);
-    let after = counted(&apart);
+    assert_eq!(
+        I::unmap(&mut sandboxed.guest, 0x10_0000 + AWAY, 0x4_0000),
+        0
+    );
+    let after = counted(&sandboxed);
     assert_eq!((after.0 - before.0, after.1 - before.1), (2, 2));
 }
 
@@ -246,8 +247,9 @@ fn limits_of_one_request() {
         queue_size: 1024,
         ..GuestLimits::default()
     };
-    let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file()).mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed =
+        sandboxed_guest_with_limits::<Virtio>(&caps, "", &[], &disk_file()).mapped();
+    let guest = &mut sandboxed.guest;
     assert_eq!(
         guest.disk.register(0x18, 2),
         16,
@@ -256,8 +258,8 @@ fn limits_of_one_request() {
     for (count, bytes, status) in [(1, 1024, 0), (2, 1536, 1), (3, 512, 0)] {
         assert_eq!(read_bytes(guest, count, 0xb000 + AWAY, bytes), Some(status));
     }
-    let told = apart.told.lock().unwrap();
-    assert_eq!(*told, ["a request of 1536 bytes exceeds the limit of 1024"]);
+    let log = sandboxed.log.lock().unwrap();
+    assert_eq!(*log, ["a request of 1536 bytes exceeds the limit of 1024"]);
 }
 
 /// The process accepts a ring of the largest size offered.
@@ -267,8 +269,8 @@ fn a_ring_may_be_as_long_as_was_offered() {
         queue_size: 1024,
         ..GuestLimits::default()
     };
-    let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file());
-    let guest = &mut apart.guest;
+    let mut sandboxed = sandboxed_guest_with_limits::<Virtio>(&caps, "", &[], &disk_file());
+    let guest = &mut sandboxed.guest;
     assert_eq!(guest.attach(), 0);
     // The parts have the layout of a ring of 1024, from guest-physical address 0x10000 on.
     assert_eq!(guest.map(AWAY, RAM_BYTES, 0, READ_WRITE), 0);
@@ -301,11 +303,11 @@ fn a_ring_may_be_as_long_as_was_offered() {
 fn a_range_that_overlaps_a_grant_is_unfit() {
     const MEMORY: u64 = 0xb000;
     const HOLE: u64 = 1 << 40;
-    let apart = good::<Virtio>();
+    let sandboxed = good::<Virtio>();
     let map = |start: u64, bytes: u64, physical: u64| {
         let range = IovaRange::new(Iova::new(start), bytes).unwrap();
         let physical = PhysAddr::new(physical);
-        let mapped = apart.behind.with_grants(DEVICE, |grants| {
+        let mapped = sandboxed.iommu.with_grants(DEVICE, |grants| {
             grants.map(range, physical, Permissions::READ_WRITE)
         });
         mapped.unwrap()

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::guest::*;
 use crate::pviommu_driver::Para;
 use crate::rig::*;
-use crate::{Apart, Boundary, apart};
+use crate::{Boundary, SandboxedGuest, sandboxed_guest};
 
 /// Number of polls for an event that must come.
 const LOOKS: usize = 20_000_000;
@@ -35,8 +35,8 @@ fn nothing_is_granted_before_it_is_set() {
 }
 
 fn nothing_is_granted_behind<I: Boundary>() {
-    let mut apart: Apart<I> = apart("", &[], &disk_file());
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<I> = sandboxed_guest("", &[], &disk_file());
+    let guest = &mut sandboxed.guest;
     I::again(guest);
     for at in [0x1000, 0x5000] {
         assert_eq!(I::map(guest, at + AWAY, 0x1000, at, READ_WRITE), 0);
@@ -67,8 +67,8 @@ fn device_waits_and_resumes() {
 }
 
 fn waits_and_resumes<I: Boundary>() {
-    let mut apart: Apart<I> = apart("", &[], &disk_file()).mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<I> = sandboxed_guest("", &[], &disk_file()).mapped();
+    let guest = &mut sandboxed.guest;
     let sector: Vec<u8> = (0..512u64).map(|at| (at / 7) as u8).collect();
     I::wait_for_a_fault(guest);
     for count in (1..).step_by(3).take(3) {
@@ -96,7 +96,7 @@ fn waits_and_resumes<I: Boundary>() {
         assert_eq!(I::unmap(guest, 0xd000 + AWAY, 0x1000), 0);
         assert_eq!(read(guest, count + 2, 0xb000 + AWAY), Some(0));
     }
-    let counters = &apart.guest.disk.counters;
+    let counters = &sandboxed.guest.disk.counters;
     assert_eq!((counters.requests.get(), counters.failed.get()), (9, 0));
 }
 
@@ -109,8 +109,8 @@ fn pages_unmapped_while_paused_stay_unmapped() {
 
 fn pages_unmapped_during_the_wait_stay_unmapped<I: Boundary>() {
     let image = tally();
-    let mut apart: Apart<I> = goes_on(&image);
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<I> = goes_on(&image);
+    let guest = &mut sandboxed.guest;
     guest.disk.master(false);
     assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
     guest.disk.poke(0xb000, &[0; 4096]);
@@ -121,12 +121,12 @@ fn pages_unmapped_during_the_wait_stay_unmapped<I: Boundary>() {
 
 /// Returns a process that writes to all pages that it can access, in rounds, and has written to all
 /// mapped pages.
-pub(crate) fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
-    let mut apart: Apart<I> = apart("goes-on", &[], image).mapped();
-    apart.guest.disk.ring(0);
-    apart.guest.settle();
+pub(crate) fn goes_on<I: Boundary>(image: &File) -> SandboxedGuest<I> {
+    let mut sandboxed: SandboxedGuest<I> = sandboxed_guest("goes-on", &[], image).mapped();
+    sandboxed.guest.disk.ring(0);
+    sandboxed.guest.settle();
     assert_eq!(writes(image), MAPPED);
-    apart
+    sandboxed
 }
 
 /// Returns an image for such a process, with its round counter at zero.
@@ -138,16 +138,16 @@ pub(crate) fn tally() -> File {
 
 /// Returns the number of pages written in a round that began after the call.
 pub(crate) fn writes(image: &File) -> u64 {
-    let told = || {
+    let progress = || {
         let mut bytes = [0; 16];
         image.read_exact_at(&mut bytes, 0).unwrap();
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         (word(0), word(8))
     };
     // One round may be in progress, and the two words may belong to different rounds.
-    let begun = told().0 + 3;
+    let begun = progress().0 + 3;
     for _ in 0..LOOKS {
-        let (round, pages) = told();
+        let (round, pages) = progress();
         if round >= begun {
             return pages;
         }
@@ -165,8 +165,8 @@ fn one_that_does_not_listen_has_nothing() {
 
 fn does_not_listen_behind<I: Boundary>() {
     let image = tally();
-    let mut apart: Apart<I> = goes_on(&image);
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<I> = goes_on(&image);
+    let guest = &mut sandboxed.guest;
     has_nothing(guest, &image);
     assert_eq!(writes(&image), MAPPED);
 }
@@ -185,8 +185,8 @@ fn has_nothing<I: Boundary>(guest: &mut Guest<DiskProxy, I>, image: &File) {
 #[test]
 fn one_that_never_ends_its_work_has_nothing() {
     let image = tally();
-    let mut apart: Apart<Virtio> = apart("never-ends", &[], &image).mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<Virtio> = sandboxed_guest("never-ends", &[], &image).mapped();
+    let guest = &mut sandboxed.guest;
     guest.disk.ring(0);
     assert_eq!(writes(&image), MAPPED);
     has_nothing(guest, &image);
@@ -194,7 +194,7 @@ fn one_that_never_ends_its_work_has_nothing() {
     assert_eq!(guest.disk.send(RESET, &[]).errno, 0);
     assert_eq!(guest.disk.config(4, 1), [0]);
     assert_eq!(
-        *apart.told.lock().unwrap(),
+        *sandboxed.log.lock().unwrap(),
         ["the process did not answer in time"]
     );
 }
@@ -209,8 +209,8 @@ fn a_turn_is_cut_short_and_made_up_for() {
 
 fn cut_short_behind<I: Boundary>() {
     const EACH: u64 = 0x4000;
-    let mut apart: Apart<I> = apart("", &[], &disk_file()).mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<I> = sandboxed_guest("", &[], &disk_file()).mapped();
+    let guest = &mut sandboxed.guest;
     // Chains of three descriptors each.
     let chains = 5;
     let bytes = EACH * u64::from(chains);
@@ -271,8 +271,8 @@ fn cut_short_behind<I: Boundary>() {
 /// interrupt precedes the reply.
 #[test]
 fn earlier_events_are_reported_first() {
-    let mut apart: Apart<Virtio> = apart("", &[], &disk_file()).mapped();
-    let disk = &mut apart.guest.disk;
+    let mut sandboxed: SandboxedGuest<Virtio> = sandboxed_guest("", &[], &disk_file()).mapped();
+    let disk = &mut sandboxed.guest.disk;
     let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let fds = vec![event.as_fd().try_clone_to_owned().unwrap()];
     let all = words(&[20, 4 | 32, 2, 0, 1]);

@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::guest::Virtio;
 use crate::rig::{disk_file, image_on_disk};
-use crate::{Apart, apart};
+use crate::{SandboxedGuest, sandboxed_guest};
 
 fn refused(program: &SandboxProgram) -> String {
     let file = disk_file();
@@ -73,7 +73,7 @@ fn processes(behaviour: &str) -> Vec<PathBuf> {
 fn it_has_no_privileges_and_bounded_resources() {
     let image = image_on_disk();
     let length = image.metadata().unwrap().len();
-    let _apart: Apart<Virtio> = apart("obeys", &[], &image);
+    let _sandboxed: SandboxedGuest<Virtio> = sandboxed_guest("obeys", &[], &image);
     let [process] = &processes("obeys")[..] else {
         panic!("one process");
     };
@@ -127,7 +127,7 @@ fn it_has_no_privileges_and_bounded_resources() {
 /// A page of the program that the host reclaims makes the mapping thread wait for the host's disk.
 #[test]
 fn its_own_pages_stay_in_memory() {
-    let _apart: Apart<Virtio> = apart("obeys-in-memory", &[], &disk_file());
+    let _sandboxed: SandboxedGuest<Virtio> = sandboxed_guest("obeys-in-memory", &[], &disk_file());
     let [process] = &processes("obeys-in-memory")[..] else {
         panic!("one process");
     };

@@ -146,27 +146,31 @@ impl Boundary for Para {
 }
 
 /// A guest whose disk is a sandboxed process with a given behaviour.
-struct Apart<I> {
+struct SandboxedGuest<I> {
     guest: Guest<DiskProxy, I>,
-    behind: GuestIommu,
-    told: MessageLog,
+    iommu: GuestIommu,
+    log: MessageLog,
 }
 
-fn apart<I: Boundary>(behaviour: &str, injected: &[InjectedDma], image: &File) -> Apart<I> {
-    apart_within(&GuestLimits::default(), behaviour, injected, image)
+fn sandboxed_guest<I: Boundary>(
+    behaviour: &str,
+    injected: &[InjectedDma],
+    image: &File,
+) -> SandboxedGuest<I> {
+    sandboxed_guest_with_limits(&GuestLimits::default(), behaviour, injected, image)
 }
 
-fn apart_within<I: Boundary>(
+fn sandboxed_guest_with_limits<I: Boundary>(
     caps: &GuestLimits,
     behaviour: &str,
     injected: &[InjectedDma],
     image: &File,
-) -> Apart<I> {
-    let told = MessageLog::default();
+) -> SandboxedGuest<I> {
+    let log = MessageLog::default();
     let mut shared = None;
-    let guest = I::guest(|behind, counters| {
+    let guest = I::guest(|iommu, counters| {
         let mut disk = Blk::new(image.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
-        let refused = Arc::clone(&told);
+        let refused = Arc::clone(&log);
         let tell = move |error: &(dyn Error + 'static)| {
             refused.lock().unwrap().push(error.to_string());
         };
@@ -178,26 +182,26 @@ fn apart_within<I: Boundary>(
             injected,
         };
         let (grants, link) = start(&program(behaviour), &of, &counters).unwrap();
-        behind.set_sandboxed(DEVICE, grants).unwrap();
-        shared = Some(behind.clone());
-        let told = Arc::clone(&told);
+        iommu.set_sandboxed(DEVICE, grants).unwrap();
+        shared = Some(iommu.clone());
+        let log = Arc::clone(&log);
         let tell = move |said: &ProxyEvent<'_>| {
             let text = match said {
                 ProxyEvent::Ended(breach) => breach.to_string(),
                 ProxyEvent::InjectedDma(tried) => tried.to_string(),
             };
-            told.lock().unwrap().push(text);
+            log.lock().unwrap().push(text);
         };
-        DiskProxy::new(disk, link, behind, DEVICE, counters, Box::new(tell))
+        DiskProxy::new(disk, link, iommu, DEVICE, counters, Box::new(tell))
     });
-    Apart {
+    SandboxedGuest {
         guest,
-        behind: shared.unwrap(),
-        told,
+        iommu: shared.unwrap(),
+        log,
     }
 }
 
-impl<I: Boundary> Apart<I> {
+impl<I: Boundary> SandboxedGuest<I> {
     fn mapped(self) -> Self {
         Self {
             guest: I::mapped(self.guest),
@@ -206,7 +210,7 @@ impl<I: Boundary> Apart<I> {
     }
 
     fn breach(&self) -> Option<ProtocolViolation> {
-        self.behind
+        self.iommu
             .with_grants(DEVICE, Grants::take_violation)
             .flatten()
     }

@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::guest::*;
 use crate::pviommu_driver::Para;
 use crate::rig::*;
-use crate::{Apart, Boundary, apart};
+use crate::{Boundary, SandboxedGuest, sandboxed_guest};
 
 const PAGES: u64 = RAM_BYTES / 4096;
 
@@ -93,12 +93,12 @@ fn a_process_gets_its_grants_and_a_thread_gets_everything() {
     looks_around::<Para>("the para-virtual IOMMU", everything);
 }
 
-fn looks_around<I: Boundary>(behind: &str, everything: u64) {
+fn looks_around<I: Boundary>(iommu: &str, everything: u64) {
     let image = disk_file();
-    let mut apart: Apart<I> = apart("reads-all", &[], &image);
-    mark(I::ram(&mut apart.guest));
-    let mut apart = apart.mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed: SandboxedGuest<I> = sandboxed_guest("reads-all", &[], &image);
+    mark(I::ram(&mut sandboxed.guest));
+    let mut sandboxed = sandboxed.mapped();
+    let guest = &mut sandboxed.guest;
     // One read-only page, and one that is mapped and unmapped.
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
     assert_eq!(I::map(guest, 0xf000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
@@ -123,7 +123,7 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
         .collect();
     println!(
         "A31: of {RAM_BYTES} bytes of guest memory a thread reads {everything}; a process behind \
-        {behind} reads {} and writes {}; granted are {} and {}",
+        {iommu} reads {} and writes {}; granted are {} and {}",
         pages * 4096,
         written * 4096,
         granted.len() * 4096,
@@ -138,9 +138,10 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
 fn an_image_stays_as_long_as_it_was() {
     let image = image_on_disk();
     let length = image.metadata().unwrap().len();
-    let mut apart: Apart<Virtio> = apart::<Virtio>("grows", &[], &image).mapped();
-    apart.guest.disk.ring(0);
-    let _ = apart.guest.wait();
+    let mut sandboxed: SandboxedGuest<Virtio> =
+        sandboxed_guest::<Virtio>("grows", &[], &image).mapped();
+    sandboxed.guest.disk.ring(0);
+    let _ = sandboxed.guest.wait();
     let mut answers = [0; 24];
     image.read_exact_at(&mut answers, 0).unwrap();
     let (answers, _) = answers.as_chunks::<8>();

@@ -4,7 +4,7 @@
 use crate::guest::*;
 use crate::pviommu_driver::Para;
 use crate::rig::*;
-use crate::{Boundary, apart};
+use crate::{Boundary, sandboxed_guest};
 
 /// The guest maps, starts the disk, makes a request and unmaps pages. At the end the process is
 /// dead and the rest works.
@@ -14,8 +14,8 @@ fn breaks(behaviour: &str, why: &str) {
 }
 
 fn breaks_behind<I: Boundary>(behaviour: &str, why: &str) {
-    let mut apart = apart::<I>(behaviour, &[], &disk_file()).mapped();
-    let guest = &mut apart.guest;
+    let mut sandboxed = sandboxed_guest::<I>(behaviour, &[], &disk_file()).mapped();
+    let guest = &mut sandboxed.guest;
     let _ = read(guest, 1, 0xb000 + AWAY);
     assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
     assert_eq!(
@@ -34,14 +34,14 @@ fn breaks_behind<I: Boundary>(behaviour: &str, why: &str) {
         "{behaviour}: answered"
     );
     guest.disk.ring(0);
-    assert!(apart.broken(), "{behaviour}");
-    let mut said = apart.told.lock().unwrap().join("; ");
-    if let Some(breach) = apart.breach() {
+    assert!(sandboxed.broken(), "{behaviour}");
+    let mut said = sandboxed.log.lock().unwrap().join("; ");
+    if let Some(breach) = sandboxed.breach() {
         said = format!("{said}; {breach}");
     }
     assert!(said.contains(why), "{behaviour}: {said}");
     // The disk stays broken, and nothing else is affected.
-    let guest = &mut apart.guest;
+    let guest = &mut sandboxed.guest;
     guest.disk.set(0x14, &[0]);
     guest.begin();
     guest.disk.ring(0);
@@ -68,15 +68,15 @@ fn pages_that_the_process_does_not_release() {
 /// that limit the IOMMU would wait 700 ms for each unmap of the guest.
 #[test]
 fn answers_that_are_late_each_time() {
-    let mut apart = apart::<Virtio>("delays_replies", &[], &disk_file()).mapped();
+    let mut sandboxed = sandboxed_guest::<Virtio>("delays_replies", &[], &disk_file()).mapped();
     let mut rounds = 0;
     let breach = loop {
-        if let Some(breach) = apart.breach() {
+        if let Some(breach) = sandboxed.breach() {
             break breach.to_string();
         }
         rounds += 1;
         assert!(rounds < 60, "still trusted after {rounds} late answers");
-        let guest = &mut apart.guest;
+        let guest = &mut sandboxed.guest;
         let at = 0xe000 + AWAY;
         assert_eq!(
             <Virtio as Boundary>::map(guest, at, 0x1000, 0xe000, READ),
@@ -86,8 +86,8 @@ fn answers_that_are_late_each_time() {
     };
     // On a busy host a single answer may exceed its limit.
     assert!(breach.contains("in time"), "{breach}");
-    apart.guest.disk.ring(0);
-    assert!(apart.broken());
+    sandboxed.guest.disk.ring(0);
+    assert!(sandboxed.broken());
 }
 
 #[test]

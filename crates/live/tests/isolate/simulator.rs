@@ -141,8 +141,8 @@ fn goes_on(simulator: &SandboxedDevice, says: bool) -> io::Result<()> {
     for round in 1u64.. {
         let windows = (0..WRITTEN_TO).map(|at| FIRST + at * PAGE);
         let written = windows.filter(|window| copy::write(*window, &round.to_le_bytes()).is_ok());
-        let told = [round.to_le_bytes(), (written.count() as u64).to_le_bytes()].concat();
-        simulator.disk.file().write_all_at(&told, 0)?;
+        let log = [round.to_le_bytes(), (written.count() as u64).to_le_bytes()].concat();
+        simulator.disk.file().write_all_at(&log, 0)?;
     }
     end(0)
 }

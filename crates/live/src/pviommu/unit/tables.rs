@@ -155,8 +155,8 @@ impl IoTables for Domains {
         let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
         let memory = self.address_of(frame)?;
         let permissions = direction.permissions();
-        let mut apart = self.sandboxed.get_mut(&device);
-        if let Some(grants) = &mut apart {
+        let mut sandboxed = self.sandboxed.get_mut(&device);
+        if let Some(grants) = &mut sandboxed {
             let granted = grants.map(range, memory, permissions);
             granted.map_err(|error| match error {
                 GrantError::NoRoom => IoError::NoRoom,
@@ -171,7 +171,7 @@ impl IoTables for Domains {
                 _ => IoError::Failed,
             })
         });
-        if let (Err(_), Some(grants)) = (mapped, apart) {
+        if let (Err(_), Some(grants)) = (mapped, sandboxed) {
             grants.unmap(giova);
         }
         mapped
@@ -190,21 +190,21 @@ impl IoTables for Domains {
         let mut domain = domain.map_err(|_| IoError::Failed)?;
         domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
         let Self {
-            sandboxed: apart,
+            sandboxed,
             unmapping,
             ..
         } = self;
-        let mut apart = apart.get_mut(&device);
+        let mut sandboxed = sandboxed.get_mut(&device);
         unmapping.retain(|one| {
             let left = one.0 == device;
-            if let (true, Some(grants)) = (left, &mut apart) {
+            if let (true, Some(grants)) = (left, &mut sandboxed) {
                 grants.unmap(one.1);
             }
             !left
         });
         // The reply waits until the process has lost the page or has died. A process stuck in the
         // kernel delays the reply.
-        apart
+        sandboxed
             .map_or(Ok(()), Grants::commit)
             .map_err(|_| IoError::Failed)
     }

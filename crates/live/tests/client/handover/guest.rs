@@ -217,7 +217,7 @@ pub(super) struct Guest {
     /// Difference between the disk's addresses and guest-physical addresses.
     away: u64,
     /// True for a sandboxed disk, which completes a request after its doorbell returns.
-    pub(super) apart: bool,
+    pub(super) sandboxed: bool,
     asked: u16,
     pub(super) requests: u16,
 }
@@ -246,7 +246,7 @@ impl Guest {
             interrupt,
             para,
             away: AWAY,
-            apart: false,
+            sandboxed: false,
             asked: 0,
             requests: 0,
         };
@@ -279,7 +279,7 @@ impl Guest {
             interrupt: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
             para: false,
             away: 0,
-            apart: false,
+            sandboxed: false,
             asked: 0,
             requests: 0,
         };
@@ -407,12 +407,12 @@ impl Guest {
     /// Waits until a sandboxed disk has completed the last request.
     fn wait_for_the_process(&mut self) {
         let mut looks = 0;
-        while self.apart && self.peek(QUEUE + 0x2002, 2) != self.requests.to_le_bytes() {
+        while self.sandboxed && self.peek(QUEUE + 0x2002, 2) != self.requests.to_le_bytes() {
             assert_eq!(self.disk.register(0x14, 1)[0] & 64, 0, "it needs a reset");
             looks += 1;
             assert!(looks < MOST_LOOKS, "the process never says that it is done");
         }
-        if self.apart {
+        if self.sandboxed {
             let mut events = [PollFd::new(&self.interrupt, PollFlags::IN)];
             assert_eq!(poll(&mut events, None), Ok(1));
         }

@@ -49,7 +49,7 @@ fn first(dir: &Dir, behaviour: &str, para: bool) -> Daemon {
 
 fn boot(dir: &Dir, para: bool) -> Guest {
     let mut guest = Guest::boot_with(dir, para);
-    guest.apart = true;
+    guest.sandboxed = true;
     guest
 }
 
@@ -132,7 +132,11 @@ fn listed(dir: &Dir) -> Vec<String> {
 #[test]
 fn new_sandbox_replaces_the_old_one() {
     for para in [false, true] {
-        let dir = Dir::new(if para { "apart-para" } else { "apart-virtio" });
+        let dir = Dir::new(if para {
+            "sandboxed-para"
+        } else {
+            "apart-virtio"
+        });
         let mut first = first(&dir, "", para);
         let mut guest = boot(&dir, para);
         guest.read(3);
@@ -179,7 +183,7 @@ fn new_sandbox_replaces_the_old_one() {
 /// Frames belong to the host: the second process allocates its own, from its pool if it has one.
 #[test]
 fn mappings_use_frames_of_the_destination() {
-    let dir = Dir::new("apart-hopt");
+    let dir = Dir::new("sandboxed-hopt");
     let mut first = first(&dir, "", true);
     let mut guest = boot(&dir, true);
     guest.read(3);
@@ -244,7 +248,7 @@ fn are_done(dir: &Dir, guest: &mut Guest) {
 /// owner serves the second request.
 #[test]
 fn round_completes_before_the_next_owner_starts() {
-    let dir = Dir::new("apart-turn");
+    let dir = Dir::new("sandboxed-turn");
     let first = first(&dir, "waits", false);
     let mut guest = boot(&dir, false);
     guest.read(3);
@@ -290,7 +294,7 @@ fn round_completes_before_the_next_owner_starts() {
 
 #[test]
 fn busy_sandbox_stays_at_the_source() {
-    let dir = Dir::new("apart-late");
+    let dir = Dir::new("sandboxed-late");
     let limits = HandOverTimeouts {
         stop: Duration::from_secs(1),
         ..HandOverTimeouts::default()
@@ -316,7 +320,7 @@ fn busy_sandbox_stays_at_the_source() {
 
 #[test]
 fn sandbox_survives_a_lost_destination() {
-    let dir = Dir::new("apart-away");
+    let dir = Dir::new("sandboxed-away");
     let first = first(&dir, "", false);
     let mut guest = boot(&dir, false);
     guest.read(3);
@@ -335,7 +339,7 @@ fn sandbox_survives_a_lost_destination() {
 /// A program that cannot run as a sandbox is detected while the first process works.
 #[test]
 fn rehearsal_rejects_a_foreign_program() {
-    let dir = Dir::new("apart-program");
+    let dir = Dir::new("sandboxed-program");
     let first = first(&dir, "", false);
     let mut guest = boot(&dir, false);
     let before = processes(&dir);
@@ -368,7 +372,7 @@ fn rehearsal_rejects_a_foreign_program() {
 /// A disk whose process was killed needs a reset. It can recover in another process.
 #[test]
 fn a_broken_disk_is_whole_again_after_its_drivers_reset() {
-    let dir = Dir::new("apart-broken");
+    let dir = Dir::new("sandboxed-broken");
     let devices = devices(&dir, "opens", false);
     let quiet: Log = std::sync::Arc::new(|_, _| {});
     let mut first = Daemon::start(&dir.0, &devices, &quiet).unwrap();
@@ -396,7 +400,7 @@ fn a_broken_disk_is_whole_again_after_its_drivers_reset() {
 #[test]
 fn more_than_a_process_can_have_is_refused() {
     const WINDOWS: u64 = 16 * 1024;
-    let dir = Dir::new("apart-many");
+    let dir = Dir::new("sandboxed-many");
     let first = first(&dir, "", false);
     let mut guest = boot(&dir, false);
     let with = |mappings: u64| {
@@ -428,7 +432,7 @@ fn more_than_a_process_can_have_is_refused() {
 /// A hostile stream: a sandboxed disk without an IOMMU that could grant pages.
 #[test]
 fn a_process_without_an_iommu_is_refused() {
-    let dir = Dir::new("apart-alone");
+    let dir = Dir::new("sandboxed-alone");
     let first = first(&dir, "", false);
     let mut guest = boot(&dir, false);
     let mut handed = copy(&dir);

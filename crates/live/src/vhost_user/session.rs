@@ -325,7 +325,7 @@ impl<D: Device + Send + 'static> Session<D> {
         let queue = self.queue()?;
         let stop = StopSignal::new().map_err(|_| Refusal::Host)?;
         let mut parked = self.idle_device.take().ok_or(Refusal::Host)?;
-        self.translations.go_on();
+        self.translations.resume();
         parked.device.activate(features);
         let ring = Vring {
             idle_device: parked,
@@ -366,7 +366,7 @@ impl<D: Device + Send + 'static> Session<D> {
     /// no longer needs to send invalidations, so all translations are discarded.
     fn stop(&mut self) {
         if let Some(running) = self.running.take() {
-            self.translations.cut_short();
+            self.translations.interrupt();
             if let Some(stopped) = running.stop() {
                 self.vring.base = stopped.base;
                 self.idle_device = Some(stopped.idle_device);

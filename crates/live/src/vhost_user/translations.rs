@@ -35,8 +35,8 @@ enum LookupResult {
     Present,
     /// The front-end refused the translation.
     Refused,
-    /// The wait was aborted because the device must stop.
-    CutShort,
+    /// The wait was interrupted because the device must stop.
+    Interrupted,
 }
 
 /// The IOTLB of one front-end's device.
@@ -55,9 +55,9 @@ struct State {
     /// The miss that the device waits for, and its outcome if known.
     waits_for: Option<(MissId, Option<MissOutcome>)>,
     /// True if the device waits because too many misses are in flight.
-    crowded: bool,
-    /// True if all waits are aborted.
-    cut_short: bool,
+    waits_for_room: bool,
+    /// True if all waits are interrupted.
+    interrupted: bool,
 }
 
 impl Translations {
@@ -68,8 +68,8 @@ impl Translations {
                 channel: None,
                 unreplied: VecDeque::new(),
                 waits_for: None,
-                crowded: false,
-                cut_short: false,
+                waits_for_room: false,
+                interrupted: false,
             }),
             changed: Condvar::new(),
             counters,
@@ -86,8 +86,8 @@ impl Translations {
             reader: self.state().iotlb.reader()?,
             translations: Arc::clone(self),
             fault: None,
-            asked: 0,
-            cut_short: false,
+            misses: 0,
+            interrupted: false,
         })
     }
 
@@ -99,7 +99,7 @@ impl Translations {
             Some((miss, None)) => !state.iotlb.has_arrived(miss),
             _ => false,
         };
-        (unanswered || state.crowded) && !state.cut_short
+        (unanswered || state.waits_for_room) && !state.interrupted
     }
 
     /// Sets the channel on which the device sends misses.
@@ -120,7 +120,7 @@ impl Translations {
         let message = Message::decode(bytes).map_err(Refusal::Message)?;
         let mut state = self.state();
         let done = state.iotlb.receive(&message);
-        state.crowded = false;
+        state.waits_for_room = false;
         match (&done, message) {
             (Ok(()), Message::Update { .. }) => self.counters.iotlb_updates.add(1),
             (Ok(()), Message::Invalidate(_)) => self.counters.iotlb_invalidations.add(1),
@@ -143,7 +143,7 @@ impl Translations {
         let miss = state.unreplied.pop_front().ok_or(IotlbError::NoMiss);
         let miss = miss.map_err(Refusal::Iotlb)?;
         let outcome = state.iotlb.replied(miss, done).map_err(Refusal::Iotlb)?;
-        state.crowded = false;
+        state.waits_for_room = false;
         if let Some((waited, report)) = &mut state.waits_for
             && *waited == miss
         {
@@ -154,14 +154,14 @@ impl Translations {
         Ok(())
     }
 
-    /// Aborts current and future waits for translations, until [`go_on`](Self::go_on).
-    pub(super) fn cut_short(&self) {
-        self.state().cut_short = true;
+    /// Interrupts current and future waits for translations, until [`resume`](Self::resume).
+    pub(super) fn interrupt(&self) {
+        self.state().interrupted = true;
         self.changed.notify_all();
     }
 
-    pub(super) fn go_on(&self) {
-        self.state().cut_short = false;
+    pub(super) fn resume(&self) {
+        self.state().interrupted = false;
     }
 
     fn resolve(&self, fault: &Fault) -> LookupResult {
@@ -171,8 +171,8 @@ impl Translations {
             if invalidated >= ATTEMPTS {
                 break LookupResult::Refused;
             }
-            if state.cut_short {
-                break LookupResult::CutShort;
+            if state.interrupted {
+                break LookupResult::Interrupted;
             }
             let miss = match state.iotlb.miss(fault) {
                 Ok(MissAction::Present) => break LookupResult::Present,
@@ -188,7 +188,7 @@ impl Translations {
                     miss
                 }
                 Err(IotlbError::TooManyMisses) => {
-                    state.crowded = true;
+                    state.waits_for_room = true;
                     state = self.wait(state);
                     continue;
                 }
@@ -202,7 +202,7 @@ impl Translations {
                 if let Some((_, Some(outcome))) = state.waits_for {
                     break Some(outcome);
                 }
-                if state.cut_short {
+                if state.interrupted {
                     break None;
                 }
                 state = self.wait(state);
@@ -215,7 +215,7 @@ impl Translations {
                 Some(MissOutcome::Invalidated) | None => invalidated += 1,
             }
         };
-        state.crowded = false;
+        state.waits_for_room = false;
         drop(state);
         if resolved == LookupResult::Refused {
             self.counters.faults.add(1);
@@ -248,16 +248,16 @@ pub(super) struct IotlbMemory {
     /// Fault of the last access.
     fault: Option<Fault>,
     /// Misses since the last access without a fault.
-    asked: usize,
-    cut_short: bool,
+    misses: usize,
+    interrupted: bool,
 }
 
 impl IotlbMemory {
     /// Resets the state before the device's thread starts.
     pub(super) fn begin(&mut self) {
         self.fault = None;
-        self.asked = 0;
-        self.cut_short = false;
+        self.misses = 0;
+        self.interrupted = false;
     }
 }
 
@@ -274,25 +274,25 @@ impl Dma for IotlbMemory {
 
     fn should_retry(&mut self) -> bool {
         let Some(fault) = self.fault.take() else {
-            self.asked = 0;
+            self.misses = 0;
             return false;
         };
-        self.asked += 1;
-        if self.asked > MAX_MISSES_PER_ACCESS {
-            self.asked = 0;
+        self.misses += 1;
+        if self.misses > MAX_MISSES_PER_ACCESS {
+            self.misses = 0;
             self.translations.counters.faults.add(1);
             return false;
         }
         let resolved = self.translations.resolve(&fault);
         if resolved != LookupResult::Present {
-            self.asked = 0;
+            self.misses = 0;
         }
-        self.cut_short |= resolved == LookupResult::CutShort;
+        self.interrupted |= resolved == LookupResult::Interrupted;
         resolved == LookupResult::Present
     }
 
     fn interrupted(&self) -> bool {
-        self.cut_short
+        self.interrupted
     }
 
     /// Does nothing: the front-end shares the guest's memory.

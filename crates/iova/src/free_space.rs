@@ -57,7 +57,7 @@ pub struct FreeSpace {
     free: RbTree<Largest>,
     space: PfnRange,
     /// Number of allocated ranges. There can never be more free ranges than this number plus one.
-    handed_out: usize,
+    allocated: usize,
     free_pages: u64,
 }
 
@@ -80,7 +80,7 @@ impl FreeSpace {
         Ok(Self {
             free,
             space,
-            handed_out: 0,
+            allocated: 0,
             free_pages: space.pages(),
         })
     }
@@ -131,10 +131,10 @@ impl FreeSpace {
             .saturating_add(1);
         let is_aligned =
             u32::from(request.align_order) == request.order() && request.pages.is_power_of_two();
-        // The summary is exact in three cases, and the search visits no subtree in vain. Any range
-        // of pages + alignment - 1 contains a fit. An aligned power of two needs a block of its
-        // size. An alignment of one page needs only length.
-        let sure = FitSearch {
+        // In three cases the summary is exact, so every subtree that the search enters contains a
+        // fit. Any range of pages + alignment - 1 contains one. An aligned power of two needs a
+        // block of its size. An alignment of one page needs only length.
+        let exact = FitSearch {
             request,
             order_plus_1: if is_aligned {
                 request.align_order.saturating_add(1)
@@ -150,12 +150,12 @@ impl FreeSpace {
             },
         };
         let root = self.free.root();
-        let found = self.search(root, top, &sure, visited);
+        let found = self.search(root, top, &exact, visited);
         if found.is_some() || is_aligned || request.align_order == 0 {
             return found;
         }
         // Other sizes with large alignment: a shorter range may fit, depending on its start.
-        let perhaps = FitSearch {
+        let approximate = FitSearch {
             request,
             // An aligned range of this many pages begins with an aligned block of the next lower
             // power of two.
@@ -164,7 +164,7 @@ impl FreeSpace {
                 .saturating_add(1),
             pages: request.pages,
         };
-        self.search(root, top, &perhaps, visited)
+        self.search(root, top, &approximate, visited)
     }
 }
 
@@ -180,9 +180,9 @@ impl RangeStore for FreeSpace {
         let range =
             PfnRange::new(Pfn::new(start), request.pages).ok_or_else(|| request.exhausted())?;
         // Reserve records for every range that can be freed later, so that free cannot fail.
-        let handed_out = self.handed_out.saturating_add(1);
+        let allocated = self.allocated.saturating_add(1);
         self.free
-            .reserve(handed_out.saturating_add(1))
+            .reserve(allocated.saturating_add(1))
             .map_err(|_| AllocError::OutOfMemory)?;
         let (lo, hi) = (self.free.lo(node), self.free.hi(node));
         let last = range.hi().get();
@@ -199,7 +199,7 @@ impl RangeStore for FreeSpace {
                 return Err(AllocError::OutOfMemory);
             }
         }
-        self.handed_out = handed_out;
+        self.allocated = allocated;
         self.free_pages = self.free_pages.saturating_sub(request.pages);
         Ok(Allocation {
             range,
@@ -235,7 +235,7 @@ impl RangeStore for FreeSpace {
                 }
             }
         }
-        self.handed_out = self.handed_out.saturating_sub(1);
+        self.allocated = self.allocated.saturating_sub(1);
         self.free_pages = self.free_pages.saturating_add(range.pages());
         true
     }

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use ringfence_types::{CachedLevels, FrameSource, Iova, PfnRange, PhysAddr, PhysMemory, Unmapped};
 
-use crate::reclaim::NoCount;
+use crate::entry_count::NoCount;
 use crate::table::Corrupt;
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{DirtyLines, Format, Level, MapError, MapRequest, Table, UnmapError};

@@ -22,6 +22,7 @@ extern crate std;
 
 mod coherency;
 mod context;
+mod entry_count;
 mod error;
 mod flat_format;
 mod fmt;

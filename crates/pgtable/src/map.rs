@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
 
+use crate::entry_count::{EntryCount, NoCount};
 use crate::frame_reserve::FrameReserve;
-use crate::reclaim::{EntryCount, NoCount};
 use crate::table::{Corrupt, WalkResult};
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};

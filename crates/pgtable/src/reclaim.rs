@@ -9,57 +9,11 @@ use ringfence_types::{
     PfnRange, PhysAddr, PhysMemory, Unmapped, WholeDomain,
 };
 
+use crate::entry_count::{CountInParent, EntryCount};
 use crate::write_back::{ImmediateWriteBack, WriteBackPolicy};
 use crate::{
     Coherency, Entry, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError,
 };
-
-/// Counts the present entries of each table page.
-pub(crate) trait EntryCount<F: Format>: Copy {
-    /// Records that `entries` entries of the table that `parent` points to became present.
-    fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
-    /// Records that `entries` entries of the table that `parent` points to became absent.
-    fn removed(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
-}
-
-/// No counting, for tables whose pages stay linked.
-#[derive(Clone, Copy)]
-pub(crate) struct NoCount;
-
-impl<F: Format> EntryCount<F> for NoCount {
-    #[inline]
-    fn added(self, _format: &F, _parent: Option<&AtomicU64>, _entries: u64) {}
-    #[inline]
-    fn removed(self, _format: &F, _parent: Option<&AtomicU64>, _entries: u64) {}
-}
-
-/// Keeps the count in the software bits of the entry above. Allows one writer at a time.
-#[derive(Clone, Copy)]
-struct CountInParent;
-
-impl CountInParent {
-    #[inline]
-    fn change<F: Format>(format: &F, parent: Option<&AtomicU64>, change: impl FnOnce(u64) -> u64) {
-        if let Some(word) = parent {
-            let raw = word.load(Ordering::Relaxed);
-            let live = change(u64::from(format.live(raw))).min(512) as u16;
-            // The hardware ignores these bits: no ordering and no write-back needed.
-            word.store(format.with_live(raw, live), Ordering::Relaxed);
-        }
-    }
-}
-
-impl<F: Format> EntryCount<F> for CountInParent {
-    #[inline]
-    fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64) {
-        Self::change(format, parent, |live| live.saturating_add(entries));
-    }
-
-    #[inline]
-    fn removed(self, format: &F, parent: Option<&AtomicU64>, entries: u64) {
-        Self::change(format, parent, |live| live.saturating_sub(entries));
-    }
-}
 
 /// Write-back policy of unmap on a non-coherent platform for tables that free empty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,7 +121,7 @@ impl UnlinkedTables {
             ..
         } = flushed.into_batch();
         pending.remove(pages.len());
-        // A hostile hand may have linked a page twice.
+        // Hostile software may have linked a page twice.
         pages.sort_unstable();
         pages.dedup();
         for page in pages {
@@ -196,7 +150,7 @@ pub struct ReclaimingTable<F> {
     unlinked_tables: UnlinkedTables,
     /// Smallest range that contains the IOVAs of all pending pages. It may be stale after the last
     /// pending page was released.
-    unlinked: Option<PfnRange>,
+    pending_hull: Option<PfnRange>,
 }
 
 impl<F: Format> ReclaimingTable<F> {
@@ -216,7 +170,7 @@ impl<F: Format> ReclaimingTable<F> {
                 pending: PendingCount(Some(Arc::default())),
                 ..UnlinkedTables::default()
             },
-            unlinked: None,
+            pending_hull: None,
         })
     }
 
@@ -297,7 +251,7 @@ impl<F: Format> ReclaimingTable<F> {
     /// [`CachedLevels::All`]. The driver must not give such an IOVA to a device before that.
     #[inline]
     pub fn is_pending(&self, range: PfnRange) -> bool {
-        self.unlinked.is_some_and(|hull| hull.overlaps(&range))
+        self.pending_hull.is_some_and(|hull| hull.overlaps(&range))
             && self.unlinked_tables.pending.count() > 0
     }
 
@@ -350,12 +304,12 @@ impl<F: Format> ReclaimingTable<F> {
         let Self {
             table,
             reclaim,
-            unlinked_tables: retired,
-            unlinked,
+            unlinked_tables,
+            pending_hull,
         } = self;
         match table.destroy(mem, frames, proof) {
             Ok(()) => {
-                for frame in retired.frames {
+                for frame in unlinked_tables.frames {
                     frames.free(frame);
                 }
                 Ok(())
@@ -363,8 +317,8 @@ impl<F: Format> ReclaimingTable<F> {
             Err(table) => Err(Self {
                 table,
                 reclaim,
-                unlinked_tables: retired,
-                unlinked,
+                unlinked_tables,
+                pending_hull,
             }),
         }
     }
@@ -437,17 +391,17 @@ impl<F: Format> ReclaimingTable<F> {
     ///
     /// Returns false if there is no memory for the record; the page must then stay linked.
     fn note_unlinked(&mut self, page: PhysAddr, range: PfnRange, translates: PfnRange) -> bool {
-        let retired = &mut self.unlinked_tables;
-        if retired.frames.try_reserve(1).is_err() {
+        let pages = &mut self.unlinked_tables;
+        if pages.frames.try_reserve(1).is_err() {
             return false;
         }
-        retired.frames.push(page);
-        let scope = retired.scope.map(|(_, old)| old);
-        retired.scope = Some((self.table.domain(), hull(scope, range)));
+        pages.frames.push(page);
+        let scope = pages.scope.map(|(_, old)| old);
+        pages.scope = Some((self.table.domain(), hull(scope, range)));
         // Update the hull and the count before the caller clears the entry that points to the page.
-        let before = self.unlinked.filter(|_| retired.pending.count() > 0);
-        retired.pending.add();
-        self.unlinked = Some(hull(before, translates));
+        let before = self.pending_hull.filter(|_| pages.pending.count() > 0);
+        pages.pending.add();
+        self.pending_hull = Some(hull(before, translates));
         self.table.frames.fetch_sub(1, Ordering::Relaxed);
         true
     }

@@ -7,7 +7,7 @@ use ringfence_types::{
     CachedLevels, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
 };
 
-use crate::reclaim::{EntryCount, NoCount};
+use crate::entry_count::{EntryCount, NoCount};
 use crate::table::{Corrupt, WalkResult};
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{DirtyLines, Entry, Format, Level, Table, UnmapError};

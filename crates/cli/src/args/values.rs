@@ -118,3 +118,41 @@ pub(super) fn walk_cache(text: &str) -> Result<[u32; 3], String> {
         .ok_or_else(wrong)?;
     parts.try_into().map_err(|_| wrong())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_have_the_sizes_that_an_address_can_name() {
+        assert_eq!(ring_entries("1"), Ok(1));
+        assert_eq!(ring_entries("262143"), Ok(262_143));
+        for wrong in ["0", "262144", "-1", "", "4096.0", "99999999999"] {
+            assert!(ring_entries(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn cycles_have_a_length_and_a_number() {
+        assert_eq!(cycle_ns("0.5"), Ok(500_000_000));
+        assert_eq!(cycles("254").map(Cycles::get), Ok(254));
+        for wrong in ["0", "-1", "nan", "inf", "1e9", ""] {
+            assert!(cycle_ns(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["0", "255", "-1", "1.5"] {
+            assert!(cycles(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn geometry_is_read() {
+        assert_eq!(iotlb("16x4"), Ok((16, 4)));
+        for wrong in ["", "16", "-1x4", "16x4x1", "x", "16x99999999999"] {
+            assert!(iotlb(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(walk_cache("32,16,4"), Ok([32, 16, 4]));
+        for wrong in ["", "1,2", "1,2,3,4", "a,b,c", "1,2,99999999999"] {
+            assert!(walk_cache(wrong).is_err(), "{wrong}");
+        }
+    }
+}

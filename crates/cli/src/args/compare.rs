@@ -1,0 +1,179 @@
+//! Arguments of `compare`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use ringfence_lab::compose::compose;
+use ringfence_lab::mapping_cache::Cycles;
+use ringfence_lab::modes::Mode;
+use ringfence_report::Condition;
+
+use super::values::{
+    conditions, cycle_ns, cycles, iotlb, named_mode, positive, repetitions, ring_entries,
+    walk_cache,
+};
+use super::{Format, ReplayLimitArgs, TraceLimitArgs};
+
+pub(super) const COMPARE_LONG: &str = "\
+Replay traces through protection modes; print what each costs and what it exposes.
+
+Each mode replays each trace twice under an oracle, which knows the bytes that each device may \
+access: once with a device that accesses its buffers (the metered pass), once with an attacker \
+that accesses every buffer after its unmap (the attack pass). A third, timed replay measures the \
+mapping layer alone. Cycles are measured on this CPU. No user program can execute an IOTLB \
+invalidation; the cost profile models its cycles, and the report shows their share.
+
+relative_throughput = c / (c + map + unmap): a packet costs c cycles without protection and \
+c + map + unmap with it. c comes from the profile (908 for r210-2015: half of a packet with two \
+mappings) or from --baseline-cycles.
+
+An invalidation at every unmap limits a mode to c / (c + invalidation), 0.30 under r210-2015. \
+fence comes closest to this limit. fence-burst exceeds it: it invalidates once for a burst of \
+unmaps, and withholds the buffers until then. It is as strict as fence.
+
+By default, compare replays the modes that a user can select today, and riommu, for which no \
+hardware exists. --all-modes replays all modes, --modes a selection.";
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  ringfence compare                                   the bundled sample, 12 modes
+  ringfence compare --all-modes                       the bundled sample, all modes
+  ringfence compare trace.txt.zst                     a recording of tracefs, trace-cmd or perf
+  zcat trace.gz | ringfence compare -                 from standard input
+  ringfence compare a.zst b.zst --json > now.json     for programs; see docs/JSON.md
+  ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
+  ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
+  ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
+  ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
+  ringfence compare --fail-if 'fence:violations>0,false_faults>0'
+
+Exit code 2 reports a condition on a field that was not measured (cycles with --repeat 0, \
+violations with --no-attack), or on a trace without a map.
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
+
+/// Arguments of `compare`.
+#[derive(Debug, Args)]
+#[command(after_help = COMPARE_EXAMPLES)]
+pub(crate) struct CompareArgs {
+    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is
+    /// standard input [default: a bundled sample]
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+
+    /// Names of modes, in the order of the report [default: 12 that can be used today, with riommu]
+    #[arg(
+        long,
+        value_name = "MODE,...",
+        value_delimiter = ',',
+        value_parser = named_mode,
+        help_heading = "Modes",
+    )]
+    pub modes: Vec<Mode>,
+
+    /// Replay all modes that `ringfence modes` lists
+    #[arg(long, conflicts_with = "modes", help_heading = "Modes")]
+    pub all_modes: bool,
+
+    /// An additional composed mode; `ringfence modes` lists the choices. May be repeated
+    #[arg(
+        long = "mode",
+        value_name = "alloc=A,table=T,flush=F[,owner=O]",
+        value_parser = |mode: &str| compose(mode),
+        help_heading = "Modes",
+    )]
+    pub composed: Vec<Mode>,
+
+    /// Replay only devices of this name. May be repeated
+    #[arg(long = "device", value_name = "NAME", help_heading = "Replay")]
+    pub devices: Vec<String>,
+
+    /// Count malformed lines instead of stopping at the first
+    #[arg(long, help_heading = "Replay")]
+    pub lenient: bool,
+
+    /// Replay without the attacker; makes no claim about safety
+    #[arg(long, help_heading = "Replay")]
+    pub no_attack: bool,
+
+    /// Timed repetitions; 0 measures no cycles [default: 3, more for short traces]
+    #[arg(long, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
+    pub repeat: Option<usize>,
+
+    /// Cost profile: a name, or a file that `ringfence calibrate` wrote
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        default_value = "r210-2015",
+        help_heading = "Platform"
+    )]
+    pub profile: String,
+
+    /// Cycles per mapping that a packet costs without protection [default: from the profile]
+    #[arg(long, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
+    pub baseline_cycles: Option<f64>,
+
+    /// Geometry of the IOTLB [default: from the profile]
+    #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
+    pub iotlb: Option<(u32, u32)>,
+
+    /// Entries of the page-walk caches of levels 1, 2 and 3 [default: from the profile]
+    #[arg(long, value_name = "A,B,C", value_parser = walk_cache, help_heading = "Platform")]
+    pub walk_cache: Option<[u32; 3]>,
+
+    /// The page walker snoops the CPU caches [default: from the profile]
+    #[arg(long, conflicts_with = "non_coherent", help_heading = "Platform")]
+    pub coherent: bool,
+
+    /// The page walker does not snoop the CPU caches: every modified line is written back
+    #[arg(long, help_heading = "Platform")]
+    pub non_coherent: bool,
+
+    /// Slots of every ring in the modes with rings [default: twice the slots mapped at once,
+    /// counted before the replay]
+    #[arg(long, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
+    pub ring_entries: Option<u32>,
+
+    /// Length of a cycle, T, in modes with a reverse translation cache
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "10",
+        value_parser = cycle_ns,
+        help_heading = "Replay",
+    )]
+    pub rtc_period: u64,
+
+    /// Number of whole cycles, C, for which a reverse translation cache keeps unused mappings
+    #[arg(
+        long,
+        value_name = "C",
+        default_value = "3",
+        value_parser = cycles,
+        help_heading = "Replay",
+    )]
+    pub rtc_periods_kept: Cycles,
+
+    /// Form of the output.
+    #[command(flatten)]
+    pub format: Format,
+
+    /// Limits on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+
+    /// Limits on the replay.
+    #[command(flatten)]
+    pub replay_limits: ReplayLimitArgs,
+
+    /// Write SVG plots into this directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
+    pub plot: Option<PathBuf>,
+
+    // The brackets belong to the help text and are not a link.
+    #[allow(rustdoc::broken_intra_doc_links)]
+    /// Exit with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas.
+    /// FIELD is a field of a JSON row (docs/JSON.md)
+    #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
+    pub fail_if: Vec<std::vec::Vec<Condition>>,
+}

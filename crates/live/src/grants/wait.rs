@@ -50,8 +50,8 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Creates the wait for a batch of `count` calls. `remaining` is the lateness that remains to the
-    /// process in this minute.
+    /// Creates the wait for a batch of `count` calls. `remaining` is the lateness that remains to
+    /// the process in this minute.
     pub(super) fn for_calls(count: u32, remaining: Duration) -> Self {
         let allowance = BATCH_ALLOWANCE.saturating_add(CALL_ALLOWANCE.saturating_mul(count));
         Self {

@@ -1,5 +1,9 @@
 //! The fabric with and without access control, and posted writes, over a real unit and memory.
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../hw/tests/fake/delayed.rs"]
+mod delayed;
+
 use std::sync::atomic::Ordering;
 
 use ringfence_devices::fabric::{
@@ -7,7 +11,6 @@ use ringfence_devices::fabric::{
 };
 use ringfence_devices::posted::{PostingUnit, WriteDraining};
 use ringfence_devices::{DmaRequest, Observer};
-use ringfence_hw::fake::Delayed;
 use ringfence_hw::{
     AddressType, CompatibilityFormat, Geometry, Interrupt, InterruptEntry, InterruptFault,
     InterruptFaultReason, InterruptRemapping, InterruptRequest, RootTable, SourceValidation,
@@ -22,6 +25,8 @@ use ringfence_types::{
     Access, CachedLevels, DomainId, Fault, FaultReason, Invalidation, Iova, Pending, Permissions,
     Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, RequesterId, Unmapped,
 };
+
+use delayed::Delayed;
 
 const ARENA: u64 = 64 << 20;
 const TABLES: u64 = 32 << 20;

@@ -73,7 +73,6 @@ impl<D: ContextLookup> Iommu<D> {
 
 /// Completes every request before it returns from [`submit`](Invalidator::submit). Rejects a
 /// request for a ring: completing it would certify that entries cached by another unit are gone.
-/// [`fake::Delayed`](crate::fake::Delayed) tests late completion.
 impl<D: ContextLookup> Invalidator for Iommu<D> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {

@@ -28,7 +28,6 @@ mod cache;
 mod context_cache;
 mod context_lookup;
 mod dart_register;
-pub mod fake;
 mod fault;
 mod geometry;
 mod host_bridge;

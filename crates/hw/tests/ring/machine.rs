@@ -184,6 +184,6 @@ fn the_walking_unit_refuses_invalidations_of_rings() {
     let mut unit = baseline(&mem);
     let request = ring_request(NIC, 0);
     assert_eq!(unit.submit(request), Err(InvalidationError::Unsupported));
-    let mut delayed = ringfence_hw::fake::Delayed::new(unit, 1, 4);
+    let mut delayed = crate::delayed::Delayed::new(unit, 1, 4);
     assert_eq!(delayed.submit(request), Err(InvalidationError::Unsupported));
 }

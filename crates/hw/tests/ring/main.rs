@@ -1,5 +1,8 @@
 //! The ring unit against tables in memory, written through the format API and by hand.
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "../fake/delayed.rs"]
+mod delayed;
 mod errata;
 mod hostile;
 mod invalidation;

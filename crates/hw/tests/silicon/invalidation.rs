@@ -1,6 +1,5 @@
 //! Lifetime of cached entries, and the exact scope of each invalidation.
 
-use ringfence_hw::fake::{Delayed, Failing, Misbehaviour};
 use ringfence_hw::{InvalidationGranularity, VtdUnit};
 use ringfence_memory::fake::NonCoherent;
 use ringfence_memory::{Arena, Frames};
@@ -15,6 +14,8 @@ use ringfence_types::{
 };
 use std::sync::atomic::Ordering;
 
+use crate::delayed::Delayed;
+use crate::failing::{Failing, Misbehaviour};
 use crate::rig::{A, B, DISK, NIC, READ, RW, Rig, Seen, arena, pages_at, request, roomy, seen};
 
 fn pages(domain: DomainId, iova: u64, count: u64, levels: CachedLevels) -> Invalidation {

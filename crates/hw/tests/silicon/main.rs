@@ -3,6 +3,12 @@
 mod ats;
 mod contexts;
 mod dart;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../fake/delayed.rs"]
+mod delayed;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../fake/failing.rs"]
+mod failing;
 mod host_bridges;
 mod hostile;
 mod invalidation;

@@ -9,7 +9,7 @@ pub enum Misbehaviour {
     Refuse(InvalidationError),
     /// Accepts the request and reports its completion as failed.
     Fail(InvalidationError),
-    /// Reports the request complete without purging anything, like a layer that forgets to
+    /// Reports the request complete without removing anything, like a layer that forgets to
     /// invalidate.
     Forget,
 }

@@ -1,13 +1,12 @@
 //! A unit whose invalidations complete late.
 
-use alloc::collections::VecDeque;
+use std::collections::VecDeque;
 
+use ringfence_hw::{ContextLookup, Iommu, Translate, Translation};
 use ringfence_types::{
     Access, Fault, Invalidation, InvalidationError, Invalidator, Iova, PhysMemory, RequesterId,
     Ticket,
 };
-
-use crate::{ContextLookup, Iommu, Translate, Translation};
 
 /// A unit with an invalidation queue: a request takes effect only after a number of polls. Until
 /// then devices can use the stale entries. This exposes a layer that reuses an address or returns a

@@ -142,6 +142,19 @@ impl Bench {
         found.ok_or(LabError::Internal("an unknown device"))
     }
 
+    /// Returns the requester ID of a function beside `device`, on its bus.
+    pub(crate) fn sibling(&self, device: u16) -> Result<RequesterId, LabError> {
+        Ok(RequesterId::new(self.requester(device)?.get() | 1))
+    }
+
+    /// Attaches the function beside `device` to the domain of `device`.
+    pub(crate) fn attach_sibling(&mut self, device: u16) -> Result<(), LabError> {
+        let sibling = self.sibling(device)?;
+        let target = self.targets.get(usize::from(device)).copied();
+        let (domain, target) = target.ok_or(LabError::Internal("an unknown device"))?;
+        self.machine.attach(sibling, domain, target)
+    }
+
     /// Maps a buffer for `device` on the first CPU. `None` if the layer refuses, for example
     /// because the ring is full.
     pub(crate) fn try_map(
@@ -410,6 +423,21 @@ impl Bench {
             self.oracle.end(held.grant, self.now);
         }
         self.machine.detach(self.requester(device)?)
+    }
+
+    /// Attaches a device to a new domain, as the next driver's bind does. Returns false if the owner
+    /// of the table refuses a second one.
+    pub(crate) fn bind_again(&mut self, device: u16) -> Result<bool, LabError> {
+        let requester = self.requester(device)?;
+        let next = u16::try_from(self.targets.len()).map(DeviceIndex);
+        let next = next.map_err(|_| LabError::Internal("too many binds"))?;
+        let Ok((domain, target)) = self.layer.attach(next, requester) else {
+            return Ok(false);
+        };
+        self.targets.push((domain, target));
+        self.machine
+            .attach(requester, domain, target)
+            .map(|()| true)
     }
 
     /// Returns the domain and the root of a device's table; `None` if the device has no table.

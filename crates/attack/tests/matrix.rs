@@ -216,7 +216,11 @@ fn variants_have_their_counts() {
         ("A17", "fence", "checked before the unmap", 100, 100),
         ("A17", "linux-lazy", "racer", 100, 100),
         ("A18", "fence", "driver reads the ring back", 100, 100),
-        ("A18", "fence", "driver keeps a private copy", 0, 100),
+        ("A18", "fence", "network driver, forged descriptor", 0, 8),
+        ("A18", "fence", "network driver, forged completion", 0, 6),
+        ("A18", "riommu", "network driver, forged descriptor", 0, 8),
+        ("A34", "fence", "bounce pool", 0, 248),
+        ("A34", "linux-lazy", "bounce pool", 0, 248),
         // A strict mode ends the reach with both mappings; a deferred one does so later.
         ("A10", "fence", "freed after one unmap", 22, 44),
         ("A10", "fence", "freed after both unmaps", 0, 44),

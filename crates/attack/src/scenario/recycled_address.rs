@@ -73,7 +73,12 @@ impl Driver {
 
     /// Maps a page, and lets the device use it. Counts the accesses if the address is an old one.
     fn map_page(&mut self, evidence: &mut Evidence) -> Result<MapId, LabError> {
-        let (id, iova) = self.map(1)?;
+        self.map_and_use(1, evidence)
+    }
+
+    /// As [`map_page`](Self::map_page), with a buffer of `pages` pages.
+    fn map_and_use(&mut self, pages: u64, evidence: &mut Evidence) -> Result<MapId, LabError> {
+        let (id, iova) = self.map(pages)?;
         if self.old.insert(iova) {
             self.bench.use_buffer(id)?;
         } else {
@@ -154,12 +159,6 @@ fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabE
 /// Other allocators give out a freed address soon, or when the cache before them has to.
 fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, LabError> {
     let mut evidence = Evidence::default();
-    // A mode without a bound ends mappings only when it has no other address.
-    let pages = match mode.flush {
-        FlushKind::MapCache | FlushKind::NeverFree => LARGE,
-        _ => 1,
-    };
-    let mut large = 0;
     for round in 0..400_u64 {
         let id = driver.map_page(&mut evidence)?;
         driver.bench.release(id)?;
@@ -170,10 +169,17 @@ fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, Lab
             1_000
         };
         driver.bench.advance_to(Nanos(driver.bench.now().0 + pause));
-        while pages > 1 && round == 200 && large < PAGES_32_BIT / pages + 2 {
-            let (id, _) = driver.map(pages)?;
+    }
+    if matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree) {
+        // These modes end mappings only when they have no other address. The device uses the first
+        // of the large buffers, so that its IOTLB still holds their entries when they come back.
+        for round in 0..PAGES_32_BIT / LARGE + OLD {
+            let is_used = !(OLD..PAGES_32_BIT / LARGE - OLD).contains(&round);
+            let id = match is_used {
+                true => driver.map_and_use(LARGE, &mut evidence)?,
+                false => driver.map(LARGE)?.0,
+            };
             driver.bench.release(id)?;
-            large += 1;
         }
     }
     Ok(evidence)

@@ -341,3 +341,19 @@ fn a_wrong_unmap_is_stopped_by_its_token() {
     assert_eq!(cell.total.attempts, 40);
     assert!(cell.executed.notes[0].contains("Mapping::claim"));
 }
+
+/// The shipped network driver and bounce pool stop what the mode lets through.
+#[test]
+fn drivers_and_pools() {
+    for mode in ["none", "fence", "linux-lazy", "riommu", "calgary", "shared"] {
+        let forged = ("network driver, forged descriptor", 0, 8);
+        check(
+            "A18",
+            mode,
+            &[forged, ("network driver, forged completion", 0, 6)],
+        );
+        if mode != "none" {
+            check("A34", mode, &[("bounce pool", 0, 248)]);
+        }
+    }
+}

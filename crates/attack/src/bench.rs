@@ -425,21 +425,6 @@ impl Bench {
         self.machine.detach(self.requester(device)?)
     }
 
-    /// Attaches a device to a new domain, as the next driver's bind does. Returns false if the owner
-    /// of the table refuses a second one.
-    pub(crate) fn bind_again(&mut self, device: u16) -> Result<bool, LabError> {
-        let requester = self.requester(device)?;
-        let next = u16::try_from(self.targets.len()).map(DeviceIndex);
-        let next = next.map_err(|_| LabError::Internal("too many binds"))?;
-        let Ok((domain, target)) = self.layer.attach(next, requester) else {
-            return Ok(false);
-        };
-        self.targets.push((domain, target));
-        self.machine
-            .attach(requester, domain, target)
-            .map(|()| true)
-    }
-
     /// Returns the domain and the root of a device's table; `None` if the device has no table.
     pub(crate) fn table(&self, device: u16) -> Option<(DomainId, PhysAddr)> {
         match self.targets.get(usize::from(device)) {

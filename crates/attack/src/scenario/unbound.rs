@@ -18,12 +18,6 @@ pub(crate) fn without_driver(mode: &Mode) -> ScenarioResult {
     let mut executed = Executed::default();
     executed.trial("not attached", not_attached(mode)?);
     executed.trial("after the unbind", after_unbind(mode)?);
-    // A static map, or no map, is not an old driver's.
-    if mode.translates()
-        && let Some(evidence) = after_a_reset(mode)?
-    {
-        executed.trial("after a reset and a new bind", evidence);
-    }
     executed.comparison("before the unit is enabled", before_enable(mode)?);
     Ok(Found::Executed(executed))
 }
@@ -40,24 +34,6 @@ fn not_attached(mode: &Mode) -> Result<Evidence, LabError> {
     }
     bench.take_false_faults(&mut evidence);
     Ok(evidence)
-}
-
-/// A reset device gets a new driver and a domain of its own. The mappings that the old driver leaked
-/// stay in the old domain.
-fn after_a_reset(mode: &Mode) -> Result<Option<Evidence>, LabError> {
-    let mut bench = Bench::new(mode)?;
-    let mut evidence = Evidence::default();
-    let id = bench.map(0, memory(0x10_0000, 4096)?, Direction::Bidirectional)?;
-    let mapped = bench.range(id)?.start();
-    bench.use_buffer(id)?;
-    bench.unbind(0)?;
-    if !bench.bind_again(0)? {
-        return Ok(None);
-    }
-    let device = bench.requester(0)?;
-    try_both(&mut bench, &mut evidence, device, mapped);
-    bench.take_false_faults(&mut evidence);
-    Ok(Some(evidence))
 }
 
 /// The IOTLB and the context cache hold the device's entries until the unbind.

@@ -142,6 +142,19 @@ impl Bench {
         found.ok_or(LabError::Internal("an unknown device"))
     }
 
+    /// Returns the requester ID of a function beside `device`, on its bus.
+    pub(crate) fn sibling(&self, device: u16) -> Result<RequesterId, LabError> {
+        Ok(RequesterId::new(self.requester(device)?.get() | 1))
+    }
+
+    /// Attaches the function beside `device` to the domain of `device`.
+    pub(crate) fn attach_sibling(&mut self, device: u16) -> Result<(), LabError> {
+        let sibling = self.sibling(device)?;
+        let target = self.targets.get(usize::from(device)).copied();
+        let (domain, target) = target.ok_or(LabError::Internal("an unknown device"))?;
+        self.machine.attach(sibling, domain, target)
+    }
+
     /// Maps a buffer for `device` on the first CPU. `None` if the layer refuses, for example
     /// because the ring is full.
     pub(crate) fn try_map(

@@ -15,6 +15,7 @@ pub mod expect;
 mod guest_host;
 mod matrix;
 mod scenario;
+mod shipped;
 
 pub use class::{CLASSES, Class};
 pub use evidence::{Evidence, Executed, Found, Trial};

@@ -176,7 +176,14 @@ fn hosts_with_requests() {
 fn devices_without_a_driver() {
     let off = ("before the unit is enabled", 4, 4);
     for mode in ["fence", "calgary", "riommu", "pviommu", "xen"] {
-        let rows = [("not attached", 0, 8), ("after the unbind", 0, 4), off];
+        // Another function on the victim's bus shares the space of a host bridge: the mapped
+        // address, read and written.
+        let open = if ["calgary", "xen"].contains(&mode) {
+            2
+        } else {
+            0
+        };
+        let rows = [("not attached", open, 8), ("after the unbind", 0, 4), off];
         check("A36", mode, &rows);
     }
     check("A36", "none", &[("after the unbind", 4, 4), off]);
@@ -236,5 +243,117 @@ fn a_cell_that_is_not_executed_says_why() {
         let cell = &matrix.cells[0];
         assert_eq!(cell.status, Status::NotExecuted, "{class} {mode}");
         assert!(cell.reason.is_some() && !cell.unexpected, "{class} {mode}");
+    }
+}
+
+/// The class of a user of a shared mapping that unmaps first: its attempts in all four classes.
+#[test]
+fn two_users_of_a_mapping() {
+    for (class, pages) in [("A02", 1), ("A03", 1), ("A05", 1), ("A35", 64)] {
+        // 22 moments, both ends, both directions.
+        let tries = 88 * pages;
+        let held = ("another user holds the page", tries, tries);
+        check(
+            class,
+            "shared",
+            &[held, ("after the last user's unmap", 0, tries)],
+        );
+        for mode in ["optimistic", "map-cache", "pviommu+rtc"] {
+            check(class, mode, &[held]);
+        }
+    }
+}
+
+/// Old addresses that come back, before and after the wrap of a search.
+#[test]
+fn reused_addresses() {
+    let wrapped = ("unmapped before the wrap", 0, 128);
+    for mode in ["bitmap", "strict-bitmap", "calgary", "xen"] {
+        check("A04", mode, &[wrapped]);
+    }
+    let ahead = "unmapped ahead of the search";
+    check("A04", "bitmap-paper", &[wrapped, (ahead, 128, 128)]);
+    // The fixed bitmap withholds freed pages until the next wrap, also with a flush per unmap.
+    check("A04", "bitmap", &[(ahead, 0, 0)]);
+    check("A04", "strict-bitmap", &[(ahead, 0, 0)]);
+    for mode in [
+        "map-cache",
+        "never-free",
+        "persistent",
+        "pviommu+rtc",
+        "linux-lazy",
+    ] {
+        check("A04", mode, &[]);
+    }
+}
+
+#[test]
+fn functions_behind_a_host_bridge() {
+    for mode in ["calgary", "calgary-lazy", "xen", "never-free"] {
+        check(
+            "A11",
+            mode,
+            &[("other device", 0, 6), ("same host bridge", 8, 8)],
+        );
+    }
+    check(
+        "A11",
+        "fence",
+        &[("other device", 0, 6), ("same domain", 8, 8)],
+    );
+}
+
+fn composed(class: &str, row: &str) -> ringfence_attack::Cell {
+    let classes = [Class::find(class).unwrap()];
+    let modes = [ringfence_lab::compose::compose(row).unwrap()];
+    run(&modes, &classes, &Options::default(), |_| {})
+        .unwrap()
+        .cells[0]
+        .clone()
+}
+
+/// A multicall holds unmaps back from Xen's table; a hypercall for each entry does not.
+#[test]
+fn multicalls_keep_entries_until_their_crossing() {
+    for (owner, status, reason) in [
+        ("xen", Status::Stopped, None),
+        (
+            "xen-multicall",
+            Status::Succeeded,
+            Some("the unmap waits in a multicall"),
+        ),
+    ] {
+        let row = format!("alloc=bitmap,table=flat,flush=per-wrap,owner={owner}");
+        let cell = composed("A03", &row);
+        assert_eq!(cell.status, status, "{owner} {cell:#?}");
+        assert!(cell.total.attempts > 0 && !cell.unexpected, "{cell:#?}");
+        let found = cell
+            .departure
+            .map(|found| found.starts_with(reason.unwrap_or("none")));
+        assert_eq!(found, reason.map(|_| true), "{owner}");
+    }
+}
+
+/// The note names what stops a wrong unmap.
+#[test]
+fn a_wrong_unmap_is_stopped_by_its_token() {
+    let cell = composed("A25", "alloc=magazine,table=cached-radix,flush=per-unmap");
+    assert_eq!(cell.total.attempts, 40);
+    assert!(cell.executed.notes[0].contains("Mapping::claim"));
+}
+
+/// The shipped network driver and bounce pool stop what the mode lets through.
+#[test]
+fn drivers_and_pools() {
+    for mode in ["none", "fence", "linux-lazy", "riommu", "calgary", "shared"] {
+        let forged = ("network driver, forged descriptor", 0, 8);
+        check(
+            "A18",
+            mode,
+            &[forged, ("network driver, forged completion", 0, 6)],
+        );
+        if mode != "none" {
+            check("A34", mode, &[("bounce pool", 0, 248)]);
+        }
     }
 }

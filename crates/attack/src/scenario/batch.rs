@@ -5,6 +5,7 @@ use ringfence_lab::modes::Mode;
 use ringfence_types::{Access, Direction};
 
 use super::ScenarioResult;
+use super::sharers;
 use super::window::Attacker;
 use crate::bench::{Bench, MapId, memory};
 use crate::evidence::{Evidence, Executed, Found};
@@ -21,6 +22,7 @@ pub(crate) fn batch(mode: &Mode) -> ScenarioResult {
         evidence.add(&single_calls(mode, attacker)?);
         executed.trial(attacker.name(), evidence);
     }
+    sharers::trials(&mut executed, mode, BATCH, |_, _| Ok(()))?;
     Ok(Found::Executed(executed))
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod posted;
 pub(crate) mod recycled_address;
 pub(crate) mod rings;
 pub(crate) mod scan;
+mod sharers;
 pub(crate) mod sub_page;
 pub(crate) mod toctou;
 pub(crate) mod unbound;

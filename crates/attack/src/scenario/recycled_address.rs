@@ -1,12 +1,23 @@
 //! A04: an address that belongs to a new buffer still reaches the old one.
+//!
+//! Only an access at an address that an earlier buffer had is an attempt. An allocator that searches
+//! on from its last address returns to old ones when it has passed the whole space.
+
+use std::collections::HashSet;
 
 use ringfence_lab::LabError;
-use ringfence_lab::modes::Mode;
-use ringfence_types::{Access, Direction};
+use ringfence_lab::modes::{Alloc, FlushKind, Mode};
+use ringfence_types::{Access, Direction, Iova, Nanos};
 
 use super::ScenarioResult;
-use crate::bench::{Bench, memory};
+use crate::bench::{Bench, MapId, PAGES_32_BIT, memory};
 use crate::evidence::{Evidence, Executed, Found};
+
+const DIRECTION: Direction = Direction::ToDevice;
+/// Pages of the buffers that advance the search of an allocator.
+const LARGE: u64 = 256;
+/// Buffers whose addresses the allocator is to give out again.
+const OLD: u64 = 64;
 
 /// Maps buffers one after the other. The device uses each twice, so that the second access finds
 /// what the first one cached. An access succeeds as an attack if it reaches an old buffer, and a
@@ -17,27 +28,161 @@ pub(crate) fn recycled_address(mode: &Mode) -> ScenarioResult {
             "addresses are physical: none is given to another buffer",
         ));
     }
-    let mut bench = Bench::new(mode)?;
-    let mut evidence = Evidence::default();
-    for round in 0..400 {
-        let id = bench.map(
-            0,
-            memory(0x10_0000 + round * 4096, 64)?,
-            Direction::ToDevice,
-        )?;
-        let iova = bench.range(id)?.start();
-        for _ in 0..2 {
-            bench.attack(&mut evidence, 0, iova, 64, Access::Read)?;
-        }
-        bench.release(id)?;
-    }
-    bench.take_false_faults(&mut evidence);
+    let mut driver = Driver::new(Bench::new(mode)?);
     let mut executed = Executed::default();
-    executed.trial("new buffer at an old address", evidence);
+    if matches!(
+        mode.alloc,
+        Alloc::Bitmap | Alloc::BitmapAsPublished | Alloc::TableBitmap
+    ) {
+        after_a_wrap(&mut driver, &mut executed)?;
+    } else {
+        let mut evidence = one_after_the_other(&mut driver, mode)?;
+        driver.bench.take_false_faults(&mut evidence);
+        executed.trial("new buffer at an old address", evidence);
+    }
     if mode.has_rings() {
         executed.trial("same slot within a burst", same_slot(mode)?);
     }
     Ok(Found::Executed(executed))
+}
+
+/// A driver that maps new memory for each buffer, and the addresses that it had before.
+struct Driver {
+    bench: Bench,
+    old: HashSet<Iova>,
+    /// Start of the memory of the next buffer.
+    next: u64,
+}
+
+impl Driver {
+    fn new(bench: Bench) -> Self {
+        Self {
+            bench,
+            old: HashSet::new(),
+            next: 0x10_0000,
+        }
+    }
+
+    fn map(&mut self, pages: u64) -> Result<(MapId, Iova), LabError> {
+        let id = self
+            .bench
+            .map(0, memory(self.next, pages * 4096)?, DIRECTION)?;
+        self.next += pages * 4096;
+        Ok((id, self.bench.range(id)?.start()))
+    }
+
+    /// Maps a page, and lets the device use it. Counts the accesses if the address is an old one.
+    fn map_page(&mut self, evidence: &mut Evidence) -> Result<MapId, LabError> {
+        self.map_and_use(1, evidence)
+    }
+
+    /// As [`map_page`](Self::map_page), with a buffer of `pages` pages.
+    fn map_and_use(&mut self, pages: u64, evidence: &mut Evidence) -> Result<MapId, LabError> {
+        let (id, iova) = self.map(pages)?;
+        if self.old.insert(iova) {
+            self.bench.use_buffer(id)?;
+        } else {
+            for _ in 0..2 {
+                self.bench.attack(evidence, 0, iova, 64, Access::Read)?;
+            }
+        }
+        Ok(id)
+    }
+
+    /// Maps and unmaps pages until one has the address `last`, or a later one.
+    fn reuse_up_to(&mut self, last: Iova) -> Result<Evidence, LabError> {
+        let mut evidence = Evidence::default();
+        for _ in 0..2 * (LARGE + OLD) {
+            let id = self.map_page(&mut evidence)?;
+            let passed = self.bench.range(id)?.start() >= last;
+            self.bench.release(id)?;
+            if passed {
+                break;
+            }
+        }
+        self.bench.take_false_faults(&mut evidence);
+        Ok(evidence)
+    }
+
+    /// Maps and unmaps large buffers that the device does not use, until an address is lower than
+    /// the one before.
+    fn wrap(&mut self) -> Result<(), LabError> {
+        let mut before = Iova::new(0);
+        // The addresses differ, the memory need not.
+        let start = self.next;
+        for _ in 0..PAGES_32_BIT / LARGE + 2 {
+            self.next = start;
+            let (id, iova) = self.map(LARGE)?;
+            self.bench.release(id)?;
+            if iova < before {
+                return Ok(());
+            }
+            before = iova;
+        }
+        Err(LabError::Internal("an allocator that does not wrap"))
+    }
+}
+
+/// The addresses of buffers that ended before the wrap, and of buffers that ended after it, when
+/// the search has not yet passed them: a flush at the wrap does not concern the second ones.
+fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabError> {
+    let mut none = Evidence::default();
+    // The first large buffer after the wrap takes these addresses, not those of the old buffers.
+    let (gap, _) = driver.map(LARGE)?;
+    driver.bench.release(gap)?;
+    for _ in 0..OLD {
+        let id = driver.map_page(&mut none)?;
+        driver.bench.release(id)?;
+    }
+    let mut live = Vec::new();
+    for _ in 0..OLD {
+        live.push(driver.map_page(&mut none)?);
+    }
+    let [first, .., last] = live[..] else {
+        return Err(LabError::Internal("no live buffers"));
+    };
+    let (first, last) = (
+        driver.bench.range(first)?.start(),
+        driver.bench.range(last)?.start(),
+    );
+    driver.wrap()?;
+    let before = Iova::new(first.get().wrapping_sub(4096));
+    executed.trial("unmapped before the wrap", driver.reuse_up_to(before)?);
+    for id in live {
+        driver.bench.use_buffer(id)?;
+        driver.bench.release(id)?;
+    }
+    executed.trial("unmapped ahead of the search", driver.reuse_up_to(last)?);
+    Ok(())
+}
+
+/// Other allocators give out a freed address soon, or when the cache before them has to.
+fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, LabError> {
+    let mut evidence = Evidence::default();
+    for round in 0..400_u64 {
+        let id = driver.map_page(&mut evidence)?;
+        driver.bench.release(id)?;
+        // Timers run, and with them the cycles of a cache.
+        let pause = if round % 100 == 99 {
+            50_000_000_000
+        } else {
+            1_000
+        };
+        driver.bench.advance_to(Nanos(driver.bench.now().0 + pause));
+    }
+    if matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree) {
+        // These modes end mappings only when they have no other address. The device uses the first
+        // of the large buffers, so that its IOTLB still holds their entries when they come back.
+        for round in 0..PAGES_32_BIT / LARGE + OLD {
+            let is_used = !(OLD..PAGES_32_BIT / LARGE - OLD).contains(&round);
+            let id = match is_used {
+                true => driver.map_and_use(LARGE, &mut evidence)?,
+                false => driver.map(LARGE)?.0,
+            };
+            driver.bench.release(id)?;
+        }
+    }
+    Ok(evidence)
 }
 
 /// A ring of one slot gives every buffer the same address. The driver maps the next buffer before
@@ -45,15 +190,14 @@ pub(crate) fn recycled_address(mode: &Mode) -> ScenarioResult {
 fn same_slot(mode: &Mode) -> Result<Evidence, LabError> {
     let mut bench = Bench::with_slots(mode, 1)?;
     let mut evidence = Evidence::default();
-    let direction = Direction::ToDevice;
     for round in 0..100 {
         let buffer = memory(0x10_0000 + round * 4096, 64)?;
-        let id = match bench.try_map(0, buffer, direction)? {
+        let id = match bench.try_map(0, buffer, DIRECTION)? {
             Some(id) => id,
             None => {
                 // The burst withholds the slot.
-                bench.end_burst(0, direction)?;
-                bench.map(0, buffer, direction)?
+                bench.end_burst(0, DIRECTION)?;
+                bench.map(0, buffer, DIRECTION)?
             }
         };
         let iova = bench.range(id)?.start();

@@ -8,9 +8,12 @@ use super::ScenarioResult;
 use crate::bench::{Bench, memory};
 use crate::evidence::{Evidence, Executed, Found};
 use crate::expect::Kind;
+use crate::shipped::{BEYOND_MASK, Untranslated};
 
 /// Word that the driver keeps in the page of a buffer.
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
+/// Bytes of a slot of the bounce pool.
+const SLOT: u64 = 2048;
 /// Word that the device writes.
 const FORGED: u64 = 0xbad0_bad0_bad0_bad0;
 
@@ -140,5 +143,35 @@ pub(crate) fn residue(mode: &Mode) -> ScenarioResult {
     bench.take_false_faults(&mut evidence);
     let mut executed = Executed::default();
     executed.trial("padding of the slot", evidence);
+    executed.comparison("bounce pool", bounced_residue(mode)?);
     Ok(Found::Executed(executed))
+}
+
+/// The layer's bounce pool gives the slot of a large buffer to a small one. The mode maps the slot,
+/// and the device reads the bytes behind the small copy.
+fn bounced_residue(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    let mut layer = Untranslated::new(&mut bench)?;
+    for offset in (0..SLOT).step_by(8) {
+        bench.store(PhysAddr::new(BEYOND_MASK + offset), SECRET)?;
+    }
+    let (large, former) = layer.bounce(memory(BEYOND_MASK, SLOT)?, Direction::ToDevice)?;
+    layer.free(large)?;
+    let small = memory(BEYOND_MASK + 0x1_0000, 64)?;
+    let (small, copy) = layer.bounce(small, Direction::ToDevice)?;
+    // Other bytes behind the copy are no residue.
+    if copy.start() == former.start() {
+        let id = bench.map(0, copy, Direction::ToDevice)?;
+        let start = bench.range(id)?.start();
+        let device = bench.requester(0)?;
+        for offset in (64..SLOT).step_by(8) {
+            let reached = bench.access(device, start.wrapping_add(offset), 8, Access::Read);
+            let at = reached.and_then(|reached| reached.ranges.first().map(|range| range.start()));
+            let read = at.map(|at| bench.load(at)).transpose()?;
+            evidence.count_if(read == Some(SECRET), 8);
+        }
+    }
+    layer.free(small)?;
+    Ok(evidence)
 }

@@ -1,13 +1,16 @@
 //! A17, A18: the device changes memory between the driver's check and the driver's use.
 
+use ringfence_devices::nic::{Nic, NicCompletion, NicProfile, QueueDir, Rings};
+use ringfence_devices::ring::{RingAddresses, RingSize};
 use ringfence_lab::LabError;
 use ringfence_lab::modes::Mode;
 use ringfence_types::{Direction, Nanos, PhysAddr};
 
 use super::ScenarioResult;
 use super::window::Attacker;
-use crate::bench::{Bench, memory};
+use crate::bench::{Bench, MapId, memory};
 use crate::evidence::{Evidence, Executed, Found};
+use crate::shipped::BenchApi;
 
 const HONEST: u64 = 0x0800_4500_0040_0000;
 const FORGED: u64 = 0xdead_4500_0040_0000;
@@ -73,10 +76,11 @@ fn checked_before_unmap(mode: &Mode) -> Result<Evidence, LabError> {
 
 /// A18: the device changes a descriptor in the coherent ring between the driver's write and the
 /// driver's read. The ring is always mapped in both directions, so no mode stops the device. A
-/// driver that keeps a private copy detects the change.
+/// driver that reads the ring back uses the change. The network driver keeps its own record of each
+/// descriptor and checks each completion against it.
 pub(crate) fn descriptors(mode: &Mode) -> ScenarioResult {
     let mut bench = Bench::new(mode)?;
-    let (mut trusting, mut copying) = (Evidence::default(), Evidence::default());
+    let mut trusting = Evidence::default();
     let ring = 0x10_0000;
     let id = bench.map(0, memory(ring, 4096)?, Direction::Bidirectional)?;
     let iova = bench.range(id)?.start();
@@ -86,15 +90,113 @@ pub(crate) fn descriptors(mode: &Mode) -> ScenarioResult {
         bench.store(at, own_copy)?;
         bench.device_write(0, iova.wrapping_add(slot * 16), FORGED)?;
         // The address that the driver would unmap and pass on.
-        let read_back = bench.load(at)?;
-        trusting.count_if(read_back != own_copy, 8);
-        // The driver compares with its copy, and passes on nothing that differs.
-        let passed_on = (read_back == own_copy).then_some(read_back);
-        copying.count_if(passed_on.is_some_and(|address| address != own_copy), 8);
+        trusting.count_if(bench.load(at)? != own_copy, 8);
     }
     bench.take_false_faults(&mut trusting);
     let mut executed = Executed::default();
     executed.trial("driver reads the ring back", trusting);
-    executed.comparison("driver keeps a private copy", copying);
+    executed.comparison(
+        "network driver, forged descriptor",
+        forged_descriptor(mode)?,
+    );
+    executed.comparison(
+        "network driver, forged completion",
+        forged_completions(mode)?,
+    );
     Ok(Found::Executed(executed))
+}
+
+/// Opens the port of a network driver with one buffer for each packet.
+fn open_port(mode: &Mode) -> Result<(BenchApi, Nic<MapId>, RingAddresses), LabError> {
+    let size = RingSize::new(8).ok_or(LabError::Internal("a ring size"))?;
+    let rings = Rings { count: 1, size };
+    let profile = NicProfile {
+        buffers_per_packet: 1,
+        receive: rings,
+        transmit: rings,
+        ..NicProfile::BRCM
+    };
+    let mut api = BenchApi::new(Bench::new(mode)?)?;
+    let bytes = Nic::<MapId>::buffer_bytes(&profile, 8);
+    let nic = Nic::open(profile, memory(0x10_0000, bytes)?, &mut api);
+    let nic = nic.map_err(|_| LabError::Internal("a port that does not open"))?;
+    let found = nic.rings().find(|(dir, ..)| *dir == QueueDir::Rx);
+    let (_, _, rings) = found.ok_or(LabError::Internal("a port without a ring"))?;
+    Ok((api, nic, rings))
+}
+
+const GOOD: NicCompletion = NicCompletion {
+    bytes: 60,
+    first: 60,
+    descriptor: 0,
+    status: 0,
+};
+
+/// Writes a completion of the first lap to the first entry.
+fn complete(
+    api: &mut BenchApi,
+    rings: &RingAddresses,
+    completion: NicCompletion,
+) -> Result<bool, LabError> {
+    let mut raw = completion.encode();
+    raw[14] |= 1;
+    let raw = u128::from_le_bytes(raw);
+    api.device_writes(rings.completions.entry(0), [raw as u64, (raw >> 64) as u64])
+}
+
+/// The device replaces the address in the first descriptor before it completes it. The driver must
+/// deliver its own buffer, which the device has filled, not the memory of the forged address.
+fn forged_descriptor(mode: &Mode) -> Result<Evidence, LabError> {
+    const OTHER: u64 = 0x78_0000;
+    let mut evidence = Evidence::default();
+    for page in 0..8 {
+        let (mut api, mut nic, rings) = open_port(mode)?;
+        let other = PhysAddr::new(OTHER + page * 4096);
+        api.bench.store(other, FORGED)?;
+        let forged = [other.get(), 60];
+        let written = api.device_writes(rings.descriptors.entry(0), forged)?;
+        if written && complete(&mut api, &rings, GOOD)? {
+            let mut delivered = None;
+            let each = |frame: &[u8]| delivered = frame.first_chunk::<8>().copied();
+            let received = nic.receive(&mut api, 0, 1, None, each);
+            received.map_err(|_| LabError::Internal("a completion that the driver refuses"))?;
+            let delivered = delivered.ok_or(LabError::Internal("a frame that is lost"))?;
+            evidence.count_if(u64::from_le_bytes(delivered) == FORGED, 8);
+        }
+    }
+    Ok(evidence)
+}
+
+/// The device reports a length, a descriptor or a status that no descriptor of the driver has. The
+/// attack succeeds if the driver delivers a frame.
+fn forged_completions(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut evidence = Evidence::default();
+    let forged = [
+        NicCompletion {
+            descriptor: 1,
+            ..GOOD
+        },
+        NicCompletion { status: 3, ..GOOD },
+        NicCompletion { bytes: 59, ..GOOD },
+        NicCompletion {
+            bytes: 2048,
+            first: 2048,
+            ..GOOD
+        },
+        NicCompletion {
+            bytes: u32::MAX,
+            first: u32::MAX,
+            ..GOOD
+        },
+        NicCompletion { bytes: 61, ..GOOD },
+    ];
+    for completion in forged {
+        let (mut api, mut nic, rings) = open_port(mode)?;
+        if complete(&mut api, &rings, completion)? {
+            let mut frames = 0;
+            let received = nic.receive(&mut api, 0, 1, None, |_| frames += 1);
+            evidence.count_if(received.is_ok() || frames > 0, 0);
+        }
+    }
+    Ok(evidence)
 }

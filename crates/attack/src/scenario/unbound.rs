@@ -29,7 +29,7 @@ fn not_attached(mode: &Mode) -> Result<Evidence, LabError> {
     let id = bench.map(0, memory(0x10_0000, 4096)?, Direction::Bidirectional)?;
     bench.use_buffer(id)?;
     let mapped = bench.range(id)?.start();
-    for device in [RequesterId::new(0x7700), RequesterId::new(0x1001)] {
+    for device in [RequesterId::new(0x7700), bench.sibling(0)?] {
         try_both(&mut bench, &mut evidence, device, mapped);
     }
     bench.take_false_faults(&mut evidence);

@@ -1,6 +1,7 @@
 //! A01, A11: accesses of a device that never had a mapping of the address.
 
-use ringfence_lab::modes::Mode;
+use ringfence_lab::LabError;
+use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_types::{Access, Direction, Iova, RingId, RingIova, RingSlot};
 
 use super::ScenarioResult;
@@ -36,7 +37,9 @@ pub(crate) fn never_mapped(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
-/// A11: a device uses an address of another device, just after that device has used it.
+/// A11: a device uses an address of another device, just after that device has used it. The other
+/// device has a domain of its own, or, with flat tables, is behind the same host bridge. For
+/// comparison, the operating system gives both devices one domain.
 pub(crate) fn foreign(mode: &Mode) -> ScenarioResult {
     let mut bench = Bench::new(mode)?;
     let mut evidence = Evidence::default();
@@ -56,5 +59,33 @@ pub(crate) fn foreign(mode: &Mode) -> ScenarioResult {
     bench.take_false_faults(&mut evidence);
     let mut executed = Executed::default();
     executed.trial("other device", evidence);
+    if matches!(mode.table, TableKind::Flat | TableKind::StaticFlat) {
+        executed.trial("same host bridge", sibling(mode, false)?);
+    } else if mode.table != TableKind::None {
+        executed.comparison("same domain", sibling(mode, true)?);
+    }
     Ok(Found::Executed(executed))
+}
+
+/// The function beside a device uses the device's addresses.
+fn sibling(mode: &Mode, same_domain: bool) -> Result<Evidence, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    if same_domain {
+        bench.attach_sibling(0)?;
+    }
+    let sibling = bench.sibling(0)?;
+    for page in 0..4 {
+        let buffer = memory(0x10_0000 + page * 4096, 64)?;
+        let id = bench.map(0, buffer, Direction::Bidirectional)?;
+        bench.use_buffer(id)?;
+        let iova = bench.range(id)?.start();
+        for access in BOTH {
+            let reached = bench.access(sibling, iova, 8, access);
+            evidence.count(reached.as_ref().map(|reached| &reached.verdict));
+        }
+        bench.release(id)?;
+    }
+    bench.take_false_faults(&mut evidence);
+    Ok(evidence)
 }

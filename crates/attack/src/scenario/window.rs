@@ -9,6 +9,7 @@ use ringfence_lab::modes::{Mode, Safety};
 use ringfence_types::{Access, Direction, IovaRange, Nanos, PhysRange};
 
 use super::ScenarioResult;
+use super::sharers::{self, Step};
 use crate::bench::{Bench, MapId, access_of, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
@@ -67,7 +68,7 @@ pub(crate) const SCHEDULE: [u64; 22] = [
 
 /// Offset of the victim's map within a cycle of a reverse translation cache, so that the cycle
 /// ends after_release two times of the schedule.
-const PHASE: u64 = 500 * MS;
+pub(crate) const PHASE: u64 = 500 * MS;
 
 /// The step after_release the release and the first access of the attacker.
 type AfterRelease = fn(&mut Bench, MapId, PhysRange) -> Result<(), LabError>;
@@ -76,13 +77,17 @@ type AfterRelease = fn(&mut Bench, MapId, PhysRange) -> Result<(), LabError>;
 pub(crate) fn warm(mode: &Mode) -> ScenarioResult {
     let mut executed = schedule(mode, |_, _, _| Ok(()))?;
     executed.trial("busy driver", busy(mode)?);
+    sharers::trials(&mut executed, mode, 1, |_, _| Ok(()))?;
     Ok(Found::Executed(executed))
 }
 
 /// A03: all caches are invalidated, so the access needs a walk.
 pub(crate) fn cold(mode: &Mode) -> ScenarioResult {
     let invalidate: AfterRelease = |bench, _, _| bench.machine().invalidate_all();
-    Ok(Found::Executed(schedule(mode, invalidate)?))
+    let mut executed = schedule(mode, invalidate)?;
+    let invalidate: Step = |bench, _| bench.machine().invalidate_all();
+    sharers::trials(&mut executed, mode, 1, invalidate)?;
+    Ok(Found::Executed(executed))
 }
 
 /// A05: the page is freed and allocated again, to the kernel. For comparison, the new owner maps
@@ -100,6 +105,10 @@ pub(crate) fn recycled_page(mode: &Mode) -> ScenarioResult {
         bench.map(1, page, Direction::Bidirectional).map(drop)
     };
     let mut executed = schedule(mode, to_kernel)?;
+    // The other user's bytes keep the page. The kernel gets the released bytes for other data.
+    sharers::trials(&mut executed, mode, 1, |bench, buffer| {
+        bench.store(buffer.start(), 0x6b65_726e_656c_2121)
+    })?;
     executed.comparison("the new owner maps it", schedule(mode, to_driver)?.total());
     Ok(Found::Executed(executed))
 }

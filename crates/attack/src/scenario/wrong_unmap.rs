@@ -7,9 +7,14 @@ use super::ScenarioResult;
 use crate::bench::{Bench, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
+/// The reasons why the layer stops the wrong unmaps.
+const NOTE: &str = "unmap compares the domain or ring of the token with the caller's; the token is \
+    consumed, so a double unmap and another length need Mapping::claim, which no mode's layer calls";
+
 /// The driver of one device unmaps a buffer of another. The layer must refuse, and the buffer's
-/// own device must keep its access. A mapping token is consumed by its unmap and holds the length,
-/// so a double unmap and an unmap of another length do not compile.
+/// own device must keep its access. An unmap consumes its token, and the token holds the length. A
+/// double unmap and an unmap of another length therefore need a mapping that the driver rebuilds
+/// from an address, with `Mapping::claim`; no mode's layer does so.
 pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(Found::NotApplicable("an unmap changes nothing"));
@@ -39,8 +44,6 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     }
     let mut executed = Executed::default();
     executed.trial("unmap by another device", evidence);
-    executed
-        .notes
-        .push("a double unmap and another length do not compile: the token is consumed".to_owned());
+    executed.notes.push(NOTE.to_owned());
     Ok(Found::Executed(executed))
 }

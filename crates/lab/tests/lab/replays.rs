@@ -87,6 +87,7 @@ fn every_mode_matches_hand_counts() {
         ("kvm-baseline", 0, end - US),
         // Invalidations by the host.
         ("emulated-strict", 600, 0),
+        ("nested-strict", 600, 0),
         // As in `linux-lazy`: the host passes each flush on.
         ("emulated-lazy", 3, 12_000 * US - 1027 * US),
         ("virtio-strict", 600, 0),
@@ -304,6 +305,8 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         // With caching mode, each map and each unmap is an invalidation of its own.
         ("emulated-strict", 2 * PAIRS, PAIRS, PAIRS),
         ("emulated-lazy", PAIRS + 3, PAIRS, 3),
+        // The hardware walks the guest's table, so a map is no exit.
+        ("nested-strict", PAIRS, 0, PAIRS),
         ("virtio-strict", 2 * PAIRS, PAIRS, PAIRS),
         ("pviommu", 2 * PAIRS, PAIRS, PAIRS),
         // No page recurs, and no mapping expires.
@@ -435,6 +438,10 @@ fn a_list_is_mapped_with_one_notification() {
     let traffic = emulated.traffic;
     assert_eq!((traffic.requests, traffic.kicks_in_maps), (2, 1));
     assert_eq!((emulated.invalidations, emulated.tally.accesses), (1, 4));
+    let (nested, _) = replay("nested-strict", &plan, &planner.live_mappings());
+    let traffic = nested.traffic;
+    assert_eq!((traffic.requests, traffic.kicks_in_maps), (1, 0));
+    assert_eq!((nested.invalidations, nested.tally.accesses), (1, 4));
     for (name, in_unmaps) in [("virtio-strict", 1), ("virtio-lazy", 1), ("pviommu", 1)] {
         let (metered, hostile) = replay(name, &plan, &planner.live_mappings());
         let traffic = metered.traffic;

@@ -434,6 +434,7 @@ fn invalidations_match_the_policy() {
         ("kvm-baseline", 0),
         ("emulated-strict", 600),
         ("emulated-lazy", 599 / 256),
+        ("nested-strict", 600),
         ("virtio-strict", 600),
         ("pviommu", 600),
         // No mapping leaves the cache before a cycle ends.

@@ -55,6 +55,7 @@ fn has_contexts_only(mode: &Mode) -> bool {
 
 fn has_no_device_tlb(mode: &Mode) -> bool {
     mode.has_rings()
+        || mode.owner == Owner::Nested
         || matches!(
             mode.table,
             TableKind::PassThrough | TableKind::Flat | TableKind::StaticFlat
@@ -62,7 +63,7 @@ fn has_no_device_tlb(mode: &Mode) -> bool {
 }
 
 fn has_no_page_requests(mode: &Mode) -> bool {
-    mode.has_rings() || mode.table == TableKind::Flat
+    mode.has_rings() || mode.table == TableKind::Flat || mode.owner == Owner::Nested
 }
 
 fn always_snoops(mode: &Mode) -> bool {

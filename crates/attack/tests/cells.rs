@@ -102,7 +102,13 @@ fn write_backs() {
     }
     // Five mappings of two pages and five of three: the last page of each.
     check("A21", "rtc-paper", &[("written back", 10, 32)]);
-    for mode in ["fence", "freebsd", "emulated-strict", "pviommu"] {
+    for mode in [
+        "fence",
+        "freebsd",
+        "emulated-strict",
+        "nested-strict",
+        "pviommu",
+    ] {
         // Three addresses and one page beside them need no entry that a skipped line holds.
         check(
             "A22",
@@ -112,6 +118,14 @@ fn write_backs() {
                 ("zeros not written back", 72, 76),
             ],
         );
+    }
+}
+
+/// A first stage has no write-only pages; its second stage has.
+#[test]
+fn directions() {
+    for mode in ["linux-strict", "nested-strict"] {
+        check("A06", mode, &[("against the direction", 0, 4)]);
     }
 }
 

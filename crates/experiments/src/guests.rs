@@ -47,6 +47,17 @@ impl Configuration {
         }
     }
 
+    /// Returns the cache that runs in the guest; `None` without one. The paper's radix tree and its
+    /// queue run in no guest.
+    pub const fn cache(self) -> Option<&'static str> {
+        match self {
+            Self::PviommuRtc | Self::PviommuRtcHopt | Self::RtcAsPublished => {
+                Some("the module's hash table")
+            }
+            _ => None,
+        }
+    }
+
     /// True if the configuration has a defect of the published cache, which stops accesses that the
     /// driver intended.
     pub const fn is_as_published(self) -> bool {
@@ -90,6 +101,20 @@ impl Kind {
             Self::Emulated => "emulated",
             Self::Simulated => "simulated",
             Self::ManyQueue => "many queues",
+        }
+    }
+
+    /// Returns the device that runs, and the paper's card that it stands in for. The InfiniBand card
+    /// has no stand-in.
+    pub const fn device(self, configuration: Configuration) -> &'static str {
+        match (self, configuration) {
+            (Self::Assigned, _) => "virtio disk behind the VT-d model, in place of the I210",
+            (Self::Simulated, Configuration::KvmBaseline) => {
+                "virtio disk in the host's process, in place of the E1000"
+            }
+            (Self::Simulated, _) => "virtio disk in a process of its own, in place of the E1000",
+            (Self::Emulated, _) => "virtio disk in the host's process",
+            (Self::ManyQueue, _) => "virtio network device of four queue pairs",
         }
     }
 

@@ -7,11 +7,14 @@ use ringfence_types::{
     CachedLevels, DomainId, Invalidation, IovaRange, Pfn, PfnRange, PhysAddr, RequesterId,
 };
 
+use crate::Pasid;
+
 /// Type of the descriptor, bits 0..=3.
 const TYPE: u64 = 0xf;
 const TYPE_CONTEXT: u64 = 0x1;
 const TYPE_IOTLB: u64 = 0x2;
 const TYPE_WAIT: u64 = 0x5;
+const TYPE_PASID_IOTLB: u64 = 0x6;
 /// G, bits 4..=5: granularity.
 const GRANULARITY_SHIFT: u32 = 4;
 const GRANULARITY: u64 = 0b11;
@@ -24,6 +27,9 @@ const DRAIN: u64 = 0b11 << 6;
 const DID_SHIFT: u32 = 16;
 /// SID, bits 32..=47 of a context descriptor.
 const SID_SHIFT: u32 = 32;
+/// PASID, bits 32..=51 of a PASID-based IOTLB descriptor.
+const PASID_SHIFT: u32 = 32;
+const PASID: u64 = 0xf_ffff;
 /// AM, bits 0..=5 of the high word: address mask.
 const AM: u64 = 0x3f;
 /// IH, bit 6 of the high word: invalidation hint, leaves only.
@@ -49,6 +55,24 @@ pub enum InvalidationDescriptor {
     IotlbPages {
         /// Domain whose id tags the entries.
         domain: DomainId,
+        /// Pages to invalidate, as many as the address mask says.
+        range: PfnRange,
+        /// The kinds of entries.
+        levels: CachedLevels,
+    },
+    /// PASID-based IOTLB invalidate, PASID-selective: a whole first stage.
+    FirstStage {
+        /// Domain of the second stage.
+        domain: DomainId,
+        /// Tag of the first stage.
+        pasid: Pasid,
+    },
+    /// PASID-based IOTLB invalidate, page-selective within PASID: an aligned power of two of pages.
+    FirstStagePages {
+        /// Domain of the second stage.
+        domain: DomainId,
+        /// Tag of the first stage.
+        pasid: Pasid,
         /// Pages to invalidate, as many as the address mask says.
         range: PfnRange,
         /// The kinds of entries.
@@ -111,6 +135,26 @@ impl InvalidationDescriptor {
         })
     }
 
+    /// Returns the descriptor that covers `request` in the first stage `pasid`, as the owner of the
+    /// stage chooses it. A request for several domains has that of [`covering`](Self::covering).
+    pub fn covering_first_stage(request: &Invalidation, pasid: Pasid) -> Option<Self> {
+        let descriptor = Self::covering(request)?;
+        Some(match descriptor {
+            Self::IotlbDomain(domain) => Self::FirstStage { domain, pasid },
+            Self::IotlbPages {
+                domain,
+                range,
+                levels,
+            } => Self::FirstStagePages {
+                domain,
+                pasid,
+                range,
+                levels,
+            },
+            other => other,
+        })
+    }
+
     /// Encodes the descriptor, low word first. IOTLB descriptors drain reads and writes.
     pub fn encode(&self) -> [u64; 2] {
         let iotlb = |granularity: u64, domain: u64| {
@@ -131,15 +175,18 @@ impl InvalidationDescriptor {
                 range,
                 levels,
             } => {
-                let hint = match levels {
-                    CachedLevels::Leaves => IH,
-                    CachedLevels::All => 0,
-                };
-                let mask = u64::from(range.pages().trailing_zeros()) & AM;
-                [
-                    iotlb(SELECTIVE, domain.get().into()),
-                    range.lo().iova().get() | hint | mask,
-                ]
+                let low = iotlb(SELECTIVE, domain.get().into());
+                [low, address_word(range, *levels)]
+            }
+            Self::FirstStage { domain, pasid } => [first_stage(DOMAIN, *domain, *pasid), 0],
+            Self::FirstStagePages {
+                domain,
+                pasid,
+                range,
+                levels,
+            } => {
+                let low = first_stage(SELECTIVE, *domain, *pasid);
+                [low, address_word(range, *levels)]
             }
             Self::Wait { status, data } => [
                 TYPE_WAIT | STATUS_WRITE | u64::from(*data) << DATA_SHIFT,
@@ -157,6 +204,7 @@ impl InvalidationDescriptor {
     pub fn decode([low, high]: [u64; 2]) -> Result<Self, BadDescriptor> {
         let bad = BadDescriptor([low, high]);
         let domain = DomainId::new((low >> DID_SHIFT) as u16);
+        let pasid = Pasid::new((low >> PASID_SHIFT & PASID) as u32).ok_or(bad)?;
         match (low & TYPE, low >> GRANULARITY_SHIFT & GRANULARITY) {
             (TYPE_CONTEXT, SELECTIVE) => {
                 Ok(Self::Context(RequesterId::new((low >> SID_SHIFT) as u16)))
@@ -166,18 +214,21 @@ impl InvalidationDescriptor {
             (TYPE_IOTLB, GLOBAL) => Ok(Self::IotlbGlobal),
             (TYPE_IOTLB, DOMAIN) => Ok(Self::IotlbDomain(domain)),
             (TYPE_IOTLB, SELECTIVE) => {
-                let mask = (high & AM) as u32;
-                if mask > Self::MAX_MASK {
-                    return Err(bad);
-                }
+                let (range, levels) = pages(high).ok_or(bad)?;
                 Ok(Self::IotlbPages {
                     domain,
-                    range: aligned((high & ADDR) >> 12, mask),
-                    levels: if high & IH == 0 {
-                        CachedLevels::All
-                    } else {
-                        CachedLevels::Leaves
-                    },
+                    range,
+                    levels,
+                })
+            }
+            (TYPE_PASID_IOTLB, DOMAIN) => Ok(Self::FirstStage { domain, pasid }),
+            (TYPE_PASID_IOTLB, SELECTIVE) => {
+                let (range, levels) = pages(high).ok_or(bad)?;
+                Ok(Self::FirstStagePages {
+                    domain,
+                    pasid,
+                    range,
+                    levels,
                 })
             }
             (TYPE_WAIT, _) if low & STATUS_WRITE != 0 && high & 0b11 == 0 => Ok(Self::Wait {
@@ -187,6 +238,38 @@ impl InvalidationDescriptor {
             _ => Err(bad),
         }
     }
+}
+
+/// Returns the low word of a PASID-based IOTLB descriptor.
+fn first_stage(granularity: u64, domain: DomainId, pasid: Pasid) -> u64 {
+    TYPE_PASID_IOTLB
+        | granularity << GRANULARITY_SHIFT
+        | u64::from(domain.get()) << DID_SHIFT
+        | u64::from(pasid.get()) << PASID_SHIFT
+}
+
+/// Returns the high word of a page-selective descriptor: ADDR, IH and AM.
+fn address_word(range: &PfnRange, levels: CachedLevels) -> u64 {
+    let hint = match levels {
+        CachedLevels::Leaves => IH,
+        CachedLevels::All => 0,
+    };
+    let mask = u64::from(range.pages().trailing_zeros()) & AM;
+    range.lo().iova().get() | hint | mask
+}
+
+/// Decodes the high word of a page-selective descriptor; `None` if the mask is too large.
+fn pages(high: u64) -> Option<(PfnRange, CachedLevels)> {
+    let mask = (high & AM) as u32;
+    if mask > InvalidationDescriptor::MAX_MASK {
+        return None;
+    }
+    let levels = if high & IH == 0 {
+        CachedLevels::All
+    } else {
+        CachedLevels::Leaves
+    };
+    Some((aligned((high & ADDR) >> 12, mask), levels))
 }
 
 /// Returns the aligned run of 2^mask pages that contains `page`.
@@ -202,7 +285,7 @@ fn aligned(page: u64, mask: u32) -> PfnRange {
 mod tests {
     use super::*;
 
-    fn pages(lo: u64, hi: u64, levels: CachedLevels) -> Invalidation {
+    fn request(lo: u64, hi: u64, levels: CachedLevels) -> Invalidation {
         Invalidation::Pages {
             domain: DomainId::new(7),
             range: PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).unwrap(),
@@ -214,12 +297,12 @@ mod tests {
     fn golden_bits() {
         let leaves = CachedLevels::Leaves;
         for (request, words) in [
-            (pages(5, 5, leaves), [0x7_00f2, 0x5040]),
-            (pages(4, 5, CachedLevels::All), [0x7_00f2, 0x4001]),
-            (pages(7, 8, leaves), [0x7_00f2, 0x44]),
-            (pages(0, (1 << 18) - 1, leaves), [0x7_00f2, 0x52]),
+            (request(5, 5, leaves), [0x7_00f2, 0x5040]),
+            (request(4, 5, CachedLevels::All), [0x7_00f2, 0x4001]),
+            (request(7, 8, leaves), [0x7_00f2, 0x44]),
+            (request(0, (1 << 18) - 1, leaves), [0x7_00f2, 0x52]),
             // Beyond the largest mask.
-            (pages(0, 1 << 18, leaves), [0x7_00e2, 0]),
+            (request(0, 1 << 18, leaves), [0x7_00e2, 0]),
             (
                 Invalidation::Domain(DomainId::new(0xffff)),
                 [0xffff_00e2, 0],
@@ -242,6 +325,31 @@ mod tests {
         assert_eq!(InvalidationDescriptor::decode(wait.encode()), Ok(wait));
     }
 
+    /// The descriptors of a first stage carry its PASID. Global requests have no PASID.
+    #[test]
+    fn golden_bits_of_a_first_stage() {
+        let pasid = Pasid::new(0xa_bcde).unwrap();
+        let leaves = CachedLevels::Leaves;
+        for (request, words) in [
+            (request(5, 5, leaves), [0xa_bcde_0007_0036, 0x5040]),
+            (
+                request(4, 5, CachedLevels::All),
+                [0xa_bcde_0007_0036, 0x4001],
+            ),
+            (request(0, 1 << 18, leaves), [0xa_bcde_0007_0026, 0]),
+            (
+                Invalidation::Domain(DomainId::new(9)),
+                [0xa_bcde_0009_0026, 0],
+            ),
+            (Invalidation::Global, [0xd2, 0]),
+        ] {
+            let descriptor = InvalidationDescriptor::covering_first_stage(&request, pasid);
+            let descriptor = descriptor.unwrap();
+            assert_eq!(descriptor.encode(), words, "{request:?}");
+            assert_eq!(InvalidationDescriptor::decode(words), Ok(descriptor));
+        }
+    }
+
     #[test]
     fn malformed_descriptors_are_refused() {
         for words in [
@@ -252,6 +360,10 @@ mod tests {
             [0x1, 0],
             // A mask of 2^19 pages.
             [0x32, 19],
+            // The same for a first stage, and its reserved granularities.
+            [0x36, 19],
+            [0x6, 0],
+            [0x16, 0],
             // No status write, and a misaligned status.
             [0x5, 0x1000],
             [0x25, 0x1002],

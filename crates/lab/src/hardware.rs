@@ -157,7 +157,7 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    fn of(log: &FaultLog) -> Self {
+    pub(crate) fn of(log: &FaultLog) -> Self {
         Self {
             recorded: log.len() as u64,
             lost: log.lost(),

@@ -22,7 +22,7 @@ use crate::components::{
     plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
-use crate::guest::{emulated_table, pviommu, virtio_table, xen_table};
+use crate::guest::{emulated_table, nested_table, pviommu, virtio_table, xen_table};
 use crate::mapping_cache::CachedParts;
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
@@ -174,6 +174,7 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::Kernel, T::Radix) => visitor.cached(CachedParts::new(mode, plain_radix)),
         (W::Kernel, T::Flat) => visitor.cached(CachedParts::new(mode, flat_table)),
         (W::Emulated, T::Radix) => visitor.cached(CachedParts::new(mode, emulated_table)),
+        (W::Nested, T::Radix) => visitor.cached(CachedParts::new(mode, nested_table)),
         (W::VirtioIommu, T::Radix) => visitor.cached(CachedParts::new(mode, virtio_table)),
         (W::Pviommu | W::PviommuHopt, T::Radix) => {
             visitor.cached(CachedParts::new(mode, pviommu(mode.owner)))
@@ -231,6 +232,8 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, rcache, emulated_table, strict)),
         (W::Emulated, LinuxRcache, T::Radix, F::PerCpuQueue) =>
             visitor.paged(P::new(mode, rcache, emulated_table, per_cpu_queue)),
+        (W::Nested, LinuxRcache, T::Radix, F::PerUnmap) =>
+            visitor.paged(P::new(mode, rcache, nested_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, virtio_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
@@ -280,6 +283,7 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
             Ok(visitor.paged(P::new(mode, dyn_alloc, flat_table, || Strict)))
         }
         (W::Emulated, T::Radix, _) => with_flush(mode, emulated_table, visitor),
+        (W::Nested, T::Radix, _) => with_flush(mode, nested_table, visitor),
         (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
         (owner, T::Flat, _) if owner.is_xen() => {
             with_any_flush(mode, xen_table(owner, mode.flush), visitor)

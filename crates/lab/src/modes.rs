@@ -163,6 +163,9 @@ pub enum Owner {
     /// The guest's kernel, behind an IOMMU that the host emulates: the host copies the entries that
     /// the guest invalidates, also after a map, to the table that the hardware walks.
     Emulated,
+    /// The guest's kernel owns the first stage, which the hardware walks. The host owns the second
+    /// stage, which maps all guest memory, and executes the guest's invalidations.
+    Nested,
     /// The host, on request over a virtio-iommu virtqueue. A request maps or unmaps one run of
     /// addresses.
     VirtioIommu,
@@ -296,6 +299,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "a guest behind an emulated VT-d with caching mode, iommu.strict=1"),
     ("emulated-lazy",    LinuxRcache,         T::Radix,            PerCpuQueue,         Emulated,
         "a guest behind an emulated VT-d with caching mode, lazy"),
+    ("nested-strict",    LinuxRcache,         T::Radix,            PerUnmap,            Nested,
+        "a guest's first stage over its host's second stage, iommu.strict=1 (rIOMMU 2.1)"),
     ("virtio-strict",    LinuxRcache,         T::Radix,            PerUnmap,            VirtioIommu,
         "a guest behind virtio-iommu, iommu.strict=1"),
     ("virtio-lazy",      LinuxRcache,         T::Radix,            PerCpuQueue,         VirtioIommu,

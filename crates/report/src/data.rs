@@ -20,6 +20,8 @@ pub struct MeasuredOn {
     pub cycle_unit: &'static str,
     /// Build of the DMA layer: `release` or `debug`. Costs of a debug build are meaningless.
     pub build: &'static str,
+    /// Processors that the program may use. Below two, a sidecore shares the driver's processor.
+    pub processors: usize,
 }
 
 /// Notes on the conversion of one trace into its rows.
@@ -198,6 +200,7 @@ mod tests {
             arch: "test",
             cycle_unit: "tsc",
             build: "debug",
+            processors: 2,
         };
         let profile = Profile::r210_2015();
         let mut report = Report::new(profile, measured_on, repetitions, true, &[], &[]);

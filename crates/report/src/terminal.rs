@@ -316,6 +316,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     if let Some(warning) = component_warning(report, rows) {
         out.push(warning);
     }
+    out.extend(sidecore_warning(report, rows));
     for row in rows.iter().filter(|row| !row.status.is_ok()) {
         if rows.iter().all(|other| other.status == row.status) {
             out.push(format!("All modes: {}", row.status));
@@ -421,10 +422,67 @@ fn component_warning(report: &Report, rows: &[&Row]) -> Option<String> {
     ))
 }
 
+/// Returns a warning if modes with a sidecore were timed on one processor.
+fn sidecore_warning(report: &Report, rows: &[&Row]) -> Option<String> {
+    if report.repetitions == 0 || report.measured_on.processors > 1 {
+        return None;
+    }
+    let offloaded =
+        |row: &&&Row| row.mode.starts_with("sidecore") || row.mode.ends_with("/sidecore");
+    let modes: Vec<&str> = rows
+        .iter()
+        .filter(offloaded)
+        .map(|row| row.mode.as_str())
+        .collect();
+    if modes.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "Warning: the program may use one processor, so the cycles of {} contain the work of the \
+        sidecore and the switches to it; use two.",
+        modes.join(", ")
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MeasuredOn;
     use ringfence_lab::meter::Components;
+
+    #[test]
+    fn a_sidecore_on_one_processor_is_noted() {
+        let rows = ["linux-strict", "sidecore", "magazine/radix/async/sidecore"].map(|mode| {
+            let mut row = Row::of_run(true, true);
+            row.mode = mode.into();
+            row
+        });
+        let rows: Vec<&Row> = rows.iter().collect();
+        let warning = |processors, repetitions, rows: &[&Row]| {
+            let measured_on = MeasuredOn {
+                cpu: "test".into(),
+                arch: "test",
+                cycle_unit: "tsc",
+                build: "release",
+                processors,
+            };
+            let profile = Profile::r210_2015();
+            let report = Report::new(profile, measured_on, repetitions, true, &[], &[]);
+            remarks(&report, &TraceNotes::default(), rows)
+                .into_iter()
+                .find(|line| line.contains("one processor"))
+        };
+        let found = warning(1, 3, &rows).unwrap();
+        assert!(
+            found.contains("cycles of sidecore, magazine/radix/async/sidecore contain"),
+            "{found}"
+        );
+        for (processors, repetitions, rows) in
+            [(2, 3, &rows[..]), (1, 0, &rows), (1, 3, &rows[..1])]
+        {
+            assert_eq!(warning(processors, repetitions, rows), None);
+        }
+    }
 
     #[test]
     fn noise_reads_as_below_the_resolution_and_sums_stay_exact() {

@@ -110,8 +110,9 @@ fn spoil(bench: &mut Bench, line: PhysAddr) -> Result<(), LabError> {
     let words = device_view(&memory)?.memory().words(line, 8);
     let words = words.map_err(|_| LabError::Internal("a line of a frame"))?;
     for word in words {
-        // Readable and writable, to the frame itself.
-        word.store(line.align_down(FRAME).get() | 3, Ordering::Relaxed);
+        // Readable and writable in both stages of VT-d (bit 2 is U/S in the first, and ignored in
+        // the second), to the frame itself.
+        word.store(line.align_down(FRAME).get() | 7, Ordering::Relaxed);
     }
     Ok(())
 }

@@ -225,5 +225,6 @@ pub(super) fn measured_on() -> MeasuredOn {
         } else {
             "release"
         },
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
     }
 }

@@ -24,7 +24,7 @@ const CYCLES_PER_BIT: f64 = 1.0;
 /// Native cycles of a full frame.
 pub(super) const FRAME_CYCLES: f64 = CYCLES_PER_BIT * 8.0 * SEGMENT as f64;
 /// Cycles per byte that the copy to the user takes, of those. Assumed.
-const COPY_PER_BYTE: f64 = 1.0;
+pub(super) const COPY_PER_BYTE: f64 = 1.0;
 /// Receive throughput of Xen's driver domain and of a guest behind it, as shares of native Linux.
 /// Menon, Cox and Zwaenepoel (USENIX 2006) reach 0.93 after a gain of 35%, and 0.39 after a gain of
 /// 18%.
@@ -86,7 +86,7 @@ impl Scenario {
 
     /// Returns the work of the domain that drives the device and of the guest behind it, as
     /// multiples of native work. They have a processor each.
-    fn work(self) -> [f64; 2] {
+    pub(super) fn work(self) -> [f64; 2] {
         match self {
             Self::BareMetal => [1.0, 0.0],
             Self::DirectAccess => [1.0 / DRIVER_DOMAIN, 0.0],

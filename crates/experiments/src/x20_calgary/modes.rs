@@ -137,6 +137,19 @@ pub(super) fn cost(
     frames: u64,
     repetitions: usize,
 ) -> Result<ModeCost, LabError> {
+    cost_of(name, profile, &traffic(frames)?, repetitions)
+}
+
+/// Replays the operations of `chunk`, which begin without mappings, in a mode.
+///
+/// # Errors
+/// The replay failed, or its row is not valid.
+pub(super) fn cost_of(
+    name: &str,
+    profile: &Profile,
+    chunk: &Chunk,
+    repetitions: usize,
+) -> Result<ModeCost, LabError> {
     let mode = mode(name)?;
     let options = CompareOptions {
         modes: Vec::new(),
@@ -147,7 +160,7 @@ pub(super) fn cost(
     let mut runner = runner(&mode, &options)?;
     let mut planner = Planner::new().with_cycles(options.cache_cycles.for_mode(&mode));
     let mut plan = Plan::default();
-    planner.plan(&traffic(frames)?, &mut plan)?;
+    planner.plan(chunk, &mut plan)?;
     planner.finish(&mut plan);
     let devices = Devices::new();
     runner.metered.run(&plan, &devices)?;

@@ -38,7 +38,8 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
             continue;
         };
         let what = format!(
-            "{}: instructions per map and unmap, rtc-paper over pviommu+rtc",
+            "{}: instructions per map and unmap, rtc-paper over pviommu+rtc, both with the \
+            module's hash table",
             kind.name()
         );
         found.push(FindingRow::counted(what, "", as_published / fixed));

@@ -22,6 +22,9 @@ use crate::{FaultLog, MAX_TRANSLATED_BYTES, Translate, Translation};
 pub struct Pasid(u32);
 
 impl Pasid {
+    /// The number that Linux gives to requests without a PASID (`IOMMU_NO_PASID`).
+    pub const ZERO: Self = Self(0);
+
     /// Creates a PASID; `None` above 20 bits.
     pub const fn new(raw: u32) -> Option<Self> {
         if raw >> 20 != 0 {

@@ -162,6 +162,7 @@ axis! {
     Kernel => "kernel",
     Host => "host",
     Emulated => "emulated",
+    Nested => "nested",
     VirtioIommu => "virtio-iommu",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",

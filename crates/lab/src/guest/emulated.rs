@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
@@ -19,18 +18,15 @@ use ringfence_pgtable::{
     walk,
 };
 use ringfence_types::{
-    CachedLevels, DomainId, FrameSource, Invalidation, InvalidationError, Iova, Permissions, Pfn,
-    PfnRange, PhysAddr, PhysMemory, Ticket, Unmapped,
+    CachedLevels, DomainId, Invalidation, InvalidationError, Iova, Permissions, Pfn, PfnRange,
+    PhysAddr, Ticket, Unmapped,
 };
 
+use super::guest_queue::GuestQueue;
 use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
 use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Vtd;
-
-/// Descriptors in the guest's queue: one page.
-const ENTRIES: u64 = 256;
-const DESCRIPTOR_BYTES: u64 = 16;
 
 /// The emulated unit, and the guest's driver for its queue.
 #[derive(Debug)]
@@ -48,19 +44,6 @@ pub struct EmulatedHost {
     /// True after a malformed descriptor or a failed update: the queue has stopped.
     broken: bool,
     traffic: QueueStats,
-}
-
-/// The invalidation queue in the guest's memory.
-#[derive(Debug)]
-struct GuestQueue {
-    base: PhysAddr,
-    status: PhysAddr,
-    /// Position of the next descriptor that the guest writes.
-    tail: u64,
-    /// Position of the next descriptor that the host reads.
-    head: u64,
-    /// Value of the last wait descriptor.
-    sequence: u32,
 }
 
 /// A domain with the guest's table and the host's shadow of it.
@@ -85,23 +68,12 @@ impl HostBackend for EmulatedHost {
         coherency: Coherency,
         unit: HostUnit,
     ) -> Result<Self, LabError> {
-        let frame = || {
-            let frame = frames.alloc_zeroed();
-            frame.map_err(|_| LabError::Internal("no frame for the queue"))
-        };
-        let (base, status) = (frame()?, frame()?);
         Ok(Self {
             memory: Rc::clone(memory),
             frames: Rc::clone(frames),
             coherency,
             unit,
-            queue: GuestQueue {
-                base,
-                status,
-                tail: 0,
-                head: 0,
-                sequence: 0,
-            },
+            queue: GuestQueue::new(frames)?,
             domains: Vec::new(),
             removed: Vec::new(),
             dirty: DirtyLines::new(),
@@ -123,9 +95,7 @@ impl HostBackend for EmulatedHost {
         if self.broken {
             return Err(InvalidationError::Failed);
         }
-        let status = self.memory.word(self.queue.status);
-        let status = status.map_err(|_| InvalidationError::Failed)?;
-        Ok(status.load(Ordering::Acquire) >= ticket.get())
+        self.queue.is_completed(&self.memory, ticket)
     }
 
     fn traffic(&self) -> QueueStats {
@@ -146,30 +116,12 @@ impl EmulatedHost {
     ) -> Result<Ticket, InvalidationError> {
         let descriptor =
             InvalidationDescriptor::covering(request).ok_or(InvalidationError::Unsupported)?;
-        self.queue.sequence = self.queue.sequence.wrapping_add(1);
-        let data = self.queue.sequence;
-        self.push(descriptor.encode())?;
-        let status = self.queue.status;
-        self.push(InvalidationDescriptor::Wait { status, data }.encode())?;
+        let ticket = self.queue.submit(&self.memory, descriptor)?;
         self.traffic.requests += 1;
         self.traffic.kick(cause);
         self.on_tail_write();
-        let ticket = Ticket::new(data.into());
         self.is_completed(ticket)?;
         Ok(ticket)
-    }
-
-    fn push(&mut self, [low, high]: [u64; 2]) -> Result<(), InvalidationError> {
-        let at = self.queue.base;
-        let at = at.wrapping_add(self.queue.tail % ENTRIES * DESCRIPTOR_BYTES);
-        let words = self.memory.words(at, 2);
-        let [first, second] = words.map_err(|_| InvalidationError::Failed)? else {
-            return Err(InvalidationError::Failed);
-        };
-        second.store(high, Ordering::Relaxed);
-        first.store(low, Ordering::Release);
-        self.queue.tail += 1;
-        Ok(())
     }
 }
 
@@ -197,21 +149,10 @@ impl EmulatedHost {
     /// Handles the exit of a write to the tail register: processes all new descriptors. A malformed
     /// one stops the queue (IQE).
     fn on_tail_write(&mut self) {
-        while self.queue.head < self.queue.tail && !self.broken {
-            let at = self.queue.base;
-            let at = at.wrapping_add(self.queue.head % ENTRIES * DESCRIPTOR_BYTES);
-            let raw = match self.memory.words(at, 2) {
-                Ok([low, high]) => {
-                    let low = low.load(Ordering::Acquire);
-                    [low, high.load(Ordering::Relaxed)]
-                }
-                _ => [0; 2],
-            };
-            self.queue.head += 1;
-            let done = match InvalidationDescriptor::decode(raw) {
-                Ok(descriptor) => self.process(&descriptor),
-                Err(_) => Err(InvalidationError::Failed),
-            };
+        while !self.broken
+            && let Some(descriptor) = self.queue.next(&self.memory)
+        {
+            let done = descriptor.and_then(|descriptor| self.process(&descriptor));
             self.broken |= done.is_err();
         }
     }
@@ -238,9 +179,12 @@ impl EmulatedHost {
             InvalidationDescriptor::Context(_) | InvalidationDescriptor::AllContexts => {}
             InvalidationDescriptor::Wait { status, data } => {
                 self.flush()?;
-                let word = self.memory.word(*status);
-                let word = word.map_err(|_| InvalidationError::Failed)?;
-                word.store((*data).into(), Ordering::Release);
+                GuestQueue::write_status(&self.memory, *status, *data)?;
+            }
+            // The emulated unit has no scalable mode.
+            InvalidationDescriptor::FirstStage { .. }
+            | InvalidationDescriptor::FirstStagePages { .. } => {
+                return Err(InvalidationError::Unsupported);
             }
         }
         Ok(())
@@ -492,7 +436,7 @@ mod tests {
         let request = Invalidation::Domain(DomainId::new(1));
         let ticket = host.commit(request).unwrap();
         assert_eq!(host.is_completed(ticket), Ok(true));
-        host.push([0xf, 0]).unwrap();
+        host.queue.push(&own.arena, [0xf, 0]).unwrap();
         assert_eq!(host.commit(request), Err(InvalidationError::Failed));
         assert_eq!(host.is_completed(ticket), Err(InvalidationError::Failed));
     }

@@ -12,6 +12,8 @@
 //! the guest and the wake-up of the host's thread.
 
 mod emulated;
+mod guest_queue;
+mod nested;
 mod pviommu;
 mod second_stage;
 mod tables;
@@ -21,6 +23,8 @@ mod xen;
 
 pub(crate) use emulated::emulated_table;
 pub use emulated::{EmulatedHost, EmulatedTable};
+pub(crate) use nested::nested_table;
+pub use nested::{NestedHost, NestedTable, NestedVtd, WRITE_ONLY_OFFSET};
 pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
 pub use second_stage::{FrameLookup, FrameRmap};

@@ -49,8 +49,6 @@ pub enum Command {
     Unmap(Nanos, OpKey, MappingToken),
     /// Retries an invalidation.
     Retry(NotInvalidated<u64>),
-    /// Makes maps visible to the device.
-    SyncMap(OpKey),
     /// Runs the timers.
     Tick(Nanos),
     /// Ends the thread.
@@ -131,10 +129,6 @@ impl<L: DmaOps> Executor<L> {
                 Reply::Unmapped(layer.unmap(key, token))
             }
             Command::Retry(token) => Reply::Retried(layer.retry_invalidation(token)),
-            Command::SyncMap(key) => {
-                layer.sync_map(key);
-                Reply::Done
-            }
             Command::Tick(now) => {
                 layer.set_time(now);
                 for token in core::mem::take(&mut self.not_invalidated) {

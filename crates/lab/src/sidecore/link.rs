@@ -39,9 +39,10 @@ pub struct ThreadLink {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Polls of an empty queue after which a thread yields its processor. On a machine with fewer
-/// processors than threads, the other end needs it.
-const POLLS: u32 = 1 << 10;
+/// Polls of an empty queue after which a thread yields its processor: longer than the other end
+/// needs for a command on a processor of its own. If it shares this one, or other programs run, it
+/// needs the processor.
+const POLLS: u32 = 1 << 6;
 
 /// Polls of an empty queue after which the sidecore sleeps, so that it does not slow other replays.
 const POLLS_AWAKE: u32 = 1 << 18;

@@ -142,6 +142,7 @@ fn the_meter_reports_components_that_add_up() {
         "riommu-paper",
         "emulated-strict",
         "emulated-lazy",
+        "nested-strict",
         "virtio-strict",
         "virtio-lazy",
         "pviommu",

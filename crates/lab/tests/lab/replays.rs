@@ -90,6 +90,7 @@ fn every_mode_matches_hand_counts() {
         ("kvm-baseline", 0, end - US),
         // Invalidations by the host.
         ("emulated-strict", 600, 0),
+        ("nested-strict", 600, 0),
         // As in `linux-lazy`: the host passes each flush on.
         ("emulated-lazy", 3, 12_000 * US - 1027 * US),
         ("virtio-strict", 600, 0),

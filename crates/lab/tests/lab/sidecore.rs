@@ -1,6 +1,6 @@
 //! Maps and unmaps that another core executes: a thread, and the late one of oracle replays.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use ringfence_dma::MapReason;
@@ -202,6 +202,41 @@ fn a_retry_of_an_ended_sidecore_returns_the_token() {
     link.borrow_mut().send(unmap()).unwrap_err();
     let token = front.retry_invalidation(token).unwrap_err();
     assert_eq!(token.direction(), Direction::ToDevice);
+}
+
+/// A link that counts the replies that its user waited for.
+struct CountedLink(LateLink<PlainLayer>, Rc<Cell<u64>>);
+
+impl Link for CountedLink {
+    fn send(&mut self, command: Command) -> Result<(), Command> {
+        self.0.send(command)
+    }
+
+    fn call(&mut self, command: Command) -> Result<Reply, Command> {
+        self.1.set(self.1.get() + 1);
+        self.0.call(command)
+    }
+}
+
+/// The I/O core waits once for a map, also if it then writes a doorbell. It waits once for an unmap
+/// of `sidecore-strict`, and for none of `sidecore`.
+#[test]
+fn a_map_waits_once_and_a_doorbell_never() {
+    for (wait, waits) in [(UnmapWait::Waits, 2), (UnmapWait::Returns, 1)] {
+        let calls = Rc::new(Cell::new(0));
+        let link = CountedLink(LateLink::new(plain_layer()), Rc::clone(&calls));
+        let mut front = Sidecore::new(link, wait).unwrap();
+        front.reserve(1, 4).unwrap();
+        front.attach(DeviceIndex(0), ID).unwrap();
+        calls.set(0);
+        for number in 1..10 {
+            let token = front.map(KEY, number, &[page(number)]).unwrap().token;
+            front.sync_map(KEY);
+            let outcome = front.unmap(KEY, token);
+            assert!(matches!(outcome, UnmapOutcome::Returned { .. }));
+            assert_eq!(calls.get(), waits * number, "{wait:?}");
+        }
+    }
 }
 
 /// A late sidecore executes an unmap when its queue is full, at the next map, and at a tick.

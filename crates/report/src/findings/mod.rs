@@ -140,6 +140,7 @@ mod tests {
             arch: "test",
             cycle_unit: "tsc",
             build: "debug",
+            processors: 2,
         };
         let mut reproduction = Reproduction::new(measured_on, Profile::r210_2015());
         reproduction.findings.push(finding());

@@ -300,6 +300,7 @@ mod tests {
             arch: "test",
             cycle_unit: "tsc",
             build: "debug",
+            processors: 2,
         };
         let mut reproduction = Reproduction::new(measured_on, Profile::r210_2015());
         let found = Experiment::find("x10").unwrap().run(&Setting::smoke());

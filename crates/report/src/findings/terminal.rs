@@ -233,6 +233,7 @@ mod tests {
             arch: "test",
             cycle_unit: "tsc",
             build: "debug",
+            processors: 2,
         }
     }
 

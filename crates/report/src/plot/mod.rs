@@ -66,6 +66,7 @@ mod tests {
             arch: "test",
             cycle_unit: "tsc",
             build: "release",
+            processors: 2,
         };
         let mut report = Report::new(Profile::r210_2015(), measured_on, 3, true, &[], &[]);
         report.traces.push(TraceNotes {

@@ -126,6 +126,7 @@ fn streams_have_the_requested_rings() {
                     let page = stream.pages(buffer)[0].lo().get();
                     assert_eq!(live.remove(&page), Some(buffer));
                 }
+                BufferEvent::Access { .. } => panic!("{event:?}"),
                 BufferEvent::EndBurst(_) => {}
             }
         }

@@ -26,6 +26,7 @@
 //!   so each burst begins with a walk. A ring with a single buffer in flight has no next entry to
 //!   fetch.
 
+mod mapped_ranges;
 pub mod recorded;
 mod shape;
 mod stream;
@@ -42,7 +43,7 @@ use ringfence_types::Pfn;
 use serde::Serialize;
 
 pub use shape::{Kind, Shape};
-pub use stream::{BufferEvent, DeviceStream};
+pub use stream::{AccessSource, BufferEvent, DeviceStream};
 pub use synthetic::{Addresses, Synthetic};
 
 use ringfence_lab::LabError;
@@ -101,6 +102,8 @@ impl Predictor {
 pub struct PrefetchRow {
     /// Name of the stream.
     pub source: String,
+    /// Origin of the accesses.
+    pub accesses: AccessSource,
     /// Number of rings of the device.
     pub rings: u64,
     /// Maximum number of buffers in the rings at once.
@@ -242,8 +245,12 @@ pub fn measure(stream: &DeviceStream, histories: &[u32]) -> Vec<PrefetchRow> {
                 pages(buffer).for_each(|page| mapped.add(page));
                 valid.insert(stream.ring_position(buffer));
             }
-            BufferEvent::Use(buffer) => {
-                for (at, page) in pages(buffer).enumerate() {
+            BufferEvent::Use(buffer) | BufferEvent::Access { buffer, .. } => {
+                let (from, count) = match event {
+                    BufferEvent::Access { first, count, .. } => (first as usize, count as usize),
+                    _ => (0, usize::MAX),
+                };
+                for (at, page) in pages(buffer).enumerate().skip(from).take(count) {
                     for (_, _, first, fed) in &mut prefetchers {
                         let served = fed.access(page, &mapped);
                         if at == 0 {
@@ -318,6 +325,7 @@ fn row(
 ) -> PrefetchRow {
     PrefetchRow {
         source: stream.name.clone(),
+        accesses: stream.accesses,
         rings: stream.rings() as u64,
         ring_entries: stream.ring_entries(),
         ring_pages: stream.live_pages(),
@@ -403,6 +411,8 @@ pub fn of_trace<R: Read>(name: &str, reader: R) -> Result<Vec<PrefetchRow>, LabE
 pub struct PrefetchSummary {
     /// Name of the stream.
     pub source: String,
+    /// Origin of the accesses.
+    pub accesses: AccessSource,
     /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
     /// Access pattern of the device.
@@ -452,6 +462,7 @@ pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
             let in_vain = rows.iter().filter(|row| row.predictor == kept);
             Some(PrefetchSummary {
                 source: first.source.clone(),
+                accesses: first.accesses,
                 ring_pages: first.ring_pages,
                 shape: first.shape,
                 first_misses: first.first_misses,

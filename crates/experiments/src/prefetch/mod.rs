@@ -39,6 +39,7 @@ use ringfence_papers::prefetch::{
     Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
     Recency, RingPair, Variant,
 };
+use ringfence_trace::TraceSource;
 use ringfence_types::Pfn;
 use serde::Serialize;
 
@@ -110,6 +111,8 @@ pub struct PrefetchRow {
     pub ring_entries: u64,
     /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
+    /// Recorded DMAs outside all mappings.
+    pub unmapped_accesses: u64,
     /// Access pattern of the device.
     pub shape: Shape,
     /// Predictor of this row.
@@ -329,6 +332,7 @@ fn row(
         rings: stream.rings() as u64,
         ring_entries: stream.ring_entries(),
         ring_pages: stream.live_pages(),
+        unmapped_accesses: stream.unmapped_accesses,
         shape,
         predictor,
         history,
@@ -393,6 +397,22 @@ pub fn synthetic() -> Result<Vec<PrefetchRow>, LabError> {
     Ok(rows)
 }
 
+/// The bundled trace with DMAs (`docs/TRACES.md`): a network device and a disk of a Debian guest
+/// with kernel 6.12, behind the virtio-iommu of this project in strict mode.
+pub const GUEST_DMAS: &[u8] = include_bytes!("../../data/guest-dmas-6.12.trace.zst");
+
+/// Computes the rows of the devices of [`GUEST_DMAS`].
+///
+/// # Errors
+/// As [`recorded::streams`].
+pub fn bundled() -> Result<Vec<PrefetchRow>, LabError> {
+    let name = "guest-dmas-6.12";
+    of_trace(
+        name,
+        TraceSource::from_reader(name, GUEST_DMAS).map_err(LabError::Trace)?,
+    )
+}
+
 /// The recorded half of X07: the devices of one trace.
 ///
 /// # Errors
@@ -413,6 +433,8 @@ pub struct PrefetchSummary {
     pub source: String,
     /// Origin of the accesses.
     pub accesses: AccessSource,
+    /// Recorded DMAs outside all mappings.
+    pub unmapped_accesses: u64,
     /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
     /// Access pattern of the device.
@@ -463,6 +485,7 @@ pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
             Some(PrefetchSummary {
                 source: first.source.clone(),
                 accesses: first.accesses,
+                unmapped_accesses: first.unmapped_accesses,
                 ring_pages: first.ring_pages,
                 shape: first.shape,
                 first_misses: first.first_misses,

@@ -44,6 +44,17 @@ pub enum AccessSource {
     Recorded,
 }
 
+impl AccessSource {
+    /// Name in findings, after the name of a recorded device; empty for a synthetic one.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Generated => "",
+            Self::Assumed => " (accesses assumed)",
+            Self::Recorded => " (DMAs recorded)",
+        }
+    }
+}
+
 /// A mapped buffer.
 #[derive(Debug, Clone, Copy)]
 struct TracedBuffer {

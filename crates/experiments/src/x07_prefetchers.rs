@@ -242,10 +242,10 @@ fn recorded(rows: &[PrefetchRow], found: &mut Findings) {
     let unmapped: u64 = used.iter().map(|one| one.unmapped_accesses).sum();
     found.note(format!(
         "Recorded: {} devices, of {} with any streaming mapping; the others use fewer than {USES} \
-        buffers. Of {} devices the trace has the DMAs (\"DMAs recorded\"), of which {unmapped} were \
-        outside all mappings. Of {} it has maps and unmaps only; the replay assumes that the \
-        device uses a buffer just before its unmap (\"accesses assumed\"). A ring is a device's mappings of \
-        one direction; several queues share one.",
+        buffers. Of {} devices the trace has the DMAs (\"DMAs recorded\"), of which {unmapped} \
+        were outside all mappings. Of {} it has maps and unmaps only; the replay assumes that \
+        the device uses a buffer just before its unmap (\"accesses assumed\"). A ring is a \
+        device's mappings of one direction; several queues share one.",
         used.len(),
         all.len(),
         with(AccessSource::Recorded),

@@ -130,8 +130,8 @@ pub(crate) struct DeviceArgs {
     /// --max-record MiB
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record_requests: Option<PathBuf>,
-    /// Record the DMAs of the devices, and the maps and unmaps of the guest's virtio-iommu driver, as
-    /// a trace in this file, up to --max-record MiB. The other commands read it. Requires
+    /// Record the DMAs of the devices, and the maps and unmaps of the guest's virtio-iommu driver,
+    /// as a trace in this file, up to --max-record MiB. The other commands read it. Requires
     /// mode=emulated
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record_dmas: Option<PathBuf>,
@@ -199,7 +199,8 @@ pub(crate) struct GuestLimitArgs {
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
     /// MiB of the file of --record-requests, and of that of --record-dmas. Further requests or DMAs
-    /// are only counted: the last line is then `lost N`, not `end`, or `[LOST N EVENTS]`, not `# end`
+    /// are only counted: the last line is then `lost N`, not `end`, or `[LOST N EVENTS]`, not
+    /// `# end`
     #[arg(
         long,
         value_name = "MIB",

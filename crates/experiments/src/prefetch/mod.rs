@@ -10,8 +10,9 @@
 //! - Two entries per ring are always right.
 //!
 //! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several history sizes, and to a
-//! pair of entries per ring. Streams come from [`Synthetic`] rings and from [`recorded`] traces. Traces
-//! of an emulated IOMMU have the DMAs; for others the accesses are assumed ([`AccessSource`]).
+//! pair of entries per ring. Streams come from [`Synthetic`] rings and from [`recorded`] traces.
+//! Traces of an emulated IOMMU have the DMAs; for others the accesses are assumed
+//! ([`AccessSource`]).
 //!
 //! The results agree with the paper on rings whose addresses recur. Markov and Recency predict
 //! nothing with a history smaller than the ring, and everything after the first lap with a larger

@@ -17,7 +17,7 @@ pub enum BufferEvent {
     Use(u32),
     /// The device accesses `count` of the buffer's pages, from page `first` of the buffer on.
     Access {
-        /// The buffer.
+        /// Number of the buffer.
         buffer: u32,
         /// Index of the first page.
         first: u32,

@@ -5,7 +5,8 @@ use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::prefetch::{
-    Kind, Predictor, PrefetchRow, PrefetchSummary, Shape, USES, summarise, synthetic,
+    AccessSource, Kind, Predictor, PrefetchRow, PrefetchSummary, Shape, USES, bundled, summarise,
+    synthetic,
 };
 use ringfence_lab::LabError;
 
@@ -135,7 +136,7 @@ impl Claim {
     }
 
     fn row(&self, summary: &PrefetchSummary) -> FindingRow {
-        let what = format!("{}: {}", summary.source, self.what);
+        let what = format!("{}: {}", device(summary), self.what);
         let row = FindingRow::counted(what, "", (self.of)(summary));
         let bound = match self.demand {
             Requirement::Exact => 0.0,
@@ -145,20 +146,18 @@ impl Claim {
     }
 }
 
+/// Names a stream, and the origin of its accesses if it is recorded.
+fn device(summary: &PrefetchSummary) -> String {
+    format!("{}{}", summary.source, summary.accesses.label())
+}
+
 const SOURCE: &str = "rIOMMU section 5.4, in words (claims.csv R54)";
 
 /// Adds the results of each recorded device, and the number of devices for which each claim holds.
 /// A claim must hold for every device that it covers (decision 0013).
-fn recorded(setting: &Setting, found: &mut Findings) {
-    let all = summarise(&setting.recorded);
+fn recorded(rows: &[PrefetchRow], found: &mut Findings) {
+    let all = summarise(rows);
     let used: Vec<&PrefetchSummary> = all.iter().filter(|one| one.first_misses >= USES).collect();
-    if all.is_empty() {
-        found.note(
-            "Synthetic rings only. --trace FILE... feeds the devices of recorded traces to the \
-            same prefetchers.",
-        );
-        return;
-    }
     let holds_of = |claim: &Claim, kinds: &dyn Fn(Kind) -> bool| {
         let of = used.iter().filter(|one| kinds(one.shape.kind()));
         let holds = of.clone().filter(|summary| claim.holds(summary)).count();
@@ -212,7 +211,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
             ("same next in its ring", same_next_in_ring),
             ("reuse", reuse),
         ] {
-            let what = format!("{} ({kind}): {what}", summary.source);
+            let what = format!("{} ({kind}): {what}", device(summary));
             found.push(FindingRow::counted(what, "", value));
         }
         for claim in &CLAIMS {
@@ -239,14 +238,28 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         predict devices with one request in flight, with several queues per direction, or with \
         unmaps in order of completion; the paper keeps such devices on the baseline unit.",
     );
+    let with = |source| used.iter().filter(|one| one.accesses == source).count();
+    let unmapped: u64 = used.iter().map(|one| one.unmapped_accesses).sum();
     found.note(format!(
-        "Recorded: {} devices of the named traces, of {} with any streaming mapping; the others \
-        use fewer than {USES} buffers. A trace shows maps and unmaps but no accesses, so the \
-        replay assumes that the device uses a buffer just before its unmap. A ring is a device's \
-        mappings of one direction; several queues share one.",
+        "Recorded: {} devices, of {} with any streaming mapping; the others use fewer than {USES} \
+        buffers. Of {} devices the trace has the DMAs (\"DMAs recorded\"), of which {unmapped} \
+        were outside all mappings. Of {} it has maps and unmaps only; the replay assumes that \
+        the device uses a buffer just before its unmap (\"accesses assumed\"). A ring is a \
+        device's mappings of one direction; several queues share one.",
         used.len(),
         all.len(),
+        with(AccessSource::Recorded),
+        with(AccessSource::Assumed),
     ));
+}
+
+fn name_option(setting: &Setting, found: &mut Findings) {
+    if setting.recorded.is_empty() {
+        found.note(
+            "Recorded devices are those of the bundled trace. --trace FILE... adds those of other \
+            traces.",
+        );
+    }
 }
 
 /// Adds the claims about each synthetic stream. A stream must meet the claims that cover it.
@@ -285,7 +298,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         are judged by their wrong predictions.",
     );
     judged(&rows, &mut found);
-    recorded(setting, &mut found);
+    let mut traces = bundled()?;
+    traces.extend(setting.recorded.iter().cloned());
+    recorded(&traces, &mut found);
+    name_option(setting, &mut found);
     // The paper's own case: one ring whose addresses recur but are not adjacent.
     let named = |row: &&PrefetchRow| row.ring_entries == 1024 && row.source.contains("scattered");
     let source = rows
@@ -349,7 +365,7 @@ mod tests {
         setting.recorded = device("large", 256);
         setting.recorded.extend(device("small", 64));
         let mut found = Findings::default();
-        recorded(&setting, &mut found);
+        recorded(&setting.recorded, &mut found);
         // Both sets of claims for the one ring, a count of each kind, and the device's six shape
         // measures.
         assert_eq!(found.rows.len(), 2 * CLAIMS.len() + Kind::ALL.len() + 6);
@@ -400,7 +416,7 @@ mod tests {
         let mut setting = Setting::smoke();
         setting.recorded = feed(&stream, &histories(&stream));
         let mut found = Findings::default();
-        recorded(&setting, &mut found);
+        recorded(&setting.recorded, &mut found);
         let of = |what: &str| found.rows.iter().find(|row| row.quantity.contains(what));
         let counted = |what: &str| of(what).unwrap().measured.unwrap().median;
         assert_eq!(counted("recorded devices: new addresses"), 1.0);
@@ -480,10 +496,46 @@ mod tests {
         assert!(text.ends_with("most of 3."), "{text}");
     }
 
+    /// The bundled trace has DMAs, so no row of its devices rests on an assumption.
+    #[test]
+    fn finding_names_the_origin_of_accesses() {
+        let mut rows = bundled().unwrap();
+        assert!(
+            rows.iter()
+                .all(|row| row.accesses == AccessSource::Recorded)
+        );
+        let mut assumed = device("assumed", 256);
+        for row in &mut assumed {
+            row.accesses = AccessSource::Assumed;
+        }
+        rows.extend(assumed);
+        let mut found = Findings::default();
+        recorded(&rows, &mut found);
+        let count = |text: &str| {
+            let rows = found.rows.iter();
+            rows.filter(|row| row.quantity.contains(text)).count()
+        };
+        let per_device = CLAIMS.len() + 6;
+        let devices = summarise(&rows)
+            .into_iter()
+            .filter(|one| one.first_misses >= USES);
+        let devices = devices.count() - 1;
+        assert!(devices >= 1);
+        assert_eq!(count("guest-dmas-6.12"), devices * per_device);
+        assert_eq!(count(" (DMAs recorded)"), devices * per_device);
+        assert_eq!(count("assumed (accesses assumed)"), per_device);
+        let note = found.notes.last().unwrap();
+        let wanted = format!("Of {devices} devices the trace has the DMAs");
+        assert!(
+            note.contains(&wanted) && note.contains("of which 0 were outside"),
+            "{note}"
+        );
+    }
+
     #[test]
     fn finding_without_traces_names_the_option() {
         let mut found = Findings::default();
-        recorded(&Setting::smoke(), &mut found);
-        assert!(found.rows.is_empty() && found.notes[0].contains("--trace"));
+        name_option(&Setting::smoke(), &mut found);
+        assert!(found.notes[0].contains("--trace"));
     }
 }

@@ -161,8 +161,9 @@ impl Daemon {
         }
         let iommu = match &devices.iommu {
             Iommu::None => None,
-            Iommu::Virtio { requests } => {
-                let iommu = self.attach_iommu(requests.as_deref(), limits, log)?;
+            Iommu::Virtio { requests, dmas } => {
+                let records = [requests.as_deref(), dmas.as_deref()];
+                let iommu = self.attach_iommu(records, limits, log)?;
                 Some(GuestIommu::Virtio(iommu))
             }
             Iommu::Pviommu {
@@ -256,7 +257,7 @@ impl Daemon {
 
     fn attach_iommu(
         &mut self,
-        requests: Option<&Path>,
+        [requests, dmas]: [Option<&Path>; 2],
         limits: &GuestLimits,
         log: &Log,
     ) -> Result<VirtioIommu, (PathBuf, io::Error)> {
@@ -268,6 +269,10 @@ impl Daemon {
         if let Some(path) = requests {
             let record = Recorder::create(path, limits.record_bytes);
             device.record(record.map_err(at(path))?);
+        }
+        if let Some(path) = dmas {
+            let created = iommu.create_dma_record(path, limits.record_bytes);
+            created.map_err(at(path))?;
         }
         let dma = iommu.memory();
         let function = VirtioPci::new(device, dma, false, Arc::clone(&counters));

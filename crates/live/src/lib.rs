@@ -29,6 +29,7 @@ mod pci;
 mod privileges;
 pub mod pviommu;
 pub mod qemu;
+mod record;
 pub mod sandbox;
 mod saved_state;
 mod seccomp;

@@ -16,7 +16,7 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
     );
     let facts = format!(
         "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} \
-        iommu:unmap; {} live mappings at peak, {} at the end; {} pages mapped {} times each.",
+        iommu:unmap{}; {} live mappings at peak, {} at the end; {} pages mapped {} times each.",
         count(info.map_events),
         count(info.unmap_events),
         count(info.allocs),
@@ -24,6 +24,10 @@ pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {
         count(info.syncs),
         count(info.iommu_map),
         count(info.iommu_unmap),
+        match info.accesses {
+            0 => String::new(),
+            accesses => format!(", {} DMAs", count(accesses)),
+        },
         count(info.max_live),
         count(info.live_at_end),
         count(info.pages.distinct),

@@ -308,9 +308,9 @@ impl Rewrite {
                 *iova = self.iova(*device, *iova);
                 *phys = PhysAddr::new(self.runs.rename(phys.get()));
             }
-            RawKind::Unmap { device, iova, .. } | RawKind::Free { device, iova, .. } => {
-                *iova = self.iova(*device, *iova)
-            }
+            RawKind::Unmap { device, iova, .. }
+            | RawKind::Free { device, iova, .. }
+            | RawKind::Access { device, iova, .. } => *iova = self.iova(*device, *iova),
             RawKind::Alloc {
                 device,
                 iova,

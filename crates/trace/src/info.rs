@@ -43,6 +43,8 @@ pub struct Info {
     pub frees: u64,
     /// Number of `dma_sync_*` events.
     pub syncs: u64,
+    /// Number of `dma_access` events. A replay does not use them.
+    pub accesses: u64,
     /// Number of `iommu:map` events.
     pub iommu_map: u64,
     /// Number of `iommu:unmap` events.

@@ -120,6 +120,17 @@ pub fn render(
             out,
             "dma_sync_single_for_cpu: {name} dir=BIDIRECTIONAL dma_addr=0 size=0"
         ),
+        RawKind::Access {
+            direction,
+            iova,
+            size,
+            ..
+        } => write!(
+            out,
+            "dma_access: {name} dir={} dma_addr={:x} size={size}",
+            dir(direction),
+            iova.get()
+        ),
         RawKind::Void { .. } => write!(
             out,
             "dma_map_sg_err: {name} dir=BIDIRECTIONAL dma_addrs={{}} err=-12 attrs="

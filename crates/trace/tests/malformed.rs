@@ -97,6 +97,46 @@ const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         Some(MissingField(Field::Attrs)),
     ),
     (
+        "dma_access: d dir=FROM_DEVICE dma_addr=ff018840 size=18552",
+        None,
+    ),
+    (
+        "dma_access:  dir=FROM_DEVICE dma_addr=1 size=1",
+        Some(MissingField(Field::Device)),
+    ),
+    (
+        "dma_access: d dma_addr=1 size=1",
+        Some(MissingField(Field::Dir)),
+    ),
+    (
+        "dma_access: d dir=NONE dma_addr=1 size=1",
+        Some(NoDirection),
+    ),
+    (
+        "dma_access: d dir=TO_DEVICE size=1",
+        Some(MissingField(Field::DmaAddr)),
+    ),
+    (
+        "dma_access: d dir=TO_DEVICE dma_addr=1",
+        Some(MissingField(Field::Size)),
+    ),
+    (
+        "dma_access: d dir=TO_DEVICE dma_addr=g size=1",
+        Some(BadNumber(Field::DmaAddr)),
+    ),
+    (
+        "dma_access: d dir=TO_DEVICE dma_addr=1 size=0",
+        Some(EmptySize),
+    ),
+    (
+        "dma_access: d dir=TO_DEVICE dma_addr=0 size=68719476737",
+        Some(SizeTooLarge),
+    ),
+    (
+        "dma_access: d dir=TO_DEVICE dma_addr=fffffffffffffff0 size=32",
+        Some(RangeWraps(Field::DmaAddr)),
+    ),
+    (
         "dma_unmap_phys: d dir=TO_DEVICE dma_addr=1 size=0 attrs=",
         Some(EmptySize),
     ),

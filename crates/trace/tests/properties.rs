@@ -140,6 +140,14 @@ fn kind() -> impl Strategy<Value = (RawKind, Vec<Vec<u64>>, Option<String>)> {
         device
             .clone()
             .prop_map(move |device| plain(RawKind::Sync { device })),
+        (device.clone(), direction(), range()).prop_map(
+            move |(device, direction, (iova, size))| plain(RawKind::Access {
+                device,
+                direction,
+                iova: Iova::new(iova),
+                size,
+            })
+        ),
         device.prop_map(move |device| plain(RawKind::Void { device })),
         (range(), any::<u64>()).prop_map(move |((iova, size), phys)| {
             let phys = phys.min(u64::MAX - size);

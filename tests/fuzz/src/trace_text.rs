@@ -18,6 +18,7 @@ pub const OUTCOMES: &[&str] = &[
     "Alloc",
     "Free",
     "Sync",
+    "Access",
     "Void",
     "IommuMap",
     "IommuUnmap",
@@ -150,6 +151,7 @@ fn check(kind: &RawKind, chunk: &RawChunk) {
         }
         RawKind::Unmap { iova, size, .. }
         | RawKind::Free { iova, size, .. }
+        | RawKind::Access { iova, size, .. }
         | RawKind::IommuUnmap { iova, size } => {
             assert!(IovaRange::new(iova, size).is_some(), "{kind:?}");
         }
@@ -191,6 +193,7 @@ const fn kind(kind: &RawKind) -> &'static str {
         RawKind::Alloc { .. } => "Alloc",
         RawKind::Free { .. } => "Free",
         RawKind::Sync { .. } => "Sync",
+        RawKind::Access { .. } => "Access",
         RawKind::Void { .. } => "Void",
         RawKind::IommuMap { .. } => "IommuMap",
         RawKind::IommuUnmap { .. } => "IommuUnmap",

@@ -38,8 +38,8 @@ pub(crate) struct ServeArgs {
     /// old process exits with code 4. Repeat host-side options: limits, --host-page-pool,
     /// --memory-file, --lock
     #[arg(long, conflicts_with_all = [
-        "iommu", "disk", "rng", "net", "inject_dma", "record_requests", "inject_reply", "memory",
-        "cpus",
+        "iommu", "disk", "rng", "net", "inject_dma", "record_requests", "record_dmas",
+        "inject_reply", "memory", "cpus",
     ])]
     pub take_over: bool,
     /// Repeat the pre-copy, which copies and rebuilds running devices, until they have completed
@@ -130,6 +130,11 @@ pub(crate) struct DeviceArgs {
     /// --max-record MiB
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record_requests: Option<PathBuf>,
+    /// Record the DMAs of the devices, and the maps and unmaps of the guest's virtio-iommu driver,
+    /// as a trace in this file, up to --max-record MiB. The other commands read it. Requires
+    /// mode=emulated
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record_dmas: Option<PathBuf>,
     /// Inject a wrong reply of the para-virtual IOMMU: never, late, twice or foreign (to a request
     /// that was not sent), after N correct replies
     #[arg(long, value_name = "HOW:N")]
@@ -193,8 +198,9 @@ pub(crate) struct GuestLimitArgs {
     /// Pages of 4 KiB whose translations a vhost-user back-end keeps
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
-    /// MiB of the file of --record-requests. Further requests are only counted: its last line is
-    /// then `lost N`, not `end`
+    /// MiB of the file of --record-requests, and of that of --record-dmas. Further requests or DMAs
+    /// are only counted: the last line is then `lost N`, not `end`, or `[LOST N EVENTS]`, not
+    /// `# end`
     #[arg(
         long,
         value_name = "MIB",

@@ -55,6 +55,10 @@ fn vfio_user_devices(
             "--record-requests requires --iommu virtio",
         ),
         (
+            args.record_dmas.is_some() && args.iommu != IommuKind::Virtio,
+            "--record-dmas requires --iommu virtio",
+        ),
+        (
             args.host_page_pool && !is_pviommu,
             "--host-page-pool requires --iommu pviommu",
         ),
@@ -74,6 +78,7 @@ fn vfio_user_devices(
         },
         IommuKind::Virtio => Iommu::Virtio {
             requests: args.record_requests.clone(),
+            dmas: args.record_dmas.clone(),
         },
         _ => Iommu::None,
     };
@@ -135,6 +140,10 @@ fn vhost_user_disk(
         (
             args.record_requests.is_some(),
             "--record-requests requires --iommu virtio",
+        ),
+        (
+            args.record_dmas.is_some(),
+            "--record-dmas requires --iommu virtio",
         ),
         (
             args.host_page_pool,

@@ -11,6 +11,8 @@
 //!
 //! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several history sizes, and to a
 //! pair of entries per ring. Streams come from [`Synthetic`] rings and from [`recorded`] traces.
+//! Traces of an emulated IOMMU have the DMAs; for others the accesses are assumed
+//! ([`AccessSource`]).
 //!
 //! The results agree with the paper on rings whose addresses recur. Markov and Recency predict
 //! nothing with a history smaller than the ring, and everything after the first lap with a larger
@@ -26,6 +28,7 @@
 //!   so each burst begins with a walk. A ring with a single buffer in flight has no next entry to
 //!   fetch.
 
+mod mapped_ranges;
 pub mod recorded;
 mod shape;
 mod stream;
@@ -38,11 +41,12 @@ use ringfence_papers::prefetch::{
     Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
     Recency, RingPair, Variant,
 };
+use ringfence_trace::TraceSource;
 use ringfence_types::Pfn;
 use serde::Serialize;
 
 pub use shape::{Kind, Shape};
-pub use stream::{BufferEvent, DeviceStream};
+pub use stream::{AccessSource, BufferEvent, DeviceStream};
 pub use synthetic::{Addresses, Synthetic};
 
 use ringfence_lab::LabError;
@@ -101,12 +105,16 @@ impl Predictor {
 pub struct PrefetchRow {
     /// Name of the stream.
     pub source: String,
+    /// Origin of the accesses.
+    pub accesses: AccessSource,
     /// Number of rings of the device.
     pub rings: u64,
     /// Maximum number of buffers in the rings at once.
     pub ring_entries: u64,
     /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
+    /// Recorded DMAs outside all mappings.
+    pub unmapped_accesses: u64,
     /// Access pattern of the device.
     pub shape: Shape,
     /// Predictor of this row.
@@ -242,8 +250,12 @@ pub fn measure(stream: &DeviceStream, histories: &[u32]) -> Vec<PrefetchRow> {
                 pages(buffer).for_each(|page| mapped.add(page));
                 valid.insert(stream.ring_position(buffer));
             }
-            BufferEvent::Use(buffer) => {
-                for (at, page) in pages(buffer).enumerate() {
+            BufferEvent::Use(buffer) | BufferEvent::Access { buffer, .. } => {
+                let (from, count) = match event {
+                    BufferEvent::Access { first, count, .. } => (first as usize, count as usize),
+                    _ => (0, usize::MAX),
+                };
+                for (at, page) in pages(buffer).enumerate().skip(from).take(count) {
                     for (_, _, first, fed) in &mut prefetchers {
                         let served = fed.access(page, &mapped);
                         if at == 0 {
@@ -318,9 +330,11 @@ fn row(
 ) -> PrefetchRow {
     PrefetchRow {
         source: stream.name.clone(),
+        accesses: stream.accesses,
         rings: stream.rings() as u64,
         ring_entries: stream.ring_entries(),
         ring_pages: stream.live_pages(),
+        unmapped_accesses: stream.unmapped_accesses,
         shape,
         predictor,
         history,
@@ -385,6 +399,22 @@ pub fn synthetic() -> Result<Vec<PrefetchRow>, LabError> {
     Ok(rows)
 }
 
+/// The bundled trace with DMAs (`docs/TRACES.md`): a network device and a disk of a Debian guest
+/// with kernel 6.12, behind the virtio-iommu of this project in strict mode.
+pub const GUEST_DMAS: &[u8] = include_bytes!("../../data/guest-dmas-6.12.trace.zst");
+
+/// Computes the rows of the devices of [`GUEST_DMAS`].
+///
+/// # Errors
+/// As [`recorded::streams`].
+pub fn bundled() -> Result<Vec<PrefetchRow>, LabError> {
+    let name = "guest-dmas-6.12";
+    of_trace(
+        name,
+        TraceSource::from_reader(name, GUEST_DMAS).map_err(LabError::Trace)?,
+    )
+}
+
 /// The recorded half of X07: the devices of one trace.
 ///
 /// # Errors
@@ -403,6 +433,10 @@ pub fn of_trace<R: Read>(name: &str, reader: R) -> Result<Vec<PrefetchRow>, LabE
 pub struct PrefetchSummary {
     /// Name of the stream.
     pub source: String,
+    /// Origin of the accesses.
+    pub accesses: AccessSource,
+    /// Recorded DMAs outside all mappings.
+    pub unmapped_accesses: u64,
     /// Maximum number of pages that the device has mapped at once.
     pub ring_pages: u64,
     /// Access pattern of the device.
@@ -452,6 +486,8 @@ pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
             let in_vain = rows.iter().filter(|row| row.predictor == kept);
             Some(PrefetchSummary {
                 source: first.source.clone(),
+                accesses: first.accesses,
+                unmapped_accesses: first.unmapped_accesses,
                 ring_pages: first.ring_pages,
                 shape: first.shape,
                 first_misses: first.first_misses,

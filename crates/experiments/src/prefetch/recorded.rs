@@ -1,18 +1,24 @@
 //! Streams from recorded traces, with the IOVAs that the kernel allocated (PF07).
 //!
-//! A trace does not show device accesses. As everywhere in this crate, the replay assumes that the
-//! device accesses each page of a buffer once, just before its unmap. Only streaming mappings
-//! count. Coherent buffers stay mapped and in the IOTLB. Ranges that appear only in `iommu:*` lines
-//! have no device.
+//! A trace of an emulated IOMMU has the DMAs of its devices (`dma_access` lines, `docs/TRACES.md`).
+//! They are the accesses of the stream, as in the rIOMMU paper (section 5.4). A trace of a kernel
+//! has no DMAs. As everywhere in this crate, the replay then assumes that the device accesses each
+//! page of a buffer once, just before its unmap. [`AccessSource`] names the case.
+//!
+//! Only streaming mappings count. Coherent buffers stay mapped and in the IOTLB. An IOMMU does not
+//! see which mappings are coherent. Linux maps these for both directions, and a buffer of a request
+//! for one. Bidirectional mappings of a device with recorded DMAs therefore count as coherent.
+//! Ranges that appear only in `iommu:*` lines have no device.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Read;
 
 use ringfence_trace::text::{RawChunk, RawEvent, RawKind, TraceReader};
 use ringfence_trace::{DeviceIndex, TraceOptions};
-use ringfence_types::{Direction, Iova, PfnRange};
+use ringfence_types::{Direction, Iova};
 
-use super::stream::{DeviceStream, pages_of};
+use super::mapped_ranges::MappedRanges;
+use super::stream::{AccessSource, DeviceStream, pages_of};
 use ringfence_lab::LabError;
 use ringfence_lab::plan::BURST_NS;
 
@@ -22,7 +28,10 @@ const LISTED: usize = 128;
 /// Key by which an unmap names a scatterlist: the number of segments and their first addresses.
 type List = (usize, Vec<u64>);
 
-/// State of one device while its trace is read.
+/// A piece of a buffer: first address, and size in bytes.
+type Piece = (Iova, u64);
+
+/// State of one device while its trace is read, under one rule for its accesses.
 #[derive(Debug, Default)]
 struct Device {
     stream: DeviceStream,
@@ -31,9 +40,22 @@ struct Device {
     lists: HashMap<(Direction, List), VecDeque<u32>>,
     /// Open bursts: ring, CPU, and start time in nanoseconds.
     bursts: Vec<(u16, u16, u64)>,
+    /// Mapped ranges, if the accesses are recorded.
+    mapped: MappedRanges,
+    has_accesses: bool,
 }
 
 impl Device {
+    fn new(accesses: AccessSource) -> Self {
+        let mut device = Self::default();
+        device.stream.accesses = accesses;
+        device
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.stream.accesses == AccessSource::Recorded
+    }
+
     fn ring(&mut self, direction: Direction) -> u16 {
         let stream = &mut self.stream;
         *self
@@ -54,25 +76,137 @@ impl Device {
         });
     }
 
+    /// Maps a buffer. `None` if it counts as coherent.
     fn map(
         &mut self,
         event: &RawEvent,
         direction: Direction,
-        pages: impl IntoIterator<Item = PfnRange>,
-    ) -> u32 {
+        pieces: impl Iterator<Item = Piece> + Clone,
+    ) -> Option<u32> {
+        if self.is_recorded() && direction == Direction::Bidirectional {
+            self.mapped.insert(None, pieces);
+            return None;
+        }
         let ring = self.ring(direction);
         self.end_bursts(|other, cpu, _| other == ring && cpu == event.cpu);
-        self.stream.map(ring, pages)
+        let pages = pieces
+            .clone()
+            .filter_map(|(iova, size)| pages_of(iova, size));
+        let buffer = self.stream.map(ring, pages);
+        if self.is_recorded() {
+            self.mapped.insert(Some(buffer), pieces);
+        }
+        Some(buffer)
     }
 
     fn unmap(&mut self, event: &RawEvent, buffer: u32) {
-        self.stream.use_buffer(buffer);
-        self.stream.unmap(buffer);
+        if self.stream.accesses == AccessSource::Assumed {
+            self.stream.use_buffer(buffer);
+        }
+        self.end(buffer);
         let (ring, _) = self.stream.ring_position(buffer);
         let open = |&(other, cpu, _): &(u16, u16, u64)| other == ring && cpu == event.cpu;
         if !self.bursts.iter().any(open) {
             self.bursts.push((ring, event.cpu, event.time.0));
         }
+    }
+
+    /// Ends a mapping, which the trace may not show as unmapped.
+    fn end(&mut self, buffer: u32) {
+        self.mapped.remove_buffer(buffer);
+        self.stream.unmap(buffer);
+    }
+
+    fn add_event(&mut self, event: &RawEvent, raw: &RawChunk) {
+        match event.kind {
+            RawKind::Map {
+                direction,
+                iova,
+                size,
+                ..
+            } => {
+                if let Some(replaced) = self.singles.remove(&iova) {
+                    self.end(replaced);
+                }
+                let piece = std::iter::once((iova, size));
+                if let Some(buffer) = self.map(event, direction, piece) {
+                    self.singles.insert(iova, buffer);
+                }
+            }
+            RawKind::Unmap { iova, .. } => match self.singles.remove(&iova) {
+                Some(buffer) => self.unmap(event, buffer),
+                None => self.mapped.remove_coherent(iova),
+            },
+            RawKind::MapSg {
+                direction,
+                nents,
+                dma_addrs,
+                sizes,
+                phys_addrs,
+                ..
+            } => {
+                let pieces = raw.list(dma_addrs).iter().zip(raw.list(sizes));
+                let pieces = pieces.map(|(&start, &size)| (Iova::new(start), size));
+                if let Some(buffer) = self.map(event, direction, pieces) {
+                    let listed = raw.list(phys_addrs).iter().copied().take(LISTED).collect();
+                    let key = (direction, (nents as usize, listed));
+                    self.lists.entry(key).or_default().push_back(buffer);
+                }
+            }
+            RawKind::UnmapSg {
+                direction,
+                phys_addrs,
+                ..
+            } => {
+                let starts = raw.list(phys_addrs);
+                let listed = starts.iter().copied().take(LISTED).collect();
+                let key = (direction, (starts.len(), listed));
+                let queue = self.lists.get_mut(&key);
+                let buffer = queue.and_then(VecDeque::pop_front);
+                if self.lists.get(&key).is_some_and(VecDeque::is_empty) {
+                    self.lists.remove(&key);
+                }
+                if let Some(buffer) = buffer {
+                    self.unmap(event, buffer);
+                }
+            }
+            RawKind::Alloc { iova, size, .. } if self.is_recorded() => {
+                self.mapped.insert(None, std::iter::once((iova, size)));
+            }
+            RawKind::Free { iova, .. } => self.mapped.remove_coherent(iova),
+            RawKind::Access { iova, size, .. } if self.is_recorded() => {
+                self.has_accesses = true;
+                let stream = &mut self.stream;
+                let whole = self.mapped.split((iova, size), |buffer, first, count| {
+                    stream.access(buffer, first, count);
+                });
+                stream.unmapped_accesses += u64::from(!whole);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A device under both rules. A trace shows only later whether it has DMAs of the device.
+#[derive(Debug)]
+struct Candidates([Device; 2]);
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self([AccessSource::Recorded, AccessSource::Assumed].map(Device::new))
+    }
+}
+
+impl Candidates {
+    /// Returns the stream with recorded accesses if the trace has any, or else the other.
+    fn choose(self) -> DeviceStream {
+        let [mut recorded, mut assumed] = self.0;
+        let chosen = match recorded.has_accesses {
+            true => &mut recorded,
+            false => &mut assumed,
+        };
+        chosen.end_bursts(|_, _, _| true);
+        std::mem::take(&mut chosen.stream)
     }
 }
 
@@ -84,94 +218,51 @@ impl Device {
 pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabError> {
     let mut reader = TraceReader::new(name, reader, &TraceOptions::default());
     let mut raw = RawChunk::default();
-    let mut devices: Vec<Device> = Vec::new();
+    let mut devices: Vec<Candidates> = Vec::new();
     while reader.next_chunk(&mut raw).map_err(LabError::Trace)? {
         for event in &raw.events {
-            for device in &mut devices {
+            for device in devices.iter_mut().flat_map(|device| &mut device.0) {
                 device.end_bursts(|_, _, since| event.time.0 >= since.saturating_add(BURST_NS));
             }
-            add_event(event, &raw, &mut devices);
+            if let Some(index) = device_of(&event.kind) {
+                for device in &mut of(&mut devices, index).0 {
+                    device.add_event(event, &raw);
+                }
+            }
         }
     }
     let mut streams = Vec::new();
-    for (index, mut device) in (0..=u16::MAX).map(DeviceIndex).zip(devices) {
-        device.end_bursts(|_, _, _| true);
-        if device.stream.rings() == 0 {
+    for (index, device) in (0..=u16::MAX).map(DeviceIndex).zip(devices) {
+        let mut stream = device.choose();
+        if stream.rings() == 0 {
             continue;
         }
         let row = reader.devices().get(index);
         let row = row.map_or("?", |row| row.name.as_str());
-        device.stream.name = format!("{name} {row}");
-        streams.push(device.stream);
+        stream.name = format!("{name} {row}");
+        streams.push(stream);
     }
     Ok(streams)
 }
 
-/// Returns the state of a device, creating it if necessary.
-fn of(devices: &mut Vec<Device>, index: DeviceIndex) -> &mut Device {
-    if devices.len() <= index.index() {
-        devices.resize_with(index.index() + 1, Device::default);
+/// Returns the device whose mappings or accesses a line shows.
+fn device_of(kind: &RawKind) -> Option<DeviceIndex> {
+    match *kind {
+        RawKind::Map { device, .. }
+        | RawKind::Unmap { device, .. }
+        | RawKind::MapSg { device, .. }
+        | RawKind::UnmapSg { device, .. }
+        | RawKind::Alloc { device, .. }
+        | RawKind::Free { device, .. }
+        | RawKind::Access { device, .. } => Some(device),
+        _ => None,
     }
-    &mut devices[index.index()]
 }
 
-fn add_event(event: &RawEvent, raw: &RawChunk, devices: &mut Vec<Device>) {
-    match event.kind {
-        RawKind::Map {
-            device,
-            direction,
-            iova,
-            size,
-            ..
-        } => {
-            let device = of(devices, device);
-            if let Some(replaced) = device.singles.remove(&iova) {
-                device.stream.unmap(replaced);
-            }
-            let buffer = device.map(event, direction, pages_of(iova, size));
-            device.singles.insert(iova, buffer);
-        }
-        RawKind::Unmap { device, iova, .. } => {
-            let device = of(devices, device);
-            if let Some(buffer) = device.singles.remove(&iova) {
-                device.unmap(event, buffer);
-            }
-        }
-        RawKind::MapSg {
-            device,
-            direction,
-            nents,
-            dma_addrs,
-            sizes,
-            phys_addrs,
-            ..
-        } => {
-            let device = of(devices, device);
-            let pieces = raw.list(dma_addrs).iter().zip(raw.list(sizes));
-            let pages = pieces.filter_map(|(&start, &size)| pages_of(Iova::new(start), size));
-            let buffer = device.map(event, direction, pages);
-            let listed = raw.list(phys_addrs).iter().copied().take(LISTED).collect();
-            let key = (direction, (nents as usize, listed));
-            device.lists.entry(key).or_default().push_back(buffer);
-        }
-        RawKind::UnmapSg {
-            device,
-            direction,
-            phys_addrs,
-        } => {
-            let device = of(devices, device);
-            let starts = raw.list(phys_addrs);
-            let listed = starts.iter().copied().take(LISTED).collect();
-            let key = (direction, (starts.len(), listed));
-            let queue = device.lists.get_mut(&key);
-            let buffer = queue.and_then(VecDeque::pop_front);
-            if device.lists.get(&key).is_some_and(VecDeque::is_empty) {
-                device.lists.remove(&key);
-            }
-            if let Some(buffer) = buffer {
-                device.unmap(event, buffer);
-            }
-        }
-        _ => {}
+/// Returns the state of a device, creating it if necessary.
+fn of(devices: &mut Vec<Candidates>, index: DeviceIndex) -> &mut Candidates {
+    if devices.len() <= index.index() {
+        devices.resize_with(index.index() + 1, Candidates::default);
     }
+    &mut devices[index.index()]
 }

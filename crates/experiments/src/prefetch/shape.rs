@@ -1,7 +1,7 @@
 //! Access pattern of a device, measured on its stream without a predictor, and the device's
 //! classification (decision 0013).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ringfence_types::Pfn;
 use serde::Serialize;
@@ -182,6 +182,8 @@ struct ShapeCounts {
     device: PageOrder,
     in_ring: Vec<PageOrder>,
     used: HashMap<Pfn, u64>,
+    /// Mapped buffers with a recorded access. Only the first access to a buffer is a use.
+    accessed: HashSet<u32>,
     between: Vec<u64>,
     uses: u64,
     unmaps: u64,
@@ -196,22 +198,14 @@ impl ShapeCounts {
                 let (ring, entry) = stream.ring_position(buffer);
                 self.live[usize::from(ring)].insert(entry);
             }
-            BufferEvent::Use(buffer) => {
-                let (ring, entry) = stream.ring_position(buffer);
-                let ring = usize::from(ring);
-                let Some(first) = stream.pages(buffer).first() else {
-                    return;
-                };
-                self.ahead += u64::from(self.live[ring].contains(&(entry + 1)));
-                let page = first.lo();
-                self.device.visit(page);
-                self.in_ring[ring].visit(page);
-                if let Some(before) = self.used.insert(page, self.uses) {
-                    self.between.push(self.uses - before);
+            BufferEvent::Use(buffer) => self.add_use(stream, buffer),
+            BufferEvent::Access { buffer, .. } => {
+                if self.accessed.insert(buffer) {
+                    self.add_use(stream, buffer);
                 }
-                self.uses += 1;
             }
             BufferEvent::Unmap(buffer) => {
+                self.accessed.remove(&buffer);
                 let (ring, entry) = stream.ring_position(buffer);
                 let live = &mut self.live[usize::from(ring)];
                 self.oldest += u64::from(live.first() == Some(&entry));
@@ -219,6 +213,22 @@ impl ShapeCounts {
             }
             BufferEvent::EndBurst(_) => {}
         }
+    }
+
+    fn add_use(&mut self, stream: &DeviceStream, buffer: u32) {
+        let (ring, entry) = stream.ring_position(buffer);
+        let ring = usize::from(ring);
+        let Some(first) = stream.pages(buffer).first() else {
+            return;
+        };
+        self.ahead += u64::from(self.live[ring].contains(&(entry + 1)));
+        let page = first.lo();
+        self.device.visit(page);
+        self.in_ring[ring].visit(page);
+        if let Some(before) = self.used.insert(page, self.uses) {
+            self.between.push(self.uses - before);
+        }
+        self.uses += 1;
     }
 }
 

@@ -1,22 +1,58 @@
 //! The events of one device as an IOTLB sees them: buffers mapped, used and unmapped.
 
 use ringfence_types::{Iova, IovaRange, PfnRange};
+use serde::Serialize;
 
 /// Maximum pages of a buffer that count. Further pages are dropped, so that a damaged trace costs
 /// no more than a sound one.
-const MAX_PAGES: u64 = 4096;
+pub(super) const MAX_PAGES: u64 = 4096;
 
 /// An event of a buffer, identified by its number in [`DeviceStream`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BufferEvent {
     /// The driver maps the buffer.
     Map(u32),
-    /// The device accesses each of its pages once, in order.
+    /// The device accesses each of its pages once, in order. An assumption, if the source is a
+    /// trace.
     Use(u32),
+    /// The device accesses `count` of the buffer's pages, from page `first` of the buffer on.
+    Access {
+        /// Number of the buffer.
+        buffer: u32,
+        /// Index of the first page.
+        first: u32,
+        /// Number of pages.
+        count: u32,
+    },
     /// The driver unmaps the buffer; its pages are invalidated.
     Unmap(u32),
     /// A burst of unmaps of this ring ends, at which the ring is invalidated.
     EndBurst(u16),
+}
+
+/// Origin of the accesses in a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AccessSource {
+    /// A synthetic device defines them.
+    #[default]
+    Generated,
+    /// The trace has maps and unmaps only: each page of a buffer counts as accessed once, just
+    /// before its unmap.
+    Assumed,
+    /// The trace has the DMAs of the device.
+    Recorded,
+}
+
+impl AccessSource {
+    /// Name in findings, after the name of a recorded device; empty for a synthetic one.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Generated => "",
+            Self::Assumed => " (accesses assumed)",
+            Self::Recorded => " (DMAs recorded)",
+        }
+    }
 }
 
 /// A mapped buffer.
@@ -33,6 +69,10 @@ struct TracedBuffer {
 pub struct DeviceStream {
     /// Name of the source.
     pub name: String,
+    /// Origin of the accesses.
+    pub accesses: AccessSource,
+    /// Number of recorded DMAs, or parts of them, outside all mappings. A sound record has none.
+    pub unmapped_accesses: u64,
     events: Vec<BufferEvent>,
     buffers: Vec<TracedBuffer>,
     pages: Vec<PfnRange>,
@@ -100,6 +140,21 @@ impl DeviceStream {
     /// Records that the device uses a buffer.
     pub(super) fn use_buffer(&mut self, number: u32) {
         self.events.push(BufferEvent::Use(number));
+    }
+
+    /// Records that the device accesses `count` pages of a buffer, from its page `first` on. Pages
+    /// that the buffer lost do not count.
+    pub(super) fn access(&mut self, buffer: u32, first: u64, count: u64) {
+        let kept = self.pages(buffer).iter().map(PfnRange::pages).sum::<u64>();
+        let count = count.min(kept.saturating_sub(first));
+        // A buffer keeps at most `MAX_PAGES` pages, so the numbers fit.
+        if count > 0 {
+            self.events.push(BufferEvent::Access {
+                buffer,
+                first: first as u32,
+                count: count as u32,
+            });
+        }
     }
 
     /// Records that the driver unmaps a buffer.

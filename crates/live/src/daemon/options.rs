@@ -89,6 +89,8 @@ pub enum Iommu {
     Virtio {
         /// File that records the requests of the guest's IOMMU driver.
         requests: Option<PathBuf>,
+        /// File that records the DMAs of the devices between maps and unmaps.
+        dmas: Option<PathBuf>,
     },
     /// The para-virtual IOMMU, whose driver is this project's kernel module.
     Pviommu {
@@ -109,7 +111,10 @@ impl Iommu {
 
 impl Default for Iommu {
     fn default() -> Self {
-        Self::Virtio { requests: None }
+        Self::Virtio {
+            requests: None,
+            dmas: None,
+        }
     }
 }
 
@@ -159,6 +164,10 @@ pub enum DiskMode {
 impl DiskMode {
     /// An assigned disk without delay.
     pub const ASSIGNED: Self = Self::Assigned { delay: None };
+
+    fn is_emulated(&self) -> bool {
+        matches!(self, Self::Emulated { .. })
+    }
 
     pub(super) fn is_assigned(&self) -> bool {
         matches!(self, Self::Assigned { .. })
@@ -214,6 +223,7 @@ impl VfioUserDevices {
         let usual = GuestLimits::default();
         let is_pviommu = matches!(self.iommu, Iommu::Pviommu { .. });
         let has_iommu = self.iommu != Iommu::None;
+        let records_dmas = matches!(self.iommu, Iommu::Virtio { dmas: Some(_), .. });
         let is_sandboxed = |disk: &Disk| matches!(disk.mode, DiskMode::Sandbox(_));
         let sandboxed = self.disk.as_ref().is_some_and(is_sandboxed);
         let injects = |class| {
@@ -222,6 +232,15 @@ impl VfioUserDevices {
         };
         let rules = [
             (sandboxed && !has_iommu, SANDBOX_NEEDS_IOMMU),
+            (
+                records_dmas
+                    && self
+                        .disk
+                        .as_ref()
+                        .is_some_and(|disk| !disk.mode.is_emulated()),
+                "--record-dmas requires --disk mode=emulated: the IOMMU of this process does not \
+                see the DMAs of another disk",
+            ),
             (
                 injects(InjectedDma::Foreign) && sandboxed,
                 "--inject-dma foreign requires --disk mode=emulated or mode=assigned: the entropy \

@@ -23,6 +23,7 @@ use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
 use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
 use crate::qemu::{IOMMU, PVIOMMU};
+use crate::record::DmaRecord;
 use crate::sandbox::{DiskProxy, Grants};
 use crate::server::{ClientConnection, ClientSlot, LogBudget};
 use crate::session::Session;
@@ -158,15 +159,33 @@ impl Daemon {
         let counters = Arc::clone(&rest.counters);
         // Restore the memory first, because the mappings refer to it.
         match (iommu, state) {
-            (GuestIommu::Virtio(unit), DeviceState::Iommu { snapshot, record }) => {
+            (
+                GuestIommu::Virtio(unit),
+                DeviceState::Iommu {
+                    snapshot,
+                    record,
+                    dmas,
+                },
+            ) => {
+                let most = rest.config.limits.record_bytes;
+                let dmas = dmas
+                    .map(|dmas| DmaRecord::restore(dmas, most))
+                    .transpose()?;
                 let mut device = IommuDevice::new(unit.clone(), counters);
                 if let Some(record) = record {
-                    device.record(Recorder::restore(record, rest.config.limits.record_bytes)?);
+                    device.record(Recorder::restore(record, most)?);
                 }
                 device.set_log(rate_limited_log(IOMMU, rest.config.log));
                 self.machine.iommu = Some(IOMMU_SLOT);
                 self.restore_device(device, unit.memory(), false, rest)?;
+                if dmas.is_some() {
+                    unit.follow_mappings();
+                }
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
+                // The other process has recorded the maps of the snapshot.
+                if let Some(dmas) = dmas {
+                    unit.record_dmas(dmas);
+                }
                 // Under other features the driver's requests would have another meaning.
                 if !unit.has_accepted(begun.unwrap_or(0)) {
                     return Err(StateError::Register {

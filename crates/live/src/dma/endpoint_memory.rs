@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use ringfence_softiommu::{ReadGuard, Reader};
+use ringfence_softiommu::Reader;
 use ringfence_types::{Access, Fault, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
+use super::recorded_view::RecordedView;
 use super::{Dma, MemoryInUse};
+use crate::record::DmaRecord;
 
 /// The IOMMU of a device, as the device's accesses reach it.
 pub(crate) trait FaultReporter: std::fmt::Debug + Send + Sync {
@@ -23,6 +25,7 @@ pub struct EndpointMemory {
     iommu: Arc<dyn FaultReporter>,
     device: RequesterId,
     reader: Reader<GuestMemoryMmap>,
+    dmas: Arc<DmaRecord>,
 }
 
 impl std::fmt::Debug for EndpointMemory {
@@ -41,7 +44,14 @@ impl EndpointMemory {
             iommu,
             device,
             reader,
+            dmas: Arc::default(),
         }
+    }
+
+    /// Records the device's DMAs in `dmas` while that record is on.
+    pub(crate) fn recorded_in(mut self, dmas: Arc<DmaRecord>) -> Self {
+        self.dmas = dmas;
+        self
     }
 
     /// Returns true if the driver has mapped the first byte of `range` for `access`, according to
@@ -52,13 +62,13 @@ impl EndpointMemory {
 }
 
 impl Dma for EndpointMemory {
-    type View<'a> = ReadGuard<'a, GuestMemoryMmap>;
+    type View<'a> = RecordedView<'a>;
 
-    fn with<R>(&mut self, access: impl FnOnce(&ReadGuard<'_, GuestMemoryMmap>) -> R) -> R {
+    fn with<R>(&mut self, access: impl FnOnce(&RecordedView<'_>) -> R) -> R {
         let mut online = self.reader.online();
-        let pin = online.guard();
-        let result = access(&pin);
-        let fault = pin.take_fault();
+        let view = RecordedView::new(online.guard(), &self.dmas, self.device);
+        let result = access(&view);
+        let fault = view.guard().take_fault();
         // Drop the guard before taking the IOMMU's lock: its holder may be waiting for this reader.
         drop(online);
         if let Some(fault) = fault {

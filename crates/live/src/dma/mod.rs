@@ -1,6 +1,7 @@
 //! A device's access to the guest's memory.
 
 mod endpoint_memory;
+mod recorded_view;
 
 use std::io;
 
@@ -8,6 +9,7 @@ use vm_memory::{GuestMemory, GuestMemoryMmap};
 
 pub use endpoint_memory::EndpointMemory;
 pub(crate) use endpoint_memory::FaultReporter;
+pub use recorded_view::RecordedView;
 
 /// A killed device process is stuck in the kernel and may still access the old guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

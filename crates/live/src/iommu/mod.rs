@@ -8,15 +8,16 @@ mod assigned;
 mod conformance;
 mod endpoints;
 mod guest_iommu;
-mod record;
+mod recorded_mappings;
 mod sandboxed_endpoints;
 mod unmap_history;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_softiommu::{IommuError, IommuSink, SoftIommuLimits};
+use ringfence_softiommu::{IommuError, IommuSink, Reader, SoftIommuLimits};
 use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{
     Device, EndpointError, EndpointId, Options, ReservedRegion, ReservedRegionKind, SinkError,
@@ -26,10 +27,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
 pub use guest_iommu::GuestIommu;
-pub use record::{PENDING_BYTES, RecordState, Recorder};
 
 pub use crate::dma::EndpointMemory;
+pub use crate::record::{PENDING_BYTES, RecordState, Recorder};
 
+use self::recorded_mappings::RecordedMappings;
 use self::unmap_history::GuestIommuSink;
 use crate::assigned::{AssignedDma, AssignedTable, Hardware};
 use crate::counters::DeviceCounters;
@@ -37,6 +39,7 @@ use crate::dma::{Direct, Dma, FaultReporter, MemoryInUse};
 use crate::grants::Grants;
 use crate::host::Host;
 use crate::limits::GuestLimits;
+use crate::record::{DmaRecord, RecordFile};
 
 /// First and last address of the MSI window on a PC (Intel SDM volume 3, section 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
@@ -57,6 +60,8 @@ struct Shared {
     /// Eventfd that is readable while faults may wait for the driver.
     faults: OwnedFd,
     counters: Arc<DeviceCounters>,
+    /// Record of the endpoints' DMAs, if it is on.
+    dmas: Arc<DmaRecord>,
 }
 
 /// Reason why a device cannot be placed behind the IOMMU.
@@ -113,6 +118,7 @@ impl VirtioIommu {
                 unit: Mutex::new(unit),
                 faults,
                 counters,
+                dmas: Arc::default(),
             }),
         })
     }
@@ -136,7 +142,7 @@ impl VirtioIommu {
         let reader = sink.reader(device).map_err(AddError::Unit)?;
         unit.add_endpoint(endpoint, reserved.as_slice())
             .map_err(AddError::Endpoint)?;
-        Ok(EndpointMemory::new(Arc::new(self.clone()), device, reader))
+        Ok(self.endpoint_memory(device, reader))
     }
 
     /// Declares that a sandboxed process with these grants implements the device. Call it before
@@ -184,7 +190,45 @@ impl VirtioIommu {
     pub fn add_reader(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
         let reader = self.unit().sink_mut().inner.reader(device);
         let reader = reader.map_err(AddError::Unit)?;
-        Ok(EndpointMemory::new(Arc::new(self.clone()), device, reader))
+        Ok(self.endpoint_memory(device, reader))
+    }
+
+    fn endpoint_memory(
+        &self,
+        device: RequesterId,
+        reader: Reader<GuestMemoryMmap>,
+    ) -> EndpointMemory {
+        let dmas = Arc::clone(&self.shared.dmas);
+        EndpointMemory::new(Arc::new(self.clone()), device, reader).recorded_in(dmas)
+    }
+
+    /// Prepares [`record_dmas`](Self::record_dmas): the mappings of all endpoints are known from
+    /// here on. Call it before the first request, or before [`restore`](Self::restore).
+    pub(crate) fn follow_mappings(&self) {
+        let recorded = RecordedMappings::new(Arc::clone(&self.shared.dmas));
+        self.unit().sink_mut().recorded = Some(recorded);
+    }
+
+    /// Records all further maps, unmaps and DMAs in `file`.
+    pub(crate) fn record_dmas(&self, file: RecordFile) {
+        self.shared.dmas.start(file);
+    }
+
+    /// Creates a record of DMAs at `path`, of at most `most` bytes. Call it before the first
+    /// request.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create_dma_record(&self, path: &Path, most: u64) -> io::Result<()> {
+        let file = DmaRecord::create(path, most)?;
+        self.follow_mappings();
+        self.record_dmas(file);
+        Ok(())
+    }
+
+    /// Returns the record of DMAs.
+    pub(crate) fn dmas(&self) -> &DmaRecord {
+        &self.shared.dmas
     }
 
     /// Restores the state of another process's IOMMU. All endpoints must be added and the guest's

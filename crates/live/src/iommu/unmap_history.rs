@@ -11,6 +11,7 @@ use ringfence_virtio_iommu::{
 };
 
 use super::endpoints::Endpoints;
+use super::recorded_mappings::RecordedMappings;
 use crate::assigned::AssignedTable;
 use crate::grants::Grants;
 
@@ -25,6 +26,8 @@ pub(crate) struct GuestIommuSink<M> {
     pub(super) sandboxed: Endpoints<Grants>,
     /// Endpoints that the hardware model translates.
     pub(super) assigned: Endpoints<AssignedTable>,
+    /// Record of the mappings, if DMAs are recorded.
+    pub(super) recorded: Option<RecordedMappings>,
     attached: BTreeMap<EndpointId, DomainId>,
     recently_unmapped: VecDeque<(DomainId, IovaRange)>,
     /// True if an endpoint was attached to a domain with more mappings than its device has room
@@ -38,6 +41,7 @@ impl<M> GuestIommuSink<M> {
             inner,
             sandboxed: Endpoints::default(),
             assigned: Endpoints::default(),
+            recorded: None,
             attached: BTreeMap::new(),
             recently_unmapped: VecDeque::new(),
             incomplete: false,
@@ -59,6 +63,26 @@ impl<M> GuestIommuSink<M> {
                 let mut ranges = self.recently_unmapped.iter();
                 ranges.any(|(of, range)| of == domain && range.contains_address(denied.iova))
             })
+    }
+}
+
+impl<M> GuestIommuSink<M> {
+    /// Maps for software and for every endpoint with a table of its own, or for none on an error.
+    fn map_everywhere(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        self.inner.map(domain, mapping)?;
+        let granted = self.sandboxed.map(&self.attached, domain, mapping);
+        let reached = granted.and_then(|()| {
+            let reached = self.assigned.map(&self.attached, domain, mapping);
+            reached.inspect_err(|_| self.sandboxed.unmap(&self.attached, domain, mapping))
+        });
+        reached.or_else(|error| self.inner.unmap(domain, mapping).and(Err(error)))
+    }
+
+    /// Records the end of an endpoint's mappings.
+    fn end_recorded(&mut self, endpoint: EndpointId) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.detach(&self.attached, endpoint);
+        }
     }
 }
 
@@ -85,6 +109,9 @@ impl<M> Sink for GuestIommuSink<M> {
     /// Also drops the domain's history: a later domain with the same ID is unrelated.
     fn destroy(&mut self, domain: DomainId) {
         self.inner.destroy(domain);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.destroy(domain);
+        }
         self.recently_unmapped.retain(|(of, _)| *of != domain);
     }
 
@@ -95,8 +122,16 @@ impl<M> Sink for GuestIommuSink<M> {
         mappings: &mut dyn Iterator<Item = Mapping>,
     ) -> Result<(), SinkError> {
         let mappings: Vec<Mapping> = mappings.collect();
-        self.inner
-            .attach(endpoint, domain, &mut mappings.iter().copied())?;
+        if let Some(recorded) = &mut self.recorded {
+            recorded.attach(&self.attached, endpoint, domain, &mappings);
+        }
+        let attached = self
+            .inner
+            .attach(endpoint, domain, &mut mappings.iter().copied());
+        if let (Err(_), Some(recorded)) = (attached, &mut self.recorded) {
+            recorded.undo_attach(&self.attached, endpoint, &mappings);
+        }
+        attached?;
         self.attached.insert(endpoint, domain);
         let sandboxed = self.sandboxed.attach(endpoint, &mappings);
         let assigned = self.assigned.attach(endpoint, &mappings);
@@ -111,29 +146,35 @@ impl<M> Sink for GuestIommuSink<M> {
             return Err(SinkError::Unsupported);
         }
         self.inner.bypass(endpoint)?;
+        self.end_recorded(endpoint);
         self.attached.remove(&endpoint);
         Ok(())
     }
 
     fn block(&mut self, endpoint: EndpointId) {
         self.inner.block(endpoint);
+        self.end_recorded(endpoint);
         self.attached.remove(&endpoint);
         self.sandboxed.block(endpoint);
         self.assigned.block(endpoint);
     }
 
     fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
-        self.inner.map(domain, mapping)?;
-        let granted = self.sandboxed.map(&self.attached, domain, mapping);
-        let reached = granted.and_then(|()| {
-            let reached = self.assigned.map(&self.attached, domain, mapping);
-            reached.inspect_err(|_| self.sandboxed.unmap(&self.attached, domain, mapping))
-        });
-        reached.or_else(|error| self.inner.unmap(domain, mapping).and(Err(error)))
+        if let Some(recorded) = &mut self.recorded {
+            recorded.map(&self.attached, domain, mapping);
+        }
+        let mapped = self.map_everywhere(domain, mapping);
+        if let (Err(_), Some(recorded)) = (mapped, &mut self.recorded) {
+            recorded.unmap(&self.attached, domain, mapping);
+        }
+        mapped
     }
 
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
         self.inner.unmap(domain, mapping)?;
+        if let Some(recorded) = &mut self.recorded {
+            recorded.unmap(&self.attached, domain, mapping);
+        }
         self.sandboxed.unmap(&self.attached, domain, mapping);
         self.assigned.unmap(&self.attached, domain, mapping);
         if self.recently_unmapped.len() >= UNMAPS_KEPT {
@@ -146,6 +187,10 @@ impl<M> Sink for GuestIommuSink<M> {
     fn commit(&mut self) -> Result<(), SinkError> {
         self.inner.commit()?;
         self.assigned.commit()?;
-        self.sandboxed.commit()
+        self.sandboxed.commit()?;
+        if let Some(recorded) = &mut self.recorded {
+            recorded.commit();
+        }
+        Ok(())
     }
 }

@@ -21,6 +21,8 @@ wire_numbers! {
         RecordedIommu = 6,
         AssignedDisk = 7,
         SandboxedDisk = 8,
+        /// A virtio-iommu that records the DMAs, and maybe the requests.
+        TracedIommu = 9,
     }
 }
 
@@ -33,6 +35,8 @@ pub enum DeviceState {
         snapshot: Vec<u8>,
         /// Record of its requests, if enabled.
         record: Option<RecordState>,
+        /// Record of the devices' DMAs, if enabled.
+        dmas: Option<RecordState>,
     },
     /// The para-virtual IOMMU.
     PvIommu(PviommuState),
@@ -69,6 +73,7 @@ pub enum DiskKind {
 impl DeviceState {
     fn kind(&self) -> StateKind {
         match self {
+            Self::Iommu { dmas: Some(_), .. } => StateKind::TracedIommu,
             Self::Iommu { record: None, .. } => StateKind::Iommu,
             Self::Iommu { .. } => StateKind::RecordedIommu,
             Self::PvIommu(_) => StateKind::PvIommu,
@@ -112,9 +117,16 @@ impl SaveState for DeviceState {
     fn encode(self, out: &mut Writer) {
         out.u8(self.kind() as u8);
         match self {
-            Self::Iommu { snapshot, record } => {
+            Self::Iommu {
+                snapshot,
+                record,
+                dmas,
+            } => {
                 out.blob(&snapshot);
-                if let Some(record) = record {
+                if dmas.is_some() {
+                    out.flag(record.is_some());
+                }
+                for record in [record, dmas].into_iter().flatten() {
                     record.encode(out);
                 }
             }
@@ -149,12 +161,21 @@ impl SaveState for DeviceState {
             })
         };
         match kind {
-            StateKind::Iommu | StateKind::RecordedIommu => Ok(Self::Iommu {
-                snapshot: input.blob("snapshot length", MAX_STREAM_BYTES)?,
-                record: (kind == StateKind::RecordedIommu)
-                    .then(|| RecordState::decode(input))
-                    .transpose()?,
-            }),
+            StateKind::Iommu | StateKind::RecordedIommu | StateKind::TracedIommu => {
+                let snapshot = input.blob("snapshot length", MAX_STREAM_BYTES)?;
+                let is_traced = kind == StateKind::TracedIommu;
+                let is_recorded = match is_traced {
+                    true => input.flag()?,
+                    false => kind == StateKind::RecordedIommu,
+                };
+                let mut record =
+                    |is_on: bool| is_on.then(|| RecordState::decode(input)).transpose();
+                Ok(Self::Iommu {
+                    snapshot,
+                    record: record(is_recorded)?,
+                    dmas: record(is_traced)?,
+                })
+            }
             StateKind::PvIommu => PviommuState::decode(input).map(Self::PvIommu),
             StateKind::Rng => Ok(Self::Rng),
             StateKind::Net => NetState::decode(input).map(|state| Self::Net(Box::new(state))),

@@ -88,6 +88,7 @@ impl Device for IommuDevice {
         Ok(DeviceState::Iommu {
             snapshot: self.iommu.unit().snapshot(),
             record: record.transpose()?,
+            dmas: self.iommu.dmas().save()?,
         })
     }
 
@@ -95,6 +96,7 @@ impl Device for IommuDevice {
         if let Some(recorder) = &mut self.recorder {
             recorder.end();
         }
+        self.iommu.dmas().end();
     }
 
     /// Checks for pending faults only: the snapshot contains the negotiated state.

@@ -26,11 +26,20 @@ fn disk(devices: &mut VfioUserDevices) -> &mut Disk {
 }
 
 /// All options, with the disk image `disk.img` in the current directory.
-const SETTINGS: [Setting; 29] = [
+const SETTINGS: [Setting; 30] = [
     ("iommu=none", |devices, _| devices.iommu = Iommu::None),
     ("iommu=virtio, requests", |devices, _| {
         let requests = Some("requests".into());
-        devices.iommu = Iommu::Virtio { requests };
+        devices.iommu = Iommu::Virtio {
+            requests,
+            dmas: None,
+        };
+    }),
+    ("iommu=virtio, dmas", |devices, _| {
+        devices.iommu = Iommu::Virtio {
+            requests: None,
+            dmas: Some("dmas".into()),
+        };
     }),
     ("iommu=pviommu", |devices, _| {
         devices.iommu = Iommu::PVIOMMU;
@@ -121,6 +130,8 @@ const FOREIGN_SANDBOX: &str = "--inject-dma foreign requires --disk mode=emulate
 const FOREIGN: &str = "--inject-dma foreign requires --iommu virtio or --iommu pviommu";
 const NO_RNG: &str =
     "--inject-dma foreign requires --rng, the device that accesses the disk's buffers";
+const DMAS: &str = "--record-dmas requires --disk mode=emulated: the IOMMU of this process does \
+    not see the DMAs of another disk";
 const REVOKED: &str = "--inject-dma after-revoke requires --disk mode=sandbox";
 const LOCKED: &str = "--lock mapped requires a guest with --iommu pviommu";
 const LIMITS: &str = "--max-mappings, --max-domains and --max-tables limit the virtio-iommu: \
@@ -139,9 +150,11 @@ fn alone(name: &str) -> Option<&'static str> {
 }
 
 /// Messages that refuse pairs of options, in either order; `*` matches any end of a name.
-const PAIRS: [(&str, &str, &str); 5] = [
+const PAIRS: [(&str, &str, &str); 7] = [
     ("iommu=none", "mode=sandbox", SANDBOX),
     ("inject-dma foreign", "mode=sandbox", FOREIGN_SANDBOX),
+    ("iommu=virtio, dmas", "mode=sandbox", DMAS),
+    ("iommu=virtio, dmas", "mode=assigned*", DMAS),
     ("iommu=pviommu*", "max-mappings", LIMITS),
     ("iommu=pviommu*", "max-domains", LIMITS),
     ("iommu=pviommu*", "max-tables", LIMITS),
@@ -193,11 +206,9 @@ fn options(settings: &[&Setting], dir: &Path) -> DeviceOptions {
         here(&mut disk.path);
     }
     devices.memory.file.as_mut().map(here);
-    if let Iommu::Virtio {
-        requests: Some(path),
-    } = &mut devices.iommu
-    {
-        here(path);
+    if let Iommu::Virtio { requests, dmas } = &mut devices.iommu {
+        requests.as_mut().map(here);
+        dmas.as_mut().map(here);
     }
     if let Some(net) = &mut devices.net {
         let path = dir.join("net.peer");

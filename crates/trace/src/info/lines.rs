@@ -39,6 +39,7 @@ impl LineCounts {
             RawKind::Alloc { .. } => info.allocs += 1,
             RawKind::Free { .. } => info.frees += 1,
             RawKind::Sync { .. } => info.syncs += 1,
+            RawKind::Access { .. } => info.accesses += 1,
             RawKind::IommuMap { phys, size, .. } => {
                 info.iommu_map += 1;
                 // Identity maps of firmware can be as large as memory; they do not count as page

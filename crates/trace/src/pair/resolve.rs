@@ -210,7 +210,11 @@ impl Resolver {
             }
             RawKind::Sync { .. } => self.summary.syncs += 1,
             RawKind::Void { .. } => self.summary.failed_maps += 1,
-            RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } | RawKind::Mark(_) => {}
+            // A replay derives the accesses from the mappings.
+            RawKind::Access { .. }
+            | RawKind::IommuMap { .. }
+            | RawKind::IommuUnmap { .. }
+            | RawKind::Mark(_) => {}
         }
         Ok(())
     }

@@ -347,6 +347,7 @@ impl Window {
                 }
             }
             RawKind::Sync { .. }
+            | RawKind::Access { .. }
             | RawKind::Void { .. }
             | RawKind::Mark(_)
             | RawKind::IommuMap { .. }

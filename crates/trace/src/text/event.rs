@@ -123,6 +123,17 @@ pub enum RawKind {
         /// Device of the mapping.
         device: DeviceIndex,
     },
+    /// `dma_access`: a DMA of the device. Only records of an emulated IOMMU have these lines.
+    Access {
+        /// Device that accessed memory.
+        device: DeviceIndex,
+        /// `ToDevice` for a read of the device, `FromDevice` for a write.
+        direction: Direction,
+        /// First address of the access.
+        iova: Iova,
+        /// Size in bytes; at most 64 GiB.
+        size: u64,
+    },
     /// A map or allocation that failed, or a free of a null pointer.
     Void {
         /// Device that the event names.
@@ -160,6 +171,7 @@ impl RawKind {
             | Self::Alloc { device, .. }
             | Self::Free { device, .. }
             | Self::Sync { device }
+            | Self::Access { device, .. }
             | Self::Void { device } => Some(device),
             Self::IommuMap { .. } | Self::IommuUnmap { .. } | Self::Mark(_) => None,
         }

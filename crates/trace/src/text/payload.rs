@@ -129,6 +129,7 @@ pub(super) fn parse(
             let device = device(text, interner)?;
             out.event(RawKind::Sync { device });
         }
+        b"dma_access" => access(text, interner, out)?,
         b"tracing_mark_write" => mark(text.rest, out),
         // trace-cmd prints a mark as `print: tracing_mark_write: ...`.
         b"print" => mark(
@@ -342,6 +343,28 @@ fn free(
     check_size(size)?;
     check_range(iova, size, Field::DmaAddr)?;
     out.event(RawKind::Free {
+        device,
+        direction,
+        iova: Iova::new(iova),
+        size,
+    });
+    Ok(())
+}
+
+/// Parses `%s dir=%s dma_addr=%llx size=%zu`, a line that the kernel does not print.
+#[inline]
+fn access(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), PayloadError> {
+    let device = device(text, interner)?;
+    let direction = direction(text)?;
+    let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
+    let size = decimal(text, b" size=", Field::Size)?;
+    check_size(size)?;
+    check_range(iova, size, Field::DmaAddr)?;
+    out.event(RawKind::Access {
         device,
         direction,
         iova: Iova::new(iova),

@@ -23,6 +23,7 @@ struct Switches {
     net: bool,
     inject_dma: Vec<InjectedDma>,
     requests: bool,
+    dmas: bool,
     inject_reply: bool,
     host_page_pool: bool,
     memory_file: bool,
@@ -45,6 +46,8 @@ impl Switches {
             foreign && (self.entropy || self.net),
             foreign && !self.disk,
             self.requests && !virtio,
+            self.dmas && !virtio,
+            self.dmas && (self.sandbox || self.assigned),
             self.read_only && !self.disk,
             self.sandbox && !self.disk,
             !self.inject_dma.is_empty() && !self.disk,
@@ -97,6 +100,7 @@ impl Switches {
         }
         args.inject_dma.clone_from(&self.inject_dma);
         args.record_requests = self.requests.then(|| "requests".into());
+        args.record_dmas = self.dmas.then(|| "dmas".into());
         if !self.inject_reply {
             args.inject_reply = None;
         }
@@ -124,6 +128,7 @@ impl Switches {
             net: false,
             inject_dma: Vec::new(),
             requests: false,
+            dmas: false,
             inject_reply: false,
             host_page_pool: false,
             memory_file: false,
@@ -141,18 +146,21 @@ impl Switches {
             GuestDevices::VfioUser(devices) => {
                 let disk = devices.disk.as_ref();
                 let mode = disk.map(|disk| &disk.mode);
-                let (requests, host_page_pool, inject_reply) = match &devices.iommu {
-                    Iommu::None => (false, false, false),
-                    Iommu::Virtio { requests } => (requests.is_some(), false, false),
+                let (records, host_page_pool, inject_reply) = match &devices.iommu {
+                    Iommu::None => ([false; 2], false, false),
+                    Iommu::Virtio { requests, dmas } => {
+                        ([requests.is_some(), dmas.is_some()], false, false)
+                    }
                     Iommu::Pviommu {
                         host_page_pool,
                         inject_reply,
                     } => (
-                        false,
+                        [false; 2],
                         *host_page_pool == HostPagePool::On,
                         inject_reply.is_some(),
                     ),
                 };
+                let [requests, dmas] = records;
                 Self {
                     untranslated: devices.iommu == Iommu::None,
                     paravirtual: matches!(devices.iommu, Iommu::Pviommu { .. }),
@@ -164,6 +172,7 @@ impl Switches {
                     net: devices.net.is_some(),
                     inject_dma: disk.map_or(Vec::new(), |disk| disk.inject_dma.clone()),
                     requests,
+                    dmas,
                     inject_reply,
                     host_page_pool,
                     memory_file: devices.memory.file.is_some(),
@@ -190,7 +199,7 @@ impl Digits {
     }
 }
 
-const COMBINATIONS: usize = 3 * 5 * 3 * (1 << 13);
+const COMBINATIONS: usize = 3 * 5 * 3 * (1 << 14);
 
 fn combination(number: usize) -> Switches {
     let mut digits = Digits(number);
@@ -215,6 +224,7 @@ fn combination(number: usize) -> Switches {
         entropy: digits.switch(),
         net: digits.switch(),
         requests: digits.switch(),
+        dmas: digits.switch(),
         inject_reply: digits.switch(),
         host_page_pool: digits.switch(),
         memory_file: digits.switch(),
@@ -306,6 +316,13 @@ fn words_mean_the_switches_that_they_replace() {
             },
         ),
         (
+            format!("--iommu virtio {file} --record-dmas dmas"),
+            Switches {
+                dmas: true,
+                ..disk.clone()
+            },
+        ),
+        (
             format!("--iommu qemu-intel {file}"),
             Switches {
                 vhost_user: Some(QemuIommu::Intel),
@@ -355,6 +372,18 @@ fn a_refusal_names_both_options() {
         (
             "--iommu none --record-requests r",
             ["--record-requests", "--iommu virtio"],
+        ),
+        (
+            "--iommu pviommu --record-dmas r",
+            ["--record-dmas", "--iommu virtio"],
+        ),
+        (
+            "--iommu qemu-intel --disk d --record-dmas r",
+            ["--record-dmas", "--iommu virtio"],
+        ),
+        (
+            "--disk d,mode=assigned --record-dmas r",
+            ["--record-dmas", "--disk mode=emulated"],
         ),
         ("--host-page-pool", ["--host-page-pool", "--iommu pviommu"]),
         (

@@ -12,6 +12,7 @@ macro_rules! here {
 }
 
 mod assigned;
+mod dmas;
 mod guest;
 mod malicious_source;
 mod memory;

@@ -16,7 +16,10 @@ use super::refused::Second;
 fn devices(dir: &Dir) -> DeviceOptions {
     let requests = Some(dir.0.join("requests"));
     let devices = VfioUserDevices {
-        iommu: Iommu::Virtio { requests },
+        iommu: Iommu::Virtio {
+            requests,
+            dmas: None,
+        },
         disk: Some(Disk::new(dir.0.join("disk.img"))),
         ..VfioUserDevices::default()
     };

@@ -116,6 +116,12 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> DeviceState {
                 pending: bytes.clone(),
                 lost: (bytes.len() % 2) as u64,
             }),
+            dmas: bytes.len().is_multiple_of(3).then(|| RecordState {
+                file: fd(),
+                whole: flag,
+                pending: bytes.clone(),
+                lost: u64::from(!flag),
+            }),
             snapshot: bytes,
         },
         1 => DeviceState::PvIommu(PviommuState {

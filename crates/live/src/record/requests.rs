@@ -5,33 +5,24 @@
 //! recorder writes the line `full`. The last line then counts the missing requests, as in `lost
 //! 17`.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::path::Path;
 
 use ringfence_vfio_user::fields::{u32_at, u64_at};
 use ringfence_virtio_iommu::spec;
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
-use crate::saved_state::{Reader, SaveState, StateError, Writer};
+use super::file::{RecordFile, RecordMarks, RecordState};
+use crate::saved_state::StateError;
 
-/// Pending bytes at which the recorder writes them to the file.
-pub const PENDING_BYTES: usize = 8192;
+const MARKS: RecordMarks = RecordMarks {
+    full: "full",
+    end: "end",
+    lost: |count| format!("lost {count}"),
+};
 
 /// A record file. Its last line is `end` if it contains all requests.
 #[derive(Debug)]
-pub struct Recorder {
-    file: File,
-    pending: Vec<u8>,
-    whole: bool,
-    /// Limit for the bytes of requests in the file.
-    max_bytes: u64,
-    /// Bytes of requests written or pending.
-    bytes: u64,
-    /// Number of requests that the file lacks.
-    lost: u64,
-}
+pub struct Recorder(RecordFile);
 
 impl Recorder {
     /// Creates a file at `path` for at most `most` bytes of requests.
@@ -39,71 +30,23 @@ impl Recorder {
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path, most: u64) -> io::Result<Self> {
-        Ok(Self {
-            file: File::create(path)?,
-            pending: Vec::new(),
-            whole: true,
-            max_bytes: most,
-            bytes: 0,
-            lost: 0,
-        })
+        RecordFile::create(path, most, MARKS).map(Self)
     }
 
     /// Adds `request`; `done` is false if the request was refused.
     pub fn add(&mut self, request: &[u8], done: bool) {
-        if !self.whole {
-            self.lost = self.lost.saturating_add(1);
-            return;
-        }
-        let line = line(request, done);
-        let bytes = self.bytes.saturating_add(line.len() as u64 + 1);
-        if bytes > self.max_bytes {
-            self.put("full");
-            self.write();
-            self.whole = false;
-            self.lost = 1;
-            return;
-        }
-        self.bytes = bytes;
-        self.put(&line);
-        if self.pending.len() >= PENDING_BYTES {
-            self.write();
-        }
+        self.0.add(|| line(request, done));
     }
 
     /// Ends the record: no request follows, in this process or in another. A file without an end
     /// line is incomplete.
     pub fn end(&mut self) {
-        if self.whole {
-            self.put("end");
-            self.write();
-            self.whole = false;
-        } else if self.lost > 0 {
-            self.put(&format!("lost {}", self.lost));
-            self.write();
-            self.whole = false;
-            self.lost = 0;
-        }
-    }
-
-    fn put(&mut self, line: &str) {
-        self.pending.extend(line.as_bytes());
-        self.pending.push(b'\n');
-    }
-
-    fn write(&mut self) {
-        self.whole = self.file.write_all(&self.pending).is_ok();
-        self.pending.clear();
+        self.0.end();
     }
 
     /// Returns the state that another process needs to continue the record. Writes nothing.
     pub(crate) fn save(&self) -> io::Result<RecordState> {
-        Ok(RecordState {
-            file: self.file.try_clone()?.into(),
-            whole: self.whole,
-            pending: self.pending.clone(),
-            lost: self.lost,
-        })
+        self.0.save()
     }
 
     /// Continues another process's record, up to `most` bytes. Writes nothing.
@@ -111,76 +54,7 @@ impl Recorder {
     /// # Errors
     /// The file is not writable, or the pending lines are invalid.
     pub(crate) fn restore(state: RecordState, most: u64) -> Result<Self, StateError> {
-        let RecordState {
-            file,
-            whole,
-            pending,
-            lost,
-        } = state;
-        let about = fstat(&file).map_err(io::Error::from)?;
-        let kind = FileType::from_raw_mode(about.st_mode);
-        let flags = fcntl_getfl(&file).map_err(io::Error::from)?;
-        let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
-        let is_file = matches!(
-            kind,
-            FileType::RegularFile | FileType::Fifo | FileType::CharacterDevice
-        );
-        if !is_file || !writable {
-            return Err(StateError::NotA { what: "record" });
-        }
-        let whole_lines = pending.last().is_none_or(|last| *last == b'\n');
-        let possible = whole || pending.is_empty();
-        if pending.len() >= PENDING_BYTES || !whole_lines || !pending.is_ascii() || !possible {
-            return Err(StateError::Register {
-                what: "record line count",
-            });
-        }
-        // Files other than regular ones have no size.
-        let written = u64::try_from(about.st_size).unwrap_or(0);
-        let bytes = written.saturating_add(pending.len() as u64);
-        Ok(Self {
-            file: file.into(),
-            pending,
-            whole,
-            max_bytes: most,
-            bytes,
-            lost,
-        })
-    }
-}
-
-/// A record that another process continues.
-#[derive(Debug)]
-pub struct RecordState {
-    /// The record file. Its duplicated descriptors share the file offset.
-    pub file: OwnedFd,
-    /// True if every request so far is in the file or pending. Otherwise no further request is
-    /// recorded.
-    pub whole: bool,
-    /// Lines that are not written yet.
-    pub pending: Vec<u8>,
-    /// Number of requests that are not recorded; 0 if `whole` is set.
-    pub lost: u64,
-}
-
-impl SaveState for RecordState {
-    fn encode(self, out: &mut Writer) {
-        out.fd(self.file);
-        out.flag(self.whole);
-        out.blob(&self.pending);
-        if !self.whole {
-            out.u64(self.lost);
-        }
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        let (file, whole) = (input.fd()?, input.flag()?);
-        Ok(Self {
-            file,
-            whole,
-            pending: input.blob("record length", PENDING_BYTES)?,
-            lost: if whole { 0 } else { input.u64()? },
-        })
+        RecordFile::restore(state, most, MARKS).map(Self)
     }
 }
 

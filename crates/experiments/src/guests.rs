@@ -104,8 +104,8 @@ impl Kind {
         }
     }
 
-    /// Returns the device that runs, and the paper's card that it stands in for. The InfiniBand card
-    /// has no stand-in.
+    /// Returns the device that runs, and the paper's card that it stands in for. The InfiniBand
+    /// card has no stand-in.
     pub const fn device(self, configuration: Configuration) -> &'static str {
         match (self, configuration) {
             (Self::Assigned, _) => "virtio disk behind the VT-d model, in place of the I210",

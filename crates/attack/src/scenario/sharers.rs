@@ -1,5 +1,5 @@
-//! A02, A03, A05, A35 in modes whose buffers share mappings: one user of a page releases its buffer,
-//! and another still holds the page.
+//! A02, A03, A05, A35 in modes whose buffers share mappings: one user of a page releases its
+//! buffer, and another still holds the page.
 //!
 //! Both buffers lie in one page and have one direction, so both have the same mapping. The device
 //! keeps its access to the bytes of the released buffer until the last user unmaps.

@@ -8,8 +8,9 @@ use crate::bench::{Bench, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
 /// The reasons why the layer stops the wrong unmaps.
-const NOTE: &str = "unmap compares the domain or ring of the token with the caller's; the token is \
-    consumed, so a double unmap and another length need Mapping::claim, which no mode's layer calls";
+const NOTE: &str = "unmap compares the domain or ring of the token with the caller's; the token \
+    is consumed, so a double unmap and another length need Mapping::claim, which no mode's layer \
+    calls";
 
 /// The driver of one device unmaps a buffer of another. The layer must refuse, and the buffer's
 /// own device must keep its access. An unmap consumes its token, and the token holds the length. A

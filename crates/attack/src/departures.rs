@@ -298,7 +298,7 @@ pub const DEPARTURES: &[Departure] = &[
         class: "A25",
         applies: is_published_ring,
         outcome: Outcome::Stopped,
-        reason: "the layer compares the token's ring with the caller's; an unmap consumes the token",
+        reason: "the layer compares the token's ring with the caller's; unmap consumes the token",
     },
     Departure {
         class: "A36",

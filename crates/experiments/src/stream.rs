@@ -236,3 +236,49 @@ pub(super) fn last<T: Clone>(of: &[T]) -> Result<T, LabError> {
 pub(super) fn by_run(numbers: impl Iterator<Item = f64>) -> Vec<(f64, f64)> {
     (1..).map(f64::from).zip(numbers).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// C is 1816 cycles plus two pairs, and throughput is 1500 x 8 x 3.1 / C = 37200 / C.
+    #[test]
+    fn cycles_throughput_and_ratio_follow_from_the_pairs() {
+        let mut profile = Profile::r210_2015();
+        profile.invalidation_cycles = 1000;
+        let cost = |repetitions: [f64; 2], invalidations| Cost {
+            measured: 920.0,
+            repetitions: repetitions.to_vec(),
+            spread: repetitions[1] - repetitions[0],
+            invalidations,
+            pairs: 10,
+        };
+        // Pairs of 92 and of 92 + 1000 cycles.
+        let [fast, slow] = [cost([820.0, 1020.0], 0), cost([900.0, 940.0], 10)];
+        for (cost, median, modelled, spread) in
+            [(&fast, 2000.0, 1816.0, 40.0), (&slow, 4000.0, 3816.0, 8.0)]
+        {
+            let found = packet(cost, &profile);
+            let found = (found.median, found.modelled_part, found.spread);
+            assert_eq!(found, (median, Some(modelled), spread));
+        }
+        assert_eq!(packets(&fast, &profile), [1980.0, 2020.0]);
+        assert_eq!(packets(&slow, &profile), [3996.0, 4004.0]);
+        let near = |found: Measured, median: f64, spread: f64| {
+            let off = (found.median - median).abs() + (found.spread - spread).abs();
+            assert!(
+                off < 1e-9,
+                "{found:?}, not {median} with a spread of {spread}"
+            );
+        };
+        let speed = throughput(&fast, &profile);
+        near(speed, 18.6, 37_200.0 / 1980.0 - 37_200.0 / 2020.0);
+        let speed = throughput(&slow, &profile);
+        near(speed, 9.3, 37_200.0 / 3996.0 - 37_200.0 / 4004.0);
+        // The faster one comes first.
+        let ratio = relative_throughput(&fast, &slow, &profile);
+        near(ratio, 2.0, 3996.0 / 1980.0 - 4004.0 / 2020.0);
+        let ratio = relative_throughput(&slow, &fast, &profile);
+        near(ratio, 0.5, 2020.0 / 4004.0 - 1980.0 / 3996.0);
+    }
+}

@@ -49,6 +49,15 @@ pub(super) struct Frame {
 }
 
 impl Frame {
+    /// A frame whose `c_none` is known.
+    pub(super) const fn new(c_none: f64, floor: f64) -> Self {
+        Self {
+            c_none,
+            floor,
+            fitted: None,
+        }
+    }
+
     /// Frames per cycle if protection adds `extra` cycles to each frame.
     pub(super) fn throughput(&self, extra: f64) -> f64 {
         1.0 / (self.c_none + extra).max(self.floor)
@@ -133,11 +142,7 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
             fitted: Some((metric, baseline)),
         }
     };
-    let known = |c_none| Frame {
-        c_none,
-        floor: 0.0,
-        fitted: None,
-    };
+    let known = |c_none| Frame::new(c_none, 0.0);
     match (row.nic, row.benchmark) {
         (Nic::Mlx, Benchmark::Stream) => known(BASELINE_CYCLES),
         (nic, Benchmark::Rr) => {
@@ -296,6 +301,26 @@ mod tests {
         );
     }
 
+    /// The throughput of a variant over a baseline is the inverse ratio of their cycles per frame.
+    fn ratios_are_those_of_the_cycles(rows: &[FindingRow]) {
+        let of = |what: String| {
+            let row = rows.iter().find(|row| row.quantity == what);
+            row.and_then(|row| row.measured).unwrap().median
+        };
+        let cycles = |mode: &str| match mode {
+            "none" => BASELINE_CYCLES,
+            _ => BASELINE_CYCLES + of(format!("mlx stream: {mode}, additional cycles per frame")),
+        };
+        for variant in Variant::ALL.map(Variant::name) {
+            for baseline in BASELINES.map(Baseline::name) {
+                let found = of(format!("mlx stream: throughput, {variant} / {baseline}"));
+                let wanted = cycles(baseline) / cycles(variant);
+                let case = format!("{variant} / {baseline}: {found}, not {wanted}");
+                assert!((found - wanted).abs() < 1e-9, "{case}");
+            }
+        }
+    }
+
     /// The modelled cycles of a frame are 2150 for each invalidation: one for an unmap in strict
     /// modes, one for W unmaps in deferred modes, one for a burst in rings.
     #[test]
@@ -330,6 +355,23 @@ mod tests {
                 assert!((modelled - wanted).abs() < 1e-6, "{case}");
                 assert!(invalidations > 0 || mode.starts_with("defer"), "{case}");
             }
+        }
+        ratios_are_those_of_the_cycles(&found.rows);
+    }
+
+    #[test]
+    fn wire_bounds_throughput_and_core_bounds_load() {
+        // Floor, additional cycles; cycles per frame and CPU utilisation.
+        for (floor, extra, cycles, load) in [
+            (0.0, 0.0, 1000.0, 1.0),
+            (0.0, 1000.0, 2000.0, 1.0),
+            (4000.0, 1000.0, 4000.0, 0.5),
+            (4000.0, 3000.0, 4000.0, 1.0),
+            (4000.0, 4000.0, 5000.0, 1.0),
+        ] {
+            let frame = Frame::new(1000.0, floor);
+            let found = (frame.throughput(extra), frame.cpu(extra));
+            assert_eq!(found, (1.0 / cycles, load), "{floor} {extra}");
         }
     }
 

@@ -192,6 +192,18 @@ mod tests {
             let row = found.rows.iter().find(|row| row.quantity == what);
             row.and_then(|row| row.measured).unwrap().median
         };
+        // Fewer cycles per packet are a gain, and more are a loss.
+        let cycles = |name: &str| of(&format!("{name}: cycles per packet, last run"));
+        for name in SIZES.into_iter().map(name).skip(1) {
+            let wanted = 100.0 * (cycles("baseline") / cycles(&name) - 1.0);
+            for what in [
+                "throughput over baseline",
+                "throughput over baseline, upper end",
+            ] {
+                let gain = of(&format!("{name}: {what}"));
+                assert!((gain - wanted).abs() < 1e-9, "{name}: {gain}, not {wanted}");
+            }
+        }
         // One range alternates between list and ring: it is in the list after each free and not
         // after each allocation. Completed transmissions of a burst add to it.
         let held = |burst| {

@@ -65,19 +65,59 @@ fn column(
     batch: usize,
 ) -> Result<Column, LabError> {
     let parts = components(setting, mode, runs)?;
-    let cycles = parts.cycles;
     let inv = setting.profile.invalidation_cycles as f64 / batch as f64;
     let pairs: u64 = runs
         .iter()
         .map(|run| run.plan.maps.max(run.plan.unmaps))
         .sum();
     let packets: u64 = runs.iter().map(|run| run.traffic.packets).sum();
-    let pair = cycles.map() + cycles.unmap() + inv + allocator.added();
-    Ok(Column {
-        allocator,
-        parts,
-        extra: pair * pairs as f64 / packets.max(1) as f64,
-    })
+    Ok(Column::new(allocator, parts, inv, (pairs, packets)))
+}
+
+impl Column {
+    /// A column whose `packets` frames have `pairs` maps and unmaps, each with `inv` cycles of an
+    /// invalidation.
+    fn new(
+        allocator: HistoryCost,
+        parts: Components,
+        inv: f64,
+        (pairs, packets): (u64, u64),
+    ) -> Self {
+        let pair = parts.cycles.map() + parts.cycles.unmap() + inv + allocator.added();
+        Self {
+            allocator,
+            parts,
+            extra: pair * pairs as f64 / packets.max(1) as f64,
+        }
+    }
+
+    /// Throughput of `frame` over that with `baseline`.
+    fn gain(&self, baseline: &Self, frame: &Frame) -> Measured {
+        let gain = frame.throughput(self.extra) / frame.throughput(baseline.extra);
+        let spread = self.parts.order_spread.max(baseline.parts.order_spread);
+        Measured::timed(gain, spread)
+    }
+
+    /// The four other metrics of the table: name, unit and value.
+    fn metrics(&self, frame: &Frame) -> [(&'static str, &'static str, Measured); 4] {
+        let of = &self.allocator;
+        let cycles = |cycles, spread| Measured::cost(cycles, 0.0, 0.0).with_spread(spread);
+        let load = 100.0 * frame.cpu(self.extra);
+        [
+            ("search_len", "rb_prev", Measured::counted(of.steps.round())),
+            ("alloc_cycles", "cycles", cycles(of.aged.alloc, of.spread)),
+            (
+                "dealloc_cycles",
+                "cycles",
+                cycles(of.aged.free, of.free_spread),
+            ),
+            (
+                "cpu_pct",
+                "%",
+                Measured::timed(load, self.parts.order_spread),
+            ),
+        ]
+    }
 }
 
 fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, LabError> {
@@ -119,12 +159,10 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                     ];
                     sheet.printed(&wanted, column)
                 };
-                let gain = frame.throughput(lists.extra) / frame.throughput(baseline.extra);
-                let spread = lists.parts.order_spread.max(baseline.parts.order_spread);
                 let row = FindingRow::new(
                     format!("{name} {benchmark}, {plus} over {protection}: throughput"),
                     "",
-                    Measured::timed(gain, spread),
+                    lists.gain(&baseline, &frame),
                 );
                 let printed = cell("throughput_norm", "eiovar")?;
                 found.push(row.overhead(printed, NullModel::RATIO));
@@ -132,31 +170,7 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                     (protection, "baseline", &baseline),
                     (plus.as_str(), "eiovar", &lists),
                 ] {
-                    let HistoryCost {
-                        steps,
-                        aged,
-                        spread,
-                        free_spread,
-                        ..
-                    } = part.allocator;
-                    for (metric, unit, measured) in [
-                        ("search_len", "rb_prev", Measured::counted(steps.round())),
-                        (
-                            "alloc_cycles",
-                            "cycles",
-                            Measured::cost(aged.alloc, 0.0, 0.0).with_spread(spread),
-                        ),
-                        (
-                            "dealloc_cycles",
-                            "cycles",
-                            Measured::cost(aged.free, 0.0, 0.0).with_spread(free_spread),
-                        ),
-                        (
-                            "cpu_pct",
-                            "%",
-                            Measured::timed(100.0 * frame.cpu(part.extra), part.parts.order_spread),
-                        ),
-                    ] {
+                    for (metric, unit, measured) in part.metrics(&frame) {
                         // The papers do not print the CPU cost of a transaction.
                         if (metric, of) == ("cpu_pct", Benchmark::Rr) {
                             continue;
@@ -205,7 +219,59 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
 
 #[cfg(test)]
 mod tests {
+    use super::super::history::CallCycles;
     use super::*;
+    use ringfence_lab::meter::Cycles;
+
+    /// Two pairs per frame, of 300 + 50 + 40 cycles and what the history adds: 110 or 1110 cycles.
+    #[test]
+    fn five_metrics_follow_from_the_cycles() {
+        let column = |steps, alloc| {
+            let allocator = HistoryCost {
+                steps,
+                fresh: CallCycles {
+                    alloc: 90.0,
+                    free: 33.0,
+                },
+                aged: CallCycles { alloc, free: 70.0 },
+                spread: 5.0,
+                free_spread: 3.0,
+            };
+            let cycles = Cycles {
+                map_table: 300.0,
+                unmap_table: 50.0,
+                ..Cycles::default()
+            };
+            let parts = Components {
+                cycles,
+                order_spread: 0.25,
+                ..Components::default()
+            };
+            Column::new(allocator, parts, 40.0, (20, 10))
+        };
+        let [lists, baseline] = [column(0.0, 200.0), column(7.6, 1200.0)];
+        assert_eq!((lists.extra, baseline.extra), (1000.0, 3000.0));
+        let frame = Frame::new(1000.0, 0.0);
+        assert_eq!(lists.gain(&baseline, &frame).median, 2.0);
+        assert_eq!(baseline.gain(&lists, &frame).median, 0.5);
+        // A wire that takes 2500 cycles for each frame.
+        let wire = Frame::new(1000.0, 2500.0);
+        assert_eq!(lists.gain(&baseline, &wire).median, 1.6);
+        let found = |column: &Column| {
+            let metrics = column.metrics(&wire);
+            metrics.map(|(name, _, of)| (name, of.median, of.spread))
+        };
+        let wanted = |steps, alloc, load| {
+            [
+                ("search_len", steps, 0.0),
+                ("alloc_cycles", alloc, 5.0),
+                ("dealloc_cycles", 70.0, 3.0),
+                ("cpu_pct", load, load / 4.0),
+            ]
+        };
+        assert_eq!(found(&lists), wanted(0.0, 200.0, 80.0));
+        assert_eq!(found(&baseline), wanted(8.0, 1200.0, 100.0));
+    }
 
     #[test]
     fn freelists_end_the_search_on_both_adapters() {

@@ -389,6 +389,32 @@ mod tests {
             .unwrap();
         let bitmap = row("bitmap: cycles per request").0.modelled_part.unwrap();
         assert!((strict - bitmap - 1468.0).abs() < 1.0, "{strict} {bitmap}");
+        // Strict pays it too. Default pays it once for 250 of its unmaps, the first 4096 included.
+        let count = 3 * Setting::smoke().packets;
+        let shared = (PseudoScsi::FRAMES + count) / 250 - PseudoScsi::FRAMES / 250;
+        let modelled = |name: &str| {
+            let cycles = row(&format!("{name}: cycles per request")).0;
+            (cycles.modelled_part.unwrap() - c_none, cycles.median)
+        };
+        let share = 1468.0 * shared as f64 / count as f64;
+        for (name, wanted) in [("disabled", 0.0), ("default", share), ("strict", 1468.0)] {
+            let found = modelled(name).0;
+            assert!(
+                (found - wanted).abs() < 1e-6,
+                "{name}: {found}, not {wanted}"
+            );
+        }
+        // The run begins and ends between two flushes.
+        let off = (share - 1468.0 / 250.0).abs();
+        assert!(off < 1468.0 / count as f64, "{share}");
+        for name in ["disabled", "default", "strict", "bitmap", "strict bitmap"] {
+            let what = format!("{name}: requests per second, disabled = 100");
+            let (found, wanted) = (row(&what).0.median, 100.0 * c_none / modelled(name).1);
+            assert!(
+                (found - wanted).abs() < 1e-9,
+                "{name}: {found}, not {wanted}"
+            );
+        }
         // The fitted price decides no order: default pays a 250th of it, bitmap nothing here.
         let grouped = found.rows.iter().filter(|row| row.group.is_some());
         let grouped: Vec<_> = grouped.map(|row| row.quantity.as_str()).collect();

@@ -55,6 +55,10 @@ pub(super) trait DynExperimentReplay {
     /// Performs the blocks of `plan`. Returns the number of invalidations in those that count, and
     /// leaves their times in `clock`.
     fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError>;
+
+    /// Name of the layer's type.
+    #[cfg(test)]
+    fn layer_type(&self) -> &'static str;
 }
 
 /// A layer that counts its invalidations.
@@ -91,6 +95,11 @@ impl<L: CountsInvalidations> DynExperimentReplay for TimedReplay<L> {
             None => Ok(invalidations),
             Some(_) => Err(LabError::Internal("a map that was refused")),
         }
+    }
+
+    #[cfg(test)]
+    fn layer_type(&self) -> &'static str {
+        std::any::type_name::<L>()
     }
 }
 
@@ -169,4 +178,25 @@ where
         Ok((space, ContextTarget::Table(base)))
     };
     Ok(Box::new(TimedReplay::new(flush, bench(write_back)?, make)))
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_lab::mode_dispatch::dispatch;
+    use ringfence_lab::modes::Mode;
+
+    use super::*;
+
+    #[test]
+    fn pass_through_is_timed_with_the_generic_path_and_none_without() {
+        for (name, wanted) in [("none", false), ("hwpt", true), ("swpt", true)] {
+            let make = MakeReplica {
+                coherency: Coherency::Coherent,
+                write_back: WriteBack::best(),
+            };
+            let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
+            let layer = replica.layer_type();
+            assert_eq!(layer.contains("PassThrough<"), wanted, "{name}: {layer}");
+        }
+    }
 }

@@ -369,6 +369,12 @@ mod tests {
         };
         let shared = misses(Design { sets: 64, ..quiet });
         assert!((misses(device) - shared).abs() < 0.02);
+        // Devices with an IOTLB of their own keep their entries at a flush for the neighbour. The
+        // core and the chipset have one IOTLB for all devices.
+        let [core, chip, device] = [Location::Core, Location::Chip, Location::Device]
+            .map(|location| run(Design { location, ..BASE }).unwrap());
+        assert_eq!(core, chip);
+        assert!(chip.misses > device.misses, "{chip:?} {device:?}");
     }
 
     /// Returns the misses and the stale accesses of sets of pages in the order of their last use,

@@ -27,11 +27,18 @@ fn check(class: &str, mode: &str, rows: &[Row]) {
 
 #[test]
 fn fabric() {
-    check(
-        "A12",
-        "fence",
-        &[("without ACS", 40, 40), ("ACS source validation", 0, 40)],
-    );
+    for mode in ["fence", "linux-strict", "riommu", "calgary", "pviommu"] {
+        check(
+            "A12",
+            mode,
+            &[
+                ("without ACS", 40, 40),
+                ("ACS source validation", 0, 40),
+                ("behind a bridge", 40, 40),
+                ("behind a bridge, ACS source validation", 40, 40),
+            ],
+        );
+    }
     check(
         "A15",
         "fence",

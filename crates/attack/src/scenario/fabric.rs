@@ -95,9 +95,20 @@ impl TranslationService for MachineUnit<'_> {
     }
 }
 
-/// Routes a request through one port per device. The first device has registers at [`PEER`].
+/// The ports above the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ports {
+    /// One port for each device. The first device has registers at [`PEER`].
+    Separate,
+    /// One port above a conventional bridge with both devices. All requests arrive with the
+    /// bridge's requester ID, which is also the first device's.
+    Bridge,
+}
+
+/// Routes a request through the ports above its sender.
 fn route(
     bench: &mut Bench,
+    ports: Ports,
     acs: Acs,
     interrupts: InterruptRemapping,
     request: &FabricRequest,
@@ -111,13 +122,23 @@ fn route(
         ranges: Vec::new(),
     });
     complex.interrupts = interrupts;
-    for (index, bus) in buses.into_iter().enumerate() {
-        let window = PhysRange::new(PhysAddr::new(PEER), 0x1000).filter(|_| index == 0);
+    let first = buses.iter().copied().min().unwrap_or_default();
+    let last = buses.iter().copied().max().unwrap_or_default();
+    let spans = match ports {
+        Ports::Separate => buses.into_iter().map(|bus| (bus, bus)).collect(),
+        Ports::Bridge => vec![(first, last)],
+    };
+    for (index, (first_bus, last_bus)) in spans.into_iter().enumerate() {
+        let window = PhysRange::new(PhysAddr::new(PEER), 0x1000)
+            .filter(|_| index == 0 && ports == Ports::Separate);
         let port = Port {
-            first_bus: bus,
-            last_bus: bus,
+            first_bus,
+            last_bus,
             acs,
-            below: AttachedBelow::Express,
+            below: match ports {
+                Ports::Separate => AttachedBelow::Express,
+                Ports::Bridge => AttachedBelow::ConventionalBridge,
+            },
             windows: window.into_iter().collect(),
         };
         let added = complex.topology.add(port);
@@ -126,38 +147,63 @@ fn route(
     Ok(complex.route(&*memory, request, ()).ok())
 }
 
-/// A12: the attacker's device sends requests with the requester ID of the victim's device.
+/// A12: the attacker's device sends requests with the requester ID of the victim's device. Behind a
+/// conventional bridge, the attacker sends its own, and the bridge replaces it.
+///
+/// Expected: source validation stops every forged ID of another port. It stops no request behind a
+/// bridge, because the bridge's ID belongs to the port.
 pub(crate) fn forged_requester(mode: &Mode) -> ScenarioResult {
     let mut executed = Executed::default();
-    for acs in [Acs::NONE, Acs::SOURCE_VALIDATION] {
-        let mut bench = Bench::new(mode)?;
-        let mut evidence = Evidence::default();
-        for round in 0..20 {
-            let buffer = memory(0x10_0000 + round * 4096, 4096)?;
-            let id = bench.map(0, buffer, Direction::Bidirectional)?;
-            let (sender, victim) = (bench.requester(1)?, bench.requester(0)?);
-            for access in [Access::Read, Access::Write] {
+    for ports in [Ports::Separate, Ports::Bridge] {
+        for acs in [Acs::NONE, Acs::SOURCE_VALIDATION] {
+            let evidence = foreign_address(mode, ports, acs)?;
+            match (ports, acs == Acs::NONE) {
+                (Ports::Separate, true) => executed.trial("without ACS", evidence),
+                (Ports::Separate, false) => executed.comparison("ACS source validation", evidence),
+                (Ports::Bridge, true) => executed.trial("behind a bridge", evidence),
+                (Ports::Bridge, false) => {
+                    executed.comparison("behind a bridge, ACS source validation", evidence);
+                }
+            }
+        }
+    }
+    Ok(Found::Executed(executed))
+}
+
+/// The attacker's device accesses addresses of the victim's device, which accesses them too.
+fn foreign_address(mode: &Mode, ports: Ports, acs: Acs) -> Result<Evidence, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    let (attacker, victim) = (bench.requester(1)?, bench.requester(0)?);
+    for round in 0..20 {
+        let buffer = memory(0x10_0000 + round * 4096, 4096)?;
+        let id = bench.map(0, buffer, Direction::Bidirectional)?;
+        for access in [Access::Read, Access::Write] {
+            for sender in [victim, attacker] {
+                let claimed = match ports {
+                    Ports::Separate => victim,
+                    Ports::Bridge => sender,
+                };
                 let request = FabricRequest {
-                    requester: victim,
+                    requester: claimed,
                     ..FabricRequest::own(sender, bench.range(id)?.start(), 8, access)
                 };
-                let routed = route(&mut bench, acs, InterruptRemapping::Disabled, &request)?;
-                let verdict = match routed {
+                let off = InterruptRemapping::Disabled;
+                let verdict = match route(&mut bench, ports, acs, off, &request)? {
                     Some(Routed::Memory(ranges)) => ranges
                         .first()
                         .map(|range| bench.oracle.judge(sender, range, access, bench.now())),
                     _ => None,
                 };
-                evidence.count(verdict.as_ref());
+                if sender == attacker {
+                    evidence.count(verdict.as_ref());
+                } else {
+                    evidence.false_faults += u64::from(verdict.is_none());
+                }
             }
         }
-        if acs == Acs::NONE {
-            executed.trial("without ACS", evidence);
-        } else {
-            executed.comparison("ACS source validation", evidence);
-        }
     }
-    Ok(Found::Executed(executed))
+    Ok(evidence)
 }
 
 /// A15: the device writes interrupt requests: any vector in the compatibility format, and the
@@ -182,7 +228,7 @@ pub(crate) fn interrupt(mode: &Mode) -> ScenarioResult {
                     data: if address & 1 << 4 == 0 { vector } else { 0 },
                     ..own
                 };
-                let routed = route(&mut bench, Acs::NONE, interrupts, &request)?;
+                let routed = route(&mut bench, Ports::Separate, Acs::NONE, interrupts, &request)?;
                 evidence.count_if(matches!(routed, Some(Routed::Interrupt(_))), 4);
             }
         }
@@ -231,7 +277,13 @@ pub(crate) fn peer_to_peer(mode: &Mode) -> ScenarioResult {
                 address_type: AddressType::Untranslated,
                 ..FabricRequest::own(sender, address, 4, Access::Write)
             };
-            let routed = route(&mut bench, acs, InterruptRemapping::Disabled, &request)?;
+            let routed = route(
+                &mut bench,
+                Ports::Separate,
+                acs,
+                InterruptRemapping::Disabled,
+                &request,
+            )?;
             let reached = matches!(
                 routed,
                 Some(Routed::PeerDirect { .. } | Routed::PeerTranslated { .. })

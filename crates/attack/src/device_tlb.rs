@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use ringfence_devices::ats::AtsFunction;
 use ringfence_hw::{
     AtsUnit, DeviceTlbQueueConfig, RootTable, TranslatedCheck, TranslationService, UnitConfig,
     VtdUnit,
@@ -14,8 +15,8 @@ use ringfence_pgtable::{
     TranslationType,
 };
 use ringfence_types::{
-    Access, FrameSource, Iova, OutOfFrames, PageSize, Permissions, Pfn, PfnRange, PhysAddr,
-    PhysRange,
+    Access, CachedLevels, FrameSource, Invalidation, Invalidator, Iova, OutOfFrames, PageSize,
+    Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
 };
 
 use crate::bench::{Bench, DEVICES};
@@ -150,6 +151,35 @@ impl DeviceTlbUnit {
         let cleared = cleared.map_err(|_| LabError::Internal("a page without a permission"))?;
         let _ = cleared;
         Ok(())
+    }
+
+    /// Invalidates the page of `iova`, which the operating system does after an unmap. `function`
+    /// is the device, and completes the requests of the unit.
+    pub(crate) fn invalidate(
+        &mut self,
+        device: u16,
+        iova: Iova,
+        function: &mut AtsFunction,
+    ) -> Result<(), LabError> {
+        let domain = self.table(device)?.domain();
+        let range = PfnRange::new(Pfn::containing(iova), 1);
+        let request = Invalidation::Pages {
+            domain,
+            range: range.ok_or(LabError::Internal("a page"))?,
+            levels: CachedLevels::Leaves,
+        };
+        let failed = |_| LabError::Internal("an invalidation of a device TLB");
+        let ticket = self.unit.submit(request).map_err(failed)?;
+        while let Some(request) = self.unit.take_invalidate_request() {
+            if let Some(tag) = function.invalidate(&request) {
+                let completed = self.unit.complete(function.id(), tag);
+                completed.map_err(|_| LabError::Internal("a completion without a request"))?;
+            }
+        }
+        match self.unit.poll(ticket) {
+            Ok(true) => Ok(()),
+            _ => Err(LabError::Internal("an invalidation without a completion")),
+        }
     }
 
     fn table(&self, device: u16) -> Result<&Table<SecondStage>, LabError> {

@@ -1,12 +1,15 @@
 //! A13, A14: a device with a device TLB.
 
-use ringfence_hw::{TranslationCompletion, TranslationService};
+use ringfence_devices::Bus;
+use ringfence_devices::ats::{AtsControl, AtsFunction, OnInvalidate};
+use ringfence_hw::{TranslatedCheck, TranslationCompletion, TranslationService};
 use ringfence_lab::LabError;
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_pgtable::PageRequests;
 use ringfence_types::{Access, Direction, Iova, Permissions, PhysAddr, PhysRange};
 
 use super::ScenarioResult;
+use super::fabric::Collect;
 use crate::bench::{Bench, MapId, memory};
 use crate::device_tlb::DeviceTlbUnit;
 use crate::evidence::{Evidence, Executed, Found};
@@ -116,52 +119,98 @@ fn without_iommu(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
+/// Check of translated requests beyond the permission of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Check {
+    None,
+    HostAddress,
+}
+
 /// A14: the device completes the invalidation of its device TLB and keeps the entry. Then it makes
 /// translated requests to the buffer that the driver has back.
 pub(crate) fn retained(mode: &Mode) -> ScenarioResult {
     if mode.table == TableKind::None {
         return without_iommu(mode);
     }
-    let mut executed = Executed::default();
-    for permitted in [true, false] {
-        let mut bench = Bench::new(mode)?;
-        if permitted && !bench.permit_ats(0)? {
-            return Ok(NO_ATS);
-        }
-        let mut evidence = Evidence::default();
-        for round in 0..20 {
-            let buffer = memory(0x10_0000 + round * 4096, 4096)?;
-            let id = bench.map(0, buffer, Direction::FromDevice)?;
-            let device = bench.requester(0)?;
-            let iova = bench.range(id)?.start();
-            let kept = bench.machine().translation_request(device, iova);
-            bench.release(id)?;
-            // Without an answer, the device can only repeat the I/O virtual address.
-            let host = kept.unwrap_or(PhysAddr::new(iova.get()));
-            if let Some(target) = PhysRange::new(host, 8) {
-                bench.translated_attack(&mut evidence, 0, target, Access::Write)?;
-            }
-        }
-        if permitted {
-            executed.trial("device TLB permitted", evidence);
-        } else {
-            executed.comparison("device TLB not permitted", evidence);
-        }
-    }
-    let Some((mut bench, mut unit)) = checked(mode)? else {
+    let keeps = OnInvalidate::CompletesAndKeeps;
+    let Some(kept) = after_invalidation(mode, keeps, Check::None)? else {
         return Ok(NO_ATS);
     };
+    let mut executed = Executed::default();
+    executed.trial("device TLB permitted", kept);
+    let honest = OnInvalidate::RemovesAndCompletes;
+    for (name, behaviour, check) in [
+        ("honest device", honest, Check::None),
+        (CHECKED, keeps, Check::HostAddress),
+    ] {
+        if let Some(evidence) = after_invalidation(mode, behaviour, check)? {
+            executed.comparison(name, evidence);
+        }
+    }
+    executed.comparison("device TLB not permitted", not_permitted(mode)?);
+    Ok(Found::Executed(executed))
+}
+
+/// Runs the device through 20 buffers: it writes each, and again after it has completed the
+/// invalidation of the unmap. `None` if the mode's unit serves no device TLB.
+fn after_invalidation(
+    mode: &Mode,
+    on_invalidate: OnInvalidate,
+    check: Check,
+) -> Result<Option<Evidence>, LabError> {
+    let Some((mut bench, mut unit)) = checked(mode)? else {
+        return Ok(None);
+    };
+    if check == Check::None {
+        *unit.unit.translated_check() = TranslatedCheck::DeviceOnly;
+    }
+    let mut device = AtsFunction::new(bench.requester(0)?, 64, on_invalidate);
+    device.set_control(AtsControl::Enabled);
     let mut evidence = Evidence::default();
     for round in 0..20 {
         let buffer = memory(0x10_0000 + round * 4096, 4096)?;
         let id = bench.map(0, buffer, Direction::FromDevice)?;
-        let kept = permit(&mut bench, &mut unit, id, Permissions::WRITE)?;
-        let live = unit.translated_request(&bench, 0, kept, Access::Write)?;
-        evidence.false_faults += u64::from(!live);
-        unit.revoke(0, kept.start())?;
+        let iova = bench.range(id)?.start();
+        let host = permit(&mut bench, &mut unit, id, Permissions::WRITE)?;
+        let live = write(&mut unit, &mut device, iova);
+        evidence.false_faults += u64::from(live.is_none());
+        unit.revoke(0, host.start())?;
         bench.release(id)?;
-        attack(&mut bench, &mut unit, &mut evidence, kept, Access::Write)?;
+        unit.invalidate(0, iova, &mut device)?;
+        let reached = write(&mut unit, &mut device, iova);
+        let verdict = reached.map(|range| {
+            let now = bench.now();
+            bench.oracle.judge(device.id(), &range, Access::Write, now)
+        });
+        evidence.count(verdict.as_ref());
     }
-    executed.comparison(CHECKED, evidence);
-    Ok(Found::Executed(executed))
+    Ok(Some(evidence))
+}
+
+/// Writes 8 bytes at `iova` through the device TLB. Returns the memory that the write reached.
+fn write(unit: &mut DeviceTlbUnit, device: &mut AtsFunction, iova: Iova) -> Option<PhysRange> {
+    let mut reached = Vec::new();
+    let mut bus = Bus::new(&mut unit.unit, &*unit.memory, Collect(&mut reached));
+    let written = device.probe(&mut bus, iova, 8, Access::Write);
+    written.ok().and_then(|()| reached.first().copied())
+}
+
+/// A device without permission gets no translation, and repeats the I/O virtual address as a host
+/// address.
+fn not_permitted(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    for round in 0..20 {
+        let buffer = memory(0x10_0000 + round * 4096, 4096)?;
+        let id = bench.map(0, buffer, Direction::FromDevice)?;
+        let device = bench.requester(0)?;
+        let iova = bench.range(id)?.start();
+        let kept = bench.machine().translation_request(device, iova);
+        bench.release(id)?;
+        let host = kept.unwrap_or(PhysAddr::new(iova.get()));
+        if let Some(target) = PhysRange::new(host, 8) {
+            bench.translated_attack(&mut evidence, 0, target, Access::Write)?;
+        }
+    }
+    Ok(evidence)
 }

@@ -31,7 +31,8 @@ struct MachineUnit<'a> {
     ranges: Vec<PhysRange>,
 }
 
-struct Collect<'a>(&'a mut Vec<PhysRange>);
+/// Collects the memory that accesses reach.
+pub(super) struct Collect<'a>(pub(super) &'a mut Vec<PhysRange>);
 
 impl Observer for Collect<'_> {
     fn allowed(&mut self, _: &DmaRequest, ranges: &[PhysRange]) {

@@ -292,6 +292,27 @@ fn two_users_of_a_mapping() {
     }
 }
 
+/// The exposure scan: the last 32 buffers of the second device are in the IOTLB of 64 entries. The
+/// mode invalidates them after 10 ms: 32 x 4160 bytes x 10 ms. Of them 22 may be read.
+#[test]
+fn exposure_scans() {
+    for (mode, exposure, at_release) in [
+        ("fence", "0.000000", 0),
+        ("defer", "0.001331", 44),
+        ("linux-lazy", "0.001331", 44),
+    ] {
+        let scans = [
+            ("scan at the release", at_release, 512),
+            ("scan of the address space", 0, 512),
+        ];
+        check("A37", mode, &scans);
+        let (class, mode) = (Class::find("A37").unwrap(), Mode::find(mode).unwrap());
+        let matrix = run(&[mode], &[class], &Options { scan_pages: 512 }, |_| {}).unwrap();
+        let note = format!("exposure in 50 s: {exposure} MB s");
+        assert_eq!(matrix.cells[0].executed.notes, [note]);
+    }
+}
+
 /// Old addresses that come back, before and after the wrap of a search.
 #[test]
 fn reused_addresses() {

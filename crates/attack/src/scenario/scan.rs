@@ -13,11 +13,37 @@ use crate::evidence::{Evidence, Executed, Found};
 const BUFFERS: u64 = 64;
 const PAGE: u64 = 4096;
 
-/// The driver maps 64 buffers; the device uses each; the driver unmaps them. Then the scan reads
-/// the highest `pages` pages of a 32-bit space, which all allocators use first, and every slot of
-/// every ring. The exposure integrates the bytes of released buffers that the device still reaches
-/// over time.
+/// Buffers that the driver has back, with their devices.
+type Released = Vec<(u16, IovaRange, Direction)>;
+
+/// The driver maps 64 buffers for each device; the devices use each; the driver unmaps them. Then
+/// the scan reads the highest `pages` pages of a 32-bit space, which all allocators use first, and
+/// every slot of every ring: at once, and after the schedule has ended. The exposure integrates the
+/// bytes of released buffers that the device still reaches over time.
 pub(crate) fn scan(mode: &Mode, pages: u64) -> ScenarioResult {
+    let mut executed = Executed::default();
+    let (mut bench, released) = released(mode)?;
+    let (exposure, byte_ns) = exposure(&mut bench, &released)?;
+    executed.trial("released buffers", exposure);
+    executed.notes.push(format!(
+        "exposure in 50 s: {:.6} MB s",
+        byte_ns as f64 / 1e9 / 1e6
+    ));
+    executed.trial(
+        "scan of the address space",
+        enumerate(&mut bench, 0, mode, pages)?,
+    );
+    // The IOTLB holds entries of the device that used its buffers last.
+    let (mut bench, _) = self::released(mode)?;
+    executed.trial(
+        "scan at the release",
+        enumerate(&mut bench, DEVICES - 1, mode, pages)?,
+    );
+    Ok(Found::Executed(executed))
+}
+
+/// Maps, uses and unmaps the buffers.
+fn released(mode: &Mode) -> Result<(Bench, Released), LabError> {
     let mut bench = Bench::new(mode)?;
     let mut released = Vec::new();
     for device in 0..DEVICES {
@@ -39,18 +65,7 @@ pub(crate) fn scan(mode: &Mode, pages: u64) -> ScenarioResult {
             bench.end_burst(device, direction)?;
         }
     }
-    let mut executed = Executed::default();
-    let (exposure, byte_ns) = exposure(&mut bench, &released)?;
-    executed.trial("released buffers", exposure);
-    executed.notes.push(format!(
-        "exposure in 50 s: {:.6} MB s",
-        byte_ns as f64 / 1e9 / 1e6
-    ));
-    executed.trial(
-        "scan of the address space",
-        enumerate(&mut bench, mode, pages)?,
-    );
-    Ok(Found::Executed(executed))
+    Ok((bench, released))
 }
 
 /// Integrates the released bytes that the devices reach, by the schedule of the window classes.
@@ -82,10 +97,15 @@ fn exposure(
 }
 
 /// Reads the first byte of the highest `pages` pages of a 32-bit space, or of every slot of every
-/// ring, after the schedule has ended.
-fn enumerate(bench: &mut Bench, mode: &Mode, pages: u64) -> Result<Evidence, LabError> {
+/// ring.
+fn enumerate(
+    bench: &mut Bench,
+    device: u16,
+    mode: &Mode,
+    pages: u64,
+) -> Result<Evidence, LabError> {
     let mut evidence = Evidence::default();
-    let device = bench.requester(0)?;
+    let device = bench.requester(device)?;
     let mut read = |iova: Iova| {
         let reached = bench.access(device, iova, 1, Access::Read);
         evidence.count(reached.as_ref().map(|reached| &reached.verdict));

@@ -331,8 +331,8 @@ mod tests {
         // Two rings of 32 live buffers: 64 entries hold the working set, 16 do not.
         let [small, right] = [4, 64].map(|sets| misses(Design { sets, ..quiet }));
         assert!(small > 1.5 * right, "{small} {right}");
-        // Sets and ways separate only at the edge of the working set. Two rings in one way conflict.
-        // All ways lose each third access: 64 other pages are used since the second.
+        // Ways matter only at the edge of the working set. Two rings in one way conflict. All ways
+        // lose each third access: 64 other pages are used since the second.
         for (sets, ways, expected) in [
             (64, 1, 8461),
             (16, 4, 4726),

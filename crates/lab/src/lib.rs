@@ -33,6 +33,7 @@ pub mod ring;
 pub mod row;
 pub mod rtc;
 mod runner;
+pub mod shadow;
 pub mod sidecore;
 pub mod size;
 mod status;

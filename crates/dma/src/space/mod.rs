@@ -320,8 +320,22 @@ pub trait CachingSpace: AddressSpace {
     }
 }
 
+/// The memory of the copies that a device uses in place of buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyPool {
+    /// All memory of the pool, its bound. The device reaches a part of it at all times.
+    pub memory: PhysRange,
+    /// Bytes that the device reaches, which never decrease.
+    pub mapped_bytes: u64,
+}
+
 /// Copies that the device uses in place of buffers. The default makes none.
 pub trait CopyingSpace: AddressSpace {
+    /// Returns the pool of copies; `None` if the space makes none.
+    fn copies(&self) -> Option<CopyPool> {
+        None
+    }
+
     /// Returns the memory that the device reaches at `range`, the range of a mapping. `None` if it
     /// is the buffer itself.
     fn shadow(&self, range: IovaRange) -> Option<PhysRange> {

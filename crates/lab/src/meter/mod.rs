@@ -37,6 +37,7 @@ mod offloaded;
 mod paged;
 mod rings;
 mod rtc;
+mod shadow;
 
 pub(crate) use ablations::TIMED_REPLAYS;
 pub use ablations::{Ablations, CONFIG_NAMES, Meter};

@@ -4,6 +4,7 @@
 mod agreement;
 mod comparison;
 mod composed;
+mod copies;
 mod failures;
 mod hostile;
 mod plans;

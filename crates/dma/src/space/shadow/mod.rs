@@ -10,7 +10,7 @@
 //! Departures from the paper:
 //!
 //! - A CPU that frees a slot keeps it. In the paper, the slot returns to the CPU that allocated it.
-//! - Slots have 1 to 256 pages in powers of two. The paper has slots of 4 KiB and of 64 KiB.
+//! - Slots have 1 to 4096 pages in powers of two. The paper has slots of 4 KiB and of 64 KiB.
 //! - The bytes of earlier buffers in a slot are zeroed before the device gets its address (A34).
 //!
 //! | file | one concept |
@@ -36,8 +36,8 @@ use ringfence_types::{
 
 use super::paged::total_pages;
 use super::{
-    AddressLimits, AddressSpace, CachingSpace, CopiedOrCleared, CopyingSpace, IoPageTable,
-    MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, CopiedOrCleared, CopyPool, CopyingSpace,
+    IoPageTable, MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
 };
 use crate::error::ShadowError;
 use crate::{MapReason, Platform};
@@ -359,6 +359,13 @@ where
     T: IoPageTable,
     L: Lock<ShadowDepot>,
 {
+    fn copies(&self) -> Option<CopyPool> {
+        Some(CopyPool {
+            memory: self.pool.memory(),
+            mapped_bytes: self.pool.mapped_bytes(),
+        })
+    }
+
     fn shadow(&self, range: IovaRange) -> Option<PhysRange> {
         self.pool.shadow(range)
     }

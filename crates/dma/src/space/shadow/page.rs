@@ -11,8 +11,8 @@ const FIRST: u64 = 1 << 32;
 /// Flag of a piece word: another piece of the mapping begins on the page after this one.
 const MORE: u64 = 1 << 33;
 
-/// Number of slot sizes: 1 to 256 pages, in powers of two.
-pub(super) const ORDERS: usize = 9;
+/// Number of slot sizes: 1 to 4096 pages, in powers of two.
+pub(super) const ORDERS: usize = 13;
 
 /// The size and the permissions of a slot. They never change: the device keeps its access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

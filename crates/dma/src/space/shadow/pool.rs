@@ -69,7 +69,7 @@ impl ShadowDepot {
 /// Memory that one device reaches in place of its buffers.
 ///
 /// The embedder provides the memory and gets it back when the space is dropped after its detach.
-/// The pool divides it into slots of 1 to 256 pages, each for one direction. A slot is mapped when
+/// The pool divides it into slots of 1 to 4096 pages, each for one direction. A slot is mapped when
 /// it is first needed, and stays mapped: the device keeps its access to the pages, which hold
 /// copies for this device and nothing else.
 #[derive(Debug)]

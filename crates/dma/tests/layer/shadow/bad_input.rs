@@ -1,5 +1,6 @@
 //! Wrong arguments, rejected unmaps, coherent memory and detach.
 
+use ringfence_dma::space::{FromDevice, ShadowPolicy};
 use ringfence_dma::{
     DetachError, MapMultiRequest, MapReason, Mapping, OutsideMapping, ShadowError, Teardown,
     UnmapReason,
@@ -123,11 +124,11 @@ fn memory_outside_the_port_is_rejected_and_frees_the_slot() {
         assert_eq!(m.space().pool().bytes_in_use(), 0);
     }
     let long = m
-        .map(memory(0, 257 * PAGE), Direction::ToDevice)
+        .map(memory(0, 4097 * PAGE), Direction::ToDevice)
         .unwrap_err();
     let too_long = ShadowError::TooLong {
-        pages: 257,
-        slot: 256,
+        pages: 4097,
+        slot: 4096,
     };
     assert_eq!(long.reason, MapReason::Shadow(too_long));
     let mapping = m.map(memory(0x1000, 16), Direction::ToDevice).unwrap();
@@ -136,7 +137,15 @@ fn memory_outside_the_port_is_rejected_and_frees_the_slot() {
 
 #[test]
 fn a_batch_that_fails_changes_no_buffer() {
-    let mut m = Machine::new(2, POLICY);
+    // Copies that do not begin as copies of their buffers.
+    let from_device = FromDevice::Unspecified;
+    let mut m = Machine::new(
+        2,
+        ShadowPolicy {
+            from_device,
+            ..POLICY
+        },
+    );
     let frame = pattern(0x4000, 1);
     m.write(0x1000, &frame);
     let Machine {

@@ -71,11 +71,10 @@ pub(crate) fn copy(
     let (first, last) = (from_byte(lead), below_byte(lead.wrapping_add(bytes)));
     match (source, target) {
         ([source], [target]) => merge(target, source.load(Ordering::Relaxed), first & last),
-        ([head, middle @ .., tail], [to_head, to_middle @ .., to_tail]) => {
+        ([head, middle @ .., tail], [to_head, .., to_tail]) => {
             merge(to_head, head.load(Ordering::Relaxed), first);
-            for (source, target) in middle.iter().zip(to_middle) {
-                target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
+            let skip = |at: PhysAddr| at.align_down(WORD).wrapping_add(WORD);
+            memory.copy_words(skip(from), skip(to), middle.len())?;
             merge(to_tail, tail.load(Ordering::Relaxed), last);
         }
         _ => {}

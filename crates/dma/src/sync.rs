@@ -161,7 +161,10 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         let Some(space) = space else {
             return self.unmap_single(cpu, platform, at, mapping);
         };
-        space.set_received(range, received);
+        // All bytes are copied unless the space is told otherwise.
+        if received < range.bytes() {
+            space.set_received(range, received);
+        }
         let result = self.unmap_single(cpu, platform, at, mapping);
         if result.is_err() {
             // A rejected unmap changes nothing: the next one copies all bytes again.

@@ -231,7 +231,7 @@ where
             Some(kind) if self.reaches_pool(limits) => self.take(cpu, platform, kind, limits)?,
             _ => None,
         };
-        let Some(slot) = slot else {
+        let Some((slot, kind)) = slot else {
             let pool = u64::from(self.pool.total());
             let error = match wanted {
                 None => ShadowError::TooLong {
@@ -243,8 +243,6 @@ where
             };
             return self.map_without_shadow(cpu, platform, pieces, permissions, limits, error);
         };
-        let kind = self.pool.page(slot).and_then(page::Page::kind);
-        let kind = kind.ok_or(MapReason::TooLarge)?;
         let copies = match self.policy.from_device {
             FromDevice::Kept => true,
             FromDevice::Unspecified => permissions.allows(Access::Read),
@@ -274,8 +272,8 @@ where
         let Some(slot) = self.pool.index(range.start()) else {
             return self.unmap_direct(cpu, platform, range);
         };
-        let kind = self.pool.check_whole(slot, range)?;
-        self.pool.finish(platform.memory(), slot, kind);
+        let (kind, first) = self.pool.check_whole(slot, range)?;
+        self.pool.finish(platform.memory(), slot, kind, first);
         self.put_back(cpu, slot, kind);
         Ok(CopiedOrCleared::Copied)
     }
@@ -430,6 +428,6 @@ impl<A, T, L: Lock<ShadowDepot>> ShadowSpace<A, T, L> {
     /// Returns the slot of the mapping at `range`, and its kind. `None` if it has no shadow.
     fn shadowed(&self, range: IovaRange) -> Option<(u32, SlotKind)> {
         let slot = self.pool.index(range.start())?;
-        Some((slot, self.pool.check_whole(slot, range).ok()?))
+        Some((slot, self.pool.check_whole(slot, range).ok()?.0))
     }
 }

@@ -23,8 +23,8 @@ pub(super) struct SlotKind {
 }
 
 impl SlotKind {
-    /// Number of kinds of permissions.
-    pub(super) const PERMISSIONS: usize = 3;
+    /// Number of values of permission bits; 0 is none.
+    pub(super) const PERMISSIONS: usize = 4;
 
     /// Returns the kind of the smallest slot of `pages` pages; `None` if no slot is so large.
     #[inline]
@@ -43,7 +43,8 @@ impl SlotKind {
     /// Returns the index of the free list.
     #[inline]
     pub(super) fn list(self) -> usize {
-        let permissions = (self.permissions.bits() as usize).wrapping_sub(1) % Self::PERMISSIONS;
+        // Read, write, or both: 1 to 3.
+        let permissions = self.permissions.bits() as usize & 3;
         permissions * ORDERS + usize::from(self.order)
     }
 

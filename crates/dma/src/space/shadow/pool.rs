@@ -305,7 +305,8 @@ impl<L> ShadowPool<L> {
         }
     }
 
-    /// Returns the kind of the slot at page `slot`, whose mapping has exactly this range.
+    /// Returns the kind of the slot at page `slot`, whose mapping has exactly this range, and the
+    /// first piece.
     ///
     /// # Errors
     /// The range is not that of one whole mapping.
@@ -314,24 +315,22 @@ impl<L> ShadowPool<L> {
         &self,
         slot: u32,
         range: IovaRange,
-    ) -> Result<SlotKind, UnmapRefusal> {
+    ) -> Result<(SlotKind, Piece), UnmapRefusal> {
         let refused = UnmapRefusal::NotAllocated;
-        let first = self.page(slot).filter(|page| page.begins_mapping());
-        let (first, kind) = first
-            .and_then(|page| Some((page, page.kind()?)))
-            .ok_or(refused)?;
-        let (mut index, mut piece) = (slot, first.piece().ok_or(refused)?);
+        let page = self.page(slot).filter(|page| page.begins_mapping());
+        let found = page.and_then(|page| Some((page.kind()?, page.piece()?)));
+        let (kind, first) = found.ok_or(refused)?;
+        let (mut index, mut piece) = (slot, first);
         let starts = self.iova_of(slot, piece.offset()) == Some(range.start());
         while piece.more {
             index = index.saturating_add(piece.pages());
             piece = self.page(index).and_then(Page::piece).ok_or(refused)?;
         }
-        let end = piece
-            .offset()
-            .wrapping_add(piece.original.bytes().wrapping_sub(1));
+        let bytes = piece.original.bytes();
+        let end = piece.offset().wrapping_add(bytes.wrapping_sub(1));
         let ends = self.iova_of(index, end) == Some(range.last());
         if starts && ends {
-            Ok(kind)
+            Ok((kind, first))
         } else {
             Err(refused)
         }
@@ -352,12 +351,17 @@ impl<L> ShadowPool<L> {
     }
 
     /// Copies the bytes that the device wrote to the buffer, each byte once, and removes the
-    /// records of the mapping. Bytes that a sync has copied before are not copied again.
+    /// records of the mapping, whose first piece is `first`. Bytes that a sync has copied before
+    /// are not copied again.
     #[inline]
-    pub(super) fn finish(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind) {
+    pub(super) fn finish(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, first: Piece) {
         let writable = kind.permissions.allows(ringfence_types::Access::Write);
         let mut left = self.page(slot).map_or(0, Page::received);
-        self.each_piece(slot, |index, page, piece| {
+        let mut next = Some((slot, first));
+        while let Some((index, piece)) = next {
+            let Some(page) = self.page(index) else {
+                return;
+            };
             if writable {
                 let bytes = piece.original.bytes().min(left);
                 left = left.saturating_sub(piece.original.bytes());
@@ -370,7 +374,15 @@ impl<L> ShadowPool<L> {
                 }
             }
             page.clear();
-        });
+            next = None;
+            if piece.more {
+                let index = index.saturating_add(piece.pages());
+                next = self
+                    .page(index)
+                    .and_then(Page::piece)
+                    .map(|piece| (index, piece));
+            }
+        }
     }
 
     /// Copies a part of a piece from the shadow to the buffer.

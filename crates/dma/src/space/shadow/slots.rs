@@ -19,7 +19,8 @@ where
     T: IoPageTable,
     L: Lock<ShadowDepot>,
 {
-    /// Takes a slot, and maps new ones if necessary. `None` if the pool has none.
+    /// Takes a slot, and maps new ones if necessary. Returns it with its kind. `None` if the pool
+    /// has none.
     ///
     /// # Errors
     /// The allocator or the table refused the new slots.
@@ -30,9 +31,9 @@ where
         platform: &mut P,
         kind: SlotKind,
         limits: AddressLimits,
-    ) -> Result<Option<u32>, MapReason> {
+    ) -> Result<Option<(u32, SlotKind)>, MapReason> {
         match cpu.free.of(kind).and_then(Vec::pop) {
-            Some(slot) => Ok(Some(slot)),
+            Some(slot) => Ok(Some((slot, kind))),
             None => self.refill(cpu, platform, kind, limits),
         }
     }
@@ -46,19 +47,20 @@ where
         platform: &mut P,
         kind: SlotKind,
         limits: AddressLimits,
-    ) -> Result<Option<u32>, MapReason> {
+    ) -> Result<Option<(u32, SlotKind)>, MapReason> {
         if let Some(slot) = self.take_shared(cpu, kind) {
-            return Ok(Some(slot));
+            return Ok(Some((slot, kind)));
         }
         if let Some(slot) = self.map_run(cpu, platform, kind, limits)? {
-            return Ok(Some(slot));
+            return Ok(Some((slot, kind)));
         }
         // A larger slot serves a smaller buffer.
         let larger = (kind.order..ORDERS as u8).skip(1);
         Ok(larger.into_iter().find_map(|order| {
             let kind = SlotKind { order, ..kind };
             let own = cpu.free.of(kind).and_then(Vec::pop);
-            own.or_else(|| self.take_shared(cpu, kind))
+            let slot = own.or_else(|| self.take_shared(cpu, kind))?;
+            Some((slot, kind))
         }))
     }
 

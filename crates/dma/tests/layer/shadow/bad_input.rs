@@ -74,7 +74,7 @@ fn unmap_accepts_only_whole_live_mappings() {
         .map(memory(0x1010, 0x1800), Direction::FromDevice)
         .unwrap();
     let range = mapping.range();
-    std::mem::forget(mapping);
+    let _still_mapped = mapping;
     m.device_write(range.start(), &[0xdd; 0x1800]);
     let at =
         |start: u64, bytes: u64| IovaRange::new(range.start().wrapping_add(start), bytes).unwrap();

@@ -248,8 +248,9 @@ fn a_freed_page_with_a_mapping_is_noticed_in_every_mode() {
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/matrix.txt");
 
-/// The matrix of the default modes and of `copy` equals `matrix.txt`. After an intended change, rewrite it and
-/// review the difference: `RINGFENCE_BLESS=1 cargo test -p ringfence-attack --test matrix golden`
+/// The matrix of the default modes and of `copy` equals `matrix.txt`. After an intended change,
+/// rewrite it and review the difference:
+/// `RINGFENCE_BLESS=1 cargo test -p ringfence-attack --test matrix golden`
 #[test]
 fn golden_matrix_of_the_default_modes() {
     let mut out = String::from("class successes/attempts bytes\n");

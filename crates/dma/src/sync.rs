@@ -17,10 +17,9 @@ use crate::{Cpu, Dma, Platform, SgMapping, UnmapError, UnmapReason};
 
 /// A part that lies outside its mapping. Nothing was copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct OutsideMapping {
-    /// The part.
     pub part: IovaRange,
-    /// The mapping.
     pub mapping: IovaRange,
 }
 

@@ -250,8 +250,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         Ok(found.range)
     }
 
-    /// Installs translations at [reserved](Self::reserve) addresses, for the life of the space. They
-    /// are visible to the device on return.
+    /// Installs translations at [reserved](Self::reserve) addresses, for the life of the space.
+    /// They are visible to the device on return.
     ///
     /// # Errors
     /// The table refused the entries, or could not make them visible.

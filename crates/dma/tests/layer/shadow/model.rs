@@ -46,7 +46,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (any::<usize>(), prop::option::of(0_u64..0x2800)).prop_map(|(i, n)| Op::Unmap(i, n)),
         4 => (any::<usize>(), 1_u64..0x3000, 1_u8..)
             .prop_map(|(i, n, value)| Op::DeviceWrite(i, n, value)),
-        1 => (0..MEMORY - 0x1000, 1_u64..0x1000, 1_u8..).prop_map(|(a, n, v)| Op::CpuWrite(a, n, v)),
+        1 => (0..MEMORY - 0x1000, 1_u64..0x1000, 1_u8..)
+            .prop_map(|(start, n, value)| Op::CpuWrite(start, n, value)),
         2 => part().prop_map(|(i, a, b)| Op::SyncForCpu(i, a, b)),
         2 => part().prop_map(|(i, a, b)| Op::SyncForDevice(i, a, b)),
     ]
@@ -88,7 +89,9 @@ proptest! {
                     let Ok(mapping) = m.map(memory(start, bytes), direction) else { continue };
                     let start = start as usize;
                     let mut shadow = expected[start..start + bytes as usize].to_vec();
-                    if direction == Direction::FromDevice && from_device == FromDevice::Unspecified {
+                    let starts_as_copy =
+                        direction != Direction::FromDevice || from_device == FromDevice::Kept;
+                    if !starts_as_copy {
                         // Whatever is there; the device writes all of it to make it known.
                         shadow.fill(0xab);
                         m.device_write(mapping.iova(), &shadow);

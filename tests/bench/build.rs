@@ -2,7 +2,7 @@
 
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
 use ringfence_dma::cache::Cycles;
-use ringfence_dma::flush::{FlushPolicy, Never};
+use ringfence_dma::flush::{FlushPolicy, Never, Strict};
 use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
@@ -16,6 +16,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::ring::{RingParts, RingSizes};
+use ringfence_lab::shadow::{ReplayShadowSpace, ShadowParts};
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
@@ -120,6 +121,20 @@ impl ModeVisitor for Build {
                 let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
                 let coherency = machine.coherency();
                 let made = recipe.space(domain, coherency, CYCLING, memory, frames, host);
+                let (space, root) = made.unwrap();
+                (space, ContextTarget::Table(root))
+            },
+        )
+    }
+
+    fn shadow(self, recipe: ShadowParts) -> Box<dyn Bench> {
+        Self::world::<Vtd, ReplayShadowSpace, _>(
+            Strict,
+            true,
+            Ownership::Page,
+            |&AttachInfo { domain, .. }, machine| {
+                let (memory, frames) = (machine.arena(), machine.frames());
+                let made = recipe.space(domain, machine.coherency(), memory, frames);
                 let (space, root) = made.unwrap();
                 (space, ContextTarget::Table(root))
             },

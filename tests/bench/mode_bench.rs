@@ -14,7 +14,9 @@ use ringfence_lab::hardware::Hardware;
 use ringfence_lab::layer::Attachments;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Verdict, VerdictCounts};
 use ringfence_lab::platform::ReplayPlatform;
-use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, Nanos, PhysRange, RequesterId};
+use ringfence_types::{
+    Access, Direction, Fault, Iova, IovaRange, Nanos, PageSize, PhysRange, RequesterId,
+};
 
 use super::build::attackers;
 use super::observer::{Eye, row};
@@ -76,12 +78,19 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> World<H, S, F> {
         ownership: Ownership,
     ) -> Self {
         let translates = ownership != Ownership::Byte;
+        let mut oracle = Oracle::new(ownership);
+        for at in at.iter().map(|at| at.for_direction(Direction::ToDevice)) {
+            let pool = dma.space(at).and_then(|space| space.copies());
+            if let Some(pool) = pool {
+                oracle.set_pool(row(at.device()), pool.memory);
+            }
+        }
         Self {
             machine,
             cpus: (0..CPUS).map(|_| dma.cpu()).collect(),
             dma,
             at,
-            oracle: Oracle::new(ownership),
+            oracle,
             last: Verdict::Stopped,
             reached: Vec::new(),
             slots: Vec::new(),
@@ -129,6 +138,10 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> World<H, S, F> {
             self.oracle
                 .grant_per_segment(row, &ranges, pieces, direction)
         } else {
+            // The device reaches copies of the pieces in spaces that make them.
+            let shadow = self.dma.space(at).and_then(|space| space.shadow(ranges[0]));
+            let copies = shadow.map(|shadow| copies_of(pieces, shadow));
+            let pieces = copies.as_deref().unwrap_or(pieces);
             self.oracle.grant(row, ranges[0], pieces, direction)
         };
         self.slots.push(Slot {
@@ -188,6 +201,17 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> World<H, S, F> {
         self.unmaps += 1;
         self.tell(DriverEvent::Unmapped, handle);
     }
+}
+
+/// Returns the memory that a device reaches in place of `pieces`, at consecutive pages of `shadow`.
+fn copies_of(pieces: &[PhysRange], shadow: PhysRange) -> Vec<PhysRange> {
+    let mut page = shadow.start().align_down(4096);
+    let copy = |piece: &PhysRange| {
+        let start = page.wrapping_add(piece.start().offset_in(4096));
+        page = page.wrapping_add(piece.pages(PageSize::Size4K) << 12);
+        PhysRange::new(start, piece.bytes()).unwrap()
+    };
+    pieces.iter().map(copy).collect()
 }
 
 impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> Bench for World<H, S, F> {

@@ -11,6 +11,8 @@ slot are checked. All other modes must satisfy these rules:
 - strict modes: attack accesses >= unmaps, no violation, no false fault;
 - bounded modes: violations and a stale window if more than 1000 mappings ended;
 - modes with rings: no colocated access; modes that use any free slot never stall a map;
+- modes that copy: no invalidation, no stale window; a pool if buffers were mapped, which attackers
+  reach after unmaps;
 - modes that map pages: colocated accesses in all of them, or in none if every buffer fills its
   pages;
 - a para-virtual host: at least one word read per lookup, one frame per page. With the host
@@ -35,6 +37,7 @@ MANY = 1000
 QUEUE = 128
 PAPER_RINGS = ("riommu-paper", "riommu--paper")
 RINGS = ("riommu", "riommu-", "riommu-ooo", *PAPER_RINGS)
+COPIES = ("copy",)
 PAPER = (*PAPER_RINGS, "rtc-paper")
 CACHES = ("pviommu+rtc", "pviommu+rtc+hopt", "pviommu+rtc-adaptive", "pviommu+map-cache")
 # The same host without and with the optimisations of the PVIOMMU paper.
@@ -59,6 +62,15 @@ def broken(row):
             yield "no attack access"
     if row["safety"] == "byte-granular" and row["colocated"]:
         yield f"{row['colocated']} colocated"
+    if row["mode"] in COPIES:
+        if row["invalidations"] or row["stale_window_max_ns"]:
+            yield f"{row['invalidations']} invalidations, a window of {row['stale_window_max_ns']} ns"
+        if (row["maps"] > 0) != (row["pool_bytes"] > 0):
+            yield f"a pool of {row['pool_bytes']} bytes for {row['maps']} maps"
+        if row["unmaps"] and not row["shadow_accesses"]:
+            yield "attackers never reached the pool"
+    elif row["pool_bytes"] or row["shadow_accesses"]:
+        yield f"a pool of {row['pool_bytes']} bytes in a mode without copies"
     if row["mode"] == "riommu-ooo" and row["stalled_maps"]:
         yield f"{row['stalled_maps']} maps waited"
     if row["mode"].startswith("pviommu"):
@@ -158,7 +170,7 @@ def main(paths):
                 counts = [row[f"host_{what}"] for row in hosts]
                 told.append(f"{HOSTS[1]}: {counts[1]} {what} of its host in place of {counts[0]}")
         judged = [row for row in rows.values() if row["status"] == "ok"]
-        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", "rtc-paper", *RINGS)]
+        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", "rtc-paper", *RINGS, *COPIES)]
         beside = [row for row in paged if row["colocated"]]
         if 0 < len(beside) < len(paged):
             failures += 1

@@ -136,11 +136,17 @@ impl Model {
                 .access(device(live.device), start, piece.bytes(), access)
                 .unwrap_or_else(|fault| panic!("{}: {fault}", self.mode.name));
             let mut at = piece.start();
+            if self.mode.copies() && self.bench.lies_at(handle).is_empty() {
+                // The device reaches a copy above all buffers.
+                at = reached[0].start();
+                assert!(at.get() >= ringfence_lab::platform::DATA_BYTES, "{at}");
+            }
+            let end = at.wrapping_add(piece.bytes());
             for range in &reached {
                 assert_eq!(range.start(), at, "{}", self.mode.name);
                 at = at.wrapping_add(range.bytes());
             }
-            assert_eq!(at.get(), piece.last().get() + 1);
+            assert_eq!(at, end);
             assert_eq!(self.bench.verdict(), Verdict::Granted, "{}", self.mode.name);
         }
         self.live.insert(handle, live);

@@ -122,6 +122,9 @@ impl Bench {
             bench.machine.attach(device, domain, target)?;
             bench.requesters.push(device);
             bench.targets.push((domain, target));
+            if let Some(pool) = bench.layer.copies(DeviceIndex(index)) {
+                bench.oracle.set_pool(device, pool.memory);
+            }
         }
         Ok(bench)
     }
@@ -172,9 +175,11 @@ impl Bench {
         let Some(range) = mapped.token.range() else {
             return Err(LabError::Internal("a single buffer without a range"));
         };
+        // The memory of the copy, if the device uses one.
+        let reached = self.layer.shadow(key, range).unwrap_or(buffer);
         let grant = self
             .oracle
-            .grant(self.requester(device)?, &[buffer], direction);
+            .grant(self.requester(device)?, &[reached], direction);
         self.held.push(Held {
             token: mapped.token,
             key,
@@ -363,6 +368,7 @@ impl Bench {
         for range in &ranges.0 {
             let verdict = self.oracle.judge(device, range, access, self.now);
             reached.verdict.granted += verdict.granted;
+            reached.verdict.pool += verdict.pool;
             for (reason, bytes) in verdict.violations {
                 *reached.verdict.violations.entry(reason).or_default() += bytes;
             }

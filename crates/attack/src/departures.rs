@@ -119,6 +119,10 @@ fn has_lazy_shadow(mode: &Mode) -> bool {
     mode.owner == Owner::Emulated && Kind::of(mode) == Kind::Deferred
 }
 
+fn copies(mode: &Mode) -> bool {
+    mode.copies()
+}
+
 fn is_async(mode: &Mode) -> bool {
     mode.flush == FlushKind::Async
 }
@@ -157,8 +161,30 @@ const fn withheld(class: &'static str) -> Departure {
     }
 }
 
+/// A departure of modes that copy: the attack does not succeed.
+const fn copied(class: &'static str, reason: &'static str) -> Departure {
+    Departure {
+        class,
+        applies: copies,
+        outcome: Outcome::Stopped,
+        reason,
+    }
+}
+
 /// The cells where this program differs from the attack matrix.
 pub const DEPARTURES: &[Departure] = &[
+    copied(
+        "A14",
+        "the kept host address is in the device's own pool of copies",
+    ),
+    copied(
+        "A18",
+        "the class maps its ring like a buffer, of which the device writes only a copy",
+    ),
+    copied(
+        "A20",
+        "the pool is mapped by an allocator and a table that never free table pages",
+    ),
     withheld("A02"),
     withheld("A04"),
     Departure {

@@ -29,11 +29,13 @@ pub enum Kind {
     Shared,
     /// Released mappings stay in a cache.
     Cached,
+    /// The device uses copies, in memory that stays mapped.
+    Copy,
 }
 
 impl Kind {
     /// All kinds, in the order of the matrix's columns.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::None,
         Self::Strict,
         Self::Deferred,
@@ -41,6 +43,7 @@ impl Kind {
         Self::Persistent,
         Self::Ring,
         Self::Cached,
+        Self::Copy,
     ];
 
     /// Returns the kind of `mode`.
@@ -50,6 +53,9 @@ impl Kind {
                 TableKind::StaticRadix | TableKind::StaticFlat => Self::Persistent,
                 _ => Self::None,
             };
+        }
+        if mode.copies() {
+            return Self::Copy;
         }
         if mode.has_rings() {
             return Self::Ring;
@@ -107,7 +113,7 @@ pub enum Outcome {
 }
 
 /// A row of the matrix: a class, and its judgement for each [`Kind`] in the order of [`Kind::ALL`].
-type Row = (&'static str, [Letter; 7]);
+type Row = (&'static str, [Letter; 8]);
 
 #[rustfmt::skip]
 const ROWS: [Row; 38] = {
@@ -116,45 +122,45 @@ const ROWS: [Row; 38] = {
         Vulnerable as V, VulnerableAsPublished as VS,
     };
     [
-    //        none strict deferred shared persistent ring cached
-    ("A01", [V,   R,   R,   R,   B,   R,   R]),
-    ("A02", [V,   R,   V,   B,   V,   B,   V]),
-    ("A03", [V,   R,   R,   B,   V,   R,   V]),
-    ("A04", [NA,  R,   RS,  RS,  NA,  B,   R]),
-    ("A05", [V,   R,   V,   B,   V,   B,   V]),
-    ("A06", [V,   R,   R,   B,   V,   R,   VS]),
-    ("A07", [V,   V,   V,   V,   V,   R,   V]),
-    ("A08", [V,   V,   V,   V,   V,   R,   V]),
-    ("A09", [V,   V,   V,   V,   V,   R,   V]),
-    ("A10", [V,   V,   V,   B,   V,   V,   B]),
-    ("A11", [V,   R,   R,   R,   B,   R,   R]),
-    ("A12", [V,   X,   X,   X,   X,   X,   X]),
-    ("A13", [V,   X,   X,   X,   X,   X,   X]),
-    ("A14", [V,   X,   X,   X,   X,   X,   X]),
-    ("A15", [V,   X,   X,   X,   X,   X,   X]),
-    ("A16", [V,   X,   X,   X,   X,   X,   X]),
-    ("A17", [V,   RS,  V,   V,   V,   B,   V]),
-    ("A18", [V,   X,   X,   X,   X,   X,   X]),
-    ("A19", [V,   B,   B,   B,   V,   RS,  B]),
-    ("A20", [NA,  RS,  B,   RS,  NA,  NA,  RS]),
-    ("A21", [NA,  RS,  RS,  RS,  NA,  RS,  RS]),
-    ("A22", [NA,  RS,  RS,  RS,  NA,  RS,  RS]),
-    ("A23", [V,   RS,  V,   B,   V,   B,   V]),
-    ("A24", [NA,  V,   V,   V,   B,   B,   V]),
-    ("A25", [NA,  RS,  RS,  RS,  NA,  VS,  RS]),
-    ("A26", [NA,  NA,  NA,  NA,  NA,  VS,  NA]),
-    ("A27", [NA,  NA,  NA,  NA,  NA,  B,   NA]),
-    ("A28", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
-    ("A29", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
-    ("A30", [NA,  NA,  NA,  NA,  NA,  NA,  RS]),
-    ("A31", [V,   R,   R,   R,   V,   NA,  R]),
-    ("A32", [NA,  RS,  RS,  RS,  V,   RS,  RS]),
-    ("A33", [NA,  NA,  NA,  NA,  NA,  NA,  VS]),
-    ("A34", [NA,  V,   V,   V,   V,   R,   V]),
-    ("A35", [V,   RS,  V,   V,   V,   B,   V]),
-    ("A36", [V,   RS,  RS,  RS,  V,   RS,  RS]),
-    ("A37", [V,   R,   V,   B,   V,   RS,  V]),
-    ("A38", [NA,  X,   X,   X,   X,   X,   X]),
+    //        none strict deferred shared persistent ring cached copy
+    ("A01", [V,   R,   R,   R,   B,   R,   R,    R]),
+    ("A02", [V,   R,   V,   B,   V,   B,   V,    R]),
+    ("A03", [V,   R,   R,   B,   V,   R,   V,    R]),
+    ("A04", [NA,  R,   RS,  RS,  NA,  B,   R,    R]),
+    ("A05", [V,   R,   V,   B,   V,   B,   V,    R]),
+    ("A06", [V,   R,   R,   B,   V,   R,   VS,   R]),
+    ("A07", [V,   V,   V,   V,   V,   R,   V,    R]),
+    ("A08", [V,   V,   V,   V,   V,   R,   V,    R]),
+    ("A09", [V,   V,   V,   V,   V,   R,   V,    R]),
+    ("A10", [V,   V,   V,   B,   V,   V,   B,    R]),
+    ("A11", [V,   R,   R,   R,   B,   R,   R,    R]),
+    ("A12", [V,   X,   X,   X,   X,   X,   X,    X]),
+    ("A13", [V,   X,   X,   X,   X,   X,   X,    X]),
+    ("A14", [V,   X,   X,   X,   X,   X,   X,    X]),
+    ("A15", [V,   X,   X,   X,   X,   X,   X,    X]),
+    ("A16", [V,   X,   X,   X,   X,   X,   X,    X]),
+    ("A17", [V,   RS,  V,   V,   V,   B,   V,    R]),
+    ("A18", [V,   X,   X,   X,   X,   X,   X,    X]),
+    ("A19", [V,   B,   B,   B,   V,   RS,  B,    R]),
+    ("A20", [NA,  RS,  B,   RS,  NA,  NA,  RS,   NA]),
+    ("A21", [NA,  RS,  RS,  RS,  NA,  RS,  RS,   RS]),
+    ("A22", [NA,  RS,  RS,  RS,  NA,  RS,  RS,   RS]),
+    ("A23", [V,   RS,  V,   B,   V,   B,   V,    R]),
+    ("A24", [NA,  V,   V,   V,   B,   B,   V,    V]),
+    ("A25", [NA,  RS,  RS,  RS,  NA,  VS,  RS,   RS]),
+    ("A26", [NA,  NA,  NA,  NA,  NA,  VS,  NA,   NA]),
+    ("A27", [NA,  NA,  NA,  NA,  NA,  B,   NA,   NA]),
+    ("A28", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA]),
+    ("A29", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA]),
+    ("A30", [NA,  NA,  NA,  NA,  NA,  NA,  RS,   NA]),
+    ("A31", [V,   R,   R,   R,   V,   NA,  R,    R]),
+    ("A32", [NA,  RS,  RS,  RS,  V,   RS,  RS,   RS]),
+    ("A33", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA]),
+    ("A34", [NA,  V,   V,   V,   V,   R,   V,    RS]),
+    ("A35", [V,   RS,  V,   V,   V,   B,   V,    R]),
+    ("A36", [V,   RS,  RS,  RS,  V,   RS,  RS,   RS]),
+    ("A37", [V,   R,   V,   B,   V,   RS,  V,    R]),
+    ("A38", [NA,  X,   X,   X,   X,   X,   X,    X]),
     ]
 };
 

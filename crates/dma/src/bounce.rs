@@ -8,12 +8,11 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, PhysRange};
 
-use crate::bounce_pool::{copy_in, copy_out};
 use crate::flush::FlushPolicy;
 use crate::map::{MapArgs, map_error};
 use crate::sg_segments::segments;
 use crate::space::Space;
-use crate::token::{Attachment, BounceSlot, LiveMapping, MapResult, Mapping};
+use crate::token::{Attachment, BounceSlot, LiveMapping, MapResult};
 use crate::{
     Cpu, Dma, MapError, MapReason, Platform, SgMapping, SgRequest, UnmapError, UnmapReason,
 };
@@ -155,33 +154,5 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         self.unmap_bounced(cpu, platform, at, mapping.live, &mapping.bounced)
-    }
-
-    /// Like [`sync_for_cpu`](Self::sync_for_cpu), for a list.
-    pub fn sync_sg_for_cpu<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
-        for slot in &mapping.bounced {
-            copy_out(platform.memory(), slot, mapping.direction());
-        }
-    }
-
-    /// Like [`sync_for_device`](Self::sync_for_device), for a list.
-    pub fn sync_sg_for_device<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
-        for slot in &mapping.bounced {
-            copy_in(platform.memory(), slot, mapping.direction());
-        }
-    }
-
-    /// Transfers a live mapping to the CPU, which then reads the data that the device wrote.
-    pub fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
-        if let Some(slot) = &mapping.bounce {
-            copy_out(platform.memory(), slot, mapping.direction());
-        }
-    }
-
-    /// Transfers a live mapping to the device, which then reads the data that the CPU wrote.
-    pub fn sync_for_device<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
-        if let Some(slot) = &mapping.bounce {
-            copy_in(platform.memory(), slot, mapping.direction());
-        }
     }
 }

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
+use crate::copy::{copy, zero};
 use crate::token::BounceSlot;
 
 /// Bytes in one slot, the unit of allocation (as in Linux's swiotlb).
@@ -104,7 +105,7 @@ impl BouncePool {
         let (from, to) = (original.start(), slot.copy.start());
         let done = self
             .scrub(memory, &slot)
-            .and_then(|()| copy(memory, from, to, original.bytes()));
+            .and_then(|()| copy(memory, from, to, original.bytes()).ok());
         if done.is_none() {
             self.free(&slot);
         }
@@ -115,58 +116,60 @@ impl BouncePool {
     #[cold]
     #[inline(never)]
     pub(crate) fn finish(&self, memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
-        copy_out(memory, slot, direction);
+        copy_out(memory, slot, direction, slot.whole());
         self.free(slot);
     }
 
     /// Zeroes the whole run, so that its padding holds no data of an earlier user (attack A34).
     fn scrub(&self, memory: &impl PhysMemory, slot: &BounceSlot) -> Option<()> {
         let start = slot.copy.start().align_down(SLOT);
-        let words = usize::from(slot.count) * (SLOT as usize / 8);
-        for word in memory.words(start, words).ok()? {
-            word.store(0, Ordering::Relaxed);
-        }
-        Some(())
+        zero(memory, start, u64::from(slot.count) * SLOT).ok()
     }
 }
 
-pub(crate) fn copy_in(memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
+/// A part of a buffer: the offset of its first byte, and its length.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl BounceSlot {
+    /// Returns the part that is the whole buffer.
+    pub(crate) fn whole(&self) -> Part {
+        Part {
+            offset: 0,
+            bytes: self.original.bytes(),
+        }
+    }
+}
+
+/// Copies `part` from the buffer to the slot, unless the device only writes it.
+pub(crate) fn copy_in(
+    memory: &impl PhysMemory,
+    slot: &BounceSlot,
+    direction: Direction,
+    part: Part,
+) {
     if direction != Direction::FromDevice {
-        let (from, to) = (slot.original, slot.copy);
-        let _ = copy(memory, from.start(), to.start(), from.bytes());
+        copy_part(memory, slot.original, slot.copy, part);
     }
 }
 
-pub(crate) fn copy_out(memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
+/// Copies `part` from the slot to the buffer, unless the device only reads it.
+pub(crate) fn copy_out(
+    memory: &impl PhysMemory,
+    slot: &BounceSlot,
+    direction: Direction,
+    part: Part,
+) {
     if direction != Direction::ToDevice {
-        let (from, to) = (slot.copy, slot.original);
-        let _ = copy(memory, from.start(), to.start(), from.bytes());
+        copy_part(memory, slot.copy, slot.original, part);
     }
 }
 
-/// Copies `bytes` bytes between addresses of equal alignment. Other bytes in the first and last
-/// words keep their values.
-fn copy(memory: &impl PhysMemory, from: PhysAddr, to: PhysAddr, bytes: u64) -> Option<()> {
-    let lead = from.offset_in(8);
-    let words = usize::try_from((lead + bytes).div_ceil(8)).ok()?;
-    let source = memory.words(from.align_down(8), words).ok()?;
-    let target = memory.words(to.align_down(8), words).ok()?;
-    for (index, (source, target)) in source.iter().zip(target).enumerate() {
-        let mut mask = u64::MAX;
-        if index == 0 {
-            mask &= u64::MAX << (lead * 8);
-        }
-        if index + 1 == words {
-            let tail = words as u64 * 8 - (lead + bytes);
-            mask &= u64::MAX >> (tail * 8);
-        }
-        let value = source.load(Ordering::Relaxed) & mask;
-        if mask == u64::MAX {
-            target.store(value, Ordering::Relaxed);
-        } else {
-            let merge = |old: u64| Some(old & !mask | value);
-            let _ = target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, merge);
-        }
-    }
-    Some(())
+fn copy_part(memory: &impl PhysMemory, from: PhysRange, to: PhysRange, part: Part) {
+    let from = from.start().wrapping_add(part.offset);
+    let to = to.start().wrapping_add(part.offset);
+    let _ = copy(memory, from, to, part.bytes);
 }

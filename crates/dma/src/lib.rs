@@ -16,6 +16,7 @@
 //! | `premapped.rs` | buffers mapped once and used many times |
 //! | `cache/` | caches of mappings: found again by their pages, kept for a bounded time or space |
 //! | `bounce.rs`, `bounce_pool.rs` | memory that the device cannot reach |
+//! | `sync.rs`, `copy.rs` | transfers of live mappings, received bytes, copies |
 //! | `ring/` | the entries of a ring IOMMU's rings |
 //! | `token/` | the states of a mapping: who owns its buffer |
 //! | `space/` | spaces: an IOVA allocator with an I/O page table, or one object for both |
@@ -29,6 +30,7 @@ mod bounce;
 mod bounce_pool;
 pub mod cache;
 mod coherent;
+mod copy;
 mod detach;
 pub mod dma_ops;
 mod domain_table;
@@ -44,12 +46,13 @@ mod sg;
 mod sg_per_segment;
 mod sg_segments;
 pub mod space;
+mod sync;
 mod token;
 
 pub use bounce_pool::BouncePool;
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{MapError, MapReason, UnmapError, UnmapFailure, UnmapReason};
+pub use error::{MapError, MapReason, ShadowError, UnmapError, UnmapFailure, UnmapReason};
 pub use flush::FlushPolicy;
 pub use layer::{AttachError, Cpu, Dma};
 pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
@@ -58,6 +61,7 @@ pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
 pub use sg::{SgMapping, SgRequest};
 pub use sg_segments::SgLimits;
 pub use space::Space;
+pub use sync::OutsideMapping;
 pub use token::{
     Attachment, BounceSlot, BurstKey, DmaSegment, Mapping, NotInvalidated, Outcome, Released,
     ReleasedStale, StillMapped, Withheld,

@@ -315,7 +315,11 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         range: IovaRange,
     ) -> Result<(), UnmapFailure> {
         let unmapped = match self.space_and_cpu(&mut cpu.spaces, at) {
-            Some((space, own)) => space.unmap(own, platform, range),
+            Some((space, own)) => {
+                // The device wrote nothing for the driver.
+                space.set_received(range, 0);
+                space.unmap(own, platform, range)
+            }
             None => Err(UnmapRefusal::NotAllocated),
         };
         let unmapped = unmapped.map_err(UnmapFailure::Refused)?;

@@ -33,6 +33,7 @@ pub mod replay;
 pub mod ring;
 pub mod row;
 mod runner;
+pub mod shadow;
 pub mod sidecore;
 pub mod size;
 mod status;

@@ -26,6 +26,7 @@ use crate::guest::{emulated_table, nested_table, pviommu, virtio_table, xen_tabl
 use crate::mapping_cache::CachedParts;
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
+use crate::shadow::ShadowParts;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A mode in which a device uses physical addresses.
@@ -82,6 +83,8 @@ pub trait ModeVisitor {
         F: FlushFor<A, T> + 'static;
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
+    /// Visits a mode with shadow buffers.
+    fn shadow(self, parts: ShadowParts) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -126,6 +129,12 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     use {Alloc as A, Coherency as C, FlushKind as F, TableKind as T};
     if mode.flush.has_cache() {
         return cached(mode, visitor);
+    }
+    if let Some(parts) = ShadowParts::of(mode) {
+        return match (mode.table, mode.flush, mode.owner) {
+            (T::Radix, F::PerUnmap, Owner::Kernel) => Ok(visitor.shadow(parts)),
+            _ => Err(visitor),
+        };
     }
     if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
         return Ok(visitor.identity(IdentityKind::XenWholeGuest));
@@ -251,7 +260,7 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
 fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
     use {Alloc as A, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};
     let fits = match mode.alloc {
-        A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished => false,
+        A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished | A::Shadow => false,
         A::Bitmap => true,
         A::BitmapAsPublished => mode.flush == F::PerWrap,
         A::TableBitmap => mode.table == T::Flat,
@@ -355,6 +364,10 @@ mod tests {
             None
         }
 
+        fn shadow(self, _: ShadowParts) -> Self::Output {
+            None
+        }
+
         fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
         where
             D: ReplayRing,
@@ -399,6 +412,10 @@ mod tests {
         }
 
         fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
+            None
+        }
+
+        fn shadow(self, _: ShadowParts) -> Self::Output {
             None
         }
 

@@ -27,6 +27,9 @@ pub enum Alloc {
     LinuxMaple,
     /// Ringfence: per-CPU magazines for every size.
     Magazine,
+    /// A pool of shadow buffers that stay mapped, in front of [`Magazine`](Self::Magazine): a
+    /// mapping is a copy (Markuze et al.).
+    Shadow,
     /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
     RingTail,
     /// Ringfence: the next free slot of the ring, searched from the tail.
@@ -283,6 +286,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: the best strict composition"),
     ("fence-burst",      Magazine,            T::CachedRadix,      Burst,               Kernel,
         "Ringfence: strict, one invalidation per burst"),
+    ("copy",             Shadow,              T::Radix,            PerUnmap,            Kernel,
+        "shadow buffers that stay mapped; byte-granular (Markuze et al.)"),
     ("riommu-paper",     RingTailAsPublished, RingAsPublished,     BurstAsPublished,    Kernel,
         "rIOMMU as published, with its defects"),
     ("riommu--paper",    RingTailAsPublished, RingNonCoherentAsPublished, BurstAsPublished, Kernel,
@@ -402,7 +407,9 @@ impl Mode {
             }
             // A released mapping stays for as long as the device maps nothing else.
             FlushKind::MapCache | FlushKind::NeverFree => Safety::None,
-            FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() => Safety::ByteGranular,
+            FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() || self.copies() => {
+                Safety::ByteGranular
+            }
             FlushKind::PerUnmap | FlushKind::Burst | FlushKind::LastUser => Safety::Strict,
             FlushKind::Deferred
             | FlushKind::PerCpuQueue
@@ -432,6 +439,11 @@ impl Mode {
     /// Returns true if the mode needs a unit that looks up rings. No machine has one today.
     pub fn has_rings(&self) -> bool {
         self.table.is_ring()
+    }
+
+    /// Returns true if the device uses copies of buffers, in memory that stays mapped.
+    pub fn copies(&self) -> bool {
+        self.alloc == Alloc::Shadow
     }
 
     /// Returns true if the IOMMU translates device accesses.

@@ -24,9 +24,13 @@ use crate::queue_stats::QueueStats;
 /// The region only reserves addresses: just the tables take memory.
 pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;
 /// Size of the table region above the buffers: enough to map all buffers with 4 KiB pages.
-const TABLE_BYTES: u64 = 4 << 30;
-/// Size of both regions. Coherent allocations come from the table region.
-pub const MEMORY_BYTES: u64 = DATA_BYTES + TABLE_BYTES;
+pub(crate) const TABLE_BYTES: u64 = 4 << 30;
+/// Size of the memory of one pool of shadow buffers: the bound on the copies of a device.
+pub const POOL_BYTES: u64 = 256 << 20;
+/// Number of pools, above the tables.
+pub const POOLS: u64 = 256;
+/// Size of all regions. Coherent allocations come from the table region.
+pub const MEMORY_BYTES: u64 = DATA_BYTES + TABLE_BYTES + POOLS * POOL_BYTES;
 
 /// The IOMMU as the DMA layer sees it. It logs completed invalidations.
 #[derive(Debug)]

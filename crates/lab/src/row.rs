@@ -88,6 +88,9 @@ pub struct Row {
     pub live_mappings_max: u64,
     /// Peak size of the tables in bytes.
     pub table_bytes: u64,
+    /// Bytes of the pools of shadow buffers that devices reach; they never shrink. 0 in modes
+    /// without copies.
+    pub pool_bytes: u64,
     /// Accesses of the device in the metered pass: one for each page of each mapping.
     pub accesses: u64,
     /// Accesses of the attackers in the attack pass. `None` without that pass.
@@ -98,6 +101,10 @@ pub struct Row {
     /// Accesses beside a buffer on its page that the IOMMU let through. `None` without the attack
     /// pass.
     pub colocated: Option<u64>,
+    /// Accesses outside live grants that reached only the device's own pool of shadow buffers. They
+    /// read no byte that the device was not given, and write none that a driver receives. `None`
+    /// without the attack pass.
+    pub shadow_accesses: Option<u64>,
     /// Accesses inside a live grant that the IOMMU stopped, in all passes that ran.
     pub false_faults: u64,
     /// Longest time from the return of an unmap to the end of the invalidation, on the trace's
@@ -199,6 +206,7 @@ impl Row {
             attack_accesses: count,
             violations: attack.then(Violations::default),
             colocated: count,
+            shadow_accesses: count,
             violations_after_end: count,
             ..Self::default()
         }
@@ -297,10 +305,12 @@ impl Row {
             words_per_walk: ratio(hardware.walk_references, walks),
             live_mappings_max: metered.live_max,
             table_bytes: metered.table_bytes,
+            pool_bytes: metered.pool_bytes,
             accesses: metered.tally.accesses,
             attack_accesses: attack.map(|attack| attack.attempts),
             violations: attack.map(|_| tally.into()),
             colocated: attack.map(|_| tally.colocated),
+            shadow_accesses: attack.map(|_| tally.shadow),
             false_faults: tally.false_faults,
             stale_window_max_ns: metered.stale_max_ns,
             stale_byte_seconds: metered.stale_byte_seconds,

@@ -1,7 +1,7 @@
 //! The replays of one mode: its passes under the oracle, and its meter.
 
 use ringfence_devices::Reuse;
-use ringfence_dma::flush::Never;
+use ringfence_dma::flush::{Never, Strict};
 use ringfence_dma::space::{Identity, StaticTable};
 use ringfence_hw::RingLogic;
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
@@ -25,6 +25,7 @@ use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{AttackerKind, Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
+use crate::shadow::ShadowParts;
 use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use crate::testbed::Testbed;
@@ -250,6 +251,13 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
+    fn shadow(self, parts: ShadowParts) -> Self::Output {
+        self.passes::<Vtd>(&OracleSetup::PAGES, &|platform, coherency, _| {
+            let make = parts.make_space(coherency);
+            Box::new(Layer::new(Strict, platform, make))
+        })
+    }
+
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -298,6 +306,11 @@ impl ModeVisitor for BuildMeter<'_> {
         let options = self.options;
         let coherency = options.profile.coherency();
         Ablations::cached(parts, options.cache_cycles, coherency, options.repetitions)
+    }
+
+    fn shadow(self, parts: ShadowParts) -> Self::Output {
+        let coherency = self.options.profile.coherency();
+        Ablations::shadow(parts, coherency, self.options.repetitions)
     }
 
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output

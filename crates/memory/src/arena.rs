@@ -8,7 +8,7 @@ use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
 use crate::WriteBack;
 use crate::device_view::DeviceView;
 use crate::line::LINE;
-use crate::mmap_region::MmapRegion;
+use crate::mmap_region::{MmapRegion, copy};
 
 /// Physical memory from address 0, backed only where it was written. Other memory reads as zero.
 ///
@@ -139,6 +139,12 @@ impl PhysMemory for Arena {
             .get(index..)
             .and_then(|rest| rest.get(..count))
             .ok_or(MemoryError::Outside { at, words })
+    }
+
+    #[inline]
+    fn copy_words(&self, from: PhysAddr, to: PhysAddr, count: usize) -> Result<(), MemoryError> {
+        copy(self.words(from, count)?, self.words(to, count)?);
+        Ok(())
     }
 
     #[inline]

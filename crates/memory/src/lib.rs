@@ -2,8 +2,9 @@
 //! tables, rings and buffers at the addresses that a trace or a driver gives them, and uses the
 //! host's real cache-line write-back. [`Frames`] allocates table frames.
 //!
-//! Two files contain unsafe code: `mmap_region.rs` (the mapping and its words) and `line.rs`
-//! (write-back instructions). [`fake`] has memories and frame sources for tests that punish misuse.
+//! Two files contain unsafe code: `mmap_region.rs` (the mapping, its words and their copies) and
+//! `line.rs` (write-back instructions). [`fake`] has memories and frame sources for tests that
+//! punish misuse.
 
 #![deny(unsafe_code)]
 

@@ -70,6 +70,34 @@ impl MmapRegion {
     }
 }
 
+/// Copies the words of `source` to the equally many words of `target`. Reads each word once.
+#[inline]
+pub(crate) fn copy(source: &[AtomicU64], target: &[AtomicU64]) {
+    let count = source.len().min(target.len());
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: both slices have `count` words of mapped memory that may be written, because
+        // atomics are. The instruction accesses exactly those bytes, in ascending order, as the
+        // direction flag is clear. It is no access of the Rust program, so other threads' atomic
+        // accesses to the words are no data race; the processor performs it like other stores,
+        // and may divide a word only at the bytes that a device may also write one by one.
+        unsafe {
+            core::arch::asm!(
+                "rep movsb",
+                inout("rcx") count * 8 => _,
+                inout("rsi") source.as_ptr() => _,
+                inout("rdi") target.as_ptr() => _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for (source, target) in source.iter().zip(target).take(count) {
+        let order = core::sync::atomic::Ordering::Relaxed;
+        target.store(source.load(order), order);
+    }
+}
+
 impl Drop for MmapRegion {
     fn drop(&mut self) {
         // SAFETY: the range is the mapping made in `new`, and no reference into it outlives `self`.

@@ -194,7 +194,8 @@ fn modelled_cell(row: &Row) -> String {
 pub(super) fn safety(rows: &[&Row]) -> Grid {
     const ALLOWED: &str = "accesses let through";
     const WINDOW: &str = "stale window";
-    let mut grid = Grid::new(&[
+    let copies = rows.iter().any(|row| row.shadow_accesses > Some(0));
+    let mut columns = vec![
         Column::left("mode"),
         Column::left("safety"),
         Column::right("accesses", "device's"),
@@ -205,7 +206,11 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         Column::right(WINDOW, "longest"),
         Column::right(WINDOW, "byte-seconds"),
         Column::right("release", "delay"),
-    ]);
+    ];
+    if copies {
+        columns.push(Column::right(ALLOWED, "own copies"));
+    }
+    let mut grid = Grid::new(&columns);
     for row in rows {
         let wrong = |number: Option<u64>| {
             let tone = match number {
@@ -215,7 +220,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
             };
             Cell::toned(or_dash(number, count), tone)
         };
-        grid.rows.push(vec![
+        let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
             Cell::toned(&row.safety, promise(row)),
             Cell::new(count(row.accesses)),
@@ -226,7 +231,11 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
             Cell::new(span(row.stale_window_max_ns)),
             Cell::new(byte_seconds(row.stale_byte_seconds)),
             Cell::new(span(row.release_delay_max_ns)),
-        ]);
+        ];
+        if copies {
+            cells.push(Cell::new(or_dash(row.shadow_accesses, count)));
+        }
+        grid.rows.push(cells);
     }
     grid
 }
@@ -251,6 +260,11 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         Column::right("words", "per walk"),
         Column::right("peak", "tables"),
     ];
+    // Copies of buffers stay mapped, beside the tables.
+    let pools = rows.iter().any(|row| row.pool_bytes > 0);
+    if pools {
+        columns.push(Column::right("copy", "pools"));
+    }
     if host {
         columns.push(Column::right(HOST, "requests"));
         columns.push(Column::right(HOST, "kicks"));
@@ -277,6 +291,9 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         let words = or_dash(row.words_per_walk, |words| format!("{words:.2}"));
         cells.push(Cell::new(words));
         cells.push(Cell::new(bytes(row.table_bytes)));
+        if pools {
+            cells.push(Cell::new(bytes(row.pool_bytes)));
+        }
         if host {
             cells.push(Cell::new(count(row.requests)));
             cells.push(Cell::new(count(row.kicks)));

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::ops::Deref;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::PhysAddr;
 
@@ -23,6 +23,21 @@ pub trait PhysMemory {
 
     /// Returns the `count` words from `at`. `at` must be 8-byte aligned.
     fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError>;
+
+    /// Copies `count` words between addresses that are 8-byte aligned. Reads each word once. Other
+    /// CPUs and devices may access the words meanwhile; the order of the stores is not defined. If
+    /// the ranges overlap, the result is not specified.
+    ///
+    /// # Errors
+    /// A word lies outside memory, or an address is misaligned. Nothing was copied.
+    #[inline]
+    fn copy_words(&self, from: PhysAddr, to: PhysAddr, count: usize) -> Result<(), MemoryError> {
+        let (source, target) = (self.words(from, count)?, self.words(to, count)?);
+        for (source, target) in source.iter().zip(target) {
+            target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        Ok(())
+    }
 
     /// Writes the cache lines of the `bytes` bytes from `at` back to memory. A walker that does not
     /// snoop CPU caches sees them after the next [`drain`](Self::drain). Lines outside memory are
@@ -53,6 +68,11 @@ impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     #[inline]
     fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
         (**self).words(at, count)
+    }
+
+    #[inline]
+    fn copy_words(&self, from: PhysAddr, to: PhysAddr, count: usize) -> Result<(), MemoryError> {
+        (**self).copy_words(from, to, count)
     }
 
     #[inline]

@@ -2,6 +2,7 @@
 //! [`MapReason::RollbackFailed`].
 
 mod ring;
+mod shadow;
 
 use core::fmt;
 
@@ -10,6 +11,7 @@ use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError
 use ringfence_types::{DomainId, InvalidationError, IovaRange, PhysRange, RequesterId, RingId};
 
 pub use ring::{FullReason, RingError, RingFull, RingRefusal};
+pub use shadow::ShadowError;
 
 use crate::token::{NotInvalidated, StillMapped};
 
@@ -59,6 +61,8 @@ pub enum MapReason {
     RingFull(RingFull),
     /// The ring rejects the buffer.
     Ring(RingRefusal),
+    /// The pool has no shadow for the buffer, and the space maps no buffer without one.
+    Shadow(ShadowError),
     /// The attachment belongs to another layer, or its domain was detached.
     NotAttached,
     /// The map failed half-way, and undoing it failed too: the space rejected the unmap, or the
@@ -103,6 +107,7 @@ impl fmt::Display for MapReason {
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::RingFull(full) => full.fmt(f),
             Self::Ring(refusal) => refusal.fmt(f),
+            Self::Shadow(error) => error.fmt(f),
             Self::NotAttached => f.write_str("device is not attached"),
             Self::RollbackFailed(e) => {
                 write!(f, "rollback failed: {e}; the addresses are not reused")
@@ -166,6 +171,9 @@ pub enum UnmapReason<B> {
     /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing
     /// changed.
     OtherRing(RingId, StillMapped<B>),
+    /// The driver reported this number of received bytes, which exceeds the mapping. Nothing was
+    /// copied, and nothing changed.
+    TooManyReceived(u64, StillMapped<B>),
     /// Some pieces of a list are unmapped, and at least one is not. Either the space rejected a
     /// piece, or an invalidation failed while the space
     /// [keeps](crate::space::CachingSpace::CACHES_UNMAPPED) another piece. The layer never
@@ -232,6 +240,9 @@ impl<B> fmt::Display for UnmapError<B> {
             UnmapReason::BurstFull(_) => f.write_str("the burst must end first"),
             UnmapReason::Detached(_) => f.write_str("its domain was detached"),
             UnmapReason::OtherDomain(domain, _) => write!(f, "mapped in domain {domain}"),
+            UnmapReason::TooManyReceived(bytes, _) => {
+                write!(f, "{bytes} received bytes exceed the mapping")
+            }
             UnmapReason::OtherRing(ring, _) => write!(f, "mapped in ring {ring}"),
             UnmapReason::PartlyUnmapped(failure, _) => write!(f, "only partly unmapped: {failure}"),
         }

@@ -8,7 +8,7 @@ use ringfence_types::{DrainUnmapped, InvalidationError};
 use super::batch::submit_and_release;
 use super::{FlushContext, FlushPolicy, PendingUnmap, RangeBatch, Released, queue_one_by_one};
 use crate::Platform;
-use crate::space::{AddressSpace, SpaceUnmap, TablePages};
+use crate::space::{AddressSpace, EndsAtUnmap, SpaceUnmap, TablePages};
 use crate::token::{ClearedRange, NotInvalidated};
 
 /// One invalidation per unmap. The layer waits for it before it returns the buffer and frees the
@@ -67,14 +67,12 @@ impl<S: AddressSpace> FlushContext<'_, S> {
     }
 }
 
-impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> FlushPolicy<S, B>
-    for Strict
-{
+impl<R: EndsAtUnmap, S: AddressSpace<UnmapResult = R>, B> FlushPolicy<S, B> for Strict {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = Released<B>;
 
-    const BATCHES_INVALIDATION: bool = !T::ANY;
+    const BATCHES_INVALIDATION: bool = !R::Tables::ANY;
 
     fn per_domain(&self) {}
 
@@ -87,9 +85,13 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> FlushPoli
         (): &mut (),
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<ClearedRange<T>, B>,
+        item: PendingUnmap<R, B>,
     ) -> Result<Released<B>, (InvalidationError, NotInvalidated<B>)> {
-        Self::invalidate(&mut ctx, platform, item)
+        let (result, pending) = item.split();
+        match result.into_cleared() {
+            Some(cleared) => Self::invalidate(&mut ctx, platform, pending.with(cleared)),
+            None => Ok(Released(ManuallyDrop::into_inner(pending.buffer))),
+        }
     }
 
     /// Performs one invalidation for all items, or one per item if an unmap may unlink table pages.
@@ -99,18 +101,22 @@ impl<T: TablePages, S: AddressSpace<UnmapResult = ClearedRange<T>>, B> FlushPoli
         (): &mut (),
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-        items: Vec<PendingUnmap<ClearedRange<T>, B>>,
-        each: impl FnMut(B),
+        items: Vec<PendingUnmap<R, B>>,
+        mut each: impl FnMut(B),
     ) -> Result<(), (InvalidationError, Vec<NotInvalidated<B>>)> {
-        if T::ANY {
+        if R::Tables::ANY {
             return queue_one_by_one(items, each, |item| {
-                Self::invalidate(&mut ctx, platform, item)
+                self.queue_unmap(&(), &mut (), ctx.reborrow(), platform, item)
             });
         }
         let mut batch = RangeBatch::with_capacity(items.len());
         let mut buffers = Vec::with_capacity(items.len());
         for item in items {
-            let (cleared, pending) = item.split();
+            let (result, pending) = item.split();
+            let Some(cleared) = result.into_cleared() else {
+                each(ManuallyDrop::into_inner(pending.buffer));
+                continue;
+            };
             batch.push(ClearedRange {
                 unmapped: cleared.unmapped,
                 levels: cleared.levels,

@@ -6,8 +6,8 @@ use ringfence_types::{
 };
 
 use super::{
-    AddressLimits, AddressSpace, CachingSpace, MapResult, NothingMapped, RingSpace, SgSpace,
-    UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, CopyingSpace, MapResult, NothingMapped, RingSpace,
+    SgSpace, UnmapRefusal,
 };
 use crate::{MapReason, Platform};
 
@@ -138,6 +138,8 @@ impl SgSpace for Identity {
 impl RingSpace for Identity {}
 
 impl CachingSpace for Identity {}
+
+impl CopyingSpace for Identity {}
 
 /// Returns the range of `piece` in the device's address space.
 #[inline]

@@ -7,17 +7,23 @@
 
 mod cached;
 mod cached_or_cleared;
+mod copied_or_cleared;
 mod identity;
 mod io_pgtable;
 mod paged;
 mod rings;
+mod shadow;
 
 pub use cached::{CacheState, CachedSpace, UnknownUnmap};
 pub use cached_or_cleared::{CachedOrCleared, Expire};
+pub use copied_or_cleared::CopiedOrCleared;
 pub use identity::{Identity, StaticTable};
 pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePages};
 pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
+pub use shadow::{
+    FromDevice, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace, WhenExhausted,
+};
 
 pub use crate::error::UnmapRefusal;
 pub use crate::token::{AddressLimits, ClearedRange, MapResult};
@@ -59,6 +65,12 @@ pub trait SpaceUnmap: Sized {
     /// Returns the cleared range. `None` if nothing was cleared.
     fn into_cleared(self) -> Option<ClearedRange<Self::Tables>>;
 }
+
+/// The result of an unmap after which the device does not reach the buffer, once what
+/// [was cleared](SpaceUnmap::into_cleared) is invalidated.
+pub trait EndsAtUnmap: SpaceUnmap {}
+
+impl<T: TablePages> EndsAtUnmap for ClearedRange<T> {}
 
 impl SpaceUnmap for NothingMapped {
     const HAS_TABLE: bool = false;
@@ -308,7 +320,50 @@ pub trait CachingSpace: AddressSpace {
     }
 }
 
-/// A space that a layer can use.
-pub trait Space: SgSpace + RingSpace + CachingSpace {}
+/// The memory of the copies that a device uses in place of buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyPool {
+    /// All memory of the pool, its bound. The device reaches a part of it at all times.
+    pub memory: PhysRange,
+    /// Bytes that the device reaches, which never decrease.
+    pub mapped_bytes: u64,
+}
 
-impl<S: SgSpace + RingSpace + CachingSpace> Space for S {}
+/// Copies that the device uses in place of buffers. The default makes none.
+pub trait CopyingSpace: AddressSpace {
+    /// Returns the pool of copies; `None` if the space makes none.
+    fn copies(&self) -> Option<CopyPool> {
+        None
+    }
+
+    /// Returns the memory that the device reaches at `range`, the range of a mapping. `None` if it
+    /// is the buffer itself.
+    fn shadow(&self, range: IovaRange) -> Option<PhysRange> {
+        let _ = range;
+        None
+    }
+
+    /// Limits the bytes that the unmap of the mapping at `range` copies to its buffer: the first
+    /// `bytes` bytes, over all pieces of a list.
+    #[inline]
+    fn set_received(&self, range: IovaRange, bytes: u64) {
+        let _ = (range, bytes);
+    }
+
+    /// Copies what the device wrote in `part` of a mapping to the buffer.
+    #[inline]
+    fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: IovaRange, part: IovaRange) {
+        let _ = (platform, mapping, part);
+    }
+
+    /// Copies `part` of a mapping from the buffer to the memory that the device reads.
+    #[inline]
+    fn sync_for_device<P: Platform>(&self, platform: &P, mapping: IovaRange, part: IovaRange) {
+        let _ = (platform, mapping, part);
+    }
+}
+
+/// A space that a layer can use.
+pub trait Space: SgSpace + RingSpace + CachingSpace + CopyingSpace {}
+
+impl<S: SgSpace + RingSpace + CachingSpace + CopyingSpace> Space for S {}

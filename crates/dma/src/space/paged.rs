@@ -10,8 +10,8 @@ use ringfence_types::{
 };
 
 use super::{
-    AddressLimits, AddressSpace, CachingSpace, ClearedRange, FlushesBeforeReuse, GRANULE,
-    IoPageTable, MapResult, RingSpace, SgSpace, UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, CopyingSpace, FlushesBeforeReuse,
+    GRANULE, IoPageTable, MapResult, RingSpace, SgSpace, UnmapRefusal,
 };
 use crate::{MapReason, Platform, UnmapFailure};
 
@@ -236,6 +236,39 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
     }
 
+    /// Reserves `pages` pages of addresses for the life of the space.
+    ///
+    /// # Errors
+    /// The allocator has no such range.
+    pub(super) fn reserve(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        pages: u64,
+        limits: AddressLimits,
+    ) -> Result<PfnRange, MapReason> {
+        let found = self.alloc(&mut cpu.allocator, pages, limits)?;
+        Ok(found.range)
+    }
+
+    /// Installs translations at [reserved](Self::reserve) addresses, for the life of the space.
+    /// They are visible to the device on return.
+    ///
+    /// # Errors
+    /// The table refused the entries, or could not make them visible.
+    pub(super) fn install<P: Platform>(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapReason> {
+        let installed = self.table.map(&mut cpu.table, platform, request);
+        installed.map_err(MapReason::Table)?;
+        let range = PfnRange::new(Pfn::containing(request.iova), request.pages);
+        let range = range.ok_or(MapReason::TooLarge)?;
+        let visible = self.table.iotlb_sync_map(platform, range);
+        visible.map_err(MapReason::Flush)
+    }
+
     /// Undoes a partial map. The device may already have used the installed pieces, so the range is
     /// invalidated before it is freed. If the table rejects the unmap, or if the invalidation
     /// fails, the addresses are leaked, and the error reports that the device may still reach the
@@ -281,7 +314,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
 
 /// Returns the number of pages of all pieces, each of which begins on a new page.
 #[inline]
-fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
+pub(super) fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
     let mut pages = 0_u64;
     for piece in pieces {
         pages = pages
@@ -315,6 +348,8 @@ impl<A: IovaAllocator, T: IoPageTable> SgSpace for Paged<A, T> {
 impl<A: IovaAllocator, T: IoPageTable> RingSpace for Paged<A, T> {}
 
 impl<A: IovaAllocator, T: IoPageTable> CachingSpace for Paged<A, T> {}
+
+impl<A: IovaAllocator, T: IoPageTable> CopyingSpace for Paged<A, T> {}
 
 impl<A: IovaAllocator, T: IoPageTable> AddressSpace for Paged<A, T> {
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;

@@ -12,8 +12,8 @@ use ringfence_types::{
 };
 
 use super::{
-    AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, ReusesUnflushed, RingSpace,
-    SgSpace, UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, CopyingSpace, MapResult,
+    ReusesUnflushed, RingSpace, SgSpace, UnmapRefusal,
 };
 use crate::ring::{DirtyRingLines, Ring, RingRefusal};
 use crate::{MapReason, Platform};
@@ -378,3 +378,5 @@ impl<R: RingDriver, L: Lock<R>> RingSpace for Rings<R, L> {
 }
 
 impl<R: RingDriver, L: Lock<R>> CachingSpace for Rings<R, L> {}
+
+impl<R: RingDriver, L: Lock<R>> CopyingSpace for Rings<R, L> {}

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{
-    AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, Paged, RingSpace, Rounding,
-    SgSpace, UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, CopyingSpace, MapResult, Paged,
+    RingSpace, Rounding, SgSpace, UnmapRefusal,
 };
 use ringfence_dma::{
     Attachment, Cpu, Dma, DmaSegment, MapReason, Platform, Released, SgLimits, SgMapping,
@@ -97,6 +97,8 @@ impl<A: Make> SgSpace for PerPiece<A> {
 }
 
 impl<A: Make> RingSpace for PerPiece<A> {}
+
+impl<A: Make> CopyingSpace for PerPiece<A> {}
 
 impl<A: Make> CachingSpace for PerPiece<A> {
     const CACHES_UNMAPPED: bool = true;

@@ -18,5 +18,6 @@ mod premapped;
 mod retention;
 mod rig;
 mod roll_back;
+mod shadow;
 mod timers;
 mod units;

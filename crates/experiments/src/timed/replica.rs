@@ -19,6 +19,7 @@ use ringfence_lab::meter::{
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::RingParts;
+use ringfence_lab::shadow::ShadowParts;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -137,6 +138,10 @@ impl ModeVisitor for MakeReplica {
 
     fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
         Err(LabError::Internal("an experiment on a cache"))
+    }
+
+    fn shadow(self, _: ShadowParts) -> Self::Output {
+        Err(LabError::Internal("an experiment on copies"))
     }
 
     /// Rejects rings of a trace: experiments use the rings of a port, which [`rings`] makes.

@@ -5,12 +5,13 @@ mod dyn_alloc;
 mod tables;
 
 pub(crate) use allocators::{
-    RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, freebsd_14, magazine, maple,
-    rb_tree, rcache,
+    MagazineAlloc, RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, freebsd_14, magazine,
+    maple, rb_tree, rcache,
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};
 pub(crate) use tables::{
-    flat_table, leaf_cached_radix, plain_radix, reclaiming_radix, reclaiming_radix_full_page,
+    PlainRadix, flat_table, leaf_cached_radix, plain_radix, reclaiming_radix,
+    reclaiming_radix_full_page,
 };
 
 use std::cell::RefCell;

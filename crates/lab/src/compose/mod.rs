@@ -138,6 +138,11 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
         };
     }
     match (alloc, flush) {
+        (A::Shadow, F::PerUnmap) if table == T::Radix => None,
+        (A::Shadow, _) => Some(
+            "shadow buffers stay mapped, so nothing is left to flush, in one kind of table; use \
+            table=radix,flush=per-unmap",
+        ),
         (A::Identity, _) if !fixed => Some(
             "two buffers on one page would share a table entry, because the address is the \
             physical one; use table=none, pass-through or static-radix",
@@ -194,6 +199,10 @@ fn unsupported_owner(
         }
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
+        }
+        (Owner::Kernel, A::Shadow, ..) => None,
+        (_, A::Shadow, ..) => {
+            Some("the kernel that owns the driver's buffers copies them; use owner=kernel")
         }
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
         (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
@@ -300,6 +309,9 @@ mod tests {
             "alloc=table-bitmap,table=radix,flush=per-unmap",
             "alloc=identity,table=flat,flush=never",
             "alloc=bitmap-paper,table=flat,flush=burst",
+            "alloc=shadow,table=radix,flush=burst",
+            "alloc=shadow,table=flat,flush=per-unmap",
+            "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",
             "alloc=identity,table=ring,flush=never",

@@ -3,14 +3,14 @@
 use std::hint::black_box;
 
 use ringfence_dma::flush::{FlushPolicy, Released};
-use ringfence_dma::space::Space;
+use ringfence_dma::space::{CopyPool, Space};
 use ringfence_dma::{
     AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason,
     NotInvalidated, Outcome, SgLimits, SgRequest, UnmapReason,
 };
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
-    DomainId, Invalidator, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId,
+    Direction, DomainId, Invalidator, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId,
 };
 
 use super::{
@@ -210,6 +210,18 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
             Some(space.reserved(mapped))
         };
         each(reserved());
+    }
+
+    fn shadow(&self, key: OpKey, range: IovaRange) -> Option<PhysRange> {
+        let attachments = self.attachments.get(key.device.index())?.as_ref()?;
+        let space = self.dma.space(attachments.for_direction(key.direction))?;
+        space.shadow(range)
+    }
+
+    fn copies(&self, device: DeviceIndex) -> Option<CopyPool> {
+        let attachments = self.attachments.get(device.index())?.as_ref()?;
+        let at = attachments.for_direction(Direction::ToDevice);
+        self.dma.space(at)?.copies()
     }
 
     #[inline(always)]

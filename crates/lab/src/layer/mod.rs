@@ -18,10 +18,11 @@ pub use mapping_token::MappingToken;
 pub use pass_through::PassThrough;
 pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 
+use ringfence_dma::space::CopyPool;
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
-    Direction, DomainId, Invalidator, Nanos, PfnRange, PhysAddr, PhysRange, RequesterId,
+    Direction, DomainId, Invalidator, IovaRange, Nanos, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::error::LabError;
@@ -188,6 +189,19 @@ pub trait DmaOps {
         pieces: usize,
         each: &mut dyn FnMut(Option<PfnRange>),
     );
+
+    /// Returns the memory that the device reaches at `range`, the range of a mapping. `None` if it
+    /// is the buffer itself.
+    fn shadow(&self, key: OpKey, range: IovaRange) -> Option<PhysRange> {
+        let _ = (key, range);
+        None
+    }
+
+    /// Returns the pool of the copies that the device uses; `None` without copies.
+    fn copies(&self, device: DeviceIndex) -> Option<CopyPool> {
+        let _ = device;
+        None
+    }
 
     /// Unmaps a buffer.
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome;

@@ -37,6 +37,7 @@ mod mapping_cache;
 mod offloaded;
 mod paged;
 mod rings;
+mod shadow;
 
 pub(crate) use ablations::TIMED_REPLAYS;
 pub use ablations::{Ablations, CONFIG_NAMES, Meter};

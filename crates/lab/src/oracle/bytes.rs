@@ -40,7 +40,9 @@ pub enum Violation {
 pub struct ByteVerdict {
     /// Bytes with a live grant.
     pub granted: u64,
-    /// Bytes without one, by reason.
+    /// Bytes without one in the device's own pool of copies.
+    pub pool: u64,
+    /// Other bytes, by reason.
     pub violations: BTreeMap<Violation, u64>,
     /// Shortest time since the end of a grant, among the stale and recycled bytes.
     pub since_end: Option<u64>,
@@ -94,6 +96,8 @@ struct Page {
 pub struct ByteOracle {
     pages: BTreeMap<u64, Page>,
     grants: HashMap<ByteGrantId, Vec<u64>>,
+    /// Pools of copies, which hold nothing else.
+    pools: Vec<(RequesterId, PhysRange)>,
     next: u64,
 }
 
@@ -101,6 +105,22 @@ impl ByteOracle {
     /// Creates an oracle without grants. All pages are in their first allocation.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Records the memory of the copies that `device` uses in place of buffers. It holds zeroes,
+    /// bytes that the device was given before, and bytes that it wrote.
+    pub fn set_pool(&mut self, device: RequesterId, pool: PhysRange) {
+        self.pools.push((device, pool));
+    }
+
+    /// Returns the number of the bytes of `range` that lie in a pool of `device`.
+    fn pool_bytes(&self, device: RequesterId, range: &PhysRange) -> u64 {
+        let own = self.pools.iter().filter(|(owner, _)| *owner == device);
+        let common = own.filter_map(|(_, pool)| {
+            let start = pool.start().max(range.start());
+            PhysRange::inclusive(start, pool.last().min(range.last()))
+        });
+        common.map(|common| common.bytes()).sum()
     }
 
     /// Grants `pieces` to `device` in their pages' present allocation.
@@ -190,22 +210,36 @@ impl ByteOracle {
         let mut verdict = ByteVerdict::default();
         let (first, last) = (reached.start().get() / PAGE, reached.last().get() / PAGE);
         let mut unknown = reached.bytes();
+        let mut in_pool = self.pool_bytes(device, reached);
         // An access may be long: look only at pages with grants, present or past.
         for (number, page) in self.pages.range(first..=last) {
             let Some(piece) = part_on_page(reached, *number) else {
                 continue;
             };
             unknown -= piece.bytes();
+            let is_pool = in_pool > 0 && self.pool_bytes(device, &piece) == piece.bytes();
+            if is_pool {
+                in_pool -= piece.bytes();
+            }
             for cut in page.cuts(&piece).windows(2) {
                 let (start, bytes) = (cut[0], cut[1] - cut[0]);
                 match page.judge(device, PhysAddr::new(start), access) {
                     Ok(()) => verdict.granted += bytes,
+                    // The device stays within its own copies, but not against a direction.
+                    Err((reason, _))
+                        if is_pool
+                            && !matches!(reason, Violation::Direction | Violation::Foreign) =>
+                    {
+                        verdict.pool += bytes;
+                    }
                     Err((reason, ended)) => {
                         verdict.violate(reason, bytes, ended.map(|ended| now.since(ended)));
                     }
                 }
             }
         }
+        verdict.pool += in_pool;
+        unknown -= in_pool;
         if unknown > 0 {
             verdict.violate(Violation::NeverGranted, unknown, None);
         }
@@ -346,6 +380,26 @@ mod tests {
         assert_eq!(oracle.reallocate(&pa(0x1000, 0x1000)), 0);
         assert_eq!(reasons(&oracle, A, 0x1f00, Read), [Violation::RecycledPage]);
         assert_eq!(reasons(&oracle, A, 0x2000, Read), [Violation::Stale]);
+    }
+
+    #[test]
+    fn a_pool_is_no_violation_for_its_own_device_and_direction() {
+        let mut oracle = ByteOracle::new();
+        oracle.set_pool(A, pa(0x10_0000, 0x3000));
+        let id = oracle.grant(A, &[pa(0x10_0800, 0x10)], ToDevice);
+        let judge = |oracle: &ByteOracle, device, at, bytes, access| {
+            let verdict = oracle.judge(device, &pa(at, bytes), access, Nanos(9));
+            (verdict.granted, verdict.pool, verdict.violating_bytes())
+        };
+        // Beside a copy, on another page, across the end of the pool, and in a page without one.
+        assert_eq!(judge(&oracle, A, 0x10_07f8, 0x10, Read), (8, 8, 0));
+        assert_eq!(judge(&oracle, A, 0x10_0ff0, 0x20, Write), (0, 0x20, 0));
+        assert_eq!(judge(&oracle, A, 0x10_2ff0, 0x20, Read), (0, 0x10, 0x10));
+        assert_eq!(judge(&oracle, A, 0x10_0800, 4, Write), (0, 0, 4));
+        assert_eq!(judge(&oracle, B, 0x10_0800, 4, Read), (0, 0, 4));
+        assert_eq!(judge(&oracle, B, 0x10_2000, 4, Read), (0, 0, 4));
+        oracle.end(id, Nanos(1));
+        assert_eq!(judge(&oracle, A, 0x10_0800, 4, Read), (0, 4, 0));
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct Oracle {
     /// Owners by device.
     owners: Vec<Owners>,
     ownership: Ownership,
+    /// Pools of copies by device.
+    pools: Vec<Option<PhysRange>>,
     /// Maximum number of owners of a page.
     max_sharers: usize,
     /// First page that exceeded `max_sharers`.
@@ -57,10 +59,28 @@ impl Oracle {
             grants: Grants::default(),
             owners: Vec::new(),
             ownership,
+            pools: Vec::new(),
             max_sharers: ReplayLimits::default().buffers_on_a_page,
             crowded: None,
             tally: VerdictCounts::default(),
         }
+    }
+
+    /// Records the memory of the copies that `device` uses in place of buffers. It holds nothing
+    /// else.
+    pub fn set_pool(&mut self, device: usize, pool: PhysRange) {
+        if self.pools.len() <= device {
+            self.pools.resize(device + 1, None);
+        }
+        self.pools[device] = Some(pool);
+    }
+
+    /// Returns true if the `bytes` bytes from `reached` are memory of the device's own pool.
+    fn is_own_pool(&self, device: usize, reached: PhysAddr, bytes: u64) -> bool {
+        let pool = self.pools.get(device).copied().flatten();
+        let reached = PhysRange::new(reached, bytes);
+        pool.zip(reached)
+            .is_some_and(|(pool, reached)| pool.contains(&reached))
     }
 
     /// Allows at most `most` buffers on a page.
@@ -191,7 +211,14 @@ impl Oracle {
         access: Access,
         reached: PhysAddr,
     ) -> Verdict {
-        let verdict = self.judge(device, iova, bytes, access, reached);
+        let mut verdict = self.judge(device, iova, bytes, access, reached);
+        let outside = matches!(
+            verdict,
+            Verdict::Stale | Verdict::Never | Verdict::Colocated
+        );
+        if outside && self.is_own_pool(device, reached, bytes) {
+            verdict = Verdict::Shadow;
+        }
         self.tally.count(verdict);
         verdict
     }

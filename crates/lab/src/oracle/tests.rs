@@ -295,3 +295,27 @@ fn accesses_to_long_lists_are_fast() {
         }
     }
 }
+
+#[test]
+fn a_pool_belongs_to_its_own_device() {
+    let mut oracle = Oracle::new(Ownership::Page);
+    oracle.set_pool(0, pa(0x80_0000, 0x2000));
+    let id = oracle.grant(0, iova(0x5010, 0x20), &[pa(0x80_0010, 0x20)], TX);
+    let mut judge = |device, iova, access, reached| {
+        oracle.allowed(device, Iova::new(iova), 8, access, PhysAddr::new(reached))
+    };
+    assert_eq!(judge(0, 0x5010, Read, 0x80_0010), Verdict::Granted);
+    // Beside the copy, on another page of the pool, at an address that never had a mapping.
+    assert_eq!(judge(0, 0x5008, Read, 0x80_0008), Verdict::Shadow);
+    assert_eq!(judge(0, 0x6000, Read, 0x80_1000), Verdict::Shadow);
+    // Against the direction, beyond the pool, and of another device.
+    assert_eq!(judge(0, 0x5010, Write, 0x80_0010), Verdict::Direction);
+    assert_eq!(judge(0, 0x7000, Read, 0x80_2000), Verdict::Never);
+    assert_eq!(judge(0, 0x6ffc, Read, 0x80_1ffc), Verdict::Never);
+    assert_eq!(judge(1, 0x5010, Read, 0x80_0010), Verdict::Foreign);
+    oracle.release(id);
+    let stale = oracle.allowed(0, Iova::new(0x5010), 8, Read, PhysAddr::new(0x80_0010));
+    assert_eq!(stale, Verdict::Shadow);
+    assert_eq!(oracle.tally.shadow, 3);
+    assert_eq!(oracle.tally.violations(), 4);
+}

@@ -19,6 +19,10 @@ pub enum Verdict {
     /// Let through on a page of a live mapping of this device, outside the buffer: the leak of page
     /// granularity.
     Colocated,
+    /// Let through to memory of the device's own pool of copies, outside live grants. It holds
+    /// zeroes, bytes that the device was given before, and bytes that it wrote; what it writes
+    /// reaches no driver.
+    Shadow,
     /// Stopped by the hardware, and no live grant permits the access.
     Stopped,
     /// Stopped inside a live grant.
@@ -68,6 +72,8 @@ pub struct VerdictCounts {
     pub foreign: u64,
     /// Accesses with [`Verdict::Colocated`].
     pub colocated: u64,
+    /// Accesses with [`Verdict::Shadow`].
+    pub shadow: u64,
     /// Accesses with [`Verdict::FalseFault`].
     pub false_faults: u64,
 }
@@ -84,6 +90,7 @@ impl VerdictCounts {
             Verdict::Direction => self.direction += 1,
             Verdict::Foreign => self.foreign += 1,
             Verdict::Colocated => self.colocated += 1,
+            Verdict::Shadow => self.shadow += 1,
             Verdict::FalseFault => self.false_faults += 1,
         }
     }
@@ -102,6 +109,7 @@ impl VerdictCounts {
         self.direction += other.direction;
         self.foreign += other.foreign;
         self.colocated += other.colocated;
+        self.shadow += other.shadow;
         self.false_faults += other.false_faults;
     }
 }

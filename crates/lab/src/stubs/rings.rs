@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use ringfence_dma::ring::{FullReason, Ring, RingFull};
 use ringfence_dma::space::{
-    AddressLimits, AddressSpace, CachingSpace, ClearedRange, MapResult, ReusesUnflushed,
-    RingDriver, RingSpace, Rings, SgSpace, UnmapRefusal,
+    AddressLimits, AddressSpace, CachingSpace, ClearedRange, CopyingSpace, MapResult,
+    ReusesUnflushed, RingDriver, RingSpace, Rings, SgSpace, UnmapRefusal,
 };
 use ringfence_dma::{FlushPolicy, MapReason, Platform};
 use ringfence_memory::Arena;
@@ -335,6 +335,8 @@ impl<D: ReplayRing, const ENTRIES: bool> RingSpace for ReplayedRings<D, ENTRIES>
 }
 
 impl<D: ReplayRing, const ENTRIES: bool> CachingSpace for ReplayedRings<D, ENTRIES> {}
+
+impl<D: ReplayRing, const ENTRIES: bool> CopyingSpace for ReplayedRings<D, ENTRIES> {}
 
 /// Records or writes back the changed line.
 #[inline]

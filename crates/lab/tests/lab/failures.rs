@@ -17,6 +17,7 @@ use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
 use ringfence_lab::replay::{Attackers, CheckedReplay, Outcomes};
 use ringfence_lab::ring::RingParts;
+use ringfence_lab::shadow::ShadowParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
@@ -142,6 +143,10 @@ impl ModeVisitor for OnFickle<'_> {
         unreachable!("no mode here")
     }
 
+    fn shadow(self, _: ShadowParts) -> Self::Output {
+        unreachable!("no mode here")
+    }
+
     fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -217,6 +222,10 @@ impl ModeVisitor for Cramped<'_> {
     }
 
     fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
+        unreachable!("no mode here")
+    }
+
+    fn shadow(self, _: ShadowParts) -> Self::Output {
         unreachable!("no mode here")
     }
 

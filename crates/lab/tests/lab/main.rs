@@ -5,6 +5,7 @@ mod agreement;
 mod cache_replays;
 mod comparison;
 mod composed;
+mod copies;
 mod failures;
 mod guest_replays;
 mod hostile;

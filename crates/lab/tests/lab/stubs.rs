@@ -20,6 +20,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, Owner};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::{RingParts, RingSizes};
+use ringfence_lab::shadow::ShadowParts;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidator, Nanos, PhysAddr};
@@ -140,6 +141,10 @@ impl ModeVisitor for AllReplicas<'_> {
         None
     }
 
+    fn shadow(self, _: ShadowParts) -> Self::Output {
+        None
+    }
+
     fn rings<D, L, F>(self, recipe: RingParts<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -227,7 +232,7 @@ fn stubs_replay_the_recorded_results() {
     for mode in Mode::named() {
         let Some((full, others)) = dispatch(&mode, AllReplicas(&plan, 1024)).unwrap() else {
             let asks = mode.owner != Owner::Kernel;
-            let undivided = mode.flush.has_cache() || !mode.translates();
+            let undivided = mode.flush.has_cache() || mode.copies() || !mode.translates();
             assert!(asks || undivided, "{}", mode.name);
             continue;
         };

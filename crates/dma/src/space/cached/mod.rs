@@ -25,8 +25,8 @@ use ringfence_types::{
 };
 
 use super::{
-    AddressLimits, AddressSpace, CachedOrCleared, CachingSpace, ClearedRange, Expire, IoPageTable,
-    MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
+    AddressLimits, AddressSpace, CachedOrCleared, CachingSpace, ClearedRange, CopyingSpace, Expire,
+    IoPageTable, MapResult, Paged, PagedCpu, RingSpace, SgSpace, UnmapRefusal,
 };
 use crate::cache::{MappingKey, NotCached, NotInUse, Retained, ReverseCache};
 use crate::{MapReason, Platform};
@@ -378,6 +378,15 @@ where
 }
 
 impl<A, T, C, L> RingSpace for CachedSpace<A, T, C, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable<Pages = ()>,
+    C: ReverseCache,
+    L: Lock<CacheState<C>>,
+{
+}
+
+impl<A, T, C, L> CopyingSpace for CachedSpace<A, T, C, L>
 where
     A: IovaAllocator,
     T: IoPageTable<Pages = ()>,

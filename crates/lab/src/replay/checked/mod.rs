@@ -86,6 +86,13 @@ impl<H: Hardware> CheckedReplay<H> {
     pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
         let open = self.hooks.windows.clone();
         self.hooks.end_trace(self.replay.clear_stalled());
+        let layer = &self.replay.layer;
+        let pools = self
+            .hooks
+            .copying
+            .iter()
+            .filter_map(|device| layer.copies(*device));
+        self.hooks.outcomes.pool_bytes = pools.map(|pool| pool.mapped_bytes).sum();
         let attempts = self.hooks.outcomes.attempts;
         self.hooks.outcomes.exposure = self.drain(open);
         self.hooks.outcomes.attempts = attempts;

@@ -6,7 +6,7 @@ use ringfence_devices::{Attacker, DeviceMapping, DriverEvent, Passive};
 use ringfence_dma::{MapError, NotInvalidated};
 use ringfence_trace::{DeviceIndex, MappingId, TraceDevice};
 use ringfence_types::{
-    Direction, DomainId, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId,
+    Direction, DomainId, Iova, IovaRange, Nanos, PageSize, PfnRange, PhysRange, RequesterId,
 };
 
 use super::search::Search;
@@ -54,6 +54,8 @@ pub(super) struct OracleHooks<H> {
     pub(super) not_invalidated: Vec<NotInvalidated<u64>>,
     attackers: Attackers,
     pub(super) live: u64,
+    /// Devices with a pool of copies.
+    pub(super) copying: Vec<DeviceIndex>,
     pub(super) search: Search,
     /// True if the device also accesses each page of a buffer right after its map.
     pub(super) early: bool,
@@ -90,6 +92,7 @@ impl<H: Hardware> OracleHooks<H> {
             not_invalidated: Vec::new(),
             attackers,
             live: 0,
+            copying: Vec::new(),
             search: Search::default(),
             early: false,
             counts: true,
@@ -235,6 +238,10 @@ impl<H: Hardware> OracleHooks<H> {
             let range = token.range().or_else(|| pieces.first().and_then(alone));
             let range = range.ok_or(LabError::Internal("mapping without range"))?;
             self.device_ranges.push(range);
+            if let Some(shadow) = layer.shadow(key, range) {
+                let copies = copies_of(pieces, shadow)?;
+                return Ok(self.oracle.grant(row, range, &copies, direction));
+            }
             return Ok(self.oracle.grant(row, range, pieces, direction));
         }
         match token {
@@ -273,6 +280,19 @@ impl<H: Hardware> OracleHooks<H> {
     }
 }
 
+/// Returns the memory that a device reaches in place of `pieces`, which lie at consecutive pages of
+/// `shadow`.
+fn copies_of(pieces: &[PhysRange], shadow: PhysRange) -> Result<Vec<PhysRange>, LabError> {
+    let mut page = shadow.start().align_down(PageSize::Size4K.bytes());
+    let copy = |piece: &PhysRange| {
+        let start = page.wrapping_add(piece.start().offset_in(PageSize::Size4K.bytes()));
+        page = page.wrapping_add(piece.pages(PageSize::Size4K) << PageSize::Size4K.shift());
+        PhysRange::new(start, piece.bytes()).filter(|copy| shadow.contains(copy))
+    };
+    let copies: Option<Vec<PhysRange>> = pieces.iter().map(copy).collect();
+    copies.ok_or(LabError::Internal("a copy outside its shadow"))
+}
+
 impl<H: Hardware> ReplayHooks for OracleHooks<H> {
     fn begin_step(&mut self, time: Nanos) {
         self.now = time;
@@ -296,6 +316,10 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         }
         let id = H::requester(self.attached, device.recorded)?;
         let (domain, target) = layer.attach(index, id)?;
+        if let Some(pool) = layer.copies(index) {
+            self.oracle.set_pool(index.index(), pool.memory);
+            self.copying.push(index);
+        }
         let mut platform = self.platform.borrow_mut();
         platform.attach(id, domain, target)?;
         self.device_indices.set(id, index.0);

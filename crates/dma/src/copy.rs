@@ -1,0 +1,153 @@
+//! Copies between buffers and the memory that a device uses in place of them.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_types::{MemoryError, PhysAddr, PhysMemory};
+
+const WORD: u64 = 8;
+
+/// Returns the mask of the bytes of a word from byte `lead` on.
+#[inline]
+const fn from_byte(lead: u64) -> u64 {
+    u64::MAX << (lead % WORD * 8)
+}
+
+/// Returns the mask of the bytes of a word below byte `end`; all bytes if `end` is a multiple of 8.
+#[inline]
+const fn below_byte(end: u64) -> u64 {
+    u64::MAX >> ((WORD - 1 - end.wrapping_sub(1) % WORD) * 8)
+}
+
+/// Stores the bytes of `value` that `mask` selects. Other CPUs may change the other bytes.
+#[inline]
+fn merge(word: &AtomicU64, value: u64, mask: u64) {
+    if mask == u64::MAX {
+        word.store(value, Ordering::Relaxed);
+    } else {
+        let merge = |old: u64| Some(old & !mask | value & mask);
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, merge);
+    }
+}
+
+/// Returns the words that hold the `bytes` bytes from `at`.
+#[inline]
+fn words_of<M: PhysMemory>(
+    memory: &M,
+    at: PhysAddr,
+    bytes: u64,
+) -> Result<&[AtomicU64], MemoryError> {
+    let words = at.offset_in(WORD).saturating_add(bytes).div_ceil(WORD);
+    let outside = MemoryError::Outside { at, words };
+    let words = usize::try_from(words).map_err(|_| outside)?;
+    memory.words(at.align_down(WORD), words)
+}
+
+/// Returns an error if a byte of the `bytes` bytes from `at` lies outside memory.
+pub(crate) fn check(memory: &impl PhysMemory, at: PhysAddr, bytes: u64) -> Result<(), MemoryError> {
+    words_of(memory, at, bytes).map(drop)
+}
+
+/// Copies `bytes` bytes between addresses of equal alignment. Loads each word of `from` once, and
+/// keeps the other bytes of the first and last word of `to`.
+///
+/// # Errors
+/// Some byte lies outside memory. Nothing was copied.
+#[inline]
+pub(crate) fn copy(
+    memory: &impl PhysMemory,
+    from: PhysAddr,
+    to: PhysAddr,
+    bytes: u64,
+) -> Result<(), MemoryError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let lead = from.offset_in(WORD);
+    if lead != to.offset_in(WORD) {
+        return Err(MemoryError::Misaligned { at: to });
+    }
+    let source = words_of(memory, from, bytes)?;
+    let target = words_of(memory, to, bytes)?;
+    let (first, last) = (from_byte(lead), below_byte(lead.wrapping_add(bytes)));
+    match (source, target) {
+        ([source], [target]) => merge(target, source.load(Ordering::Relaxed), first & last),
+        ([head, middle @ .., tail], [to_head, .., to_tail]) => {
+            merge(to_head, head.load(Ordering::Relaxed), first);
+            let skip = |at: PhysAddr| at.align_down(WORD).wrapping_add(WORD);
+            memory.copy_words(skip(from), skip(to), middle.len())?;
+            merge(to_tail, tail.load(Ordering::Relaxed), last);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Zeroes the `bytes` bytes from `at`.
+///
+/// # Errors
+/// Some byte lies outside memory. Nothing was written.
+#[inline]
+pub(crate) fn zero(memory: &impl PhysMemory, at: PhysAddr, bytes: u64) -> Result<(), MemoryError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let lead = at.offset_in(WORD);
+    let target = words_of(memory, at, bytes)?;
+    let (first, last) = (from_byte(lead), below_byte(lead.wrapping_add(bytes)));
+    match target {
+        [word] => merge(word, 0, first & last),
+        [head, middle @ .., tail] => {
+            merge(head, 0, first);
+            middle
+                .iter()
+                .for_each(|word| word.store(0, Ordering::Relaxed));
+            merge(tail, 0, last);
+        }
+        [] => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use ringfence_memory::Arena;
+
+    use super::*;
+
+    /// Compares with bytes of an array, for all offsets and lengths of up to four words.
+    #[test]
+    fn copies_and_zeroes_change_exactly_their_bytes() {
+        let arena = Arena::new(8192).unwrap();
+        let (from, to) = (PhysAddr::new(0x100), PhysAddr::new(0x1200));
+        for lead in 0..8 {
+            for bytes in 0..24 {
+                let source: Vec<u8> = (1..=40).collect();
+                let mut wanted = vec![0xee_u8; 40];
+                arena.write_bytes(from, &source).unwrap();
+                arena.write_bytes(to, &wanted).unwrap();
+                let (at, end) = (lead as usize, (lead + bytes) as usize);
+                copy(
+                    &arena,
+                    from.wrapping_add(lead),
+                    to.wrapping_add(lead),
+                    bytes,
+                )
+                .unwrap();
+                wanted[at..end].copy_from_slice(&source[at..end]);
+                let mut found = vec![0; 40];
+                arena.read_bytes(to, &mut found).unwrap();
+                assert_eq!(found, wanted, "copy of {bytes} bytes at {lead}");
+                zero(&arena, to.wrapping_add(lead), bytes).unwrap();
+                wanted[at..end].fill(0);
+                arena.read_bytes(to, &mut found).unwrap();
+                assert_eq!(found, wanted, "zeroes of {bytes} bytes at {lead}");
+            }
+        }
+        assert!(copy(&arena, from, to.wrapping_add(1), 1).is_err());
+        assert!(copy(&arena, from, PhysAddr::new(8190 & !7), 16).is_err());
+        assert!(zero(&arena, PhysAddr::new(u64::MAX - 7), 64).is_err());
+    }
+}

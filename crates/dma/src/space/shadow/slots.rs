@@ -1,0 +1,169 @@
+//! The free slots of a [`ShadowSpace`]: those of a CPU, those of the pool, and new ones.
+
+use alloc::vec::Vec;
+
+use ringfence_iova::IovaAllocator;
+use ringfence_pgtable::MapRequest;
+use ringfence_types::Lock;
+
+use super::page::{ORDERS, SlotKind};
+use super::pool::{ShadowDepot, batch};
+use super::{ShadowCpu, ShadowSpace};
+use crate::error::ShadowError;
+use crate::space::{AddressLimits, GRANULE, IoPageTable};
+use crate::{MapReason, Platform};
+
+impl<A, T, L> ShadowSpace<A, T, L>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+{
+    /// Takes a slot, and maps new ones if necessary. Returns it with its kind. `None` if the pool
+    /// has none.
+    ///
+    /// # Errors
+    /// The allocator or the table refused the new slots.
+    #[inline]
+    pub(super) fn take<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        kind: SlotKind,
+        limits: AddressLimits,
+    ) -> Result<Option<(u32, SlotKind)>, MapReason> {
+        match cpu.free.of(kind).and_then(Vec::pop) {
+            Some(slot) => Ok(Some((slot, kind))),
+            None => self.refill(cpu, platform, kind, limits),
+        }
+    }
+
+    /// Takes a slot from the pool, and some more for this CPU.
+    #[cold]
+    #[inline(never)]
+    fn refill<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        kind: SlotKind,
+        limits: AddressLimits,
+    ) -> Result<Option<(u32, SlotKind)>, MapReason> {
+        if let Some(slot) = self.take_shared(cpu, kind) {
+            return Ok(Some((slot, kind)));
+        }
+        if let Some(slot) = self.map_run(cpu, platform, kind, limits)? {
+            return Ok(Some((slot, kind)));
+        }
+        // A larger slot serves a smaller buffer.
+        let larger = (kind.order..ORDERS as u8).skip(1);
+        Ok(larger.into_iter().find_map(|order| {
+            let kind = SlotKind { order, ..kind };
+            let own = cpu.free.of(kind).and_then(Vec::pop);
+            let slot = own.or_else(|| self.take_shared(cpu, kind))?;
+            Some((slot, kind))
+        }))
+    }
+
+    /// Takes slots that other CPUs returned.
+    fn take_shared(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        kind: SlotKind,
+    ) -> Option<u32> {
+        let own = cpu.free.of(kind)?;
+        self.pool.depot.with(|depot| {
+            let shared = depot.free.of(kind)?;
+            let kept = shared.len().saturating_sub(batch(kind));
+            own.extend(shared.drain(kept..));
+            own.pop()
+        })
+    }
+
+    /// Maps pages of the pool that no slot has used, and divides them into slots.
+    fn map_run<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        kind: SlotKind,
+        limits: AddressLimits,
+    ) -> Result<Option<u32>, MapReason> {
+        let (pool, total) = (&self.pool, self.pool.total());
+        // The lock makes sure that the pool takes its addresses once.
+        let run = pool.depot.with(|depot| {
+            if pool.base().is_none() {
+                let reserved = self
+                    .paged
+                    .reserve(&mut cpu.paged, u64::from(total), limits)?;
+                pool.set_base(reserved.lo().iova());
+            }
+            Ok(depot.take_run(kind, total))
+        })?;
+        let Some((first, slots)) = run else {
+            return Ok(None);
+        };
+        let pages = slots.saturating_mul(kind.pages());
+        let mapped = self.install(cpu, platform, kind, first, slots);
+        if let Err(reason) = mapped {
+            pool.depot.with(|depot| depot.undo_run(first, pages));
+            return Err(reason);
+        }
+        pool.count_run(pages);
+        if let Some(own) = cpu.free.of(kind) {
+            let all = (0..slots).rev();
+            own.extend(all.map(|slot| first.saturating_add(slot.saturating_mul(kind.pages()))));
+            return Ok(own.pop());
+        }
+        Ok(None)
+    }
+
+    /// Maps a run of slots for the life of the space.
+    fn install<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        kind: SlotKind,
+        first: u32,
+        slots: u32,
+    ) -> Result<(), MapReason> {
+        let outside = |error| MapReason::Shadow(ShadowError::Memory(error));
+        self.pool
+            .prepare_run(platform.memory(), kind, first, slots)
+            .map_err(outside)?;
+        let base = self.pool.base().ok_or(MapReason::TooLarge)?;
+        let request = MapRequest {
+            iova: base.wrapping_add(u64::from(first) << GRANULE.shift()),
+            pa: self.pool.address(first),
+            pages: u64::from(slots.saturating_mul(kind.pages())),
+            permissions: kind.permissions,
+        };
+        self.paged.install(&mut cpu.paged, platform, request)
+    }
+
+    /// Returns a slot to this CPU's free list, and half of a full list to the pool.
+    #[inline]
+    pub(super) fn put_back(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        slot: u32,
+        kind: SlotKind,
+    ) {
+        if let Some(own) = cpu.free.of(kind) {
+            own.push(slot);
+            if own.len() > 2 * batch(kind) {
+                self.spill(own, kind, batch(kind));
+            }
+        }
+    }
+
+    /// Returns all slots of a free list but `kept` to the pool.
+    #[cold]
+    pub(super) fn spill(&self, own: &mut Vec<u32>, kind: SlotKind, kept: usize) {
+        self.pool.depot.with(|depot| {
+            if let Some(shared) = depot.free.of(kind) {
+                // The slots that were used last stay: their lines are in this CPU's caches.
+                let oldest = own.len().saturating_sub(kept);
+                shared.extend(own.drain(..oldest));
+            }
+        });
+    }
+}

@@ -1,0 +1,8 @@
+//! Shadow buffers under a hostile device: what it reads, what reaches the driver, and the bounds of
+//! the pool.
+
+mod bad_input;
+mod machine;
+mod model;
+mod pool;
+mod transfers;

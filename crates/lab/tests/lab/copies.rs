@@ -1,0 +1,155 @@
+//! Modes whose devices use copies: the oracle's verdicts, the size of the pool, and the meter.
+
+use ringfence_lab::compare::{compare, meter, runner};
+use ringfence_lab::modes::{Mode, Safety};
+use ringfence_lab::platform::POOL_BYTES;
+use ringfence_trace::Devices;
+use ringfence_types::Direction;
+
+use crate::script::*;
+
+const PAGE: u64 = 4096;
+
+/// Buffers at odd offsets in all directions, and lists whose pieces share pages.
+fn buffers(rounds: u64) -> Script {
+    let mut script = Script::default();
+    let mut time = 0;
+    for round in 0..rounds {
+        for (id, direction) in Direction::ALL.into_iter().enumerate() {
+            let at = (16 + round) << 14 | 0x123 << id;
+            let pieces = [
+                memory(at, 100),
+                memory(at + 200, 3000),
+                memory(at + PAGE, 5000),
+            ];
+            let count = 1 + (round as usize + id) % 3;
+            time += 1_000;
+            let device = (round % 2) as u16;
+            script.map(time, (device, 0, direction), id as u32, &pieces[..count]);
+        }
+        for id in 0..3 {
+            time += 1_000;
+            script.unmap(time, ((round % 2) as u16, 0), id);
+        }
+    }
+    script
+}
+
+#[test]
+fn a_device_reaches_its_buffers_and_its_own_pool_only() {
+    const ROUNDS: u64 = 300;
+    let (plan, planner) = planned(&buffers(ROUNDS).chunk);
+    let mode = mode("copy");
+    assert_eq!(mode.safety(), Safety::ByteGranular);
+    let mut runner = runner(&mode, &judged_only(true)).unwrap();
+    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let mut attack = runner.attack.unwrap();
+    attack.run(&plan, &Devices::new()).unwrap();
+    let alive = planner.live_mappings();
+    let (metered, hostile) = (runner.metered.finish(&alive), attack.finish(&alive));
+    for outcomes in [&metered, &hostile] {
+        assert_eq!((outcomes.maps, outcomes.unmaps), (3 * ROUNDS, 3 * ROUNDS));
+        assert_eq!(outcomes.refused_maps + outcomes.refused_unmaps, 0);
+        assert_eq!((outcomes.invalidations, outcomes.stale_max_ns), (0, 0));
+        let tally = &outcomes.tally;
+        assert_eq!(
+            (tally.violations(), tally.colocated, tally.false_faults),
+            (0, 0, 0)
+        );
+        assert!(outcomes.pool_bytes > 0 && outcomes.pool_bytes <= 2 * POOL_BYTES);
+        // Three sizes in three directions of two devices, 16 pages at a time.
+        assert!(
+            outcomes.pool_bytes <= 2 * 9 * 16 * PAGE,
+            "{}",
+            outcomes.pool_bytes
+        );
+    }
+    assert_eq!((metered.tally.shadow, metered.tally.faults), (0, 0));
+    // Every access beside a buffer, and every one after an unmap, stays in the pool.
+    assert!(hostile.attempts >= 3 * ROUNDS);
+    assert_eq!(hostile.tally.shadow, hostile.attempts);
+}
+
+#[test]
+fn a_pool_that_is_too_small_refuses_maps_and_claims_nothing() {
+    let mut script = Script::default();
+    let pages = POOL_BYTES / PAGE;
+    // Large buffers: the free memory ends before all are mapped.
+    for id in 0..pages / 1024 + 1 {
+        script.map(
+            id * 1_000,
+            (0, 0, TX),
+            id as u32,
+            &[memory(id << 23, 1024 * PAGE)],
+        );
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let mut runner = runner(&mode("copy"), &judged_only(false)).unwrap();
+    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let outcomes = runner.metered.finish(&planner.live_mappings());
+    assert_eq!(
+        (outcomes.refused_maps, outcomes.pool_bytes),
+        (1, POOL_BYTES)
+    );
+    let error = outcomes.first_refusal.unwrap().to_string();
+    assert!(
+        error.contains("no free shadow buffer of 1024 pages"),
+        "{error}"
+    );
+    assert_eq!(outcomes.tally.violations(), 0);
+}
+
+#[test]
+fn a_row_reports_the_pool_and_the_accesses_to_it() {
+    let lines = || {
+        let pairs = (0..200).map(|n| (16 + n) << 12 | 0x80);
+        let lines = pairs.flat_map(|at| [map_line("nic", at, 1500), unmap_line("nic", at, 1500)]);
+        trace(&lines.collect::<Vec<_>>())
+    };
+    let mut options = judged_only(true);
+    options.modes = vec![mode("copy"), mode("fence")];
+    options.repetitions = 1;
+    let rows = compare("pairs", lines(), &options, |_| {}).unwrap().rows;
+    let [copy, fence] = &rows[..] else {
+        panic!("{rows:?}")
+    };
+    assert!(copy.status.is_ok() && fence.status.is_ok());
+    assert_eq!(copy.safety, "byte-granular");
+    assert!(
+        copy.pool_bytes > 0 && copy.shadow_accesses > Some(200),
+        "{copy:?}"
+    );
+    assert_eq!(
+        (copy.violations.unwrap().total, copy.colocated),
+        (0, Some(0))
+    );
+    assert_eq!((fence.pool_bytes, fence.shadow_accesses), (0, Some(0)));
+    assert!(fence.colocated > Some(0));
+    // The copies are measured: nothing is modelled.
+    assert_eq!(copy.modelled_cycles, Some(0.0));
+    assert!(copy.components.unwrap().measured > 0.0);
+}
+
+#[test]
+fn timed_replays_copy_the_bytes_of_the_trace() {
+    let cycles = |bytes: u64| {
+        let mut script = Script::default();
+        for round in 0..2_000 {
+            let at = (16 + round % 64) << 16;
+            script.map(round * 2_000, (0, 0, RX), 0, &[memory(at, bytes)]);
+            script.unmap(round * 2_000 + 1_000, (0, 0), 0);
+        }
+        let (plan, _) = planned(&script.chunk);
+        let options = ringfence_lab::compare::CompareOptions {
+            repetitions: 3,
+            ..judged_only(false)
+        };
+        let mut meter = meter(&Mode::find("copy").unwrap(), &options).unwrap();
+        meter.chunk(&plan).unwrap();
+        assert_eq!(meter.refusals(), None);
+        meter.finish().measured
+    };
+    // 32 KiB take many times the cycles of 64 bytes, on every host.
+    let (short, long) = (cycles(64), cycles(32 << 10));
+    assert!(long > 4.0 * short, "{short} {long}");
+}

@@ -19,6 +19,7 @@ pub mod guest;
 pub mod hardware;
 pub mod layer;
 mod limits;
+mod machine;
 pub mod meter;
 pub mod mode_dispatch;
 pub mod modes;
@@ -42,5 +43,6 @@ pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;
+pub use machine::{Baseline, DeviceSide, MachineProfile, Operation, Prices, Reported};
 pub use profile::{IotlbPrefetch, Profile, ProfileError};
 pub use status::ReplayStatus;

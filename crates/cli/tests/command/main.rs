@@ -12,6 +12,7 @@ mod hostile;
 mod json;
 mod live;
 mod other_commands;
+mod profiles;
 mod size;
 mod untrusted;
 mod verify;

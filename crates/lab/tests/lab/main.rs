@@ -6,6 +6,7 @@ mod comparison;
 mod composed;
 mod failures;
 mod hostile;
+mod machine;
 mod plans;
 mod replays;
 mod rings;

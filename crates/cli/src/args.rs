@@ -165,11 +165,36 @@ Measure this machine and write a cost profile for `compare --profile`.
 The command measures what a user program can execute: reading the cycle counter, storing a table \
 entry, writing back a line and waiting for it. An IOTLB invalidation, an IOTLB miss and a packet \
 without protection come from r210-2015. The file states the origin of every number; edit the \
-numbers that you know.";
+numbers that you know.
+
+--host measures the invalidation with the function profiler of Linux, as root. It times the \
+functions that map, unmap and invalidate while the machine performs I/O for --seconds: start the \
+I/O first. The kernel needs CONFIG_FUNCTION_PROFILER. The profile contains only what was measured.";
 
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateArgs {
+    /// Measure the kernel's IOMMU driver during I/O; needs root and Linux
+    #[arg(long)]
+    pub host: bool,
+    /// Duration of the measurement
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(0..=3600),
+        requires = "host",
+    )]
+    pub seconds: u64,
+    /// Mount point of tracefs
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/sys/kernel/tracing",
+        requires = "host",
+        value_hint = ValueHint::DirPath,
+    )]
+    pub tracefs: PathBuf,
     /// Output file for the profile [default: standard output]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,

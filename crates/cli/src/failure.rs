@@ -10,6 +10,7 @@ use ringfence_lab::{LabError, ProfileError};
 use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableRow};
 use ringfence_trace::{RecordError, TraceError, printable_line};
 
+use crate::function_profiler::ProfilerError;
 use crate::output::print_line;
 use crate::profile_file::ProfileFileError;
 
@@ -51,6 +52,9 @@ pub(crate) enum Failure {
     /// The profile is invalid with the changes of the command line.
     #[error(transparent)]
     Platform(ProfileError),
+    /// An error of `calibrate --host`.
+    #[error(transparent)]
+    Profiler(#[from] ProfilerError),
     /// A condition that applies to nothing.
     #[error("--fail-if: {0}")]
     Condition(#[from] ConditionError),

@@ -9,6 +9,7 @@ mod args;
 mod commands;
 mod directory;
 mod failure;
+mod function_profiler;
 mod input_file;
 mod inputs;
 mod interrupt;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ringfence_lab::{Profile, ProfileError};
+use ringfence_lab::{MachineProfile, ProfileError};
 
 use crate::input_file;
 
@@ -31,14 +31,21 @@ pub(crate) enum ProfileFileError {
     Invalid(PathBuf, ProfileError),
 }
 
-fn known_profiles() -> String {
-    let known: Vec<String> = Profile::builtin().into_iter().map(|p| p.name).collect();
+/// Returns the names of the bundled profiles.
+pub(crate) fn known_profiles() -> String {
+    let known: Vec<String> = MachineProfile::builtin()
+        .into_iter()
+        .map(|p| p.name)
+        .collect();
     known.join(", ")
 }
 
 /// Loads the profile of that name, or otherwise the profile in that file.
-pub(crate) fn load(name: &str) -> Result<Profile, ProfileFileError> {
-    if let Some(profile) = Profile::builtin().into_iter().find(|p| p.name == name) {
+pub(crate) fn load(name: &str) -> Result<MachineProfile, ProfileFileError> {
+    if let Some(profile) = MachineProfile::builtin()
+        .into_iter()
+        .find(|p| p.name == name)
+    {
         return Ok(profile);
     }
     let path = Path::new(name);
@@ -49,7 +56,7 @@ pub(crate) fn load(name: &str) -> Result<Profile, ProfileFileError> {
         }
         Err(e) => return Err(ProfileFileError::Io(path.to_owned(), e)),
     };
-    let profile: Profile =
+    let profile: MachineProfile =
         toml::from_str(&text).map_err(|e| ProfileFileError::Toml(path.to_owned(), Box::new(e)))?;
     profile
         .validate()

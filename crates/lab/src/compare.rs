@@ -6,6 +6,7 @@ use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
 use crate::agreement::{Agreement, AgreementCheck, AgreementOptions};
 use crate::error::LabError;
+use crate::machine::Prices;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan_with};
 use crate::replay::Outcomes;
@@ -104,6 +105,9 @@ pub fn compare<R: Read>(
     }
     let alive = planner.live_mappings();
     let summary = operations.summary().clone();
+    let prices = options
+        .prices
+        .unwrap_or_else(|| Prices::from(&options.profile));
     let of_trace = status_of_trace(&summary, &planner);
     let mut rows = Vec::with_capacity(runners.len());
     for (mode, runner) in options.modes.iter().zip(&mut runners) {
@@ -132,9 +136,7 @@ pub fn compare<R: Read>(
             metered: &metered,
             attack: hostile.as_ref(),
             components,
-            baseline_cycles: options.profile.baseline_cycles,
-            invalidation_cycles: options.profile.invalidation_cycles,
-            kick_cycles: options.profile.crossing_cycles(mode.owner),
+            prices,
             cache_cycles: options.cache_cycles,
             status,
         }));

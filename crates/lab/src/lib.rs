@@ -19,6 +19,7 @@ pub mod guest;
 pub mod hardware;
 pub mod layer;
 mod limits;
+mod machine;
 pub mod mapping_cache;
 pub mod meter;
 pub mod mode_dispatch;
@@ -43,5 +44,6 @@ pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;
+pub use machine::{Baseline, DeviceSide, MachineProfile, Operation, Prices, Reported};
 pub use profile::{IotlbPrefetch, Profile, ProfileError};
 pub use status::ReplayStatus;

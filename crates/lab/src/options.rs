@@ -2,6 +2,7 @@
 
 use crate::Profile;
 use crate::limits::ReplayLimits;
+use crate::machine::Prices;
 use crate::mapping_cache::CycleParams;
 use crate::meter::TIMED_REPLAYS;
 use crate::modes::Mode;
@@ -15,6 +16,8 @@ pub struct CompareOptions {
     pub modes: Vec<Mode>,
     /// Costs and geometry.
     pub profile: Profile,
+    /// Prices of the rows; `None` takes those of `profile`.
+    pub prices: Option<Prices>,
     /// Names of the devices to replay; `None` for all.
     pub devices: Option<Vec<String>>,
     /// Number of timed repetitions; 0 disables the meter.
@@ -40,6 +43,7 @@ impl CompareOptions {
         Self {
             modes: Mode::named(),
             profile: Profile::r210_2015(),
+            prices: None,
             devices: None,
             repetitions: 3,
             attack: true,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::ReplayStatus;
+use crate::machine::{Baseline, DeviceSide, Prices};
 use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
@@ -10,8 +11,29 @@ use crate::oracle::VerdictCounts;
 use crate::replay::Outcomes;
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
-/// meaning. Version 2 writes null for a number that was not measured.
-pub const SCHEMA: u32 = 2;
+/// meaning. Version 2 writes null for a number that was not measured, version 3 also for a number
+/// of the profile that no source states.
+pub const SCHEMA: u32 = 3;
+
+/// The side of a machine that limits a mode's throughput.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Limit {
+    /// The processor: map and unmap take its cycles.
+    Processor,
+    /// The device: its transfers wait for page walks.
+    Device,
+}
+
+impl Limit {
+    /// Returns the name, as in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Processor => "processor",
+            Self::Device => "device",
+        }
+    }
+}
 
 /// Violations by class: accesses that the IOMMU let through outside live grants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -65,12 +87,31 @@ pub struct Row {
     /// The same cycles by component. `None` without a timed replay or a map.
     pub components: Option<Components>,
     /// Modelled cycles of a map and an unmap, with or without a timed replay.
-    /// `None` without a map or an unmap.
+    /// `None` without a map or an unmap, or if the profile does not state their price.
     pub modelled_cycles: Option<f64>,
     /// Modelled cycles as a share of the map and unmap cycles.
     pub modelled_share: Option<f64>,
-    /// c / (c + map + unmap).
+    /// The smaller of `processor_throughput` and `device_throughput`; the former if the profile has
+    /// no device side.
     pub relative_throughput: Option<f64>,
+    /// c: cycles without protection, per mapping. `None` if the profile does not state them.
+    pub baseline_cycles: Option<f64>,
+    /// c / (c + map + unmap).
+    pub processor_throughput: Option<f64>,
+    /// Throughput of the device with this mode's page walks, as a share of that without
+    /// translation. `None` without a device side or an access.
+    pub device_throughput: Option<f64>,
+    /// The side that sets `relative_throughput`. `None` without a device side or with an unknown
+    /// side.
+    pub limited_by: Option<Limit>,
+    /// Ceiling of the device's side with the machine's page walkers, in Gb/s.
+    pub device_ceiling_gbps: Option<f64>,
+    /// The same ceiling with [`Prices::walkers`] times the walkers.
+    pub parallel_ceiling_gbps: Option<f64>,
+    /// Translations that the unit did not have cached, per page accessed. `None` without an access.
+    pub misses_per_page: Option<f64>,
+    /// Memory reads of page walks per page accessed: the M of F&S. `None` without an access.
+    pub reads_per_page: Option<f64>,
     /// Average number of steps of the allocator's search. `None` without a map.
     pub search_steps_mean: Option<f64>,
     /// Number of steps of the longest search.
@@ -168,16 +209,85 @@ pub struct RowInputs<'a> {
     pub attack: Option<&'a Outcomes>,
     /// Cycles from the meter; `None` without a timed replay.
     pub components: Option<Components>,
-    /// The c of `relative_throughput`.
-    pub baseline_cycles: f64,
-    /// Modelled cycles of an invalidation.
-    pub invalidation_cycles: u64,
-    /// Modelled cycles of a notification of the host.
-    pub kick_cycles: u64,
+    /// Prices of the modelled work, c, and the device's side.
+    pub prices: Prices,
     /// T and C of modes with a cache.
     pub cache_cycles: CycleParams,
     /// `Ok` if the row may claim safety; otherwise the reason why not.
     pub status: ReplayStatus,
+}
+
+/// Returns the modelled cycles of `events` for each of `per`. NaN, which JSON writes as null, if
+/// there are events and the profile does not state their price.
+fn modelled(events: u64, price: Option<u64>, per: u64) -> f64 {
+    match price {
+        _ if events == 0 || per == 0 => 0.0,
+        Some(cycles) => events.saturating_mul(cycles) as f64 / per as f64,
+        None => f64::NAN,
+    }
+}
+
+/// The throughput of a mode at both sides of the machine.
+struct Throughput {
+    baseline: Option<f64>,
+    processor: Option<f64>,
+    device: Option<f64>,
+    has_device_side: bool,
+    ceiling_gbps: Option<f64>,
+    parallel_ceiling_gbps: Option<f64>,
+    misses_per_page: Option<f64>,
+    reads_per_page: Option<f64>,
+}
+
+impl Throughput {
+    /// Computes the throughput from the metered pass and the cycles of a map plus an unmap.
+    fn new(metered: &Outcomes, mode: &Mode, prices: &Prices, both: Option<f64>) -> Self {
+        let hardware = &metered.hardware;
+        let pages = metered.tally.accesses;
+        // A ring's entries have two words, and the unit reads one at a time.
+        let words = if mode.has_rings() { 2 } else { 1 };
+        let reads_per_page = ratio(hardware.walk_references / words, pages);
+        let baseline = prices.baseline.and_then(|baseline| match baseline {
+            Baseline::PerMapping(cycles) => Some(cycles),
+            Baseline::PerPage(cycles) => Some(cycles * ratio(pages, metered.unmaps)?),
+        });
+        let device_side = prices.device_side;
+        let of_device = |value: fn(&DeviceSide, f64, u32) -> f64, walkers| {
+            let (side, reads) = (device_side?, reads_per_page?);
+            Some(value(&side, reads, walkers))
+        };
+        Self {
+            baseline,
+            processor: baseline
+                .zip(both)
+                .map(|(baseline, both)| baseline / (baseline + both)),
+            device: of_device(|side, reads, _| side.relative_throughput(reads), 1),
+            has_device_side: device_side.is_some(),
+            ceiling_gbps: of_device(DeviceSide::ceiling_gbps, 1),
+            parallel_ceiling_gbps: of_device(DeviceSide::ceiling_gbps, prices.walkers),
+            misses_per_page: ratio(hardware.iotlb_misses, pages),
+            reads_per_page,
+        }
+    }
+
+    /// Returns the smaller side; `None` if a side of the machine is unknown.
+    fn relative(&self) -> Option<f64> {
+        if self.has_device_side {
+            Some(self.processor?.min(self.device?))
+        } else {
+            self.processor
+        }
+    }
+
+    /// Returns the side that sets the relative throughput. If neither takes anything, or both take
+    /// the same share, it is the processor.
+    fn limit(&self) -> Option<Limit> {
+        if self.device? < self.processor? {
+            Some(Limit::Device)
+        } else {
+            Some(Limit::Processor)
+        }
+    }
 }
 
 /// Returns `part / whole`; `None` if `whole` is 0.
@@ -199,6 +309,13 @@ impl Row {
             modelled_cycles: Some(0.0),
             modelled_share: cycles,
             relative_throughput: cycles,
+            baseline_cycles: Some(0.0),
+            processor_throughput: cycles,
+            device_throughput: Some(0.0),
+            device_ceiling_gbps: Some(0.0),
+            parallel_ceiling_gbps: Some(0.0),
+            misses_per_page: Some(0.0),
+            reads_per_page: Some(0.0),
             search_steps_mean: Some(0.0),
             iotlb_hit_rate: Some(0.0),
             walk_cache_hit_rate: [Some(0.0); 3],
@@ -225,29 +342,30 @@ impl Row {
             metered,
             attack,
             components,
-            baseline_cycles: baseline,
-            invalidation_cycles,
-            kick_cycles,
+            prices,
             ..
         } = *parts;
         let traffic = metered.traffic;
         let (maps, unmaps) = (metered.maps, metered.unmaps);
-        let invalidation = ratio(metered.invalidations * invalidation_cycles, unmaps);
-        let map_kick = ratio(traffic.kicks_in_maps * kick_cycles, maps);
-        let unmap_kick = ratio(traffic.kicks_in_unmaps * kick_cycles, unmaps);
+        let crossing = prices.crossing_cycles(mode.owner);
+        let invalidation = modelled(metered.invalidations, prices.invalidation_cycles, unmaps);
+        let map_kick = modelled(traffic.kicks_in_maps, crossing, maps);
+        let unmap_kick = modelled(traffic.kicks_in_unmaps, crossing, unmaps);
         let components = components.filter(|_| maps > 0).map(|mut components| {
             let cycles = &mut components.cycles;
-            cycles.unmap_invalidation_modelled = invalidation.unwrap_or(0.0);
-            cycles.map_kick_modelled = map_kick.unwrap_or(0.0);
-            cycles.unmap_kick_modelled = unmap_kick.unwrap_or(0.0);
+            cycles.unmap_invalidation_modelled = invalidation;
+            cycles.map_kick_modelled = map_kick;
+            cycles.unmap_kick_modelled = unmap_kick;
             components
         });
-        let sum = |parts: [Option<f64>; 3]| parts.into_iter().sum::<Option<f64>>();
-        let modelled = sum([invalidation, map_kick, unmap_kick]);
-        let map = components.map(|components| components.cycles.map());
+        let known = |cycles: f64| Some(cycles).filter(|cycles| cycles.is_finite());
+        let modelled = known(invalidation + map_kick + unmap_kick);
+        let modelled = modelled.filter(|_| maps > 0 && unmaps > 0);
+        let map = components.and_then(|components| known(components.cycles.map()));
         let unmap = components.filter(|_| unmaps > 0);
-        let unmap = unmap.map(|components| components.cycles.unmap());
+        let unmap = unmap.and_then(|components| known(components.cycles.unmap()));
         let both = map.zip(unmap).map(|(map, unmap)| map + unmap);
+        let throughput = Throughput::new(metered, mode, &prices, both);
         let mut tally = metered.tally;
         if let Some(attack) = attack {
             tally.add(&attack.tally);
@@ -293,7 +411,15 @@ impl Row {
                 .zip(both)
                 .filter(|(_, both)| *both > 0.0)
                 .map(|(modelled, both)| modelled / both),
-            relative_throughput: both.map(|both| baseline / (baseline + both)),
+            relative_throughput: throughput.relative(),
+            baseline_cycles: throughput.baseline,
+            processor_throughput: throughput.processor,
+            device_throughput: throughput.device,
+            limited_by: throughput.limit(),
+            device_ceiling_gbps: throughput.ceiling_gbps,
+            parallel_ceiling_gbps: throughput.parallel_ceiling_gbps,
+            misses_per_page: throughput.misses_per_page,
+            reads_per_page: throughput.reads_per_page,
             search_steps_mean: ratio(metered.search_steps, maps),
             search_steps_max: metered.search_max,
             invalidations: metered.invalidations,

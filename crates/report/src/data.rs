@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use super::recommend::recommend;
-use ringfence_lab::Profile;
 use ringfence_lab::agreement::Agreement;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::row::{Row, SCHEMA};
+use ringfence_lab::{MachineProfile, Operation};
 
 /// The CPU of the timed replays.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -125,7 +125,11 @@ pub struct Report {
     /// Version of the program.
     pub version: &'static str,
     /// Modelled costs and hardware.
-    pub profile: Profile,
+    pub profile: MachineProfile,
+    /// The operation whose cost without protection is c.
+    pub operation: Operation,
+    /// Number k of parallel page walkers of `parallel_ceiling_gbps`.
+    pub walkers: u32,
     /// The CPU of the measured cycles.
     pub measured_on: MeasuredOn,
     /// Timed repetitions; 0 if no cycles were measured.
@@ -143,10 +147,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates a report without traces. `omitted` names the modes that the default selection leaves
-    /// out.
+    /// Creates a report without traces, for packets and one page walker. `omitted` names the modes
+    /// that the default selection leaves out.
     pub fn new(
-        profile: Profile,
+        profile: MachineProfile,
         measured_on: MeasuredOn,
         repetitions: usize,
         attack: bool,
@@ -158,6 +162,8 @@ impl Report {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION"),
             profile,
+            operation: Operation::Packet,
+            walkers: 1,
             measured_on,
             repetitions,
             attack,
@@ -202,7 +208,7 @@ mod tests {
             build: "debug",
             processors: 2,
         };
-        let profile = Profile::r210_2015();
+        let profile = MachineProfile::r210_2015();
         let mut report = Report::new(profile, measured_on, repetitions, true, &[], &[]);
         let row = Row {
             mode: "fence".into(),

@@ -108,7 +108,12 @@ fn is_timing(field: &str) -> bool {
     field.starts_with("components.")
         || matches!(
             field,
-            "map_cycles" | "unmap_cycles" | "modelled_share" | "relative_throughput"
+            "map_cycles"
+                | "unmap_cycles"
+                | "modelled_share"
+                | "relative_throughput"
+                | "processor_throughput"
+                | "limited_by"
         )
 }
 
@@ -432,8 +437,8 @@ mod tests {
             ("", "not JSON"),
             ("{}", "not a report"),
             ("[1]", "not a report"),
-            (r#"{"schema":2,"results":[{}]}"#, "not a report"),
-            (r#"{"schema":1,"results":[]}"#, "schema 1"),
+            (r#"{"schema":3,"results":[{}]}"#, "not a report"),
+            (r#"{"schema":2,"results":[]}"#, "schema 2"),
             (r#"{"schema":999,"results":[]}"#, "schema 999"),
         ];
         for (text, expected) in cases {

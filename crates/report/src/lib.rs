@@ -13,6 +13,7 @@ mod diff;
 mod findings;
 mod grid;
 mod info;
+mod machine;
 mod markdown;
 mod modes;
 mod notes;

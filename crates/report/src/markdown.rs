@@ -2,6 +2,7 @@
 
 use super::data::Report;
 use super::grid::Grid;
+use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
 use super::terminal::{
     COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
@@ -29,6 +30,10 @@ pub fn markdown(report: &Report) -> String {
         out.push_str(&table(&safety(&rows)));
         out.push_str(&format!("### {HARDWARE}\n\n"));
         out.push_str(&table(&hardware(&rows)));
+        if let Some(grid) = device_side(report, &rows) {
+            out.push_str(&format!("### {DEVICE_SIDE}\n\n"));
+            out.push_str(&table(&grid));
+        }
         for remark in remarks(report, notes, &rows) {
             out.push_str(&format!("- {remark}\n"));
         }

@@ -1,7 +1,7 @@
 //! The recommendation for one trace, from its rows.
 
 use super::number::{byte_seconds, count, cycles, percent, span};
-use ringfence_lab::Profile;
+use ringfence_lab::MachineProfile;
 use ringfence_lab::ReplayStatus;
 use ringfence_lab::compose::Axis as _;
 use ringfence_lab::modes::{Mode, Safety, TableKind};
@@ -16,7 +16,7 @@ pub const MIN_MAPS: u64 = 1000;
 ///
 /// # Errors
 /// No mode is recommended. The error gives the reason and the benefit of rings, if any.
-pub fn recommend(rows: &[&Row], profile: &Profile) -> Result<String, String> {
+pub fn recommend(rows: &[&Row], profile: &MachineProfile) -> Result<String, String> {
     let maps = rows.iter().map(|row| row.maps).max().unwrap_or(0);
     if (1..MIN_MAPS).contains(&maps) {
         return Err(format!(
@@ -38,7 +38,7 @@ pub fn recommend(rows: &[&Row], profile: &Profile) -> Result<String, String> {
 }
 
 /// Returns the text of a recommendation or the reason for recommending no mode.
-pub(super) fn advice(rows: &[&Row], profile: &Profile) -> String {
+pub(super) fn advice(rows: &[&Row], profile: &MachineProfile) -> String {
     recommend(rows, profile).unwrap_or_else(|reason| reason)
 }
 
@@ -89,7 +89,7 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
     Some(text)
 }
 
-fn existing(rows: &[&Row], profile: &Profile) -> Result<String, String> {
+fn existing(rows: &[&Row], profile: &MachineProfile) -> Result<String, String> {
     if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
         let advice = match row.status {
             ReplayStatus::LostEvents(_) | ReplayStatus::SkipsUnmaps => {
@@ -108,10 +108,13 @@ fn existing(rows: &[&Row], profile: &Profile) -> Result<String, String> {
                 .to_owned(),
         );
     }
-    if rows.iter().all(|row| row.relative_throughput.is_none()) {
+    if rows.iter().all(|row| row.maps == 0 || row.unmaps == 0) {
         return Err(
             "No mode is recommended: the trace has no map and unmap to measure.".to_owned(),
         );
+    }
+    if let Some(unknown) = unknown_cost(rows, profile) {
+        return Err(unknown);
     }
     let Some(strict) = best(rows, is_safe) else {
         return Err(no_strict(rows));
@@ -120,6 +123,31 @@ fn existing(rows: &[&Row], profile: &Profile) -> Result<String, String> {
         "{} {}",
         strict_sentence(strict, rows, profile),
         other_sentence(strict, rows)
+    ))
+}
+
+/// Returns the reason why timed rows have no throughput, if the profile does not state a cost that
+/// they need.
+fn unknown_cost(rows: &[&Row], profile: &MachineProfile) -> Option<String> {
+    let timed = |row: &&&Row| row.components.is_some() && row.unmaps > 0;
+    let row = rows.iter().filter(timed).find(|row| {
+        // A cost is unknown, or c is.
+        row.modelled_cycles.is_none() || row.processor_throughput.is_none()
+    })?;
+    let (cost, option) = if row.modelled_cycles.is_some() {
+        ("c, the cost without protection", "--baseline-cycles")
+    } else if profile.invalidation_cycles.is_none() && row.invalidations > 0 {
+        ("the cost of an invalidation", "--invalidation-cycles")
+    } else {
+        return Some(format!(
+            "No mode is recommended: profile {} does not state the cost of notifying a host, which \
+            {} needs. Write a profile file that does.",
+            profile.name, row.mode
+        ));
+    };
+    Some(format!(
+        "No mode is recommended: profile {} does not state {cost}. Give {option}.",
+        profile.name
     ))
 }
 
@@ -170,7 +198,7 @@ fn no_strict(rows: &[&Row]) -> String {
     }
 }
 
-fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
+fn strict_sentence(strict: &Row, rows: &[&Row], profile: &MachineProfile) -> String {
     let pair = strict.cycles().unwrap_or_default();
     let mut text = format!(
         "Use {}: it is the cheapest mode without violations, at {} cycles per mapping ({} \
@@ -181,8 +209,9 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
         throughput(strict)
     );
     let per_unmap = strict.invalidations as f64 / strict.unmaps.max(1) as f64;
-    let cap =
-        profile.baseline_cycles / (profile.baseline_cycles + profile.invalidation_cycles as f64);
+    let invalidation = profile.invalidation_cycles.unwrap_or(0) as f64;
+    let c = strict.baseline_cycles.unwrap_or_default();
+    let cap = c / (c + invalidation);
     let at_each = |row: &Row| is_safe(row) && row.invalidations >= row.unmaps && row.unmaps > 0;
     let fence = best(rows, |row| row.mode == "fence" && at_each(row));
     let other = fence.or(best(rows, at_each));
@@ -196,7 +225,7 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
             other.mode,
             throughput(other)
         ));
-    } else if per_unmap >= 0.99 && profile.invalidation_cycles > 0 {
+    } else if per_unmap >= 0.99 && invalidation > 0.0 {
         text.push_str(&format!(
             "; the modelled invalidation per unmap limits every such mode to {cap:.2}"
         ));
@@ -257,6 +286,7 @@ mod tests {
             maps: MIN_MAPS,
             unmaps: 1000,
             invalidations,
+            baseline_cycles: Some(908.0),
             relative_throughput: Some(throughput),
             violations: Some(Violations {
                 stale: violations,
@@ -286,7 +316,7 @@ mod tests {
             row("bitmap", "bounded", 0, 0.95, 900),
         ];
         let rows: Vec<&Row> = rows.iter().collect();
-        let text = advice(&rows, &Profile::r210_2015());
+        let text = advice(&rows, &MachineProfile::r210_2015());
         assert!(two_sentences(&text), "{text}");
         assert!(text.starts_with("Use fence-burst: "), "{text}");
         assert!(text.contains("10 times per 100 unmaps"), "{text}");
@@ -307,7 +337,7 @@ mod tests {
         let composed = row("ring-tail/ring/per-unmap", "byte-granular", 100, 0.99, 0);
         let as_published = row("riommu-paper", "none", 100, 0.99, 9);
         let fence = row("fence", "strict", 1000, 0.29, 0);
-        let profile = Profile::r210_2015();
+        let profile = MachineProfile::r210_2015();
         let text = advice(&[&tail, &ooo, &as_published, &fence], &profile);
         assert!(text.starts_with("Use fence: "), "{text}");
         let ring = "With a ring IOMMU, for which no hardware exists, riommu-ooo would";
@@ -321,7 +351,7 @@ mod tests {
 
     #[test]
     fn few_maps_give_no_recommendation() {
-        let profile = Profile::r210_2015();
+        let profile = MachineProfile::r210_2015();
         let of = |maps| {
             let rows = [("strict", 0.2), ("fence", 0.29)].map(|(mode, throughput)| Row {
                 maps,
@@ -347,7 +377,7 @@ mod tests {
             row("defer", "bounded", 4, 0.91, 7),
         ];
         let rows: Vec<&Row> = rows.iter().collect();
-        let text = advice(&rows, &Profile::r210_2015());
+        let text = advice(&rows, &MachineProfile::r210_2015());
         assert!(
             text.contains("Deferred invalidation gains nothing here"),
             "{text}"
@@ -362,7 +392,7 @@ mod tests {
             safety: "strict".into(),
             ..Row::of_run(timed, attack)
         };
-        let profile = Profile::r210_2015();
+        let profile = MachineProfile::r210_2015();
         for (row, why) in [
             (unmeasured(true, false), "--no-attack"),
             (unmeasured(false, true), "no map and unmap"),
@@ -376,14 +406,14 @@ mod tests {
     #[test]
     fn leaking_modes_are_not_recommended() {
         let leaking = [row("fence", "strict", 1000, 0.9, 1)];
-        let text = advice(&[&leaking[0]], &Profile::r210_2015());
+        let text = advice(&[&leaking[0]], &MachineProfile::r210_2015());
         assert!(text.contains("which is a defect"), "{text}");
         let mut broken = row("fence", "strict", 1000, 0.9, 0);
         broken.status = ringfence_lab::ReplayStatus::LostEvents(3);
-        let text = advice(&[&broken], &Profile::r210_2015());
+        let text = advice(&[&broken], &MachineProfile::r210_2015());
         assert!(text.starts_with("No mode is recommended"), "{text}");
         let only = [row("defer", "bounded", 4, 0.9, 1)];
-        let text = advice(&[&only[0]], &Profile::r210_2015());
+        let text = advice(&[&only[0]], &MachineProfile::r210_2015());
         assert!(text.starts_with("No replayed mode"), "{text}");
         assert!(two_sentences(&text), "{text}");
     }

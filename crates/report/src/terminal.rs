@@ -4,12 +4,12 @@
 use super::agreement::agreement_line;
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
+use super::machine;
 use super::notes::oddities;
 use super::number::{
     byte_seconds, bytes, component, count, cycles, or_dash, percent, percent_of, span,
 };
 use super::recommend::advice;
-use ringfence_lab::Profile;
 use ringfence_lab::agreement::Verdict;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
@@ -63,6 +63,9 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
     }
     out.push(titled(EXPOSURE, safety(rows).render(look)));
     out.push(titled(HARDWARE, hardware(rows).render(look)));
+    if let Some(grid) = machine::device_side(report, rows) {
+        out.push(titled(machine::DEVICE_SIDE, grid.render(look)));
+    }
     let mut lines = String::new();
     for line in remarks(report, notes, rows) {
         lines.push_str(&wrap(&line, look, 2));
@@ -326,9 +329,10 @@ fn promise(row: &Row) -> CellStyle {
 pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec<String> {
     let mut out = Vec::new();
     if report.repetitions > 0 {
-        out.push(measured(report, rows));
+        out.push(machine::measured(report, uses_host(rows)));
     }
-    out.push(modelled(&report.profile));
+    out.push(machine::modelled(&report.profile));
+    out.extend(machine::remarks(report));
     out.extend(bounds(rows));
     if let Some(warning) = component_warning(report, rows) {
         out.push(warning);
@@ -354,46 +358,6 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
         out.push(format!("Trace: {}.", odd.join("; ")));
     }
     out
-}
-
-fn measured(report: &Report, rows: &[&Row]) -> String {
-    let on = &report.measured_on;
-    let profile = &report.profile;
-    let kicks = if uses_host(rows) {
-        format!(", {} for each kick of a host", profile.kick_cycles)
-    } else {
-        String::new()
-    };
-    format!(
-        "Measured: {} build on {} ({} cycles, median of {}). Modelled by profile {}: {} cycles for \
-        each invalidation{kicks} ({}). Relative throughput = c / (c + map + unmap), c = {}. <n: \
-        below the n cycles that the meter resolves; the sums contain the component as measured.",
-        on.build,
-        on.cpu,
-        on.cycle_unit,
-        report.repetitions,
-        profile.name,
-        profile.invalidation_cycles,
-        profile.source,
-        cycles(profile.baseline_cycles)
-    )
-}
-
-fn modelled(profile: &Profile) -> String {
-    let [leaf, middle, upper] = profile.walk_cache_entries;
-    format!(
-        "Hardware model: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries \
-        for levels L1, L2, L3, {} page walks. A miss costs the device {} cycles, which no column \
-        includes.",
-        profile.iotlb_sets,
-        profile.iotlb_ways,
-        if profile.coherent {
-            "coherent"
-        } else {
-            "non-coherent"
-        },
-        profile.miss_cycles
-    )
 }
 
 /// Returns a line for each bound, with the modes that state it.
@@ -465,6 +429,7 @@ fn sidecore_warning(report: &Report, rows: &[&Row]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::MeasuredOn;
+    use ringfence_lab::MachineProfile;
     use ringfence_lab::meter::Components;
 
     #[test]
@@ -483,7 +448,7 @@ mod tests {
                 build: "release",
                 processors,
             };
-            let profile = Profile::r210_2015();
+            let profile = MachineProfile::r210_2015();
             let report = Report::new(profile, measured_on, repetitions, true, &[], &[]);
             remarks(&report, &TraceNotes::default(), rows)
                 .into_iter()

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
+use ringfence_lab::Operation;
 use ringfence_lab::compose::compose;
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_report::Condition;
 
 use super::values::{
-    conditions, cycle_ns, cycles, iotlb, named_mode, positive, repetitions, ring_entries,
-    walk_cache,
+    conditions, cycle_ns, cycles, iotlb, named_mode, operation, positive, repetitions,
+    ring_entries, walk_cache,
 };
 use super::{Format, ReplayLimitArgs, TraceLimitArgs};
 
@@ -25,7 +26,13 @@ invalidation; the cost profile models its cycles, and the report shows their sha
 
 relative_throughput = c / (c + map + unmap): a packet costs c cycles without protection and \
 c + map + unmap with it. c comes from the profile (908 for r210-2015: half of a packet with two \
-mappings) or from --baseline-cycles.
+mappings) or from --baseline-cycles. --operation selects the c of a block request or of a page. A \
+profile may also describe the device's side, where throughput ends at page walks; then \
+relative_throughput is the smaller of the two, and the report says which.
+
+The profiles are r210-2015, cascade-lake-2024, ice-lake-2024, grace-2025, graviton4-2026, \
+epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is what needs it. \
+docs/PROFILES.md lists the numbers with their sources.
 
 An invalidation at every unmap limits a mode to c / (c + invalidation), 0.30 under r210-2015. \
 fence comes closest to this limit. fence-burst exceeds it: it invalidates once for a burst of \
@@ -109,9 +116,34 @@ pub(crate) struct CompareArgs {
     )]
     pub profile: String,
 
-    /// Cycles per mapping that a packet costs without protection [default: from the profile]
+    /// The operation whose cost without protection is c: packet, block-request or page
+    #[arg(
+        long,
+        value_name = "OPERATION",
+        default_value = "packet",
+        value_parser = operation,
+        help_heading = "Platform"
+    )]
+    pub operation: Operation,
+
+    /// c: cycles without protection, per mapping, or per page with --operation page [default: from
+    /// the profile]
     #[arg(long, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
     pub baseline_cycles: Option<f64>,
+
+    /// Cycles of an invalidation [default: from the profile]
+    #[arg(long, value_name = "CYCLES", help_heading = "Platform")]
+    pub invalidation_cycles: Option<u64>,
+
+    /// Parallel page walkers of the second ceiling of the device's side
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u32).range(1..=1024),
+        help_heading = "Platform"
+    )]
+    pub walkers: u32,
 
     /// Geometry of the IOTLB [default: from the profile]
     #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use ringfence_attack::Class;
 use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
-use ringfence_lab::LabError;
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
+use ringfence_lab::{LabError, Operation};
 use ringfence_report::{Condition, ConditionError};
 
 pub(super) fn named_mode(name: &str) -> Result<Mode, LabError> {
@@ -49,6 +49,13 @@ pub(super) fn configuration(name: &str) -> Result<Configuration, String> {
 
 pub(super) fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
     Condition::parse_all(text)
+}
+
+pub(super) fn operation(name: &str) -> Result<Operation, String> {
+    let known = || Operation::ALL.map(Operation::name).join(", ");
+    let mut all = Operation::ALL.into_iter();
+    all.find(|operation| operation.name() == name)
+        .ok_or_else(|| format!("the operations are {}", known()))
 }
 
 pub(super) fn positive(text: &str) -> Result<f64, String> {

@@ -1,5 +1,7 @@
 //! `ringfence calibrate`: measures this machine and writes a cost profile.
 
+mod host;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::hint::black_box;
@@ -12,6 +14,7 @@ use ringfence_lab::meter::cycles;
 use ringfence_lab::{LabError, Profile};
 use ringfence_memory::{Arena, WriteBack};
 use ringfence_types::{PhysAddr, PhysMemory};
+use serde::Serialize;
 
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
@@ -20,7 +23,12 @@ use crate::output::print;
 
 /// Writes this machine's profile.
 pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
-    let text = profile(&Measured::now()?)?;
+    let measured = Measured::now()?;
+    let text = if args.host {
+        host::profile(args, &measured)?
+    } else {
+        profile(&measured)?
+    };
     match &args.out {
         None => print(&text),
         Some(path) => {
@@ -36,6 +44,7 @@ struct Measured {
     cycles_per_ns: f64,
     read_counter: f64,
     store_entry: f64,
+    copy_page: f64,
     /// By instruction: cycles to write one line back and wait for it, and cycles per line if 64
     /// lines share the wait.
     write_back: Vec<(WriteBack, f64, f64)>,
@@ -82,6 +91,7 @@ impl Measured {
                 cycles().wrapping_sub(start)
             }),
             store_entry,
+            copy_page: copy_page(),
             write_back,
             coherent: walks_snoop(Path::new("/sys/class/iommu")),
         })
@@ -114,6 +124,19 @@ fn median(mut sample: impl FnMut() -> u64) -> f64 {
     samples.sort_unstable();
     let middle = samples.get(SAMPLES / 2).copied().unwrap_or(0);
     middle as f64 / TIMES as f64
+}
+
+/// Returns the median cycles of copying a page of 4 KiB between warm buffers.
+fn copy_page() -> f64 {
+    let (from, mut to) = (vec![1_u8; 4096], vec![0_u8; 4096]);
+    median(|| {
+        let start = cycles();
+        for _ in 0..TIMES {
+            to.copy_from_slice(black_box(&from));
+            black_box(&mut to);
+        }
+        cycles().wrapping_sub(start)
+    })
 }
 
 /// Returns the counter's cycles per nanosecond.
@@ -200,14 +223,20 @@ fn profile(measured: &Measured) -> Result<String, Failure> {
         Some(_) => "# coherent: reported by this host's IOMMU.\n\n",
         None => "# coherent: this host has no IOMMU; taken from the same profile.\n\n",
     });
-    let body = toml::to_string(&profile)
-        .map_err(|e| Failure::io(Path::new("profile"))(std::io::Error::other(e)))?;
-    out.push_str(&body);
+    out.push_str(&toml_of(&profile)?);
     Ok(out)
+}
+
+/// Returns the TOML of a profile.
+fn toml_of(profile: &impl Serialize) -> Result<String, Failure> {
+    toml::to_string(profile)
+        .map_err(|e| Failure::io(Path::new("profile"))(std::io::Error::other(e)))
 }
 
 #[cfg(test)]
 mod tests {
+    use ringfence_lab::MachineProfile;
+
     use super::*;
 
     #[test]
@@ -216,16 +245,17 @@ mod tests {
             cycles_per_ns: 2.0,
             read_counter: 30.0,
             store_entry: 1.5,
+            copy_page: 90.0,
             write_back: vec![(WriteBack::best(), 600.0, 20.0)],
             coherent: Some(true),
         };
         let text = profile(&measured).unwrap();
-        let read: Profile = toml::from_str(&text).unwrap();
+        let read: MachineProfile = toml::from_str(&text).unwrap();
         assert_eq!(read.validate(), Ok(()));
-        assert!(read.coherent);
+        assert_eq!(read.coherent, Some(true));
         assert_eq!(
             read.invalidation_cycles,
-            Profile::r210_2015().invalidation_cycles
+            Some(Profile::r210_2015().invalidation_cycles)
         );
         assert!(text.contains("taken from r210-2015"), "{text}");
     }

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, CompareOptions};
 use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::replay::AttackerKind;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
+use ringfence_lab::{MachineProfile, Operation};
 use ringfence_report::{FailedCondition, MeasuredOn, Report, csv, markdown, plots, terminal};
 use ringfence_trace::TraceOptions;
 
@@ -52,6 +52,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         &modes,
         &omitted,
     );
+    report.operation = args.operation;
+    report.walkers = args.walkers;
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
         let rings = if counted {
@@ -64,7 +66,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         let operations = input.operations(reading(args).with_addresses())?;
         let options = CompareOptions {
             modes: modes.clone(),
-            profile: profile.clone(),
+            profile: profile.for_replay(),
+            prices: Some(profile.prices(args.operation, args.walkers)),
             devices,
             rings,
             repetitions,
@@ -164,19 +167,26 @@ fn default_repetitions(inputs: &[Input]) -> usize {
 }
 
 /// Returns the profile with the changes of the command line.
-fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
+fn profile(args: &CompareArgs) -> Result<MachineProfile, Failure> {
     let mut profile = profile_file::load(&args.profile)?;
-    if let Some(cycles) = args.baseline_cycles {
-        profile.baseline_cycles = cycles;
+    if args.baseline_cycles.is_some() {
+        *match args.operation {
+            Operation::Packet => &mut profile.baseline_cycles,
+            Operation::BlockRequest => &mut profile.block_request_cycles,
+            Operation::Page => &mut profile.page_cycles,
+        } = args.baseline_cycles;
+    }
+    if args.invalidation_cycles.is_some() {
+        profile.invalidation_cycles = args.invalidation_cycles;
     }
     if let Some((sets, ways)) = args.iotlb {
-        (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);
+        (profile.iotlb_sets, profile.iotlb_ways) = (Some(sets), Some(ways));
     }
-    if let Some(entries) = args.walk_cache {
-        profile.walk_cache_entries = entries;
+    if args.walk_cache.is_some() {
+        profile.walk_cache_entries = args.walk_cache;
     }
     if args.coherent || args.non_coherent {
-        profile.coherent = args.coherent;
+        profile.coherent = Some(args.coherent);
     }
     profile.validate().map_err(Failure::Platform)?;
     Ok(profile)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use ringfence_lab::Profile;
+use ringfence_lab::MachineProfile;
 use ringfence_lab::compare::check_devices;
 use ringfence_lab::size::{SizeOptions, advise, measure_demand, readings};
 use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
@@ -57,7 +57,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
         })?;
         drop(bar);
         let options = SizeOptions {
-            profile: profile.clone(),
+            profile: profile.for_replay(),
             devices,
             entries: args.ring_entries.clone(),
             modes: args.modes.clone(),
@@ -87,7 +87,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     }
 }
 
-fn profile(args: &SizeArgs) -> Result<Profile, Failure> {
+fn profile(args: &SizeArgs) -> Result<MachineProfile, Failure> {
     let profile = profile_file::load(&args.profile)?;
     profile.validate().map_err(Failure::Platform)?;
     Ok(profile)

@@ -170,6 +170,23 @@ fn the_platform_can_be_set() {
     assert_eq!(profile["walk_cache_entries"], serde_json::json!([8, 4, 2]));
     assert_eq!(profile["coherent"], true);
     assert_eq!(profile["baseline_cycles"], 1000.0);
+    let args = ["--json", "--modes", "fence", "--operation", "page"];
+    let more = [
+        "--baseline-cycles",
+        "70",
+        "--invalidation-cycles",
+        "9",
+        "--walkers",
+        "8",
+    ];
+    let args: Vec<&str> = args.into_iter().chain(more).collect();
+    let text = succeeded(&ringfence(&quick(&args)));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["profile"]["page_cycles"], 70.0);
+    assert_eq!(report["profile"]["baseline_cycles"], 908.0);
+    assert_eq!(report["profile"]["invalidation_cycles"], 9);
+    assert_eq!(report["operation"], "page");
+    assert_eq!(report["walkers"], 8);
     // The default's walks do not snoop.
     let text = succeeded(&ringfence(&quick(&["--json", "--modes", "fence"])));
     let report: Value = serde_json::from_str(&text).unwrap();

@@ -103,7 +103,7 @@ fn unmeasured_fields_are_null_in_every_format() {
         succeeded(&ringfence(&args))
     };
     let report: Value = serde_json::from_str(&with("--json")).unwrap();
-    assert_eq!(report["schema"], 2);
+    assert_eq!(report["schema"], 3);
     let row = &report["results"][0];
     for field in [
         "map_cycles",

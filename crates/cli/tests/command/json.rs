@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{ringfence, root, succeeded};
 
-fn report() -> Value {
+fn report(more: &[&str]) -> Value {
     let args = [
         "compare",
         "--json",
@@ -15,6 +15,7 @@ fn report() -> Value {
         "--modes",
         "linux-lazy,fence",
     ];
+    let args: Vec<&str> = args.iter().chain(more).copied().collect();
     serde_json::from_str(&succeeded(&ringfence(&args))).unwrap()
 }
 
@@ -43,14 +44,16 @@ fn names(value: &Value, out: &mut BTreeSet<String>) {
 
 #[test]
 fn the_form_is_stable() {
-    let report = report();
-    assert_eq!(report["schema"], 2);
+    let report = report(&[]);
+    assert_eq!(report["schema"], 3);
     assert_eq!(
         keys(&report),
         [
             "schema",
             "version",
             "profile",
+            "operation",
+            "walkers",
             "measured_on",
             "repetitions",
             "attack",
@@ -61,7 +64,7 @@ fn the_form_is_stable() {
         ]
     );
     let row = keys(&report["results"][0]);
-    // Fields that version 2 promises; others may follow.
+    // Fields that version 3 promises; others may follow.
     for field in [
         "trace",
         "mode",
@@ -115,7 +118,9 @@ fn json_page_lists_exactly_the_fields() {
         .filter(|name| !name.trim().is_empty() && name.trim() != ",")
         .collect();
     let mut printed = BTreeSet::new();
-    names(&report(), &mut printed);
+    names(&report(&[]), &mut printed);
+    // A profile with a device's side and reported numbers.
+    names(&report(&["--profile", "cascade-lake-2024"]), &mut printed);
     let missing: Vec<_> = printed.difference(&documented).collect();
     let gone: Vec<_> = documented.difference(&printed).collect();
     assert!(missing.is_empty(), "not documented: {missing:?}");

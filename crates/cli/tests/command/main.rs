@@ -3,6 +3,7 @@
 
 mod attack;
 mod bad_input;
+mod calibrate_host;
 mod compare;
 mod exit_codes;
 mod fail_if;
@@ -12,6 +13,7 @@ mod hostile;
 mod json;
 mod live;
 mod other_commands;
+mod profiles;
 mod size;
 mod untrusted;
 mod verify;

@@ -17,7 +17,7 @@ fn advice(args: &[&str], input: &[u8]) -> Value {
 fn the_sample_and_standard_input_give_the_same_advice() {
     let mut sample = advice(&[], b"");
     let mut piped = advice(&["-"], SAMPLE);
-    assert_eq!(sample["schema"], 2);
+    assert_eq!(sample["schema"], 3);
     assert_eq!(piped["traces"][0]["trace"], "stdin");
     for report in [&mut sample, &mut piped] {
         report["traces"][0]["trace"] = Value::Null;

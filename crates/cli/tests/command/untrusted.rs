@@ -71,7 +71,7 @@ fn reports_and_profiles_are_escaped() {
             "trace": NAME, "mode": mode, "map_cycles": 1, "unmap_cycles": 1, "colocated": 0,
             "violations": {"total": 1}, "false_faults": 0, NAME: 1,
         }]);
-        serde_json::json!({ "schema": 2, "results": rows }).to_string()
+        serde_json::json!({ "schema": 3, "results": rows }).to_string()
     };
     let a = scratch.file("a.json", report(NAME).as_bytes());
     let b = scratch.file("b.json", report("fence").as_bytes());

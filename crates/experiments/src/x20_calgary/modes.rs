@@ -2,13 +2,13 @@
 //! the oracle and the meter.
 
 use ringfence_lab::LabError;
-use ringfence_lab::Profile;
 use ringfence_lab::ReplayStatus;
 use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::compose::compose;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::row::{Row, RowInputs};
+use ringfence_lab::{Prices, Profile};
 use ringfence_trace::{
     Chunk, DeviceIndex, Devices, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan,
 };
@@ -179,9 +179,7 @@ pub(super) fn cost_of(
         metered: &metered,
         attack: attack.as_ref(),
         components: runner.meter.as_ref().map(|meter| meter.finish()),
-        baseline_cycles: profile.baseline_cycles,
-        invalidation_cycles: profile.invalidation_cycles,
-        kick_cycles: profile.crossing_cycles(mode.owner),
+        prices: Prices::from(profile),
         cache_cycles: options.cache_cycles,
         status: ReplayStatus::Ok,
     });

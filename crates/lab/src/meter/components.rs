@@ -26,7 +26,8 @@ pub struct Cycles {
     /// Unmap: writing the invalidation descriptors and polling for completion; measured.
     #[serde(rename = "unmap_invalidation_cycles")]
     pub unmap_invalidation: f64,
-    /// Unmap: waiting for the hardware; modelled.
+    /// Unmap: waiting for the hardware; modelled. NaN, null in JSON, if the profile does not state
+    /// its price; the same holds for the other modelled parts.
     #[serde(rename = "unmap_invalidation_modelled_cycles")]
     pub unmap_invalidation_modelled: f64,
     /// Unmap: all other work.
@@ -55,6 +56,18 @@ impl Cycles {
             + self.unmap_invalidation_modelled
             + self.unmap_other
             + self.unmap_kick_modelled
+    }
+
+    /// Returns the measured cycles of a map plus an unmap.
+    pub fn measured(&self) -> f64 {
+        self.map_iova_alloc
+            + self.map_table
+            + self.map_other
+            + self.unmap_iova_find
+            + self.unmap_iova_free
+            + self.unmap_table
+            + self.unmap_invalidation
+            + self.unmap_other
     }
 
     /// Returns the modelled cycles of a map plus an unmap.

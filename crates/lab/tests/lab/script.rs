@@ -116,6 +116,7 @@ pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
         limits: Default::default(),
         modes: Vec::new(),
         profile: Profile::r210_2015(),
+        prices: None,
         devices: None,
         repetitions: 0,
         attack: hostile,

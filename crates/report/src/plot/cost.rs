@@ -7,7 +7,7 @@
 use super::scale::{Linear, drawable, end_of_bars};
 use super::svg::{Anchor, Svg, text_width};
 use crate::number::cycles;
-use ringfence_lab::Profile;
+use ringfence_lab::MachineProfile;
 use ringfence_lab::row::Row;
 
 const LEFT: f64 = 128.0;
@@ -49,7 +49,7 @@ fn parts(row: &Row) -> [f64; 7] {
         cycles.map_other + cycles.unmap_other,
     ]
     .map(drawable);
-    let whole = drawable(cycles.map() + cycles.unmap() - cycles.modelled());
+    let whole = drawable(cycles.measured());
     let sum: f64 = positive.iter().sum();
     if sum > 0.0 {
         positive.map(|part| part * whole / sum)
@@ -58,7 +58,7 @@ fn parts(row: &Row) -> [f64; 7] {
     }
 }
 
-pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
+pub(super) fn plot(trace: &str, rows: &[&Row], profile: &MachineProfile) -> String {
     let bottom = TOP + ROW * rows.len() as f64;
     let width = LEFT + MEASURED_WIDTH + BETWEEN + TOTAL + RIGHT;
     let mut svg = Svg::new(width, bottom + 44.0);
@@ -104,6 +104,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
         let text = match row.relative_throughput.filter(|share| share.is_finite()) {
             Some(share) => format!("{} ({share:.2})", cycles(*total)),
             None if row.components.is_none() => "not measured".to_owned(),
+            None if row.modelled_cycles.is_none() => "unknown".to_owned(),
             None => cycles(*total),
         };
         number(&mut svg, &right, base, *total, &text);

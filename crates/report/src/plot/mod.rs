@@ -57,7 +57,7 @@ pub(super) fn file_name(trace: &str) -> String {
 mod tests {
     use super::*;
     use crate::{MeasuredOn, TraceNotes};
-    use ringfence_lab::Profile;
+    use ringfence_lab::MachineProfile;
     use ringfence_lab::row::Row;
 
     fn report(rows: Vec<Row>) -> Report {
@@ -68,7 +68,7 @@ mod tests {
             build: "release",
             processors: 2,
         };
-        let mut report = Report::new(Profile::r210_2015(), measured_on, 3, true, &[], &[]);
+        let mut report = Report::new(MachineProfile::r210_2015(), measured_on, 3, true, &[], &[]);
         report.traces.push(TraceNotes {
             trace: "a/<b>".into(),
             ..TraceNotes::default()

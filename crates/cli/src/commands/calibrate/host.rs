@@ -1,0 +1,159 @@
+//! `ringfence calibrate --host`: measures what the kernel's IOMMU driver costs on this machine.
+//!
+//! The kernel's function profiler times the functions that map, unmap and invalidate while the
+//! machine performs I/O. The times include the profiler's own cost per call.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringfence_lab::MachineProfile;
+
+use super::Measured;
+use crate::args::CalibrateArgs;
+use crate::failure::Failure;
+use crate::function_profiler::{Calls, Profiler, ProfilerError};
+use crate::interrupt::{AfterSignal, on_interrupt};
+
+/// Work of a kernel function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Map,
+    Unmap,
+    Invalidation,
+    Copy,
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Map => "map",
+            Self::Unmap => "unmap",
+            Self::Invalidation => "invalidation",
+            Self::Copy => "copy to or from a bounce buffer",
+        }
+    }
+}
+
+/// Functions of Linux: the DMA layer's, and those with which each driver waits for an invalidation.
+const FUNCTIONS: [(&str, Work); 11] = [
+    ("iommu_dma_map_page", Work::Map),
+    // Replaces iommu_dma_map_page since Linux 6.18.
+    ("iommu_dma_map_phys", Work::Map),
+    ("iommu_dma_unmap_page", Work::Unmap),
+    ("iommu_dma_unmap_phys", Work::Unmap),
+    // VT-d: queued invalidation.
+    ("qi_submit_sync", Work::Invalidation),
+    // SMMUv3: commands, with CMD_SYNC.
+    ("arm_smmu_cmdq_issue_cmdlist", Work::Invalidation),
+    // AMD-Vi: COMPLETION_WAIT.
+    ("iommu_completion_wait", Work::Invalidation),
+    // Its name in later kernels.
+    ("amd_iommu_completion_wait", Work::Invalidation),
+    // RISC-V: IOFENCE.C.
+    ("riscv_iommu_cmd_sync", Work::Invalidation),
+    // virtio-iommu: all requests so far.
+    ("viommu_sync_req", Work::Invalidation),
+    ("swiotlb_bounce", Work::Copy),
+];
+
+/// Returns the profile file of this host.
+///
+/// # Errors
+/// The kernel cannot profile functions, or no invalidation happened.
+pub(super) fn profile(args: &CalibrateArgs, measured: &Measured) -> Result<String, Failure> {
+    let names = FUNCTIONS.map(|(name, _)| name);
+    let required = FUNCTIONS
+        .iter()
+        .filter(|(_, work)| *work == Work::Invalidation);
+    let required: Vec<&str> = required.map(|(name, _)| *name).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    // Without the handler, Ctrl-C would leave the profiler running.
+    on_interrupt(move || {
+        flag.store(true, Ordering::Relaxed);
+        AfterSignal::GoOn
+    })
+    .map_err(Failure::system("handle Ctrl-C"))?;
+    let profiler = Profiler::start(&args.tracefs, &names, &required)?;
+    wait(Duration::from_secs(args.seconds), &stop);
+    let calls = profiler.finish()?;
+    let profile = of(&calls, measured).ok_or(ProfilerError::NothingRan(args.seconds))?;
+    profile.validate().map_err(Failure::Platform)?;
+    let mut out = String::from("# A cost profile of `ringfence calibrate --host`.\n#\n");
+    for (name, work) in FUNCTIONS {
+        if let Some(average) = calls.get(name).and_then(nanoseconds) {
+            let hits = calls.get(name).map_or(0, |calls| calls.hits);
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                out,
+                "#   {} ({name}): {average:.0} ns, {hits} calls",
+                work.name()
+            );
+        }
+    }
+    let _ = writeln!(
+        out,
+        "#   copying a page of 4 KiB between warm buffers: {:.0} ns\n#",
+        measured.copy_page / measured.cycles_per_ns
+    );
+    out.push_str(
+        "# Times of kernel functions include the profiler's cost per call. A missing key is \
+        unknown.\n\n",
+    );
+    out.push_str(&super::toml_of(&profile)?);
+    Ok(out)
+}
+
+/// Returns the profile of the calls; `None` without an invalidation.
+fn of(calls: &BTreeMap<String, Calls>, measured: &Measured) -> Option<MachineProfile> {
+    let invalidations = FUNCTIONS
+        .iter()
+        .filter(|(_, work)| *work == Work::Invalidation)
+        .filter_map(|(name, _)| Some((*name, calls.get(*name)?)));
+    // A machine has one kind of IOMMU. If several ran, the busiest is its own.
+    let (name, busiest) = invalidations.max_by_key(|(_, calls)| calls.hits)?;
+    let average = nanoseconds(busiest)?;
+    let mut profile = MachineProfile::unknown(
+        "host",
+        "measured on this machine with the kernel's function profiler",
+    );
+    profile.clock_ghz = Some(measured.cycles_per_ns);
+    profile.invalidation_cycles = Some((average * measured.cycles_per_ns).round() as u64);
+    profile.coherent = measured.coherent;
+    let mut source = |field: &str, text: String| profile.sources.insert(field.to_owned(), text);
+    source(
+        "clock_ghz",
+        "measured: rate of the cycle counter".to_owned(),
+    );
+    source(
+        "invalidation_cycles",
+        format!(
+            "measured: {name}, {average:.0} ns in the mean of {} calls",
+            busiest.hits
+        ),
+    );
+    if measured.coherent.is_some() {
+        source("coherent", "extended capabilities of the IOMMU".to_owned());
+    }
+    Some(profile)
+}
+
+/// Returns the mean time of a call in nanoseconds; `None` without a call.
+fn nanoseconds(calls: &Calls) -> Option<f64> {
+    (calls.hits > 0).then(|| calls.microseconds * 1000.0 / calls.hits as f64)
+}
+
+/// Waits for `time`, or until a signal sets `stop`.
+fn wait(time: Duration, stop: &AtomicBool) {
+    let start = Instant::now();
+    while let Some(left) = time.checked_sub(start.elapsed())
+        && !left.is_zero()
+        && !stop.load(Ordering::Relaxed)
+    {
+        thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}

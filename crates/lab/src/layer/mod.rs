@@ -21,7 +21,7 @@ pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
-    Direction, DomainId, Invalidator, Nanos, PfnRange, PhysAddr, PhysRange, RequesterId,
+    Direction, DomainId, Invalidator, IovaRange, Nanos, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::error::LabError;
@@ -152,6 +152,17 @@ pub trait DmaOps {
         index: DeviceIndex,
         device: RequesterId,
     ) -> Result<(DomainId, ContextTarget), LabError>;
+
+    /// Detaches a device and removes its domain. Live mappings end with the domain. The caller has
+    /// cleared the device's context entry.
+    ///
+    /// # Errors
+    /// The device is not attached, or an invalidation failed.
+    fn detach(&mut self, index: DeviceIndex) -> Result<(), LabError>;
+
+    /// Rebuilds the token of a mapping from its address, as a driver does that keeps addresses
+    /// ([`Mapping::claim`](ringfence_dma::Mapping::claim)). `None` if the device is not attached.
+    fn claim(&mut self, key: OpKey, range: IovaRange, buffer: u64) -> Option<MappingToken>;
 
     /// Maps a buffer of one or more segments. The mapping owns `buffer` until unmap.
     ///

@@ -265,8 +265,8 @@ impl Bench {
         }
     }
 
-    /// Unmaps the addresses `range` for the device and direction of a mapping, with a token that the
-    /// driver rebuilds from its records. Returns true if the layer refuses.
+    /// Unmaps the addresses `range` for the device and direction of a mapping. The driver rebuilds
+    /// the token from its records. Returns true if the layer refuses.
     pub(crate) fn unmap_claimed(&mut self, id: MapId, range: IovaRange) -> Result<bool, LabError> {
         let key = self.held(id)?.key;
         let token = self.layer.claim(key, range, id.0 as u64);

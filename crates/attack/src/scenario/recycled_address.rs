@@ -1,7 +1,7 @@
 //! A04: an address that belongs to a new buffer still reaches the old one.
 //!
-//! Only an access at an address that an earlier buffer had is an attempt. An allocator that searches
-//! on from its last address returns to old ones when it has passed the whole space.
+//! Only an access at an address that an earlier buffer had is an attempt. An allocator that
+//! searches on from its last address returns to old ones when it has passed the whole space.
 
 use std::collections::HashSet;
 

@@ -13,9 +13,11 @@ const NOTE: &str = "unmap compares the domain or ring of the token with the call
     the token; a second unmap and another length need Mapping::claim, which trusts the length";
 
 /// The driver of one device unmaps a buffer of another. The layer must refuse, and the buffer's
-/// own device must keep its access. An unmap consumes its token, and the token holds the length. A
-/// driver that keeps addresses instead rebuilds a token with `Mapping::claim`: it unmaps an address
-/// twice, which decides, and with another length, for comparison, because `claim` trusts the length.
+/// own device must keep its access.
+///
+/// An unmap consumes its token, and the token holds the length. A driver that keeps addresses
+/// instead rebuilds a token with `Mapping::claim`. It unmaps an address twice, which decides. It
+/// unmaps another length, for comparison, because `claim` trusts the length.
 pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(Found::NotApplicable("an unmap changes nothing"));

@@ -270,6 +270,18 @@ impl Bench {
         }
     }
 
+    /// Unmaps the addresses `range` for the device and direction of a mapping. The driver rebuilds
+    /// the token from its records. Returns true if the layer refuses.
+    pub(crate) fn unmap_claimed(&mut self, id: MapId, range: IovaRange) -> Result<bool, LabError> {
+        let key = self.held(id)?.key;
+        let token = self.layer.claim(key, range, id.0 as u64);
+        let token = token.ok_or(LabError::Internal("a claim of an unknown device"))?;
+        let outcome = self.layer.unmap(key, token);
+        let mut returned = Vec::new();
+        self.layer.end_burst(key, Some(&mut returned));
+        Ok(matches!(outcome, UnmapOutcome::Refused))
+    }
+
     /// Unmaps several buffers of the same device and direction in one call.
     pub(crate) fn unmap_multi(&mut self, ids: &[MapId]) -> Result<(), LabError> {
         let mut tokens = Vec::with_capacity(ids.len());
@@ -429,6 +441,20 @@ impl Bench {
             self.oracle.end(held.grant, self.now);
         }
         self.machine.detach(self.requester(device)?)
+    }
+
+    /// Unbinds a device as [`unbind`](Self::unbind) does, detaches it from its domain, and binds a
+    /// driver to it again. The new domain is empty.
+    pub(crate) fn rebind(&mut self, device: u16) -> Result<(), LabError> {
+        self.unbind(device)?;
+        let (index, requester) = (DeviceIndex(device), self.requester(device)?);
+        self.layer.detach(index)?;
+        let (domain, target) = self.layer.attach(index, requester)?;
+        self.machine.attach(requester, domain, target)?;
+        if let Some(own) = self.targets.get_mut(usize::from(device)) {
+            *own = (domain, target);
+        }
+        Ok(())
     }
 
     /// Returns the domain and the root of a device's table; `None` if the device has no table.

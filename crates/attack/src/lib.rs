@@ -16,6 +16,7 @@ mod guest_host;
 mod matrix;
 mod scenario;
 mod shipped;
+pub mod untried;
 
 pub use class::{CLASSES, Class};
 pub use evidence::{Evidence, Executed, Found, Trial};

@@ -8,6 +8,7 @@ use crate::bench::PAGES_32_BIT;
 use crate::class::{Class, Method};
 use crate::evidence::{Evidence, Executed, Found};
 use crate::expect::{self, Kind, Letter, Outcome};
+use crate::untried;
 
 /// The outcome of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -43,7 +44,8 @@ pub struct Cell {
     pub departure: Option<&'static str>,
     /// True if a success came later than the mode's stated bound.
     pub exceeds_bound: bool,
-    /// True if the outcome differs from the prediction, or a live grant was refused.
+    /// True if the outcome differs from the prediction, a live grant was refused, or a variant that
+    /// decides made no attempt without a [reason](crate::untried).
     pub unexpected: bool,
     /// Sum of the counts that decide.
     pub total: Evidence,
@@ -187,7 +189,7 @@ fn cell(class: &Class, mode: &Mode, options: &Options) -> Result<Cell, LabError>
     let is_stopped = cell.status == Status::Stopped;
     let refused = is_stopped && cell.total.false_faults > 0;
     // Without an attempt, a stopped attack is no evidence.
-    let untried = is_stopped && cell.total.attempts == 0;
+    let untried = untried::any(class.id, &cell.executed);
     cell.unexpected = cell.expected != Some(outcome) || cell.exceeds_bound || refused || untried;
     Ok(cell)
 }

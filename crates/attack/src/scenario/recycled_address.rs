@@ -10,7 +10,7 @@ use ringfence_lab::modes::{Alloc, FlushKind, Mode};
 use ringfence_types::{Access, Direction, Iova, Nanos};
 
 use super::ScenarioResult;
-use crate::bench::{Bench, MapId, PAGES_32_BIT, memory};
+use crate::bench::{Bench, MapId, PAGES_32_BIT, SLOTS, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
 const DIRECTION: Direction = Direction::ToDevice;
@@ -18,6 +18,10 @@ const DIRECTION: Direction = Direction::ToDevice;
 const LARGE: u64 = 256;
 /// Buffers whose addresses the allocator is to give out again.
 const OLD: u64 = 64;
+
+/// Number of buffers that the driver maps one after the other. It exceeds the slots of a ring, so
+/// that slots come back.
+const ROUNDS: u64 = SLOTS as u64 + OLD;
 
 /// Maps buffers one after the other. The device uses each twice, so that the second access finds
 /// what the first one cached. An access succeeds as an attack if it reaches an old buffer, and a
@@ -159,7 +163,7 @@ fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabE
 /// Other allocators give out a freed address soon, or when the cache before them has to.
 fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, LabError> {
     let mut evidence = Evidence::default();
-    for round in 0..400_u64 {
+    for round in 0..ROUNDS {
         let id = driver.map_page(&mut evidence)?;
         driver.bench.release(id)?;
         // Timers run, and with them the cycles of a cache.

@@ -72,19 +72,23 @@ fn burst(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabError> {
         bench.use_buffer(*id)?;
     }
     for (n, id) in (1..).zip(&ids) {
-        if attacker == Attacker::Racer {
-            bench.use_buffer(*id)?;
+        let iova = bench.range(*id)?.start();
+        match attacker {
+            // The access is permitted until the driver has the buffer back.
+            Attacker::Passive => {
+                bench.attack(&mut evidence, 0, iova, 1, Access::Read)?;
+            }
+            Attacker::Racer => bench.use_buffer(*id)?,
+            Attacker::Replayer => {}
         }
         bench.unmap(*id)?;
         if n == BURST {
             // The last unmap ends the burst (rIOMMU Fig. 9c, `end_of_burst`).
             bench.end_burst(0, direction)?;
         }
-        if attacker != Attacker::Passive && bench.is_back(*id)? {
-            let iova = bench.range(*id)?.start();
+        if attacker != Attacker::Passive {
+            // An access to a withheld buffer is permitted: its grant has not ended.
             bench.attack(&mut evidence, 0, iova, 1, Access::Read)?;
-        } else {
-            evidence.count_if(false, 0);
         }
     }
     bench.take_false_faults(&mut evidence);

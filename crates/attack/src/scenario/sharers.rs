@@ -1,5 +1,5 @@
-//! A02, A03, A05, A35 in modes whose buffers share mappings: one user of a page releases its
-//! buffer, and another still holds the page.
+//! A02, A03, A05, A17, A23, A35 in modes whose buffers share mappings: one user of a page releases
+//! its buffer, and another still holds the page.
 //!
 //! Both buffers lie in one page and have one direction, so both have the same mapping. The device
 //! keeps its access to the bytes of the released buffer until the last user unmaps.
@@ -13,12 +13,18 @@ use crate::bench::{Bench, MapId, access_of, memory};
 use crate::evidence::{Evidence, Executed};
 
 /// Name of the trial while another user holds the page.
-const HELD: &str = "another user holds the page";
+pub(crate) const HELD: &str = "another user holds the page";
 /// Name of the trial after the unmap of the last user.
-const RELEASED: &str = "after the last user's unmap";
+pub(crate) const RELEASED: &str = "after the last user's unmap";
 
 /// The step between the unmap of a user and the accesses of the device.
 pub(crate) type Step = fn(&mut Bench, PhysRange) -> Result<(), LabError>;
+
+/// Returns true if both buffers lie in one page of I/O virtual addresses.
+pub(crate) fn share(bench: &Bench, one: MapId, other: MapId) -> Result<bool, LabError> {
+    let (one, other) = (bench.range(one)?.start(), bench.range(other)?.start());
+    Ok(one.align_down(4096) == other.align_down(4096))
+}
 
 /// Adds the trials with two users of each page, in modes whose buffers share mappings. `pages`
 /// pages are unmapped in one batch.
@@ -98,10 +104,10 @@ fn attack(
     for after in SCHEDULE {
         bench.advance_to(Nanos(start + after));
         for ((id, _), (other, _)) in targets.iter().zip(others) {
-            let (range, other) = (bench.range(*id)?, bench.range(*other)?);
-            if range.start().align_down(4096) != other.start().align_down(4096) {
+            if !share(bench, *id, *other)? {
                 continue;
             }
+            let range = bench.range(*id)?;
             for iova in [range.start(), range.last()] {
                 bench.attack(evidence, 0, iova, 1, access_of(direction))?;
             }

@@ -7,6 +7,7 @@ use ringfence_lab::modes::Mode;
 use ringfence_types::{Direction, Nanos, PhysAddr};
 
 use super::ScenarioResult;
+use super::sharers;
 use super::window::Attacker;
 use crate::bench::{Bench, MapId, memory};
 use crate::evidence::{Evidence, Executed, Found};
@@ -24,6 +25,11 @@ pub(crate) fn payload(mode: &Mode) -> ScenarioResult {
     let mut executed = Executed::default();
     for attacker in Attacker::ALL {
         executed.trial(attacker.name(), checked_after_unmap(mode, attacker)?);
+    }
+    if mode.flush.has_cache() {
+        let [held, released] = shared_page(mode)?;
+        executed.trial(sharers::HELD, held);
+        executed.trial(sharers::RELEASED, released);
     }
     executed.comparison("checked before the unmap", checked_before_unmap(mode)?);
     Ok(Found::Executed(executed))
@@ -54,6 +60,36 @@ fn checked_after_unmap(mode: &Mode, attacker: Attacker) -> Result<Evidence, LabE
         bench.advance_to(Nanos(bench.now().0 + 1_000));
     }
     bench.take_false_faults(&mut evidence);
+    Ok(evidence)
+}
+
+/// Two packets in one page. The driver unmaps the first, checks and uses its header, then the
+/// second. Returns the counts of each.
+fn shared_page(mode: &Mode) -> Result<[Evidence; 2], LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = [Evidence::default(); 2];
+    let headers = [0x10_0000, 0x10_0800].map(PhysAddr::new);
+    let direction = Direction::FromDevice;
+    for packet in 0..PACKETS {
+        let mut ids = Vec::new();
+        for header in headers {
+            let id = bench.map(0, memory(header.get(), 64)?, direction)?;
+            bench.device_write(0, bench.range(id)?.start(), HONEST)?;
+            ids.push(id);
+        }
+        let is_shared = sharers::share(&bench, ids[0], ids[1])?;
+        for ((id, header), evidence) in ids.iter().zip(headers).zip(&mut evidence) {
+            bench.release(*id)?;
+            let checked = bench.load(header)?;
+            bench.device_write(0, bench.range(*id)?.start(), FORGED ^ packet)?;
+            let used = bench.load(header)?;
+            if is_shared {
+                evidence.count_if(checked != used, 8);
+            }
+        }
+        bench.advance_to(Nanos(bench.now().0 + 1_000));
+    }
+    bench.take_false_faults(&mut evidence[0]);
     Ok(evidence)
 }
 

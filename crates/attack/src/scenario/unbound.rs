@@ -1,7 +1,7 @@
 //! A36: a device without a driver.
 
 use ringfence_lab::LabError;
-use ringfence_lab::modes::Mode;
+use ringfence_lab::modes::{Mode, Owner};
 use ringfence_types::{Access, Direction, Iova, RequesterId};
 
 use super::ScenarioResult;
@@ -13,11 +13,15 @@ const BOTH: [Access; 2] = [Access::Read, Access::Write];
 const UNMAPPED: Iova = Iova::new(0x5000);
 
 /// A device makes accesses before its driver is bound, after the unbind of a driver that leaks its
-/// mappings, and, for comparison, before the kernel enables the unit.
+/// mappings, after the bind of the next driver, and, for comparison, before the kernel enables the
+/// unit.
 pub(crate) fn without_driver(mode: &Mode) -> ScenarioResult {
     let mut executed = Executed::default();
     executed.trial("not attached", not_attached(mode)?);
     executed.trial("after the unbind", after_unbind(mode)?);
+    if !attaches_once(mode.owner) {
+        executed.trial("after the rebind", after_rebind(mode)?);
+    }
     executed.comparison("before the unit is enabled", before_enable(mode)?);
     Ok(Found::Executed(executed))
 }
@@ -50,6 +54,46 @@ fn after_unbind(mode: &Mode) -> Result<Evidence, LabError> {
     let device = bench.requester(0)?;
     try_both(&mut bench, &mut evidence, device, mapped);
     bench.use_buffer(other)?;
+    bench.take_false_faults(&mut evidence);
+    Ok(evidence)
+}
+
+/// The models of these hosts create the table of a device once and never destroy it.
+fn attaches_once(owner: Owner) -> bool {
+    owner == Owner::VirtioIommu || owner.is_pviommu() || owner.is_xen()
+}
+
+/// Pages that the first driver leaks.
+const LEAKED: u64 = 4;
+
+/// A second driver binds the device, whose new domain may have the number of the old one. The
+/// device uses addresses of the first driver's mappings, before and after the second maps a buffer.
+fn after_rebind(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    let mut leaked = Vec::new();
+    for page in 0..LEAKED {
+        let buffer = memory(0x10_0000 + page * 4096, 4096)?;
+        let id = bench.map(0, buffer, Direction::Bidirectional)?;
+        bench.use_buffer(id)?;
+        leaked.push(bench.range(id)?.start());
+    }
+    // The IOTLB holds the last entries at the unbind.
+    let other = bench.map(1, memory(0x20_0000, 4096)?, Direction::Bidirectional)?;
+    bench.use_buffer(other)?;
+    bench.rebind(0)?;
+    for second in [None, Some(memory(0x30_0000, 4096)?)] {
+        if let Some(buffer) = second {
+            let id = bench.map(0, buffer, Direction::Bidirectional)?;
+            bench.use_buffer(id)?;
+        }
+        for iova in &leaked {
+            for access in BOTH {
+                bench.attack(&mut evidence, 0, *iova, 8, access)?;
+            }
+        }
+        bench.use_buffer(other)?;
+    }
     bench.take_false_faults(&mut evidence);
     Ok(evidence)
 }

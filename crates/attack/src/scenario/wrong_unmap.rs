@@ -1,21 +1,23 @@
 //! A25: unmaps of a defective driver.
 
+use ringfence_lab::LabError;
 use ringfence_lab::modes::Mode;
-use ringfence_types::{Direction, Nanos};
+use ringfence_types::{Access, Direction, IovaRange, Nanos};
 
 use super::ScenarioResult;
 use crate::bench::{Bench, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
-/// The reasons why the layer stops the wrong unmaps.
-const NOTE: &str = "unmap compares the domain or ring of the token with the caller's; the token \
-    is consumed, so a double unmap and another length need Mapping::claim, which no mode's layer \
-    calls";
+/// The interface of each attempt.
+const NOTE: &str = "unmap compares the domain or ring of the token with the caller's, and consumes \
+    the token; a second unmap and another length need Mapping::claim, which trusts the length";
 
 /// The driver of one device unmaps a buffer of another. The layer must refuse, and the buffer's
-/// own device must keep its access. An unmap consumes its token, and the token holds the length. A
-/// double unmap and an unmap of another length therefore need a mapping that the driver rebuilds
-/// from an address, with `Mapping::claim`; no mode's layer does so.
+/// own device must keep its access.
+///
+/// An unmap consumes its token, and the token holds the length. A driver that keeps addresses
+/// instead rebuilds a token with `Mapping::claim`. It unmaps an address twice, which decides. It
+/// unmaps another length, for comparison, because `claim` trusts the length.
 pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(Found::NotApplicable("an unmap changes nothing"));
@@ -45,6 +47,70 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     }
     let mut executed = Executed::default();
     executed.trial("unmap by another device", evidence);
+    executed.trial("second unmap", second_unmap(mode)?);
     executed.notes.push(NOTE.to_owned());
+    let (mut lengths, both) = (Evidence::default(), [(2, 1, "shorter"), (1, 2, "longer")]);
+    for (pages, unmapped, name) in both {
+        let note = other_length(mode, pages, unmapped, &mut lengths)?;
+        executed
+            .notes
+            .push(format!("unmap of a {name} range: {note}"));
+    }
+    executed.comparison("claim with another length", lengths);
     Ok(Found::Executed(executed))
+}
+
+/// The driver unmaps a mapping again, by its address. The layer must refuse, and a buffer beside it
+/// must stay mapped.
+fn second_unmap(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut evidence = Evidence::default();
+    for direction in [Direction::ToDevice, Direction::FromDevice] {
+        let mut bench = Bench::new(mode)?;
+        let kept = bench.map(0, memory(0x80_0000, 64)?, direction)?;
+        let id = bench.map(0, memory(0x10_0000, 64)?, direction)?;
+        bench.use_buffer(id)?;
+        bench.release(id)?;
+        let refused = bench.unmap_claimed(id, bench.range(id)?)?;
+        bench.use_buffer(kept)?;
+        let mut lost = Evidence::default();
+        bench.take_false_faults(&mut lost);
+        evidence.count_if(!refused || lost.false_faults > 0, 0);
+    }
+    Ok(evidence)
+}
+
+/// The driver maps a buffer of `pages` pages and unmaps `unmapped` pages at its address. Succeeds
+/// if the layer accepts. Returns the result in words.
+fn other_length(
+    mode: &Mode,
+    pages: u64,
+    unmapped: u64,
+    evidence: &mut Evidence,
+) -> Result<String, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let direction = Direction::FromDevice;
+    let kept = bench.map(0, memory(0x80_0000, 4096)?, direction)?;
+    let id = bench.map(0, memory(0x10_0000, pages * 4096)?, direction)?;
+    bench.use_buffer(kept)?;
+    bench.use_buffer(id)?;
+    let range = bench.range(id)?;
+    let wrong = IovaRange::new(range.start(), unmapped * 4096);
+    let wrong = wrong.ok_or(LabError::Internal("a range past the space"))?;
+    let refused = bench.unmap_claimed(id, wrong)?;
+    evidence.count_if(!refused, 0);
+    let device = bench.requester(0)?;
+    let beside = bench.range(kept)?.start();
+    let mut reaches = |iova| bench.access(device, iova, 1, Access::Write).is_some();
+    let [first, last, beside] = [range.start(), range.last(), beside].map(&mut reaches);
+    let keeps = |reached| if reached { "keeps" } else { "loses" };
+    Ok(match refused {
+        true if first && last && beside => "refused, and nothing changes".to_owned(),
+        true => return Err(LabError::Internal("a refused unmap that changes a mapping")),
+        false => format!(
+            "accepted; the device {} the first page, {} the last and {} another buffer",
+            keeps(first),
+            keeps(last),
+            keeps(beside)
+        ),
+    })
 }

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use ringfence_dma::flush::{FlushPolicy, Released};
 use ringfence_dma::space::{CopyPool, Space};
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason,
-    NotInvalidated, Outcome, SgLimits, SgRequest, UnmapReason,
+    AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason, Mapping,
+    NotInvalidated, Outcome, SgLimits, SgRequest, Teardown, UnmapReason,
 };
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
@@ -132,6 +132,28 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
         }
         self.attachments[index.index()] = Some(Attachments::new(&self.dma, at));
         Ok((at.domain(), target))
+    }
+
+    fn detach(&mut self, index: DeviceIndex) -> Result<(), LabError> {
+        let attachments = self.attachments.get_mut(index.index());
+        let (Some(attachments), Some(cpu)) = (attachments, self.cpus.first_mut()) else {
+            return Err(LabError::Internal("a detach without a device or a CPU"));
+        };
+        let found = attachments.ok_or(LabError::Internal("a detach of an unknown device"))?;
+        let at = found.for_direction(Direction::ToDevice);
+        let (platform, forced) = (&mut self.platform, Teardown::Forced);
+        let detached = self
+            .dma
+            .detach(cpu, platform, at, forced, |_| (), discard_buffer);
+        detached.map_err(|_| LabError::Internal("a detach that the layer refuses"))?;
+        *attachments = None;
+        Ok(())
+    }
+
+    fn claim(&mut self, key: OpKey, range: IovaRange, buffer: u64) -> Option<MappingToken> {
+        let own = self.parts(key)?;
+        let claimed = Mapping::claim(own.at, range, key.direction, buffer);
+        Some(MappingToken::Single(claimed))
     }
 
     #[inline(always)]

@@ -154,6 +154,17 @@ pub trait DmaOps {
         device: RequesterId,
     ) -> Result<(DomainId, ContextTarget), LabError>;
 
+    /// Detaches a device and removes its domain. Live mappings end with the domain. The caller has
+    /// cleared the device's context entry.
+    ///
+    /// # Errors
+    /// The device is not attached, or an invalidation failed.
+    fn detach(&mut self, index: DeviceIndex) -> Result<(), LabError>;
+
+    /// Rebuilds the token of a mapping from its address, as a driver does that keeps addresses
+    /// ([`Mapping::claim`](ringfence_dma::Mapping::claim)). `None` if the device is not attached.
+    fn claim(&mut self, key: OpKey, range: IovaRange, buffer: u64) -> Option<MappingToken>;
+
     /// Maps a buffer of one or more segments. The mapping owns `buffer` until unmap.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use std::hint::black_box;
 
 use ringfence_dma::{DmaSegment, MapError, MapReason, NotInvalidated};
 use ringfence_trace::{ARENA_BYTES, DeviceIndex};
-use ringfence_types::{DomainId, Iova, Nanos, PfnRange, PhysRange, RequesterId};
+use ringfence_types::{DomainId, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId};
 
 use super::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
 use crate::error::LabError;
@@ -198,6 +198,18 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
             ops: None,
         });
         Ok((domain, target))
+    }
+
+    fn detach(&mut self, index: DeviceIndex) -> Result<(), LabError> {
+        self.layer.detach(index)?;
+        if let Some(device) = self.devices.get_mut(index.index()) {
+            *device = None;
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, key: OpKey, range: IovaRange, buffer: u64) -> Option<MappingToken> {
+        self.layer.claim(key, range, buffer)
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
 use ringfence_trace::DeviceIndex;
-use ringfence_types::{DomainId, Nanos, PhysRange, RequesterId};
+use ringfence_types::{DomainId, IovaRange, Nanos, PhysRange, RequesterId};
 
 use crate::error::LabError;
 use crate::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
@@ -41,6 +41,10 @@ pub enum Command {
     Reserve(usize, usize),
     /// Attaches a device.
     Attach(DeviceIndex, RequesterId),
+    /// Detaches a device.
+    Detach(DeviceIndex),
+    /// Rebuilds a token from its address.
+    Claim(OpKey, IovaRange, u64),
     /// Maps a buffer.
     Map(Nanos, OpKey, u64, Pieces),
     /// Unmaps a buffer. This command has no reply.
@@ -64,6 +68,10 @@ pub enum Reply {
     Reserved(Result<(), LabError>),
     /// Reply to [`Command::Attach`].
     Attached(Result<(DomainId, ContextTarget), LabError>),
+    /// Reply to [`Command::Detach`].
+    Detached(Result<(), LabError>),
+    /// Reply to [`Command::Claim`].
+    Claimed(Option<MappingToken>),
     /// Reply to [`Command::Map`]: the token, the steps of the search, and the addresses of a list.
     Mapped(Result<(MappingToken, u32, Box<[DmaSegment]>), MapError>),
     /// Reply to [`Command::Unmap`].
@@ -100,6 +108,8 @@ impl<L: DmaOps> Executor<L> {
             Command::Traits => Reply::Traits(layer.space_traits()),
             Command::Reserve(cpus, segments) => Reply::Reserved(layer.reserve(cpus, segments)),
             Command::Attach(index, device) => Reply::Attached(layer.attach(index, device)),
+            Command::Detach(index) => Reply::Detached(layer.detach(index)),
+            Command::Claim(key, range, buffer) => Reply::Claimed(layer.claim(key, range, buffer)),
             Command::Map(now, key, buffer, pieces) => {
                 layer.set_time(now);
                 let pieces = pieces.as_slice();

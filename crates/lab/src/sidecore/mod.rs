@@ -24,7 +24,7 @@ pub use queue::{Consumer, Producer, queue};
 
 use ringfence_dma::{DmaSegment, MapError, MapReason, NotInvalidated};
 use ringfence_trace::DeviceIndex;
-use ringfence_types::{DomainId, Nanos, PfnRange, PhysRange, RequesterId};
+use ringfence_types::{DomainId, IovaRange, Nanos, PfnRange, PhysRange, RequesterId};
 
 use crate::error::LabError;
 use crate::layer::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
@@ -124,6 +124,23 @@ impl<K: Link> DmaOps for Sidecore<K> {
             self.domains[index.index()] = Some(domain);
         }
         attached
+    }
+
+    fn detach(&mut self, index: DeviceIndex) -> Result<(), LabError> {
+        let Ok(Reply::Detached(detached)) = self.link.call(Command::Detach(index)) else {
+            return Err(LabError::Internal("sidecore"));
+        };
+        if let Some(domain) = self.domains.get_mut(index.index()) {
+            *domain = None;
+        }
+        detached
+    }
+
+    fn claim(&mut self, key: OpKey, range: IovaRange, buffer: u64) -> Option<MappingToken> {
+        match self.link.call(Command::Claim(key, range, buffer)) {
+            Ok(Reply::Claimed(token)) => token,
+            _ => None,
+        }
     }
 
     fn map(&mut self, key: OpKey, buffer: u64, pieces: &[PhysRange]) -> Result<Mapped, MapError> {

@@ -1,0 +1,104 @@
+//! Cells of drivers that fail: wrong unmaps (A25), and devices without a driver (A36).
+
+mod common;
+
+use common::{Row, check};
+
+#[test]
+fn devices_without_a_driver() {
+    let off = ("before the unit is enabled", 4, 4);
+    for mode in ["fence", "calgary", "riommu", "pviommu", "xen"] {
+        // Another function on the victim's bus shares the space of a host bridge: the mapped
+        // address, read and written.
+        let open = if ["calgary", "xen"].contains(&mode) {
+            2
+        } else {
+            0
+        };
+        let rows = [("not attached", open, 8), ("after the unbind", 0, 4), off];
+        check("A36", mode, &rows);
+    }
+    check("A36", "none", &[("after the unbind", 4, 4), off]);
+}
+
+/// The second driver of a device reaches nothing of the first one's mappings, unless a map of all
+/// memory comes back with the context entry.
+#[test]
+fn rebound_devices() {
+    const RESISTS: [&str; 10] = [
+        "strict",
+        "linux-lazy",
+        "fence",
+        "riommu",
+        "nested-strict",
+        "emulated-strict",
+        "shared",
+        "never-free",
+        "sidecore",
+        "calgary",
+    ];
+    for mode in RESISTS {
+        check("A36", mode, &[("after the rebind", 0, 16)]);
+    }
+    for mode in ["none", "hwpt", "swpt", "kvm-baseline"] {
+        check("A36", mode, &[("after the rebind", 16, 16)]);
+    }
+    for mode in ["virtio-strict", "pviommu", "xen"] {
+        let cell = check("A36", mode, &[]);
+        assert!(cell.executed.named("after the rebind").is_none(), "{mode}");
+    }
+}
+
+const REFUSED: &str = "refused, and nothing changes";
+
+/// The unmaps of another device's token, of an address twice, and of another length. The layer's
+/// allocator, or a cache of mappings, knows the length.
+#[test]
+fn wrong_unmaps() {
+    let lost = "accepted; the device loses the first page, loses the last and loses another buffer";
+    let part = "accepted; the device loses the first page, keeps the last and keeps another buffer";
+    let all = "accepted; the device loses the first page, loses the last and keeps another buffer";
+    let later =
+        "accepted; the device keeps the first page, keeps the last and keeps another buffer";
+    let cases = [
+        ("strict", 0, 0, [REFUSED, REFUSED]),
+        ("freebsd", 0, 0, [REFUSED, REFUSED]),
+        ("shared", 0, 0, [REFUSED, REFUSED]),
+        ("pviommu+rtc", 0, 0, [REFUSED, REFUSED]),
+        ("riommu", 0, 0, [REFUSED, REFUSED]),
+        ("strict-bitmap", 0, 1, [part, REFUSED]),
+        ("calgary", 0, 1, [part, REFUSED]),
+        ("linux-strict", 0, 2, [part, lost]),
+        ("linux-lazy", 0, 2, [later, later]),
+        ("fence", 0, 2, [part, lost]),
+        ("fence-burst", 0, 2, [part, lost]),
+        ("sidecore-strict", 0, 2, [part, lost]),
+        // As published, an unmap checks nothing.
+        ("riommu-paper", 2, 2, [all, all]),
+        // The layer cannot read a host's table, and a sidecore checks later.
+        ("virtio-strict", 2, 2, [later, lost]),
+        ("pviommu", 2, 2, [part, lost]),
+        ("xen", 2, 2, [part, all]),
+        ("sidecore", 2, 2, [later, later]),
+    ];
+    for (mode, twice, lengths, notes) in cases {
+        let rows: [Row; 3] = [
+            ("unmap by another device", 0, 40),
+            ("second unmap", twice, 2),
+            ("claim with another length", lengths, 2),
+        ];
+        let cell = check("A25", mode, &rows);
+        let [token, shorter, longer] = &cell.executed.notes[..] else {
+            panic!("{mode} {:?}", cell.executed.notes);
+        };
+        assert!(token.contains("Mapping::claim"), "{mode}");
+        assert_eq!(
+            [&**shorter, longer],
+            [
+                format!("unmap of a shorter range: {}", notes[0]),
+                format!("unmap of a longer range: {}", notes[1]),
+            ],
+            "{mode}"
+        );
+    }
+}

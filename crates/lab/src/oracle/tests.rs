@@ -313,9 +313,10 @@ fn a_pool_belongs_to_its_own_device() {
     assert_eq!(judge(0, 0x7000, Read, 0x80_2000), Verdict::Never);
     assert_eq!(judge(0, 0x6ffc, Read, 0x80_1ffc), Verdict::Never);
     assert_eq!(judge(1, 0x5010, Read, 0x80_0010), Verdict::Foreign);
+    assert_eq!(judge(1, 0x6000, Read, 0x80_1000), Verdict::Never);
     oracle.release(id);
     let stale = oracle.allowed(0, Iova::new(0x5010), 8, Read, PhysAddr::new(0x80_0010));
     assert_eq!(stale, Verdict::Shadow);
     assert_eq!(oracle.tally.shadow, 3);
-    assert_eq!(oracle.tally.violations(), 4);
+    assert_eq!(oracle.tally.violations(), 5);
 }

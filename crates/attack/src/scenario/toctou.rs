@@ -196,8 +196,13 @@ fn forged_descriptor(mode: &Mode) -> Result<Evidence, LabError> {
             let each = |frame: &[u8]| delivered = frame.first_chunk::<8>().copied();
             let received = nic.receive(&mut api, 0, 1, None, each);
             received.map_err(|_| LabError::Internal("a completion that the driver refuses"))?;
-            let delivered = delivered.ok_or(LabError::Internal("a frame that is lost"))?;
-            evidence.count_if(u64::from_le_bytes(delivered) == FORGED, 8);
+            let forged = match delivered {
+                Some(frame) => u64::from_le_bytes(frame) == FORGED,
+                // The device wrote a copy of the ring, so the driver saw no completion.
+                None if mode.copies() => false,
+                None => return Err(LabError::Internal("a frame that is lost")),
+            };
+            evidence.count_if(forged, 8);
         }
     }
     Ok(evidence)

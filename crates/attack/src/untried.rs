@@ -9,7 +9,7 @@ pub struct Untried {
     pub class: &'static str,
     /// Name of the variant.
     pub trial: &'static str,
-    /// Reason.
+    /// Cause of a count of zero.
     pub reason: &'static str,
 }
 

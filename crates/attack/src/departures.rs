@@ -191,12 +191,8 @@ pub const DEPARTURES: &[Departure] = &[
         "the kept host address is in the device's own pool of copies",
     ),
     copied(
-        "A18",
-        "the class maps its ring like a buffer, of which the device writes only a copy",
-    ),
-    copied(
         "A20",
-        "the pool is mapped by an allocator and a table that never free table pages",
+        "the pool is mapped by a table that never frees table pages",
     ),
     withheld("A02"),
     withheld("A04"),

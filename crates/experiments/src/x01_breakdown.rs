@@ -349,5 +349,20 @@ mod tests {
             .map(|row| (row.requirement, row.null_model))
             .collect();
         assert_eq!(ratios, [(Requirement::Overhead, Some(NullModel::RATIO)); 3]);
+        let cycles = |what: String| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.and_then(|row| row.measured).unwrap().median
+        };
+        for mode in ["strict+", "defer", "defer+"] {
+            let ratio = cycles(format!("{mode} over strict: map and unmap"));
+            let total = |mode: &str| cycles(format!("{mode}: map and unmap"));
+            let wanted = total(mode) / total("strict");
+            assert!((ratio - wanted).abs() < 1e-9, "{mode}: {ratio}, {wanted}");
+        }
+        let of_group = |group| {
+            let rows = found.rows.iter().filter(|row| row.group == Some(group));
+            rows.count()
+        };
+        assert_eq!((of_group("alloc"), of_group("totals")), (4, 4));
     }
 }

@@ -242,11 +242,16 @@ counted() {
     limited "$ringfence" reproduce X21 --guest-cache "$packed" --guest-timeout "$LIMIT" --module-source "$repo/kmod" --guest-kernel "$1" \
         --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict --json >"$case/x21.json" || return 1
     python3 - "$case/x21.json" >"$case/note" <<'END'
-import json, sys
+import json, re, sys
 (found,) = json.load(open(sys.argv[1]))["findings"]
 measured = {row["quantity"]: row["measured"]["median"] for row in found["rows"] if row["measured"]}
+def one(which, what):
+    # The device, and the cache if there is one, follow the names in brackets.
+    name = re.compile(rf"emulated \([^)]*\), {re.escape(which)}( \([^)]*\))?: {what}")
+    (value,) = [value for quantity, value in measured.items() if name.fullmatch(quantity)]
+    return value
 def of(what):
-    return [measured[f"emulated, {which}: {what}"] for which in ("pviommu+rtc", "virtio-strict")]
+    return [one(which, what) for which in ("pviommu+rtc", "virtio-strict")]
 ours, stock = of("guest instructions per map and unmap")
 rung, stock_rung = of("exits for IOMMU requests per 4 KiB read")
 print(f"a map and its unmap: {ours:.0f} instructions with a hit, {stock:.0f} behind virtio-iommu ({ours / stock:.4f});"

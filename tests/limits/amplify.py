@@ -159,6 +159,32 @@ def bursts():
         n += 1
 
 
+def accessed(at, size=64, device="0000:00:03.0", direction="TO_DEVICE"):
+    return f"dma_access: {device} dir={direction} dma_addr={at:x} size={size}"
+
+
+def accesses():
+    """DMAs into each page of a mapping, which then goes."""
+    n = t = 0
+    while True:
+        at = (n << 18) % (60 << 30)
+        yield line(mapped(at, 1 << 18), t)
+        for page in range(64):
+            t += 1
+            yield line(accessed(at + (page << 12)), t)
+        yield line(unmapped(at, 1 << 18), t)
+        n += 1
+
+
+def strays():
+    """DMAs of many devices, both ways, where nothing is mapped."""
+    n = 0
+    while True:
+        n += 1
+        way = "FROM_DEVICE" if n % 2 else "TO_DEVICE"
+        yield line(accessed((n * 0x9E3779B97F4A7000) % 2**64, 2**32 - 1, f"d{n % 250}", way), n)
+
+
 def marks():
     """Nothing but marks."""
     n = 0
@@ -180,7 +206,8 @@ def idle():
 
 
 CASES = [
-    alive, shared, reverse, stack, gaps, rests, holes, large, lists, bursts, marks, long_marks, idle,
+    alive, shared, reverse, stack, gaps, rests, holes, large, lists, bursts, accesses, strays, marks,
+    long_marks, idle,
 ]
 
 

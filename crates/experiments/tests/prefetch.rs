@@ -336,6 +336,21 @@ fn pages_of_all_buffers_are_bounded() {
     }
 }
 
+#[test]
+fn devices_are_bounded() {
+    let lines = |count: u64| -> String {
+        let device = |n| line(0, n, &map(&format!("device{n}"), "TO_DEVICE", 0x1000, 1));
+        (0..count).map(device).collect()
+    };
+    let streams = |count| recorded::streams("t", lines(count).as_bytes());
+    assert_eq!(streams(256).unwrap().len(), 256);
+    let error = streams(257).unwrap_err();
+    assert!(
+        matches!(error, LabError::StreamDevices { limit: 256 }),
+        "{error}"
+    );
+}
+
 /// Compares the bundled trace with a count over its operations, which another parser path produces
 /// and which have no IOVAs.
 #[test]

@@ -142,6 +142,12 @@ pub enum LabError {
         /// The limit that the trace exceeds.
         limit: u64,
     },
+    /// More devices of a trace map memory than an experiment measures.
+    #[error("the trace maps memory for more than {limit} devices: too many for X07")]
+    StreamDevices {
+        /// The limit that the trace exceeds.
+        limit: usize,
+    },
     /// A mode's cache keeps more mappings than [`ReplayLimits::kept`](crate::ReplayLimits::kept)
     /// allows.
     #[error(

@@ -31,6 +31,9 @@ const LISTED: usize = 128;
 const MAX_WORK: u64 = 1 << 20;
 const MAX_WORK_PER_LINE: u64 = 256;
 
+/// Devices of a trace. Each has a row for each of its predictors and histories.
+const MAX_DEVICES: usize = 256;
+
 /// Key by which an unmap names a scatterlist: the number of segments and their first addresses.
 type List = (usize, Vec<u64>);
 
@@ -230,7 +233,7 @@ impl Candidates {
 /// appearance. `name` appears in errors and in the names of the streams.
 ///
 /// # Errors
-/// [`LabError::Trace`], or [`LabError::StreamPages`] for a trace whose lines name many pages.
+/// [`LabError::Trace`], [`LabError::StreamPages`] or [`LabError::StreamDevices`].
 pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabError> {
     let mut reader = TraceReader::new(name, reader, &TraceOptions::default());
     let mut raw = RawChunk::default();
@@ -273,6 +276,9 @@ pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabE
         let row = reader.devices().get(index);
         let row = row.map_or("?", |row| row.name.as_str());
         stream.name = format!("{name} {row}");
+        if streams.len() == MAX_DEVICES {
+            return Err(LabError::StreamDevices { limit: MAX_DEVICES });
+        }
         streams.push(stream);
     }
     Ok(streams)

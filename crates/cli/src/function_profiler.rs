@@ -2,16 +2,18 @@
 //! tracefs. `kernel/trace/ftrace.c`: `function_stat_show` prints the lines.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::input_file;
+use crate::tracefs::Tracefs;
 
 /// Maximum size of a list of functions in bytes; a kernel with many modules has about 4 MiB.
 const MAX_LIST: u64 = 64 << 20;
 /// Maximum size of any other file in bytes.
 const MAX_FILE: u64 = 1 << 20;
+/// Directory of the per-CPU files.
+const STATISTICS: &str = "trace_stat";
 /// Maximum number of per-CPU files; Linux supports 8192 CPUs.
 const MAX_CPUS: usize = 8192;
 /// Longest plausible time of a function in microseconds; about 30 years.
@@ -84,14 +86,47 @@ pub(crate) struct Calls {
     pub(crate) microseconds: f64,
 }
 
+/// A profiler that does not run yet. Clones share its state, so a signal handler can stop it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ProfilerSwitch(Arc<Mutex<State>>);
+
+/// The state of the kernel's profiler.
+#[derive(Debug, Default)]
+struct State {
+    /// The directory, while this process has the profiler or its filter on.
+    on: Option<Arc<Tracefs>>,
+    /// True if the profiler must not start any more.
+    ended: bool,
+}
+
+impl ProfilerSwitch {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops the profiler and removes its filter, if they are on. It does not start again.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.ended = true;
+        if let Some(tracefs) = state.on.take() {
+            // Errors cannot be reported here.
+            let _ = tracefs.write("function_profile_enabled", "0");
+            let _ = tracefs.write("set_ftrace_filter", "");
+        }
+    }
+}
+
 /// A running profiler. Dropping it stops it and removes its filter.
 #[derive(Debug)]
 pub(crate) struct Profiler {
-    tracefs: PathBuf,
+    tracefs: Arc<Tracefs>,
+    /// The functions that it times.
+    found: Vec<String>,
+    switch: ProfilerSwitch,
 }
 
 impl Profiler {
-    /// Starts to profile those of `functions` that the kernel has.
+    /// Starts to profile those of `functions` that the kernel has. `switch` stops it at any time.
     ///
     /// # Errors
     /// The directory is not tracefs, the kernel has no profiler or none of `required`, or somebody
@@ -100,33 +135,44 @@ impl Profiler {
         tracefs: &Path,
         functions: &[&str],
         required: &[&str],
+        switch: &ProfilerSwitch,
     ) -> Result<Self, ProfilerError> {
-        let of = |name| tracefs.join(name);
-        if !of("current_tracer").is_file() {
-            return Err(ProfilerError::NoTracefs(tracefs.to_owned()));
+        let missing = || ProfilerError::NoTracefs(tracefs.to_owned());
+        let dir = Arc::new(Tracefs::open(tracefs).map_err(|_| missing())?);
+        if !dir.has("current_tracer") {
+            return Err(missing());
         }
-        if !of("function_profile_enabled").is_file() {
+        if !dir.has("function_profile_enabled") {
             return Err(ProfilerError::NoProfiler(tracefs.to_owned()));
         }
-        idle(&of("current_tracer"), |line| line == "nop")?;
-        idle(&of("function_profile_enabled"), |line| line == "0")?;
-        idle(&of("set_ftrace_filter"), |line| line.starts_with('#'))?;
-        let list = of("available_filter_functions");
-        let known = read(&list, MAX_LIST)?;
+        idle(&dir, "current_tracer", |line| line == "nop")?;
+        idle(&dir, "function_profile_enabled", |line| line == "0")?;
+        idle(&dir, "set_ftrace_filter", |line| line.starts_with('#'))?;
+        let list = "available_filter_functions";
+        let known = read(&dir, list, MAX_LIST)?;
         // A function of a module is followed by the module's name.
         let known = known.lines().filter_map(|line| line.split(' ').next());
         let mut found: Vec<&str> = known.filter(|name| functions.contains(name)).collect();
         found.sort_unstable();
         found.dedup();
         if !found.iter().any(|name| required.contains(name)) {
-            return Err(ProfilerError::NoFunction(list));
+            return Err(ProfilerError::NoFunction(dir.path(list)));
         }
         let profiler = Self {
-            tracefs: tracefs.to_owned(),
+            tracefs: Arc::clone(&dir),
+            found: found.iter().map(|name| (*name).to_owned()).collect(),
+            switch: switch.clone(),
         };
-        write(&of("set_ftrace_filter"), &(found.join("\n") + "\n"))?;
-        // Enabling it also clears the statistics.
-        write(&of("function_profile_enabled"), "1")?;
+        let mut state = switch.state();
+        if !state.ended {
+            state.on = Some(Arc::clone(&dir));
+            let filter = write(&dir, "set_ftrace_filter", &(found.join("\n") + "\n"));
+            // Enabling it also clears the statistics.
+            let started = filter.and_then(|()| write(&dir, "function_profile_enabled", "1"));
+            // The drop of `profiler` takes the lock.
+            drop(state);
+            started?;
+        }
         Ok(profiler)
     }
 
@@ -136,28 +182,28 @@ impl Profiler {
     /// A file cannot be read, is too long, or has another form than the kernel prints.
     pub(crate) fn finish(self) -> Result<BTreeMap<String, Calls>, ProfilerError> {
         self.stop()?;
-        let dir = self.tracefs.join("trace_stat");
+        let path = |name: &str| self.tracefs.path(name);
         let io = |source| ProfilerError::Io {
-            path: dir.clone(),
+            path: path(STATISTICS),
             source,
         };
         let mut files = Vec::new();
-        for entry in fs::read_dir(&dir).map_err(io)? {
-            let path = entry.map_err(io)?.path();
+        for name in self.tracefs.list(STATISTICS).map_err(io)? {
+            let name = name.map_err(io)?;
             if files.len() == MAX_CPUS {
-                return Err(ProfilerError::TooManyCpus(dir));
+                return Err(ProfilerError::TooManyCpus(path(STATISTICS)));
             }
-            let name = path.file_name().and_then(|name| name.to_str());
-            let cpu = name.and_then(|name| name.strip_prefix("function"));
+            let cpu = name.strip_prefix("function");
             if cpu.is_some_and(|cpu| !cpu.is_empty() && cpu.bytes().all(|b| b.is_ascii_digit())) {
-                files.push(path);
+                files.push(format!("{STATISTICS}/{name}"));
             }
         }
         let mut calls = BTreeMap::new();
-        for path in files {
-            let text = read(&path, MAX_FILE)?;
-            add(&text, &mut calls).map_err(|(line, reason)| ProfilerError::Malformed {
-                path,
+        for name in files {
+            let text = read(&self.tracefs, &name, MAX_FILE)?;
+            let added = add(&text, &self.found, &mut calls);
+            added.map_err(|(line, reason)| ProfilerError::Malformed {
+                path: path(&name),
                 line,
                 reason,
             })?;
@@ -166,20 +212,23 @@ impl Profiler {
     }
 
     fn stop(&self) -> Result<(), ProfilerError> {
-        write(&self.tracefs.join("function_profile_enabled"), "0")
+        write(&self.tracefs, "function_profile_enabled", "0")
     }
 }
 
 impl Drop for Profiler {
     fn drop(&mut self) {
-        // Errors cannot be reported here.
-        let _ = self.stop();
-        let _ = write(&self.tracefs.join("set_ftrace_filter"), "");
+        self.switch.end();
     }
 }
 
-/// Adds the lines of one CPU to `calls`. The error gives the line and the deviation.
-fn add(text: &str, calls: &mut BTreeMap<String, Calls>) -> Result<(), (usize, &'static str)> {
+/// Adds the lines of one CPU to `calls`, which gets no other names than `wanted`. The error gives
+/// the line and the deviation.
+fn add(
+    text: &str,
+    wanted: &[String],
+    calls: &mut BTreeMap<String, Calls>,
+) -> Result<(), (usize, &'static str)> {
     for (index, line) in text.lines().enumerate() {
         let malformed = |reason| (index + 1, reason);
         let mut words = line.split_whitespace();
@@ -202,6 +251,9 @@ fn add(text: &str, calls: &mut BTreeMap<String, Calls>) -> Result<(), (usize, &'
         if !(0.0..=MAX_MICROSECONDS).contains(&microseconds) {
             return Err(malformed("not a plausible time"));
         }
+        if !wanted.iter().any(|wanted| wanted == name) {
+            continue;
+        }
         let sum = calls.entry(name.to_owned()).or_default();
         sum.hits = sum
             .hits
@@ -213,52 +265,40 @@ fn add(text: &str, calls: &mut BTreeMap<String, Calls>) -> Result<(), (usize, &'
 }
 
 /// Checks that every line of a file shows an idle state.
-fn idle(path: &Path, is_idle: fn(&str) -> bool) -> Result<(), ProfilerError> {
-    let text = read(path, MAX_FILE)?;
+fn idle(tracefs: &Tracefs, name: &str, is_idle: fn(&str) -> bool) -> Result<(), ProfilerError> {
+    let text = read(tracefs, name, MAX_FILE)?;
     match text.lines().map(str::trim).find(|line| !is_idle(line)) {
         None => Ok(()),
         Some(found) => Err(ProfilerError::InUse {
-            path: path.to_owned(),
+            path: tracefs.path(name),
             found: found.chars().take(80).collect(),
         }),
     }
 }
 
-/// Reads a regular file. Opening a FIFO would block.
-fn read(path: &Path, limit: u64) -> Result<String, ProfilerError> {
-    regular(path)
-        .and_then(|()| input_file::read(path, limit))
-        .map_err(|source| ProfilerError::Io {
-            path: path.to_owned(),
-            source,
-        })
+fn read(tracefs: &Tracefs, name: &str, limit: u64) -> Result<String, ProfilerError> {
+    tracefs
+        .read(name, limit)
+        .map_err(|source| io_error(tracefs, name, source))
 }
 
-/// Writes to an existing regular file. tracefs treats truncation as a reset.
-fn write(path: &Path, text: &str) -> Result<(), ProfilerError> {
-    let open = || {
-        regular(path)?;
-        let mut file = OpenOptions::new().write(true).truncate(true).open(path)?;
-        file.write_all(text.as_bytes())
-    };
-    open().map_err(|source| ProfilerError::Io {
-        path: path.to_owned(),
+fn write(tracefs: &Tracefs, name: &str, text: &str) -> Result<(), ProfilerError> {
+    tracefs
+        .write(name, text)
+        .map_err(|source| io_error(tracefs, name, source))
+}
+
+fn io_error(tracefs: &Tracefs, name: &str, source: io::Error) -> ProfilerError {
+    ProfilerError::Io {
+        path: tracefs.path(name),
         source,
-    })
-}
-
-fn regular(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path)?.is_file() {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        )),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const TITLES: &str = "  Function    Hit    Time    Avg    s^2\n  \
@@ -266,7 +306,8 @@ mod tests {
 
     fn of(text: &str) -> Result<BTreeMap<String, Calls>, (usize, &'static str)> {
         let mut calls = BTreeMap::new();
-        add(text, &mut calls)?;
+        let wanted = ["qi_submit_sync", "a"].map(str::to_owned);
+        add(text, &wanted, &mut calls)?;
         Ok(calls)
     }
 
@@ -280,8 +321,33 @@ mod tests {
             microseconds: 39.0,
         };
         assert_eq!(calls["qi_submit_sync"], expected);
+        // Names that nobody asked for take no memory.
+        let other = format!("{TITLES}{line}  other  1  1.0 us\n");
+        assert!(of(&other).unwrap().keys().eq(["qi_submit_sync"]));
         assert_eq!(of(TITLES), Ok(BTreeMap::new()));
         assert_eq!(of(""), Ok(BTreeMap::new()));
+    }
+
+    #[test]
+    fn a_switch_that_ended_starts_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("current_tracer", "nop\n"),
+            ("function_profile_enabled", "0\n"),
+            ("set_ftrace_filter", "#\n"),
+            ("available_filter_functions", "a\n"),
+        ] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let enabled = || fs::read_to_string(dir.path().join("function_profile_enabled")).unwrap();
+        let switch = ProfilerSwitch::default();
+        let running = Profiler::start(dir.path(), &["a"], &["a"], &switch).unwrap();
+        assert_eq!(enabled(), "1");
+        switch.end();
+        assert_eq!(enabled(), "0");
+        drop(running);
+        let _running = Profiler::start(dir.path(), &["a"], &["a"], &switch).unwrap();
+        assert_eq!(enabled(), "0");
     }
 
     #[test]

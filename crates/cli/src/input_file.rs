@@ -9,7 +9,14 @@ use std::path::Path;
 /// # Errors
 /// The file cannot be read, is longer, or is not UTF-8.
 pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
-    let file = File::open(path)?;
+    read_open(File::open(path)?, limit)
+}
+
+/// Reads an open file of at most `limit` bytes to its end.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_open(file: File, limit: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {

@@ -18,6 +18,7 @@ mod output;
 mod profile_file;
 mod progress;
 mod spool;
+mod tracefs;
 
 use std::process::ExitCode;
 

@@ -84,8 +84,9 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     }
 
     /// Like [`sync_for_device`](Self::sync_for_device), for `part` of the mapping. If the part
-    /// begins inside the synced part of the mapping, the layer transfers all later bytes of that
-    /// part to the device too.
+    /// begins inside the synced part of the mapping, all later bytes of that part belong to the
+    /// device again, too. The layer does not copy them: an unmap replaces what the CPU has written
+    /// there.
     ///
     /// # Errors
     /// The part lies outside the mapping.

@@ -133,6 +133,21 @@ pub enum LabError {
         /// The limit that the trace exceeds.
         limit: u64,
     },
+    /// The devices of a trace map and access more pages than an experiment feeds to prefetchers.
+    #[error(
+        "the trace maps and accesses more than {limit} pages, 1048576 and 256 for each line: too \
+        many for X07; leave its large mappings out"
+    )]
+    StreamPages {
+        /// The limit that the trace exceeds.
+        limit: u64,
+    },
+    /// More devices of a trace map memory than an experiment measures.
+    #[error("the trace maps memory for more than {limit} devices: too many for X07")]
+    StreamDevices {
+        /// The limit that the trace exceeds.
+        limit: usize,
+    },
     /// A mode's cache keeps more mappings than [`ReplayLimits::kept`](crate::ReplayLimits::kept)
     /// allows.
     #[error(

@@ -48,7 +48,9 @@ impl Anonymise {
     ///
     /// Each run of adjacent pages gets a new address with the same offset within 2 MiB. Shared and
     /// reused pages stay shared and reused, and separate runs stay separate. IOVAs of a translated
-    /// device stay: they reveal nothing about memory, and pairing needs their adjacency. Numbers
+    /// device stay: they reveal nothing about memory, and pairing needs their adjacency. A device
+    /// that maps nothing counts as untranslated, unless the trace has `iommu:*` lines. An access
+    /// outside all mapped ranges of its device may name a physical address, and is renamed. Numbers
     /// replace the names of devices, tasks, processes and marks. Attributes, unknown events and
     /// comments are left out.
     ///
@@ -78,7 +80,8 @@ impl Anonymise {
         let mut reader = TraceReader::new(name, second, options);
         let mut rewrite = Rewrite {
             start: if self.from_zero { survey.start } else { 0 },
-            direct: survey.direct,
+            translated: survey.translated(),
+            mapped: survey.mapped,
             runs,
             pids: HashMap::new(),
             marks: 0,
@@ -131,8 +134,12 @@ fn write(out: &mut dyn Write, text: &str) -> Result<(), AnonymiseError> {
 struct Survey {
     start: u64,
     lost: u64,
-    /// By device: true if its DMA addresses are physical addresses.
-    direct: Vec<bool>,
+    /// By device: true if its DMA addresses are physical addresses. `None` if no map shows it.
+    direct: Vec<Option<bool>>,
+    /// By device: the pages of the DMA addresses that it maps.
+    mapped: Vec<Runs>,
+    /// True if the trace has `iommu:*` lines.
+    has_iommu_lines: bool,
     /// The pages of all ranges.
     runs: Runs,
 }
@@ -158,6 +165,7 @@ impl Survey {
                         ..
                     } => {
                         survey.add(phys.get(), size);
+                        survey.note_mapped(device, iova.get(), size);
                         survey.note_direct(device, iova.get() == phys.get());
                     }
                     RawKind::MapSg {
@@ -175,8 +183,9 @@ impl Survey {
                             let size = size.copied().filter(|_| phys.len() == dma.len());
                             survey.add(start, size.unwrap_or(1));
                         }
-                        if direct {
-                            for (&start, &size) in dma.iter().zip(chunk.list(sizes)) {
+                        for (&start, &size) in dma.iter().zip(chunk.list(sizes)) {
+                            survey.note_mapped(device, start, size);
+                            if direct {
                                 survey.add(start, size);
                             }
                         }
@@ -189,6 +198,7 @@ impl Survey {
                         ..
                     } => {
                         coherent.push((device, iova.get(), size));
+                        survey.note_mapped(device, iova.get(), size);
                         for &start in chunk.list(phys_addrs) {
                             survey.add(start, 1);
                         }
@@ -198,13 +208,17 @@ impl Survey {
                             survey.add(start, 1);
                         }
                     }
-                    RawKind::IommuMap { phys, size, .. } => survey.add(phys.get(), size),
+                    RawKind::IommuMap { phys, size, .. } => {
+                        survey.has_iommu_lines = true;
+                        survey.add(phys.get(), size);
+                    }
+                    RawKind::IommuUnmap { .. } => survey.has_iommu_lines = true,
                     _ => {}
                 }
             }
         }
         for (device, start, size) in coherent {
-            if survey.direct.get(device.index()) == Some(&true) {
+            if !survey.is_translated(device.index()) {
                 survey.add(start, size);
             }
         }
@@ -216,18 +230,47 @@ impl Survey {
     /// the device direct.
     fn note_direct(&mut self, device: DeviceIndex, direct: bool) {
         if self.direct.len() <= device.index() {
-            self.direct.resize(device.index() + 1, false);
+            self.direct.resize(device.index() + 1, None);
         }
         if let Some(known) = self.direct.get_mut(device.index()) {
-            *known |= direct;
+            *known = Some(direct || *known == Some(true));
         }
+    }
+
+    /// Records that `device` maps `size` bytes from the DMA address `start`.
+    fn note_mapped(&mut self, device: DeviceIndex, start: u64, size: u64) {
+        if self.mapped.len() <= device.index() {
+            self.mapped.resize_with(device.index() + 1, Runs::default);
+        }
+        if let Some(runs) = self.mapped.get_mut(device.index()) {
+            add_range(runs, start, size);
+        }
+    }
+
+    /// Returns true if the DMA addresses of the device are I/O virtual addresses.
+    fn is_translated(&self, device: usize) -> bool {
+        match self.direct.get(device).copied().flatten() {
+            Some(direct) => !direct,
+            None => self.has_iommu_lines,
+        }
+    }
+
+    /// Returns [`is_translated`](Self::is_translated) of every possible device.
+    fn translated(&self) -> Vec<bool> {
+        let devices = 0..=usize::from(u16::MAX);
+        devices.map(|device| self.is_translated(device)).collect()
     }
 
     /// Adds the pages of a range and merges them with adjacent runs.
     fn add(&mut self, start: u64, size: u64) {
-        let last = start.saturating_add(size.saturating_sub(1)) / PAGE;
-        self.runs.add(start / PAGE, last + 1);
+        add_range(&mut self.runs, start, size);
     }
+}
+
+/// Adds the pages of `size` bytes from `start`.
+fn add_range(runs: &mut Runs, start: u64, size: u64) {
+    let last = start.saturating_add(size.saturating_sub(1)) / PAGE;
+    runs.add(start / PAGE, last + 1);
 }
 
 /// New location of each run.
@@ -286,7 +329,10 @@ fn mix(value: u64) -> u64 {
 
 struct Rewrite {
     start: u64,
-    direct: Vec<bool>,
+    /// By device: true if its DMA addresses are I/O virtual addresses.
+    translated: Vec<bool>,
+    /// By device: the pages of the DMA addresses that it maps.
+    mapped: Vec<Runs>,
     runs: PageRenaming,
     pids: HashMap<u32, u32>,
     marks: u32,
@@ -308,9 +354,16 @@ impl Rewrite {
                 *iova = self.iova(*device, *iova);
                 *phys = PhysAddr::new(self.runs.rename(phys.get()));
             }
-            RawKind::Unmap { device, iova, .. }
-            | RawKind::Free { device, iova, .. }
-            | RawKind::Access { device, iova, .. } => *iova = self.iova(*device, *iova),
+            RawKind::Unmap { device, iova, .. } | RawKind::Free { device, iova, .. } => {
+                *iova = self.iova(*device, *iova)
+            }
+            RawKind::Access { device, iova, .. } => {
+                let mapped = self.mapped.get(device.index());
+                *iova = match mapped.is_some_and(|runs| runs.contains(iova.get() / PAGE)) {
+                    true => self.iova(*device, *iova),
+                    false => Iova::new(self.runs.rename(iova.get())),
+                };
+            }
             RawKind::Alloc {
                 device,
                 iova,
@@ -351,7 +404,8 @@ impl Rewrite {
     }
 
     fn is_direct(&self, device: DeviceIndex) -> bool {
-        self.direct.get(device.index()).copied().unwrap_or(false)
+        let translated = self.translated.get(device.index());
+        !translated.copied().unwrap_or(false)
     }
 
     fn iova(&self, device: DeviceIndex, iova: Iova) -> Iova {

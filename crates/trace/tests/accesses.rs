@@ -99,3 +99,42 @@ fn anonymised_accesses_keep_their_mappings() {
         format!("{device} dir=TO_DEVICE dma_addr=ffe010 size=16")
     );
 }
+
+/// An access that no map explains names a physical address if the device bypasses the IOMMU, or if
+/// its maps precede the trace.
+#[test]
+fn anonymised_accesses_outside_all_mappings_are_renamed() {
+    const FRAME: &str = "23b7654";
+    let lines = [
+        "dma_access: 0000:00:03.0 dir=FROM_DEVICE dma_addr=23b7654c80 size=64",
+        "dma_alloc: 0000:00:06.0 dir=BIDIRECTIONAL dma_addr=23b7654000 size=4096 \
+        virt_addr=0000000000000001 flags=GFP_KERNEL attrs=",
+        "dma_map_phys: 0000:00:04.0 dir=FROM_DEVICE dma_addr=fff000 size=4096 \
+        phys_addr=23b7654000 attrs=",
+        "dma_access: 0000:00:04.0 dir=FROM_DEVICE dma_addr=23b7654010 size=64",
+        "dma_access: 0000:00:04.0 dir=FROM_DEVICE dma_addr=fff020 size=64",
+    ];
+    let lines = lines.iter().enumerate();
+    let text: String = lines
+        .map(|(at, line)| format!("  ringfence-0 [000] ..... 1.{at:06}: {line}\n"))
+        .collect();
+    let mut out = Vec::new();
+    let options = TraceOptions::default();
+    Anonymise::default()
+        .run("t", text.as_bytes(), text.as_bytes(), &options, &mut out)
+        .unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert!(!out.contains(FRAME), "{out}");
+    let after = |key: &str, line: &str| {
+        let rest = line.split_once(key).unwrap().1;
+        u64::from_str_radix(rest.split(' ').next().unwrap(), 16).unwrap()
+    };
+    let line = |number: usize| out.lines().nth(number + 2).unwrap();
+    let frame = after(" phys_addr=", line(2));
+    // The page that a map names has one new address everywhere.
+    assert_eq!(after(" dma_addr=", line(0)), frame + 0xc80);
+    assert_eq!(after(" dma_addr=", line(1)), frame);
+    assert_eq!(after(" dma_addr=", line(3)), frame + 0x10);
+    // An address inside a mapping of a translated device stays.
+    assert_eq!(after(" dma_addr=", line(4)), 0xfff020);
+}

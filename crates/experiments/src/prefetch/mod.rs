@@ -28,6 +28,7 @@
 //!   so each burst begins with a walk. A ring with a single buffer in flight has no next entry to
 //!   fetch.
 
+mod bursts;
 mod mapped_ranges;
 pub mod recorded;
 mod shape;

@@ -10,13 +10,14 @@
 //! for one. Bidirectional mappings of a device with recorded DMAs therefore count as coherent.
 //! Ranges that appear only in `iommu:*` lines have no device.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io::Read;
 
 use ringfence_trace::text::{RawChunk, RawEvent, RawKind, TraceReader};
 use ringfence_trace::{DeviceIndex, TraceOptions};
 use ringfence_types::{Direction, Iova};
 
+use super::bursts::OpenBursts;
 use super::mapped_ranges::MappedRanges;
 use super::stream::{AccessSource, DeviceStream, pages_of};
 use ringfence_lab::LabError;
@@ -24,6 +25,14 @@ use ringfence_lab::plan::BURST_NS;
 
 /// Maximum number of segment addresses that a map event prints for a scatterlist.
 const LISTED: usize = 128;
+
+/// Pages of all maps and accesses of a trace, for any trace and for each of its lines. The limit
+/// bounds the memory of the mapped pages, and the accesses of each prefetcher.
+const MAX_WORK: u64 = 1 << 20;
+const MAX_WORK_PER_LINE: u64 = 256;
+
+/// Devices of a trace. Each has a row for each of its predictors and histories.
+const MAX_DEVICES: usize = 256;
 
 /// Key by which an unmap names a scatterlist: the number of segments and their first addresses.
 type List = (usize, Vec<u64>);
@@ -38,11 +47,12 @@ struct Device {
     rings: HashMap<Direction, u16>,
     singles: HashMap<Iova, u32>,
     lists: HashMap<(Direction, List), VecDeque<u32>>,
-    /// Open bursts: ring, CPU, and start time in nanoseconds.
-    bursts: Vec<(u16, u16, u64)>,
+    bursts: OpenBursts,
     /// Mapped ranges, if the accesses are recorded.
     mapped: MappedRanges,
     has_accesses: bool,
+    /// True if the last event began a burst.
+    began: bool,
 }
 
 impl Device {
@@ -64,16 +74,11 @@ impl Device {
             .or_insert_with(|| stream.add_ring())
     }
 
-    /// Ends the bursts for which `over` returns true.
-    fn end_bursts(&mut self, over: impl Fn(u16, u16, u64) -> bool) {
-        let stream = &mut self.stream;
-        self.bursts.retain(|&(ring, cpu, since)| {
-            let over = over(ring, cpu, since);
-            if over {
-                stream.end_burst(ring);
-            }
-            !over
-        });
+    /// Ends the bursts that are over at `now`.
+    fn end_bursts(&mut self, now: u64) {
+        while let Some(ring) = self.bursts.end_oldest(now) {
+            self.stream.end_burst(ring);
+        }
     }
 
     /// Maps a buffer. `None` if it counts as coherent.
@@ -88,7 +93,9 @@ impl Device {
             return None;
         }
         let ring = self.ring(direction);
-        self.end_bursts(|other, cpu, _| other == ring && cpu == event.cpu);
+        if self.bursts.end(ring, event.cpu) {
+            self.stream.end_burst(ring);
+        }
         let pages = pieces
             .clone()
             .filter_map(|(iova, size)| pages_of(iova, size));
@@ -105,10 +112,7 @@ impl Device {
         }
         self.end(buffer);
         let (ring, _) = self.stream.ring_position(buffer);
-        let open = |&(other, cpu, _): &(u16, u16, u64)| other == ring && cpu == event.cpu;
-        if !self.bursts.iter().any(open) {
-            self.bursts.push((ring, event.cpu, event.time.0));
-        }
+        self.began |= self.bursts.begin(ring, event.cpu, event.time.0);
     }
 
     /// Ends a mapping, which the trace may not show as unmapped.
@@ -198,6 +202,21 @@ impl Default for Candidates {
 }
 
 impl Candidates {
+    /// Adds a line of the device. Returns true if it began a burst.
+    fn add_event(&mut self, event: &RawEvent, raw: &RawChunk) -> bool {
+        let mut began = false;
+        for device in &mut self.0 {
+            device.began = false;
+            device.add_event(event, raw);
+            began |= device.began;
+        }
+        began
+    }
+
+    fn work(&self) -> u64 {
+        self.0.iter().map(|device| device.stream.work()).sum()
+    }
+
     /// Returns the stream with recorded accesses if the trace has any, or else the other.
     fn choose(self) -> DeviceStream {
         let [mut recorded, mut assumed] = self.0;
@@ -205,7 +224,7 @@ impl Candidates {
             true => &mut recorded,
             false => &mut assumed,
         };
-        chosen.end_bursts(|_, _, _| true);
+        chosen.end_bursts(u64::MAX);
         std::mem::take(&mut chosen.stream)
     }
 }
@@ -214,20 +233,37 @@ impl Candidates {
 /// appearance. `name` appears in errors and in the names of the streams.
 ///
 /// # Errors
-/// [`LabError::Trace`].
+/// [`LabError::Trace`], [`LabError::StreamPages`] or [`LabError::StreamDevices`].
 pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabError> {
     let mut reader = TraceReader::new(name, reader, &TraceOptions::default());
     let mut raw = RawChunk::default();
     let mut devices: Vec<Candidates> = Vec::new();
+    // Start of each burst, with its device.
+    let mut bursts: BTreeSet<(u64, usize)> = BTreeSet::new();
+    let (mut work, mut most) = (0, MAX_WORK);
     while reader.next_chunk(&mut raw).map_err(LabError::Trace)? {
         for event in &raw.events {
-            for device in devices.iter_mut().flat_map(|device| &mut device.0) {
-                device.end_bursts(|_, _, since| event.time.0 >= since.saturating_add(BURST_NS));
-            }
-            if let Some(index) = device_of(&event.kind) {
-                for device in &mut of(&mut devices, index).0 {
-                    device.add_event(event, &raw);
+            let now = event.time.0;
+            while let Some(&(since, device)) = bursts.first()
+                && now >= since.saturating_add(BURST_NS)
+            {
+                bursts.pop_first();
+                let candidates = devices.get_mut(device).map(|device| &mut device.0);
+                for device in candidates.into_iter().flatten() {
+                    device.end_bursts(now);
                 }
+            }
+            most += MAX_WORK_PER_LINE;
+            if let Some(index) = device_of(&event.kind) {
+                let device = of(&mut devices, index);
+                let before = device.work();
+                if device.add_event(event, &raw) {
+                    bursts.insert((now, index.index()));
+                }
+                work += device.work() - before;
+            }
+            if work > most {
+                return Err(LabError::StreamPages { limit: most });
             }
         }
     }
@@ -240,6 +276,9 @@ pub fn streams<R: Read>(name: &str, reader: R) -> Result<Vec<DeviceStream>, LabE
         let row = reader.devices().get(index);
         let row = row.map_or("?", |row| row.name.as_str());
         stream.name = format!("{name} {row}");
+        if streams.len() == MAX_DEVICES {
+            return Err(LabError::StreamDevices { limit: MAX_DEVICES });
+        }
         streams.push(stream);
     }
     Ok(streams)

@@ -79,6 +79,8 @@ pub struct DeviceStream {
     rings: Vec<StreamRing>,
     mapped_now: u64,
     live_pages: u64,
+    /// Pages of all maps and accesses, which bound the memory and the time of a measurement.
+    work: u64,
     /// Number of buffers that lost pages because they had more than 4096.
     pub cut_buffers: u64,
 }
@@ -125,6 +127,7 @@ impl DeviceStream {
         state.live += 1;
         state.max_live = state.max_live.max(state.live);
         self.mapped_now += MAX_PAGES - left;
+        self.work += MAX_PAGES - left;
         self.live_pages = self.live_pages.max(self.mapped_now);
         let number = u32::try_from(self.buffers.len()).unwrap_or(u32::MAX);
         self.buffers.push(TracedBuffer {
@@ -139,6 +142,7 @@ impl DeviceStream {
 
     /// Records that the device uses a buffer.
     pub(super) fn use_buffer(&mut self, number: u32) {
+        self.work += self.pages(number).iter().map(PfnRange::pages).sum::<u64>();
         self.events.push(BufferEvent::Use(number));
     }
 
@@ -149,12 +153,18 @@ impl DeviceStream {
         let count = count.min(kept.saturating_sub(first));
         // A buffer keeps at most `MAX_PAGES` pages, so the numbers fit.
         if count > 0 {
+            self.work += count;
             self.events.push(BufferEvent::Access {
                 buffer,
                 first: first as u32,
                 count: count as u32,
             });
         }
+    }
+
+    /// Returns the number of pages of all maps and accesses.
+    pub(super) fn work(&self) -> u64 {
+        self.work
     }
 
     /// Records that the driver unmaps a buffer.

@@ -1,11 +1,14 @@
 //! The mappings of each endpoint, as the record of DMAs shows them.
 
+mod ending;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ringfence_types::{Iova, RequesterId};
 use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping};
 
+use self::ending::Ending;
 use crate::record::DmaRecord;
 
 /// Domain of each attached endpoint.
@@ -20,7 +23,7 @@ pub(super) struct RecordedMappings {
     record: Arc<DmaRecord>,
     domains: BTreeMap<DomainId, BTreeMap<Iova, Mapping>>,
     /// Mappings that end with the next commit.
-    ending: Vec<(RequesterId, Mapping)>,
+    ending: Ending,
 }
 
 impl RecordedMappings {
@@ -28,7 +31,7 @@ impl RecordedMappings {
         Self {
             record,
             domains: BTreeMap::new(),
-            ending: Vec::new(),
+            ending: Ending::default(),
         }
     }
 
@@ -101,7 +104,7 @@ impl RecordedMappings {
 
     /// Writes the mappings that have ended.
     pub(super) fn commit(&mut self) {
-        for (device, mapping) in self.ending.drain(..) {
+        for (device, mapping) in self.ending.drain() {
             self.record.unmap(device, &mapping);
         }
     }
@@ -110,10 +113,7 @@ impl RecordedMappings {
         let device = device(endpoint);
         // A batch that maps an address again ends its old mapping first. An access that still uses
         // the old one then follows the line of the new one.
-        let again = |(other, ended): &(RequesterId, Mapping)| {
-            *other == device && ended.iova.overlaps(&mapping.iova)
-        };
-        if self.ending.iter().any(again) {
+        if self.ending.overlaps(device, &mapping.iova) {
             self.commit();
         }
         self.record.map(device, mapping);

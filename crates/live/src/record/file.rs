@@ -1,19 +1,25 @@
 //! A record file of bounded size, which several processes can continue one after the other.
 //!
-//! The guest controls the number of lines, so the file has a size limit. Lines beyond the limit, or
-//! that the disk has no room for, are only counted.
+//! The guest controls the number of lines, so the file has a size limit. Lines beyond the limit are
+//! only counted. After a failed write, as to a full disk, nothing follows: the file may end with a
+//! part of a line.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::process::geteuid;
 
 use crate::saved_state::{Reader, SaveState, StateError, Writer};
 
 /// Pending bytes at which the recorder writes them to the file.
 pub const PENDING_BYTES: usize = 8192;
+
+/// Access for the user alone.
+const PRIVATE: u32 = 0o600;
 
 /// Lines that a format has for the limit and for the end of a record.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +38,10 @@ pub(crate) struct RecordFile {
     marks: RecordMarks,
     file: File,
     pending: Vec<u8>,
+    /// True until the first write, which empties a file that existed before.
+    unwritten: bool,
+    /// True if every line so far is in the file or pending. If false, `lost` is 0 after a failed
+    /// write, and positive at the limit.
     whole: bool,
     ended: bool,
     /// Limit for the bytes of lines in the file.
@@ -43,15 +53,26 @@ pub(crate) struct RecordFile {
 }
 
 impl RecordFile {
-    /// Creates a file at `path` for at most `most` bytes of lines.
+    /// Creates a file at `path` for at most `most` bytes of lines, for this user alone. An existing
+    /// file keeps its permissions, and its content until the first write.
     ///
     /// # Errors
-    /// The file cannot be created.
+    /// The file cannot be created, or belongs to another user.
     pub(crate) fn create(path: &Path, most: u64, marks: RecordMarks) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).mode(PRIVATE).open(path)?;
+        let about = file.metadata()?;
+        if about.is_file() && about.uid() != geteuid().as_raw() {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the file belongs to another user: remove it, or name another one",
+            ));
+        }
         Ok(Self {
             marks,
-            file: File::create(path)?,
+            file,
             pending: Vec::new(),
+            unwritten: about.is_file(),
             whole: true,
             ended: false,
             max_bytes: most,
@@ -63,7 +84,9 @@ impl RecordFile {
     /// Adds the line that `line` formats. Does not call it once the file is full.
     pub(crate) fn add(&mut self, line: impl FnOnce() -> String) {
         if !self.whole {
-            self.lost = self.lost.saturating_add(1);
+            if self.lost > 0 {
+                self.lost = self.lost.saturating_add(1);
+            }
             return;
         }
         let line = line();
@@ -71,8 +94,8 @@ impl RecordFile {
         if bytes > self.max_bytes {
             self.put(self.marks.full);
             self.write();
+            self.lost = u64::from(self.whole);
             self.whole = false;
-            self.lost = 1;
             return;
         }
         self.bytes = bytes;
@@ -107,12 +130,25 @@ impl RecordFile {
     }
 
     fn write(&mut self) {
-        self.whole = self.file.write_all(&self.pending).is_ok();
+        let emptied = self.empty();
+        self.unwritten = false;
+        self.whole = emptied
+            .and_then(|()| self.file.write_all(&self.pending))
+            .is_ok();
         self.pending.clear();
     }
 
-    /// Returns the state that another process needs to continue the record. Writes nothing.
+    /// Removes the content of a file that existed before the record.
+    fn empty(&self) -> io::Result<()> {
+        if self.unwritten {
+            self.file.set_len(0)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the state that another process needs to continue the record. Writes no line.
     pub(crate) fn save(&self) -> io::Result<RecordState> {
+        self.empty()?;
         Ok(RecordState {
             file: self.file.try_clone()?.into(),
             whole: self.whole,
@@ -161,6 +197,7 @@ impl RecordFile {
             marks,
             file: file.into(),
             pending,
+            unwritten: false,
             whole,
             ended: false,
             max_bytes: most,
@@ -179,7 +216,7 @@ pub struct RecordState {
     pub whole: bool,
     /// Lines that are not written yet.
     pub pending: Vec<u8>,
-    /// Number of lines that are not recorded; 0 if `whole` is set.
+    /// Number of lines that are not recorded; 0 if `whole` is set, and after a failed write.
     pub lost: u64,
 }
 
@@ -201,5 +238,98 @@ impl SaveState for RecordState {
             pending: input.blob("record length", PENDING_BYTES)?,
             lost: if whole { 0 } else { input.u64()? },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::io::Read;
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use rustix::fs::fcntl_setfl;
+
+    use super::*;
+
+    const MARKS: RecordMarks = RecordMarks {
+        full: "full",
+        end: "end",
+        lost: |count| format!("lost {count}"),
+    };
+
+    #[test]
+    fn a_record_is_for_its_user_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record");
+        RecordFile::create(&path, 100, MARKS).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&path), 0o600);
+        if !geteuid().is_root() {
+            return;
+        }
+        // Another user has planted a file that this user then may keep writing to.
+        fs::write(&path, "planted").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        chown(&path, Some(65534), None).unwrap();
+        let refused = RecordFile::create(&path, 100, MARKS).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(fs::read(&path).unwrap(), b"planted");
+    }
+
+    #[test]
+    fn an_existing_file_is_replaced_by_the_first_write_or_hand_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record");
+        let content = || fs::read_to_string(&path).unwrap();
+        let create = || RecordFile::create(&path, 100, MARKS).unwrap();
+        fs::write(&path, "an earlier record\n").unwrap();
+        // The start of the devices failed.
+        create().add(|| "line".to_owned());
+        assert_eq!(content(), "an earlier record\n");
+        let mut file = create();
+        file.add(|| "line".to_owned());
+        file.end();
+        assert_eq!(content(), "line\nend\n");
+        let mut first = create();
+        first.add(|| "first".to_owned());
+        let mut second = RecordFile::restore(first.save().unwrap(), 100, MARKS).unwrap();
+        drop(first);
+        second.add(|| "second".to_owned());
+        second.end();
+        assert_eq!(content(), "first\nsecond\nend\n");
+    }
+
+    /// A line for lost events after a part of a line would be read as one malformed line, and its
+    /// number would lack the lines of the failed write.
+    #[test]
+    fn nothing_follows_a_failed_write() {
+        for handed_over in [false, true] {
+            let (mut reader, writer) = io::pipe().unwrap();
+            let writer: OwnedFd = writer.into();
+            fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
+            let state = RecordState {
+                file: writer,
+                whole: true,
+                pending: Vec::new(),
+                lost: 0,
+            };
+            let mut file = RecordFile::restore(state, u64::MAX, MARKS).unwrap();
+            // A pipe holds 64 KiB.
+            while file.whole {
+                file.add(|| "x".repeat(4000));
+            }
+            file.add(|| "a line that has no room".to_owned());
+            let mut text = vec![0; 32 << 10];
+            reader.read_exact(&mut text).unwrap();
+            if handed_over {
+                file = RecordFile::restore(file.save().unwrap(), u64::MAX, MARKS).unwrap();
+                file.add(|| "another line".to_owned());
+            }
+            file.end();
+            drop(file);
+            reader.read_to_end(&mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            assert!(text.bytes().all(|byte| byte == b'x' || byte == b'\n'));
+        }
     }
 }

@@ -15,7 +15,7 @@ use ringfence_lab::MachineProfile;
 use super::Measured;
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
-use crate::function_profiler::{Calls, Profiler, ProfilerError};
+use crate::function_profiler::{Calls, Profiler, ProfilerError, ProfilerSwitch};
 use crate::interrupt::{AfterSignal, on_interrupt};
 
 /// Work of a kernel function.
@@ -72,13 +72,17 @@ pub(super) fn profile(args: &CalibrateArgs, measured: &Measured) -> Result<Strin
     let required: Vec<&str> = required.map(|(name, _)| *name).collect();
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
-    // Without the handler, Ctrl-C would leave the profiler running.
+    let switch = ProfilerSwitch::default();
+    let at_signal = switch.clone();
+    // Without the handler, Ctrl-C would leave the profiler running. The third signal ends the
+    // process at once, so the handler itself stops the profiler.
     on_interrupt(move || {
         flag.store(true, Ordering::Relaxed);
+        at_signal.end();
         AfterSignal::GoOn
     })
     .map_err(Failure::system("handle Ctrl-C"))?;
-    let profiler = Profiler::start(&args.tracefs, &names, &required)?;
+    let profiler = Profiler::start(&args.tracefs, &names, &required, &switch)?;
     wait(Duration::from_secs(args.seconds), &stop);
     let calls = profiler.finish()?;
     let profile = of(&calls, measured).ok_or(ProfilerError::NothingRan(args.seconds))?;

@@ -152,7 +152,7 @@ pub(super) struct Page {
     piece: AtomicU64,
     /// Extent of that piece that the CPU has received by a sync.
     synced: AtomicU64,
-    /// Extent of the page that may hold bytes of a buffer that the device may read.
+    /// Extent of the page that may hold bytes of a buffer.
     residue: AtomicU64,
     /// Bytes of the mapping that its unmap copies; of the first page of a mapping.
     received: AtomicU64,

@@ -201,8 +201,9 @@ impl<L> ShadowPool<L> {
     }
 
     /// Records `pieces` in the slot at `slot`, each at its offset in its first page. If `copies` is
-    /// true, copies their bytes. If the device reads the slot, zeroes all other bytes of buffers.
-    /// Returns the range of the mapping.
+    /// true, copies their bytes and zeroes all bytes of earlier buffers. That includes slots that
+    /// the device only writes: not every table has write-only pages. Returns the range of the
+    /// mapping.
     ///
     /// # Errors
     /// A piece lies outside memory. The slot is free.
@@ -217,7 +218,6 @@ impl<L> ShadowPool<L> {
     ) -> Result<Option<IovaRange>, MemoryError> {
         let mut index = slot;
         let mut last = None;
-        let readable = kind.permissions.allows(ringfence_types::Access::Read);
         for (number, original) in pieces.iter().enumerate() {
             let piece = Piece {
                 original: *original,
@@ -231,19 +231,19 @@ impl<L> ShadowPool<L> {
                 check(memory, start, bytes)
             };
             if let Err(error) = filled {
-                self.empty(memory, slot, kind, readable);
+                self.empty(memory, slot, kind, copies);
                 return Err(error);
             }
             if let Some(page) = self.page(index) {
                 page.put(*original, number == 0, piece.more);
             }
             last = self.iova_of(index, piece.offset().wrapping_add(bytes.wrapping_sub(1)));
-            if readable {
+            if copies {
                 self.scrub(memory, index, piece.pages(), piece.offset(), bytes)?;
             }
             index = index.saturating_add(piece.pages());
         }
-        if readable {
+        if copies {
             let end = slot.saturating_add(kind.pages());
             self.scrub(memory, index, end.saturating_sub(index), 0, 0)?;
         }
@@ -290,16 +290,16 @@ impl<L> ShadowPool<L> {
         Ok(())
     }
 
-    /// Removes all records of a slot whose map failed, and zeroes it if the device reads it.
+    /// Removes all records of a slot whose map failed, and zeroes it if it holds bytes of buffers.
     #[cold]
-    fn empty(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, readable: bool) {
+    fn empty(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, copies: bool) {
         for number in 0..kind.pages() {
             if let Some(page) = self.page(slot.saturating_add(number)) {
                 page.clear();
                 page.replace_residue(Extent::default());
             }
         }
-        if readable {
+        if copies {
             let bytes = u64::from(kind.pages()) << GRANULE.shift();
             let _ = zero(memory, self.address(slot), bytes);
         }

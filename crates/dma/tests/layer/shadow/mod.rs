@@ -2,6 +2,7 @@
 //! the pool.
 
 mod bad_input;
+mod formats;
 mod machine;
 mod model;
 mod pool;

@@ -1,5 +1,6 @@
 //! Converts the options of a command line to the devices of a guest.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use ringfence_live::MemoryRules;
@@ -49,7 +50,18 @@ fn vfio_user_devices(
     disk: Option<(DiskArg, &Path)>,
 ) -> Result<GuestDevices, Failure> {
     let is_pviommu = args.iommu == IommuKind::Pviommu;
+    let (requests, dmas) = (args.record_requests.as_deref(), args.record_dmas.as_deref());
+    let image = disk.as_ref().map(|(_, path)| *path);
     refuse(&[
+        (
+            // A record empties its file.
+            same_file(requests, image) || same_file(dmas, image),
+            "--disk and a record (--record-requests, --record-dmas) name the same file",
+        ),
+        (
+            same_file(requests, dmas),
+            "--record-requests and --record-dmas name the same file",
+        ),
         (
             args.record_requests.is_some() && args.iommu != IommuKind::Virtio,
             "--record-requests requires --iommu virtio",
@@ -160,6 +172,16 @@ fn vhost_user_disk(
         read_only: disk.read_only,
         inject_dma: args.inject_dma.clone(),
     }))
+}
+
+/// Returns true if both paths name the same file, also through links.
+fn same_file(one: Option<&Path>, other: Option<&Path>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else {
+        return false;
+    };
+    let identity = |path| std::fs::metadata(path).map(|about| (about.dev(), about.ino()));
+    let existing = [one, other].map(identity);
+    one == other || matches!(existing, [Ok(one), Ok(other)] if one == other)
 }
 
 /// Fails with the message of the first rule that is broken.

@@ -412,6 +412,25 @@ fn a_refusal_names_both_options() {
 
 /// `guest run` has a disk without `--disk`, and its mode without a file.
 #[test]
+fn a_record_is_no_other_file_of_the_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let [image, link, new] = ["image", "link", "new"].map(|name| dir.path().join(name));
+    std::fs::write(&image, "kept").unwrap();
+    std::os::unix::fs::symlink(&image, &link).unwrap();
+    let [image, link, new] = [&image, &link, &new].map(|path| path.to_str().unwrap());
+    for (words, refused) in [
+        (format!("--disk {image} --record-dmas {new}"), false),
+        (format!("--disk {image} --record-dmas {image}"), true),
+        (format!("--disk {link} --record-requests {image}"), true),
+        (format!("--record-requests {new} --record-dmas {new}"), true),
+    ] {
+        let found = device_options(&parse(&words), None);
+        assert_eq!(found.is_err(), refused, "{words}");
+    }
+    assert_eq!(std::fs::read(image).unwrap(), b"kept");
+}
+
+#[test]
 fn a_disk_without_a_file_uses_the_image() {
     let image = Some(Path::new("disk.img"));
     for (words, sandbox) in [("", false), ("--disk mode=sandbox", true)] {

@@ -44,6 +44,6 @@ pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;
-pub use machine::{Baseline, DeviceSide, MachineProfile, Operation, Prices, Reported};
+pub use machine::{Baseline, DeviceSide, LineRate, MachineProfile, Operation, Prices, Reported};
 pub use profile::{IotlbPrefetch, Profile, ProfileError};
 pub use status::ReplayStatus;

@@ -13,6 +13,7 @@ mod diff;
 mod findings;
 mod grid;
 mod info;
+mod line_rate;
 mod machine;
 mod markdown;
 mod modes;

@@ -2,6 +2,7 @@
 
 use super::data::Report;
 use super::grid::Grid;
+use super::line_rate::line_rates;
 use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
 use super::terminal::{
@@ -39,6 +40,10 @@ pub fn markdown(report: &Report) -> String {
         }
         out.push('\n');
     }
+        for (title, grid) in line_rates(report, &rows) {
+            out.push_str(&format!("### {title}\n\n"));
+            out.push_str(&table(&grid));
+        }
     printable(&out).into_owned()
 }
 

@@ -4,6 +4,7 @@
 use super::agreement::agreement_line;
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
+use super::line_rate::{self, line_rates};
 use super::machine;
 use super::notes::oddities;
 use super::number::{
@@ -69,6 +70,9 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
     let mut lines = String::new();
     for line in remarks(report, notes, rows) {
         lines.push_str(&wrap(&line, look, 2));
+    for (title, grid) in line_rates(report, rows) {
+        out.push(titled(&title, grid.render(look)));
+    }
         lines.push('\n');
     }
     out.push(Section {
@@ -365,6 +369,7 @@ fn bounds(rows: &[&Row]) -> Vec<String> {
     let mut bounds: Vec<(&str, Vec<&str>)> = Vec::new();
     for row in rows {
         let Some(bound) = row.bound.as_deref() else {
+    out.extend(line_rate::remarks(report));
             continue;
         };
         match bounds.iter_mut().find(|(text, _)| *text == bound) {

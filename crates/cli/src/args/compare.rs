@@ -10,7 +10,7 @@ use ringfence_lab::modes::Mode;
 use ringfence_report::Condition;
 
 use super::values::{
-    conditions, cycle_ns, cycles, iotlb, named_mode, operation, positive, repetitions,
+    conditions, cycle_ns, cycles, gbps, iotlb, named_mode, operation, positive, repetitions,
     ring_entries, walk_cache,
 };
 use super::{Format, ReplayLimitArgs, TraceLimitArgs};
@@ -51,6 +51,7 @@ Examples:
   ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
   ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
   ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
+  ringfence compare --profile cascade-lake-2024 --line-rate 100,200,400,800
   ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
@@ -146,6 +147,17 @@ pub(crate) struct CompareArgs {
     pub walkers: u32,
 
     /// Geometry of the IOTLB [default: from the profile]
+    /// Line rates for which to report what each mode needs: page walkers, processors for
+    /// invalidations, and memory bandwidth for copies
+    #[arg(
+        long,
+        value_name = "GBPS,...",
+        value_delimiter = ',',
+        value_parser = gbps,
+        help_heading = "Platform",
+    )]
+    pub line_rate: Vec<f64>,
+
     #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
     pub iotlb: Option<(u32, u32)>,
 

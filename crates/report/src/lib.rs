@@ -41,7 +41,7 @@ pub use markdown::markdown;
 pub use modes::{ModeRow, axes_table, mode_rows, modes_table};
 pub use notes::oddities;
 pub use plot::{Plot, plots};
-pub use recommend::{MIN_MAPS, recommend};
+pub use recommend::{MIN_MAPS, RECEIVE_LIMIT_NS, TRANSMIT_LIMIT_NS, recommend};
 pub use sizing::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 pub use terminal::terminal;
 pub use text::printable_json;

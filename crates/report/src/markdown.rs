@@ -6,7 +6,8 @@ use super::line_rate::line_rates;
 use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
 use super::terminal::{
-    COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
+    COST, DELAYS, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, release_delays, remarks,
+    safety,
 };
 use ringfence_trace::printable;
 
@@ -29,10 +30,18 @@ pub fn markdown(report: &Report) -> String {
         }
         out.push_str(&format!("### {EXPOSURE}\n\n"));
         out.push_str(&table(&safety(&rows)));
+        if let Some(grid) = release_delays(&rows) {
+            out.push_str(&format!("### {DELAYS}\n\n"));
+            out.push_str(&table(&grid));
+        }
         out.push_str(&format!("### {HARDWARE}\n\n"));
         out.push_str(&table(&hardware(&rows)));
         if let Some(grid) = device_side(report, &rows) {
             out.push_str(&format!("### {DEVICE_SIDE}\n\n"));
+            out.push_str(&table(&grid));
+        }
+        for (title, grid) in line_rates(report, &rows) {
+            out.push_str(&format!("### {title}\n\n"));
             out.push_str(&table(&grid));
         }
         for remark in remarks(report, notes, &rows) {
@@ -40,10 +49,6 @@ pub fn markdown(report: &Report) -> String {
         }
         out.push('\n');
     }
-        for (title, grid) in line_rates(report, &rows) {
-            out.push_str(&format!("### {title}\n\n"));
-            out.push_str(&table(&grid));
-        }
     printable(&out).into_owned()
 }
 

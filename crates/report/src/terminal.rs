@@ -63,16 +63,19 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
         out.push(titled(COST, cost(rows).render(look)));
     }
     out.push(titled(EXPOSURE, safety(rows).render(look)));
+    if let Some(grid) = release_delays(rows) {
+        out.push(titled(DELAYS, grid.render(look)));
+    }
     out.push(titled(HARDWARE, hardware(rows).render(look)));
     if let Some(grid) = machine::device_side(report, rows) {
         out.push(titled(machine::DEVICE_SIDE, grid.render(look)));
     }
-    let mut lines = String::new();
-    for line in remarks(report, notes, rows) {
-        lines.push_str(&wrap(&line, look, 2));
     for (title, grid) in line_rates(report, rows) {
         out.push(titled(&title, grid.render(look)));
     }
+    let mut lines = String::new();
+    for line in remarks(report, notes, rows) {
+        lines.push_str(&wrap(&line, look, 2));
         lines.push('\n');
     }
     out.push(Section {
@@ -85,6 +88,8 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
 /// Titles of the three tables.
 pub(super) const COST: &str = "Cost: cycles of a map and of an unmap";
 pub(super) const EXPOSURE: &str = "Exposure under attack";
+/// Title of the table of release delays.
+pub(super) const DELAYS: &str = "Release delay: from an unmap to the return of its buffer";
 pub(super) const HARDWARE: &str = "Allocator and hardware";
 
 /// Returns a sentence on the modes that the default selection leaves out; `None` without such
@@ -212,7 +217,6 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         Column::right("false", "faults"),
         Column::right(WINDOW, "longest"),
         Column::right(WINDOW, "byte-seconds"),
-        Column::right("release", "delay"),
     ];
     if copies {
         columns.push(Column::right(ALLOWED, "own copies"));
@@ -237,7 +241,6 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
             wrong(Some(row.false_faults)),
             Cell::new(span(row.stale_window_max_ns)),
             Cell::new(byte_seconds(row.stale_byte_seconds)),
-            Cell::new(span(row.release_delay_max_ns)),
         ];
         if copies {
             cells.push(Cell::new(or_dash(row.shadow_accesses, count)));
@@ -245,6 +248,35 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         grid.rows.push(cells);
     }
     grid
+}
+
+/// Returns the table of the times for which layers withhold buffers; `None` if no row withholds.
+pub(super) fn release_delays(rows: &[&Row]) -> Option<Grid> {
+    const ALL: &str = "all buffers";
+    const P99: &str = "99th percentile";
+    if rows.iter().all(|row| row.release_delay_max_ns == 0) {
+        return None;
+    }
+    let mut grid = Grid::new(&[
+        Column::left("mode"),
+        Column::right(ALL, "median"),
+        Column::right(ALL, "p99"),
+        Column::right(ALL, "longest"),
+        Column::right(P99, "receive"),
+        Column::right(P99, "transmit"),
+    ]);
+    for row in rows {
+        let delay = |value: Option<u64>| Cell::new(or_dash(value, span));
+        grid.rows.push(vec![
+            Cell::toned(&row.mode, CellStyle::Strong),
+            delay(row.release_delay_median_ns),
+            delay(row.release_delay_p99_ns),
+            delay(Some(row.release_delay_max_ns)),
+            delay(row.receive_delay_p99_ns),
+            delay(row.transmit_delay_p99_ns),
+        ]);
+    }
+    Some(grid)
 }
 
 /// Returns the table of searches, invalidations, caches and memory.
@@ -337,6 +369,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     }
     out.push(machine::modelled(&report.profile));
     out.extend(machine::remarks(report));
+    out.extend(line_rate::remarks(report));
     out.extend(bounds(rows));
     if let Some(warning) = component_warning(report, rows) {
         out.push(warning);
@@ -369,7 +402,6 @@ fn bounds(rows: &[&Row]) -> Vec<String> {
     let mut bounds: Vec<(&str, Vec<&str>)> = Vec::new();
     for row in rows {
         let Some(bound) = row.bound.as_deref() else {
-    out.extend(line_rate::remarks(report));
             continue;
         };
         match bounds.iter_mut().find(|(text, _)| *text == bound) {

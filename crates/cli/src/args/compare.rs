@@ -30,8 +30,8 @@ mappings) or from --baseline-cycles. --operation selects the c of a block reques
 profile may also describe the device's side, where throughput ends at page walks; then \
 relative_throughput is the smaller of the two, and the report says which.
 
-The profiles are r210-2015, cascade-lake-2024, ice-lake-2024, grace-2025, graviton4-2026, \
-epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is what needs it. \
+The profiles are r210-2015, cascade-lake-2024, ice-lake-2024, ice-lake-2025, grace-2025, \
+graviton4-2026, epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is what needs it. \
 docs/PROFILES.md lists the numbers with their sources.
 
 An invalidation at every unmap limits a mode to c / (c + invalidation), 0.30 under r210-2015. \
@@ -146,7 +146,6 @@ pub(crate) struct CompareArgs {
     )]
     pub walkers: u32,
 
-    /// Geometry of the IOTLB [default: from the profile]
     /// Line rates for which to report what each mode needs: page walkers, processors for
     /// invalidations, and memory bandwidth for copies
     #[arg(
@@ -158,6 +157,7 @@ pub(crate) struct CompareArgs {
     )]
     pub line_rate: Vec<f64>,
 
+    /// Geometry of the IOTLB [default: from the profile]
     #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
     pub iotlb: Option<(u32, u32)>,
 

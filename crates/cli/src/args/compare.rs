@@ -31,8 +31,8 @@ profile may also describe the device's side, where throughput ends at page walks
 relative_throughput is the smaller of the two, and the report says which.
 
 The profiles are r210-2015, cascade-lake-2024, ice-lake-2024, ice-lake-2025, grace-2025, \
-graviton4-2026, epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is what needs it. \
-docs/PROFILES.md lists the numbers with their sources.
+graviton4-2026, epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is \
+what needs it. docs/PROFILES.md lists the numbers with their sources.
 
 An invalidation at every unmap limits a mode to c / (c + invalidation), 0.30 under r210-2015. \
 fence comes closest to this limit. fence-burst exceeds it: it invalidates once for a burst of \

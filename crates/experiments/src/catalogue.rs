@@ -118,6 +118,7 @@ impl Experiment {
         super::x24_residency::EXPERIMENT,
         super::x25_host_side::EXPERIMENT,
         super::x26_windows::EXPERIMENT,
+        super::x27_copies::EXPERIMENT,
     ];
 
     /// Returns the experiment with `id`, ignoring case.

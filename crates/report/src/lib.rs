@@ -21,6 +21,7 @@ mod notes;
 mod number;
 mod plot;
 mod recommend;
+mod release_delays;
 mod sizing;
 mod terminal;
 mod text;

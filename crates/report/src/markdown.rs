@@ -5,9 +5,9 @@ use super::grid::Grid;
 use super::line_rate::line_rates;
 use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
+use super::release_delays::{DELAYS, release_delays};
 use super::terminal::{
-    COST, DELAYS, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, release_delays, remarks,
-    safety,
+    COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
 };
 use ringfence_trace::printable;
 

@@ -11,6 +11,7 @@ use super::number::{
     byte_seconds, bytes, component, count, cycles, or_dash, percent, percent_of, span,
 };
 use super::recommend::advice;
+use super::release_delays::{DELAYS, release_delays};
 use ringfence_lab::agreement::Verdict;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
@@ -88,8 +89,6 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
 /// Titles of the three tables.
 pub(super) const COST: &str = "Cost: cycles of a map and of an unmap";
 pub(super) const EXPOSURE: &str = "Exposure under attack";
-/// Title of the table of release delays.
-pub(super) const DELAYS: &str = "Release delay: from an unmap to the return of its buffer";
 pub(super) const HARDWARE: &str = "Allocator and hardware";
 
 /// Returns a sentence on the modes that the default selection leaves out; `None` without such
@@ -248,35 +247,6 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         grid.rows.push(cells);
     }
     grid
-}
-
-/// Returns the table of the times for which layers withhold buffers; `None` if no row withholds.
-pub(super) fn release_delays(rows: &[&Row]) -> Option<Grid> {
-    const ALL: &str = "all buffers";
-    const P99: &str = "99th percentile";
-    if rows.iter().all(|row| row.release_delay_max_ns == 0) {
-        return None;
-    }
-    let mut grid = Grid::new(&[
-        Column::left("mode"),
-        Column::right(ALL, "median"),
-        Column::right(ALL, "p99"),
-        Column::right(ALL, "longest"),
-        Column::right(P99, "receive"),
-        Column::right(P99, "transmit"),
-    ]);
-    for row in rows {
-        let delay = |value: Option<u64>| Cell::new(or_dash(value, span));
-        grid.rows.push(vec![
-            Cell::toned(&row.mode, CellStyle::Strong),
-            delay(row.release_delay_median_ns),
-            delay(row.release_delay_p99_ns),
-            delay(Some(row.release_delay_max_ns)),
-            delay(row.receive_delay_p99_ns),
-            delay(row.transmit_delay_p99_ns),
-        ]);
-    }
-    Some(grid)
 }
 
 /// Returns the table of searches, invalidations, caches and memory.

@@ -80,14 +80,13 @@ fn numbers_follow_from_the_counts_of_the_replay() {
 
 /// Returns the tables of line rates in a report as Markdown.
 fn tables(report: &str) -> Vec<&str> {
-    let sections = report
-        .split("### ")
-        .filter(|part| part.starts_with("Line rate "));
-    let table = |part: &'_ str| part.split_once("\n\n").unwrap().1.split("\n\n").next();
+    let sections = report.split("### ");
+    let sections = sections.filter(|part| part.starts_with("Line rate "));
     sections
         .filter_map(|part| {
-            let start = part.find("\n\n")? + 2;
-            table(part).map(|table| &part[start..start + table.len()])
+            let (_, rest) = part.split_once("\n\n")?;
+            let (table, _) = rest.split_once("\n\n")?;
+            Some(table)
         })
         .collect()
 }

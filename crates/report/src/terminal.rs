@@ -218,7 +218,8 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         Column::right(WINDOW, "byte-seconds"),
     ];
     if copies {
-        columns.push(Column::right(ALLOWED, "own copies"));
+        // Beside its group.
+        columns.insert(6, Column::right(ALLOWED, "own copies"));
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
@@ -242,7 +243,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
             Cell::new(byte_seconds(row.stale_byte_seconds)),
         ];
         if copies {
-            cells.push(Cell::new(or_dash(row.shadow_accesses, count)));
+            cells.insert(6, Cell::new(or_dash(row.shadow_accesses, count)));
         }
         grid.rows.push(cells);
     }

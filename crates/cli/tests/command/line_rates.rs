@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{failed, ringfence, root, succeeded};
+use crate::{ringfence, root, stderr, succeeded};
 
 const MODES: &str = "none,linux-strict,linux-lazy,fence,fence-burst,copy,riommu,virtio-strict,\
     pviommu+rtc";
@@ -133,7 +133,9 @@ fn the_terminal_says_what_is_modelled_and_what_is_unknown() {
 #[test]
 fn impossible_rates_are_refused() {
     for rate in ["0", "-1", "nan", "inf", "1e7", "x", "100,,400"] {
-        let text = failed(&ringfence(&["compare", "--line-rate", rate]), 2);
+        let output = ringfence(&["compare", "--line-rate", rate]);
+        assert_eq!(output.status.code(), Some(2), "{rate}");
+        let text = stderr(&output);
         assert!(text.contains("--line-rate"), "{rate}: {text}");
     }
 }

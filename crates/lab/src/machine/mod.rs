@@ -3,7 +3,6 @@
 
 mod builtin;
 mod device_side;
-mod line_rate;
 mod prices;
 
 use std::collections::BTreeMap;
@@ -13,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use crate::profile::{IotlbPrefetch, Profile, ProfileError};
 
 pub use device_side::DeviceSide;
-pub use line_rate::LineRate;
 pub use prices::{Baseline, Operation, Prices};
 
 /// A machine, as its sources describe it. `None` means that no source states the number.

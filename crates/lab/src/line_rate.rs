@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{DeviceSide, MachineProfile};
+use crate::machine::{DeviceSide, MachineProfile};
 use crate::row::Row;
 
 /// Bytes of a transfer if the profile has no device's side: a page, as in F&S.

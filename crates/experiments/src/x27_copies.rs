@@ -4,23 +4,14 @@
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::NetperfStream;
 use ringfence_lab::plan::{Plan, Step, TimedStep};
-use ringfence_lab::{LabError, MachineProfile};
+use ringfence_lab::{LabError, MachineProfile, Profile};
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use super::capture::{CALL_NS, CallTotals, Capture, Run};
-use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::published::{BASELINE_CYCLES, Sheet};
-use super::stream::{in_turns_of, last};
-use super::timed::{CountedSteps, TimedSubject};
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    id: "X27",
-    title: "Copies to shadow buffers, strict modes and no protection",
-    source: "Markuze et al., True IOMMU Protection from DMA Attacks (ASPLOS 2016), abstract",
-    measure,
-};
+use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 
 /// The strict modes without copies, and `copy`.
 const MODES: [&str; 4] = ["strict+", "linux-strict", "fence", COPY];
@@ -55,7 +46,12 @@ impl UnitCost {
     }
 }
 
-fn measure(setting: &Setting) -> Result<Findings, LabError> {
+/// Runs the workloads with `packets` packets on each interface, and the copies on this CPU.
+pub(super) fn measure(
+    profile: &Profile,
+    packets: u64,
+    repetitions: usize,
+) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "Two runs of each workload, mode by mode in turn; the second counts. Copies are executed \
         on this CPU. Relative throughput is c / (c + map + unmap), with the measured and modelled \
@@ -70,8 +66,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let faster = Published::new(text, 1.0, "copy_claims.csv copy over zero copy");
     let mut largest = Measured::counted(f64::NEG_INFINITY);
     let mut words = Vec::new();
-    for load in loads(setting)? {
-        let costs = costs(setting, &load)?;
+    for load in loads(packets)? {
+        let costs = costs(profile, repetitions, &load)?;
         for cost in &costs {
             let what = format!("{}: {}, additional cycles", load.name, cost.mode);
             let cycles = Measured::cost(cost.measured, cost.modelled, 0.0);
@@ -146,7 +142,7 @@ const EXPECTED: [&str; 5] = [
     "expected: largest ratio to strict",
 ];
 
-fn loads(setting: &Setting) -> Result<Vec<Load>, LabError> {
+fn loads(packets: u64) -> Result<Vec<Load>, LabError> {
     let profiles = MachineProfile::builtin();
     let pages = profiles.iter().find(|profile| profile.name == PAGES_OF);
     let page = pages.and_then(|profile| profile.page_cycles);
@@ -157,7 +153,7 @@ fn loads(setting: &Setting) -> Result<Vec<Load>, LabError> {
         ("brcm stream", NicProfile::BRCM),
     ] {
         let stream = NetperfStream::default();
-        let mut capture = Capture::with(adapter, stream, adapter.rx_frames, setting.packets)?;
+        let mut capture = Capture::with(adapter, stream, adapter.rx_frames, packets)?;
         let runs = vec![capture.run()?, capture.run()?];
         loads.push(Load {
             name,
@@ -170,7 +166,7 @@ fn loads(setting: &Setting) -> Result<Vec<Load>, LabError> {
         ("64 KiB segments sent", Direction::ToDevice),
         ("64 KiB segments received", Direction::FromDevice),
     ] {
-        let count = (setting.packets / 16).max(u64::from(2 * RING)) as u32;
+        let count = (packets / 16).max(u64::from(2 * RING)) as u32;
         let runs = vec![segments(direction, count)?, segments(direction, count)?];
         loads.push(Load {
             name,
@@ -235,23 +231,23 @@ fn segments(direction: Direction, count: u32) -> Result<Run, LabError> {
     })
 }
 
-/// Returns the cycles of a unit of `load` in each of [`MODES`].
-fn costs(setting: &Setting, load: &Load) -> Result<Vec<UnitCost>, LabError> {
-    let subjects = MODES.map(TimedSubject::from_name).into_iter();
-    let subjects = subjects.collect::<Result<_, _>>()?;
-    let all = in_turns_of(setting, &load.runs, subjects, CountedSteps::All)?;
-    let mut out = Vec::new();
-    for (mode, costs) in MODES.into_iter().zip(all) {
-        let cost = last(&costs)?;
-        let invalidation = setting.profile.invalidation_cycles as f64;
-        out.push(UnitCost {
-            mode,
-            measured: cost.measured / load.units,
-            modelled: cost.invalidations as f64 * invalidation / load.units,
-            spread: cost.spread / load.units,
-        });
+/// Returns the cycles of a unit of `load` in each of [`MODES`], from its last run.
+fn costs(profile: &Profile, repetitions: usize, load: &Load) -> Result<Vec<UnitCost>, LabError> {
+    let replays = |mode| TimedReplays::new(TimedSubject::from_name(mode)?, profile, repetitions);
+    let replays = MODES.into_iter().map(replays);
+    let mut replays = replays.collect::<Result<Vec<_>, _>>()?;
+    let mut costs = Vec::new();
+    for run in &load.runs {
+        costs = run_in_turns(&mut replays, run, CountedSteps::All)?;
     }
-    Ok(out)
+    let invalidation = profile.invalidation_cycles as f64;
+    let unit = |(mode, cost): (&'static str, &Cost)| UnitCost {
+        mode,
+        measured: cost.measured / load.units,
+        modelled: cost.invalidations as f64 * invalidation / load.units,
+        spread: cost.spread / load.units,
+    };
+    Ok(MODES.into_iter().zip(&costs).map(unit).collect())
 }
 
 /// Throughput of a mode as a share of that without protection.
@@ -300,14 +296,11 @@ mod tests {
     /// smoke setting says nothing about time.
     #[test]
     fn rows_are_whole_and_copies_invalidate_nothing() {
-        let setting = Setting {
-            packets: 512,
-            ..Setting::smoke()
-        };
-        let found = EXPERIMENT.run(&setting).unwrap();
+        const PACKETS: u64 = 512;
+        let found = measure(&Profile::r210_2015(), PACKETS, 1).unwrap();
         // Four modes of four workloads, two rows for each of six baselines, and the largest.
         assert_eq!(found.rows.len(), 4 * 4 + 2 * 6 + 1);
-        for load in loads(&setting).unwrap() {
+        for load in loads(PACKETS).unwrap() {
             for mode in MODES {
                 let what = format!("{}: {mode}, additional cycles", load.name);
                 let row = found.rows.iter().find(|row| row.quantity == what).unwrap();

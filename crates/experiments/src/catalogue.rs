@@ -118,6 +118,15 @@ impl Experiment {
         super::x24_residency::EXPERIMENT,
         super::x25_host_side::EXPERIMENT,
         super::x26_windows::EXPERIMENT,
+        Self {
+            id: "X27",
+            title: "Copies to shadow buffers, strict modes and no protection",
+            source: "Markuze et al., True IOMMU Protection from DMA Attacks (2016), abstract",
+            measure: |setting| {
+                let (packets, repetitions) = (setting.packets, setting.repetitions);
+                super::x27_copies::measure(&setting.profile, packets, repetitions)
+            },
+        },
     ];
 
     /// Returns the experiment with `id`, ignoring case.

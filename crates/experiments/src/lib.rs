@@ -63,6 +63,7 @@ mod x23_radix_tree;
 mod x24_residency;
 mod x25_host_side;
 mod x26_windows;
+mod x27_copies;
 
 pub use catalogue::{Experiment, Setting};
 pub use figure::{Figure, Series};

@@ -19,6 +19,7 @@ pub mod guest;
 pub mod hardware;
 pub mod layer;
 mod limits;
+mod line_rate;
 mod machine;
 pub mod mapping_cache;
 pub mod meter;
@@ -44,6 +45,7 @@ pub mod xen;
 
 pub use error::LabError;
 pub use limits::ReplayLimits;
+pub use line_rate::LineRate;
 pub use machine::{Baseline, DeviceSide, MachineProfile, Operation, Prices, Reported};
 pub use profile::{IotlbPrefetch, Profile, ProfileError};
 pub use status::ReplayStatus;

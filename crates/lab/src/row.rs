@@ -132,6 +132,8 @@ pub struct Row {
     /// Bytes of the pools of shadow buffers that devices reach; they never shrink. 0 in modes
     /// without copies.
     pub pool_bytes: u64,
+    /// Bytes that maps and unmaps copied, per byte of the mapped buffers. `None` without a map.
+    pub copied_per_byte: Option<f64>,
     /// Accesses of the device in the metered pass: one for each page of each mapping.
     pub accesses: u64,
     /// Accesses of the attackers in the attack pass. `None` without that pass.
@@ -153,8 +155,17 @@ pub struct Row {
     pub stale_window_max_ns: u64,
     /// Sum over all such windows of bytes times seconds.
     pub stale_byte_seconds: f64,
+    /// Time from an unmap to the return of its buffer that half of the buffers do not exceed,
+    /// rounded up by at most 1/64, as all percentiles. `None` without an unmap.
+    pub release_delay_median_ns: Option<u64>,
+    /// The same for 99% of the buffers.
+    pub release_delay_p99_ns: Option<u64>,
     /// Longest time for which the layer withheld a buffer.
     pub release_delay_max_ns: u64,
+    /// The 99% of the buffers that the device may write. `None` without such an unmap.
+    pub receive_delay_p99_ns: Option<u64>,
+    /// The 99% of the buffers that the device may only read. `None` without such an unmap.
+    pub transmit_delay_p99_ns: Option<u64>,
     /// Number of live mappings at the end of the trace.
     pub live_mappings_at_end: u64,
     /// [`ReplayStatus::code`] of `status`.
@@ -320,6 +331,11 @@ impl Row {
             iotlb_hit_rate: Some(0.0),
             walk_cache_hit_rate: [Some(0.0); 3],
             words_per_walk: Some(0.0),
+            copied_per_byte: Some(0.0),
+            release_delay_median_ns: Some(0),
+            release_delay_p99_ns: Some(0),
+            receive_delay_p99_ns: Some(0),
+            transmit_delay_p99_ns: Some(0),
             attack_accesses: count,
             violations: attack.then(Violations::default),
             colocated: count,
@@ -372,6 +388,8 @@ impl Row {
         }
         let hardware = &metered.hardware;
         let walks = hardware.iotlb_misses;
+        let delays = &metered.release_delays;
+        let all_delays = delays.all();
         let safe = parts.status.is_ok();
         // A row does not repeat a promise that the oracle saw broken.
         let promise = mode.safety();
@@ -432,6 +450,7 @@ impl Row {
             live_mappings_max: metered.live_max,
             table_bytes: metered.table_bytes,
             pool_bytes: metered.pool_bytes,
+            copied_per_byte: ratio(metered.copied_bytes, metered.mapped_bytes),
             accesses: metered.tally.accesses,
             attack_accesses: attack.map(|attack| attack.attempts),
             violations: attack.map(|_| tally.into()),
@@ -440,7 +459,11 @@ impl Row {
             false_faults: tally.false_faults,
             stale_window_max_ns: metered.stale_max_ns,
             stale_byte_seconds: metered.stale_byte_seconds,
+            release_delay_median_ns: all_delays.percentile(50),
+            release_delay_p99_ns: all_delays.percentile(99),
             release_delay_max_ns: metered.release_delay_max_ns,
+            receive_delay_p99_ns: delays.receive.percentile(99),
+            transmit_delay_p99_ns: delays.transmit.percentile(99),
             live_mappings_at_end: metered.alive_at_end,
             stalled_maps: metered.stalls,
             maps_without_slot: metered.stalled_out,

@@ -7,7 +7,7 @@ use ringfence_lab::agreement::Agreement;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::row::{Row, SCHEMA};
-use ringfence_lab::{MachineProfile, Operation};
+use ringfence_lab::{LineRate, MachineProfile, Operation};
 
 /// The CPU of the timed replays.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -144,6 +144,11 @@ pub struct Report {
     pub traces: Vec<TraceNotes>,
     /// One row for each trace and mode.
     pub results: Vec<Row>,
+    /// One object for each row and each line rate of `gbps`, modelled.
+    pub line_rates: Vec<LineRate>,
+    /// The line rates to report, in Gb/s.
+    #[serde(skip)]
+    pub gbps: Vec<f64>,
 }
 
 impl Report {
@@ -171,6 +176,8 @@ impl Report {
             modes_omitted: names(omitted),
             traces: Vec::new(),
             results: Vec::new(),
+            line_rates: Vec::new(),
+            gbps: Vec::new(),
         }
     }
 
@@ -182,6 +189,11 @@ impl Report {
             notes.recommendation = recommend(&rows, &self.profile).ok();
         }
         self.traces.push(notes);
+        for gbps in &self.gbps {
+            let rates = comparison.rows.iter();
+            let rates = rates.map(|row| LineRate::new(row, &self.profile, *gbps));
+            self.line_rates.extend(rates);
+        }
         self.results.extend(comparison.rows);
     }
 

@@ -2,8 +2,10 @@
 
 use super::data::Report;
 use super::grid::Grid;
+use super::line_rate::line_rates;
 use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
+use super::release_delays::{DELAYS, release_delays};
 use super::terminal::{
     COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
 };
@@ -28,10 +30,18 @@ pub fn markdown(report: &Report) -> String {
         }
         out.push_str(&format!("### {EXPOSURE}\n\n"));
         out.push_str(&table(&safety(&rows)));
+        if let Some(grid) = release_delays(&rows) {
+            out.push_str(&format!("### {DELAYS}\n\n"));
+            out.push_str(&table(&grid));
+        }
         out.push_str(&format!("### {HARDWARE}\n\n"));
         out.push_str(&table(&hardware(&rows)));
         if let Some(grid) = device_side(report, &rows) {
             out.push_str(&format!("### {DEVICE_SIDE}\n\n"));
+            out.push_str(&table(&grid));
+        }
+        for (title, grid) in line_rates(report, &rows) {
+            out.push_str(&format!("### {title}\n\n"));
             out.push_str(&table(&grid));
         }
         for remark in remarks(report, notes, &rows) {

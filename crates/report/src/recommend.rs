@@ -11,6 +11,12 @@ use ringfence_lab::row::Row;
 /// empty allocator, and differences between modes of fewer maps are noise.
 pub const MIN_MAPS: u64 = 1000;
 
+/// Longest time for which a recommended mode may withhold 99% of the buffers that the device may
+/// write: a driver waits for their contents.
+pub const RECEIVE_LIMIT_NS: u64 = 100_000;
+/// The same for buffers that the device may only read, which can wait for a batch.
+pub const TRANSMIT_LIMIT_NS: u64 = 1_000_000;
+
 /// Returns two sentences on existing hardware: the best strict mode, and the gain and exposure of a
 /// mode with a stale window. If modes with rings ran, a third sentence gives their benefit.
 ///
@@ -116,7 +122,7 @@ fn existing(rows: &[&Row], profile: &MachineProfile) -> Result<String, String> {
     if let Some(unknown) = unknown_cost(rows, profile) {
         return Err(unknown);
     }
-    let Some(strict) = best(rows, is_safe) else {
+    let Some(strict) = best(rows, |row| is_safe(row) && late(row).is_none()) else {
         return Err(no_strict(rows));
     };
     Ok(format!(
@@ -151,13 +157,36 @@ fn unknown_cost(rows: &[&Row], profile: &MachineProfile) -> Option<String> {
     ))
 }
 
-/// Returns true if a row promises strict protection and the oracle confirmed it.
+/// Returns true if a row promises strict protection and the oracle confirmed it, beside buffers as
+/// well if the row promises bytes.
 fn is_safe(row: &Row) -> bool {
-    matches!(row.safety.as_str(), "strict" | "byte-granular")
+    let promised = match row.safety.as_str() {
+        "strict" => true,
+        "byte-granular" => row.colocated == Some(0),
+        _ => false,
+    };
+    promised
         && row
             .violations
             .is_some_and(|violations| violations.total == 0)
         && row.false_faults == 0
+}
+
+/// Returns the words for the buffers that a row withholds beyond the limit of their direction;
+/// `None` if it keeps both limits.
+fn late(row: &Row) -> Option<String> {
+    let limits = [
+        ("received", row.receive_delay_p99_ns, RECEIVE_LIMIT_NS),
+        ("transmitted", row.transmit_delay_p99_ns, TRANSMIT_LIMIT_NS),
+    ];
+    limits.into_iter().find_map(|(buffers, p99, limit)| {
+        let p99 = p99.filter(|p99| *p99 > limit)?;
+        Some(format!(
+            "withholds {buffers} buffers for {} at the 99th percentile, beyond the limit of {}",
+            span(p99),
+            span(limit)
+        ))
+    })
 }
 
 /// Returns the number of violations; 0 if not measured.
@@ -178,10 +207,26 @@ fn best<'a>(rows: &[&'a Row], mut wanted: impl FnMut(&Row) -> bool) -> Option<&'
 }
 
 fn no_strict(rows: &[&Row]) -> String {
+    if let Some(row) = best(rows, is_safe)
+        && let Some(late) = late(row)
+    {
+        return format!(
+            "No mode is recommended: {} {late}. Add fence and copy to see the cost of returning \
+            buffers at once.",
+            row.mode
+        );
+    }
     let leaking = rows
         .iter()
         .find(|row| matches!(row.safety.as_str(), "strict" | "byte-granular"));
     match leaking {
+        Some(row) if through(row) == 0 && row.false_faults == 0 => format!(
+            "{} promises to be {} but let {} accesses beside buffers through, which is a defect. \
+            Report it with the trace.",
+            row.mode,
+            row.safety,
+            count(row.colocated.unwrap_or_default())
+        ),
         Some(row) => format!(
             "{} promises to be {} but has {} violations and {} false faults, which is a defect. \
             Report it with the trace.",
@@ -216,18 +261,35 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &MachineProfile) -> Str
     let fence = best(rows, |row| row.mode == "fence" && at_each(row));
     let other = fence.or(best(rows, at_each));
     if let Some(other) = other.filter(|other| other.mode != strict.mode && per_unmap < 0.99) {
+        let reason = if strict.copied_per_byte > Some(0.0) {
+            "it copies buffers to memory that stays mapped".to_owned()
+        } else {
+            format!(
+                "it invalidates {:.0} times per 100 unmaps and withholds buffers for up to {}",
+                per_unmap * 100.0,
+                span(strict.release_delay_max_ns)
+            )
+        };
         text.push_str(&format!(
-            ", because it invalidates {:.0} times per 100 unmaps and withholds buffers for up to \
-            {}; {} invalidates at each unmap, which limits any software to {cap:.2} (it reaches \
-            {:.2})",
-            per_unmap * 100.0,
-            span(strict.release_delay_max_ns),
+            ", because {reason}; {} invalidates at each unmap, which limits any software to \
+            {cap:.2} (it reaches {:.2})",
             other.mode,
             throughput(other)
         ));
     } else if per_unmap >= 0.99 && invalidation > 0.0 {
         text.push_str(&format!(
             "; the modelled invalidation per unmap limits every such mode to {cap:.2}"
+        ));
+    }
+    // A faster mode that only the limits on the release delay rule out.
+    if let Some(faster) = best(rows, |row| is_safe(row) && late(row).is_some())
+        && throughput(faster) > throughput(strict)
+        && let Some(late) = late(faster)
+    {
+        text.push_str(&format!(
+            "; {} reaches {:.2}, but {late}",
+            faster.mode,
+            throughput(faster)
         ));
     }
     text.push('.');
@@ -326,6 +388,104 @@ mod tests {
         );
         assert!(text.contains("linux-lazy reaches 0.90"), "{text}");
         assert!(text.contains("700 of 5000 attack accesses"), "{text}");
+    }
+
+    fn delayed(mode: &str, throughput: f64, receive: Option<u64>, transmit: Option<u64>) -> Row {
+        Row {
+            receive_delay_p99_ns: receive,
+            transmit_delay_p99_ns: transmit,
+            release_delay_max_ns: receive.max(transmit).unwrap_or(0),
+            ..row(mode, "strict", 100, throughput, 0)
+        }
+    }
+
+    #[test]
+    fn recommended_modes_return_buffers_within_the_limits() {
+        let profile = MachineProfile::r210_2015();
+        let fence = row("fence", "strict", 1000, 0.29, 0);
+        for (receive, transmit, chosen) in [
+            (Some(0), Some(0), "fence-burst"),
+            (
+                Some(RECEIVE_LIMIT_NS),
+                Some(TRANSMIT_LIMIT_NS),
+                "fence-burst",
+            ),
+            (None, Some(TRANSMIT_LIMIT_NS), "fence-burst"),
+            (Some(RECEIVE_LIMIT_NS), None, "fence-burst"),
+            // Transmitted buffers may wait longer than received ones.
+            (Some(0), Some(RECEIVE_LIMIT_NS + 1), "fence-burst"),
+            (Some(RECEIVE_LIMIT_NS + 1), Some(0), "fence"),
+            (Some(0), Some(TRANSMIT_LIMIT_NS + 1), "fence"),
+        ] {
+            let burst = delayed("fence-burst", 0.7, receive, transmit);
+            let text = advice(&[&fence, &burst], &profile);
+            let case = format!("{receive:?} {transmit:?}: {text}");
+            assert!(text.starts_with(&format!("Use {chosen}: ")), "{case}");
+            assert!(two_sentences(&text), "{case}");
+            assert_eq!(
+                text.contains("beyond the limit of"),
+                chosen == "fence",
+                "{case}"
+            );
+        }
+        let burst = delayed("fence-burst", 0.7, Some(2_000_000), Some(0));
+        let text = advice(&[&fence, &burst], &profile);
+        assert!(
+            text.contains(
+                "fence-burst reaches 0.70, but withholds received buffers for 2.00 ms at the 99th \
+                percentile, beyond the limit of 100 us"
+            ),
+            "{text}"
+        );
+        // A slower one is not worth a word.
+        let slow = delayed("fence-burst", 0.2, Some(2_000_000), Some(0));
+        let text = advice(&[&fence, &slow], &profile);
+        assert!(!text.contains("beyond the limit"), "{text}");
+        // Without another mode there is none.
+        let text = recommend(&[&burst], &profile).unwrap_err();
+        assert!(
+            text.starts_with("No mode is recommended: fence-burst withholds"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn copies_are_recommended_if_they_are_cheapest() {
+        let profile = MachineProfile::r210_2015();
+        let copy = Row {
+            colocated: Some(0),
+            copied_per_byte: Some(1.0),
+            ..row("copy", "byte-granular", 0, 0.75, 0)
+        };
+        let fence = row("fence", "strict", 1000, 0.29, 0);
+        let burst = row("fence-burst", "strict", 100, 0.7, 0);
+        let text = advice(&[&fence, &burst, &copy], &profile);
+        assert!(two_sentences(&text), "{text}");
+        assert!(text.starts_with("Use copy: "), "{text}");
+        assert!(
+            text.contains(
+                "0.75, because it copies buffers to memory that stays mapped; fence invalidates"
+            ),
+            "{text}"
+        );
+        let dear = Row {
+            relative_throughput: Some(0.5),
+            ..copy.clone()
+        };
+        let text = advice(&[&fence, &burst, &dear], &profile);
+        assert!(text.starts_with("Use fence-burst: "), "{text}");
+        // Accesses beside a buffer break the promise of bytes.
+        let broken = Row {
+            colocated: Some(3),
+            ..copy
+        };
+        let text = advice(&[&fence, &burst, &broken], &profile);
+        assert!(text.starts_with("Use fence-burst: "), "{text}");
+        let text = recommend(&[&broken], &profile).unwrap_err();
+        assert!(
+            text.contains("let 3 accesses beside buffers through"),
+            "{text}"
+        );
     }
 
     #[test]

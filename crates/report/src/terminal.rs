@@ -4,12 +4,14 @@
 use super::agreement::agreement_line;
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
+use super::line_rate::{self, line_rates};
 use super::machine;
 use super::notes::oddities;
 use super::number::{
     byte_seconds, bytes, component, count, cycles, or_dash, percent, percent_of, span,
 };
 use super::recommend::advice;
+use super::release_delays::{DELAYS, release_delays};
 use ringfence_lab::agreement::Verdict;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
@@ -62,9 +64,15 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
         out.push(titled(COST, cost(rows).render(look)));
     }
     out.push(titled(EXPOSURE, safety(rows).render(look)));
+    if let Some(grid) = release_delays(rows) {
+        out.push(titled(DELAYS, grid.render(look)));
+    }
     out.push(titled(HARDWARE, hardware(rows).render(look)));
     if let Some(grid) = machine::device_side(report, rows) {
         out.push(titled(machine::DEVICE_SIDE, grid.render(look)));
+    }
+    for (title, grid) in line_rates(report, rows) {
+        out.push(titled(&title, grid.render(look)));
     }
     let mut lines = String::new();
     for line in remarks(report, notes, rows) {
@@ -208,10 +216,10 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         Column::right("false", "faults"),
         Column::right(WINDOW, "longest"),
         Column::right(WINDOW, "byte-seconds"),
-        Column::right("release", "delay"),
     ];
     if copies {
-        columns.push(Column::right(ALLOWED, "own copies"));
+        // Beside its group.
+        columns.insert(6, Column::right(ALLOWED, "own copies"));
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
@@ -233,10 +241,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
             wrong(Some(row.false_faults)),
             Cell::new(span(row.stale_window_max_ns)),
             Cell::new(byte_seconds(row.stale_byte_seconds)),
-            Cell::new(span(row.release_delay_max_ns)),
         ];
         if copies {
-            cells.push(Cell::new(or_dash(row.shadow_accesses, count)));
+            cells.insert(6, Cell::new(or_dash(row.shadow_accesses, count)));
         }
         grid.rows.push(cells);
     }
@@ -333,6 +340,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     }
     out.push(machine::modelled(&report.profile));
     out.extend(machine::remarks(report));
+    out.extend(line_rate::remarks(report));
     out.extend(bounds(rows));
     if let Some(warning) = component_warning(report, rows) {
         out.push(warning);

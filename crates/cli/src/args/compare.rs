@@ -10,7 +10,7 @@ use ringfence_lab::modes::Mode;
 use ringfence_report::Condition;
 
 use super::values::{
-    conditions, cycle_ns, cycles, iotlb, named_mode, operation, positive, repetitions,
+    conditions, cycle_ns, cycles, gbps, iotlb, named_mode, operation, positive, repetitions,
     ring_entries, walk_cache,
 };
 use super::{Format, ReplayLimitArgs, TraceLimitArgs};
@@ -30,9 +30,9 @@ mappings) or from --baseline-cycles. --operation selects the c of a block reques
 profile may also describe the device's side, where throughput ends at page walks; then \
 relative_throughput is the smaller of the two, and the report says which.
 
-The profiles are r210-2015, cascade-lake-2024, ice-lake-2024, grace-2025, graviton4-2026, \
-epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is what needs it. \
-docs/PROFILES.md lists the numbers with their sources.
+The profiles are r210-2015, cascade-lake-2024, ice-lake-2024, ice-lake-2025, grace-2025, \
+graviton4-2026, epyc-2023 and ryzen-2021. A number that no source states is unknown, and so is \
+what needs it. docs/PROFILES.md lists the numbers with their sources.
 
 An invalidation at every unmap limits a mode to c / (c + invalidation), 0.30 under r210-2015. \
 fence comes closest to this limit. fence-burst exceeds it: it invalidates once for a burst of \
@@ -51,6 +51,7 @@ Examples:
   ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
   ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
   ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
+  ringfence compare --profile cascade-lake-2024 --line-rate 100,200,400,800
   ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
@@ -144,6 +145,17 @@ pub(crate) struct CompareArgs {
         help_heading = "Platform"
     )]
     pub walkers: u32,
+
+    /// Line rates for which to report what each mode needs: page walkers, processors for
+    /// invalidations, and memory bandwidth for copies
+    #[arg(
+        long,
+        value_name = "GBPS,...",
+        value_delimiter = ',',
+        value_parser = gbps,
+        help_heading = "Platform",
+    )]
+    pub line_rate: Vec<f64>,
 
     /// Geometry of the IOTLB [default: from the profile]
     #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]

@@ -51,6 +51,16 @@ pub(super) fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
     Condition::parse_all(text)
 }
 
+/// Parses a line rate in Gb/s.
+pub(super) fn gbps(text: &str) -> Result<f64, String> {
+    /// Far above any link.
+    const MAX: f64 = 1e6;
+    match text.parse() {
+        Ok(gbps) if gbps > 0.0 && gbps <= MAX => Ok(gbps),
+        _ => Err(format!("a line rate is above 0 and at most {MAX} Gb/s")),
+    }
+}
+
 pub(super) fn operation(name: &str) -> Result<Operation, String> {
     let known = || Operation::ALL.map(Operation::name).join(", ");
     let mut all = Operation::ALL.into_iter();

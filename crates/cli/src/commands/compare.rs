@@ -54,6 +54,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     );
     report.operation = args.operation;
     report.walkers = args.walkers;
+    report.gbps.clone_from(&args.line_rate);
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
         let rings = if counted {

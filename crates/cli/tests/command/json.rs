@@ -60,7 +60,8 @@ fn the_form_is_stable() {
             "modes",
             "modes_omitted",
             "traces",
-            "results"
+            "results",
+            "line_rates"
         ]
     );
     let row = keys(&report["results"][0]);
@@ -120,7 +121,10 @@ fn json_page_lists_exactly_the_fields() {
     let mut printed = BTreeSet::new();
     names(&report(&[]), &mut printed);
     // A profile with a device's side and reported numbers.
-    names(&report(&["--profile", "cascade-lake-2024"]), &mut printed);
+    names(
+        &report(&["--profile", "cascade-lake-2024", "--line-rate", "400"]),
+        &mut printed,
+    );
     let missing: Vec<_> = printed.difference(&documented).collect();
     let gone: Vec<_> = documented.difference(&printed).collect();
     assert!(missing.is_empty(), "not documented: {missing:?}");

@@ -11,6 +11,7 @@ mod files;
 mod guest_files;
 mod hostile;
 mod json;
+mod line_rates;
 mod live;
 mod other_commands;
 mod profiles;

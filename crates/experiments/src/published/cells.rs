@@ -24,6 +24,7 @@ sheets![
     "attacks",
     "calgary_results",
     "claims",
+    "copy_claims",
     "eiovar_k_threshold_facts",
     "eiovar_table1_sequence",
     "eiovar_table2",

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{FlushPolicy, Never};
+use ringfence_dma::flush::{FlushPolicy, Never, Strict};
 use ringfence_dma::ring::{RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Rings, Space};
 use ringfence_hw::RingLogic;
@@ -18,6 +18,7 @@ use ringfence_lab::meter::{
 };
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
+use ringfence_lab::platform::{DATA_BYTES, MEMORY_BYTES};
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::shadow::ShadowParts;
 use ringfence_memory::{Arena, Frames, WriteBack};
@@ -49,6 +50,45 @@ fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabE
         invalidator: queue,
         now: Nanos(0),
     })
+}
+
+/// Like [`bench`], with memory for buffers below the tables, and for pools of copies above them.
+fn bench_with_buffers(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+    let arena = Rc::new(Arena::with_write_back(MEMORY_BYTES, write_back)?);
+    let queue = |page: u64| PhysAddr::new(DATA_BYTES + (page << 12));
+    let region = PhysRange::new(queue(2), ARENA).ok_or(LabError::Internal("replica region"))?;
+    Ok(LayerPlatform {
+        frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
+        invalidator: InvalidationQueue::new(Rc::clone(&arena), queue(0), queue(1)),
+        arena,
+        now: Nanos(0),
+    })
+}
+
+/// A replica that copies the buffers of a plan.
+struct Copying {
+    replay: Box<dyn DynExperimentReplay>,
+    memory: Rc<Arena>,
+}
+
+impl DynExperimentReplay for Copying {
+    /// Touches the buffers first, so that page faults of this process do not count.
+    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
+        for piece in &plan.segments {
+            let first = piece.start().align_down(4096).get();
+            for at in (first..=piece.last().get()).step_by(4096) {
+                if let Ok(word) = self.memory.word(PhysAddr::new(at)) {
+                    word.fetch_add(0, std::sync::atomic::Ordering::Relaxed);
+                }
+            }
+        }
+        self.replay.drive(plan, blocks, clock)
+    }
+
+    #[cfg(test)]
+    fn layer_type(&self) -> &'static str {
+        self.replay.layer_type()
+    }
 }
 
 /// A replica of any mode.
@@ -140,8 +180,12 @@ impl ModeVisitor for MakeReplica {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
-        Err(LabError::Internal("an experiment on copies"))
+    fn shadow(self, parts: ShadowParts) -> Self::Output {
+        let platform = bench_with_buffers(self.write_back)?;
+        let memory = Rc::clone(&platform.arena);
+        let make = parts.make_space(self.coherency);
+        let replay = Box::new(TimedReplay::new(Strict, platform, make));
+        Ok(Box::new(Copying { replay, memory }))
     }
 
     /// Rejects rings of a trace: experiments use the rings of a port, which [`rings`] makes.

@@ -87,6 +87,18 @@ fn profiles_have_the_published_numbers() {
     assert_eq!(desktop.block_request_cycles, Some(cycles));
 }
 
+/// One core receives 69.3 Gb/s (Toukan, 2025): a page of it takes 472.8 ns at 2.3 GHz.
+#[test]
+fn the_page_of_ice_lake_2025_follows_from_its_throughput() {
+    let server = named("ice-lake-2025");
+    let page_ns = 4096.0 * 8.0 / 69.3;
+    let cycles = page_ns * server.clock_ghz.unwrap();
+    assert!(
+        (cycles - server.page_cycles.unwrap()).abs() < 1.0,
+        "{cycles}"
+    );
+}
+
 /// F&S, section 2.2: memory reads per 4 KB, and the throughput that the paper prints: 20% and 65%
 /// below 100 Gb/s. The derived numbers of `frontier_fands_model.csv` are 79.6 and 35.5.
 #[test]

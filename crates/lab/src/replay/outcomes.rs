@@ -5,6 +5,7 @@ use ringfence_hw::IommuStats;
 
 use crate::oracle::VerdictCounts;
 use crate::queue_stats::QueueStats;
+use crate::replay::ReleaseDelays;
 
 /// Maps of one ring that did not get a slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,6 +60,10 @@ pub struct Outcomes {
     pub table_bytes: u64,
     /// Bytes of the pools of copies that devices reach at the end.
     pub pool_bytes: u64,
+    /// Bytes of the buffers of all successful maps.
+    pub mapped_bytes: u64,
+    /// Bytes that maps and unmaps copied between buffers and memory that stays mapped.
+    pub copied_bytes: u64,
     /// Longest stale window, in nanoseconds.
     pub stale_max_ns: u64,
     /// Sum over all stale windows of bytes times seconds.
@@ -72,6 +77,8 @@ pub struct Outcomes {
     pub exposure: Exposure,
     /// Longest time for which the layer withheld a buffer.
     pub release_delay_max_ns: u64,
+    /// Times from the unmaps of the trace to the returns of their buffers.
+    pub release_delays: ReleaseDelays,
     /// Mappings that the trace does not end.
     pub alive_at_end: u64,
 }

@@ -65,6 +65,19 @@ fn a_device_reaches_its_buffers_and_its_own_pool_only() {
         );
     }
     assert_eq!((metered.tally.shadow, metered.tally.faults), (0, 0));
+    // A buffer that the device reads is copied at its map, one that it writes at its unmap.
+    let (mut mapped, mut copied) = (0, 0);
+    for round in 0..ROUNDS as usize {
+        for (id, direction) in Direction::ALL.into_iter().enumerate() {
+            let bytes: u64 = [100, 3000, 5000][..1 + (round + id) % 3].iter().sum();
+            mapped += bytes;
+            copied += bytes * (1 + u64::from(direction == Direction::Bidirectional));
+        }
+    }
+    assert_eq!(
+        (metered.mapped_bytes, metered.copied_bytes),
+        (mapped, copied)
+    );
     // Every access beside a buffer, and every one after an unmap, stays in the pool.
     assert!(hostile.attempts >= 3 * ROUNDS);
     assert_eq!(hostile.tally.shadow, hostile.attempts);
@@ -124,6 +137,10 @@ fn a_row_reports_the_pool_and_the_accesses_to_it() {
         (0, Some(0))
     );
     assert_eq!((fence.pool_bytes, fence.shadow_accesses), (0, Some(0)));
+    assert_eq!(
+        (copy.copied_per_byte, fence.copied_per_byte),
+        (Some(1.0), Some(0.0))
+    );
     assert!(fence.colocated > Some(0));
     // The copies are measured: nothing is modelled.
     assert_eq!(copy.modelled_cycles, Some(0.0));

@@ -198,6 +198,34 @@ fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
     );
 }
 
+/// The nine bursts above withhold their buffers for 32 to 1 us, and the last one for 50 to 19 us.
+#[test]
+fn release_delays_are_those_of_every_buffer() {
+    let (plan, planner) = planned(&bursts(10).chunk);
+    let (metered, _) = replay("fence-burst", &plan, &planner.live_mappings());
+    let mut delays: Vec<u64> = (0..32).map(|unmap| (50 - unmap) * US).collect();
+    delays.extend((0..9).flat_map(|_| (0..32).map(|unmap| (32 - unmap) * US)));
+    delays.sort_unstable();
+    let transmit = &metered.release_delays.transmit;
+    for (percent, exact) in [(50, 18 * US), (99, 47 * US), (100, 50 * US)] {
+        let rank = (delays.len() * percent).div_ceil(100);
+        assert_eq!(delays[rank - 1], exact, "{percent}");
+        let found = transmit.percentile(percent as u64).unwrap();
+        assert!(
+            found >= exact && found - exact <= exact / 64,
+            "{percent}: {found}"
+        );
+    }
+    assert_eq!(metered.release_delays.receive.percentile(99), None);
+    // A mode that returns each buffer at its unmap has as many delays, all of them 0.
+    let (strict, _) = replay("fence", &plan, &planner.live_mappings());
+    assert_eq!(strict.release_delays.all().percentile(100), Some(0));
+    let (plan, planner) = planned(&pairs().chunk);
+    let (strict, _) = replay("fence", &plan, &planner.live_mappings());
+    assert_eq!(strict.release_delays.receive.percentile(50), Some(0));
+    assert_eq!(strict.release_delays.transmit.percentile(50), None);
+}
+
 #[test]
 fn addresses_are_flushed_once_a_wrap() {
     // Each map takes half of a space of 2^20 pages minus the first. The third finds no free range.

@@ -47,7 +47,8 @@ pub(super) struct OracleHooks<H> {
     pub(super) installs: bool,
     device_indices: DeviceIndexTable,
     pub(super) windows: Windows,
-    pub(super) withheld: HashMap<u64, Nanos>,
+    /// Unmapped buffers that the layer withholds: the time of the unmap, and the direction.
+    pub(super) withheld: HashMap<u64, (Nanos, Direction)>,
     /// Buffers that the end of a burst returned.
     pub(super) returned: Vec<u64>,
     /// Mappings whose invalidation failed. The layer withholds their buffers until it succeeds.
@@ -265,6 +266,13 @@ impl<H: Hardware> OracleHooks<H> {
             .grant_per_segment(row, ranges, pieces, direction))
     }
 
+    /// Returns true if the device uses a copy in place of the buffer at `device_ranges`.
+    #[inline]
+    fn has_copy<D: DmaOps + ?Sized>(&self, layer: &D, key: OpKey) -> bool {
+        let mut ranges = self.device_ranges.iter();
+        ranges.any(|range| layer.shadow(key, *range).is_some())
+    }
+
     /// Fails if a page has more buffers than the oracle can judge.
     #[inline]
     fn check_page(&self, device: DeviceIndex) -> Result<(), LabError> {
@@ -350,8 +358,14 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         let grant = self.grant(layer, domain, map, token)?;
         debug_assert_eq!(Some(grant.to_raw()), token.buffer());
         self.live += 1;
+        let bytes: u64 = map.pieces.iter().map(PhysRange::bytes).sum();
+        let copied = self.has_copy(layer, map.key) && direction != Direction::FromDevice;
         let outcomes = &mut self.outcomes;
         outcomes.maps += 1;
+        outcomes.mapped_bytes = outcomes.mapped_bytes.saturating_add(bytes);
+        if copied {
+            outcomes.copied_bytes = outcomes.copied_bytes.saturating_add(bytes);
+        }
         outcomes.live_max = outcomes.live_max.max(self.live);
         outcomes.search_steps += u64::from(steps);
         outcomes.search_max = outcomes.search_max.max(steps);
@@ -396,8 +410,11 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         self.outcomes.ring(ring).stalled_out += 1;
     }
 
-    fn unmapping<D: DmaOps + ?Sized>(&mut self, _layer: &D, key: OpKey, token: &MappingToken) {
+    fn unmapping<D: DmaOps + ?Sized>(&mut self, layer: &D, key: OpKey, token: &MappingToken) {
         self.begin_unmapping(key, token);
+        if self.counts && key.direction != Direction::ToDevice && self.has_copy(layer, key) {
+            self.count_copy_in();
+        }
     }
 
     fn unmapped<D: DmaOps + ?Sized>(

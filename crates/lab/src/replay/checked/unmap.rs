@@ -2,7 +2,7 @@
 //! the grant, and the return of the buffer.
 
 use ringfence_devices::{DeviceMapping, DriverEvent};
-use ringfence_types::{DomainId, PfnRange};
+use ringfence_types::{Direction, DomainId, PfnRange};
 
 use super::oracle_hooks::OracleHooks;
 use crate::error::LabError;
@@ -79,15 +79,18 @@ impl<H: Hardware> OracleHooks<H> {
         match outcome {
             UnmapOutcome::Returned { stale, .. } => {
                 self.oracle.release(grant);
+                self.count_delay(key.direction, 0);
                 if stale {
                     self.open_windows(key, &unmapping);
                 }
             }
             // The driver keeps the buffer of a list that is partly unmapped for good, since the
             // device may reach it.
-            UnmapOutcome::Withheld | UnmapOutcome::PartlyUnmapped => self.withhold(grant),
+            UnmapOutcome::Withheld | UnmapOutcome::PartlyUnmapped => {
+                self.withhold(grant, key.direction);
+            }
             UnmapOutcome::NotInvalidated(token) => {
-                self.withhold(grant);
+                self.withhold(grant, key.direction);
                 self.not_invalidated.push(token);
             }
             UnmapOutcome::Refused => {}
@@ -139,9 +142,32 @@ impl<H: Hardware> OracleHooks<H> {
     }
 
     /// Records that the layer withholds the buffer.
-    fn withhold(&mut self, grant: GrantId) {
+    fn withhold(&mut self, grant: GrantId, direction: Direction) {
         self.oracle.withhold(grant);
-        self.withheld.insert(grant.to_raw(), self.now);
+        let since = (self.now, direction);
+        self.withheld.insert(grant.to_raw(), since);
+    }
+
+    /// Counts the copy of the current mapping back into its buffer.
+    pub(super) fn count_copy_in(&mut self) {
+        let Some(unmapping) = &self.unmapping else {
+            return;
+        };
+        let grant = self.oracle.get(unmapping.grant);
+        let bytes: u64 = grant.map_or(0, |grant| {
+            let pieces = grant.pieces();
+            pieces.map(|piece| piece.bytes()).sum()
+        });
+        let copied = &mut self.outcomes.copied_bytes;
+        *copied = copied.saturating_add(bytes);
+    }
+
+    /// Counts the delay of a buffer that the layer returned. Unmaps after the trace do not count.
+    #[inline]
+    fn count_delay(&mut self, direction: Direction, ns: u64) {
+        if self.counts {
+            self.outcomes.release_delays.record(direction, ns);
+        }
     }
 
     /// Retries the failed invalidations.
@@ -158,8 +184,9 @@ impl<H: Hardware> OracleHooks<H> {
     /// Records the return of a withheld buffer to its driver.
     pub(super) fn return_buffer(&mut self, buffer: u64) {
         self.oracle.release(GrantId::from_raw(buffer));
-        if let Some(since) = self.withheld.remove(&buffer) {
+        if let Some((since, direction)) = self.withheld.remove(&buffer) {
             let delay = self.now.since(since);
+            self.count_delay(direction, delay);
             let longest = &mut self.outcomes.release_delay_max_ns;
             *longest = delay.max(*longest);
         }

@@ -2,6 +2,8 @@
 //! the pool.
 
 mod bad_input;
+mod lent;
+mod lent_model;
 mod machine;
 mod model;
 mod pool;

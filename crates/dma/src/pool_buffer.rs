@@ -19,7 +19,7 @@
 
 use core::fmt;
 
-use ringfence_types::{Direction, Iova, IovaRange, MemoryError, PhysAddr};
+use ringfence_types::{Direction, DomainId, Iova, IovaRange, MemoryError, PhysAddr};
 
 use crate::copy::{read, write};
 use crate::domain_table::domain_index;
@@ -138,6 +138,11 @@ impl PostedBuffer {
     /// Returns the direction.
     pub fn direction(&self) -> Direction {
         self.0.direction
+    }
+
+    /// Returns the domain of the pool.
+    pub fn domain(&self) -> DomainId {
+        self.0.domain_handle.domain()
     }
 
     /// Transfers the buffer to the CPU after the device has completed it. `received` is the number

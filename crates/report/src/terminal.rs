@@ -198,6 +198,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     const ALLOWED: &str = "accesses let through";
     const WINDOW: &str = "stale window";
     let copies = rows.iter().any(|row| row.shadow_accesses > Some(0));
+    let mutable = rows.iter().any(|row| row.mutable_after_release > Some(0));
     let mut columns = vec![
         Column::left("mode"),
         Column::left("safety"),
@@ -211,7 +212,10 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         Column::right("release", "delay"),
     ];
     if copies {
-        columns.push(Column::right(ALLOWED, "own copies"));
+        columns.push(Column::right(ALLOWED, "own pool"));
+    }
+    if mutable {
+        columns.push(Column::right(ALLOWED, "mutable"));
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
@@ -238,6 +242,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         if copies {
             cells.push(Cell::new(or_dash(row.shadow_accesses, count)));
         }
+        if mutable {
+            cells.push(Cell::new(or_dash(row.mutable_after_release, count)));
+        }
         grid.rows.push(cells);
     }
     grid
@@ -263,10 +270,10 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         Column::right("words", "per walk"),
         Column::right("peak", "tables"),
     ];
-    // Copies of buffers stay mapped, beside the tables.
+    // Pools stay mapped, beside the tables.
     let pools = rows.iter().any(|row| row.pool_bytes > 0);
     if pools {
-        columns.push(Column::right("copy", "pools"));
+        columns.push(Column::right("mapped", "pools"));
     }
     if host {
         columns.push(Column::right(HOST, "requests"));
@@ -317,7 +324,9 @@ fn uses_host(rows: &[&Row]) -> bool {
 /// Returns the style of a promise: good if kept, bad if broken.
 fn promise(row: &Row) -> CellStyle {
     match row.safety.as_str() {
-        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => {
+        "strict" | "byte-granular" | "own-pool"
+            if row.violations.is_some_and(|all| all.total > 0) =>
+        {
             CellStyle::Bad
         }
         "strict" | "byte-granular" => CellStyle::Good,

@@ -143,8 +143,8 @@ pub struct Row {
     /// pass.
     pub colocated: Option<u64>,
     /// Accesses outside live grants that reached only the device's own pool, without those of
-    /// `mutable_after_release`. They read no byte that the device was not given, and write none
-    /// that a driver receives. `None` without the attack pass.
+    /// `mutable_after_release`. They read only what the pool holds for this device, and write
+    /// nothing that a driver receives. `None` without the attack pass.
     pub shadow_accesses: Option<u64>,
     /// Accesses inside a live grant that the IOMMU stopped, in all passes that ran.
     pub false_faults: u64,

@@ -20,8 +20,7 @@ pub enum Verdict {
     /// granularity.
     Colocated,
     /// Let through to memory of the device's own pool, outside live grants. It holds zeroes, bytes
-    /// that the device was given before, and bytes that it wrote; what it writes reaches no
-    /// driver.
+    /// that its driver put there for it, and bytes that it wrote; what it writes reaches no driver.
     Shadow,
     /// Let through to write a released buffer in the device's own pool, from which the driver takes
     /// its buffers: the driver may still use the bytes, unless it has copied them.

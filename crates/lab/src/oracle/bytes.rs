@@ -452,8 +452,10 @@ mod tests {
             oracle.grant(A, &[pa(0x10_0000, 0x400)], FromDevice);
             assert_eq!(judge(&oracle, 0x10_0000, 0x400, Write), (0x400, 0, 0));
             // A pool of another device, and one that replaces the pool.
-            let other = oracle.judge(B, &pa(0x10_0000, 8), Write, Nanos(9));
-            assert_eq!(other.violating_bytes(), 8);
+            for at in [0x10_0000, 0x10_0400, 0x10_2000] {
+                let other = oracle.judge(B, &pa(at, 8), Write, Nanos(9));
+                assert_eq!((other.violating_bytes(), other.mutable), (8, 0), "{at:#x}");
+            }
             oracle.set_pool(A, pa(0x10_0000, 0x3000));
             assert_eq!(judge(&oracle, 0x10_0400, 8, Write), (0, 0, 8));
             oracle.set_pool(A, pa(0x20_0000, 0x3000));

@@ -212,8 +212,8 @@ impl Bench {
         Ok(self.held(id)?.range)
     }
 
-    /// Returns the memory that the device reaches at the start of a mapping, if the driver takes its
-    /// buffers from a pool.
+    /// Returns the memory that the device reaches at the start of a mapping. `None` if the driver
+    /// takes no buffers from a pool.
     pub(crate) fn lent_memory(&self, id: MapId) -> Result<Option<PhysAddr>, LabError> {
         let held = self.held(id)?;
         let memory = self.layer.shadow(held.key, held.range);

@@ -3,8 +3,8 @@
 //! Their cost is the copy, and the pool. It has no component to ablate, so all cycles count as
 //! `other`. With shadow buffers, replays copy real bytes between the trace's addresses and the
 //! pool. With the driver's own buffers, they copy the bytes that the driver inspects to an array.
-//! All timed replays share one memory, because the contents of buffers do not matter and a trace may
-//! have many pages.
+//! All timed replays share one memory, because the contents of buffers do not matter and a trace
+//! may have many pages.
 
 use std::cell::Cell;
 use std::rc::Rc;

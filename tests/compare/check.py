@@ -8,10 +8,10 @@ A mode whose status is not ok claims nothing: the script lists it and does not c
 two exceptions. A broken promise is an error. If a ring does not fit the driver, the maps that got a
 slot are checked. All other modes must satisfy these rules:
 
-- strict modes: attack accesses >= unmaps, no violation, no false fault;
+- strict modes, and `pool`: attack accesses >= unmaps, no violation, no false fault;
 - bounded modes: violations and a stale window if more than 1000 mappings ended;
 - modes with rings: no colocated access; modes that use any free slot never stall a map;
-- modes that copy: no invalidation, no stale window; a pool if buffers were mapped, which attackers
+- modes with a pool that stays mapped: no invalidation, no stale window; a pool if buffers were mapped, which attackers
   reach after unmaps;
 - modes that map pages: colocated accesses in all of them, or in none if every buffer fills its
   pages;
@@ -38,6 +38,8 @@ QUEUE = 128
 PAPER_RINGS = ("riommu-paper", "riommu--paper")
 RINGS = ("riommu", "riommu-", "riommu-ooo", *PAPER_RINGS)
 COPIES = ("copy",)
+# Modes with a pool that stays mapped: for copies, or for the driver's own buffers.
+POOLS = (*COPIES, "pool")
 PAPER = (*PAPER_RINGS, "rtc-paper")
 CACHES = ("pviommu+rtc", "pviommu+rtc+hopt", "pviommu+rtc-adaptive", "pviommu+map-cache")
 # The same host without and with the optimisations of the PVIOMMU paper.
@@ -53,7 +55,7 @@ def broken(row):
     if row["violations"] is None:
         yield "the attack pass is missing, so safety is unknown"
         return
-    if row["safety"] in ("strict", "byte-granular"):
+    if row["safety"] in ("strict", "byte-granular", "own-pool"):
         if row["attack_accesses"] < row["unmaps"]:
             yield f"{row['attack_accesses']} attack accesses for {row['unmaps']} unmaps"
         if row["violations"]["total"]:
@@ -62,15 +64,17 @@ def broken(row):
             yield "no attack access"
     if row["safety"] == "byte-granular" and row["colocated"]:
         yield f"{row['colocated']} colocated"
-    if row["mode"] in COPIES:
+    if row["mode"] in POOLS:
         if row["invalidations"] or row["stale_window_max_ns"]:
             yield f"{row['invalidations']} invalidations, a window of {row['stale_window_max_ns']} ns"
         if (row["maps"] > 0) != (row["pool_bytes"] > 0):
             yield f"a pool of {row['pool_bytes']} bytes for {row['maps']} maps"
-        if row["unmaps"] and not row["shadow_accesses"]:
+        if row["unmaps"] and not row["shadow_accesses"] + row["mutable_after_release"]:
             yield "attackers never reached the pool"
     elif row["pool_bytes"] or row["shadow_accesses"]:
-        yield f"a pool of {row['pool_bytes']} bytes in a mode without copies"
+        yield f"a pool of {row['pool_bytes']} bytes in a mode without one"
+    if row["mutable_after_release"] and row["safety"] != "own-pool":
+        yield f"{row['mutable_after_release']} mutable in a mode whose drivers own their buffers"
     if row["mode"] == "riommu-ooo" and row["stalled_maps"]:
         yield f"{row['stalled_maps']} maps waited"
     if row["mode"].startswith("pviommu"):
@@ -170,7 +174,7 @@ def main(paths):
                 counts = [row[f"host_{what}"] for row in hosts]
                 told.append(f"{HOSTS[1]}: {counts[1]} {what} of its host in place of {counts[0]}")
         judged = [row for row in rows.values() if row["status"] == "ok"]
-        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", "rtc-paper", *RINGS, *COPIES)]
+        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", "rtc-paper", *RINGS, *POOLS)]
         beside = [row for row in paged if row["colocated"]]
         if 0 < len(beside) < len(paged):
             failures += 1

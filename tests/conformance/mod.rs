@@ -343,9 +343,10 @@ fn hosted() -> impl Iterator<Item = Mode> {
 
 #[test]
 fn every_mode_keeps_its_promise_under_attack() {
-    // A bench drives the layer itself, without a sidecore. The tests of `lab` judge sidecores.
+    // A bench drives the layer itself, without a sidecore, and maps a driver's own buffers. The
+    // tests of `lab` judge sidecores and pools of buffers.
     let named = Mode::named().into_iter();
-    let named = named.filter(|mode| mode.owner != Owner::Sidecore);
+    let named = named.filter(|mode| mode.owner != Owner::Sidecore && mode.alloc != Alloc::Pool);
     for mode in named.chain(flat()).chain(hosted()) {
         for seed in 1..=2 {
             let mut model = Model::new(&mode);
@@ -383,6 +384,7 @@ fn every_mode_keeps_its_promise_under_attack() {
                     // The attackers did try, and page granularity explains all that they reached.
                     assert!(tally.faults > 0 && tally.colocated > 0, "{name}: {tally:?}");
                 }
+                Safety::OwnPool => unreachable!("{name}"),
                 Safety::Bounded => {
                     assert!(
                         tally.stale > 0,

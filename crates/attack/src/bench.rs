@@ -113,6 +113,7 @@ impl Bench {
             targets: Vec::new(),
         };
         bench.layer.reserve(CPUS, 1)?;
+        bench.oracle.set_lends(bench.layer.space_traits().lends);
         for index in 0..DEVICES {
             // Each device is on a bus of its own: a Calgary bridge has one address space for all
             // devices behind it.
@@ -209,6 +210,16 @@ impl Bench {
     /// Returns the addresses of a mapping, live or unmapped.
     pub(crate) fn range(&self, id: MapId) -> Result<IovaRange, LabError> {
         Ok(self.held(id)?.range)
+    }
+
+    /// Returns the memory that the device reaches at the start of a mapping. `None` if the driver
+    /// takes no buffers from a pool.
+    pub(crate) fn lent_memory(&self, id: MapId) -> Result<Option<PhysAddr>, LabError> {
+        let held = self.held(id)?;
+        let memory = self.layer.shadow(held.key, held.range);
+        Ok(memory
+            .filter(|_| self.layer.space_traits().lends)
+            .map(|memory| memory.start()))
     }
 
     /// Returns true if the driver has the buffer back.
@@ -381,6 +392,7 @@ impl Bench {
             let verdict = self.oracle.judge(device, range, access, self.now);
             reached.verdict.granted += verdict.granted;
             reached.verdict.pool += verdict.pool;
+            reached.verdict.mutable += verdict.mutable;
             for (reason, bytes) in verdict.violations {
                 *reached.verdict.violations.entry(reason).or_default() += bytes;
             }
@@ -451,6 +463,9 @@ impl Bench {
         self.layer.detach(index)?;
         let (domain, target) = self.layer.attach(index, requester)?;
         self.machine.attach(requester, domain, target)?;
+        if let Some(pool) = self.layer.copies(index) {
+            self.oracle.set_pool(requester, pool.memory);
+        }
         if let Some(own) = self.targets.get_mut(usize::from(device)) {
             *own = (domain, target);
         }

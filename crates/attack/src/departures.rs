@@ -115,8 +115,12 @@ fn has_lazy_shadow(mode: &Mode) -> bool {
     mode.owner == Owner::Emulated && Kind::of(mode) == Kind::Deferred
 }
 
-fn copies(mode: &Mode) -> bool {
-    mode.copies()
+fn has_pool(mode: &Mode) -> bool {
+    mode.has_pool()
+}
+
+fn lends(mode: &Mode) -> bool {
+    mode.alloc == Alloc::Pool
 }
 
 fn is_async(mode: &Mode) -> bool {
@@ -174,23 +178,37 @@ const fn withheld(class: &'static str) -> Departure {
     }
 }
 
-/// A departure of modes that copy: the attack does not succeed.
-const fn copied(class: &'static str, reason: &'static str) -> Departure {
+/// A departure of modes with a pool: the attack does not succeed.
+const fn pooled(class: &'static str, reason: &'static str) -> Departure {
     Departure {
         class,
-        applies: copies,
+        applies: has_pool,
         outcome: Outcome::Stopped,
         reason,
     }
 }
 
+/// A departure of modes whose drivers take their buffers from a pool: the device writes released
+/// buffers of its own pool, which the class `own-pool` permits.
+const fn mutable(class: &'static str) -> Departure {
+    Departure {
+        class,
+        applies: lends,
+        outcome: Outcome::Succeeded,
+        reason: "the device may change released buffers of its own pool; the driver uses only \
+            bytes that it has copied",
+    }
+}
+
 /// The cells where this program differs from the attack matrix.
 pub const DEPARTURES: &[Departure] = &[
-    copied(
-        "A14",
-        "the kept host address is in the device's own pool of copies",
-    ),
-    copied(
+    mutable("A02"),
+    mutable("A03"),
+    mutable("A05"),
+    mutable("A23"),
+    mutable("A37"),
+    pooled("A14", "the kept host address is in the device's own pool"),
+    pooled(
         "A20",
         "the pool is mapped by a table that never frees table pages",
     ),

@@ -23,9 +23,10 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Counts an attempt, and a success if the access reached a byte without a grant.
+    /// Counts an attempt, and a success if the access reached a byte without a grant, or changed a
+    /// released buffer in the device's own pool.
     pub(crate) fn count(&mut self, verdict: Option<&ByteVerdict>) -> bool {
-        let bytes = verdict.map_or(0, ByteVerdict::violating_bytes);
+        let bytes = verdict.map_or(0, |verdict| verdict.violating_bytes() + verdict.mutable);
         self.count_if(bytes > 0, bytes);
         if let Some(since) = verdict.and_then(|verdict| verdict.since_end) {
             self.last_success_ns = self.last_success_ns.max(Some(since));

@@ -54,7 +54,7 @@ impl Kind {
                 _ => Self::None,
             };
         }
-        if mode.copies() {
+        if mode.has_pool() {
             return Self::Copy;
         }
         if mode.has_rings() {
@@ -76,7 +76,7 @@ impl Kind {
             Safety::Strict | Safety::ByteGranular if keeps_unmapped => Self::Shared,
             _ if keeps_unmapped => Self::Cached,
             Safety::Strict | Safety::ByteGranular => Self::Strict,
-            Safety::Bounded | Safety::None => Self::Deferred,
+            Safety::OwnPool | Safety::Bounded | Safety::None => Self::Deferred,
         }
     }
 }

@@ -82,9 +82,10 @@ impl Matrix {
         self.cells.iter().filter(|cell| cell.unexpected)
     }
 
-    /// Returns the unexpected cells of modes that promise at least `strict`.
+    /// Returns the unexpected cells of modes that promise at least `own-pool`.
     pub fn broken_promises(&self) -> impl Iterator<Item = &Cell> {
-        let strict = [Safety::Strict.to_string(), Safety::ByteGranular.to_string()];
+        let strict = [Safety::OwnPool, Safety::Strict, Safety::ByteGranular];
+        let strict = strict.map(|safety| safety.to_string());
         self.unexpected().filter(move |cell| {
             let mode = self.modes.iter().find(|(name, _)| *name == cell.mode);
             mode.is_some_and(|(_, safety)| strict.contains(safety))

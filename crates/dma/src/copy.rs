@@ -108,6 +108,68 @@ pub(crate) fn zero(memory: &impl PhysMemory, at: PhysAddr, bytes: u64) -> Result
     Ok(())
 }
 
+/// Reads the bytes from `at`. Loads each word once.
+///
+/// # Errors
+/// Some byte lies outside memory. Nothing was read.
+#[inline]
+pub(crate) fn read(
+    memory: &impl PhysMemory,
+    at: PhysAddr,
+    into: &mut [u8],
+) -> Result<(), MemoryError> {
+    let lead = at.offset_in(WORD) as usize;
+    let mut words = words_of(memory, at, into.len() as u64)?.iter();
+    let load = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
+    let head = if lead == 0 { 0 } else { WORD as usize - lead };
+    let (first, rest) = into.split_at_mut(head.min(into.len()));
+    if !first.is_empty()
+        && let Some(word) = words.next()
+    {
+        let bytes = load(word).into_iter().skip(lead);
+        first
+            .iter_mut()
+            .zip(bytes)
+            .for_each(|(to, byte)| *to = byte);
+    }
+    let (whole, tail) = rest.as_chunks_mut::<{ WORD as usize }>();
+    for (to, word) in whole.iter_mut().zip(&mut words) {
+        *to = load(word);
+    }
+    if let Some(word) = words.next() {
+        tail.iter_mut()
+            .zip(load(word))
+            .for_each(|(to, byte)| *to = byte);
+    }
+    Ok(())
+}
+
+/// Writes the bytes from `at`, and keeps the other bytes of the first and last word.
+///
+/// # Errors
+/// Some byte lies outside memory. Nothing was written.
+#[inline]
+pub(crate) fn write(
+    memory: &impl PhysMemory,
+    at: PhysAddr,
+    from: &[u8],
+) -> Result<(), MemoryError> {
+    let mut lead = at.offset_in(WORD);
+    let mut left = from;
+    for word in words_of(memory, at, from.len() as u64)? {
+        let room = WORD.saturating_sub(lead) as usize;
+        let (now, later) = left.split_at(room.min(left.len()));
+        let mut bytes = [0; WORD as usize];
+        let place = bytes.iter_mut().skip(lead as usize);
+        place.zip(now).for_each(|(to, byte)| *to = *byte);
+        let end = lead.saturating_add(now.len() as u64);
+        let mask = from_byte(lead) & below_byte(end);
+        merge(word, u64::from_le_bytes(bytes), mask);
+        (lead, left) = (0, later);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::vec;
@@ -144,10 +206,19 @@ mod tests {
                 wanted[at..end].fill(0);
                 arena.read_bytes(to, &mut found).unwrap();
                 assert_eq!(found, wanted, "zeroes of {bytes} bytes at {lead}");
+                write(&arena, to.wrapping_add(lead), &source[at..end]).unwrap();
+                wanted[at..end].copy_from_slice(&source[at..end]);
+                arena.read_bytes(to, &mut found).unwrap();
+                assert_eq!(found, wanted, "write of {bytes} bytes at {lead}");
+                let mut part = vec![0; bytes as usize];
+                read(&arena, to.wrapping_add(lead), &mut part).unwrap();
+                assert_eq!(part, wanted[at..end], "read of {bytes} bytes at {lead}");
             }
         }
         assert!(copy(&arena, from, to.wrapping_add(1), 1).is_err());
         assert!(copy(&arena, from, PhysAddr::new(8190 & !7), 16).is_err());
         assert!(zero(&arena, PhysAddr::new(u64::MAX - 7), 64).is_err());
+        assert!(read(&arena, PhysAddr::new(8190), &mut [0; 3]).is_err());
+        assert!(write(&arena, PhysAddr::new(8190), &[0; 3]).is_err());
     }
 }

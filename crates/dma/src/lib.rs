@@ -14,6 +14,7 @@
 //! | `sg_per_segment.rs` | scatterlists in spaces that keep unmapped mappings |
 //! | `multi.rs`, `coherent.rs` | batches, coherent memory |
 //! | `premapped.rs` | buffers mapped once and used many times |
+//! | `pool_buffer.rs` | buffers of a pool that stays mapped: the driver copies what it reads |
 //! | `cache/` | caches of mappings: found again by their pages, kept for a bounded time or space |
 //! | `bounce.rs`, `bounce_pool.rs` | memory that the device cannot reach |
 //! | `sync.rs`, `copy.rs` | transfers of live mappings, received bytes, copies |
@@ -40,6 +41,7 @@ mod layer;
 mod map;
 mod multi;
 mod platform;
+mod pool_buffer;
 mod premapped;
 pub mod ring;
 mod sg;
@@ -57,6 +59,7 @@ pub use flush::FlushPolicy;
 pub use layer::{AttachError, Cpu, Dma};
 pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 pub use platform::Platform;
+pub use pool_buffer::{PoolBuffer, PoolBufferError, PostedBuffer, ReceivedBuffer, TooManyReceived};
 pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
 pub use sg::{SgMapping, SgRequest};
 pub use sg_segments::SgLimits;

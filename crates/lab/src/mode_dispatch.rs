@@ -83,7 +83,7 @@ pub trait ModeVisitor {
         F: FlushFor<A, T> + 'static;
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
-    /// Visits a mode with shadow buffers.
+    /// Visits a mode with a pool that stays mapped.
     fn shadow(self, parts: ShadowParts) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
@@ -261,6 +261,7 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
     use {Alloc as A, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};
     let fits = match mode.alloc {
         A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished | A::Shadow => false,
+        A::Pool => false,
         A::Bitmap => true,
         A::BitmapAsPublished => mode.flush == F::PerWrap,
         A::TableBitmap => mode.table == T::Flat,

@@ -30,6 +30,9 @@ pub enum Alloc {
     /// A pool of shadow buffers that stay mapped, in front of [`Magazine`](Self::Magazine): a
     /// mapping is a copy (Markuze et al.).
     Shadow,
+    /// [`Shadow`](Self::Shadow), whose slots the driver uses itself: its buffers come from a pool
+    /// that stays mapped (Markuze et al.).
+    Pool,
     /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
     RingTail,
     /// Ringfence: the next free slot of the ring, searched from the tail.
@@ -208,6 +211,9 @@ pub enum Safety {
     None,
     /// A device may reach a buffer for a bounded time after the driver got it back.
     Bounded,
+    /// A device cannot access memory outside live mappings and its own pool, which holds its
+    /// buffers and nothing else. It may still change a buffer of the pool after its release.
+    OwnPool,
     /// A device cannot access pages outside live mappings.
     Strict,
     /// A device cannot access bytes outside live mappings.
@@ -219,6 +225,7 @@ impl fmt::Display for Safety {
         f.write_str(match self {
             Self::None => "none",
             Self::Bounded => "bounded",
+            Self::OwnPool => "own-pool",
             Self::Strict => "strict",
             Self::ByteGranular => "byte-granular",
         })
@@ -288,6 +295,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: strict, one invalidation per burst"),
     ("copy",             Shadow,              T::Radix,            PerUnmap,            Kernel,
         "shadow buffers that stay mapped; byte-granular (Markuze et al.)"),
+    ("pool",             Pool,                T::Radix,            PerUnmap,            Kernel,
+        "packet buffers from a pool that stays mapped; the driver copies headers (DAMN)"),
     ("riommu-paper",     RingTailAsPublished, RingAsPublished,     BurstAsPublished,    Kernel,
         "rIOMMU as published, with its defects"),
     ("riommu--paper",    RingTailAsPublished, RingNonCoherentAsPublished, BurstAsPublished, Kernel,
@@ -408,6 +417,7 @@ impl Mode {
             }
             // A released mapping stays for as long as the device maps nothing else.
             FlushKind::MapCache | FlushKind::NeverFree => Safety::None,
+            FlushKind::PerUnmap if self.alloc == Alloc::Pool => Safety::OwnPool,
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() || self.copies() => {
                 Safety::ByteGranular
             }
@@ -445,6 +455,12 @@ impl Mode {
     /// Returns true if the device uses copies of buffers, in memory that stays mapped.
     pub fn copies(&self) -> bool {
         self.alloc == Alloc::Shadow
+    }
+
+    /// Returns true if the device uses a pool that stays mapped, for copies or for the driver's own
+    /// buffers.
+    pub fn has_pool(&self) -> bool {
+        matches!(self.alloc, Alloc::Shadow | Alloc::Pool)
     }
 
     /// Returns true if the IOMMU translates device accesses.

@@ -1,6 +1,7 @@
 //! The options of a comparison.
 
 use crate::Profile;
+use crate::layer::INSPECTED_BYTES;
 use crate::limits::ReplayLimits;
 use crate::machine::Prices;
 use crate::mapping_cache::CycleParams;
@@ -33,6 +34,9 @@ pub struct CompareOptions {
     pub rings: RingSizes,
     /// T and C of modes with a reverse translation cache.
     pub cache_cycles: CycleParams,
+    /// Bytes of a received buffer that the driver copies before it uses them, in modes whose
+    /// drivers take their buffers from a pool (assumed).
+    pub inspected_bytes: u32,
     /// Bounds on the replay.
     pub limits: ReplayLimits,
 }
@@ -51,6 +55,7 @@ impl CompareOptions {
             early_touches: false,
             rings: RingSizes::default(),
             cache_cycles: CycleParams::PAPER,
+            inspected_bytes: INSPECTED_BYTES,
             limits: ReplayLimits::default(),
         }
     }

@@ -69,7 +69,7 @@ pub struct Row {
     pub trace: String,
     /// Name of the mode.
     pub mode: String,
-    /// The promised protection: `byte-granular`, `strict`, `bounded` or `none`.
+    /// The promised protection: `byte-granular`, `strict`, `own-pool`, `bounded` or `none`.
     pub safety: String,
     /// The stated bound of a bounded mode.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,8 +129,8 @@ pub struct Row {
     pub live_mappings_max: u64,
     /// Peak size of the tables in bytes.
     pub table_bytes: u64,
-    /// Bytes of the pools of shadow buffers that devices reach; they never shrink. 0 in modes
-    /// without copies.
+    /// Bytes of the pools that devices reach at all times; they never shrink. 0 in modes without
+    /// pools.
     pub pool_bytes: u64,
     /// Bytes that maps and unmaps copied, per byte of the mapped buffers. `None` without a map.
     pub copied_per_byte: Option<f64>,
@@ -144,9 +144,9 @@ pub struct Row {
     /// Accesses beside a buffer on its page that the IOMMU let through. `None` without the attack
     /// pass.
     pub colocated: Option<u64>,
-    /// Accesses outside live grants that reached only the device's own pool of shadow buffers. They
-    /// read no byte that the device was not given, and write none that a driver receives. `None`
-    /// without the attack pass.
+    /// Accesses outside live grants that reached only the device's own pool, without those of
+    /// `mutable_after_release`. They read only what the pool holds for this device, and write
+    /// nothing that a driver receives. `None` without the attack pass.
     pub shadow_accesses: Option<u64>,
     /// Accesses inside a live grant that the IOMMU stopped, in all passes that ran.
     pub false_faults: u64,
@@ -206,6 +206,10 @@ pub struct Row {
     pub violations_after_end: Option<u64>,
     /// Mappings that a cache kept beyond its stated bound.
     pub overdue_mappings: u64,
+    /// Accesses that wrote a released buffer in the device's own pool, whose bytes the driver may
+    /// still use. 0 in modes whose drivers do not take their buffers from a pool. `None` without
+    /// the attack pass.
+    pub mutable_after_release: Option<u64>,
 }
 
 /// The inputs of a row.
@@ -341,6 +345,7 @@ impl Row {
             colocated: count,
             shadow_accesses: count,
             violations_after_end: count,
+            mutable_after_release: count,
             ..Self::default()
         }
     }
@@ -393,7 +398,7 @@ impl Row {
         let safe = parts.status.is_ok();
         // A row does not repeat a promise that the oracle saw broken.
         let promise = mode.safety();
-        let broken = promise >= Safety::Strict && tally.violations() > 0;
+        let broken = promise > Safety::Bounded && tally.violations() > 0;
         let status = if safe && broken {
             ReplayStatus::Broken {
                 violations: tally.violations(),
@@ -480,6 +485,7 @@ impl Row {
             exposed_after_end_ns: metered.exposure.after_end_ns,
             violations_after_end: attack.map(|attack| attack.exposure.reached_after_end),
             overdue_mappings: metered.exposure.overdue,
+            mutable_after_release: attack.map(|_| tally.mutable),
         }
     }
 }

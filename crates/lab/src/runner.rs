@@ -13,7 +13,8 @@ use crate::error::LabError;
 use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::layer::{
-    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform, PassThrough,
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, Inspected, LayerPlatform,
+    PassThrough, PoolLayer,
 };
 use crate::mapping_cache::{CachedParts, CycleParams};
 use crate::meter::{Ablations, Meter};
@@ -252,9 +253,15 @@ impl ModeVisitor for BuildReplays<'_> {
     }
 
     fn shadow(self, parts: ShadowParts) -> Self::Output {
+        let inspected = self.options.inspected_bytes;
         self.passes::<Vtd>(&OracleSetup::PAGES, &|platform, coherency, _| {
             let make = parts.make_space(coherency);
-            Box::new(Layer::new(Strict, platform, make))
+            let layer = Layer::new(Strict, platform, make);
+            if parts.lends {
+                Box::new(PoolLayer::new(layer, inspected, Inspected::TraceBuffer))
+            } else {
+                Box::new(layer)
+            }
         })
     }
 
@@ -310,7 +317,12 @@ impl ModeVisitor for BuildMeter<'_> {
 
     fn shadow(self, parts: ShadowParts) -> Self::Output {
         let coherency = self.options.profile.coherency();
-        Ablations::shadow(parts, coherency, self.options.repetitions)
+        let options = self.options;
+        if parts.lends {
+            let inspected = options.inspected_bytes;
+            return Ablations::pool(parts, coherency, inspected, options.repetitions);
+        }
+        Ablations::shadow(parts, coherency, options.repetitions)
     }
 
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output

@@ -1,4 +1,5 @@
-//! The spaces of modes with shadow buffers: a pool in front of an allocator and a table.
+//! The spaces of modes with a pool that stays mapped, in front of an allocator and a table: for
+//! shadow buffers, or for the driver's own buffers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,16 +22,19 @@ use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
 /// A space with shadow buffers.
 pub type ReplayShadowSpace = ShadowSpace<MagazineAlloc, PlainRadix, ThreadCell<ShadowDepot>>;
 
-/// The constructors of a mode with shadow buffers.
+/// The constructors of a mode with a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct ShadowParts {
     policy: ShadowPolicy,
+    /// True if the driver takes its buffers from the pool.
+    pub lends: bool,
 }
 
 impl ShadowParts {
-    /// Returns the constructors of `mode`. `None` if it has no shadow buffers.
+    /// Returns the constructors of `mode`. `None` if it has no pool.
     pub(crate) fn of(mode: &Mode) -> Option<Self> {
-        (mode.alloc == Alloc::Shadow).then_some(Self {
+        mode.has_pool().then_some(Self {
+            lends: mode.alloc == Alloc::Pool,
             policy: ShadowPolicy {
                 // Devices of a replay fill their buffers.
                 from_device: FromDevice::Unspecified,

@@ -106,7 +106,7 @@ pub fn axes_table(look: TableStyle) -> String {
 
 fn safety_tone(safety: Safety) -> CellStyle {
     match safety {
-        Safety::None | Safety::Bounded => CellStyle::Plain,
+        Safety::None | Safety::Bounded | Safety::OwnPool => CellStyle::Plain,
         Safety::Strict | Safety::ByteGranular => CellStyle::Good,
     }
 }

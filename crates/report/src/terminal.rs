@@ -206,6 +206,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     const ALLOWED: &str = "accesses let through";
     const WINDOW: &str = "stale window";
     let copies = rows.iter().any(|row| row.shadow_accesses > Some(0));
+    let mutable = rows.iter().any(|row| row.mutable_after_release > Some(0));
     let mut columns = vec![
         Column::left("mode"),
         Column::left("safety"),
@@ -219,7 +220,10 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     ];
     if copies {
         // Beside its group.
-        columns.insert(6, Column::right(ALLOWED, "own copies"));
+        columns.insert(6, Column::right(ALLOWED, "own pool"));
+    }
+    if mutable {
+        columns.insert(6 + usize::from(copies), Column::right(ALLOWED, "mutable"));
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
@@ -244,6 +248,12 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         ];
         if copies {
             cells.insert(6, Cell::new(or_dash(row.shadow_accesses, count)));
+        }
+        if mutable {
+            cells.insert(
+                6 + usize::from(copies),
+                Cell::new(or_dash(row.mutable_after_release, count)),
+            );
         }
         grid.rows.push(cells);
     }
@@ -270,10 +280,10 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         Column::right("words", "per walk"),
         Column::right("peak", "tables"),
     ];
-    // Copies of buffers stay mapped, beside the tables.
+    // Pools stay mapped, beside the tables.
     let pools = rows.iter().any(|row| row.pool_bytes > 0);
     if pools {
-        columns.push(Column::right("copy", "pools"));
+        columns.push(Column::right("mapped", "pools"));
     }
     if host {
         columns.push(Column::right(HOST, "requests"));
@@ -324,7 +334,9 @@ fn uses_host(rows: &[&Row]) -> bool {
 /// Returns the style of a promise: good if kept, bad if broken.
 fn promise(row: &Row) -> CellStyle {
     match row.safety.as_str() {
-        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => {
+        "strict" | "byte-granular" | "own-pool"
+            if row.violations.is_some_and(|all| all.total > 0) =>
+        {
             CellStyle::Bad
         }
         "strict" | "byte-granular" => CellStyle::Good,

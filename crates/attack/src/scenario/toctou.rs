@@ -32,6 +32,9 @@ pub(crate) fn payload(mode: &Mode) -> ScenarioResult {
         executed.trial(sharers::RELEASED, released);
     }
     executed.comparison("checked before the unmap", checked_before_unmap(mode)?);
+    if let Some(evidence) = checked_in_the_pool(mode)? {
+        executed.comparison("checked in the pool, without a copy", evidence);
+    }
     Ok(Found::Executed(executed))
 }
 
@@ -93,6 +96,27 @@ fn shared_page(mode: &Mode) -> Result<[Evidence; 2], LabError> {
     Ok(evidence)
 }
 
+/// A driver that reads its buffer in the pool after the unmap, without copying the bytes first. The
+/// layer's own driver cannot do that. `None` in modes without such a pool.
+fn checked_in_the_pool(mode: &Mode) -> Result<Option<Evidence>, LabError> {
+    let mut bench = Bench::new(mode)?;
+    let mut evidence = Evidence::default();
+    for packet in 0..PACKETS {
+        let id = bench.map(0, memory(0x10_0000, 2048)?, Direction::FromDevice)?;
+        let Some(header) = bench.lent_memory(id)? else {
+            return Ok(None);
+        };
+        let iova = bench.range(id)?.start();
+        bench.device_write(0, iova, HONEST)?;
+        bench.release(id)?;
+        let checked = bench.load(header)?;
+        bench.device_write(0, iova, FORGED ^ packet)?;
+        evidence.count_if(checked != bench.load(header)?, 8);
+    }
+    bench.take_false_faults(&mut evidence);
+    Ok(Some(evidence))
+}
+
 fn checked_before_unmap(mode: &Mode) -> Result<Evidence, LabError> {
     let mut bench = Bench::new(mode)?;
     let mut evidence = Evidence::default();
@@ -115,10 +139,11 @@ fn checked_before_unmap(mode: &Mode) -> Result<Evidence, LabError> {
 /// driver that reads the ring back uses the change. The network driver keeps its own record of each
 /// descriptor and checks each completion against it.
 pub(crate) fn descriptors(mode: &Mode) -> ScenarioResult {
-    if mode.copies() {
+    if mode.has_pool() {
         return Ok(Found::NotExecuted(
-            "the scenario maps its ring like a buffer, which this mode would copy; a layer maps \
-             coherent memory without a copy, and protects a ring no better than other modes",
+            "the scenario maps its ring like a buffer, which this mode would copy or take from its \
+             pool; a layer maps coherent memory itself, and protects a ring no better than other \
+             modes",
         ));
     }
     let mut bench = Bench::new(mode)?;

@@ -16,8 +16,8 @@ A cell is succeeded, stopped, not applicable (with the reason), or not executed 
 Windows after an unmap are measured with three attackers: passive, replayer and racer.
 
 The expected outcome of a cell follows from the mode's axes. The command fails with code 3 if a \
-mode that promises strict or byte-granular safety has an unexpected outcome. docs/ATTACKS.md \
-describes the classes.";
+mode that promises own-pool, strict or byte-granular safety has an unexpected outcome. \
+docs/ATTACKS.md describes the classes.";
 
 const ATTACK_EXAMPLES: &str = "\
 Examples:

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use ringfence_lab::Operation;
 use ringfence_lab::compose::compose;
+use ringfence_lab::layer::{INSPECTED_BYTES, LARGEST_BUFFER};
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_report::Condition;
@@ -197,6 +198,17 @@ pub(crate) struct CompareArgs {
         help_heading = "Replay",
     )]
     pub rtc_periods_kept: Cycles,
+
+    /// Bytes of a received buffer that the driver copies to inspect them, in modes whose driver
+    /// takes its buffers from a pool
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = INSPECTED_BYTES,
+        value_parser = clap::value_parser!(u32).range(..=LARGEST_BUFFER as i64),
+        help_heading = "Replay",
+    )]
+    pub inspected_bytes: u32,
 
     /// Form of the output.
     #[command(flatten)]

@@ -79,6 +79,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
                 cycle_ns: args.rtc_period,
                 cycles: args.rtc_periods_kept,
             },
+            inspected_bytes: args.inspected_bytes,
             limits: args.replay_limits.limits(),
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();

@@ -1,10 +1,10 @@
-//! The reason why a buffer has no shadow.
+//! The reason why a pool has no slot for a buffer.
 
 use core::fmt;
 
 use ringfence_types::MemoryError;
 
-/// The reason why a buffer has no shadow.
+/// The reason why a pool has no slot for a buffer, or for its shadow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShadowError {
@@ -33,16 +33,16 @@ impl fmt::Display for ShadowError {
         match self {
             Self::Exhausted { pages, pool } => write!(
                 f,
-                "no free shadow buffer of {pages} pages in a pool of {pool}: unmap a buffer or use \
-                a larger pool"
+                "no free slot of {pages} pages in a pool of {pool}: unmap a buffer or use a larger \
+                pool"
             ),
             Self::TooLong { pages, slot } => {
                 write!(
                     f,
-                    "{pages} pages exceed the largest shadow buffer of {slot}"
+                    "{pages} pages exceed the largest slot of the pool, {slot}"
                 )
             }
-            Self::BeyondMask => f.write_str("the shadow pool is beyond the device's DMA mask"),
+            Self::BeyondMask => f.write_str("the pool is beyond the device's DMA mask"),
             Self::Memory(error) => error.fmt(f),
         }
     }

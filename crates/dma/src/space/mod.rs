@@ -363,6 +363,38 @@ pub trait CopyingSpace: AddressSpace {
     }
 }
 
+/// A buffer of a [`LendingSpace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LentSlot {
+    /// The bytes of the I/O virtual address space.
+    pub range: IovaRange,
+    /// The same bytes of memory.
+    pub memory: PhysRange,
+}
+
+/// A space that lends memory of its pool to the driver, which uses it as buffers. The memory is
+/// mapped for good: the device reaches it at all times, and nothing else shares its pages.
+pub trait LendingSpace: AddressSpace {
+    /// Lends `bytes` bytes for these permissions, from the first byte of a page.
+    ///
+    /// # Errors
+    /// The state is unchanged. [`MapReason::Shadow`] says why the pool has no buffer.
+    fn lend<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        bytes: u64,
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<LentSlot, MapReason>;
+
+    /// Takes back the buffer at `range`. It stays mapped, for the same device and permissions.
+    ///
+    /// # Errors
+    /// No lent buffer begins there. The state is unchanged.
+    fn take_back(&self, cpu: &mut Self::PerCpu, range: IovaRange) -> Result<(), UnmapRefusal>;
+}
+
 /// A space that a layer can use.
 pub trait Space: SgSpace + RingSpace + CachingSpace + CopyingSpace {}
 

@@ -138,10 +138,10 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
         };
     }
     match (alloc, flush) {
-        (A::Shadow, F::PerUnmap) if table == T::Radix => None,
-        (A::Shadow, _) => Some(
-            "shadow buffers stay mapped, so nothing is left to flush, in one kind of table; use \
-            table=radix,flush=per-unmap",
+        (A::Shadow | A::Pool, F::PerUnmap) if table == T::Radix => None,
+        (A::Shadow | A::Pool, _) => Some(
+            "the buffers of a pool stay mapped, so nothing is left to flush, in one kind of table; \
+            use table=radix,flush=per-unmap",
         ),
         (A::Identity, _) if !fixed => Some(
             "two buffers on one page would share a table entry, because the address is the \
@@ -200,9 +200,9 @@ fn unsupported_owner(
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
         }
-        (Owner::Kernel, A::Shadow, ..) => None,
-        (_, A::Shadow, ..) => {
-            Some("the kernel that owns the driver's buffers copies them; use owner=kernel")
+        (Owner::Kernel, A::Shadow | A::Pool, ..) => None,
+        (_, A::Shadow | A::Pool, ..) => {
+            Some("the kernel that owns the driver's buffers has the pool; use owner=kernel")
         }
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
         (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
@@ -310,6 +310,8 @@ mod tests {
             "alloc=identity,table=flat,flush=never",
             "alloc=bitmap-paper,table=flat,flush=burst",
             "alloc=shadow,table=radix,flush=burst",
+            "alloc=pool,table=radix,flush=never",
+            "alloc=pool,table=radix,flush=per-unmap,owner=xen",
             "alloc=shadow,table=flat,flush=per-unmap",
             "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu",
             "alloc=ring-tail,table=radix,flush=burst",

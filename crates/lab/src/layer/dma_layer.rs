@@ -34,11 +34,11 @@ pub struct DmaLayer<S: Space, F: FlushPolicy<S, u64>, I> {
 }
 
 /// The parts of a layer that an operation uses.
-struct Parts<'a, S: Space, F: FlushPolicy<S, u64>, I> {
-    dma: &'a Dma<S, F, u64>,
-    cpu: &'a mut Cpu<S, F, u64>,
-    platform: &'a mut LayerPlatform<I>,
-    at: &'a Attachment,
+pub(super) struct Parts<'a, S: Space, F: FlushPolicy<S, u64>, I> {
+    pub(super) dma: &'a Dma<S, F, u64>,
+    pub(super) cpu: &'a mut Cpu<S, F, u64>,
+    pub(super) platform: &'a mut LayerPlatform<I>,
+    pub(super) at: &'a Attachment,
     segments: &'a mut [DmaSegment],
 }
 
@@ -61,7 +61,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
 
     /// Returns the parts for an operation; `None` if its device or its CPU is unknown.
     #[inline(always)]
-    fn parts(&mut self, key: OpKey) -> Option<Parts<'_, S, F, I>> {
+    pub(super) fn parts(&mut self, key: OpKey) -> Option<Parts<'_, S, F, I>> {
         let attachments = self.attachments.get(key.device.index())?.as_ref()?;
         Some(Parts {
             dma: &self.dma,
@@ -80,6 +80,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
             contiguous_sg: S::CONTIGUOUS_SG,
             caches_unmapped: S::CACHES_UNMAPPED,
             can_be_full: S::CAN_BE_FULL,
+            lends: false,
         }
     }
 
@@ -257,6 +258,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
                 own.dma.unmap_single(own.cpu, own.platform, own.at, mapping)
             }
             MappingToken::List(mapping) => own.dma.unmap_sg(own.cpu, own.platform, own.at, mapping),
+            MappingToken::Lent(_) => return UnmapOutcome::Refused,
         };
         match outcome {
             Ok(outcome) => {

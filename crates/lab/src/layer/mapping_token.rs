@@ -1,9 +1,20 @@
 //! The token that a driver holds for a mapping.
 
-use ringfence_dma::{Mapping, SgMapping};
-use ringfence_types::{Direction, DomainId, IovaRange};
+use ringfence_dma::{Mapping, PostedBuffer, SgMapping};
+use ringfence_types::{Direction, DomainId, IovaRange, PhysAddr};
 
-/// The token of a mapping of either kind.
+/// A buffer of a pool that the device owns.
+#[derive(Debug)]
+pub struct LentBuffer {
+    /// The layer's token.
+    pub posted: PostedBuffer,
+    /// The buffer of the mapping in the trace.
+    pub buffer: u64,
+    /// The driver's memory for the bytes that it inspects.
+    pub driver: PhysAddr,
+}
+
+/// The token of a mapping of any kind.
 #[derive(Debug, Default)]
 pub enum MappingToken {
     /// No mapping: the map was refused, or the unmap took the token.
@@ -13,6 +24,8 @@ pub enum MappingToken {
     Single(Mapping<u64>),
     /// A scatterlist, mapped to one or several IOVA ranges.
     List(SgMapping<u64>),
+    /// A buffer of a pool, in place of a single buffer or a list.
+    Lent(LentBuffer),
 }
 
 impl MappingToken {
@@ -23,6 +36,7 @@ impl MappingToken {
             Self::None => None,
             Self::Single(mapping) => Some(mapping.range()),
             Self::List(mapping) => mapping.range(),
+            Self::Lent(lent) => Some(lent.posted.range()),
         }
     }
 
@@ -32,6 +46,7 @@ impl MappingToken {
             Self::None => None,
             Self::Single(mapping) => Some(mapping.direction()),
             Self::List(mapping) => Some(mapping.direction()),
+            Self::Lent(lent) => Some(lent.posted.direction()),
         }
     }
 
@@ -41,6 +56,7 @@ impl MappingToken {
             Self::None => None,
             Self::Single(mapping) => Some(mapping.domain()),
             Self::List(mapping) => Some(mapping.domain()),
+            Self::Lent(lent) => Some(lent.posted.domain()),
         }
     }
 
@@ -50,6 +66,7 @@ impl MappingToken {
             Self::None => None,
             Self::Single(mapping) => Some(*mapping.buffer()),
             Self::List(mapping) => Some(*mapping.buffer()),
+            Self::Lent(lent) => Some(lent.buffer),
         }
     }
 }

@@ -10,13 +10,15 @@ mod invalidation_queue;
 mod mapping_token;
 mod pass_through;
 mod platform;
+mod pool_layer;
 
 pub use attachments::{Attachments, RINGS, ring_index, ring_of};
 pub use dma_layer::{DmaLayer, MakeSpace};
 pub use invalidation_queue::InvalidationQueue;
-pub use mapping_token::MappingToken;
+pub use mapping_token::{LentBuffer, MappingToken};
 pub use pass_through::PassThrough;
 pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
+pub use pool_layer::{INSPECTED_BYTES, Inspected, LARGEST_BUFFER, PoolLayer};
 
 use ringfence_dma::space::CopyPool;
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
@@ -124,6 +126,8 @@ pub struct SpaceTraits {
     pub caches_unmapped: bool,
     /// A map may find its ring full.
     pub can_be_full: bool,
+    /// The driver's buffers are memory of the device's own pool.
+    pub lends: bool,
 }
 
 /// The DMA layer with its CPU handles and its platform, as a replay uses it.

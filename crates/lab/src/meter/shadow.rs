@@ -1,8 +1,10 @@
-//! The meter of modes with shadow buffers.
+//! The meter of modes with a pool that stays mapped.
 //!
-//! Their cost is the copy. It has no component to ablate, so all cycles count as `other`. Replays
-//! copy real bytes between the trace's addresses and the pool. All timed replays share one memory,
-//! because the contents of buffers do not matter and a trace may have many pages.
+//! Their cost is the copy, and the pool. It has no component to ablate, so all cycles count as
+//! `other`. With shadow buffers, replays copy real bytes between the trace's addresses and the
+//! pool. With the driver's own buffers, they copy the bytes that the driver inspects to an array.
+//! All timed replays share one memory, because the contents of buffers do not matter and a trace
+//! may have many pages.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +18,7 @@ use ringfence_types::{Nanos, PageSize, PhysAddr, PhysMemory, PhysRange};
 
 use super::{Ablations, AllocTrace, Clock, FreeInvalidator, TimedReplay};
 use crate::error::LabError;
-use crate::layer::LayerPlatform;
+use crate::layer::{DmaLayer, Inspected, LayerPlatform, PoolLayer};
 use crate::plan::{Plan, Step};
 use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
 use crate::replay::{DynTimedReplay, PlanResources};
@@ -64,6 +66,38 @@ impl DynTimedReplay for Copying {
     }
 }
 
+/// The platforms of timed replays that share one memory, with tables of their own.
+struct Platforms {
+    memory: Rc<Arena>,
+    /// Bytes of the tables of a replay.
+    tables: u64,
+    made: Cell<u64>,
+}
+
+impl Platforms {
+    fn new(repetitions: usize) -> Result<Self, LabError> {
+        // The recorder, and two replays for each repetition.
+        let replays = 1 + 2 * repetitions.max(1) as u64;
+        Ok(Self {
+            memory: Rc::new(Arena::new(MEMORY_BYTES)?),
+            tables: (TABLE_BYTES / replays) & !(PageSize::Size4K.bytes() - 1),
+            made: Cell::new(0),
+        })
+    }
+
+    fn next(&self) -> Result<LayerPlatform<FreeInvalidator>, LabError> {
+        let number = self.made.replace(self.made.get() + 1);
+        let start = PhysAddr::new(DATA_BYTES + number * self.tables);
+        let region = PhysRange::new(start, self.tables).ok_or(LabError::Internal("tables"))?;
+        Ok(LayerPlatform {
+            frames: Rc::new(Frames::new(Rc::clone(&self.memory), region)),
+            arena: Rc::clone(&self.memory),
+            invalidator: FreeInvalidator,
+            now: Nanos(0),
+        })
+    }
+}
+
 impl Ablations {
     /// Creates the meter of a mode with shadow buffers.
     ///
@@ -74,25 +108,36 @@ impl Ablations {
         coherency: Coherency,
         repetitions: usize,
     ) -> Result<Self, LabError> {
-        let memory = Rc::new(Arena::new(MEMORY_BYTES)?);
-        // The recorder, and two replays for each repetition.
-        let replays = 1 + 2 * repetitions.max(1) as u64;
-        let tables = (TABLE_BYTES / replays) & !(PageSize::Size4K.bytes() - 1);
-        let made = Cell::new(0);
+        let platforms = Platforms::new(repetitions)?;
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let start = PhysAddr::new(DATA_BYTES + made.replace(made.get() + 1) * tables);
-            let region = PhysRange::new(start, tables).ok_or(LabError::Internal("tables"))?;
-            let platform = LayerPlatform {
-                frames: Rc::new(Frames::new(Rc::clone(&memory), region)),
-                arena: Rc::clone(&memory),
-                invalidator: FreeInvalidator,
-                now: Nanos(0),
-            };
+            let platform = platforms.next()?;
+            let memory = Rc::clone(&platform.arena);
             let make = parts.make_space(coherency);
             Ok(Box::new(Copying {
                 replay: Box::new(TimedReplay::new(Strict, platform, make)),
-                memory: Rc::clone(&memory),
+                memory,
             }))
+        };
+        Self::undivided(repetitions, &whole)
+    }
+
+    /// Creates the meter of a mode whose driver takes its buffers from a pool, and copies
+    /// `inspected` bytes of each that the device writes.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn pool(
+        parts: ShadowParts,
+        coherency: Coherency,
+        inspected: u32,
+        repetitions: usize,
+    ) -> Result<Self, LabError> {
+        let platforms = Platforms::new(repetitions)?;
+        let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
+            let make = parts.make_space(coherency);
+            let layer = DmaLayer::new(Strict, platforms.next()?, make);
+            let layer = PoolLayer::new(layer, inspected, Inspected::Array);
+            Ok(Box::new(TimedReplay::of(Box::new(layer))))
         };
         Self::undivided(repetitions, &whole)
     }

@@ -40,8 +40,11 @@ pub enum Violation {
 pub struct ByteVerdict {
     /// Bytes with a live grant.
     pub granted: u64,
-    /// Bytes without one in the device's own pool of copies.
+    /// Bytes without one in the device's own pool, without `mutable` ones.
     pub pool: u64,
+    /// Bytes of released buffers in the device's own pool that the access changed, and that the
+    /// driver may still use.
+    pub mutable: u64,
     /// Other bytes, by reason.
     pub violations: BTreeMap<Violation, u64>,
     /// Shortest time since the end of a grant, among the stale and recycled bytes.
@@ -96,8 +99,10 @@ struct Page {
 pub struct ByteOracle {
     pages: BTreeMap<u64, Page>,
     grants: HashMap<ByteGrantId, Vec<u64>>,
-    /// Pools of copies, which hold nothing else.
+    /// Pools that stay mapped, which hold only what the device uses in place of buffers.
     pools: Vec<(RequesterId, PhysRange)>,
+    /// True if drivers take their buffers from the pools.
+    lends: bool,
     next: u64,
 }
 
@@ -107,10 +112,22 @@ impl ByteOracle {
         Self::default()
     }
 
-    /// Records the memory of the copies that `device` uses in place of buffers. It holds zeroes,
-    /// bytes that the device was given before, and bytes that it wrote.
+    /// Records the pool of `device`, in place of an earlier one. It holds zeroes, bytes that the
+    /// device was given before, and bytes that it wrote.
     pub fn set_pool(&mut self, device: RequesterId, pool: PhysRange) {
+        self.pools.retain(|(owner, _)| *owner != device);
         self.pools.push((device, pool));
+        // A new pool has no released buffers.
+        let (first, last) = (pool.start().get() / PAGE, pool.last().get() / PAGE);
+        for (_, page) in self.pages.range_mut(first..=last) {
+            page.ended.clear();
+        }
+    }
+
+    /// Records that drivers take their buffers from the pools. The device may change what a driver
+    /// still uses there.
+    pub fn set_lends(&mut self, lends: bool) {
+        self.lends = lends;
     }
 
     /// Returns the number of the bytes of `range` that lie in a pool of `device`.
@@ -225,12 +242,20 @@ impl ByteOracle {
                 let (start, bytes) = (cut[0], cut[1] - cut[0]);
                 match page.judge(device, PhysAddr::new(start), access) {
                     Ok(()) => verdict.granted += bytes,
-                    // The device stays within its own copies, but not against a direction.
-                    Err((reason, _))
+                    // The device stays within its own pool, but not against a direction.
+                    Err((reason, ended))
                         if is_pool
                             && !matches!(reason, Violation::Direction | Violation::Foreign) =>
                     {
-                        verdict.pool += bytes;
+                        let released = reason == Violation::Stale && access == Access::Write;
+                        if self.lends && released {
+                            verdict.mutable += bytes;
+                            let since = ended.map(|ended| now.since(ended));
+                            verdict.since_end =
+                                [verdict.since_end, since].into_iter().flatten().min();
+                        } else {
+                            verdict.pool += bytes;
+                        }
                     }
                     Err((reason, ended)) => {
                         verdict.violate(reason, bytes, ended.map(|ended| now.since(ended)));
@@ -400,6 +425,42 @@ mod tests {
         assert_eq!(judge(&oracle, B, 0x10_2000, 4, Read), (0, 0, 4));
         oracle.end(id, Nanos(1));
         assert_eq!(judge(&oracle, A, 0x10_0800, 4, Read), (0, 4, 0));
+    }
+
+    #[test]
+    fn writes_to_a_released_buffer_of_a_lent_pool_are_a_class_of_their_own() {
+        for lends in [false, true] {
+            let mut oracle = ByteOracle::new();
+            oracle.set_lends(lends);
+            oracle.set_pool(A, pa(0x10_0000, 0x3000));
+            let id = oracle.grant(A, &[pa(0x10_0000, 0x800)], FromDevice);
+            let judge = |oracle: &ByteOracle, at, bytes, access| {
+                let verdict = oracle.judge(A, &pa(at, bytes), access, Nanos(9));
+                (verdict.granted, verdict.mutable, verdict.pool)
+            };
+            assert_eq!(judge(&oracle, 0x10_07f0, 0x20, Write), (0x10, 0, 0x10));
+            oracle.end(id, Nanos(2));
+            let wanted = if lends { (0, 0x10, 0x10) } else { (0, 0, 0x20) };
+            assert_eq!(judge(&oracle, 0x10_07f0, 0x20, Write), wanted);
+            assert_eq!(judge(&oracle, 0x10_07f0, 0x20, Read), (0, 0, 0x20));
+            let verdict = oracle.judge(A, &pa(0x10_0000, 8), Write, Nanos(9));
+            assert_eq!(
+                (verdict.violating_bytes(), verdict.since_end),
+                (0, lends.then_some(7))
+            );
+            // The next buffer in the slot has a grant of its own.
+            oracle.grant(A, &[pa(0x10_0000, 0x400)], FromDevice);
+            assert_eq!(judge(&oracle, 0x10_0000, 0x400, Write), (0x400, 0, 0));
+            // A pool of another device, and one that replaces the pool.
+            for at in [0x10_0000, 0x10_0400, 0x10_2000] {
+                let other = oracle.judge(B, &pa(at, 8), Write, Nanos(9));
+                assert_eq!((other.violating_bytes(), other.mutable), (8, 0), "{at:#x}");
+            }
+            oracle.set_pool(A, pa(0x10_0000, 0x3000));
+            assert_eq!(judge(&oracle, 0x10_0400, 8, Write), (0, 0, 8));
+            oracle.set_pool(A, pa(0x20_0000, 0x3000));
+            assert_eq!(judge(&oracle, 0x10_0800, 8, Write), (0, 0, 0));
+        }
     }
 
     #[test]

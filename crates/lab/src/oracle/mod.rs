@@ -42,8 +42,10 @@ pub struct Oracle {
     /// Owners by device.
     owners: Vec<Owners>,
     ownership: Ownership,
-    /// Pools of copies by device.
+    /// Pools that stay mapped, by device.
     pools: Vec<Option<PhysRange>>,
+    /// True if drivers take their buffers from the pools.
+    lends: bool,
     /// Maximum number of owners of a page.
     max_sharers: usize,
     /// First page that exceeded `max_sharers`.
@@ -60,19 +62,25 @@ impl Oracle {
             owners: Vec::new(),
             ownership,
             pools: Vec::new(),
+            lends: false,
             max_sharers: ReplayLimits::default().buffers_on_a_page,
             crowded: None,
             tally: VerdictCounts::default(),
         }
     }
 
-    /// Records the memory of the copies that `device` uses in place of buffers. It holds nothing
-    /// else.
+    /// Records the pool of `device`, which holds only what the device uses in place of buffers.
     pub fn set_pool(&mut self, device: usize, pool: PhysRange) {
         if self.pools.len() <= device {
             self.pools.resize(device + 1, None);
         }
         self.pools[device] = Some(pool);
+    }
+
+    /// Records that drivers take their buffers from the pools. The device may change what a driver
+    /// still uses there.
+    pub fn set_lends(&mut self, lends: bool) {
+        self.lends = lends;
     }
 
     /// Returns true if the `bytes` bytes from `reached` are memory of the device's own pool.
@@ -217,7 +225,12 @@ impl Oracle {
             Verdict::Stale | Verdict::Never | Verdict::Colocated
         );
         if outside && self.is_own_pool(device, reached, bytes) {
-            verdict = Verdict::Shadow;
+            let released = verdict == Verdict::Stale && access == Access::Write;
+            verdict = if self.lends && released {
+                Verdict::Mutable
+            } else {
+                Verdict::Shadow
+            };
         }
         self.tally.count(verdict);
         verdict

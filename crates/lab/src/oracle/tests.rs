@@ -320,3 +320,52 @@ fn a_pool_belongs_to_its_own_device() {
     assert_eq!(oracle.tally.shadow, 3);
     assert_eq!(oracle.tally.violations(), 5);
 }
+
+#[test]
+fn a_released_buffer_in_a_lent_pool_is_mutable_but_no_violation() {
+    for lends in [false, true] {
+        let mut oracle = Oracle::new(Ownership::Page);
+        oracle.set_lends(lends);
+        oracle.set_pool(0, pa(0x80_0000, 0x3000));
+        let id = oracle.grant(0, iova(0x5000, 0x800), &[pa(0x80_0000, 0x800)], RX);
+        let judge = |oracle: &mut Oracle, device, iova, access, reached| {
+            oracle.allowed(device, Iova::new(iova), 8, access, PhysAddr::new(reached))
+        };
+        assert_eq!(
+            judge(&mut oracle, 0, 0x5000, Write, 0x80_0000),
+            Verdict::Granted
+        );
+        // Beside the live buffer, and where no buffer was.
+        assert_eq!(
+            judge(&mut oracle, 0, 0x5800, Write, 0x80_0800),
+            Verdict::Shadow
+        );
+        assert_eq!(
+            judge(&mut oracle, 0, 0x6000, Write, 0x80_1000),
+            Verdict::Shadow
+        );
+        oracle.release(id);
+        let released = if lends {
+            Verdict::Mutable
+        } else {
+            Verdict::Shadow
+        };
+        assert_eq!(judge(&mut oracle, 0, 0x5000, Write, 0x80_0000), released);
+        assert_eq!(
+            judge(&mut oracle, 0, 0x5000, Read, 0x80_0000),
+            Verdict::Shadow
+        );
+        assert_eq!(oracle.tally.mutable, u64::from(lends));
+        assert_eq!(oracle.tally.violations(), 0);
+        // Outside the pool, and in another device's.
+        assert_eq!(
+            judge(&mut oracle, 0, 0x5000, Write, 0x90_0000),
+            Verdict::Stale
+        );
+        assert_eq!(
+            judge(&mut oracle, 1, 0x6000, Write, 0x80_0000),
+            Verdict::Never
+        );
+        assert_eq!(oracle.tally.violations(), 2);
+    }
+}

@@ -58,7 +58,7 @@ pub struct Outcomes {
     pub live_max: u64,
     /// Peak size of the tables in bytes.
     pub table_bytes: u64,
-    /// Bytes of the pools of copies that devices reach at the end.
+    /// Bytes of the pools that devices reach at the end.
     pub pool_bytes: u64,
     /// Bytes of the buffers of all successful maps.
     pub mapped_bytes: u64,

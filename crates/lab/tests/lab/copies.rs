@@ -105,10 +105,7 @@ fn a_pool_that_is_too_small_refuses_maps_and_claims_nothing() {
         (1, POOL_BYTES)
     );
     let error = outcomes.first_refusal.unwrap().to_string();
-    assert!(
-        error.contains("no free shadow buffer of 1024 pages"),
-        "{error}"
-    );
+    assert!(error.contains("no free slot of 1024 pages"), "{error}");
     assert_eq!(outcomes.tally.violations(), 0);
 }
 

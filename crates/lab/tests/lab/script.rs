@@ -123,6 +123,7 @@ pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
         early_touches: false,
         cache_cycles: ringfence_lab::mapping_cache::CycleParams::PAPER,
         rings: RingSizes::default(),
+        inspected_bytes: ringfence_lab::layer::INSPECTED_BYTES,
     }
 }
 

@@ -232,7 +232,7 @@ fn stubs_replay_the_recorded_results() {
     for mode in Mode::named() {
         let Some((full, others)) = dispatch(&mode, AllReplicas(&plan, 1024)).unwrap() else {
             let asks = mode.owner != Owner::Kernel;
-            let undivided = mode.flush.has_cache() || mode.copies() || !mode.translates();
+            let undivided = mode.flush.has_cache() || mode.has_pool() || !mode.translates();
             assert!(asks || undivided, "{}", mode.name);
             continue;
         };

@@ -148,7 +148,7 @@ fn legend(svg: &mut Svg) {
 fn marker(svg: &mut Svg, x: f64, y: f64, safety: &str) {
     match safety {
         "strict" | "byte-granular" => svg.circle(x, y, 5.5, "strict"),
-        "bounded" => {
+        "bounded" | "own-pool" => {
             let points = [(x, y - 6.5), (x + 6.5, y + 5.0), (x - 6.5, y + 5.0)];
             svg.polygon(&points, "bounded");
         }

@@ -18,8 +18,10 @@
 //! | `page.rs` | the state of one page of a pool |
 //! | `pool.rs` | the memory of a pool, its slots and the copies |
 //! | `slots.rs` | free slots: of a CPU, of the pool, and new ones |
+//! | `lend.rs` | slots that a driver uses as buffers, without a copy |
 //! | `mod.rs` | the space: an allocator and a table with a pool |
 
+mod lend;
 mod page;
 mod pool;
 mod slots;
@@ -226,22 +228,11 @@ where
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason> {
         let pages = total_pages(pieces)?;
-        let wanted = SlotKind::for_pages(pages, permissions);
-        let slot = match wanted {
-            Some(kind) if self.reaches_pool(limits) => self.take(cpu, platform, kind, limits)?,
-            _ => None,
-        };
-        let Some((slot, kind)) = slot else {
-            let pool = u64::from(self.pool.total());
-            let error = match wanted {
-                None => ShadowError::TooLong {
-                    pages,
-                    slot: 1 << (ORDERS - 1),
-                },
-                Some(_) if !self.reaches_pool(limits) => ShadowError::BeyondMask,
-                Some(_) => ShadowError::Exhausted { pages, pool },
-            };
-            return self.map_without_shadow(cpu, platform, pieces, permissions, limits, error);
+        let (slot, kind) = match self.take_for(cpu, platform, pages, permissions, limits)? {
+            Ok(found) => found,
+            Err(error) => {
+                return self.map_without_shadow(cpu, platform, pieces, permissions, limits, error);
+            }
         };
         let copies = match self.policy.from_device {
             FromDevice::Kept => true,

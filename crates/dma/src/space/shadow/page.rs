@@ -185,13 +185,25 @@ impl Page {
         self.piece.store(word, Ordering::Relaxed);
     }
 
+    /// Records that the driver uses the slot itself, without a piece.
+    #[inline]
+    pub(super) fn lend(&self) {
+        self.piece.store(FIRST, Ordering::Relaxed);
+    }
+
+    /// Returns true if the driver uses the slot that begins on this page.
+    #[inline]
+    pub(super) fn is_lent(&self) -> bool {
+        self.piece.load(Ordering::Relaxed) == FIRST
+    }
+
     /// Removes the record of the piece.
     #[inline]
     pub(super) fn clear(&self) {
         self.piece.store(0, Ordering::Relaxed);
     }
 
-    /// Returns true if a mapping begins on this page.
+    /// Returns true if a mapping or a lent slot begins on this page.
     #[inline]
     pub(super) fn begins_mapping(&self) -> bool {
         self.piece.load(Ordering::Relaxed) & FIRST != 0

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_iova::IovaAllocator;
 use ringfence_pgtable::MapRequest;
-use ringfence_types::Lock;
+use ringfence_types::{Lock, Permissions};
 
 use super::page::{ORDERS, SlotKind};
 use super::pool::{ShadowDepot, batch};
@@ -19,6 +19,37 @@ where
     T: IoPageTable,
     L: Lock<ShadowDepot>,
 {
+    /// Takes a slot of at least `pages` pages. The inner error is the reason why there is none.
+    ///
+    /// # Errors
+    /// The allocator or the table refused the new slots.
+    #[inline]
+    pub(super) fn take_for<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        pages: u64,
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<Result<(u32, SlotKind), ShadowError>, MapReason> {
+        let wanted = SlotKind::for_pages(pages, permissions);
+        let slot = match wanted {
+            Some(kind) if self.reaches_pool(limits) => self.take(cpu, platform, kind, limits)?,
+            _ => None,
+        };
+        Ok(slot.ok_or_else(|| match wanted {
+            None => ShadowError::TooLong {
+                pages,
+                slot: 1 << (ORDERS - 1),
+            },
+            Some(_) if !self.reaches_pool(limits) => ShadowError::BeyondMask,
+            Some(_) => ShadowError::Exhausted {
+                pages,
+                pool: u64::from(self.pool.total()),
+            },
+        }))
+    }
+
     /// Takes a slot, and maps new ones if necessary. Returns it with its kind. `None` if the pool
     /// has none.
     ///

@@ -3,6 +3,8 @@
 
 mod bad_input;
 mod formats;
+mod lent;
+mod lent_model;
 mod machine;
 mod model;
 mod pool;

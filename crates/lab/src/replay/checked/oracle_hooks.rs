@@ -55,7 +55,7 @@ pub(super) struct OracleHooks<H> {
     pub(super) not_invalidated: Vec<NotInvalidated<u64>>,
     attackers: Attackers,
     pub(super) live: u64,
-    /// Devices with a pool of copies.
+    /// Devices with a pool.
     pub(super) copying: Vec<DeviceIndex>,
     pub(super) search: Search,
     /// True if the device also accesses each page of a buffer right after its map.
@@ -78,13 +78,15 @@ impl<H: Hardware> OracleHooks<H> {
         ownership: Ownership,
         attackers: Attackers,
     ) -> Self {
+        let mut oracle = Oracle::new(ownership);
+        oracle.set_lends(traits.lends);
         Self {
             platform,
             now: Nanos(0),
             traits,
             devices: Vec::new(),
             attached: 0,
-            oracle: Oracle::new(ownership),
+            oracle,
             installs: ownership != Ownership::Byte,
             device_indices: DeviceIndexTable::default(),
             windows: Windows::default(),
@@ -240,6 +242,9 @@ impl<H: Hardware> OracleHooks<H> {
             let range = range.ok_or(LabError::Internal("mapping without range"))?;
             self.device_ranges.push(range);
             if let Some(shadow) = layer.shadow(key, range) {
+                if self.traits.lends {
+                    return Ok(self.oracle.grant(row, range, &[shadow], direction));
+                }
                 let copies = copies_of(pieces, shadow)?;
                 return Ok(self.oracle.grant(row, range, &copies, direction));
             }

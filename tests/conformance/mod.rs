@@ -448,6 +448,7 @@ fn invalidations_match_the_policy() {
         ("pviommu+rtc+hopt", 0),
         // All unmaps except the last one are sent with the next map.
         ("virtio-lazy", 599),
+        ("virtio-bounce", 0),
         ("calgary", 600),
         ("calgary-lazy", 0),
         ("xen", 600),

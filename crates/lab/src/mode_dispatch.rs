@@ -84,7 +84,7 @@ pub trait ModeVisitor {
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
     /// Visits a mode with shadow buffers.
-    fn shadow(self, parts: ShadowParts) -> Self::Output;
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -130,11 +130,8 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     if mode.flush.has_cache() {
         return cached(mode, visitor);
     }
-    if let Some(parts) = ShadowParts::of(mode) {
-        return match (mode.table, mode.flush, mode.owner) {
-            (T::Radix, F::PerUnmap, Owner::Kernel) => Ok(visitor.shadow(parts)),
-            _ => Err(visitor),
-        };
+    if mode.copies() {
+        return shadow(mode, visitor);
     }
     if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
         return Ok(visitor.identity(IdentityKind::XenWholeGuest));
@@ -190,6 +187,20 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         }
         (owner @ (W::Xen | W::XenMulticall), T::Flat) => {
             visitor.cached(CachedParts::new(mode, xen_table(owner, mode.flush)))
+        }
+        _ => return Err(visitor),
+    })
+}
+
+/// Calls `visitor` with the table that maps the shadow buffers of `mode`. Returns it if none is
+/// built in.
+fn shadow<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
+    use {FlushKind as F, Owner as W, TableKind as T};
+    Ok(match (mode.owner, mode.table, mode.flush) {
+        (W::Kernel, T::Radix, F::PerUnmap) => visitor.shadow(ShadowParts::new(plain_radix)),
+        (W::VirtioIommu, T::Radix, F::PerUnmap) => visitor.shadow(ShadowParts::new(virtio_table)),
+        (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {
+            visitor.shadow(ShadowParts::new(pviommu(mode.owner)))
         }
         _ => return Err(visitor),
     })
@@ -364,7 +375,7 @@ mod tests {
             None
         }
 
-        fn shadow(self, _: ShadowParts) -> Self::Output {
+        fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
             None
         }
 
@@ -415,7 +426,7 @@ mod tests {
             None
         }
 
-        fn shadow(self, _: ShadowParts) -> Self::Output {
+        fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
             None
         }
 

@@ -348,6 +348,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "with a deferred flush of the TCE cache: one per wrap"),
     ("xen-grant",        Bitmap,              T::Flat,             PerUnmap,            XenGrant,
         "a driver domain: the grant operations map and unmap"),
+    ("virtio-bounce",    Shadow,              T::Radix,            PerUnmap,            VirtioIommu,
+        "a pool of bounce buffers behind virtio-iommu; byte-granular (Stevens 2021)"),
     ]
 };
 

@@ -251,9 +251,9 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
-        self.passes::<Vtd>(&OracleSetup::PAGES, &|platform, coherency, _| {
-            let make = parts.make_space(coherency);
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
+        self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
+            let make = parts.make_space(coherency, host);
             Box::new(Layer::new(Strict, platform, make))
         })
     }
@@ -308,7 +308,7 @@ impl ModeVisitor for BuildMeter<'_> {
         Ablations::cached(parts, options.cache_cycles, coherency, options.repetitions)
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
         let coherency = self.options.profile.coherency();
         Ablations::shadow(parts, coherency, self.options.repetitions)
     }

@@ -140,7 +140,7 @@ impl ModeVisitor for MakeReplica {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
         Err(LabError::Internal("an experiment on copies"))
     }
 

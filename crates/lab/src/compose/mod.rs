@@ -200,10 +200,15 @@ fn unsupported_owner(
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
         }
-        (Owner::Kernel, A::Shadow, ..) => None,
-        (_, A::Shadow, ..) => {
-            Some("the kernel that owns the driver's buffers copies them; use owner=kernel")
-        }
+        (
+            Owner::Kernel | Owner::VirtioIommu | Owner::Pviommu | Owner::PviommuHopt,
+            A::Shadow,
+            ..,
+        ) => None,
+        (_, A::Shadow, ..) => Some(
+            "no pool of shadow buffers is built in with this owner; use owner=kernel, \
+            virtio-iommu or pviommu",
+        ),
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
         (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
             Some("the sidecore needs a table to change; use table=radix, cached-radix or flat")
@@ -311,7 +316,7 @@ mod tests {
             "alloc=bitmap-paper,table=flat,flush=burst",
             "alloc=shadow,table=radix,flush=burst",
             "alloc=shadow,table=flat,flush=per-unmap",
-            "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu",
+            "alloc=shadow,table=radix,flush=per-unmap,owner=emulated",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",
             "alloc=identity,table=ring,flush=never",

@@ -2,7 +2,8 @@
 //!
 //! Their cost is the copy. It has no component to ablate, so all cycles count as `other`. Replays
 //! copy real bytes between the trace's addresses and the pool. All timed replays share one memory,
-//! because the contents of buffers do not matter and a trace may have many pages.
+//! because the contents of buffers do not matter and a trace may have many pages. A host that owns
+//! the table keeps it in a memory of its own.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,8 +15,10 @@ use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PageSize, PhysAddr, PhysMemory, PhysRange};
 
-use super::{Ablations, AllocTrace, Clock, FreeInvalidator, TimedReplay};
+use super::{Ablations, AllocTrace, Clock, TimedReplay};
+use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
+use crate::hardware::Host;
 use crate::layer::LayerPlatform;
 use crate::plan::{Plan, Step};
 use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
@@ -69,8 +72,8 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn shadow(
-        parts: ShadowParts,
+    pub fn shadow<T: ReplayTable>(
+        parts: ShadowParts<T>,
         coherency: Coherency,
         repetitions: usize,
     ) -> Result<Self, LabError> {
@@ -82,13 +85,14 @@ impl Ablations {
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
             let start = PhysAddr::new(DATA_BYTES + made.replace(made.get() + 1) * tables);
             let region = PhysRange::new(start, tables).ok_or(LabError::Internal("tables"))?;
+            let (host, invalidator) = HostOf::<T>::for_meter(&memory, coherency)?;
             let platform = LayerPlatform {
                 frames: Rc::new(Frames::new(Rc::clone(&memory), region)),
                 arena: Rc::clone(&memory),
-                invalidator: FreeInvalidator,
+                invalidator,
                 now: Nanos(0),
             };
-            let make = parts.make_space(coherency);
+            let make = parts.make_space(coherency, host);
             Ok(Box::new(Copying {
                 replay: Box::new(TimedReplay::new(Strict, platform, make)),
                 memory: Rc::clone(&memory),

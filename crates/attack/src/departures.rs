@@ -107,8 +107,12 @@ fn withholds(mode: &Mode) -> bool {
     Kind::of(mode) == Kind::Ring && !as_published(mode)
 }
 
+fn is_virtio(mode: &Mode) -> bool {
+    matches!(mode.owner, Owner::VirtioIommu | Owner::VirtioIommuLazy)
+}
+
 fn queues_requests(mode: &Mode) -> bool {
-    mode.owner == Owner::VirtioIommu && Kind::of(mode) == Kind::Deferred
+    is_virtio(mode) && Kind::of(mode) == Kind::Deferred
 }
 
 fn has_lazy_shadow(mode: &Mode) -> bool {
@@ -140,7 +144,7 @@ fn asks_the_host(mode: &Mode) -> bool {
         Alloc::CachedRbTree | Alloc::FreeBsd | Alloc::FreeBsd14
     );
     let cached = mode.flush.has_cache() && !expires_first_page(mode);
-    let remote = executes_requests(mode) || mode.owner == Owner::VirtioIommu;
+    let remote = executes_requests(mode) || is_virtio(mode);
     remote && !records && !cached
 }
 

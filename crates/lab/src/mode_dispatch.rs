@@ -181,7 +181,9 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::Kernel, T::Flat) => visitor.cached(CachedParts::new(mode, flat_table)),
         (W::Emulated, T::Radix) => visitor.cached(CachedParts::new(mode, emulated_table)),
         (W::Nested, T::Radix) => visitor.cached(CachedParts::new(mode, nested_table)),
-        (W::VirtioIommu, T::Radix) => visitor.cached(CachedParts::new(mode, virtio_table)),
+        (W::VirtioIommu, T::Radix) => {
+            visitor.cached(CachedParts::new(mode, virtio_table(mode.owner)))
+        }
         (W::Pviommu | W::PviommuHopt, T::Radix) => {
             visitor.cached(CachedParts::new(mode, pviommu(mode.owner)))
         }
@@ -198,7 +200,9 @@ fn shadow<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     use {FlushKind as F, Owner as W, TableKind as T};
     Ok(match (mode.owner, mode.table, mode.flush) {
         (W::Kernel, T::Radix, F::PerUnmap) => visitor.shadow(ShadowParts::new(plain_radix)),
-        (W::VirtioIommu, T::Radix, F::PerUnmap) => visitor.shadow(ShadowParts::new(virtio_table)),
+        (W::VirtioIommu, T::Radix, F::PerUnmap) => {
+            visitor.shadow(ShadowParts::new(virtio_table(mode.owner)))
+        }
         (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {
             visitor.shadow(ShadowParts::new(pviommu(mode.owner)))
         }
@@ -255,9 +259,9 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::Nested, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, nested_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerUnmap) =>
-            visitor.paged(P::new(mode, rcache, virtio_table, strict)),
-        (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
-            visitor.paged(P::new(mode, rcache, virtio_table, per_cpu_queue)),
+            visitor.paged(P::new(mode, rcache, virtio_table(mode.owner), strict)),
+        (W::VirtioIommu | W::VirtioIommuLazy, LinuxRcache, T::Radix, F::PerCpuQueue) =>
+            visitor.paged(P::new(mode, rcache, virtio_table(mode.owner), per_cpu_queue)),
         (W::Sidecore, LinuxRcache, T::Radix, F::PerUnmap | F::Async) =>
             visitor.paged(P::new(mode, rcache, plain_radix, strict)),
         (W::Pviommu, LinuxRcache, T::Radix, F::PerUnmap) =>
@@ -304,7 +308,9 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         }
         (W::Emulated, T::Radix, _) => with_flush(mode, emulated_table, visitor),
         (W::Nested, T::Radix, _) => with_flush(mode, nested_table, visitor),
-        (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
+        (owner @ (W::VirtioIommu | W::VirtioIommuLazy), T::Radix, _) => {
+            with_flush(mode, virtio_table(owner), visitor)
+        }
         (owner, T::Flat, _) if owner.is_xen() => {
             with_any_flush(mode, xen_table(owner, mode.flush), visitor)
         }

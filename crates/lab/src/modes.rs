@@ -172,6 +172,9 @@ pub enum Owner {
     /// The host, on request over a virtio-iommu virtqueue. A request maps or unmaps one run of
     /// addresses.
     VirtioIommu,
+    /// [`VirtioIommu`](Self::VirtioIommu) with domains in lazy mode: an unmap request invalidates
+    /// nothing, and a flush request invalidates the domain (virtio-spec, issue 204).
+    VirtioIommuLazy,
     /// The host, on request over the virtqueue of the para-virtual IOMMU. A request maps or unmaps
     /// pages.
     Pviommu,
@@ -350,6 +353,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "a driver domain: the grant operations map and unmap"),
     ("virtio-bounce",    Shadow,              T::Radix,            PerUnmap,            VirtioIommu,
         "a pool of bounce buffers behind virtio-iommu; byte-granular (Stevens 2021)"),
+    ("virtio-lazy-domain", LinuxRcache,       T::Radix,            PerCpuQueue,      VirtioIommuLazy,
+        "virtio-lazy with domains in lazy mode: one invalidation per flush (virtio-spec issue 204)"),
     ]
 };
 

@@ -166,6 +166,7 @@ axis! {
     Emulated => "emulated",
     Nested => "nested",
     VirtioIommu => "virtio-iommu",
+    VirtioIommuLazy => "virtio-iommu-lazy",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",
     Sidecore => "sidecore",

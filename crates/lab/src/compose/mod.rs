@@ -209,6 +209,12 @@ fn unsupported_owner(
             "no pool of shadow buffers is built in with this owner; use owner=kernel, \
             virtio-iommu or pviommu",
         ),
+        (Owner::VirtioIommuLazy, _, _, flush) if !matches!(flush, F::PerCpuQueue | F::Deferred) => {
+            Some(
+                "a domain in lazy mode invalidates at the flushes of a queue; use \
+                flush=per-cpu-queue or deferred, or owner=virtio-iommu",
+            )
+        }
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
         (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
             Some("the sidecore needs a table to change; use table=radix, cached-radix or flat")
@@ -348,6 +354,9 @@ mod tests {
             "alloc=table-bitmap,table=flat,flush=per-unmap,owner=xen",
             "alloc=bitmap,table=flat,flush=per-wrap,owner=xen-grant",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
+            "alloc=linux-rcache,table=radix,flush=per-unmap,owner=virtio-iommu-lazy",
+            "alloc=linux-rcache,table=radix,flush=map-cache,owner=virtio-iommu-lazy",
+            "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu-lazy",
         ];
         for row in incompatible {
             assert!(matches!(compose(row), Err(E::Unsupported { .. })), "{row}");

@@ -28,6 +28,8 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         // Every unmap but the last is sent with the next map. The queue fills at the 257th and
         // 513th unmap, whose request it sends as well. The timer sends the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
+        // Each flush is a request more, with the same notifications.
+        ("virtio-lazy-domain", 2 * PAIRS + 3, PAIRS, 3),
         // The guest maps a run of bounce buffers once, and all pairs use its first one.
         ("virtio-bounce", 1, 1, 0),
         // One hypercall maps an entry, and one unmaps it and flushes. A multicall saves nothing.

@@ -455,6 +455,7 @@ fn invalidations_match_the_policy() {
         ("virtio-bounce", 0),
         // The flush queue alone invalidates.
         ("virtio-lazy-domain", 599 / 256),
+        ("premap", 0),
         ("calgary", 600),
         ("calgary-lazy", 0),
         ("xen", 600),

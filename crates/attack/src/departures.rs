@@ -71,7 +71,10 @@ fn expires_first_page(mode: &Mode) -> bool {
 }
 
 fn keeps_entries(mode: &Mode) -> bool {
-    matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree)
+    matches!(
+        mode.flush,
+        FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
+    )
 }
 
 fn executes_requests(mode: &Mode) -> bool {

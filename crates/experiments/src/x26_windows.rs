@@ -133,7 +133,7 @@ fn column(mode: &Mode) -> &'static str {
         | FlushKind::Optimistic
         | FlushKind::Async => "deferred",
         FlushKind::LastUser => "shared_mapping",
-        FlushKind::MapCache | FlushKind::NeverFree => "persistent_map",
+        FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool => "persistent_map",
         FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished => {
             "rtc_30_40s"
         }
@@ -286,6 +286,7 @@ fn lengths(setting: &Setting, mode: &Mode, found: &mut Findings) -> Result<(), L
         | FlushKind::Async
         | FlushKind::MapCache
         | FlushKind::NeverFree
+        | FlushKind::PagePool
         | FlushKind::BurstAsPublished
         | FlushKind::PerCycleAsPublished => found.push(window),
     }

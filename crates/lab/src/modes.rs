@@ -134,6 +134,9 @@ pub enum FlushKind {
     MapCache,
     /// When the addresses are needed again, all at once (Calgary slides).
     NeverFree,
+    /// At the unmap that finds 2^14 released mappings of the device: the pool of its driver is full
+    /// (page_pool).
+    PagePool,
     /// When another core has executed the unmap, which returns before that. At most 64 unmaps wait,
     /// and none across a map (Amit et al.).
     Async,
@@ -152,6 +155,7 @@ impl FlushKind {
                 | Self::Optimistic
                 | Self::MapCache
                 | Self::NeverFree
+                | Self::PagePool
         )
     }
 }
@@ -355,6 +359,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "a pool of bounce buffers behind virtio-iommu; byte-granular (Stevens 2021)"),
     ("virtio-lazy-domain", LinuxRcache,       T::Radix,            PerCpuQueue,      VirtioIommuLazy,
         "virtio-lazy with domains in lazy mode: one invalidation per flush (virtio-spec issue 204)"),
+    ("premap",           LinuxRcache,         T::Radix,            PagePool,            Kernel,
+        "buffers of a pool that stays mapped and recycles its pages (page_pool, registered buffers)"),
     ]
 };
 
@@ -413,7 +419,7 @@ impl Mode {
                 Safety::None
             }
             // A released mapping stays for as long as the device maps nothing else.
-            FlushKind::MapCache | FlushKind::NeverFree => Safety::None,
+            FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool => Safety::None,
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() || self.copies() => {
                 Safety::ByteGranular
             }

@@ -195,6 +195,10 @@ pub struct Row {
     pub violations_after_end: Option<u64>,
     /// Mappings that a cache kept beyond its stated bound.
     pub overdue_mappings: u64,
+    /// Accesses that wrote a released buffer in the device's own pool, whose bytes the driver may
+    /// still use. 0 in modes whose drivers do not take their buffers from a pool. `None` without
+    /// the attack pass.
+    pub mutable_after_release: Option<u64>,
 }
 
 /// The inputs of a row.
@@ -325,6 +329,7 @@ impl Row {
             colocated: count,
             shadow_accesses: count,
             violations_after_end: count,
+            mutable_after_release: count,
             ..Self::default()
         }
     }
@@ -457,6 +462,7 @@ impl Row {
             exposed_after_end_ns: metered.exposure.after_end_ns,
             violations_after_end: attack.map(|attack| attack.exposure.reached_after_end),
             overdue_mappings: metered.exposure.overdue,
+            mutable_after_release: attack.map(|_| tally.mutable),
         }
     }
 }

@@ -68,6 +68,8 @@ struct OracleSetup {
     ownership: Ownership,
     attackers: fn(AttackerKind) -> Attackers,
     cache_cycles: Option<CycleParams>,
+    /// True if drivers take their buffers from pools that stay mapped.
+    recycles: bool,
 }
 
 impl OracleSetup {
@@ -77,6 +79,7 @@ impl OracleSetup {
         ownership: Ownership::Page,
         attackers: |kind| Attackers::pages(kind, Reuse::Page),
         cache_cycles: None,
+        recycles: false,
     };
 }
 
@@ -137,7 +140,8 @@ impl BuildReplays<'_> {
             let replay = CheckedReplay::new(platform, layer, setup.ownership, attackers);
             Ok(replay
                 .with_limits(options.limits)
-                .with_cache_cycles(setup.cache_cycles))
+                .with_cache_cycles(setup.cache_cycles)
+                .with_recycling(setup.recycles))
         };
         let metered = pass(Attackers::None)?.with_early_touches(options.early_touches);
         let attack: Option<Box<dyn OracleReplay>> = if options.attack {
@@ -182,6 +186,7 @@ impl ModeVisitor for BuildReplays<'_> {
             ownership: Ownership::Byte,
             attackers: |kind| Attackers::pages(kind, Reuse::Byte),
             cache_cycles: None,
+            recycles: false,
         };
         if kind == IdentityKind::XenWholeGuest {
             type Hosted = VirtIommuHardware<XenHost>;
@@ -238,6 +243,7 @@ impl ModeVisitor for BuildReplays<'_> {
         let setup = OracleSetup {
             ownership: Ownership::Shared,
             cache_cycles: parts.cycling(params),
+            recycles: parts.recycles(),
             ..OracleSetup::PAGES
         };
         self.passes::<T::Hardware>(&setup, &|platform, coherency, host| {

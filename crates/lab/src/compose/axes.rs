@@ -156,6 +156,7 @@ axis! {
     Optimistic => "optimistic",
     MapCache => "map-cache",
     NeverFree => "never-free",
+    PagePool => "page-pool",
     Async => "async",
 }
 

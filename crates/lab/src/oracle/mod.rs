@@ -8,6 +8,7 @@
 mod bytes;
 mod grants;
 mod owners;
+mod recycled;
 mod verdict;
 mod windows;
 
@@ -20,6 +21,7 @@ use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
 use grants::{GrantSlot, Grants};
 use owners::Owners;
+use recycled::RecycledPages;
 
 use crate::limits::ReplayLimits;
 
@@ -44,6 +46,8 @@ pub struct Oracle {
     ownership: Ownership,
     /// Pools of copies by device.
     pools: Vec<Option<PhysRange>>,
+    /// Pages of drivers' pools that stay mapped; `None` in modes without them.
+    recycled: Option<RecycledPages>,
     /// Maximum number of owners of a page.
     max_sharers: usize,
     /// First page that exceeded `max_sharers`.
@@ -60,6 +64,7 @@ impl Oracle {
             owners: Vec::new(),
             ownership,
             pools: Vec::new(),
+            recycled: None,
             max_sharers: ReplayLimits::default().buffers_on_a_page,
             crowded: None,
             tally: VerdictCounts::default(),
@@ -73,6 +78,31 @@ impl Oracle {
             self.pools.resize(device + 1, None);
         }
         self.pools[device] = Some(pool);
+    }
+
+    /// Assumes that drivers take their buffers from pools, which keep the pages of released buffers
+    /// whose mappings stay.
+    pub fn set_recycles(&mut self) {
+        self.recycled = Some(RecycledPages::default());
+    }
+
+    /// Records that the mapping of a released grant of `device` stays, if drivers take their buffers
+    /// from pools.
+    pub fn keep(&mut self, device: usize, id: GrantId) {
+        if let (Some(recycled), Some(grant)) = (&mut self.recycled, self.grants.named(id)) {
+            for piece in grant.memory() {
+                recycled.keep((device, grant.direction), &piece);
+            }
+        }
+    }
+
+    /// Removes the pages of a new buffer from all other pools.
+    fn take_from_pools(&mut self, device: usize, pieces: &[PhysRange], direction: Direction) {
+        if let Some(recycled) = &mut self.recycled {
+            for piece in pieces {
+                recycled.map((device, direction), piece);
+            }
+        }
     }
 
     /// Returns true if the `bytes` bytes from `reached` are memory of the device's own pool.
@@ -103,6 +133,7 @@ impl Oracle {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
+        self.take_from_pools(device, pieces, direction);
         match self.ownership {
             Ownership::Page | Ownership::Shared => {
                 let id = self.grants.insert(iova, pieces, direction);
@@ -138,6 +169,7 @@ impl Oracle {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
+        self.take_from_pools(device, pieces, direction);
         let id = self.grants.insert_per_segment(iovas, pieces, direction);
         for iova in iovas {
             self.set_owner(device, iova, id);
@@ -218,6 +250,15 @@ impl Oracle {
         );
         if outside && self.is_own_pool(device, reached, bytes) {
             verdict = Verdict::Shadow;
+        }
+        let recycled = self.recycled.as_ref();
+        if verdict == Verdict::Stale
+            && recycled.is_some_and(|pages| pages.is_own(device, access, reached))
+        {
+            verdict = match access {
+                Access::Read => Verdict::Shadow,
+                Access::Write => Verdict::Mutable,
+            };
         }
         self.tally.count(verdict);
         verdict

@@ -19,10 +19,14 @@ pub enum Verdict {
     /// Let through on a page of a live mapping of this device, outside the buffer: the leak of page
     /// granularity.
     Colocated,
-    /// Let through to memory of the device's own pool of copies, outside live grants. It holds
-    /// zeroes, bytes that the device was given before, and bytes that it wrote; what it writes
-    /// reaches no driver.
+    /// Let through to memory of the device's own pool, outside live grants. Of a pool of copies, it
+    /// holds zeroes, bytes that the device was given before, and bytes that it wrote; what it
+    /// writes reaches no driver. Of a driver's pool, it holds only this device's buffers, and the
+    /// access is a read.
     Shadow,
+    /// Let through to write a released buffer in the device's own pool, whose bytes the driver may
+    /// still use.
+    Mutable,
     /// Stopped by the hardware, and no live grant permits the access.
     Stopped,
     /// Stopped inside a live grant.
@@ -74,6 +78,8 @@ pub struct VerdictCounts {
     pub colocated: u64,
     /// Accesses with [`Verdict::Shadow`].
     pub shadow: u64,
+    /// Accesses with [`Verdict::Mutable`].
+    pub mutable: u64,
     /// Accesses with [`Verdict::FalseFault`].
     pub false_faults: u64,
 }
@@ -91,6 +97,7 @@ impl VerdictCounts {
             Verdict::Foreign => self.foreign += 1,
             Verdict::Colocated => self.colocated += 1,
             Verdict::Shadow => self.shadow += 1,
+            Verdict::Mutable => self.mutable += 1,
             Verdict::FalseFault => self.false_faults += 1,
         }
     }
@@ -110,6 +117,7 @@ impl VerdictCounts {
         self.foreign += other.foreign;
         self.colocated += other.colocated;
         self.shadow += other.shadow;
+        self.mutable += other.mutable;
         self.false_faults += other.false_faults;
     }
 }

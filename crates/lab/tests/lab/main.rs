@@ -11,6 +11,7 @@ mod guest_replays;
 mod hostile;
 mod machine;
 mod plans;
+mod recycling;
 mod replays;
 mod rings;
 mod script;

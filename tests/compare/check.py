@@ -37,7 +37,7 @@ MANY = 1000
 QUEUE = 128
 PAPER_RINGS = ("riommu-paper", "riommu--paper")
 RINGS = ("riommu", "riommu-", "riommu-ooo", *PAPER_RINGS)
-COPIES = ("copy",)
+COPIES = ("copy", "virtio-bounce")
 PAPER = (*PAPER_RINGS, "rtc-paper")
 CACHES = ("pviommu+rtc", "pviommu+rtc+hopt", "pviommu+rtc-adaptive", "pviommu+map-cache")
 # The same host without and with the optimisations of the PVIOMMU paper.
@@ -69,8 +69,10 @@ def broken(row):
             yield f"a pool of {row['pool_bytes']} bytes for {row['maps']} maps"
         if row["unmaps"] and not row["shadow_accesses"]:
             yield "attackers never reached the pool"
-    elif row["pool_bytes"] or row["shadow_accesses"]:
+    elif row["pool_bytes"] or row["shadow_accesses"] and row["mode"] != "premap":
         yield f"a pool of {row['pool_bytes']} bytes in a mode without copies"
+    if row["mutable_after_release"] and row["mode"] != "premap":
+        yield f"{row['mutable_after_release']} mutable in a mode whose drivers own their buffers"
     if row["mode"] == "riommu-ooo" and row["stalled_maps"]:
         yield f"{row['stalled_maps']} maps waited"
     if row["mode"].startswith("pviommu"):
@@ -85,6 +87,10 @@ def broken(row):
         bound = float((row.get("bound") or "inf s").split(" s")[0]) * 1e9
         if row["stale_window_max_ns"] > bound + 1e6:
             yield f"a window of {row['stale_window_max_ns']} ns exceeds the bound {row.get('bound')}"
+    elif row["mode"] == "virtio-bounce":
+        # A request maps at least a run of 16 pages, or one larger slot.
+        if row["kicks"] != row["requests"] or row["requests"] > row["pool_bytes"] // 4096:
+            yield f"{row['requests']} requests and {row['kicks']} kicks for {row['pool_bytes']} bytes"
     elif row["mode"].startswith(("emulated-", "nested-", "virtio-", "pviommu")):
         if not row["unmaps"] <= row["kicks"] <= row["requests"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks for {row['unmaps']} unmaps"

@@ -198,6 +198,7 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     const ALLOWED: &str = "accesses let through";
     const WINDOW: &str = "stale window";
     let copies = rows.iter().any(|row| row.shadow_accesses > Some(0));
+    let mutable = rows.iter().any(|row| row.mutable_after_release > Some(0));
     let mut columns = vec![
         Column::left("mode"),
         Column::left("safety"),
@@ -212,6 +213,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     ];
     if copies {
         columns.push(Column::right(ALLOWED, "own copies"));
+    }
+    if mutable {
+        columns.push(Column::right(ALLOWED, "mutable"));
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
@@ -237,6 +241,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         ];
         if copies {
             cells.push(Cell::new(or_dash(row.shadow_accesses, count)));
+        }
+        if mutable {
+            cells.push(Cell::new(or_dash(row.mutable_after_release, count)));
         }
         grid.rows.push(cells);
     }

@@ -51,6 +51,23 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
     }
 }
 
+/// In lazy mode the host invalidates the domain at the guest's flushes, in place of the pages of
+/// each unmap at the next notification. So the device reaches unmapped pages for longer.
+#[test]
+fn a_domain_in_lazy_mode_is_invalidated_at_flushes() {
+    let (plan, planner) = planned(&pairs().chunk);
+    let run = |name| replay(name, &plan, &planner.live_mappings());
+    let ((stock, at_stock), (lazy, at_lazy)) = (run("virtio-lazy"), run("virtio-lazy-domain"));
+    assert_eq!((stock.invalidations, lazy.invalidations), (PAIRS, 3));
+    // The next map sends an unmap, and the timer the last one.
+    assert!(stock.stale_byte_seconds < lazy.stale_byte_seconds / 10.0);
+    for outcomes in [&at_stock, &at_lazy] {
+        let tally = &outcomes.tally;
+        assert_eq!((tally.violations(), tally.false_faults), (tally.stale, 0));
+    }
+    assert!(at_lazy.tally.stale >= PAIRS, "{:?}", at_lazy.tally);
+}
+
 /// A guest's map cache (Yassour et al.) requests each page once from its host, for any number of
 /// DMAs, and all pages of a list at once. Its quota is never exceeded here.
 #[test]

@@ -33,8 +33,8 @@ const MAP_CACHE_PAGES: usize = 1 << 14;
 /// Maximum number of mappings whose teardown `optimistic` delays.
 const OPTIMISTIC_MAPPINGS: usize = 256;
 
-/// Maximum number of released buffers in a pool of `premap`: the most that Linux lets a ring of
-/// page_pool hold.
+/// Maximum number of released buffers in a pool of `premap`: the bound of a ring of page_pool in a
+/// patch for Linux of 2025 ("net: page_pool: cap at 16K").
 const PAGE_POOL_BUFFERS: usize = 1 << 14;
 
 /// Number of cycles in the bound of the adaptive cache.

@@ -180,8 +180,11 @@ fn flush(domain: u32) -> Vec<u8> {
     request
 }
 
+/// The status, if the device wrote one, and the result.
+type Answer = (Option<u8>, Result<(), RequestError>);
+
 /// Sends a request. Returns the status and the error; no status if the device wrote none.
-fn send(device: &mut Device<Cache>, request: &[u8]) -> (Option<u8>, Result<(), RequestError>) {
+fn send(device: &mut Device<Cache>, request: &[u8]) -> Answer {
     let mut reply = [0xee; 4];
     let handled = device.handle(request, &mut reply).unwrap();
     ((handled.used == 4).then_some(reply[0]), handled.result)
@@ -210,56 +213,31 @@ fn only_a_negotiated_feature_gives_lazy_domains() {
 
 #[test]
 fn the_mode_of_a_domain_is_that_of_its_first_attach() {
-    let inval = Some(VIRTIO_IOMMU_S_INVAL);
+    use RequestError::{BypassMismatch, LazyMismatch, NoDomain, NotLazy};
     let mut device = device(offered());
     let id = DomainId::new;
-    let cases: &[(Vec<u8>, Option<u8>, Result<(), RequestError>)] = &[
-        (
-            attach(1, 1, LAZY | BYPASS),
-            inval,
-            Err(RequestError::LazyMismatch(id(1))),
-        ),
-        (
-            flush(1),
-            Some(VIRTIO_IOMMU_S_NOENT),
-            Err(RequestError::NoDomain(id(1))),
-        ),
-        (attach(1, 1, LAZY), Some(0), Ok(())),
-        (
-            attach(1, 2, 0),
-            inval,
-            Err(RequestError::LazyMismatch(id(1))),
-        ),
-        (
-            attach(1, 2, BYPASS),
-            inval,
-            Err(RequestError::BypassMismatch(id(1))),
-        ),
-        (attach(1, 2, LAZY), Some(0), Ok(())),
-        (attach(2, 3, 0), Some(0), Ok(())),
-        (
-            attach(2, 1, LAZY),
-            inval,
-            Err(RequestError::LazyMismatch(id(2))),
-        ),
-        (flush(1), Some(0), Ok(())),
-        (flush(2), inval, Err(RequestError::NotLazy(id(2)))),
-        (
-            flush(1)[..IOTLB_FLUSH_BYTES - 1].to_vec(),
-            None,
-            Err(RequestError::TooShort {
-                bytes: IOTLB_FLUSH_BYTES - 1,
-            }),
-        ),
-        (attach(3, 3, BYPASS), Some(0), Ok(())),
-        (flush(3), inval, Err(RequestError::NotLazy(id(3)))),
+    let done: Answer = (Some(0), Ok(()));
+    let inval = |error| -> Answer { (Some(VIRTIO_IOMMU_S_INVAL), Err(error)) };
+    let absent: Answer = (Some(VIRTIO_IOMMU_S_NOENT), Err(NoDomain(id(1))));
+    let bytes = IOTLB_FLUSH_BYTES - 1;
+    let short: Answer = (None, Err(RequestError::TooShort { bytes }));
+    let cases: &[(Vec<u8>, Answer)] = &[
+        (attach(1, 1, LAZY | BYPASS), inval(LazyMismatch(id(1)))),
+        (flush(1), absent),
+        (attach(1, 1, LAZY), done),
+        (attach(1, 2, 0), inval(LazyMismatch(id(1)))),
+        (attach(1, 2, BYPASS), inval(BypassMismatch(id(1)))),
+        (attach(1, 2, LAZY), done),
+        (attach(2, 3, 0), done),
+        (attach(2, 1, LAZY), inval(LazyMismatch(id(2)))),
+        (flush(1), done),
+        (flush(2), inval(NotLazy(id(2)))),
+        (flush(1)[..bytes].to_vec(), short),
+        (attach(3, 3, BYPASS), done),
+        (flush(3), inval(NotLazy(id(3)))),
     ];
-    for (request, status, result) in cases {
-        assert_eq!(
-            send(&mut device, request),
-            (*status, *result),
-            "{request:?}"
-        );
+    for (request, answer) in cases {
+        assert_eq!(send(&mut device, request), *answer, "{request:?}");
     }
 }
 

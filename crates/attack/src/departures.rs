@@ -110,12 +110,8 @@ fn withholds(mode: &Mode) -> bool {
     Kind::of(mode) == Kind::Ring && !as_published(mode)
 }
 
-fn is_virtio(mode: &Mode) -> bool {
-    matches!(mode.owner, Owner::VirtioIommu | Owner::VirtioIommuLazy)
-}
-
 fn queues_requests(mode: &Mode) -> bool {
-    is_virtio(mode) && Kind::of(mode) == Kind::Deferred
+    mode.owner.is_virtio() && Kind::of(mode) == Kind::Deferred
 }
 
 fn has_lazy_shadow(mode: &Mode) -> bool {
@@ -139,16 +135,16 @@ fn unmaps_later(mode: &Mode) -> bool {
     is_async(mode) && mode.owner == Owner::Sidecore
 }
 
-/// The layer cannot read the table, and neither a tree nor a cache of mappings has a record of the
-/// address.
+/// The layer cannot read the table, and neither a tree, a cache of mappings nor a pool of copies has
+/// a record of the address.
 fn asks_the_host(mode: &Mode) -> bool {
     let records = matches!(
         mode.alloc,
         Alloc::CachedRbTree | Alloc::FreeBsd | Alloc::FreeBsd14
     );
     let cached = mode.flush.has_cache() && !expires_first_page(mode);
-    let remote = executes_requests(mode) || is_virtio(mode);
-    remote && !records && !cached
+    let remote = executes_requests(mode) || mode.owner.is_virtio();
+    remote && !records && !cached && !mode.copies()
 }
 
 const fn only_user(class: &'static str) -> Departure {

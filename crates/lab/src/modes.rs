@@ -202,6 +202,11 @@ impl Owner {
         matches!(self, Self::Pviommu | Self::PviommuHopt)
     }
 
+    /// Returns true if the owner is a host behind a virtio-iommu.
+    pub fn is_virtio(self) -> bool {
+        matches!(self, Self::VirtioIommu | Self::VirtioIommuLazy)
+    }
+
     /// Returns true if the owner is Xen.
     pub fn is_xen(self) -> bool {
         matches!(self, Self::Xen | Self::XenMulticall | Self::XenGrant)

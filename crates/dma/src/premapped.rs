@@ -4,9 +4,10 @@
 //! pool until it is unmapped, also while the CPU owns the buffer. The safety of such a mapping is
 //! `none`, whatever the flush policy: only unmapping ends the exposure. A driver that keeps the
 //! buffers of a pool for this device, as Linux's page_pool and registered buffers do, exposes no
-//! other memory; the device may still change a buffer while the CPU reads it, so the CPU reads each
+//! other memory. The device may still change a buffer while the CPU reads it, so the CPU reads each
 //! byte once, by copying. A buffer leaves the pool by [`Dma::trim_premapped`] or
-//! [`Dma::unmap_premapped`] alone. The types order the accesses of the driver; they do not restrict the device:
+//! [`Dma::unmap_premapped`] alone. The types order the accesses of the driver; they do not restrict
+//! the device:
 //!
 //! ```text
 //! pool --acquire--> CpuOwned --post--> DeviceOwned --reap--> CpuOwned --release--> pool
@@ -181,8 +182,8 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// receives the buffers that the policy releases. Buffers in use stay in the pool.
     ///
     /// # Errors
-    /// As for [`unmap_multi`](Self::unmap_multi), whose error owns the buffers that are not unmapped.
-    /// They have left the pool.
+    /// As for [`unmap_multi`](Self::unmap_multi). The error owns the buffers that are not unmapped;
+    /// they have left the pool.
     #[expect(
         clippy::result_large_err,
         reason = "the error owns the mappings, and a box could fail to allocate"
@@ -196,8 +197,8 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
         each: impl FnMut(B),
     ) -> Result<(), UnmapMultiError<B>> {
         let excess = pool.idle.len().saturating_sub(keep);
-        let leaving = pool.idle.drain(..excess).collect();
-        self.unmap_multi(cpu, platform, &pool.at, leaving, each)
+        let oldest = pool.idle.drain(..excess).collect();
+        self.unmap_multi(cpu, platform, &pool.at, oldest, each)
     }
 
     /// Unmaps the pool like [`unmap_multi`](Self::unmap_multi). `each` receives the buffers that

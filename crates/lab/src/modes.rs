@@ -362,10 +362,10 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "a driver domain: the grant operations map and unmap"),
     ("virtio-bounce",    Shadow,              T::Radix,            PerUnmap,            VirtioIommu,
         "a pool of bounce buffers behind virtio-iommu; byte-granular (Stevens 2021)"),
-    ("virtio-lazy-domain", LinuxRcache,       T::Radix,            PerCpuQueue,      VirtioIommuLazy,
-        "virtio-lazy with domains in lazy mode: one invalidation per flush (virtio-spec issue 204)"),
+    ("virtio-lazy-domain", LinuxRcache,       T::Radix,            PerCpuQueue,     VirtioIommuLazy,
+        "virtio-lazy with lazy domains: one invalidation per flush (virtio-spec issue 204)"),
     ("premap",           LinuxRcache,         T::Radix,            PagePool,            Kernel,
-        "buffers of a pool that stays mapped and recycles its pages (page_pool, registered buffers)"),
+        "buffers of a pool that stays mapped and recycles its pages (page_pool)"),
     ]
 };
 

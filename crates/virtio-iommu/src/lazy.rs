@@ -1,5 +1,5 @@
-//! Domains in lazy mode: a proposal for a later version of virtio (oasis-tcs/virtio-spec, issue 204,
-//! open). Not part of virtio 1.3.
+//! Domains in lazy mode: a proposal for a later version of virtio (oasis-tcs/virtio-spec, issue
+//! 204, open). Not part of virtio 1.3.
 //!
 //! An UNMAP of such a domain removes its mappings, but the device may keep cached translations. A
 //! request `IOTLB_FLUSH` invalidates all cached translations of the domain. So the driver decides

@@ -80,7 +80,7 @@ pub struct Options {
     /// Bytes of properties in a PROBE. If 0, the device does not offer `VIRTIO_IOMMU_F_PROBE`, and
     /// endpoints cannot have reserved regions.
     pub probe_bytes: u32,
-    /// True if the device offers domains in [lazy mode](crate::lazy), which virtio 1.3 does not have.
+    /// True if the device offers domains in [lazy mode](crate::lazy). Virtio 1.3 has none.
     pub lazy_domains: bool,
     /// Limits of the guest's use of host memory.
     pub limits: VirtioIommuLimits,

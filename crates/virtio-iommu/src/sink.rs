@@ -71,8 +71,8 @@ pub trait Sink {
     /// Returns `Ok` when no endpoint can access anything that was unmapped, destroyed, detached or
     /// blocked since `begin`. No cache holds such a translation, and no earlier access or slice is
     /// still in use. Of a domain in lazy mode, this includes unmapped addresses only after an
-    /// [`iotlb_flush`](Self::iotlb_flush), and then also those of earlier batches. A domain that was
-    /// destroyed, or an endpoint that was detached or blocked, leaves nothing cached in any mode.
+    /// [`iotlb_flush`](Self::iotlb_flush), and then also those of earlier batches. A destroyed
+    /// domain, and a detached or blocked endpoint, leave nothing cached in any mode.
     ///
     /// After an `Err`, this is unknown and the driver gets no reply. The device calls `commit`
     /// again before any other method, until it succeeds. A reset alone begins a batch before that;

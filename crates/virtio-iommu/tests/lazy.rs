@@ -23,7 +23,7 @@ struct Cache {
     /// Translations that endpoints of a domain may still use.
     cached: BTreeMap<u32, BTreeSet<(u64, u64)>>,
     /// Translations that the next commit drops.
-    leaving: Vec<(u32, (u64, u64))>,
+    to_drop: Vec<(u32, (u64, u64))>,
     flushed: Vec<u32>,
     fails_to_flush: bool,
     blocked: BTreeSet<u32>,
@@ -79,7 +79,7 @@ impl Sink for Cache {
         self.tables.remove(&domain.get()).expect("it exists");
         self.lazy.remove(&domain.get());
         self.cached.remove(&domain.get());
-        self.leaving.retain(|(of, _)| *of != domain.get());
+        self.to_drop.retain(|(of, _)| *of != domain.get());
     }
 
     fn attach(
@@ -111,13 +111,13 @@ impl Sink for Cache {
         assert_eq!(table.remove(&entry.0), Some(entry.1));
         self.cached.entry(domain.get()).or_default().insert(entry);
         if !self.lazy.contains(&domain.get()) {
-            self.leaving.push((domain.get(), entry));
+            self.to_drop.push((domain.get(), entry));
         }
         Ok(())
     }
 
     fn commit(&mut self) -> Result<(), SinkError> {
-        for (domain, entry) in self.leaving.drain(..) {
+        for (domain, entry) in self.to_drop.drain(..) {
             if let Some(cached) = self.cached.get_mut(&domain) {
                 cached.remove(&entry);
             }
@@ -312,7 +312,8 @@ proptest! {
             let flags = if domain == 1 { 0 } else { LAZY };
             send(&mut device, &attach(domain, domain, flags)).1.unwrap();
         }
-        let mut domains: BTreeMap<u32, Domain> = (1..=3).map(|id| (id, Domain::default())).collect();
+        let fresh = (1..=3).map(|id| (id, Domain::default()));
+        let mut domains: BTreeMap<u32, Domain> = fresh.collect();
         for batch in steps.chunk_by(|(kind, ..), _| *kind != 7) {
             let mut requests = device.batch().unwrap();
             let mut flushed = BTreeSet::new();

@@ -196,8 +196,8 @@ impl Sink for DomainTables {
         Ok(())
     }
 
-    /// Writes the cleared entries back. Invalidates each run of pages once, and each flushed domain,
-    /// before the guest sees the completion.
+    /// Writes the cleared entries back. Then invalidates each flushed domain, and each run of pages
+    /// once, before the guest sees the completion.
     #[inline]
     fn commit(&mut self) -> Result<(), SinkError> {
         self.dirty.sync(&*self.memory);

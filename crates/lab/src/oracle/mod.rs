@@ -86,8 +86,8 @@ impl Oracle {
         self.recycled = Some(RecycledPages::default());
     }
 
-    /// Records that the mapping of a released grant of `device` stays, if drivers take their buffers
-    /// from pools.
+    /// Records that the mapping of a released grant of `device` stays. For drivers that take their
+    /// buffers from pools.
     pub fn keep(&mut self, device: usize, id: GrantId) {
         if let (Some(recycled), Some(grant)) = (&mut self.recycled, self.grants.named(id)) {
             for piece in grant.memory() {

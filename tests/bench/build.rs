@@ -127,14 +127,14 @@ impl ModeVisitor for Build {
         )
     }
 
-    fn shadow(self, recipe: ShadowParts) -> Box<dyn Bench> {
-        Self::world::<Vtd, ReplayShadowSpace, _>(
+    fn shadow<T: ReplayTable>(self, recipe: ShadowParts<T>) -> Box<dyn Bench> {
+        Self::world::<T::Hardware, ReplayShadowSpace<T>, _>(
             Strict,
             true,
             Ownership::Page,
             |&AttachInfo { domain, .. }, machine| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let made = recipe.space(domain, machine.coherency(), memory, frames);
+                let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
+                let made = recipe.space(domain, machine.coherency(), memory, frames, host);
                 let (space, root) = made.unwrap();
                 (space, ContextTarget::Table(root))
             },

@@ -321,7 +321,7 @@ fn flat() -> impl Iterator<Item = Mode> {
 /// Tables that a host maintains, with other allocators and flush policies than those of Linux; no
 /// named mode uses them.
 fn hosted() -> impl Iterator<Item = Mode> {
-    const ROWS: [(&str, &str, &str); 10] = [
+    const ROWS: [(&str, &str, &str); 14] = [
         ("magazine", "burst", "emulated"),
         ("cached-rbtree", "deferred", "emulated"),
         ("magazine", "burst", "virtio-iommu"),
@@ -332,6 +332,10 @@ fn hosted() -> impl Iterator<Item = Mode> {
         ("bitmap", "per-unmap", "pviommu"),
         ("linux-rcache", "per-unmap", "pviommu-hopt"),
         ("magazine", "burst", "pviommu-hopt"),
+        ("magazine", "per-cpu-queue", "virtio-iommu-lazy"),
+        ("cached-rbtree", "deferred", "virtio-iommu-lazy"),
+        ("shadow", "per-unmap", "pviommu"),
+        ("shadow", "per-unmap", "pviommu-hopt"),
     ];
     ROWS.iter().map(|(alloc, flush, owner)| {
         compose(&format!(
@@ -450,6 +454,10 @@ fn invalidations_match_the_policy() {
         ("pviommu+rtc+hopt", 0),
         // All unmaps except the last one are sent with the next map.
         ("virtio-lazy", 599),
+        ("virtio-bounce", 0),
+        // The flush queue alone invalidates.
+        ("virtio-lazy-domain", 599 / 256),
+        ("premap", 0),
         ("calgary", 600),
         ("calgary-lazy", 0),
         ("xen", 600),

@@ -71,7 +71,10 @@ fn expires_first_page(mode: &Mode) -> bool {
 }
 
 fn keeps_entries(mode: &Mode) -> bool {
-    matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree)
+    matches!(
+        mode.flush,
+        FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
+    )
 }
 
 fn executes_requests(mode: &Mode) -> bool {
@@ -108,7 +111,7 @@ fn withholds(mode: &Mode) -> bool {
 }
 
 fn queues_requests(mode: &Mode) -> bool {
-    mode.owner == Owner::VirtioIommu && Kind::of(mode) == Kind::Deferred
+    mode.owner.is_virtio() && Kind::of(mode) == Kind::Deferred
 }
 
 fn has_lazy_shadow(mode: &Mode) -> bool {
@@ -136,7 +139,7 @@ fn unmaps_later(mode: &Mode) -> bool {
     is_async(mode) && mode.owner == Owner::Sidecore
 }
 
-/// The layer cannot read the table, and neither a tree nor a cache of mappings has a record of the
+/// The layer cannot read the table. No tree, cache of mappings or pool of copies has a record of the
 /// address.
 fn asks_the_host(mode: &Mode) -> bool {
     let records = matches!(
@@ -144,8 +147,8 @@ fn asks_the_host(mode: &Mode) -> bool {
         Alloc::CachedRbTree | Alloc::FreeBsd | Alloc::FreeBsd14
     );
     let cached = mode.flush.has_cache() && !expires_first_page(mode);
-    let remote = executes_requests(mode) || mode.owner == Owner::VirtioIommu;
-    remote && !records && !cached
+    let remote = executes_requests(mode) || mode.owner.is_virtio();
+    remote && !records && !cached && !mode.copies()
 }
 
 const fn only_user(class: &'static str) -> Departure {

@@ -1,9 +1,13 @@
 //! Buffers mapped once and used many times (OS19; Fujita and Moriai, section 2.2).
 //!
 //! A DMA needs no map and no unmap. The price is exposure: the device reaches every buffer of the
-//! pool until the pool is unmapped, also while the CPU owns the buffer. The safety of such a
-//! mapping is `none`, whatever the flush policy: only unmapping the pool ends the exposure. The
-//! types order the accesses of the driver; they do not restrict the device:
+//! pool until it is unmapped, also while the CPU owns the buffer. The safety of such a mapping is
+//! `none`, whatever the flush policy: only unmapping ends the exposure. A driver that keeps the
+//! buffers of a pool for this device, as Linux's page_pool and registered buffers do, exposes no
+//! other memory. The device may still change a buffer while the CPU reads it, so the CPU reads each
+//! byte once, by copying. A buffer leaves the pool by [`Dma::trim_premapped`] or
+//! [`Dma::unmap_premapped`] alone. The types order the accesses of the driver; they do not restrict
+//! the device:
 //!
 //! ```text
 //! pool --acquire--> CpuOwned --post--> DeviceOwned --reap--> CpuOwned --release--> pool
@@ -172,6 +176,29 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             mapping: posted.mapping,
             pool: posted.pool,
         }
+    }
+
+    /// Unmaps idle buffers until `keep` remain, those that were released longest ago first. `each`
+    /// receives the buffers that the policy releases. Buffers in use stay in the pool.
+    ///
+    /// # Errors
+    /// As for [`unmap_multi`](Self::unmap_multi). The error owns the buffers that are not unmapped;
+    /// they have left the pool.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the error owns the mappings, and a box could fail to allocate"
+    )]
+    pub fn trim_premapped<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        pool: &mut Premapped<B>,
+        keep: usize,
+        each: impl FnMut(B),
+    ) -> Result<(), UnmapMultiError<B>> {
+        let excess = pool.idle.len().saturating_sub(keep);
+        let oldest = pool.idle.drain(..excess).collect();
+        self.unmap_multi(cpu, platform, &pool.at, oldest, each)
     }
 
     /// Unmaps the pool like [`unmap_multi`](Self::unmap_multi). `each` receives the buffers that

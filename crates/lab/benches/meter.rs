@@ -145,7 +145,7 @@ impl ModeVisitor for MakeFull {
         Err(LabError::Internal("a mode that is not measured here"))
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
         Err(LabError::Internal("a mode that is not measured here"))
     }
 

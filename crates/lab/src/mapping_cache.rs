@@ -33,6 +33,10 @@ const MAP_CACHE_PAGES: usize = 1 << 14;
 /// Maximum number of mappings whose teardown `optimistic` delays.
 const OPTIMISTIC_MAPPINGS: usize = 256;
 
+/// Maximum number of released buffers in a pool of `premap`: the bound of a ring of page_pool in a
+/// patch for Linux of 2025 ("net: page_pool: cap at 16K").
+const PAGE_POOL_BUFFERS: usize = 1 << 14;
+
 /// Number of cycles in the bound of the adaptive cache.
 const ADAPTIVE_CYCLES: u8 = 250;
 
@@ -216,6 +220,11 @@ impl<T: ReplayTable> CachedParts<T> {
         }
     }
 
+    /// Returns true if the driver's pool keeps the pages of released buffers.
+    pub fn recycles(self) -> bool {
+        self.flush == FlushKind::PagePool
+    }
+
     /// Creates the flush policy.
     pub fn flush() -> CycleFlush {
         PerCycle::new(RefCell::new)
@@ -261,6 +270,13 @@ impl<T: ReplayTable> CachedParts<T> {
                 flat(MAX_CACHED_MAPPINGS, retention)
             }
             FlushKind::MapCache => flat(MAP_CACHE_PAGES, ResidencyPolicy::UntilFull.into()),
+            FlushKind::PagePool => {
+                let retention = Retention {
+                    residency: ResidencyPolicy::UntilFull,
+                    released_max: PAGE_POOL_BUFFERS,
+                };
+                flat(MAX_CACHED_MAPPINGS, retention)
+            }
             FlushKind::NeverFree => flat(MAX_CACHED_MAPPINGS, ResidencyPolicy::UntilFull.into()),
             _ => DynCache::Tree(Box::new(Rtc::new(cycles, MAX_CACHED_MAPPINGS))),
         };

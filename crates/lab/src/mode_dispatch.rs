@@ -84,7 +84,7 @@ pub trait ModeVisitor {
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
     /// Visits a mode with a pool that stays mapped.
-    fn shadow(self, parts: ShadowParts) -> Self::Output;
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -130,11 +130,8 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     if mode.flush.has_cache() {
         return cached(mode, visitor);
     }
-    if let Some(parts) = ShadowParts::of(mode) {
-        return match (mode.table, mode.flush, mode.owner) {
-            (T::Radix, F::PerUnmap, Owner::Kernel) => Ok(visitor.shadow(parts)),
-            _ => Err(visitor),
-        };
+    if mode.has_pool() {
+        return shadow(mode, visitor);
     }
     if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
         return Ok(visitor.identity(IdentityKind::XenWholeGuest));
@@ -184,12 +181,33 @@ fn cached<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::Kernel, T::Flat) => visitor.cached(CachedParts::new(mode, flat_table)),
         (W::Emulated, T::Radix) => visitor.cached(CachedParts::new(mode, emulated_table)),
         (W::Nested, T::Radix) => visitor.cached(CachedParts::new(mode, nested_table)),
-        (W::VirtioIommu, T::Radix) => visitor.cached(CachedParts::new(mode, virtio_table)),
+        (W::VirtioIommu, T::Radix) => {
+            visitor.cached(CachedParts::new(mode, virtio_table(mode.owner)))
+        }
         (W::Pviommu | W::PviommuHopt, T::Radix) => {
             visitor.cached(CachedParts::new(mode, pviommu(mode.owner)))
         }
         (owner @ (W::Xen | W::XenMulticall), T::Flat) => {
             visitor.cached(CachedParts::new(mode, xen_table(owner, mode.flush)))
+        }
+        _ => return Err(visitor),
+    })
+}
+
+/// Calls `visitor` with the table that maps the pool of `mode`. Returns it if none is built in.
+fn shadow<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
+    use {FlushKind as F, Owner as W, TableKind as T};
+    let owner = mode.owner;
+    if mode.alloc == Alloc::Pool && owner != W::Kernel {
+        return Err(visitor);
+    }
+    Ok(match (owner, mode.table, mode.flush) {
+        (W::Kernel, T::Radix, F::PerUnmap) => visitor.shadow(ShadowParts::new(mode, plain_radix)),
+        (W::VirtioIommu, T::Radix, F::PerUnmap) => {
+            visitor.shadow(ShadowParts::new(mode, virtio_table(mode.owner)))
+        }
+        (W::Pviommu | W::PviommuHopt, T::Radix, F::PerUnmap) => {
+            visitor.shadow(ShadowParts::new(mode, pviommu(mode.owner)))
         }
         _ => return Err(visitor),
     })
@@ -244,9 +262,9 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::Nested, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, nested_table, strict)),
         (W::VirtioIommu, LinuxRcache, T::Radix, F::PerUnmap) =>
-            visitor.paged(P::new(mode, rcache, virtio_table, strict)),
-        (W::VirtioIommu, LinuxRcache, T::Radix, F::PerCpuQueue) =>
-            visitor.paged(P::new(mode, rcache, virtio_table, per_cpu_queue)),
+            visitor.paged(P::new(mode, rcache, virtio_table(mode.owner), strict)),
+        (W::VirtioIommu | W::VirtioIommuLazy, LinuxRcache, T::Radix, F::PerCpuQueue) =>
+            visitor.paged(P::new(mode, rcache, virtio_table(mode.owner), per_cpu_queue)),
         (W::Sidecore, LinuxRcache, T::Radix, F::PerUnmap | F::Async) =>
             visitor.paged(P::new(mode, rcache, plain_radix, strict)),
         (W::Pviommu, LinuxRcache, T::Radix, F::PerUnmap) =>
@@ -294,7 +312,9 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         }
         (W::Emulated, T::Radix, _) => with_flush(mode, emulated_table, visitor),
         (W::Nested, T::Radix, _) => with_flush(mode, nested_table, visitor),
-        (W::VirtioIommu, T::Radix, _) => with_flush(mode, virtio_table, visitor),
+        (owner @ (W::VirtioIommu | W::VirtioIommuLazy), T::Radix, _) => {
+            with_flush(mode, virtio_table(owner), visitor)
+        }
         (owner, T::Flat, _) if owner.is_xen() => {
             with_any_flush(mode, xen_table(owner, mode.flush), visitor)
         }
@@ -365,7 +385,7 @@ mod tests {
             None
         }
 
-        fn shadow(self, _: ShadowParts) -> Self::Output {
+        fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
             None
         }
 
@@ -416,7 +436,7 @@ mod tests {
             None
         }
 
-        fn shadow(self, _: ShadowParts) -> Self::Output {
+        fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
             None
         }
 

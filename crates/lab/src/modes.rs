@@ -137,6 +137,9 @@ pub enum FlushKind {
     MapCache,
     /// When the addresses are needed again, all at once (Calgary slides).
     NeverFree,
+    /// At the unmap that finds 2^14 released mappings of the device: the pool of its driver is full
+    /// (page_pool).
+    PagePool,
     /// When another core has executed the unmap, which returns before that. At most 64 unmaps wait,
     /// and none across a map (Amit et al.).
     Async,
@@ -155,6 +158,7 @@ impl FlushKind {
                 | Self::Optimistic
                 | Self::MapCache
                 | Self::NeverFree
+                | Self::PagePool
         )
     }
 }
@@ -175,6 +179,9 @@ pub enum Owner {
     /// The host, on request over a virtio-iommu virtqueue. A request maps or unmaps one run of
     /// addresses.
     VirtioIommu,
+    /// [`VirtioIommu`](Self::VirtioIommu) with domains in lazy mode: an unmap request invalidates
+    /// nothing, and a flush request invalidates the domain (virtio-spec, issue 204).
+    VirtioIommuLazy,
     /// The host, on request over the virtqueue of the para-virtual IOMMU. A request maps or unmaps
     /// pages.
     Pviommu,
@@ -196,6 +203,11 @@ impl Owner {
     /// Returns true if the owner is a host behind the para-virtual IOMMU.
     pub fn is_pviommu(self) -> bool {
         matches!(self, Self::Pviommu | Self::PviommuHopt)
+    }
+
+    /// Returns true if the owner is a host behind a virtio-iommu.
+    pub fn is_virtio(self) -> bool {
+        matches!(self, Self::VirtioIommu | Self::VirtioIommuLazy)
     }
 
     /// Returns true if the owner is Xen.
@@ -357,6 +369,12 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "with a deferred flush of the TCE cache: one per wrap"),
     ("xen-grant",        Bitmap,              T::Flat,             PerUnmap,            XenGrant,
         "a driver domain: the grant operations map and unmap"),
+    ("virtio-bounce",    Shadow,              T::Radix,            PerUnmap,            VirtioIommu,
+        "a pool of bounce buffers behind virtio-iommu; byte-granular (Stevens 2021)"),
+    ("virtio-lazy-domain", LinuxRcache,       T::Radix,            PerCpuQueue,     VirtioIommuLazy,
+        "virtio-lazy with lazy domains: one invalidation per flush (virtio-spec issue 204)"),
+    ("premap",           LinuxRcache,         T::Radix,            PagePool,            Kernel,
+        "buffers of a pool that stays mapped and recycles its pages (page_pool)"),
     ]
 };
 
@@ -416,7 +434,7 @@ impl Mode {
                 Safety::None
             }
             // A released mapping stays for as long as the device maps nothing else.
-            FlushKind::MapCache | FlushKind::NeverFree => Safety::None,
+            FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool => Safety::None,
             FlushKind::PerUnmap if self.alloc == Alloc::Pool => Safety::OwnPool,
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() || self.copies() => {
                 Safety::ByteGranular

@@ -69,6 +69,8 @@ struct OracleSetup {
     ownership: Ownership,
     attackers: fn(AttackerKind) -> Attackers,
     cache_cycles: Option<CycleParams>,
+    /// True if drivers take their buffers from pools that stay mapped.
+    recycles: bool,
 }
 
 impl OracleSetup {
@@ -78,6 +80,7 @@ impl OracleSetup {
         ownership: Ownership::Page,
         attackers: |kind| Attackers::pages(kind, Reuse::Page),
         cache_cycles: None,
+        recycles: false,
     };
 }
 
@@ -138,7 +141,8 @@ impl BuildReplays<'_> {
             let replay = CheckedReplay::new(platform, layer, setup.ownership, attackers);
             Ok(replay
                 .with_limits(options.limits)
-                .with_cache_cycles(setup.cache_cycles))
+                .with_cache_cycles(setup.cache_cycles)
+                .with_recycling(setup.recycles))
         };
         let metered = pass(Attackers::None)?.with_early_touches(options.early_touches);
         let attack: Option<Box<dyn OracleReplay>> = if options.attack {
@@ -183,6 +187,7 @@ impl ModeVisitor for BuildReplays<'_> {
             ownership: Ownership::Byte,
             attackers: |kind| Attackers::pages(kind, Reuse::Byte),
             cache_cycles: None,
+            recycles: false,
         };
         if kind == IdentityKind::XenWholeGuest {
             type Hosted = VirtIommuHardware<XenHost>;
@@ -239,6 +244,7 @@ impl ModeVisitor for BuildReplays<'_> {
         let setup = OracleSetup {
             ownership: Ownership::Shared,
             cache_cycles: parts.cycling(params),
+            recycles: parts.recycles(),
             ..OracleSetup::PAGES
         };
         self.passes::<T::Hardware>(&setup, &|platform, coherency, host| {
@@ -252,10 +258,10 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
         let inspected = self.options.inspected_bytes;
-        self.passes::<Vtd>(&OracleSetup::PAGES, &|platform, coherency, _| {
-            let make = parts.make_space(coherency);
+        self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
+            let make = parts.make_space(coherency, host);
             let layer = Layer::new(Strict, platform, make);
             if parts.lends {
                 Box::new(PoolLayer::new(layer, inspected, Inspected::TraceBuffer))
@@ -315,7 +321,7 @@ impl ModeVisitor for BuildMeter<'_> {
         Ablations::cached(parts, options.cache_cycles, coherency, options.repetitions)
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
         let coherency = self.options.profile.coherency();
         let options = self.options;
         if parts.lends {

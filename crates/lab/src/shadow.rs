@@ -12,28 +12,38 @@ use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, PhysAddr, PhysRange};
 
 use crate::components::{
-    AllocEnv, MagazineAlloc, PlainRadix, ReplayTable, ThreadCell, magazine, plain_radix,
+    AllocEnv, HostOf, MagazineAlloc, MakeTable, ReplayTable, ThreadCell, magazine,
 };
 use crate::error::LabError;
 use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
 use crate::modes::{Alloc, Mode};
 use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
 
-/// A space with shadow buffers.
-pub type ReplayShadowSpace = ShadowSpace<MagazineAlloc, PlainRadix, ThreadCell<ShadowDepot>>;
+/// A space with shadow buffers, which the table `T` maps.
+pub type ReplayShadowSpace<T> = ShadowSpace<MagazineAlloc, T, ThreadCell<ShadowDepot>>;
 
-/// The constructors of a mode with a pool.
-#[derive(Debug, Clone, Copy)]
-pub struct ShadowParts {
+/// The constructors of a mode with a pool. `T` is the table that maps the pool.
+#[derive(Debug)]
+pub struct ShadowParts<T: ReplayTable> {
     policy: ShadowPolicy,
     /// True if the driver takes its buffers from the pool.
     pub lends: bool,
+    /// Creates the table of a domain.
+    table: MakeTable<T>,
 }
 
-impl ShadowParts {
-    /// Returns the constructors of `mode`. `None` if it has no pool.
-    pub(crate) fn of(mode: &Mode) -> Option<Self> {
-        mode.has_pool().then_some(Self {
+impl<T: ReplayTable> Clone for ShadowParts<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: ReplayTable> Copy for ShadowParts<T> {}
+
+impl<T: ReplayTable> ShadowParts<T> {
+    /// Returns the constructors of `mode` with this table.
+    pub(crate) fn new(mode: &Mode, table: MakeTable<T>) -> Self {
+        Self {
             lends: mode.alloc == Alloc::Pool,
             policy: ShadowPolicy {
                 // Devices of a replay fill their buffers.
@@ -41,10 +51,12 @@ impl ShadowParts {
                 // The mode promises bytes: it never maps the pages of a buffer.
                 when_exhausted: WhenExhausted::Refuse,
             },
-        })
+            table,
+        }
     }
 
-    /// Creates the space of a domain. Returns it with the root of its table.
+    /// Creates the space of a domain. Returns it with the root of the table that the hardware
+    /// walks. `host` owns the table, if the mode has a host.
     ///
     /// # Errors
     /// Memory is short.
@@ -54,15 +66,16 @@ impl ShadowParts {
         coherency: Coherency,
         memory: &Rc<Arena>,
         frames: &Frames<Rc<Arena>>,
-    ) -> Result<(ReplayShadowSpace, PhysAddr), LabError> {
-        let table = plain_radix(domain, coherency, memory, frames, None)?;
+        host: Option<&HostOf<T>>,
+    ) -> Result<(ReplayShadowSpace<T>, PhysAddr), LabError> {
+        let table = (self.table)(domain, coherency, memory, frames, host)?;
         let root = table.root();
         let alloc = magazine(&AllocEnv {
             kind: Alloc::Shadow,
             memory,
             frames,
             table: Some(root),
-            last_page: PlainRadix::LAST_PAGE,
+            last_page: T::LAST_PAGE,
         })?;
         let paged = Paged::new(alloc, table, Rounding::Exact);
         Ok((ShadowSpace::new(paged, pool(domain)?, self.policy), root))
@@ -72,10 +85,12 @@ impl ShadowParts {
     pub fn make_space<I>(
         self,
         coherency: Coherency,
-    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<ReplayShadowSpace> + 'static {
+        host: Option<HostOf<T>>,
+    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<ReplayShadowSpace<T>> + 'static
+    {
         move |of, platform| {
             let (memory, frames) = (&platform.arena, &platform.frames);
-            let (space, root) = self.space(of.domain, coherency, memory, frames)?;
+            let (space, root) = self.space(of.domain, coherency, memory, frames, host.as_ref())?;
             Ok((space, ContextTarget::Table(root)))
         }
     }

@@ -225,6 +225,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     if mutable {
         columns.insert(6 + usize::from(copies), Column::right(ALLOWED, "mutable"));
     }
+    if mutable {
+        columns.push(Column::right(ALLOWED, "mutable"));
+    }
     let mut grid = Grid::new(&columns);
     for row in rows {
         let wrong = |number: Option<u64>| {
@@ -254,6 +257,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
                 6 + usize::from(copies),
                 Cell::new(or_dash(row.mutable_after_release, count)),
             );
+        }
+        if mutable {
+            cells.push(Cell::new(or_dash(row.mutable_after_release, count)));
         }
         grid.rows.push(cells);
     }

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::fault::Events;
+use crate::lazy::{VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH, VIRTIO_IOMMU_T_IOTLB_FLUSH};
 use crate::request::Request;
 use crate::spec::TAIL_BYTES;
 use crate::{
@@ -196,6 +197,10 @@ impl<S: Sink> Device<S> {
                 reserved,
             }) => self.attach(domain, endpoint, flags, reserved),
             Ok(Request::Detach { domain, endpoint }) => self.detach(domain, endpoint),
+            Ok(Request::IotlbFlush { .. }) if !self.has(VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH) => {
+                return unwritten(RequestError::UnknownType(VIRTIO_IOMMU_T_IOTLB_FLUSH));
+            }
+            Ok(Request::IotlbFlush { domain }) => self.iotlb_flush(domain),
             Ok(Request::Probe { endpoint }) => return self.probe(endpoint, reply),
             Err(error) => return unwritten(error),
         };

@@ -8,6 +8,17 @@ use crate::spec::VIRTIO_IOMMU_MAP_F_MMIO;
 use crate::store::{Entry, MappingStore};
 use crate::{DomainId, Mapping, MemoryKind};
 
+/// The kind of domain that an ATTACH requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttachKind {
+    /// All guest-physical memory, untranslated.
+    Bypass,
+    /// The domain's mappings. Each UNMAP invalidates.
+    Strict,
+    /// The domain's mappings, in [lazy mode](crate::lazy).
+    Lazy,
+}
+
 /// Accesses that a domain allows to its endpoints.
 #[derive(Debug)]
 pub(crate) enum DomainKind {
@@ -24,6 +35,8 @@ pub(crate) enum DomainKind {
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
     pub(crate) kind: DomainKind,
+    /// True if the domain is in [lazy mode](crate::lazy).
+    pub(crate) lazy: bool,
     /// Number of attached endpoints.
     pub(crate) endpoints: usize,
     /// Reserved ranges of its endpoints, each once.

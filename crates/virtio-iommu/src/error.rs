@@ -76,7 +76,8 @@ pub enum RequestError {
         /// Length of the device-writable part.
         bytes: usize,
     },
-    /// Unknown request type, or a PROBE although it was not offered. The device writes no reply.
+    /// Unknown request type, or a PROBE or `IOTLB_FLUSH` although it was not offered or accepted.
+    /// The device writes no reply.
     UnknownType(u8),
     /// MAP or UNMAP although the driver has not accepted `VIRTIO_IOMMU_F_MAP_UNMAP`.
     NotNegotiated,
@@ -92,6 +93,10 @@ pub enum RequestError {
     DomainOutOfRange(DomainId),
     /// The bypass flag contradicts the existing domain.
     BypassMismatch(DomainId),
+    /// The flag of [lazy mode](crate::lazy) contradicts the existing domain, or the bypass flag.
+    LazyMismatch(DomainId),
+    /// An `IOTLB_FLUSH` of a domain that is not in [lazy mode](crate::lazy).
+    NotLazy(DomainId),
     /// The domain is a bypass domain, which maps everything already.
     BypassDomain(DomainId),
     /// The endpoint is not attached to this domain.
@@ -153,6 +158,8 @@ impl RequestError {
             Self::ReservedField
             | Self::UnknownFlags(_)
             | Self::BypassMismatch(_)
+            | Self::LazyMismatch(_)
+            | Self::NotLazy(_)
             | Self::BypassDomain(_)
             | Self::NotAttached { .. }
             | Self::Reserved(_)
@@ -196,6 +203,10 @@ impl fmt::Display for RequestError {
             Self::BypassMismatch(domain) => {
                 write!(f, "the bypass flag contradicts domain {domain}")
             }
+            Self::LazyMismatch(domain) => {
+                write!(f, "the flag of lazy mode contradicts domain {domain}")
+            }
+            Self::NotLazy(domain) => write!(f, "domain {domain} is not in lazy mode"),
             Self::BypassDomain(domain) => write!(f, "domain {domain} bypasses the IOMMU"),
             Self::NotAttached { endpoint, domain } => {
                 write!(f, "endpoint {endpoint} is not attached to domain {domain}")

@@ -27,6 +27,7 @@ mod endpoint;
 mod error;
 mod fault;
 mod id;
+pub mod lazy;
 mod mapping;
 mod options;
 #[cfg(feature = "virtio-queue")]

@@ -80,6 +80,8 @@ pub struct Options {
     /// Bytes of properties in a PROBE. If 0, the device does not offer `VIRTIO_IOMMU_F_PROBE`, and
     /// endpoints cannot have reserved regions.
     pub probe_bytes: u32,
+    /// True if the device offers domains in [lazy mode](crate::lazy). Virtio 1.3 has none.
+    pub lazy_domains: bool,
     /// Limits of the guest's use of host memory.
     pub limits: VirtioIommuLimits,
 }
@@ -89,7 +91,7 @@ pub(crate) const MAX_PROBE_BYTES: u32 = 4096;
 
 impl Default for Options {
     /// 4 KiB pages over 2^64 bytes, all physical addresses, all domains, no access before
-    /// attachment, no MMIO, 512 bytes of properties.
+    /// attachment, no MMIO, 512 bytes of properties, no domains in lazy mode.
     fn default() -> Self {
         Self {
             page_size_mask: !0xfff,
@@ -102,6 +104,7 @@ impl Default for Options {
             unattached: BypassPolicy::Deny,
             mmio: false,
             probe_bytes: 512,
+            lazy_domains: false,
             limits: VirtioIommuLimits::default(),
         }
     }

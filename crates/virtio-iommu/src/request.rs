@@ -1,5 +1,6 @@
 //! Decoding of requests from the device-readable part (virtio 1.3, section 5.13.6).
 
+use crate::lazy::{IOTLB_FLUSH_BYTES, VIRTIO_IOMMU_T_IOTLB_FLUSH};
 use crate::spec::{
     ATTACH_BYTES, DETACH_BYTES, MAP_BYTES, PROBE_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_T_ATTACH,
     VIRTIO_IOMMU_T_DETACH, VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_PROBE, VIRTIO_IOMMU_T_UNMAP,
@@ -33,6 +34,9 @@ pub(crate) enum Request {
     },
     Probe {
         endpoint: EndpointId,
+    },
+    IotlbFlush {
+        domain: DomainId,
     },
 }
 
@@ -86,6 +90,12 @@ impl Request {
                 let request: &[u8; PROBE_BYTES] = bytes.first_chunk().ok_or(too_short)?;
                 Ok(Self::Probe {
                     endpoint: EndpointId::new(le32::<4, _>(request)),
+                })
+            }
+            VIRTIO_IOMMU_T_IOTLB_FLUSH => {
+                let request: &[u8; IOTLB_FLUSH_BYTES] = bytes.first_chunk().ok_or(too_short)?;
+                Ok(Self::IotlbFlush {
+                    domain: DomainId::new(le32::<4, _>(request)),
                 })
             }
             _ => Err(RequestError::UnknownType(kind)),

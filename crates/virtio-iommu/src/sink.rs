@@ -26,6 +26,23 @@ pub trait Sink {
     /// Creates `domain` without mappings. Not called for bypass domains.
     fn create(&mut self, domain: DomainId) -> Result<(), SinkError>;
 
+    /// Creates `domain` in [lazy mode](crate::lazy), without mappings: cached translations of what
+    /// is unmapped later may stay until a commit after [`iotlb_flush`](Self::iotlb_flush). A sink
+    /// that invalidates at each commit anyway needs neither method.
+    ///
+    /// The memory of such a translation still belongs to the guest. A sink that takes memory from
+    /// the guest must first invalidate it itself.
+    fn create_lazy(&mut self, domain: DomainId) -> Result<(), SinkError> {
+        self.create(domain)
+    }
+
+    /// Requires the next [`commit`](Self::commit) to invalidate all cached translations of
+    /// `domain`, which is in lazy mode. If this fails, the device blocks every endpoint of the
+    /// domain.
+    fn iotlb_flush(&mut self, _domain: DomainId) -> Result<(), SinkError> {
+        Ok(())
+    }
+
     /// Destroys `domain` with all its mappings. No endpoint is attached to it.
     fn destroy(&mut self, domain: DomainId);
 
@@ -53,7 +70,9 @@ pub trait Sink {
 
     /// Returns `Ok` when no endpoint can access anything that was unmapped, destroyed, detached or
     /// blocked since `begin`. No cache holds such a translation, and no earlier access or slice is
-    /// still in use.
+    /// still in use. Of a domain in lazy mode, this includes unmapped addresses only after an
+    /// [`iotlb_flush`](Self::iotlb_flush), and then also those of earlier batches. A destroyed
+    /// domain, and a detached or blocked endpoint, leave nothing cached in any mode.
     ///
     /// After an `Err`, this is unknown and the driver gets no reply. The device calls `commit`
     /// again before any other method, until it succeeds. A reset alone begins a batch before that;

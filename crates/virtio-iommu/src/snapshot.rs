@@ -11,8 +11,8 @@
 //! | 28 each | mapping, by address: first and last address, physical address, flags |
 //! | 4, then 14 each | waiting events, oldest first: endpoint, reason, access, address |
 //!
-//! States: 0 no access, 1 bypass, 2 attached. Kinds: 0 bypass, 1 mapped, 2 blocked. Accesses: 0
-//! read, 1 write.
+//! States: 0 no access, 1 bypass, 2 attached. Kinds: 0 bypass, 1 mapped, 2 blocked, 3 mapped in
+//! lazy mode. Accesses: 0 read, 1 write.
 
 use alloc::vec::Vec;
 use core::fmt;

@@ -25,7 +25,7 @@ pub(crate) fn forged_request(mode: &Mode) -> ScenarioResult {
     match mode.owner {
         Owner::Pviommu | Owner::PviommuHopt => {}
         owner if owner.is_xen() => return hypercall::forged(),
-        Owner::VirtioIommu => {
+        owner if owner.is_virtio() => {
             return Ok(Found::NotExecuted(
                 "needs virtqueues with any bytes; crates/virtio-iommu/tests executes it",
             ));

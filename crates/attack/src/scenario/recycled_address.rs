@@ -174,7 +174,10 @@ fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, Lab
         };
         driver.bench.advance_to(Nanos(driver.bench.now().0 + pause));
     }
-    if matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree) {
+    if matches!(
+        mode.flush,
+        FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
+    ) {
         // These modes end mappings only when they have no other address. The device uses the first
         // of the large buffers, so that its IOTLB still holds their entries when they come back.
         for round in 0..PAGES_32_BIT / LARGE + OLD {

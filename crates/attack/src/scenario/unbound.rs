@@ -60,7 +60,7 @@ fn after_unbind(mode: &Mode) -> Result<Evidence, LabError> {
 
 /// The models of these hosts create the table of a device once and never destroy it.
 fn attaches_once(owner: Owner) -> bool {
-    owner == Owner::VirtioIommu || owner.is_pviommu() || owner.is_xen()
+    owner.is_virtio() || owner.is_pviommu() || owner.is_xen()
 }
 
 /// Pages that the first driver leaks.

@@ -30,7 +30,10 @@ pub(crate) fn stale_line(mode: &Mode) -> ScenarioResult {
     if snoops(mode) {
         return Ok(SNOOPS);
     }
-    if matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree) {
+    if matches!(
+        mode.flush,
+        FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
+    ) {
         return Ok(KEEPS);
     }
     let mut executed = Executed::default();

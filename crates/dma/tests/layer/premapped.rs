@@ -89,6 +89,42 @@ fn use_costs_nothing_under_any_policy() {
     lives(Deferred::new(std::cell::RefCell::new), true);
 }
 
+/// A pool shrinks by unmaps alone: the buffers that were idle longest leave it with one
+/// invalidation, and the device no longer reaches them.
+#[test]
+fn a_pool_gives_up_its_oldest_idle_buffers() {
+    let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut pool = dma.premap(cpu, board, at, requests(5)).unwrap();
+    let used: Vec<_> = (0..5).map(|_| pool.acquire().unwrap()).collect();
+    let mut used = used.into_iter();
+    let lent = used.next().unwrap();
+    // Released in this order: 3, 2, 1, 0.
+    used.for_each(|loan| pool.release(loan).unwrap());
+    let mut back = Vec::new();
+    for keep in [7, 4, 2] {
+        dma.trim_premapped(cpu, board, &mut pool, keep, |buffer| back.push(buffer))
+            .unwrap();
+    }
+    assert_eq!(back, [3, 2]);
+    assert_eq!((pool.idle(), pool.in_use()), (2, 1));
+    assert_eq!(board.port.log.len(), 1, "{:?}", board.port.log);
+    assert_eq!(rig.state().leaves.len(), 3);
+    let Rig {
+        board, dma, cpu, ..
+    } = &mut rig;
+    pool.release(lent).unwrap();
+    dma.unmap_premapped(cpu, board, pool, |buffer| back.push(buffer))
+        .unwrap();
+    assert_eq!(back, [3, 2, 1, 0, 4]);
+    assert!(rig.state().leaves.is_empty());
+}
+
 #[test]
 fn a_loan_of_another_device_is_not_taken() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);

@@ -180,10 +180,10 @@ impl ModeVisitor for MakeReplica {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
         let platform = bench_with_buffers(self.write_back)?;
         let memory = Rc::clone(&platform.arena);
-        let make = parts.make_space(self.coherency);
+        let make = parts.make_space(self.coherency, None);
         let replay = Box::new(TimedReplay::new(Strict, platform, make));
         Ok(Box::new(Copying { replay, memory }))
     }

@@ -158,6 +158,7 @@ axis! {
     Optimistic => "optimistic",
     MapCache => "map-cache",
     NeverFree => "never-free",
+    PagePool => "page-pool",
     Async => "async",
 }
 
@@ -168,6 +169,7 @@ axis! {
     Emulated => "emulated",
     Nested => "nested",
     VirtioIommu => "virtio-iommu",
+    VirtioIommuLazy => "virtio-iommu-lazy",
     Pviommu => "pviommu",
     PviommuHopt => "pviommu-hopt",
     Sidecore => "sidecore",

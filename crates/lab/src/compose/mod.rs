@@ -200,9 +200,24 @@ fn unsupported_owner(
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
         }
-        (Owner::Kernel, A::Shadow | A::Pool, ..) => None,
-        (_, A::Shadow | A::Pool, ..) => {
+        (
+            Owner::Kernel | Owner::VirtioIommu | Owner::Pviommu | Owner::PviommuHopt,
+            A::Shadow,
+            ..,
+        )
+        | (Owner::Kernel, A::Pool, ..) => None,
+        (_, A::Pool, ..) => {
             Some("the kernel that owns the driver's buffers has the pool; use owner=kernel")
+        }
+        (_, A::Shadow, ..) => Some(
+            "no pool of shadow buffers is built in with this owner; use owner=kernel, \
+            virtio-iommu or pviommu",
+        ),
+        (Owner::VirtioIommuLazy, _, _, flush) if !matches!(flush, F::PerCpuQueue | F::Deferred) => {
+            Some(
+                "a domain in lazy mode invalidates at the flushes of a queue; use \
+                flush=per-cpu-queue or deferred, or owner=virtio-iommu",
+            )
         }
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
         (Owner::Sidecore, _, _, F::PerUnmap | F::Async) => {
@@ -313,7 +328,7 @@ mod tests {
             "alloc=pool,table=radix,flush=never",
             "alloc=pool,table=radix,flush=per-unmap,owner=xen",
             "alloc=shadow,table=flat,flush=per-unmap",
-            "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu",
+            "alloc=shadow,table=radix,flush=per-unmap,owner=emulated",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",
             "alloc=identity,table=ring,flush=never",
@@ -345,6 +360,9 @@ mod tests {
             "alloc=table-bitmap,table=flat,flush=per-unmap,owner=xen",
             "alloc=bitmap,table=flat,flush=per-wrap,owner=xen-grant",
             "alloc=linux-rcache,table=radix,flush=per-cycle-paper,owner=virtio-iommu",
+            "alloc=linux-rcache,table=radix,flush=per-unmap,owner=virtio-iommu-lazy",
+            "alloc=linux-rcache,table=radix,flush=map-cache,owner=virtio-iommu-lazy",
+            "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu-lazy",
         ];
         for row in incompatible {
             assert!(matches!(compose(row), Err(E::Unsupported { .. })), "{row}");

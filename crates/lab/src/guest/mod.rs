@@ -30,7 +30,7 @@ pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
 pub use second_stage::{FrameLookup, FrameRmap};
 pub use unit::HostUnit;
 pub(crate) use virtio::virtio_table;
-pub use virtio::{VirtioHost, VirtioTable};
+pub use virtio::{DomainMode, VirtioHost, VirtioTable};
 pub use xen::{XenHost, XenTable};
 pub(crate) use xen::{whole_guest, xen_table};
 

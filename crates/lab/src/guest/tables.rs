@@ -20,10 +20,20 @@ pub(super) struct DomainTables {
     coherency: Coherency,
     pub(super) unit: HostUnit,
     /// Tables by domain number, which counts up from 1.
-    tables: Vec<Option<Table<SecondStage>>>,
+    tables: Vec<Option<DomainTable>>,
     dirty: DirtyLines,
-    /// Ranges unmapped in this batch, which the unit may still cache.
+    /// Ranges of other domains unmapped in this batch, which the unit may still cache.
     unmapped: Vec<(DomainId, PfnRange, CachedLevels)>,
+    /// Domains in lazy mode whose translations the unit must drop in this batch.
+    to_flush: Vec<DomainId>,
+}
+
+/// The table of a domain.
+#[derive(Debug)]
+struct DomainTable {
+    table: Table<SecondStage>,
+    /// True if the unit may keep unmapped translations until a flush of the domain.
+    lazy: bool,
 }
 
 /// Returns the unit's domain number; a guest in a replay has at most 2^16 domains.
@@ -55,13 +65,29 @@ impl DomainTables {
             tables: Vec::new(),
             dirty: DirtyLines::new(),
             unmapped: Vec::new(),
+            to_flush: Vec::new(),
         }
+    }
+
+    /// Creates a domain with an empty table.
+    fn create_domain(&mut self, domain: VirtioDomain, lazy: bool) -> Result<(), SinkError> {
+        let id = number(domain).ok_or(SinkError::Unsupported)?;
+        let format = SecondStage::new(Levels::Four);
+        let table = Table::new(format, id, self.coherency, &*self.memory, &*self.frames)
+            .map_err(|_| SinkError::OutOfMemory)?;
+        let at = domain.get() as usize;
+        if self.tables.len() <= at {
+            self.tables.resize_with(at + 1, || None);
+        }
+        self.tables[at] = Some(DomainTable { table, lazy });
+        Ok(())
     }
 
     #[inline]
     fn table(&self, domain: VirtioDomain) -> Result<&Table<SecondStage>, SinkError> {
-        let table = self.tables.get(domain.get() as usize);
-        table.and_then(Option::as_ref).ok_or(SinkError::Failed)
+        let found = self.tables.get(domain.get() as usize);
+        let found = found.and_then(Option::as_ref).ok_or(SinkError::Failed)?;
+        Ok(&found.table)
     }
 
     /// Returns the root of a domain's table.
@@ -89,15 +115,18 @@ impl SinkHandle for DomainTables {
 
 impl Sink for DomainTables {
     fn create(&mut self, domain: VirtioDomain) -> Result<(), SinkError> {
-        let id = number(domain).ok_or(SinkError::Unsupported)?;
-        let format = SecondStage::new(Levels::Four);
-        let table = Table::new(format, id, self.coherency, &*self.memory, &*self.frames)
-            .map_err(|_| SinkError::OutOfMemory)?;
-        let at = domain.get() as usize;
-        if self.tables.len() <= at {
-            self.tables.resize_with(at + 1, || None);
+        self.create_domain(domain, false)
+    }
+
+    fn create_lazy(&mut self, domain: VirtioDomain) -> Result<(), SinkError> {
+        self.create_domain(domain, true)
+    }
+
+    fn iotlb_flush(&mut self, domain: VirtioDomain) -> Result<(), SinkError> {
+        let id = number(domain).ok_or(SinkError::Failed)?;
+        if !self.to_flush.contains(&id) {
+            self.to_flush.push(id);
         }
-        self.tables[at] = Some(table);
         Ok(())
     }
 
@@ -144,11 +173,15 @@ impl Sink for DomainTables {
     fn unmap(&mut self, domain: VirtioDomain, mapping: &Mapping) -> Result<(), SinkError> {
         let id = number(domain).ok_or(SinkError::Failed)?;
         let range = PfnRange::covering(&mapping.iova);
-        let table = self.tables.get(domain.get() as usize);
-        let table = table.and_then(Option::as_ref).ok_or(SinkError::Failed)?;
-        let (_, levels) = table
+        let found = self.tables.get(domain.get() as usize);
+        let found = found.and_then(Option::as_ref).ok_or(SinkError::Failed)?;
+        let (_, levels) = found
+            .table
             .unmap_nosync(&*self.memory, range, &mut self.dirty)
             .map_err(|_| SinkError::Failed)?;
+        if found.lazy {
+            return Ok(());
+        }
         // The driver maps the segments of a list one by one and unmaps them together: join them
         // into one range for the invalidation.
         match self.unmapped.last_mut() {
@@ -163,13 +196,17 @@ impl Sink for DomainTables {
         Ok(())
     }
 
-    /// Invalidates each run of pages once, before the guest sees the completion.
+    /// Writes the cleared entries back. Then invalidates each flushed domain, and each run of pages
+    /// once, before the guest sees the completion.
     #[inline]
     fn commit(&mut self) -> Result<(), SinkError> {
-        if self.unmapped.is_empty() {
-            return Ok(());
-        }
         self.dirty.sync(&*self.memory);
+        while let Some(domain) = self.to_flush.last().copied() {
+            self.unit
+                .invalidate(Invalidation::Domain(domain))
+                .map_err(|_| SinkError::CommitFailed)?;
+            self.to_flush.pop();
+        }
         while let Some((domain, range, levels)) = self.unmapped.last().copied() {
             let request = Invalidation::Pages {
                 domain,

@@ -5,6 +5,10 @@
 //! strict flush kicks it (`iotlb_sync`); a lazy flush leaves it to the kick of the next map or of
 //! the flush queue (`flush_iotlb_all`). Linux kicks at that flush even if no request waits; this
 //! driver does not.
+//!
+//! With a domain in lazy mode (issue 204 of the specification, `ringfence_virtio_iommu::lazy`), an
+//! UNMAP invalidates nothing, and the flush adds an `IOTLB_FLUSH` and kicks it. No Linux driver has
+//! this yet.
 
 use std::rc::Rc;
 
@@ -15,6 +19,9 @@ use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
 use ringfence_types::{
     Access, CachedLevels, DomainId, Invalidation, InvalidationError, Iova, PfnRange, PhysAddr,
     Ticket, Unmapped,
+};
+use ringfence_virtio_iommu::lazy::{
+    IOTLB_FLUSH_BYTES, VIRTIO_IOMMU_ATTACH_F_LAZY, VIRTIO_IOMMU_T_IOTLB_FLUSH,
 };
 use ringfence_virtio_iommu::spec::{
     ATTACH_BYTES, MAP_BYTES, TAIL_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_MAP_F_READ,
@@ -27,9 +34,10 @@ use ringfence_virtio_iommu::{
 
 use super::tables::DomainTables;
 use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
-use crate::components::{HostOf, ReplayTable};
+use crate::components::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Vtd;
+use crate::modes::Owner;
 
 /// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
 const SLOTS: usize = 128;
@@ -69,6 +77,8 @@ pub struct VirtioHost {
     /// True if the device refused an UNMAP or does not answer. It may then still translate any
     /// address.
     broken: bool,
+    /// Domains in lazy mode.
+    lazy: Vec<DomainId>,
     traffic: QueueStats,
 }
 
@@ -88,6 +98,7 @@ impl HostBackend for VirtioHost {
                 endpoints: 1 << 16,
                 ..VirtioIommuLimits::default()
             },
+            lazy_domains: true,
             ..Options::default()
         };
         let tables = DomainTables::new(memory, frames, coherency, unit);
@@ -103,6 +114,7 @@ impl HostBackend for VirtioHost {
             answered: 0,
             refused: None,
             broken: false,
+            lazy: Vec::new(),
             traffic: QueueStats::default(),
         })
     }
@@ -112,8 +124,13 @@ impl HostBackend for VirtioHost {
         act(&mut self.device.sink_mut().unit)
     }
 
+    /// Kicks. Of a domain in lazy mode, the host has nothing invalidated yet, so this first adds a
+    /// flush.
     #[inline]
-    fn commit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+    fn commit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        if !self.lazy.is_empty() {
+            self.add_flushes(request);
+        }
         self.kick(KickCause::Unmap);
         self.is_completed(Ticket::new(self.added))?;
         Ok(Ticket::new(self.added))
@@ -138,7 +155,8 @@ impl HostBackend for VirtioHost {
 impl VirtioHost {
     /// Attaches a new endpoint to a domain and returns the root of the domain's table. The request
     /// does not count as traffic.
-    fn attach(&mut self, domain: VirtioDomain) -> Result<PhysAddr, LabError> {
+    fn attach(&mut self, id: DomainId, mode: DomainMode) -> Result<PhysAddr, LabError> {
+        let domain = VirtioDomain::new(id.get().into());
         let endpoint = EndpointId::new(domain.get());
         self.device
             .add_endpoint(endpoint, &[])
@@ -147,6 +165,10 @@ impl VirtioHost {
         request[0] = VIRTIO_IOMMU_T_ATTACH;
         request[4..8].copy_from_slice(&domain.get().to_le_bytes());
         request[8..12].copy_from_slice(&endpoint.get().to_le_bytes());
+        if mode == DomainMode::Lazy {
+            request[12..16].copy_from_slice(&VIRTIO_IOMMU_ATTACH_F_LAZY.to_le_bytes());
+            self.lazy.push(id);
+        }
         let mut reply = [u8::MAX; TAIL_BYTES];
         let answered = self.device.handle(&request, &mut reply);
         if answered.is_err() || reply[0] != VIRTIO_IOMMU_S_OK {
@@ -154,6 +176,25 @@ impl VirtioHost {
         }
         let root = self.device.sink().root(domain);
         root.ok_or(LabError::Internal("a domain without a table"))
+    }
+
+    /// Adds a flush of each domain in lazy mode that the layer's invalidation covers.
+    fn add_flushes(&mut self, covered: Invalidation) {
+        for index in 0..self.lazy.len() {
+            let domain = self.lazy[index];
+            match covered {
+                Invalidation::Pages { domain: one, .. } | Invalidation::Domain(one)
+                    if one != domain => {}
+                _ => self.add_flush(domain),
+            }
+        }
+    }
+
+    fn add_flush(&mut self, domain: DomainId) {
+        let mut request = [0; IOTLB_FLUSH_BYTES];
+        request[0] = VIRTIO_IOMMU_T_IOTLB_FLUSH;
+        request[4..8].copy_from_slice(&u32::from(domain.get()).to_le_bytes());
+        self.add(&request, KickCause::Unmap);
     }
 
     #[inline]
@@ -239,6 +280,15 @@ impl VirtioHost {
     }
 }
 
+/// The mode in which a driver attaches a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DomainMode {
+    /// The host invalidates at each UNMAP.
+    Strict,
+    /// The host invalidates at the driver's flushes.
+    Lazy,
+}
+
 /// The guest's table of a domain: it sends requests to the host that owns the table.
 #[derive(Debug)]
 pub struct VirtioTable {
@@ -253,9 +303,13 @@ impl VirtioTable {
     ///
     /// # Errors
     /// The host is out of memory.
-    pub fn new(host: &SharedHost<VirtioHost>, domain: DomainId) -> Result<Self, LabError> {
+    pub fn new(
+        host: &SharedHost<VirtioHost>,
+        domain: DomainId,
+        mode: DomainMode,
+    ) -> Result<Self, LabError> {
         let name = VirtioDomain::new(domain.get().into());
-        let root = host.with(|host| host.attach(name))?;
+        let root = host.with(|host| host.attach(domain, mode))?;
         Ok(Self {
             host: host.clone(),
             domain,
@@ -266,10 +320,7 @@ impl VirtioTable {
 }
 
 /// Creates the table of a domain that a host behind a virtio-iommu owns.
-///
-/// # Errors
-/// Memory is short.
-pub(crate) fn virtio_table(
+fn table<const LAZY: bool>(
     domain: DomainId,
     _: Coherency,
     _: &Arena,
@@ -277,7 +328,20 @@ pub(crate) fn virtio_table(
     host: Option<&HostOf<VirtioTable>>,
 ) -> Result<VirtioTable, LabError> {
     let host = host.ok_or(LabError::Internal("a guest without a host"))?;
-    VirtioTable::new(host, domain)
+    let mode = match LAZY {
+        false => DomainMode::Strict,
+        true => DomainMode::Lazy,
+    };
+    VirtioTable::new(host, domain, mode)
+}
+
+/// Returns the constructor of the tables of `owner`, a host behind a virtio-iommu. Replays are
+/// compiled once for both modes of a domain.
+pub(crate) fn virtio_table(owner: Owner) -> MakeTable<VirtioTable> {
+    match owner {
+        Owner::VirtioIommuLazy => table::<true>,
+        _ => table::<false>,
+    }
 }
 
 impl ReplayTable for VirtioTable {

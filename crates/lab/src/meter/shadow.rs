@@ -4,7 +4,7 @@
 //! `other`. With shadow buffers, replays copy real bytes between the trace's addresses and the
 //! pool. With the driver's own buffers, they copy the bytes that the driver inspects to an array.
 //! All timed replays share one memory, because the contents of buffers do not matter and a trace
-//! may have many pages.
+//! may have many pages. A host that owns the table keeps it in a memory of its own.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,8 +16,10 @@ use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PageSize, PhysAddr, PhysMemory, PhysRange};
 
-use super::{Ablations, AllocTrace, Clock, FreeInvalidator, TimedReplay};
+use super::{Ablations, AllocTrace, Clock, TimedReplay};
+use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
+use crate::hardware::Host;
 use crate::layer::{DmaLayer, Inspected, LayerPlatform, PoolLayer};
 use crate::plan::{Plan, Step};
 use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
@@ -66,6 +68,12 @@ impl DynTimedReplay for Copying {
     }
 }
 
+/// The host of a table, and the platform of its layer.
+type Place<T> = (
+    Option<HostOf<T>>,
+    LayerPlatform<<HostOf<T> as Host>::Invalidator>,
+);
+
 /// The platforms of timed replays that share one memory, with tables of their own.
 struct Platforms {
     memory: Rc<Arena>,
@@ -85,16 +93,19 @@ impl Platforms {
         })
     }
 
-    fn next(&self) -> Result<LayerPlatform<FreeInvalidator>, LabError> {
+    /// Returns the host that owns the table, if the mode has one, and the platform of its guest.
+    fn next<T: ReplayTable>(&self, coherency: Coherency) -> Result<Place<T>, LabError> {
         let number = self.made.replace(self.made.get() + 1);
         let start = PhysAddr::new(DATA_BYTES + number * self.tables);
         let region = PhysRange::new(start, self.tables).ok_or(LabError::Internal("tables"))?;
-        Ok(LayerPlatform {
+        let (host, invalidator) = HostOf::<T>::for_meter(&self.memory, coherency)?;
+        let platform = LayerPlatform {
             frames: Rc::new(Frames::new(Rc::clone(&self.memory), region)),
             arena: Rc::clone(&self.memory),
-            invalidator: FreeInvalidator,
+            invalidator,
             now: Nanos(0),
-        })
+        };
+        Ok((host, platform))
     }
 }
 
@@ -103,16 +114,16 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn shadow(
-        parts: ShadowParts,
+    pub fn shadow<T: ReplayTable>(
+        parts: ShadowParts<T>,
         coherency: Coherency,
         repetitions: usize,
     ) -> Result<Self, LabError> {
         let platforms = Platforms::new(repetitions)?;
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let platform = platforms.next()?;
+            let (host, platform) = platforms.next::<T>(coherency)?;
             let memory = Rc::clone(&platform.arena);
-            let make = parts.make_space(coherency);
+            let make = parts.make_space(coherency, host);
             Ok(Box::new(Copying {
                 replay: Box::new(TimedReplay::new(Strict, platform, make)),
                 memory,
@@ -126,16 +137,17 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn pool(
-        parts: ShadowParts,
+    pub fn pool<T: ReplayTable>(
+        parts: ShadowParts<T>,
         coherency: Coherency,
         inspected: u32,
         repetitions: usize,
     ) -> Result<Self, LabError> {
         let platforms = Platforms::new(repetitions)?;
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let make = parts.make_space(coherency);
-            let layer = DmaLayer::new(Strict, platforms.next()?, make);
+            let (host, platform) = platforms.next::<T>(coherency)?;
+            let make = parts.make_space(coherency, host);
+            let layer = DmaLayer::new(Strict, platform, make);
             let layer = PoolLayer::new(layer, inspected, Inspected::Array);
             Ok(Box::new(TimedReplay::of(Box::new(layer))))
         };

@@ -148,6 +148,12 @@ impl Grant {
         self.ranges.as_slice().iter().map(|piece| piece.iova)
     }
 
+    /// Returns the memory of the segments.
+    pub(super) fn memory(&self) -> impl Iterator<Item = PhysRange> + '_ {
+        let pieces = self.ranges.as_slice().iter();
+        pieces.filter_map(|piece| PhysRange::new(piece.physical, piece.iova.bytes()))
+    }
+
     /// Returns the physical address of the `bytes` bytes at `iova`; `None` unless they lie in one
     /// segment.
     #[inline]

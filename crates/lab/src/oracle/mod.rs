@@ -8,6 +8,7 @@
 mod bytes;
 mod grants;
 mod owners;
+mod recycled;
 mod verdict;
 mod windows;
 
@@ -20,6 +21,7 @@ use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
 use grants::{GrantSlot, Grants};
 use owners::Owners;
+use recycled::RecycledPages;
 
 use crate::limits::ReplayLimits;
 
@@ -46,6 +48,8 @@ pub struct Oracle {
     pools: Vec<Option<PhysRange>>,
     /// True if drivers take their buffers from the pools.
     lends: bool,
+    /// Pages of drivers' pools that stay mapped; `None` in modes without them.
+    recycled: Option<RecycledPages>,
     /// Maximum number of owners of a page.
     max_sharers: usize,
     /// First page that exceeded `max_sharers`.
@@ -63,6 +67,7 @@ impl Oracle {
             ownership,
             pools: Vec::new(),
             lends: false,
+            recycled: None,
             max_sharers: ReplayLimits::default().buffers_on_a_page,
             crowded: None,
             tally: VerdictCounts::default(),
@@ -81,6 +86,31 @@ impl Oracle {
     /// still uses there.
     pub fn set_lends(&mut self, lends: bool) {
         self.lends = lends;
+    }
+
+    /// Assumes that drivers take their buffers from pools, which keep the pages of released buffers
+    /// whose mappings stay.
+    pub fn set_recycles(&mut self) {
+        self.recycled = Some(RecycledPages::default());
+    }
+
+    /// Records that the mapping of a released grant of `device` stays. For drivers that take their
+    /// buffers from pools.
+    pub fn keep(&mut self, device: usize, id: GrantId) {
+        if let (Some(recycled), Some(grant)) = (&mut self.recycled, self.grants.named(id)) {
+            for piece in grant.memory() {
+                recycled.keep((device, grant.direction), &piece);
+            }
+        }
+    }
+
+    /// Removes the pages of a new buffer from all other pools.
+    fn take_from_pools(&mut self, device: usize, pieces: &[PhysRange], direction: Direction) {
+        if let Some(recycled) = &mut self.recycled {
+            for piece in pieces {
+                recycled.map((device, direction), piece);
+            }
+        }
     }
 
     /// Returns true if the `bytes` bytes from `reached` are memory of the device's own pool.
@@ -111,6 +141,7 @@ impl Oracle {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
+        self.take_from_pools(device, pieces, direction);
         match self.ownership {
             Ownership::Page | Ownership::Shared => {
                 let id = self.grants.insert(iova, pieces, direction);
@@ -146,6 +177,7 @@ impl Oracle {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
+        self.take_from_pools(device, pieces, direction);
         let id = self.grants.insert_per_segment(iovas, pieces, direction);
         for iova in iovas {
             self.set_owner(device, iova, id);
@@ -230,6 +262,15 @@ impl Oracle {
                 Verdict::Mutable
             } else {
                 Verdict::Shadow
+            };
+        }
+        let recycled = self.recycled.as_ref();
+        if verdict == Verdict::Stale
+            && recycled.is_some_and(|pages| pages.is_own(device, access, reached))
+        {
+            verdict = match access {
+                Access::Read => Verdict::Shadow,
+                Access::Write => Verdict::Mutable,
             };
         }
         self.tally.count(verdict);

@@ -369,3 +369,54 @@ fn a_released_buffer_in_a_lent_pool_is_mutable_but_no_violation() {
         assert_eq!(oracle.tally.violations(), 2);
     }
 }
+
+/// A pool keeps a page until somebody else maps it, also if the old mapping stays.
+#[test]
+fn a_recycled_page_belongs_to_its_pool_until_somebody_else_maps_it() {
+    for recycles in [false, true] {
+        let mut oracle = Oracle::new(Ownership::Shared);
+        if recycles {
+            oracle.set_recycles();
+        }
+        let mutable = match recycles {
+            true => Verdict::Mutable,
+            false => Verdict::Stale,
+        };
+        let judge = |oracle: &mut Oracle, iova, access| {
+            oracle.allowed(0, Iova::new(iova), 8, access, PhysAddr::new(0x80_0000))
+        };
+        let id = oracle.grant(0, iova(0x5000, 0x800), &[pa(0x80_0000, 0x800)], RX);
+        assert_eq!(judge(&mut oracle, 0x5000, Write), Verdict::Granted);
+        oracle.release(id);
+        // The mapping was not kept: the access reached what the layer should have unmapped.
+        assert_eq!(judge(&mut oracle, 0x5000, Write), Verdict::Stale);
+        oracle.keep(0, id);
+        assert_eq!(judge(&mut oracle, 0x5000, Write), mutable);
+        // The pool's pages allow no reads.
+        assert_eq!(judge(&mut oracle, 0x5000, Read), Verdict::Stale);
+        // The next buffer on the page is of the same pool.
+        let next = oracle.grant(0, iova(0x7000, 0x800), &[pa(0x80_0000, 0x800)], RX);
+        assert_eq!(judge(&mut oracle, 0x5000, Write), mutable);
+        oracle.release(next);
+        oracle.keep(0, next);
+        // The same device in another direction, and another device, are somebody else.
+        for (device, direction) in [(0, TX), (1, RX)] {
+            let range = iova(0x9000 + device as u64 * 0x1000, 0x800);
+            let other = oracle.grant(device, range, &[pa(0x80_0000, 0x800)], direction);
+            assert_eq!(judge(&mut oracle, 0x5000, Write), Verdict::Stale);
+            oracle.release(other);
+            oracle.keep(device, other);
+            assert_eq!(judge(&mut oracle, 0x5000, Write), Verdict::Stale);
+            let own = oracle.grant(0, iova(0x5000, 0x800), &[pa(0x80_0000, 0x800)], RX);
+            oracle.release(own);
+            oracle.keep(0, own);
+            assert_eq!(judge(&mut oracle, 0x5000, Write), mutable);
+        }
+        let counts = oracle.tally;
+        let (stale, mutable) = if recycles { (6, 4) } else { (10, 0) };
+        assert_eq!(
+            (counts.stale, counts.mutable, counts.violations()),
+            (stale, mutable, stale)
+        );
+    }
+}

@@ -19,11 +19,13 @@ pub enum Verdict {
     /// Let through on a page of a live mapping of this device, outside the buffer: the leak of page
     /// granularity.
     Colocated,
-    /// Let through to memory of the device's own pool, outside live grants. It holds zeroes, bytes
-    /// that its driver put there for it, and bytes that it wrote; what it writes reaches no driver.
+    /// Let through to memory of the device's own pool, outside live grants. Of a pool of copies, it
+    /// holds zeroes, bytes that the device was given before, and bytes that it wrote; what it
+    /// writes reaches no driver. Of a driver's pool, it holds only this device's buffers, and the
+    /// access is a read.
     Shadow,
-    /// Let through to write a released buffer in the device's own pool, from which the driver takes
-    /// its buffers: the driver may still use the bytes, unless it has copied them.
+    /// Let through to write a released buffer in the device's own pool, whose bytes the driver may
+    /// still use.
     Mutable,
     /// Stopped by the hardware, and no live grant permits the access.
     Stopped,

@@ -1,7 +1,9 @@
 //! Modes whose devices use copies: the oracle's verdicts, the size of the pool, and the meter.
 
 use ringfence_lab::compare::{compare, meter, runner};
-use ringfence_lab::modes::{Mode, Safety};
+use ringfence_lab::compose::compose;
+use ringfence_lab::modes::{Mode, Owner, Safety};
+use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::platform::{MEMORY_BYTES, POOL_BYTES};
 use ringfence_trace::Devices;
 use ringfence_types::Direction;
@@ -35,20 +37,44 @@ fn buffers(rounds: u64) -> Script {
     script
 }
 
+/// A pool whose table a host behind the para-virtual IOMMU owns.
+const PVIOMMU: &str = "alloc=shadow,table=radix,flush=per-unmap,owner=pviommu";
+
+/// The owners of the table that maps a pool: this kernel, and hosts.
+const OWNERS: [&str; 3] = ["copy", "virtio-bounce", PVIOMMU];
+
+fn owned(name: &str) -> Mode {
+    if name.contains('=') {
+        compose(name).unwrap()
+    } else {
+        mode(name)
+    }
+}
+
 #[test]
 fn a_device_reaches_its_buffers_and_its_own_pool_only() {
     const ROUNDS: u64 = 300;
     let (plan, planner) = planned(&buffers(ROUNDS).chunk);
-    let mode = mode("copy");
+    for name in OWNERS {
+        reaches_its_buffers_and_its_own_pool_only(&owned(name), ROUNDS, &plan, &planner);
+    }
+}
+
+fn reaches_its_buffers_and_its_own_pool_only(
+    mode: &Mode,
+    rounds: u64,
+    plan: &Plan,
+    planner: &Planner,
+) {
     assert_eq!(mode.safety(), Safety::ByteGranular);
-    let mut runner = runner(&mode, &judged_only(true)).unwrap();
-    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let mut runner = runner(mode, &judged_only(true)).unwrap();
+    runner.metered.run(plan, &Devices::new()).unwrap();
     let mut attack = runner.attack.unwrap();
-    attack.run(&plan, &Devices::new()).unwrap();
+    attack.run(plan, &Devices::new()).unwrap();
     let alive = planner.live_mappings();
     let (metered, hostile) = (runner.metered.finish(&alive), attack.finish(&alive));
     for outcomes in [&metered, &hostile] {
-        assert_eq!((outcomes.maps, outcomes.unmaps), (3 * ROUNDS, 3 * ROUNDS));
+        assert_eq!((outcomes.maps, outcomes.unmaps), (3 * rounds, 3 * rounds));
         assert_eq!(outcomes.refused_maps + outcomes.refused_unmaps, 0);
         assert_eq!((outcomes.invalidations, outcomes.stale_max_ns), (0, 0));
         let tally = &outcomes.tally;
@@ -67,7 +93,7 @@ fn a_device_reaches_its_buffers_and_its_own_pool_only() {
     assert_eq!((metered.tally.shadow, metered.tally.faults), (0, 0));
     // A buffer that the device reads is copied at its map, one that it writes at its unmap.
     let (mut mapped, mut copied) = (0, 0);
-    for round in 0..ROUNDS as usize {
+    for round in 0..rounds as usize {
         for (id, direction) in Direction::ALL.into_iter().enumerate() {
             let bytes: u64 = [100, 3000, 5000][..1 + (round + id) % 3].iter().sum();
             mapped += bytes;
@@ -78,8 +104,24 @@ fn a_device_reaches_its_buffers_and_its_own_pool_only() {
         (metered.mapped_bytes, metered.copied_bytes),
         (mapped, copied)
     );
+    // A run of 16 pages is one request of the guest, and no later map or unmap is one.
+    let runs = if mode.owner == Owner::Kernel {
+        0
+    } else {
+        2 * 9
+    };
+    for outcomes in [&metered, &hostile] {
+        let traffic = outcomes.traffic;
+        let kicks = (traffic.kicks_in_maps, traffic.kicks_in_unmaps);
+        assert_eq!(
+            (traffic.requests, kicks),
+            (runs, (runs, 0)),
+            "{}",
+            mode.name
+        );
+    }
     // Every access beside a buffer, and every one after an unmap, stays in the pool.
-    assert!(hostile.attempts >= 3 * ROUNDS);
+    assert!(hostile.attempts >= 3 * rounds);
     assert_eq!(hostile.tally.shadow, hostile.attempts);
 }
 
@@ -97,16 +139,22 @@ fn a_pool_that_is_too_small_refuses_maps_and_claims_nothing() {
         );
     }
     let (plan, planner) = planned(&script.chunk);
-    let mut runner = runner(&mode("copy"), &judged_only(false)).unwrap();
-    runner.metered.run(&plan, &Devices::new()).unwrap();
-    let outcomes = runner.metered.finish(&planner.live_mappings());
-    assert_eq!(
-        (outcomes.refused_maps, outcomes.pool_bytes),
-        (1, POOL_BYTES)
-    );
-    let error = outcomes.first_refusal.unwrap().to_string();
-    assert!(error.contains("no free slot of 1024 pages"), "{error}");
-    assert_eq!(outcomes.tally.violations(), 0);
+    for name in ["copy", "virtio-bounce"] {
+        let mut runner = runner(&mode(name), &judged_only(false)).unwrap();
+        runner.metered.run(&plan, &Devices::new()).unwrap();
+        let outcomes = runner.metered.finish(&planner.live_mappings());
+        assert_eq!(
+            (outcomes.refused_maps, outcomes.pool_bytes),
+            (1, POOL_BYTES),
+            "{name}"
+        );
+        let error = outcomes.first_refusal.unwrap().to_string();
+        assert!(
+            error.contains("no free slot of 1024 pages"),
+            "{name}: {error}"
+        );
+        assert_eq!(outcomes.tally.violations(), 0, "{name}");
+    }
 }
 
 #[test]
@@ -147,7 +195,7 @@ fn a_row_reports_the_pool_and_the_accesses_to_it() {
 /// The timed replay copies from the buffer: a map of a buffer beyond the memory is refused.
 #[test]
 fn timed_replays_read_the_buffers_of_the_trace() {
-    let refusals = |at: u64| {
+    let refusals = |name: &str, at: u64| {
         let mut script = Script::default();
         script.map(0, (0, 0, TX), 0, &[memory(at, 64)]);
         script.unmap(1_000, (0, 0), 0);
@@ -156,10 +204,12 @@ fn timed_replays_read_the_buffers_of_the_trace() {
             repetitions: 1,
             ..judged_only(false)
         };
-        let mut meter = meter(&Mode::find("copy").unwrap(), &options).unwrap();
+        let mut meter = meter(&Mode::find(name).unwrap(), &options).unwrap();
         meter.chunk(&plan).unwrap();
         meter.refusals()
     };
-    assert_eq!(refusals(0x10_0000), None);
-    assert!(refusals(MEMORY_BYTES).is_some());
+    for name in ["copy", "virtio-bounce"] {
+        assert_eq!(refusals(name, 0x10_0000), None, "{name}");
+        assert!(refusals(name, MEMORY_BYTES).is_some(), "{name}");
+    }
 }

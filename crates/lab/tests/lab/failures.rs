@@ -143,7 +143,7 @@ impl ModeVisitor for OnFickle<'_> {
         unreachable!("no mode here")
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
         unreachable!("no mode here")
     }
 
@@ -225,7 +225,7 @@ impl ModeVisitor for Cramped<'_> {
         unreachable!("no mode here")
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
         unreachable!("no mode here")
     }
 

@@ -28,6 +28,10 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         // Every unmap but the last is sent with the next map. The queue fills at the 257th and
         // 513th unmap, whose request it sends as well. The timer sends the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
+        // Each flush is a request more, with the same notifications.
+        ("virtio-lazy-domain", 2 * PAIRS + 3, PAIRS, 3),
+        // The guest maps a run of bounce buffers once, and all pairs use its first one.
+        ("virtio-bounce", 1, 1, 0),
         // One hypercall maps an entry, and one unmaps it and flushes. A multicall saves nothing.
         ("xen", 2 * PAIRS, PAIRS, PAIRS),
         ("xen-multicall", 2 * PAIRS, PAIRS, PAIRS),
@@ -45,6 +49,23 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
             assert_eq!(kicks, (in_maps, in_unmaps), "{name}");
         }
     }
+}
+
+/// In lazy mode the host invalidates the domain at the guest's flushes, in place of the pages of
+/// each unmap at the next notification. So the device reaches unmapped pages for longer.
+#[test]
+fn a_domain_in_lazy_mode_is_invalidated_at_flushes() {
+    let (plan, planner) = planned(&pairs().chunk);
+    let run = |name| replay(name, &plan, &planner.live_mappings());
+    let ((stock, at_stock), (lazy, at_lazy)) = (run("virtio-lazy"), run("virtio-lazy-domain"));
+    assert_eq!((stock.invalidations, lazy.invalidations), (PAIRS, 3));
+    // The next map sends an unmap, and the timer the last one.
+    assert!(stock.stale_byte_seconds < lazy.stale_byte_seconds / 10.0);
+    for outcomes in [&at_stock, &at_lazy] {
+        let tally = &outcomes.tally;
+        assert_eq!((tally.violations(), tally.false_faults), (tally.stale, 0));
+    }
+    assert!(at_lazy.tally.stale >= PAIRS, "{:?}", at_lazy.tally);
 }
 
 /// A guest's map cache (Yassour et al.) requests each page once from its host, for any number of

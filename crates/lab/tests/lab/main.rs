@@ -12,6 +12,7 @@ mod hostile;
 mod machine;
 mod plans;
 mod pools;
+mod recycling;
 mod replays;
 mod rings;
 mod script;

@@ -141,7 +141,7 @@ impl ModeVisitor for AllReplicas<'_> {
         None
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
+    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
         None
     }
 

@@ -1,8 +1,9 @@
 //! ATTACH and DETACH (virtio 1.3, sections 5.13.6.3 and 5.13.6.4).
 
 use super::Device;
-use crate::domain::{Domain, DomainKind};
+use crate::domain::{AttachKind, Domain, DomainKind};
 use crate::endpoint::{AttachState, Endpoint};
+use crate::lazy::{VIRTIO_IOMMU_ATTACH_F_LAZY, VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH};
 use crate::spec::{VIRTIO_IOMMU_ATTACH_F_BYPASS, VIRTIO_IOMMU_F_BYPASS_CONFIG};
 use crate::store::{Entry, MappingStore};
 use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink};
@@ -22,15 +23,23 @@ impl<S: Sink> Device<S> {
         if reserved != 0 {
             return Err(RequestError::ReservedField);
         }
-        let known_flags = if self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) {
-            VIRTIO_IOMMU_ATTACH_F_BYPASS
-        } else {
-            0
-        };
+        let mut known_flags = 0;
+        if self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) {
+            known_flags |= VIRTIO_IOMMU_ATTACH_F_BYPASS;
+        }
+        if self.has(VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH) {
+            known_flags |= VIRTIO_IOMMU_ATTACH_F_LAZY;
+        }
         if flags & !known_flags != 0 {
             return Err(RequestError::UnknownFlags(flags & !known_flags));
         }
         let bypass = flags & VIRTIO_IOMMU_ATTACH_F_BYPASS != 0;
+        let kind = match (bypass, flags & VIRTIO_IOMMU_ATTACH_F_LAZY != 0) {
+            (false, false) => AttachKind::Strict,
+            (false, true) => AttachKind::Lazy,
+            (true, false) => AttachKind::Bypass,
+            (true, true) => return Err(RequestError::LazyMismatch(domain)),
+        };
         let at = self
             .find_endpoint(endpoint)
             .map_err(|_| RequestError::NoEndpoint(endpoint))?;
@@ -39,7 +48,7 @@ impl<S: Sink> Device<S> {
         }
         let existing = self.find_domain(domain);
         if let Ok(index) = existing {
-            self.may_join(index, at, bypass)?;
+            self.may_join(index, at, kind)?;
         }
         let left = self.endpoints.get(at).and_then(Endpoint::domain);
         let is_last_endpoint = left.is_some_and(|id| {
@@ -49,13 +58,13 @@ impl<S: Sink> Device<S> {
         if is_last_endpoint && left == Some(domain) {
             // The domain would be its own successor.
             self.leave_domain(at, domain);
-            return self.attach_new(at, domain, bypass);
+            return self.attach_new(at, domain, kind);
         }
         if existing.is_err() {
             if self.domains.len() - usize::from(is_last_endpoint) >= self.options.limits.domains {
                 return Err(RequestError::LimitReached(LimitReached::Domains));
             }
-            self.attach_new(at, domain, bypass)?;
+            self.attach_new(at, domain, kind)?;
         } else {
             self.attach_existing(at, domain)?;
         }
@@ -81,15 +90,18 @@ impl<S: Sink> Device<S> {
     }
 
     /// Returns `Ok` if the endpoint at index `at` may join the existing domain at `index`.
-    fn may_join(&self, index: usize, at: usize, bypass: bool) -> Result<(), RequestError> {
+    fn may_join(&self, index: usize, at: usize, kind: AttachKind) -> Result<(), RequestError> {
         let (Some(domain), Some(endpoint)) = (self.domains.get(index), self.endpoints.get(at))
         else {
             return Ok(());
         };
         match &domain.kind {
             DomainKind::Blocked => Err(RequestError::Blocked(domain.id)),
-            DomainKind::Bypass if bypass => Ok(()),
-            DomainKind::Mapped(store) if !bypass => {
+            DomainKind::Bypass if kind == AttachKind::Bypass => Ok(()),
+            DomainKind::Mapped(store) if kind != AttachKind::Bypass => {
+                if domain.lazy != (kind == AttachKind::Lazy) {
+                    return Err(RequestError::LazyMismatch(domain.id));
+                }
                 let mapped = endpoint.reserved.iter().any(|region| {
                     store.touches(region.range.start().get(), region.range.last().get())
                 });
@@ -108,13 +120,21 @@ impl<S: Sink> Device<S> {
     }
 
     /// Creates a domain with the endpoint at index `at`.
-    fn attach_new(&mut self, at: usize, id: DomainId, bypass: bool) -> Result<(), RequestError> {
+    fn attach_new(
+        &mut self,
+        at: usize,
+        id: DomainId,
+        kind: AttachKind,
+    ) -> Result<(), RequestError> {
         self.domains
             .try_reserve(1)
             .map_err(|_| RequestError::LimitReached(LimitReached::Memory))?;
-        if !bypass {
-            self.sink.create(id)?;
+        match kind {
+            AttachKind::Bypass => {}
+            AttachKind::Strict => self.sink.create(id)?,
+            AttachKind::Lazy => self.sink.create_lazy(id)?,
         }
+        let bypass = kind == AttachKind::Bypass;
         let reach = if bypass {
             DomainKind::Bypass
         } else {
@@ -126,6 +146,7 @@ impl<S: Sink> Device<S> {
             Domain {
                 id,
                 kind: reach,
+                lazy: kind == AttachKind::Lazy,
                 endpoints: 0,
                 reserved: alloc::vec::Vec::new(),
             },

@@ -3,6 +3,7 @@
 use super::Device;
 use crate::domain::DomainKind;
 use crate::endpoint::{AttachState, Endpoint, ReservedRegion, validated_regions};
+use crate::lazy::VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH;
 use crate::options::{BypassPolicy, Options};
 use crate::spec::{
     CONFIG_BYPASS, CONFIG_BYTES, CONFIG_DOMAIN_RANGE, CONFIG_INPUT_RANGE, CONFIG_PAGE_SIZE_MASK,
@@ -33,6 +34,9 @@ impl Options {
         }
         if self.mmio {
             bits |= 1 << VIRTIO_IOMMU_F_MMIO;
+        }
+        if self.lazy_domains {
+            bits |= 1 << VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH;
         }
         if let BypassPolicy::DriverDecides { .. } = self.unattached {
             bits |= 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG;

@@ -1,4 +1,4 @@
-//! MAP and UNMAP (virtio 1.3, sections 5.13.6.5 and 5.13.6.6).
+//! MAP and UNMAP (virtio 1.3, sections 5.13.6.5 and 5.13.6.6), and the proposed IOTLB_FLUSH.
 
 use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
 
@@ -110,6 +110,28 @@ impl<S: Sink> Device<S> {
         }
         store.remove(span);
         self.mappings = self.mappings.saturating_sub(span.count);
+        Ok(())
+    }
+
+    /// Handles an `IOTLB_FLUSH` (issue 204 of the specification, [`crate::lazy`]). When the batch
+    /// has ended, no endpoint of the domain can access what was unmapped before this request.
+    ///
+    /// On error nothing has changed, except after [`RequestError::Blocked`]: then the domain's
+    /// endpoints have no access, as after an UNMAP that fails.
+    pub(super) fn iotlb_flush(&mut self, domain: DomainId) -> Result<(), RequestError> {
+        let index = self.domain_index(domain)?;
+        match self.domains.get(index) {
+            None => return Err(RequestError::NoDomain(domain)),
+            Some(target) if matches!(target.kind, DomainKind::Blocked) => {
+                return Err(RequestError::Blocked(domain));
+            }
+            Some(target) if !target.lazy => return Err(RequestError::NotLazy(domain)),
+            Some(_) => {}
+        }
+        if self.sink.iotlb_flush(domain).is_err() {
+            self.block_domain(index);
+            return Err(RequestError::Blocked(domain));
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use super::Device;
 use super::map::map_flags;
 use crate::domain::{Domain, DomainKind};
 use crate::endpoint::{AttachState, Endpoint};
+use crate::lazy::VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH;
 use crate::snapshot::{Reader, SnapshotError, Writer};
 use crate::spec::VIRTIO_IOMMU_F_BYPASS_CONFIG;
 use crate::store::{Entry, InsertError, MappingStore};
@@ -52,7 +53,7 @@ impl<S: Sink> Device<S> {
                     out.count(0);
                 }
                 DomainKind::Mapped(store) => {
-                    out.u8(1);
+                    out.u8(if domain.lazy { 3 } else { 1 });
                     out.count(store.len());
                     store.iter().for_each(|entry| out.entry(entry));
                 }
@@ -118,7 +119,11 @@ impl<S: Sink> Device<S> {
         let mut replayed = 0;
         let result = parsed.domains.iter().try_for_each(|domain| {
             if let DomainKind::Mapped(store) = &domain.kind {
-                self.sink.create(domain.id)?;
+                if domain.lazy {
+                    self.sink.create_lazy(domain.id)?;
+                } else {
+                    self.sink.create(domain.id)?;
+                }
                 replayed += 1;
                 store
                     .iter()
@@ -252,7 +257,7 @@ impl<S: Sink> Device<S> {
         }
         let kind = input.u8()?;
         let count = input.count()?;
-        if count > 0 && kind != 1 {
+        if count > 0 && !matches!(kind, 1 | 3) {
             return Err(SnapshotError::Mappings(id));
         }
         let attached = || {
@@ -275,18 +280,23 @@ impl<S: Sink> Device<S> {
                 reserved.push(region.range);
             }
         }
+        let lazy = kind == 3;
         let kind = match kind {
             0 if self.features() >> VIRTIO_IOMMU_F_BYPASS_CONFIG & 1 == 0 => {
                 return Err(SnapshotError::Bypass);
             }
             0 => DomainKind::Bypass,
-            1 => DomainKind::Mapped(MappingStore::default()),
+            3 if self.features() >> VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH & 1 == 0 => {
+                return Err(SnapshotError::BadValue(3));
+            }
+            1 | 3 => DomainKind::Mapped(MappingStore::default()),
             2 => DomainKind::Blocked,
             value => return Err(SnapshotError::BadValue(value)),
         };
         let mut domain = Domain {
             id,
             kind,
+            lazy,
             endpoints,
             reserved,
         };

@@ -68,6 +68,15 @@ impl<H: Hardware> CheckedReplay<H> {
         self
     }
 
+    /// Assumes, if `recycles` is true, that drivers take their buffers from pools that stay mapped
+    /// ([`Oracle::set_recycles`](crate::oracle::Oracle::set_recycles)).
+    pub fn with_recycling(mut self, recycles: bool) -> Self {
+        if recycles {
+            self.hooks.oracle.set_recycles();
+        }
+        self
+    }
+
     /// Performs the steps of `plan`.
     ///
     /// # Errors

@@ -114,6 +114,7 @@ impl<H: Hardware> OracleHooks<H> {
         if self.traits.caches_unmapped {
             // The space keeps the mapping. A range has no window while its pages hold another live
             // buffer: accesses then count as beside that buffer.
+            self.oracle.keep(key.device.index(), unmapping.grant);
             for range in &self.device_ranges {
                 if !self.oracle.is_live(key.device.index(), range) {
                     let pages = PfnRange::covering(range);

@@ -60,4 +60,4 @@ for report in (unknown, known):
         check(shares[1] > shares[2], "compare: strict is faster than lazy")
 
 times = ", ".join(f"{work} {rows[0][1]} ns" for work, rows in calls.items())
-print(f"{times} ({ratio:.2f} invalidations for an unmap); {clock:.2f} GHz, {cycles} cycles; relative throughput of linux-strict {shares[2]:.4f}")
+print(f"{times} ({ratio:.2f} invalidations for an unmap); {clock:.2f} GHz, {cycles} cycles; relative throughput of linux-strict {shares[2]:.2g}")

@@ -52,18 +52,21 @@ amd() {
     grep -q '^status 0' "$case/status" && judged strict iommu_completion_wait
 }
 
-# Without an IOMMU, and without root, calibrate fails and changes nothing.
+# Without an IOMMU, without root, next to another trace, and after a signal, calibrate fails and
+# leaves everything as before.
 refused() {
     run --iommu none --kernel "$1" -- sh -c "$STATE"'
-echo "nobody:x:65534:65534::/:/bin/sh" >/etc/passwd 2>/dev/null || { mkdir -p /etc; echo "nobody:x:65534:65534::/:/bin/sh" >/etc/passwd; }
+mkdir -p /etc; printf "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n" >/etc/passwd
 dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct 2>/dev/null &
 ringfence calibrate --host --seconds 1 -o /host.toml; echo "code $?"
 ringfence calibrate --host --seconds 1 --tracefs /tmp; echo "code $?"
-setuidgid nobody ringfence calibrate --host --seconds 1; echo "code $?"
+su nobody -s /bin/sh -c "ringfence calibrate --host --seconds 1"; echo "code $?"
 echo function_graph >current_tracer; ringfence calibrate --host --seconds 1; echo "code $?"; echo nop >current_tracer
 echo 1 >events/iommu/map/enable; ringfence calibrate --host --seconds 1; echo "code $?"; echo 0 >events/iommu/map/enable
+ringfence calibrate --host --seconds 60 -o /host.toml & ringfence=$!
+until grep -q graph current_tracer; do usleep 100000; done; kill -TERM $ringfence; wait $ringfence; echo "code $?"
 ls /host.toml* 2>&1; restored' || return 1
-    [[ $(grep -c '^code 1' "$log") == 5 ]] && said 'no invalidation in 1 s: /sys/class/iommu lists no IOMMU' && said 'no tracefs at /tmp' &&
+    [[ $(grep -c '^code 1' "$log") == 6 ]] && said 'interrupted before the end' && said 'no invalidation in 1 s: /sys/class/iommu lists no IOMMU' && said 'no tracefs at /tmp' &&
         said 'no permission to use .*; calibrate as root' && said 'current_tracer: in use (function_graph)' && said 'set_event: in use (iommu:map)' &&
         said '/host.toml.*No such file' && said '^restored'
 }

@@ -73,7 +73,7 @@ const FUNCTIONS: [(&str, Work); 14] = [
 ///
 /// # Errors
 /// The kernel cannot profile functions, or no invalidation happened.
-pub(super) fn profile(args: &CalibrateArgs, measured: &Measured) -> Result<String, Failure> {
+pub(super) fn profile(args: &CalibrateArgs) -> Result<String, Failure> {
     let names = FUNCTIONS.map(|(name, _)| name);
     let required = FUNCTIONS
         .iter()
@@ -101,10 +101,11 @@ pub(super) fn profile(args: &CalibrateArgs, measured: &Measured) -> Result<Strin
         wait(seconds, &stop);
         (tracer.finish()?, "function graph tracer")
     };
+    let measured = Measured::now()?;
     let machine = machine(Path::new("/proc/cpuinfo"));
     let profile = of(
         &calls,
-        measured,
+        &measured,
         &format!("measured {machine} with the kernel's {instrument}"),
     )
     .ok_or_else(|| match stop.load(Ordering::Relaxed) {

@@ -9,7 +9,8 @@ use std::process::Output;
 use crate::{Scratch, failed, ringfence, succeeded};
 
 const TITLES: &str = "# tracer: function_graph\n#\n\
-    # CPU  DURATION                  FUNCTION CALLS\n# |     |   |                     |   |   |   |\n";
+    # CPU  DURATION                  FUNCTION CALLS\n\
+    # |     |   |                     |   |   |   |\n";
 
 /// Files of an idle tracefs.
 const FILES: [(&str, &str); 14] = [

@@ -1,7 +1,7 @@
 //! `ringfence calibrate --host`: measures what the kernel's IOMMU driver costs on this machine.
 //!
-//! The kernel's function profiler, or its function graph tracer, times the functions that map, unmap
-//! and invalidate while the machine performs I/O. The times include the kernel's cost of timing.
+//! The kernel's function profiler, or its function graph tracer, times the functions that map,
+//! unmap and invalidate while the machine performs I/O. The times include its cost of timing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches and builds the components that live.sh, pviommu.sh, handover.sh and soak.sh need before
+# Fetches and builds the components that the scripts that source guests.sh need before
 # their cases. RINGFENCE, GUEST_KERNELS, GUEST_CACHE: see guests.sh
 set -uo pipefail
 

@@ -1,5 +1,5 @@
-# Common start of live.sh, pviommu.sh, handover.sh and soak.sh, which source it with their
-# arguments. The arguments are prefixes of the names of the wanted cases (none: all). Options of all
+# Common start of live.sh, pviommu.sh, calibrate.sh, handover.sh and soak.sh, which source it with
+# their arguments. The arguments are prefixes of the names of the wanted cases (none: all). Options of all
 # of them:
 #
 #   RINGFENCE=PATH          this command instead of building it

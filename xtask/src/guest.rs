@@ -13,6 +13,7 @@ const RECORD: &str = "tests/guest/record.sh";
 const FETCH: &str = "tests/guest/fetch.sh";
 const LIVE: &str = "tests/guest/live.sh";
 const PVIOMMU: &str = "tests/guest/pviommu.sh";
+const CALIBRATE: &str = "tests/guest/calibrate.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
 const SOAK: &str = "tests/guest/soak.sh";
 const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
@@ -54,6 +55,11 @@ pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, PVIOMMU, &[])
 }
 
+/// Measures the guests' IOMMUs with `ringfence calibrate --host`.
+pub(crate) fn calibrate(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, CALIBRATE, &[])
+}
+
 /// Hands devices over from one process to the next, `times` times in a row.
 pub(crate) fn handover(repo: &Repo, times: u32) -> anyhow::Result<String> {
     cases(repo, HANDOVER, &[("GUEST_HANDOVERS", times.to_string())])
@@ -88,6 +94,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
         live(repo)?;
         pviommu(repo)?;
+        calibrate(repo)?;
         handover(repo, HANDOVERS)?;
         return Ok(true);
     }

@@ -167,9 +167,10 @@ entry, writing back a line and waiting for it. An IOTLB invalidation, an IOTLB m
 without protection come from r210-2015. The file states the origin of every number; edit the \
 numbers that you know.
 
---host measures the invalidation with the function profiler of Linux, as root. It times the \
-functions that map, unmap and invalidate while the machine performs I/O for --seconds: start the \
-I/O first. The kernel needs CONFIG_FUNCTION_PROFILER. The profile contains only what was measured.";
+--host measures the invalidation with the function profiler of Linux, or its function graph \
+tracer, as root. It times the functions that map, unmap and invalidate while the machine performs \
+I/O for --seconds: start the I/O first. The kernel needs CONFIG_FUNCTION_PROFILER or \
+CONFIG_FUNCTION_GRAPH_TRACER. The profile contains only what was measured.";
 
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]

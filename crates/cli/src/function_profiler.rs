@@ -2,20 +2,23 @@
 //! tracefs. `kernel/trace/ftrace.c`: `function_stat_show` prints the lines.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use crate::profiler_switch::ProfilerSwitch;
 use crate::tracefs::Tracefs;
 
 /// Maximum size of a list of functions in bytes; a kernel with many modules has about 4 MiB.
 const MAX_LIST: u64 = 64 << 20;
 /// Maximum size of any other file in bytes.
-const MAX_FILE: u64 = 1 << 20;
+pub(crate) const MAX_FILE: u64 = 1 << 20;
+/// Bytes at the start of a file that show whether it is idle.
+const IDLE_BYTES: u64 = 64 << 10;
 /// Directory of the per-CPU files.
 const STATISTICS: &str = "trace_stat";
 /// Maximum number of per-CPU files; Linux supports 8192 CPUs.
-const MAX_CPUS: usize = 8192;
+pub(crate) const MAX_CPUS: usize = 8192;
 /// Longest plausible time of a function in microseconds; about 30 years.
 const MAX_MICROSECONDS: f64 = 1e15;
 
@@ -28,14 +31,21 @@ pub(crate) enum ProfilerError {
         path = .0.display()
     )]
     NoTracefs(PathBuf),
-    /// The kernel has no function profiler.
+    /// The user may not use tracefs.
+    #[error("no permission to use {path}; calibrate as root", path = .0.display())]
+    NotPermitted(PathBuf),
+    /// The kernel can time no function.
     #[error(
-        "{path} has no function_profile_enabled: the kernel needs CONFIG_FUNCTION_PROFILER",
+        "{path} has neither function_profile_enabled nor the tracer function_graph: the kernel \
+        needs CONFIG_FUNCTION_PROFILER or CONFIG_FUNCTION_GRAPH_TRACER",
         path = .0.display()
     )]
     NoProfiler(PathBuf),
-    /// Somebody else traces functions. The profiler would change what they trace.
-    #[error("{path}: in use ({found}); end the other trace first", path = path.display())]
+    /// Somebody else traces, or has left a trace. The measurement would change or remove it.
+    #[error(
+        "{path}: in use ({found}); end the other trace and clear it first",
+        path = path.display()
+    )]
     InUse {
         /// File whose content shows it.
         path: PathBuf,
@@ -50,10 +60,19 @@ pub(crate) enum ProfilerError {
     NoFunction(PathBuf),
     /// No required function ran.
     #[error(
-        "no invalidation in {0} s: let the machine perform I/O through its IOMMU meanwhile, or \
-        give a longer --seconds"
+        "no invalidation in {0} s: let the machine perform I/O through its IOMMU meanwhile, \
+        without iommu=pt, or give a longer --seconds"
     )]
     NothingRan(u64),
+    /// No required function ran, and no driver has registered an IOMMU.
+    #[error(
+        "no invalidation in {0} s: /sys/class/iommu lists no IOMMU; enable it in the firmware, \
+        and boot Intel's with intel_iommu=on"
+    )]
+    NoIommu(u64),
+    /// A signal ended the measurement.
+    #[error("interrupted before the end of the measurement; no profile was written")]
+    Interrupted,
     /// A file cannot be read or written.
     #[error("{path}: {source}", path = path.display())]
     Io {
@@ -86,36 +105,6 @@ pub(crate) struct Calls {
     pub(crate) microseconds: f64,
 }
 
-/// A profiler that does not run yet. Clones share its state, so a signal handler can stop it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ProfilerSwitch(Arc<Mutex<State>>);
-
-/// The state of the kernel's profiler.
-#[derive(Debug, Default)]
-struct State {
-    /// The directory, while this process has the profiler or its filter on.
-    on: Option<Arc<Tracefs>>,
-    /// True if the profiler must not start any more.
-    ended: bool,
-}
-
-impl ProfilerSwitch {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Stops the profiler and removes its filter, if they are on. It does not start again.
-    pub(crate) fn end(&self) {
-        let mut state = self.state();
-        state.ended = true;
-        if let Some(tracefs) = state.on.take() {
-            // Errors cannot be reported here.
-            let _ = tracefs.write("function_profile_enabled", "0");
-            let _ = tracefs.write("set_ftrace_filter", "");
-        }
-    }
-}
-
 /// A running profiler. Dropping it stops it and removes its filter.
 #[derive(Debug)]
 pub(crate) struct Profiler {
@@ -126,53 +115,35 @@ pub(crate) struct Profiler {
 }
 
 impl Profiler {
+    /// Returns true if the kernel has the profiler.
+    pub(crate) fn exists(tracefs: &Path) -> bool {
+        Tracefs::open(tracefs).is_ok_and(|dir| dir.has("function_profile_enabled"))
+    }
+
     /// Starts to profile those of `functions` that the kernel has. `switch` stops it at any time.
     ///
     /// # Errors
-    /// The directory is not tracefs, the kernel has no profiler or none of `required`, or somebody
-    /// else traces functions.
+    /// The directory is not tracefs, the kernel has none of `required`, or somebody else traces
+    /// functions.
     pub(crate) fn start(
         tracefs: &Path,
         functions: &[&str],
         required: &[&str],
         switch: &ProfilerSwitch,
     ) -> Result<Self, ProfilerError> {
-        let missing = || ProfilerError::NoTracefs(tracefs.to_owned());
-        let dir = Arc::new(Tracefs::open(tracefs).map_err(|_| missing())?);
-        if !dir.has("current_tracer") {
-            return Err(missing());
-        }
-        if !dir.has("function_profile_enabled") {
-            return Err(ProfilerError::NoProfiler(tracefs.to_owned()));
-        }
+        let dir = open(tracefs)?;
         idle(&dir, "current_tracer", |line| line == "nop")?;
         idle(&dir, "function_profile_enabled", |line| line == "0")?;
         idle(&dir, "set_ftrace_filter", |line| line.starts_with('#'))?;
-        let list = "available_filter_functions";
-        let known = read(&dir, list, MAX_LIST)?;
-        // A function of a module is followed by the module's name.
-        let known = known.lines().filter_map(|line| line.split(' ').next());
-        let mut found: Vec<&str> = known.filter(|name| functions.contains(name)).collect();
-        found.sort_unstable();
-        found.dedup();
-        if !found.iter().any(|name| required.contains(name)) {
-            return Err(ProfilerError::NoFunction(dir.path(list)));
-        }
+        let Filter { text, found } = Filter::new(&dir, functions, required)?;
         let profiler = Self {
             tracefs: Arc::clone(&dir),
-            found: found.iter().map(|name| (*name).to_owned()).collect(),
+            found,
             switch: switch.clone(),
         };
-        let mut state = switch.state();
-        if !state.ended {
-            state.on = Some(Arc::clone(&dir));
-            let filter = write(&dir, "set_ftrace_filter", &(found.join("\n") + "\n"));
-            // Enabling it also clears the statistics.
-            let started = filter.and_then(|()| write(&dir, "function_profile_enabled", "1"));
-            // The drop of `profiler` takes the lock.
-            drop(state);
-            started?;
-        }
+        change(switch, &dir, "set_ftrace_filter", &text, "")?;
+        // Enabling it also clears the statistics.
+        change(switch, &dir, "function_profile_enabled", "1", "0")?;
         Ok(profiler)
     }
 
@@ -247,10 +218,8 @@ fn add(
                 "no time: the kernel needs CONFIG_FUNCTION_GRAPH_TRACER",
             ));
         };
-        let microseconds: f64 = time.parse().map_err(|_| malformed("not a time"))?;
-        if !(0.0..=MAX_MICROSECONDS).contains(&microseconds) {
-            return Err(malformed("not a plausible time"));
-        }
+        let microseconds = microseconds(time).map_err(malformed)?;
+        let name = source_name(name);
         if !wanted.iter().any(|wanted| wanted == name) {
             continue;
         }
@@ -264,9 +233,89 @@ fn add(
     Ok(())
 }
 
-/// Checks that every line of a file shows an idle state.
-fn idle(tracefs: &Tracefs, name: &str, is_idle: fn(&str) -> bool) -> Result<(), ProfilerError> {
-    let text = read(tracefs, name, MAX_FILE)?;
+/// Returns a time in microseconds as the kernel prints it.
+pub(crate) fn microseconds(text: &str) -> Result<f64, &'static str> {
+    let time: f64 = text.parse().map_err(|_| "not a time")?;
+    match (0.0..=MAX_MICROSECONDS).contains(&time) {
+        true => Ok(time),
+        false => Err("not a plausible time"),
+    }
+}
+
+/// Returns the name of a function in the source. The compiler appends `.isra.0` and the like to the
+/// copy that it changes.
+pub(crate) fn source_name(symbol: &str) -> &str {
+    symbol.split('.').next().unwrap_or(symbol)
+}
+
+/// Opens a tracefs that this user can use.
+pub(crate) fn open(tracefs: &Path) -> Result<Arc<Tracefs>, ProfilerError> {
+    let missing = || ProfilerError::NoTracefs(tracefs.to_owned());
+    let dir = Tracefs::open(tracefs).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => ProfilerError::NotPermitted(tracefs.to_owned()),
+        _ => missing(),
+    })?;
+    match dir.has("current_tracer") {
+        true => Ok(Arc::new(dir)),
+        false => Err(missing()),
+    }
+}
+
+/// The functions of a measurement.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    /// Text of the kernel's filter: their symbols.
+    pub(crate) text: String,
+    /// Their names in the source.
+    pub(crate) found: Vec<String>,
+}
+
+impl Filter {
+    /// Selects those of `functions` that the kernel can trace.
+    ///
+    /// # Errors
+    /// The kernel can trace none of `required`, or its list cannot be read.
+    pub(crate) fn new(
+        tracefs: &Tracefs,
+        functions: &[&str],
+        required: &[&str],
+    ) -> Result<Self, ProfilerError> {
+        let list = "available_filter_functions";
+        let known = read(tracefs, list, MAX_LIST)?;
+        let mut found = BTreeMap::new();
+        // A function of a module is followed by the module's name.
+        for symbol in known.lines().filter_map(|line| line.split(' ').next()) {
+            let name = source_name(symbol);
+            if functions.contains(&name) {
+                // The whole function counts, if it exists, and not a part of it as well.
+                let kept = found.entry(name).or_insert(symbol);
+                if symbol == name {
+                    *kept = symbol;
+                }
+            }
+        }
+        if !required.iter().any(|name| found.contains_key(name)) {
+            return Err(ProfilerError::NoFunction(tracefs.path(list)));
+        }
+        let lines = found.values().map(|symbol| format!("{symbol}\n"));
+        Ok(Self {
+            text: lines.collect(),
+            found: found.keys().map(|name| (*name).to_owned()).collect(),
+        })
+    }
+}
+
+/// Checks that every line at the start of a file shows an idle state.
+pub(crate) fn idle(
+    tracefs: &Tracefs,
+    name: &str,
+    is_idle: fn(&str) -> bool,
+) -> Result<(), ProfilerError> {
+    let mut bytes = Vec::new();
+    let file = tracefs.reader(name);
+    let start = file.and_then(|file| file.take(IDLE_BYTES).read_to_end(&mut bytes));
+    start.map_err(|source| io_error(tracefs, name, source))?;
+    let text = String::from_utf8_lossy(&bytes);
     match text.lines().map(str::trim).find(|line| !is_idle(line)) {
         None => Ok(()),
         Some(found) => Err(ProfilerError::InUse {
@@ -276,7 +325,19 @@ fn idle(tracefs: &Tracefs, name: &str, is_idle: fn(&str) -> bool) -> Result<(), 
     }
 }
 
-fn read(tracefs: &Tracefs, name: &str, limit: u64) -> Result<String, ProfilerError> {
+/// Changes a file of tracefs until the end of the measurement.
+pub(crate) fn change(
+    switch: &ProfilerSwitch,
+    tracefs: &Arc<Tracefs>,
+    name: &'static str,
+    value: &str,
+    undo: &str,
+) -> Result<(), ProfilerError> {
+    let changed = switch.change(tracefs, name, value, undo);
+    changed.map_err(|source| io_error(tracefs, name, source))
+}
+
+pub(crate) fn read(tracefs: &Tracefs, name: &str, limit: u64) -> Result<String, ProfilerError> {
     tracefs
         .read(name, limit)
         .map_err(|source| io_error(tracefs, name, source))
@@ -288,7 +349,7 @@ fn write(tracefs: &Tracefs, name: &str, text: &str) -> Result<(), ProfilerError>
         .map_err(|source| io_error(tracefs, name, source))
 }
 
-fn io_error(tracefs: &Tracefs, name: &str, source: io::Error) -> ProfilerError {
+pub(crate) fn io_error(tracefs: &Tracefs, name: &str, source: io::Error) -> ProfilerError {
     ProfilerError::Io {
         path: tracefs.path(name),
         source,
@@ -375,5 +436,23 @@ mod tests {
         assert_eq!(of(&format!("{most}{most}")), Err((2, "too many calls")));
         // A title is no data, and a second one is none.
         assert!(of(&format!("{TITLES}{TITLES}")).is_err());
+    }
+
+    #[test]
+    fn each_function_is_traced_once_by_its_symbol() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = "a.part.0\na\nb.isra.0.cold\nb2\nc.constprop.0 [module]\nd [module]\n";
+        fs::write(dir.path().join("available_filter_functions"), list).unwrap();
+        let filter = |functions: &[&str], required: &[&str]| {
+            let tracefs = Tracefs::open(dir.path()).unwrap();
+            let filter = Filter::new(&tracefs, functions, required);
+            filter
+                .map(|filter| filter.text)
+                .map_err(|error| error.to_string())
+        };
+        let all = filter(&["a", "b", "c", "d", "e"], &["c", "e"]);
+        assert_eq!(all.as_deref(), Ok("a\nb.isra.0.cold\nc.constprop.0\nd\n"));
+        let error = filter(&["a", "e"], &["e"]).unwrap_err();
+        assert!(error.contains("no function that invalidates"), "{error}");
     }
 }

@@ -62,6 +62,14 @@ impl Tracefs {
         input_file::read_open(self.file(name, OFlags::RDONLY)?, limit)
     }
 
+    /// Opens a regular file to read a part of it.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or is no regular file.
+    pub(crate) fn reader(&self, name: &str) -> io::Result<File> {
+        self.file(name, OFlags::RDONLY)
+    }
+
     /// Writes to an existing regular file. tracefs treats truncation as a reset.
     ///
     /// # Errors

@@ -171,6 +171,9 @@ pub(crate) struct GuestPrepareArgs {
     /// Options of the modules.
     #[command(flatten)]
     pub module: ModuleArgs,
+    /// Put this program into the guest
+    #[arg(long)]
+    pub with_ringfence: bool,
     /// Output file for the user space
     #[arg(
         long,

@@ -23,11 +23,10 @@ use crate::output::print;
 
 /// Writes this machine's profile.
 pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
-    let measured = Measured::now()?;
     let text = if args.host {
-        host::profile(args, &measured)?
+        host::profile(args)?
     } else {
-        profile(&measured)?
+        profile(&Measured::now()?)?
     };
     match &args.out {
         None => print(&text),

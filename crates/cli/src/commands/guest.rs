@@ -114,8 +114,9 @@ impl Prepared {
 /// Prints assignments for a shell.
 fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
     check_module(args.iommu, &args.module)?;
+    let files = program(args.with_ringfence)?;
     let module = Some(&args.module);
-    let prepared = Prepared::new(&args.guest, args.iommu, module, &args.guest.command, &[])?;
+    let prepared = Prepared::new(&args.guest, args.iommu, module, &args.guest.command, &files)?;
     let path = &args.initramfs;
     let mut out = OutFile::create(path, FileAccess::Umask)?;
     out.write_all(&prepared.initramfs)
@@ -165,11 +166,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     // Check before anything is fetched.
     check_module(iommu, &args.module)?;
     let checked = device_options(&args.devices, Some("disk.img".as_ref()))?;
-    let files = if args.with_ringfence {
-        itself()?
-    } else {
-        Vec::new()
-    };
+    let files = program(args.with_ringfence)?;
     let module = Some(&args.module);
     let prepared = Prepared::new(&args.guest, iommu, module, &args.guest.command, &files)?;
     let dir = Directory::new(args.dir.as_deref(), checked.access)?;
@@ -214,8 +211,11 @@ fn delay_disk(devices: &mut GuestDevices) {
     }
 }
 
-/// Returns this program and its libraries, for the guest.
-fn itself() -> Result<Vec<(String, Vec<u8>)>, Failure> {
+/// Returns this program and its libraries if the guest is to have them.
+fn program(wanted: bool) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    if !wanted {
+        return Ok(Vec::new());
+    }
     let own = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
     let mut files = vec![(PathBuf::from("/bin/ringfence"), own.clone())];
     let ldd = "ldd".as_ref();

@@ -3,6 +3,7 @@
 
 mod attack;
 mod bad_input;
+mod calibrate_graph;
 mod calibrate_host;
 mod compare;
 mod exit_codes;

@@ -44,7 +44,8 @@ fn a_device_that_reads_its_receive_slots_finds_no_earlier_buffer() {
         let (earlier, _) = dma
             .map_single(&mut cpu, &mut board, &at, 1, earlier, direction)
             .unwrap();
-        dma.unmap_single(&mut cpu, &mut board, &at, earlier)
+        let _ = dma
+            .unmap_single(&mut cpu, &mut board, &at, earlier)
             .unwrap();
         let next = memory(0x5100, 0x10);
         let (next, _) = dma
@@ -64,6 +65,6 @@ fn a_device_that_reads_its_receive_slots_finds_no_earlier_buffer() {
             vec![0; PAGE as usize],
             "{from_device:?}: the device reads an earlier buffer"
         );
-        dma.unmap_single(&mut cpu, &mut board, &at, next).unwrap();
+        let _ = dma.unmap_single(&mut cpu, &mut board, &at, next).unwrap();
     }
 }

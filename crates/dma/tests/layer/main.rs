@@ -7,6 +7,7 @@ mod bounce;
 mod buffer_ownership;
 mod caching;
 mod coherent;
+mod descriptors;
 mod detach;
 mod directions;
 mod dma_ops;

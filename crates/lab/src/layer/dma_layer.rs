@@ -80,6 +80,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
             contiguous_sg: S::CONTIGUOUS_SG,
             caches_unmapped: S::CACHES_UNMAPPED,
             can_be_full: S::CAN_BE_FULL,
+            descriptors: F::BURST_IS_DESCRIPTOR,
         }
     }
 

@@ -115,7 +115,7 @@ impl UnmapOutcome {
     }
 }
 
-/// The constants of the layer's spaces.
+/// The constants of the layer's spaces and flush policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpaceTraits {
     /// The segments of a scatterlist get consecutive addresses.
@@ -124,6 +124,8 @@ pub struct SpaceTraits {
     pub caches_unmapped: bool,
     /// A map may find its ring full.
     pub can_be_full: bool,
+    /// The driver ends bursts with its descriptors.
+    pub descriptors: bool,
 }
 
 /// The DMA layer with its CPU handles and its platform, as a replay uses it.

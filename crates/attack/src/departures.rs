@@ -20,7 +20,9 @@ pub struct Departure {
 pub(crate) fn as_published(mode: &Mode) -> bool {
     matches!(
         mode.flush,
-        FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished
+        FlushKind::BurstAsPublished
+            | FlushKind::DescriptorAsPublished
+            | FlushKind::PerCycleAsPublished
     ) || matches!(
         mode.alloc,
         Alloc::BitmapAsPublished | Alloc::RingTailAsPublished
@@ -72,6 +74,11 @@ fn expires_first_page(mode: &Mode) -> bool {
 
 fn keeps_entries(mode: &Mode) -> bool {
     matches!(mode.flush, FlushKind::MapCache | FlushKind::NeverFree)
+}
+
+/// The last page of a descriptor writes the cleared entries of all its pages back.
+fn writes_back_descriptors(mode: &Mode) -> bool {
+    mode.flush == FlushKind::DescriptorAsPublished
 }
 
 fn executes_requests(mode: &Mode) -> bool {
@@ -320,6 +327,13 @@ pub const DEPARTURES: &[Departure] = &[
         applies: has_pointer_without_cache,
         outcome: Outcome::Stopped,
         reason: "the pointer ends with its table; only composed modes need this",
+    },
+    Departure {
+        class: "A21",
+        applies: writes_back_descriptors,
+        outcome: Outcome::Succeeded,
+        reason: "as published, the last page of a descriptor ends the mappings of all its pages, \
+            and their entries are written back then",
     },
     Departure {
         class: "A38",

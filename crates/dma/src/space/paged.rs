@@ -1,5 +1,7 @@
 //! An IOVA allocator with a page table: the space of every mode that translates by pages.
 
+mod link;
+
 use alloc::vec::Vec;
 
 use ringfence_iova::{AllocError, AllocRequest, IovaAllocator};

@@ -1,9 +1,11 @@
 //! Descriptors: withheld buffers, and invalidations by address that keep other translations.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use ringfence_dma::flush::{Burst, Descriptors};
 use ringfence_dma::{Mapping, Outcome};
+use ringfence_iova::{Contiguous, FreeBlocks};
 use ringfence_types::{CachedLevels, Direction, Invalidation, InvalidationError, PfnRange};
 
 use crate::rig::*;
@@ -224,4 +226,52 @@ fn no_buffer_is_back_before_its_invalidation() {
         );
         assert!(mapped.rig.accounts().out.borrow().is_empty(), "seed {seed}");
     }
+}
+
+type Blocks = Contiguous<Product, RefCell<FreeBlocks>>;
+
+impl Make for Blocks {
+    fn make(last: u64) -> Self {
+        Contiguous::new(Product::make(last), 32, RefCell::new).unwrap()
+    }
+}
+
+/// Buffers of both directions in turn, as a device with a transmit and a receive ring maps them:
+/// each direction gets runs of 64 pages. A descriptor of one run takes one invalidation.
+#[test]
+fn each_direction_has_its_own_runs() {
+    let mut rig = Rig::<Blocks, Cached, _, u64>::new(Descriptors::default());
+    let directions = [Direction::ToDevice, RX];
+    let mut mapped = [Vec::new(), Vec::new()];
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    for id in 0..4 * BLOCK {
+        let which = id as usize % 2;
+        let buffer = memory(0x10_0000 + id * PAGE, 64);
+        let made = dma.map_single(cpu, board, at, id, buffer, directions[which]);
+        mapped[which].push(made.map_err(|(_, error)| error).unwrap().0);
+    }
+    for (direction, mappings) in directions.into_iter().zip(mapped) {
+        let pages = |mapping: &Mapping<u64>| PfnRange::covering(&mapping.range()).lo().get();
+        let mut rest = mappings.into_iter().peekable();
+        while let Some(first) = rest.peek().map(pages) {
+            assert_eq!(first % BLOCK, 0);
+            for page in first..first + BLOCK {
+                let mapping = rest.next().unwrap();
+                assert_eq!(pages(&mapping), page, "{direction}");
+                let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
+                assert_eq!(Outcome::<u64>::into_buffer(outcome), None);
+            }
+            let before = board.port.log.len();
+            let mut back = 0;
+            dma.end_burst(cpu, board, at, direction, |_| back += 1)
+                .unwrap();
+            assert_eq!((back, board.port.log.len() - before), (BLOCK, 1));
+        }
+    }
+    assert!(rig.accounts().out.borrow().is_empty());
 }

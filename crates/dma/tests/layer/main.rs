@@ -13,6 +13,7 @@ mod directions;
 mod dma_ops;
 mod flush_queues;
 mod invalidations;
+mod link;
 mod lists;
 mod masks;
 mod premapped;

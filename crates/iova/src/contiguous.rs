@@ -283,7 +283,7 @@ impl<A: IovaAllocator<FreeProof = Flushed>, L: Lock<FreeBlocks>> Contiguous<A, L
 
     /// Allocates from the open block.
     #[inline]
-    fn from_open(
+    fn alloc_open(
         &self,
         cpu: &mut ContiguousCpu<A::PerCpu>,
         request: &AllocRequest,
@@ -330,7 +330,7 @@ impl<A: IovaAllocator<FreeProof = Flushed>, L: Lock<FreeBlocks>> IovaAllocator
         request: &AllocRequest,
     ) -> Result<Allocation, AllocError> {
         request.validate()?;
-        let local = match self.from_open(cpu, request) {
+        let local = match self.alloc_open(cpu, request) {
             Some(range) => Some(range),
             None => self.open_next(cpu, request),
         };

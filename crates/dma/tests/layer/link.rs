@@ -8,6 +8,9 @@ use crate::rig::*;
 
 const TX: Direction = Direction::ToDevice;
 
+/// The I/O page and the frame of a linked page.
+type Leaf = (u64, u64);
+
 fn reserve<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, u64>>(
     rig: &mut Rig<A, T, F, u64>,
     buffer: u64,
@@ -240,7 +243,7 @@ fn the_table_maps_the_linked_pages_and_no_others() {
             state ^= state << 17;
             state % bound
         };
-        let mut live: Vec<(LinkedRequest<u64>, Vec<(u64, u64)>)> = Vec::new();
+        let mut live: Vec<(LinkedRequest<u64>, Vec<Leaf>)> = Vec::new();
         for step in 0..400 {
             match below(8) {
                 0..2 if live.len() < 12 => {

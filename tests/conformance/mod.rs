@@ -158,9 +158,7 @@ impl Model {
             self.dead.push((live.device, *range, live.direction));
         }
         self.unmapped += 1;
-        let held_back =
-            self.mode.flush == FlushKind::Burst && !live.pieces.is_empty() && live.single;
-        if !held_back && self.mode.flush != FlushKind::Burst {
+        if !matches!(self.mode.flush, FlushKind::Burst | FlushKind::Descriptor) {
             assert!(
                 self.bench.is_back(handle),
                 "{}: buffer kept",

@@ -20,7 +20,9 @@ pub struct Departure {
 pub(crate) fn as_published(mode: &Mode) -> bool {
     matches!(
         mode.flush,
-        FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished
+        FlushKind::BurstAsPublished
+            | FlushKind::DescriptorAsPublished
+            | FlushKind::PerCycleAsPublished
     ) || matches!(
         mode.alloc,
         Alloc::BitmapAsPublished | Alloc::RingTailAsPublished
@@ -75,6 +77,11 @@ fn keeps_entries(mode: &Mode) -> bool {
         mode.flush,
         FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
     )
+}
+
+/// The last page of a descriptor writes the cleared entries of all its pages back.
+fn writes_back_descriptors(mode: &Mode) -> bool {
+    mode.flush == FlushKind::DescriptorAsPublished
 }
 
 fn executes_requests(mode: &Mode) -> bool {
@@ -341,6 +348,13 @@ pub const DEPARTURES: &[Departure] = &[
         applies: has_pointer_without_cache,
         outcome: Outcome::Stopped,
         reason: "the pointer ends with its table; only composed modes need this",
+    },
+    Departure {
+        class: "A21",
+        applies: writes_back_descriptors,
+        outcome: Outcome::Succeeded,
+        reason: "as published, the last page of a descriptor ends the mappings of all its pages, \
+            and their entries are written back then",
     },
     Departure {
         class: "A38",

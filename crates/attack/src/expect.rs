@@ -71,6 +71,8 @@ impl Kind {
                 | FlushKind::Async
                 | FlushKind::Burst
                 | FlushKind::BurstAsPublished
+                | FlushKind::Descriptor
+                | FlushKind::DescriptorAsPublished
         );
         match mode.safety() {
             Safety::Strict | Safety::ByteGranular if keeps_unmapped => Self::Shared,
@@ -229,6 +231,10 @@ pub fn bound(mode: &Mode) -> Bound {
         FlushKind::PerWrap => Bound {
             ns: None,
             unmaps: Some(1 << 20),
+        },
+        FlushKind::DescriptorAsPublished => Bound {
+            ns: None,
+            unmaps: Some(64),
         },
         FlushKind::Async => Bound {
             ns: None,

@@ -12,6 +12,7 @@
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
 //! | `sg.rs`, `sg_segments.rs` | `map_sg`, `unmap_sg`: scatterlists and the device's segments |
 //! | `sg_per_segment.rs` | scatterlists in spaces that keep unmapped mappings |
+//! | `link.rs` | requests whose pieces are linked one by one |
 //! | `multi.rs`, `coherent.rs` | batches, coherent memory |
 //! | `premapped.rs` | buffers mapped once and used many times |
 //! | `pool_buffer.rs` | buffers of a pool that stays mapped: the driver copies what it reads |
@@ -38,6 +39,7 @@ mod domain_table;
 mod error;
 pub mod flush;
 mod layer;
+mod link;
 mod map;
 mod multi;
 mod platform;
@@ -57,6 +59,7 @@ pub use detach::{DetachError, Detached, Teardown};
 pub use error::{MapError, MapReason, ShadowError, UnmapError, UnmapFailure, UnmapReason};
 pub use flush::FlushPolicy;
 pub use layer::{AttachError, Cpu, Dma};
+pub use link::LinkedRequest;
 pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 pub use platform::Platform;
 pub use pool_buffer::{PoolBuffer, PoolBufferError, PostedBuffer, ReceivedBuffer, TooManyReceived};

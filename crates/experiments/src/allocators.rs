@@ -219,7 +219,10 @@ impl DrivenAllocator {
                     self.unused.1 += unused;
                     self.unused.2 += 1;
                 }
-                Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+                Step::EndBurst { .. }
+                | Step::Doorbell { .. }
+                | Step::EndDescriptor { .. }
+                | Step::Tick => {}
             }
         }
         Ok(counts)

@@ -73,7 +73,7 @@ impl Run {
                 | Step::Unmap { device, .. }
                 | Step::EndBurst { device, .. }
                 | Step::Doorbell { device, .. } => *device = number,
-                Step::Tick => {}
+                Step::EndDescriptor { .. } | Step::Tick => {}
             }
         }
         plan
@@ -432,7 +432,10 @@ mod tests {
                 match timed.step {
                     Step::Map { id, .. } => assert!(live.insert(id.0)),
                     Step::Unmap { id, .. } => assert!(live.remove(&id.0)),
-                    Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+                    Step::EndBurst { .. }
+                    | Step::Doorbell { .. }
+                    | Step::EndDescriptor { .. }
+                    | Step::Tick => {}
                 }
                 most = most.max(live.len());
             }

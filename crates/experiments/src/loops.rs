@@ -95,7 +95,7 @@ fn single(step: &Step) -> Option<(LoopBody, u16, Direction)> {
         Step::EndBurst {
             device, direction, ..
         } => (LoopBody::EndBurst, device, direction),
-        Step::Tick => return None,
+        Step::EndDescriptor { .. } | Step::Tick => return None,
     };
     Some((body, device.0, *direction))
 }
@@ -165,7 +165,10 @@ impl Loops {
                     return Err(LabError::Internal("an owned ring out of order"));
                 }
             }
-            Step::Doorbell { .. } | Step::EndBurst { .. } | Step::Tick => {}
+            Step::Doorbell { .. }
+            | Step::EndBurst { .. }
+            | Step::EndDescriptor { .. }
+            | Step::Tick => {}
         }
         Ok(())
     }

@@ -429,7 +429,7 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
                 ring.end_burst(&*memory, &mut unit, |_| ())
                     .map_err(|_| LOST)?;
             }
-            Step::Doorbell { .. } | Step::Tick => {}
+            Step::Doorbell { .. } | Step::EndDescriptor { .. } | Step::Tick => {}
         }
     }
     Ok(full as f64 / plan.maps.max(1) as f64)

@@ -223,7 +223,10 @@ fn misses(setting: &Setting, runs: &[Run], size: PageSize) -> Result<u64, LabErr
                             .map_err(|_| LabError::Internal("a fault in pass-through"))?;
                     }
                 }
-                Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+                Step::EndBurst { .. }
+                | Step::Doorbell { .. }
+                | Step::EndDescriptor { .. }
+                | Step::Tick => {}
             }
         }
     }

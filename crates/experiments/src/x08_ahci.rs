@@ -111,7 +111,10 @@ fn out_of_order(run: &Run) -> f64 {
                     alive.remove(place);
                 }
             }
-            Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+            Step::EndBurst { .. }
+            | Step::Doorbell { .. }
+            | Step::EndDescriptor { .. }
+            | Step::Tick => {}
         }
     }
     out as f64 / unmaps.max(1) as f64

@@ -239,7 +239,7 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
                 *waiting += 1;
             }
             Step::EndBurst { .. } => *waiting = 0,
-            Step::Doorbell { .. } | Step::Tick => {}
+            Step::Doorbell { .. } | Step::EndDescriptor { .. } | Step::Tick => {}
         }
         let largest = most.entry(*ring).or_default();
         largest.0 = largest.0.max(*live);
@@ -305,7 +305,10 @@ fn without_room(run: &Run, slots: u32) -> f64 {
                 *waiting += 1;
             }
             Step::EndBurst { .. } => *waiting = 0,
-            Step::Unmap { .. } | Step::Doorbell { .. } | Step::Tick => {}
+            Step::Unmap { .. }
+            | Step::Doorbell { .. }
+            | Step::EndDescriptor { .. }
+            | Step::Tick => {}
         }
     }
     full as f64 / maps.max(1) as f64

@@ -235,7 +235,10 @@ fn counts(runs: &[Run], reclaim: Reclaim) -> Result<Counts, LabError> {
                         return Err(failed());
                     }
                 }
-                Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+                Step::EndBurst { .. }
+                | Step::Doorbell { .. }
+                | Step::EndDescriptor { .. }
+                | Step::Tick => {}
             }
         }
     }

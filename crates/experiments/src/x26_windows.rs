@@ -115,7 +115,7 @@ fn longest_burst(run: &Run) -> u64 {
                 let since = first.remove(ring).unwrap_or(timed.time);
                 longest = longest.max(timed.time.since(since));
             }
-            Step::Map { .. } | Step::Doorbell { .. } | Step::Tick => {}
+            Step::Map { .. } | Step::Doorbell { .. } | Step::EndDescriptor { .. } | Step::Tick => {}
         }
     }
     longest
@@ -126,8 +126,12 @@ fn column(mode: &Mode) -> &'static str {
     match mode.flush {
         _ if mode.has_rings() => "riommu",
         FlushKind::Never => "none",
-        FlushKind::PerUnmap | FlushKind::Burst | FlushKind::BurstAsPublished => "strict",
+        FlushKind::PerUnmap
+        | FlushKind::Burst
+        | FlushKind::BurstAsPublished
+        | FlushKind::Descriptor => "strict",
         FlushKind::Deferred
+        | FlushKind::DescriptorAsPublished
         | FlushKind::PerCpuQueue
         | FlushKind::PerWrap
         | FlushKind::Optimistic
@@ -215,7 +219,7 @@ fn accesses(
             "",
             (outcome.tally.stale + mutable) as f64,
         );
-        let withholds = mode.flush == FlushKind::Burst;
+        let withholds = matches!(mode.flush, FlushKind::Burst | FlushKind::Descriptor);
         // While another buffer shares the mapping, the oracle still has a grant of its bytes.
         let shares = mode.flush == FlushKind::LastUser;
         found.push(match (kind, cell.chars().next()) {
@@ -269,7 +273,7 @@ fn lengths(setting: &Setting, mode: &Mode, found: &mut Findings) -> Result<(), L
     let window = row("longest window", "ms", ns as f64 / 1e6);
     let stated = |text: &str, value| Published::new(text, value, "attacks.csv A02, comment");
     match mode.flush {
-        FlushKind::PerUnmap | FlushKind::Burst | FlushKind::LastUser => {
+        FlushKind::PerUnmap | FlushKind::Burst | FlushKind::Descriptor | FlushKind::LastUser => {
             found.push(window.exact(stated("none", 0.0)));
         }
         // The stated bound of the mode, and the tick of 1 ms at which its timer runs.
@@ -293,6 +297,7 @@ fn lengths(setting: &Setting, mode: &Mode, found: &mut Findings) -> Result<(), L
         | FlushKind::NeverFree
         | FlushKind::PagePool
         | FlushKind::BurstAsPublished
+        | FlushKind::DescriptorAsPublished
         | FlushKind::PerCycleAsPublished => found.push(window),
     }
     Ok(())

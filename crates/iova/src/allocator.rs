@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use ringfence_types::{Flushed, Pfn, PfnRange, Unmapped, WholeDomain};
+use ringfence_types::{Flushed, Permissions, Pfn, PfnRange, Unmapped, WholeDomain};
 
 /// A request for a range of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,16 +13,20 @@ pub struct AllocRequest {
     pub align_order: u8,
     /// The highest page that the range may include (from the device's DMA mask).
     pub limit: Pfn,
+    /// The accesses of the mapping. [`Contiguous`](crate::Contiguous) places ranges of equal
+    /// permissions together; other allocators ignore it.
+    pub permissions: Permissions,
 }
 
 impl AllocRequest {
-    /// Requests `pages` pages up to `limit`, aligned to one page.
+    /// Requests `pages` pages up to `limit`, aligned to one page, for reads and writes.
     #[inline]
     pub const fn new(pages: u64, limit: Pfn) -> Self {
         Self {
             pages,
             align_order: 0,
             limit,
+            permissions: Permissions::READ_WRITE,
         }
     }
 

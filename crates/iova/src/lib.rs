@@ -11,6 +11,7 @@
 //! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)`
 //! - current Linux: `LinuxRcache::new(CachedTree::new(space), ..)`
 //! - magazines, the default: `Magazines::new(space, MagazineLimits::DEFAULT, ..)`
+//! - descriptors of 64 pages, in front of any other: `Contiguous::new(magazines, most, ..)`
 //! - the buffer's own address: [`identity`], not an allocator
 //!
 //! `space` is the range of pages to allocate from. The last argument creates the lock around the
@@ -24,6 +25,7 @@ extern crate alloc;
 mod allocator;
 mod bitmap;
 mod cached_rbtree;
+mod contiguous;
 mod debug_check;
 mod eiovar;
 mod free_space;
@@ -40,6 +42,7 @@ mod vmalloc;
 pub use allocator::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 pub use bitmap::{Bitmap, BitmapCpu, BitmapState};
 pub use cached_rbtree::{CachedRbTree, CachedTree, InitialRangesError};
+pub use contiguous::{Contiguous, ContiguousCpu, FreeBlocks};
 pub use eiovar::{Capacity, Eiovar, LockedEiovar};
 pub use free_space::FreeSpace;
 pub use freebsd::{FreeBsd, FreeBsdTree};

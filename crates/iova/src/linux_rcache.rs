@@ -232,7 +232,7 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> LinuxRcache<S, L> {
         let rounded = AllocRequest {
             pages,
             align_order: request.align_order.max(order),
-            limit: request.limit,
+            ..*request
         };
         let found = self
             .shared

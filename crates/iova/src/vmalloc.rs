@@ -191,9 +191,8 @@ mod tests {
                     };
                     let most = 1 << below(6);
                     let request = AllocRequest {
-                        pages: 1 + below(most),
                         align_order: if below(3) == 0 { below(5) as u8 } else { 0 },
-                        limit,
+                        ..AllocRequest::new(1 + below(most), limit)
                     };
                     let expected = lowest(&live, &request);
                     let got = tree.alloc(&request).ok().map(|found| found.range);

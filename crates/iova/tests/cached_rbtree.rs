@@ -240,9 +240,8 @@ fn run_sequence(seed: u64, script: &mut String, answers: &mut String) {
             };
             writeln!(script, "a {count} {order} {limit}").unwrap();
             let request = AllocRequest {
-                pages: count,
                 align_order: order as u8,
-                limit: Pfn::new(limit),
+                ..AllocRequest::new(count, Pfn::new(limit))
             };
             match tree.alloc(&request) {
                 Ok(found) => {

@@ -150,9 +150,8 @@ impl<A: IovaAllocator> Run<'_, A> {
                     _ => Pfn::MAX.get(),
                 };
                 let request = AllocRequest {
-                    pages,
                     align_order: order,
-                    limit: Pfn::new(limit),
+                    ..AllocRequest::new(pages, Pfn::new(limit))
                 };
                 self.alloc(usize::from(cpu), &request);
             }
@@ -221,9 +220,8 @@ fn bad_requests<A: IovaAllocator>(allocator: &A) {
     let mut cpu = allocator.per_cpu();
     for (pages, align_order) in [(0, 0), (0, 60), (1, 52), (1, 255), (u64::MAX, 64)] {
         let request = AllocRequest {
-            pages,
             align_order,
-            limit: Pfn::MAX,
+            ..AllocRequest::new(pages, Pfn::MAX)
         };
         assert_eq!(
             allocator.alloc(&mut cpu, &request),

@@ -66,9 +66,8 @@ fn attack<A: IovaAllocator>(knows: Detection, make: impl Fn(PfnRange) -> A) {
                         let pages = anything(&mut random, space).map_or(0, |range| range.pages());
                         let limit = anything(&mut random, space).map_or(Pfn::MAX, |r| r.hi());
                         let request = AllocRequest {
-                            pages,
                             align_order: [0, 0, 1, 5, 20, 51, 64][random.below(7) as usize],
-                            limit,
+                            ..AllocRequest::new(pages, limit)
                         };
                         let Ok(found) = allocator.alloc(cpu, &request) else {
                             continue;
@@ -158,4 +157,15 @@ fn caches() {
         let capacity = Capacity::AtMost(8);
         Locked::new(Eiovar::new(CachedTree::new(space), capacity), RefCell::new)
     });
+}
+
+#[test]
+fn contiguous() {
+    for most in [0, 1, FreeBlocks::HALF_OF_32_BITS] {
+        attack(Detection::InDebugBuilds, |space| {
+            let limits = MagazineLimits::DEFAULT;
+            let below = Magazines::new(space, limits, RefCell::new).unwrap();
+            Contiguous::new(below, most, RefCell::new).unwrap()
+        });
+    }
 }

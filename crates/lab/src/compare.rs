@@ -54,6 +54,9 @@ pub fn compare<R: Read>(
         runners.push(runner(mode, options)?);
     }
     let mut planner = Planner::new().with_limits(options.limits);
+    if options.modes.iter().any(Mode::has_descriptors) {
+        planner = planner.with_descriptors();
+    }
     if options.modes.iter().any(Mode::has_rings) {
         planner = planner.with_doorbells();
     }
@@ -151,8 +154,8 @@ pub fn compare<R: Read>(
             .collect(),
         summary,
         lines,
-        bursts: planner.bursts,
-        bursts_cut_by_map: planner.bursts_cut_by_map,
+        bursts: planner.bursts(),
+        bursts_cut_by_map: planner.bursts_cut_by_map(),
     })
 }
 

@@ -6,20 +6,23 @@
 //! table of their own have the same types in both.
 
 use ringfence_dma::flush::{
-    Burst, Deferred, DeferredQueue, FlushQueue, PerCpuQueue, PerWrap, QueueConfig, Strict,
+    Burst, Deferred, DeferredQueue, Descriptors, FlushQueue, PerCpuQueue, PerWrap, QueueConfig,
+    Strict,
 };
 use ringfence_dma::ring::{Ring, SlotChoice};
 use ringfence_hw::{FixedLogic, RingLogic};
-use ringfence_papers::{BurstAsPublished, LogicAsPublished, RingAsPublished};
+use ringfence_papers::{
+    BurstAsPublished, DescriptorsAsPublished, LogicAsPublished, RingAsPublished,
+};
 use ringfence_pgtable::Coherency;
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::components::{
-    MakeTable, ModeParts, ReplayTable, ThreadCell, bitmap, bitmap_as_published, dyn_alloc,
-    dyn_bitmap, eiovar, flat_table, freebsd, freebsd_14, leaf_cached_radix, magazine, maple,
-    plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
+    MakeTable, ModeParts, ReplayTable, ThreadCell, bitmap, bitmap_as_published, contiguous,
+    dyn_alloc, dyn_bitmap, eiovar, flat_table, freebsd, freebsd_14, leaf_cached_radix, magazine,
+    maple, plain_radix, rb_tree, rcache, reclaiming_radix, reclaiming_radix_full_page,
 };
 use crate::error::LabError;
 use crate::guest::{emulated_table, nested_table, pviommu, virtio_table, xen_table};
@@ -255,6 +258,10 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
             visitor.paged(P::new(mode, magazine, leaf_cached_radix, strict)),
         (W::Kernel, Magazine, T::CachedRadix, F::Burst) =>
             visitor.paged(P::new(mode, magazine, leaf_cached_radix, Burst::default)),
+        (W::Kernel, Contiguous, T::CachedRadix, F::Descriptor) =>
+            visitor.paged(P::new(mode, contiguous, leaf_cached_radix, Descriptors::default)),
+        (W::Kernel, Contiguous, T::Radix, F::DescriptorAsPublished) =>
+            visitor.paged(P::new(mode, contiguous, plain_radix, DescriptorsAsPublished::default)),
         (W::Emulated, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, emulated_table, strict)),
         (W::Emulated, LinuxRcache, T::Radix, F::PerCpuQueue) =>
@@ -354,6 +361,13 @@ fn with_flush<T: ReplayTable<Pages = ()>, V: ModeVisitor>(
         F::Deferred => visitor.paged(P::new(mode, dyn_alloc, table, deferred)),
         F::PerCpuQueue => visitor.paged(P::new(mode, dyn_alloc, table, per_cpu_queue)),
         F::Burst => visitor.paged(P::new(mode, dyn_alloc, table, Burst::default)),
+        F::Descriptor => visitor.paged(P::new(mode, dyn_alloc, table, Descriptors::default)),
+        F::DescriptorAsPublished => visitor.paged(P::new(
+            mode,
+            dyn_alloc,
+            table,
+            DescriptorsAsPublished::default,
+        )),
         _ => return Err(LabError::NotBuilt(mode.name.clone())),
     })
 }

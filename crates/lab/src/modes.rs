@@ -27,6 +27,9 @@ pub enum Alloc {
     LinuxMaple,
     /// Ringfence: per-CPU magazines for every size.
     Magazine,
+    /// Blocks of 64 contiguous pages for each CPU and direction, in front of
+    /// [`Magazine`](Self::Magazine) (F&S).
+    Contiguous,
     /// A pool of shadow buffers that stay mapped, in front of [`Magazine`](Self::Magazine): a
     /// mapping is a copy (Markuze et al.).
     Shadow,
@@ -116,6 +119,12 @@ pub enum FlushKind {
     Burst,
     /// [`Burst`](Self::Burst) as rIOMMU's figures have it: the driver gets buffers back at once.
     BurstAsPublished,
+    /// At the end of a descriptor: after 64 unmapped pages of a device, direction and CPU, or after
+    /// 100 us (buffers that the device writes) or 1 ms. The layer withholds the buffers until then.
+    Descriptor,
+    /// After 64 unmapped pages, as F&S publishes it: the driver gets the buffers of the first 63
+    /// back before the unmap.
+    DescriptorAsPublished,
     /// In one batch, after C whole timer cycles without a user. A reverse translation cache in
     /// front of the allocator finds released mappings by their pages.
     PerCycle,
@@ -309,6 +318,10 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "shadow buffers that stay mapped; byte-granular (Markuze et al.)"),
     ("pool",             Pool,                T::Radix,            PerUnmap,            Kernel,
         "packet buffers from a pool that stays mapped; the driver copies headers (DAMN)"),
+    ("fs-literal",       Contiguous,          T::Radix,            DescriptorAsPublished, Kernel,
+        "F&S as published: pages of a descriptor are released before their unmap"),
+    ("fs",               Contiguous,          T::CachedRadix,      Descriptor,       Kernel,
+        "F&S, fixed: one invalidation per descriptor of 64 pages, which are withheld until then"),
     ("riommu-paper",     RingTailAsPublished, RingAsPublished,     BurstAsPublished,    Kernel,
         "rIOMMU as published, with its defects"),
     ("riommu--paper",    RingTailAsPublished, RingNonCoherentAsPublished, BurstAsPublished, Kernel,
@@ -433,13 +446,18 @@ impl Mode {
             FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => {
                 Safety::None
             }
+            // An incomplete descriptor of a device that falls silent is never unmapped.
+            FlushKind::DescriptorAsPublished => Safety::None,
             // A released mapping stays for as long as the device maps nothing else.
             FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool => Safety::None,
             FlushKind::PerUnmap if self.alloc == Alloc::Pool => Safety::OwnPool,
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() || self.copies() => {
                 Safety::ByteGranular
             }
-            FlushKind::PerUnmap | FlushKind::Burst | FlushKind::LastUser => Safety::Strict,
+            FlushKind::PerUnmap
+            | FlushKind::Burst
+            | FlushKind::Descriptor
+            | FlushKind::LastUser => Safety::Strict,
             FlushKind::Deferred
             | FlushKind::PerCpuQueue
             | FlushKind::PerWrap
@@ -468,6 +486,11 @@ impl Mode {
     /// Returns true if the mode needs a unit that looks up rings. No machine has one today.
     pub fn has_rings(&self) -> bool {
         self.table.is_ring()
+    }
+
+    /// Returns true if the driver ends bursts with its descriptors.
+    pub fn has_descriptors(&self) -> bool {
+        self.flush == FlushKind::Descriptor
     }
 
     /// Returns true if the device uses copies of buffers, in memory that stays mapped.

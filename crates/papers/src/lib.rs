@@ -7,6 +7,7 @@
 //! | [`LogicAsPublished`], [`ByValue`] | rIOMMU Fig. 10 | checks one byte, keeps a stale `next` |
 //! | [`RingAsPublished`] | rIOMMU Fig. 11 | the ring driver overwrites live entries |
 //! | [`BurstAsPublished`] | rIOMMU Fig. 11 | buffers come back before the burst's invalidation |
+//! | [`DescriptorsAsPublished`] | F&S | pages come back before their descriptor's invalidation |
 //! | [`calgary`] | Calgary slides; Linux's driver | a failed TCE shoot-down passes for a flush |
 //! | [`DeferredUnmaps`] | Fujita and Moriai Fig. 3 | memory of Linux's 40-byte records |
 //! | [`LastTableAsPublished`] | PVIOMMU section 4.6 | the pointer finds entries of other pages |
@@ -41,6 +42,7 @@ extern crate std;
 mod burst;
 pub mod calgary;
 mod deferred_unmaps;
+mod descriptors;
 mod last_table;
 pub mod prefetch;
 mod ring;
@@ -50,6 +52,7 @@ pub mod rtc;
 
 pub use burst::BurstAsPublished;
 pub use deferred_unmaps::{DeferredMemory, DeferredUnmaps, RbNode, StructIova};
+pub use descriptors::{DescriptorsAsPublished, IncompleteDescriptors};
 pub use last_table::LastTableAsPublished;
 pub use ring::RingAsPublished;
 pub use ring_entry::{clear_as_published, store_as_published};

@@ -26,6 +26,19 @@ pub struct RangeBatch {
 /// unneeded invalidations within one leaf table.
 const HULL_PAGES: u64 = 512;
 
+/// Binary logarithm of the pages of a block, the length of a descriptor of F&S.
+const BLOCK_ORDER: u32 = 6;
+
+/// Largest number of blocks that are invalidated one by one. A descriptor of 64 pages lies in two
+/// if its pages are unmapped in order; more belong to drivers that unmap out of order.
+const MOST_BLOCKS: usize = 8;
+
+/// Returns the number of the block in which a range begins.
+#[inline]
+fn block_of(unmapped: &Unmapped) -> u64 {
+    unmapped.range().lo().get() >> BLOCK_ORDER
+}
+
 /// Largest number of elements that are allocated in advance: larger than any paper's batch. Larger
 /// and unbounded batches grow as they fill.
 pub(super) const ROOM: usize = 1024;
@@ -138,6 +151,68 @@ impl RangeBatch {
         let batch = core::mem::replace(self, Self::with_capacity(0));
         let (batch, result) = submit_and_release(request, batch, ctx, platform);
         *self = batch;
+        result
+    }
+
+    /// Invalidates the batch and releases its ranges. Up to [`MOST_BLOCKS`] blocks of 64 pages that
+    /// are far apart are invalidated by address, one by one, with one wait for all: other
+    /// translations and the walk caches of the domain stay valid. After an error the batch keeps
+    /// the ranges that were not invalidated.
+    pub(super) fn flush_by_block<S: AddressSpace, P: Platform>(
+        &mut self,
+        ctx: &mut FlushContext<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        let whole = self.narrowest(ctx);
+        if self.domain.is_none() || matches!(whole, Invalidation::Pages { .. }) {
+            return self.flush(whole, ctx, platform);
+        }
+        self.ranges
+            .sort_unstable_by_key(|unmapped| unmapped.range().lo());
+        let starts_block = |pair: &[Unmapped]| match pair {
+            [before, after] => block_of(before) != block_of(after),
+            _ => false,
+        };
+        let blocks = 1 + self
+            .ranges
+            .windows(2)
+            .filter(|pair| starts_block(pair))
+            .count();
+        if blocks > MOST_BLOCKS {
+            return self.flush(whole, ctx, platform);
+        }
+        ctx.sync(platform);
+        let mut left = Self::with_capacity(0);
+        let mut result = Ok(());
+        let mut submitted = Vec::with_capacity(blocks);
+        while let Some(last) = self.ranges.last() {
+            let block = block_of(last);
+            let first = self.ranges.partition_point(|range| block_of(range) < block);
+            let part = Self {
+                ranges: self.ranges.split_off(first),
+                domain: self.domain,
+                levels: self.levels,
+            };
+            let request = part.narrowest(ctx);
+            match Pending::submit(platform.invalidator(), request, part) {
+                Ok(pending) => submitted.push(pending),
+                Err((mut part, error)) => {
+                    result = Err(error);
+                    left.append(&mut part);
+                }
+            }
+        }
+        for pending in submitted {
+            match pending.wait(platform.invalidator()) {
+                Ok(flushed) => drop(flushed.drain_with(|range| ctx.release(range))),
+                Err((pending, error)) => {
+                    result = Err(error);
+                    left.append(&mut pending.abandon());
+                }
+            }
+        }
+        self.reset();
+        self.append(&mut left);
         result
     }
 

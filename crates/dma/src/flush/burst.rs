@@ -19,6 +19,7 @@ use crate::token::{ClearedRange, HeldBuffer, NotInvalidated};
 pub struct Burst {
     longest: usize,
     most: usize,
+    by_block: bool,
 }
 
 impl Burst {
@@ -29,6 +30,15 @@ impl Burst {
         Self {
             longest,
             most: 1 << 16,
+            by_block: false,
+        }
+    }
+
+    /// Invalidates blocks of 64 pages that are far apart one by one, in place of the domain.
+    pub(super) const fn by_block(self) -> Self {
+        Self {
+            by_block: true,
+            ..self
         }
     }
 
@@ -57,6 +67,7 @@ pub struct BurstCpu<B> {
     open: Vec<BurstState<B>>,
     /// Limit on the buffers that one burst withholds.
     most: usize,
+    by_block: bool,
 }
 
 #[derive(Debug)]
@@ -84,14 +95,19 @@ impl<B> BurstState<B> {
     /// Invalidates the ranges of the burst. Their buffers are safe then.
     fn invalidate<S: AddressSpace, P: Platform>(
         &mut self,
+        by_block: bool,
         ctx: &mut FlushContext<'_, S>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         if self.ranges.is_empty() {
             return Ok(());
         }
-        let request = self.ranges.narrowest(ctx);
-        let result = self.ranges.flush(request, ctx, platform);
+        let result = if by_block {
+            self.ranges.flush_by_block(ctx, platform)
+        } else {
+            let request = self.ranges.narrowest(ctx);
+            self.ranges.flush(request, ctx, platform)
+        };
         if result.is_ok() {
             let safe = self.withheld.drain(..).map(ManuallyDrop::into_inner);
             self.safe.extend(safe);
@@ -117,6 +133,7 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
         let mut own = BurstCpu {
             open: Vec::new(),
             most: self.most,
+            by_block: self.by_block,
         };
         own.grow(2, self.longest);
         own
@@ -143,7 +160,7 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
             // On a failure the part stays withheld until the burst's end, and the caller keeps this
             // mapping: the burst stays bounded. Reborrow `ctx` here, so that only this rare path
             // builds the copy.
-            if let Err(error) = open.invalidate(&mut ctx.reborrow(), platform) {
+            if let Err(error) = open.invalidate(self.by_block, &mut ctx.reborrow(), platform) {
                 return Err((error, NotInvalidated::new(item)));
             }
         }
@@ -165,7 +182,7 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
     ) -> Result<(), InvalidationError> {
         let mut result = Ok(());
         for open in &mut own.open {
-            result = result.and(open.invalidate(&mut ctx, platform));
+            result = result.and(open.invalidate(self.by_block, &mut ctx, platform));
             open.safe.drain(..).for_each(&mut each);
         }
         result
@@ -201,7 +218,7 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> OpenBursts<S, B> for BurstCpu<
         let Some(open) = self.open.get_mut(key.index()) else {
             return Ok(());
         };
-        let result = open.invalidate(&mut ctx, platform);
+        let result = open.invalidate(self.by_block, &mut ctx, platform);
         open.safe.drain(..).for_each(each);
         result
     }

@@ -4,6 +4,7 @@
 mod batch;
 mod burst;
 mod deferred;
+mod descriptors;
 mod never;
 mod per_cpu_queue;
 mod per_cycle;
@@ -13,6 +14,7 @@ mod strict;
 pub use batch::RangeBatch;
 pub use burst::{Burst, BurstCpu};
 pub use deferred::{Deferred, DeferredQueue};
+pub use descriptors::Descriptors;
 pub use never::Never;
 pub use per_cpu_queue::{FlushQueue, PerCpuQueue, QueueConfig};
 pub use per_cycle::{PerCycle, PerCycleOutcome};
@@ -164,6 +166,10 @@ pub trait FlushPolicy<S: AddressSpace, B> {
     /// before it clears the next one, so that [`OpenBursts::has_room`] counts it. A policy that
     /// sets this withholds no buffers and always has room.
     const BATCHES_INVALIDATION: bool = false;
+
+    /// True if a driver keeps a burst open while it maps other buffers, and ends it with its
+    /// descriptor. If false, the driver ends a burst with its loop of unmaps.
+    const BURST_IS_DESCRIPTOR: bool = false;
 
     /// Creates the shared state of a new domain.
     fn per_domain(&self) -> Self::PerDomain;

@@ -32,7 +32,7 @@ use alloc::vec::Vec;
 
 use ringfence_iova::FreeProof;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, PageSize, Permissions,
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, PageSize, Permissions, Pfn,
     PfnRange, PhysRange, RequesterId, RingId, WholeDomain,
 };
 
@@ -393,6 +393,59 @@ pub trait LendingSpace: AddressSpace {
     /// # Errors
     /// No lent buffer begins there. The state is unchanged.
     fn take_back(&self, cpu: &mut Self::PerCpu, range: IovaRange) -> Result<(), UnmapRefusal>;
+}
+
+/// Addresses that are reserved before pieces are mapped at them, one by one.
+pub trait LinkSpace: AddressSpace {
+    /// Reserves `pages` pages of addresses.
+    ///
+    /// # Errors
+    /// The allocator has no such range.
+    fn reserve_range(
+        &self,
+        cpu: &mut Self::PerCpu,
+        pages: u64,
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<PfnRange, MapReason>;
+
+    /// Maps the pages of `piece` from `page` on, within a reserved range. The device must not use
+    /// them before [`sync_links`](Self::sync_links).
+    ///
+    /// # Errors
+    /// The table refused the entries. The state is unchanged.
+    fn link<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        page: Pfn,
+        piece: PhysRange,
+        permissions: Permissions,
+    ) -> Result<(), MapReason>;
+
+    /// Makes the pages of `linked` visible to the device.
+    ///
+    /// # Errors
+    /// The device may not see them.
+    fn sync_links<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        linked: PfnRange,
+    ) -> Result<(), MapReason>;
+
+    /// Clears the translations of `linked`, the mapped part of `reserved`. The result covers all
+    /// reserved addresses.
+    ///
+    /// # Errors
+    /// The state is unchanged.
+    fn unlink<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        linked: Option<PfnRange>,
+        reserved: PfnRange,
+    ) -> Result<Self::UnmapResult, UnmapRefusal>;
 }
 
 /// A space that a layer can use.

@@ -1,5 +1,7 @@
 //! An IOVA allocator with a page table: the space of every mode that translates by pages.
 
+mod link;
+
 use alloc::vec::Vec;
 
 use ringfence_iova::{AllocError, AllocRequest, IovaAllocator};
@@ -80,7 +82,7 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         let mut result = Ok(());
         for (piece, permissions) in pieces {
             let pages = piece.pages(GRANULE);
-            let found = match self.alloc(&mut cpu.allocator, pages, limits) {
+            let found = match self.alloc(&mut cpu.allocator, pages, permissions, limits) {
                 Ok(found) => found,
                 Err(reason) => {
                     result = Err(reason);
@@ -197,15 +199,19 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     }
 
     #[inline]
-    fn request(&self, pages: u64, limit: Pfn) -> Option<AllocRequest> {
+    fn request(&self, pages: u64, permissions: Permissions, limit: Pfn) -> Option<AllocRequest> {
+        let exact = AllocRequest {
+            permissions,
+            ..AllocRequest::new(pages, limit)
+        };
         Some(match self.rounding {
-            Rounding::Exact => AllocRequest::new(pages, limit),
+            Rounding::Exact => exact,
             Rounding::PowerOfTwo => {
                 let pages = pages.checked_next_power_of_two()?;
                 AllocRequest {
                     pages,
                     align_order: pages.trailing_zeros() as u8,
-                    limit,
+                    ..exact
                 }
             }
         })
@@ -217,10 +223,11 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         &self,
         cpu: &mut A::PerCpu,
         pages: u64,
+        permissions: Permissions,
         limits: AddressLimits,
     ) -> Result<ringfence_iova::Allocation, MapReason> {
         let request = self
-            .request(pages, limits.preferred)
+            .request(pages, permissions, limits.preferred)
             .ok_or(MapReason::TooLarge)?;
         match self.allocator.alloc(cpu, &request) {
             Err(AllocError::Exhausted { .. }) if limits.mask > limits.preferred => {
@@ -246,7 +253,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         pages: u64,
         limits: AddressLimits,
     ) -> Result<PfnRange, MapReason> {
-        let found = self.alloc(&mut cpu.allocator, pages, limits)?;
+        let permissions = Permissions::READ_WRITE;
+        let found = self.alloc(&mut cpu.allocator, pages, permissions, limits)?;
         Ok(found.range)
     }
 
@@ -381,7 +389,7 @@ impl<A: IovaAllocator, T: IoPageTable> AddressSpace for Paged<A, T> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return Err(MapReason::Empty);
         };
-        let found = self.alloc(&mut cpu.allocator, pages, limits)?;
+        let found = self.alloc(&mut cpu.allocator, pages, permissions, limits)?;
         let base = found.range.lo().iova();
         let mut done = 0_u64;
         for piece in pieces {

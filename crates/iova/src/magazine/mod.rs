@@ -370,6 +370,7 @@ fn reservation(request: &AllocRequest) -> AllocRequest {
                 .saturating_add(slack)
                 .min(Pfn::MAX.get()),
         ),
+        permissions: request.permissions,
     }
 }
 

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_iova::{
-    Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, LinuxMaple, LinuxRcache,
-    Locked, MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
+    Bitmap, BitmapState, CachedTree, Capacity, Contiguous, Depot, Eiovar, FreeBlocks, FreeBsdTree,
+    LinuxMaple, LinuxRcache, Locked, MagazineLimits, Magazines, RcacheShared, TableBitmap,
+    TableCursor,
 };
 use ringfence_memory::Arena;
 use ringfence_pgtable::TableError;
@@ -24,6 +25,7 @@ pub(crate) type FreeBsdAlloc = Locked<FreeBsdTree, ThreadCell<FreeBsdTree>>;
 pub(crate) type RcacheAlloc = LinuxRcache<CachedTree, ThreadCell<RcacheShared<CachedTree>>>;
 pub(crate) type MapleAlloc = LinuxRcache<LinuxMaple, ThreadCell<RcacheShared<LinuxMaple>>>;
 pub(crate) type MagazineAlloc = Magazines<ThreadCell<Depot>>;
+pub(crate) type ContiguousAlloc = Contiguous<MagazineAlloc, ThreadCell<FreeBlocks>>;
 pub(crate) type TableBitmapAlloc = TableBitmap<Rc<Arena>, ThreadCell<TableCursor>>;
 
 impl StaticStubs for RbTreeAlloc {}
@@ -33,6 +35,7 @@ impl StaticStubs for FreeBsdAlloc {}
 impl StaticStubs for RcacheAlloc {}
 impl StaticStubs for MapleAlloc {}
 impl StaticStubs for MagazineAlloc {}
+impl StaticStubs for ContiguousAlloc {}
 
 impl AllocEnv<'_> {
     /// Returns all pages that the table translates except page 0, which is never handed out.
@@ -125,4 +128,10 @@ pub(crate) fn magazine(site: &AllocEnv<'_>) -> Result<MagazineAlloc, LabError> {
         MagazineLimits::DEFAULT,
         RefCell::new,
     )?)
+}
+
+pub(crate) fn contiguous(site: &AllocEnv<'_>) -> Result<ContiguousAlloc, LabError> {
+    let below = magazine(site)?;
+    let most = FreeBlocks::HALF_OF_32_BITS;
+    Ok(Contiguous::new(below, most, RefCell::new)?)
 }

@@ -7,8 +7,8 @@ use ringfence_types::{Flushed, Pfn, PfnRange, Unmapped, WholeDomain};
 
 use super::AllocEnv;
 use super::allocators::{
-    bitmap, bitmap_as_published, eiovar, freebsd, freebsd_14, magazine, maple, rb_tree, rcache,
-    table_bitmap,
+    bitmap, bitmap_as_published, contiguous, eiovar, freebsd, freebsd_14, magazine, maple, rb_tree,
+    rcache, table_bitmap,
 };
 use crate::alloc_trace::AllocTrace;
 use crate::error::LabError;
@@ -152,6 +152,7 @@ pub(crate) fn dyn_alloc(env: &AllocEnv<'_>) -> Result<DynAlloc<Flushed>, LabErro
         Alloc::LinuxRcache => Rc::new(rcache(env)?),
         Alloc::LinuxMaple => Rc::new(maple(env)?),
         Alloc::Magazine => Rc::new(magazine(env)?),
+        Alloc::Contiguous => Rc::new(contiguous(env)?),
         _ => return Err(LabError::Internal("allocator without a composed form")),
     };
     Ok(DynAlloc { inner, finds: true })

@@ -5,8 +5,8 @@ mod dyn_alloc;
 mod tables;
 
 pub(crate) use allocators::{
-    MagazineAlloc, RcacheAlloc, bitmap, bitmap_as_published, eiovar, freebsd, freebsd_14, magazine,
-    maple, rb_tree, rcache,
+    MagazineAlloc, RcacheAlloc, bitmap, bitmap_as_published, contiguous, eiovar, freebsd,
+    freebsd_14, magazine, maple, rb_tree, rcache,
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};
 pub(crate) use tables::{

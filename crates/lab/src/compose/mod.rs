@@ -138,6 +138,10 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
         };
     }
     match (alloc, flush) {
+        (_, F::DescriptorAsPublished) if (alloc, table) == (A::Contiguous, T::Radix) => None,
+        (_, F::DescriptorAsPublished) => Some(
+            "the policy as published unmaps whole descriptors; use alloc=contiguous,table=radix",
+        ),
         (A::Shadow | A::Pool, F::PerUnmap) if table == T::Radix => None,
         (A::Shadow | A::Pool, _) => Some(
             "the buffers of a pool stay mapped, so nothing is left to flush, in one kind of table; \
@@ -199,6 +203,9 @@ fn unsupported_owner(
         }
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
+        }
+        (_, _, _, F::Descriptor | F::DescriptorAsPublished) if owner != Owner::Kernel => {
+            Some("the kernel that owns the descriptors maps them; use owner=kernel")
         }
         (
             Owner::Kernel | Owner::VirtioIommu | Owner::Pviommu | Owner::PviommuHopt,
@@ -337,6 +344,8 @@ mod tests {
             "alloc=ring-tail,table=ring,flush=burst-paper",
             "alloc=ring-tail,table=ring-paper,flush=burst",
             "alloc=magazine,table=radix,flush=burst-paper",
+            "alloc=magazine,table=radix,flush=descriptor-paper",
+            "alloc=contiguous,table=radix,flush=descriptor,owner=virtio-iommu",
             "alloc=magazine,table=radix,flush=burst,owner=host",
             "alloc=identity,table=none,flush=never,owner=host",
             "alloc=identity,table=static-radix,flush=never,owner=virtio-iommu",

@@ -81,6 +81,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
             caches_unmapped: S::CACHES_UNMAPPED,
             can_be_full: S::CAN_BE_FULL,
             lends: false,
+            descriptors: F::BURST_IS_DESCRIPTOR,
         }
     }
 

@@ -117,7 +117,7 @@ impl UnmapOutcome {
     }
 }
 
-/// The constants of the layer's spaces.
+/// The constants of the layer's spaces and flush policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpaceTraits {
     /// The segments of a scatterlist get consecutive addresses.
@@ -128,6 +128,8 @@ pub struct SpaceTraits {
     pub can_be_full: bool,
     /// The driver's buffers are memory of the device's own pool.
     pub lends: bool,
+    /// The driver ends bursts with its descriptors.
+    pub descriptors: bool,
 }
 
 /// The DMA layer with its CPU handles and its platform, as a replay uses it.

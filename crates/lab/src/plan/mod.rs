@@ -6,8 +6,10 @@
 //! or before a map of a page that it still withholds (decision 0005).
 //!
 //! On request, a plan also contains doorbells. A doorbell follows each run of maps of one (device,
-//! direction, CPU); any other operation or tick ends the run (decision 0012).
+//! direction, CPU); any other operation or tick ends the run (decision 0012). Also on request, it
+//! contains the ends of descriptors, for modes whose bursts span maps (decision 0037).
 
+mod bursts;
 mod pass;
 mod withheld;
 
@@ -17,9 +19,10 @@ use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
+use bursts::{Bursts, Key, Rule};
+pub use bursts::{RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS};
 pub use pass::each_plan;
 pub(crate) use pass::each_plan_with;
-use withheld::{PageRun, Withheld};
 
 use crate::error::LabError;
 use crate::limits::ReplayLimits;
@@ -34,10 +37,6 @@ const TICK_NS: u64 = 1_000_000;
 /// Time for which ticks continue after the last operation. Flush queues time out after 10 ms; the
 /// planner adds the ends of cache cycles separately.
 const QUIET_NS: u64 = 12_000_000;
-
-/// Maximum number of open bursts; each belongs to a (device, direction, CPU). Each operation
-/// searches all open bursts. The limit bounds the cost for a trace whose clock does not advance.
-const MAX_OPEN_BURSTS: usize = 1024;
 
 /// Returns the number of cycle ends, after [`QUIET_NS`] without an operation, after which a cache
 /// of C cycles has dropped all unused mappings: 510 at most. The cache as published keeps a reused
@@ -97,6 +96,15 @@ pub enum Step {
         /// Direction of the burst.
         direction: Direction,
     },
+    /// End the descriptor of a (device, CPU, direction).
+    EndDescriptor {
+        /// Device of the descriptor.
+        device: DeviceIndex,
+        /// Index of the CPU.
+        cpu: u16,
+        /// Direction of the descriptor.
+        direction: Direction,
+    },
     /// Check timers: some may be due.
     Tick,
 }
@@ -138,16 +146,6 @@ impl Plan {
     }
 }
 
-type Key = (DeviceIndex, u16, Direction);
-
-#[derive(Debug, Clone)]
-struct OpenBurst {
-    key: Key,
-    since: Nanos,
-    runs: Vec<PageRun>,
-    withheld: Withheld,
-}
-
 /// Turns chunks into plans. Keeps live mappings and open bursts across chunks.
 #[derive(Debug)]
 pub struct Planner {
@@ -157,19 +155,14 @@ pub struct Planner {
     cpus: Vec<u16>,
     /// Segments of live mappings by slot, for the pages that a burst withholds.
     pages: Vec<Vec<PhysRange>>,
-    /// Open bursts, oldest first.
-    open: Vec<OpenBurst>,
-    withheld: Withheld,
+    bursts: Bursts,
+    descriptors: Option<Bursts>,
     ticked: Nanos,
     /// Time of the previous operation.
     last: Nanos,
     now: Nanos,
     /// True before the first operation.
     first: bool,
-    /// Bursts ended because a withheld page was mapped again.
-    pub bursts_cut_by_map: u64,
-    /// Number of bursts.
-    pub bursts: u64,
     live_pages: u64,
     /// Peak number of mapped pages. A page counts once for each mapping.
     pub live_pages_max: u64,
@@ -202,14 +195,12 @@ impl Planner {
             live: Vec::new(),
             cpus: Vec::new(),
             pages: Vec::new(),
-            open: Vec::new(),
-            withheld: Withheld::default(),
+            bursts: Bursts::new(Rule::Burst),
+            descriptors: None,
             ticked: Nanos(0),
             last: Nanos(0),
             now: Nanos(0),
             first: true,
-            bursts_cut_by_map: 0,
-            bursts: 0,
             live_pages: 0,
             live_pages_max: 0,
             doorbells: false,
@@ -234,6 +225,31 @@ impl Planner {
     pub fn with_doorbells(mut self) -> Self {
         self.doorbells = true;
         self
+    }
+
+    /// Plans the ends of descriptors from now on.
+    pub fn with_descriptors(mut self) -> Self {
+        self.descriptors = Some(Bursts::new(Rule::Descriptor));
+        self
+    }
+
+    /// Returns the number of bursts.
+    pub fn bursts(&self) -> u64 {
+        self.bursts.count
+    }
+
+    /// Returns the number of bursts that ended because a withheld page was mapped again.
+    pub fn bursts_cut_by_map(&self) -> u64 {
+        self.bursts.cut_by_map
+    }
+
+    /// Returns the number of descriptors, and of those that ended because a withheld page was
+    /// mapped again.
+    pub fn descriptors(&self) -> (u64, u64) {
+        let planned = self.descriptors.as_ref();
+        planned.map_or((0, 0), |descriptors| {
+            (descriptors.count, descriptors.cut_by_map)
+        })
     }
 
     /// Also plans a tick at each end of these cycles from now on, until a cache with these cycles
@@ -356,8 +372,10 @@ impl Planner {
                 if pieces.is_empty() {
                     return;
                 }
-                self.end((op.device, cpu, direction), time, plan);
-                self.end_withholding(pieces, time, plan);
+                let key = (op.device, cpu, direction);
+                for bursts in self.withholding() {
+                    bursts.map(key, pieces, time, plan);
+                }
                 let first = plan.segments.len() as u32;
                 plan.segments.extend_from_slice(pieces);
                 let slot = id.index();
@@ -404,13 +422,9 @@ impl Planner {
                     },
                 });
                 let key = (op.device, cpu, direction);
-                if self.open.len() >= MAX_OPEN_BURSTS
-                    && self.open.iter().all(|open| open.key != key)
-                {
-                    let oldest = self.open[0].key;
-                    self.end(oldest, time, plan);
+                for bursts in self.descriptors.iter_mut().chain([&mut self.bursts]) {
+                    bursts.unmap(key, &self.pages[slot], time, plan);
                 }
-                self.withhold(key, slot, time);
             }
         }
     }
@@ -421,9 +435,8 @@ impl Planner {
         let time = Nanos(self.now.0.saturating_add(QUIET_NS));
         self.tick_until(time, plan);
         self.now = time;
-        while let Some(open) = self.open.first() {
-            let key = open.key;
-            self.end(key, time, plan);
+        for bursts in self.withholding() {
+            bursts.end_all(time, plan);
         }
     }
 
@@ -482,44 +495,8 @@ impl Planner {
         row as u16
     }
 
-    fn withhold(&mut self, key: Key, slot: usize, time: Nanos) {
-        let index = match self.open.iter().position(|open| open.key == key) {
-            Some(index) => index,
-            None => {
-                self.bursts += 1;
-                self.open.push(OpenBurst {
-                    key,
-                    since: time,
-                    runs: Vec::new(),
-                    withheld: Withheld::default(),
-                });
-                self.open.len() - 1
-            }
-        };
-        for piece in &self.pages[slot] {
-            let run = PageRun::of(piece);
-            self.open[index].runs.push(run);
-            self.open[index].withheld.add(run);
-            self.withheld.add(run);
-        }
-    }
-
-    fn end(&mut self, key: Key, time: Nanos, plan: &mut Plan) {
-        if let Some(index) = self.open.iter().position(|open| open.key == key) {
-            let open = self.open.remove(index);
-            for run in open.runs {
-                self.withheld.remove(run);
-            }
-            let (device, cpu, direction) = key;
-            plan.steps.push(TimedStep {
-                time,
-                step: Step::EndBurst {
-                    device,
-                    cpu,
-                    direction,
-                },
-            });
-        }
+    fn withholding(&mut self) -> impl Iterator<Item = &mut Bursts> {
+        self.descriptors.iter_mut().chain([&mut self.bursts])
     }
 
     /// Plans a doorbell for the maps that have none yet.
@@ -538,28 +515,11 @@ impl Planner {
     }
 
     fn expire(&mut self, time: Nanos, plan: &mut Plan) {
-        while let Some(oldest) = self.open.first()
-            && time.since(oldest.since) >= BURST_NS
+        while let Some(due) = self.withholding().filter_map(|bursts| bursts.due()).min()
+            && due <= time
         {
-            let (key, due) = (oldest.key, Nanos(oldest.since.0 + BURST_NS));
-            self.end(key, due, plan);
-        }
-    }
-
-    fn end_withholding(&mut self, pieces: &[PhysRange], time: Nanos, plan: &mut Plan) {
-        if self.open.is_empty() {
-            return;
-        }
-        for piece in pieces {
-            let wanted = PageRun::of(piece);
-            while self.withheld.any(&wanted) {
-                let holds = |open: &&OpenBurst| open.withheld.any(&wanted);
-                let Some(open) = self.open.iter().find(holds) else {
-                    break;
-                };
-                let key = open.key;
-                self.bursts_cut_by_map += 1;
-                self.end(key, time, plan);
+            for bursts in self.withholding() {
+                bursts.end_due(due, plan);
             }
         }
     }

@@ -97,10 +97,20 @@ impl<D: DmaOps + ?Sized> Replay<D> {
                     direction,
                 } => {
                     hooks.begin_unmap();
-                    let key = OpKey::new(device, cpu, direction);
-                    self.layer.end_burst(key, hooks.returned());
-                    hooks.burst_ended();
-                    self.retry_stalled(key, hooks)?;
+                    // A descriptor continues across the loops of a driver.
+                    if !self.layer.space_traits().descriptors {
+                        self.end_burst(OpKey::new(device, cpu, direction), hooks)?;
+                    }
+                }
+                Step::EndDescriptor {
+                    device,
+                    cpu,
+                    direction,
+                } => {
+                    hooks.begin_unmap();
+                    if self.layer.space_traits().descriptors {
+                        self.end_burst(OpKey::new(device, cpu, direction), hooks)?;
+                    }
                 }
                 Step::Doorbell {
                     device,
@@ -122,6 +132,13 @@ impl<D: DmaOps + ?Sized> Replay<D> {
             hooks.end_step();
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn end_burst<H: ReplayHooks>(&mut self, key: OpKey, hooks: &mut H) -> Result<(), LabError> {
+        self.layer.end_burst(key, hooks.returned());
+        hooks.burst_ended();
+        self.retry_stalled(key, hooks)
     }
 
     /// Maps a buffer. If the ring is full or other maps wait for it, queues the map.
@@ -286,7 +303,7 @@ impl PlanResources {
                 Step::Unmap { device, cpu, .. }
                 | Step::EndBurst { device, cpu, .. }
                 | Step::Doorbell { device, cpu, .. } => (device, cpu),
-                Step::Tick => continue,
+                Step::EndDescriptor { .. } | Step::Tick => continue,
             };
             needs.cpus = needs.cpus.max(usize::from(cpu) + 1);
             if needs.devices.last() != Some(&device) && !needs.devices.contains(&device) {

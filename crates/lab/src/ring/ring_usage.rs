@@ -53,7 +53,10 @@ impl RingUsage {
                         self.ring(device, direction).live -= u64::from(count);
                     }
                 }
-                Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+                Step::EndBurst { .. }
+                | Step::Doorbell { .. }
+                | Step::EndDescriptor { .. }
+                | Step::Tick => {}
             }
         }
     }

@@ -81,7 +81,7 @@ impl RingSlots {
                 }
                 self.retry();
             }
-            Step::Doorbell { .. } | Step::Tick => {}
+            Step::Doorbell { .. } | Step::EndDescriptor { .. } | Step::Tick => {}
         }
     }
 

@@ -322,7 +322,7 @@ fn predict(rings: &mut [SweptRing], plan: &Plan) {
             | Step::EndBurst {
                 device, direction, ..
             } => (device, direction),
-            Step::Doorbell { .. } | Step::Tick => continue,
+            Step::Doorbell { .. } | Step::EndDescriptor { .. } | Step::Tick => continue,
         };
         let is_swept = |ring: &&mut SweptRing| ring.device == device && ring.direction == direction;
         if let Some(ring) = rings.iter_mut().find(is_swept) {

@@ -186,7 +186,7 @@ impl TraceDemand {
                     cpu,
                     direction,
                 } => self.ring(device, direction).end_burst(cpu),
-                Step::Doorbell { .. } | Step::Tick => {}
+                Step::Doorbell { .. } | Step::EndDescriptor { .. } | Step::Tick => {}
             }
         }
     }

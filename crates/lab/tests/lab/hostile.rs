@@ -298,7 +298,7 @@ fn open_bursts_are_bounded() {
     .unwrap();
     // The oldest burst ends right after the unmap that exceeds the limit.
     assert_eq!((most, open), (1025, 0));
-    assert_eq!(planner.bursts, 3000);
+    assert_eq!(planner.bursts(), 3000);
 }
 
 /// A ring of one slot, and many maps that wait. The youngest gives up first.

@@ -6,6 +6,7 @@ mod cache_replays;
 mod comparison;
 mod composed;
 mod copies;
+mod descriptors;
 mod failures;
 mod guest_replays;
 mod hostile;

@@ -29,7 +29,7 @@ fn shown(plan: &Plan) -> Vec<String> {
                     direction,
                 } => format!("{time} end {}:{cpu}:{direction}", device.0),
                 Step::Doorbell { .. } => return Some(format!("{time} doorbell")),
-                Step::Tick => return None,
+                Step::EndDescriptor { .. } | Step::Tick => return None,
             })
         })
         .collect()
@@ -81,7 +81,7 @@ fn bursts_end_as_decided() {
             "111 end 0:0:from-device",
         ]
     );
-    assert_eq!((planner.bursts, planner.bursts_cut_by_map), (5, 0));
+    assert_eq!((planner.bursts(), planner.bursts_cut_by_map()), (5, 0));
     assert_eq!((plan.maps, plan.unmaps, plan.lines), (8, 6, 14));
     let alive: Vec<u32> = planner.live_mappings().iter().map(|(id, _)| id.0).collect();
     assert_eq!(alive, [6, 7]);
@@ -113,7 +113,7 @@ fn the_50_us_count_from_the_first_unmap() {
             "200 end 0:0:from-device",
         ]
     );
-    assert_eq!(planner.bursts, 2);
+    assert_eq!(planner.bursts(), 2);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn map_of_a_withheld_page_ends_its_bursts() {
             "53 end 0:2:from-device",
         ]
     );
-    assert_eq!((planner.bursts, planner.bursts_cut_by_map), (3, 2));
+    assert_eq!((planner.bursts(), planner.bursts_cut_by_map()), (3, 2));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_burst_of_all_of_memory_is_one_run() {
             "5 map 1",
         ]
     );
-    assert_eq!((planner.bursts, planner.bursts_cut_by_map), (3, 3));
+    assert_eq!((planner.bursts(), planner.bursts_cut_by_map()), (3, 3));
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn only_the_chosen_devices_are_planned() {
                 | Step::Unmap { device, .. }
                 | Step::EndBurst { device, .. }
                 | Step::Doorbell { device, .. } => Some(device.0),
-                Step::Tick => None,
+                Step::EndDescriptor { .. } | Step::Tick => None,
             })
             .collect();
         (plan.maps, plan.unmaps, plan.lines, devices)
@@ -421,14 +421,14 @@ proptest! {
                     time: timed.time.0,
                     key: (device, cpu, if direction == RX { "rx" } else { "tx" }),
                 }),
-                Step::Tick => {}
+                Step::EndDescriptor { .. } | Step::Tick => {}
             }
         }
         prop_assert!(found.is_sorted_by_key(|end| (end.before, end.time)), "{:?}", shown(&plan));
         found.sort();
         prop_assert_eq!(&found, &expected);
-        prop_assert_eq!(planner.bursts, expected.len() as u64);
-        prop_assert_eq!(planner.bursts_cut_by_map, cut);
+        prop_assert_eq!(planner.bursts(), expected.len() as u64);
+        prop_assert_eq!(planner.bursts_cut_by_map(), cut);
         prop_assert_eq!(done, chunk.ops.len());
         // Time is monotonic.
         prop_assert!(plan.steps.is_sorted_by_key(|timed| timed.time), "{:?}", shown(&plan));

@@ -179,7 +179,7 @@ fn stale_byte_seconds_are_the_sum_over_all_windows() {
 #[test]
 fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
     let (plan, planner) = planned(&bursts(10).chunk);
-    assert_eq!((planner.bursts, planner.bursts_cut_by_map), (10, 0));
+    assert_eq!((planner.bursts(), planner.bursts_cut_by_map()), (10, 0));
     let (metered, hostile) = replay("fence-burst", &plan, &planner.live_mappings());
     for outcomes in [&metered, &hostile] {
         assert_eq!(outcomes.invalidations, 10);

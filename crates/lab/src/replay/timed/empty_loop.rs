@@ -48,7 +48,7 @@ impl EmptyLoop {
                     clock.map();
                     black_box(device);
                 }
-                Step::Tick => clock.unmap(),
+                Step::EndDescriptor { .. } | Step::Tick => clock.unmap(),
             }
         }
         clock.end();

@@ -125,6 +125,10 @@ fn has_lazy_shadow(mode: &Mode) -> bool {
     mode.owner == Owner::Emulated && Kind::of(mode) == Kind::Deferred
 }
 
+fn copies(mode: &Mode) -> bool {
+    mode.copies()
+}
+
 fn has_pool(mode: &Mode) -> bool {
     mode.has_pool()
 }
@@ -188,16 +192,6 @@ const fn withheld(class: &'static str) -> Departure {
     }
 }
 
-/// A departure of modes with a pool: the attack does not succeed.
-const fn pooled(class: &'static str, reason: &'static str) -> Departure {
-    Departure {
-        class,
-        applies: has_pool,
-        outcome: Outcome::Stopped,
-        reason,
-    }
-}
-
 /// A departure of modes whose drivers take their buffers from a pool: the device writes released
 /// buffers of its own pool, which the class `own-pool` permits.
 const fn mutable(class: &'static str) -> Departure {
@@ -215,13 +209,21 @@ pub const DEPARTURES: &[Departure] = &[
     mutable("A02"),
     mutable("A03"),
     mutable("A05"),
+    mutable("A21"),
     mutable("A23"),
     mutable("A37"),
-    pooled("A14", "the kept host address is in the device's own pool"),
-    pooled(
-        "A20",
-        "the pool is mapped by a table that never frees table pages",
-    ),
+    Departure {
+        class: "A14",
+        applies: copies,
+        outcome: Outcome::Stopped,
+        reason: "the kept host address is in the device's own pool of copies",
+    },
+    Departure {
+        class: "A20",
+        applies: has_pool,
+        outcome: Outcome::Stopped,
+        reason: "the pool is mapped by a table that never frees table pages",
+    },
     withheld("A02"),
     withheld("A04"),
     Departure {

@@ -81,6 +81,15 @@ fn attacker_buffers(bench: &mut Bench, mode: &Mode) -> Result<Vec<IovaRange>, La
         return made.collect();
     }
     let entries = iotlb_entries();
+    if bench.space_traits().lends {
+        // No buffer of a pool is so large.
+        let made = (0..entries).map(|n| {
+            let page = memory(0x80_0000 + n * 4096, 4096)?;
+            let id = bench.map(ATTACKER, page, Direction::Bidirectional)?;
+            bench.range(id)
+        });
+        return made.collect();
+    }
     let buffer = memory(0x80_0000, entries * 4096)?;
     let id = bench.map(ATTACKER, buffer, Direction::Bidirectional)?;
     let start = bench.range(id)?.start();

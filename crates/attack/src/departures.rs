@@ -150,8 +150,8 @@ fn unmaps_later(mode: &Mode) -> bool {
     is_async(mode) && mode.owner == Owner::Sidecore
 }
 
-/// The layer cannot read the table. No tree, cache of mappings or pool of copies has a record of the
-/// address.
+/// The layer cannot read the table. No tree, cache of mappings or pool of copies has a record of
+/// the address.
 fn asks_the_host(mode: &Mode) -> bool {
     let records = matches!(
         mode.alloc,

@@ -11,6 +11,7 @@ mod detach;
 mod directions;
 mod dma_ops;
 mod flush_queues;
+mod hybrid;
 mod invalidations;
 mod lists;
 mod masks;

@@ -118,7 +118,7 @@ impl<L> ShadowPool<L> {
 
     /// Returns the bytes of the slots that mappings use. Reads the state of every page.
     pub fn bytes_in_use(&self) -> u64 {
-        let used = self.pages.iter().filter(|page| page.begins_mapping());
+        let used = self.pages.iter().filter(|page| page.begins_copy());
         let pages = used.filter_map(|page| Some(u64::from(page.kind()?.pages())));
         pages.sum::<u64>() << GRANULE.shift()
     }
@@ -217,7 +217,7 @@ impl<L> ShadowPool<L> {
     ) -> Result<Option<IovaRange>, MemoryError> {
         let mut index = slot;
         let mut last = None;
-        let readable = kind.permissions.allows(ringfence_types::Access::Read);
+        let readable = kind.is_readable();
         for (number, original) in pieces.iter().enumerate() {
             let piece = Piece {
                 original: *original,
@@ -231,7 +231,7 @@ impl<L> ShadowPool<L> {
                 check(memory, start, bytes)
             };
             if let Err(error) = filled {
-                self.empty(memory, slot, kind, readable);
+                self.empty(memory, slot, kind);
                 return Err(error);
             }
             if let Some(page) = self.page(index) {
@@ -254,6 +254,41 @@ impl<L> ShadowPool<L> {
         Ok(start
             .zip(last)
             .and_then(|(start, last)| IovaRange::inclusive(start, last)))
+    }
+
+    /// Records a part of a page in the slot at `slot`. The caller maps the slot's page in the range
+    /// of the buffer. Treats bytes as [`fill`](Self::fill) does. Returns the memory of the copy.
+    ///
+    /// # Errors
+    /// The part lies outside memory. The slot holds nothing.
+    #[inline]
+    pub(super) fn fill_part(
+        &self,
+        memory: &impl PhysMemory,
+        slot: u32,
+        kind: SlotKind,
+        original: PhysRange,
+        copies: bool,
+    ) -> Result<Option<PhysRange>, MemoryError> {
+        let (start, bytes) = (original.start(), original.bytes());
+        let offset = start.offset_in(GRANULE.bytes());
+        let shadow = self.address(slot).wrapping_add(offset);
+        let filled = if copies {
+            copy(memory, start, shadow, bytes)
+        } else {
+            check(memory, start, bytes)
+        };
+        if let Err(error) = filled {
+            self.empty(memory, slot, kind);
+            return Err(error);
+        }
+        if let Some(page) = self.page(slot) {
+            page.put_part(original);
+        }
+        if kind.is_readable() {
+            self.scrub(memory, slot, kind.pages(), offset, bytes)?;
+        }
+        Ok(PhysRange::new(shadow, bytes))
     }
 
     /// Zeroes the bytes of earlier buffers on `pages` pages from `index`, outside the `bytes` bytes
@@ -292,14 +327,14 @@ impl<L> ShadowPool<L> {
 
     /// Removes all records of a slot whose map failed, and zeroes it if the device reads it.
     #[cold]
-    fn empty(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, readable: bool) {
+    pub(super) fn empty(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind) {
         for number in 0..kind.pages() {
             if let Some(page) = self.page(slot.saturating_add(number)) {
                 page.clear();
                 page.replace_residue(Extent::default());
             }
         }
-        if readable {
+        if kind.is_readable() {
             let bytes = u64::from(kind.pages()) << GRANULE.shift();
             let _ = zero(memory, self.address(slot), bytes);
         }
@@ -425,15 +460,11 @@ impl<L> ShadowPool<L> {
         }
     }
 
-    /// Returns the part of a piece that lies in `part`.
+    /// Returns the part of a piece that lies in `part`, of a mapping in the pool.
     pub(super) fn overlap(&self, index: u32, piece: &Piece, part: IovaRange) -> Extent {
-        let Some(start) = self.iova_of(index, piece.offset()) else {
-            return Extent::default();
-        };
-        let within = |at: u64| at.saturating_sub(start.get()).min(piece.original.bytes()) as u32;
-        Extent {
-            lo: within(part.start().get()),
-            hi: within(part.last().get().saturating_add(1)),
+        match self.iova_of(index, piece.offset()) {
+            Some(start) => piece.overlap(start, part),
+            None => Extent::default(),
         }
     }
 
@@ -446,6 +477,6 @@ impl<L> ShadowPool<L> {
 
     /// Returns true if a mapping uses a slot. Reads the state of every page.
     pub(super) fn is_in_use(&self) -> bool {
-        self.pages.iter().any(Page::begins_mapping)
+        self.pages.iter().any(Page::begins_copy)
     }
 }

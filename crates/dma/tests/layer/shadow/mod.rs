@@ -2,7 +2,7 @@
 //! the pool.
 
 mod bad_input;
-mod machine;
+pub(crate) mod machine;
 mod model;
 mod pool;
 mod transfers;

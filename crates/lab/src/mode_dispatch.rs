@@ -23,10 +23,11 @@ use crate::components::{
 };
 use crate::error::LabError;
 use crate::guest::{emulated_table, nested_table, pviommu, virtio_table, xen_table};
+use crate::hybrid::HybridParts;
 use crate::mapping_cache::CachedParts;
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
-use crate::shadow::ShadowParts;
+use crate::shadow::{CopyParts, ShadowParts};
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A mode in which a device uses physical addresses.
@@ -83,8 +84,8 @@ pub trait ModeVisitor {
         F: FlushFor<A, T> + 'static;
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
-    /// Visits a mode with shadow buffers.
-    fn shadow(self, parts: ShadowParts) -> Self::Output;
+    /// Visits a mode whose devices use copies.
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -133,6 +134,17 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     if let Some(parts) = ShadowParts::of(mode) {
         return match (mode.table, mode.flush, mode.owner) {
             (T::Radix, F::PerUnmap, Owner::Kernel) => Ok(visitor.shadow(parts)),
+            _ => Err(visitor),
+        };
+    }
+    if mode.alloc == A::ShadowHybrid {
+        return match (mode.table, mode.flush, mode.owner) {
+            (T::CachedRadix, F::PerUnmap, Owner::Kernel) => {
+                Ok(visitor.shadow(HybridParts::new(|| Strict)))
+            }
+            (T::CachedRadix, F::Burst, Owner::Kernel) => {
+                Ok(visitor.shadow(HybridParts::new(Burst::default)))
+            }
             _ => Err(visitor),
         };
     }
@@ -260,7 +272,8 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
 fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
     use {Alloc as A, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};
     let fits = match mode.alloc {
-        A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished | A::Shadow => false,
+        A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished => false,
+        A::Shadow | A::ShadowHybrid => false,
         A::Bitmap => true,
         A::BitmapAsPublished => mode.flush == F::PerWrap,
         A::TableBitmap => mode.table == T::Flat,
@@ -364,7 +377,7 @@ mod tests {
             None
         }
 
-        fn shadow(self, _: ShadowParts) -> Self::Output {
+        fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
             None
         }
 
@@ -415,7 +428,7 @@ mod tests {
             None
         }
 
-        fn shadow(self, _: ShadowParts) -> Self::Output {
+        fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
             None
         }
 

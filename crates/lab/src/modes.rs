@@ -30,6 +30,9 @@ pub enum Alloc {
     /// A pool of shadow buffers that stay mapped, in front of [`Magazine`](Self::Magazine): a
     /// mapping is a copy (Markuze et al.).
     Shadow,
+    /// [`Shadow`](Self::Shadow) for small buffers. Large ones are mapped, except for the parts of
+    /// their first and last page, which are copied (Markuze et al.).
+    ShadowHybrid,
     /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
     RingTail,
     /// Ringfence: the next free slot of the ring, searched from the tail.
@@ -288,6 +291,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: strict, one invalidation per burst"),
     ("copy",             Shadow,              T::Radix,            PerUnmap,            Kernel,
         "shadow buffers that stay mapped; byte-granular (Markuze et al.)"),
+    ("copy-hybrid",      ShadowHybrid,        T::CachedRadix,      Burst,               Kernel,
+        "copy for small buffers and the ends of large ones, whose other pages are mapped"),
     ("riommu-paper",     RingTailAsPublished, RingAsPublished,     BurstAsPublished,    Kernel,
         "rIOMMU as published, with its defects"),
     ("riommu--paper",    RingTailAsPublished, RingNonCoherentAsPublished, BurstAsPublished, Kernel,
@@ -441,9 +446,10 @@ impl Mode {
         self.table.is_ring()
     }
 
-    /// Returns true if the device uses copies of buffers, in memory that stays mapped.
+    /// Returns true if the device uses copies of buffers, in memory that stays mapped. Of large
+    /// buffers, `copy-hybrid` copies only the parts of pages.
     pub fn copies(&self) -> bool {
-        self.alloc == Alloc::Shadow
+        matches!(self.alloc, Alloc::Shadow | Alloc::ShadowHybrid)
     }
 
     /// Returns true if the IOMMU translates device accesses.

@@ -1,7 +1,7 @@
 //! The replays of one mode: its passes under the oracle, and its meter.
 
 use ringfence_devices::Reuse;
-use ringfence_dma::flush::{Never, Strict};
+use ringfence_dma::flush::Never;
 use ringfence_dma::space::{Identity, StaticTable};
 use ringfence_hw::RingLogic;
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
@@ -9,6 +9,7 @@ use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{DomainId, PageSize, Pfn, PhysAddr, PhysRange};
 
 use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
+use crate::copy_threshold::copy_threshold;
 use crate::error::LabError;
 use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
@@ -25,7 +26,7 @@ use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{AttackerKind, Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
-use crate::shadow::ShadowParts;
+use crate::shadow::CopyParts;
 use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use crate::testbed::Testbed;
@@ -251,10 +252,11 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
+        let parts = parts.with_threshold(copy_threshold(&self.options.profile));
         self.passes::<Vtd>(&OracleSetup::PAGES, &|platform, coherency, _| {
             let make = parts.make_space(coherency);
-            Box::new(Layer::new(Strict, platform, make))
+            Box::new(Layer::new(parts.flush(), platform, make))
         })
     }
 
@@ -308,7 +310,8 @@ impl ModeVisitor for BuildMeter<'_> {
         Ablations::cached(parts, options.cache_cycles, coherency, options.repetitions)
     }
 
-    fn shadow(self, parts: ShadowParts) -> Self::Output {
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
+        let parts = parts.with_threshold(copy_threshold(&self.options.profile));
         let coherency = self.options.profile.coherency();
         Ablations::shadow(parts, coherency, self.options.repetitions)
     }

@@ -19,7 +19,7 @@ use ringfence_lab::meter::{
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::RingParts;
-use ringfence_lab::shadow::ShadowParts;
+use ringfence_lab::shadow::CopyParts;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -140,7 +140,7 @@ impl ModeVisitor for MakeReplica {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
-    fn shadow(self, _: ShadowParts) -> Self::Output {
+    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
         Err(LabError::Internal("an experiment on copies"))
     }
 

@@ -10,7 +10,7 @@ pub(crate) use allocators::{
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};
 pub(crate) use tables::{
-    PlainRadix, flat_table, leaf_cached_radix, plain_radix, reclaiming_radix,
+    LeafCachedRadix, PlainRadix, flat_table, leaf_cached_radix, plain_radix, reclaiming_radix,
     reclaiming_radix_full_page,
 };
 

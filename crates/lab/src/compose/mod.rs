@@ -139,6 +139,11 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
     }
     match (alloc, flush) {
         (A::Shadow, F::PerUnmap) if table == T::Radix => None,
+        (A::ShadowHybrid, F::PerUnmap | F::Burst) if table == T::CachedRadix => None,
+        (A::ShadowHybrid, _) => Some(
+            "the pages of large buffers must be out of reach before the driver has them back, in \
+            one kind of table; use table=cached-radix,flush=burst or per-unmap",
+        ),
         (A::Shadow, _) => Some(
             "shadow buffers stay mapped, so nothing is left to flush, in one kind of table; use \
             table=radix,flush=per-unmap",
@@ -200,8 +205,8 @@ fn unsupported_owner(
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
         }
-        (Owner::Kernel, A::Shadow, ..) => None,
-        (_, A::Shadow, ..) => {
+        (Owner::Kernel, A::Shadow | A::ShadowHybrid, ..) => None,
+        (_, A::Shadow | A::ShadowHybrid, ..) => {
             Some("the kernel that owns the driver's buffers copies them; use owner=kernel")
         }
         (Owner::Sidecore, _, T::Radix | T::CachedRadix | T::Flat, F::PerUnmap | F::Async) => None,
@@ -312,6 +317,9 @@ mod tests {
             "alloc=shadow,table=radix,flush=burst",
             "alloc=shadow,table=flat,flush=per-unmap",
             "alloc=shadow,table=radix,flush=per-unmap,owner=virtio-iommu",
+            "alloc=shadow-hybrid,table=cached-radix,flush=per-cpu-queue",
+            "alloc=shadow-hybrid,table=radix,flush=burst",
+            "alloc=shadow-hybrid,table=cached-radix,flush=burst,owner=sidecore",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",
             "alloc=identity,table=ring,flush=never",

@@ -1,7 +1,8 @@
 //! The meter of modes with shadow buffers.
 //!
-//! Their cost is the copy. It has no component to ablate, so all cycles count as `other`. Replays
-//! copy real bytes between the trace's addresses and the pool. All timed replays share one memory,
+//! Their cost is the copy. It has no component to ablate, so all cycles count as `other`: also the
+//! maps, the unmaps and the descriptors of the large buffers that a mode maps. Replays copy real
+//! bytes between the trace's addresses and the pool. All timed replays share one memory,
 //! because the contents of buffers do not matter and a trace may have many pages.
 
 use std::cell::Cell;
@@ -9,18 +10,17 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use ringfence_dma::MapError;
-use ringfence_dma::flush::Strict;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PageSize, PhysAddr, PhysMemory, PhysRange};
 
-use super::{Ablations, AllocTrace, Clock, FreeInvalidator, TimedReplay};
+use super::{Ablations, AllocTrace, Clock, TimedReplay};
 use crate::error::LabError;
-use crate::layer::LayerPlatform;
+use crate::layer::{InvalidationQueue, LayerPlatform};
 use crate::plan::{Plan, Step};
 use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
 use crate::replay::{DynTimedReplay, PlanResources};
-use crate::shadow::ShadowParts;
+use crate::shadow::CopyParts;
 
 /// A timed replay that copies buffers of `memory`.
 struct Copying {
@@ -69,8 +69,8 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn shadow(
-        parts: ShadowParts,
+    pub fn shadow<P: CopyParts>(
+        parts: P,
         coherency: Coherency,
         repetitions: usize,
     ) -> Result<Self, LabError> {
@@ -81,16 +81,20 @@ impl Ablations {
         let made = Cell::new(0);
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
             let start = PhysAddr::new(DATA_BYTES + made.replace(made.get() + 1) * tables);
-            let region = PhysRange::new(start, tables).ok_or(LabError::Internal("tables"))?;
+            // The queue and its status word have the first two frames.
+            let status = start.wrapping_add(PageSize::Size4K.bytes());
+            let queue = 2 * PageSize::Size4K.bytes();
+            let frames = PhysRange::new(start.wrapping_add(queue), tables.saturating_sub(queue));
+            let region = frames.ok_or(LabError::Internal("tables"))?;
             let platform = LayerPlatform {
                 frames: Rc::new(Frames::new(Rc::clone(&memory), region)),
                 arena: Rc::clone(&memory),
-                invalidator: FreeInvalidator,
+                invalidator: InvalidationQueue::new(Rc::clone(&memory), start, status),
                 now: Nanos(0),
             };
             let make = parts.make_space(coherency);
             Ok(Box::new(Copying {
-                replay: Box::new(TimedReplay::new(Strict, platform, make)),
+                replay: Box::new(TimedReplay::new(parts.flush(), platform, make)),
                 memory: Rc::clone(&memory),
             }))
         };

@@ -9,6 +9,7 @@ mod copies;
 mod failures;
 mod guest_replays;
 mod hostile;
+mod hybrid;
 mod machine;
 mod plans;
 mod replays;

@@ -90,8 +90,8 @@ fn a_device_reaches_no_byte_beside_its_buffers() {
             assert_eq!(outcomes.invalidations, wanted, "{}", mode.name);
         }
         assert_eq!((metered.tally.shadow, metered.tally.faults), (0, 0));
-        // Attackers reach copies of small buffers after the unmap. An unmap that invalidates at once
-        // leaves split buffers out of reach; a burst keeps the buffer until they are.
+        // Attackers reach copies of small buffers after the unmap. An unmap that invalidates at
+        // once leaves split buffers out of reach; a burst keeps a buffer until it is.
         let tally = &hostile.tally;
         assert!(tally.shadow > 0, "{}: {tally:?}", mode.name);
         let stops = tally.faults > 0 || mode.name == "copy-hybrid";

@@ -2,7 +2,7 @@
 
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
 use ringfence_dma::cache::Cycles;
-use ringfence_dma::flush::{FlushPolicy, Never, Strict};
+use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
@@ -16,7 +16,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::ring::{RingParts, RingSizes};
-use ringfence_lab::shadow::{ReplayShadowSpace, ShadowParts};
+use ringfence_lab::shadow::CopyParts;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
@@ -127,9 +127,10 @@ impl ModeVisitor for Build {
         )
     }
 
-    fn shadow<T: ReplayTable>(self, recipe: ShadowParts<T>) -> Box<dyn Bench> {
-        Self::world::<T::Hardware, ReplayShadowSpace<T>, _>(
-            Strict,
+    fn shadow<P: CopyParts>(self, recipe: P) -> Box<dyn Bench> {
+        let recipe = recipe.with_threshold(SPLIT);
+        Self::world::<<P::Table as ReplayTable>::Hardware, P::Space, _>(
+            recipe.flush(),
             true,
             Ownership::Page,
             |&AttachInfo { domain, .. }, machine| {
@@ -160,6 +161,9 @@ impl ModeVisitor for Build {
         )
     }
 }
+
+/// Bytes on whole pages from which hybrid copying splits a buffer: few, so that a test splits many.
+pub(crate) const SPLIT: u64 = 4096;
 
 /// T and C of caches, short enough that cycles end within a test.
 pub(super) const CYCLING: CycleParams = CycleParams {

@@ -12,6 +12,8 @@ use ringfence_types::{
     Access, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange, RequesterId,
 };
 
+pub(crate) use build::SPLIT;
+
 use build::Build;
 
 /// Devices of a bench; other requester IDs are unknown to it.

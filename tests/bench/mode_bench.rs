@@ -14,6 +14,7 @@ use ringfence_lab::hardware::Hardware;
 use ringfence_lab::layer::Attachments;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Verdict, VerdictCounts};
 use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::reached::with_copies;
 use ringfence_types::{
     Access, Direction, Fault, Iova, IovaRange, Nanos, PageSize, PhysRange, RequesterId,
 };
@@ -139,10 +140,17 @@ impl<H: Hardware, S: Space, F: FlushPolicy<S, u64>> World<H, S, F> {
                 .grant_per_segment(row, &ranges, pieces, direction)
         } else {
             // The device reaches copies of the pieces in spaces that make them.
-            let shadow = self.dma.space(at).and_then(|space| space.shadow(ranges[0]));
-            let copies = shadow.map(|shadow| copies_of(pieces, shadow));
-            let pieces = copies.as_deref().unwrap_or(pieces);
-            self.oracle.grant(row, ranges[0], pieces, direction)
+            let space = self.dma.space(at).unwrap();
+            let reached = match (space.shadow(ranges[0]), space.copies()) {
+                (Some(shadow), _) => copies_of(pieces, shadow),
+                (None, Some(pool)) => {
+                    let mut parts = Vec::new();
+                    space.each_copied_part(ranges[0], &mut |at, copy| parts.push((at, copy)));
+                    with_copies(pieces, ranges[0], &parts, pool.memory).unwrap()
+                }
+                (None, None) => pieces.to_vec(),
+            };
+            self.oracle.grant(row, ranges[0], &reached, direction)
         };
         self.slots.push(Slot {
             held,

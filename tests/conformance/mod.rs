@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ringfence_lab::compose::compose;
 use ringfence_lab::modes::{Alloc, FlushKind, Mode, Owner, Safety};
 use ringfence_lab::oracle::Verdict;
-use ringfence_types::{Access, Direction, IovaRange, PfnRange, PhysRange};
+use ringfence_types::{Access, Direction, IovaRange, PfnRange, PhysAddr, PhysRange};
 
 use crate::bench::*;
 
@@ -47,6 +47,21 @@ struct Live {
     pieces: Vec<PhysRange>,
     direction: Direction,
     single: bool,
+}
+
+/// Returns true if memory belongs to a pool of copies.
+fn is_copy(at: PhysAddr) -> bool {
+    at.get() >= ringfence_lab::platform::DATA_BYTES
+}
+
+/// Returns the bytes of `pieces` on whole pages.
+fn whole_bytes(pieces: &[PhysRange]) -> u64 {
+    let whole = pieces.iter().map(|piece| {
+        let first = piece.start().get().next_multiple_of(4096);
+        let end = (piece.last().get() + 1) / 4096 * 4096;
+        end.saturating_sub(first)
+    });
+    whole.sum()
 }
 
 /// The brute-force model: a list of the live mappings.
@@ -137,9 +152,13 @@ impl Model {
                 .unwrap_or_else(|fault| panic!("{}: {fault}", self.mode.name));
             let mut at = piece.start();
             if self.mode.copies() && self.bench.lies_at(handle).is_empty() {
+                if self.mode.alloc == Alloc::ShadowHybrid && whole_bytes(&live.pieces) >= SPLIT {
+                    self.reaches_own_pages_and_copies(piece, &reached);
+                    continue;
+                }
                 // The device reaches a copy above all buffers.
                 at = reached[0].start();
-                assert!(at.get() >= ringfence_lab::platform::DATA_BYTES, "{at}");
+                assert!(is_copy(at), "{at}");
             }
             let end = at.wrapping_add(piece.bytes());
             for range in &reached {
@@ -150,6 +169,28 @@ impl Model {
             assert_eq!(self.bench.verdict(), Verdict::Granted, "{}", self.mode.name);
         }
         self.live.insert(handle, live);
+    }
+
+    /// Checks that the device reaches the whole pages of `piece` themselves, and a copy of every
+    /// other byte at its offset in the page.
+    fn reaches_own_pages_and_copies(&self, piece: &PhysRange, reached: &[PhysRange]) {
+        let (first, last) = (piece.start().get(), piece.last().get());
+        let bytes = reached
+            .iter()
+            .flat_map(|range| range.start().get()..=range.last().get());
+        let mut count = 0;
+        for (byte, at) in (first..=last).zip(bytes) {
+            count += 1;
+            let page = byte - byte % 4096;
+            if first <= page && page + 4095 <= last {
+                assert_eq!(at, byte, "{}: a whole page is copied", self.mode.name);
+            } else {
+                let copied = is_copy(PhysAddr::new(at)) && at % 4096 == byte % 4096;
+                assert!(copied, "{}: {byte:#x} is no copy", self.mode.name);
+            }
+        }
+        assert_eq!(count, piece.bytes());
+        assert_eq!(self.bench.verdict(), Verdict::Granted, "{}", self.mode.name);
     }
 
     fn gone(&mut self, handle: Handle) {
@@ -316,6 +357,12 @@ fn flat() -> impl Iterator<Item = Mode> {
     })
 }
 
+/// Hybrid copying with an invalidation at each unmap; the named mode has bursts.
+fn hybrid() -> impl Iterator<Item = Mode> {
+    let row = "alloc=shadow-hybrid,table=cached-radix,flush=per-unmap";
+    std::iter::once(compose(row).expect("a mode"))
+}
+
 /// Tables that a host maintains, with other allocators and flush policies than those of Linux; no
 /// named mode uses them.
 fn hosted() -> impl Iterator<Item = Mode> {
@@ -349,7 +396,7 @@ fn every_mode_keeps_its_promise_under_attack() {
     // tests of `lab` judge sidecores and pools of buffers.
     let named = Mode::named().into_iter();
     let named = named.filter(|mode| mode.owner != Owner::Sidecore && mode.alloc != Alloc::Pool);
-    for mode in named.chain(flat()).chain(hosted()) {
+    for mode in named.chain(flat()).chain(hosted()).chain(hybrid()) {
         for seed in 1..=2 {
             let mut model = Model::new(&mode);
             let mut dice = Dice(seed);

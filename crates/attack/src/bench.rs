@@ -8,6 +8,7 @@ use ringfence_lab::compare::{CompareOptions, non_coherent_testbed, testbed};
 use ringfence_lab::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::oracle::{ByteGrantId, ByteOracle, ByteVerdict};
+use ringfence_lab::reached::with_copies;
 use ringfence_lab::ring::RingSizes;
 use ringfence_lab::testbed::{Machine, Testbed};
 use ringfence_trace::DeviceIndex;
@@ -177,10 +178,19 @@ impl Bench {
             return Err(LabError::Internal("a single buffer without a range"));
         };
         // The memory of the copy, if the device uses one.
-        let reached = self.layer.shadow(key, range).unwrap_or(buffer);
+        let reached = match self.layer.shadow(key, range) {
+            Some(copy) => vec![copy],
+            None => {
+                let parts = self.layer.copied_parts(key, range);
+                match self.layer.copies(key.device) {
+                    Some(pool) => with_copies(&[buffer], range, &parts, pool.memory)?,
+                    None => vec![buffer],
+                }
+            }
+        };
         let grant = self
             .oracle
-            .grant(self.requester(device)?, &[reached], direction);
+            .grant(self.requester(device)?, &reached, direction);
         self.held.push(Held {
             token: mapped.token,
             key,

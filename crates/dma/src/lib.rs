@@ -70,5 +70,5 @@ pub use space::Space;
 pub use sync::OutsideMapping;
 pub use token::{
     Attachment, BounceSlot, BurstKey, DmaSegment, Mapping, NotInvalidated, Outcome, Released,
-    ReleasedStale, StillMapped, Withheld,
+    ReleasedOrWithheld, ReleasedStale, StillMapped, Withheld,
 };

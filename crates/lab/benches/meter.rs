@@ -23,7 +23,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::ring::{RingParts, RingSizes};
-use ringfence_lab::shadow::ShadowParts;
+use ringfence_lab::shadow::CopyParts;
 use ringfence_lab::{LabError, Profile};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::{Chunk, Op, OpKind, Operations, SAMPLE, TraceOptions, TraceSource};
@@ -145,7 +145,7 @@ impl ModeVisitor for MakeFull {
         Err(LabError::Internal("a mode that is not measured here"))
     }
 
-    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
         Err(LabError::Internal("a mode that is not measured here"))
     }
 

@@ -26,10 +26,11 @@ use crate::components::{
 };
 use crate::error::LabError;
 use crate::guest::{emulated_table, nested_table, pviommu, virtio_table, xen_table};
+use crate::hybrid::HybridParts;
 use crate::mapping_cache::CachedParts;
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
-use crate::shadow::ShadowParts;
+use crate::shadow::{CopyParts, ShadowParts};
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A mode in which a device uses physical addresses.
@@ -87,7 +88,7 @@ pub trait ModeVisitor {
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
     /// Visits a mode with a pool that stays mapped.
-    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output;
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output;
     /// Visits a mode whose tables are rings.
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
     where
@@ -135,6 +136,17 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     }
     if mode.has_pool() {
         return shadow(mode, visitor);
+    }
+    if mode.alloc == A::ShadowHybrid {
+        return match (mode.table, mode.flush, mode.owner) {
+            (T::CachedRadix, F::PerUnmap, Owner::Kernel) => {
+                Ok(visitor.shadow(HybridParts::new(|| Strict)))
+            }
+            (T::CachedRadix, F::Burst, Owner::Kernel) => {
+                Ok(visitor.shadow(HybridParts::new(Burst::default)))
+            }
+            _ => Err(visitor),
+        };
     }
     if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
         return Ok(visitor.identity(IdentityKind::XenWholeGuest));
@@ -285,8 +297,8 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
 fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
     use {Alloc as A, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};
     let fits = match mode.alloc {
-        A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished | A::Shadow => false,
-        A::Pool => false,
+        A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished => false,
+        A::Shadow | A::ShadowHybrid | A::Pool => false,
         A::Bitmap => true,
         A::BitmapAsPublished => mode.flush == F::PerWrap,
         A::TableBitmap => mode.table == T::Flat,
@@ -399,7 +411,7 @@ mod tests {
             None
         }
 
-        fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
+        fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
             None
         }
 
@@ -450,7 +462,7 @@ mod tests {
             None
         }
 
-        fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
+        fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
             None
         }
 

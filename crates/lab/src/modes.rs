@@ -36,6 +36,9 @@ pub enum Alloc {
     /// [`Shadow`](Self::Shadow), whose slots the driver uses itself: its buffers come from a pool
     /// that stays mapped (Markuze et al.).
     Pool,
+    /// [`Shadow`](Self::Shadow) for small buffers. Large ones are mapped, except for the parts of
+    /// their first and last page, which are copied (Markuze et al.).
+    ShadowHybrid,
     /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
     RingTail,
     /// Ringfence: the next free slot of the ring, searched from the tail.
@@ -316,6 +319,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: strict, one invalidation per burst"),
     ("copy",             Shadow,              T::Radix,            PerUnmap,            Kernel,
         "shadow buffers that stay mapped; byte-granular (Markuze et al.)"),
+    ("copy-hybrid",      ShadowHybrid,        T::CachedRadix,      Burst,               Kernel,
+        "copy for small buffers and the ends of large ones, whose other pages are mapped"),
     ("pool",             Pool,                T::Radix,            PerUnmap,            Kernel,
         "packet buffers from a pool that stays mapped; the driver copies headers (DAMN)"),
     ("fs-literal",       Contiguous,          T::Radix,            DescriptorAsPublished, Kernel,
@@ -493,9 +498,10 @@ impl Mode {
         self.flush == FlushKind::Descriptor
     }
 
-    /// Returns true if the device uses copies of buffers, in memory that stays mapped.
+    /// Returns true if the device uses copies of buffers, in memory that stays mapped. Of large
+    /// buffers, `copy-hybrid` copies only the parts of pages.
     pub fn copies(&self) -> bool {
-        self.alloc == Alloc::Shadow
+        matches!(self.alloc, Alloc::Shadow | Alloc::ShadowHybrid)
     }
 
     /// Returns true if the device uses a pool that stays mapped, for copies or for the driver's own

@@ -1,7 +1,7 @@
 //! The replays of one mode: its passes under the oracle, and its meter.
 
 use ringfence_devices::Reuse;
-use ringfence_dma::flush::{Never, Strict};
+use ringfence_dma::flush::Never;
 use ringfence_dma::space::{Identity, StaticTable};
 use ringfence_hw::RingLogic;
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
@@ -9,12 +9,12 @@ use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{DomainId, PageSize, Pfn, PhysAddr, PhysRange};
 
 use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
+use crate::copy_threshold::copy_threshold;
 use crate::error::LabError;
 use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::layer::{
-    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, Inspected, LayerPlatform,
-    PassThrough, PoolLayer,
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform, PassThrough,
 };
 use crate::mapping_cache::{CachedParts, CycleParams};
 use crate::meter::{Ablations, Meter};
@@ -26,7 +26,7 @@ use crate::plan::Plan;
 use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{AttackerKind, Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
-use crate::shadow::ShadowParts;
+use crate::shadow::CopyParts;
 use crate::sidecore::Sidecore;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use crate::testbed::Testbed;
@@ -258,17 +258,16 @@ impl ModeVisitor for BuildReplays<'_> {
         })
     }
 
-    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
+        let parts = parts.with_threshold(copy_threshold(&self.options.profile));
         let inspected = self.options.inspected_bytes;
-        self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
-            let make = parts.make_space(coherency, host);
-            let layer = Layer::new(Strict, platform, make);
-            if parts.lends {
-                Box::new(PoolLayer::new(layer, inspected, Inspected::TraceBuffer))
-            } else {
-                Box::new(layer)
-            }
-        })
+        self.passes::<<P::Table as ReplayTable>::Hardware>(
+            &OracleSetup::PAGES,
+            &|platform, coherency, host| {
+                let make = parts.make_space(coherency, host);
+                parts.judged(Layer::new(parts.flush(), platform, make), inspected)
+            },
+        )
     }
 
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
@@ -321,14 +320,16 @@ impl ModeVisitor for BuildMeter<'_> {
         Ablations::cached(parts, options.cache_cycles, coherency, options.repetitions)
     }
 
-    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
+        let parts = parts.with_threshold(copy_threshold(&self.options.profile));
         let coherency = self.options.profile.coherency();
         let options = self.options;
-        if parts.lends {
-            let inspected = options.inspected_bytes;
-            return Ablations::pool(parts, coherency, inspected, options.repetitions);
-        }
-        Ablations::shadow(parts, coherency, options.repetitions)
+        Ablations::shadow(
+            parts,
+            coherency,
+            options.inspected_bytes,
+            options.repetitions,
+        )
     }
 
     fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output

@@ -1,28 +1,103 @@
 //! The spaces of modes with a pool that stays mapped, in front of an allocator and a table: for
-//! shadow buffers, or for the driver's own buffers.
+//! shadow buffers, or for the driver's own buffers. `hybrid.rs` has those that map large buffers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use ringfence_dma::flush::{FlushPolicy, Strict};
 use ringfence_dma::space::{
-    FromDevice, Paged, Rounding, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace, WhenExhausted,
+    FromDevice, Paged, Rounding, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace, Space,
+    WhenExhausted,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
-use ringfence_types::{DomainId, PhysAddr, PhysRange};
+use ringfence_types::{DomainId, Invalidator, PhysAddr, PhysRange};
 
 use crate::components::{
     AllocEnv, HostOf, MagazineAlloc, MakeTable, ReplayTable, ThreadCell, magazine,
 };
 use crate::error::LabError;
-use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
+use crate::layer::{
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, Inspected, LayerPlatform,
+    PoolLayer, SpaceResult,
+};
 use crate::modes::{Alloc, Mode};
 use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
+use crate::replay::{DynTimedReplay, TimedReplay};
 
 /// A space with shadow buffers, which the table `T` maps.
 pub type ReplayShadowSpace<T> = ShadowSpace<MagazineAlloc, T, ThreadCell<ShadowDepot>>;
 
-/// The constructors of a mode with a pool. `T` is the table that maps the pool.
+/// The constructors of a mode with a pool that stays mapped.
+pub trait CopyParts: Copy + 'static {
+    /// The table that maps the pool.
+    type Table: ReplayTable;
+    /// The space of a domain.
+    type Space: Space + 'static;
+    /// The flush policy.
+    type Flush: FlushPolicy<Self::Space, u64> + 'static;
+
+    /// Sets the least number of bytes on whole pages of a buffer that is mapped in part. Modes that
+    /// copy every buffer ignore it.
+    #[must_use]
+    fn with_threshold(self, bytes: u64) -> Self {
+        let _ = bytes;
+        self
+    }
+
+    /// Creates the flush policy.
+    fn flush(self) -> Self::Flush;
+
+    /// Creates the space of a domain. Returns it with the root of the table that the hardware
+    /// walks. `host` owns the table, if the mode has a host.
+    ///
+    /// # Errors
+    /// Memory is short.
+    fn space(
+        self,
+        domain: DomainId,
+        coherency: Coherency,
+        memory: &Rc<Arena>,
+        frames: &Frames<Rc<Arena>>,
+        host: Option<&HostOf<Self::Table>>,
+    ) -> Result<(Self::Space, PhysAddr), LabError>;
+
+    /// Returns a constructor of the spaces of devices.
+    fn make_space<I>(
+        self,
+        coherency: Coherency,
+        host: Option<HostOf<Self::Table>>,
+    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<Self::Space> + 'static {
+        move |of, platform| {
+            let (memory, frames) = (&platform.arena, &platform.frames);
+            let (space, root) = self.space(of.domain, coherency, memory, frames, host.as_ref())?;
+            Ok((space, ContextTarget::Table(root)))
+        }
+    }
+
+    /// Returns the layer of an oracle replay. A driver that takes its buffers from the pool
+    /// inspects the first `inspected` bytes of each that the device writes.
+    fn judged(
+        self,
+        layer: DmaLayer<Self::Space, Self::Flush, DynInvalidator>,
+        inspected: u32,
+    ) -> Box<dyn DmaOps> {
+        let _ = inspected;
+        Box::new(layer)
+    }
+
+    /// Returns a timed replay on `layer`, with `inspected` as for [`judged`](Self::judged).
+    fn timed<I: Invalidator + 'static>(
+        self,
+        layer: DmaLayer<Self::Space, Self::Flush, I>,
+        inspected: u32,
+    ) -> Box<dyn DynTimedReplay> {
+        let _ = inspected;
+        Box::new(TimedReplay::of(Box::new(layer)))
+    }
+}
+
+/// The constructors of a mode whose whole buffers are in the pool. `T` is the table that maps it.
 #[derive(Debug)]
 pub struct ShadowParts<T: ReplayTable> {
     policy: ShadowPolicy,
@@ -54,13 +129,18 @@ impl<T: ReplayTable> ShadowParts<T> {
             table,
         }
     }
+}
 
-    /// Creates the space of a domain. Returns it with the root of the table that the hardware
-    /// walks. `host` owns the table, if the mode has a host.
-    ///
-    /// # Errors
-    /// Memory is short.
-    pub fn space(
+impl<T: ReplayTable> CopyParts for ShadowParts<T> {
+    type Table = T;
+    type Space = ReplayShadowSpace<T>;
+    type Flush = Strict;
+
+    fn flush(self) -> Strict {
+        Strict
+    }
+
+    fn space(
         self,
         domain: DomainId,
         coherency: Coherency,
@@ -69,35 +149,56 @@ impl<T: ReplayTable> ShadowParts<T> {
         host: Option<&HostOf<T>>,
     ) -> Result<(ReplayShadowSpace<T>, PhysAddr), LabError> {
         let table = (self.table)(domain, coherency, memory, frames, host)?;
-        let root = table.root();
-        let alloc = magazine(&AllocEnv {
-            kind: Alloc::Shadow,
-            memory,
-            frames,
-            table: Some(root),
-            last_page: T::LAST_PAGE,
-        })?;
-        let paged = Paged::new(alloc, table, Rounding::Exact);
+        let (paged, root) = paged(table, memory, frames)?;
         Ok((ShadowSpace::new(paged, pool(domain)?, self.policy), root))
     }
 
-    /// Returns a constructor of the spaces of devices.
-    pub fn make_space<I>(
+    fn judged(
         self,
-        coherency: Coherency,
-        host: Option<HostOf<T>>,
-    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<ReplayShadowSpace<T>> + 'static
-    {
-        move |of, platform| {
-            let (memory, frames) = (&platform.arena, &platform.frames);
-            let (space, root) = self.space(of.domain, coherency, memory, frames, host.as_ref())?;
-            Ok((space, ContextTarget::Table(root)))
+        layer: DmaLayer<ReplayShadowSpace<T>, Strict, DynInvalidator>,
+        inspected: u32,
+    ) -> Box<dyn DmaOps> {
+        if self.lends {
+            Box::new(PoolLayer::new(layer, inspected, Inspected::TraceBuffer))
+        } else {
+            Box::new(layer)
+        }
+    }
+
+    fn timed<I: Invalidator + 'static>(
+        self,
+        layer: DmaLayer<ReplayShadowSpace<T>, Strict, I>,
+        inspected: u32,
+    ) -> Box<dyn DynTimedReplay> {
+        if self.lends {
+            let layer = PoolLayer::new(layer, inspected, Inspected::Array);
+            Box::new(TimedReplay::of(Box::new(layer)))
+        } else {
+            Box::new(TimedReplay::of(Box::new(layer)))
         }
     }
 }
 
+/// Creates the allocator in front of `table`, behind a pool. Returns both with the root of the
+/// table.
+pub(crate) fn paged<T: ReplayTable>(
+    table: T,
+    memory: &Rc<Arena>,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<(Paged<MagazineAlloc, T>, PhysAddr), LabError> {
+    let root = table.root();
+    let alloc = magazine(&AllocEnv {
+        kind: Alloc::Shadow,
+        memory,
+        frames,
+        table: Some(root),
+        last_page: T::LAST_PAGE,
+    })?;
+    Ok((Paged::new(alloc, table, Rounding::Exact), root))
+}
+
 /// Creates the pool of a domain, in the domain's own part of the memory above all tables.
-fn pool(domain: DomainId) -> Result<ShadowPool<ThreadCell<ShadowDepot>>, LabError> {
+pub(crate) fn pool(domain: DomainId) -> Result<ShadowPool<ThreadCell<ShadowDepot>>, LabError> {
     let number = u64::from(domain.get());
     if number >= POOLS {
         return Err(LabError::TooManyDevices);

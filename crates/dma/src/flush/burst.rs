@@ -6,15 +6,21 @@ use core::mem::ManuallyDrop;
 use ringfence_types::InvalidationError;
 
 use super::batch::ROOM;
-use super::{BurstKey, FlushContext, FlushPolicy, OpenBursts, PendingUnmap, RangeBatch, Withheld};
+use super::{
+    BurstKey, FlushContext, FlushPolicy, OpenBursts, Outcome, PendingUnmap, RangeBatch,
+    ReleasedOrWithheld, Withheld,
+};
 use crate::Platform;
-use crate::space::{AddressSpace, RingSpace};
+use crate::space::{AddressSpace, CopiedOrCleared, RingSpace, SpaceUnmap};
 use crate::token::{ClearedRange, HeldBuffer, NotInvalidated};
 
 /// Collects the unmaps of one device, ring, direction and CPU until the caller ends the burst. Then
 /// one invalidation covers them, and the buffers are returned. This is as safe as strict, because
 /// no buffer is returned before its invalidation, and it needs one invalidation per burst. The cost
 /// is the delay until a buffer is returned.
+///
+/// A buffer that the device used as a copy is returned at once
+/// ([`ReleasedOrWithheld`](crate::ReleasedOrWithheld)), and belongs to no burst.
 #[derive(Debug, Clone, Copy)]
 pub struct Burst {
     longest: usize,
@@ -122,10 +128,64 @@ impl<B> BurstState<B> {
     }
 }
 
-impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
+/// The result of an unmap that a burst collects.
+pub trait BurstUnmap: SpaceUnmap<Tables = ()> {
+    /// The type that unmap returns for the buffer.
+    type Outcome<B>: Outcome<B>;
+
+    /// Returns the mapping for the burst to withhold. If nothing was cleared, returns the outcome
+    /// of the unmap.
+    fn to_withhold<B>(
+        item: PendingUnmap<Self, B>,
+    ) -> Result<PendingUnmap<ClearedRange, B>, Self::Outcome<B>>;
+
+    /// Returns the outcome of a mapping that the burst withholds.
+    fn withheld<B>() -> Self::Outcome<B>;
+}
+
+impl BurstUnmap for ClearedRange {
+    type Outcome<B> = Withheld;
+
+    #[inline]
+    fn to_withhold<B>(
+        item: PendingUnmap<Self, B>,
+    ) -> Result<PendingUnmap<ClearedRange, B>, Withheld> {
+        Ok(item)
+    }
+
+    #[inline]
+    fn withheld<B>() -> Withheld {
+        Withheld
+    }
+}
+
+impl BurstUnmap for CopiedOrCleared {
+    type Outcome<B> = ReleasedOrWithheld<B>;
+
+    #[inline]
+    fn to_withhold<B>(
+        item: PendingUnmap<Self, B>,
+    ) -> Result<PendingUnmap<ClearedRange, B>, ReleasedOrWithheld<B>> {
+        let (result, pending) = item.split();
+        match result.into_cleared() {
+            Some(cleared) => Ok(pending.with(cleared)),
+            None => {
+                let buffer = ManuallyDrop::into_inner(pending.buffer);
+                Err(ReleasedOrWithheld::Released(buffer))
+            }
+        }
+    }
+
+    #[inline]
+    fn withheld<B>() -> ReleasedOrWithheld<B> {
+        ReleasedOrWithheld::Withheld
+    }
+}
+
+impl<R: BurstUnmap, S: RingSpace<UnmapResult = R>, B> FlushPolicy<S, B> for Burst {
     type PerCpu = BurstCpu<B>;
     type PerDomain = ();
-    type Outcome = Withheld;
+    type Outcome = R::Outcome<B>;
 
     fn per_domain(&self) {}
 
@@ -146,8 +206,12 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
         own: &mut BurstCpu<B>,
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-        item: PendingUnmap<ClearedRange, B>,
-    ) -> Result<Withheld, (InvalidationError, NotInvalidated<B>)> {
+        item: PendingUnmap<R, B>,
+    ) -> Result<R::Outcome<B>, (InvalidationError, NotInvalidated<B>)> {
+        let item = match R::to_withhold(item) {
+            Ok(item) => item,
+            Err(outcome) => return Ok(outcome),
+        };
         let place = item.burst_key.index();
         if place >= own.open.len() {
             // The new bursts of lower-numbered rings may stay unused: allocate when they fill.
@@ -170,7 +234,7 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
             open.ranges.push(item.result);
         }
         open.withheld.push(item.buffer);
-        Ok(Withheld)
+        Ok(R::withheld())
     }
 
     fn drain_cpu<P: Platform>(
@@ -189,7 +253,7 @@ impl<S: RingSpace<UnmapResult = ClearedRange>, B> FlushPolicy<S, B> for Burst {
     }
 }
 
-impl<S: RingSpace<UnmapResult = ClearedRange>, B> OpenBursts<S, B> for BurstCpu<B> {
+impl<S: RingSpace, B> OpenBursts<S, B> for BurstCpu<B> {
     #[inline]
     fn has_room(&self, key: BurstKey) -> bool {
         self.open

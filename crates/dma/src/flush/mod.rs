@@ -12,7 +12,7 @@ mod per_wrap;
 mod strict;
 
 pub use batch::RangeBatch;
-pub use burst::{Burst, BurstCpu};
+pub use burst::{Burst, BurstCpu, BurstUnmap};
 pub use deferred::{Deferred, DeferredQueue};
 pub use descriptors::Descriptors;
 pub use never::Never;
@@ -21,7 +21,9 @@ pub use per_cycle::{PerCycle, PerCycleOutcome};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
-pub use crate::token::{BurstKey, Outcome, PendingUnmap, Released, ReleasedStale, Withheld};
+pub use crate::token::{
+    BurstKey, Outcome, PendingUnmap, Released, ReleasedOrWithheld, ReleasedStale, Withheld,
+};
 
 use alloc::vec::Vec;
 

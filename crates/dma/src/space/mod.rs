@@ -22,7 +22,8 @@ pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePage
 pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
 pub use shadow::{
-    FromDevice, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace, WhenExhausted,
+    FromDevice, HybridPolicy, HybridSpace, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool,
+    ShadowSpace, SplitTable, WhenExhausted,
 };
 
 pub use crate::error::UnmapRefusal;
@@ -341,6 +342,12 @@ pub trait CopyingSpace: AddressSpace {
     fn shadow(&self, range: IovaRange) -> Option<PhysRange> {
         let _ = range;
         None
+    }
+
+    /// Calls `each` with every part of the live mapping at `range` that the device reaches as a
+    /// copy, if it reaches the rest of the buffer itself: the addresses and the memory of the copy.
+    fn each_copied_part(&self, range: IovaRange, each: &mut dyn FnMut(IovaRange, PhysRange)) {
+        let _ = (range, each);
     }
 
     /// Limits the bytes that the unmap of the mapping at `range` copies to its buffer: the first

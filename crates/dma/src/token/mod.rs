@@ -16,8 +16,8 @@ mod unmap;
 pub use attachment::{AddressLimits, Attachment};
 pub use mapping::{BounceSlot, DmaSegment, MapResult, Mapping};
 pub use unmap::{
-    BurstKey, ClearedRange, NotInvalidated, Outcome, PendingUnmap, Released, ReleasedStale,
-    StillMapped, Withheld,
+    BurstKey, ClearedRange, NotInvalidated, Outcome, PendingUnmap, Released, ReleasedOrWithheld,
+    ReleasedStale, StillMapped, Withheld,
 };
 
 pub(crate) use attachment::DomainHandle;

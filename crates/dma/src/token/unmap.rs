@@ -36,6 +36,16 @@ pub struct ReleasedStale<B>(pub B);
 #[derive(Debug, PartialEq, Eq)]
 pub struct Withheld;
 
+/// The result of an unmap in a space in which a device uses copies of some buffers.
+#[must_use = "the buffer is lost unless it is taken out"]
+#[derive(Debug, PartialEq, Eq)]
+pub enum ReleasedOrWithheld<B> {
+    /// The device used a copy. The driver has the buffer back.
+    Released(B),
+    /// The layer withholds the buffer until its burst ends.
+    Withheld,
+}
+
 /// Identifies a burst: it collects the unmaps of one ring and direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BurstKey {
@@ -91,6 +101,16 @@ impl<B> Outcome<B> for Withheld {
     #[inline]
     fn into_buffer(self) -> Option<B> {
         None
+    }
+}
+
+impl<B> Outcome<B> for ReleasedOrWithheld<B> {
+    #[inline]
+    fn into_buffer(self) -> Option<B> {
+        match self {
+            Self::Released(buffer) => Some(buffer),
+            Self::Withheld => None,
+        }
     }
 }
 

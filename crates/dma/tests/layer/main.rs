@@ -12,6 +12,7 @@ mod detach;
 mod directions;
 mod dma_ops;
 mod flush_queues;
+mod hybrid;
 mod invalidations;
 mod link;
 mod lists;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{FlushPolicy, Never, Strict};
+use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::ring::{RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Rings, Space};
 use ringfence_hw::RingLogic;
@@ -20,7 +20,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{DATA_BYTES, MEMORY_BYTES};
 use ringfence_lab::ring::RingParts;
-use ringfence_lab::shadow::ShadowParts;
+use ringfence_lab::shadow::CopyParts;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -180,11 +180,11 @@ impl ModeVisitor for MakeReplica {
         Err(LabError::Internal("an experiment on a cache"))
     }
 
-    fn shadow<T: ReplayTable>(self, parts: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
         let platform = bench_with_buffers(self.write_back)?;
         let memory = Rc::clone(&platform.arena);
         let make = parts.make_space(self.coherency, None);
-        let replay = Box::new(TimedReplay::new(Strict, platform, make));
+        let replay = Box::new(TimedReplay::new(parts.flush(), platform, make));
         Ok(Box::new(Copying { replay, memory }))
     }
 

@@ -10,7 +10,8 @@ pub(crate) use allocators::{
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};
 pub(crate) use tables::{
-    flat_table, leaf_cached_radix, plain_radix, reclaiming_radix, reclaiming_radix_full_page,
+    LeafCachedRadix, flat_table, leaf_cached_radix, plain_radix, reclaiming_radix,
+    reclaiming_radix_full_page,
 };
 
 use std::cell::RefCell;

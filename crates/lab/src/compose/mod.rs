@@ -142,6 +142,11 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
         (_, F::DescriptorAsPublished) => Some(
             "the policy as published unmaps whole descriptors; use alloc=contiguous,table=radix",
         ),
+        (A::ShadowHybrid, F::PerUnmap | F::Burst) if table == T::CachedRadix => None,
+        (A::ShadowHybrid, _) => Some(
+            "the pages of large buffers must be out of reach before the driver has them back, in \
+            one kind of table; use table=cached-radix,flush=burst or per-unmap",
+        ),
         (A::Shadow | A::Pool, F::PerUnmap) if table == T::Radix => None,
         (A::Shadow | A::Pool, _) => Some(
             "the buffers of a pool stay mapped, so nothing is left to flush, in one kind of table; \
@@ -212,8 +217,8 @@ fn unsupported_owner(
             A::Shadow,
             ..,
         )
-        | (Owner::Kernel, A::Pool, ..) => None,
-        (_, A::Pool, ..) => {
+        | (Owner::Kernel, A::Pool | A::ShadowHybrid, ..) => None,
+        (_, A::Pool | A::ShadowHybrid, ..) => {
             Some("the kernel that owns the driver's buffers has the pool; use owner=kernel")
         }
         (_, A::Shadow, ..) => Some(
@@ -336,6 +341,9 @@ mod tests {
             "alloc=pool,table=radix,flush=per-unmap,owner=xen",
             "alloc=shadow,table=flat,flush=per-unmap",
             "alloc=shadow,table=radix,flush=per-unmap,owner=emulated",
+            "alloc=shadow-hybrid,table=cached-radix,flush=per-cpu-queue",
+            "alloc=shadow-hybrid,table=radix,flush=burst",
+            "alloc=shadow-hybrid,table=cached-radix,flush=burst,owner=sidecore",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",
             "alloc=identity,table=ring,flush=never",

@@ -242,6 +242,17 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
         space.shadow(range)
     }
 
+    fn copied_parts(&self, key: OpKey, range: IovaRange) -> Vec<(IovaRange, PhysRange)> {
+        let mut parts = Vec::new();
+        let attachments = self.attachments.get(key.device.index());
+        let at = attachments.and_then(Option::as_ref);
+        let at = at.map(|at| at.for_direction(key.direction));
+        if let Some(space) = at.and_then(|at| self.dma.space(at)) {
+            space.each_copied_part(range, &mut |iova, copy| parts.push((iova, copy)));
+        }
+        parts
+    }
+
     fn copies(&self, device: DeviceIndex) -> Option<CopyPool> {
         let attachments = self.attachments.get(device.index())?.as_ref()?;
         let at = attachments.for_direction(Direction::ToDevice);

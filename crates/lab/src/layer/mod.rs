@@ -214,6 +214,13 @@ pub trait DmaOps {
         None
     }
 
+    /// Returns the parts of the mapping at `range` that the device reaches as copies, if it reaches
+    /// the rest of the buffer itself: addresses and copy of each.
+    fn copied_parts(&self, key: OpKey, range: IovaRange) -> Vec<(IovaRange, PhysRange)> {
+        let _ = (key, range);
+        Vec::new()
+    }
+
     /// Returns the pool of the copies that the device uses; `None` without copies.
     fn copies(&self, device: DeviceIndex) -> Option<CopyPool> {
         let _ = device;

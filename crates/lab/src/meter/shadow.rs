@@ -1,7 +1,8 @@
 //! The meter of modes with a pool that stays mapped.
 //!
 //! Their cost is the copy, and the pool. It has no component to ablate, so all cycles count as
-//! `other`. With shadow buffers, replays copy real bytes between the trace's addresses and the
+//! `other`: also the maps, the unmaps
+//! and the descriptors of the large buffers that a mode maps. With shadow buffers, replays copy real bytes between the trace's addresses and the
 //! pool. With the driver's own buffers, they copy the bytes that the driver inspects to an array.
 //! All timed replays share one memory, because the contents of buffers do not matter and a trace
 //! may have many pages. A host that owns the table keeps it in a memory of its own.
@@ -11,20 +12,19 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use ringfence_dma::MapError;
-use ringfence_dma::flush::Strict;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PageSize, PhysAddr, PhysMemory, PhysRange};
 
-use super::{Ablations, AllocTrace, Clock, TimedReplay};
+use super::{Ablations, AllocTrace, Clock};
 use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Host;
-use crate::layer::{DmaLayer, Inspected, LayerPlatform, PoolLayer};
+use crate::layer::{DmaLayer, LayerPlatform};
 use crate::plan::{Plan, Step};
 use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
 use crate::replay::{DynTimedReplay, PlanResources};
-use crate::shadow::ShadowParts;
+use crate::shadow::CopyParts;
 
 /// A timed replay that copies buffers of `memory`.
 struct Copying {
@@ -114,42 +114,22 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short.
-    pub fn shadow<T: ReplayTable>(
-        parts: ShadowParts<T>,
-        coherency: Coherency,
-        repetitions: usize,
-    ) -> Result<Self, LabError> {
-        let platforms = Platforms::new(repetitions)?;
-        let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let (host, platform) = platforms.next::<T>(coherency)?;
-            let memory = Rc::clone(&platform.arena);
-            let make = parts.make_space(coherency, host);
-            Ok(Box::new(Copying {
-                replay: Box::new(TimedReplay::new(Strict, platform, make)),
-                memory,
-            }))
-        };
-        Self::undivided(repetitions, &whole)
-    }
-
-    /// Creates the meter of a mode whose driver takes its buffers from a pool, and copies
-    /// `inspected` bytes of each that the device writes.
-    ///
-    /// # Errors
-    /// Memory is short.
-    pub fn pool<T: ReplayTable>(
-        parts: ShadowParts<T>,
+    pub fn shadow<P: CopyParts>(
+        parts: P,
         coherency: Coherency,
         inspected: u32,
         repetitions: usize,
     ) -> Result<Self, LabError> {
         let platforms = Platforms::new(repetitions)?;
         let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let (host, platform) = platforms.next::<T>(coherency)?;
+            let (host, platform) = platforms.next::<P::Table>(coherency)?;
+            let memory = Rc::clone(&platform.arena);
             let make = parts.make_space(coherency, host);
-            let layer = DmaLayer::new(Strict, platform, make);
-            let layer = PoolLayer::new(layer, inspected, Inspected::Array);
-            Ok(Box::new(TimedReplay::of(Box::new(layer))))
+            let layer = DmaLayer::new(parts.flush(), platform, make);
+            Ok(Box::new(Copying {
+                replay: parts.timed(layer, inspected),
+                memory,
+            }))
         };
         Self::undivided(repetitions, &whole)
     }

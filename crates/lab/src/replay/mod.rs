@@ -21,5 +21,5 @@ pub use outcomes::{Exposure, Outcomes, RingOutcomes};
 pub use release_delays::{Delays, ReleaseDelays};
 pub use stalled::{StalledMap, StalledMaps};
 pub use steps::{PlanResources, Replay};
-pub(crate) use timed::DynTimedReplay;
+pub use timed::DynTimedReplay;
 pub use timed::{Clock, EmptyLoop, TimedReplay, cycles};

@@ -17,7 +17,7 @@ use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
 use ringfence_lab::replay::{Attackers, CheckedReplay, Outcomes};
 use ringfence_lab::ring::RingParts;
-use ringfence_lab::shadow::ShadowParts;
+use ringfence_lab::shadow::CopyParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
@@ -143,7 +143,7 @@ impl ModeVisitor for OnFickle<'_> {
         unreachable!("no mode here")
     }
 
-    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
         unreachable!("no mode here")
     }
 
@@ -225,7 +225,7 @@ impl ModeVisitor for Cramped<'_> {
         unreachable!("no mode here")
     }
 
-    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
         unreachable!("no mode here")
     }
 

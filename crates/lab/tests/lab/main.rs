@@ -10,6 +10,7 @@ mod descriptors;
 mod failures;
 mod guest_replays;
 mod hostile;
+mod hybrid;
 mod machine;
 mod plans;
 mod pools;

@@ -20,7 +20,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::modes::{Mode, Owner};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::ring::{RingParts, RingSizes};
-use ringfence_lab::shadow::ShadowParts;
+use ringfence_lab::shadow::CopyParts;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidator, Nanos, PhysAddr};
@@ -141,7 +141,7 @@ impl ModeVisitor for AllReplicas<'_> {
         None
     }
 
-    fn shadow<T: ReplayTable>(self, _: ShadowParts<T>) -> Self::Output {
+    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
         None
     }
 

@@ -19,13 +19,18 @@
 //! | `pool.rs` | the memory of a pool, its slots and the copies |
 //! | `slots.rs` | free slots: of a CPU, of the pool, and new ones |
 //! | `lend.rs` | slots that a driver uses as buffers, without a copy |
+//! | `sync.rs` | the copies of a sync |
 //! | `mod.rs` | the space: an allocator and a table with a pool |
+//! | `hybrid/` | the space that maps the whole pages of large buffers |
 
+mod hybrid;
 mod lend;
 mod page;
 mod pool;
 mod slots;
+mod sync;
 
+pub use hybrid::{HybridPolicy, HybridSpace, SplitTable};
 pub use pool::{ShadowDepot, ShadowPool};
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +48,7 @@ use super::{
 };
 use crate::error::ShadowError;
 use crate::{MapReason, Platform};
-use page::{Extent, ORDERS, SlotKind};
+use page::{ORDERS, SlotKind};
 use pool::FreeSlots;
 
 /// The contents of the copy of a buffer that the device only writes.
@@ -75,6 +80,17 @@ pub enum WhenExhausted {
 pub struct ShadowPolicy {
     pub from_device: FromDevice,
     pub when_exhausted: WhenExhausted,
+}
+
+impl ShadowPolicy {
+    /// Returns true if a copy with these permissions begins as a copy of the buffer.
+    #[inline]
+    fn fills(self, permissions: Permissions) -> bool {
+        match self.from_device {
+            FromDevice::Kept => true,
+            FromDevice::Unspecified => permissions.allows(Access::Read),
+        }
+    }
 }
 
 /// An allocator and a table with a pool of shadow buffers.
@@ -234,10 +250,7 @@ where
                 return self.map_without_shadow(cpu, platform, pieces, permissions, limits, error);
             }
         };
-        let copies = match self.policy.from_device {
-            FromDevice::Kept => true,
-            FromDevice::Unspecified => permissions.allows(Access::Read),
-        };
+        let copies = self.policy.fills(permissions);
         match self
             .pool
             .fill(platform.memory(), slot, kind, pieces, copies)
@@ -375,14 +388,8 @@ where
         }
         self.pool.each_piece(slot, |index, page, piece| {
             let wanted = self.pool.overlap(index, &piece, part);
-            if !wanted.is_empty() {
-                let old = page.synced();
-                let new = old.hull(wanted);
-                for part in new.without(old) {
-                    self.pool.copy_out(platform.memory(), index, &piece, part);
-                }
-                page.set_synced(new);
-            }
+            let memory = platform.memory();
+            self.pool.give_to_cpu(memory, index, page, &piece, wanted);
         });
     }
 
@@ -390,27 +397,12 @@ where
         let Some((slot, kind)) = self.shadowed(mapping) else {
             return;
         };
-        let copies =
-            kind.permissions.allows(Access::Read) || self.policy.from_device == FromDevice::Kept;
+        let copies = self.policy.fills(kind.permissions);
         self.pool.each_piece(slot, |index, page, piece| {
             let wanted = self.pool.overlap(index, &piece, part);
-            if !wanted.is_empty() {
-                if copies {
-                    self.pool.copy_in(platform.memory(), index, &piece, wanted);
-                }
-                let Extent { lo, hi } = page.synced();
-                page.set_synced(if wanted.lo <= lo {
-                    Extent {
-                        lo: lo.max(wanted.hi),
-                        hi,
-                    }
-                } else {
-                    Extent {
-                        lo,
-                        hi: hi.min(wanted.lo),
-                    }
-                });
-            }
+            let memory = platform.memory();
+            self.pool
+                .give_to_device(memory, index, page, &piece, wanted, copies);
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ringfence_types::{Permissions, PhysAddr, PhysRange};
+use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr, PhysRange};
 
 use crate::space::GRANULE;
 
@@ -10,6 +10,8 @@ use crate::space::GRANULE;
 const FIRST: u64 = 1 << 32;
 /// Flag of a piece word: another piece of the mapping begins on the page after this one.
 const MORE: u64 = 1 << 33;
+/// Flag of a piece word: the piece is a part of a buffer whose other pages are mapped themselves.
+const PART: u64 = 1 << 34;
 
 /// Number of slot sizes: 1 to 4096 pages, in powers of two.
 pub(super) const ORDERS: usize = 13;
@@ -139,6 +141,15 @@ impl Piece {
     pub(super) fn offset(&self) -> u64 {
         self.original.start().offset_in(GRANULE.bytes())
     }
+
+    /// Returns the bytes of a piece mapped at `start` that lie in `part`.
+    pub(super) fn overlap(&self, start: Iova, part: IovaRange) -> Extent {
+        let within = |at: u64| at.saturating_sub(start.get()).min(self.original.bytes()) as u32;
+        Extent {
+            lo: within(part.start().get()),
+            hi: within(part.last().get().saturating_add(1)),
+        }
+    }
 }
 
 /// The state of one page of a pool. Only the owner of the page's slot changes it: a CPU that has
@@ -177,7 +188,19 @@ impl Page {
     pub(super) fn put(&self, original: PhysRange, is_first: bool, more: bool) {
         let first = if is_first { FIRST } else { 0 };
         let more = if more { MORE } else { 0 };
-        let word = (original.bytes() & u64::from(u32::MAX)) | first | more;
+        self.put_flagged(original, first | more);
+    }
+
+    /// Records a part of a buffer whose other pages are mapped themselves. The page begins no
+    /// mapping.
+    #[inline]
+    pub(super) fn put_part(&self, original: PhysRange) {
+        self.put_flagged(original, PART);
+    }
+
+    #[inline]
+    fn put_flagged(&self, original: PhysRange, flags: u64) {
+        let word = (original.bytes() & u64::from(u32::MAX)) | flags;
         self.original
             .store(original.start().get(), Ordering::Relaxed);
         self.synced.store(0, Ordering::Relaxed);
@@ -207,6 +230,12 @@ impl Page {
     #[inline]
     pub(super) fn begins_mapping(&self) -> bool {
         self.piece.load(Ordering::Relaxed) & FIRST != 0
+    }
+
+    /// Returns true if the slot that begins on this page holds a copy.
+    #[inline]
+    pub(super) fn begins_copy(&self) -> bool {
+        self.piece.load(Ordering::Relaxed) & (FIRST | PART) != 0
     }
 
     /// Returns the piece that begins on this page.

@@ -118,7 +118,7 @@ impl<L> ShadowPool<L> {
 
     /// Returns the bytes of the slots that mappings use. Reads the state of every page.
     pub fn bytes_in_use(&self) -> u64 {
-        let used = self.pages.iter().filter(|page| page.begins_mapping());
+        let used = self.pages.iter().filter(|page| page.begins_copy());
         let pages = used.filter_map(|page| Some(u64::from(page.kind()?.pages())));
         pages.sum::<u64>() << GRANULE.shift()
     }
@@ -256,6 +256,41 @@ impl<L> ShadowPool<L> {
             .and_then(|(start, last)| IovaRange::inclusive(start, last)))
     }
 
+    /// Records a part of a page in the slot at `slot`. The caller maps the slot's page in the range
+    /// of the buffer. Treats bytes as [`fill`](Self::fill) does. Returns the memory of the copy.
+    ///
+    /// # Errors
+    /// The part lies outside memory. The slot holds nothing.
+    #[inline]
+    pub(super) fn fill_part(
+        &self,
+        memory: &impl PhysMemory,
+        slot: u32,
+        kind: SlotKind,
+        original: PhysRange,
+        copies: bool,
+    ) -> Result<Option<PhysRange>, MemoryError> {
+        let (start, bytes) = (original.start(), original.bytes());
+        let offset = start.offset_in(GRANULE.bytes());
+        let shadow = self.address(slot).wrapping_add(offset);
+        let filled = if copies {
+            copy(memory, start, shadow, bytes)
+        } else {
+            check(memory, start, bytes)
+        };
+        if let Err(error) = filled {
+            self.empty(memory, slot, kind, copies);
+            return Err(error);
+        }
+        if let Some(page) = self.page(slot) {
+            page.put_part(original);
+        }
+        if copies {
+            self.scrub(memory, slot, kind.pages(), offset, bytes)?;
+        }
+        Ok(PhysRange::new(shadow, bytes))
+    }
+
     /// Zeroes the bytes of earlier buffers on `pages` pages from `index`, outside the `bytes` bytes
     /// from `offset`, which hold a new one (attack A34).
     #[inline]
@@ -292,7 +327,7 @@ impl<L> ShadowPool<L> {
 
     /// Removes all records of a slot whose map failed, and zeroes it if it holds bytes of buffers.
     #[cold]
-    fn empty(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, copies: bool) {
+    pub(super) fn empty(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, copies: bool) {
         for number in 0..kind.pages() {
             if let Some(page) = self.page(slot.saturating_add(number)) {
                 page.clear();
@@ -425,15 +460,11 @@ impl<L> ShadowPool<L> {
         }
     }
 
-    /// Returns the part of a piece that lies in `part`.
+    /// Returns the part of a piece that lies in `part`, of a mapping in the pool.
     pub(super) fn overlap(&self, index: u32, piece: &Piece, part: IovaRange) -> Extent {
-        let Some(start) = self.iova_of(index, piece.offset()) else {
-            return Extent::default();
-        };
-        let within = |at: u64| at.saturating_sub(start.get()).min(piece.original.bytes()) as u32;
-        Extent {
-            lo: within(part.start().get()),
-            hi: within(part.last().get().saturating_add(1)),
+        match self.iova_of(index, piece.offset()) {
+            Some(start) => piece.overlap(start, part),
+            None => Extent::default(),
         }
     }
 
@@ -446,6 +477,6 @@ impl<L> ShadowPool<L> {
 
     /// Returns true if a mapping uses a slot. Reads the state of every page.
     pub(super) fn is_in_use(&self) -> bool {
-        self.pages.iter().any(Page::begins_mapping)
+        self.pages.iter().any(Page::begins_copy)
     }
 }

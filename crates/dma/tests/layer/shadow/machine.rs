@@ -14,7 +14,7 @@ use crate::rig::*;
 pub(super) type Shadowed = ShadowSpace<Accounts<Tree>, Plain, RefCell<ShadowDepot>>;
 
 /// First byte of the pool. Buffers lie below.
-pub(super) const POOL: u64 = 8 << 20;
+pub(crate) const POOL: u64 = 8 << 20;
 
 pub(super) const POLICY: ShadowPolicy = ShadowPolicy {
     from_device: FromDevice::Kept,
@@ -144,14 +144,14 @@ impl Machine {
 }
 
 /// Returns bytes that differ from their neighbours, none of which is 0.
-pub(super) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes)
         .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) | 1)
         .collect()
 }
 
 /// Returns the whole pages of a mapping.
-pub(super) fn pages_of(range: IovaRange) -> IovaRange {
+pub(crate) fn pages_of(range: IovaRange) -> IovaRange {
     let start = range.start().align_down(PAGE);
     let last = range.last().align_down(PAGE).wrapping_add(PAGE - 1);
     IovaRange::inclusive(start, last).unwrap()

@@ -18,6 +18,7 @@ use crate::limits::ReplayLimits;
 use crate::oracle::{GrantId, Oracle, Ownership, Windows};
 use crate::plan::Plan;
 use crate::platform::SharedPlatform;
+use crate::reached::with_copies;
 use crate::replay::bus::CheckedBus;
 use crate::replay::hooks::{MapStep, ReplayHooks};
 use crate::replay::oracle_observer::DeviceIndexTable;
@@ -247,6 +248,11 @@ impl<H: Hardware> OracleHooks<H> {
                 }
                 let copies = copies_of(pieces, shadow)?;
                 return Ok(self.oracle.grant(row, range, &copies, direction));
+            }
+            let parts = layer.copied_parts(key, range);
+            if let (false, Some(pool)) = (parts.is_empty(), layer.copies(key.device)) {
+                let reached = with_copies(pieces, range, &parts, pool.memory)?;
+                return Ok(self.oracle.grant(row, range, &reached, direction));
             }
             return Ok(self.oracle.grant(row, range, pieces, direction));
         }

@@ -113,8 +113,11 @@ impl<D: DmaOps + ?Sized> TimedReplay<D> {
 }
 
 /// A timed replay of any layer.
-pub(crate) trait DynTimedReplay {
+pub trait DynTimedReplay {
     /// Prepares for the steps of a plan.
+    ///
+    /// # Errors
+    /// Memory is short.
     fn prepare_for(&mut self, needs: &PlanResources) -> Result<(), LabError>;
 
     /// Performs the steps of a plan, as [`TimedReplay::run`] does.

@@ -1,0 +1,457 @@
+//! Hybrid copying: small buffers are copied, and of large ones only the parts of pages that the
+//! buffer may share with other data (Markuze, Morrison and Tsafrir, ASPLOS 2016).
+//!
+//! A large buffer is split. Its whole pages hold nothing but the buffer, so they are mapped
+//! themselves. The parts on its first and last page are copied into slots of the pool. One range of
+//! addresses maps slots and pages in the order of the buffer. An unmap clears the range and copies
+//! the parts that the device wrote to the buffer. The flush policy invalidates the range before the
+//! driver gets the buffer back, so the device reaches no byte outside live mappings.
+//!
+//! Slots of a split buffer stay in use until the invalidation. Until then, a stale translation
+//! leads to them, and another buffer in them could receive late writes.
+//!
+//! Departures from the paper:
+//!
+//! - The threshold counts the bytes on whole pages, which the split saves to copy. The paper counts
+//!   all bytes of the buffer.
+//! - Pieces of a list are split one by one. The paper splits single buffers.
+//!
+//! | file | one concept |
+//! |---|---|
+//! | `runs.rs` | the division of a buffer into parts of pages and whole pages |
+//! | `splits.rs` | the split mappings, by address |
+//! | `mod.rs` | the space: small buffers go to a [`ShadowSpace`] |
+
+mod runs;
+mod splits;
+
+pub use splits::SplitTable;
+
+use alloc::vec::Vec;
+
+use ringfence_iova::{FreeProof, IovaAllocator};
+use ringfence_types::{
+    Access, CachedLevels, DomainId, Flushed, Invalidation, IovaRange, Lock, Permissions, PfnRange,
+    PhysRange, WholeDomain,
+};
+
+use super::page::{Page, Piece, SlotKind};
+use super::{FromDevice, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace};
+use crate::error::ShadowError;
+use crate::space::{
+    AddressLimits, AddressSpace, CachingSpace, CopiedOrCleared, CopyPool, CopyingSpace, GRANULE,
+    IoPageTable, MapResult, Paged, RingSpace, SgSpace, UnmapRefusal, WhenExhausted,
+};
+use crate::{MapReason, Platform};
+use runs::{Run, has_whole_pages_only, runs, whole_bytes};
+use splits::{Part, Parts};
+
+/// The choices of a [`HybridSpace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HybridPolicy {
+    /// The contents of copies that the device only writes.
+    pub from_device: FromDevice,
+    /// Least number of bytes on whole pages of a buffer that is split. A buffer without a whole
+    /// page is always copied. `u64::MAX` copies every buffer.
+    pub threshold: u64,
+}
+
+/// A [`ShadowSpace`] that maps the whole pages of large buffers.
+///
+/// # Bounds
+/// Those of the [`ShadowSpace`], and those of the [`SplitTable`].
+///
+/// # Limits
+/// - A map that finds no free slot is refused.
+/// - The device may change the whole pages of a split buffer until the invalidation, also after a
+///   sync and beyond the number of received bytes. A driver that must keep what it has examined
+///   copies it, as with every mapping without a copy.
+#[derive(Debug)]
+pub struct HybridSpace<A, T, L, R> {
+    shadow: ShadowSpace<A, T, L>,
+    splits: R,
+    threshold: u64,
+}
+
+impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
+    /// Creates a space with `pool` in front of `paged`. `lock` creates the embedder's lock.
+    pub fn new(
+        paged: Paged<A, T>,
+        pool: ShadowPool<L>,
+        policy: HybridPolicy,
+        lock: impl FnOnce(SplitTable) -> R,
+    ) -> Self {
+        let shadow = ShadowPolicy {
+            from_device: policy.from_device,
+            // The pages of a buffer without a copy hold other data.
+            when_exhausted: WhenExhausted::Refuse,
+        };
+        Self {
+            shadow: ShadowSpace::new(paged, pool, shadow),
+            splits: lock(SplitTable::default()),
+            threshold: policy.threshold.max(GRANULE.bytes()),
+        }
+    }
+
+    /// Returns the space of small buffers, with allocator, table and pool.
+    pub fn shadow_space(&self) -> &ShadowSpace<A, T, L> {
+        &self.shadow
+    }
+
+    /// Returns the number of live mappings of split buffers.
+    pub fn split_mappings(&self) -> usize {
+        self.splits.with(|splits| splits.live())
+    }
+
+    fn pool(&self) -> &ShadowPool<L> {
+        &self.shadow.pool
+    }
+
+    /// Returns the page with the record of a part, and its piece.
+    fn record(&self, part: &Part) -> Option<(&Page, Piece)> {
+        let page = self.pool().page(part.slot)?;
+        Some((page, page.piece()?))
+    }
+
+    /// Returns the parts of the live mapping at `range`; none if it is not split.
+    fn parts(&self, range: IovaRange) -> Parts {
+        let parts = self.splits.with(|splits| splits.parts(range));
+        parts.unwrap_or_default()
+    }
+}
+
+impl<A, T, L, R> HybridSpace<A, T, L, R>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+    R: Lock<SplitTable>,
+{
+    /// Maps the whole pages of `pieces`, and copies of all other bytes.
+    fn map_split<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        let mut parts = Parts::default();
+        let mapped = if has_whole_pages_only(pieces) {
+            let paged = &self.shadow.paged;
+            paged.map(&mut cpu.paged, platform, pieces, permissions, limits)
+        } else {
+            let memory = self.copy_parts(cpu, platform, pieces, permissions, limits, &mut parts);
+            memory.and_then(|memory| {
+                let paged = &self.shadow.paged;
+                paged.map(&mut cpu.paged, platform, &memory, permissions, limits)
+            })
+        };
+        match mapped {
+            Ok(mapped) => {
+                self.splits
+                    .with(|splits| splits.insert(mapped.range, parts));
+            }
+            Err(reason) => self.undo_parts(cpu, platform, &parts, reason),
+        }
+        mapped
+    }
+
+    /// Copies the parts of pages of `pieces` into slots, and adds them to `parts`. Returns the
+    /// memory that the device reaches, in the order of the pieces.
+    fn copy_parts<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+        parts: &mut Parts,
+    ) -> Result<Vec<PhysRange>, MapReason> {
+        let kind = SlotKind {
+            order: 0,
+            permissions,
+        };
+        let copies = self.shadow.policy.fills(permissions);
+        let mut memory = Vec::with_capacity(pieces.len().saturating_add(2));
+        let (mut page, mut before) = (0_u64, 0_u64);
+        for run in pieces.iter().flat_map(runs) {
+            let original = match run {
+                Run::Pages(pages) => {
+                    memory.push(pages);
+                    pages
+                }
+                Run::Part(original) => {
+                    let slot = self.shadow.take(cpu, platform, kind, limits)?;
+                    let (slot, kind) = slot.ok_or(MapReason::Shadow(ShadowError::Exhausted {
+                        pages: 1,
+                        pool: u64::from(self.pool().total()),
+                    }))?;
+                    let filled =
+                        self.pool()
+                            .fill_part(platform.memory(), slot, kind, original, copies);
+                    parts.push(Part {
+                        slot,
+                        kind,
+                        page,
+                        before,
+                    });
+                    let copy =
+                        filled.map_err(|error| MapReason::Shadow(ShadowError::Memory(error)))?;
+                    memory.extend(copy);
+                    original
+                }
+            };
+            page = page.saturating_add(original.pages(GRANULE));
+            before = before.saturating_add(original.bytes());
+        }
+        Ok(memory)
+    }
+
+    /// Removes the copies of a map that failed.
+    #[cold]
+    fn undo_parts<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        parts: &Parts,
+        reason: MapReason,
+    ) {
+        // The device may reach the slots at addresses that are never invalidated.
+        let is_reachable = matches!(reason, MapReason::RollbackFailed(_));
+        for part in parts.iter() {
+            let copies = self.shadow.policy.fills(part.kind.permissions);
+            self.pool()
+                .empty(platform.memory(), part.slot, part.kind, copies);
+            if !is_reachable {
+                self.shadow.put_back(cpu, part.slot, part.kind);
+            }
+        }
+    }
+
+    /// Calls `each` with the bytes that `part` of a split mapping has in each copy: the index of
+    /// the copy's page, the page with the record, the piece and its bytes.
+    fn each_overlap(
+        &self,
+        mapping: IovaRange,
+        part: IovaRange,
+        mut each: impl FnMut(&Part, &Page, Piece, super::page::Extent),
+    ) {
+        for copied in self.parts(mapping).iter() {
+            if let Some((page, piece)) = self.record(copied) {
+                let start = copied.iova(mapping.start(), piece.offset());
+                each(copied, page, piece, piece.overlap(start, part));
+            }
+        }
+    }
+}
+
+impl<A, T, L, R> AddressSpace for HybridSpace<A, T, L, R>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+    R: Lock<SplitTable>,
+{
+    type PerCpu = ShadowCpu<A::PerCpu, T::PerCpu>;
+    type FreeProof = A::FreeProof;
+    type UnmapResult = CopiedOrCleared<T::Pages>;
+
+    fn per_cpu(&self) -> Self::PerCpu {
+        self.shadow.per_cpu()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.shadow.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        if whole_bytes(pieces) < self.threshold {
+            self.shadow.map(cpu, platform, pieces, permissions, limits)
+        } else {
+            self.map_split(cpu, platform, pieces, permissions, limits)
+        }
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<Self::UnmapResult, UnmapRefusal> {
+        if self.pool().index(range.start()).is_some() {
+            return self.shadow.unmap(cpu, platform, range);
+        }
+        let Some(parts) = self.splits.with(|splits| splits.begin_unmap(range))? else {
+            return self.shadow.unmap(cpu, platform, range);
+        };
+        let paged = &self.shadow.paged;
+        match paged.unmap(&mut cpu.paged, platform, range) {
+            Ok(cleared) => {
+                for part in parts.iter() {
+                    if let Some((_, piece)) = self.record(part) {
+                        let memory = platform.memory();
+                        self.pool().finish(memory, part.slot, part.kind, piece);
+                    }
+                }
+                Ok(CopiedOrCleared::Cleared(cleared))
+            }
+            Err(refusal) => {
+                self.splits.with(|splits| splits.undo_unmap(range));
+                Err(refusal)
+            }
+        }
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.shadow.sync(cpu, platform);
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.split_mappings() == 0 && self.shadow.is_empty(platform)
+    }
+
+    /// Frees a range, and the slots that it mapped.
+    #[inline]
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) {
+        let page = range.range().lo();
+        let parts = self.splits.with(|splits| splits.remove(page));
+        for part in parts.iter().flat_map(Parts::iter) {
+            self.shadow.put_back(cpu, part.slot, part.kind);
+        }
+        self.shadow.release(cpu, range);
+    }
+
+    fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
+        self.shadow.flushed(cpu, proof);
+    }
+
+    fn drain(&self, cpu: &mut Self::PerCpu) {
+        self.shadow.drain(cpu);
+    }
+
+    fn reserved(&self, range: PfnRange) -> PfnRange {
+        self.shadow.reserved(range)
+    }
+
+    #[inline]
+    fn invalidation(&self, range: PfnRange, levels: CachedLevels) -> Invalidation {
+        self.shadow.invalidation(range, levels)
+    }
+}
+
+impl<A, T, L, R> SgSpace for HybridSpace<A, T, L, R>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+    R: Lock<SplitTable>,
+{
+}
+
+impl<A, T, L, R> RingSpace for HybridSpace<A, T, L, R>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+    R: Lock<SplitTable>,
+{
+}
+
+impl<A, T, L, R> CachingSpace for HybridSpace<A, T, L, R>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+    R: Lock<SplitTable>,
+{
+    /// Maps memory that the CPU and the device share, which a copy cannot replace.
+    fn map_bypass_cache<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        self.shadow
+            .map_bypass_cache(cpu, platform, pieces, permissions, limits)
+    }
+}
+
+impl<A, T, L, R> CopyingSpace for HybridSpace<A, T, L, R>
+where
+    A: IovaAllocator,
+    T: IoPageTable,
+    L: Lock<ShadowDepot>,
+    R: Lock<SplitTable>,
+{
+    fn copies(&self) -> Option<CopyPool> {
+        self.shadow.copies()
+    }
+
+    fn shadow(&self, range: IovaRange) -> Option<PhysRange> {
+        self.shadow.shadow(range)
+    }
+
+    fn each_copied_part(&self, range: IovaRange, each: &mut dyn FnMut(IovaRange, PhysRange)) {
+        for part in self.parts(range).iter() {
+            let Some((_, piece)) = self.record(part) else {
+                continue;
+            };
+            let bytes = piece.original.bytes();
+            let copy = self.pool().address(part.slot).wrapping_add(piece.offset());
+            let iova = IovaRange::new(part.iova(range.start(), piece.offset()), bytes);
+            if let (Some(iova), Some(copy)) = (iova, PhysRange::new(copy, bytes)) {
+                each(iova, copy);
+            }
+        }
+    }
+
+    fn set_received(&self, range: IovaRange, bytes: u64) {
+        if self.pool().index(range.start()).is_some() {
+            return self.shadow.set_received(range, bytes);
+        }
+        for part in self.parts(range).iter() {
+            if let Some((page, _)) = self.record(part) {
+                page.set_received(bytes.saturating_sub(part.before));
+            }
+        }
+    }
+
+    fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: IovaRange, part: IovaRange) {
+        if self.pool().index(mapping.start()).is_some() {
+            return self.shadow.sync_for_cpu(platform, mapping, part);
+        }
+        self.each_overlap(mapping, part, |copied, page, piece, wanted| {
+            if copied.kind.permissions.allows(Access::Write) {
+                let memory = platform.memory();
+                self.pool()
+                    .give_to_cpu(memory, copied.slot, page, &piece, wanted);
+            }
+        });
+    }
+
+    fn sync_for_device<P: Platform>(&self, platform: &P, mapping: IovaRange, part: IovaRange) {
+        if self.pool().index(mapping.start()).is_some() {
+            return self.shadow.sync_for_device(platform, mapping, part);
+        }
+        self.each_overlap(mapping, part, |copied, page, piece, wanted| {
+            let copies = self.shadow.policy.fills(copied.kind.permissions);
+            let memory = platform.memory();
+            self.pool()
+                .give_to_device(memory, copied.slot, page, &piece, wanted, copies);
+        });
+    }
+}

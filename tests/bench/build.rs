@@ -2,7 +2,7 @@
 
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
 use ringfence_dma::cache::Cycles;
-use ringfence_dma::flush::{FlushPolicy, Never, Strict};
+use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;

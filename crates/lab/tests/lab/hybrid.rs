@@ -165,7 +165,8 @@ fn the_threshold_is_where_a_copy_costs_as_much_as_a_mapping() {
     };
     // A page costs 2048 cycles to copy, and 48 to map: 2100 cycles take 2 pages to save.
     assert_eq!(costs.threshold(), 2 * PAGE);
-    let cases: [(fn(&mut TransferCosts), u64); 9] = [
+    type Change = fn(&mut TransferCosts);
+    let cases: [(Change, u64); 9] = [
         (|c| c.mapping_cycles = 0.0, PAGE),
         (|c| c.invalidation_cycles = 1901.0, 2 * PAGE),
         (|c| c.mappings_per_invalidation = 4.0, PAGE),

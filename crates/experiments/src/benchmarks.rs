@@ -92,8 +92,8 @@ pub(super) fn extra(
     })
 }
 
-/// Cycles per frame of a run of `packets` frames that costs `cost`, with the cycles that the history
-/// of `aged` adds to each allocation. An invalidation takes `price` cycles.
+/// Cycles per frame of a run of `packets` frames that costs `cost`, with the cycles that the
+/// history of `aged` adds to each allocation. An invalidation takes `price` cycles.
 fn per_frame(cost: &Cost, aged: Option<&HistoryCost>, price: f64, packets: u64) -> Measured {
     let packets = packets.max(1) as f64;
     let modelled = cost.invalidations as f64 * price;

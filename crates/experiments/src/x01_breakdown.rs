@@ -241,8 +241,8 @@ fn rows_of(cycles: &Cycles, modelled: f64) -> [(&'static str, &'static str, f64,
     ]
 }
 
-/// Reports riommu / strict after each component is replaced by the paper's. `strict` is the first of
-/// `columns`.
+/// Reports riommu / strict after each component is replaced by the paper's. The first of `columns`
+/// is `strict`.
 fn by_stages(
     setting: &Setting,
     runs: &[Run],
@@ -372,8 +372,8 @@ fn reasons(rows: &[FindingRow]) -> Vec<String> {
     let ((strict, printed_strict), (defer, printed_defer)) = (of("strict"), of("defer"));
     let search = format!(
         "In strict and defer, an allocation searches. It takes {strict:.0} and {defer:.0} steps \
-        here. EIOVAR Table 2 prints {printed_strict} and {printed_defer} steps for this workload on \
-        this machine after 150 runs. In strict+ and defer+ the allocator only checks a list."
+        here. EIOVAR Table 2 prints {printed_strict} and {printed_defer} steps for this workload \
+        on this machine after 150 runs. In strict+ and defer+ the allocator only checks a list."
     );
     let because = [
         ("map, iova alloc", search.as_str()),

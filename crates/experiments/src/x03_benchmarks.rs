@@ -348,7 +348,7 @@ mod tests {
         let wanted = ["brcm stream", "brcm apache 1M"].map(|group| format!("{group}: {WIRE}"));
         assert_eq!(wires, wanted);
         // 1500 bytes at 3.1 GHz and 10 Gbit/s.
-        assert!((value(&rows, &wires[0]) - 3720.0).abs() < 1e-6);
+        assert!((value(&rows, wires[0]) - 3720.0).abs() < 1e-6);
     }
 
     #[test]

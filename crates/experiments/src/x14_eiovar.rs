@@ -284,7 +284,8 @@ mod tests {
         let mut setting = Setting::smoke();
         setting.packets = 4096;
         let found = on(&setting, &BENCHMARKS[..1]).unwrap();
-        // A throughput, and four metrics and the cycles of two modes, for each adapter and protection.
+        // For each adapter and protection: a throughput, and of two modes four metrics and the
+        // cycles.
         assert_eq!(found.rows.len(), 2 * 2 * (1 + 2 * 5));
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);

@@ -221,8 +221,8 @@ fn below_the_wire(all: Rows<'_>, failing: &[RatioRow<'_>]) -> String {
     let printed = names(printed.map(|printed| printed.text.as_str()));
     format!(
         "{} failing rows compare the throughput with strict+ where the wire limits riommu. Here \
-        strict+ does not fill the wire. It takes these cycles per frame: {cycles}. The paper prints \
-        {}.",
+        strict+ does not fill the wire. It takes these cycles per frame: {cycles}. The paper \
+        prints {}.",
         failing.len(),
         printed.join(", ")
     )

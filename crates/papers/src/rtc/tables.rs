@@ -59,9 +59,9 @@ pub struct Comparisons {
     pub delete_in_leaf: u64,
     /// Delete that also removes parents with one key, which the paper does not count.
     pub delete: u64,
-    /// The best search: nodes of more than 32 keys (Node64 or Node256) at all levels below a root of
-    /// one key. The paper prints 0, but a root never has more than 16 keys, and the search compares
-    /// them.
+    /// The best search: nodes of more than 32 keys, Node64 or Node256, at all levels below a root
+    /// of one key. The paper prints 0, but a root never has more than 16 keys, and the search
+    /// compares them.
     pub best: u64,
     /// The best insertion of the paper: the same nodes, and the leaf lacks the key. It searches the
     /// root as well.
@@ -145,7 +145,7 @@ impl Comparisons {
             }
             chains = chains.max(delete(&keys));
         }
-        // Node64 and Node256, with few keys and with all. One key less, the path's, leaves the type.
+        // Node64 and Node256 with few and with all keys, also without the path's key.
         let large = [34, 64, 66, 256].map(|keys| [1, keys, keys, keys, keys, keys, keys]);
         let worst_of = |cost: fn(&[u64]) -> u64| large.iter().map(|keys| cost(keys)).max();
         Self {

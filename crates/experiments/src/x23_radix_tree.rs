@@ -269,7 +269,8 @@ mod tests {
         );
     }
 
-    /// Six keys in six nodes lead to the leaf. A leaf of more than 32 keys is indexed, not searched.
+    /// Six keys in six nodes lead to the leaf. A leaf of more than 32 keys is indexed, not
+    /// searched.
     #[test]
     fn a_sorted_leaf_compares_as_a_binary_search_does() {
         assert_eq!(NodeKind::ALL.map(found_in_leaf), [2, 3, 5, 6, 0, 0]);

@@ -1,11 +1,11 @@
 //! The meter of modes with a pool that stays mapped.
 //!
 //! Their cost is the copy, and the pool. It has no component to ablate, so all cycles count as
-//! `other`: also the maps, the unmaps
-//! and the descriptors of the large buffers that a mode maps. With shadow buffers, replays copy real bytes between the trace's addresses and the
-//! pool. With the driver's own buffers, they copy the bytes that the driver inspects to an array.
-//! All timed replays share one memory, because the contents of buffers do not matter and a trace
-//! may have many pages. A host that owns the table keeps it in a memory of its own.
+//! `other`: also the maps, the unmaps and the descriptors of the large buffers that a mode maps.
+//! With shadow buffers, replays copy real bytes between the trace's addresses and the pool. With
+//! the driver's own buffers, they copy the bytes that the driver inspects to an array. All timed
+//! replays share one memory, because the contents of buffers do not matter and a trace may have
+//! many pages. A host that owns the table keeps it in a memory of its own.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -121,7 +121,7 @@ impl SplitTable {
         Ok(Some(split.parts.clone()))
     }
 
-    /// Undoes [`begin_unmap`](Self::begin_unmap).
+    /// Makes a split live again, after [`begin_unmap`](Self::begin_unmap).
     #[cold]
     pub(super) fn undo_unmap(&mut self, range: IovaRange) {
         if let Some(split) = self.by_page.get_mut(&Pfn::containing(range.start())) {

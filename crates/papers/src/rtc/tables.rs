@@ -59,8 +59,9 @@ pub struct Comparisons {
     pub delete_in_leaf: u64,
     /// Delete that also removes parents with one key, which the paper does not count.
     pub delete: u64,
-    /// The best search: nodes of more than 32 keys at all levels below a root of one key. The paper
-    /// prints 0, but a root never has more than 16 keys, and the search compares them.
+    /// The best search: nodes of more than 32 keys, Node64 or Node256, at all levels below a root
+    /// of one key. The paper prints 0, but a root never has more than 16 keys, and the search
+    /// compares them.
     pub best: u64,
     /// The best insertion of the paper: the same nodes, and the leaf lacks the key. It searches the
     /// root as well.
@@ -144,19 +145,23 @@ impl Comparisons {
             }
             chains = chains.max(delete(&keys));
         }
-        let large = [1, 256, 256, 256, 256, 256, 256];
-        let mut lacking = along_path(&large, false);
+        // Node64 and Node256 with few and with all keys, also without the path's key.
+        let large = [34, 64, 66, 256].map(|keys| [1, keys, keys, keys, keys, keys, keys]);
+        let worst_of = |cost: fn(&[u64]) -> u64| large.iter().map(|keys| cost(keys)).max();
         Self {
             search: found,
             insert,
             insert_sum: found + full.iter().map(|keys| sort(*keys)).sum::<u64>(),
             delete_in_leaf: delete(&full),
             delete: chains,
-            best: search(&mut along_path(&large, true)),
-            best_insert: counted(&mut lacking, |tree| {
-                let _ = tree.insert(0, 1);
-            }),
-            best_delete: delete(&large),
+            best: worst_of(|keys| search(&mut along_path(keys, true))).unwrap_or(0),
+            best_insert: worst_of(|keys| {
+                counted(&mut along_path(keys, false), |tree| {
+                    let _ = tree.insert(0, 1);
+                })
+            })
+            .unwrap_or(0),
+            best_delete: worst_of(delete).unwrap_or(0),
         }
     }
 }

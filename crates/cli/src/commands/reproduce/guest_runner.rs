@@ -293,20 +293,38 @@ mod tests {
 
     #[test]
     fn every_cell_is_a_guest_of_its_kind() {
-        for kind in Kind::ALL {
-            for configuration in Configuration::ALL {
-                let words = words(kind, configuration, Path::new("d"));
-                let has = |wanted: &str| words.iter().any(|word| word == wanted);
-                let baseline = configuration == Configuration::KvmBaseline;
-                assert_eq!(has("mode=sandbox"), kind == Kind::Simulated && !baseline);
-                assert_eq!(has("mode=assigned"), kind == Kind::Assigned);
-                assert_eq!(has("none"), baseline);
-                let hopt = configuration == Configuration::PviommuRtcHopt;
-                assert_eq!(has("--host-page-pool"), hopt);
-                let as_published = configuration == Configuration::RtcAsPublished;
-                assert_eq!(has("cache=1 as_published=1"), as_published);
-                // The cell uses no option that `guest run` refuses.
-                assert!(has("pviommu") || !hopt);
+        use Configuration::*;
+        let pviommu = ["--iommu", "pviommu", "--module-args"];
+        let configurations = [
+            (KvmBaseline, vec!["--iommu", "none"]),
+            (VirtioStrict, vec!["--strict"]),
+            (VirtioLazy, vec!["--lazy"]),
+            (Pviommu, [&pviommu[..], &["cache=0"]].concat()),
+            (PviommuRtc, [&pviommu[..], &["cache=1"]].concat()),
+            (
+                PviommuRtcHopt,
+                [&pviommu[..], &["cache=1", "--host-page-pool"]].concat(),
+            ),
+            (
+                RtcAsPublished,
+                [&pviommu[..], &["cache=1 as_published=1"]].concat(),
+            ),
+        ];
+        assert_eq!(configurations.len(), Configuration::ALL.len());
+        let net = "datagram=d/here:d/there,queues=4";
+        for (configuration, options) in configurations {
+            for kind in Kind::ALL {
+                let device = match kind {
+                    Kind::Simulated if configuration != KvmBaseline => {
+                        vec!["--disk", "mode=sandbox"]
+                    }
+                    Kind::Emulated | Kind::Simulated => vec![],
+                    Kind::Assigned => vec!["--disk", "mode=assigned"],
+                    Kind::ManyQueue => vec!["--cpus", "4", "--net", net],
+                };
+                let found = words(kind, configuration, Path::new("d"));
+                let wanted = [options.clone(), device].concat();
+                assert_eq!(found, wanted, "{kind:?} {configuration:?}");
             }
         }
     }

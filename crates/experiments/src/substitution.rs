@@ -116,6 +116,45 @@ mod tests {
         assert!(ring(Variant::Coherent, 1.0, &profile) > riommu + 4000.0);
     }
 
+    /// C is 1816 cycles plus two pairs. Table 1 has 588 + 438, 3986, 249 + 159, 2127 and 44 + 26.
+    #[test]
+    fn each_stage_replaces_its_component() {
+        let strict = Cycles {
+            map_iova_alloc: 100.0,
+            map_table: 20.0,
+            map_other: 3.0,
+            unmap_iova_find: 40.0,
+            unmap_iova_free: 5.0,
+            unmap_table: 60.0,
+            unmap_invalidation: 7.0,
+            unmap_invalidation_modelled: 2150.0,
+            unmap_other: 1.0,
+            ..Cycles::default()
+        };
+        let found = stages(&strict, 80.0);
+        let found: Vec<_> = found
+            .iter()
+            .map(|stage| (stage.what, stage.strict.round(), stage.riommu.round()))
+            .collect();
+        let wanted = [
+            ("nothing", 1816.0 + 2.0 * 2386.0, 1976.0),
+            // 80 becomes 1026.
+            ("page table", 1816.0 + 2.0 * 3332.0, 1976.0),
+            // 100 becomes 3986.
+            ("iova alloc", 1816.0 + 2.0 * 7218.0, 1976.0),
+            // 45 becomes 408.
+            ("iova find and free", 1816.0 + 2.0 * 7581.0, 1976.0),
+            // 2157 becomes 2127.
+            ("iotlb inv", 1816.0 + 2.0 * 7551.0, 1976.0),
+            // 4 becomes 70.
+            ("other", 1816.0 + 2.0 * 7617.0, 1976.0),
+            // Table 2: 1816 / 0.77, and 7.56 times that.
+            ("riommu's map and unmap (Table 2)", 17_050.0, 2358.0),
+            ("unexplained cycles of erratum 2", 17_830.0, 2358.0),
+        ];
+        assert_eq!(found, wanted);
+    }
+
     #[test]
     fn last_stage_equals_table_2() {
         let strict = Cycles {

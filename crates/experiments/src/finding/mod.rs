@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::figure::Figure;
 
 pub use row::{FindingRow, Measured, NullModel, Published, Requirement, TOLERANCE};
+pub(super) use verdict::ordered_pairs;
 pub use verdict::{NullScore, OrderScore, Score, Verdict};
 
 /// Result of one experiment.

@@ -114,6 +114,12 @@ impl Measured {
         self
     }
 
+    /// Returns true if the number is a cost without a modelled part, and below its spread: noise.
+    pub fn is_below_resolution(&self) -> bool {
+        let cost = self.measured_part.is_some() && self.modelled_part == Some(0.0);
+        cost && self.median < self.spread
+    }
+
     /// The same number in another unit: all parts and the spread times `factor`.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {

@@ -132,33 +132,43 @@ impl Score {
 /// Room for the binary representation of decimal numbers, relative to the numbers.
 const BINARY: f64 = 1e-9;
 
-/// Compares each pair of rows of a group. The paper asks for an order if its numbers differ by more
-/// than both roundings together. The measured numbers decide it if they differ by more than the
-/// larger spread.
-fn orders(rows: &[FindingRow]) -> OrderScore {
+/// Returns the pairs of rows of a group for which the paper prints an order: its numbers differ by
+/// more than both roundings together. The outcome is true if the order holds, false if it is
+/// reversed, and `None` if the measured numbers do not differ by more than the larger spread.
+pub(crate) fn ordered_pairs(rows: &[FindingRow]) -> Vec<([&FindingRow; 2], Option<bool>)> {
     let usable = rows.iter().filter_map(|row| {
         let measured = row.measured.filter(|_| !row.fitted)?;
-        Some((row.group?, row.published.as_ref()?, measured))
+        Some((row, row.group?, row.published.as_ref()?, measured))
     });
     let usable: Vec<_> = usable.collect();
-    let mut out = OrderScore::default();
-    for (place, (group, printed, measured)) in usable.iter().enumerate() {
-        for (other_group, other_printed, other) in usable.iter().skip(place + 1) {
+    let mut out = Vec::new();
+    for (place, (row, group, printed, measured)) in usable.iter().enumerate() {
+        for (other_row, other_group, other_printed, other) in usable.iter().skip(place + 1) {
             let wanted = printed.value - other_printed.value;
             let rounding = printed.rounding + other_printed.rounding;
             let binary = BINARY * printed.value.abs().max(other_printed.value.abs());
             if group != other_group || wanted.abs() <= rounding + binary {
                 continue;
             }
-            out.asked += 1;
             let found = measured.median - other.median;
             // An undefined spread (NaN) decides nothing.
             let decided = found.abs() > measured.spread && found.abs() > other.spread;
-            out.held += usize::from(decided && found * wanted > 0.0);
-            out.reversed += usize::from(decided && found * wanted < 0.0);
+            let outcome = (decided && found * wanted != 0.0).then_some(found * wanted > 0.0);
+            out.push(([*row, *other_row], outcome));
         }
     }
     out
+}
+
+/// Counts the pairs of rows by their outcome.
+fn orders(rows: &[FindingRow]) -> OrderScore {
+    let pairs = ordered_pairs(rows);
+    let count = |wanted| pairs.iter().filter(|(_, found)| *found == wanted).count();
+    OrderScore {
+        asked: pairs.len(),
+        held: count(Some(true)),
+        reversed: count(Some(false)),
+    }
 }
 
 #[cfg(test)]

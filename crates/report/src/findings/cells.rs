@@ -104,8 +104,7 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
 /// Formats a measured number. A cost without a modelled part that is below its spread is noise, and
 /// reads `<n`, where n is the spread.
 fn measured_text(measured: &Measured) -> String {
-    let cost = measured.measured_part.is_some() && measured.modelled_part == Some(0.0);
-    if cost && measured.median < measured.spread {
+    if measured.is_below_resolution() {
         return format!("<{}", number(measured.spread));
     }
     number(measured.median)

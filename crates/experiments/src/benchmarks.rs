@@ -8,10 +8,10 @@ use super::allocators::W;
 use super::capture::Capture;
 use super::catalogue::Setting;
 use super::finding::Measured;
-use super::history::run_history;
+use super::history::{HistoryCost, run_history};
 use super::published::{Benchmark, Nic};
 use super::stream::{in_turns_of, last};
-use super::timed::{CountedSteps, TimedSubject};
+use super::timed::{Cost, CountedSteps, TimedSubject};
 use ringfence_lab::LabError;
 
 /// The modes other than `none`, in the order of the paper's tables.
@@ -36,6 +36,15 @@ pub(super) fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
     }
 }
 
+/// Costs of a benchmark.
+#[derive(Debug)]
+pub(super) struct Extra {
+    /// Cycles per frame in each of [`MODES`], beyond those without protection.
+    pub(super) cycles: Vec<(&'static str, Measured)>,
+    /// Mean search steps of an allocation in strict, in the last run of the history.
+    pub(super) steps: f64,
+}
+
 /// Cycles per frame in each of [`MODES`], beyond those without protection. The layer is timed over
 /// the first runs. Its allocator without freelists goes on, alone, to the end of the setting's
 /// history, and what an allocation takes more there is added to `strict` and `defer`. Only the
@@ -48,7 +57,7 @@ pub(super) fn extra(
     nic: Nic,
     benchmark: Benchmark,
     counted: CountedSteps,
-) -> Result<Vec<(&'static str, Measured)>, LabError> {
+) -> Result<Extra, LabError> {
     let adapter = adapter(nic);
     let workload = workload(benchmark);
     let mut capture = Capture::with(adapter, workload, adapter.rx_frames, setting.packets)?;
@@ -58,28 +67,77 @@ pub(super) fn extra(
         .map(TimedSubject::from_name)
         .into_iter()
         .collect::<Result<_, _>>()?;
-    let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
-    let added = run_history(
-        setting.history,
-        &mut capture,
-        &runs,
-        &[(None, 1), (None, W)],
-    )?;
-    let added = ["strict", "defer"].into_iter().zip(added);
-    let mut out = Vec::new();
+    let packets = runs.last().map_or(1, |run| run.traffic.packets);
+    let sides = [(None, 1), (None, W)];
+    let aged = run_history(setting.history, &mut capture, &runs, &sides)?;
+    let [strict, defer] = aged.as_slice() else {
+        return Err(LabError::Internal("two histories"));
+    };
+    let price = setting.profile.invalidation_cycles as f64;
+    let mut cycles = Vec::new();
     for (mode, costs) in MODES
         .into_iter()
         .zip(in_turns_of(setting, &runs, subjects, counted)?)
     {
-        let cost = last(&costs)?;
-        let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
-        let age = added.clone().find(|(name, _)| *name == mode);
-        let (age, age_spread) = age.map_or((0.0, 0.0), |(_, of)| (of.added(), of.spread));
-        let pairs = cost.pairs as f64;
-        let cycles = (cost.measured + age * pairs).max(0.0);
-        let measured = Measured::cost(cycles / packets, modelled / packets, 0.0)
-            .with_spread((cost.spread + age_spread * pairs) / packets);
-        out.push((mode, measured));
+        let aged = match mode {
+            "strict" => Some(strict),
+            "defer" => Some(defer),
+            _ => None,
+        };
+        cycles.push((mode, per_frame(&last(&costs)?, aged, price, packets)));
     }
-    Ok(out)
+    Ok(Extra {
+        cycles,
+        steps: strict.steps,
+    })
+}
+
+/// Cycles per frame of a run of `packets` frames that costs `cost`, with the cycles that the
+/// history of `aged` adds to each allocation. An invalidation takes `price` cycles.
+fn per_frame(cost: &Cost, aged: Option<&HistoryCost>, price: f64, packets: u64) -> Measured {
+    let packets = packets.max(1) as f64;
+    let modelled = cost.invalidations as f64 * price;
+    let (age, age_spread) = aged.map_or((0.0, 0.0), |of| (of.added(), of.spread));
+    let pairs = cost.pairs as f64;
+    let cycles = (cost.measured + age * pairs).max(0.0);
+    Measured::cost(cycles / packets, modelled / packets, 0.0)
+        .with_spread((cost.spread + age_spread * pairs) / packets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::history::CallCycles;
+    use super::*;
+
+    #[test]
+    fn a_history_adds_to_each_allocation() {
+        let cost = Cost {
+            measured: 1000.0,
+            spread: 20.0,
+            invalidations: 3,
+            pairs: 10,
+            ..Cost::default()
+        };
+        let aged = |fresh, alloc| {
+            let calls = |alloc| CallCycles { alloc, free: 9.0 };
+            HistoryCost {
+                fresh: calls(fresh),
+                aged: calls(alloc),
+                spread: 2.0,
+                free_spread: 7.0,
+                ..HistoryCost::default()
+            }
+        };
+        for (aged, measured_part, spread) in [
+            (None, 200.0, 4.0),
+            // 50 cycles more for each of ten allocations, over five frames.
+            (Some(aged(90.0, 140.0)), 300.0, 8.0),
+            (Some(aged(90.0, 80.0)), 180.0, 8.0),
+            (Some(aged(900.0, 80.0)), 0.0, 8.0),
+        ] {
+            let found = per_frame(&cost, aged.as_ref(), 2150.0, 5);
+            let wanted = Measured::cost(measured_part, 1290.0, 0.0).with_spread(spread);
+            assert_eq!(found, wanted, "{aged:?}");
+        }
+    }
 }

@@ -43,7 +43,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(row.beside(none).fitted());
         let mut all = Vec::new();
-        for (mode, cost) in extra(setting, nic, Benchmark::Rr, CountedSteps::UntilReply)? {
+        for (mode, cost) in extra(setting, nic, Benchmark::Rr, CountedSteps::UntilReply)?.cycles {
             // A round trip has two frames.
             let here = cost.scaled(2.0 / (CLOCK_GHZ * 1e3));
             let row = FindingRow::new(

@@ -416,11 +416,20 @@ mod tests {
             .find(|row| row.quantity == "none: C")
             .unwrap();
         assert_eq!((none.ratio, none.holds), (Some(1.0), None));
-        // The text has the numbers of the rows.
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);
             row.unwrap().measured.unwrap().median
         };
+        // Throughput is proportional to 1 / C.
+        for variant in Variant::ALL.map(Variant::name) {
+            for baseline in BASELINES.map(Baseline::name) {
+                let ratio = of(&format!("throughput, {variant} / {baseline}"));
+                let wanted = of(&format!("{baseline}: C")) / of(&format!("{variant}: C"));
+                let case = format!("{variant} / {baseline}: {ratio}, not {wanted}");
+                assert!((ratio - wanted).abs() < 1e-9, "{case}");
+            }
+        }
+        // The text has the numbers of the rows.
         let beyond = format!(
             "{:.0} cycles in {AS_PUBLISHED}",
             of("riommu--paper: C beyond that of riommu")

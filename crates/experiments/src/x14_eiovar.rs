@@ -42,6 +42,9 @@ const BENCHMARKS: [(&str, Benchmark); 5] = [
     ("memcached", Benchmark::Memcached),
 ];
 
+/// Quantity of the rows of the cycles that protection adds.
+const EXTRA: &str = "additional cycles per frame";
+
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     on(setting, &BENCHMARKS)
 }
@@ -170,6 +173,9 @@ fn on(setting: &Setting, benchmarks: &[(&str, Benchmark)]) -> Result<Findings, L
                     (protection, "baseline", &baseline),
                     (plus.as_str(), "eiovar", &lists),
                 ] {
+                    let what = format!("{name} {benchmark}, {mode}: {EXTRA}");
+                    let added = Measured::timed(part.extra, part.parts.order_spread);
+                    found.push(FindingRow::new(what, "cycles", added));
                     for (metric, unit, measured) in part.metrics(&frame) {
                         // The papers do not print the CPU cost of a transaction.
                         if (metric, of) == ("cpu_pct", Benchmark::Rr) {
@@ -278,8 +284,9 @@ mod tests {
         let mut setting = Setting::smoke();
         setting.packets = 4096;
         let found = on(&setting, &BENCHMARKS[..1]).unwrap();
-        // A throughput, and four metrics of two modes, for each adapter and protection.
-        assert_eq!(found.rows.len(), 2 * 2 * (1 + 2 * 4));
+        // For each adapter and protection: a throughput, and of two modes four metrics and the
+        // cycles.
+        assert_eq!(found.rows.len(), 2 * 2 * (1 + 2 * 5));
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);
             row.and_then(|row| row.measured).unwrap().median
@@ -290,7 +297,19 @@ mod tests {
                 assert_eq!(of(&format!("{nic} stream, {protection}+: search_len")), 0.0);
             }
         }
-        assert!(found.rows.iter().all(|row| row.published.is_some()));
+        let mut printed = found.rows.iter();
+        assert!(printed.all(|row| row.published.is_some() != row.quantity.ends_with(EXTRA)));
+        // A frame of mlx stream takes 1816 cycles and those of protection, without a wire limit.
+        for protection in ["strict", "defer"] {
+            let cycles = |mode: &str| 1816.0 + of(&format!("mlx stream, {mode}: {EXTRA}"));
+            let plus = format!("{protection}+");
+            let gain = of(&format!("mlx stream, {plus} over {protection}: throughput"));
+            let wanted = cycles(protection) / cycles(&plus);
+            assert!(
+                (gain - wanted).abs() < 1e-9,
+                "{protection}: {gain}, not {wanted}"
+            );
+        }
         // The search of strict grows with every run; the others are judged.
         let searches = found.rows.iter();
         let searches = searches.filter(|row| row.quantity.ends_with(": search_len"));

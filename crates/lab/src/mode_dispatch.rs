@@ -137,17 +137,6 @@ fn special<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     if mode.has_pool() {
         return shadow(mode, visitor);
     }
-    if mode.alloc == A::ShadowHybrid {
-        return match (mode.table, mode.flush, mode.owner) {
-            (T::CachedRadix, F::PerUnmap, Owner::Kernel) => {
-                Ok(visitor.shadow(HybridParts::new(|| Strict)))
-            }
-            (T::CachedRadix, F::Burst, Owner::Kernel) => {
-                Ok(visitor.shadow(HybridParts::new(Burst::default)))
-            }
-            _ => Err(visitor),
-        };
-    }
     if mode.table == T::StaticFlat && mode.owner == Owner::Xen {
         return Ok(visitor.identity(IdentityKind::XenWholeGuest));
     }
@@ -215,6 +204,17 @@ fn shadow<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     let owner = mode.owner;
     if mode.alloc == Alloc::Pool && owner != W::Kernel {
         return Err(visitor);
+    }
+    if mode.alloc == Alloc::ShadowHybrid {
+        return match (owner, mode.table, mode.flush) {
+            (W::Kernel, T::CachedRadix, F::PerUnmap) => {
+                Ok(visitor.shadow(HybridParts::new(|| Strict)))
+            }
+            (W::Kernel, T::CachedRadix, F::Burst) => {
+                Ok(visitor.shadow(HybridParts::new(Burst::default)))
+            }
+            _ => Err(visitor),
+        };
     }
     Ok(match (owner, mode.table, mode.flush) {
         (W::Kernel, T::Radix, F::PerUnmap) => visitor.shadow(ShadowParts::new(mode, plain_radix)),

@@ -507,7 +507,7 @@ impl Mode {
     /// Returns true if the device uses a pool that stays mapped, for copies or for the driver's own
     /// buffers.
     pub fn has_pool(&self) -> bool {
-        matches!(self.alloc, Alloc::Shadow | Alloc::Pool)
+        self.copies() || self.alloc == Alloc::Pool
     }
 
     /// Returns true if the IOMMU translates device accesses.

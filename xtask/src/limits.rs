@@ -10,9 +10,9 @@ use crate::repo::Repo;
 const MEGABYTES: &str = "0.1";
 /// Processor seconds of a run, in addition to those for the size of the trace.
 const SECONDS: &str = "30";
-/// Number of runs: 13 traces in three formats, each with four commands, without `trace info` of
+/// Number of runs: 15 traces in three formats, each with four commands, without `trace info` of
 /// Parquet.
-const RUNS: usize = 13 * (3 * 4 - 1);
+const RUNS: usize = 15 * (3 * 4 - 1);
 
 /// Runs `tests/limits/amplify.py` on the optimised command.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {

@@ -128,6 +128,10 @@ fn strict_modes_let_nothing_through_and_deferred_ones_do() {
                 assert_eq!(violations, 0, "{row}");
                 assert!(row["mutable_after_release"].as_u64() > Some(0), "{row}");
             }
+            // The pages of this trace seldom leave their pool.
+            "none" if row["mode"] == "premap" => {
+                assert!(row["mutable_after_release"].as_u64() > Some(0), "{row}");
+            }
             _ => assert!(violations > 0, "{row}"),
         }
         // The as-published cache evicts mappings in use.

@@ -231,7 +231,8 @@ fn accesses(
             (_, Some('R')) => stale.exact(expected(0.0)),
             (_, Some('B')) if withholds || shares => stale.exact(expected(0.0)),
             (_, Some('V')) => stale.at_least(expected(1.0)),
-            // The unit holds one entry for each ring, which only the racer keeps warm.
+            // The unit holds one entry for each ring. The replayer finds it only if the unmapped
+            // buffer was the last one accessed; the racer accesses it just before.
             (AttackerKind::Racer, _) => stale.at_least(expected(1.0)),
             _ => stale.beside(expected(1.0)),
         });

@@ -84,3 +84,47 @@ impl Attacker for Attackers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ringfence_devices::{DeviceMapping, DmaRequest};
+    use ringfence_types::{Direction, Fault, Iova, IovaRange, RequesterId};
+
+    use super::*;
+
+    /// Returns the addresses that the attackers of a mode without rings access.
+    fn accessed(kind: AttackerKind) -> Vec<u64> {
+        let mapping = |page: u64| DeviceMapping {
+            device: RequesterId::new(8),
+            range: IovaRange::new(Iova::new(page << 12), 1).unwrap(),
+            direction: Direction::FromDevice,
+        };
+        let mut found = Vec::new();
+        let mut port = |request: &DmaRequest| -> Result<(), Fault> {
+            found.push(request.iova.get());
+            Ok(())
+        };
+        let mut attackers = Attackers::pages(kind, Reuse::Page);
+        for event in [
+            DriverEvent::Mapped(mapping(1)),
+            DriverEvent::Mapped(mapping(2)),
+            DriverEvent::Unmapping(mapping(2)),
+            DriverEvent::Unmapped(mapping(2)),
+        ] {
+            attackers.on(&event, &mut port);
+        }
+        found
+    }
+
+    #[test]
+    fn only_the_racer_accesses_live_mappings() {
+        assert!(accessed(AttackerKind::Passive).is_empty());
+        assert_eq!(accessed(AttackerKind::Replayer), [0x2000]);
+        // At the second map the first mapping; before the unmap the second; then the replayer's
+        // access, and the first mapping once more.
+        assert_eq!(
+            accessed(AttackerKind::Racer),
+            [0x1000, 0x2000, 0x2000, 0x1000]
+        );
+    }
+}

@@ -143,6 +143,35 @@ fn map_of_a_withheld_page_ends_its_bursts() {
 }
 
 #[test]
+fn too_many_open_bursts_end_the_oldest() {
+    // The 1024 that may be open. The end of one by its own map leaves the others in their order.
+    const OPEN: u32 = 1024;
+    let mut script = Script::default();
+    let at = |id: u32| ((id % 4) as u16, (id / 4) as u16);
+    let key = |id: u32| (at(id).0, at(id).1, RX);
+    for id in 0..=OPEN + 1 {
+        script.map(0, key(id), id, &[memory(u64::from(id + 1) << 12, 64)]);
+    }
+    for id in 0..OPEN {
+        script.unmap(US, at(id), id);
+    }
+    script.map(2 * US, key(0), OPEN + 2, &[memory(1 << 30, 64)]);
+    for id in [OPEN, OPEN + 1] {
+        script.unmap(3 * US, at(id), id);
+    }
+    let (plan, _) = planned(&script.chunk);
+    let ends: Vec<String> = shown(&plan)
+        .into_iter()
+        .filter(|line| line.contains("end"))
+        .collect();
+    assert_eq!(
+        ends[..2],
+        ["2 end 0:0:from-device", "3 end 1:0:from-device"]
+    );
+    assert_eq!(ends.len() as u32, OPEN + 2);
+}
+
+#[test]
 fn a_burst_of_all_of_memory_is_one_run() {
     // Page by page, the first two would take too long.
     let all = memory(0, u64::MAX);

@@ -5,7 +5,7 @@ use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{Apache, Memcached, NetperfStream, RequestResponse, Workload};
 
 use super::allocators::W;
-use super::capture::Capture;
+use super::capture::{Capture, Run};
 use super::catalogue::Setting;
 use super::finding::Measured;
 use super::history::{HistoryCost, run_history};
@@ -61,35 +61,56 @@ pub(super) fn extra(
     let adapter = adapter(nic);
     let workload = workload(benchmark);
     let mut capture = Capture::with(adapter, workload, adapter.rx_frames, setting.packets)?;
-    let runs = (0..setting.runs.clamp(2, 3)).map(|_| capture.run());
+    let runs = (0..timed_first(setting)).map(|_| capture.run());
     let runs = runs.collect::<Result<Vec<_>, _>>()?;
     let subjects = MODES
         .map(TimedSubject::from_name)
         .into_iter()
         .collect::<Result<_, _>>()?;
     let packets = runs.last().map_or(1, |run| run.traffic.packets);
-    let sides = [(None, 1), (None, W)];
-    let aged = run_history(setting.history, &mut capture, &runs, &sides)?;
-    let [strict, defer] = aged.as_slice() else {
-        return Err(LabError::Internal("two histories"));
-    };
+    let aged = histories(setting.history, &mut capture, &runs)?;
     let price = setting.profile.invalidation_cycles as f64;
-    let mut cycles = Vec::new();
-    for (mode, costs) in MODES
-        .into_iter()
-        .zip(in_turns_of(setting, &runs, subjects, counted)?)
-    {
-        let aged = match mode {
-            "strict" => Some(strict),
-            "defer" => Some(defer),
-            _ => None,
-        };
-        cycles.push((mode, per_frame(&last(&costs)?, aged, price, packets)));
-    }
+    let costs = in_turns_of(setting, &runs, subjects, counted)?;
     Ok(Extra {
-        cycles,
-        steps: strict.steps,
+        cycles: cycles_of(&costs, &aged, price, packets)?,
+        steps: aged[0].steps,
     })
+}
+
+/// Number of runs that the layer is timed over.
+pub(super) fn timed_first(setting: &Setting) -> usize {
+    setting.runs.clamp(2, 3)
+}
+
+/// Modes whose allocator has no freelists, and number of unmaps that free together.
+const WITHOUT_LISTS: [(&str, usize); 2] = [("strict", 1), ("defer", W)];
+
+/// Histories of the allocators of [`WITHOUT_LISTS`], after the runs `first`.
+fn histories<L: Workload>(
+    history: usize,
+    capture: &mut Capture<L>,
+    first: &[Run],
+) -> Result<[HistoryCost; 2], LabError> {
+    let sides = WITHOUT_LISTS.map(|(_, batch)| (None, batch));
+    let aged = run_history(history, capture, first, &sides)?;
+    let aged = aged.try_into();
+    aged.map_err(|_| LabError::Internal("two histories"))
+}
+
+/// Cycles per frame in each of [`MODES`], from the costs of its runs; the last run counts. `aged`
+/// has the histories of [`WITHOUT_LISTS`].
+fn cycles_of(
+    costs: &[Vec<Cost>],
+    aged: &[HistoryCost; 2],
+    price: f64,
+    packets: u64,
+) -> Result<Vec<(&'static str, Measured)>, LabError> {
+    let of = |(mode, costs): (&'static str, &Vec<Cost>)| {
+        let place = WITHOUT_LISTS.iter().position(|(name, _)| *name == mode);
+        let aged = place.and_then(|place| aged.get(place));
+        Ok((mode, per_frame(&last(costs)?, aged, price, packets)))
+    };
+    MODES.into_iter().zip(costs).map(of).collect()
 }
 
 /// Cycles per frame of a run of `packets` frames that costs `cost`, with the cycles that the
@@ -106,8 +127,65 @@ fn per_frame(cost: &Cost, aged: Option<&HistoryCost>, price: f64, packets: u64) 
 
 #[cfg(test)]
 mod tests {
+    use super::super::allocators::DrivenAllocator;
     use super::super::history::CallCycles;
     use super::*;
+
+    /// Each mode has the cost of its last run, and only the tree without freelists a history.
+    #[test]
+    fn each_mode_has_its_last_run_and_its_history() {
+        let cost = |measured, invalidations| Cost {
+            measured,
+            invalidations,
+            pairs: 10,
+            ..Cost::default()
+        };
+        let costs: Vec<Vec<Cost>> = (1..=6_u32)
+            .map(|mode| vec![cost(9.0, 99), cost(f64::from(mode) * 1000.0, mode.into())])
+            .collect();
+        let aged = [50.0, 7.0].map(|alloc| HistoryCost {
+            aged: CallCycles { alloc, free: 0.0 },
+            ..HistoryCost::default()
+        });
+        let found = cycles_of(&costs, &aged, 100.0, 5).unwrap();
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|(mode, of)| (mode, of.measured_part, of.modelled_part))
+            .collect();
+        let of = |mode, measured, modelled| (mode, Some(measured), Some(modelled));
+        let wanted = [
+            // Ten allocations of 50 and of 7 more cycles, over five frames.
+            of("strict", 200.0 + 100.0, 20.0),
+            of("strict+", 400.0, 40.0),
+            of("defer", 600.0 + 14.0, 60.0),
+            of("defer+", 800.0, 80.0),
+            of("riommu-", 1000.0, 100.0),
+            of("riommu", 1200.0, 120.0),
+        ];
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn histories_free_in_the_batches_of_their_modes() {
+        let captured = || {
+            let nic = NicProfile::BRCM;
+            Capture::with(nic, RequestResponse::default(), nic.rx_frames, 1024).unwrap()
+        };
+        let mut capture = captured();
+        let first = [capture.run().unwrap(), capture.run().unwrap()];
+        let found = histories(5, &mut capture, &first).unwrap();
+        // The same runs again, by hand.
+        let mut capture = captured();
+        let runs: Vec<Run> = (0..5).map(|_| capture.run().unwrap()).collect();
+        let steps = [1, 250].map(|batch| {
+            let mut alone = DrivenAllocator::new(None, batch).unwrap();
+            let runs = runs.iter();
+            let steps = runs.map(|run| alone.run(&run.plan, |_| {}).unwrap().mean_steps());
+            steps.last().unwrap()
+        });
+        assert_eq!(found.map(|of| of.steps), steps);
+        assert!(steps[0] != steps[1], "{steps:?}");
+    }
 
     #[test]
     fn a_history_adds_to_each_allocation() {

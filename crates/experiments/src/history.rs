@@ -13,6 +13,11 @@ use ringfence_lab::meter::cycles;
 /// Number of runs at the end of a history that are timed.
 const TIMED: usize = 3;
 
+/// Number of timed runs at the end of `history` runs, of which the first `first` come before it.
+pub(super) fn timed_runs(first: usize, history: usize) -> usize {
+    history.saturating_sub(first).clamp(1, TIMED)
+}
+
 /// Cycles of a call.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CallCycles {
@@ -80,7 +85,7 @@ pub(super) fn run_history<W: Workload>(
     let finish = |(_, costs, steps): (_, Vec<CallCycles>, f64)| {
         let fresh = costs[..first.len().min(costs.len())].last();
         let fresh = *fresh.ok_or(LabError::Internal("no runs"))?;
-        let timed = costs.len().saturating_sub(first.len()).clamp(1, TIMED);
+        let timed = timed_runs(first.len(), costs.len());
         let end = &costs[costs.len().saturating_sub(timed)..];
         let of = |call: fn(&CallCycles) -> f64| median(&end.iter().map(call).collect::<Vec<_>>());
         Ok(HistoryCost {

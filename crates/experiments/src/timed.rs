@@ -238,6 +238,24 @@ mod tests {
     }
 
     #[test]
+    fn each_name_is_a_subject_of_its_own() {
+        for (name, wanted) in [
+            ("riommu", TimedSubject::Rings),
+            ("riommu-", TimedSubject::RingsNonCoherent),
+            ("riommu--paper", TimedSubject::RingsAsPublishedNonCoherent),
+        ] {
+            assert_eq!(TimedSubject::from_name(name).unwrap(), wanted, "{name}");
+        }
+        for name in ["none", "strict", "strict+", "defer", "defer+"] {
+            let subject = TimedSubject::from_name(name).unwrap();
+            assert!(
+                matches!(&subject, TimedSubject::Mode(mode) if mode.name == name),
+                "{name}: {subject:?}"
+            );
+        }
+    }
+
+    #[test]
     fn invalidations_are_those_of_the_policy() {
         let profile = Profile::r210_2015();
         let mut capture =

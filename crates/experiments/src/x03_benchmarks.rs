@@ -3,9 +3,10 @@
 
 mod explanations;
 
-use super::benchmarks::{Extra, extra};
+use super::benchmarks::{Extra, extra, timed_first};
 use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Measured, NullModel};
+use super::history::timed_runs;
 use super::model::PACKET_BYTES;
 use super::published::{
     BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
@@ -176,13 +177,7 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::with_method(
-        "Two or three runs of each benchmark; the last one counts. The allocator of strict and \
-        defer goes on alone through a hundred runs, and what an allocation takes more in the last \
-        three is added. A frame costs its cycles without protection plus the measured and \
-        modelled cycles of its maps and unmaps. Throughput is the inverse, limited to 10 Gbit/s \
-        on brcm.",
-    );
+    let mut found = Findings::with_method(method(setting));
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
         let extra = extra(setting, table.nic, table.benchmark, CountedSteps::All)?;
         for row in rows_of(table, group, &extra)? {
@@ -205,6 +200,20 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         transaction.",
     );
     Ok(found)
+}
+
+/// The method with the numbers of runs of `setting`.
+fn method(setting: &Setting) -> String {
+    let first = timed_first(setting);
+    let history = setting.history.max(first);
+    format!(
+        "{first} runs of each benchmark; the last one counts. The allocators of strict and defer \
+        go on alone to {history} runs in all, and what an allocation takes more at the end \
+        (median of the last {}) is added. A frame costs its cycles without protection plus the \
+        measured and modelled cycles of its maps and unmaps. Throughput is the inverse, limited \
+        to 10 Gbit/s on brcm.",
+        timed_runs(first, history)
+    )
 }
 
 /// Rows of one row of Table 2, named `group`.
@@ -284,10 +293,46 @@ fn rows_of(
 #[cfg(test)]
 mod tests {
     use super::super::allocators::{DrivenAllocator, W};
-    use super::super::benchmarks::{MODES, adapter, workload};
+    use super::super::benchmarks::MODES;
     use super::super::capture::Capture;
     use super::super::finding::Requirement;
     use super::*;
+    use ringfence_devices::nic::NicProfile;
+    use ringfence_devices::workload::{
+        Apache, Memcached, NetperfStream, RequestResponse, Workload,
+    };
+
+    /// The paper's benchmarks (section 5.1): files of 1 MB and 1 KB, 32 clients each.
+    fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
+        match benchmark {
+            Benchmark::Stream => Box::new(NetperfStream::default()),
+            Benchmark::Rr => Box::new(RequestResponse::default()),
+            Benchmark::Apache1M => Box::new(Apache::new(1 << 20, 32, 1)),
+            Benchmark::Apache1K => Box::new(Apache::new(1 << 10, 32, 1)),
+            Benchmark::Memcached => Box::new(Memcached::new(32, 1)),
+        }
+    }
+
+    #[test]
+    fn method_has_the_numbers_of_runs() {
+        for (setting, wanted) in [
+            (
+                Setting::full(),
+                "3 runs of each benchmark; the last one counts. The allocators of strict and \
+                defer go on alone to 100 runs in all, and what an allocation takes more at the \
+                end (median of the last 3)",
+            ),
+            (
+                Setting::smoke(),
+                "2 runs of each benchmark; the last one counts. The allocators of strict and \
+                defer go on alone to 3 runs in all, and what an allocation takes more at the end \
+                (median of the last 1)",
+            ),
+        ] {
+            let text = method(&setting);
+            assert!(text.starts_with(wanted), "{text}");
+        }
+    }
 
     /// Cycles that each mode adds in the tests, of which modelled.
     const ADDED: [(&str, f64, f64); 6] = [
@@ -454,7 +499,10 @@ mod tests {
         };
         let found = EXPERIMENT.run(&setting).unwrap();
         for (table, group) in TABLE_2.iter().zip(GROUPS) {
-            let adapter = adapter(table.nic);
+            let adapter = match table.nic {
+                Nic::Mlx => NicProfile::MLX,
+                Nic::Brcm => NicProfile::BRCM,
+            };
             let workload = workload(table.benchmark);
             let mut capture =
                 Capture::with(adapter, workload, adapter.rx_frames, setting.packets).unwrap();

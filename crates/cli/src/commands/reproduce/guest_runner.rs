@@ -170,15 +170,11 @@ impl GuestRunner<'_> {
         after.since(&before, OPERATIONS[1], configuration)
     }
 
-    /// Boots one guest and returns its checkpoints.
-    fn boot(&self, kind: Kind, configuration: Configuration) -> Result<Vec<Checkpoint>, String> {
-        let name = format!("{}-{}", kind.word(), configuration.name());
-        let dir = self.dir.join(name);
-        let failed = |error: io::Error| format!("{}: {error}", dir.display());
-        fs::create_dir_all(&dir).map_err(failed)?;
+    /// Returns the command that boots the guest of a cell in `dir`.
+    fn guest(&self, kind: Kind, configuration: Configuration, dir: &Path) -> Command {
         let mut command = self.command("run");
-        command.args(words(kind, configuration, &dir));
-        command.arg("--dir").arg(&dir);
+        command.args(words(kind, configuration, dir));
+        command.arg("--dir").arg(dir);
         let limit = self.args.guest_timeout.to_string();
         command.args(["--icount", "--timeout", &limit]);
         if kind != Kind::ManyQueue {
@@ -187,6 +183,16 @@ impl GuestRunner<'_> {
         command.args(["--", "sh", "-c", &script(kind), "count"]);
         command.args(OPERATIONS.map(|operations| operations.to_string()));
         command.stdin(Stdio::piped());
+        command
+    }
+
+    /// Boots one guest and returns its checkpoints.
+    fn boot(&self, kind: Kind, configuration: Configuration) -> Result<Vec<Checkpoint>, String> {
+        let name = format!("{}-{}", kind.word(), configuration.name());
+        let dir = self.dir.join(name);
+        let failed = |error: io::Error| format!("{}: {error}", dir.display());
+        fs::create_dir_all(&dir).map_err(failed)?;
+        let mut command = self.guest(kind, configuration, &dir);
         let socket = dir.join(METRICS);
         let mut moments = Vec::new();
         self.run(&mut command, |input, out| {
@@ -311,6 +317,17 @@ mod tests {
             ),
         ];
         assert_eq!(configurations.len(), Configuration::ALL.len());
+        let (args, stop) = (args(), Interrupt::default());
+        let runner = GuestRunner {
+            program: "ringfence".into(),
+            dir: "x".into(),
+            args: &args,
+            stop: &stop,
+        };
+        let common = "guest run --kernel 6.12 --cache there/is/none --module-source kmod \
+                      --with-module dma_count";
+        let common: Vec<&str> = common.split_whitespace().collect();
+        let run = ["--dir", "d", "--icount", "--timeout", "1"];
         let net = "datagram=d/here:d/there,queues=4";
         for (configuration, options) in configurations {
             for kind in Kind::ALL {
@@ -322,10 +339,50 @@ mod tests {
                     Kind::Assigned => vec!["--disk", "mode=assigned"],
                     Kind::ManyQueue => vec!["--cpus", "4", "--net", net],
                 };
-                let found = words(kind, configuration, Path::new("d"));
-                let wanted = [options.clone(), device].concat();
-                assert_eq!(found, wanted, "{kind:?} {configuration:?}");
+                // The disk's guests read with this program.
+                let own = match kind {
+                    Kind::ManyQueue => &[][..],
+                    _ => &["--with-ringfence"],
+                };
+                let script = script(kind);
+                let script = ["--", "sh", "-c", &script, "count", "32", "256"];
+                let command = runner.guest(kind, configuration, Path::new("d"));
+                assert_eq!(command.get_program(), "ringfence");
+                let found: Vec<&str> = command
+                    .get_args()
+                    .map(|argument| argument.to_str().unwrap())
+                    .collect();
+                let parts = [&common[..], &options, &device, &run, own, &script];
+                assert_eq!(found, parts.concat(), "{kind:?} {configuration:?}");
             }
+        }
+    }
+
+    /// The module counts maps of the device whose counters are read.
+    #[test]
+    fn scripts_operate_the_device_that_is_counted() {
+        for kind in Kind::ALL {
+            let script = script(kind);
+            let (name, place) = device(kind);
+            let set = script.lines().find(|line| line.starts_with("PLACE="));
+            assert_eq!(set, Some(&format!("PLACE={place}")[..]), "{kind:?}");
+            let (operation, other) = match kind {
+                Kind::ManyQueue => ("ping -q -c", "bench-read"),
+                _ => ("ringfence guest bench-read /dev/vda --count $1;", "ping"),
+            };
+            assert!(
+                script.contains(operation) && !script.contains(other),
+                "{script}"
+            );
+            assert!(script.ends_with(COUNTED), "{script}");
+            assert_eq!(
+                name,
+                if kind == Kind::ManyQueue {
+                    "net"
+                } else {
+                    "blk"
+                }
+            );
         }
     }
 

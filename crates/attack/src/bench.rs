@@ -437,6 +437,17 @@ impl Bench {
         Ok(())
     }
 
+    /// Returns the physical address that a device reads at `iova`; `None` if the hardware stops it.
+    pub(crate) fn reached_at(
+        &mut self,
+        device: u16,
+        iova: Iova,
+    ) -> Result<Option<PhysAddr>, LabError> {
+        let device = self.requester(device)?;
+        let reached = self.access(device, iova, 8, Access::Read);
+        Ok(reached.and_then(|reached| reached.ranges.first().map(PhysRange::start)))
+    }
+
     /// Writes a word by DMA. Returns true if the hardware let the write through.
     pub(crate) fn device_write(
         &mut self,

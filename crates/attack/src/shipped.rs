@@ -157,7 +157,15 @@ impl BenchApi {
         let mut reached = true;
         for (word, offset) in words.into_iter().zip([0, 8]) {
             let iova = iova.wrapping_add(at.get() - start.get() + offset);
-            reached &= self.bench.device_write(0, iova, word)?.is_some();
+            let Some(written) = self.bench.device_write(0, iova, word)? else {
+                reached = false;
+                continue;
+            };
+            // Ring memory is coherent and has no copy: the driver sees the write.
+            let own = PhysAddr::new(at.get() + offset);
+            if written.ranges.first().map(PhysRange::start) != Some(own) {
+                self.bench.store(own, word)?;
+            }
         }
         Ok(reached)
     }

@@ -8,6 +8,22 @@ use ringfence_lab::modes::Mode;
 
 use common::check;
 
+/// A ring is coherent memory, which no mode copies: the device changes it in every mode.
+#[test]
+fn rings_of_modes_with_a_pool() {
+    for mode in ["copy", "copy-hybrid", "pool", "virtio-bounce", "fence"] {
+        check(
+            "A18",
+            mode,
+            &[
+                ("driver reads the ring back", 100, 100),
+                ("network driver, forged descriptor", 0, 8),
+                ("network driver, forged completion", 0, 6),
+            ],
+        );
+    }
+}
+
 #[test]
 fn fabric() {
     for mode in ["fence", "linux-strict", "riommu", "calgary", "pviommu"] {

@@ -25,7 +25,7 @@ fn devices_without_a_driver() {
 /// memory comes back with the context entry.
 #[test]
 fn rebound_devices() {
-    const RESISTS: [&str; 10] = [
+    const RESISTS: [&str; 17] = [
         "strict",
         "linux-lazy",
         "fence",
@@ -36,6 +36,13 @@ fn rebound_devices() {
         "never-free",
         "sidecore",
         "calgary",
+        "virtio-strict",
+        "virtio-lazy",
+        "virtio-lazy-domain",
+        "virtio-bounce",
+        "xen",
+        "xen-multicall",
+        "xen-lazy",
     ];
     for mode in RESISTS {
         check("A36", mode, &[("after the rebind", 0, 16)]);
@@ -43,7 +50,7 @@ fn rebound_devices() {
     for mode in ["none", "hwpt", "swpt", "kvm-baseline"] {
         check("A36", mode, &[("after the rebind", 16, 16)]);
     }
-    for mode in ["virtio-strict", "pviommu", "xen"] {
+    for mode in ["pviommu", "pviommu+rtc", "xen-grant"] {
         let cell = check("A36", mode, &[]);
         assert!(cell.executed.named("after the rebind").is_none(), "{mode}");
     }

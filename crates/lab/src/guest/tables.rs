@@ -24,7 +24,7 @@ pub(super) struct DomainTables {
     dirty: DirtyLines,
     /// Ranges of other domains unmapped in this batch, which the unit may still cache.
     unmapped: Vec<(DomainId, PfnRange, CachedLevels)>,
-    /// Domains in lazy mode whose translations the unit must drop in this batch.
+    /// Flushed and destroyed domains, whose translations the unit must drop in this batch.
     to_flush: Vec<DomainId>,
 }
 
@@ -130,11 +130,16 @@ impl Sink for DomainTables {
         Ok(())
     }
 
-    /// Drops the table when the last endpoint detaches. Its frames stay allocated until the replay
-    /// ends.
+    /// Drops the table when the last endpoint detaches, and invalidates the domain, whose number a
+    /// new domain may get. The table's frames stay allocated until the replay ends.
     fn destroy(&mut self, domain: VirtioDomain) {
         if let Some(table) = self.tables.get_mut(domain.get() as usize) {
             *table = None;
+        }
+        if let Some(id) = number(domain)
+            && !self.to_flush.contains(&id)
+        {
+            self.to_flush.push(id);
         }
     }
 
@@ -152,7 +157,7 @@ impl Sink for DomainTables {
         Err(SinkError::Unsupported)
     }
 
-    /// Endpoints of a replay stay attached.
+    /// The platform has cleared the context entry of an endpoint that leaves its domain.
     fn block(&mut self, _endpoint: EndpointId) {}
 
     #[inline]

@@ -24,12 +24,12 @@ use ringfence_virtio_iommu::lazy::{
     IOTLB_FLUSH_BYTES, VIRTIO_IOMMU_ATTACH_F_LAZY, VIRTIO_IOMMU_T_IOTLB_FLUSH,
 };
 use ringfence_virtio_iommu::spec::{
-    ATTACH_BYTES, MAP_BYTES, TAIL_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_MAP_F_READ,
+    ATTACH_BYTES, DETACH_BYTES, MAP_BYTES, TAIL_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_MAP_F_READ,
     VIRTIO_IOMMU_MAP_F_WRITE, VIRTIO_IOMMU_S_NOMEM, VIRTIO_IOMMU_S_OK, VIRTIO_IOMMU_T_ATTACH,
-    VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_UNMAP,
+    VIRTIO_IOMMU_T_DETACH, VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_UNMAP,
 };
 use ringfence_virtio_iommu::{
-    Device, DomainId as VirtioDomain, EndpointId, Options, VirtioIommuLimits,
+    Device, DomainId as VirtioDomain, EndpointError, EndpointId, Options, VirtioIommuLimits,
 };
 
 use super::tables::DomainTables;
@@ -153,21 +153,26 @@ impl HostBackend for VirtioHost {
 }
 
 impl VirtioHost {
-    /// Attaches a new endpoint to a domain and returns the root of the domain's table. The request
-    /// does not count as traffic.
+    /// Attaches the endpoint of a domain and returns the root of the domain's table. An endpoint
+    /// whose driver is bound again first leaves its old domain of the same number, which ends with
+    /// all its mappings. These requests do not count as traffic.
     fn attach(&mut self, id: DomainId, mode: DomainMode) -> Result<PhysAddr, LabError> {
         let domain = VirtioDomain::new(id.get().into());
         let endpoint = EndpointId::new(domain.get());
-        self.device
-            .add_endpoint(endpoint, &[])
-            .map_err(|_| LabError::TooManyDevices)?;
+        match self.device.add_endpoint(endpoint, &[]) {
+            Ok(()) => {}
+            Err(EndpointError::Exists(_)) => self.detach(domain, endpoint)?,
+            Err(_) => return Err(LabError::TooManyDevices),
+        }
         let mut request = [0; ATTACH_BYTES];
         request[0] = VIRTIO_IOMMU_T_ATTACH;
         request[4..8].copy_from_slice(&domain.get().to_le_bytes());
         request[8..12].copy_from_slice(&endpoint.get().to_le_bytes());
         if mode == DomainMode::Lazy {
             request[12..16].copy_from_slice(&VIRTIO_IOMMU_ATTACH_F_LAZY.to_le_bytes());
-            self.lazy.push(id);
+            if !self.lazy.contains(&id) {
+                self.lazy.push(id);
+            }
         }
         let mut reply = [u8::MAX; TAIL_BYTES];
         let answered = self.device.handle(&request, &mut reply);
@@ -176,6 +181,21 @@ impl VirtioHost {
         }
         let root = self.device.sink().root(domain);
         root.ok_or(LabError::Internal("a domain without a table"))
+    }
+
+    /// Completes the waiting requests, then detaches an endpoint.
+    fn detach(&mut self, domain: VirtioDomain, endpoint: EndpointId) -> Result<(), LabError> {
+        self.kick(KickCause::Unmap);
+        let mut request = [0; DETACH_BYTES];
+        request[0] = VIRTIO_IOMMU_T_DETACH;
+        request[4..8].copy_from_slice(&domain.get().to_le_bytes());
+        request[8..12].copy_from_slice(&endpoint.get().to_le_bytes());
+        let mut reply = [u8::MAX; TAIL_BYTES];
+        let answered = self.device.handle(&request, &mut reply);
+        if self.broken || answered.is_err() || reply[0] != VIRTIO_IOMMU_S_OK {
+            return Err(LabError::Internal("the host detaches no endpoint"));
+        }
+        Ok(())
     }
 
     /// Adds a flush of each domain in lazy mode that the layer's invalidation covers.

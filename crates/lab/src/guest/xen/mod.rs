@@ -186,13 +186,20 @@ fn device_of(domain: DomainId) -> RequesterId {
 }
 
 impl XenHost {
-    /// Creates the I/O space of a domain and returns the root of its table. The start-up calls do
-    /// not count as traffic.
+    /// Creates the I/O space of a domain and returns the root of its table. A space that the device
+    /// already has, for a driver that was bound before, is destroyed first. These calls do not count
+    /// as traffic.
     fn create_space(&mut self, domain: DomainId, owner: Domid) -> Result<PhysAddr, LabError> {
         if domain.get() > 256 || domain.get() == 0 {
             return Err(LabError::TooFewBuses { limit: 256 });
         }
         let bdf = device_of(domain);
+        if self.xen.root(bdf).is_some() {
+            self.cross(KickCause::Unmap);
+            self.xen
+                .hypercall(Domid::DOM0, &IommuOp::DestroyIoSpace { bdf })
+                .map_err(|_| LabError::Internal("Xen destroys no I/O space"))?;
+        }
         let create = IommuOp::CreateIoSpace { bdf, domid: owner };
         self.xen
             .hypercall(Domid::DOM0, &create)

@@ -1,6 +1,6 @@
 //! Guests with the cache as published, which stops accesses that the driver intended.
 
-use super::A_DMA;
+use super::rows::A_DMA;
 use crate::finding::{FindingRow, Findings};
 use crate::guests::{Configuration, FalseFaults, GuestCell, Kind, Uncounted};
 
@@ -82,5 +82,96 @@ pub(super) fn compare_with_fixed(cells: &[GuestCell], found: &mut Findings) {
             "Requests of rtc-paper that completed without a status: {names}. An error would have \
             been taken for success. {why}"
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::ran;
+    use super::super::tests::{cells, counts, found};
+    use super::*;
+    use crate::finding::{Finding, Verdict};
+    use crate::guests::GuestCounts;
+
+    #[test]
+    fn published_cache_has_rows_and_notes_on_its_defects() {
+        let as_published = |kind, counts| GuestCell {
+            kind,
+            configuration: Configuration::RtcAsPublished,
+            counts,
+        };
+        let unsafe_note = |found: &Finding| {
+            let mut notes = found.notes.iter();
+            notes.any(|note| note.contains("rtc-paper is unsafe"))
+        };
+        let mut cells = cells();
+        assert!(!unsafe_note(&found(cells.clone())));
+        let seen = FalseFaults {
+            requests: 22.0,
+            unanswered: 20.0,
+            failed: 2.0,
+            stopped: 21.0,
+            map_unmap: 517.0,
+        };
+        cells.push(as_published(
+            Kind::Emulated,
+            Err(Uncounted::FalseFaults(seen)),
+        ));
+        cells.push(as_published(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
+        let unheard = GuestCounts {
+            stopped: 203.0,
+            unanswered: 203.0,
+            ..counts(0.0, 517.0)
+        };
+        cells.push(as_published(Kind::Simulated, Ok(unheard)));
+        assert!(
+            !cells.iter().any(|cell| {
+                cell.failed() && cell.configuration == Configuration::RtcAsPublished
+            })
+        );
+        let found = found(cells);
+        let value = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.and_then(|row| row.measured).map(|value| value.median)
+        };
+        // The finding does not invent per-operation counts for such a device.
+        let rows = found.rows.iter();
+        let of_it = rows.filter(|row| {
+            row.quantity.starts_with("emulated (") && row.quantity.contains("), rtc-paper")
+        });
+        assert_eq!(of_it.count(), 5);
+        for (kind, what, wanted) in [
+            (Kind::Emulated, "requests of the driver", 22.0),
+            (Kind::Emulated, "requests without a status", 20.0),
+            (Kind::Emulated, "stopped accesses of all devices", 21.0),
+            (Kind::ManyQueue, "stopped accesses of all devices", 0.0),
+            (Kind::Simulated, "requests without a status", 203.0),
+            (Kind::ManyQueue, "requests per frame sent", 0.0),
+        ] {
+            let what = format!("{}: {what}", ran(kind, Configuration::RtcAsPublished));
+            assert_eq!(value(&what), Some(wanted), "{what}");
+        }
+        for (what, wanted) in [
+            (
+                "emulated: instructions per map and unmap, rtc-paper over pviommu+rtc, both \
+                with the module's hash table",
+                1.1,
+            ),
+            (
+                "many queues: instructions per map and unmap, rtc-paper over pviommu+rtc, both \
+                with the module's hash table",
+                1.0,
+            ),
+        ] {
+            assert_eq!(value(what), Some(wanted), "{what}");
+        }
+        assert!(unsafe_note(&found));
+        for part in [
+            "could not be counted: emulated. The",
+            "without a status: simulated. An",
+        ] {
+            assert!(found.notes.iter().any(|note| note.contains(part)), "{part}");
+        }
+        assert_eq!(found.verdict, Verdict::Reproduced);
     }
 }

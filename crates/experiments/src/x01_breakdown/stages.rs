@@ -1,0 +1,112 @@
+//! X01: riommu over strict after each component is replaced by the paper's.
+
+use super::Column;
+use crate::capture::Run;
+use crate::catalogue::Setting;
+use crate::finding::{FindingRow, Findings, Measured};
+use crate::published::Sheet;
+use crate::stream::in_turns;
+use crate::substitution::{Stage, stages};
+use crate::timed::{Cost, TimedSubject};
+use ringfence_lab::{LabError, Profile};
+
+/// Reports riommu / strict after each component is replaced by the paper's. The first of `columns`
+/// is `strict`.
+pub(super) fn by_stages(
+    setting: &Setting,
+    runs: &[Run],
+    columns: &[Column],
+    found: &mut Findings,
+) -> Result<(), LabError> {
+    let costs = in_turns(setting, runs, vec![TimedSubject::Rings])?;
+    let costs = costs.first().ok_or(LabError::Internal("a cost"))?;
+    let profile = &setting.profile;
+    let riommu = mean_pair(costs, profile);
+    let strict = columns.first().ok_or(LabError::Internal("a column"))?;
+    let mut cycles = strict.parts.cycles;
+    cycles.unmap_invalidation_modelled = strict.invalidations * profile.invalidation_cycles as f64;
+    show_stages(&stages(&cycles, riommu), found)
+}
+
+/// Cycles of a map and an unmap, averaged over all pairs of all runs.
+fn mean_pair(costs: &[Cost], profile: &Profile) -> f64 {
+    let pairs: u64 = costs.iter().map(|cost| cost.pairs).sum();
+    let all = costs
+        .iter()
+        .map(|cost| cost.per_pair(profile) * cost.pairs as f64);
+    all.sum::<f64>() / pairs.max(1) as f64
+}
+
+/// Adds riommu / strict of each stage, and the difference that each makes.
+fn show_stages(stages: &[Stage], found: &mut Findings) -> Result<(), LabError> {
+    let mut before = None;
+    let mut moved = Vec::new();
+    for stage in stages {
+        let ratio = stage.strict / stage.riommu;
+        if let Some(before) = before.replace(ratio) {
+            moved.push(format!("{} {:+.2}", stage.what, ratio - before));
+        }
+        let what = format!(
+            "throughput, riommu / strict, with the paper's: {}",
+            stage.what
+        );
+        let printed = Sheet::named("riommu_table2")?.printed(
+            &[
+                ("nic", "mlx"),
+                ("benchmark", "stream"),
+                ("metric", "throughput"),
+                ("variant", "riommu"),
+                ("divided_by", "strict"),
+            ],
+            "value",
+        )?;
+        found.push(FindingRow::new(what, "", Measured::timed(ratio, 0.0)).beside(printed));
+    }
+    found.explain(format!(
+        "riommu / strict with one measured component after another replaced by the paper's: {}. \
+        The rows \"with the paper's: ...\" show the ratio after each replacement; replacements \
+        accumulate.",
+        moved.join(", "),
+    ));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_divide_strict_by_riommu() {
+        let stage = |what, strict, riommu| Stage {
+            what,
+            strict,
+            riommu,
+        };
+        let mut found = Findings::default();
+        let all = [stage("nothing", 6000.0, 2000.0), stage("a", 9000.0, 2000.0)];
+        show_stages(&all, &mut found).unwrap();
+        let ratios: Vec<f64> = found
+            .rows
+            .iter()
+            .map(|row| row.measured.unwrap().median)
+            .collect();
+        assert_eq!(ratios, [3.0, 4.5]);
+        assert!(found.explanation[0].contains(": a +1.50. "), "{found:?}");
+    }
+
+    #[test]
+    fn a_pair_is_averaged_over_all_pairs() {
+        let mut profile = Profile::r210_2015();
+        profile.invalidation_cycles = 1000;
+        let cost = |measured, invalidations, pairs| Cost {
+            measured,
+            invalidations,
+            pairs,
+            ..Cost::default()
+        };
+        // 900 and 100 measured cycles, and one invalidation, over ten pairs.
+        let costs = [cost(900.0, 0, 2), cost(100.0, 1, 8)];
+        assert!((mean_pair(&costs, &profile) - 200.0).abs() < 1e-9);
+        assert_eq!(mean_pair(&[], &profile), 0.0);
+    }
+}

@@ -16,6 +16,7 @@ mod hybrid;
 mod invalidations;
 mod link;
 mod lists;
+mod machine;
 mod masks;
 mod premapped;
 mod retention;

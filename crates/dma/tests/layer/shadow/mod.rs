@@ -5,7 +5,7 @@ mod bad_input;
 mod formats;
 mod lent;
 mod lent_model;
-pub(crate) mod machine;
+mod machine;
 mod model;
 mod pool;
 mod transfers;

@@ -33,12 +33,7 @@ fn sizes_of_nothing_and_of_everything() {
     let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
     let state = rig.state();
     let words = rig.board.words();
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let limits = SgLimits::default();
     let (buffer, error) = dma
         .map_sg(
@@ -146,12 +141,7 @@ fn unmaps_of_unmapped_ranges() {
             ringfence_dma::FlushPolicy<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
     {
         let mut rig = Rig::<A, T, Strict, u64>::new(Strict);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let buffer = memory(0x10_0010, 2 * PAGE);
         let (mapping, _) = dma
             .map_single(cpu, board, at, 1, buffer, DIRECTION)
@@ -170,12 +160,7 @@ fn unmaps_of_unmapped_ranges() {
             (Pfn::MAX.get(), 1),
             (0, 1 << 52),
         ] {
-            let Rig {
-                board,
-                dma,
-                cpu,
-                at,
-            } = &mut rig;
+            let (board, dma, cpu, at) = rig.parts();
             let wrong = ringfence_types::PfnRange::new(Pfn::new(page), pages).unwrap();
             let claim = Mapping::claim(at, wrong.iovas(), DIRECTION, 2);
             let error = dma.unmap_single(cpu, board, at, claim).unwrap_err();
@@ -192,12 +177,7 @@ fn unmaps_of_unmapped_ranges() {
             assert_eq!(rig.state(), state, "{wrong}");
         }
         // Unmapped twice.
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
         let claim = Mapping::claim(at, range, DIRECTION, 3);
         let error = dma.unmap_single(cpu, board, at, claim).unwrap_err();
@@ -218,12 +198,7 @@ fn unmaps_of_unmapped_ranges() {
 #[test]
 fn a_part_of_a_mapping() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let buffer = memory(0x10_0000, 3 * PAGE);
     let (mapping, _) = dma
         .map_single(cpu, board, at, 1, buffer, DIRECTION)
@@ -231,12 +206,7 @@ fn a_part_of_a_mapping() {
     let first = Pfn::containing(mapping.iova());
     let state = rig.state();
     for (skip, pages) in [(0, 1), (0, 2), (1, 2), (2, 1)] {
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let part = ringfence_types::PfnRange::new(Pfn::new(first.get() + skip), pages).unwrap();
         let claim = Mapping::claim(at, part.iovas(), DIRECTION, 2);
         let error = dma.unmap_single(cpu, board, at, claim).unwrap_err();
@@ -260,12 +230,7 @@ fn a_part_of_a_rounded_mapping() {
             let power_of_two = Rounding::PowerOfTwo;
             let mask = Iova::new(u64::MAX);
             let mut rig = Rig::<Tree, T, _, u64>::with(Strict, LAST_PAGE, mask, power_of_two);
-            let Rig {
-                board,
-                dma,
-                cpu,
-                at,
-            } = &mut rig;
+            let (board, dma, cpu, at) = rig.parts();
             let buffer = memory(0x10_0000, whole * PAGE);
             let (mapping, _) = dma
                 .map_single(cpu, board, at, 1, buffer, DIRECTION)
@@ -273,12 +238,7 @@ fn a_part_of_a_rounded_mapping() {
             let first = Pfn::containing(mapping.iova());
             let state = rig.state();
             for pages in 1..whole {
-                let Rig {
-                    board,
-                    dma,
-                    cpu,
-                    at,
-                } = &mut rig;
+                let (board, dma, cpu, at) = rig.parts();
                 let part = ringfence_types::PfnRange::new(first, pages).unwrap();
                 let claim = Mapping::claim(at, part.iovas(), DIRECTION, 2);
                 let Err(error) = dma.unmap_single(cpu, board, at, claim) else {
@@ -291,12 +251,7 @@ fn a_part_of_a_rounded_mapping() {
                 assert!(board.port.log.is_empty());
                 assert_eq!(rig.state(), state, "{pages} of {whole} pages");
             }
-            let Rig {
-                board,
-                dma,
-                cpu,
-                at,
-            } = &mut rig;
+            let (board, dma, cpu, at) = rig.parts();
             let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
             assert!(rig.accounts().out.borrow().is_empty());
         }
@@ -351,12 +306,7 @@ fn a_part_of_a_mapping_in_a_bitmap() {
 #[test]
 fn errors_name_range_and_device() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let (_, error) = dma
         .map_single(cpu, board, at, 1, memory(0x1000, 1 << 40), DIRECTION)
         .unwrap_err();

@@ -297,12 +297,7 @@ fn a_table_makes_copies_unnecessary() {
         };
         let before = read(&rig.board, memory(POOL, 128 << 10));
         for (id, buffer) in (0..).zip(buffers) {
-            let Rig {
-                board,
-                dma,
-                cpu,
-                at,
-            } = &mut rig;
+            let (board, dma, cpu, at) = rig.parts();
             let direction = Direction::Bidirectional;
             let (mapping, _) = dma
                 .map_single(cpu, board, at, id, buffer, direction)
@@ -319,12 +314,7 @@ fn a_table_makes_copies_unnecessary() {
                 let leaf = rig.leaf(Pfn::containing(iova).get());
                 assert_eq!(leaf, Some(frame), "{bits} bits, {buffer}");
             }
-            let Rig {
-                board,
-                dma,
-                cpu,
-                at,
-            } = &mut rig;
+            let (board, dma, cpu, at) = rig.parts();
             let Released(back) = dma.unmap_single(cpu, board, at, mapping).unwrap();
             assert_eq!(back, id);
         }

@@ -27,12 +27,7 @@ impl Drop for Buffer {
 fn a_dropped_mapping_leaks_its_buffer() {
     let freed = Rc::new(RefCell::new(Vec::new()));
     let mut rig = Rig::<Tree, Plain, _, Buffer>::new(Strict);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut map = |id, board: &mut Board| {
         let buffer = Buffer(id, Rc::clone(&freed));
         let memory = memory(0x10_0000, 64);
@@ -85,12 +80,7 @@ fn dropped_cpu_leaks_withheld_buffers() {
 fn a_dropped_refusal_leaks_its_buffer() {
     let freed = Rc::new(RefCell::new(Vec::new()));
     let mut rig = Rig::<Tree, Plain, _, Buffer>::new(Burst::default().with_most(1));
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut map = |id, board: &mut Board| {
         let buffer = Buffer(id, Rc::clone(&freed));
         let memory = memory(0x10_0000, 64);

@@ -17,12 +17,7 @@ where
         (InvalidationFailure::Failed, InvalidationError::Failed),
     ] {
         let mut rig = Rig::<A, T, F, u64>::new(flush);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let rings = dma.alloc_coherent(cpu, board, at, PAGES).unwrap();
         let (range, frames) = (rings.range(), rings.frames().to_vec());
         let pages = PfnRange::covering(&range);

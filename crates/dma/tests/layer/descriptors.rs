@@ -24,12 +24,7 @@ impl<F: ringfence_dma::FlushPolicy<Space<Product, Cached>, u64>> Mapped<F> {
     fn new(flush: F, count: u64) -> Self {
         let mut rig = Rig::<Product, Cached, F, u64>::new(flush);
         let (mut mappings, mut pages) = (Vec::new(), Vec::new());
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         for id in 0..count {
             let buffer = memory(0x10_0000 + id % 256 * PAGE, 64);
             let mapped = dma.map_single(cpu, board, at, id, buffer, RX);
@@ -47,12 +42,7 @@ impl<F: ringfence_dma::FlushPolicy<Space<Product, Cached>, u64>> Mapped<F> {
     }
 
     fn unmap(&mut self, index: usize) {
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut self.rig;
+        let (board, dma, cpu, at) = self.rig.parts();
         let mapping = self.mappings[index].take().unwrap();
         let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
         assert_eq!(
@@ -63,12 +53,7 @@ impl<F: ringfence_dma::FlushPolicy<Space<Product, Cached>, u64>> Mapped<F> {
     }
 
     fn end(&mut self) -> (Result<(), InvalidationError>, Vec<u64>) {
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut self.rig;
+        let (board, dma, cpu, at) = self.rig.parts();
         let mut back = Vec::new();
         let result = dma.end_burst(cpu, board, at, RX, |buffer| back.push(buffer));
         (result, back)
@@ -243,12 +228,7 @@ fn each_direction_has_its_own_runs() {
     let mut rig = Rig::<Blocks, Cached, _, u64>::new(Descriptors::default());
     let directions = [Direction::ToDevice, RX];
     let mut mapped = [Vec::new(), Vec::new()];
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     for id in 0..4 * BLOCK {
         let which = id as usize % 2;
         let buffer = memory(0x10_0000 + id * PAGE, 64);

@@ -378,12 +378,7 @@ proptest! {
 #[test]
 fn other_tokens_outlive_their_domain() {
     let mut rig = Rig::<Tree, Plain, Strict, u64>::new(Strict);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let both = Direction::Bidirectional;
     let rings = dma.alloc_coherent(cpu, board, at, 2).unwrap();
     let request = |buffer| MapMultiRequest {

@@ -14,12 +14,7 @@ fn directions_become_permissions() {
         (Direction::Bidirectional, Permissions::READ_WRITE),
     ] {
         let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let pieces = [memory(0x10_0000, 64), memory(0x20_0000, 64)];
         let (single, _) = dma
             .map_single(cpu, board, at, 1, pieces[0], direction)
@@ -61,12 +56,7 @@ fn directions_become_permissions() {
             (single.direction(), list.direction()),
             (direction, direction)
         );
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let rings = dma.alloc_coherent(cpu, board, at, 1).unwrap();
         let leaf = rig
             .space()

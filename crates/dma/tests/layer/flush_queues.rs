@@ -78,12 +78,7 @@ fn unmap_during_ticks(ticks: u64, fails: bool) -> (usize, usize) {
             .fail(0, usize::MAX / 2, InvalidationFailure::Failed);
     }
     let mut rejected = Vec::new();
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut timer_cpu = dma.cpu();
     let mut unmap_one = |id: u64| {
         let buffer = memory(0x10_0000 + id * PAGE, 64);

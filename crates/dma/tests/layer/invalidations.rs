@@ -18,12 +18,7 @@ fn map<A: Make, T: MakeTable, F>(rig: &mut Rig<A, T, F, u64>, id: u64) -> (Mappi
 where
     F: ringfence_dma::FlushPolicy<Space<A, T>, u64>,
 {
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = rig;
+    let (board, dma, cpu, at) = rig.parts();
     let buffer = memory(0x10_0000 + id % 256 * PAGE, 64);
     let (mapping, _) = dma
         .map_single(cpu, board, at, id, buffer, Direction::FromDevice)
@@ -44,12 +39,7 @@ fn strict_reports_failed_invalidations() {
         let domain = rig.at.domain();
         let (mapping, pages) = map(&mut rig, 1);
         rig.board.port.fail(0, 2, trouble);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let error = dma.unmap_single(cpu, board, at, mapping).unwrap_err();
         let UnmapReason::NotFlushed(why, not_invalidated) = error.reason else {
             panic!("{error}");
@@ -79,12 +69,7 @@ fn a_multi_unmap_owes_all_of_them_in_order() {
         let domain = rig.at.domain();
         let (mappings, pages): (Vec<_>, Vec<_>) = (0..5).map(|id| map(&mut rig, id)).unzip();
         rig.board.port.fail(0, 1, trouble);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let error = dma
             .unmap_multi(cpu, board, at, mappings, |buffer| {
                 panic!("{buffer} came back")
@@ -114,12 +99,7 @@ fn multi_unmap_stops_at_an_unmapped_buffer() {
     let at = rig.at;
     let nowhere = IovaRange::new(Pfn::new(3).iova(), 64).unwrap();
     let bogus = Mapping::claim(&at, nowhere, Direction::FromDevice, 3);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut back = Vec::new();
     let error = dma
         .unmap_multi(cpu, board, at, vec![first, bogus, last], |b| back.push(b))
@@ -154,12 +134,7 @@ fn stays_bounded<F>(
     for id in 0..longest as u64 * 3 {
         let (mapping, pages) = map(&mut rig, id);
         all.push(pages);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         board.now = Nanos(id * 6_000_000);
         let _ = dma.tick(cpu, board);
         match dma.unmap_single(cpu, board, at, mapping) {
@@ -203,12 +178,7 @@ fn memory_stays_bounded_when_invalidations_fail() {
     fn flush<F: ringfence_dma::FlushPolicy<Space<Tree, Plain>, u64>>(
         rig: &mut Rig<Tree, Plain, F, u64>,
     ) {
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = rig;
+        let (board, dma, cpu, at) = rig.parts();
         dma.flush(cpu, board, at).unwrap();
     }
     let deferred = Deferred::with(10, 10_000_000, std::cell::RefCell::new);
@@ -222,12 +192,7 @@ fn memory_stays_bounded_when_invalidations_fail() {
     let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
     stays_bounded(Rig::new(queues), 10, flush);
     stays_bounded(Rig::new(Burst::new(10)), 10, |rig| {
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = rig;
+        let (board, dma, cpu, at) = rig.parts();
         dma.end_burst(cpu, board, at, Direction::FromDevice, |_| {})
             .unwrap();
     });
@@ -253,12 +218,7 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
     let mut not_invalidated = Vec::new();
     for id in 0..60 {
         let (mapping, _) = map(&mut rig, id);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let processor = if id % 3 == 0 { cpu } else { &mut other };
         match dma.unmap_single(processor, board, at, mapping) {
             Ok(_) => kept += 1,
@@ -293,12 +253,7 @@ fn burst_releases_only_invalidated_buffers() {
     for id in 0..10 {
         let (mapping, range) = map(&mut rig, id);
         pages.push(range);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
         assert_eq!(Outcome::<u64>::into_buffer(outcome), None);
         // Addresses of an open part are not reused. The unmap that finds a part full ends it.
@@ -309,12 +264,7 @@ fn burst_releases_only_invalidated_buffers() {
     // Two parts of four are invalidated. The last two mappings are not, and stay withheld if the
     // port fails.
     rig.board.port.fail(0, 1, InvalidationFailure::Failed);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut back = Vec::new();
     let direction = Direction::FromDevice;
     let result = dma.end_burst(cpu, board, at, direction, |b| back.push(b));
@@ -354,12 +304,7 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
         )
         .unwrap();
     let mut other = rig.dma.cpu();
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     // Three in the new domain by the new CPU, the last in the old domain by the old CPU.
     for id in 0..3 {
         let buffer = memory(0x10_0000, 64);
@@ -385,12 +330,7 @@ fn a_burst_that_never_ends_is_bounded() {
     const MOST: u64 = 5;
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Burst::new(2).with_most(MOST as usize));
     let mut live: Vec<_> = (0..MOST + 2).map(|id| map(&mut rig, id).0).collect();
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let (multi, single) = (live.pop().unwrap(), live.pop().unwrap());
     let range = single.range();
     for mapping in live {
@@ -425,12 +365,7 @@ fn a_burst_of_one_call_is_bounded() {
     for (longest, count, fit) in [(2, 20, 2 * MOST), (100, 20, 2 * MOST), (2, 6, 6)] {
         let burst = Burst::new(longest).with_most(MOST);
         let mut rig = Rig::<Tree, Plain, _, u64>::new(burst);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let live: Vec<_> = (0..count)
             .map(|id| {
                 let (buffer, direction) = (
@@ -482,12 +417,7 @@ fn batches_may_be_as_long_as_can_be_counted() {
     fn drive<F: FlushPolicy<Space<Tree, Plain>, u64>>(flush: F) {
         let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
         let (mapping, _) = map(&mut rig, 7);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let mut back = Vec::new();
         let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
         back.extend(outcome.into_buffer());

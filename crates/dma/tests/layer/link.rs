@@ -16,12 +16,7 @@ fn reserve<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, u64>>(
     buffer: u64,
     pages: u64,
 ) -> LinkedRequest<u64> {
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = rig;
+    let (board, dma, cpu, at) = rig.parts();
     dma.reserve_request(cpu, board, at, buffer, pages, TX)
         .map_err(|(_, error)| error)
         .unwrap()
@@ -32,12 +27,7 @@ fn link<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, u64>>(
     request: &mut LinkedRequest<u64>,
     piece: PhysRange,
 ) -> Result<IovaRange, MapReason> {
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = rig;
+    let (board, dma, cpu, at) = rig.parts();
     let linked = dma.link_piece(cpu, board, at, request, piece);
     linked.map_err(|error| {
         assert_eq!(error.buffer, Some(piece));
@@ -73,12 +63,7 @@ fn one_range_and_one_invalidation<A: Make, T: MakeTable>(pages: u64) {
         assert!(!request.is_synced());
     }
     assert_eq!(page - first, 5);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     dma.sync_request(cpu, board, at, &mut request).unwrap();
     assert!(request.is_synced());
     board
@@ -113,12 +98,7 @@ fn a_request_takes_one_range_and_one_invalidation() {
 fn wrong_requests_change_nothing() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
     {
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         for (pages, empty) in [(0, true), (u64::MAX, false), (LAST_PAGE + 1, false)] {
             let (buffer, error) = dma
                 .reserve_request(cpu, board, at, 9, pages, TX)
@@ -142,12 +122,7 @@ fn wrong_requests_change_nothing() {
     assert_eq!(request.room(), room - 1);
     link(&mut rig, &mut request, memory(0x20_0000, left)).unwrap();
     assert_eq!(request.room(), 0);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let outcome = dma.destroy_request(cpu, board, at, request).unwrap();
     assert_eq!(Outcome::into_buffer(outcome), Some(1));
     assert!(rig.state().leaves.is_empty());
@@ -157,12 +132,7 @@ fn wrong_requests_change_nothing() {
 fn a_request_without_pieces_frees_its_addresses() {
     let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
     let request = reserve(&mut rig, 3, 8);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let outcome = dma.destroy_request(cpu, board, at, request).unwrap();
     assert_eq!(Outcome::into_buffer(outcome), Some(3));
     assert!(rig.state().ranges.is_empty());
@@ -175,12 +145,7 @@ fn a_failed_invalidation_withholds_the_request() {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
         let mut request = reserve(&mut rig, 4, 2);
         link(&mut rig, &mut request, memory(0x10_0000, 8192)).unwrap();
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         dma.sync_request(cpu, board, at, &mut request).unwrap();
         board.port.touch(at.domain(), request.reserved());
         board.port.fail(0, 1, trouble);
@@ -270,12 +235,7 @@ fn the_table_maps_the_linked_pages_and_no_others() {
                 }
                 6 if !live.is_empty() => {
                     let (request, _) = live.swap_remove(below(live.len() as u64) as usize);
-                    let Rig {
-                        board,
-                        dma,
-                        cpu,
-                        at,
-                    } = &mut rig;
+                    let (board, dma, cpu, at) = rig.parts();
                     let _ = dma.destroy_request(cpu, board, at, request).unwrap();
                     dma.end_burst(cpu, board, at, TX, drop).unwrap();
                 }

@@ -257,12 +257,7 @@ fn neighbours_merge_as_far_as_the_limits_go() {
         ),
     ] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let limits = SgLimits {
             max_bytes,
             boundary,
@@ -292,12 +287,7 @@ fn neighbours_merge_as_far_as_the_limits_go() {
 fn impossible_boundaries_are_refused() {
     for boundary in [0, 1, 2048, 3 * PAGE, u64::MAX] {
         let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let limits = SgLimits {
             max_bytes: 65536,
             boundary: Some(boundary),

@@ -7,7 +7,9 @@ use ringfence_dma::space::{Paged, Rounding, ShadowDepot, ShadowPool};
 use ringfence_dma::{Attachment, Cpu, Dma, MapError, Mapping, Outcome, Space, UnmapError};
 use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
-use crate::rig::{Accounts, Board, DEVICE, LAST_PAGE, Make, MakeTable, PAGE, Plain, Tree, memory};
+use crate::rig::{
+    Accounts, Board, DEVICE, LAST_PAGE, Make, MakeTable, PAGE, Parts, Plain, Tree, memory,
+};
 
 /// First byte of the pool. Buffers lie below.
 pub(crate) const POOL: u64 = 8 << 20;
@@ -54,14 +56,7 @@ impl<S: PoolSpace, F: FlushPolicy<S, u64>> Machine<S, F> {
     }
 
     /// Borrows the arguments of calls of the layer.
-    pub(crate) fn parts(
-        &mut self,
-    ) -> (
-        &mut Board,
-        &mut Dma<S, F, u64>,
-        &mut Cpu<S, F, u64>,
-        &Attachment,
-    ) {
+    pub(crate) fn parts(&mut self) -> Parts<'_, S, F, u64> {
         (&mut self.board, &mut self.dma, &mut self.cpu, &self.at)
     }
 

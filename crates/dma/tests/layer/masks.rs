@@ -22,12 +22,7 @@ fn nothing_lies_beyond_the_mask() {
         let last = (1 << 21) - 1;
         let mut rig =
             Rig::<Tree, Plain, _, u64>::with(Strict, last, Iova::new(mask), Rounding::Exact);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let half = (1 << (bits - 1)) - PAGE;
         let mut made = Vec::new();
         for id in 0..2 {
@@ -62,12 +57,7 @@ fn nothing_lies_beyond_the_mask() {
 #[test]
 fn half_a_page_is_none() {
     let mut rig = Rig::<Tree, Plain, _, u64>::with(Strict, 100, Iova::new(0x2ffe), Rounding::Exact);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let buffer = memory(0, 1);
     let (mapping, _) = dma
         .map_single(cpu, board, at, 1, buffer, DIRECTION)
@@ -96,12 +86,7 @@ fn low_addresses_come_first() {
         let request = AllocRequest::new(low, Pfn::new((1 << 20) - 1));
         rig.accounts().alloc(&mut (), &request).unwrap();
     }
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut pages = Vec::new();
     let mut first = None;
     for id in 0..6 {
@@ -137,12 +122,7 @@ fn rounding_reserves_and_does_not_map() {
             Iova::new(u64::MAX),
             Rounding::PowerOfTwo,
         );
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let buffer = memory(0x10_0000, pages * PAGE);
         let (mapping, _) = dma
             .map_single(cpu, board, at, 1, buffer, DIRECTION)
@@ -156,12 +136,7 @@ fn rounding_reserves_and_does_not_map() {
             Some(&expected)
         );
         assert_eq!(rig.state().leaves.len() as u64, pages);
-        let Rig {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut rig;
+        let (board, dma, cpu, at) = rig.parts();
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
         // The invalidation covers the whole reserved range, which an address mask expresses
         // exactly.

@@ -21,12 +21,7 @@ fn requests(count: u64) -> Vec<MapMultiRequest<u64>> {
 /// pool does, once.
 fn lives<F: FlushPolicy<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
     let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut pool = dma.premap(cpu, board, at, requests(4)).unwrap();
     let (state, words) = (rig.state(), rig.board.words());
     assert_eq!(state.leaves.len(), 4);
@@ -65,12 +60,7 @@ fn lives<F: FlushPolicy<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) 
     pool.release(loan).unwrap();
     assert!(rig.board.port.log.is_empty());
     assert_eq!((rig.state(), rig.board.words()), (state, words));
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut back = Vec::new();
     dma.unmap_premapped(cpu, board, pool, |b| back.push(b))
         .unwrap();
@@ -94,12 +84,7 @@ fn use_costs_nothing_under_any_policy() {
 #[test]
 fn a_pool_gives_up_its_oldest_idle_buffers() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut pool = dma.premap(cpu, board, at, requests(5)).unwrap();
     let used: Vec<_> = (0..5).map(|_| pool.acquire().unwrap()).collect();
     let mut used = used.into_iter();
@@ -145,12 +130,7 @@ fn a_loan_of_another_device_is_not_taken() {
             },
         )
         .unwrap();
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut mine = dma.premap(cpu, board, at, requests(1)).unwrap();
     let mut theirs = dma.premap(cpu, board, &other, requests(2)).unwrap();
     let (loan, _out) = (mine.acquire().unwrap(), theirs.acquire().unwrap());
@@ -228,12 +208,7 @@ fn turns_move_bounced_bytes() {
 #[test]
 fn a_loan_of_another_pool_is_not_taken() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let [mut first, mut second] =
         [1, 2].map(|count| dma.premap(cpu, board, at, requests(count)).unwrap());
     let (loan, other) = (first.acquire().unwrap(), second.acquire().unwrap());

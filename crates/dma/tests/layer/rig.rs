@@ -368,6 +368,14 @@ pub(crate) struct Rig<A: IovaAllocator, T: IoPageTable, F: FlushPolicy<Space<A, 
     pub(crate) at: Attachment,
 }
 
+/// The arguments of calls of a layer.
+pub(crate) type Parts<'a, S, F, B> = (
+    &'a mut Board,
+    &'a mut Dma<S, F, B>,
+    &'a mut Cpu<S, F, B>,
+    &'a Attachment,
+);
+
 pub(crate) const DEVICE: RequesterId = RequesterId::new(0x18);
 
 /// The state that a failed call must not change.
@@ -398,6 +406,11 @@ impl<A: Make, T: MakeTable, F: FlushPolicy<Space<A, T>, B>, B> Rig<A, T, F, B> {
             cpu,
             at,
         }
+    }
+
+    /// Borrows the arguments of calls of the layer.
+    pub(crate) fn parts(&mut self) -> Parts<'_, Space<A, T>, F, B> {
+        (&mut self.board, &mut self.dma, &mut self.cpu, &self.at)
     }
 
     pub(crate) fn space(&self) -> &Space<A, T> {

@@ -38,12 +38,7 @@ fn perform<A: Make, T: MakeTable>(
 where
     Strict: FlushPolicy<Space<A, T>, u64, Outcome = ringfence_dma::Released<u64>>,
 {
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = rig;
+    let (board, dma, cpu, at) = rig.parts();
     let pieces = pieces();
     match shape {
         Shape::Single => {
@@ -233,12 +228,7 @@ fn a_roll_back_that_fails_is_reported() {
             // The bitmap allocates upwards: the first piece fits into the existing leaf table, the
             // next one does not.
             let mut rig = fresh::<Bits, Plain>();
-            let Rig {
-                board,
-                dma,
-                cpu,
-                at,
-            } = &mut rig;
+            let (board, dma, cpu, at) = rig.parts();
             if shape == Shape::Coherent {
                 let filler = memory(0x10_0000, 0x1f0 * PAGE);
                 let filler = dma.map_single(cpu, board, at, 9, filler, Direction::ToDevice);

@@ -17,12 +17,7 @@ fn addresses_run_out() {
     let mask = Iova::new(u64::MAX);
     let flush = Deferred::with(100, u64::MAX, std::cell::RefCell::new);
     let mut rig = Rig::<Tree, Plain, _, u64>::with(flush, SPACE, mask, all);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let buffer = memory(0x10_0000, PAGE);
     let mut kept = Vec::new();
     for id in 0..SPACE {
@@ -71,12 +66,7 @@ fn addresses_run_out() {
 
     // A bitmap requests its own flush.
     let mut rig = Rig::<Bits, Plain, _, u64>::with(ringfence_dma::flush::PerWrap, SPACE, mask, all);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     for id in 0..SPACE * 3 {
         let (mapping, _) = dma
             .map_single(cpu, board, at, id, buffer, DIRECTION)
@@ -97,12 +87,7 @@ fn addresses_run_out() {
 
     // The end of the burst, which the driver decides, releases withheld addresses.
     let mut rig = Rig::<Tree, Plain, _, u64>::with(Burst::default(), SPACE, mask, all);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     for id in 0..SPACE {
         let (mapping, _) = dma
             .map_single(cpu, board, at, id, buffer, DIRECTION)

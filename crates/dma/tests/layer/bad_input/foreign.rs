@@ -26,12 +26,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
         .unwrap();
     // The first layer has no second domain.
     let buffer = memory(0x10_0000, 1);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let (back, error) = dma
         .map_single(cpu, board, &other, 1, buffer, DIRECTION)
         .unwrap_err();
@@ -62,12 +57,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
     assert!(dma.space(at).is_some());
 
     // Two devices of one layer, each with a mapping at the same address.
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut second;
+    let (board, dma, cpu, at) = second.parts();
     let (mine, _) = dma
         .map_single(cpu, board, at, 1, buffer, DIRECTION)
         .unwrap();

@@ -188,12 +188,7 @@ fn a_detach_needs_unmapped_buffers_or_force() {
             0x20_0000
         };
         let mapping = m.map(memory(start, bytes), Direction::FromDevice).unwrap();
-        let Machine {
-            board,
-            dma,
-            cpu,
-            at,
-        } = &mut m;
+        let (board, dma, cpu, at) = m.parts();
         let live = dma.detach(cpu, board, at, Teardown::IfUnused, |_| {}, drop);
         assert_eq!(live.err(), Some(DetachError::MappingsLive(DEVICE)));
         m.unmap(mapping);
@@ -202,12 +197,7 @@ fn a_detach_needs_unmapped_buffers_or_force() {
         .map(memory(0x10_0800, 2 * PAGE), Direction::FromDevice)
         .unwrap();
     m.device_write(mapping.iova(), &[0xdd; 8]);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let detached = dma.detach(cpu, board, at, Teardown::Forced, |_| {}, drop);
     assert!(matches!(detached, Ok(Some(_))));
     let error = dma.unmap_single(cpu, board, at, mapping).unwrap_err();

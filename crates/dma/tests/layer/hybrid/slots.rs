@@ -140,12 +140,7 @@ fn a_list_has_a_slot_for_each_part_of_a_page() {
     let mut out = [DmaSegment {
         range: IovaRange::new(Iova::ZERO, 1).unwrap(),
     }; 4];
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let request = SgRequest {
         buffer: 1,
         pieces: &pieces,
@@ -174,12 +169,7 @@ fn a_list_has_a_slot_for_each_part_of_a_page() {
     m.dma.sync_sg_for_cpu(&m.board, &list);
     assert_eq!(m.read(0x20_0002, 7), [0, 0xdd, 0xdd, 0xdd, 0xdd, 0xdd, 0]);
     m.device_write(pages_of(range).start(), &vec![0xee; page]);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let Released(1) = dma.unmap_sg(cpu, board, at, list).unwrap() else {
         panic!("another buffer");
     };

@@ -86,12 +86,7 @@ fn first_error<T: MakeTable, F: FlushPolicy<Space<Tree, T>, u64>>(policy: F) -> 
     rig.board
         .port
         .fail(1, 2, InvalidationFailure::FullThenFailed);
-    let Rig {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut rig;
+    let (board, dma, cpu, at) = rig.parts();
     let mut back = Vec::new();
     let error = dma
         .unmap_multi(cpu, board, at, mappings, |buffer| back.push(buffer))

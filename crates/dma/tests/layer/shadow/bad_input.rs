@@ -18,12 +18,7 @@ fn more_received_bytes_than_the_mapping_has_are_rejected() {
     let mapping = m.map(memory(0x1000, 0x100), Direction::FromDevice).unwrap();
     let range = mapping.range();
     m.device_write(range.start(), &[0xdd; 0x200]);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let refused = dma
         .unmap_received(cpu, board, at, mapping, 0x101)
         .unwrap_err();
@@ -148,12 +143,7 @@ fn a_batch_that_fails_changes_no_buffer() {
     );
     let frame = pattern(0x4000, 1);
     m.write(0x1000, &frame);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let request = |number: u64| MapMultiRequest {
         buffer: number,
         memory: memory(0x1000 + number * PAGE, 0x100),
@@ -186,23 +176,13 @@ fn a_refused_table_leaves_the_pool_unchanged() {
 #[test]
 fn coherent_memory_is_mapped_itself() {
     let mut m = Machine::new(16, POLICY);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let ring = dma.alloc_coherent(cpu, board, at, 2).unwrap();
     assert_eq!(
         m.translate(ring.range().start(), Access::Write),
         Some(ring.frames()[0])
     );
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     dma.free_coherent(cpu, board, at, ring).unwrap();
     assert_eq!(m.space().direct_mappings(), 0);
 }
@@ -213,12 +193,7 @@ fn a_detach_needs_free_slots_or_force() {
     m.write(0x1000, &[1; 8]);
     let mapping = m.map(memory(0x1000, 8), Direction::FromDevice).unwrap();
     m.device_write(mapping.iova(), &[0xdd; 8]);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let live = dma.detach(cpu, board, at, Teardown::IfUnused, |_| {}, drop);
     assert_eq!(live.err(), Some(DetachError::MappingsLive(DEVICE)));
     let detached = dma.detach(cpu, board, at, Teardown::Forced, |_| {}, drop);
@@ -229,12 +204,7 @@ fn a_detach_needs_free_slots_or_force() {
     let mut m = Machine::new(16, POLICY);
     let mapping = m.map(memory(0x1000, 8), Direction::FromDevice).unwrap();
     m.unmap(mapping);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let detached = dma.detach(cpu, board, at, Teardown::IfUnused, |_| {}, drop);
     assert!(
         matches!(detached, Ok(Some(_))),

@@ -151,12 +151,7 @@ fn a_mapping_cannot_name_a_buffer_of_the_pool() {
     let posted = m.posted(64, RX);
     let mapping = Mapping::claim(&m.at, posted.range(), RX, 0x1000);
     m.dma.sync_for_cpu(&m.board, &mapping);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let error = dma.unmap_single(cpu, board, at, mapping).unwrap_err();
     assert!(matches!(error.reason, UnmapReason::NotAllocated(_)));
     assert_eq!(m.space().pool().bytes_in_use(), PAGE);
@@ -210,12 +205,7 @@ fn a_detach_needs_all_buffers_or_force_and_precedes_any_other_use_of_the_pages()
     let posted = m.posted(64, RX);
     let mut received = m.posted(64, RX).unmap(64).unwrap();
     let iova = posted.iova();
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let live = dma.detach(cpu, board, at, Teardown::IfUnused, |_| {}, drop);
     assert_eq!(live.err(), Some(DetachError::MappingsLive(DEVICE)));
     assert!(board.port.log.is_empty());

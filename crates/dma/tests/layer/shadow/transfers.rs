@@ -207,12 +207,7 @@ fn a_list_has_one_slot_and_every_piece_its_own_pages() {
     let mut out = [DmaSegment {
         range: IovaRange::new(Iova::ZERO, 1).unwrap(),
     }; 4];
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let request = SgRequest {
         buffer: 1,
         pieces: &pieces,
@@ -235,12 +230,7 @@ fn a_list_has_one_slot_and_every_piece_its_own_pages() {
         [&[0][..], &[0xdd; 0x20], &[0]].concat()
     );
     m.device_write(whole.start(), &vec![0xee; whole.bytes() as usize]);
-    let Machine {
-        board,
-        dma,
-        cpu,
-        at,
-    } = &mut m;
+    let (board, dma, cpu, at) = m.parts();
     let Released(1) = dma.unmap_sg(cpu, board, at, list).unwrap() else {
         panic!("another buffer");
     };

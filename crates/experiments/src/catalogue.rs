@@ -127,6 +127,15 @@ impl Experiment {
                 super::x27_copies::measure(&setting.profile, packets, repetitions)
             },
         },
+        Self {
+            id: "X28",
+            title: "Buffers of a pool that stays mapped, copies, strict modes and no protection",
+            source: "Markuze et al., DAMN: Overhead-Free IOMMU Protection (2018), abstract",
+            measure: |setting| {
+                let (packets, repetitions) = (setting.packets, setting.repetitions);
+                super::x28_pools::measure(&setting.profile, packets, repetitions)
+            },
+        },
     ];
 
     /// Returns the experiment with `id`, ignoring case.

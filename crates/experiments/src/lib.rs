@@ -22,6 +22,7 @@ mod allocators;
 mod benchmarks;
 mod capture;
 mod catalogue;
+mod claim_loads;
 mod figure;
 mod finding;
 pub mod guests;
@@ -64,6 +65,7 @@ mod x24_residency;
 mod x25_host_side;
 mod x26_windows;
 mod x27_copies;
+mod x28_pools;
 
 pub use catalogue::{Experiment, Setting};
 pub use figure::{Figure, Series};

@@ -18,15 +18,23 @@ use crate::components::{
 };
 use crate::error::LabError;
 use crate::layer::{
-    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, Inspected, LayerPlatform,
-    PoolLayer, SpaceResult,
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, HasPlatform, Inspected,
+    LayerPlatform, PoolLayer, SpaceResult,
 };
 use crate::modes::{Alloc, Mode};
 use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
-use crate::replay::{DynTimedReplay, TimedReplay};
 
 /// A space with shadow buffers, which the table `T` maps.
 pub type ReplayShadowSpace<T> = ShadowSpace<MagazineAlloc, T, ThreadCell<ShadowDepot>>;
+
+/// A use of a timed replay's layer. Its type depends on the mode.
+pub trait TimedLayerVisitor<I> {
+    /// The result of the use.
+    type Output;
+
+    /// Uses the layer.
+    fn visit<L: DmaOps + HasPlatform<I> + 'static>(self, layer: L) -> Self::Output;
+}
 
 /// The constructors of a mode with a pool that stays mapped.
 pub trait CopyParts: Copy + 'static {
@@ -86,14 +94,16 @@ pub trait CopyParts: Copy + 'static {
         Box::new(layer)
     }
 
-    /// Returns a timed replay on `layer`, with `inspected` as for [`judged`](Self::judged).
-    fn timed<I: Invalidator + 'static>(
+    /// Calls `visitor` with the layer of a timed replay, which drives `layer`, with `inspected` as
+    /// for [`judged`](Self::judged).
+    fn timed<I: Invalidator + 'static, V: TimedLayerVisitor<I>>(
         self,
         layer: DmaLayer<Self::Space, Self::Flush, I>,
         inspected: u32,
-    ) -> Box<dyn DynTimedReplay> {
+        visitor: V,
+    ) -> V::Output {
         let _ = inspected;
-        Box::new(TimedReplay::of(Box::new(layer)))
+        visitor.visit(layer)
     }
 }
 
@@ -165,16 +175,16 @@ impl<T: ReplayTable> CopyParts for ShadowParts<T> {
         }
     }
 
-    fn timed<I: Invalidator + 'static>(
+    fn timed<I: Invalidator + 'static, V: TimedLayerVisitor<I>>(
         self,
         layer: DmaLayer<ReplayShadowSpace<T>, Strict, I>,
         inspected: u32,
-    ) -> Box<dyn DynTimedReplay> {
+        visitor: V,
+    ) -> V::Output {
         if self.lends {
-            let layer = PoolLayer::new(layer, inspected, Inspected::Array);
-            Box::new(TimedReplay::of(Box::new(layer)))
+            visitor.visit(PoolLayer::new(layer, inspected, Inspected::Array))
         } else {
-            Box::new(TimedReplay::of(Box::new(layer)))
+            visitor.visit(layer)
         }
     }
 }

@@ -5,12 +5,13 @@ use std::rc::Rc;
 
 use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::ring::{RingSetup, RingTables, SlotChoice, lay_out};
-use ringfence_dma::space::{Identity, Rings, Space};
+use ringfence_dma::space::{Identity, Rings};
 use ringfence_hw::RingLogic;
 use ringfence_lab::LabError;
 use ringfence_lab::components::{ModeParts, ReplayTable};
 use ringfence_lab::layer::{
-    AttachInfo, ContextTarget, DmaLayer, DmaOps, LayerPlatform, PassThrough,
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, HasPlatform, INSPECTED_BYTES, LayerPlatform,
+    PassThrough,
 };
 use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
@@ -20,7 +21,7 @@ use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::platform::{DATA_BYTES, MEMORY_BYTES};
 use ringfence_lab::ring::RingParts;
-use ringfence_lab::shadow::CopyParts;
+use ringfence_lab::shadow::{CopyParts, TimedLayerVisitor};
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -102,32 +103,15 @@ pub(super) trait DynExperimentReplay {
     fn layer_type(&self) -> &'static str;
 }
 
-/// A layer that counts its invalidations.
-trait CountsInvalidations: DmaOps {
-    fn invalidations(&self) -> u64;
-}
-
-impl<S: Space, F: FlushPolicy<S, u64>> CountsInvalidations for DmaLayer<S, F, InvalidationQueue> {
-    fn invalidations(&self) -> u64 {
-        self.platform.invalidator.requests()
-    }
-}
-
-impl<L: CountsInvalidations + 'static> CountsInvalidations for PassThrough<L> {
-    fn invalidations(&self) -> u64 {
-        self.layer().invalidations()
-    }
-}
-
-impl<L: CountsInvalidations> DynExperimentReplay for TimedReplay<L> {
+impl<L: DmaOps + HasPlatform<InvalidationQueue>> DynExperimentReplay for TimedReplay<L> {
     fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
         self.prepare(plan)?;
         let mut invalidations = 0;
         for block in blocks {
-            let before = self.layer().invalidations();
+            let before = self.layer().platform().invalidator.requests();
             self.run_block(plan, block.steps(plan), clock, None);
             if block.counts {
-                invalidations += self.layer().invalidations() - before;
+                invalidations += self.layer().platform().invalidator.requests() - before;
             } else {
                 clock.blocks.pop();
             }
@@ -141,6 +125,17 @@ impl<L: CountsInvalidations> DynExperimentReplay for TimedReplay<L> {
     #[cfg(test)]
     fn layer_type(&self) -> &'static str {
         std::any::type_name::<L>()
+    }
+}
+
+/// Makes the replay of a layer with a pool.
+struct BoxedReplay;
+
+impl TimedLayerVisitor<InvalidationQueue> for BoxedReplay {
+    type Output = Box<dyn DynExperimentReplay>;
+
+    fn visit<L: DmaOps + HasPlatform<InvalidationQueue> + 'static>(self, layer: L) -> Self::Output {
+        Box::new(TimedReplay::of(Box::new(layer)))
     }
 }
 
@@ -184,7 +179,8 @@ impl ModeVisitor for MakeReplica {
         let platform = bench_with_buffers(self.write_back)?;
         let memory = Rc::clone(&platform.arena);
         let make = parts.make_space(self.coherency, None);
-        let replay = Box::new(TimedReplay::new(parts.flush(), platform, make));
+        let layer = DmaLayer::new(parts.flush(), platform, make);
+        let replay = parts.timed(layer, INSPECTED_BYTES, BoxedReplay);
         Ok(Box::new(Copying { replay, memory }))
     }
 
@@ -246,6 +242,19 @@ mod tests {
             let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
             let layer = replica.layer_type();
             assert_eq!(layer.contains("PassThrough<"), wanted, "{name}: {layer}");
+        }
+    }
+
+    #[test]
+    fn pool_is_timed_with_the_buffers_of_the_driver_and_copy_with_copies() {
+        for (name, wanted) in [("copy", false), ("pool", true), ("copy-hybrid", false)] {
+            let make = MakeReplica {
+                coherency: Coherency::Coherent,
+                write_back: WriteBack::best(),
+            };
+            let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
+            let layer = replica.layer_type();
+            assert_eq!(layer.contains("PoolLayer<"), wanted, "{name}: {layer}");
         }
     }
 }

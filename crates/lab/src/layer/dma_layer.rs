@@ -14,8 +14,8 @@ use ringfence_types::{
 };
 
 use super::{
-    AttachInfo, Attachments, ContextTarget, DmaOps, LayerPlatform, Mapped, MappingToken, OpKey,
-    SpaceResult, SpaceTraits, UnmapOutcome,
+    AttachInfo, Attachments, ContextTarget, DmaOps, HasPlatform, LayerPlatform, Mapped,
+    MappingToken, OpKey, SpaceResult, SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
 
@@ -70,6 +70,12 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
             at: attachments.for_direction(key.direction),
             segments: &mut self.segments,
         })
+    }
+}
+
+impl<S: Space, F: FlushPolicy<S, u64>, I> HasPlatform<I> for DmaLayer<S, F, I> {
+    fn platform(&self) -> &LayerPlatform<I> {
+        &self.platform
     }
 }
 

@@ -29,6 +29,12 @@ use ringfence_types::{
 
 use crate::error::LabError;
 
+/// A layer that shows its memory, clock and invalidator.
+pub trait HasPlatform<I> {
+    /// Returns the platform of the layer.
+    fn platform(&self) -> &LayerPlatform<I>;
+}
+
 /// A device that maps for the first time and needs a space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachInfo {

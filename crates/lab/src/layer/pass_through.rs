@@ -18,7 +18,10 @@ use ringfence_dma::{DmaSegment, MapError, MapReason, NotInvalidated};
 use ringfence_trace::{ARENA_BYTES, DeviceIndex};
 use ringfence_types::{DomainId, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId};
 
-use super::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+use super::{
+    ContextTarget, DmaOps, HasPlatform, LayerPlatform, Mapped, MappingToken, OpKey, SpaceTraits,
+    UnmapOutcome,
+};
 use crate::error::LabError;
 
 /// `DMA_MAPPING_ERROR`: the address that stands for a failed map.
@@ -141,11 +144,6 @@ impl<L: DmaOps + 'static> PassThrough<L> {
         }
     }
 
-    /// Returns the layer behind the generic path.
-    pub fn layer(&self) -> &L {
-        &self.layer
-    }
-
     /// Returns the parts for an operation; `None` if its device is unknown.
     #[inline(always)]
     fn parts(
@@ -155,6 +153,12 @@ impl<L: DmaOps + 'static> PassThrough<L> {
         let device = self.devices.get(key.device.index())?.as_ref()?;
         let ops = device.ops.unwrap_or(self.ops);
         Some((&mut self.layer, &self.iommu, device, ops))
+    }
+}
+
+impl<I, L: HasPlatform<I> + 'static> HasPlatform<I> for PassThrough<L> {
+    fn platform(&self) -> &LayerPlatform<I> {
+        self.layer.platform()
     }
 }
 

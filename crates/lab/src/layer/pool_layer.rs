@@ -18,7 +18,8 @@ use ringfence_types::{
 
 use super::mapping_token::LentBuffer;
 use super::{
-    ContextTarget, DmaLayer, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome,
+    ContextTarget, DmaLayer, DmaOps, HasPlatform, LayerPlatform, Mapped, MappingToken, OpKey,
+    SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
 
@@ -94,6 +95,12 @@ impl<S: Space + LendingSpace, F: FlushPolicy<S, u64>, I: Invalidator> PoolLayer<
             buffer,
             stale: false,
         }
+    }
+}
+
+impl<S: Space, F: FlushPolicy<S, u64>, I> HasPlatform<I> for PoolLayer<S, F, I> {
+    fn platform(&self) -> &LayerPlatform<I> {
+        self.layer.platform()
     }
 }
 

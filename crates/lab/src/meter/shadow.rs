@@ -20,11 +20,11 @@ use super::{Ablations, AllocTrace, Clock};
 use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Host;
-use crate::layer::{DmaLayer, LayerPlatform};
+use crate::layer::{DmaLayer, DmaOps, HasPlatform, LayerPlatform};
 use crate::plan::{Plan, Step};
 use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
-use crate::replay::{DynTimedReplay, PlanResources};
-use crate::shadow::CopyParts;
+use crate::replay::{DynTimedReplay, PlanResources, TimedReplay};
+use crate::shadow::{CopyParts, TimedLayerVisitor};
 
 /// A timed replay that copies buffers of `memory`.
 struct Copying {
@@ -65,6 +65,17 @@ impl DynTimedReplay for Copying {
 
     fn refusals(&self) -> Option<(u64, MapError)> {
         self.replay.refusals()
+    }
+}
+
+/// Makes the timed replay of a layer.
+struct Timed;
+
+impl<I> TimedLayerVisitor<I> for Timed {
+    type Output = Box<dyn DynTimedReplay>;
+
+    fn visit<L: DmaOps + HasPlatform<I> + 'static>(self, layer: L) -> Self::Output {
+        Box::new(TimedReplay::of(Box::new(layer)))
     }
 }
 
@@ -127,7 +138,7 @@ impl Ablations {
             let make = parts.make_space(coherency, host);
             let layer = DmaLayer::new(parts.flush(), platform, make);
             Ok(Box::new(Copying {
-                replay: parts.timed(layer, inspected),
+                replay: parts.timed(layer, inspected, Timed),
                 memory,
             }))
         };

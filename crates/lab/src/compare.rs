@@ -10,6 +10,7 @@ use crate::machine::Prices;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan_with};
 use crate::replay::Outcomes;
+use crate::round_trips::RoundTripFinder;
 use crate::row::{Row, RowInputs};
 use crate::status::ReplayStatus;
 
@@ -66,6 +67,7 @@ pub fn compare<R: Read>(
         .filter_map(|mode| options.cache_cycles.for_mode(mode));
     let mut planner = planner.with_cycles(cycling);
     let mut lines = 0;
+    let mut round_trips = RoundTripFinder::default();
     let only = options.devices.as_deref();
     // A trace over a limit of the check is compared without it; the replays have limits of their
     // own.
@@ -85,6 +87,7 @@ pub fn compare<R: Read>(
         },
         |planner, plan, devices| {
             lines += plan.lines;
+            round_trips.observe(plan);
             if planner.live_pages_max > options.timed_pages() {
                 for runner in &mut runners {
                     runner.meter = None;
@@ -111,6 +114,7 @@ pub fn compare<R: Read>(
     let prices = options
         .prices
         .unwrap_or_else(|| Prices::from(&options.profile));
+    let round_trips = round_trips.finish();
     let of_trace = status_of_trace(&summary, &planner);
     let mut rows = Vec::with_capacity(runners.len());
     for (mode, runner) in options.modes.iter().zip(&mut runners) {
@@ -140,6 +144,7 @@ pub fn compare<R: Read>(
             attack: hostile.as_ref(),
             components,
             prices,
+            round_trips,
             cache_cycles: options.cache_cycles,
             status,
         }));

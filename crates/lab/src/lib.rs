@@ -36,6 +36,7 @@ mod queue_stats;
 pub mod reached;
 pub mod replay;
 pub mod ring;
+pub mod round_trips;
 pub mod row;
 mod runner;
 pub mod shadow;

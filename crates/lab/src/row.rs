@@ -9,6 +9,7 @@ use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
 use crate::oracle::VerdictCounts;
 use crate::replay::Outcomes;
+use crate::round_trips::{RoundTripCost, RoundTrips};
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
 /// meaning. Version 2 writes null for a number that was not measured, version 3 also for a number
@@ -210,6 +211,8 @@ pub struct Row {
     /// still use. 0 in modes whose drivers do not take their buffers from a pool. `None` without
     /// the attack pass.
     pub mutable_after_release: Option<u64>,
+    /// Round trips of a request-response trace. `None` for other traces.
+    pub round_trip: Option<RoundTripCost>,
 }
 
 /// The inputs of a row.
@@ -226,6 +229,8 @@ pub struct RowInputs<'a> {
     pub components: Option<Components>,
     /// Prices of the modelled work, c, and the device's side.
     pub prices: Prices,
+    /// Round trips of the trace, if it is request-response.
+    pub round_trips: Option<RoundTrips>,
     /// T and C of modes with a cache.
     pub cache_cycles: CycleParams,
     /// `Ok` if the row may claim safety; otherwise the reason why not.
@@ -346,6 +351,7 @@ impl Row {
             shadow_accesses: count,
             violations_after_end: count,
             mutable_after_release: count,
+            round_trip: Some(RoundTripCost::of_run(timed)),
             ..Self::default()
         }
     }
@@ -486,6 +492,9 @@ impl Row {
             violations_after_end: attack.map(|attack| attack.exposure.reached_after_end),
             overdue_mappings: metered.exposure.overdue,
             mutable_after_release: attack.map(|_| tally.mutable),
+            round_trip: parts
+                .round_trips
+                .map(|trips| trips.cost(map.zip(unmap), prices.clock_ghz, delays.receive.mean())),
         }
     }
 }

@@ -6,6 +6,7 @@ use super::line_rate::line_rates;
 use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
 use super::release_delays::{DELAYS, release_delays};
+use super::round_trips::{ROUND_TRIPS, round_trips};
 use super::terminal::{
     COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
 };
@@ -32,6 +33,10 @@ pub fn markdown(report: &Report) -> String {
         out.push_str(&table(&safety(&rows)));
         if let Some(grid) = release_delays(&rows) {
             out.push_str(&format!("### {DELAYS}\n\n"));
+            out.push_str(&table(&grid));
+        }
+        if let Some(grid) = round_trips(&rows) {
+            out.push_str(&format!("### {ROUND_TRIPS}\n\n"));
             out.push_str(&table(&grid));
         }
         out.push_str(&format!("### {HARDWARE}\n\n"));

@@ -1,6 +1,7 @@
 //! The recommendation for one trace, from its rows.
 
 use super::number::{byte_seconds, count, cycles, percent, span};
+use super::round_trips::too_slow;
 use ringfence_lab::MachineProfile;
 use ringfence_lab::ReplayStatus;
 use ringfence_lab::compose::Axis as _;
@@ -172,21 +173,22 @@ fn is_safe(row: &Row) -> bool {
         && row.false_faults == 0
 }
 
-/// Returns the words for the buffers that a row withholds beyond the limit of their direction;
-/// `None` if it keeps both limits.
+/// Returns the words for the buffers that a row withholds beyond the limit of their direction, or
+/// for the time that it adds to a round trip; `None` if it keeps all limits.
 fn late(row: &Row) -> Option<String> {
     let limits = [
         ("received", row.receive_delay_p99_ns, RECEIVE_LIMIT_NS),
         ("transmitted", row.transmit_delay_p99_ns, TRANSMIT_LIMIT_NS),
     ];
-    limits.into_iter().find_map(|(buffers, p99, limit)| {
+    let withheld = limits.into_iter().find_map(|(buffers, p99, limit)| {
         let p99 = p99.filter(|p99| *p99 > limit)?;
         Some(format!(
             "withholds {buffers} buffers for {} at the 99th percentile, beyond the limit of {}",
             span(p99),
             span(limit)
         ))
-    })
+    });
+    withheld.or_else(|| too_slow(row))
 }
 
 /// Returns the number of violations; 0 if not measured.
@@ -339,6 +341,7 @@ fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_lab::round_trips::RoundTripCost;
     use ringfence_lab::row::Violations;
 
     fn row(mode: &str, safety: &str, invalidations: u64, throughput: f64, violations: u64) -> Row {
@@ -445,6 +448,34 @@ mod tests {
         let text = recommend(&[&burst], &profile).unwrap_err();
         assert!(
             text.starts_with("No mode is recommended: fence-burst withholds"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn recommended_modes_keep_the_round_trip() {
+        let profile = MachineProfile::r210_2015();
+        let of = |mode, throughput, added: f64| Row {
+            round_trip: Some(RoundTripCost {
+                count: 5000,
+                median_ns: 100_000,
+                added_ns: Some(added),
+                loss: Some(added / 100_000.0),
+            }),
+            ..row(mode, "strict", 100, throughput, 0)
+        };
+        let fence = of("fence", 0.29, 1900.0);
+        for (added, chosen) in [(2000.0, "fence-burst"), (2001.0, "fence")] {
+            let burst = of("fence-burst", 0.7, added);
+            let text = advice(&[&fence, &burst], &profile);
+            assert!(text.starts_with(&format!("Use {chosen}: ")), "{text}");
+            let named = "fence-burst reaches 0.70, but adds 2.00 us to a round trip of 100 us, \
+                beyond the limit of 2%";
+            assert_eq!(text.contains(named), chosen == "fence", "{text}");
+        }
+        let text = recommend(&[&of("fence", 0.29, 2500.0)], &profile).unwrap_err();
+        assert!(
+            text.starts_with("No mode is recommended: fence adds 2.50 us"),
             "{text}"
         );
     }

@@ -180,6 +180,7 @@ pub(super) fn cost_of(
         attack: attack.as_ref(),
         components: runner.meter.as_ref().map(|meter| meter.finish()),
         prices: Prices::from(profile),
+        round_trips: None,
         cache_cycles: options.cache_cycles,
         status: ReplayStatus::Ok,
     });

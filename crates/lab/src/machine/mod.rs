@@ -181,6 +181,7 @@ impl MachineProfile {
             hypercall_cycles: self.hypercall_cycles,
             baseline: self.baseline(operation),
             device_side: self.device_side,
+            clock_ghz: self.clock_ghz,
             walkers,
         }
     }

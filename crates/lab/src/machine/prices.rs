@@ -57,6 +57,8 @@ pub struct Prices {
     pub baseline: Option<Baseline>,
     /// The device's side of the machine.
     pub device_side: Option<DeviceSide>,
+    /// Clock of the machine, which turns cycles into time.
+    pub clock_ghz: Option<f64>,
     /// Number of parallel page walkers of the second ceiling, in units of the machine's walkers.
     pub walkers: u32,
 }
@@ -80,6 +82,7 @@ impl From<&Profile> for Prices {
             hypercall_cycles: Some(profile.hypercall_cycles),
             baseline: Some(Baseline::PerMapping(profile.baseline_cycles)),
             device_side: None,
+            clock_ghz: None,
             walkers: 1,
         }
     }

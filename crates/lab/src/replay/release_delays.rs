@@ -14,6 +14,7 @@ pub struct Delays {
     buckets: Vec<u64>,
     count: u64,
     max_ns: u64,
+    total_ns: u128,
 }
 
 impl Delays {
@@ -26,6 +27,7 @@ impl Delays {
         self.buckets[bucket] += 1;
         self.count += 1;
         self.max_ns = self.max_ns.max(ns);
+        self.total_ns += u128::from(ns);
     }
 
     /// Adds all delays of `other`.
@@ -38,6 +40,12 @@ impl Delays {
         }
         self.count += other.count;
         self.max_ns = self.max_ns.max(other.max_ns);
+        self.total_ns += other.total_ns;
+    }
+
+    /// Returns the mean delay; `None` without a delay.
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.total_ns as f64 / self.count as f64)
     }
 
     /// Returns the delay that `percent` of a hundred delays do not exceed, rounded up by at most
@@ -160,6 +168,12 @@ mod tests {
             let found = delays.percentile(percent).unwrap();
             prop_assert!(found >= exact && found - exact <= exact / 64, "{found} for {exact}");
             prop_assert_eq!(delays.percentile(100), sorted.last().copied());
+            let total: u128 = sorted.iter().copied().map(u128::from).sum();
+            let mut twice = delays.clone();
+            twice.add(&delays);
+            for delays in [delays, twice] {
+                prop_assert_eq!(delays.mean(), Some(total as f64 / sorted.len() as f64));
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ mod per_cpu_queue;
 mod per_cycle;
 mod per_wrap;
 mod strict;
+mod transmit_batch;
 
 pub use batch::RangeBatch;
 pub use burst::{Burst, BurstCpu, BurstUnmap};
@@ -20,6 +21,7 @@ pub use per_cpu_queue::{FlushQueue, PerCpuQueue, QueueConfig};
 pub use per_cycle::{PerCycle, PerCycleOutcome};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
+pub use transmit_batch::TransmitBatch;
 
 pub use crate::token::{
     BurstKey, Outcome, PendingUnmap, Released, ReleasedOrWithheld, ReleasedStale, Withheld,

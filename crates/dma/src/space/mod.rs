@@ -23,7 +23,7 @@ pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
 pub use shadow::{
     FromDevice, HybridPolicy, HybridSpace, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool,
-    ShadowSpace, SplitTable, WhenExhausted,
+    ShadowSpace, SharedPages, SplitTable, Thresholds, WhenExhausted,
 };
 
 pub use crate::error::UnmapRefusal;

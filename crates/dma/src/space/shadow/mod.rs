@@ -30,7 +30,7 @@ mod pool;
 mod slots;
 mod sync;
 
-pub use hybrid::{HybridPolicy, HybridSpace, SplitTable};
+pub use hybrid::{HybridPolicy, HybridSpace, SharedPages, SplitTable, Thresholds};
 pub use pool::{ShadowDepot, ShadowPool};
 
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The first and the last page of a buffer, for all offsets and lengths around their boundaries.
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::space::HybridPolicy;
+use ringfence_dma::space::{HybridPolicy, Thresholds};
 use ringfence_types::{Access, Direction, Invalidation, Iova, PfnRange};
 
 use super::machine::*;
@@ -146,7 +146,7 @@ fn the_threshold_counts_whole_pages() {
     let mut m = Machine::new(
         64,
         HybridPolicy {
-            threshold,
+            thresholds: Thresholds::both(threshold),
             ..POLICY
         },
         Strict,
@@ -172,7 +172,7 @@ fn the_threshold_counts_whole_pages() {
     let mut m = Machine::new(
         64,
         HybridPolicy {
-            threshold: u64::MAX,
+            thresholds: Thresholds::both(u64::MAX),
             ..POLICY
         },
         Strict,

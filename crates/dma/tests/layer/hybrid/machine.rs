@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use ringfence_dma::flush::FlushPolicy;
-use ringfence_dma::space::{FromDevice, HybridPolicy, HybridSpace, ShadowDepot, SplitTable};
+use ringfence_dma::space::{
+    FromDevice, HybridPolicy, HybridSpace, ShadowDepot, SharedPages, SplitTable, Thresholds,
+};
 
 use crate::machine::{self, Pool, PoolSpace, Table};
 pub(super) use crate::machine::{POOL, pages_of, pattern};
@@ -15,7 +17,8 @@ pub(super) type Hybrid =
 /// Splits every buffer with a whole page.
 pub(super) const POLICY: HybridPolicy = HybridPolicy {
     from_device: FromDevice::Kept,
-    threshold: 0,
+    thresholds: Thresholds::both(0),
+    shared_pages: SharedPages::Copied,
 };
 
 pub(super) type Machine<F> = machine::Machine<Hybrid, F>;

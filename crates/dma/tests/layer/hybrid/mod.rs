@@ -5,3 +5,4 @@ mod failures;
 mod machine;
 mod model;
 mod slots;
+mod transmit_batch;

@@ -6,8 +6,8 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use ringfence_dma::Mapping;
-use ringfence_dma::flush::Burst;
-use ringfence_dma::space::{FromDevice, HybridPolicy};
+use ringfence_dma::flush::{Burst, FlushPolicy, TransmitBatch};
+use ringfence_dma::space::{FromDevice, HybridPolicy, SharedPages, Thresholds};
 use ringfence_types::{Direction, IovaRange};
 
 use super::machine::*;
@@ -29,12 +29,21 @@ struct Live {
 }
 
 impl Live {
-    fn new(mapping: Mapping<u64>, start: u64, bytes: u64, threshold: u64, memory: &[u8]) -> Self {
-        let end = start + bytes;
-        let whole_first = start.next_multiple_of(PAGE);
-        let whole_end = (end - end % PAGE).max(whole_first);
-        let whole = if whole_end - whole_first >= threshold.max(PAGE) {
-            whole_first..whole_end
+    fn new(mapping: Mapping<u64>, buffer: Range<u64>, policy: HybridPolicy, memory: &[u8]) -> Self {
+        let Range { start, end } = buffer;
+        let mappable = match policy.shared_pages {
+            SharedPages::Copied => {
+                let first = start.next_multiple_of(PAGE);
+                first..(end - end % PAGE).max(first)
+            }
+            SharedPages::Mapped => start..end,
+        };
+        let threshold = match mapping.direction() {
+            Direction::ToDevice => policy.thresholds.transmit,
+            _ => policy.thresholds.receive,
+        };
+        let whole = if mappable.end - mappable.start >= threshold.max(PAGE) {
+            mappable
         } else {
             end..end
         };
@@ -58,6 +67,11 @@ impl Live {
 
     fn bytes(&self) -> usize {
         self.copies.len()
+    }
+
+    /// True if the device reaches some bytes of the buffer themselves.
+    fn is_mapped(&self) -> bool {
+        self.copies.iter().any(Option::is_none)
     }
 
     fn is_written(&self) -> bool {
@@ -132,7 +146,7 @@ fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 100,
+        cases: 150,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
@@ -141,155 +155,198 @@ proptest! {
     fn it_agrees_with_plain_bytes(
         ops in prop::collection::vec(op(), 1..60),
         from_device in prop::sample::select(vec![FromDevice::Kept, FromDevice::Unspecified]),
-        threshold in prop::sample::select(vec![0, PAGE, 2 * PAGE, 3 * PAGE]),
+        transmit in prop::sample::select(vec![0, PAGE, 2 * PAGE, 3 * PAGE]),
+        receive in prop::sample::select(vec![0, PAGE, 2 * PAGE, 3 * PAGE]),
+        shared_pages in prop::sample::select(vec![SharedPages::Copied, SharedPages::Mapped]),
+        batches in any::<bool>(),
     ) {
-        let policy = HybridPolicy { from_device, threshold };
-        let mut m = Machine::new(64, policy, Burst::default());
-        let mut expected: Vec<u8> = pattern(MEMORY as usize, 5);
-        m.write(0, &expected);
-        let mut live: Vec<Live> = Vec::new();
-        let mut withheld: Vec<u64> = Vec::new();
-        for op in ops {
-            let count = live.len();
-            match op {
-                Op::Map(start, bytes, direction) => {
-                    let Ok(mapping) = m.map(memory(start, bytes), direction) else { continue };
-                    let mut one = Live::new(mapping, start, bytes, threshold, &expected);
-                    let starts_as_copy =
-                        direction != Direction::FromDevice || from_device == FromDevice::Kept;
-                    if !starts_as_copy {
-                        // Whatever is there; the device writes all of it to make it known.
-                        let filled = vec![0xab; bytes as usize];
-                        m.device_write(one.mapping.iova(), &filled);
-                        one.write(0..bytes as usize, 0xab, &mut expected);
-                    }
-                    live.push(one);
+        let thresholds = Thresholds { transmit, receive };
+        let policy = HybridPolicy { from_device, thresholds, shared_pages };
+        if batches {
+            let withholds = |direction| direction == Direction::ToDevice;
+            agrees(TransmitBatch::default(), policy, ops, withholds)?;
+        } else {
+            agrees(Burst::default(), policy, ops, |_| true)?;
+        }
+    }
+}
+
+/// Performs `ops`. Mapped buffers of the directions in `withholds` come back with their burst.
+fn agrees<F: FlushPolicy<Hybrid, u64>>(
+    flush: F,
+    policy: HybridPolicy,
+    ops: Vec<Op>,
+    withholds: impl Fn(Direction) -> bool,
+) -> Result<(), TestCaseError> {
+    let from_device = policy.from_device;
+    let shares_pages = policy.shared_pages == SharedPages::Mapped;
+    let mut m = Machine::new(64, policy, flush);
+    let mut expected: Vec<u8> = pattern(MEMORY as usize, 5);
+    m.write(0, &expected);
+    let mut live: Vec<Live> = Vec::new();
+    let mut withheld: Vec<u64> = Vec::new();
+    for op in ops {
+        let count = live.len();
+        match op {
+            Op::Map(start, bytes, direction) => {
+                let Ok(mapping) = m.map(memory(start, bytes), direction) else {
+                    continue;
+                };
+                let mut one = Live::new(mapping, start..start + bytes, policy, &expected);
+                let starts_as_copy =
+                    direction != Direction::FromDevice || from_device == FromDevice::Kept;
+                if !starts_as_copy {
+                    // Whatever is there; the device writes all of it to make it known.
+                    let filled = vec![0xab; bytes as usize];
+                    m.device_write(one.mapping.iova(), &filled);
+                    one.write(0..bytes as usize, 0xab, &mut expected);
                 }
-                Op::Unmap(index, received) if count > 0 => {
-                    let gone = live.swap_remove(index % count);
-                    let bytes = gone.bytes();
-                    let received = received.map(|n| (n as usize).min(bytes));
-                    if gone.is_written() {
-                        for (part, synced) in gone.parts.iter().zip(&gone.synced) {
-                            for at in part.start..part.end.min(received.unwrap_or(bytes)) {
-                                if !synced.contains(&at) {
-                                    expected[gone.start + at] = gone.copies[at].unwrap();
-                                }
+                live.push(one);
+            }
+            Op::Unmap(index, received) if count > 0 => {
+                let gone = live.swap_remove(index % count);
+                let bytes = gone.bytes();
+                let received = received.map(|n| (n as usize).min(bytes));
+                if gone.is_written() {
+                    for (part, synced) in gone.parts.iter().zip(&gone.synced) {
+                        for at in part.start..part.end.min(received.unwrap_or(bytes)) {
+                            if !synced.contains(&at) {
+                                expected[gone.start + at] = gone.copies[at].unwrap();
                             }
                         }
                     }
-                    let is_split = gone.copies.iter().any(Option::is_none);
-                    let buffer = *gone.mapping.buffer();
-                    let range = gone.mapping.range();
-                    let back = match received {
-                        Some(received) => m.unmap_received(gone.mapping, received as u64),
-                        None => m.unmap(gone.mapping),
-                    };
-                    prop_assert_eq!(back, (!is_split).then_some(buffer));
-                    if is_split {
-                        withheld.push(buffer);
-                        let read = m.device_read(range).len();
-                        let written = m.device_write(range.start(), &[1]);
-                        prop_assert_eq!((read, written), (0, 0), "the entries are not cleared");
-                    }
                 }
-                Op::EndBursts => {
-                    let mut back: Vec<u64> = Direction::ALL
-                        .into_iter()
-                        .flat_map(|direction| m.end_burst(direction))
-                        .collect();
-                    back.sort_unstable();
-                    withheld.sort_unstable();
-                    prop_assert_eq!(&back, &withheld);
-                    withheld.clear();
+                let is_split = gone.is_mapped();
+                let is_withheld = is_split && withholds(gone.mapping.direction());
+                let buffer = *gone.mapping.buffer();
+                let range = gone.mapping.range();
+                let back = match received {
+                    Some(received) => m.unmap_received(gone.mapping, received as u64),
+                    None => m.unmap(gone.mapping),
+                };
+                prop_assert_eq!(back, (!is_withheld).then_some(buffer));
+                withheld.extend(is_withheld.then_some(buffer));
+                if is_split {
+                    let read = m.device_read(range).len();
+                    let written = m.device_write(range.start(), &[1]);
+                    prop_assert_eq!((read, written), (0, 0), "the entries are not cleared");
                 }
-                Op::DeviceWrite(index, from, bytes, value) if count > 0 => {
-                    let target = &mut live[index % count];
-                    let pages = pages_of(target.mapping.range());
-                    // From a byte of the first page to beyond the buffer, perhaps.
-                    let skipped = (from * pages.bytes() as f64) as u64;
-                    let bytes = bytes.min(pages.bytes() - skipped) as usize;
-                    let start = pages.start().wrapping_add(skipped);
-                    let done = m.device_write(start, &vec![value; bytes]);
-                    prop_assert_eq!(done, if target.is_written() { bytes } else { 0 });
-                    let lead = (target.mapping.iova().get() - pages.start().get()) as usize;
-                    let (from, to) = (skipped as usize, skipped as usize + done);
-                    let inside = from.saturating_sub(lead)..to.saturating_sub(lead);
-                    let inside = common(&inside, &(0..target.bytes()));
-                    target.write(inside, value, &mut expected);
+            }
+            Op::EndBursts => {
+                let mut back: Vec<u64> = Direction::ALL
+                    .into_iter()
+                    .flat_map(|direction| m.end_burst(direction))
+                    .collect();
+                back.sort_unstable();
+                withheld.sort_unstable();
+                prop_assert_eq!(&back, &withheld);
+                withheld.clear();
+            }
+            Op::DeviceWrite(index, from, bytes, value) if count > 0 => {
+                let target = &mut live[index % count];
+                let pages = pages_of(target.mapping.range());
+                // From a byte of the first page to beyond the buffer, perhaps.
+                let skipped = (from * pages.bytes() as f64) as u64;
+                let bytes = bytes.min(pages.bytes() - skipped) as usize;
+                let start = pages.start().wrapping_add(skipped);
+                let done = m.device_write(start, &vec![value; bytes]);
+                prop_assert_eq!(done, if target.is_written() { bytes } else { 0 });
+                let lead = (target.mapping.iova().get() - pages.start().get()) as usize;
+                let (from, to) = (skipped as usize, skipped as usize + done);
+                let inside = from.saturating_sub(lead)..to.saturating_sub(lead);
+                let inside = common(&inside, &(0..target.bytes()));
+                target.write(inside, value, &mut expected);
+                if shares_pages && target.is_mapped() {
+                    // The bytes beside the buffer are on mapped pages too.
+                    let first = target.start - lead;
+                    expected[first + from..first + to].fill(value);
                 }
-                Op::CpuWrite(start, bytes, value) => {
-                    let bytes = vec![value; bytes as usize];
-                    m.write(start, &bytes);
-                    expected[start as usize..][..bytes.len()].copy_from_slice(&bytes);
-                }
-                Op::SyncForCpu(index, a, b) if count > 0 => {
-                    let target = &mut live[index % count];
-                    let (wanted, range) = part(target, a, b);
-                    m.dma.sync_part_for_cpu(&m.board, &target.mapping, range).unwrap();
-                    if target.is_written() {
-                        for (part, synced) in target.parts.iter().zip(&mut target.synced) {
-                            let wanted = common(part, &wanted);
-                            if wanted.is_empty() {
-                                continue;
-                            }
-                            let new = if synced.start >= synced.end {
-                                wanted
-                            } else {
-                                synced.start.min(wanted.start)..synced.end.max(wanted.end)
-                            };
-                            for at in new.clone().filter(|at| !synced.contains(at)) {
-                                expected[target.start + at] = target.copies[at].unwrap();
-                            }
-                            *synced = new;
-                        }
-                    }
-                }
-                Op::SyncForDevice(index, a, b) if count > 0 => {
-                    let target = &mut live[index % count];
-                    let (wanted, range) = part(target, a, b);
-                    m.dma.sync_part_for_device(&m.board, &target.mapping, range).unwrap();
-                    let copies = target.mapping.direction() != Direction::FromDevice
-                        || from_device == FromDevice::Kept;
+            }
+            Op::CpuWrite(start, bytes, value) => {
+                let bytes = vec![value; bytes as usize];
+                m.write(start, &bytes);
+                expected[start as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            Op::SyncForCpu(index, a, b) if count > 0 => {
+                let target = &mut live[index % count];
+                let (wanted, range) = part(target, a, b);
+                m.dma
+                    .sync_part_for_cpu(&m.board, &target.mapping, range)
+                    .unwrap();
+                if target.is_written() {
                     for (part, synced) in target.parts.iter().zip(&mut target.synced) {
                         let wanted = common(part, &wanted);
                         if wanted.is_empty() {
                             continue;
                         }
-                        if copies {
-                            for at in wanted.clone() {
-                                target.copies[at] = Some(expected[target.start + at]);
-                            }
-                        }
-                        *synced = if wanted.start <= synced.start {
-                            synced.start.max(wanted.end)..synced.end
+                        let new = if synced.start >= synced.end {
+                            wanted
                         } else {
-                            synced.start..synced.end.min(wanted.start)
+                            synced.start.min(wanted.start)..synced.end.max(wanted.end)
                         };
+                        for at in new.clone().filter(|at| !synced.contains(at)) {
+                            expected[target.start + at] = target.copies[at].unwrap();
+                        }
+                        *synced = new;
                     }
                 }
-                _ => {}
             }
-            prop_assert!(m.read(0, MEMORY as usize) == expected, "the drivers' memory");
-            let split = live.iter().filter(|one| one.copies.iter().any(Option::is_none));
-            prop_assert_eq!(m.space().split_mappings(), split.count());
-            for one in &live {
-                if one.mapping.direction() != Direction::FromDevice {
-                    let whole = pages_of(one.mapping.range());
-                    let page = m.device_read(whole);
-                    let lead = (one.mapping.iova().get() - whole.start().get()) as usize;
-                    for (at, copy) in one.copies.iter().enumerate() {
-                        let wanted = copy.unwrap_or(expected[one.start + at]);
-                        prop_assert_eq!(page[lead + at], wanted, "byte {}", at);
+            Op::SyncForDevice(index, a, b) if count > 0 => {
+                let target = &mut live[index % count];
+                let (wanted, range) = part(target, a, b);
+                m.dma
+                    .sync_part_for_device(&m.board, &target.mapping, range)
+                    .unwrap();
+                let copies = target.mapping.direction() != Direction::FromDevice
+                    || from_device == FromDevice::Kept;
+                for (part, synced) in target.parts.iter().zip(&mut target.synced) {
+                    let wanted = common(part, &wanted);
+                    if wanted.is_empty() {
+                        continue;
                     }
-                    if one.mapping.direction() == Direction::ToDevice {
-                        let beside = page.iter().enumerate().filter(|(at, _)| {
-                            *at < lead || *at >= lead + one.bytes()
-                        });
-                        prop_assert!(beside.into_iter().all(|(_, byte)| *byte == 0));
+                    if copies {
+                        for at in wanted.clone() {
+                            target.copies[at] = Some(expected[target.start + at]);
+                        }
+                    }
+                    *synced = if wanted.start <= synced.start {
+                        synced.start.max(wanted.end)..synced.end
+                    } else {
+                        synced.start..synced.end.min(wanted.start)
+                    };
+                }
+            }
+            _ => {}
+        }
+        prop_assert!(
+            m.read(0, MEMORY as usize) == expected,
+            "the drivers' memory"
+        );
+        let split = live.iter().filter(|one| one.is_mapped()).count();
+        prop_assert_eq!(m.space().split_mappings(), split);
+        for one in &live {
+            if one.mapping.direction() != Direction::FromDevice {
+                let whole = pages_of(one.mapping.range());
+                let page = m.device_read(whole);
+                let lead = (one.mapping.iova().get() - whole.start().get()) as usize;
+                for (at, copy) in one.copies.iter().enumerate() {
+                    let wanted = copy.unwrap_or(expected[one.start + at]);
+                    prop_assert_eq!(page[lead + at], wanted, "byte {}", at);
+                }
+                if one.mapping.direction() == Direction::ToDevice {
+                    let first = one.start - lead;
+                    let is_shared = shares_pages && one.is_mapped();
+                    let beside = page
+                        .iter()
+                        .enumerate()
+                        .filter(|(at, _)| *at < lead || *at >= lead + one.bytes());
+                    for (at, byte) in beside {
+                        let wanted = if is_shared { expected[first + at] } else { 0 };
+                        prop_assert_eq!(*byte, wanted, "beside the buffer, at {}", at);
                     }
                 }
             }
         }
     }
+    Ok(())
 }

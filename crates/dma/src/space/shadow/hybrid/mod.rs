@@ -7,6 +7,9 @@
 //! the parts that the device wrote to the buffer. The flush policy invalidates the range before the
 //! driver gets the buffer back, so the device reaches no byte outside live mappings.
 //!
+//! With [`SharedPages::Mapped`], the first and last page of a large buffer are mapped like the
+//! others. The device then reaches the bytes beside the buffer on them, while the buffer is mapped.
+//!
 //! Slots of a split buffer stay in use until the invalidation. Until then, a stale translation
 //! leads to them, and another buffer in them could receive late writes.
 //!
@@ -43,17 +46,59 @@ use crate::space::{
     IoPageTable, MapResult, Paged, RingSpace, SgSpace, UnmapRefusal, WhenExhausted,
 };
 use crate::{MapReason, Platform};
-use runs::{Run, has_whole_pages_only, runs, whole_bytes};
+use runs::{Run, bytes_of, has_whole_pages_only, runs, whole_bytes};
 use splits::{Part, Parts};
+
+/// The treatment of pages that a large buffer may share with other data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedPages {
+    /// The bytes of the buffer on such a page are copied. The space is byte-granular.
+    Copied,
+    /// The page is mapped. The device reaches all of its bytes while the buffer is mapped: the
+    /// space is strict at most.
+    Mapped,
+}
+
+/// The sizes from which buffers are mapped: numbers of bytes on pages that are not copied.
+/// `u64::MAX` copies every buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    /// For buffers that the device only reads.
+    pub transmit: u64,
+    /// For buffers that the device may write.
+    pub receive: u64,
+}
+
+impl Thresholds {
+    /// Returns the same threshold for all buffers.
+    pub const fn both(bytes: u64) -> Self {
+        Self {
+            transmit: bytes,
+            receive: bytes,
+        }
+    }
+
+    #[inline]
+    fn of(self, permissions: Permissions) -> u64 {
+        let bytes = if permissions.allows(Access::Write) {
+            self.receive
+        } else {
+            self.transmit
+        };
+        bytes.max(GRANULE.bytes())
+    }
+}
 
 /// The choices of a [`HybridSpace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HybridPolicy {
     /// The contents of copies that the device only writes.
     pub from_device: FromDevice,
-    /// Least number of bytes on whole pages of a buffer that is split. A buffer without a whole
-    /// page is always copied. `u64::MAX` copies every buffer.
-    pub threshold: u64,
+    /// Least number of bytes of a buffer that is mapped: those on its whole pages, or all if
+    /// [shared pages are mapped](SharedPages::Mapped). Below one page, a buffer is always copied.
+    pub thresholds: Thresholds,
+    /// The treatment of the first and last page of a mapped buffer.
+    pub shared_pages: SharedPages,
 }
 
 /// A [`ShadowSpace`] that maps the whole pages of large buffers.
@@ -70,7 +115,8 @@ pub struct HybridPolicy {
 pub struct HybridSpace<A, T, L, R> {
     shadow: ShadowSpace<A, T, L>,
     splits: R,
-    threshold: u64,
+    thresholds: Thresholds,
+    shared_pages: SharedPages,
 }
 
 impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
@@ -89,8 +135,25 @@ impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
         Self {
             shadow: ShadowSpace::new(paged, pool, shadow),
             splits: lock(SplitTable::default()),
-            threshold: policy.threshold.max(GRANULE.bytes()),
+            thresholds: policy.thresholds,
+            shared_pages: policy.shared_pages,
         }
+    }
+
+    /// Returns true if a buffer is mapped, at least in part.
+    #[inline]
+    fn is_large(&self, pieces: &[PhysRange], permissions: Permissions) -> bool {
+        let bytes = match self.shared_pages {
+            SharedPages::Copied => whole_bytes(pieces),
+            SharedPages::Mapped => bytes_of(pieces),
+        };
+        bytes >= self.thresholds.of(permissions)
+    }
+
+    /// Returns true if no byte of a large buffer is copied.
+    #[inline]
+    fn maps_all(&self, pieces: &[PhysRange]) -> bool {
+        self.shared_pages == SharedPages::Mapped || has_whole_pages_only(pieces)
     }
 
     /// Returns the space of small buffers, with allocator, table and pool.
@@ -127,7 +190,7 @@ where
     L: Lock<ShadowDepot>,
     R: Lock<SplitTable>,
 {
-    /// Maps the whole pages of `pieces`, and copies of all other bytes.
+    /// Maps the pages of `pieces`, and copies of those bytes that the policy does not map.
     fn map_split<P: Platform>(
         &self,
         cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
@@ -137,7 +200,7 @@ where
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason> {
         let mut parts = Parts::default();
-        let mapped = if has_whole_pages_only(pieces) {
+        let mapped = if self.maps_all(pieces) {
             let paged = &self.shadow.paged;
             paged.map(&mut cpu.paged, platform, pieces, permissions, limits)
         } else {
@@ -275,10 +338,10 @@ where
         permissions: Permissions,
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason> {
-        if whole_bytes(pieces) < self.threshold {
-            self.shadow.map(cpu, platform, pieces, permissions, limits)
-        } else {
+        if self.is_large(pieces, permissions) {
             self.map_split(cpu, platform, pieces, permissions, limits)
+        } else {
+            self.shadow.map(cpu, platform, pieces, permissions, limits)
         }
     }
 

@@ -36,6 +36,13 @@ pub(super) fn runs(piece: &PhysRange) -> impl Iterator<Item = Run> + use<> {
     .flatten()
 }
 
+/// Returns the bytes of `pieces`.
+#[inline]
+pub(super) fn bytes_of(pieces: &[PhysRange]) -> u64 {
+    let bytes = pieces.iter().map(PhysRange::bytes);
+    bytes.fold(0, u64::saturating_add)
+}
+
 /// Returns the bytes of `pieces` on whole pages.
 #[inline]
 pub(super) fn whole_bytes(pieces: &[PhysRange]) -> u64 {
@@ -104,6 +111,7 @@ mod tests {
                     let wanted = (5..12).filter(|page| inside(*page)).count() as u64 * PAGE;
                     assert_eq!(whole, wanted, "{piece}");
                     assert_eq!(whole_bytes(&[piece, piece]), 2 * wanted);
+                    assert_eq!(bytes_of(&[piece, piece]), 2 * bytes);
                     assert_eq!(has_whole_pages_only(&[piece]), wanted == bytes, "{piece}");
                 }
             }

@@ -3,7 +3,7 @@
 use ringfence_devices::{Neighbour, Racer, Replayer, Reuse};
 use ringfence_dma::cache::Cycles;
 use ringfence_dma::flush::{FlushPolicy, Never};
-use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
+use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable, Thresholds};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
 use ringfence_lab::Profile;
@@ -128,7 +128,7 @@ impl ModeVisitor for Build {
     }
 
     fn shadow<P: CopyParts>(self, recipe: P) -> Box<dyn Bench> {
-        let recipe = recipe.with_threshold(SPLIT);
+        let recipe = recipe.with_thresholds(Thresholds::both(SPLIT));
         Self::world::<<P::Table as ReplayTable>::Hardware, P::Space, _>(
             recipe.flush(),
             true,

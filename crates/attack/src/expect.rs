@@ -73,6 +73,7 @@ impl Kind {
                 | FlushKind::BurstAsPublished
                 | FlushKind::Descriptor
                 | FlushKind::DescriptorAsPublished
+                | FlushKind::TransmitBatch
         );
         match mode.safety() {
             Safety::Strict | Safety::ByteGranular if keeps_unmapped => Self::Shared,

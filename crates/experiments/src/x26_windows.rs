@@ -129,7 +129,8 @@ fn column(mode: &Mode) -> &'static str {
         FlushKind::PerUnmap
         | FlushKind::Burst
         | FlushKind::BurstAsPublished
-        | FlushKind::Descriptor => "strict",
+        | FlushKind::Descriptor
+        | FlushKind::TransmitBatch => "strict",
         FlushKind::Deferred
         | FlushKind::DescriptorAsPublished
         | FlushKind::PerCpuQueue
@@ -219,7 +220,10 @@ fn accesses(
             "",
             (outcome.tally.stale + mutable) as f64,
         );
-        let withholds = matches!(mode.flush, FlushKind::Burst | FlushKind::Descriptor);
+        let withholds = matches!(
+            mode.flush,
+            FlushKind::Burst | FlushKind::Descriptor | FlushKind::TransmitBatch
+        );
         // While another buffer shares the mapping, the oracle still has a grant of its bytes.
         let shares = mode.flush == FlushKind::LastUser;
         found.push(match (kind, cell.chars().next()) {
@@ -274,7 +278,11 @@ fn lengths(setting: &Setting, mode: &Mode, found: &mut Findings) -> Result<(), L
     let window = row("longest window", "ms", ns as f64 / 1e6);
     let stated = |text: &str, value| Published::new(text, value, "attacks.csv A02, comment");
     match mode.flush {
-        FlushKind::PerUnmap | FlushKind::Burst | FlushKind::Descriptor | FlushKind::LastUser => {
+        FlushKind::PerUnmap
+        | FlushKind::Burst
+        | FlushKind::Descriptor
+        | FlushKind::TransmitBatch
+        | FlushKind::LastUser => {
             found.push(window.exact(stated("none", 0.0)));
         }
         // The stated bound of the mode, and the tick of 1 ms at which its timer runs.

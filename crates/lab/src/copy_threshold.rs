@@ -2,6 +2,7 @@
 
 use ringfence_types::PageSize;
 
+use crate::plan::DESCRIPTOR_PAGES;
 use crate::profile::Profile;
 
 /// Costs of a buffer, copied or mapped.
@@ -43,12 +44,29 @@ impl TransferCosts {
 /// it alone, as in a burst of one buffer: sharing only makes it cheaper. The other costs are those
 /// that replays measure for `copy` and `fence` (`docs/notes/claims-commands.md`).
 pub fn copy_threshold(profile: &Profile) -> u64 {
-    let costs = TransferCosts {
-        copy_cycles_per_byte: 0.063,
-        mapping_cycles: 650.0,
-        page_cycles: 6.0,
+    TransferCosts {
         invalidation_cycles: profile.invalidation_cycles as f64,
-        mappings_per_invalidation: 1.0,
-    };
-    costs.threshold()
+        ..MEASURED
+    }
+    .threshold()
 }
+
+/// Returns the threshold of transmit buffers that share the invalidation of a full batch: each page
+/// pays its part of the batch's pages.
+pub fn transmit_threshold(profile: &Profile) -> u64 {
+    let share = profile.invalidation_cycles as f64 / DESCRIPTOR_PAGES as f64;
+    TransferCosts {
+        page_cycles: MEASURED.page_cycles + share,
+        ..MEASURED
+    }
+    .threshold()
+}
+
+/// The measured costs, without an invalidation.
+const MEASURED: TransferCosts = TransferCosts {
+    copy_cycles_per_byte: 0.063,
+    mapping_cycles: 650.0,
+    page_cycles: 6.0,
+    invalidation_cycles: 0.0,
+    mappings_per_invalidation: 1.0,
+};

@@ -1,17 +1,22 @@
-//! The spaces of modes with hybrid copying: a pool of copies, and the whole pages of large buffers
-//! mapped themselves.
+//! The spaces of modes that copy small buffers only: a pool of copies, and large buffers mapped
+//! themselves, with or without the pages that they share.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::flush::FlushPolicy;
-use ringfence_dma::space::{FromDevice, HybridPolicy, HybridSpace, ShadowDepot, SplitTable};
+use ringfence_dma::space::{
+    FromDevice, HybridPolicy, HybridSpace, ShadowDepot, SharedPages, SplitTable, Thresholds,
+};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, PhysAddr};
 
 use crate::components::{LeafCachedRadix, MagazineAlloc, ThreadCell, leaf_cached_radix};
+use crate::copy_threshold::{copy_threshold, transmit_threshold};
 use crate::error::LabError;
+use crate::modes::{Alloc, FlushKind, Mode};
+use crate::profile::Profile;
 use crate::shadow::{CopyParts, paged, pool};
 
 /// A space with hybrid copying.
@@ -22,6 +27,8 @@ pub type ReplayHybridSpace =
 #[derive(Debug)]
 pub struct HybridParts<F> {
     policy: HybridPolicy,
+    /// True if transmit buffers share invalidations.
+    batches: bool,
     flush: fn() -> F,
 }
 
@@ -34,15 +41,20 @@ impl<F> Clone for HybridParts<F> {
 impl<F> Copy for HybridParts<F> {}
 
 impl<F> HybridParts<F> {
-    /// Returns the constructors of a mode that copies every buffer until it has a
-    /// [threshold](CopyParts::with_threshold).
-    pub(crate) fn new(flush: fn() -> F) -> Self {
+    /// Returns the constructors of `mode`, which copies every buffer until it has
+    /// [thresholds](CopyParts::with_thresholds).
+    pub(crate) fn new(mode: &Mode, flush: fn() -> F) -> Self {
         Self {
             policy: HybridPolicy {
                 // Devices of a replay fill their buffers.
                 from_device: FromDevice::Unspecified,
-                threshold: u64::MAX,
+                thresholds: Thresholds::both(u64::MAX),
+                shared_pages: match mode.alloc {
+                    Alloc::ShadowOrMap => SharedPages::Mapped,
+                    _ => SharedPages::Copied,
+                },
             },
+            batches: mode.flush == FlushKind::TransmitBatch,
             flush,
         }
     }
@@ -53,12 +65,23 @@ impl<F: FlushPolicy<ReplayHybridSpace, u64> + 'static> CopyParts for HybridParts
     type Space = ReplayHybridSpace;
     type Flush = F;
 
-    fn with_threshold(self, bytes: u64) -> Self {
+    fn with_thresholds(self, thresholds: Thresholds) -> Self {
         let policy = HybridPolicy {
-            threshold: bytes,
+            thresholds,
             ..self.policy
         };
         Self { policy, ..self }
+    }
+
+    fn with_costs(self, profile: &Profile) -> Self {
+        let receive = copy_threshold(profile);
+        self.with_thresholds(Thresholds {
+            receive,
+            transmit: match self.batches {
+                true => transmit_threshold(profile),
+                false => receive,
+            },
+        })
     }
 
     fn flush(self) -> F {

@@ -47,7 +47,7 @@ mod stubs;
 pub mod testbed;
 pub mod xen;
 
-pub use copy_threshold::{TransferCosts, copy_threshold};
+pub use copy_threshold::{TransferCosts, copy_threshold, transmit_threshold};
 pub use error::LabError;
 pub use limits::ReplayLimits;
 pub use line_rate::LineRate;

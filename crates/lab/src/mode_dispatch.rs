@@ -7,7 +7,7 @@
 
 use ringfence_dma::flush::{
     Burst, Deferred, DeferredQueue, Descriptors, FlushQueue, PerCpuQueue, PerWrap, QueueConfig,
-    Strict,
+    Strict, TransmitBatch,
 };
 use ringfence_dma::ring::{Ring, SlotChoice};
 use ringfence_hw::{FixedLogic, RingLogic};
@@ -205,13 +205,16 @@ fn shadow<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
     if mode.alloc == Alloc::Pool && owner != W::Kernel {
         return Err(visitor);
     }
-    if mode.alloc == Alloc::ShadowHybrid {
+    if matches!(mode.alloc, Alloc::ShadowHybrid | Alloc::ShadowOrMap) {
         return match (owner, mode.table, mode.flush) {
             (W::Kernel, T::CachedRadix, F::PerUnmap) => {
-                Ok(visitor.shadow(HybridParts::new(|| Strict)))
+                Ok(visitor.shadow(HybridParts::new(mode, || Strict)))
             }
             (W::Kernel, T::CachedRadix, F::Burst) => {
-                Ok(visitor.shadow(HybridParts::new(Burst::default)))
+                Ok(visitor.shadow(HybridParts::new(mode, Burst::default)))
+            }
+            (W::Kernel, T::CachedRadix, F::TransmitBatch) => {
+                Ok(visitor.shadow(HybridParts::new(mode, TransmitBatch::default)))
             }
             _ => Err(visitor),
         };
@@ -298,7 +301,7 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
     use {Alloc as A, FlushKind as F, ModeParts as P, Owner as W, TableKind as T};
     let fits = match mode.alloc {
         A::Identity | A::RingTail | A::RingFree | A::RingTailAsPublished => false,
-        A::Shadow | A::ShadowHybrid | A::Pool => false,
+        A::Shadow | A::ShadowHybrid | A::ShadowOrMap | A::Pool => false,
         A::Bitmap => true,
         A::BitmapAsPublished => mode.flush == F::PerWrap,
         A::TableBitmap => mode.table == T::Flat,
@@ -374,6 +377,7 @@ fn with_flush<T: ReplayTable<Pages = ()>, V: ModeVisitor>(
         F::PerCpuQueue => visitor.paged(P::new(mode, dyn_alloc, table, per_cpu_queue)),
         F::Burst => visitor.paged(P::new(mode, dyn_alloc, table, Burst::default)),
         F::Descriptor => visitor.paged(P::new(mode, dyn_alloc, table, Descriptors::default)),
+        F::TransmitBatch => visitor.paged(P::new(mode, dyn_alloc, table, TransmitBatch::default)),
         F::DescriptorAsPublished => visitor.paged(P::new(
             mode,
             dyn_alloc,

@@ -39,6 +39,8 @@ pub enum Alloc {
     /// [`Shadow`](Self::Shadow) for small buffers. Large ones are mapped, except for the parts of
     /// their first and last page, which are copied (Markuze et al.).
     ShadowHybrid,
+    /// [`Shadow`](Self::Shadow) for small buffers. Large ones are mapped with all of their pages.
+    ShadowOrMap,
     /// rIOMMU: the slot at the tail of the ring; the map waits until that slot is free.
     RingTail,
     /// Ringfence: the next free slot of the ring, searched from the tail.
@@ -128,6 +130,9 @@ pub enum FlushKind {
     /// After 64 unmapped pages, as F&S publishes it: the driver gets the buffers of the first 63
     /// back before the unmap.
     DescriptorAsPublished,
+    /// At the end of a descriptor if the device only reads the buffers, which the layer withholds
+    /// until then. At each unmap for all others.
+    TransmitBatch,
     /// In one batch, after C whole timer cycles without a user. A reverse translation cache in
     /// front of the allocator finds released mappings by their pages.
     PerCycle,
@@ -321,6 +326,8 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "shadow buffers that stay mapped; byte-granular (Markuze et al.)"),
     ("copy-hybrid",      ShadowHybrid,        T::CachedRadix,      Burst,               Kernel,
         "copy for small buffers and the ends of large ones, whose other pages are mapped"),
+    ("fence-copy",       ShadowOrMap,         T::CachedRadix,      TransmitBatch,       Kernel,
+        "Ringfence: small buffers are copied; large transmit buffers wait for a batch"),
     ("pool",             Pool,                T::Radix,            PerUnmap,            Kernel,
         "packet buffers from a pool that stays mapped; the driver copies headers (DAMN)"),
     ("fs-literal",       Contiguous,          T::Radix,            DescriptorAsPublished, Kernel,
@@ -456,12 +463,21 @@ impl Mode {
             // A released mapping stays for as long as the device maps nothing else.
             FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool => Safety::None,
             FlushKind::PerUnmap if self.alloc == Alloc::Pool => Safety::OwnPool,
-            FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() || self.copies() => {
+            // The pages of large buffers may hold other data.
+            FlushKind::PerUnmap | FlushKind::Burst | FlushKind::TransmitBatch
+                if self.alloc == Alloc::ShadowOrMap =>
+            {
+                Safety::Strict
+            }
+            FlushKind::PerUnmap | FlushKind::Burst | FlushKind::TransmitBatch
+                if self.has_rings() || self.copies() =>
+            {
                 Safety::ByteGranular
             }
             FlushKind::PerUnmap
             | FlushKind::Burst
             | FlushKind::Descriptor
+            | FlushKind::TransmitBatch
             | FlushKind::LastUser => Safety::Strict,
             FlushKind::Deferred
             | FlushKind::PerCpuQueue
@@ -495,13 +511,16 @@ impl Mode {
 
     /// Returns true if the driver ends bursts with its descriptors.
     pub fn has_descriptors(&self) -> bool {
-        self.flush == FlushKind::Descriptor
+        matches!(self.flush, FlushKind::Descriptor | FlushKind::TransmitBatch)
     }
 
     /// Returns true if the device uses copies of buffers, in memory that stays mapped. Of large
-    /// buffers, `copy-hybrid` copies only the parts of pages.
+    /// buffers, `copy-hybrid` copies only the parts of pages, and `fence-copy` nothing.
     pub fn copies(&self) -> bool {
-        matches!(self.alloc, Alloc::Shadow | Alloc::ShadowHybrid)
+        matches!(
+            self.alloc,
+            Alloc::Shadow | Alloc::ShadowHybrid | Alloc::ShadowOrMap
+        )
     }
 
     /// Returns true if the device uses a pool that stays mapped, for copies or for the driver's own

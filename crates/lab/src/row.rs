@@ -8,7 +8,7 @@ use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
 use crate::oracle::VerdictCounts;
-use crate::replay::Outcomes;
+use crate::replay::{Outcomes, Ways};
 use crate::round_trips::{RoundTripCost, RoundTrips};
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
@@ -135,6 +135,8 @@ pub struct Row {
     pub pool_bytes: u64,
     /// Bytes that maps and unmaps copied, per byte of the mapped buffers. `None` without a map.
     pub copied_per_byte: Option<f64>,
+    /// Unmapped buffers of the metered pass by the memory that the device used and by their return.
+    pub ways: Ways,
     /// Accesses of the device in the metered pass: one for each page of each mapping.
     pub accesses: u64,
     /// Accesses of the attackers in the attack pass. `None` without that pass.
@@ -462,6 +464,7 @@ impl Row {
             table_bytes: metered.table_bytes,
             pool_bytes: metered.pool_bytes,
             copied_per_byte: ratio(metered.copied_bytes, metered.mapped_bytes),
+            ways: metered.ways,
             accesses: metered.tally.accesses,
             attack_accesses: attack.map(|attack| attack.attempts),
             violations: attack.map(|_| tally.into()),

@@ -9,7 +9,6 @@ use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{DomainId, PageSize, Pfn, PhysAddr, PhysRange};
 
 use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
-use crate::copy_threshold::copy_threshold;
 use crate::error::LabError;
 use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
@@ -259,7 +258,7 @@ impl ModeVisitor for BuildReplays<'_> {
     }
 
     fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
-        let parts = parts.with_threshold(copy_threshold(&self.options.profile));
+        let parts = parts.with_costs(&self.options.profile);
         let inspected = self.options.inspected_bytes;
         self.passes::<<P::Table as ReplayTable>::Hardware>(
             &OracleSetup::PAGES,
@@ -321,7 +320,7 @@ impl ModeVisitor for BuildMeter<'_> {
     }
 
     fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
-        let parts = parts.with_threshold(copy_threshold(&self.options.profile));
+        let parts = parts.with_costs(&self.options.profile);
         let coherency = self.options.profile.coherency();
         let options = self.options;
         Ablations::shadow(

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use ringfence_dma::flush::{FlushPolicy, Strict};
 use ringfence_dma::space::{
     FromDevice, Paged, Rounding, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace, Space,
-    WhenExhausted,
+    Thresholds, WhenExhausted,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
@@ -23,6 +23,7 @@ use crate::layer::{
 };
 use crate::modes::{Alloc, Mode};
 use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
+use crate::profile::Profile;
 
 /// A space with shadow buffers, which the table `T` maps.
 pub type ReplayShadowSpace<T> = ShadowSpace<MagazineAlloc, T, ThreadCell<ShadowDepot>>;
@@ -45,11 +46,17 @@ pub trait CopyParts: Copy + 'static {
     /// The flush policy.
     type Flush: FlushPolicy<Self::Space, u64> + 'static;
 
-    /// Sets the least number of bytes on whole pages of a buffer that is mapped in part. Modes that
-    /// copy every buffer ignore it.
+    /// Sets the sizes from which buffers are mapped. Modes that copy every buffer ignore them.
     #[must_use]
-    fn with_threshold(self, bytes: u64) -> Self {
-        let _ = bytes;
+    fn with_thresholds(self, thresholds: Thresholds) -> Self {
+        let _ = thresholds;
+        self
+    }
+
+    /// Sets the thresholds that cost the fewest cycles on the machine of `profile`.
+    #[must_use]
+    fn with_costs(self, profile: &Profile) -> Self {
+        let _ = profile;
         self
     }
 

@@ -26,6 +26,7 @@ mod round_trips;
 mod sizing;
 mod terminal;
 mod text;
+mod ways;
 
 pub use agreement::{agreement_line, trace_agreement};
 pub use attacks::{attack_markdown, attack_page, attack_terminal};

@@ -10,6 +10,7 @@ use super::round_trips::{ROUND_TRIPS, round_trips};
 use super::terminal::{
     COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
 };
+use super::ways::{WAYS, ways};
 use ringfence_trace::printable;
 
 /// Formats the whole report as Markdown.
@@ -37,6 +38,10 @@ pub fn markdown(report: &Report) -> String {
         }
         if let Some(grid) = round_trips(&rows) {
             out.push_str(&format!("### {ROUND_TRIPS}\n\n"));
+            out.push_str(&table(&grid));
+        }
+        if let Some(grid) = ways(&rows) {
+            out.push_str(&format!("### {WAYS}\n\n"));
             out.push_str(&table(&grid));
         }
         out.push_str(&format!("### {HARDWARE}\n\n"));

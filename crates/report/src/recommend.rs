@@ -263,7 +263,16 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &MachineProfile) -> Str
     let fence = best(rows, |row| row.mode == "fence" && at_each(row));
     let other = fence.or(best(rows, at_each));
     if let Some(other) = other.filter(|other| other.mode != strict.mode && per_unmap < 0.99) {
-        let reason = if strict.copied_per_byte > Some(0.0) {
+        let ways = strict.ways;
+        let reason = if ways.pooled.buffers > 0 && ways.withheld.buffers > 0 {
+            let of_all = |buffers: u64| percent(buffers as f64 / strict.unmaps.max(1) as f64);
+            format!(
+                "it copies {} of the buffers and withholds {} for up to {}",
+                of_all(ways.pooled.buffers),
+                of_all(ways.withheld.buffers),
+                span(strict.release_delay_max_ns)
+            )
+        } else if strict.copied_per_byte > Some(0.0) {
             "it copies buffers to memory that stays mapped".to_owned()
         } else {
             format!(
@@ -341,6 +350,7 @@ fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_lab::replay::{Buffers, Ways};
     use ringfence_lab::round_trips::RoundTripCost;
     use ringfence_lab::row::Violations;
 
@@ -391,6 +401,42 @@ mod tests {
         );
         assert!(text.contains("linux-lazy reaches 0.90"), "{text}");
         assert!(text.contains("700 of 5000 attack accesses"), "{text}");
+    }
+
+    #[test]
+    fn a_mode_that_copies_and_withholds_is_chosen_with_its_ways() {
+        let mixed = Row {
+            copied_per_byte: Some(0.1),
+            ways: Ways {
+                pooled: Buffers {
+                    buffers: 490,
+                    bytes: 1,
+                },
+                mapped: Buffers {
+                    buffers: 10,
+                    bytes: 1,
+                },
+                withheld: Buffers {
+                    buffers: 500,
+                    bytes: 1,
+                },
+            },
+            ..delayed("fence-copy", 0.5, Some(0), Some(TRANSMIT_LIMIT_NS))
+        };
+        let late = Row {
+            transmit_delay_p99_ns: Some(TRANSMIT_LIMIT_NS + 1),
+            ..mixed.clone()
+        };
+        let fence = row("fence", "strict", 1000, 0.29, 0);
+        let profile = MachineProfile::r210_2015();
+        let text = advice(&[&fence, &mixed], &profile);
+        assert!(text.starts_with("Use fence-copy: "), "{text}");
+        assert!(
+            text.contains("it copies 49% of the buffers and withholds 50% for up to 1.00 ms"),
+            "{text}"
+        );
+        let text = advice(&[&fence, &late], &profile);
+        assert!(text.starts_with("Use fence: "), "{text}");
     }
 
     fn delayed(mode: &str, throughput: f64, receive: Option<u64>, transmit: Option<u64>) -> Row {

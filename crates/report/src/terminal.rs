@@ -13,6 +13,7 @@ use super::number::{
 use super::recommend::advice;
 use super::release_delays::{DELAYS, release_delays};
 use super::round_trips::{ROUND_TRIPS, round_trips};
+use super::ways::{WAYS, ways};
 use ringfence_lab::agreement::Verdict;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
@@ -70,6 +71,9 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
     }
     if let Some(grid) = round_trips(rows) {
         out.push(titled(ROUND_TRIPS, grid.render(look)));
+    }
+    if let Some(grid) = ways(rows) {
+        out.push(titled(WAYS, grid.render(look)));
     }
     out.push(titled(HARDWARE, hardware(rows).render(look)));
     if let Some(grid) = machine::device_side(report, rows) {

@@ -142,10 +142,14 @@ fn incompatible(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'st
         (_, F::DescriptorAsPublished) => Some(
             "the policy as published unmaps whole descriptors; use alloc=contiguous,table=radix",
         ),
-        (A::ShadowHybrid, F::PerUnmap | F::Burst) if table == T::CachedRadix => None,
-        (A::ShadowHybrid, _) => Some(
+        (A::ShadowHybrid | A::ShadowOrMap, F::PerUnmap | F::Burst | F::TransmitBatch)
+            if table == T::CachedRadix =>
+        {
+            None
+        }
+        (A::ShadowHybrid | A::ShadowOrMap, _) => Some(
             "the pages of large buffers must be out of reach before the driver has them back, in \
-            one kind of table; use table=cached-radix,flush=burst or per-unmap",
+            one kind of table; use table=cached-radix,flush=burst, transmit-batch or per-unmap",
         ),
         (A::Shadow | A::Pool, F::PerUnmap) if table == T::Radix => None,
         (A::Shadow | A::Pool, _) => Some(
@@ -209,7 +213,9 @@ fn unsupported_owner(
         (_, _, table, _) if flush.has_cache() && !matches!(table, T::Radix | T::Flat) => {
             Some("a cache of mappings works only with these tables; use table=radix or flat")
         }
-        (_, _, _, F::Descriptor | F::DescriptorAsPublished) if owner != Owner::Kernel => {
+        (_, _, _, F::Descriptor | F::DescriptorAsPublished | F::TransmitBatch)
+            if owner != Owner::Kernel =>
+        {
             Some("the kernel that owns the descriptors maps them; use owner=kernel")
         }
         (
@@ -217,8 +223,8 @@ fn unsupported_owner(
             A::Shadow,
             ..,
         )
-        | (Owner::Kernel, A::Pool | A::ShadowHybrid, ..) => None,
-        (_, A::Pool | A::ShadowHybrid, ..) => {
+        | (Owner::Kernel, A::Pool | A::ShadowHybrid | A::ShadowOrMap, ..) => None,
+        (_, A::Pool | A::ShadowHybrid | A::ShadowOrMap, ..) => {
             Some("the kernel that owns the driver's buffers has the pool; use owner=kernel")
         }
         (_, A::Shadow, ..) => Some(
@@ -343,6 +349,9 @@ mod tests {
             "alloc=shadow,table=radix,flush=per-unmap,owner=emulated",
             "alloc=shadow-hybrid,table=cached-radix,flush=per-cpu-queue",
             "alloc=shadow-hybrid,table=radix,flush=burst",
+            "alloc=shadow-or-map,table=radix,flush=transmit-batch",
+            "alloc=shadow-or-map,table=cached-radix,flush=descriptor",
+            "alloc=magazine,table=radix,flush=transmit-batch,owner=virtio-iommu",
             "alloc=shadow-hybrid,table=cached-radix,flush=burst,owner=sidecore",
             "alloc=ring-tail,table=radix,flush=burst",
             "alloc=magazine,table=ring,flush=burst",

@@ -7,7 +7,7 @@ use super::withheld::{PageRun, Withheld};
 use super::{BURST_NS, Plan, Step, TimedStep, pages_of};
 
 /// Pages of a descriptor (F&S section 3).
-const DESCRIPTOR_PAGES: u64 = 64;
+pub const DESCRIPTOR_PAGES: u64 = 64;
 
 /// Longest duration of a descriptor of buffers that the device writes.
 pub const RECEIVE_DESCRIPTOR_NS: u64 = 100_000;

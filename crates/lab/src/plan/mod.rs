@@ -20,7 +20,7 @@ use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
 use bursts::{Bursts, Key, Rule};
-pub use bursts::{RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS};
+pub use bursts::{DESCRIPTOR_PAGES, RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS};
 pub use pass::each_plan;
 pub(crate) use pass::each_plan_with;
 

@@ -13,6 +13,7 @@ mod release_delays;
 mod stalled;
 mod steps;
 mod timed;
+mod ways;
 
 pub use attackers::{AttackerKind, Attackers};
 pub use checked::CheckedReplay;
@@ -23,3 +24,4 @@ pub use stalled::{StalledMap, StalledMaps};
 pub use steps::{PlanResources, Replay};
 pub use timed::DynTimedReplay;
 pub use timed::{Clock, EmptyLoop, TimedReplay, cycles};
+pub use ways::{Buffers, Ways};

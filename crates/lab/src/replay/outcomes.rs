@@ -5,7 +5,7 @@ use ringfence_hw::IommuStats;
 
 use crate::oracle::VerdictCounts;
 use crate::queue_stats::QueueStats;
-use crate::replay::ReleaseDelays;
+use crate::replay::{ReleaseDelays, Ways};
 
 /// Maps of one ring that did not get a slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -79,6 +79,8 @@ pub struct Outcomes {
     pub release_delay_max_ns: u64,
     /// Times from the unmaps of the trace to the returns of their buffers.
     pub release_delays: ReleaseDelays,
+    /// Unmapped buffers by the memory that the device used and by their return.
+    pub ways: Ways,
     /// Mappings that the trace does not end.
     pub alive_at_end: u64,
 }

@@ -277,11 +277,24 @@ impl<H: Hardware> OracleHooks<H> {
             .grant_per_segment(row, ranges, pieces, direction))
     }
 
-    /// Returns true if the device uses a copy in place of the buffer at `device_ranges`.
+    /// Returns the number of bytes, of the `bytes` bytes of the buffer at `device_ranges`, in place
+    /// of which the device uses memory of its pool.
     #[inline]
-    fn has_copy<D: DmaOps + ?Sized>(&self, layer: &D, key: OpKey) -> bool {
+    pub(super) fn pooled_bytes<D: DmaOps + ?Sized>(
+        &self,
+        layer: &D,
+        key: OpKey,
+        bytes: u64,
+    ) -> u64 {
         let mut ranges = self.device_ranges.iter();
-        ranges.any(|range| layer.shadow(key, *range).is_some())
+        if ranges.any(|range| layer.shadow(key, *range).is_some()) {
+            return bytes;
+        }
+        let parts = self
+            .device_ranges
+            .iter()
+            .flat_map(|range| layer.copied_parts(key, *range));
+        parts.map(|(_, copy)| copy.bytes()).sum()
     }
 
     /// Fails if a page has more buffers than the oracle can judge.
@@ -370,13 +383,14 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
         debug_assert_eq!(Some(grant.to_raw()), token.buffer());
         self.live += 1;
         let bytes: u64 = map.pieces.iter().map(PhysRange::bytes).sum();
-        let copied = self.has_copy(layer, map.key) && direction != Direction::FromDevice;
+        let copied = match direction {
+            Direction::FromDevice => 0,
+            _ => self.pooled_bytes(layer, map.key, bytes),
+        };
         let outcomes = &mut self.outcomes;
         outcomes.maps += 1;
         outcomes.mapped_bytes = outcomes.mapped_bytes.saturating_add(bytes);
-        if copied {
-            outcomes.copied_bytes = outcomes.copied_bytes.saturating_add(bytes);
-        }
+        outcomes.copied_bytes = outcomes.copied_bytes.saturating_add(copied);
         outcomes.live_max = outcomes.live_max.max(self.live);
         outcomes.search_steps += u64::from(steps);
         outcomes.search_max = outcomes.search_max.max(steps);
@@ -423,8 +437,8 @@ impl<H: Hardware> ReplayHooks for OracleHooks<H> {
 
     fn unmapping<D: DmaOps + ?Sized>(&mut self, layer: &D, key: OpKey, token: &MappingToken) {
         self.begin_unmapping(key, token);
-        if self.counts && key.direction != Direction::ToDevice && self.has_copy(layer, key) {
-            self.count_copy_in();
+        if self.counts {
+            self.note_pooled_bytes(layer, key);
         }
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Unmapping {
     target: DeviceMapping,
     domain: DomainId,
     bytes: u64,
+    /// Bytes of the buffer, and those in place of which the device used memory of its pool.
+    used: Option<(u64, u64)>,
 }
 
 impl<H: Hardware> OracleHooks<H> {
@@ -55,6 +57,7 @@ impl<H: Hardware> OracleHooks<H> {
             target,
             domain,
             bytes,
+            used: None,
         });
     }
 
@@ -67,7 +70,20 @@ impl<H: Hardware> OracleHooks<H> {
         let Some(unmapping) = self.unmapping.take() else {
             return Ok(());
         };
-        let Unmapping { grant, target, .. } = unmapping;
+        let Unmapping {
+            grant,
+            target,
+            used,
+            ..
+        } = unmapping;
+        if let Some((bytes, pooled)) = used {
+            let ways = &mut self.outcomes.ways;
+            match outcome {
+                UnmapOutcome::Refused => {}
+                UnmapOutcome::Returned { .. } => ways.count(bytes, pooled, false),
+                _ => ways.count(bytes, pooled, true),
+            }
+        }
         if let UnmapOutcome::Refused = outcome {
             // Nothing changed: the mapping is live.
             self.outcomes.refused_unmaps += 1;
@@ -149,8 +165,9 @@ impl<H: Hardware> OracleHooks<H> {
         self.withheld.insert(grant.to_raw(), since);
     }
 
-    /// Counts the copy of the current mapping back into its buffer.
-    pub(super) fn count_copy_in(&mut self) {
+    /// Notes which bytes of the current mapping are in a pool, and counts their copy back into the
+    /// buffer.
+    pub(super) fn note_pooled_bytes<D: DmaOps + ?Sized>(&mut self, layer: &D, key: OpKey) {
         let Some(unmapping) = &self.unmapping else {
             return;
         };
@@ -159,8 +176,14 @@ impl<H: Hardware> OracleHooks<H> {
             let pieces = grant.pieces();
             pieces.map(|piece| piece.bytes()).sum()
         });
-        let copied = &mut self.outcomes.copied_bytes;
-        *copied = copied.saturating_add(bytes);
+        let pooled = self.pooled_bytes(layer, key, bytes);
+        if let Some(unmapping) = &mut self.unmapping {
+            unmapping.used = Some((bytes, pooled));
+        }
+        if key.direction != Direction::ToDevice {
+            let copied = &mut self.outcomes.copied_bytes;
+            *copied = copied.saturating_add(pooled);
+        }
     }
 
     /// Counts the delay of a buffer that the layer returned. Unmaps after the trace do not count.

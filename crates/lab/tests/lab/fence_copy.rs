@@ -1,0 +1,281 @@
+//! `fence-copy`: the way of each buffer, the oracle's verdicts, the delays, and the thresholds.
+
+use ringfence_lab::compare::{compare, runner};
+use ringfence_lab::compose::compose;
+use ringfence_lab::modes::{Mode, Safety};
+use ringfence_lab::plan::{DESCRIPTOR_PAGES, Plan, Planner, TRANSMIT_DESCRIPTOR_NS};
+use ringfence_lab::replay::{Buffers, Outcomes, Ways};
+use ringfence_lab::{MachineProfile, Profile, copy_threshold, transmit_threshold};
+use ringfence_trace::Devices;
+use ringfence_types::Direction;
+
+use crate::script::*;
+
+const PAGE: u64 = 4096;
+const US: u64 = 1_000;
+
+fn profile() -> Profile {
+    judged_only(false).profile
+}
+
+/// Sizes around both thresholds, and small ones.
+fn sizes() -> [u64; 8] {
+    let (transmit, receive) = (transmit_threshold(&profile()), copy_threshold(&profile()));
+    [
+        64,
+        1500,
+        PAGE,
+        transmit - 1,
+        transmit,
+        transmit + 1,
+        receive - 1,
+        receive,
+    ]
+}
+
+/// Buffers of every size and direction at every offset, `pause` apart, from two devices. The last
+/// transmit buffers wait for a time limit.
+fn buffers(rounds: u64, pause: u64) -> (Script, Vec<(Direction, u64)>) {
+    let mut script = Script::default();
+    let (mut time, mut made) = (0, Vec::new());
+    for round in 0..rounds {
+        let device = (round % 2) as u16;
+        let mut id = 0;
+        for direction in Direction::ALL {
+            for bytes in sizes() {
+                time += pause;
+                let at =
+                    (1 + round % 16) << 24 | u64::from(id) << 18 | [0, 0x723][round as usize % 2];
+                script.map(time, (device, 0, direction), id, &[memory(at, bytes)]);
+                made.push((direction, bytes));
+                id += 1;
+            }
+        }
+        for id in 0..id {
+            time += pause;
+            script.unmap(time, (device, 0), id);
+        }
+    }
+    (script, made)
+}
+
+fn planned_descriptors(script: &Script) -> (Plan, Planner) {
+    let mut planner = Planner::new().with_descriptors();
+    let mut plan = Plan::default();
+    planner.plan(&script.chunk, &mut plan).unwrap();
+    planner.finish(&mut plan);
+    (plan, planner)
+}
+
+/// Returns the outcomes of the metered pass and of the pass under attack.
+fn outcomes(mode: &Mode, script: &Script) -> [Outcomes; 2] {
+    let (plan, planner) = planned_descriptors(script);
+    let mut runner = runner(mode, &judged_only(true)).unwrap();
+    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let mut attack = runner.attack.unwrap();
+    attack.run(&plan, &Devices::new()).unwrap();
+    let alive = planner.live_mappings();
+    [runner.metered.finish(&alive), attack.finish(&alive)]
+}
+
+fn is_large(direction: Direction, bytes: u64) -> bool {
+    match direction {
+        Direction::ToDevice => bytes >= transmit_threshold(&profile()),
+        _ => bytes >= copy_threshold(&profile()),
+    }
+}
+
+/// Returns the ways of `made` in `fence-copy`.
+fn expected_ways(made: &[(Direction, u64)]) -> Ways {
+    let sum = |wanted: &dyn Fn(Direction, u64) -> bool| {
+        let mut found = Buffers::default();
+        for (_, bytes) in made
+            .iter()
+            .filter(|(direction, bytes)| wanted(*direction, *bytes))
+        {
+            found.buffers += 1;
+            found.bytes += bytes;
+        }
+        found
+    };
+    Ways {
+        pooled: sum(&|direction, bytes| !is_large(direction, bytes)),
+        mapped: sum(&|d, bytes| is_large(d, bytes) && d != Direction::ToDevice),
+        withheld: sum(&|d, bytes| is_large(d, bytes) && d == Direction::ToDevice),
+    }
+}
+
+#[test]
+fn a_device_reaches_nothing_outside_live_mappings() {
+    const ROUNDS: u64 = 40;
+    let composed = [
+        "alloc=shadow-or-map,table=cached-radix,flush=burst",
+        "alloc=shadow-or-map,table=cached-radix,flush=per-unmap",
+        "alloc=shadow-hybrid,table=cached-radix,flush=transmit-batch",
+        "alloc=magazine,table=cached-radix,flush=transmit-batch",
+    ];
+    let composed = composed.map(|row| compose(row).unwrap());
+    for mode in std::iter::once(mode("fence-copy")).chain(composed) {
+        for pause in [US / 2, 40 * US] {
+            let (script, made) = buffers(ROUNDS, pause);
+            for outcomes in outcomes(&mode, &script) {
+                let (name, tally) = (&mode.name, &outcomes.tally);
+                let count = made.len() as u64;
+                assert_eq!((outcomes.maps, outcomes.unmaps), (count, count), "{name}");
+                assert_eq!(outcomes.refused_maps + outcomes.refused_unmaps, 0, "{name}");
+                assert_eq!(
+                    (tally.violations(), tally.false_faults),
+                    (0, 0),
+                    "{name}: {tally:?}"
+                );
+                assert_eq!(outcomes.stale_max_ns, 0, "{name}");
+                if mode.safety() == Safety::ByteGranular {
+                    assert_eq!(tally.colocated, 0, "{name}");
+                } else {
+                    assert_eq!(mode.safety(), Safety::Strict, "{name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn size_and_direction_decide_the_way() {
+    let (script, made) = buffers(30, US);
+    let wanted = expected_ways(&made);
+    for way in [wanted.pooled, wanted.mapped, wanted.withheld] {
+        assert!(way.buffers > 0 && way.bytes > 0, "{wanted:?}");
+    }
+    for found in outcomes(&mode("fence-copy"), &script) {
+        assert_eq!(found.ways, wanted);
+        // A receive buffer takes one invalidation, a full batch takes one for many.
+        assert!(found.invalidations > wanted.mapped.buffers);
+        let batches = found.invalidations - wanted.mapped.buffers;
+        assert!(
+            batches * 2 < wanted.withheld.buffers,
+            "{batches}: {wanted:?}"
+        );
+    }
+    // The same buffers where only the size decides: parts of pages are copied.
+    let [hybrid, _] = outcomes(&mode("copy-hybrid"), &script);
+    let large = made
+        .iter()
+        .filter(|(_, bytes)| *bytes >= copy_threshold(&profile()) + PAGE);
+    assert_eq!(large.count(), 0);
+    let aligned = made.chunks(24).step_by(2).flatten();
+    let split = aligned.filter(|(_, bytes)| *bytes >= copy_threshold(&profile()));
+    assert_eq!(hybrid.ways.mapped, Buffers::default());
+    assert_eq!(hybrid.ways.withheld.buffers, split.count() as u64);
+    let all: u64 = made.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(hybrid.ways.pooled.bytes + hybrid.ways.withheld.bytes, all);
+    let [fence, _] = outcomes(&mode("fence"), &script);
+    assert_eq!(fence.ways.mapped.buffers, made.len() as u64);
+    let [copy, _] = outcomes(&mode("copy"), &script);
+    assert_eq!(
+        (copy.ways.pooled.buffers, copy.ways.pooled.bytes),
+        (made.len() as u64, all)
+    );
+}
+
+/// Parts of pages are copied: their bytes count as pooled, and twice if both sides copy them.
+#[test]
+fn copied_parts_count_as_copied() {
+    let large = copy_threshold(&profile()) + PAGE;
+    for (direction, copies) in [(TX, 1), (Direction::Bidirectional, 2)] {
+        let mut script = Script::default();
+        script.map(US, (0, 0, direction), 0, &[memory(0x100_0800, large)]);
+        script.unmap(2 * US, (0, 0), 0);
+        let [found, _] = outcomes(&mode("copy-hybrid"), &script);
+        assert_eq!(
+            found.ways.pooled,
+            Buffers {
+                buffers: 0,
+                bytes: PAGE
+            }
+        );
+        let withheld = Buffers {
+            buffers: 1,
+            bytes: large - PAGE,
+        };
+        assert_eq!(found.ways.withheld, withheld);
+        assert_eq!(found.copied_bytes, copies * PAGE);
+    }
+}
+
+#[test]
+fn transmit_buffers_wait_at_most_a_millisecond_and_receive_buffers_not_at_all() {
+    for pause in [1, US, 10 * US, 100 * US, 3_000 * US] {
+        let (script, _) = buffers(12, pause);
+        for found in outcomes(&mode("fence-copy"), &script) {
+            assert!(
+                found.release_delay_max_ns <= TRANSMIT_DESCRIPTOR_NS,
+                "{pause}"
+            );
+            assert_eq!(
+                found.release_delays.receive.percentile(100),
+                Some(0),
+                "{pause}"
+            );
+            assert!(found.release_delays.transmit.percentile(99).is_some());
+            assert_eq!(found.not_flushed, 0);
+        }
+    }
+    // A driver that falls silent has its buffer back after exactly that time.
+    let mut script = Script::default();
+    let bytes = transmit_threshold(&profile());
+    script.map(0, (0, 0, TX), 0, &[memory(0x100_0000, bytes)]);
+    script.unmap(US, (0, 0), 0);
+    for found in outcomes(&mode("fence-copy"), &script) {
+        assert_eq!(found.release_delay_max_ns, TRANSMIT_DESCRIPTOR_NS);
+        assert_eq!((found.invalidations, found.tally.violations()), (1, 0));
+    }
+}
+
+#[test]
+fn a_row_reports_the_ways_of_its_buffers() {
+    let bytes = transmit_threshold(&profile());
+    let pairs = (0..50).map(|n| (0x4000_0000 + (n << 20), [1500, bytes][n as usize % 2]));
+    let lines = pairs.flat_map(|(at, n)| [map_line("nic", at, n), unmap_line("nic", at, n)]);
+    let mut options = judged_only(true);
+    options.modes = vec![mode("fence-copy")];
+    options.repetitions = 1;
+    let lines = trace(&lines.collect::<Vec<_>>());
+    let rows = compare("pairs", lines, &options, |_| {}).unwrap().rows;
+    let row = &rows[0];
+    assert!(row.status.is_ok(), "{:?}", row.status);
+    assert_eq!(row.safety, "strict");
+    let all = row.ways.pooled.buffers + row.ways.mapped.buffers + row.ways.withheld.buffers;
+    assert_eq!((all, row.ways.pooled.buffers > 0), (row.unmaps, true));
+    assert_eq!(row.violations.unwrap().total, 0);
+    assert!(row.components.unwrap().measured > 0.0);
+}
+
+#[test]
+fn a_batch_shares_its_invalidation_by_page() {
+    let profile = |invalidation_cycles| {
+        let mut profile = MachineProfile::r210_2015().for_replay();
+        profile.invalidation_cycles = invalidation_cycles;
+        profile
+    };
+    // 0.063 x 4096 = 258 cycles to copy a page; 650 to map a buffer, and 6 + 2150 / 64 for a page.
+    assert_eq!(transmit_threshold(&profile(2150)), 3 * PAGE);
+    assert_eq!(copy_threshold(&profile(2150)), 12 * PAGE);
+    // Without a cost of invalidations, both directions have the same threshold.
+    assert_eq!(transmit_threshold(&profile(0)), copy_threshold(&profile(0)));
+    let mut before = 0;
+    for cycles in (0..20).map(|step| step * 1000) {
+        let threshold = transmit_threshold(&profile(cycles));
+        assert!(before <= threshold, "{cycles}");
+        before = threshold;
+        // One page less costs less to copy, and the threshold does not.
+        let page = 6.0 + cycles as f64 / DESCRIPTOR_PAGES as f64;
+        let copy_is_dearer =
+            |pages: u64| 0.063 * PAGE as f64 * pages as f64 >= 650.0 + page * pages as f64;
+        match threshold {
+            u64::MAX => assert!(page >= 0.063 * PAGE as f64, "{cycles}"),
+            bytes => {
+                assert!(copy_is_dearer(bytes / PAGE) && !copy_is_dearer(bytes / PAGE - 1));
+            }
+        }
+    }
+}

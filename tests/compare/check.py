@@ -38,9 +38,9 @@ MANY = 1000
 QUEUE = 128
 PAPER_RINGS = ("riommu-paper", "riommu--paper")
 RINGS = ("riommu", "riommu-", "riommu-ooo", *PAPER_RINGS)
-COPIES = ("copy", "copy-hybrid", "virtio-bounce")
+COPIES = ("copy", "copy-hybrid", "fence-copy", "virtio-bounce")
 # Modes that map large buffers.
-SPLITS = ("copy-hybrid",)
+SPLITS = ("copy-hybrid", "fence-copy")
 # Modes with a pool that stays mapped: for copies, or for the driver's own buffers.
 POOLS = (*COPIES, "pool")
 # Modes whose drivers keep their buffers.

@@ -118,7 +118,11 @@ fn strict_modes_let_nothing_through_and_deferred_ones_do() {
             promise @ ("strict" | "byte-granular") => {
                 assert_eq!(violations, 0, "{row}");
                 let beside = row["colocated"].as_u64().unwrap() > 0;
-                assert_eq!(beside, promise == "strict", "{row}");
+                // Nothing is beside a copy. This trace has few buffers that `fence-copy` maps.
+                let ways = &row["ways"];
+                let itself = [&ways["mapped"], &ways["withheld"]];
+                let maps = itself.iter().any(|way| way["buffers"].as_u64() > Some(0));
+                assert_eq!(beside, promise == "strict" && maps, "{row}");
                 assert!(
                     row["attack_accesses"].as_u64() >= row["unmaps"].as_u64(),
                     "{row}"

@@ -247,6 +247,8 @@ fn a_row_reports_the_ways_of_its_buffers() {
     let all = row.ways.pooled.buffers + row.ways.mapped.buffers + row.ways.withheld.buffers;
     assert_eq!((all, row.ways.pooled.buffers > 0), (row.unmaps, true));
     assert_eq!(row.violations.unwrap().total, 0);
+    // The steps of the trace end its batches.
+    assert!((1..=TRANSMIT_DESCRIPTOR_NS).contains(&row.release_delay_max_ns));
     assert!(row.components.unwrap().measured > 0.0);
 }
 

@@ -317,8 +317,8 @@ mod tests {
                 "{protection}: {gain}, not {wanted}"
             );
         }
-        // An invalidation for each unmap in strict, and for 250 in deferred mode, in which a
-        // frame of mlx stream has two unmaps: rIOMMU section 3.2, Fujita section 4.
+        // An invalidation for each unmap in strict, and for 250 unmaps in deferred mode: rIOMMU
+        // section 3.2, Fujita section 3.3.
         for (nic, adapter) in [("mlx", NicProfile::MLX), ("brcm", NicProfile::BRCM)] {
             let workload = workload(Benchmark::Stream);
             let mut capture = Capture::with(adapter, workload, adapter.rx_frames, 4096).unwrap();

@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn errata_quote_the_printed_numbers() {
         let [sums, history] = errata();
-        // C of Table 2, 1816 / 0.77 times a ratio, minus 1816 and two pairs of Table 1: 7.56 and 7617
-        // cycles in strict, 2.57 and 1967 in defer+.
+        // C of Table 2, 1816 / 0.77 times a ratio, minus 1816 and two pairs of Table 1: 7.56 and
+        // 7617 cycles in strict, 2.57 and 1967 in defer+.
         assert!(sums.contains("; 311 to 780 cycles "), "{sums}");
         assert!(history.contains(" 3986 and 7656 cycles "), "{history}");
     }
@@ -246,7 +246,7 @@ mod tests {
             .find(|text| text.starts_with("map, iova alloc"));
         let text = format!("It takes {:.0} and {:.0} steps", steps[0].0, steps[1].0);
         assert!(search.unwrap().contains(&text), "{wanted:?}");
-        // Before the first replacement, strict is the measured one; after the fifth, that of Table 1.
+        // Strict is the measured one in the first stage, and that of Table 1 after five more.
         let stage = |place: usize| {
             let row = &found.rows[found.rows.len() - 8 + place];
             row.measured.unwrap().median

@@ -235,7 +235,8 @@ mod tests {
     use super::*;
     use ringfence_lab::meter::Cycles;
 
-    /// Two pairs per frame, of 300 + 50 cycles, 40 of an invalidation, and what the history adds: 110 or 1110 cycles.
+    /// Two pairs per frame, of 300 + 50 cycles, 40 of an invalidation, and what the history adds:
+    /// 110 or 1110 cycles.
     #[test]
     fn five_metrics_follow_from_the_cycles() {
         let column = |steps, alloc| {

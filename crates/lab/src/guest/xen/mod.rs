@@ -187,8 +187,8 @@ fn device_of(domain: DomainId) -> RequesterId {
 
 impl XenHost {
     /// Creates the I/O space of a domain and returns the root of its table. A space that the device
-    /// already has, for a driver that was bound before, is destroyed first. These calls do not count
-    /// as traffic.
+    /// already has, for a driver that was bound before, is destroyed first. These calls do not
+    /// count as traffic.
     fn create_space(&mut self, domain: DomainId, owner: Domid) -> Result<PhysAddr, LabError> {
         if domain.get() > 256 || domain.get() == 0 {
             return Err(LabError::TooFewBuses { limit: 256 });

@@ -12,8 +12,7 @@ use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::fake::NonCoherent;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, Reclaim, ReclaimingTable, SecondStage, Table,
-    TranslationType,
+    Coherency, Context, ContextTables, Levels, ReclaimingTable, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
     Access, Direction, DomainId, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
@@ -182,9 +181,8 @@ fn non_coherent_walkers_see_cleared_entries() {
     type Gas = Reclaiming<SecondStage, RefCell<ReclaimingTable<SecondStage>>>;
     fn gas(board: &Board, domain: DomainId) -> (Gas, PhysAddr) {
         let (format, coherency) = (SecondStage::new(Levels::Four), Coherency::NonCoherent);
-        let policy = Reclaim::FlushTouched;
         let (memory, frames) = (&*board.memory, &board.frames);
-        let table = ReclaimingTable::new(format, domain, coherency, policy, memory, frames);
+        let table = ReclaimingTable::new(format, domain, coherency, memory, frames);
         let table = table.unwrap();
         let root = table.root();
         (Reclaiming::new(table, RefCell::new), root)

@@ -14,7 +14,7 @@ use ringfence_dma::space::{Paged, Reclaiming, Rounding};
 use ringfence_dma::{Dma, Platform, Released};
 use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, Cursor, Levels, Reclaim, ReclaimingTable, SecondStage, walk};
+use ringfence_pgtable::{Coherency, Cursor, Levels, ReclaimingTable, SecondStage, walk};
 use ringfence_types::{
     CachedLevels, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
     Nanos, OutOfFrames, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
@@ -158,8 +158,7 @@ fn run() {
         .attach(RequesterId::new(1), Iova::new(u64::MAX), |domain| {
             let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(LEAVES - 1)).unwrap();
             let tree = Locked::new(CachedTree::new(space), shuttled);
-            let (coherency, how) = (Coherency::Coherent, Reclaim::FlushTouched);
-            let table = Table::new(FORMAT, domain, coherency, how, &*arena, &*frames).unwrap();
+            let table = Table::new(FORMAT, domain, Coherency::Coherent, &*arena, &*frames).unwrap();
             root = table.root();
             let table = Reclaiming::<_, Shuttled<Table>>::new(table, shuttled);
             Ok::<_, ()>(Paged::new(tree, table, Rounding::Exact))

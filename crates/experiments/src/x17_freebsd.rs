@@ -7,7 +7,10 @@ use std::sync::atomic::AtomicU64;
 use ringfence_dma::Platform;
 use ringfence_iova::{AllocRequest, FreeBsdTree, RangeStore};
 use ringfence_memory::{Arena, WriteBack};
-use ringfence_pgtable::{Coherency, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage};
+use ringfence_papers::whole_table_pages;
+use ringfence_pgtable::{
+    Coherency, Levels, MapRequest, ReclaimingTable, SecondStage, WriteBackSpan,
+};
 use ringfence_types::{
     DomainId, Invalidation, Iova, MemoryError, PageSize, Pending, Permissions, Pfn, PhysAddr,
     PhysMemory, TABLE_WORDS,
@@ -181,8 +184,8 @@ impl PhysMemory for CountingMemory<'_> {
     }
 }
 
-/// Executes `runs` on FreeBSD's allocator and on its table with `reclaim`.
-fn counts(runs: &[Run], reclaim: Reclaim) -> Result<Counts, LabError> {
+/// Executes `runs` on FreeBSD's allocator and on its table, which writes back `span` at unmap.
+fn counts(runs: &[Run], span: Option<WriteBackSpan>) -> Result<Counts, LabError> {
     let failed = || LabError::Internal("a map or an unmap of FreeBSD");
     let machine = ReplayPlatform::<Vtd>::new(&Profile::r210_2015(), false)?;
     let memory = CountingMemory {
@@ -193,10 +196,12 @@ fn counts(runs: &[Run], reclaim: Reclaim) -> Result<Counts, LabError> {
         SecondStage::new(Levels::Four),
         DomainId::new(1),
         Coherency::NonCoherent,
-        reclaim,
         &memory,
         machine.frames(),
     )?;
+    if let Some(span) = span {
+        table = table.with_write_back(span);
+    }
     let mut tree = FreeBsdTree::new(pages(1, TOP)?);
     let mut live = HashMap::new();
     let (mut steps, mut allocs, mut lines, mut unmaps) = (0_u64, 0_u64, 0_u64, 0_u64);
@@ -255,8 +260,8 @@ fn counts(runs: &[Run], reclaim: Reclaim) -> Result<Counts, LabError> {
 
 /// Adds the counts that the paper names: they do not depend on a processor.
 fn counted(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
-    let as_published = counts(runs, Reclaim::FlushPage)?;
-    let fixed = counts(runs, Reclaim::FlushTouched)?;
+    let as_published = counts(runs, Some(whole_table_pages))?;
+    let fixed = counts(runs, None)?;
     let claims = Sheet::named("claims")?;
     let page = "EIOVAR section 7, in words: the whole page, and then the one entry";
     let rows = [
@@ -437,8 +442,8 @@ mod tests {
         let mut setting = Setting::smoke();
         setting.runs = 2;
         let runs = runs(&setting).unwrap();
-        let as_published = counts(&runs, Reclaim::FlushPage).unwrap();
-        let fixed = counts(&runs, Reclaim::FlushTouched).unwrap();
+        let as_published = counts(&runs, Some(whole_table_pages)).unwrap();
+        let fixed = counts(&runs, None).unwrap();
         assert!(
             (64.0..65.0).contains(&as_published.lines),
             "{as_published:?}"

@@ -10,13 +10,13 @@
 //! | [`DescriptorsAsPublished`] | F&S | pages come back before their descriptor's invalidation |
 //! | [`calgary`] | Calgary slides; Linux's driver | a failed TCE shoot-down passes for a flush |
 //! | [`DeferredUnmaps`] | Fujita and Moriai Fig. 3 | memory of Linux's 40-byte records |
+//! | [`whole_table_pages`] | EIOVAR section 7 | an unmap writes back whole table pages |
 //! | [`LastTableAsPublished`] | PVIOMMU section 4.6 | the pointer finds entries of other pages |
 //! | [`rtc`] | PVIOMMU section 4.5 | the radix-tree cache, as published and fixed |
 //! | [`prefetch`] | Kandiraju and Sivasubramaniam | TLB prefetchers, compared with the rIOTLB |
 //!
-//! A fixed version of each defect is in a core crate, except of the radix-tree cache and of the TCE
-//! shoot-down, which have theirs here. No core
-//! crate depends on this one. Core traits are the seams: [`RingLogic`](ringfence_hw::RingLogic),
+//! A fixed version of each defect is in a core crate, except for the radix-tree cache and of the TCE
+//! shoot-down, which have theirs here. No core crate depends on this one. Core traits are the seams: [`RingLogic`](ringfence_hw::RingLogic),
 //! [`RingDriver`](ringfence_dma::space::RingDriver),
 //! [`ReusesUnflushed`](ringfence_dma::space::ReusesUnflushed),
 //! [`LastTable`](ringfence_pviommu::backend::LastTable) and
@@ -45,6 +45,7 @@ mod deferred_unmaps;
 mod descriptors;
 mod last_table;
 pub mod prefetch;
+mod reclaim;
 mod ring;
 mod ring_entry;
 mod ring_logic;
@@ -54,6 +55,7 @@ pub use burst::BurstAsPublished;
 pub use deferred_unmaps::{DeferredMemory, DeferredUnmaps, RbNode, StructIova};
 pub use descriptors::{DescriptorsAsPublished, IncompleteDescriptors};
 pub use last_table::LastTableAsPublished;
+pub use reclaim::whole_table_pages;
 pub use ring::RingAsPublished;
 pub use ring_entry::{clear_as_published, store_as_published};
 pub use ring_logic::{ByValue, LogicAsPublished};

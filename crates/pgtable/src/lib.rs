@@ -55,7 +55,7 @@ pub use half_word_table::{DartTable, EmptyEntry, GartTable, HalfWordTable};
 pub use leaf_cache::LeafCache;
 pub use map::MapRequest;
 pub use pasid_entry::NestedEntry;
-pub use reclaim::{Reclaim, ReclaimingTable, UnlinkedTables};
+pub use reclaim::{ReclaimingTable, UnlinkedTables, WriteBackSpan};
 pub use ring::{RingWalkError, RingWords, ring_words};
 pub use table::Table;
 pub use walk::{Cursor, Leaf, WalkError, WalkErrorKind, walk};

@@ -15,32 +15,21 @@ use crate::{
     Coherency, Entry, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError,
 };
 
-/// Write-back policy of unmap on a non-coherent platform for tables that free empty pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reclaim {
-    /// As published for FreeBSD: every unmap writes back all 64 cache lines of the table page whose
-    /// entries it cleared.
-    FlushPage,
-    /// Fixed: unmap writes back only the cache lines of the cleared entries.
-    FlushTouched,
-}
+/// Returns the bytes that an unmap writes back after it has stored some at an address: their start
+/// and length.
+pub type WriteBackSpan = fn(PhysAddr, u64) -> (PhysAddr, u64);
 
-/// [`WriteBackPolicy`] that implements [`Reclaim`].
-struct UnmapWriteBack(Coherency, Reclaim);
+/// Write-back policy of unmap. `None` writes back the cache lines of the cleared entries.
+struct UnmapWriteBack(Coherency, Option<WriteBackSpan>);
 
 impl WriteBackPolicy for UnmapWriteBack {
     #[inline]
     fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
-        let page = PageSize::Size4K.bytes();
-        match self.1 {
-            Reclaim::FlushTouched => self.0.write_back(mem, at, bytes),
-            Reclaim::FlushPage => {
-                let first = at.align_down(page);
-                let end = at.wrapping_add(bytes.saturating_sub(1)).align_down(page);
-                let span = end.get().wrapping_sub(first.get()).wrapping_add(page);
-                self.0.write_back(mem, first, span);
-            }
-        }
+        let (at, bytes) = match self.1 {
+            Some(span) => span(at, bytes),
+            None => (at, bytes),
+        };
+        self.0.write_back(mem, at, bytes);
     }
 
     #[inline]
@@ -146,7 +135,7 @@ impl Batch for UnlinkedTables {
 #[derive(Debug)]
 pub struct ReclaimingTable<F> {
     table: Table<F>,
-    reclaim: Reclaim,
+    write_back_span: Option<WriteBackSpan>,
     unlinked_tables: UnlinkedTables,
     /// Smallest range that contains the IOVAs of all pending pages. It may be stale after the last
     /// pending page was released.
@@ -159,19 +148,26 @@ impl<F: Format> ReclaimingTable<F> {
         format: F,
         domain: DomainId,
         coherency: Coherency,
-        reclaim: Reclaim,
         mem: &M,
         frames: &S,
     ) -> Result<Self, TableError> {
         Ok(Self {
             table: Table::new(format, domain, coherency, mem, frames)?,
-            reclaim,
+            write_back_span: None,
             unlinked_tables: UnlinkedTables {
                 pending: PendingCount(Some(Arc::default())),
                 ..UnlinkedTables::default()
             },
             pending_hull: None,
         })
+    }
+
+    /// Makes every unmap write back `span` of each store instead of its cache lines alone. `span`
+    /// must contain the stored bytes.
+    #[must_use]
+    pub fn with_write_back(mut self, span: WriteBackSpan) -> Self {
+        self.write_back_span = Some(span);
+        self
     }
 
     /// Maps as [`Table::map`] does.
@@ -209,7 +205,7 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         range: PfnRange,
     ) -> Result<Unmapped, UnmapError> {
-        let write_back = UnmapWriteBack(self.table.coherency, self.reclaim);
+        let write_back = UnmapWriteBack(self.table.coherency, self.write_back_span);
         let (unmapped, _) = self
             .table
             .unmap_with(mem, range, write_back, CountInParent)?;
@@ -221,7 +217,7 @@ impl<F: Format> ReclaimingTable<F> {
     #[inline]
     pub fn unlink<M: PhysMemory + ?Sized>(&mut self, mem: &M, range: PfnRange) -> CachedLevels {
         let before = self.unlinked_tables.len();
-        let mut write_back = UnmapWriteBack(self.table.coherency, self.reclaim);
+        let mut write_back = UnmapWriteBack(self.table.coherency, self.write_back_span);
         self.unlink_empty(mem, range, &mut write_back);
         if self.unlinked_tables.len() == before {
             return CachedLevels::Leaves;
@@ -303,7 +299,7 @@ impl<F: Format> ReclaimingTable<F> {
     ) -> Result<(), Self> {
         let Self {
             table,
-            reclaim,
+            write_back_span,
             unlinked_tables,
             pending_hull,
         } = self;
@@ -316,7 +312,7 @@ impl<F: Format> ReclaimingTable<F> {
             }
             Err(table) => Err(Self {
                 table,
-                reclaim,
+                write_back_span,
                 unlinked_tables,
                 pending_hull,
             }),

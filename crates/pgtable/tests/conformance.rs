@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Cursor, DirtyLines, Format, Leaf, Levels, MapError, MapRequest, Reclaim,
+    CalgaryTce, Coherency, Cursor, DirtyLines, Format, Leaf, Levels, MapError, MapRequest,
     ReclaimingTable, SecondStage, Table, UnmapError, walk,
 };
 use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
@@ -218,13 +218,15 @@ fn second_stage(levels: Levels) {
                     Burst(table, cache, DirtyLines::new(), false)
                 });
             });
-            for reclaim in [Reclaim::FlushPage, Reclaim::FlushTouched] {
+            for wider in [false, true] {
                 run(12, seed + 3, |ops| {
                     check(format, largest, true, coherency, ops, |m, f| {
-                        Reclaiming(
-                            ReclaimingTable::new(format, DOMAIN, coherency, reclaim, m, f)
-                                .expect("frames"),
-                        )
+                        let table = ReclaimingTable::new(format, DOMAIN, coherency, m, f);
+                        let table = table.expect("frames");
+                        Reclaiming(match wider {
+                            true => table.with_write_back(common::page_of),
+                            false => table,
+                        })
                     });
                 });
             }

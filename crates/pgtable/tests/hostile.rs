@@ -9,7 +9,7 @@ use proptest::test_runner::RngSeed;
 use ringfence_memory::fake::{FaultyFrames, SparseMemory};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Cursor, Format, Leaf, Level, Levels, MapError, MapRequest, Reclaim,
+    CalgaryTce, Coherency, Cursor, Format, Leaf, Level, Levels, MapError, MapRequest,
     ReclaimingTable, SecondStage, Table, UnmapError, WalkError, WalkErrorKind, walk,
 };
 use ringfence_types::{
@@ -275,9 +275,8 @@ fn a_table_page_that_is_linked_twice_is_freed_once() {
                 permissions: Permissions::READ,
             };
             let root = if reclaims {
-                let reclaim = Reclaim::FlushTouched;
                 let coherency = Coherency::Coherent;
-                let table = ReclaimingTable::new(FOUR, DOMAIN, coherency, reclaim, &mem, &frames);
+                let table = ReclaimingTable::new(FOUR, DOMAIN, coherency, &mem, &frames);
                 let table = reclaiming.insert(table.expect("frames"));
                 table.map(&mem, &frames, request).expect("frames");
                 table.root()

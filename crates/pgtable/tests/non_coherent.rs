@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{DOMAIN, Memory, RUBBISH, frames, memory, page, range};
 use ringfence_pgtable::{
-    Coherency, Cursor, DirtyLines, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage,
-    Table, UnmapError, WalkErrorKind, walk,
+    Coherency, Cursor, DirtyLines, Levels, MapRequest, ReclaimingTable, SecondStage, Table,
+    UnmapError, WalkErrorKind, walk,
 };
 use ringfence_types::{
     CachedLevels, Invalidation, MemoryError, Pending, Permissions, PhysAddr, PhysMemory,
@@ -345,34 +345,30 @@ fn coherent_tables_never_write_back() {
 }
 
 #[test]
-fn freebsd_writes_back_whole_pages_only_as_published() {
+fn an_unmap_writes_back_its_lines_or_the_given_span() {
     // A neighbouring page keeps the leaf table from becoming empty.
-    for (reclaim, neighbour, lines) in [
-        (Reclaim::FlushPage, true, 64),
-        (Reclaim::FlushTouched, true, 1),
-        // Unmapping the last page unlinks three table pages: one dirty line in each table above
-        // (with `FlushPage`, the whole page).
-        (Reclaim::FlushPage, false, 64 + 3 * 64),
-        (Reclaim::FlushTouched, false, 1 + 3),
+    for (wider, neighbour, lines) in [
+        (true, true, 64),
+        (false, true, 1),
+        // Unmapping the last page unlinks three table pages: one dirty line in each table above,
+        // or the span around it.
+        (true, false, 64 + 3 * 64),
+        (false, false, 1 + 3),
     ] {
         let mem = memory();
         let frames = frames(&mem);
-        let mut table = ReclaimingTable::new(
-            FORMAT,
-            DOMAIN,
-            Coherency::NonCoherent,
-            reclaim,
-            &mem,
-            &frames,
-        )
-        .expect("frames");
+        let mut table = ReclaimingTable::new(FORMAT, DOMAIN, Coherency::NonCoherent, &mem, &frames)
+            .expect("frames");
+        if wider {
+            table = table.with_write_back(common::page_of);
+        }
         table.map(&mem, &frames, request(9, 1)).expect("frames");
         if neighbour {
             table.map(&mem, &frames, request(300, 1)).expect("frames");
         }
         let before = mem.write_backs();
         let (_, levels) = table.unmap(&mem, range(9, 1)).expect("mapped");
-        assert_eq!(mem.write_backs() - before, lines, "{reclaim:?}");
+        assert_eq!(mem.write_backs() - before, lines, "{wider}");
         assert_eq!(
             levels,
             if neighbour {
@@ -391,15 +387,8 @@ fn freebsd_writes_back_whole_pages_only_as_published() {
 fn retired_pages_wait_for_an_invalidation_of_the_walk_caches() {
     let mem = memory();
     let frames = frames(&mem);
-    let mut table = ReclaimingTable::new(
-        FORMAT,
-        DOMAIN,
-        Coherency::Coherent,
-        Reclaim::FlushTouched,
-        &mem,
-        &frames,
-    )
-    .expect("frames");
+    let mut table =
+        ReclaimingTable::new(FORMAT, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
     table.map(&mem, &frames, request(9, 1)).expect("frames");
     assert!(table.unmap(&mem, range(9, 1)).is_ok());
     let mut retired = table.take_unlinked();

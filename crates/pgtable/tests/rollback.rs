@@ -4,8 +4,8 @@ mod common;
 
 use common::{DOMAIN, Memory, Source, flushed, frames, memory, page, range, snapshot};
 use ringfence_pgtable::{
-    Coherency, DirtyLines, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage,
-    Table, UnmapError,
+    Coherency, DirtyLines, Levels, MapError, MapRequest, ReclaimingTable, SecondStage, Table,
+    UnmapError,
 };
 use ringfence_types::{PageSize, Permissions, PhysAddr};
 
@@ -165,15 +165,8 @@ fn a_reclaiming_table_rolls_back_and_returns_to_nothing() {
             let frames = frames(&mem);
             let (mem, frames): (&Memory, &Source<'_>) = (&mem, &frames);
             let format = SecondStage::new(Levels::Four);
-            let mut table = ReclaimingTable::new(
-                format,
-                DOMAIN,
-                coherency,
-                Reclaim::FlushTouched,
-                mem,
-                frames,
-            )
-            .expect("frames");
+            let mut table =
+                ReclaimingTable::new(format, DOMAIN, coherency, mem, frames).expect("frames");
             let empty = snapshot(mem);
             let mut granted = 0;
             loop {

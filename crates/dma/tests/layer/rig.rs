@@ -14,7 +14,7 @@ use ringfence_iova::{
 };
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table};
+use ringfence_pgtable::{Coherency, Levels, ReclaimingTable, SecondStage, Table};
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova, Nanos,
     Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, RequesterId, Ticket, WholeDomain,
@@ -337,7 +337,6 @@ impl MakeTable for Gas {
             format(),
             domain,
             Coherency::Coherent,
-            Reclaim::FlushTouched,
             &*board.arena,
             &board.frames,
         )

@@ -4,8 +4,7 @@ use ringfence_hw::{InvalidationGranularity, VtdUnit};
 use ringfence_memory::fake::NonCoherent;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Levels, Reclaim, ReclaimingTable, SecondStage, Table,
-    TranslationType,
+    Coherency, Context, ContextTables, Levels, ReclaimingTable, SecondStage, Table, TranslationType,
 };
 use ringfence_types::FaultReason::NotPresent;
 use ringfence_types::{
@@ -182,15 +181,8 @@ fn a_reclaimed_table_needs_the_walk_caches_flushed() {
     for (levels, safe) in [(CachedLevels::Leaves, false), (CachedLevels::All, true)] {
         let mut rig = Rig::new(&mem, &roomy());
         let format = SecondStage::new(Levels::Four);
-        let mut table = ReclaimingTable::new(
-            format,
-            A,
-            Coherency::Coherent,
-            Reclaim::FlushTouched,
-            &mem,
-            &rig.frames,
-        )
-        .unwrap();
+        let mut table =
+            ReclaimingTable::new(format, A, Coherency::Coherent, &mem, &rig.frames).unwrap();
         rig.attach(NIC, A, table.root(), Levels::Four);
         table
             .map(&mem, &rig.frames, request(0x1000, 0x7000, 1, RW))

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use ringfence_hw::{
     Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES,
 };
-use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, UnlinkedTables};
+use ringfence_pgtable::{Coherency, Levels, ReclaimingTable, UnlinkedTables};
 use ringfence_types::{
     Access, CachedLevels, DomainId, FaultReason, Invalidation, Iova, PageSize, Pending,
     Permissions, Pfn, PfnRange, RequesterId,
@@ -222,7 +222,6 @@ fn run(config: &UnitConfig, steps: &[Step], invalidate: bool) -> Result<u64, Tes
             format,
             domain_id(domain),
             Coherency::Coherent,
-            Reclaim::FlushTouched,
             &mem,
             &rig.frames,
         )

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming};
 use ringfence_memory::{Arena, Frames};
+use ringfence_papers::whole_table_pages;
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table, TableError,
+    CalgaryTce, Coherency, Levels, ReclaimingTable, SecondStage, Table, TableError,
 };
 use ringfence_types::{DomainId, PageSize, PhysAddr};
 
@@ -104,17 +105,6 @@ pub(crate) fn flat_table(
     Ok(PlainTable(table))
 }
 
-fn reclaiming(
-    domain: DomainId,
-    coherency: Coherency,
-    memory: &Arena,
-    frames: &Frames<Rc<Arena>>,
-    reclaim: Reclaim,
-) -> Result<ReclaimingRadix, LabError> {
-    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
-    Ok(Reclaiming::new(table, RefCell::new))
-}
-
 /// Creates a table that writes back the whole table page at every unmap, as published.
 pub(crate) fn reclaiming_radix_full_page(
     domain: DomainId,
@@ -123,7 +113,11 @@ pub(crate) fn reclaiming_radix_full_page(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<ReclaimingRadix, LabError> {
-    reclaiming(domain, coherency, memory, frames, Reclaim::FlushPage)
+    let table = ReclaimingTable::new(format(), domain, coherency, memory, frames)?;
+    Ok(Reclaiming::new(
+        table.with_write_back(whole_table_pages),
+        RefCell::new,
+    ))
 }
 
 /// Creates a table that writes back only the touched lines: the fixed form.
@@ -134,7 +128,8 @@ pub(crate) fn reclaiming_radix(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<ReclaimingRadix, LabError> {
-    reclaiming(domain, coherency, memory, frames, Reclaim::FlushTouched)
+    let table = ReclaimingTable::new(format(), domain, coherency, memory, frames)?;
+    Ok(Reclaiming::new(table, RefCell::new))
 }
 
 /// Allocates the single level of a flat table.

@@ -78,3 +78,8 @@ pub(crate) fn flushed() -> Flushed<WholeDomain> {
     .wait(&mut Instant)
     .expect("completes")
 }
+
+/// Returns the table page that contains a store: a span for `ReclaimingTable::with_write_back`.
+pub(crate) fn page_of(at: PhysAddr, _bytes: u64) -> (PhysAddr, u64) {
+    (at.align_down(4096), 4096)
+}

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::{
-    Coherency, Context, Cursor, Level, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    Coherency, Context, Cursor, Level, MapError, MapRequest, ReclaimingTable, SecondStage,
     TableError, TranslationType, UnlinkedTables, walk,
 };
 use ringfence_types::{
@@ -158,9 +158,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         domains: &[DomainId],
     ) -> Result<Self, TableError> {
         let table = |domain: &DomainId| {
-            let reclaim = Reclaim::FlushTouched;
-            let table =
-                ReclaimingTable::new(format, *domain, coherency, reclaim, &memory, &frames)?;
+            let table = ReclaimingTable::new(format, *domain, coherency, &memory, &frames)?;
             Ok(PerDeviceTable {
                 table,
                 cleared: ClearedRuns::default(),

@@ -7,8 +7,8 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{
-    Coherency, Cursor, Entry, Format, Level, MapError, MapRequest, Reclaim, ReclaimingTable,
-    SecondStage, TableError, UnlinkedTables, WalkErrorKind, walk,
+    Coherency, Cursor, Entry, Format, Level, MapError, MapRequest, ReclaimingTable, SecondStage,
+    TableError, UnlinkedTables, WalkErrorKind, walk,
 };
 use ringfence_types::{
     AddressRange, CachedLevels, DomainId, FrameSource, Invalidation, Invalidator, Iova,
@@ -162,10 +162,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             .map(region)
             .collect::<Result<_, SetupError>>()?;
         let coherency = Coherency::Coherent;
-        let reclaim = Reclaim::FlushTouched;
-        let second_stage =
-            ReclaimingTable::new(format, domain, coherency, reclaim, &memory, &tables)
-                .map_err(SetupError::Table)?;
+        let second_stage = ReclaimingTable::new(format, domain, coherency, &memory, &tables)
+            .map_err(SetupError::Table)?;
         Ok(Self {
             memory,
             tables,

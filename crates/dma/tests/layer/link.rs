@@ -1,8 +1,12 @@
 //! Requests whose pieces are linked one by one, against a list of the linked pages.
 
 use ringfence_dma::flush::{Burst, Deferred, FlushPolicy, Strict};
-use ringfence_dma::{LinkedRequest, MapReason, Outcome, UnmapReason};
-use ringfence_types::{Direction, Invalidation, IovaRange, Pfn, PfnRange, PhysAddr, PhysRange};
+use ringfence_dma::{
+    DmaSegment, LinkedRequest, MapReason, Outcome, SgLimits, SgRequest, UnmapReason,
+};
+use ringfence_types::{
+    Direction, Invalidation, Iova, IovaRange, Pfn, PfnRange, PhysAddr, PhysRange,
+};
 
 use crate::rig::*;
 
@@ -92,6 +96,128 @@ fn a_request_takes_one_range_and_one_invalidation() {
         one_range_and_one_invalidation::<Tree, Plain>(pages);
         one_range_and_one_invalidation::<Product, Cached>(pages);
     }
+}
+
+/// Counts of a request: ranges of addresses, pages of each, and invalidations of its unmap; with
+/// the entries that mapped it.
+type RequestCounts = (Vec<u64>, usize, Vec<(u64, PhysAddr)>);
+
+/// Counts a request of `rig` between its map and its unmap.
+fn counted<A: Make, T: MakeTable, M>(
+    map: impl FnOnce(&mut Rig<A, T, Strict, u64>) -> M,
+    unmap: impl FnOnce(&mut Rig<A, T, Strict, u64>, M),
+) -> RequestCounts {
+    let mut rig = Rig::<A, T, _, u64>::new(Strict);
+    let mapped = map(&mut rig);
+    let state = rig.state();
+    let first = state.leaves.iter().map(|(page, _)| *page).min().unwrap();
+    let leaves = state.leaves.iter();
+    let leaves = leaves.map(|(page, frame)| (page - first, *frame)).collect();
+    let ranges = state.ranges.values().map(PfnRange::pages).collect();
+    let before = rig.board.port.log.len();
+    unmap(&mut rig, mapped);
+    assert!(rig.state().ranges.is_empty() && rig.state().leaves.is_empty());
+    (ranges, rig.board.port.log.len() - before, leaves)
+}
+
+/// A linked request equals a list in everything that costs: one range of the same pages, the same
+/// entries, one invalidation. Pieces that are mapped one by one take as many as there are pieces.
+fn lists_and_links_have_equal_counts<A: Make, T: MakeTable>() {
+    for count in [1_u64, 2, 3, 8, 16, 33] {
+        let piece = |n: u64| memory(0x10_0000 + (n << 16) + if n == 0 { 0x80 } else { 0 }, 3000);
+        let pieces: Vec<PhysRange> = (0..count).map(piece).collect();
+        let list = counted::<A, T, _>(
+            |rig| {
+                let range = IovaRange::new(Iova::ZERO, 1).unwrap();
+                let mut out = vec![DmaSegment { range }; pieces.len()];
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = rig;
+                let request = SgRequest {
+                    buffer: 1,
+                    pieces: &pieces,
+                    direction: TX,
+                    limits: SgLimits::default(),
+                    out: &mut out,
+                };
+                dma.map_sg(cpu, board, at, request).unwrap().0
+            },
+            |rig, mapping| {
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = rig;
+                dma.unmap_sg(cpu, board, at, mapping).unwrap();
+            },
+        );
+        let linked = counted::<A, T, _>(
+            |rig| {
+                let mut request = reserve(rig, 1, count);
+                for piece in &pieces {
+                    link(rig, &mut request, *piece).unwrap();
+                }
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = rig;
+                dma.sync_request(cpu, board, at, &mut request).unwrap();
+                request
+            },
+            |rig, request| {
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = rig;
+                dma.destroy_request(cpu, board, at, request).unwrap();
+            },
+        );
+        let singles = counted::<A, T, _>(
+            |rig| {
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = rig;
+                let map = |(n, piece): (usize, &PhysRange)| {
+                    dma.map_single(cpu, board, at, n as u64, *piece, TX)
+                        .unwrap()
+                        .0
+                };
+                pieces.iter().enumerate().map(map).collect::<Vec<_>>()
+            },
+            |rig, mappings| {
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = rig;
+                for mapping in mappings {
+                    dma.unmap_single(cpu, board, at, mapping).unwrap();
+                }
+            },
+        );
+        assert_eq!(list, linked, "{count} pieces");
+        assert_eq!((list.0.len(), list.1), (1, 1), "{count} pieces");
+        let apart = (singles.0.len(), singles.1);
+        assert_eq!(apart, (pieces.len(), pieces.len()), "{count} pieces");
+    }
+}
+
+#[test]
+fn a_linked_request_has_the_counts_of_a_list() {
+    lists_and_links_have_equal_counts::<Tree, Plain>();
+    lists_and_links_have_equal_counts::<Product, Cached>();
 }
 
 #[test]

@@ -5,8 +5,6 @@
 //! and last word by compare-and-exchange. No access tears a word or causes a data race, and no
 //! unsafe code is needed.
 
-#![allow(unsafe_code)]
-
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{MemoryError, PhysAddr, PhysMemory};
@@ -69,14 +67,6 @@ impl Arena {
     pub fn read_byte(&self, at: PhysAddr) -> Result<u8, MemoryError> {
         let word = self.word(at.align_down(WORD))?.load(Ordering::Relaxed);
         Ok((word >> (8 * at.offset_in(WORD))) as u8)
-    }
-
-    /// Writes the byte at `at`.
-    #[inline]
-    pub fn write_byte(&self, at: PhysAddr, byte: u8) -> Result<(), MemoryError> {
-        let word = self.word(at.align_down(WORD))?;
-        merge(word, at.offset_in(WORD) as usize, &[byte]);
-        Ok(())
     }
 
     /// Returns the words that hold the `bytes` bytes from `at`.

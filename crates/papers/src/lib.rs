@@ -15,8 +15,9 @@
 //! | [`rtc`] | PVIOMMU section 4.5 | the radix-tree cache, as published and fixed |
 //! | [`prefetch`] | Kandiraju and Sivasubramaniam | TLB prefetchers, compared with the rIOTLB |
 //!
-//! A fixed version of each defect is in a core crate, except for the radix-tree cache and of the TCE
-//! shoot-down, which have theirs here. No core crate depends on this one. Core traits are the seams: [`RingLogic`](ringfence_hw::RingLogic),
+//! A fixed version of each defect is in a core crate, except for the radix-tree cache and the TCE
+//! shoot-down, which have theirs here. No core crate depends on this one. Core traits are the
+//! seams: [`RingLogic`](ringfence_hw::RingLogic),
 //! [`RingDriver`](ringfence_dma::space::RingDriver),
 //! [`ReusesUnflushed`](ringfence_dma::space::ReusesUnflushed),
 //! [`LastTable`](ringfence_pviommu::backend::LastTable) and

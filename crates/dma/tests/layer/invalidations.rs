@@ -317,7 +317,7 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
     }
     let _ = dma.unmap_single(cpu, board, at, early).unwrap();
     assert_eq!(board.port.log, [Invalidation::Global]);
-    for at in [&*at, &later] {
+    for at in [at, &later] {
         let out = dma.space(at).unwrap().allocator().out.borrow().clone();
         assert!(out.is_empty(), "{out:?} of {} is lost", at.domain());
     }

@@ -1,4 +1,4 @@
-//! Recorded DMAs.
+//! Streams of traces whose DMAs are recorded, in place of assumed accesses.
 
 use std::collections::HashMap;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Synthetic streams.
+//! Streams of synthetic rings: their events against the requested rings and bursts.
 
 use std::collections::HashMap;
 

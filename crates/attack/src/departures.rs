@@ -133,10 +133,6 @@ fn has_pool(mode: &Mode) -> bool {
     mode.has_pool()
 }
 
-fn lends(mode: &Mode) -> bool {
-    mode.alloc == Alloc::Pool
-}
-
 fn is_async(mode: &Mode) -> bool {
     mode.flush == FlushKind::Async
 }
@@ -192,26 +188,8 @@ const fn withheld(class: &'static str) -> Departure {
     }
 }
 
-/// A departure of modes whose drivers take their buffers from a pool: the device writes released
-/// buffers of its own pool, which the class `own-pool` permits.
-const fn mutable(class: &'static str) -> Departure {
-    Departure {
-        class,
-        applies: lends,
-        outcome: Outcome::Succeeded,
-        reason: "the device may change released buffers of its own pool; the driver uses only \
-            bytes that it has copied",
-    }
-}
-
 /// The cells where this program differs from the attack matrix.
 pub const DEPARTURES: &[Departure] = &[
-    mutable("A02"),
-    mutable("A03"),
-    mutable("A05"),
-    mutable("A21"),
-    mutable("A23"),
-    mutable("A37"),
     Departure {
         class: "A14",
         applies: copies,

@@ -31,11 +31,14 @@ pub enum Kind {
     Cached,
     /// The device uses copies, in memory that stays mapped.
     Copy,
+    /// The driver's buffers are in memory that stays mapped and holds nothing else. The device may
+    /// change released ones; the driver uses only bytes that it has copied.
+    OwnPool,
 }
 
 impl Kind {
     /// All kinds, in the order of the matrix's columns.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::None,
         Self::Strict,
         Self::Deferred,
@@ -44,6 +47,7 @@ impl Kind {
         Self::Ring,
         Self::Cached,
         Self::Copy,
+        Self::OwnPool,
     ];
 
     /// Returns the kind of `mode`.
@@ -55,7 +59,10 @@ impl Kind {
             };
         }
         if mode.has_pool() {
-            return Self::Copy;
+            return match mode.safety() {
+                Safety::OwnPool => Self::OwnPool,
+                _ => Self::Copy,
+            };
         }
         if mode.has_rings() {
             return Self::Ring;
@@ -116,7 +123,7 @@ pub enum Outcome {
 }
 
 /// A row of the matrix: a class, and its judgement for each [`Kind`] in the order of [`Kind::ALL`].
-type Row = (&'static str, [Letter; 8]);
+type Row = (&'static str, [Letter; 9]);
 
 #[rustfmt::skip]
 const ROWS: [Row; 38] = {
@@ -125,45 +132,45 @@ const ROWS: [Row; 38] = {
         Vulnerable as V, VulnerableAsPublished as VS,
     };
     [
-    //        none strict deferred shared persistent ring cached copy
-    ("A01", [V,   R,   R,   R,   B,   R,   R,    R]),
-    ("A02", [V,   R,   V,   B,   V,   B,   V,    R]),
-    ("A03", [V,   R,   R,   B,   V,   R,   V,    R]),
-    ("A04", [NA,  R,   RS,  RS,  NA,  B,   R,    R]),
-    ("A05", [V,   R,   V,   B,   V,   B,   V,    R]),
-    ("A06", [V,   R,   R,   B,   V,   R,   VS,   R]),
-    ("A07", [V,   V,   V,   V,   V,   R,   V,    R]),
-    ("A08", [V,   V,   V,   V,   V,   R,   V,    R]),
-    ("A09", [V,   V,   V,   V,   V,   R,   V,    R]),
-    ("A10", [V,   V,   V,   B,   V,   V,   B,    R]),
-    ("A11", [V,   R,   R,   R,   B,   R,   R,    R]),
-    ("A12", [V,   X,   X,   X,   X,   X,   X,    X]),
-    ("A13", [V,   X,   X,   X,   X,   X,   X,    X]),
-    ("A14", [V,   X,   X,   X,   X,   X,   X,    X]),
-    ("A15", [V,   X,   X,   X,   X,   X,   X,    X]),
-    ("A16", [V,   X,   X,   X,   X,   X,   X,    X]),
-    ("A17", [V,   RS,  V,   V,   V,   B,   V,    R]),
-    ("A18", [V,   X,   X,   X,   X,   X,   X,    X]),
-    ("A19", [V,   B,   B,   B,   V,   RS,  B,    R]),
-    ("A20", [NA,  RS,  B,   RS,  NA,  NA,  RS,   NA]),
-    ("A21", [NA,  RS,  RS,  RS,  NA,  RS,  RS,   RS]),
-    ("A22", [NA,  RS,  RS,  RS,  NA,  RS,  RS,   RS]),
-    ("A23", [V,   RS,  V,   B,   V,   B,   V,    R]),
-    ("A24", [NA,  V,   V,   V,   B,   B,   V,    V]),
-    ("A25", [NA,  RS,  RS,  RS,  NA,  VS,  RS,   RS]),
-    ("A26", [NA,  NA,  NA,  NA,  NA,  VS,  NA,   NA]),
-    ("A27", [NA,  NA,  NA,  NA,  NA,  B,   NA,   NA]),
-    ("A28", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA]),
-    ("A29", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA]),
-    ("A30", [NA,  NA,  NA,  NA,  NA,  NA,  RS,   NA]),
-    ("A31", [V,   R,   R,   R,   V,   NA,  R,    R]),
-    ("A32", [NA,  RS,  RS,  RS,  V,   RS,  RS,   RS]),
-    ("A33", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA]),
-    ("A34", [NA,  V,   V,   V,   V,   R,   V,    RS]),
-    ("A35", [V,   RS,  V,   V,   V,   B,   V,    R]),
-    ("A36", [V,   RS,  RS,  RS,  V,   RS,  RS,   RS]),
-    ("A37", [V,   R,   V,   B,   V,   RS,  V,    R]),
-    ("A38", [NA,  X,   X,   X,   X,   X,   X,    X]),
+    //        none strict deferred shared persistent ring cached copy own-pool
+    ("A01", [V,   R,   R,   R,   B,   R,   R,    R,    R]),
+    ("A02", [V,   R,   V,   B,   V,   B,   V,    R,    V]),
+    ("A03", [V,   R,   R,   B,   V,   R,   V,    R,    V]),
+    ("A04", [NA,  R,   RS,  RS,  NA,  B,   R,    R,    R]),
+    ("A05", [V,   R,   V,   B,   V,   B,   V,    R,    V]),
+    ("A06", [V,   R,   R,   B,   V,   R,   VS,   R,    R]),
+    ("A07", [V,   V,   V,   V,   V,   R,   V,    R,    R]),
+    ("A08", [V,   V,   V,   V,   V,   R,   V,    R,    R]),
+    ("A09", [V,   V,   V,   V,   V,   R,   V,    R,    R]),
+    ("A10", [V,   V,   V,   B,   V,   V,   B,    R,    R]),
+    ("A11", [V,   R,   R,   R,   B,   R,   R,    R,    R]),
+    ("A12", [V,   X,   X,   X,   X,   X,   X,    X,    X]),
+    ("A13", [V,   X,   X,   X,   X,   X,   X,    X,    X]),
+    ("A14", [V,   X,   X,   X,   X,   X,   X,    X,    X]),
+    ("A15", [V,   X,   X,   X,   X,   X,   X,    X,    X]),
+    ("A16", [V,   X,   X,   X,   X,   X,   X,    X,    X]),
+    ("A17", [V,   RS,  V,   V,   V,   B,   V,    R,    R]),
+    ("A18", [V,   X,   X,   X,   X,   X,   X,    X,    X]),
+    ("A19", [V,   B,   B,   B,   V,   RS,  B,    R,    R]),
+    ("A20", [NA,  RS,  B,   RS,  NA,  NA,  RS,   NA,   NA]),
+    ("A21", [NA,  RS,  RS,  RS,  NA,  RS,  RS,   RS,   V]),
+    ("A22", [NA,  RS,  RS,  RS,  NA,  RS,  RS,   RS,   RS]),
+    ("A23", [V,   RS,  V,   B,   V,   B,   V,    R,    V]),
+    ("A24", [NA,  V,   V,   V,   B,   B,   V,    V,    V]),
+    ("A25", [NA,  RS,  RS,  RS,  NA,  VS,  RS,   RS,   RS]),
+    ("A26", [NA,  NA,  NA,  NA,  NA,  VS,  NA,   NA,   NA]),
+    ("A27", [NA,  NA,  NA,  NA,  NA,  B,   NA,   NA,   NA]),
+    ("A28", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA,   NA]),
+    ("A29", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA,   NA]),
+    ("A30", [NA,  NA,  NA,  NA,  NA,  NA,  RS,   NA,   NA]),
+    ("A31", [V,   R,   R,   R,   V,   NA,  R,    R,    R]),
+    ("A32", [NA,  RS,  RS,  RS,  V,   RS,  RS,   RS,   RS]),
+    ("A33", [NA,  NA,  NA,  NA,  NA,  NA,  VS,   NA,   NA]),
+    ("A34", [NA,  V,   V,   V,   V,   R,   V,    RS,   RS]),
+    ("A35", [V,   RS,  V,   V,   V,   B,   V,    R,    R]),
+    ("A36", [V,   RS,  RS,  RS,  V,   RS,  RS,   RS,   RS]),
+    ("A37", [V,   R,   V,   B,   V,   RS,  V,    R,    V]),
+    ("A38", [NA,  X,   X,   X,   X,   X,   X,    X,    X]),
     ]
 };
 

@@ -131,24 +131,31 @@ fn power_of_ten(power: i32) -> String {
     }
 }
 
-fn legend(svg: &mut Svg) {
+/// Draws the legend. Returns its right end.
+fn legend(svg: &mut Svg) -> f64 {
     let mut x = 14.0;
     for (safety, name) in [
-        ("strict", "strict: no access outside live mappings"),
-        ("bounded", "bounded: for a stated time or number of unmaps"),
+        ("strict", "strict: live mappings only"),
+        ("own-pool", "own-pool: and its own pool"),
+        ("bounded", "bounded: and for a stated time"),
         ("none", "none"),
     ] {
         marker(svg, x + 6.0, 64.0, safety);
         svg.text(x + 18.0, 68.0, Anchor::Start, "", name);
         x += 40.0 + text_width(name);
     }
+    x
 }
 
 /// Draws a separate shape for each safety class, so that colours are not essential.
 fn marker(svg: &mut Svg, x: f64, y: f64, safety: &str) {
     match safety {
         "strict" | "byte-granular" => svg.circle(x, y, 5.5, "strict"),
-        "bounded" | "own-pool" => {
+        "own-pool" => {
+            let points = [(x, y - 7.0), (x + 7.0, y), (x, y + 7.0), (x - 7.0, y)];
+            svg.polygon(&points, "own-pool");
+        }
+        "bounded" => {
             let points = [(x, y - 6.5), (x + 6.5, y + 5.0), (x - 6.5, y + 5.0)];
             svg.polygon(&points, "bounded");
         }
@@ -250,4 +257,35 @@ fn free_label_position(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
     let shifts = (0..12).flat_map(|n| [f64::from(n) * down, f64::from(-n) * down]);
     let mut places = shifts.flat_map(|shift| [at(1.0, shift), at(-1.0, shift)]);
     places.find(fits).unwrap_or_else(|| at(1.0, 0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_lab::modes::Safety;
+
+    use super::*;
+
+    #[test]
+    fn each_class_below_strict_has_a_marker_of_its_own_in_the_legend() {
+        let mut legend = Svg::new(WIDTH, 100.0);
+        assert!(super::legend(&mut legend) < WIDTH);
+        let legend = legend.finish("");
+        let shape = |safety: Safety| {
+            let mut svg = Svg::new(100.0, 100.0);
+            marker(&mut svg, 20.0, 20.0, &safety.to_string());
+            svg.finish("")
+        };
+        let classes = [
+            Safety::None,
+            Safety::Bounded,
+            Safety::OwnPool,
+            Safety::Strict,
+        ];
+        for (place, safety) in classes.into_iter().enumerate() {
+            assert!(legend.contains(&format!("class=\"{safety}\"")), "{safety}");
+            let others = classes[..place].iter();
+            assert!(others.clone().all(|other| shape(*other) != shape(safety)));
+        }
+        assert_eq!(shape(Safety::ByteGranular), shape(Safety::Strict));
+    }
 }

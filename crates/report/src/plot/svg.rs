@@ -28,7 +28,7 @@ text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .c0{fill:#4477aa}.c1{fill:#66ccee}.c2{fill:#ee6677}.c3{fill:#aa3377}\
 .c4{fill:#228833}.c5{fill:#ccbb44}.c6{fill:#a0a4ab}\
 .modelled{fill:#e08a2e}.measured{fill:#4477aa}\
-.strict{fill:#228833}.bounded{fill:#e08a2e}.none{fill:#cc3311}\
+.strict{fill:#228833}.own-pool{fill:#4477aa}.bounded{fill:#e08a2e}.none{fill:#cc3311}\
 .s0,.s1,.s2,.s3,.s4,.s5,.s6{fill:none;stroke-width:1.8;stroke-linejoin:round}\
 .s0{stroke:#4477aa}.s1{stroke:#ee6677}.s2{stroke:#228833}\
 .s3{stroke:#ccbb44}.s4{stroke:#66ccee}.s5{stroke:#aa3377}.s6{stroke:#818b98}\

@@ -152,7 +152,7 @@ fn lists_and_links_have_equal_counts<A: Make, T: MakeTable>() {
                     cpu,
                     at,
                 } = rig;
-                dma.unmap_sg(cpu, board, at, mapping).unwrap();
+                assert_eq!(dma.unmap_sg(cpu, board, at, mapping).unwrap().0, 1);
             },
         );
         let linked = counted::<A, T, _>(
@@ -177,7 +177,8 @@ fn lists_and_links_have_equal_counts<A: Make, T: MakeTable>() {
                     cpu,
                     at,
                 } = rig;
-                dma.destroy_request(cpu, board, at, request).unwrap();
+                let released = dma.destroy_request(cpu, board, at, request);
+                assert_eq!(released.unwrap().0, 1);
             },
         );
         let singles = counted::<A, T, _>(
@@ -202,8 +203,9 @@ fn lists_and_links_have_equal_counts<A: Make, T: MakeTable>() {
                     cpu,
                     at,
                 } = rig;
-                for mapping in mappings {
-                    dma.unmap_single(cpu, board, at, mapping).unwrap();
+                for (n, mapping) in mappings.into_iter().enumerate() {
+                    let released = dma.unmap_single(cpu, board, at, mapping);
+                    assert_eq!(released.unwrap().0, n as u64);
                 }
             },
         );

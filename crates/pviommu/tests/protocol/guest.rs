@@ -318,6 +318,43 @@ fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
     assert_eq!(guest.left().len() as u64, SPACE);
 }
 
+/// The third buffer finds no address, and the host falls silent when the first one is unmapped
+/// again, so the unmap of the second is refused. The error says so, and no address is free.
+#[test]
+fn a_roll_back_that_is_refused_after_another_reason_is_reported() {
+    // Six requests of up to 16 pages map all pages but two. The batch of three maps two buffers and
+    // unmaps them again: requests 6 to 9. One by one, requests 10 and 11 map them, and 12 unmaps the
+    // first.
+    let mut guest = guest(Some((12, Trick::Never)));
+    let mut cpu = guest.dma.cpu();
+    let direction = Direction::ToDevice;
+    let (machine, at) = (&mut guest.machine, &guest.at);
+    let most = buffer(MEMORY, (SPACE - 2) * PAGE);
+    let most = guest
+        .dma
+        .map_single(&mut cpu, machine, at, 0, most, direction);
+    let (most, _) = most.unwrap();
+    let requests = [0, 1, 2].map(|number| MapMultiRequest {
+        buffer: number,
+        memory: buffer(MEMORY + u64::from(number) * PAGE, PAGE),
+        direction,
+    });
+    let mapped = guest.dma.map_multi(&mut cpu, machine, at, requests.into());
+    let (back, error) = mapped.unwrap_err();
+    let back: Vec<u32> = back.iter().map(|request| request.buffer).collect();
+    assert_eq!(back, [0, 1, 2]);
+    assert!(
+        matches!(
+            error.reason,
+            MapReason::RollbackFailed(UnmapFailure::Refused(_))
+        ),
+        "{error}"
+    );
+    assert_eq!(guest.broken(), Some(ChannelFailure::Silent));
+    assert_eq!(guest.left(), []);
+    assert_eq!(most.range().bytes(), (SPACE - 2) * PAGE);
+}
+
 /// The host maps the last buffer and falls silent, so nothing can be unmapped again. The error says
 /// that the device may reach the buffers, and their addresses are not free.
 #[test]

@@ -322,9 +322,9 @@ fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
 /// again, so the unmap of the second is refused. The error says so, and no address is free.
 #[test]
 fn a_roll_back_that_is_refused_after_another_reason_is_reported() {
-    // Six requests of up to 16 pages map all pages but two. The batch of three maps two buffers and
-    // unmaps them again: requests 6 to 9. One by one, requests 10 and 11 map them, and 12 unmaps the
-    // first.
+    // Six requests of up to 16 pages map all pages but two. The batch of three maps two buffers
+    // and unmaps them again: requests 6 to 9. One by one, requests 10 and 11 map them, and 12
+    // unmaps the first.
     let mut guest = guest(Some((12, Trick::Never)));
     let mut cpu = guest.dma.cpu();
     let direction = Direction::ToDevice;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::{ringfence, root, succeeded};
+use crate::{Scratch, ringfence, root, succeeded};
 
 fn report(more: &[&str]) -> Value {
     let args = [
@@ -105,6 +105,36 @@ fn the_form_is_stable() {
     );
 }
 
+/// A trace in which a device sends a message and receives one, `count` times.
+fn round_trips(count: u64) -> String {
+    let call = |name: &str, time: u64, direction: &str, at: u64, more: &str| {
+        format!(
+            "t-1 [000] ..... {}.{:06}: {name}: d dir={direction} dma_addr={at:x} size=64{more} \
+             attrs=\n",
+            1 + time / 1_000_000,
+            time % 1_000_000
+        )
+    };
+    (0..count)
+        .map(|round| {
+            let time = round * 100;
+            [
+                call("dma_map_phys", time, "TO_DEVICE", 4096, " phys_addr=1000"),
+                call("dma_unmap_phys", time + 1, "TO_DEVICE", 4096, ""),
+                call(
+                    "dma_map_phys",
+                    time + 2,
+                    "FROM_DEVICE",
+                    8192,
+                    " phys_addr=2000",
+                ),
+                call("dma_unmap_phys", time + 90, "FROM_DEVICE", 8192, ""),
+            ]
+            .concat()
+        })
+        .collect()
+}
+
 #[test]
 fn json_page_lists_exactly_the_fields() {
     let text = std::fs::read_to_string(root().join("docs/JSON.md")).unwrap();
@@ -125,6 +155,11 @@ fn json_page_lists_exactly_the_fields() {
         &report(&["--profile", "cascade-lake-2024", "--line-rate", "400"]),
         &mut printed,
     );
+    // A trace of round trips.
+    let scratch = Scratch::new("round-trips");
+    let trace = scratch.path("trace");
+    std::fs::write(&trace, round_trips(1100)).unwrap();
+    names(&report(&[&trace]), &mut printed);
     let missing: Vec<_> = printed.difference(&documented).collect();
     let gone: Vec<_> = documented.difference(&printed).collect();
     assert!(missing.is_empty(), "not documented: {missing:?}");

@@ -214,6 +214,27 @@ fn wide_devices_leave_narrow_addresses_alone() {
 }
 
 #[test]
+fn a_common_page_is_reused_before_a_scarce_one() {
+    let space = pages(MASK_31.get() - 63, MASK_31.get() + 64);
+    let limits = MagazineLimits {
+        slots: 4,
+        ..MagazineLimits::DEFAULT
+    };
+    let subject = make(space, limits);
+    let mut cpu = subject.per_cpu();
+    let mut live = Vec::new();
+    while live.len() < 100 {
+        live.push(take(&subject, &mut cpu, 1, MASK_32).unwrap());
+    }
+    let (scarce, common) = (live[99], live[0]);
+    assert!(scarce.lo() <= MASK_31 && common.lo() > MASK_31);
+    give(&subject, &mut cpu, common);
+    give(&subject, &mut cpu, scarce);
+    assert_eq!(take(&subject, &mut cpu, 1, MASK_32), Ok(common));
+    assert_eq!(take(&subject, &mut cpu, 1, MASK_32), Ok(scarce));
+}
+
+#[test]
 fn the_32_bit_space_first_then_above() {
     let subject = make(everything(), MagazineLimits::DEFAULT);
     let mut cpu = subject.per_cpu();

@@ -22,7 +22,7 @@
 mod depot;
 mod local;
 
-use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
+use ringfence_types::{Flushed, Lock, Permissions, Pfn, PfnRange};
 
 pub use depot::Depot;
 pub use local::MagazineCpu;
@@ -171,14 +171,25 @@ impl<L: Lock<Depot>> Magazines<L> {
         self.depot.with(|depot| depot.space.fragments())
     }
 
-    /// Allocates when the local path has no range: tries all other sources, cheapest first.
+    /// Allocates when the local path has no range: tries all other sources, cheapest first. Takes
+    /// the fields of a request: a reference would make every caller store the request before it
+    /// looks into the magazine.
     #[cold]
     #[inline(never)]
     fn alloc_slow(
         &self,
         cpu: &mut MagazineCpu,
-        request: &AllocRequest,
+        pages: u64,
+        align_order: u8,
+        limit: Pfn,
+        permissions: Permissions,
     ) -> Result<Allocation, AllocError> {
+        let request = &AllocRequest {
+            pages,
+            align_order,
+            limit,
+            permissions,
+        };
         request.validate()?;
         let order = request.order();
         if order > MAX_ORDER || u32::from(request.align_order) > order {
@@ -398,13 +409,20 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
         cpu: &mut MagazineCpu,
         request: &AllocRequest,
     ) -> Result<Allocation, AllocError> {
-        let local = if request.limit.get() < LAST_32BIT_PAGE {
+        let AllocRequest {
+            pages,
+            align_order,
+            limit,
+            permissions,
+        } = *request;
+        let local = if limit.get() < LAST_32BIT_PAGE {
             None
-        } else if request.pages == 1 && request.align_order == 0 && cpu.first == Pool::Common {
-            cpu.pop_page()
+        } else if pages == 1 && align_order == 0 {
+            // Common pages are used first, so this path need not know which pool is next.
+            cpu.pop_page().or_else(|| cpu.pop(cpu.first, 0))
         } else {
-            let order = order_of(request.pages);
-            if order <= MAX_ORDER && u32::from(request.align_order) <= order {
+            let order = order_of(pages);
+            if order <= MAX_ORDER && u32::from(align_order) <= order {
                 cpu.pop(cpu.first, order as usize)
             } else {
                 None
@@ -412,7 +430,7 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
         };
         let found = match local {
             Some(lo) => allocation(lo, request, 0),
-            None => self.alloc_slow(cpu, request),
+            None => self.alloc_slow(cpu, pages, align_order, limit, permissions),
         };
         if DebugCheck::CHECKED
             && let Ok(found) = &found

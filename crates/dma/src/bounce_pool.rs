@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
-use crate::copy::{copy, zero};
+use crate::copy::zero;
 use crate::token::BounceSlot;
 
 /// Bytes in one slot, the unit of allocation (as in Linux's swiotlb).
@@ -105,7 +105,7 @@ impl BouncePool {
         let (from, to) = (original.start(), slot.copy.start());
         let done = self
             .scrub(memory, &slot)
-            .and_then(|()| copy(memory, from, to, original.bytes()).ok());
+            .and_then(|()| memory.copy_bytes(from, to, original.bytes()).ok());
         if done.is_none() {
             self.free(&slot);
         }
@@ -171,5 +171,5 @@ pub(crate) fn copy_out(
 fn copy_part(memory: &impl PhysMemory, from: PhysRange, to: PhysRange, part: Part) {
     let from = from.start().wrapping_add(part.offset);
     let to = to.start().wrapping_add(part.offset);
-    let _ = copy(memory, from, to, part.bytes);
+    let _ = memory.copy_bytes(from, to, part.bytes);
 }

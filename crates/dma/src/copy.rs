@@ -47,41 +47,6 @@ pub(crate) fn check(memory: &impl PhysMemory, at: PhysAddr, bytes: u64) -> Resul
     words_of(memory, at, bytes).map(drop)
 }
 
-/// Copies `bytes` bytes between addresses of equal alignment. Loads each word of `from` once, and
-/// keeps the other bytes of the first and last word of `to`.
-///
-/// # Errors
-/// Some byte lies outside memory. Nothing was copied.
-#[inline]
-pub(crate) fn copy(
-    memory: &impl PhysMemory,
-    from: PhysAddr,
-    to: PhysAddr,
-    bytes: u64,
-) -> Result<(), MemoryError> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    let lead = from.offset_in(WORD);
-    if lead != to.offset_in(WORD) {
-        return Err(MemoryError::Misaligned { at: to });
-    }
-    let source = words_of(memory, from, bytes)?;
-    let target = words_of(memory, to, bytes)?;
-    let (first, last) = (from_byte(lead), below_byte(lead.wrapping_add(bytes)));
-    match (source, target) {
-        ([source], [target]) => merge(target, source.load(Ordering::Relaxed), first & last),
-        ([head, middle @ .., tail], [to_head, .., to_tail]) => {
-            merge(to_head, head.load(Ordering::Relaxed), first);
-            let skip = |at: PhysAddr| at.align_down(WORD).wrapping_add(WORD);
-            memory.copy_words(skip(from), skip(to), middle.len())?;
-            merge(to_tail, tail.load(Ordering::Relaxed), last);
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
 /// Zeroes the `bytes` bytes from `at`.
 ///
 /// # Errors
@@ -176,32 +141,55 @@ mod tests {
     use alloc::vec::Vec;
 
     use ringfence_memory::Arena;
+    use ringfence_types::TABLE_WORDS;
 
     use super::*;
+
+    /// Memory that copies in the way of the trait.
+    struct ByWords<'a>(&'a Arena);
+
+    impl PhysMemory for ByWords<'_> {
+        fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+            self.0.word(at)
+        }
+
+        fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+            self.0.table(at)
+        }
+
+        fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+            self.0.words(at, count)
+        }
+
+        fn write_back(&self, _: PhysAddr, _: u64) {}
+
+        fn drain(&self) {}
+    }
 
     /// Compares with bytes of an array, for all offsets and lengths of up to four words.
     #[test]
     fn copies_and_zeroes_change_exactly_their_bytes() {
         let arena = Arena::new(8192).unwrap();
         let (from, to) = (PhysAddr::new(0x100), PhysAddr::new(0x1200));
+        let by_words_to = PhysAddr::new(0x1400);
         for lead in 0..8 {
             for bytes in 0..24 {
                 let source: Vec<u8> = (1..=40).collect();
                 let mut wanted = vec![0xee_u8; 40];
                 arena.write_bytes(from, &source).unwrap();
                 arena.write_bytes(to, &wanted).unwrap();
+                arena.write_bytes(by_words_to, &wanted).unwrap();
                 let (at, end) = (lead as usize, (lead + bytes) as usize);
-                copy(
-                    &arena,
-                    from.wrapping_add(lead),
-                    to.wrapping_add(lead),
-                    bytes,
-                )
-                .unwrap();
+                let (start, target) = (from.wrapping_add(lead), to.wrapping_add(lead));
+                arena.copy_bytes(start, target, bytes).unwrap();
+                let by_words = by_words_to.wrapping_add(lead);
+                ByWords(&arena).copy_bytes(start, by_words, bytes).unwrap();
                 wanted[at..end].copy_from_slice(&source[at..end]);
                 let mut found = vec![0; 40];
                 arena.read_bytes(to, &mut found).unwrap();
                 assert_eq!(found, wanted, "copy of {bytes} bytes at {lead}");
+                arena.read_bytes(by_words_to, &mut found).unwrap();
+                assert_eq!(found, wanted, "copy of {bytes} bytes at {lead} by words");
                 zero(&arena, to.wrapping_add(lead), bytes).unwrap();
                 wanted[at..end].fill(0);
                 arena.read_bytes(to, &mut found).unwrap();
@@ -215,8 +203,17 @@ mod tests {
                 assert_eq!(part, wanted[at..end], "read of {bytes} bytes at {lead}");
             }
         }
-        assert!(copy(&arena, from, to.wrapping_add(1), 1).is_err());
-        assert!(copy(&arena, from, PhysAddr::new(8190 & !7), 16).is_err());
+        let (next, last) = (to.wrapping_add(1), PhysAddr::new(8190 & !7));
+        let memories: [&dyn Fn(PhysAddr, PhysAddr, u64) -> bool; 2] = [
+            &|from, to, bytes| arena.copy_bytes(from, to, bytes).is_ok(),
+            &|from, to, bytes| ByWords(&arena).copy_bytes(from, to, bytes).is_ok(),
+        ];
+        for copies in memories {
+            assert!(!copies(from, next, 1));
+            assert!(!copies(from, last, 16));
+            assert!(!copies(last, from, 16));
+            assert!(!copies(from, to, u64::MAX));
+        }
         assert!(zero(&arena, PhysAddr::new(u64::MAX - 7), 64).is_err());
         assert!(read(&arena, PhysAddr::new(8190), &mut [0; 3]).is_err());
         assert!(write(&arena, PhysAddr::new(8190), &[0; 3]).is_err());

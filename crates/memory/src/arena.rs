@@ -8,7 +8,7 @@ use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
 use crate::WriteBack;
 use crate::device_view::DeviceView;
 use crate::line::LINE;
-use crate::mmap_region::{MmapRegion, copy};
+use crate::mmap_region::MmapRegion;
 
 /// Physical memory from address 0, backed only where it was written. Other memory reads as zero.
 ///
@@ -102,6 +102,21 @@ impl Arena {
         // On a host with narrower pointers, such an index lies outside every arena.
         Ok(usize::try_from(at.get() / 8).unwrap_or(usize::MAX))
     }
+
+    /// Returns the error of a copy that leaves the arena.
+    #[cfg(target_arch = "x86_64")]
+    #[cold]
+    fn outside(&self, from: PhysAddr, to: PhysAddr, bytes: u64) -> MemoryError {
+        let end = from.get().checked_add(bytes);
+        MemoryError::Outside {
+            at: if end.is_some_and(|end| end <= self.bytes) {
+                to
+            } else {
+                from
+            },
+            words: bytes.div_ceil(8),
+        }
+    }
 }
 
 impl PhysMemory for Arena {
@@ -141,10 +156,17 @@ impl PhysMemory for Arena {
             .ok_or(MemoryError::Outside { at, words })
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[inline]
-    fn copy_words(&self, from: PhysAddr, to: PhysAddr, count: usize) -> Result<(), MemoryError> {
-        copy(self.words(from, count)?, self.words(to, count)?);
-        Ok(())
+    fn copy_bytes(&self, from: PhysAddr, to: PhysAddr, bytes: u64) -> Result<(), MemoryError> {
+        if from.offset_in(8) != to.offset_in(8) {
+            return Err(MemoryError::Misaligned { at: to });
+        }
+        if self.mapping.copy(from.get(), to.get(), bytes) {
+            Ok(())
+        } else {
+            Err(self.outside(from, to, bytes))
+        }
     }
 
     #[inline]

@@ -24,19 +24,16 @@ pub trait PhysMemory {
     /// Returns the `count` words from `at`. `at` must be 8-byte aligned.
     fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError>;
 
-    /// Copies `count` words between addresses that are 8-byte aligned. Reads each word once. Other
-    /// CPUs and devices may access the words meanwhile; the order of the stores is not defined. If
-    /// the ranges overlap, the result is not specified.
+    /// Copies `bytes` bytes between addresses that have the same offset in their words. Reads each
+    /// byte once, and changes no byte beside the target. Other CPUs and devices may access all
+    /// bytes meanwhile; the order of the stores is not defined. If the ranges overlap, the result
+    /// is not specified.
     ///
     /// # Errors
-    /// A word lies outside memory, or an address is misaligned. Nothing was copied.
+    /// A byte lies outside memory, or the offsets differ. Nothing was copied.
     #[inline]
-    fn copy_words(&self, from: PhysAddr, to: PhysAddr, count: usize) -> Result<(), MemoryError> {
-        let (source, target) = (self.words(from, count)?, self.words(to, count)?);
-        for (source, target) in source.iter().zip(target) {
-            target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        Ok(())
+    fn copy_bytes(&self, from: PhysAddr, to: PhysAddr, bytes: u64) -> Result<(), MemoryError> {
+        copy_by_words(self, from, to, bytes)
     }
 
     /// Writes the cache lines of the `bytes` bytes from `at` back to memory. A walker that does not
@@ -71,8 +68,8 @@ impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     }
 
     #[inline]
-    fn copy_words(&self, from: PhysAddr, to: PhysAddr, count: usize) -> Result<(), MemoryError> {
-        (**self).copy_words(from, to, count)
+    fn copy_bytes(&self, from: PhysAddr, to: PhysAddr, bytes: u64) -> Result<(), MemoryError> {
+        (**self).copy_bytes(from, to, bytes)
     }
 
     #[inline]
@@ -89,6 +86,47 @@ impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     fn prefetch(&self, at: PhysAddr) {
         (**self).prefetch(at);
     }
+}
+
+/// Copies bytes word by word. The first and the last word keep their other bytes.
+fn copy_by_words<M: PhysMemory + ?Sized>(
+    memory: &M,
+    from: PhysAddr,
+    to: PhysAddr,
+    bytes: u64,
+) -> Result<(), MemoryError> {
+    const WORD: u64 = 8;
+    let lead = from.offset_in(WORD);
+    if lead != to.offset_in(WORD) {
+        return Err(MemoryError::Misaligned { at: to });
+    }
+    let end = lead.saturating_add(bytes);
+    let words = |at: PhysAddr| {
+        let words = end.div_ceil(WORD);
+        let count = usize::try_from(words).map_err(|_| MemoryError::Outside { at, words })?;
+        memory.words(at.align_down(WORD), count)
+    };
+    if bytes == 0 {
+        return Ok(());
+    }
+    let mut first = 0;
+    for (source, target) in words(from)?.iter().zip(words(to)?) {
+        // The bytes of this word from `skip` to `until`.
+        let (skip, until) = (
+            lead.saturating_sub(first),
+            end.saturating_sub(first).min(WORD),
+        );
+        first = first.saturating_add(WORD);
+        let value = source.load(Ordering::Relaxed);
+        if skip == 0 && until == WORD {
+            target.store(value, Ordering::Relaxed);
+            continue;
+        }
+        let mask = u64::MAX << (skip * 8) & u64::MAX >> ((WORD - until) * 8);
+        let merge = |old: u64| Some(old & !mask | value & mask);
+        let _ = target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, merge);
+    }
+    Ok(())
 }
 
 /// The reason why memory could not be accessed.

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ringfence_types::{Iova, IovaRange, Lock, MemoryError, PhysAddr, PhysMemory, PhysRange};
 
 use super::page::{Extent, ORDERS, Page, Piece, SlotKind};
-use crate::copy::{check, copy, zero};
+use crate::copy::{check, zero};
 use crate::error::UnmapRefusal;
 use crate::space::GRANULE;
 
@@ -226,7 +226,7 @@ impl<L> ShadowPool<L> {
             let (start, bytes) = (original.start(), original.bytes());
             let shadow = self.address(index).wrapping_add(piece.offset());
             let filled = if copies {
-                copy(memory, start, shadow, bytes)
+                memory.copy_bytes(start, shadow, bytes)
             } else {
                 check(memory, start, bytes)
             };
@@ -274,7 +274,7 @@ impl<L> ShadowPool<L> {
         let offset = start.offset_in(GRANULE.bytes());
         let shadow = self.address(slot).wrapping_add(offset);
         let filled = if copies {
-            copy(memory, start, shadow, bytes)
+            memory.copy_bytes(start, shadow, bytes)
         } else {
             check(memory, start, bytes)
         };
@@ -437,7 +437,7 @@ impl<L> ShadowPool<L> {
                 piece.original.start().wrapping_add(at),
             );
             // The map has checked that the buffer lies in memory.
-            let _ = copy(memory, from, to, bytes);
+            let _ = memory.copy_bytes(from, to, bytes);
         }
     }
 
@@ -456,7 +456,7 @@ impl<L> ShadowPool<L> {
                 piece.original.start().wrapping_add(at),
                 shadow.wrapping_add(at),
             );
-            let _ = copy(memory, from, to, bytes);
+            let _ = memory.copy_bytes(from, to, bytes);
         }
     }
 

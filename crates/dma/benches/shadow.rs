@@ -28,7 +28,10 @@ use ringfence_types::{
 };
 
 const ROUNDS: usize = 301;
+/// Calls of a sample. Large copies take fewer.
 const CALLS: u64 = 2_000;
+/// Bytes that a sample copies at most, but for its first 50 calls.
+const SAMPLE_BYTES: u64 = 16 << 20;
 /// First byte of the buffers, which stay in the caches.
 const BUFFER: u64 = 0x10_0000;
 /// The bound on the cycles of a slot, and on the speed of a copy as a share of `memcpy`.
@@ -138,8 +141,9 @@ impl<S: Space, F: FlushPolicy<S, ()>> Side<S, F> {
             at,
         } = self;
         let memory = range(BUFFER, bytes);
+        let calls = calls(bytes);
         let start = cycles();
-        for _ in 0..CALLS {
+        for _ in 0..calls {
             let mapped = dma.map_single(cpu, board, at, (), black_box(memory), direction);
             let Ok((mapping, _)) = mapped else {
                 panic!("a map that fails")
@@ -147,8 +151,13 @@ impl<S: Space, F: FlushPolicy<S, ()>> Side<S, F> {
             let unmapped = dma.unmap_received(cpu, board, at, mapping, received);
             let _ = black_box(unmapped.is_ok());
         }
-        (cycles() - start) as f64 / CALLS as f64
+        (cycles() - start) as f64 / calls as f64
     }
+}
+
+/// Returns the number of calls of a sample with buffers of `bytes` bytes.
+fn calls(bytes: u64) -> u64 {
+    (SAMPLE_BYTES / bytes).clamp(50, CALLS)
 }
 
 type Shadows =
@@ -161,7 +170,7 @@ fn shadows(board: &Board, domain: DomainId) -> Shadows {
     let pages = PfnRange::inclusive(Pfn::new(1), Pfn::new(0xf_ffff)).expect("pages");
     let alloc = Magazines::new(pages, MagazineLimits::DEFAULT, RefCell::new).expect("addresses");
     let paged = Paged::new(alloc, PlainTable(table), Rounding::Exact);
-    let pool = ShadowPool::new(range(32 << 20, 4 << 20), RefCell::new).expect("a pool");
+    let pool = ShadowPool::new(range(32 << 20, 16 << 20), RefCell::new).expect("a pool");
     let policy = ShadowPolicy {
         from_device: FromDevice::Unspecified,
         when_exhausted: WhenExhausted::Refuse,
@@ -171,11 +180,12 @@ fn shadows(board: &Board, domain: DomainId) -> Shadows {
 
 /// Returns the cycles of `memcpy` between warm buffers.
 fn memcpy(from: &[u8], to: &mut [u8]) -> f64 {
+    let calls = calls(from.len() as u64);
     let start = cycles();
-    for _ in 0..CALLS {
+    for _ in 0..calls {
         black_box(&mut *to).copy_from_slice(black_box(from));
     }
-    (cycles() - start) as f64 / CALLS as f64
+    (cycles() - start) as f64 / calls as f64
 }
 
 fn median(samples: &mut [f64]) -> f64 {
@@ -201,7 +211,9 @@ fn main() {
     );
     println!("slot alloc + free {own:.1} cycles, bound {SLOT_CYCLES}: {met}");
     println!("bytes  copy in  memcpy  share  copy out  memcpy/copy out");
-    for bytes in [64_u64, 256, 1500, 2048, 4096, 16384, 65536] {
+    let small = [64_u64, 256, 1500, 2048, 4096, 9000];
+    let large = [16, 32, 64, 128, 256, 512, 1024].map(|kib| kib << 10);
+    for bytes in small.into_iter().chain(large) {
         let (from, mut to) = (vec![7; bytes as usize], vec![0; bytes as usize]);
         let mut sides = [const { Vec::new() }; 4];
         for _ in 0..ROUNDS / 3 {

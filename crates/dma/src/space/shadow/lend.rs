@@ -67,13 +67,12 @@ where
         cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
         range: IovaRange,
     ) -> Result<(), UnmapRefusal> {
-        let slot = self.pool.index(range.start());
-        let page = slot.and_then(|slot| Some((slot, self.pool.page(slot)?)));
-        let lent = page.filter(|(_, page)| page.is_lent());
-        let found = lent.and_then(|(slot, page)| Some((slot, page, page.kind()?)));
-        let (slot, page, kind) = found.ok_or(UnmapRefusal::NotAllocated)?;
-        page.clear();
-        self.put_back(cpu, slot, kind);
+        let slot = self.pool.slot_at(range.start());
+        let lent = slot.filter(|slot| slot.page.is_lent());
+        let found = lent.and_then(|slot| Some((slot, slot.page.kind()?)));
+        let (slot, kind) = found.ok_or(UnmapRefusal::NotAllocated)?;
+        slot.page.clear();
+        self.put_back(cpu, slot.index, kind);
         Ok(())
     }
 }

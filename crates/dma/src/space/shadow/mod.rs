@@ -16,13 +16,15 @@
 //! | file | one concept |
 //! |---|---|
 //! | `page.rs` | the state of one page of a pool |
-//! | `pool.rs` | the memory of a pool, its slots and the copies |
+//! | `pool.rs` | the memory of a pool, its slots and the copies of maps |
+//! | `finish.rs` | the end of a mapping, and its copy to the buffer |
 //! | `slots.rs` | free slots: of a CPU, of the pool, and new ones |
 //! | `lend.rs` | slots that a driver uses as buffers, without a copy |
 //! | `sync.rs` | the copies of a sync |
 //! | `mod.rs` | the space: an allocator and a table with a pool |
 //! | `hybrid/` | the space that maps the whole pages of large buffers |
 
+mod finish;
 mod hybrid;
 mod lend;
 mod page;
@@ -96,7 +98,7 @@ impl ShadowPolicy {
 /// An allocator and a table with a pool of shadow buffers.
 ///
 /// # Bounds
-/// The pool never exceeds its [`memory`](ShadowPool::memory). Its state takes 44 bytes a page. A
+/// The pool never exceeds its [`memory`](ShadowPool::memory). Its state takes 32 bytes a page. A
 /// CPU keeps at most 128 pages, or two slots, of each size and direction in its own free lists.
 ///
 /// # Limits
@@ -189,13 +191,7 @@ where
     /// Returns true if the device's mask reaches the whole pool.
     #[inline]
     fn reaches_pool(&self, limits: AddressLimits) -> bool {
-        let end = self.pool.base().map(|base| {
-            let last = u64::from(self.pool.total()).wrapping_sub(1);
-            ringfence_types::Pfn::containing(base)
-                .get()
-                .wrapping_add(last)
-        });
-        end.is_none_or(|last| last <= limits.mask.get())
+        self.pool.lies_within(limits.mask)
     }
 
     /// Unmaps a mapping without a shadow.
@@ -273,12 +269,12 @@ where
         platform: &mut P,
         range: IovaRange,
     ) -> Result<Self::UnmapResult, UnmapRefusal> {
-        let Some(slot) = self.pool.index(range.start()) else {
+        let Some(slot) = self.pool.slot_at(range.start()) else {
             return self.unmap_direct(cpu, platform, range);
         };
         let (kind, first) = self.pool.check_whole(slot, range)?;
         self.pool.finish(platform.memory(), slot, kind, first);
-        self.put_back(cpu, slot, kind);
+        self.put_back(cpu, slot.index, kind);
         Ok(CopiedOrCleared::Copied)
     }
 
@@ -320,7 +316,7 @@ where
     }
 
     fn reserved(&self, range: PfnRange) -> PfnRange {
-        match self.pool.index(range.lo().iova()) {
+        match self.pool.slot_at(range.lo().iova()) {
             Some(_) => range,
             None => self.paged.reserved(range),
         }
@@ -372,10 +368,10 @@ where
         self.pool.shadow(range)
     }
 
+    #[inline]
     fn set_received(&self, range: IovaRange, bytes: u64) {
-        let slot = self.pool.index(range.start());
-        if let Some(page) = slot.and_then(|slot| self.pool.page(slot)) {
-            page.set_received(bytes);
+        if let Some(slot) = self.pool.slot_at(range.start()) {
+            slot.page.set_received(bytes);
         }
     }
 
@@ -410,7 +406,7 @@ where
 impl<A, T, L: Lock<ShadowDepot>> ShadowSpace<A, T, L> {
     /// Returns the slot of the mapping at `range`, and its kind. `None` if it has no shadow.
     fn shadowed(&self, range: IovaRange) -> Option<(u32, SlotKind)> {
-        let slot = self.pool.index(range.start())?;
-        Some((slot, self.pool.check_whole(slot, range).ok()?.0))
+        let slot = self.pool.slot_at(range.start())?;
+        Some((slot.index, self.pool.check_whole(slot, range).ok()?.0))
     }
 }

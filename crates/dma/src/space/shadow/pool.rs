@@ -3,29 +3,27 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ringfence_types::{Iova, IovaRange, Lock, MemoryError, PhysAddr, PhysMemory, PhysRange};
+use ringfence_types::{Iova, IovaRange, Lock, MemoryError, Pfn, PhysAddr, PhysMemory, PhysRange};
 
-use super::page::{Extent, ORDERS, Page, Piece, SlotKind};
+use super::page::{Extent, Page, Piece, PieceFlags, SlotKind};
 use crate::copy::{check, zero};
-use crate::error::UnmapRefusal;
 use crate::space::GRANULE;
 
 /// Pages that a refill maps at a time, if the slots are not larger.
 const RUN_PAGES: u32 = 16;
 /// Pages of the free slots of one kind that a CPU takes from or returns to the pool at a time.
 const BATCH_PAGES: u32 = 64;
-/// Number of kinds of slots.
-const KINDS: usize = SlotKind::PERMISSIONS * ORDERS;
-/// Marks a pool without I/O virtual addresses.
-const NO_BASE: u64 = u64::MAX;
+/// Marks a pool without I/O virtual addresses. It lies beyond all page numbers, so no page has an
+/// index in such a pool.
+const NO_BASE: u64 = 1 << 63;
 
 /// Free slots by kind: the index of the first page of each.
 #[derive(Debug)]
-pub(super) struct FreeSlots([Vec<u32>; KINDS]);
+pub(super) struct FreeSlots([Vec<u32>; SlotKind::LISTS]);
 
 impl FreeSlots {
     pub(super) fn new() -> Self {
-        Self([const { Vec::new() }; KINDS])
+        Self([const { Vec::new() }; SlotKind::LISTS])
     }
 
     #[inline]
@@ -35,8 +33,15 @@ impl FreeSlots {
 }
 
 /// Returns the number of slots of a kind that CPUs exchange with the pool at a time.
+#[inline]
 pub(super) fn batch(kind: SlotKind) -> usize {
     (BATCH_PAGES / kind.pages()).max(1) as usize
+}
+
+/// Returns the number of free slots of a kind that a CPU keeps at most.
+#[inline]
+pub(super) fn kept_at_most(kind: SlotKind) -> usize {
+    (2 * BATCH_PAGES / kind.pages()).max(2) as usize
 }
 
 /// The part of a pool that CPUs share: free slots, and memory without slots.
@@ -66,6 +71,13 @@ impl ShadowDepot {
     }
 }
 
+/// A slot of a pool: the index of its first page, and that page's state.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot<'p> {
+    pub(super) index: u32,
+    pub(super) page: &'p Page,
+}
+
 /// Memory that one device reaches in place of its buffers.
 ///
 /// The embedder provides the memory and gets it back when the space is dropped after its detach.
@@ -78,6 +90,8 @@ pub struct ShadowPool<L> {
     pages: Vec<Page>,
     /// First page number of the pool in the I/O virtual address space.
     base: AtomicU64,
+    /// Last page number; 0 before the first map.
+    last: AtomicU64,
     /// Number of mapped pages.
     mapped: AtomicU32,
     pub(super) depot: L,
@@ -96,6 +110,7 @@ impl<L: Lock<ShadowDepot>> ShadowPool<L> {
             memory,
             pages: (0..pages).map(|_| Page::default()).collect(),
             base: AtomicU64::new(NO_BASE),
+            last: AtomicU64::new(0),
             mapped: AtomicU32::new(0),
             depot: lock(ShadowDepot {
                 free: FreeSlots::new(),
@@ -150,21 +165,34 @@ impl<L> ShadowPool<L> {
 
     pub(super) fn set_base(&self, base: Iova) {
         let page = base.get() >> GRANULE.shift();
+        let pages = u64::from(self.total());
+        self.last
+            .store(page.wrapping_add(pages.wrapping_sub(1)), Ordering::Relaxed);
         self.base.store(page, Ordering::Relaxed);
     }
 
-    /// Returns the index of the page at `iova`; `None` for addresses outside the pool.
+    /// Returns true if a device with this mask reaches the whole pool.
     #[inline]
-    pub(super) fn index(&self, iova: Iova) -> Option<u32> {
-        let offset = iova.get().checked_sub(self.base()?.get())?;
-        let index = offset >> GRANULE.shift();
-        (index < self.pages.len() as u64).then_some(index as u32)
+    pub(super) fn lies_within(&self, mask: Pfn) -> bool {
+        self.last.load(Ordering::Relaxed) <= mask.get()
     }
 
-    /// Returns the bytes of the I/O virtual address space from `start` in page `index` to the last
-    /// byte of a piece.
+    /// Returns the page that contains `iova`, which may be the first one of a slot; `None` for
+    /// addresses outside the pool.
     #[inline]
-    fn iova_of(&self, index: u32, offset: u64) -> Option<Iova> {
+    pub(super) fn slot_at(&self, iova: Iova) -> Option<Slot<'_>> {
+        let page = iova.get() >> GRANULE.shift();
+        let index = page.wrapping_sub(self.base.load(Ordering::Relaxed));
+        let page = self.pages.get(usize::try_from(index).ok()?)?;
+        Some(Slot {
+            index: index as u32,
+            page,
+        })
+    }
+
+    /// Returns the I/O virtual address of byte `offset` of the page at `index`.
+    #[inline]
+    pub(super) fn iova_of(&self, index: u32, offset: u64) -> Option<Iova> {
         let page = self
             .base()?
             .wrapping_add(u64::from(index) << GRANULE.shift());
@@ -216,41 +244,52 @@ impl<L> ShadowPool<L> {
         pieces: &[PhysRange],
         copies: bool,
     ) -> Result<Option<IovaRange>, MemoryError> {
+        let &[original] = pieces else {
+            return self.fill_list(memory, slot, kind, pieces, copies);
+        };
+        let offset = self.fill_whole(memory, slot, kind, original, PieceFlags::ONLY, copies)?;
+        let start = self.iova_of(slot, offset);
+        Ok(start.and_then(|start| IovaRange::new(start, original.bytes())))
+    }
+
+    /// Fills a slot like [`fill`](Self::fill), with any number of pieces.
+    #[inline(never)]
+    fn fill_list(
+        &self,
+        memory: &impl PhysMemory,
+        slot: u32,
+        kind: SlotKind,
+        pieces: &[PhysRange],
+        copies: bool,
+    ) -> Result<Option<IovaRange>, MemoryError> {
         let mut index = slot;
-        let mut last = None;
+        let (mut start, mut last) = (None, None);
         for (number, original) in pieces.iter().enumerate() {
-            let piece = Piece {
-                original: *original,
-                more: number.saturating_add(1) < pieces.len(),
-            };
-            let (start, bytes) = (original.start(), original.bytes());
-            let shadow = self.address(index).wrapping_add(piece.offset());
+            let more = number.saturating_add(1) < pieces.len();
+            let flags = PieceFlags::of_list(number == 0, more);
+            let (at, bytes) = (original.start(), original.bytes());
             let filled = if copies {
-                memory.copy_bytes(start, shadow, bytes)
+                self.copy_in(memory, index, at, Extent::first(bytes))
             } else {
-                check(memory, start, bytes)
+                check(memory, at, bytes)
             };
-            if let Err(error) = filled {
-                self.empty(memory, slot, kind, copies);
-                return Err(error);
-            }
+            filled.inspect_err(|_| self.empty(memory, slot, kind, copies))?;
             if let Some(page) = self.page(index) {
-                page.put(*original, number == 0, piece.more);
+                page.put(*original, flags);
             }
-            last = self.iova_of(index, piece.offset().wrapping_add(bytes.wrapping_sub(1)));
+            let offset = at.offset_in(GRANULE.bytes());
+            start = start.or_else(|| self.iova_of(index, offset));
+            last = self.iova_of(index, offset.wrapping_add(bytes.wrapping_sub(1)));
+            let pages = original.pages(GRANULE) as u32;
             if copies {
-                self.scrub(memory, index, piece.pages(), piece.offset(), bytes)?;
+                self.scrub(memory, index, pages, offset, bytes)?;
             }
-            index = index.saturating_add(piece.pages());
+            index = index.saturating_add(pages);
         }
         if copies {
             let end = slot.saturating_add(kind.pages());
             self.scrub(memory, index, end.saturating_sub(index), 0, 0)?;
         }
-        let offset = pieces
-            .first()
-            .map_or(0, |piece| piece.start().offset_in(GRANULE.bytes()));
-        let start = self.iova_of(slot, offset);
         Ok(start
             .zip(last)
             .and_then(|(start, last)| IovaRange::inclusive(start, last)))
@@ -270,25 +309,55 @@ impl<L> ShadowPool<L> {
         original: PhysRange,
         copies: bool,
     ) -> Result<Option<PhysRange>, MemoryError> {
-        let (start, bytes) = (original.start(), original.bytes());
-        let offset = start.offset_in(GRANULE.bytes());
+        let offset = self.fill_whole(memory, slot, kind, original, PieceFlags::PART, copies)?;
         let shadow = self.address(slot).wrapping_add(offset);
-        let filled = if copies {
-            memory.copy_bytes(start, shadow, bytes)
+        Ok(PhysRange::new(shadow, original.bytes()))
+    }
+
+    /// Records the only piece of a slot, treats bytes as [`fill`](Self::fill) does, and returns the
+    /// piece's offset.
+    ///
+    /// # Errors
+    /// The piece lies outside memory. The slot holds nothing.
+    #[inline]
+    fn fill_whole(
+        &self,
+        memory: &impl PhysMemory,
+        slot: u32,
+        kind: SlotKind,
+        original: PhysRange,
+        flags: PieceFlags,
+        copies: bool,
+    ) -> Result<u64, MemoryError> {
+        let (start, bytes) = (original.start(), original.bytes());
+        if copies {
+            self.copy_whole(memory, slot, kind, original)?;
         } else {
-            check(memory, start, bytes)
-        };
-        if let Err(error) = filled {
-            self.empty(memory, slot, kind, copies);
-            return Err(error);
+            check(memory, start, bytes).inspect_err(|_| self.empty(memory, slot, kind, false))?;
         }
         if let Some(page) = self.page(slot) {
-            page.put_part(original);
+            page.put(original, flags);
         }
-        if copies {
-            self.scrub(memory, slot, kind.pages(), offset, bytes)?;
-        }
-        Ok(PhysRange::new(shadow, bytes))
+        Ok(start.offset_in(GRANULE.bytes()))
+    }
+
+    /// Copies the only piece of a slot to it, and zeroes all other bytes of earlier buffers.
+    ///
+    /// # Errors
+    /// The piece lies outside memory. The slot holds nothing.
+    #[inline(never)]
+    fn copy_whole(
+        &self,
+        memory: &impl PhysMemory,
+        slot: u32,
+        kind: SlotKind,
+        original: PhysRange,
+    ) -> Result<(), MemoryError> {
+        let bytes = original.bytes();
+        self.copy_in(memory, slot, original.start(), Extent::first(bytes))
+            .inspect_err(|_| self.empty(memory, slot, kind, true))?;
+        let offset = original.start().offset_in(GRANULE.bytes());
+        self.scrub(memory, slot, kind.pages(), offset, bytes)
     }
 
     /// Zeroes the bytes of earlier buffers on `pages` pages from `index`, outside the `bytes` bytes
@@ -314,12 +383,25 @@ impl<L> ShadowPool<L> {
                 lo: within(offset),
                 hi: within(end),
             };
-            let old = page.replace_residue(new);
-            for part in old.without(new) {
-                if !part.is_empty() {
-                    let at = self.address(place).wrapping_add(u64::from(part.lo));
-                    zero(memory, at, u64::from(part.hi - part.lo))?;
-                }
+            if let Some(old) = page.replace_residue(new) {
+                self.zero_parts(memory, place, old.without(new))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes parts of the page at `index`.
+    #[inline(never)]
+    fn zero_parts(
+        &self,
+        memory: &impl PhysMemory,
+        index: u32,
+        parts: [Extent; 2],
+    ) -> Result<(), MemoryError> {
+        for part in parts {
+            if !part.is_empty() {
+                let at = self.address(index).wrapping_add(u64::from(part.lo));
+                zero(memory, at, u64::from(part.bytes()))?;
             }
         }
         Ok(())
@@ -340,124 +422,22 @@ impl<L> ShadowPool<L> {
         }
     }
 
-    /// Returns the kind of the slot at page `slot`, whose mapping has exactly this range, and the
-    /// first piece.
+    /// Copies a part of the piece that begins at `start` of the buffer, and on page `index` of the
+    /// pool, from the buffer to the shadow.
     ///
     /// # Errors
-    /// The range is not that of one whole mapping.
-    #[inline]
-    pub(super) fn check_whole(
-        &self,
-        slot: u32,
-        range: IovaRange,
-    ) -> Result<(SlotKind, Piece), UnmapRefusal> {
-        let refused = UnmapRefusal::NotAllocated;
-        let page = self.page(slot).filter(|page| page.begins_mapping());
-        let found = page.and_then(|page| Some((page.kind()?, page.piece()?)));
-        let (kind, first) = found.ok_or(refused)?;
-        let (mut index, mut piece) = (slot, first);
-        let starts = self.iova_of(slot, piece.offset()) == Some(range.start());
-        while piece.more {
-            index = index.saturating_add(piece.pages());
-            piece = self.page(index).and_then(Page::piece).ok_or(refused)?;
-        }
-        let bytes = piece.original.bytes();
-        let end = piece.offset().wrapping_add(bytes.wrapping_sub(1));
-        let ends = self.iova_of(index, end) == Some(range.last());
-        if starts && ends {
-            Ok((kind, first))
-        } else {
-            Err(refused)
-        }
-    }
-
-    /// Calls `each` with the pieces of the mapping in the slot at page `slot`, in order: the index
-    /// of the page of its first byte, that page, and the piece.
-    #[inline]
-    pub(super) fn each_piece(&self, slot: u32, mut each: impl FnMut(u32, &Page, Piece)) {
-        let mut index = slot;
-        while let Some((page, piece)) = self.page(index).and_then(|p| Some((p, p.piece()?))) {
-            each(index, page, piece);
-            if !piece.more {
-                break;
-            }
-            index = index.saturating_add(piece.pages());
-        }
-    }
-
-    /// Copies the bytes that the device wrote to the buffer, each byte once, and removes the
-    /// records of the mapping, whose first piece is `first`. Bytes that a sync has copied before
-    /// are not copied again.
-    #[inline]
-    pub(super) fn finish(&self, memory: &impl PhysMemory, slot: u32, kind: SlotKind, first: Piece) {
-        let writable = kind.permissions.allows(ringfence_types::Access::Write);
-        let mut left = self.page(slot).map_or(0, Page::received);
-        let mut next = Some((slot, first));
-        while let Some((index, piece)) = next {
-            let Some(page) = self.page(index) else {
-                return;
-            };
-            if writable {
-                let bytes = piece.original.bytes().min(left);
-                left = left.saturating_sub(piece.original.bytes());
-                let whole = Extent {
-                    lo: 0,
-                    hi: bytes as u32,
-                };
-                for part in whole.without(page.synced()) {
-                    self.copy_out(memory, index, &piece, part);
-                }
-            }
-            page.clear();
-            next = None;
-            if piece.more {
-                let index = index.saturating_add(piece.pages());
-                next = self
-                    .page(index)
-                    .and_then(Page::piece)
-                    .map(|piece| (index, piece));
-            }
-        }
-    }
-
-    /// Copies a part of a piece from the shadow to the buffer.
-    #[inline]
-    pub(super) fn copy_out(
-        &self,
-        memory: &impl PhysMemory,
-        index: u32,
-        piece: &Piece,
-        part: Extent,
-    ) {
-        if !part.is_empty() {
-            let (at, bytes) = (u64::from(part.lo), u64::from(part.hi - part.lo));
-            let shadow = self.address(index).wrapping_add(piece.offset());
-            let (from, to) = (
-                shadow.wrapping_add(at),
-                piece.original.start().wrapping_add(at),
-            );
-            // The map has checked that the buffer lies in memory.
-            let _ = memory.copy_bytes(from, to, bytes);
-        }
-    }
-
-    /// Copies a part of a piece from the buffer to the shadow.
+    /// The part lies outside memory. Nothing was copied.
     pub(super) fn copy_in(
         &self,
         memory: &impl PhysMemory,
         index: u32,
-        piece: &Piece,
+        start: PhysAddr,
         part: Extent,
-    ) {
-        if !part.is_empty() {
-            let (at, bytes) = (u64::from(part.lo), u64::from(part.hi - part.lo));
-            let shadow = self.address(index).wrapping_add(piece.offset());
-            let (from, to) = (
-                piece.original.start().wrapping_add(at),
-                shadow.wrapping_add(at),
-            );
-            let _ = memory.copy_bytes(from, to, bytes);
-        }
+    ) -> Result<(), MemoryError> {
+        let (at, bytes) = (u64::from(part.lo), u64::from(part.bytes()));
+        let offset = start.offset_in(GRANULE.bytes());
+        let shadow = self.address(index).wrapping_add(offset);
+        memory.copy_bytes(start.wrapping_add(at), shadow.wrapping_add(at), bytes)
     }
 
     /// Returns the part of a piece that lies in `part`, of a mapping in the pool.
@@ -470,9 +450,9 @@ impl<L> ShadowPool<L> {
 
     /// Returns the memory that the device reaches at `range` of the pool.
     pub(super) fn shadow(&self, range: IovaRange) -> Option<PhysRange> {
-        let index = self.index(range.start())?;
+        let slot = self.slot_at(range.start())?;
         let offset = range.start().offset_in(GRANULE.bytes());
-        PhysRange::new(self.address(index).wrapping_add(offset), range.bytes())
+        PhysRange::new(self.address(slot.index).wrapping_add(offset), range.bytes())
     }
 
     /// Returns true if a mapping uses a slot. Reads the state of every page.

@@ -7,7 +7,7 @@ use ringfence_pgtable::MapRequest;
 use ringfence_types::{Lock, Permissions};
 
 use super::page::{ORDERS, SlotKind};
-use super::pool::{ShadowDepot, batch};
+use super::pool::{ShadowDepot, batch, kept_at_most};
 use super::{ShadowCpu, ShadowSpace};
 use crate::error::ShadowError;
 use crate::space::{AddressLimits, GRANULE, IoPageTable};
@@ -63,13 +63,20 @@ where
         kind: SlotKind,
         limits: AddressLimits,
     ) -> Result<Option<(u32, SlotKind)>, MapReason> {
-        match cpu.free.of(kind).and_then(Vec::pop) {
-            Some(slot) => Ok(Some((slot, kind))),
-            None => self.refill(cpu, platform, kind, limits),
+        // A refill adds to the free lists, so that there is one place where a slot is taken.
+        let mut kind = kind;
+        if cpu.free.of(kind).is_none_or(|own| own.is_empty()) {
+            match self.refill(cpu, platform, kind, limits)? {
+                Some(found) => kind = found,
+                None => return Ok(None),
+            }
         }
+        let slot = cpu.free.of(kind).and_then(Vec::pop);
+        Ok(slot.map(|slot| (slot, kind)))
     }
 
-    /// Takes a slot from the pool, and some more for this CPU.
+    /// Adds slots to this CPU's free lists. Returns their kind, which may be larger; `None` if the
+    /// pool has none.
     #[cold]
     #[inline(never)]
     fn refill<P: Platform>(
@@ -78,46 +85,42 @@ where
         platform: &mut P,
         kind: SlotKind,
         limits: AddressLimits,
-    ) -> Result<Option<(u32, SlotKind)>, MapReason> {
-        if let Some(slot) = self.take_shared(cpu, kind) {
-            return Ok(Some((slot, kind)));
-        }
-        if let Some(slot) = self.map_run(cpu, platform, kind, limits)? {
-            return Ok(Some((slot, kind)));
+    ) -> Result<Option<SlotKind>, MapReason> {
+        if self.take_shared(cpu, kind) || self.map_run(cpu, platform, kind, limits)? {
+            return Ok(Some(kind));
         }
         // A larger slot serves a smaller buffer.
         let larger = (kind.order..ORDERS as u8).skip(1);
-        Ok(larger.into_iter().find_map(|order| {
-            let kind = SlotKind { order, ..kind };
-            let own = cpu.free.of(kind).and_then(Vec::pop);
-            let slot = own.or_else(|| self.take_shared(cpu, kind))?;
-            Some((slot, kind))
+        let mut kinds = larger.map(|order| SlotKind { order, ..kind });
+        Ok(kinds.find(|kind| {
+            let own = cpu.free.of(*kind);
+            own.is_some_and(|own| !own.is_empty()) || self.take_shared(cpu, *kind)
         }))
     }
 
-    /// Takes slots that other CPUs returned.
-    fn take_shared(
-        &self,
-        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
-        kind: SlotKind,
-    ) -> Option<u32> {
-        let own = cpu.free.of(kind)?;
+    /// Takes slots that other CPUs returned. Returns false if there are none.
+    fn take_shared(&self, cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>, kind: SlotKind) -> bool {
+        let Some(own) = cpu.free.of(kind) else {
+            return false;
+        };
         self.pool.depot.with(|depot| {
-            let shared = depot.free.of(kind)?;
-            let kept = shared.len().saturating_sub(batch(kind));
-            own.extend(shared.drain(kept..));
-            own.pop()
-        })
+            if let Some(shared) = depot.free.of(kind) {
+                let kept = shared.len().saturating_sub(batch(kind));
+                own.extend(shared.drain(kept..));
+            }
+        });
+        !own.is_empty()
     }
 
-    /// Maps pages of the pool that no slot has used, and divides them into slots.
+    /// Maps pages of the pool that no slot has used, and divides them into slots. Returns false if
+    /// there are none.
     fn map_run<P: Platform>(
         &self,
         cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
         platform: &mut P,
         kind: SlotKind,
         limits: AddressLimits,
-    ) -> Result<Option<u32>, MapReason> {
+    ) -> Result<bool, MapReason> {
         let (pool, total) = (&self.pool, self.pool.total());
         // The lock makes sure that the pool takes its addresses once.
         let run = pool.depot.with(|depot| {
@@ -130,7 +133,7 @@ where
             Ok(depot.take_run(kind, total))
         })?;
         let Some((first, slots)) = run else {
-            return Ok(None);
+            return Ok(false);
         };
         let pages = slots.saturating_mul(kind.pages());
         let mapped = self.install(cpu, platform, kind, first, slots);
@@ -142,9 +145,8 @@ where
         if let Some(own) = cpu.free.of(kind) {
             let all = (0..slots).rev();
             own.extend(all.map(|slot| first.saturating_add(slot.saturating_mul(kind.pages()))));
-            return Ok(own.pop());
         }
-        Ok(None)
+        Ok(true)
     }
 
     /// Maps a run of slots for the life of the space.
@@ -180,7 +182,7 @@ where
     ) {
         if let Some(own) = cpu.free.of(kind) {
             own.push(slot);
-            if own.len() > 2 * batch(kind) {
+            if own.len() > kept_at_most(kind) {
                 self.spill(own, kind, batch(kind));
             }
         }

@@ -22,7 +22,7 @@ impl<L> ShadowPool<L> {
         let old = page.synced();
         let new = old.hull(wanted);
         for part in new.without(old) {
-            self.copy_out(memory, index, piece, part);
+            self.copy_out(memory, index, piece.start, part);
         }
         page.set_synced(new);
     }
@@ -42,7 +42,8 @@ impl<L> ShadowPool<L> {
             return;
         }
         if copies {
-            self.copy_in(memory, index, piece, wanted);
+            // The map has checked that the buffer lies in memory.
+            let _ = self.copy_in(memory, index, piece.start, wanted);
         }
         let Extent { lo, hi } = page.synced();
         page.set_synced(if wanted.lo <= lo {

@@ -39,6 +39,7 @@ use ringfence_types::{
 };
 
 use super::page::{Page, Piece, SlotKind};
+use super::pool::Slot;
 use super::{FromDevice, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace};
 use crate::error::ShadowError;
 use crate::space::{
@@ -352,7 +353,7 @@ where
         platform: &mut P,
         range: IovaRange,
     ) -> Result<Self::UnmapResult, UnmapRefusal> {
-        if self.pool().index(range.start()).is_some() {
+        if self.pool().slot_at(range.start()).is_some() {
             return self.shadow.unmap(cpu, platform, range);
         }
         let Some(parts) = self.splits.with(|splits| splits.begin_unmap(range))? else {
@@ -362,9 +363,10 @@ where
         match paged.unmap(&mut cpu.paged, platform, range) {
             Ok(cleared) => {
                 for part in parts.iter() {
-                    if let Some((_, piece)) = self.record(part) {
-                        let memory = platform.memory();
-                        self.pool().finish(memory, part.slot, part.kind, piece);
+                    if let Some((page, piece)) = self.record(part) {
+                        let (memory, index) = (platform.memory(), part.slot);
+                        let slot = Slot { index, page };
+                        self.pool().finish(memory, slot, part.kind, piece);
                     }
                 }
                 Ok(CopiedOrCleared::Cleared(cleared))
@@ -473,7 +475,7 @@ where
             let Some((_, piece)) = self.record(part) else {
                 continue;
             };
-            let bytes = piece.original.bytes();
+            let bytes = piece.bytes;
             let copy = self.pool().address(part.slot).wrapping_add(piece.offset());
             let iova = IovaRange::new(part.iova(range.start(), piece.offset()), bytes);
             if let (Some(iova), Some(copy)) = (iova, PhysRange::new(copy, bytes)) {
@@ -483,7 +485,7 @@ where
     }
 
     fn set_received(&self, range: IovaRange, bytes: u64) {
-        if self.pool().index(range.start()).is_some() {
+        if self.pool().slot_at(range.start()).is_some() {
             return self.shadow.set_received(range, bytes);
         }
         for part in self.parts(range).iter() {
@@ -494,7 +496,7 @@ where
     }
 
     fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: IovaRange, part: IovaRange) {
-        if self.pool().index(mapping.start()).is_some() {
+        if self.pool().slot_at(mapping.start()).is_some() {
             return self.shadow.sync_for_cpu(platform, mapping, part);
         }
         self.each_overlap(mapping, part, |copied, page, piece, wanted| {
@@ -507,7 +509,7 @@ where
     }
 
     fn sync_for_device<P: Platform>(&self, platform: &P, mapping: IovaRange, part: IovaRange) {
-        if self.pool().index(mapping.start()).is_some() {
+        if self.pool().slot_at(mapping.start()).is_some() {
             return self.shadow.sync_for_device(platform, mapping, part);
         }
         self.each_overlap(mapping, part, |copied, page, piece, wanted| {

@@ -11,9 +11,9 @@ slot are checked. All other modes must satisfy these rules:
 - strict modes, and `pool`: attack accesses >= unmaps, no violation, no false fault;
 - bounded modes: violations and a stale window if more than 1000 mappings ended;
 - modes with rings: no colocated access; modes that use any free slot never stall a map;
-- modes with a pool that stays mapped: no invalidation, no stale window; a pool if buffers were mapped, which attackers
-  reach after unmaps. Those that map large buffers need no pool, and invalidate at most once for
-  each unmap;
+- modes with a pool that stays mapped: no invalidation, no stale window; a pool if buffers were
+  mapped, which attackers reach after unmaps. Those that map large buffers need no pool, and
+  invalidate at most once for each unmap;
 - modes that map pages: colocated accesses in all of them, or in none if every buffer fills its
   pages;
 - a para-virtual host: at least one word read per lookup, one frame per page. With the host

@@ -147,7 +147,13 @@ fn the_default_is_the_profile_of_the_papers() {
     let machine = MachineProfile::r210_2015();
     assert_eq!(machine.for_replay(), Profile::r210_2015());
     let prices = machine.prices(Operation::Packet, 1);
-    assert_eq!(prices, Prices::from(&Profile::r210_2015()));
+    // A model without a machine has no clock.
+    let model = Prices::from(&Profile::r210_2015());
+    let with_clock = Prices {
+        clock_ghz: Some(3.1),
+        ..model
+    };
+    assert_eq!((prices, model.clock_ghz), (with_clock, None));
 }
 
 #[test]

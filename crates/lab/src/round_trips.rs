@@ -151,11 +151,12 @@ impl RoundTripFinder {
     /// Returns the round trips of the device that has most; `None` if the trace is not
     /// request-response.
     pub fn finish(&self) -> Option<RoundTrips> {
-        let device = self.devices.values().max_by_key(|device| device.count)?;
-        let needed = device.count.saturating_mul(TURNS_OF_100);
-        if device.count < MIN_ROUNDS || device.turns.saturating_mul(100) < needed {
-            return None;
-        }
+        let takes_turns = |device: &&Device| {
+            let needed = device.count.saturating_mul(TURNS_OF_100);
+            device.count >= MIN_ROUNDS && device.turns.saturating_mul(100) >= needed
+        };
+        let devices = self.devices.values().filter(takes_turns);
+        let device = devices.max_by_key(|device| device.count)?;
         let of_round = |total: u64| total as f64 / device.count as f64;
         Some(RoundTrips {
             count: device.count,
@@ -310,6 +311,22 @@ mod tests {
                 (10_000, None, None)
             );
         }
+    }
+
+    /// A disk's requests are no round trips, however many they are.
+    #[test]
+    fn another_device_does_not_hide_round_trips() {
+        let of = |mut plan: Plan, index| {
+            for timed in &mut plan.steps {
+                if let Step::Map { device, .. } | Step::Unmap { device, .. } = &mut timed.step {
+                    *device = DeviceIndex(index);
+                }
+            }
+            plan
+        };
+        let (card, disk) = (of(plan(1200, 1, 1, 60), 0), of(plan(1300, 3, 0, 55), 1));
+        let trips = found(&[card, disk]);
+        assert_eq!(trips.map(|trips| trips.count), Some(1199));
     }
 
     #[test]

@@ -249,7 +249,6 @@ fn a_cell_that_is_not_executed_says_why() {
         ("A22", "riommu"),
         ("A22", "calgary"),
         ("A30", "virtio-lazy"),
-        ("A18", "copy"),
     ] {
         let classes = [Class::find(class).unwrap()];
         let modes = [Mode::find(mode).unwrap()];

@@ -19,7 +19,8 @@ use crate::token::NotInvalidated;
 /// accepts. It may map other buffers meanwhile, but never a withheld one. No buffer is returned
 /// before its invalidation, so the policy is as safe as [`Strict`].
 ///
-/// A buffer that the device used as a copy is returned at once, in both directions.
+/// A buffer that the device used as a copy is returned at once, in both directions. A full batch
+/// rejects it first: the layer asks for room before the space tells how the buffer was mapped.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TransmitBatch(Burst);
 

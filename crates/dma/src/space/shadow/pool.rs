@@ -50,14 +50,28 @@ pub struct ShadowDepot {
     pub(super) free: FreeSlots,
     /// The first page without a slot.
     unused: u32,
+    /// Runs below it that the table did not accept: the first page and the number of pages.
+    refused: Vec<(u32, u32)>,
 }
 
 impl ShadowDepot {
     /// Takes pages without slots for slots of this kind. Returns the first page and the number of
     /// slots.
     pub(super) fn take_run(&mut self, kind: SlotKind, total: u32) -> Option<(u32, u32)> {
+        let wanted = RUN_PAGES.max(kind.pages());
+        let fits = |run: &(u32, u32)| run.1 >= kind.pages();
+        if let Some(place) = self.refused.iter().position(fits) {
+            let (first, pages) = self.refused.swap_remove(place);
+            let slots = wanted.min(pages) / kind.pages();
+            let used = slots.saturating_mul(kind.pages());
+            if used < pages {
+                let rest = first.saturating_add(used);
+                self.refused.push((rest, pages.saturating_sub(used)));
+            }
+            return Some((first, slots));
+        }
         let left = total.saturating_sub(self.unused);
-        let slots = RUN_PAGES.max(kind.pages()).min(left) / kind.pages();
+        let slots = wanted.min(left) / kind.pages();
         let first = self.unused;
         self.unused = first.saturating_add(slots.saturating_mul(kind.pages()));
         (slots > 0).then_some((first, slots))
@@ -67,6 +81,9 @@ impl ShadowDepot {
     pub(super) fn undo_run(&mut self, first: u32, pages: u32) {
         if self.unused == first.saturating_add(pages) {
             self.unused = first;
+        } else {
+            // Another CPU has taken a run since.
+            self.refused.push((first, pages));
         }
     }
 }
@@ -90,7 +107,7 @@ pub struct ShadowPool<L> {
     pages: Vec<Page>,
     /// First page number of the pool in the I/O virtual address space.
     base: AtomicU64,
-    /// Last page number; 0 before the first map.
+    /// Last page number; before the first map, the lowest that it can have.
     last: AtomicU64,
     /// Number of mapped pages.
     mapped: AtomicU32,
@@ -110,11 +127,12 @@ impl<L: Lock<ShadowDepot>> ShadowPool<L> {
             memory,
             pages: (0..pages).map(|_| Page::default()).collect(),
             base: AtomicU64::new(NO_BASE),
-            last: AtomicU64::new(0),
+            last: AtomicU64::new(u64::from(pages.saturating_sub(1))),
             mapped: AtomicU32::new(0),
             depot: lock(ShadowDepot {
                 free: FreeSlots::new(),
                 unused: 0,
+                refused: Vec::new(),
             }),
         })
     }

@@ -37,6 +37,14 @@ where
             Some(kind) if self.reaches_pool(limits) => self.take(cpu, platform, kind, limits)?,
             _ => None,
         };
+        // Another CPU may have placed the pool since.
+        let slot = match slot {
+            Some((slot, kind)) if !self.reaches_pool(limits) => {
+                self.put_back(cpu, slot, kind);
+                None
+            }
+            found => found,
+        };
         Ok(slot.ok_or_else(|| match wanted {
             None => ShadowError::TooLong {
                 pages,

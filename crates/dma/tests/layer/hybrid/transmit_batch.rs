@@ -215,3 +215,23 @@ fn unmap_accepts_only_whole_live_mappings() {
         m.try_unmap(again).unwrap_err();
     }
 }
+
+/// The layer learns only in the space that a buffer was copied, so a full batch refuses it too.
+/// After the batch, it is returned at once.
+#[test]
+fn a_full_batch_refuses_copied_transmit_buffers() {
+    let mut m = Machine::new(64, FENCE, TransmitBatch::default().with_most(1));
+    let large = m
+        .map(memory(0x10_0000, 4 * PAGE), Direction::ToDevice)
+        .unwrap();
+    let small = m.map(memory(0x20_0000, 100), Direction::ToDevice).unwrap();
+    assert_eq!(m.unmap(large), None);
+    let refused = m.try_unmap(small).unwrap_err();
+    let UnmapReason::BurstFull(buffer) = refused.reason else {
+        panic!("{:?}", refused.reason);
+    };
+    let buffer = *buffer.buffer();
+    assert_eq!(m.end_burst(Direction::ToDevice), [0x10_0000]);
+    let small = Mapping::claim(&m.at, refused.range, Direction::ToDevice, buffer);
+    assert_eq!(m.unmap(small), Some(0x20_0000));
+}

@@ -9,3 +9,4 @@ mod machine;
 mod model;
 mod pool;
 mod transfers;
+mod two_maps;

@@ -24,12 +24,7 @@ struct Driver(Nic);
 impl Driver {
     /// Maps a buffer. `None` if all copies are in use: the driver tries again after a completion.
     fn map(&mut self, buffer: PhysRange, direction: Direction) -> Option<Mapping<PhysRange>> {
-        let Nic {
-            machine,
-            dma,
-            cpu,
-            at,
-        } = &mut self.0;
+        let (machine, dma, cpu, at) = self.0.parts();
         match dma.map_single(cpu, machine, at, buffer, buffer, direction) {
             Ok((mapping, _)) => Some(mapping),
             Err((_, error)) if matches!(error.reason, MapReason::Shadow(_)) => None,
@@ -39,12 +34,7 @@ impl Driver {
 
     /// Returns the buffer of a received frame. Only the frame's bytes are copied to it.
     fn received(&mut self, mapping: Mapping<PhysRange>, length: u64) -> PhysRange {
-        let Nic {
-            machine,
-            dma,
-            cpu,
-            at,
-        } = &mut self.0;
+        let (machine, dma, cpu, at) = self.0.parts();
         let unmapped = dma.unmap_received(cpu, machine, at, mapping, length);
         let Released(buffer) = unmapped.expect("a length within the buffer");
         buffer
@@ -52,12 +42,7 @@ impl Driver {
 
     /// Returns the buffer of a sent frame.
     fn sent(&mut self, mapping: Mapping<PhysRange>) -> PhysRange {
-        let Nic {
-            machine,
-            dma,
-            cpu,
-            at,
-        } = &mut self.0;
+        let (machine, dma, cpu, at) = self.0.parts();
         let unmapped = dma.unmap_single(cpu, machine, at, mapping);
         let Released(buffer) = unmapped.expect("a live mapping");
         buffer

@@ -26,12 +26,7 @@ impl Driver {
     /// Takes a buffer from the pool. `None` if all are in use: the driver tries again after a
     /// completion.
     fn alloc(&mut self, bytes: u64, direction: Direction) -> Option<PoolBuffer> {
-        let Nic {
-            machine,
-            dma,
-            cpu,
-            at,
-        } = &mut self.0;
+        let (machine, dma, cpu, at) = self.0.parts();
         match dma.alloc_buffer(cpu, machine, at, bytes, direction) {
             Ok(buffer) => Some(buffer),
             Err(error) if matches!(error.reason, MapReason::Shadow(_)) => None,

@@ -111,6 +111,18 @@ impl Nic {
         }
     }
 
+    /// Returns all parts, as the calls of the layer take them.
+    pub(crate) fn parts(
+        &mut self,
+    ) -> (
+        &mut Machine,
+        &Dma<Space, Strict, PhysRange>,
+        &mut Cpu<Space, Strict, PhysRange>,
+        &Attachment,
+    ) {
+        (&mut self.machine, &self.dma, &mut self.cpu, &self.at)
+    }
+
     /// The card writes `bytes` by DMA, at an address that its IOMMU translates.
     pub(crate) fn card_writes(&self, iova: Iova, bytes: &[u8]) {
         let space = self.dma.space(&self.at).expect("an attached card");

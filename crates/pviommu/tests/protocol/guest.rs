@@ -319,7 +319,7 @@ fn a_buffer_of_several_requests_is_mapped_whole_or_not_at_all() {
 }
 
 /// The third buffer finds no address, and the host falls silent when the first one is unmapped
-/// again, so the unmap of the second is refused. The error says so, and no address is free.
+/// again, so the unmap of the second is refused. The error reports that, and no address is free.
 #[test]
 fn a_roll_back_that_is_refused_after_another_reason_is_reported() {
     // Six requests of up to 16 pages map all pages but two. The batch of three maps two buffers

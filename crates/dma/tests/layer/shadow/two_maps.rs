@@ -1,14 +1,15 @@
 //! Maps on two CPUs while the pool gets its addresses and its runs.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{
     Paged, Rounding, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace, WhenExhausted,
 };
-use ringfence_dma::{Dma, MapReason, ShadowError};
-use ringfence_memory::Frames;
+use ringfence_dma::{Attachment, Dma, MapReason, ShadowError};
 use ringfence_memory::fake::FaultyFrames;
+use ringfence_memory::{Arena, Frames};
 use ringfence_types::{Direction, Iova, Lock, Nanos, RequesterId};
 
 use super::machine::*;
@@ -40,32 +41,41 @@ impl Lock<ShadowDepot> for Gate {
 
 type Raced = ShadowSpace<Accounts<Tree>, Plain, Gate>;
 
+/// Creates a layer with a pool of 64 pages behind a [`Gate`].
+fn raced(board: &Board) -> (Dma<Raced, Strict, u64>, Attachment) {
+    let mut dma = Dma::new(Strict);
+    let at = dma.attach(DEVICE, Iova::new(u64::MAX), |domain| {
+        let table = Plain::make(board, domain);
+        let paged = Paged::new(Accounts::new(Tree::make(LAST_PAGE)), table, Rounding::Exact);
+        let pool = ShadowPool::new(memory(POOL, 64 * PAGE), |depot| Gate(RefCell::new(depot)));
+        Ok::<_, ()>(ShadowSpace::new(paged, pool.unwrap(), POLICY))
+    });
+    (dma, at.unwrap())
+}
+
+/// The platform of another CPU of the same machine.
+fn other_board(arena: Rc<Arena>) -> Board {
+    let region = memory(12 << 20, 256 << 10);
+    Board {
+        frames: FaultyFrames::new(Frames::new(Rc::clone(&arena), region)),
+        arena,
+        port: Port::default(),
+        now: Nanos(0),
+    }
+}
+
 /// Two devices share a domain. One reaches 8 MiB. While its first map waits for the pool's lock,
 /// the other device's first map places the pool above.
 #[test]
 fn a_pool_that_another_cpu_places_lies_within_the_mask() {
     let mask = Iova::new(0x7f_ffff);
     let board: &'static mut Board = Box::leak(Box::new(Board::new()));
-    let mut dma: Dma<Raced, Strict, u64> = Dma::new(Strict);
-    let wide = dma
-        .attach(DEVICE, Iova::new(u64::MAX), |domain| {
-            let table = Plain::make(board, domain);
-            let paged = Paged::new(Accounts::new(Tree::make(LAST_PAGE)), table, Rounding::Exact);
-            let pool = ShadowPool::new(memory(POOL, 64 * PAGE), |depot| Gate(RefCell::new(depot)));
-            Ok::<_, ()>(ShadowSpace::new(paged, pool.unwrap(), POLICY))
-        })
-        .unwrap();
+    let (mut dma, wide) = raced(board);
     let narrow = dma.attach_to(RequesterId::new(0x20), mask, &wide).unwrap();
     let dma: &'static Dma<Raced, Strict, u64> = Box::leak(Box::new(dma));
-    let arena = std::rc::Rc::clone(&board.arena);
+    let arena = Rc::clone(&board.arena);
     MEANWHILE.set(Some(Box::new(move || {
-        let region = memory(12 << 20, 256 << 10);
-        let mut other = Board {
-            frames: FaultyFrames::new(Frames::new(std::rc::Rc::clone(&arena), region)),
-            arena,
-            port: Port::default(),
-            now: Nanos(0),
-        };
+        let mut other = other_board(arena);
         let mut cpu = dma.cpu();
         let buffer = memory(0x2000, 8);
         let _live = dma
@@ -114,25 +124,11 @@ fn a_device_that_cannot_reach_the_pool_gets_its_pages() {
 #[test]
 fn a_refused_run_is_not_lost() {
     let board: &'static mut Board = Box::leak(Box::new(Board::new()));
-    let mut dma: Dma<Raced, Strict, u64> = Dma::new(Strict);
-    let at = dma
-        .attach(DEVICE, Iova::new(u64::MAX), |domain| {
-            let table = Plain::make(board, domain);
-            let paged = Paged::new(Accounts::new(Tree::make(LAST_PAGE)), table, Rounding::Exact);
-            let pool = ShadowPool::new(memory(POOL, 64 * PAGE), |depot| Gate(RefCell::new(depot)));
-            Ok::<_, ()>(ShadowSpace::new(paged, pool.unwrap(), POLICY))
-        })
-        .unwrap();
+    let (dma, at) = raced(board);
     let dma: &'static Dma<Raced, Strict, u64> = Box::leak(Box::new(dma));
-    let arena = std::rc::Rc::clone(&board.arena);
+    let arena = Rc::clone(&board.arena);
     let work = move || {
-        let region = memory(12 << 20, 256 << 10);
-        let mut other = Board {
-            frames: FaultyFrames::new(Frames::new(std::rc::Rc::clone(&arena), region)),
-            arena,
-            port: Port::default(),
-            now: Nanos(0),
-        };
+        let mut other = other_board(arena);
         let mut cpu = dma.cpu();
         let buffer = memory(0x2000, 8);
         let _live = dma

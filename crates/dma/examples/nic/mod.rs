@@ -68,10 +68,13 @@ pub(crate) fn bytes(start: u64, bytes: u64) -> PhysRange {
     PhysRange::new(PhysAddr::new(start), bytes).expect("a range")
 }
 
+type Layer = Dma<Space, Strict, PhysRange>;
+type LayerCpu = Cpu<Space, Strict, PhysRange>;
+
 pub(crate) struct Nic {
     pub(crate) machine: Machine,
-    pub(crate) dma: Dma<Space, Strict, PhysRange>,
-    pub(crate) cpu: Cpu<Space, Strict, PhysRange>,
+    pub(crate) dma: Layer,
+    pub(crate) cpu: LayerCpu,
     pub(crate) at: Attachment,
 }
 
@@ -112,14 +115,7 @@ impl Nic {
     }
 
     /// Returns all parts, as the calls of the layer take them.
-    pub(crate) fn parts(
-        &mut self,
-    ) -> (
-        &mut Machine,
-        &Dma<Space, Strict, PhysRange>,
-        &mut Cpu<Space, Strict, PhysRange>,
-        &Attachment,
-    ) {
+    pub(crate) fn parts(&mut self) -> (&mut Machine, &Layer, &mut LayerCpu, &Attachment) {
         (&mut self.machine, &self.dma, &mut self.cpu, &self.at)
     }
 

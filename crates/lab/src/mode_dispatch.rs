@@ -31,6 +31,7 @@ use crate::mapping_cache::CachedParts;
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 use crate::shadow::{CopyParts, ShadowParts};
+use crate::sidecore::UnmapWait;
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 
 /// A mode in which a device uses physical addresses.
@@ -85,6 +86,17 @@ pub trait ModeVisitor {
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static;
+    /// Visits a mode whose maps and unmaps another core executes. The default visits the layer of
+    /// that core.
+    fn offloaded<A, T>(self, parts: ModeParts<A, T, Strict>, _: UnmapWait) -> Self::Output
+    where
+        Self: Sized,
+        A: ReplayAlloc,
+        T: ReplayTable,
+        Strict: FlushFor<A, T>,
+    {
+        self.paged(parts)
+    }
     /// Visits a mode with a cache of mappings.
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output;
     /// Visits a mode with a pool that stays mapped.
@@ -288,7 +300,7 @@ fn named<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, V> {
         (W::VirtioIommu | W::VirtioIommuLazy, LinuxRcache, T::Radix, F::PerCpuQueue) =>
             visitor.paged(P::new(mode, rcache, virtio_table(mode.owner), per_cpu_queue)),
         (W::Sidecore, LinuxRcache, T::Radix, F::PerUnmap | F::Async) =>
-            visitor.paged(P::new(mode, rcache, plain_radix, strict)),
+            visitor.offloaded(P::new(mode, rcache, plain_radix, || Strict), UnmapWait::of(mode)),
         (W::Pviommu, LinuxRcache, T::Radix, F::PerUnmap) =>
             visitor.paged(P::new(mode, rcache, pviommu(mode.owner), strict)),
         _ => return Err(visitor),
@@ -323,15 +335,18 @@ fn shared<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError
         (W::Kernel | W::Host, T::RadixReclaim, F::PerUnmap) => {
             Ok(visitor.paged(P::new(mode, dyn_alloc, reclaiming_radix, || Strict)))
         }
-        (W::Sidecore, T::Radix, F::PerUnmap | F::Async) => {
-            Ok(visitor.paged(P::new(mode, dyn_alloc, plain_radix, || Strict)))
-        }
-        (W::Sidecore, T::CachedRadix, F::PerUnmap | F::Async) => {
-            Ok(visitor.paged(P::new(mode, dyn_alloc, leaf_cached_radix, || Strict)))
-        }
-        (W::Sidecore, T::Flat, F::PerUnmap | F::Async) => {
-            Ok(visitor.paged(P::new(mode, dyn_alloc, flat_table, || Strict)))
-        }
+        (W::Sidecore, T::Radix, F::PerUnmap | F::Async) => Ok(visitor.offloaded(
+            P::new(mode, dyn_alloc, plain_radix, || Strict),
+            UnmapWait::of(mode),
+        )),
+        (W::Sidecore, T::CachedRadix, F::PerUnmap | F::Async) => Ok(visitor.offloaded(
+            P::new(mode, dyn_alloc, leaf_cached_radix, || Strict),
+            UnmapWait::of(mode),
+        )),
+        (W::Sidecore, T::Flat, F::PerUnmap | F::Async) => Ok(visitor.offloaded(
+            P::new(mode, dyn_alloc, flat_table, || Strict),
+            UnmapWait::of(mode),
+        )),
         (W::Emulated, T::Radix, _) => with_flush(mode, emulated_table, visitor),
         (W::Nested, T::Radix, _) => with_flush(mode, nested_table, visitor),
         (owner @ (W::VirtioIommu | W::VirtioIommuLazy), T::Radix, _) => {

@@ -1,7 +1,7 @@
 //! The replays of one mode: its passes under the oracle, and its meter.
 
 use ringfence_devices::Reuse;
-use ringfence_dma::flush::Never;
+use ringfence_dma::flush::{Never, Strict};
 use ringfence_dma::space::{Identity, StaticTable};
 use ringfence_hw::RingLogic;
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
@@ -26,7 +26,7 @@ use crate::platform::{DATA_BYTES, ReplayPlatform, SharedPlatform};
 use crate::replay::{AttackerKind, Attackers, CheckedReplay, Outcomes};
 use crate::ring::RingParts;
 use crate::shadow::CopyParts;
-use crate::sidecore::Sidecore;
+use crate::sidecore::{Sidecore, UnmapWait};
 use crate::stubs::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use crate::testbed::Testbed;
 
@@ -230,11 +230,20 @@ impl ModeVisitor for BuildReplays<'_> {
     {
         self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
             let make = parts.make_space(coherency, host);
+            Box::new(Layer::new((parts.flush)(), platform, make))
+        })
+    }
+
+    fn offloaded<A, T>(self, parts: ModeParts<A, T, Strict>, wait: UnmapWait) -> Self::Output
+    where
+        A: ReplayAlloc,
+        T: ReplayTable,
+        Strict: FlushFor<A, T>,
+    {
+        self.passes::<T::Hardware>(&OracleSetup::PAGES, &|platform, coherency, host| {
+            let make = parts.make_space(coherency, host);
             let layer = Layer::new((parts.flush)(), platform, make);
-            match parts.offload {
-                None => Box::new(layer),
-                Some(wait) => Box::new(Sidecore::late(layer, wait)),
-            }
+            Box::new(Sidecore::late(layer, wait))
         })
     }
 
@@ -307,10 +316,17 @@ impl ModeVisitor for BuildMeter<'_> {
         F: FlushFor<A, T> + 'static,
     {
         let (coherency, repetitions) = (self.options.profile.coherency(), self.options.repetitions);
-        match parts.offload {
-            None => Ablations::paged(parts, coherency, repetitions),
-            Some(wait) => Ablations::offloaded(parts, wait, coherency, repetitions),
-        }
+        Ablations::paged(parts, coherency, repetitions)
+    }
+
+    fn offloaded<A, T>(self, parts: ModeParts<A, T, Strict>, wait: UnmapWait) -> Self::Output
+    where
+        A: ReplayAlloc,
+        T: ReplayTable,
+        Strict: FlushFor<A, T>,
+    {
+        let (coherency, repetitions) = (self.options.profile.coherency(), self.options.repetitions);
+        Ablations::offloaded(parts, wait, coherency, repetitions)
     }
 
     fn cached<T: ReplayTable<Pages = ()>>(self, parts: CachedParts<T>) -> Self::Output {

@@ -26,8 +26,7 @@ use ringfence_types::{DomainId, PhysAddr};
 use crate::error::LabError;
 use crate::hardware::Hardware;
 use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
-use crate::modes::{Alloc, FlushKind, Mode, Owner};
-use crate::sidecore::UnmapWait;
+use crate::modes::{Alloc, Mode};
 
 /// A cell for state that the CPUs of a replay share. A replay is one thread.
 pub type ThreadCell<T> = RefCell<T>;
@@ -85,8 +84,6 @@ pub struct ModeParts<A, T: ReplayTable, F> {
     pub rounding: Rounding,
     /// Creates the table of a domain.
     pub table: MakeTable<T>,
-    /// The waiting of unmaps for the core that executes them; `None` if it is the driver's own.
-    pub offload: Option<UnmapWait>,
 }
 
 impl<A, T: ReplayTable, F> Clone for ModeParts<A, T, F> {
@@ -114,10 +111,6 @@ impl<A, T: ReplayTable, F> ModeParts<A, T, F> {
                 _ => Rounding::Exact,
             },
             table,
-            offload: (mode.owner == Owner::Sidecore).then_some(match mode.flush {
-                FlushKind::Async => UnmapWait::Returns,
-                _ => UnmapWait::Waits,
-            }),
         }
     }
 

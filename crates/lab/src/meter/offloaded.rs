@@ -5,6 +5,7 @@
 //! all cycles count as `other`. On a machine with one processor the wait includes the switch to the
 //! other thread.
 
+use ringfence_dma::flush::Strict;
 use ringfence_pgtable::Coherency;
 
 use super::{Ablations, FlushFor, ReplayAlloc, TimedReplay};
@@ -19,8 +20,8 @@ impl Ablations {
     ///
     /// # Errors
     /// Memory is short, or a thread cannot be created.
-    pub fn offloaded<A, T, F>(
-        parts: ModeParts<A, T, F>,
+    pub fn offloaded<A, T>(
+        parts: ModeParts<A, T, Strict>,
         wait: UnmapWait,
         coherency: Coherency,
         repetitions: usize,
@@ -28,7 +29,7 @@ impl Ablations {
     where
         A: ReplayAlloc,
         T: ReplayTable,
-        F: FlushFor<A, T> + 'static,
+        Strict: FlushFor<A, T>,
     {
         Self::undivided(repetitions, &|| {
             let link = ThreadLink::start(move || {

@@ -28,6 +28,7 @@ use ringfence_types::{DomainId, IovaRange, Nanos, PfnRange, PhysRange, Requester
 
 use crate::error::LabError;
 use crate::layer::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+use crate::modes::{FlushKind, Mode};
 
 /// Maximum number of unmaps that wait for the sidecore.
 pub const QUEUED_UNMAPS: usize = 64;
@@ -39,6 +40,16 @@ pub enum UnmapWait {
     Waits,
     /// At once, before the sidecore has executed it.
     Returns,
+}
+
+impl UnmapWait {
+    /// Returns the moment at which unmaps of `mode`, which has a sidecore, return.
+    pub(crate) const fn of(mode: &Mode) -> Self {
+        match mode.flush {
+            FlushKind::Async => Self::Returns,
+            _ => Self::Waits,
+        }
+    }
 }
 
 /// A layer whose operations another core executes.

@@ -1,5 +1,10 @@
 //! The driver, the devices and the oracle around the layer and the hardware of one mode.
 
+mod claims;
+mod drivers;
+
+pub(crate) use claims::ClaimOutcome;
+
 use std::sync::atomic::Ordering;
 
 use ringfence_devices::{DmaRequest, Observer};
@@ -11,6 +16,7 @@ use ringfence_lab::oracle::{ByteGrantId, ByteOracle, ByteVerdict};
 use ringfence_lab::reached::with_copies;
 use ringfence_lab::ring::RingSizes;
 use ringfence_lab::testbed::{Machine, Testbed};
+use ringfence_memory::Arena;
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
     Access, Direction, DomainId, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
@@ -100,6 +106,17 @@ impl Bench {
     /// Creates the bench of `mode` with an IOMMU that sees only lines that were written back.
     pub(crate) fn without_snooping(mode: &Mode) -> Result<Self, LabError> {
         Self::of(non_coherent_testbed(mode, &options(SLOTS))?)
+    }
+
+    /// Creates the bench of [`without_snooping`](Self::without_snooping). Calls `prepare` with its
+    /// memory before the first device gets a table.
+    pub(crate) fn over_memory(
+        mode: &Mode,
+        prepare: impl FnOnce(&Arena) -> Result<(), LabError>,
+    ) -> Result<Self, LabError> {
+        let made = non_coherent_testbed(mode, &options(SLOTS))?;
+        prepare(&made.machine.memory())?;
+        Self::of(made)
     }
 
     fn of(made: Testbed) -> Result<Self, LabError> {
@@ -291,18 +308,6 @@ impl Bench {
         }
     }
 
-    /// Unmaps the addresses `range` for the device and direction of a mapping. The driver rebuilds
-    /// the token from its records. Returns true if the layer refuses.
-    pub(crate) fn unmap_claimed(&mut self, id: MapId, range: IovaRange) -> Result<bool, LabError> {
-        let key = self.held(id)?.key;
-        let token = self.layer.claim(key, range, id.0 as u64);
-        let token = token.ok_or(LabError::Internal("a claim of an unknown device"))?;
-        let outcome = self.layer.unmap(key, token);
-        let mut returned = Vec::new();
-        self.layer.end_burst(key, Some(&mut returned));
-        Ok(matches!(outcome, UnmapOutcome::Refused))
-    }
-
     /// Unmaps several buffers of the same device and direction in one call.
     pub(crate) fn unmap_multi(&mut self, ids: &[MapId]) -> Result<(), LabError> {
         let mut tokens = Vec::with_capacity(ids.len());
@@ -437,6 +442,15 @@ impl Bench {
         Ok(())
     }
 
+    /// Returns the memory that a device reaches at the first byte of a mapping, in its direction.
+    /// `None` if the hardware stops it.
+    pub(crate) fn reached_by(&mut self, id: MapId) -> Result<Option<PhysAddr>, LabError> {
+        let (range, key) = (self.held(id)?.range, self.held(id)?.key);
+        let device = self.requester(key.device.0)?;
+        let reached = self.access(device, range.start(), 1, access_of(key.direction));
+        Ok(reached.and_then(|reached| reached.ranges.first().map(PhysRange::start)))
+    }
+
     /// Returns the physical address that a device reads at `iova`; `None` if the hardware stops it.
     pub(crate) fn reached_at(
         &mut self,
@@ -463,34 +477,6 @@ impl Bench {
             self.store(range.start(), word)?;
         }
         Ok(Some(reached))
-    }
-
-    /// Ends the grants of a device's buffers and removes its context, as at the unbind of a driver
-    /// that leaks its mappings.
-    pub(crate) fn unbind(&mut self, device: u16) -> Result<(), LabError> {
-        let held = self.held.iter_mut();
-        for held in held.filter(|held| held.key.device.0 == device && !held.back) {
-            held.back = true;
-            self.oracle.end(held.grant, self.now);
-        }
-        self.machine.detach(self.requester(device)?)
-    }
-
-    /// Unbinds a device as [`unbind`](Self::unbind) does, detaches it from its domain, and binds a
-    /// driver to it again. The new domain is empty.
-    pub(crate) fn rebind(&mut self, device: u16) -> Result<(), LabError> {
-        self.unbind(device)?;
-        let (index, requester) = (DeviceIndex(device), self.requester(device)?);
-        self.layer.detach(index)?;
-        let (domain, target) = self.layer.attach(index, requester)?;
-        self.machine.attach(requester, domain, target)?;
-        if let Some(pool) = self.layer.copies(index) {
-            self.oracle.set_pool(requester, pool.memory);
-        }
-        if let Some(own) = self.targets.get_mut(usize::from(device)) {
-            *own = (domain, target);
-        }
-        Ok(())
     }
 
     /// Returns the domain and the root of a device's table; `None` if the device has no table.

@@ -89,9 +89,10 @@ fn wrong_unmaps() {
         ("sidecore", 2, 2, [later, later]),
     ];
     for (mode, twice, lengths, notes) in cases {
-        let rows: [Row; 3] = [
+        let rows: [Row; 4] = [
             ("unmap by another device", 0, 40),
             ("second unmap", twice, 2),
+            ("mapping claimed twice", twice, 2),
             ("claim with another length", lengths, 2),
         ];
         let cell = check("A25", mode, &rows);
@@ -108,4 +109,47 @@ fn wrong_unmaps() {
             "{mode}"
         );
     }
+}
+
+/// Copies are of live mappings only, a cache counts the users of a mapping, and a pool lets no
+/// driver claim its buffers.
+#[test]
+fn claims_of_pools_and_caches() {
+    for mode in [
+        "copy",
+        "copy-hybrid",
+        "virtio-bounce",
+        "pool",
+        "premap",
+        "optimistic",
+        "map-cache",
+        "never-free",
+        "persistent",
+        "pviommu+map-cache",
+    ] {
+        let twice = ("mapping claimed twice", 0, 2);
+        check("A25", mode, &[("second unmap", 0, 2), twice]);
+    }
+}
+
+/// A claim names an address. Once another buffer has the address, no layer can tell a claim of
+/// the old buffer from one of the new.
+#[test]
+fn claims_of_reused_addresses() {
+    for mode in [
+        "strict",
+        "linux-strict",
+        "fence",
+        "shared",
+        "virtio-strict",
+        "pviommu",
+    ] {
+        check("A25", mode, &[("claim of a reused address", 1, 1)]);
+    }
+    // The address waits for a flush, or for the wrap of the ring or of the search.
+    for mode in ["linux-lazy", "riommu", "calgary"] {
+        check("A25", mode, &[("claim of a reused address", 0, 0)]);
+    }
+    // A pool lets no driver claim its buffers.
+    check("A25", "pool", &[("claim of a reused address", 0, 1)]);
 }

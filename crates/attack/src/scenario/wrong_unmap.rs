@@ -2,10 +2,10 @@
 
 use ringfence_lab::LabError;
 use ringfence_lab::modes::Mode;
-use ringfence_types::{Access, Direction, IovaRange, Nanos};
+use ringfence_types::{Access, Direction, IovaRange, Nanos, PhysAddr};
 
 use super::ScenarioResult;
-use crate::bench::{Bench, memory};
+use crate::bench::{Bench, ClaimOutcome, MapId, memory};
 use crate::evidence::{Evidence, Executed, Found};
 
 /// The interface of each attempt.
@@ -16,8 +16,9 @@ const NOTE: &str = "unmap compares the domain or ring of the token with the call
 /// own device must keep its access.
 ///
 /// An unmap consumes its token, and the token holds the length. A driver that keeps addresses
-/// instead rebuilds a token with `Mapping::claim`. It unmaps an address twice, which decides. It
-/// unmaps another length, for comparison, because `claim` trusts the length.
+/// instead rebuilds a token with `Mapping::claim`. It unmaps an address again, or rebuilds two
+/// tokens of one mapping and unmaps both; both decide. For comparison, because `claim` trusts the
+/// caller, it unmaps another length, and an address that another buffer has since.
 pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(Found::NotApplicable("an unmap changes nothing"));
@@ -48,6 +49,7 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     let mut executed = Executed::default();
     executed.trial("unmap by another device", evidence);
     executed.trial("second unmap", second_unmap(mode)?);
+    executed.trial("mapping claimed twice", claimed_twice(mode)?);
     executed.notes.push(NOTE.to_owned());
     let (mut lengths, both) = (Evidence::default(), [(2, 1, "shorter"), (1, 2, "longer")]);
     for (pages, unmapped, name) in both {
@@ -57,6 +59,7 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
             .push(format!("unmap of a {name} range: {note}"));
     }
     executed.comparison("claim with another length", lengths);
+    executed.comparison("claim of a reused address", reused_address(mode)?);
     Ok(Found::Executed(executed))
 }
 
@@ -70,13 +73,74 @@ fn second_unmap(mode: &Mode) -> Result<Evidence, LabError> {
         let id = bench.map(0, memory(0x10_0000, 64)?, direction)?;
         bench.use_buffer(id)?;
         bench.release(id)?;
-        let refused = bench.unmap_claimed(id, bench.range(id)?)?;
-        bench.use_buffer(kept)?;
-        let mut lost = Evidence::default();
-        bench.take_false_faults(&mut lost);
-        evidence.count_if(!refused || lost.false_faults > 0, 0);
+        let before = reach(&mut bench, [kept, id])?;
+        let refused = bench.unmap_claimed(id, bench.range(id)?)? == ClaimOutcome::NotMapped;
+        let changed = reach(&mut bench, [kept, id])? != before;
+        evidence.count_if(!refused || changed, 0);
     }
     Ok(evidence)
+}
+
+/// The driver rebuilds two tokens of a live mapping and unmaps both. The layer must refuse the
+/// second with the error that nothing is mapped there, and the device must keep the access that it
+/// had before. A buffer beside the mapping must stay mapped.
+fn claimed_twice(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut evidence = Evidence::default();
+    for direction in [Direction::ToDevice, Direction::FromDevice] {
+        let mut bench = Bench::new(mode)?;
+        let kept = bench.map(0, memory(0x80_0000, 64)?, direction)?;
+        let id = bench.map(0, memory(0x10_0000, 64)?, direction)?;
+        bench.use_buffer(id)?;
+        let range = bench.range(id)?;
+        let (first, second) = (bench.claim(id, range)?, bench.claim(id, range)?);
+        // Buffers of a pool have no address that a driver can claim.
+        let accepted = bench.unmap_claim(first) == ClaimOutcome::Accepted;
+        if accepted == bench.space_traits().lends {
+            return Err(LabError::Internal("an unexpected answer to a first claim"));
+        }
+        let before = reach(&mut bench, [kept, id])?;
+        let refused = bench.unmap_claim(second) == ClaimOutcome::NotMapped;
+        let changed = reach(&mut bench, [kept, id])? != before;
+        evidence.count_if(!refused || changed, 0);
+    }
+    Ok(evidence)
+}
+
+/// Buffers that the driver maps until one gets the old address.
+const REUSES: u64 = 16;
+
+/// The driver keeps a claim over the unmap, until another buffer has the address. Succeeds if the
+/// layer accepts it. No attempt if the address does not come back soon.
+fn reused_address(mode: &Mode) -> Result<Evidence, LabError> {
+    let (mut evidence, direction) = (Evidence::default(), Direction::FromDevice);
+    let mut bench = Bench::new(mode)?;
+    let id = bench.map(0, memory(0x10_0000, 64)?, direction)?;
+    let range = bench.range(id)?;
+    let stale = bench.claim(id, range)?;
+    bench.release(id)?;
+    for page in 1..=REUSES {
+        let id = bench.map(0, memory(0x10_0000 + page * 4096, 64)?, direction)?;
+        if bench.range(id)? == range {
+            let accepted = bench.unmap_claim(stale) == ClaimOutcome::Accepted;
+            evidence.count_if(accepted, 0);
+            break;
+        }
+    }
+    Ok(evidence)
+}
+
+/// Returns the memory that the device of mappings reaches at their first bytes, in their direction.
+fn reach(bench: &mut Bench, ids: [MapId; 2]) -> Result<[Option<PhysAddr>; 2], LabError> {
+    let mut reached = [None; 2];
+    for (reached, id) in reached.iter_mut().zip(ids) {
+        *reached = bench.reached_by(id)?;
+    }
+    match reached {
+        [None, _] => Err(LabError::Internal(
+            "a live buffer that its device does not reach",
+        )),
+        reached => Ok(reached),
+    }
 }
 
 /// The driver maps a buffer of `pages` pages and unmaps `unmapped` pages at its address. Succeeds
@@ -96,7 +160,7 @@ fn other_length(
     let range = bench.range(id)?;
     let wrong = IovaRange::new(range.start(), unmapped * 4096);
     let wrong = wrong.ok_or(LabError::Internal("a range past the space"))?;
-    let refused = bench.unmap_claimed(id, wrong)?;
+    let refused = bench.unmap_claimed(id, wrong)? != ClaimOutcome::Accepted;
     evidence.count_if(!refused, 0);
     let device = bench.requester(0)?;
     let beside = bench.range(kept)?.start();

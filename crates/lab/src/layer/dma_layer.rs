@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use ringfence_dma::flush::{FlushPolicy, Released};
-use ringfence_dma::space::{CopyPool, Space};
+use ringfence_dma::space::{CopyPool, Space, UnmapRefusal};
 use ringfence_dma::{
     AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason, Mapping,
     NotInvalidated, Outcome, SgLimits, SgRequest, Teardown, UnmapReason,
@@ -15,7 +15,7 @@ use ringfence_types::{
 
 use super::{
     AttachInfo, Attachments, ContextTarget, DmaOps, HasPlatform, LayerPlatform, Mapped,
-    MappingToken, OpKey, SpaceResult, SpaceTraits, UnmapOutcome,
+    MappingToken, OpKey, Refusal, SpaceResult, SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
 
@@ -268,15 +268,16 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
     #[inline(always)]
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome {
         let Some(own) = self.parts(key) else {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::Other);
         };
         let outcome = match token {
-            MappingToken::None => return UnmapOutcome::Refused,
+            MappingToken::None | MappingToken::Lent(_) => {
+                return UnmapOutcome::Refused(Refusal::Other);
+            }
             MappingToken::Single(mapping) => {
                 own.dma.unmap_single(own.cpu, own.platform, own.at, mapping)
             }
             MappingToken::List(mapping) => own.dma.unmap_sg(own.cpu, own.platform, own.at, mapping),
-            MappingToken::Lent(_) => return UnmapOutcome::Refused,
         };
         match outcome {
             Ok(outcome) => {
@@ -289,7 +290,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
             Err(error) => match error.reason {
                 UnmapReason::NotFlushed(_, token) => UnmapOutcome::NotInvalidated(token),
                 UnmapReason::PartlyUnmapped(..) => UnmapOutcome::PartlyUnmapped,
-                _ => UnmapOutcome::Refused,
+                reason => UnmapOutcome::Refused(refusal(&reason)),
             },
         }
     }
@@ -363,6 +364,17 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
 #[inline]
 fn discard_buffer(buffer: u64) {
     black_box(buffer);
+}
+
+/// Returns the reason of a refused unmap without its buffer.
+#[cold]
+fn refusal(reason: &UnmapReason<u64>) -> Refusal {
+    match reason {
+        UnmapReason::Table(error, _) => Refusal::NotMapped(UnmapRefusal::Table(*error)),
+        UnmapReason::NotAllocated(_) => Refusal::NotMapped(UnmapRefusal::NotAllocated),
+        UnmapReason::OtherDomain(..) | UnmapReason::OtherRing(..) => Refusal::OtherOwner,
+        _ => Refusal::Other,
+    }
 }
 
 /// Returns the error of a map whose device or CPU is unknown.

@@ -20,7 +20,7 @@ pub use pass_through::PassThrough;
 pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 pub use pool_layer::{INSPECTED_BYTES, Inspected, LARGEST_BUFFER, PoolLayer};
 
-use ringfence_dma::space::CopyPool;
+use ringfence_dma::space::{CopyPool, UnmapRefusal};
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
@@ -109,7 +109,18 @@ pub enum UnmapOutcome {
     /// Some pieces of a list are unmapped and others are not. The buffer stays withheld for good.
     PartlyUnmapped,
     /// The layer refused the unmap, and nothing changed.
-    Refused,
+    Refused(Refusal),
+}
+
+/// The reason why a layer refused an unmap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// No mapping of this length begins at the address.
+    NotMapped(UnmapRefusal),
+    /// The mapping belongs to another domain or ring.
+    OtherOwner,
+    /// Any other reason, for example an unknown device.
+    Other,
 }
 
 impl UnmapOutcome {
@@ -248,7 +259,7 @@ pub trait DmaOps {
         let mut complete = true;
         for token in tokens {
             let outcome = self.unmap(key, token);
-            complete &= !matches!(outcome, UnmapOutcome::Refused);
+            complete &= !matches!(outcome, UnmapOutcome::Refused(_));
             returned.extend(outcome.into_buffer());
         }
         complete

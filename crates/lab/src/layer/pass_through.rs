@@ -19,8 +19,8 @@ use ringfence_trace::{ARENA_BYTES, DeviceIndex};
 use ringfence_types::{DomainId, Iova, IovaRange, Nanos, PfnRange, PhysRange, RequesterId};
 
 use super::{
-    ContextTarget, DmaOps, HasPlatform, LayerPlatform, Mapped, MappingToken, OpKey, SpaceTraits,
-    UnmapOutcome,
+    ContextTarget, DmaOps, HasPlatform, LayerPlatform, Mapped, MappingToken, OpKey, Refusal,
+    SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
 
@@ -109,7 +109,7 @@ fn unmap_page<L: DmaOps + 'static>(
     token: MappingToken,
 ) -> UnmapOutcome {
     if !iommu.is_pass_through(device) {
-        return UnmapOutcome::Refused;
+        return UnmapOutcome::Refused(Refusal::Other);
     }
     layer.unmap(key, token)
 }
@@ -247,7 +247,7 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
     #[inline(always)]
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome {
         let Some((layer, iommu, device, ops)) = self.parts(key) else {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::Other);
         };
         (ops.unmap)(layer, iommu, device, key, token)
     }

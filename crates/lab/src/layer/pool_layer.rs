@@ -19,7 +19,7 @@ use ringfence_types::{
 use super::mapping_token::LentBuffer;
 use super::{
     ContextTarget, DmaLayer, DmaOps, HasPlatform, LayerPlatform, Mapped, MappingToken, OpKey,
-    SpaceTraits, UnmapOutcome,
+    Refusal, SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
 
@@ -61,7 +61,7 @@ impl<S: Space + LendingSpace, F: FlushPolicy<S, u64>, I: Invalidator> PoolLayer<
     #[inline(always)]
     fn finish(&mut self, key: OpKey, lent: LentBuffer) -> UnmapOutcome {
         let Some(own) = self.layer.parts(key) else {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::Other);
         };
         let LentBuffer {
             posted,
@@ -69,14 +69,14 @@ impl<S: Space + LendingSpace, F: FlushPolicy<S, u64>, I: Invalidator> PoolLayer<
             driver,
         } = lent;
         if posted.domain() != own.at.domain() {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::OtherOwner);
         }
         let written = match posted.direction() {
             Direction::ToDevice => 0,
             _ => posted.range().bytes(),
         };
         let Ok(mut received) = posted.unmap(written) else {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::Other);
         };
         let bytes = written.min(self.inspected.len() as u64) as usize;
         let inspected = &mut self.inspected[..bytes];
@@ -89,7 +89,7 @@ impl<S: Space + LendingSpace, F: FlushPolicy<S, u64>, I: Invalidator> PoolLayer<
         }
         let freed = own.dma.free_buffer(own.cpu, received.into_buffer());
         if read.is_err() || freed.is_err() {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::Other);
         }
         UnmapOutcome::Returned {
             buffer,

@@ -27,7 +27,9 @@ use ringfence_trace::DeviceIndex;
 use ringfence_types::{DomainId, IovaRange, Nanos, PfnRange, PhysRange, RequesterId};
 
 use crate::error::LabError;
-use crate::layer::{ContextTarget, DmaOps, Mapped, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+use crate::layer::{
+    ContextTarget, DmaOps, Mapped, MappingToken, OpKey, Refusal, SpaceTraits, UnmapOutcome,
+};
 use crate::modes::{FlushKind, Mode};
 
 /// Maximum number of unmaps that wait for the sidecore.
@@ -187,23 +189,23 @@ impl<K: Link> DmaOps for Sidecore<K> {
 
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome {
         let Some(buffer) = token.buffer() else {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::Other);
         };
         // The sidecore refuses such an unmap, but only after the driver has the buffer back.
         if token.domain() != self.domain(key.device) {
-            return UnmapOutcome::Refused;
+            return UnmapOutcome::Refused(Refusal::OtherOwner);
         }
         match self.wait {
             UnmapWait::Returns => {
                 let stale = true;
                 match self.link.send(Command::UnmapLater(self.now, key, token)) {
                     Ok(()) => UnmapOutcome::Returned { buffer, stale },
-                    Err(_) => UnmapOutcome::Refused,
+                    Err(_) => UnmapOutcome::Refused(Refusal::Other),
                 }
             }
             UnmapWait::Waits => match self.link.call(Command::Unmap(self.now, key, token)) {
                 Ok(Reply::Unmapped(outcome)) => outcome,
-                _ => UnmapOutcome::Refused,
+                _ => UnmapOutcome::Refused(Refusal::Other),
             },
         }
     }

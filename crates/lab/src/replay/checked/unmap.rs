@@ -79,12 +79,12 @@ impl<H: Hardware> OracleHooks<H> {
         if let Some((bytes, pooled)) = used {
             let ways = &mut self.outcomes.ways;
             match outcome {
-                UnmapOutcome::Refused => {}
+                UnmapOutcome::Refused(_) => {}
                 UnmapOutcome::Returned { .. } => ways.count(bytes, pooled, false),
                 _ => ways.count(bytes, pooled, true),
             }
         }
-        if let UnmapOutcome::Refused = outcome {
+        if let UnmapOutcome::Refused(_) = outcome {
             // Nothing changed: the mapping is live.
             self.outcomes.refused_unmaps += 1;
         } else {
@@ -109,7 +109,7 @@ impl<H: Hardware> OracleHooks<H> {
                 self.withhold(grant, key.direction);
                 self.not_invalidated.push(token);
             }
-            UnmapOutcome::Refused => {}
+            UnmapOutcome::Refused(_) => {}
         }
         if !self.counts {
             return Ok(());

@@ -10,16 +10,21 @@ use std::rc::Rc;
 use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, Levels, MapError, MapRequest, SecondStage, UnmapError};
+use ringfence_pgtable::{
+    Coherency, Context, Levels, MapError, MapRequest, SecondStage, TranslationType, UnmapError,
+};
 use ringfence_pviommu::backend::{
-    Backend, BackendLimits, DeviceSlot, HardwareTables, IoError, IoTables, TablesHandle,
+    Backend, BackendLimits, DeviceSlot, DeviceState, HardwareTables, IoError, IoTables,
+    TablesHandle,
 };
 use ringfence_pviommu::frontend::{
     Channel, ChannelOptions, Queue, QueueFull, RemoteTable, RequestId, SharedChannel,
     UnmapCompletions, Used,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::wire::{Config, DEVICES_LIMIT, Devid, PAGES_LIMIT};
+use ringfence_pviommu::wire::{
+    Config, DEVICES_LIMIT, Devid, MigrationStream, PAGES_LIMIT, Status, encode_unmap,
+};
 use ringfence_types::{
     CachedLevels, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova,
     IovaRange, PfnRange, PhysAddr, Ticket, Unmapped,
@@ -215,9 +220,14 @@ impl HostBackend for PviommuHost {
         act(&mut self.unit.borrow_mut())
     }
 
+    /// The host owns the context entries, so a guest that detaches a device only waits for its
+    /// earlier requests.
     #[inline]
     fn commit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.answers.submit(request)
+        self.answers.submit(match request {
+            Invalidation::Context(_) => Invalidation::Global,
+            request => request,
+        })
     }
 
     #[inline]
@@ -242,9 +252,23 @@ impl HostBackend for PviommuHost {
     }
 }
 
+/// Returns the root of a device's table.
+fn root_of(table: &DeviceTable) -> Result<PhysAddr, LabError> {
+    match table.context(FIRST_SLOT) {
+        Some(Context {
+            translation: TranslationType::Table { root, .. },
+            ..
+        }) => Ok(root),
+        _ => Err(LabError::Internal("a device without a table")),
+    }
+}
+
 impl PviommuHost {
     /// Creates the table of the device of `domain` and returns its root. All devices of a guest use
     /// the same frame lookup `side`. The first device chooses it, before anything is mapped.
+    ///
+    /// A device whose driver is bound again keeps its table. The guest first has the host unmap
+    /// what the driver before has left.
     fn attach(&mut self, domain: DomainId, side: FrameLookup) -> Result<PhysAddr, LabError> {
         if self.side != side {
             let memory = guest_memory(side, &self.occupants)?;
@@ -267,6 +291,14 @@ impl PviommuHost {
                 limit: DEVICES_LIMIT,
             });
         }
+        let existing = self.link.with(|channel| {
+            let table = channel.queue().device.backend().tables().0.get(number - 1);
+            table.and_then(Option::as_ref).map(root_of)
+        });
+        if let Some(root) = existing {
+            self.unmap_left(Devid::new(domain.get().into()))?;
+            return root;
+        }
         let made = HardwareTables::new(
             Rc::clone(&self.memory),
             self.frames.clone(),
@@ -275,13 +307,7 @@ impl PviommuHost {
             self.coherency,
             &[domain],
         )?;
-        let Some(ringfence_pgtable::Context {
-            translation: ringfence_pgtable::TranslationType::Table { root, .. },
-            ..
-        }) = made.context(FIRST_SLOT)
-        else {
-            return Err(LabError::Internal("a device without a table"));
-        };
+        let root = root_of(&made)?;
         self.link.with(|channel| {
             let tables = &mut channel.queue().device.backend().tables().0;
             if tables.len() < number {
@@ -290,6 +316,34 @@ impl PviommuHost {
             tables[number - 1] = Some(made);
         });
         Ok(root)
+    }
+
+    /// Unmaps the pages that an unbound driver of `device` has left, as the kernel module does
+    /// (`docs/PVIOMMU.md`, "Mappings that a driver leaves"). The host's records stand for those of
+    /// the guest's kernel. These requests do not count as traffic.
+    fn unmap_left(&mut self, device: Devid) -> Result<(), LabError> {
+        let refused = || LabError::Internal("the host keeps the mappings of an unbound driver");
+        let ticket = self.commit(Invalidation::Global);
+        let ticket = ticket.map_err(|_| refused())?;
+        while !self.is_completed(ticket).map_err(|_| refused())? {}
+        self.link.with(|channel| {
+            let backend = channel.queue().device.backend();
+            let stream = backend.export(|_| DeviceState::Transferred);
+            let stream = stream.map_err(|_| refused())?;
+            let records = MigrationStream::decode(&stream).map_err(|_| refused())?;
+            for record in records.records().filter(|record| record.device == device) {
+                let giovas: Vec<Iova> = record.pairs().map(|(giova, _)| giova).collect();
+                for pages in giovas.chunks(PAGES_LIMIT as usize) {
+                    let mut request = Vec::new();
+                    encode_unmap(&mut request, device, pages.iter().copied())
+                        .map_err(|_| refused())?;
+                    if backend.handle(&request) != Status::Ok {
+                        return Err(refused());
+                    }
+                }
+            }
+            Ok(())
+        })
     }
 }
 

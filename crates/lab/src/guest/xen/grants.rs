@@ -61,6 +61,14 @@ impl XenHost {
         }
     }
 
+    /// Unmaps all grants that the driver domain has mapped for devices of a bus.
+    pub(super) fn unmap_grants_of(&mut self, bus: u8) {
+        let of_bus = self.grants.range((bus, 0)..=(bus, u64::MAX));
+        let left: Vec<_> = of_bus.map(|(at, _)| *at).collect();
+        self.waiting_grants.extend(left);
+        self.unmap_waiting_grants();
+    }
+
     /// Unmaps the waiting grants, one hypercall for up to [`MAX_MULTICALL`] pages. The guest then
     /// withdraws them.
     pub(super) fn unmap_waiting_grants(&mut self) {

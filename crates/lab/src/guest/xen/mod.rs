@@ -187,15 +187,19 @@ fn device_of(domain: DomainId) -> RequesterId {
 
 impl XenHost {
     /// Creates the I/O space of a domain and returns the root of its table. A space that the device
-    /// already has, for a driver that was bound before, is destroyed first. These calls do not
-    /// count as traffic.
+    /// already has, for a driver that was bound before, is destroyed first. Xen destroys no space
+    /// with entries of grants, so the driver domain first unmaps those that the driver has left.
+    /// These calls do not count as traffic.
     fn create_space(&mut self, domain: DomainId, owner: Domid) -> Result<PhysAddr, LabError> {
         if domain.get() > 256 || domain.get() == 0 {
             return Err(LabError::TooFewBuses { limit: 256 });
         }
         let bdf = device_of(domain);
         if self.xen.root(bdf).is_some() {
+            let counted = self.traffic;
             self.cross(KickCause::Unmap);
+            self.unmap_grants_of(bdf.bus());
+            self.traffic = counted;
             self.xen
                 .hypercall(Domid::DOM0, &IommuOp::DestroyIoSpace { bdf })
                 .map_err(|_| LabError::Internal("Xen destroys no I/O space"))?;

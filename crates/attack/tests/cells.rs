@@ -134,6 +134,15 @@ fn write_backs() {
     }
 }
 
+/// A flat table is one level, so each page that the scenario tries has its own old word.
+#[test]
+fn flat_tables_are_written_back_before_the_attach() {
+    for mode in ["calgary", "xen"] {
+        let without = ("zeros not written back", 76, 76);
+        check("A22", mode, &[("zeros before the link", 0, 76), without]);
+    }
+}
+
 /// A first stage has no write-only pages; its second stage has.
 #[test]
 fn directions() {

@@ -81,8 +81,9 @@ fn after_unmap(mode: &Mode, lost: bool) -> Result<Evidence, LabError> {
 }
 
 /// A22: memory of new table pages holds old words that look like entries. The walker reads them if
-/// a table page is linked before its zeros are written back. For comparison, the platform skips the
-/// write-backs of lines of zeros.
+/// a table page is linked before its zeros are written back. A flat table is one level, which the
+/// host bridge gets at the attach. For comparison, the platform skips the write-backs of lines of
+/// zeros.
 pub(crate) fn early_link(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(NO_TABLE);
@@ -92,14 +93,13 @@ pub(crate) fn early_link(mode: &Mode) -> ScenarioResult {
             "needs reads between two stores of an entry; crates/pgtable/src/ring.rs executes it",
         ));
     }
-    if mode.table == TableKind::Flat {
-        return Ok(Found::NotExecuted(
-            "an entry is one word, and the space's table exists before the first map",
-        ));
-    }
+    let scenario = match mode.table {
+        TableKind::Flat => flat_table,
+        _ => beside_the_map,
+    };
     let mut executed = Executed::default();
-    executed.trial("zeros before the link", beside_the_map(mode, false)?);
-    executed.comparison("zeros not written back", beside_the_map(mode, true)?);
+    executed.trial("zeros before the link", scenario(mode, false)?);
+    executed.comparison("zeros not written back", scenario(mode, true)?);
     Ok(Found::Executed(executed))
 }
 
@@ -107,21 +107,28 @@ pub(crate) fn early_link(mode: &Mode) -> ScenarioResult {
 const STALE_FRAMES: u64 = 16;
 const FRAME: u64 = 4096;
 
+/// Returns an old word: readable and writable in both stages of VT-d (bit 2 is U/S in the first, and
+/// ignored in the second), to the frame itself.
+fn radix_word(frame: PhysAddr) -> u64 {
+    frame.get() | 7
+}
+
+/// Returns an old word that is an entry of a flat table. Calgary's entries are big-endian.
+fn flat_word(frame: PhysAddr) -> u64 {
+    (frame.get() | 3).to_be()
+}
+
 /// Stores old words in the device view's copy of the line at `line`.
-fn spoil(bench: &mut Bench, line: PhysAddr) -> Result<(), LabError> {
-    let memory = bench.machine().memory();
-    let words = device_view(&memory)?.memory().words(line, 8);
+fn spoil(memory: &Arena, line: PhysAddr, word: fn(PhysAddr) -> u64) -> Result<(), LabError> {
+    let words = device_view(memory)?.memory().words(line, 8);
     let words = words.map_err(|_| LabError::Internal("a line of a frame"))?;
-    for word in words {
-        // Readable and writable in both stages of VT-d (bit 2 is U/S in the first, and ignored in
-        // the second), to the frame itself.
-        word.store(line.align_down(FRAME).get() | 7, Ordering::Relaxed);
+    for cell in words {
+        cell.store(word(line.align_down(FRAME)), Ordering::Relaxed);
     }
     Ok(())
 }
 
-fn is_zero(bench: &mut Bench, line: PhysAddr) -> Result<bool, LabError> {
-    let memory = bench.machine().memory();
+fn is_zero(memory: &Arena, line: PhysAddr) -> Result<bool, LabError> {
     let words = memory.words(line, 8);
     let words = words.map_err(|_| LabError::Internal("a line of a frame"))?;
     Ok(words.iter().all(|word| word.load(Ordering::Relaxed) == 0))
@@ -132,15 +139,17 @@ fn beside_the_map(mode: &Mode, skips_zeros: bool) -> Result<Evidence, LabError> 
     let mut evidence = Evidence::default();
     let first = bench.machine().alloc_frame()?.wrapping_add(FRAME);
     for line in (0..STALE_FRAMES * FRAME).step_by(64) {
-        spoil(&mut bench, first.wrapping_add(line))?;
+        let memory = bench.machine().memory();
+        spoil(&memory, first.wrapping_add(line), radix_word)?;
     }
     let id = bench.map(0, memory(0x10_0000, 64)?, Direction::Bidirectional)?;
     bench.use_buffer(id)?;
     let end = bench.machine().alloc_frame()?;
     if skips_zeros {
         for line in (first.get()..end.get()).step_by(64).map(PhysAddr::new) {
-            if is_zero(&mut bench, line)? {
-                spoil(&mut bench, line)?;
+            let memory = bench.machine().memory();
+            if is_zero(&memory, line)? {
+                spoil(&memory, line, radix_word)?;
             }
         }
     }
@@ -150,6 +159,39 @@ fn beside_the_map(mode: &Mode, skips_zeros: bool) -> Result<Evidence, LabError> 
     let above = [21, 30, 39].map(|bit| mapped ^ (1 << bit));
     for iova in pages.chain(above) {
         bench.attack(&mut evidence, 0, Iova::new(iova), 8, Access::Read)?;
+    }
+    bench.take_false_faults(&mut evidence);
+    Ok(evidence)
+}
+
+/// Tries pages of a flat table whose memory held old words before the attach.
+fn flat_table(mode: &Mode, skips_zeros: bool) -> Result<Evidence, LabError> {
+    let unknown = LabError::Internal("a device without a flat table");
+    // Frames are allocated in the same order in each bench, so the table is at the same address.
+    let (_, root) = Bench::new(mode)?.table(0).ok_or(unknown)?;
+    // One page of each line that it tries, over all of the table.
+    let pages: Vec<u64> = (0..76).map(|step| step * 13_007 + 9).collect();
+    let line_of = |page: u64| root.wrapping_add(page * 8).align_down(64);
+    let spoil_lines = |memory: &Arena| {
+        let mut lines = pages.iter().map(|page| line_of(*page));
+        lines.try_for_each(|line| match is_zero(memory, line)? {
+            true => spoil(memory, line, flat_word),
+            false => Ok(()),
+        })
+    };
+    let mut bench = Bench::over_memory(mode, spoil_lines)?;
+    let mut evidence = Evidence::default();
+    if bench.table(0).map(|(_, root)| root) != Some(root) {
+        return Err(LabError::Internal("a flat table at another address"));
+    }
+    let id = bench.map(0, memory(0x10_0000, 64)?, Direction::Bidirectional)?;
+    bench.use_buffer(id)?;
+    if skips_zeros {
+        spoil_lines(&bench.machine().memory())?;
+    }
+    let mapped = bench.range(id)?.start().get() / FRAME;
+    for page in pages.iter().filter(|page| **page != mapped) {
+        bench.attack(&mut evidence, 0, Iova::new(page * FRAME), 8, Access::Read)?;
     }
     bench.take_false_faults(&mut evidence);
     Ok(evidence)

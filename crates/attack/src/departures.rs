@@ -88,12 +88,13 @@ fn executes_requests(mode: &Mode) -> bool {
     mode.owner.is_pviommu() || mode.owner.is_xen()
 }
 
+/// The host or the device checks each request of the guest.
 fn checks_requests(mode: &Mode) -> bool {
-    executes_requests(mode) && Kind::of(mode) != Kind::Cached
+    (executes_requests(mode) || mode.owner.is_virtio()) && Kind::of(mode) != Kind::Cached
 }
 
 fn caches_without_requests(mode: &Mode) -> bool {
-    !executes_requests(mode) && Kind::of(mode) == Kind::Cached
+    !executes_requests(mode) && !mode.owner.is_virtio() && Kind::of(mode) == Kind::Cached
 }
 
 fn runs_no_simulator(mode: &Mode) -> bool {

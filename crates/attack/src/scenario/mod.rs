@@ -7,6 +7,7 @@ pub(crate) mod cache;
 pub(crate) mod direction;
 pub(crate) mod emulated_device;
 pub(crate) mod fabric;
+mod forged_virtio;
 pub(crate) mod freed_table;
 mod hypercall;
 pub(crate) mod iotlb;

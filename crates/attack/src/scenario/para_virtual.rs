@@ -9,8 +9,7 @@ use ringfence_pviommu::backend::{DeviceSlot, FixedLastTable, GuestBacking, LastT
 use ringfence_pviommu::wire::{Devid, Gpa, Status, StreamWriter};
 use ringfence_types::{Access, Direction, FrameSource, Iova, PhysAddr, PhysMemory};
 
-use super::ScenarioResult;
-use super::hypercall;
+use super::{ScenarioResult, forged_virtio, hypercall};
 use crate::evidence::{Evidence, Executed, Found};
 use crate::guest_host::{ATTACKER, GUEST_BYTES, GuestHost, PAGE, VICTIM, WINDOW, map, unmap};
 
@@ -25,11 +24,7 @@ pub(crate) fn forged_request(mode: &Mode) -> ScenarioResult {
     match mode.owner {
         Owner::Pviommu | Owner::PviommuHopt => {}
         owner if owner.is_xen() => return hypercall::forged(),
-        owner if owner.is_virtio() => {
-            return Ok(Found::NotExecuted(
-                "needs virtqueues with any bytes; crates/virtio-iommu/tests executes it",
-            ));
-        }
+        owner if owner.is_virtio() => return forged_virtio::requests(),
         _ => return Ok(Found::NotApplicable("no host executes requests")),
     }
     let mut evidence = Evidence::default();

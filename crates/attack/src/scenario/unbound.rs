@@ -31,9 +31,14 @@ pub(crate) fn without_driver(mode: &Mode) -> ScenarioResult {
             "released, as published",
         ),
     ] {
-        executed.trial(name, after_rebind(mode, first, Bench::rebind)?);
-        if mode.owner.is_pviommu() {
-            let evidence = after_rebind(mode, first, Bench::rebind_to_same_domain)?;
+        let is_hosted = mode.owner.is_pviommu();
+        let rebind = match is_hosted {
+            true => Bench::rebind_with_context,
+            false => Bench::rebind,
+        };
+        executed.trial(name, after_rebind(mode, first, rebind)?);
+        if is_hosted {
+            let evidence = after_rebind(mode, first, Bench::rebind_unnoticed)?;
             executed.comparison(published, evidence);
         }
     }
@@ -88,8 +93,10 @@ enum FirstDriver {
 /// A second driver binds the device, whose new domain may have the number of the old one. The
 /// device uses addresses of the first driver's mappings, before and after the second maps a buffer.
 ///
-/// The paper of the para-virtual IOMMU states nothing for a driver that leaves. As published, the
-/// device keeps its table, and the guest keeps the device's cache of released mappings.
+/// The host of the para-virtual IOMMU installs the context entry when the IOMMU's driver is ready
+/// (`docs/PVIOMMU.md`), so the entry stays at the rebind. The published design names no step for a
+/// driver that leaves: the device keeps its table, and the guest keeps the device's cache of
+/// released mappings.
 fn after_rebind(
     mode: &Mode,
     first: FirstDriver,

@@ -166,7 +166,7 @@ fn forged() -> Vec<Vec<u8>> {
         unmap(VICTIM, [WINDOW + PAGE, WINDOW + 2 * PAGE - 1]),
         unmap(VICTIM, [WINDOW + 2 * PAGE - 1, WINDOW]),
         unmap(UNKNOWN, two),
-        // A flush of a lazy domain, which was not negotiated, and properties of the host's endpoint.
+        // A flush that was not negotiated, and properties of the host's endpoint.
         request::<IOTLB_FLUSH_BYTES>(VIRTIO_IOMMU_T_IOTLB_FLUSH, &[(4, VICTIM)], &[]),
         request::<PROBE_BYTES>(VIRTIO_IOMMU_T_PROBE, &[(4, UNKNOWN)], &[]),
         // An unknown type, and no byte at all.

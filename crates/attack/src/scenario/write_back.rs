@@ -107,8 +107,8 @@ pub(crate) fn early_link(mode: &Mode) -> ScenarioResult {
 const STALE_FRAMES: u64 = 16;
 const FRAME: u64 = 4096;
 
-/// Returns an old word: readable and writable in both stages of VT-d (bit 2 is U/S in the first, and
-/// ignored in the second), to the frame itself.
+/// Returns an old word: readable and writable in both stages of VT-d (bit 2 is U/S in the first,
+/// and ignored in the second), to the frame itself.
 fn radix_word(frame: PhysAddr) -> u64 {
     frame.get() | 7
 }

@@ -79,6 +79,22 @@ fn late_prefetches() {
     assert_eq!(rig.unit.stats().prefetch_hits, 1);
 }
 
+/// The slot after the only slot of a ring is that slot itself, and it is not prefetched.
+#[test]
+fn a_ring_of_one_slot_has_no_next_slot() {
+    let mem = arena();
+    for prefetch in [Prefetch::Immediate, Prefetch::Deferred] {
+        let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(prefetch), 1);
+        rig.map(NIC, 0, 0, pte(place(0), 64, RW));
+        for _ in 0..3 {
+            assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
+            while rig.unit.complete_prefetch(&mem) {}
+        }
+        let stats = rig.unit.stats();
+        assert_eq!((stats.prefetches, stats.prefetch_hits), (0, 0));
+    }
+}
+
 /// While a prefetch is pending, a fixed entry has no `next`. A published one still has the
 /// `next` of the previous slot.
 #[test]

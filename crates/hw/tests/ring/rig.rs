@@ -22,6 +22,8 @@ pub(crate) const RW: Permissions = Permissions::READ_WRITE;
 
 pub(crate) const NIC: RequesterId = RequesterId::new(0x0100);
 pub(crate) const SSD: RequesterId = RequesterId::new(0x0208);
+/// Reaches the rings of the SSD. The same function as the NIC, on another bus.
+pub(crate) const SSD_ALIAS: RequesterId = RequesterId::new(0x0200);
 /// No device: its bus has a context table without an entry for it.
 pub(crate) const NOBODY: RequesterId = RequesterId::new(0x0110);
 pub(crate) const DEVICES: [(RequesterId, DomainId); 2] =
@@ -110,17 +112,14 @@ impl<'m, L: RingLogic> Rig<'m, L> {
                 table.store(words);
             }
             let translation = TranslationType::Rings { device: at };
-            contexts
-                .attach(
-                    mem,
-                    &frames,
-                    device,
-                    &Context {
-                        domain,
-                        translation,
-                    },
-                )
-                .unwrap();
+            let context = Context {
+                domain,
+                translation,
+            };
+            let alias = (device == SSD).then_some(SSD_ALIAS);
+            for device in [Some(device), alias].into_iter().flatten() {
+                contexts.attach(mem, &frames, device, &context).unwrap();
+            }
         }
         let mut unit = RingUnit::new(config);
         unit.set_root_table(contexts.root());

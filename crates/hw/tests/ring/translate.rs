@@ -3,9 +3,11 @@
 use ringfence_hw::{FixedLogic, Prefetch, RingUnitConfig, Translate};
 use ringfence_pgtable::{MAX_RING_BUFFER, MAX_RING_SLOTS};
 use ringfence_types::FaultReason::*;
-use ringfence_types::{Iova, PhysAddr};
+use ringfence_types::{Iova, PhysAddr, RequesterId};
 
-use crate::rig::{NIC, NOBODY, R, READ, RW, Rig, SSD, W, WRITE, arena, iova, pte, roomy};
+use crate::rig::{
+    NIC, NOBODY, R, READ, RW, Rig, SSD, SSD_ALIAS, W, WRITE, arena, geometry, iova, pte, roomy,
+};
 use crate::ring_logic::LogicAsPublished;
 
 #[test]
@@ -325,4 +327,28 @@ fn power_and_root_table() {
     fresh.enable();
     let fault = fresh.translate(&mem, NIC, at, 1, READ).map(|_| ());
     assert_eq!(fault.map_err(|fault| fault.reason), Err(Blocked));
+}
+
+/// Two devices of one function on two buses: each reaches its own rings, from the tables and from a
+/// cache of one context, and a third bus reaches none.
+#[test]
+fn the_bus_selects_the_rdevice() {
+    let mem = arena();
+    let config = RingUnitConfig {
+        contexts: geometry(1, 1),
+        ..roomy(Prefetch::Absent)
+    };
+    for config in [config, RingUnitConfig::UNCACHED] {
+        let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
+        rig.map(NIC, 0, 0, pte(0x5000, 64, RW));
+        rig.map(SSD, 0, 0, pte(0x6000, 64, RW));
+        for _ in 0..2 {
+            assert_eq!(rig.touch(NIC, 0, 0), Ok((0x5000, 1)));
+            assert_eq!(rig.touch(SSD_ALIAS, 0, 0), Ok((0x6000, 1)));
+        }
+        assert_eq!(
+            rig.touch(RequesterId::new(0x0300), 0, 0),
+            Err((iova(0, 0, 0), RootNotPresent))
+        );
+    }
 }

@@ -1,12 +1,12 @@
 //! Context lookup, and the fault records of failed lookups.
 
 use ringfence_hw::{FaultRecord, RootTable, UnitConfig, VtdUnit};
-use ringfence_pgtable::{Context, Levels, TranslationType};
+use ringfence_pgtable::Levels;
 use ringfence_types::FaultReason::{
     Blocked, ContextInvalid, ContextNotPresent, ReservedBit, RootNotPresent, TableAccess,
 };
 use ringfence_types::{
-    Access, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory, RequesterId,
+    Access, DomainId, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory, RequesterId,
 };
 use std::sync::atomic::Ordering;
 
@@ -194,32 +194,55 @@ fn faults_are_recorded_with_their_fields() {
     assert_eq!(rig.unit.stats().faults, 3);
 }
 
+/// Every other device of a square of buses and functions is attached, each to a page of its own.
+/// So neighbours that share the bus or the function have different states.
 #[test]
 fn contexts_of_all_buses_and_functions_are_distinct() {
-    let mem = arena();
+    const PLACES: [u16; 5] = [0, 1, 127, 128, 255];
+    let devices: Vec<_> = (0..25)
+        .map(|i| (i, RequesterId::new(PLACES[i / 5] << 8 | PLACES[i % 5])))
+        .collect();
+    let attached = |i: usize| (i / 5 + i % 5).is_multiple_of(2);
     for contexts in [geometry(1, 1), geometry(64, 1), geometry(4096, 1)] {
+        let mem = arena();
         let mut config = roomy();
         config.contexts = contexts;
         let mut rig = Rig::new(&mem, &config);
-        let devices: Vec<_> = (0..=0xffff_u16)
-            .step_by(0x0ff)
-            .map(RequesterId::new)
-            .collect();
-        for (i, device) in devices.iter().enumerate() {
-            let context = Context {
-                domain: A,
-                translation: TranslationType::PassThrough {
-                    levels: Levels::Four,
-                },
-            };
-            if i % 2 == 0 {
-                rig.attach_context(*device, &context);
+        let page = |i: usize| 0x10_0000 + 0x1000 * i as u64;
+        for (i, device) in devices.iter().filter(|(i, _)| attached(*i)) {
+            let table = rig.domain(DomainId::new(*i as u16 + 1), &[*device]);
+            rig.map(&table, 0x1000, page(*i), 1, RW);
+        }
+        for (i, device) in devices.iter().chain(&devices) {
+            let seen = rig.dma(*device, 0x1000, 1, READ).map(|pieces| pieces[0].0);
+            if attached(*i) {
+                assert_eq!(seen, Ok(page(*i)), "{device}");
+            } else {
+                assert!(
+                    matches!(seen, Err((0x1000, ContextNotPresent | RootNotPresent))),
+                    "{device}: {seen:?}"
+                );
             }
         }
-        for _ in 0..2 {
-            for (i, device) in devices.iter().enumerate() {
-                assert_eq!(rig.dma(*device, 0, 1, READ).is_ok(), i % 2 == 0, "{device}");
-            }
-        }
+    }
+}
+
+/// A cache of one context serves the device of that context only: not the same function of another
+/// bus, and no other function of the bus.
+#[test]
+fn a_cached_context_serves_its_device_only() {
+    let mem = arena();
+    let mut config = roomy();
+    config.contexts = geometry(1, 1);
+    let mut rig = Rig::new(&mem, &config);
+    let device = RequesterId::new(0x0100);
+    let table = rig.domain(A, &[device]);
+    rig.map(&table, 0x1000, 0x7000, 1, RW);
+    for (other, reason) in [
+        (RequesterId::new(0x0200), RootNotPresent),
+        (RequesterId::new(0x0101), ContextNotPresent),
+    ] {
+        assert!(rig.dma(device, 0x1000, 1, READ).is_ok());
+        assert_eq!(rig.dma(other, 0x1000, 1, READ), Err((0x1000, reason)));
     }
 }

@@ -191,6 +191,9 @@ fn a_static_map_is_made_once() {
     else {
         panic!("another buffer");
     };
+    // The unmapped buffer is still translated.
+    let leaf = table.lookup(&*board.arena, Iova::new(0x20_0010)).unwrap();
+    assert_eq!(leaf.translate(Iova::new(0x20_0010)).get(), 0x20_0010);
     assert_eq!(board.words(), words);
     assert!(board.port.log.is_empty());
 }

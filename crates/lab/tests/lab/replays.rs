@@ -140,6 +140,59 @@ fn every_mode_matches_hand_counts() {
     }
 }
 
+/// A receive ring whose buffers are replaced in order. In the second lap a transmit buffer is
+/// unmapped between: the long-lasting ring interference of EIOVAR section 4.
+fn interference() -> Script {
+    let mut script = Script::default();
+    let mut time = 0;
+    let mut at = || {
+        time += 1;
+        time * US
+    };
+    for id in 0..64 {
+        script.map(at(), (0, 0, TX), 1000 + id, &buffer(u64::from(id)));
+    }
+    for id in 0..512 {
+        script.map(at(), (0, 0, RX), id, &buffer(100 + u64::from(id)));
+    }
+    for lap in 0..4 {
+        for id in 0..512 {
+            script.unmap(at(), (0, 0), id);
+            if (lap, id) == (1, 300) {
+                script.unmap(at(), (0, 0), 1007);
+            }
+            script.map(at(), (0, 0, RX), id, &buffer(100 + u64::from(id)));
+        }
+    }
+    script
+}
+
+/// Each mode searches as its allocator does: the trees of `strict` and `defer` under interference,
+/// those with free lists never, and a bitmap the same with either flush policy.
+#[test]
+fn modes_search_as_their_allocators_do() {
+    let (plan, planner) = planned(&interference().chunk);
+    let [strict, plus, defer, defer_plus, bitmap, strict_bitmap] = [
+        "strict",
+        "strict+",
+        "defer",
+        "defer+",
+        "bitmap",
+        "strict-bitmap",
+    ]
+    .map(|name| replay(name, &plan, &planner.live_mappings()).0);
+    assert!(strict.search_max > 200, "{}", strict.search_max);
+    assert!(defer.search_max > 200, "{}", defer.search_max);
+    assert_eq!([plus.search_steps, defer_plus.search_steps], [0; 2]);
+    let of = |of: &Outcomes| (of.search_steps, of.search_max, of.table_bytes);
+    assert_eq!(of(&strict_bitmap), of(&bitmap));
+    for tree in [&strict, &plus] {
+        assert_ne!(of(&strict_bitmap), of(tree));
+    }
+    assert_eq!(strict_bitmap.invalidations, strict.invalidations);
+    assert_eq!(bitmap.invalidations, 0);
+}
+
 #[test]
 fn stale_byte_seconds_are_the_sum_over_all_windows() {
     let (plan, planner) = planned(&pairs().chunk);

@@ -207,6 +207,28 @@ fn order_is_counted() {
     assert_eq!(ring.next_in_turn, 0);
 }
 
+/// N by descriptors counts each of the D mappings with the K slots of the largest; N by slots
+/// counts the slots that are mapped.
+#[test]
+fn a_descriptor_counts_with_the_slots_of_the_largest() {
+    let mut script = Script::default();
+    for (id, pieces) in [(0_u32, 4_u64), (1, 1), (2, 4)] {
+        let first = u64::from(id) * 4;
+        let list: Vec<PhysRange> = (first..first + pieces).map(buffer).collect();
+        script.map(u64::from(id), (0, 0, RX), id, &list);
+    }
+    script.unmap(10 * US, (0, 0), 0);
+    script.unmap(11 * US, (0, 0), 1);
+    let (plan, _) = planned(&script.chunk);
+    let ring = only(&plan);
+    assert_eq!(
+        (ring.mappings_max, ring.pieces_max, ring.live_max),
+        (3, 4, 9)
+    );
+    assert_eq!(ring.withheld_max, 5);
+    assert_eq!((ring.descriptor_rule(), ring.rule()), (3 * 4 + 5, 9 + 5));
+}
+
 /// One buffer stays mapped while the driver maps and unmaps others. An in-order tail must not pass
 /// it, so the ring needs a slot for each of them.
 #[test]

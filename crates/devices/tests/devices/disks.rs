@@ -457,6 +457,11 @@ fn many_nvme_queues_have_rings_and_ahci_has_the_baseline_unit() {
     let unit = by_rule(&ahci::DMA_USAGE, [], &single_blocks(100, 4), Port);
     assert_eq!(unit, IommuKind::Baseline);
     assert_eq!(IommuKind::for_device(&DmaUsage::RDMA), IommuKind::Baseline);
+    // A ring has at most 2^18 - 1 slots.
+    for (slots, unit) in [(1 << 16, IommuKind::Ring), (1 << 18, IommuKind::Baseline)] {
+        let usage = nvme::dma_usage(1, slots);
+        assert_eq!(IommuKind::for_device(&usage), unit, "{slots}");
+    }
 }
 
 proptest! {

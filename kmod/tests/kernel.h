@@ -282,7 +282,7 @@ struct device {
 struct pci_dev {
 	struct device dev;
 	void *bus;
-	unsigned int error_state;
+	unsigned int id, error_state;
 };
 
 struct virtio_config_ops;

@@ -44,6 +44,14 @@ struct pci_dev *test_next_device(struct pci_dev *before)
 	return before ? NULL : &pdev;
 }
 
+const char *pci_name(const struct pci_dev *of)
+{
+	static char name[sizeof("0000:00:00.0")];
+
+	snprintf(name, sizeof(name), "0000:00:%02x.%x", of->id >> 3 & 0x1f, of->id & 7);
+	return name;
+}
+
 static void notify(unsigned long event)
 {
 	if (test_notifier)
@@ -166,6 +174,7 @@ static void load(const char *name)
 	memset(&host, 0, sizeof(host));
 	memset(taken, 0, sizeof(taken));
 	memset(&pdev, 0, sizeof(pdev));
+	pdev.id = 0x20;
 	host.chains = 64;
 	host.prompt = true;
 	space.config = config;
@@ -230,6 +239,45 @@ static void a_bound_driver_binds_again(void)
 	CHECK(!pdev.dev.driver && !pdev.dev.ops);
 }
 
+/* Binds a driver to `of`, and returns true if the device gets operations. */
+static bool is_bound(struct pci_dev *of)
+{
+	test_notifier->notifier_call(test_notifier, BUS_NOTIFY_BIND_DRIVER, &of->dev);
+	if (of->dev.ops)
+		endpoint = list_first_entry(&pvi.endpoints, struct pvi_endpoint, list);
+	return of->dev.ops;
+}
+
+/* Only a device that the host lists and the user has selected gets operations and an endpoint. */
+static void other_devices_get_no_operations(void)
+{
+	struct pci_dev unlisted = { .id = 0x28, .dev.mask = ~0ULL };
+
+	load("not in the host's list");
+	CHECK(!is_bound(&unlisted) && list_empty(&pvi.endpoints));
+	CHECK(is_bound(&pdev) && !list_empty(&pvi.endpoints));
+	pdev.dev.driver = &pdev;
+	pvi_exit();
+
+	load("the device of the IOMMU itself");
+	vdev.dev.parent = &pdev.dev;
+	CHECK(!is_bound(&pdev) && list_empty(&pvi.endpoints));
+	vdev.dev.parent = NULL;
+	pvi_exit();
+
+	pvi_device_count = 1;
+	pvi_devices[0] = "0000:00:05.0";
+	load("not selected");
+	CHECK(!is_bound(&pdev) && !is_bound(&unlisted) && list_empty(&pvi.endpoints));
+	pvi_exit();
+	pvi_devices[0] = "0000:00:04.0";
+	load("selected");
+	CHECK(is_bound(&pdev) && !is_bound(&unlisted));
+	pdev.dev.driver = &pdev;
+	pvi_exit();
+	pvi_device_count = 0;
+}
+
 int main(void)
 {
 	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
@@ -237,6 +285,7 @@ int main(void)
 	an_unmap_reaches_the_host_by_default();
 	the_error_state_of_a_device_is_not_written();
 	a_bound_driver_binds_again();
+	other_devices_get_no_operations();
 	CHECK(!allocations);
 	free(buffers);
 	puts("all as it should be");

@@ -62,13 +62,13 @@ extern struct notifier_block *test_notifier;
 #define bus_register_notifier(bus, block) (test_notifier = (block), 0)
 #define bus_unregister_notifier(bus, block) ((void)(block), test_notifier = NULL)
 
-/* One PCI device. */
+/* PCI devices of bus 0, named by their IDs: at most 15 devices of one function. */
 enum { pci_channel_io_normal = 1, pci_channel_io_frozen, pci_channel_io_perm_failure };
 
 #define to_pci_dev(one) container_of((struct device *)(one), struct pci_dev, dev)
 #define pci_domain_nr(bus) 0
-#define pci_dev_id(pdev) 0x20
-#define pci_name(pdev) "0000:00:04.0"
+#define pci_dev_id(pdev) ((pdev)->id)
+const char *pci_name(const struct pci_dev *pdev);
 #define pci_dev_get(pdev) (pdev)
 #define pci_dev_put(pdev) ((void)(pdev))
 #define for_each_pci_dev(pdev) while ((pdev = test_next_device(pdev)))

@@ -135,6 +135,29 @@ fn only_caches_without_a_residency_expose_for_any_time() {
     }
 }
 
+/// A cache of 16,384 pages (`map-cache`) unmaps some for the next one. Without frees (`never-free`,
+/// remedy CG13) all of them stay reachable, with no invalidation.
+#[test]
+fn mappings_that_are_never_freed_outnumber_a_cache() {
+    const PAGES: u64 = (1 << 14) + 1;
+    for (name, stay) in [("never-free", true), ("map-cache", false)] {
+        let mut bench = named(name);
+        bench.attackers(false);
+        let mut mapped = Vec::new();
+        for page in 0..PAGES {
+            let handle = bench.map(0, 0, &[memory(0x10_0000 + (page << 12), 64)], FROM);
+            mapped.push(bench.range(handle).start());
+            bench.unmap(handle, 0);
+        }
+        bench.tick(0, 1_000_000);
+        assert_eq!(bench.counts().1 == 0, stay, "{name}");
+        let reached = mapped
+            .iter()
+            .all(|iova| violates(&mut *bench, 0, *iova, 8, WRITE));
+        assert_eq!(reached, stay, "{name}");
+    }
+}
+
 /// Returns true if the access succeeded without a grant.
 fn violates(bench: &mut dyn Bench, dev: usize, iova: Iova, bytes: u64, access: Access) -> bool {
     let through = bench.access(device(dev), iova, bytes, access).is_ok();

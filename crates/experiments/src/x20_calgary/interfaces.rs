@@ -76,6 +76,7 @@ pub(super) fn add(found: &mut Findings, profile: &Profile) -> Result<(), LabErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Setting;
 
     #[test]
     fn only_interfaces_with_batches_cross_less_for_larger_calls() {
@@ -107,6 +108,63 @@ mod tests {
                     "{name} {group}"
                 );
             }
+        }
+    }
+
+    /// Each row by hand: crossings, flushes, and cycles with the profile's costs.
+    #[test]
+    fn rows_and_lines_are_those_of_their_interface() {
+        let profile = Setting::smoke().profile;
+        let mut found = Findings::default();
+        add(&mut found, &profile).unwrap();
+        let value = |interface: &str, group: u64, of: &str| {
+            let what = format!("interface {interface}, batches of {group}: {of}");
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.unwrap_or_else(|| panic!("{what}"))
+                .measured
+                .unwrap()
+                .median
+        };
+        let invalidation = profile.invalidation_cycles as f64;
+        for (interface, mode_name, per_pair) in [
+            ("hypercall for each entry", "xen", [2.0, 2.0, 2.0]),
+            (
+                "hypercall for up to 32 entries",
+                "xen-multicall",
+                [2.0, 2.0 / 32.0, 2.0 / 32.0],
+            ),
+            (
+                "request on a virtqueue",
+                "virtio-strict",
+                [2.0, 2.0 / 32.0, 2.0 / 64.0],
+            ),
+            (
+                "trapped queue of an emulated VT-d",
+                "emulated-strict",
+                [2.0, 1.0 + 1.0 / 32.0, 1.0 + 1.0 / 64.0],
+            ),
+            (
+                "direct: the kernel writes the table",
+                "calgary",
+                [0.0, 0.0, 0.0],
+            ),
+        ] {
+            let crossing = profile.crossing_cycles(mode(mode_name).unwrap().owner) as f64;
+            for (group, crossings) in [1, 32, 64].into_iter().zip(per_pair) {
+                assert_eq!(value(interface, group, "crossings per pair"), crossings);
+                let flushes = value(interface, group, "flushes per pair");
+                if interface.contains("hypercall") || mode_name == "calgary" {
+                    assert_eq!(flushes, 1.0 / group as f64, "{interface} {group}");
+                }
+                let cycles = value(interface, group, "modelled cycles of a map and an unmap");
+                let wanted = crossings * crossing + flushes * invalidation;
+                assert!((cycles - wanted).abs() < 1e-9, "{interface} {group}");
+            }
+            let line = found.figures[0].series.iter();
+            let mut line = line.filter(|line| line.name == interface);
+            let points = &line.next().unwrap().points;
+            let of = |group: f64| points.iter().find(|point| point.0 == group).unwrap().1;
+            assert_eq!([1.0, 32.0, 64.0].map(of), per_pair, "{interface}");
         }
     }
 }

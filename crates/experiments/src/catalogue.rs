@@ -226,6 +226,15 @@ mod tests {
             let riommu = modelled(&format!("{nic}: riommu")) - none;
             assert!((riommu / invalidation - 1.0).abs() < 0.1, "{nic}: {riommu}");
             assert!(modelled(&format!("{nic}: defer")) - none < 0.1 * strict);
+            // The other of each pair invalidates as often.
+            for (one, other) in [
+                ("strict+", "strict"),
+                ("riommu-", "riommu"),
+                ("defer+", "defer"),
+            ] {
+                let [one, other] = [one, other].map(|mode| modelled(&format!("{nic}: {mode}")));
+                assert!((one - other).abs() < 1e-9, "{nic}: {one} {other}");
+            }
         }
     }
 }

@@ -172,6 +172,18 @@ mod tests {
                 let row = found.rows.iter().find(|row| row.quantity == name);
                 row.unwrap().clone()
             };
+            // Each row is beside the cell of its own mode and adapter.
+            let sheet = Sheet::named("riommu_table3").unwrap();
+            let cell = |mode| {
+                let keys = [("nic", nic), ("mode", mode)];
+                sheet.printed(&keys, "value").unwrap().value
+            };
+            for mode in ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"] {
+                let row = of(mode);
+                assert_eq!(row.published.unwrap().value, cell(mode), "{nic} {mode}");
+                assert_eq!(row.null_model.unwrap().value, cell("none"), "{nic} {mode}");
+                assert_eq!(row.group, Some(nic), "{mode}");
+            }
             let none = of("none").measured.unwrap().median;
             let riommu = of("riommu");
             assert_eq!(riommu.null_model.unwrap().value, none);

@@ -33,6 +33,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const MODES: [&str; 3] = ["none", "hwpt", "swpt"];
 /// Packets of a round trip of request-response: one received, one sent.
 const PACKETS: f64 = 2.0;
+/// Microseconds of a cycle.
+const MICROSECONDS: f64 = 1.0 / (CLOCK_GHZ * 1e3);
 /// Row whose misses are the paper's and not counted.
 const ASSUMED_MISSES: &str = "swpt with a miss for each packet";
 
@@ -72,9 +74,14 @@ fn stream(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
     for costs_of in in_turns(setting, &runs, subjects()?)? {
         costs.push(last(&costs_of)?);
     }
+    stream_rows(&claims, &costs, found)
+}
+
+/// Adds the rows of `costs`, which are those of [`MODES`].
+fn stream_rows(claims: &Sheet, costs: &[Cost], found: &mut Findings) -> Result<(), LabError> {
     let none = costs.first().map_or(0.0, Cost::measured_per_pair);
     let mut more = Vec::new();
-    for (mode, cost) in MODES.into_iter().zip(&costs).skip(1) {
+    for (mode, cost) in MODES.into_iter().zip(costs).skip(1) {
         let cycles = cost.measured_per_pair();
         let extra = IOVAS_PER_PACKET * (cycles - none);
         // The spread of the whole, not of the small difference.
@@ -105,11 +112,7 @@ fn stream(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
 }
 
 fn request_response(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
-    let claims = Sheet::named("claims")?;
-    let equal = claims.text(&[("id", "R27")], "value")?;
-    let equal = Published::new(equal, 1.0, "claims.csv R27");
     let table = Sheet::named("riommu_table3")?;
-    let microseconds = 1.0 / (CLOCK_GHZ * 1e3);
     for (nic, adapter) in [(Nic::Mlx, NicProfile::MLX), (Nic::Brcm, NicProfile::BRCM)] {
         let name = nic.name();
         let none_us = table.printed(&[("nic", name), ("mode", "none")], "value")?;
@@ -133,31 +136,8 @@ fn request_response(setting: &Setting, found: &mut Findings) -> Result<(), LabEr
         );
         found.push(counted("misses per round trip, 4 KiB pages", small).near(both));
         found.push(counted("misses per round trip, 2 MiB pages", large));
-        let none = costs.first().map_or(0.0, |cost| cost.measured);
-        let mut text = Vec::new();
-        let mut row = |what: &str, cost: &Cost, misses: f64, assumed: bool| {
-            let executed = (cost.measured - none) / trips * microseconds;
-            let missed = misses * setting.profile.miss_cycles as f64 * microseconds;
-            let spread = cost.spread / trips * microseconds / none_us.value;
-            let ratio = 1.0 + (executed + missed) / none_us.value;
-            text.push(format!(
-                "{what} {executed:.2} us of calls and {missed:.2} us of misses"
-            ));
-            let row = FindingRow::new(
-                format!("{name}: {what}, round trip relative to none"),
-                "",
-                Measured::counted(ratio).with_spread(spread),
-            );
-            let row = row.with_null_model(NullModel::RATIO).near(equal.clone());
-            // The number of misses is the paper's, so the row has no count of this build.
-            found.push(if assumed { row.fitted() } else { row });
-        };
-        let [_, hwpt, swpt] = &costs[..] else {
-            return Err(LabError::Internal("a cost of each mode"));
-        };
-        row("hwpt", hwpt, 0.0, false);
-        row("swpt with the counted misses", swpt, small, false);
-        row(ASSUMED_MISSES, swpt, PACKETS, true);
+        let miss_us = setting.profile.miss_cycles as f64 * MICROSECONDS;
+        let text = trip_rows(name, &none_us, &costs, trips, [small, miss_us], found)?;
         found.explain(format!(
             "{name}, added to a round trip of {} us: {}. Each miss delays the device before its \
             interrupt or its frame, so all of it is on the path. The driver's buffers here follow \
@@ -167,6 +147,46 @@ fn request_response(setting: &Setting, found: &mut Findings) -> Result<(), LabEr
         ));
     }
     Ok(())
+}
+
+/// Adds the rows of a round trip on the adapter `name`, from the costs of [`MODES`] over all
+/// `trips`, the counted misses of a round trip, and the microseconds of a miss. Returns their text.
+fn trip_rows(
+    name: &str,
+    none_us: &Published,
+    costs: &[Cost],
+    trips: f64,
+    [missed, miss_us]: [f64; 2],
+    found: &mut Findings,
+) -> Result<Vec<String>, LabError> {
+    let claims = Sheet::named("claims")?;
+    let equal = claims.text(&[("id", "R27")], "value")?;
+    let equal = Published::new(equal, 1.0, "claims.csv R27");
+    let [none, hwpt, swpt] = costs else {
+        return Err(LabError::Internal("a cost of each mode"));
+    };
+    let mut text = Vec::new();
+    let mut row = |what: &str, cost: &Cost, misses: f64, assumed: bool| {
+        let executed = (cost.measured - none.measured) / trips * MICROSECONDS;
+        let missed = misses * miss_us;
+        let spread = cost.spread / trips * MICROSECONDS / none_us.value;
+        let ratio = 1.0 + (executed + missed) / none_us.value;
+        text.push(format!(
+            "{what} {executed:.2} us of calls and {missed:.2} us of misses"
+        ));
+        let row = FindingRow::new(
+            format!("{name}: {what}, round trip relative to none"),
+            "",
+            Measured::counted(ratio).with_spread(spread),
+        );
+        let row = row.with_null_model(NullModel::RATIO).near(equal.clone());
+        // The number of misses is the paper's, so the row has no count of this build.
+        found.push(if assumed { row.fitted() } else { row });
+    };
+    row("hwpt", hwpt, 0.0, false);
+    row("swpt with the counted misses", swpt, missed, false);
+    row(ASSUMED_MISSES, swpt, PACKETS, true);
+    Ok(text)
 }
 
 /// Returns the IOTLB misses of the last of `runs`. The table maps all buffers to themselves with
@@ -259,6 +279,72 @@ mod tests {
             assert!(row.quantity.contains(ASSUMED_MISSES) && row.holds.is_none());
         }
         assert!(judged.iter().all(|row| row.holds.is_some()));
+    }
+
+    /// Costs of a thousand pairs each.
+    fn costs(per_pair: [f64; 3]) -> [Cost; 3] {
+        per_pair.map(|cycles| Cost {
+            measured: 1000.0 * cycles,
+            pairs: 1000,
+            ..Cost::default()
+        })
+    }
+
+    /// Two pairs of a packet take 25 and 50 cycles each more than without an IOMMU.
+    #[test]
+    fn rows_of_stream_are_beyond_none() {
+        let claims = Sheet::named("claims").unwrap();
+        let mut found = Findings::default();
+        stream_rows(&claims, &costs([10.0, 35.0, 60.0]), &mut found).unwrap();
+        let values: Vec<_> = found
+            .rows
+            .iter()
+            .map(|row| (row.quantity.as_str(), row.measured.unwrap().median))
+            .collect();
+        let below = |cycles: f64| 100.0 * (1.0 - 1816.0 / (1816.0 + cycles));
+        assert_eq!(
+            values,
+            [
+                ("hwpt: cycles per packet beyond none", 50.0),
+                ("hwpt: stream throughput below none", below(50.0)),
+                ("swpt: cycles per packet beyond none", 100.0),
+                ("swpt: stream throughput below none", below(100.0)),
+            ]
+        );
+        let published = |row: &FindingRow| row.published.as_ref().unwrap().source.clone();
+        assert_ne!(published(&found.rows[0]), published(&found.rows[1]));
+    }
+
+    /// 3100 cycles are a microsecond. Each mode has its own cycles, and only software pass-through
+    /// has misses.
+    #[test]
+    fn rows_of_round_trips_are_those_of_their_mode() {
+        let none_us = Published::new("10", 10.0, String::new());
+        let mut found = Findings::default();
+        let costs = costs([3.1, 6.2, 12.4]);
+        trip_rows("mlx", &none_us, &costs, 1.0, [0.25, 2.0], &mut found).unwrap();
+        let values: Vec<_> = found
+            .rows
+            .iter()
+            .map(|row| (row.quantity.as_str(), row.measured.unwrap().median))
+            .collect();
+        // 3100, 6200 and 12,400 cycles of one trip: 1 us and 3 us more than none.
+        let wanted = [
+            ("mlx: hwpt, round trip relative to none", 1.1),
+            (
+                "mlx: swpt with the counted misses, round trip relative to none",
+                1.35,
+            ),
+            (
+                "mlx: swpt with a miss for each packet, round trip relative to none",
+                1.7,
+            ),
+        ];
+        for ((what, value), (name, wanted)) in values.iter().zip(wanted) {
+            assert_eq!(*what, name);
+            assert!((value - wanted).abs() < 1e-9, "{what}: {value}");
+        }
+        assert_eq!(values.len(), wanted.len());
     }
 
     /// The receive ring has more pages than the IOTLB has entries, and a few large pages hold them

@@ -297,6 +297,22 @@ mod tests {
             repetitions: 1,
         };
         let found = found(&Setting::smoke(), amount).unwrap();
+        let of = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            let row = row.unwrap_or_else(|| panic!("{what}"));
+            row.measured.unwrap().median
+        };
+        // Two differences: of the buffers, and of the same with the IOMMU off.
+        let [random, same, random_off, same_off] = [
+            "random buffer, translated",
+            "one buffer, translated",
+            "random buffer, IOMMU off",
+            "one buffer, IOMMU off",
+        ]
+        .map(|name| of(&format!("{name}: cycles per frame, measured")));
+        let model = of("measured on this CPU: cycles of a miss in the hardware model");
+        let wanted = (random - same) - (random_off - same_off);
+        assert!((model - wanted).abs() < 1e-6, "{model} {wanted}");
         let charge = found.rows.iter().find(|row| row.fitted).unwrap();
         assert_eq!(charge.holds, None, "{charge:?}");
         let measured = charge.measured.unwrap();

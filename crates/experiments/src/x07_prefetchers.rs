@@ -288,6 +288,25 @@ fn by_distance(streams: &[PrefetchSummary]) -> String {
     )
 }
 
+/// The predicted share of the stream `source` over the history, for each predictor of the figure.
+fn lines(rows: &[PrefetchRow], source: &str) -> Vec<Series> {
+    let line = |(name, predictor)| {
+        let of = rows
+            .iter()
+            .filter(|row| row.source == source && row.predictor == predictor);
+        let points = of.map(|row| (row.history as f64, row.first_hit_rate));
+        Series::line(name, points.collect())
+    };
+    [
+        ("Markov, modified", Predictor::MarkovModified),
+        ("Recency, modified", Predictor::RecencyModified),
+        ("Distance, modified", Predictor::DistanceModified),
+        ("Markov", Predictor::Markov),
+    ]
+    .map(line)
+    .into()
+}
+
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let rows = synthetic()?;
     let mut found = Findings::with_method(
@@ -309,26 +328,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         .find(named)
         .map(|row| row.source.clone())
         .unwrap_or_default();
-    let line = |name: &str, predictor| {
-        let of = rows
-            .iter()
-            .filter(|row| row.source == source && row.predictor == predictor);
-        Series::line(
-            name,
-            of.map(|row| (row.history as f64, row.first_hit_rate))
-                .collect(),
-        )
-    };
     found.figures.push(Figure::logarithmic(
         format!("Predicted share over history size: {source}"),
         "history entries",
         "predicted share",
-        vec![
-            line("Markov, modified", Predictor::MarkovModified),
-            line("Recency, modified", Predictor::RecencyModified),
-            line("Distance, modified", Predictor::DistanceModified),
-            line("Markov", Predictor::Markov),
-        ],
+        lines(&rows, &source),
     ));
     found.explain(by_distance(&summarise(&rows)));
     found.explain(
@@ -341,201 +345,4 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::prefetch::{Addresses, Synthetic, histories, measure as feed};
-
-    /// A device that goes around its ring five times, with the same addresses in every lap.
-    fn device(name: &str, entries: u32) -> Vec<crate::prefetch::PrefetchRow> {
-        let ring = Synthetic {
-            rings: vec![entries],
-            burst: 1,
-            laps: 5,
-            addresses: Addresses::Scattered,
-            seed: 1,
-        };
-        let mut stream = ring.stream().unwrap();
-        stream.name = name.into();
-        feed(&stream, &histories(&stream))
-    }
-
-    #[test]
-    fn recorded_devices_are_counted_per_claim() {
-        let mut setting = Setting::smoke();
-        setting.recorded = device("large", 256);
-        setting.recorded.extend(device("small", 64));
-        let mut found = Findings::default();
-        recorded(&setting.recorded, &mut found);
-        // Both sets of claims for the one ring, a count of each kind, and the device's six shape
-        // measures.
-        assert_eq!(found.rows.len(), 2 * CLAIMS.len() + Kind::ALL.len() + 6);
-        let of = |what: &str| {
-            found
-                .rows
-                .iter()
-                .find(|row| row.quantity.contains(what))
-                .unwrap()
-        };
-        let row = of("recorded, rings: Markov, history of the ring or more");
-        assert_eq!(
-            (row.published.as_ref().unwrap().value, row.holds),
-            (1.0, Some(true))
-        );
-        // With bursts of one, the invalidation removes the prefetched entry.
-        let row = of("recorded, in order and ahead: two entries per ring, invalidated by bursts");
-        assert_eq!((row.measured.unwrap().median, row.holds), (0.0, None));
-        let row = of("recorded, in order and ahead: two entries, uninvalidated: wrong predictions");
-        assert_eq!((row.measured.unwrap().median, row.holds), (1.0, Some(true)));
-        assert_eq!(
-            of("large: Recency, history below the ring")
-                .measured
-                .unwrap()
-                .median,
-            0.0
-        );
-        assert!(
-            found
-                .rows
-                .iter()
-                .all(|row| !row.quantity.starts_with("small"))
-        );
-    }
-
-    /// A device whose addresses never recur is counted. The claims about histories do not cover it;
-    /// the claim about two entries does.
-    #[test]
-    fn claims_judge_only_the_devices_that_they_cover() {
-        let ring = Synthetic {
-            rings: vec![256],
-            burst: 1,
-            laps: 5,
-            addresses: Addresses::Fresh,
-            seed: 1,
-        };
-        let stream = ring.stream().unwrap();
-        let mut setting = Setting::smoke();
-        setting.recorded = feed(&stream, &histories(&stream));
-        let mut found = Findings::default();
-        recorded(&setting.recorded, &mut found);
-        let of = |what: &str| found.rows.iter().find(|row| row.quantity.contains(what));
-        let counted = |what: &str| of(what).unwrap().measured.unwrap().median;
-        assert_eq!(counted("recorded devices: new addresses"), 1.0);
-        assert_eq!(counted("recorded devices: ring"), 0.0);
-        assert!(of("recorded, rings:").is_none());
-        let row = of("recorded, new addresses: Recency, history of the ring or more").unwrap();
-        assert_eq!((row.measured.unwrap().median, row.holds), (0.0, None));
-        let row = of("recorded, in order and ahead: two entries per ring, uninvalidated").unwrap();
-        assert_eq!((row.measured.unwrap().median, row.holds), (1.0, None));
-        let row = of("recorded, in order and ahead: two entries, uninvalidated: wrong").unwrap();
-        assert_eq!(row.holds, Some(true));
-        assert!(
-            found
-                .explanation
-                .iter()
-                .any(|text| text.contains("no recorded device tests it"))
-        );
-    }
-
-    /// A ring whose addresses recur has every claim. Of a stream of new addresses, only the wrong
-    /// predictions of two entries are judged, and of a device with one request in flight nothing.
-    #[test]
-    fn claims_judge_only_the_streams_that_they_cover() {
-        let stream = |addresses, entries| {
-            let ring = Synthetic {
-                rings: vec![entries],
-                burst: 1,
-                laps: if entries == 1 { 2000 } else { 5 },
-                addresses,
-                seed: 1,
-            };
-            let stream = ring.stream().unwrap();
-            let rows = feed(&stream, &histories(&stream));
-            let mut found = Findings::default();
-            judged(&rows, &mut found);
-            let [summary] = &summarise(&rows)[..] else {
-                panic!("one stream")
-            };
-            (summary.clone(), found.rows)
-        };
-        let judged_of = |rows: &[FindingRow]| {
-            let judged = rows.iter().filter(|row| row.holds.is_some());
-            judged.count()
-        };
-        let (ring, rows) = stream(Addresses::Scattered, 256);
-        assert_eq!(ring.shape.kind(), Kind::Ring);
-        // All but the two shares of two entries.
-        assert_eq!(judged_of(&rows), CLAIMS.len() - 2);
-        let (mut new, rows) = stream(Addresses::Fresh, 256);
-        assert_eq!(new.shape.kind(), Kind::NewAddresses);
-        assert_eq!(rows.len(), CLAIMS.len());
-        let judged: Vec<_> = rows.iter().filter(|row| row.holds.is_some()).collect();
-        let [wrong] = judged[..] else {
-            panic!("{judged:?}")
-        };
-        assert!(wrong.quantity.ends_with(WRONG), "{}", wrong.quantity);
-        assert_eq!(wrong.requirement, Requirement::Exact);
-        assert_eq!(wrong.published.as_ref().unwrap().value, 0.0);
-        assert_eq!(wrong.holds, Some(true));
-        // One wrong prediction is too many.
-        new.riotlb_mispredicted = 1;
-        let claim = CLAIMS.iter().find(|claim| claim.what == WRONG).unwrap();
-        assert_eq!(claim.judge(&new).holds, Some(false));
-        assert!(!claim.holds(&new));
-        let (one, rows) = stream(Addresses::Fresh, 1);
-        assert_eq!(one.shape.kind(), Kind::OneAtATime);
-        assert_eq!(judged_of(&rows), 0);
-        let of = |below, above| PrefetchSummary {
-            distance_below: below,
-            distance_above: above,
-            best_baseline: 0.5,
-            ..ring.clone()
-        };
-        let text = by_distance(&[of(0.4, 0.6), of(0.5, 0.9), of(0.1, 0.2)]);
-        let wanted = "accesses of 1 with a history below the ring, and of 2 with a longer one";
-        assert!(text.starts_with("Of 3 ") && text.contains(wanted), "{text}");
-        assert!(text.ends_with("most of 3."), "{text}");
-    }
-
-    /// The bundled trace has DMAs, so no row of its devices rests on an assumption.
-    #[test]
-    fn finding_names_the_origin_of_accesses() {
-        let mut rows = bundled().unwrap();
-        assert!(
-            rows.iter()
-                .all(|row| row.accesses == AccessSource::Recorded)
-        );
-        let mut assumed = device("assumed", 256);
-        for row in &mut assumed {
-            row.accesses = AccessSource::Assumed;
-        }
-        rows.extend(assumed);
-        let mut found = Findings::default();
-        recorded(&rows, &mut found);
-        let count = |text: &str| {
-            let rows = found.rows.iter();
-            rows.filter(|row| row.quantity.contains(text)).count()
-        };
-        let per_device = CLAIMS.len() + 6;
-        let devices = summarise(&rows)
-            .into_iter()
-            .filter(|one| one.first_misses >= USES);
-        let devices = devices.count() - 1;
-        assert!(devices >= 1);
-        assert_eq!(count("guest-dmas-6.12"), devices * per_device);
-        assert_eq!(count(" (DMAs recorded)"), devices * per_device);
-        assert_eq!(count("assumed (accesses assumed)"), per_device);
-        let note = found.notes.last().unwrap();
-        let wanted = format!("Of {devices} devices the trace has the DMAs");
-        assert!(
-            note.contains(&wanted) && note.contains("of which 0 were outside"),
-            "{note}"
-        );
-    }
-
-    #[test]
-    fn finding_without_traces_names_the_option() {
-        let mut found = Findings::default();
-        name_option(&Setting::smoke(), &mut found);
-        assert!(found.notes[0].contains("--trace"));
-    }
-}
+mod tests;

@@ -291,6 +291,13 @@ mod tests {
             judged,
             ["disk throughput at which strict becomes the bottleneck"]
         );
+        // It is judged against the 600 MB/s of a SATA link.
+        let bound = found.rows.iter().find(|row| row.holds.is_some()).unwrap();
+        assert_eq!(bound.published.as_ref().unwrap().value, 600.0);
+        assert_eq!(
+            [599.0, 600.0].map(|speed| bound.passes(speed)),
+            [Some(false), Some(true)]
+        );
         let fitted = found.rows.iter().filter(|row| row.fitted);
         assert_eq!(fitted.count(), DISKS.len());
         let curve = &found.figures[0].series[0].points;

@@ -198,6 +198,40 @@ mod tests {
         let found = EXPERIMENT.run(&setting).unwrap();
         assert_eq!(found.rows.len(), 4 + 4 + 5);
         assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
+        // Three devices that differ in both measures: reuse of 100, 900 and 5000.
+        setting.reuse = vec![
+            device("d", 10_000, 5_000),
+            device("e", 500_000, 500_000),
+            device("f", 90_000, 89_910),
+        ];
+        let found = EXPERIMENT.run(&setting).unwrap();
+        let of = |what: String| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.unwrap_or_else(|| panic!("{what}"))
+                .measured
+                .unwrap()
+                .median
+        };
+        let reuse = ["fewest", "median", "most"]
+            .map(|which| of(format!("recorded devices: mappings per page, {which}")));
+        assert_eq!(reuse, [100.0, 900.0, 5000.0]);
+        let answered = of("recorded devices: share of maps that the cache answers, median".into());
+        assert_eq!(answered, 0.999);
+        for (name, maps, answered) in [
+            ("d", 10_000.0, 0.5),
+            ("e", 500_000.0, 1.0),
+            ("f", 90_000.0, 0.999),
+        ] {
+            let each = [
+                "seconds",
+                "maps",
+                "pages",
+                "mappings per page",
+                "share of maps that the cache answers",
+            ]
+            .map(|what| of(format!("{name}: {what}")));
+            assert_eq!(each, [1.0, maps, 100.0, maps / 100.0, answered]);
+        }
         // Pages that the driver maps less often, and pages that it maps too late for the cache.
         for (creates, hits) in [(10_000, 9_900), (90_000, 0)] {
             setting.reuse = vec![device("c", creates, hits)];

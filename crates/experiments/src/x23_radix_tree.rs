@@ -233,24 +233,55 @@ mod tests {
     #[test]
     fn failing_rows_are_errors_of_the_paper() {
         let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
-        let wrong: Vec<&str> = found
+        let cells = |row: &FindingRow| {
+            let printed = row.published.as_ref().map(|printed| printed.value);
+            (
+                row.quantity.clone(),
+                row.measured.unwrap().median,
+                printed.unwrap(),
+            )
+        };
+        let wrong: Vec<_> = found
             .rows
             .iter()
             .filter(|row| row.holds == Some(false))
-            .map(|row| row.quantity.as_str())
+            .map(cells)
             .collect();
+        let wanted = [
+            ("Table 6, Node256: key array", 0.0, 256.0),
+            ("Table 7, search, best", 1.0, 0.0),
+            ("Table 7, search, worst", 41.0, 42.0),
+            ("Table 7, insert, best", 1.0, 0.0),
+            ("Table 7, insert, worst, by the paper's sum", 242.0, 259.0),
+            ("Header of a node: the listed fields", 11.0, 13.0),
+        ];
         assert_eq!(
             wrong,
-            [
-                "Table 6, Node256: key array",
-                "Table 7, search, best",
-                "Table 7, search, worst",
-                "Table 7, insert, best",
-                "Table 7, insert, worst, by the paper's sum",
-                "Header of a node: the listed fields",
-            ]
+            wanted.map(|(what, here, printed)| (what.to_owned(), here, printed))
         );
         assert_eq!(found.verdict, Verdict::Differs);
+        // The two rows that are shown only.
+        for (what, here) in [
+            ("Table 7, insert, worst single insertion", 71.0),
+            (
+                "Table 7, delete, including nodes removed above the leaf",
+                11.0,
+            ),
+        ] {
+            let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
+            assert_eq!((row.measured.unwrap().median, row.holds), (here, None));
+        }
+        // With the listed fields each node is 2 bytes smaller than in Table 8.
+        let listed = found
+            .rows
+            .iter()
+            .filter(|row| row.quantity.starts_with("With the listed"));
+        let listed: Vec<f64> = listed.map(|row| row.measured.unwrap().median).collect();
+        let smaller = space(HEADER_AS_PUBLISHED)
+            .into_iter()
+            .flat_map(|row| row.bytes);
+        let smaller: Vec<f64> = smaller.map(|bytes| bytes as f64 - 2.0).collect();
+        assert_eq!(listed, smaller);
     }
 
     #[test]

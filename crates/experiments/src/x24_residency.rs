@@ -248,6 +248,24 @@ mod tests {
         let short = of("tree, fixed: margin of the longest stay below 40 s");
         assert!((short - 0.01).abs() < 1e-9, "{short}");
         assert!((of("tree, fixed: median stay") - 35.0).abs() < 0.5);
+        // The cache that follows reuse lets go of mappings early, and of none later than the bound.
+        let adaptive = |what: &str| of(&format!("flat table, follows reuse, at most 40 s: {what}"));
+        assert!(adaptive("shortest stay") < 30.0);
+        assert!(adaptive("median stay") < 30.0);
+        assert!(adaptive("longest stay") < 40.0);
+        // The lines are the rows' quantiles: from the shortest stay to the longest.
+        let lines = &found.figures[0].series;
+        let ends = |name: &str| {
+            let line = lines.iter().find(|line| line.name == name).unwrap();
+            [0, 10, 20].map(|twentieth| line.points[twentieth].0)
+        };
+        let stays =
+            |name: &str| ["shortest", "median"].map(|of_| of(&format!("{name}: {of_} stay")));
+        for name in ["tree, fixed", "flat table", "tree, as published"] {
+            assert_eq!(ends(name)[..2], stays(name), "{name}");
+        }
+        let wanted = ["shortest", "median", "longest"].map(|of_| adaptive(&format!("{of_} stay")));
+        assert_eq!(ends("flat table, follows reuse"), wanted);
     }
 
     /// The adaptive cache exposes a small part of what the fixed one exposes, and no mapping stays

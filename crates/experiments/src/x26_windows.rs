@@ -369,6 +369,19 @@ mod tests {
             let ms = value(&found, &format!("{mode}, silence: longest window"));
             assert!((10.0..11.0).contains(&ms), "{mode}: {ms}");
         }
+        for (mode, open) in [
+            ("strict", false),
+            ("fence", false),
+            ("defer", true),
+            ("none", true),
+        ] {
+            let calls = value(&found, &format!("{mode}, stream: longest window in calls"));
+            assert_eq!(calls > 0.0, open, "{mode}: {calls}");
+        }
+        for mode in ["riommu", "fence-burst"] {
+            let what = format!("{mode}, stream: longest delay of a release in calls");
+            assert!(value(&found, &what) > 0.0, "{mode}");
+        }
         // Nothing but a wrap ends those of the bitmap.
         assert!(value(&found, "bitmap, silence: longest window") > SILENCE_MS as f64);
     }

@@ -45,6 +45,12 @@ pub trait ReplayTable: IoPageTable + Sized + 'static {
 
     /// Returns the address at which the hardware starts its walk.
     fn root(&self) -> PhysAddr;
+
+    /// Returns the coherency of the page walks that the table was created for. `None` if the table
+    /// does not expose it.
+    fn coherency(&self) -> Option<Coherency> {
+        None
+    }
 }
 
 /// The owner of a table: the layer itself or a host.

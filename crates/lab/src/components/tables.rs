@@ -32,6 +32,10 @@ impl ReplayTable for PlainRadix {
     fn root(&self) -> PhysAddr {
         self.0.root()
     }
+
+    fn coherency(&self) -> Option<Coherency> {
+        Some(self.0.coherency())
+    }
 }
 
 impl ReplayTable for LeafCachedRadix {
@@ -39,6 +43,10 @@ impl ReplayTable for LeafCachedRadix {
 
     fn root(&self) -> PhysAddr {
         self.0.root()
+    }
+
+    fn coherency(&self) -> Option<Coherency> {
+        Some(self.0.coherency())
     }
 }
 
@@ -48,6 +56,10 @@ impl ReplayTable for FlatTable {
 
     fn root(&self) -> PhysAddr {
         self.0.root()
+    }
+
+    fn coherency(&self) -> Option<Coherency> {
+        Some(self.0.coherency())
     }
 }
 

@@ -1,10 +1,12 @@
 //! The timed replays of one mode, and the computation of their components.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::MapError;
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
+use ringfence_pgtable::Coherency;
 
 use super::components::{CONFIGS, SecondAblation, Sums, components};
 use super::{AllocTrace, Clock, Components, EmptyLoop, FreeInvalidator, TimedReplay, cycles};
@@ -23,6 +25,12 @@ pub trait Meter {
     /// Returns the largest number of refused maps in any timed replay, and the error of the first.
     /// `None` if the layer refused no map.
     fn refusals(&self) -> Option<(u64, MapError)>;
+    /// Returns the type name of the recorder's layer. It names the mode's allocator, table and
+    /// flush policy.
+    fn layer_type(&self) -> &'static str;
+    /// Returns the coherency of the page tables that the replays have created, each value once.
+    /// Empty before the first chunk, and in modes whose tables do not expose it.
+    fn coherencies(&self) -> Vec<Coherency>;
     /// Replays one chunk in the timed replay with index `config` in [`CONFIG_NAMES`], inside
     /// `measured`. For counting instructions from outside. Returns false if the mode lacks this
     /// replay.
@@ -63,6 +71,8 @@ pub struct Ablations {
     chunks: usize,
     overhead: u64,
     pub(super) second: SecondAblation,
+    /// Coherency of the page tables that the replays have created, each value once.
+    pub(super) coherencies: Rc<RefCell<Vec<Coherency>>>,
 }
 
 impl Ablations {
@@ -91,6 +101,7 @@ impl Ablations {
             chunks: 0,
             overhead: clock_overhead(),
             second: SecondAblation::Table,
+            coherencies: Rc::default(),
         })
     }
 
@@ -247,6 +258,14 @@ impl Meter for Ablations {
         let all = std::iter::once(&self.recorder).chain(replicas);
         let refusals = all.filter_map(|replica| replica.refusals());
         refusals.reduce(|one, other| if other.0 > one.0 { other } else { one })
+    }
+
+    fn layer_type(&self) -> &'static str {
+        self.recorder.layer_type()
+    }
+
+    fn coherencies(&self) -> Vec<Coherency> {
+        self.coherencies.borrow().clone()
     }
 
     fn finish(&self) -> Components {

@@ -96,6 +96,9 @@ pub struct Components {
     /// ones included, is noise.
     #[serde(rename = "resolution_cycles")]
     pub resolution: f64,
+    /// Number of maps that `measured` and the cycles of a map are averaged over.
+    #[serde(skip)]
+    pub pairs: u64,
 }
 
 impl Components {
@@ -216,6 +219,7 @@ pub(super) fn components(
         order_spread: orders.spread(),
         repetition_spread: 0.0,
         resolution: (orders.difference() / pairs).max(Components::FLOOR),
+        pairs: map_count,
     }
 }
 
@@ -252,6 +256,7 @@ mod tests {
         let sum = 10.0 * got.cycles.map() + 20.0 * got.cycles.unmap();
         assert!((sum - 950.0).abs() < 1e-9, "{sum}");
         assert!((got.measured - 95.0).abs() < 1e-9);
+        assert_eq!(got.pairs, 10);
         assert!((got.order_spread - 20.0 / 950.0).abs() < 1e-9);
         // The orders differ by 20 cycles over 10 pairs.
         assert!((got.resolution - 2.0).abs() < 1e-9, "{}", got.resolution);

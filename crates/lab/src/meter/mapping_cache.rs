@@ -94,6 +94,10 @@ impl DynTimedReplay for SelfRecording {
     fn refusals(&self) -> Option<(u64, ringfence_dma::MapError)> {
         self.0.refusals()
     }
+
+    fn layer_type(&self) -> &'static str {
+        self.0.layer_type()
+    }
 }
 
 /// Common inputs for the timed replays of a mode.

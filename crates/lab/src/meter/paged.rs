@@ -1,5 +1,6 @@
 //! The meter of modes with an allocator and a table.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::flush::FlushPolicy;
@@ -42,9 +43,27 @@ where
 struct PagedReplays<A, T: ReplayTable, F> {
     parts: ModeParts<A, T, F>,
     coherency: Coherency,
+    /// Coherency of the tables that were created, each value once.
+    created: Rc<RefCell<Vec<Coherency>>>,
 }
 
 impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
+    /// Returns a constructor of spaces that calls `make` and stores the coherency of the table.
+    fn storing_coherency<B: IovaAllocator, I>(
+        &self,
+        make: impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<Paged<B, T>> + 'static,
+    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<Paged<B, T>> + 'static {
+        let created = Rc::clone(&self.created);
+        move |of, platform| {
+            let (space, target) = make(of, platform)?;
+            let mut known = created.borrow_mut();
+            let new = space.table().coherency();
+            let new = new.filter(|new| !known.contains(new));
+            known.extend(new);
+            Ok((space, target))
+        }
+    }
+
     /// Creates a timed replay with table and invalidations.
     fn with_table<B, E>(&self, alloc: E) -> Made
     where
@@ -60,7 +79,7 @@ impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
         Ok(replay::<A::Dispatch, _, _, _>(
             self.parts.flush,
             platform,
-            make,
+            self.storing_coherency(make),
         ))
     }
 
@@ -75,7 +94,7 @@ impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
         Ok(replay::<A::Dispatch, _, _, _>(
             self.parts.flush,
             platform,
-            make,
+            self.storing_coherency(make),
         ))
     }
 
@@ -130,13 +149,18 @@ impl Ablations {
                        table: Option<&T>| {
             parts.allocator(memory, frames, table).map(A::without_find)
         };
-        let of = PagedReplays { parts, coherency };
+        let created = Rc::default();
+        let of = PagedReplays {
+            parts,
+            coherency,
+            created: Rc::clone(&created),
+        };
         // With a remote table there is no local invalidation to ablate. The tests are on constants,
         // so unused replays are not compiled.
         let remote = HostOf::<T>::REMOTE;
         let free = LayerPlatform::<FreeInvalidator>::without_tables;
         let recorder = of.with_table(ModeParts::allocator)?;
-        Self::new(repetitions, trace, recorder, &mut || {
+        let mut ablations = Self::new(repetitions, trace, recorder, &mut || {
             Ok(AblationSet {
                 replicas: [
                     Some(of.with_table(ModeParts::allocator)?),
@@ -162,6 +186,8 @@ impl Ablations {
                     Some(Box::new(EmptyLoop::default())),
                 ],
             })
-        })
+        })?;
+        ablations.coherencies = created;
+        Ok(ablations)
     }
 }

@@ -66,6 +66,10 @@ impl DynTimedReplay for Copying {
     fn refusals(&self) -> Option<(u64, MapError)> {
         self.replay.refusals()
     }
+
+    fn layer_type(&self) -> &'static str {
+        self.replay.layer_type()
+    }
 }
 
 /// Makes the timed replay of a layer.

@@ -63,4 +63,8 @@ impl DynTimedReplay for EmptyLoop {
     fn run_plan(&mut self, plan: &Plan, clock: &mut Clock, _trace: Option<&AllocTrace>) {
         self.run(plan, clock);
     }
+
+    fn layer_type(&self) -> &'static str {
+        "no layer"
+    }
 }

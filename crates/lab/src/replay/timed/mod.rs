@@ -133,6 +133,9 @@ pub trait DynTimedReplay {
     fn stalled_out(&self) -> (u64, u64) {
         (0, 0)
     }
+
+    /// Returns the type name of the layer that the replay drives.
+    fn layer_type(&self) -> &'static str;
 }
 
 impl<D: DmaOps + ?Sized> DynTimedReplay for TimedReplay<D> {
@@ -157,6 +160,10 @@ impl<D: DmaOps + ?Sized> DynTimedReplay for TimedReplay<D> {
     fn stalled_out(&self) -> (u64, u64) {
         let skipped = self.counts.stalled_out;
         (skipped + self.replay.waiting() as u64, skipped)
+    }
+
+    fn layer_type(&self) -> &'static str {
+        std::any::type_name::<D>()
     }
 }
 

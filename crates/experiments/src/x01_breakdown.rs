@@ -37,6 +37,12 @@ struct Column {
     parts: Components,
     /// Invalidations per unmap that the mode's flush policy submitted.
     invalidations: f64,
+    /// Type name of the layer that the meter timed.
+    #[cfg(test)]
+    layer: &'static str,
+    /// Coherency of the tables that the meter created, each value once.
+    #[cfg(test)]
+    coherencies: Vec<Coherency>,
 }
 
 impl Column {
@@ -111,6 +117,10 @@ fn columns_in_turns(
         mode,
         parts: meter.finish(),
         invalidations: invalidations as f64 / unmaps.max(1) as f64,
+        #[cfg(test)]
+        layer: meter.layer_type(),
+        #[cfg(test)]
+        coherencies: meter.coherencies(),
     };
     Ok(meters.into_iter().map(column).collect())
 }
@@ -193,6 +203,8 @@ fn count_steps(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::allocators::DrivenAllocator;
+    use super::stages::RIOMMU;
     use super::table::INVALIDATIONS;
     use super::table::tests::row;
     use super::*;
@@ -206,6 +218,45 @@ mod tests {
         assert!(history.contains(" 3986 and 7656 cycles "), "{history}");
     }
 
+    /// The meter of each column drives the mode's layer, over all runs.
+    #[test]
+    fn each_column_has_the_meter_of_its_mode() {
+        for coherent in [false, true] {
+            let mut setting = Setting {
+                runs: 2,
+                packets: 512,
+                ..Setting::smoke()
+            };
+            setting.profile.coherent = coherent;
+            let plans = runs(&setting).unwrap();
+            let maps: u64 = plans.iter().map(|run| run.plan.maps).sum();
+            let columns = columns_in_turns(&setting, &MODES, &plans).unwrap();
+            let found: Vec<_> = columns.iter().map(|of| of.mode.as_str()).collect();
+            assert_eq!(found, MODES);
+            for (column, (eiovar, deferred)) in
+                columns
+                    .iter()
+                    .zip([(false, false), (true, false), (false, true), (true, true)])
+            {
+                let Column { mode, layer, .. } = column;
+                for (part, wanted) in [
+                    ("::CachedTree", true),
+                    ("::Eiovar<", eiovar),
+                    ("::Strict,", !deferred),
+                    ("::Deferred<", deferred),
+                ] {
+                    assert_eq!(layer.contains(part), wanted, "{mode}: {part} in {layer}");
+                }
+                let wanted = match coherent {
+                    true => Coherency::Coherent,
+                    false => Coherency::NonCoherent,
+                };
+                assert_eq!(column.coherencies, [wanted], "{mode}");
+                assert_eq!(column.parts.pairs, maps, "{mode}");
+            }
+        }
+    }
+
     #[test]
     fn the_table_is_whole() {
         let setting = Setting {
@@ -213,9 +264,9 @@ mod tests {
             ..Setting::smoke()
         };
         let found = EXPERIMENT.run(&setting).unwrap();
-        assert_eq!(found.rows.len(), 4 * (10 + 1) + 4 + 3 + 2 + 8);
+        assert_eq!(found.rows.len(), 4 * (10 + 1) + 4 + 3 + 2 + 1 + 8);
         let printed = found.rows.iter().filter(|row| row.published.is_some());
-        assert_eq!(printed.count(), found.rows.len() - 4);
+        assert_eq!(printed.count(), found.rows.len() - 4 - 1);
         // Strict modes invalidate at each unmap, deferred modes at each W-th.
         let plans = runs(&setting).unwrap();
         let unmaps: u64 = plans.iter().map(|run| run.plan.unmaps).sum();
@@ -229,12 +280,20 @@ mod tests {
             assert!((modelled - 2150.0 * wanted).abs() < 1e-9, "{mode}");
             assert_eq!(cost.fitted, wanted == 1.0, "{mode}");
         }
-        // Deferred frees leave another state of the tree.
-        let steps = ["strict", "defer"].map(|mode| {
+        // Strict frees at each unmap, defer at each 250th: the same runs, driven by hand.
+        let steps = [("strict", 1), ("defer", 250)].map(|(mode, batch)| {
+            let mut alone = DrivenAllocator::new(None, batch).unwrap();
+            let mut total = (0, 0);
+            for run in &plans {
+                let counts = alone.run(&run.plan, |_| {}).unwrap();
+                total = (total.0 + counts.steps, total.1 + counts.allocs);
+            }
             let row = row(&found.rows, &format!("{mode}: {STEPS}"));
-            let printed = row.published.as_ref().unwrap().value;
-            (row.measured.unwrap().median, printed)
+            let counted = row.measured.unwrap().median;
+            assert_eq!(counted, total.0 as f64 / total.1 as f64, "{mode}");
+            (counted, row.published.as_ref().unwrap().value)
         });
+        // Deferred frees leave another state of the tree.
         assert!(steps[0].0 != steps[1].0, "{steps:?}");
         assert_eq!((steps[0].1, steps[1].1), (153.0, 32.0));
         // The explanations are those of the rows.
@@ -246,13 +305,22 @@ mod tests {
             .find(|text| text.starts_with("map, iova alloc"));
         let text = format!("It takes {:.0} and {:.0} steps", steps[0].0, steps[1].0);
         assert!(search.unwrap().contains(&text), "{wanted:?}");
-        // Strict is the measured one in the first stage, and that of Table 1 after five more.
+        // Riommu invalidates at the end of each burst.
+        let riommu = row(&found.rows, RIOMMU).measured.unwrap();
+        let bursts: u64 = plans.iter().map(Run::bursts).sum();
+        let pairs = plans.iter().map(|run| run.plan.maps.max(run.plan.unmaps));
+        let wanted = 2150.0 * bursts as f64 / pairs.sum::<u64>() as f64;
+        assert!((riommu.modelled_part.unwrap() - wanted).abs() < 1e-9);
+        assert!(riommu.measured_part.unwrap() > 0.0, "{riommu:?}");
+        // Both are the measured ones in the first stage. Strict is that of Table 1 after five more.
         let stage = |place: usize| {
             let row = &found.rows[found.rows.len() - 8 + place];
             row.measured.unwrap().median
         };
         let total = row(&found.rows, "strict: map and unmap");
         let total = total.measured.unwrap().median;
+        let wanted = (1816.0 + 2.0 * total) / (1816.0 + 2.0 * riommu.median);
+        assert!((stage(0) - wanted).abs() < 1e-9, "{found:?}");
         let wanted = (1816.0 + 2.0 * total) / (1816.0 + 2.0 * 7617.0);
         assert!((stage(0) / stage(5) - wanted).abs() < 1e-9, "{found:?}");
         assert!(found.method.contains("2 runs") && found.method.contains("do not snoop"));

@@ -10,8 +10,11 @@ use crate::substitution::{Stage, stages};
 use crate::timed::{Cost, TimedSubject};
 use ringfence_lab::{LabError, Profile};
 
-/// Reports riommu / strict after each component is replaced by the paper's. The first of `columns`
-/// is `strict`.
+/// Quantity of the row of riommu's cycles, from which the stages begin.
+pub(super) const RIOMMU: &str = "riommu: map and unmap";
+
+/// Reports the cycles of riommu, and riommu / strict after each component is replaced by the
+/// paper's. The first of `columns` is `strict`.
 pub(super) fn by_stages(
     setting: &Setting,
     runs: &[Run],
@@ -25,16 +28,19 @@ pub(super) fn by_stages(
     let strict = columns.first().ok_or(LabError::Internal("a column"))?;
     let mut cycles = strict.parts.cycles;
     cycles.unmap_invalidation_modelled = strict.invalidations * profile.invalidation_cycles as f64;
-    show_stages(&stages(&cycles, riommu), found)
+    found.push(FindingRow::new(RIOMMU, "cycles", riommu));
+    show_stages(&stages(&cycles, riommu.median), found)
 }
 
 /// Cycles of a map and an unmap, averaged over all pairs of all runs.
-fn mean_pair(costs: &[Cost], profile: &Profile) -> f64 {
+fn mean_pair(costs: &[Cost], profile: &Profile) -> Measured {
     let pairs: u64 = costs.iter().map(|cost| cost.pairs).sum();
-    let all = costs
-        .iter()
-        .map(|cost| cost.per_pair(profile) * cost.pairs as f64);
-    all.sum::<f64>() / pairs.max(1) as f64
+    let mean = |of: fn(&Cost) -> f64| {
+        let all = costs.iter().map(of);
+        all.sum::<f64>() / pairs.max(1) as f64
+    };
+    let modelled = mean(|cost| cost.invalidations as f64) * profile.invalidation_cycles as f64;
+    Measured::cost(mean(|cost| cost.measured), modelled, 0.0).with_spread(mean(|cost| cost.spread))
 }
 
 /// Adds riommu / strict of each stage, and the difference that each makes.
@@ -98,15 +104,18 @@ mod tests {
     fn a_pair_is_averaged_over_all_pairs() {
         let mut profile = Profile::r210_2015();
         profile.invalidation_cycles = 1000;
-        let cost = |measured, invalidations, pairs| Cost {
+        let cost = |measured, spread, invalidations, pairs| Cost {
             measured,
+            spread,
             invalidations,
             pairs,
             ..Cost::default()
         };
-        // 900 and 100 measured cycles, and one invalidation, over ten pairs.
-        let costs = [cost(900.0, 0, 2), cost(100.0, 1, 8)];
-        assert!((mean_pair(&costs, &profile) - 200.0).abs() < 1e-9);
-        assert_eq!(mean_pair(&[], &profile), 0.0);
+        // 900 and 100 measured cycles, their spreads, and one invalidation, over ten pairs.
+        let costs = [cost(900.0, 30.0, 0, 2), cost(100.0, 20.0, 1, 8)];
+        let found = mean_pair(&costs, &profile);
+        let wanted = Measured::cost(100.0, 100.0, 0.0).with_spread(5.0);
+        assert_eq!(found, wanted);
+        assert_eq!(mean_pair(&[], &profile), Measured::cost(0.0, 0.0, 0.0));
     }
 }

@@ -150,6 +150,8 @@ pub(super) mod tests {
                 ..Components::default()
             },
             invalidations,
+            layer: "",
+            coherencies: Vec::new(),
         }
     }
 

@@ -63,18 +63,19 @@ pub(super) fn extra(
     let mut capture = Capture::with(adapter, workload, adapter.rx_frames, setting.packets)?;
     let runs = (0..timed_first(setting)).map(|_| capture.run());
     let runs = runs.collect::<Result<Vec<_>, _>>()?;
-    let subjects = MODES
-        .map(TimedSubject::from_name)
-        .into_iter()
-        .collect::<Result<_, _>>()?;
     let packets = runs.last().map_or(1, |run| run.traffic.packets);
     let aged = histories(setting.history, &mut capture, &runs)?;
     let price = setting.profile.invalidation_cycles as f64;
-    let costs = in_turns_of(setting, &runs, subjects, counted)?;
+    let costs = in_turns_of(setting, &runs, subjects()?, counted)?;
     Ok(Extra {
         cycles: cycles_of(&costs, &aged, price, packets)?,
         steps: aged[0].steps,
     })
+}
+
+/// Subjects of [`MODES`], in their order.
+fn subjects() -> Result<Vec<TimedSubject>, LabError> {
+    MODES.into_iter().map(TimedSubject::from_name).collect()
 }
 
 /// Number of runs that the layer is timed over.
@@ -130,6 +131,23 @@ mod tests {
     use super::super::allocators::DrivenAllocator;
     use super::super::history::CallCycles;
     use super::*;
+    use ringfence_lab::modes::Mode;
+
+    #[test]
+    fn each_mode_is_timed_under_its_own_name() {
+        let mode = |name| TimedSubject::Mode(Mode::find(name).unwrap());
+        let wanted = [
+            mode("strict"),
+            mode("strict+"),
+            mode("defer"),
+            mode("defer+"),
+            TimedSubject::RingsNonCoherent,
+            TimedSubject::Rings,
+        ];
+        assert_eq!(subjects().unwrap(), wanted);
+        let names = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
+        assert_eq!(MODES, names);
+    }
 
     /// Each mode has the cost of its last run, and only the tree without freelists a history.
     #[test]

@@ -51,6 +51,15 @@ impl TimedSubject {
             _ => Self::Mode(Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?),
         })
     }
+
+    /// Coherency of the subject's tables on a machine with `profile`. The rings state theirs.
+    pub(super) fn coherency(&self, profile: &Profile) -> Coherency {
+        match self {
+            Self::Mode(_) => profile.coherency(),
+            Self::Rings => Coherency::Coherent,
+            Self::RingsNonCoherent | Self::RingsAsPublishedNonCoherent => Coherency::NonCoherent,
+        }
+    }
 }
 
 /// Replicas of one subject, all of which perform the same runs.
@@ -84,25 +93,21 @@ impl TimedReplays {
     ) -> Result<Self, LabError> {
         // Burst limit: more unmaps than a burst of any experiment has.
         const LONGEST: usize = 4096;
+        let coherency = subject.coherency(profile);
         let make = || match &subject {
             TimedSubject::Mode(mode) => {
-                let coherency = profile.coherency();
                 let make = MakeReplica {
                     coherency,
                     write_back,
                 };
                 dispatch(mode, make)?
             }
-            TimedSubject::Rings => {
+            TimedSubject::Rings | TimedSubject::RingsNonCoherent => {
                 let burst = Burst::new(LONGEST);
-                rings::<Ring, _>(Coherency::Coherent, write_back, burst)
-            }
-            TimedSubject::RingsNonCoherent => {
-                let burst = Burst::new(LONGEST);
-                rings::<Ring, _>(Coherency::NonCoherent, write_back, burst)
+                rings::<Ring, _>(coherency, write_back, burst)
             }
             TimedSubject::RingsAsPublishedNonCoherent => {
-                rings::<RingAsPublished, _>(Coherency::NonCoherent, write_back, BurstAsPublished)
+                rings::<RingAsPublished, _>(coherency, write_back, BurstAsPublished)
             }
         };
         let replicas = (0..repetitions.max(1)).map(|_| make());
@@ -252,6 +257,54 @@ mod tests {
                 matches!(&subject, TimedSubject::Mode(mode) if mode.name == name),
                 "{name}: {subject:?}"
             );
+        }
+    }
+
+    #[test]
+    fn only_riommu_snoops_where_walks_do_not() {
+        use Coherency::{Coherent, NonCoherent};
+        let mut profile = Profile::r210_2015();
+        for (coherent, mode) in [(false, NonCoherent), (true, Coherent)] {
+            profile.coherent = coherent;
+            for (name, wanted) in [
+                ("strict", mode),
+                ("strict+", mode),
+                ("defer", mode),
+                ("defer+", mode),
+                ("riommu-", NonCoherent),
+                ("riommu--paper", NonCoherent),
+                ("riommu", Coherent),
+            ] {
+                let subject = TimedSubject::from_name(name).unwrap();
+                assert_eq!(subject.coherency(&profile), wanted, "{name}");
+            }
+        }
+    }
+
+    /// A device that does not snoop sees the tables of non-coherent subjects only.
+    #[test]
+    fn tables_are_written_back_unless_walks_snoop() {
+        let workload = RequestResponse::default();
+        let mut capture = Capture::with(NicProfile::BRCM, workload, 1, 64).unwrap();
+        let run = capture.run().unwrap();
+        let mut profile = Profile::r210_2015();
+        for (coherent, name, wanted) in [
+            (false, "strict", true),
+            (true, "strict", false),
+            (false, "defer+", true),
+            (true, "defer+", false),
+            (false, "riommu", false),
+            (true, "riommu-", true),
+            (true, "riommu--paper", true),
+        ] {
+            profile.coherent = coherent;
+            let subject = TimedSubject::from_name(name).unwrap();
+            let made = replica::with_device_view(|| TimedReplays::new(subject, &profile, 1));
+            let mut timed = made.unwrap();
+            timed.run(&run).unwrap();
+            let (own, seen) = timed.replicas[0].words_of_tables();
+            assert!(own > 0, "{name}");
+            assert_eq!(seen > 0, wanted, "{name}: {seen} of {own} words");
         }
     }
 

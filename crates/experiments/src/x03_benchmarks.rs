@@ -177,13 +177,14 @@ fn frame(row: &Table2Row, cost: impl Fn(&str) -> f64) -> Frame {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let mut found = Findings::with_method(method(setting));
+    let mut found = Findings::default();
     for (table, group) in TABLE_2.iter().zip(GROUPS) {
         let extra = extra(setting, table.nic, table.benchmark, CountedSteps::All)?;
         for row in rows_of(table, group, &extra)? {
             found.push(row);
         }
     }
+    found.method = method(setting, &found.rows);
     found.explain(explanations::absorbed(&found.rows));
     for text in explanations::of_failing(&found.rows) {
         found.explain(text);
@@ -202,16 +203,24 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// The method with the numbers of runs of `setting`.
-fn method(setting: &Setting) -> String {
+/// The method with the numbers of runs of `setting`, and the benchmarks of `rows` that the wire
+/// limits.
+fn method(setting: &Setting, rows: &[FindingRow]) -> String {
     let first = timed_first(setting);
     let history = setting.history.max(first);
+    let limited = rows.iter().filter_map(|row| {
+        let group = row.quantity.strip_suffix(WIRE)?;
+        group.strip_suffix(": ")
+    });
+    let limit = match limited.collect::<Vec<_>>().join(" and ") {
+        none if none.is_empty() => String::new(),
+        groups => format!(", limited to 10 Gbit/s on {groups}"),
+    };
     format!(
         "{first} runs of each benchmark; the last one counts. The allocators of strict and defer \
         go on alone to {history} runs in all, and what an allocation takes more at the end \
         (median of the last {}) is added. A frame costs its cycles without protection plus the \
-        measured and modelled cycles of its maps and unmaps. Throughput is the inverse, limited \
-        to 10 Gbit/s on brcm.",
+        measured and modelled cycles of its maps and unmaps. Throughput is the inverse{limit}.",
         timed_runs(first, history)
     )
 }

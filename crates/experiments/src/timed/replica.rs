@@ -33,9 +33,30 @@ const ARENA: u64 = 256 << 20;
 /// Frames touched in advance, so that no page fault of this process counts as work of the layer.
 const WARM_FRAMES: u64 = 256;
 
+#[cfg(test)]
+thread_local! {
+    /// True if new replicas have memory with a device view.
+    static DEVICE_VIEW: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Calls `make`, whose replicas get memory with the view of a device that does not snoop.
+#[cfg(test)]
+pub(super) fn with_device_view<T>(make: impl FnOnce() -> T) -> T {
+    DEVICE_VIEW.set(true);
+    let made = make();
+    DEVICE_VIEW.set(false);
+    made
+}
+
 /// A platform that executes write-backs with the instruction `write_back`.
 fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
-    let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
+    let arena = Arena::with_write_back(ARENA, write_back)?;
+    #[cfg(test)]
+    let arena = match DEVICE_VIEW.get() {
+        true => Arena::with_device_view(ARENA)?,
+        false => arena,
+    };
+    let arena = Rc::new(arena);
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("replica region"))?;
     for page in 0..WARM_FRAMES {
@@ -90,6 +111,11 @@ impl DynExperimentReplay for Copying {
     fn layer_type(&self) -> &'static str {
         self.replay.layer_type()
     }
+
+    #[cfg(test)]
+    fn words_of_tables(&self) -> (usize, usize) {
+        self.replay.words_of_tables()
+    }
 }
 
 /// A replica of any mode.
@@ -101,6 +127,11 @@ pub(super) trait DynExperimentReplay {
     /// Name of the layer's type.
     #[cfg(test)]
     fn layer_type(&self) -> &'static str;
+
+    /// Number of words other than 0 in the first frames of tables: in memory, and in the view of a
+    /// device that does not snoop.
+    #[cfg(test)]
+    fn words_of_tables(&self) -> (usize, usize);
 }
 
 impl<L: DmaOps + HasPlatform<InvalidationQueue>> DynExperimentReplay for TimedReplay<L> {
@@ -125,6 +156,19 @@ impl<L: DmaOps + HasPlatform<InvalidationQueue>> DynExperimentReplay for TimedRe
     #[cfg(test)]
     fn layer_type(&self) -> &'static str {
         std::any::type_name::<L>()
+    }
+
+    #[cfg(test)]
+    fn words_of_tables(&self) -> (usize, usize) {
+        let memory = &self.layer().platform().arena;
+        let count = |memory: &Arena| {
+            let addresses = (0x2000..WARM_FRAMES << 12).step_by(8).map(PhysAddr::new);
+            let words = addresses.map(|at| memory.word(at).unwrap());
+            let words = words.filter(|word| word.load(std::sync::atomic::Ordering::Relaxed) != 0);
+            words.count()
+        };
+        let view = memory.device_view();
+        (count(memory), view.map_or(0, |view| count(view.memory())))
     }
 }
 
@@ -242,6 +286,31 @@ mod tests {
             let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
             let layer = replica.layer_type();
             assert_eq!(layer.contains("PassThrough<"), wanted, "{name}: {layer}");
+        }
+    }
+
+    #[test]
+    fn each_mode_is_timed_with_its_allocator_and_its_flush_policy() {
+        for (name, eiovar, deferred) in [
+            ("strict", false, false),
+            ("strict+", true, false),
+            ("defer", false, true),
+            ("defer+", true, true),
+        ] {
+            let make = MakeReplica {
+                coherency: Coherency::NonCoherent,
+                write_back: WriteBack::best(),
+            };
+            let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
+            let layer = replica.layer_type();
+            for (part, wanted) in [
+                ("::CachedTree", true),
+                ("::Eiovar<", eiovar),
+                ("::Strict,", !deferred),
+                ("::Deferred<", deferred),
+            ] {
+                assert_eq!(layer.contains(part), wanted, "{name}: {part} in {layer}");
+            }
         }
     }
 

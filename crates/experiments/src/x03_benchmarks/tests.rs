@@ -2,7 +2,7 @@
 
 use super::super::allocators::{DrivenAllocator, W};
 use super::super::benchmarks::MODES;
-use super::super::capture::Capture;
+use super::super::capture::{Capture, Run};
 use super::super::finding::Requirement;
 use super::*;
 use ringfence_devices::nic::NicProfile;
@@ -35,9 +35,26 @@ fn method_has_the_numbers_of_runs() {
             (median of the last 1)",
         ),
     ] {
-        let text = method(&setting);
+        let text = method(&setting, &[]);
         assert!(text.starts_with(wanted), "{text}");
+        assert!(text.ends_with(" Throughput is the inverse."), "{text}");
     }
+}
+
+/// The method limits the benchmarks that have a row of the wire, and no others.
+#[test]
+fn method_names_the_limited_benchmarks() {
+    let mut rows = by_hand();
+    let ends = |rows: &[FindingRow], wanted: &str| {
+        let text = method(&Setting::smoke(), rows);
+        assert!(text.ends_with(wanted), "{text}");
+    };
+    ends(
+        &rows,
+        " Throughput is the inverse, limited to 10 Gbit/s on brcm stream and brcm apache 1M.",
+    );
+    rows.retain(|row| row.quantity != format!("brcm stream: {WIRE}"));
+    ends(&rows, ", limited to 10 Gbit/s on brcm apache 1M.");
 }
 
 /// Cycles that each mode adds in the tests, of which modelled.
@@ -193,12 +210,13 @@ fn ratios_are_those_of_the_cycles() {
 }
 
 /// The modelled cycles of a frame are 2150 for each invalidation: one for an unmap in strict
-/// modes, one for W unmaps in deferred modes, one for a burst in rings.
+/// modes, one for W unmaps in deferred modes, one for a burst in rings. The third of three timed
+/// runs counts, and the fifth of five for the search.
 #[test]
 fn modelled_cycles_follow_unmaps_and_bursts() {
     let setting = Setting {
-        runs: 2,
-        history: 0,
+        runs: 3,
+        history: 5,
         packets: 1024,
         ..Setting::smoke()
     };
@@ -211,9 +229,13 @@ fn modelled_cycles_follow_unmaps_and_bursts() {
         let workload = workload(table.benchmark);
         let mut capture =
             Capture::with(adapter, workload, adapter.rx_frames, setting.packets).unwrap();
-        let [first, last] = [capture.run().unwrap(), capture.run().unwrap()];
-        let batches = |unmaps: u64| unmaps / W as u64;
-        let deferred = batches(first.plan.unmaps + last.plan.unmaps) - batches(first.plan.unmaps);
+        let runs = [0; 5].map(|_| capture.run().unwrap());
+        let last = &runs[2];
+        let batches = |runs: &[Run]| {
+            let unmaps = runs.iter().map(|run| run.plan.unmaps);
+            unmaps.sum::<u64>() / W as u64
+        };
+        let deferred = batches(&runs[..3]) - batches(&runs[..2]);
         for mode in MODES {
             let invalidations = match mode {
                 "strict" | "strict+" => last.plan.unmaps,
@@ -229,10 +251,11 @@ fn modelled_cycles_follow_unmaps_and_bursts() {
             assert!(invalidations > 0 || mode.starts_with("defer"), "{case}");
         }
         let mut allocator = DrivenAllocator::new(None, 1).unwrap();
-        let counts = [&first, &last].map(|run| allocator.run(&run.plan, |_| {}).unwrap());
+        let counts = runs.map(|run| allocator.run(&run.plan, |_| {}).unwrap());
         let steps = value(&found.rows, &format!("{group}: {STEPS}"));
-        assert_eq!(steps, counts[1].mean_steps(), "{group}");
+        assert_eq!(steps, counts[4].mean_steps(), "{group}");
     }
+    assert_eq!(found.method, method(&setting, &found.rows));
     // The explanations are those of the rows.
     let mut wanted = vec![explanations::absorbed(&found.rows)];
     wanted.extend(explanations::of_failing(&found.rows));

@@ -44,7 +44,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         instructions and a doorbell completes before the guest continues. Requests and exits are \
         the difference between two samples of a guest with only the counted operations in between. \
         Instructions of a 4 KiB read are the median of the reads that waited for the disk; those \
-        of a map and unmap are the mean of 256 in a row."
+        of a map and unmap are the smaller of two means, each of 256 maps and unmaps in a row."
     ));
     for one in cells {
         cell(one, &mut found);
@@ -124,10 +124,11 @@ mod tests {
     use super::super::guests::{Configuration, GuestCounts};
     use super::*;
 
+    /// Counts with half as many exits as requests.
     pub(super) fn counts(requests: f64, map_unmap: f64) -> GuestCounts {
         GuestCounts {
             requests,
-            exits: requests,
+            exits: requests / 2.0,
             device_exits: 1.0,
             maps: Some(4.0),
             hits: Some(4.0 - requests / 2.0),
@@ -139,19 +140,30 @@ mod tests {
         }
     }
 
+    /// Two kinds with different counts in four configurations, and a guest that failed.
     pub(super) fn cells() -> Vec<GuestCell> {
+        let of = [
+            Configuration::KvmBaseline,
+            Configuration::Pviommu,
+            Configuration::PviommuRtc,
+            Configuration::VirtioStrict,
+        ];
         let mut cells = Vec::new();
-        for kind in [Kind::Emulated, Kind::ManyQueue] {
-            for (configuration, counts) in [
-                (Configuration::KvmBaseline, counts(0.0, 100.0)),
-                (Configuration::Pviommu, counts(8.0, 3000.0)),
-                (Configuration::PviommuRtc, counts(0.0, 470.0)),
-                (Configuration::VirtioStrict, counts(8.0, 4800.0)),
-            ] {
+        for (kind, all) in [
+            (
+                Kind::Emulated,
+                [(0.0, 100.0), (8.0, 3000.0), (0.0, 470.0), (8.0, 4800.0)],
+            ),
+            (
+                Kind::ManyQueue,
+                [(0.0, 120.0), (6.0, 3500.0), (0.5, 500.0), (7.0, 5000.0)],
+            ),
+        ] {
+            for (configuration, (requests, map_unmap)) in of.into_iter().zip(all) {
                 cells.push(GuestCell {
                     kind,
                     configuration,
-                    counts: Ok(counts),
+                    counts: Ok(counts(requests, map_unmap)),
                 });
             }
         }
@@ -187,5 +199,14 @@ mod tests {
                 .iter()
                 .all(|row| row.measured.is_none() && row.published.is_some())
         );
+    }
+
+    /// The scripts load the counting module twice, and the cheaper of its two means counts.
+    #[test]
+    fn method_names_the_mean_that_is_shown() {
+        let method = found(cells()).method;
+        let wanted = "those of a map and unmap are the smaller of two means, each of 256 maps and \
+                      unmaps in a row.";
+        assert!(method.ends_with(wanted), "{method}");
     }
 }

@@ -117,7 +117,7 @@ mod tests {
             Kind::Emulated,
             Err(Uncounted::FalseFaults(seen)),
         ));
-        cells.push(as_published(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
+        cells.push(as_published(Kind::ManyQueue, Ok(counts(0.0, 600.0))));
         let unheard = GuestCounts {
             stopped: 203.0,
             unanswered: 203.0,
@@ -160,7 +160,7 @@ mod tests {
             (
                 "many queues: instructions per map and unmap, rtc-paper over pviommu+rtc, both \
                 with the module's hash table",
-                1.0,
+                1.2,
             ),
         ] {
             assert_eq!(value(what), Some(wanted), "{what}");

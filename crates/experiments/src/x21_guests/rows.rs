@@ -105,7 +105,72 @@ pub(super) fn cell(cell: &GuestCell, found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{cells, counts, found};
-    use crate::guests::{Configuration, HostCounts, Kind, TableWalks};
+    use super::*;
+    use crate::guests::{GuestCounts, HostCounts, TableWalks};
+
+    /// Counts that all differ, also as ratios.
+    const DIFFERENT: GuestCounts = GuestCounts {
+        requests: 2.0,
+        exits: 3.0,
+        device_exits: 5.0,
+        maps: Some(8.0),
+        hits: Some(7.0),
+        instructions: Some(11.0),
+        map_unmap: 13.0,
+        stopped: 17.0,
+        unanswered: 19.0,
+        host: Some(HostCounts {
+            table: Some(TableWalks {
+                walks: 23.0,
+                reads: 29.0,
+            }),
+            lookups: 31.0,
+            through_pointer: 37.0,
+            frames: 41.0,
+            frames_awaited: 43.0,
+        }),
+    };
+
+    #[test]
+    fn each_row_of_a_cell_has_its_own_count() {
+        for (kind, operation) in [
+            (Kind::Assigned, "4 KiB read"),
+            (Kind::ManyQueue, "frame sent"),
+        ] {
+            let configuration = Configuration::RtcAsPublished;
+            let one = GuestCell {
+                kind,
+                configuration,
+                counts: Ok(DIFFERENT),
+            };
+            let mut found = Findings::with_method("");
+            cell(&one, &mut found);
+            let begin = format!("{}: ", ran(kind, configuration));
+            let rows = found.rows.iter().map(|row| {
+                let what = row.quantity.strip_prefix(&begin).expect("the cell's name");
+                (what.to_owned(), row.measured.unwrap().median)
+            });
+            let per = |what: &str| format!("{what} per {operation}");
+            let wanted = [
+                (per("requests"), 2.0),
+                (per("exits for IOMMU requests"), 3.0),
+                (per("exits for the device"), 5.0),
+                (per("mappings"), 8.0),
+                ("share of mappings that the cache answers".into(), 0.875),
+                (per("guest instructions"), 11.0),
+                ("guest instructions per map and unmap".into(), 13.0),
+                ("stopped accesses of all devices".into(), 17.0),
+                ("requests without a status".into(), 19.0),
+                (per("walks of the device's table"), 23.0),
+                (per("words read by these walks"), 29.0),
+                (per("walks of the second stage"), 31.0),
+                (per("pages found through the pointer"), 37.0),
+                ("frames allocated".into(), 41.0),
+                ("frames that the guest waited for".into(), 43.0),
+            ];
+            assert_eq!(rows.collect::<Vec<_>>(), wanted, "{kind:?}");
+        }
+    }
 
     /// No row leaves open which device or which cache ran.
     #[test]

@@ -386,6 +386,31 @@ mod tests {
         }
     }
 
+    /// Each of the four CPUs sends a fourth of the frames to a neighbour of its own. The shell runs
+    /// `operate` alone: the lines before it configure an interface.
+    #[test]
+    fn frames_leave_from_all_processors() {
+        let (_, operate) = FRAMES.split_once("operate()").unwrap();
+        let script = format!("taskset() {{ echo \"$@\" >&2; }}\noperate(){operate}\noperate 256");
+        let out = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let text = String::from_utf8(out.stderr).unwrap();
+        let mut sent: Vec<&str> = text.lines().collect();
+        sent.sort_unstable();
+        // The masks of processors 0 to 3, in hexadecimal digits.
+        let wanted = [("1", 2), ("2", 3), ("4", 4), ("8", 5)]
+            .map(|(mask, host)| format!("{mask} ping -q -c 64 -i 0.01 -W 1 10.9.0.{host}"));
+        assert_eq!(sent, wanted);
+        assert_eq!(wanted.len() as u32, PAIRS);
+    }
+
+    /// The smaller of two means is shown: the script loads the module twice, and prints both.
+    #[test]
+    fn scripts_count_maps_and_unmaps_twice() {
+        let first = "for once in 1 2; do insmod /modules/dma_count.ko device=$PLACE; \
+                     rmmod dma_count; done\ndmesg | grep dma_count:\n";
+        assert!(COUNTED.starts_with(first), "{COUNTED}");
+    }
+
     #[test]
     fn the_kernel_is_called_by_its_version() {
         let text = "QEMU=qemu\nKERNEL='/c/kernels/boot/vmlinuz-6.12.107+deb13-amd64'\nAPPEND=x\n";

@@ -44,7 +44,9 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
         Err(why) => Guests::Failed(why),
         Ok(kernel) => Guests::Counted {
             kernel,
-            cells: all(&runner),
+            cells: all(args, &stop, |kind, configuration| {
+                runner.count_operation(kind, configuration)
+            }),
         },
     };
     drop(dir);
@@ -76,8 +78,14 @@ fn cells(args: &ReproduceGuestArgs) -> Vec<GuestCell> {
     cells.collect()
 }
 
-fn all(runner: &GuestRunner<'_>) -> Vec<GuestCell> {
-    let mut cells = cells(runner.args);
+/// Returns every cell. `count_operation` boots the guest of a requested cell, and returns its
+/// counts.
+fn all(
+    args: &ReproduceGuestArgs,
+    stop: &Interrupt,
+    count_operation: impl Fn(Kind, Configuration) -> Result<GuestCounts, Uncounted> + Sync,
+) -> Vec<GuestCell> {
+    let mut cells = cells(args);
     let booted: Vec<&mut GuestCell> = cells.iter_mut().filter(|cell| cell.failed()).collect();
     let count = booted.len();
     let next = Mutex::new(booted.into_iter().enumerate());
@@ -88,7 +96,7 @@ fn all(runner: &GuestRunner<'_>) -> Vec<GuestCell> {
                 loop {
                     let taken = next.lock().ok().and_then(|mut next| next.next());
                     let Some((place, cell)) = taken else { break };
-                    if runner.stop.is_requested() {
+                    if stop.is_requested() {
                         cell.counts = Err(Uncounted::Failed("interrupted".into()));
                         continue;
                     }
@@ -102,7 +110,7 @@ fn all(runner: &GuestRunner<'_>) -> Vec<GuestCell> {
                         print_line(&name);
                     }
                     let begun = Instant::now();
-                    let counts = runner.count_operation(cell.kind, cell.configuration);
+                    let counts = count_operation(cell.kind, cell.configuration);
                     let result = match &counts {
                         Ok(counts) => line(cell.kind, counts),
                         Err(Uncounted::FalseFaults(seen)) => no_line(cell.kind, seen),
@@ -214,5 +222,88 @@ mod tests {
         assert_eq!(booted(&args), 2);
         args.guest_kind = Vec::new();
         assert_eq!(booted(&args), 2 * Kind::ALL.len());
+    }
+
+    /// Counts that differ for each cell.
+    fn counts(kind: Kind, configuration: Configuration) -> GuestCounts {
+        let kind = Kind::ALL.iter().position(|one| *one == kind).unwrap();
+        let mut all = Configuration::ALL.iter();
+        let configuration = all.position(|one| *one == configuration).unwrap();
+        GuestCounts {
+            requests: kind as f64,
+            exits: configuration as f64,
+            device_exits: 0.0,
+            maps: None,
+            hits: None,
+            instructions: None,
+            map_unmap: (10 * kind + configuration) as f64,
+            stopped: 0.0,
+            unanswered: 0.0,
+            host: None,
+        }
+    }
+
+    #[test]
+    fn each_requested_cell_boots_one_guest_and_gets_its_counts() {
+        let two = vec![Configuration::PviommuRtc, Configuration::VirtioStrict];
+        for (kinds, configurations) in [
+            (vec![], vec![]),
+            (vec![Kind::ManyQueue, Kind::Assigned], two.clone()),
+            (vec![], two),
+            (vec![Kind::Simulated], vec![]),
+        ] {
+            let mut args = args();
+            (args.guest_kind, args.guest_configuration) = (kinds.clone(), configurations.clone());
+            let booted = Mutex::new(Vec::new());
+            let found = all(&args, &Interrupt::default(), |kind, configuration| {
+                booted.lock().unwrap().push((kind, configuration));
+                Ok(counts(kind, configuration))
+            });
+            let booted = booted.into_inner().unwrap();
+            let mut cells = found.into_iter();
+            for kind in Kind::ALL {
+                for configuration in Configuration::ALL {
+                    let asked = (kinds.is_empty() || kinds.contains(&kind))
+                        && (configurations.is_empty() || configurations.contains(&configuration));
+                    let boots = booted.iter().filter(|one| **one == (kind, configuration));
+                    assert_eq!(
+                        boots.count(),
+                        usize::from(asked),
+                        "{kind:?} {configuration:?}"
+                    );
+                    let wanted = GuestCell {
+                        kind,
+                        configuration,
+                        counts: match asked {
+                            true => Ok(counts(kind, configuration)),
+                            false => Err(Uncounted::Unasked),
+                        },
+                    };
+                    assert_eq!(cells.next(), Some(wanted));
+                }
+            }
+            assert_eq!(cells.next(), None);
+        }
+    }
+
+    #[test]
+    fn no_guest_boots_after_an_interrupt() {
+        let stop = Interrupt::default();
+        stop.request();
+        let found = all(&args(), &stop, |_, _| panic!("a guest was booted"));
+        let interrupted = Err(Uncounted::Failed("interrupted".into()));
+        assert!(found.iter().all(|cell| cell.counts == interrupted));
+        assert_eq!(found.len(), Kind::ALL.len() * Configuration::ALL.len());
+        // A request while guests run ends the series: each worker finishes one guest at most.
+        let stop = Interrupt::default();
+        let found = all(&args(), &stop, |kind, configuration| {
+            stop.request();
+            Ok(counts(kind, configuration))
+        });
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let counted = found.iter().filter(|cell| cell.counts.is_ok()).count();
+        assert!((1..=workers).contains(&counted), "{counted}");
+        let others = found.iter().filter(|cell| cell.counts == interrupted);
+        assert_eq!(counted + others.count(), found.len());
     }
 }

@@ -89,11 +89,17 @@ impl Frame {
         }
     }
 
-    /// The cost model for one row of Table 2, from timed runs without a history.
+    /// The cost model for one row of Table 2, from timed runs without a history. Also returns the
+    /// rows of the model, named `group`: its cycles, and the costs that it is fitted to.
     ///
     /// # Errors
     /// The workload cannot continue, or memory is exhausted.
-    pub(super) fn of(setting: &Setting, nic: Nic, benchmark: Benchmark) -> Result<Self, LabError> {
+    pub(super) fn of(
+        setting: &Setting,
+        nic: Nic,
+        benchmark: Benchmark,
+        group: &str,
+    ) -> Result<(Self, Vec<FindingRow>), LabError> {
         let mut rows = TABLE_2.iter();
         let row = rows.find(|row| row.nic == nic && row.benchmark == benchmark);
         let row = row.ok_or(LabError::Internal("a row of Table 2"))?;
@@ -102,7 +108,35 @@ impl Frame {
             ..setting.clone()
         };
         let costs = extra(&setting, nic, benchmark, CountedSteps::All)?.cycles;
-        Ok(frame(row, |mode| overhead(&costs, mode)))
+        let frame = frame(row, |mode| overhead(&costs, mode));
+        let mut rows = frame.rows(group);
+        if let Some((_, baseline)) = frame.fitted {
+            let modes = [Variant::Coherent.name(), baseline.name()];
+            let costs = costs.iter().filter(|(mode, _)| modes.contains(mode));
+            rows.extend(costs.map(|(mode, cost)| {
+                let what = format!("{group}: {}, without a history", added(mode));
+                FindingRow::new(what, "cycles", *cost)
+            }));
+        }
+        Ok((frame, rows))
+    }
+
+    /// The rows of the model's cycles, named `group`.
+    fn rows(&self, group: &str) -> Vec<FindingRow> {
+        let row = |what: &str, cycles| {
+            let cycles = Measured::cost(0.0, cycles, 0.0);
+            FindingRow::new(format!("{group}: {what}"), "cycles", cycles)
+        };
+        let without = row(FRAME, self.c_none);
+        let mut rows = vec![if self.fitted.is_some() {
+            without.fitted()
+        } else {
+            without
+        }];
+        if self.floor > 0.0 {
+            rows.push(row(WIRE, self.floor));
+        }
+        rows
     }
 }
 
@@ -233,17 +267,7 @@ fn rows_of(
 ) -> Result<Vec<FindingRow>, LabError> {
     let costs = &extra.cycles;
     let frame = frame(table, |mode| overhead(costs, mode));
-    let row = FindingRow::new(
-        format!("{group}: {FRAME}"),
-        "cycles",
-        Measured::cost(0.0, frame.c_none, 0.0),
-    );
-    let fitted = frame.fitted.is_some();
-    let mut out = vec![if fitted { row.fitted() } else { row }];
-    if frame.floor > 0.0 {
-        let limit = Measured::cost(0.0, frame.floor, 0.0);
-        out.push(FindingRow::new(format!("{group}: {WIRE}"), "cycles", limit));
-    }
+    let mut out = frame.rows(group);
     let wanted = [
         ("nic", table.nic.name()),
         ("metric", "search_len"),

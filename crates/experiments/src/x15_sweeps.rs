@@ -1,14 +1,17 @@
 //! X15: message sizes on brcm, and numbers of clients on mlx (EIOVAR section 7, Figs. 11 and 12).
 
-use ringfence_devices::nic::NicProfile;
-use ringfence_devices::workload::{BURST, Memcached, NetperfStream, PACKETS_PER_RUN, Workload};
+mod messages;
 
+use ringfence_devices::nic::NicProfile;
+use ringfence_devices::workload::{Memcached, PACKETS_PER_RUN, Workload};
+
+use self::messages::messages;
 use super::allocators::DrivenAllocator;
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
-use super::published::{CLOCK_GHZ, Sheet};
+use super::published::Sheet;
 use super::timed::{CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use ringfence_lab::LabError;
 
@@ -19,26 +22,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     measure,
 };
 
-/// Netperf message sizes, in bytes.
-const MESSAGES: [u32; 9] = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384];
 const CLIENTS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// The paper's four configurations: name in the paper, mode here.
-const MODES: [(&str, &str); 4] = [
-    ("strict baseline", "strict"),
-    ("strict EIOVAR", "strict+"),
-    ("deferred baseline", "defer"),
-    ("deferred EIOVAR", "defer+"),
-];
-/// Rate of brcm's wire in Gbit/s.
-const WIRE: f64 = 10.0;
-/// Upper bound of the packets per second of one port: the paper prints "less than half" of the
-/// specified 5.7 million (claims E16, E17).
-const PORT_PPS: f64 = 5.7e6 / 2.0;
-/// Source of the rates that follow from [`PORT_PPS`].
-const PORT_LIMIT: &str = "E15: the packet rate limits all; half of E16, an upper bound (E17)";
-/// Maximum data bytes of a packet.
-const SEGMENT: u32 = 1460;
-
 /// Receptions for each interrupt of mlx.
 const RX_FRAMES: u32 = NicProfile::MLX.rx_frames;
 
@@ -117,158 +101,6 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
         points of its curves have no printed numbers.",
     );
     Ok(found)
-}
-
-/// Returns the throughput in Gbit/s of data in packets of `bytes` that take `cycles` each, and true
-/// if the core is the bottleneck.
-fn throughput(bytes: u32, cycles: f64) -> (f64, bool) {
-    let bits = f64::from(bytes.min(SEGMENT)) * 8.0;
-    let core = bits * CLOCK_GHZ / cycles;
-    let rest = (PORT_PPS * bits / 1e9).min(WIRE * f64::from(SEGMENT) / 1500.0);
-    (core.min(rest), core <= rest)
-}
-
-fn messages(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), LabError> {
-    let claims = Sheet::named("claims")?;
-    let claim = |id: &str| claims.printed(&[("id", id)], "value");
-    let modes = MODES.map(|(_, mode)| mode);
-    let mut costs = Vec::new();
-    for message in MESSAGES {
-        let capture = stream(message, packets)?;
-        let amount = (setting.runs.clamp(2, 4), setting.repetitions);
-        let last = last_of(setting, capture, &modes, amount)?;
-        costs.push((message, last.extra));
-    }
-    let plateau = claim("E14")?;
-    let (_, largest) = costs.last().ok_or(LabError::Internal("no messages"))?;
-    let whole = f64::from(SEGMENT) * 8.0 * CLOCK_GHZ / plateau.value;
-    let c_none = (whole - largest[0].median).max(0.0);
-    let fitted = FindingRow::new(
-        "brcm: cycles per packet without protection",
-        "cycles",
-        Measured::cost(0.0, c_none, 0.0),
-    );
-    found.push(fitted.fitted());
-    let mut series: Vec<Series> = MODES
-        .iter()
-        .map(|(name, _)| Series::line(*name, Vec::new()))
-        .collect();
-    let mut saturates = None;
-    for (message, of_message) in &costs {
-        for (place, cost) in of_message.iter().enumerate() {
-            let cycles = c_none + cost.median;
-            let (gbps, bound) = throughput(*message, cycles);
-            series[place].points.push((f64::from(*message), gbps));
-            if place == 0 && bound {
-                saturates.get_or_insert(*message);
-            }
-            let (name, _) = MODES[place];
-            let what = format!("{message} bytes: {name}");
-            let row = FindingRow::new(what, "Gbit/s", Measured::timed(gbps, cost.spread / cycles));
-            found.push(match (*message, place) {
-                // At 64 bytes the packet rate bounds all four: the paper's E15, which prints no
-                // number.
-                (64, _) => {
-                    let bits = f64::from(*message) * 8.0;
-                    let limit = Published::derived(PORT_PPS * bits / 1e9, PORT_LIMIT);
-                    // The limit is an input of the model, so the row is not judged.
-                    row.near(limit).fitted()
-                }
-                (16_384, 0) => row.beside(plateau.clone()).fitted(),
-                _ => row,
-            });
-        }
-    }
-    let saturates = saturates.map_or(f64::NAN, f64::from);
-    let what = "strict baseline: the core saturates from";
-    let row = FindingRow::counted(what, "bytes", saturates);
-    // The first size is the smallest, so "at most" could not fail.
-    found.push(row.near(claim("E13")?));
-    gathered(largest[0].median, &plateau, found);
-    found.figures.push(Figure::logarithmic(
-        "Stream by message size, brcm (Fig. 11)",
-        "bytes per message",
-        "Gbit/s",
-        series,
-    ));
-    found.explain(
-        "In the paper, strict reaches 4 Gbit/s with 256 bytes, so its packets were larger than its \
-        messages: TCP gathers them. In the rows without gathering, a message below 1460 bytes is a \
-        packet (decision 0011), and throughput grows with the message size.",
-    );
-    Ok(())
-}
-
-/// Runs of `packets` packets that have messages of `message` bytes.
-fn stream(message: u32, packets: u64) -> Result<Capture<NetperfStream>, LabError> {
-    let stream = NetperfStream::new(message, 1);
-    Capture::with(NicProfile::BRCM, stream, BURST, packets)
-}
-
-/// Cycles of a packet and of a message without protection, if TCP gathers messages. A stream of
-/// bytes then fills its packets, independently of the size of messages.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Gathering {
-    packet: f64,
-    message: f64,
-}
-
-impl Gathering {
-    /// Fits both numbers to two anchors, each (bytes of a message, Gbit/s), if the protection of a
-    /// packet costs `extra` cycles.
-    fn fit(extra: f64, small: (u32, f64), large: (u32, f64)) -> Self {
-        let cycles = |(_, gbps): (u32, f64)| f64::from(SEGMENT) * 8.0 * CLOCK_GHZ / gbps - extra;
-        let messages = |(bytes, _): (u32, f64)| f64::from(SEGMENT) / f64::from(bytes);
-        let message = (cycles(small) - cycles(large)) / (messages(small) - messages(large));
-        Self {
-            packet: cycles(large) - messages(large) * message,
-            message,
-        }
-    }
-
-    /// Gbit/s of messages of `bytes`, whose packets cost `extra` cycles of protection.
-    fn throughput(&self, bytes: u32, extra: f64) -> f64 {
-        let messages = f64::from(SEGMENT) / f64::from(bytes);
-        throughput(SEGMENT, self.packet + messages * self.message + extra).0
-    }
-}
-
-/// Smallest message that saturates the core in the paper (E13).
-const SATURATES: u32 = 256;
-
-/// Adds the rows of strict with gathered messages. The packets, and so the maps, are those of large
-/// messages, and cost `extra` cycles of protection.
-fn gathered(extra: f64, plateau: &Published, found: &mut Findings) {
-    const BITS: f64 = 64.0 * 8.0;
-    let limit = PORT_PPS * BITS / 1e9;
-    let fit = Gathering::fit(extra, (64, limit), (16_384, plateau.value));
-    for (what, cycles) in [("packet", fit.packet), ("message", fit.message)] {
-        let what = format!("gathered: cycles per {what} without protection");
-        found.push(FindingRow::new(what, "cycles", Measured::cost(0.0, cycles, 0.0)).fitted());
-    }
-    for bytes in MESSAGES {
-        let gbps = fit.throughput(bytes, extra);
-        let row = FindingRow::counted(format!("gathered, {bytes} bytes: strict"), "Gbit/s", gbps);
-        found.push(match bytes {
-            64 => row.beside(Published::derived(limit, PORT_LIMIT)).fitted(),
-            16_384 => row.beside(plateau.clone()).fitted(),
-            SATURATES => row.near(plateau.clone()),
-            _ => row,
-        });
-    }
-    found.explain(format!(
-        "Gathered messages: at most {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} \
-        cycles a packet and at least {:.0} a message. They predict at most {:.2} Gbit/s at \
-        {SATURATES} bytes, where the paper's core saturates at {}. A packet rate that limits 64 \
-        bytes implies a packet for each message. {} Gbit/s of {SATURATES} bytes need several \
-        messages in a packet.",
-        plateau.text,
-        fit.packet,
-        fit.message,
-        fit.throughput(SATURATES, extra),
-        plateau.text,
-        plateau.text,
-    ));
 }
 
 fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), LabError> {

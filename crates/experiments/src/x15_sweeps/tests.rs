@@ -15,16 +15,6 @@ fn text_has_the_directions_of_the_rows() {
 }
 
 #[test]
-fn packet_rate_limits_small_packets_core_limits_large() {
-    let (slow, by_core) = throughput(64, 10.0);
-    assert!(!by_core && (slow - PORT_PPS * 512.0 / 1e9).abs() < 1e-9);
-    let (fast, by_core) = throughput(16_384, 9050.0);
-    assert!(by_core && (fast - 4.0).abs() < 0.01, "{fast}");
-    let (wire, by_core) = throughput(16_384, 1.0);
-    assert!(!by_core && wire < WIRE);
-}
-
-#[test]
 fn cheaper_protection_raises_throughput() {
     assert_eq!(factor(1000.0, 10_000.0, 1000.0), 5.5);
     assert_eq!(factor(1000.0, 1000.0, 1000.0), 1.0);
@@ -36,52 +26,18 @@ fn a_frame_without_protection_has_the_ratio_that_it_is_fitted_to() {
     assert_eq!((c_none, factor(c_none, 500.0, 0.0)), (2000.0, 1.25));
 }
 
-/// Runs have as many packets for any size of messages. Their bytes differ: a large message
-/// fills its packets.
-#[test]
-fn packets_have_the_bytes_of_their_messages() {
-    let bytes = |message| {
-        let traffic = stream(message, 600).unwrap().run().unwrap().traffic;
-        traffic.bytes as f64 / traffic.received as f64
-    };
-    // A few control messages begin each run.
-    let (small, large) = (bytes(64), bytes(16_384));
-    assert!((64.0..66.0).contains(&small), "{small}");
-    assert!((1450.0..1460.0).contains(&large), "{large}");
-}
-
-#[test]
-fn gathered_messages_hit_their_anchors_and_predict_the_rest() {
-    let fit = Gathering::fit(4000.0, (64, 1.46), (16_384, 4.0));
-    let of = |bytes| fit.throughput(bytes, 4000.0);
-    assert!((of(64) - 1.46).abs() < 1e-9 && (of(16_384) - 4.0).abs() < 1e-9);
-    // A packet of 1460 bytes has 22.8, 5.7 and 0.1 messages of 64 bytes, 256 bytes and 16 KB.
-    // 24800 and 9052 cycles differ by 22.7 messages of 693 cycles.
-    assert!((fit.message - 693.0).abs() < 2.0, "{fit:?}");
-    assert!((of(256) - 2.79).abs() < 0.02, "{}", of(256));
-    // Protection that costs more lowers every size, and the fit takes it into account.
-    assert!(fit.throughput(256, 8000.0) < of(256));
-    // Half of the adapter's rate is an upper bound, so these are bounds, too.
-    let slower = Gathering::fit(4000.0, (64, 1.2), (16_384, 4.0));
-    assert!(slower.message > fit.message && slower.throughput(256, 4000.0) < of(256));
-    let whole = fit.packet + 4000.0;
-    let other = Gathering::fit(8000.0, (64, 1.46), (16_384, 4.0));
-    assert!((other.packet + 8000.0 - whole).abs() < 1e-6);
-}
-
 #[test]
 fn both_sweeps_have_their_rows_and_lines() {
     let found = found(&Setting::smoke(), 600).unwrap();
-    let gathered = 2 + MESSAGES.len();
-    assert_eq!(
-        found.rows.len(),
-        1 + 9 * 4 + 1 + gathered + 1 + 6 * 4 + 2 * (4 + 1)
-    );
+    // Nine sizes in four modes, each with cycles and a throughput; the same sizes, gathered.
+    let messages = 1 + 9 * 4 * 2 + 1 + (2 + 9);
+    assert_eq!(found.rows.len(), messages + 1 + 6 * 4 + 2 * (4 + 1));
     assert_eq!(found.figures.len(), 4);
     assert_eq!(found.figures[0].series.len(), 4);
     let fitted = found.rows.iter().filter(|row| row.fitted);
-    // The four modes at 64 bytes, and what C is fitted to; two constants and their anchors.
-    assert_eq!(fitted.count(), 4 + 3 + 4);
+    // The cycles without protection of both figures, and the anchor of the first; two constants of
+    // gathered messages and their anchors.
+    assert_eq!(fitted.count(), 3 + 4);
     let of = |what: &str| {
         let row = found.rows.iter().find(|row| row.quantity.starts_with(what));
         let row = row.unwrap();

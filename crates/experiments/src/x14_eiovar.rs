@@ -130,8 +130,8 @@ impl Column {
     }
 }
 
-/// Runs `benchmarks` on both adapters. `frame_of` gives the cost model of a frame on an adapter in a
-/// benchmark, and the rows that show it under a name.
+/// Runs `benchmarks` on both adapters. `frame_of` gives the cost model of a frame on an adapter in
+/// a benchmark, and the rows that show it under a name.
 fn on(
     setting: &Setting,
     benchmarks: &[(&str, Benchmark)],

@@ -156,6 +156,7 @@ where
     L: Lock<ShadowDepot>,
 {
     /// Maps `pieces` themselves.
+    #[inline]
     fn map_direct<P: Platform>(
         &self,
         cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
@@ -194,8 +195,19 @@ where
         self.pool.lies_within(limits.mask)
     }
 
-    /// Unmaps a mapping without a shadow.
+    /// Unmaps a mapping without a shadow, which is rare if all buffers are copied.
     #[cold]
+    fn unmap_without_slot<P: Platform>(
+        &self,
+        cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<CopiedOrCleared<T::Pages>, UnmapRefusal> {
+        self.unmap_direct(cpu, platform, range)
+    }
+
+    /// Unmaps a mapping without a shadow.
+    #[inline]
     fn unmap_direct<P: Platform>(
         &self,
         cpu: &mut ShadowCpu<A::PerCpu, T::PerCpu>,
@@ -270,7 +282,7 @@ where
         range: IovaRange,
     ) -> Result<Self::UnmapResult, UnmapRefusal> {
         let Some(slot) = self.pool.slot_at(range.start()) else {
-            return self.unmap_direct(cpu, platform, range);
+            return self.unmap_without_slot(cpu, platform, range);
         };
         let (kind, first) = self.pool.check_whole(slot, range)?;
         self.pool.finish(platform.memory(), slot, kind, first);

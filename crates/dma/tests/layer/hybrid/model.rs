@@ -323,7 +323,7 @@ fn agrees<F: FlushPolicy<Hybrid, u64>>(
             "the drivers' memory"
         );
         let split = live.iter().filter(|one| one.is_mapped()).count();
-        prop_assert_eq!(m.space().split_mappings(), split);
+        prop_assert_eq!(m.space().large_mappings(), split);
         for one in &live {
             if one.mapping.direction() != Direction::FromDevice {
                 let whole = pages_of(one.mapping.range());

@@ -8,7 +8,9 @@
 //! driver gets the buffer back, so the device reaches no byte outside live mappings.
 //!
 //! With [`SharedPages::Mapped`], the first and last page of a large buffer are mapped like the
-//! others. The device then reaches the bytes beside the buffer on them, while the buffer is mapped.
+//! others, so the buffer is not split. The device reaches the bytes beside the buffer on them,
+//! while the buffer is mapped. The space keeps no record of such a mapping, because a record costs
+//! more than the map itself (decision 0041). So it checks no more of an unmap than [`Paged`] does.
 //!
 //! Slots of a split buffer stay in use until the invalidation. Until then, a stale translation
 //! leads to them, and another buffer in them could receive late writes.
@@ -105,13 +107,16 @@ pub struct HybridPolicy {
 /// A [`ShadowSpace`] that maps the whole pages of large buffers.
 ///
 /// # Bounds
-/// Those of the [`ShadowSpace`], and those of the [`SplitTable`].
+/// Those of the [`ShadowSpace`], and those of the [`SplitTable`], which has only split mappings.
 ///
 /// # Limits
 /// - A map that finds no free slot is refused.
 /// - The device may change the whole pages of a split buffer until the invalidation, also after a
 ///   sync and beyond the number of received bytes. A driver that must keep what it has examined
 ///   copies it, as with every mapping without a copy.
+/// - With [`SharedPages::Mapped`], an unmap of a [claimed](crate::Mapping::claim) mapping accepts
+///   the ranges that [`Paged`] accepts. Without a lookup in the allocator, that includes a part of
+///   the pages of a mapping.
 #[derive(Debug)]
 pub struct HybridSpace<A, T, L, R> {
     shadow: ShadowSpace<A, T, L>,
@@ -151,10 +156,10 @@ impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
         bytes >= self.thresholds.of(permissions)
     }
 
-    /// Returns true if no byte of a large buffer is copied.
+    /// Returns true if large buffers are split, and false if they are mapped as a whole.
     #[inline]
-    fn maps_all(&self, pieces: &[PhysRange]) -> bool {
-        self.shared_pages == SharedPages::Mapped || has_whole_pages_only(pieces)
+    fn splits_buffers(&self) -> bool {
+        self.shared_pages == SharedPages::Copied
     }
 
     /// Returns the space of small buffers, with allocator, table and pool.
@@ -162,9 +167,14 @@ impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
         &self.shadow
     }
 
-    /// Returns the number of live mappings of split buffers.
-    pub fn split_mappings(&self) -> usize {
-        self.splits.with(|splits| splits.live())
+    /// Returns the number of live mappings of large buffers. If they are mapped as a whole,
+    /// mappings of coherent memory count too.
+    pub fn large_mappings(&self) -> usize {
+        if self.splits_buffers() {
+            self.splits.with(|splits| splits.live())
+        } else {
+            self.shadow.direct_mappings() as usize
+        }
     }
 
     fn pool(&self) -> &ShadowPool<L> {
@@ -201,7 +211,7 @@ where
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason> {
         let mut parts = Parts::default();
-        let mapped = if self.maps_all(pieces) {
+        let mapped = if has_whole_pages_only(pieces) {
             let paged = &self.shadow.paged;
             paged.map(&mut cpu.paged, platform, pieces, permissions, limits)
         } else {
@@ -340,6 +350,10 @@ where
         limits: AddressLimits,
     ) -> Result<MapResult, MapReason> {
         if self.is_large(pieces, permissions) {
+            if !self.splits_buffers() {
+                let shadow = &self.shadow;
+                return shadow.map_direct(cpu, platform, pieces, permissions, limits);
+            }
             self.map_split(cpu, platform, pieces, permissions, limits)
         } else {
             self.shadow.map(cpu, platform, pieces, permissions, limits)
@@ -355,6 +369,9 @@ where
     ) -> Result<Self::UnmapResult, UnmapRefusal> {
         if self.pool().slot_at(range.start()).is_some() {
             return self.shadow.unmap(cpu, platform, range);
+        }
+        if !self.splits_buffers() {
+            return self.shadow.unmap_direct(cpu, platform, range);
         }
         let Some(parts) = self.splits.with(|splits| splits.begin_unmap(range))? else {
             return self.shadow.unmap(cpu, platform, range);
@@ -384,16 +401,18 @@ where
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {
-        self.split_mappings() == 0 && self.shadow.is_empty(platform)
+        self.splits.with(|splits| splits.live()) == 0 && self.shadow.is_empty(platform)
     }
 
     /// Frees a range, and the slots that it mapped.
     #[inline]
     fn release(&self, cpu: &mut Self::PerCpu, range: Self::FreeProof) {
-        let page = range.range().lo();
-        let parts = self.splits.with(|splits| splits.remove(page));
-        for part in parts.iter().flat_map(Parts::iter) {
-            self.shadow.put_back(cpu, part.slot, part.kind);
+        if self.splits_buffers() {
+            let page = range.range().lo();
+            let parts = self.splits.with(|splits| splits.remove(page));
+            for part in parts.iter().flat_map(Parts::iter) {
+                self.shadow.put_back(cpu, part.slot, part.kind);
+            }
         }
         self.shadow.release(cpu, range);
     }

@@ -6,6 +6,7 @@ use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
 use crate::agreement::{Agreement, AgreementCheck, AgreementOptions};
 use crate::error::LabError;
+use crate::hybrid::withholds;
 use crate::machine::Prices;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan_with};
@@ -54,10 +55,12 @@ pub fn compare<R: Read>(
     for mode in &options.modes {
         runners.push(runner(mode, options)?);
     }
-    let mut planner = Planner::new().with_limits(options.limits);
-    if options.modes.iter().any(Mode::has_descriptors) {
-        planner = planner.with_descriptors();
-    }
+    let planner = Planner::new().with_limits(options.limits);
+    let withheld = options
+        .modes
+        .iter()
+        .filter_map(|mode| withholds(mode, &options.profile));
+    let mut planner = withheld.fold(planner, Planner::with_descriptors_of);
     if options.modes.iter().any(Mode::has_rings) {
         planner = planner.with_doorbells();
     }

@@ -1,5 +1,7 @@
 //! The size from which a buffer is cheaper to map than to copy.
 
+use ringfence_dma::space::SharedPages;
+use ringfence_pgtable::Coherency;
 use ringfence_types::PageSize;
 
 use crate::plan::DESCRIPTOR_PAGES;
@@ -38,35 +40,45 @@ impl TransferCosts {
     }
 }
 
-/// Returns the threshold of modes with hybrid copying on the machine of `profile`.
+/// Returns the threshold of buffers that pay for an invalidation alone, on the machine of
+/// `profile`, in a mode that treats shared pages in this way.
 ///
-/// The profile gives the invalidation, whose cost no user program can measure. One mapping pays for
-/// it alone, as in a burst of one buffer: sharing only makes it cheaper. The other costs are those
-/// that replays measure for `copy` and `fence` (`docs/notes/claims-commands.md`).
-pub fn copy_threshold(profile: &Profile) -> u64 {
+/// The profile gives the invalidation, whose cost no user program can measure. A burst may share
+/// it: that only makes it cheaper. The other costs are measured (decision 0041 and
+/// `docs/notes/claims-commands.md`).
+pub fn copy_threshold(profile: &Profile, shared_pages: SharedPages) -> u64 {
     TransferCosts {
         invalidation_cycles: profile.invalidation_cycles as f64,
-        ..MEASURED
+        ..measured(profile, shared_pages)
     }
     .threshold()
 }
 
 /// Returns the threshold of transmit buffers that share the invalidation of a full batch: each page
 /// pays its part of the batch's pages.
-pub fn transmit_threshold(profile: &Profile) -> u64 {
+pub fn transmit_threshold(profile: &Profile, shared_pages: SharedPages) -> u64 {
     let share = profile.invalidation_cycles as f64 / DESCRIPTOR_PAGES as f64;
+    let measured = measured(profile, shared_pages);
     TransferCosts {
-        page_cycles: MEASURED.page_cycles + share,
-        ..MEASURED
+        page_cycles: measured.page_cycles + share,
+        ..measured
     }
     .threshold()
 }
 
-/// The measured costs, without an invalidation.
-const MEASURED: TransferCosts = TransferCosts {
-    copy_cycles_per_byte: 0.063,
-    mapping_cycles: 650.0,
-    page_cycles: 6.0,
-    invalidation_cycles: 0.0,
-    mappings_per_invalidation: 1.0,
-};
+/// Returns the measured costs, without an invalidation. A split buffer has copied parts and a
+/// record of its exact range; another buffer is only mapped. If page walks do not snoop, the map and
+/// the unmap write lines of the table back, and wait for that.
+fn measured(profile: &Profile, shared_pages: SharedPages) -> TransferCosts {
+    TransferCosts {
+        copy_cycles_per_byte: 0.063,
+        mapping_cycles: match (shared_pages, profile.coherency()) {
+            (SharedPages::Copied, _) => 650.0,
+            (SharedPages::Mapped, Coherency::Coherent) => 50.0,
+            (SharedPages::Mapped, Coherency::NonCoherent) => 550.0,
+        },
+        page_cycles: 6.0,
+        invalidation_cycles: 0.0,
+        mappings_per_invalidation: 1.0,
+    }
+}

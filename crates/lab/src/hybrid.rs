@@ -16,6 +16,7 @@ use crate::components::{LeafCachedRadix, MagazineAlloc, ThreadCell, leaf_cached_
 use crate::copy_threshold::{copy_threshold, transmit_threshold};
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
+use crate::plan::Withholds;
 use crate::profile::Profile;
 use crate::shadow::{CopyParts, paged, pool};
 
@@ -60,6 +61,19 @@ impl<F> HybridParts<F> {
     }
 }
 
+/// Returns the buffers that the descriptors of `mode` withhold on the machine of `profile`; `None`
+/// if its driver has no descriptors.
+///
+/// In a batch with copies, the driver has a copied buffer back at its unmap, so it counts the
+/// others alone. A mode that copies parts of pages counts all buffers.
+pub fn withholds(mode: &Mode, profile: &Profile) -> Option<Withholds> {
+    let counts_mapped = mode.flush == FlushKind::TransmitBatch && mode.alloc == Alloc::ShadowOrMap;
+    mode.has_descriptors().then(|| match counts_mapped {
+        true => Withholds::TransmitFrom(transmit_threshold(profile, SharedPages::Mapped)),
+        false => Withholds::All,
+    })
+}
+
 impl<F: FlushPolicy<ReplayHybridSpace, u64> + 'static> CopyParts for HybridParts<F> {
     type Table = LeafCachedRadix;
     type Space = ReplayHybridSpace;
@@ -74,14 +88,22 @@ impl<F: FlushPolicy<ReplayHybridSpace, u64> + 'static> CopyParts for HybridParts
     }
 
     fn with_costs(self, profile: &Profile) -> Self {
-        let receive = copy_threshold(profile);
+        let shared_pages = self.policy.shared_pages;
+        let receive = copy_threshold(profile, shared_pages);
         self.with_thresholds(Thresholds {
             receive,
             transmit: match self.batches {
-                true => transmit_threshold(profile),
+                true => transmit_threshold(profile, shared_pages),
                 false => receive,
             },
         })
+    }
+
+    fn withholds(self) -> Withholds {
+        match (self.batches, self.policy.shared_pages) {
+            (true, SharedPages::Mapped) => Withholds::TransmitFrom(self.policy.thresholds.transmit),
+            _ => Withholds::All,
+        }
     }
 
     fn flush(self) -> F {

@@ -273,7 +273,8 @@ impl ModeVisitor for BuildReplays<'_> {
             &OracleSetup::PAGES,
             &|platform, coherency, host| {
                 let make = parts.make_space(coherency, host);
-                parts.judged(Layer::new(parts.flush(), platform, make), inspected)
+                let layer = Layer::new(parts.flush(), platform, make);
+                parts.judged(layer.withholding(parts.withholds()), inspected)
             },
         )
     }

@@ -22,6 +22,7 @@ use crate::layer::{
     LayerPlatform, PoolLayer, SpaceResult,
 };
 use crate::modes::{Alloc, Mode};
+use crate::plan::Withholds;
 use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
 use crate::profile::Profile;
 
@@ -58,6 +59,11 @@ pub trait CopyParts: Copy + 'static {
     fn with_costs(self, profile: &Profile) -> Self {
         let _ = profile;
         self
+    }
+
+    /// Returns the buffers that the mode withholds, if its driver has descriptors.
+    fn withholds(self) -> Withholds {
+        Withholds::All
     }
 
     /// Creates the flush policy.

@@ -18,6 +18,7 @@ use super::{
     MappingToken, OpKey, Refusal, SpaceResult, SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
+use crate::plan::Withholds;
 
 /// Creates the space of a device, and the target of its context entry.
 pub type MakeSpace<S, I> = Box<dyn FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S>>;
@@ -31,6 +32,7 @@ pub struct DmaLayer<S: Space, F: FlushPolicy<S, u64>, I> {
     /// Memory, clock and invalidator of the layer.
     pub platform: LayerPlatform<I>,
     make: MakeSpace<S, I>,
+    withholds: Withholds,
 }
 
 /// The parts of a layer that an operation uses.
@@ -56,7 +58,13 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
             segments: Vec::new(),
             platform,
             make: Box::new(make),
+            withholds: Withholds::All,
         }
+    }
+
+    /// Sets the buffers that the driver's descriptors withhold, if the policy has descriptors.
+    pub fn withholding(self, withholds: Withholds) -> Self {
+        Self { withholds, ..self }
     }
 
     /// Returns the parts for an operation; `None` if its device or its CPU is unknown.
@@ -87,7 +95,7 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaOps for DmaLayer<S, F,
             caches_unmapped: S::CACHES_UNMAPPED,
             can_be_full: S::CAN_BE_FULL,
             lends: false,
-            descriptors: F::BURST_IS_DESCRIPTOR,
+            descriptors: F::BURST_IS_DESCRIPTOR.then_some(self.withholds),
         }
     }
 

@@ -28,6 +28,7 @@ use ringfence_types::{
 };
 
 use crate::error::LabError;
+use crate::plan::Withholds;
 
 /// A layer that shows its memory, clock and invalidator.
 pub trait HasPlatform<I> {
@@ -145,8 +146,8 @@ pub struct SpaceTraits {
     pub can_be_full: bool,
     /// The driver's buffers are memory of the device's own pool.
     pub lends: bool,
-    /// The driver ends bursts with its descriptors.
-    pub descriptors: bool,
+    /// The buffers that the driver's descriptors withhold; `None` if bursts end with its loops.
+    pub descriptors: Option<Withholds>,
 }
 
 /// The DMA layer with its CPU handles and its platform, as a replay uses it.

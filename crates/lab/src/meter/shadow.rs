@@ -141,6 +141,7 @@ impl Ablations {
             let memory = Rc::clone(&platform.arena);
             let make = parts.make_space(coherency, host);
             let layer = DmaLayer::new(parts.flush(), platform, make);
+            let layer = layer.withholding(parts.withholds());
             Ok(Box::new(Copying {
                 replay: parts.timed(layer, inspected, Timed),
                 memory,

@@ -3,7 +3,7 @@
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{Direction, Nanos, PhysRange};
 
-use super::withheld::{PageRun, Withheld};
+use super::withheld::{Withheld, WithheldRun};
 use super::{BURST_NS, Plan, Step, TimedStep, pages_of};
 
 /// Pages of a descriptor (F&S section 3).
@@ -21,21 +21,45 @@ const MAX_OPEN_BURSTS: usize = 1024;
 
 pub(super) type Key = (DeviceIndex, u16, Direction);
 
+/// The buffers that a descriptor withholds after their unmap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Withholds {
+    /// All buffers. Until the descriptor ends, the driver maps none of their pages.
+    All,
+    /// Transmit buffers with at least this number of bytes. The driver has all others back at their
+    /// unmap. It maps no byte of a withheld buffer; other bytes on its first and last page were
+    /// never part of it.
+    TransmitFrom(u64),
+}
+
+impl Withholds {
+    /// Returns true if the unmap of a buffer of this direction withholds it.
+    fn includes(self, direction: Direction, pieces: &[PhysRange]) -> bool {
+        match self {
+            Self::All => true,
+            Self::TransmitFrom(least) => {
+                let bytes = pieces.iter().map(PhysRange::bytes);
+                direction == Direction::ToDevice && bytes.fold(0, u64::saturating_add) >= least
+            }
+        }
+    }
+}
+
 /// The rule that ends a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
     /// Any other event of the key, or [`BURST_NS`].
     Burst,
-    /// [`DESCRIPTOR_PAGES`] pages, or the longest duration of the direction.
-    Descriptor,
+    /// [`DESCRIPTOR_PAGES`] withheld pages, or the longest duration of the direction.
+    Descriptor(Withholds),
 }
 
 impl Rule {
     fn longest(self, (_, _, direction): Key) -> u64 {
         match (self, direction) {
             (Self::Burst, _) => BURST_NS,
-            (Self::Descriptor, Direction::ToDevice) => TRANSMIT_DESCRIPTOR_NS,
-            (Self::Descriptor, _) => RECEIVE_DESCRIPTOR_NS,
+            (Self::Descriptor(_), Direction::ToDevice) => TRANSMIT_DESCRIPTOR_NS,
+            (Self::Descriptor(_), _) => RECEIVE_DESCRIPTOR_NS,
         }
     }
 
@@ -46,11 +70,20 @@ impl Rule {
                 cpu,
                 direction,
             },
-            Self::Descriptor => Step::EndDescriptor {
+            Self::Descriptor(of) => Step::EndDescriptor {
                 device,
                 cpu,
                 direction,
+                of,
             },
+        }
+    }
+
+    /// Returns the units of a buffer that a driver does not map again before the end.
+    fn run(self, buffer: &PhysRange) -> WithheldRun {
+        match self {
+            Self::Descriptor(Withholds::TransmitFrom(_)) => WithheldRun::bytes(buffer),
+            _ => WithheldRun::pages(buffer),
         }
     }
 }
@@ -60,21 +93,21 @@ struct OpenBurst {
     key: Key,
     due: Nanos,
     pages: u64,
-    runs: Vec<PageRun>,
+    runs: Vec<WithheldRun>,
     withheld: Withheld,
 }
 
 /// The open bursts of one rule, oldest first.
 #[derive(Debug)]
 pub(super) struct Bursts {
-    rule: Rule,
+    pub(super) rule: Rule,
     open: Vec<OpenBurst>,
     withheld: Withheld,
     /// The earliest time at which a burst is due.
     due: Option<Nanos>,
     /// Number of bursts.
     pub(super) count: u64,
-    /// Bursts ended because a withheld page was mapped again.
+    /// Bursts ended because a part of a withheld buffer was mapped again.
     pub(super) cut_by_map: u64,
 }
 
@@ -97,6 +130,11 @@ impl Bursts {
 
     /// Adds the unmap of `pieces`, and ends the burst if it is complete.
     pub(super) fn unmap(&mut self, key: Key, pieces: &[PhysRange], time: Nanos, plan: &mut Plan) {
+        if let Rule::Descriptor(of) = self.rule
+            && !of.includes(key.2, pieces)
+        {
+            return;
+        }
         let found = self.open.iter().position(|open| open.key == key);
         if found.is_none() && self.open.len() >= MAX_OPEN_BURSTS {
             let oldest = self.open[0].key;
@@ -117,13 +155,13 @@ impl Bursts {
         });
         let open = &mut self.open[index];
         for piece in pieces {
-            let run = PageRun::of(piece);
+            let run = self.rule.run(piece);
             open.runs.push(run);
             open.withheld.add(run);
             self.withheld.add(run);
         }
         open.pages = open.pages.saturating_add(pages_of(pieces));
-        if self.rule == Rule::Descriptor && open.pages >= DESCRIPTOR_PAGES {
+        if self.rule != Rule::Burst && open.pages >= DESCRIPTOR_PAGES {
             self.end(key, time, plan);
         }
     }
@@ -137,7 +175,7 @@ impl Bursts {
             self.end(key, time, plan);
         }
         for piece in pieces {
-            let wanted = PageRun::of(piece);
+            let wanted = self.rule.run(piece);
             while self.withheld.any(&wanted) {
                 let holds = |open: &&OpenBurst| open.withheld.any(&wanted);
                 let Some(open) = self.open.iter().find(holds) else {

@@ -20,7 +20,7 @@ use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
 use bursts::{Bursts, Key, Rule};
-pub use bursts::{DESCRIPTOR_PAGES, RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS};
+pub use bursts::{DESCRIPTOR_PAGES, RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS, Withholds};
 pub use pass::each_plan;
 pub(crate) use pass::each_plan_with;
 
@@ -104,6 +104,8 @@ pub enum Step {
         cpu: u16,
         /// Direction of the descriptor.
         direction: Direction,
+        /// Buffers that the descriptor withholds. It ends only in modes that withhold the same.
+        of: Withholds,
     },
     /// Check timers: some may be due.
     Tick,
@@ -156,7 +158,7 @@ pub struct Planner {
     /// Segments of live mappings by slot, for the pages that a burst withholds.
     pages: Vec<Vec<PhysRange>>,
     bursts: Bursts,
-    descriptors: Option<Bursts>,
+    descriptors: Vec<Bursts>,
     ticked: Nanos,
     /// Time of the previous operation.
     last: Nanos,
@@ -196,7 +198,7 @@ impl Planner {
             cpus: Vec::new(),
             pages: Vec::new(),
             bursts: Bursts::new(Rule::Burst),
-            descriptors: None,
+            descriptors: Vec::new(),
             ticked: Nanos(0),
             last: Nanos(0),
             now: Nanos(0),
@@ -227,9 +229,17 @@ impl Planner {
         self
     }
 
-    /// Plans the ends of descriptors from now on.
-    pub fn with_descriptors(mut self) -> Self {
-        self.descriptors = Some(Bursts::new(Rule::Descriptor));
+    /// Plans the ends of descriptors that withhold all buffers, from now on.
+    pub fn with_descriptors(self) -> Self {
+        self.with_descriptors_of(Withholds::All)
+    }
+
+    /// Plans the ends of descriptors that withhold the buffers `of`, from now on.
+    pub fn with_descriptors_of(mut self, of: Withholds) -> Self {
+        let rule = Rule::Descriptor(of);
+        if self.descriptors.iter().all(|bursts| bursts.rule != rule) {
+            self.descriptors.push(Bursts::new(rule));
+        }
         self
     }
 
@@ -243,10 +253,10 @@ impl Planner {
         self.bursts.cut_by_map
     }
 
-    /// Returns the number of descriptors, and of those that ended because a withheld page was
-    /// mapped again.
+    /// Returns the number of descriptors of the kind that was requested first, and of those that
+    /// ended because a part of a withheld buffer was mapped again.
     pub fn descriptors(&self) -> (u64, u64) {
-        let planned = self.descriptors.as_ref();
+        let planned = self.descriptors.first();
         planned.map_or((0, 0), |descriptors| {
             (descriptors.count, descriptors.cut_by_map)
         })

@@ -1,51 +1,59 @@
-//! The pages that open bursts withhold. They are runs of pages, so a mapping of 64 GiB takes one
+//! The pages or bytes that open bursts withhold. They are runs, so a mapping of 64 GiB takes one
 //! entry.
 
 use std::collections::BTreeMap;
 
 use ringfence_types::{PageSize, PhysRange};
 
-/// A run of pages; `end` is exclusive. Physical addresses have 64 bits, so page numbers are at most
-/// 2^52.
+/// A run of pages or bytes; `end` is exclusive. Physical addresses have 64 bits, so page numbers
+/// are at most 2^52.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PageRun {
+pub(super) struct WithheldRun {
     first: u64,
     end: u64,
 }
 
-impl PageRun {
+impl WithheldRun {
     /// Returns the pages that a buffer covers.
-    pub(super) fn of(buffer: &PhysRange) -> Self {
+    pub(super) fn pages(buffer: &PhysRange) -> Self {
         let shift = PageSize::Size4K.shift();
         Self {
             first: buffer.start().get() >> shift,
             end: (buffer.last().get() >> shift) + 1,
         }
     }
+
+    /// Returns the bytes of a buffer, without the last one of the address space.
+    pub(super) fn bytes(buffer: &PhysRange) -> Self {
+        Self {
+            first: buffer.start().get(),
+            end: buffer.last().get().saturating_add(1),
+        }
+    }
 }
 
-/// Counts how many times each page is withheld. A run adds at most two edges, so the buffers of
-/// open bursts bound its size.
+/// Counts how many times each page or byte is withheld. A run adds at most two edges, so the
+/// buffers of open bursts bound its size.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Withheld {
-    /// Maps a page to the count of every page from it up to the next edge. Neighbouring counts
-    /// differ, and the first is not 0: pages below the first edge are not withheld.
+    /// Maps a unit to the count of every unit from it up to the next edge. Neighbouring counts
+    /// differ, and the first is not 0: units below the first edge are not withheld.
     edges: BTreeMap<u64, u32>,
 }
 
 impl Withheld {
-    /// Increments the count of the pages of `run`.
-    pub(super) fn add(&mut self, run: PageRun) {
+    /// Increments the count of the units of `run`.
+    pub(super) fn add(&mut self, run: WithheldRun) {
         self.change(run, |times| times.saturating_add(1));
     }
 
     /// Undoes one [`add`](Self::add).
-    pub(super) fn remove(&mut self, run: PageRun) {
+    pub(super) fn remove(&mut self, run: WithheldRun) {
         self.change(run, |times| times.saturating_sub(1));
     }
 
-    /// Returns true if any page of `run` is withheld.
-    pub(super) fn any(&self, run: &PageRun) -> bool {
+    /// Returns true if any unit of `run` is withheld.
+    pub(super) fn any(&self, run: &WithheldRun) -> bool {
         self.at(run.first) > 0 || self.edges.range(run.first..run.end).any(|(_, &n)| n > 0)
     }
 
@@ -54,7 +62,7 @@ impl Withheld {
         edge.map_or(0, |(_, &times)| times)
     }
 
-    fn change(&mut self, run: PageRun, change: impl Fn(u32) -> u32) {
+    fn change(&mut self, run: WithheldRun, change: impl Fn(u32) -> u32) {
         for edge in [run.first, run.end] {
             let times = self.at(edge);
             self.edges.entry(edge).or_insert(times);
@@ -81,16 +89,16 @@ mod tests {
 
     use super::*;
 
-    fn run(first: u64, last: u64) -> PageRun {
+    fn run(first: u64, last: u64) -> WithheldRun {
         let last = PhysAddr::new((last << 12) + 17);
-        PageRun::of(&PhysRange::inclusive(PhysAddr::new((first << 12) + 1), last).unwrap())
+        WithheldRun::pages(&PhysRange::inclusive(PhysAddr::new((first << 12) + 1), last).unwrap())
     }
 
     #[test]
     fn the_ends_of_the_address_space_are_pages_like_others() {
         let all = PhysRange::inclusive(PhysAddr::ZERO, PhysAddr::new(u64::MAX)).unwrap();
         let top = PhysRange::inclusive(PhysAddr::new(u64::MAX), PhysAddr::new(u64::MAX)).unwrap();
-        let (all, top) = (PageRun::of(&all), PageRun::of(&top));
+        let (all, top) = (WithheldRun::pages(&all), WithheldRun::pages(&top));
         let mut withheld = Withheld::default();
         withheld.add(all);
         assert!(withheld.any(&top) && withheld.any(&run(0, 0)));

@@ -98,7 +98,7 @@ impl<D: DmaOps + ?Sized> Replay<D> {
                 } => {
                     hooks.begin_unmap();
                     // A descriptor continues across the loops of a driver.
-                    if !self.layer.space_traits().descriptors {
+                    if self.layer.space_traits().descriptors.is_none() {
                         self.end_burst(OpKey::new(device, cpu, direction), hooks)?;
                     }
                 }
@@ -106,9 +106,10 @@ impl<D: DmaOps + ?Sized> Replay<D> {
                     device,
                     cpu,
                     direction,
+                    of,
                 } => {
                     hooks.begin_unmap();
-                    if self.layer.space_traits().descriptors {
+                    if self.layer.space_traits().descriptors == Some(of) {
                         self.end_burst(OpKey::new(device, cpu, direction), hooks)?;
                     }
                 }

@@ -1,9 +1,13 @@
 //! `fence-copy`: the way of each buffer, the oracle's verdicts, the delays, and the thresholds.
 
+use ringfence_dma::space::SharedPages;
 use ringfence_lab::compare::{compare, runner};
 use ringfence_lab::compose::compose;
+use ringfence_lab::hybrid::withholds;
 use ringfence_lab::modes::{Mode, Safety};
-use ringfence_lab::plan::{DESCRIPTOR_PAGES, Plan, Planner, TRANSMIT_DESCRIPTOR_NS};
+use ringfence_lab::plan::{
+    DESCRIPTOR_PAGES, Plan, Planner, Step, TRANSMIT_DESCRIPTOR_NS, Withholds,
+};
 use ringfence_lab::replay::{Buffers, Outcomes, Ways};
 use ringfence_lab::{MachineProfile, Profile, copy_threshold, transmit_threshold};
 use ringfence_trace::Devices;
@@ -18,9 +22,24 @@ fn profile() -> Profile {
     judged_only(false).profile
 }
 
-/// Sizes around both thresholds, and small ones.
-fn sizes() -> [u64; 8] {
-    let (transmit, receive) = (transmit_threshold(&profile()), copy_threshold(&profile()));
+/// Returns the threshold of transmit buffers in `fence-copy`.
+fn transmit() -> u64 {
+    transmit_threshold(&profile(), SharedPages::Mapped)
+}
+
+/// Returns the threshold of other buffers in `fence-copy`.
+fn receive() -> u64 {
+    copy_threshold(&profile(), SharedPages::Mapped)
+}
+
+/// Returns the threshold of all buffers in `copy-hybrid`.
+fn split() -> u64 {
+    copy_threshold(&profile(), SharedPages::Copied)
+}
+
+/// Sizes around all thresholds, and small ones.
+fn sizes() -> [u64; 10] {
+    let (transmit, receive) = (transmit(), receive());
     [
         64,
         1500,
@@ -30,6 +49,8 @@ fn sizes() -> [u64; 8] {
         transmit + 1,
         receive - 1,
         receive,
+        split() - 1,
+        split(),
     ]
 }
 
@@ -59,8 +80,10 @@ fn buffers(rounds: u64, pause: u64) -> (Script, Vec<(Direction, u64)>) {
     (script, made)
 }
 
-fn planned_descriptors(script: &Script) -> (Plan, Planner) {
-    let mut planner = Planner::new().with_descriptors();
+/// Plans the steps of a script for `mode`.
+fn planned_for(mode: &Mode, script: &Script) -> (Plan, Planner) {
+    let of = withholds(mode, &profile()).into_iter();
+    let mut planner = of.fold(Planner::new(), Planner::with_descriptors_of);
     let mut plan = Plan::default();
     planner.plan(&script.chunk, &mut plan).unwrap();
     planner.finish(&mut plan);
@@ -69,7 +92,7 @@ fn planned_descriptors(script: &Script) -> (Plan, Planner) {
 
 /// Returns the outcomes of the metered pass and of the pass under attack.
 fn outcomes(mode: &Mode, script: &Script) -> [Outcomes; 2] {
-    let (plan, planner) = planned_descriptors(script);
+    let (plan, planner) = planned_for(mode, script);
     let mut runner = runner(mode, &judged_only(true)).unwrap();
     runner.metered.run(&plan, &Devices::new()).unwrap();
     let mut attack = runner.attack.unwrap();
@@ -80,8 +103,8 @@ fn outcomes(mode: &Mode, script: &Script) -> [Outcomes; 2] {
 
 fn is_large(direction: Direction, bytes: u64) -> bool {
     match direction {
-        Direction::ToDevice => bytes >= transmit_threshold(&profile()),
-        _ => bytes >= copy_threshold(&profile()),
+        Direction::ToDevice => bytes >= transmit(),
+        _ => bytes >= receive(),
     }
 }
 
@@ -158,12 +181,10 @@ fn size_and_direction_decide_the_way() {
     }
     // The same buffers where only the size decides: parts of pages are copied.
     let [hybrid, _] = outcomes(&mode("copy-hybrid"), &script);
-    let large = made
-        .iter()
-        .filter(|(_, bytes)| *bytes >= copy_threshold(&profile()) + PAGE);
+    let large = made.iter().filter(|(_, bytes)| *bytes >= split() + PAGE);
     assert_eq!(large.count(), 0);
-    let aligned = made.chunks(24).step_by(2).flatten();
-    let split = aligned.filter(|(_, bytes)| *bytes >= copy_threshold(&profile()));
+    let aligned = made.chunks(3 * sizes().len()).step_by(2).flatten();
+    let split = aligned.filter(|(_, bytes)| *bytes >= split());
     assert_eq!(hybrid.ways.mapped, Buffers::default());
     assert_eq!(hybrid.ways.withheld.buffers, split.count() as u64);
     let all: u64 = made.iter().map(|(_, bytes)| bytes).sum();
@@ -180,7 +201,7 @@ fn size_and_direction_decide_the_way() {
 /// Parts of pages are copied: their bytes count as pooled, and twice if both sides copy them.
 #[test]
 fn copied_parts_count_as_copied() {
-    let large = copy_threshold(&profile()) + PAGE;
+    let large = split() + PAGE;
     for (direction, copies) in [(TX, 1), (Direction::Bidirectional, 2)] {
         let mut script = Script::default();
         script.map(US, (0, 0, direction), 0, &[memory(0x100_0800, large)]);
@@ -222,7 +243,7 @@ fn transmit_buffers_wait_at_most_a_millisecond_and_receive_buffers_not_at_all() 
     }
     // A driver that falls silent has its buffer back after exactly that time.
     let mut script = Script::default();
-    let bytes = transmit_threshold(&profile());
+    let bytes = transmit();
     script.map(0, (0, 0, TX), 0, &[memory(0x100_0000, bytes)]);
     script.unmap(US, (0, 0), 0);
     for found in outcomes(&mode("fence-copy"), &script) {
@@ -233,7 +254,7 @@ fn transmit_buffers_wait_at_most_a_millisecond_and_receive_buffers_not_at_all() 
 
 #[test]
 fn a_row_reports_the_ways_of_its_buffers() {
-    let bytes = transmit_threshold(&profile());
+    let bytes = transmit();
     let pairs = (0..50).map(|n| (0x4000_0000 + (n << 20), [1500, bytes][n as usize % 2]));
     let lines = pairs.flat_map(|(at, n)| [map_line("nic", at, n), unmap_line("nic", at, n)]);
     let lines = lines.map(|line| line.replace("FROM_DEVICE", "TO_DEVICE"));
@@ -261,31 +282,135 @@ fn a_row_reports_the_ways_of_its_buffers() {
     assert!(row.components.unwrap().measured > 0.0);
 }
 
+/// Returns the times of the batches' ends since the first unmap, and the number of batches that a
+/// map has ended.
+fn batches(script: &Script) -> (Vec<u64>, u64) {
+    let (plan, planner) = planned_for(&mode("fence-copy"), script);
+    let mut steps = plan.steps.iter();
+    let first = steps.find(|timed| matches!(timed.step, Step::Unmap { .. }));
+    let first = first.unwrap().time.0;
+    let ends = steps.filter_map(|timed| match timed.step {
+        Step::EndDescriptor { of, .. } => {
+            assert_eq!(of, Withholds::TransmitFrom(transmit()));
+            Some(timed.time.0 - first)
+        }
+        _ => None,
+    });
+    (ends.collect(), planner.descriptors().1)
+}
+
+/// The driver has copied buffers back at their unmap, so only mapped transmit buffers fill a batch.
+#[test]
+fn copied_and_receive_buffers_fill_no_batch() {
+    let mut script = Script::default();
+    let (mut time, mut id) = (0, 0);
+    let mut send = |script: &mut Script, direction, bytes: u64| {
+        time += 10;
+        let at = (1 + u64::from(id)) << 20;
+        script.map(time, (0, 0, direction), id, &[memory(at, bytes)]);
+        script.unmap(time + 5, (0, 0), id);
+        id += 1;
+        time + 5
+    };
+    let first = send(&mut script, TX, 63 * PAGE);
+    for _ in 0..100 {
+        send(&mut script, TX, transmit() - 1);
+        send(&mut script, RX, receive());
+        send(&mut script, Direction::Bidirectional, receive());
+    }
+    assert_eq!(batches(&script).0, [TRANSMIT_DESCRIPTOR_NS]);
+    // One more mapped buffer fills it.
+    let full = send(&mut script, TX, transmit());
+    assert_eq!(batches(&script).0, [full - first]);
+    let [found, attacked] = outcomes(&mode("fence-copy"), &script);
+    // Each receive buffer has an invalidation of its own.
+    assert_eq!(found.invalidations, 200 + 1);
+    // The descriptors of another mode in the same comparison end no batch.
+    let planner = Planner::new().with_descriptors();
+    let mut planner = planner.with_descriptors_of(Withholds::TransmitFrom(transmit()));
+    let (mut plan, options) = (Plan::default(), judged_only(false));
+    planner.plan(&script.chunk, &mut plan).unwrap();
+    planner.finish(&mut plan);
+    let mut both = runner(&mode("fence-copy"), &options).unwrap().metered;
+    both.run(&plan, &Devices::new()).unwrap();
+    assert_eq!(both.finish(&planner.live_mappings()).invalidations, 200 + 1);
+    for found in [found, attacked] {
+        assert_eq!(
+            (found.ways.withheld.buffers, found.tally.violations()),
+            (2, 0)
+        );
+    }
+}
+
+/// A driver may map other bytes on the pages of a withheld buffer: it never gave them away.
+#[test]
+fn only_a_map_of_withheld_bytes_ends_a_batch() {
+    let (start, bytes) = (0x10_0800, 4 * PAGE);
+    let beside = [(start - 0x800, 0x800), (start + bytes, 0x800)];
+    let within = [(start - 8, 9), (start, bytes), (start + bytes - 1, 1)];
+    let all = beside.map(|at| (at, 0)).into_iter();
+    for ((at, length), cut) in all.chain(within.map(|at| (at, 1))) {
+        for direction in Direction::ALL {
+            let mut script = Script::default();
+            script.map(0, (0, 0, TX), 0, &[memory(start, bytes)]);
+            script.unmap(US, (0, 0), 0);
+            script.map(2 * US, (0, 0, direction), 1, &[memory(at, length)]);
+            let (ends, by_map) = batches(&script);
+            script.unmap(3 * US, (0, 0), 1);
+            let end = [TRANSMIT_DESCRIPTOR_NS, US][cut as usize];
+            assert_eq!(
+                (ends.as_slice(), by_map),
+                ([end].as_slice(), cut),
+                "{at:#x}"
+            );
+            for found in outcomes(&mode("fence-copy"), &script) {
+                let tally = &found.tally;
+                assert_eq!((tally.violations(), tally.false_faults), (0, 0), "{at:#x}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_batch_shares_its_invalidation_by_page() {
-    let profile = |invalidation_cycles| {
+    use SharedPages::{Copied, Mapped};
+    let profile = |invalidation_cycles, coherent| {
         let mut profile = MachineProfile::r210_2015().for_replay();
         profile.invalidation_cycles = invalidation_cycles;
+        profile.coherent = coherent;
         profile
     };
-    // 0.063 x 4096 = 258 cycles to copy a page; 650 to map a buffer, and 6 + 2150 / 64 for a page.
-    assert_eq!(transmit_threshold(&profile(2150)), 3 * PAGE);
-    assert_eq!(copy_threshold(&profile(2150)), 12 * PAGE);
-    // Without a cost of invalidations, both directions have the same threshold.
-    assert_eq!(transmit_threshold(&profile(0)), copy_threshold(&profile(0)));
-    let mut before = 0;
-    for cycles in (0..20).map(|step| step * 1000) {
-        let threshold = transmit_threshold(&profile(cycles));
-        assert!(before <= threshold, "{cycles}");
-        before = threshold;
-        // One page less costs less to copy, and the threshold does not.
-        let page = 6.0 + cycles as f64 / DESCRIPTOR_PAGES as f64;
-        let copy_is_dearer =
-            |pages: u64| 0.063 * PAGE as f64 * pages as f64 >= 650.0 + page * pages as f64;
-        match threshold {
-            u64::MAX => assert!(page >= 0.063 * PAGE as f64, "{cycles}"),
-            bytes => {
-                assert!(copy_is_dearer(bytes / PAGE) && !copy_is_dearer(bytes / PAGE - 1));
+    // 0.063 x 4096 = 258 cycles to copy a page, and 6 + 2150 / 64 to map it in a batch. A buffer
+    // takes 650 cycles to split. To map it as a whole takes 50, or 550 with write-backs.
+    for (shared_pages, coherent, mapping, transmit, receive) in [
+        (Copied, false, 650.0, 3, 12),
+        (Copied, true, 650.0, 3, 12),
+        (Mapped, false, 550.0, 3, 11),
+        (Mapped, true, 50.0, 1, 9),
+    ] {
+        let profile = |cycles| profile(cycles, coherent);
+        let threshold = |cycles| transmit_threshold(&profile(cycles), shared_pages);
+        assert_eq!(threshold(2150), transmit * PAGE);
+        let alone = copy_threshold(&profile(2150), shared_pages);
+        assert_eq!(alone, receive * PAGE);
+        // Without a cost of invalidations, both directions have the same threshold.
+        assert_eq!(threshold(0), copy_threshold(&profile(0), shared_pages));
+        let mut before = 0;
+        for cycles in (0..20).map(|step| step * 1000) {
+            let threshold = threshold(cycles);
+            assert!(before <= threshold, "{cycles}");
+            before = threshold;
+            // One page less costs less to copy, and the threshold does not.
+            let page = 6.0 + cycles as f64 / DESCRIPTOR_PAGES as f64;
+            let copy_is_dearer =
+                |pages: u64| 0.063 * PAGE as f64 * pages as f64 >= mapping + page * pages as f64;
+            match threshold {
+                u64::MAX => assert!(page >= 0.063 * PAGE as f64, "{cycles}"),
+                bytes => {
+                    let pages = bytes / PAGE;
+                    assert!(copy_is_dearer(pages), "{cycles}");
+                    assert!(pages == 1 || !copy_is_dearer(pages - 1), "{cycles}");
+                }
             }
         }
     }

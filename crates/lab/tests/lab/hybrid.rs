@@ -1,5 +1,6 @@
 //! Hybrid copying: the oracle's verdicts, the invalidations, and the threshold.
 
+use ringfence_dma::space::SharedPages;
 use ringfence_lab::compare::{compare, runner};
 use ringfence_lab::compose::compose;
 use ringfence_lab::modes::{Mode, Safety};
@@ -15,7 +16,7 @@ const PAGE: u64 = 4096;
 
 /// Bytes on whole pages from which the replays of these tests split a buffer.
 fn threshold() -> u64 {
-    copy_threshold(&judged_only(false).profile)
+    copy_threshold(&judged_only(false).profile, SharedPages::Copied)
 }
 
 /// In each round and direction, a small buffer, a large one with parts of pages at both ends, and
@@ -203,7 +204,7 @@ fn a_dearer_invalidation_raises_the_threshold() {
     let profile = |invalidation_cycles| {
         let mut profile = MachineProfile::r210_2015().for_replay();
         profile.invalidation_cycles = invalidation_cycles;
-        copy_threshold(&profile)
+        copy_threshold(&profile, SharedPages::Copied)
     };
     assert!(profile(0) < profile(2150) && profile(2150) < profile(20_000));
     assert_eq!(profile(2150) % PAGE, 0);

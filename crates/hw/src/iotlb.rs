@@ -9,12 +9,14 @@ use crate::cache::SetAssociative;
 use crate::tag;
 use crate::{Geometry, Replacement};
 
+/// Returns the largest of the three sizes of an IOTLB entry that is at most `size`, as a number.
 #[inline]
 const fn kind_of(size: PageSize) -> u64 {
-    match size {
-        PageSize::Size4K => 0,
-        PageSize::Size2M => 1,
-        PageSize::Size1G => 2,
+    // 12, 21 and 30 address bits; a larger page is cached in parts of 1 GiB.
+    match (size.shift() - PageSize::Size4K.shift()) / 9 {
+        0 => 0,
+        1 => 1,
+        _ => 2,
     }
 }
 
@@ -26,6 +28,19 @@ const BASE: u64 = !0xfff;
 /// zero), size (2..=3), base (12..=63).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Page(NonZeroU64);
+
+/// Returns the part of `leaf` around `iova` that one IOTLB entry holds: all of a leaf of 4 KiB,
+/// 2 MiB or 1 GiB.
+#[inline]
+pub(crate) fn part_of(leaf: Leaf, iova: Iova) -> Leaf {
+    let page = match kind_of(leaf.page) {
+        0 => PageSize::Size4K,
+        1 => PageSize::Size2M,
+        _ => PageSize::Size1G,
+    };
+    let base = leaf.translate(iova).align_down(page.bytes());
+    Leaf { page, base, ..leaf }
+}
 
 impl Page {
     #[inline]

@@ -3,7 +3,7 @@
 use ringfence_pgtable::{Cursor, Format, walk};
 use ringfence_types::{Access, FaultReason, Iova, PhysMemory};
 
-use crate::iotlb::{Iotlb, Page};
+use crate::iotlb::{Iotlb, Page, part_of};
 use crate::walk_cache::WalkCaches;
 use crate::{AdjacentPrefetch, IommuStats, TableRoot, UnitConfig};
 
@@ -115,6 +115,7 @@ impl Walker {
         stats.walk_references = stats.walk_references.wrapping_add(references);
         match found {
             Ok(leaf) if leaf.permissions.allows(access) => {
+                let leaf = part_of(leaf, iova);
                 let page = Page::new(&leaf);
                 let evicted = iotlb.fill(domain, iova, leaf.page, page);
                 stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));

@@ -103,6 +103,7 @@ fn table<F: Format>(
                 PageSize::Size4K => "leaf 4K",
                 PageSize::Size2M => "leaf 2M",
                 PageSize::Size1G => "leaf 1G",
+                other => panic!("no leaf of {other}"),
             });
         }
         Err(error) => {

@@ -9,9 +9,10 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{
-    DomainId, FaultReason, FrameSource, OutOfFrames, PhysAddr, PhysMemory, RequesterId,
+    DomainId, FaultReason, FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory, RequesterId,
 };
 
+use crate::frame_reserve::fresh_frame;
 use crate::{Coherency, Levels, TableError};
 
 /// P: present, in root and context entries.
@@ -317,7 +318,7 @@ impl ContextTables {
         mem: &M,
         frames: &S,
     ) -> Result<Self, TableError> {
-        let root = crate::frame_reserve::fresh_frame(coherency, mem, frames)?;
+        let root = fresh_frame(PageSize::Size4K, coherency, mem, frames)?;
         coherency.drain(mem);
         Ok(Self { root, coherency })
     }
@@ -408,7 +409,7 @@ impl ContextTables {
         if old & PRESENT != 0 {
             return Ok(PhysAddr::new(old & POINTER));
         }
-        let table = crate::frame_reserve::fresh_frame(self.coherency, mem, frames)?;
+        let table = fresh_frame(PageSize::Size4K, self.coherency, mem, frames)?;
         // The zeroes must reach memory before the entry that points to them.
         self.coherency.drain(mem);
         store(mem, at, (table.get() & POINTER) | PRESENT)?;

@@ -30,7 +30,9 @@ pub(crate) struct CountInParent;
 impl CountInParent {
     #[inline]
     fn change<F: Format>(format: &F, parent: Option<&AtomicU64>, change: impl FnOnce(u64) -> u64) {
-        if let Some(word) = parent {
+        if F::COUNTS
+            && let Some(word) = parent
+        {
             let raw = word.load(Ordering::Relaxed);
             let live = change(u64::from(format.live(raw))).min(512) as u16;
             // The hardware ignores these bits: no ordering and no write-back needed.

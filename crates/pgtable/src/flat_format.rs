@@ -81,13 +81,13 @@ impl<F: FlatFormat> Format for F {
     }
 
     #[inline]
-    fn descend(&self, _raw: u64) -> Option<PhysAddr> {
+    fn descend(&self, _level: Level, _raw: u64) -> Option<PhysAddr> {
         None
     }
 
     // A flat table has no table entries. Nothing calls this; zero is an absent entry.
     #[inline]
-    fn table(&self, _at: PhysAddr) -> u64 {
+    fn table(&self, _level: Level, _at: PhysAddr) -> u64 {
         0
     }
 

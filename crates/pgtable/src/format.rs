@@ -2,28 +2,29 @@
 
 use core::fmt;
 
-use ringfence_types::{Iova, PageSize, Permissions, PhysAddr, TABLE_WORDS};
+use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
 
 /// Software field: number of present entries in the table that a table entry points to.
 const LIVE_SHIFT: u32 = 52;
 const LIVE: u64 = 0x3ff << LIVE_SHIFT;
 
-/// A level of a page table. Level 1 holds the entries of 4 KiB pages; the root has the highest
-/// level.
+/// A level of a page table. Level 1 holds the entries of the smallest pages; the root has the
+/// highest level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Level(u8);
 
 impl Level {
-    /// The level of 4 KiB leaves.
+    /// The level of the leaves of one granule.
     pub const LEAF: Self = Self(1);
 
     pub(crate) const TWO: Self = Self(2);
     pub(crate) const THREE: Self = Self(3);
     pub(crate) const FOUR: Self = Self(4);
+    pub(crate) const FIVE: Self = Self(5);
 
-    /// The highest level of any format in this crate.
-    pub const MAX: Self = Self(5);
+    /// The highest level of any format in this crate: that of AMD-Vi.
+    pub const MAX: Self = Self(6);
 
     /// Creates level `raw`; `None` outside 1 to [`Level::MAX`].
     #[inline]
@@ -34,7 +35,7 @@ impl Level {
         Some(Self(raw))
     }
 
-    /// Returns the level, 1 to 5.
+    /// Returns the level, 1 to 6.
     #[inline]
     pub const fn get(self) -> u8 {
         self.0
@@ -79,10 +80,12 @@ impl fmt::Display for Level {
 pub enum Entry {
     /// The entry is not present.
     Absent,
-    /// The entry points to a table one level below.
+    /// The entry points to a table of a lower level.
     Table {
         /// Address of the table.
         at: PhysAddr,
+        /// Level of the table: the next lower one, unless the entry names a level and skips some.
+        next: Level,
         /// Permissions of every path through this entry.
         permissions: Permissions,
     },
@@ -90,6 +93,8 @@ pub enum Entry {
     Leaf {
         /// Address of the first byte of the page.
         base: PhysAddr,
+        /// Size of the page. The leaf of several entries has the size of all of them.
+        size: PageSize,
         /// Permissions that the entry grants.
         permissions: Permissions,
     },
@@ -103,13 +108,25 @@ pub enum Entry {
 /// - Indices and shifts of consecutive levels neither overlap nor leave a gap.
 /// - A zero word decodes to [`Entry::Absent`] at every level.
 /// - [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and [`table`](Self::table).
-/// - `decode` accepts any word: hardware and hostile software may write the tables.
+/// - `decode` accepts any word: hardware and hostile software may write the tables. The level of a
+///   table is always below that of the entry.
 /// - An entry is absent if certain bits are zero. The bitwise OR of several entries is therefore
 ///   absent if and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
     /// Size of an entry in bytes: 8, or 4 if two entries share a word. [`Table`](crate::Table)
     /// writes only formats with entries of 8 bytes.
     const ENTRY_BYTES: u64 = 8;
+
+    /// Size of a table page, and of a leaf at [`Level::LEAF`].
+    const GRANULE: PageSize = PageSize::Size4K;
+
+    /// True if a leaf may consist of several consecutive entries of a table.
+    const RUNS: bool = false;
+
+    /// True if the hardware ignores ten bits of a table entry that can hold
+    /// [`live`](Self::live). Otherwise [`ReclaimingTable`](crate::ReclaimingTable) reads a table
+    /// page to see that it is empty.
+    const COUNTS: bool = true;
 
     /// Software bit of a table entry. When set, the entry and the table page it points to have been
     /// written back to memory. Zero if the format has no table entries.
@@ -120,6 +137,13 @@ pub trait Format: Copy + fmt::Debug {
 
     /// Returns the number of IOVA bits that the table translates.
     fn width(&self) -> u32;
+
+    /// Returns true if the table translates `iova`. The default: all bits above
+    /// [`width`](Self::width) are zero.
+    #[inline]
+    fn translates(&self, iova: Iova) -> bool {
+        iova.get() >> self.width() == 0
+    }
 
     /// Returns the number of physical address bits that an entry holds.
     fn physical_bits(&self) -> u32;
@@ -132,15 +156,31 @@ pub trait Format: Copy + fmt::Debug {
     }
 
     /// Returns the number of entries in a table at `level`, a power of two. Every table below the
-    /// root has [`TABLE_WORDS`].
+    /// root fills a page of [`GRANULE`](Self::GRANULE).
     #[inline]
     fn entries(&self, level: Level) -> usize {
         let _ = level;
-        TABLE_WORDS
+        (Self::GRANULE.bytes() / 8) as usize
     }
 
-    /// Returns the page size of a leaf at `level`; `None` if the format allows no leaf there.
+    /// Returns the alignment of the root in bytes: a granule, or the size of a larger root.
+    #[inline]
+    fn root_alignment(&self) -> u64 {
+        Self::GRANULE.bytes()
+    }
+
+    /// Returns the page size of a leaf of one entry at `level`; `None` if the format allows no leaf
+    /// there.
     fn leaf_size(&self, level: Level) -> Option<PageSize>;
+
+    /// Returns the binary logarithm of the number of entries of the largest leaf at `level` that
+    /// has at most 2^`most` entries. The leaf is aligned to its size. Zero unless
+    /// [`RUNS`](Self::RUNS).
+    #[inline]
+    fn leaf_run(&self, level: Level, most: u32) -> u32 {
+        let _ = (level, most);
+        0
+    }
 
     /// Decodes an entry of a table at `level`.
     fn decode(&self, level: Level, raw: u64) -> Entry;
@@ -149,19 +189,27 @@ pub trait Format: Copy + fmt::Debug {
     /// Entry::Absent` at every level.
     fn is_absent(&self, raw: u64) -> bool;
 
-    /// Returns the table that an entry above level 1 points to; `None` if the entry does not have
+    /// Returns the next lower table that an entry of `level` points to; `None` if the entry does not have
     /// the form that [`table`](Self::table) writes.
     ///
     /// The CPU uses this for its own descent. It meets other entries only if something else wrote
     /// to its tables.
-    fn descend(&self, raw: u64) -> Option<PhysAddr>;
+    fn descend(&self, level: Level, raw: u64) -> Option<PhysAddr>;
 
-    /// Encodes a leaf. `base` must be aligned to `leaf_size(level)` and fit in `physical_bits`.
+    /// Encodes a leaf of one entry. `base` must be aligned to `leaf_size(level)` and fit in `physical_bits`.
     fn leaf(&self, level: Level, base: PhysAddr, permissions: Permissions) -> u64;
 
-    /// Encodes an entry that points to the table at `at`. It grants all permissions; the leaf
-    /// restricts them.
-    fn table(&self, at: PhysAddr) -> u64;
+    /// Encodes one entry of a leaf of 2^`run` entries, a value of [`leaf_run`](Self::leaf_run).
+    /// `at` is the address that this entry maps, not the base of the leaf.
+    #[inline]
+    fn leaf_of_run(&self, level: Level, at: PhysAddr, run: u32, permissions: Permissions) -> u64 {
+        let _ = run;
+        self.leaf(level, at, permissions)
+    }
+
+    /// Encodes an entry of `level` that points to the table of the next lower level at `at`. It
+    /// grants all permissions; the leaf restricts them.
+    fn table(&self, level: Level, at: PhysAddr) -> u64;
 
     /// Returns the number of present entries (0 to 512) in the table below, as stored in the
     /// software bits of the table entry `raw`. The default: bits 52 to 61.

@@ -10,17 +10,23 @@ use crate::{Coherency, TableError};
 /// Allocates a zeroed frame and starts its write-back. The caller must [`drain`](Coherency::drain)
 /// before it stores an entry that points to the frame.
 pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+    size: PageSize,
     coherency: Coherency,
     mem: &M,
     frames: &S,
 ) -> Result<PhysAddr, TableError> {
     let frame = frames.alloc_zeroed()?;
-    if mem.table(frame).is_err() {
+    if !is_usable(mem, frame, size) {
         frames.free(frame);
         return Err(TableError::Memory);
     }
-    coherency.write_back(mem, frame, PageSize::Size4K.bytes());
+    coherency.write_back(mem, frame, size.bytes());
     Ok(frame)
+}
+
+/// Returns true if the frame of `size` at `frame` lies in memory and is aligned.
+fn is_usable<M: PhysMemory + ?Sized>(mem: &M, frame: PhysAddr, size: PageSize) -> bool {
+    frame.is_aligned(size.bytes()) && mem.words(frame, (size.bytes() / 8) as usize).is_ok()
 }
 
 /// Bit of the first word of a frame in a [`FrameReserve`]. An entry with this bit alone is absent.
@@ -37,15 +43,17 @@ const FLAGS: u64 = PageSize::Size4K.bytes() - 1;
 pub(crate) struct FrameReserve<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> {
     mem: &'a M,
     frames: &'a S,
+    size: PageSize,
     head: Option<PhysAddr>,
 }
 
 impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S> {
-    /// Creates an empty reserve.
-    pub(crate) fn new(mem: &'a M, frames: &'a S) -> Self {
+    /// Creates an empty reserve of frames of `size`.
+    pub(crate) fn new(size: PageSize, mem: &'a M, frames: &'a S) -> Self {
         Self {
             mem,
             frames,
+            size,
             head: None,
         }
     }
@@ -53,7 +61,7 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
     /// Allocates one frame more.
     pub(crate) fn grow(&mut self) -> Result<(), OutOfFrames> {
         let frame = self.frames.alloc_zeroed()?;
-        if self.mem.table(frame).is_err() {
+        if !is_usable(self.mem, frame, self.size) {
             // The frame lies outside memory. Return it and report that no usable frame is left.
             self.frames.free(frame);
             return Err(OutOfFrames);
@@ -65,7 +73,7 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
     /// Takes a zeroed frame whose zeroes have reached memory. An entry may point to it at once.
     pub(crate) fn take(&mut self, coherency: Coherency) -> Option<PhysAddr> {
         let frame = self.pop()?;
-        coherency.write_back(self.mem, frame, PageSize::Size4K.bytes());
+        coherency.write_back(self.mem, frame, self.size.bytes());
         // A walker that does not snoop must see the zeroes before it sees the entry that points
         // here. The CPU may evict the line with that entry at any time, so waiting at the end of
         // the operation would be too late.

@@ -183,7 +183,7 @@ impl LeafCache {
         let format = table.format();
         let index = format.index(Level::LEAF, iova);
         let slot = self.slots.get(Self::slot_of(format, iova))?;
-        let room = format.entries(Level::LEAF).wrapping_sub(index) as u64;
+        let room = table.pages_to_end(iova);
         let known = slot.tag == Self::tag_of(format, iova)
             && pages <= room
             && Arc::ptr_eq(&self.of, &table.identity);

@@ -30,6 +30,7 @@ mod format;
 mod frame_reserve;
 mod half_word_table;
 mod leaf_cache;
+mod leaf_run;
 mod map;
 mod pasid_entry;
 mod reclaim;

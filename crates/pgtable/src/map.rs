@@ -3,24 +3,26 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
+use ringfence_types::{FrameSource, Iova, PageSize, Permissions, Pfn, PhysAddr, PhysMemory};
 
 use crate::entry_count::{EntryCount, NoCount};
 use crate::frame_reserve::FrameReserve;
+use crate::leaf_run::Step;
 use crate::table::{Corrupt, WalkResult};
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};
 
-const GRANULE: PageSize = PageSize::Size4K;
+/// The unit of [`MapRequest::pages`].
+const PAGE: PageSize = PageSize::Size4K;
 
 /// A run of pages to map, contiguous in IOVA and in physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MapRequest {
-    /// IOVA of the first page, 4 KiB aligned.
+    /// IOVA of the first page, aligned to the granule of the format.
     pub iova: Iova,
-    /// Physical address of the first page, 4 KiB aligned.
+    /// Physical address of the first page, aligned to the granule of the format.
     pub pa: PhysAddr,
-    /// Number of 4 KiB pages.
+    /// Number of 4 KiB pages: whole granules.
     pub pages: u64,
     /// Permissions of the device.
     pub permissions: Permissions,
@@ -29,8 +31,8 @@ pub struct MapRequest {
 impl MapRequest {
     /// Returns the request without its first `skipped` pages. `skipped` is less than `pages`.
     #[inline]
-    fn after(&self, skipped: u64) -> Self {
-        let bytes = skipped.wrapping_mul(GRANULE.bytes());
+    pub(crate) fn after(&self, skipped: u64) -> Self {
+        let bytes = skipped.wrapping_mul(PAGE.bytes());
         Self {
             iova: self.iova.wrapping_add(bytes),
             pa: self.pa.wrapping_add(bytes),
@@ -99,7 +101,8 @@ impl<F: Format> Table<F> {
             && let Some(leaf) = self.leaf_entry(mem, request.iova, request.pages)
         {
             self.store_leaf_entries(mem, leaf.at, &request, &mut write_back)?;
-            entry_count.added(&self.format, leaf.parent, request.pages);
+            let entries = Self::leaf_entries(request.pages);
+            entry_count.added(&self.format, leaf.parent, entries);
             write_back.finish(mem);
             return Ok(());
         }
@@ -127,10 +130,11 @@ impl<F: Format> Table<F> {
         let lowest = self
             .walk_linked(mem, request.iova)
             .map_err(|Corrupt| MapError::Corrupt { iova: request.iova })?;
-        if lowest.level == Level::LEAF && self.pages_in(&lowest, &request) == request.pages {
+        if lowest.level == Level::LEAF && request.pages <= self.pages_to_end(request.iova) {
             let at = self.entry_address(lowest.level, lowest.table, request.iova);
             self.store_leaf_entries(mem, at, &request, &mut write_back)?;
-            entry_count.added(&self.format, lowest.parent, request.pages);
+            let entries = Self::leaf_entries(request.pages);
+            entry_count.added(&self.format, lowest.parent, entries);
         } else {
             self.map_long(mem, frames, &request, &mut write_back, entry_count)?;
         }
@@ -141,10 +145,19 @@ impl<F: Format> Table<F> {
     fn check_request(&self, request: &MapRequest) -> Result<(), MapError> {
         self.check_granules(request)?;
         let MapRequest { iova, pages, .. } = *request;
-        if last_page(iova.get(), pages) >> (self.format.width() - GRANULE.shift()) != 0 {
+        let last = last_page(iova.get(), pages);
+        if last > Pfn::MAX.get() || !self.translates_all(iova, Pfn::new(last).iova()) {
             return Err(MapError::BeyondWidth { iova });
         }
         Ok(())
+    }
+
+    /// Returns true if the table translates every page from `first` to `last`. With sign extension,
+    /// the addresses between the two halves are not translated.
+    pub(crate) fn translates_all(&self, first: Iova, last: Iova) -> bool {
+        let format = &self.format;
+        let differ = (first.get() ^ last.get()).checked_shr(format.width());
+        format.translates(first) && format.translates(last) && differ.unwrap_or(0) == 0
     }
 
     /// [`check_request`](Self::check_request) without the width check.
@@ -156,21 +169,14 @@ impl<F: Format> Table<F> {
         if pages == 0 {
             return Err(MapError::Empty);
         }
-        if (iova.get() | pa.get()) & (GRANULE.bytes() - 1) != 0 {
+        let bytes = pages.wrapping_shl(PAGE.shift());
+        if (iova.get() | pa.get() | bytes) & (F::GRANULE.bytes() - 1) != 0 {
             return Err(MapError::Misaligned);
         }
-        if last_page(pa.get(), pages) >> (self.format.physical_bits() - GRANULE.shift()) != 0 {
+        if last_page(pa.get(), pages) >> (self.format.physical_bits() - PAGE.shift()) != 0 {
             return Err(MapError::PhysicalBeyondWidth { at: pa });
         }
         Ok(())
-    }
-
-    /// Returns the number of pages of `request` whose entries lie in the leaf table of `lowest`.
-    #[inline]
-    fn pages_in(&self, lowest: &WalkResult<'_>, request: &MapRequest) -> u64 {
-        let index = self.format.index(lowest.level, request.iova);
-        let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
-        request.pages.min(room)
     }
 
     /// Fills the entries of a leaf table from `at` on. Fails without a store if any of them is
@@ -187,7 +193,7 @@ impl<F: Format> Table<F> {
         let leaf = self
             .format
             .leaf(Level::LEAF, request.pa, request.permissions);
-        if request.pages == 1 {
+        if request.pages == F::GRANULE.granules() {
             let word = mem.word(at).map_err(|_| MapError::Corrupt { iova })?;
             if !self.format.is_absent(word.load(Ordering::Relaxed)) {
                 return Err(MapError::AlreadyMapped { iova });
@@ -197,7 +203,8 @@ impl<F: Format> Table<F> {
             return Ok(());
         }
         self.fill_run(mem, at, request)?;
-        write_back.touched(mem, at, request.pages.wrapping_mul(8));
+        let entries = Self::leaf_entries(request.pages);
+        write_back.touched(mem, at, entries.wrapping_mul(8));
         Ok(())
     }
 
@@ -230,7 +237,7 @@ impl<F: Format> Table<F> {
             .position(|word| !format.is_absent(word.load(Ordering::Relaxed)))
             .unwrap_or_default();
         Err(MapError::AlreadyMapped {
-            iova: request.after(taken as u64).iova,
+            iova: request.after(Self::leaf_pages(taken as u64)).iova,
         })
     }
 
@@ -241,12 +248,15 @@ impl<F: Format> Table<F> {
         at: PhysAddr,
         request: &MapRequest,
     ) -> Result<&'m [AtomicU64], MapError> {
-        mem.words(at, request.pages as usize)
+        mem.words(at, Self::leaf_entries(request.pages) as usize)
             .map_err(|_| MapError::Corrupt { iova: request.iova })
     }
 
     #[inline]
     fn store_run(&self, words: &[AtomicU64], request: &MapRequest) {
+        if F::RUNS {
+            return self.store_runs(words, request);
+        }
         // Copy the format: through `self`, the compiler reloads it after every store.
         let format = self.format;
         let mut pa = request.pa;
@@ -255,7 +265,7 @@ impl<F: Format> Table<F> {
             // Release: a walker that reads the entry also sees the page contents written before the
             // map.
             word.store(leaf, Ordering::Release);
-            pa = pa.wrapping_add(GRANULE.bytes());
+            pa = pa.wrapping_add(F::GRANULE.bytes());
         }
     }
 
@@ -271,7 +281,7 @@ impl<F: Format> Table<F> {
         write_back: &mut impl WriteBackPolicy,
         entry_count: impl EntryCount<F>,
     ) -> Result<(), MapError> {
-        let mut reserve = FrameReserve::new(mem, frames);
+        let mut reserve = FrameReserve::new(F::GRANULE, mem, frames);
         self.check_long(mem, &mut reserve, request)?;
         let mut done = 0;
         while done < request.pages {
@@ -310,7 +320,7 @@ impl<F: Format> Table<F> {
             let target = self.target(lowest.level, &rest);
             let pages;
             if lowest.level == Level::LEAF {
-                pages = self.pages_in(&lowest, &rest);
+                pages = rest.pages.min(self.pages_to_end(iova));
                 let run = MapRequest { pages, ..rest };
                 let words = self.leaf_words(
                     mem,
@@ -335,7 +345,9 @@ impl<F: Format> Table<F> {
                     }
                     Entry::Table { .. } | Entry::Reserved => return Err(corrupt),
                 }
-                pages = self.pages_of_step(target, &rest);
+                let at = self.entry_address(lowest.level, lowest.table, iova);
+                let linked = (target == lowest.level).then_some(at);
+                pages = self.step(mem, target, &rest, linked).pages;
                 // Reserve a table of an intermediate level when the range first enters it.
                 let mut level = target;
                 while level < lowest.level {
@@ -377,17 +389,6 @@ impl<F: Format> Table<F> {
         Level::LEAF
     }
 
-    /// Returns the number of pages that one step installs at `target`: one larger page, or a run up
-    /// to the end of the leaf table.
-    fn pages_of_step(&self, target: Level, rest: &MapRequest) -> u64 {
-        if target == Level::LEAF {
-            let index = self.format.index(target, rest.iova);
-            let room = self.format.entries(target).wrapping_sub(index) as u64;
-            return rest.pages.min(room);
-        }
-        self.format.leaf_size(target).map_or(1, PageSize::granules)
-    }
-
     /// Links missing tables on the path to the first page of `rest`, then installs one step.
     /// Returns the number of pages installed.
     fn install_step<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
@@ -410,20 +411,18 @@ impl<F: Format> Table<F> {
                     .map_err(|kind| kind.at(iova))?;
                 continue;
             }
-            let pages = self.pages_of_step(target, rest);
-            let entries = if target == Level::LEAF {
-                let words = self.leaf_words(mem, at, &MapRequest { pages, ..*rest })?;
+            let Step { entries, pages } = self.step(mem, target, rest, Some(at));
+            let words = mem.words(at, entries as usize).map_err(|_| corrupt)?;
+            if target == Level::LEAF {
                 self.store_run(words, rest);
-                pages
             } else {
-                let word = mem.word(at).map_err(|_| corrupt)?;
-                if !self.format.is_absent(word.load(Ordering::Relaxed)) {
+                let mut words_now = words.iter();
+                let absent = |word: &AtomicU64| self.format.is_absent(word.load(Ordering::Relaxed));
+                if !words_now.all(absent) {
                     return Err(MapError::AlreadyMapped { iova });
                 }
-                let leaf = self.format.leaf(target, rest.pa, rest.permissions);
-                word.store(leaf, Ordering::Release);
-                1
-            };
+                self.store_leaf(target, words, rest.pa, rest.permissions);
+            }
             write_back.touched(mem, at, entries.wrapping_mul(8));
             entry_count.added(&self.format, lowest.parent, entries);
             return Ok(pages);
@@ -449,7 +448,7 @@ impl<F: Format> Table<F> {
             Entry::Reserved => return Err(LinkError::Corrupt),
         }
         let frame = reserve.take(self.coherency).ok_or(LinkError::OutOfFrames)?;
-        let entry = self.format.table(frame);
+        let entry = self.format.table(lowest.level, frame);
         // Release: orders the zeroes of the new table before the entry that points to it.
         if word
             .compare_exchange(old, entry, Ordering::AcqRel, Ordering::Acquire)
@@ -483,13 +482,12 @@ impl<F: Format> Table<F> {
             };
             // Take the same steps as the installation: a leaf lies at the level where the linked
             // tables end.
-            let pages = self.pages_of_step(lowest.level, &rest).min(done - cleared);
-            let entries = if lowest.level == Level::LEAF {
-                pages
-            } else {
-                1
-            };
             let at = self.entry_address(lowest.level, lowest.table, rest.iova);
+            let left = MapRequest {
+                pages: done.saturating_sub(cleared),
+                ..rest
+            };
+            let Step { entries, pages } = self.installed(mem, lowest.level, at, &left);
             if let Ok(words) = mem.words(at, entries as usize) {
                 for word in words {
                     word.store(0, Ordering::Release);
@@ -506,7 +504,7 @@ impl<F: Format> Table<F> {
 /// In units of pages the sum overflows only for absurd counts; it then saturates.
 #[inline(always)]
 fn last_page(first: u64, pages: u64) -> u64 {
-    (first >> GRANULE.shift()).saturating_add(pages.wrapping_sub(1))
+    (first >> PAGE.shift()).saturating_add(pages.wrapping_sub(1))
 }
 
 /// Reason why [`Table::link`] failed.

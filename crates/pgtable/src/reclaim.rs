@@ -151,15 +151,32 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         frames: &S,
     ) -> Result<Self, TableError> {
-        Ok(Self {
-            table: Table::new(format, domain, coherency, mem, frames)?,
+        let table = Table::new(format, domain, coherency, mem, frames)?;
+        Ok(Self::of(table))
+    }
+
+    /// Creates an empty table whose root lies at `root`. Contract and errors as for [`Table::at`].
+    pub fn at<M: PhysMemory + ?Sized>(
+        format: F,
+        domain: DomainId,
+        coherency: Coherency,
+        mem: &M,
+        root: PhysAddr,
+    ) -> Result<Self, TableError> {
+        let table = Table::at(format, domain, coherency, mem, root)?;
+        Ok(Self::of(table))
+    }
+
+    fn of(table: Table<F>) -> Self {
+        Self {
+            table,
             write_back_span: None,
             unlinked_tables: UnlinkedTables {
                 pending: PendingCount(Some(Arc::default())),
                 ..UnlinkedTables::default()
             },
             pending_hull: None,
-        })
+        }
     }
 
     /// Makes every unmap write back `span` of each store instead of its cache lines alone. `span`
@@ -345,7 +362,7 @@ impl<F: Format> ReclaimingTable<F> {
         write_back: &mut impl WriteBackPolicy,
     ) -> u64 {
         let format = self.table.format;
-        let mut path: [Option<(&AtomicU64, PhysAddr, PhysAddr)>; 5] = [None; 5];
+        let mut path: [Option<(&AtomicU64, PhysAddr, PhysAddr)>; DEPTH] = [None; DEPTH];
         let mut level = format.root_level();
         let mut table = self.table.root;
         for step in &mut path {
@@ -366,7 +383,7 @@ impl<F: Format> ReclaimingTable<F> {
             let span = self.table.covered_bytes(level);
             let first = Pfn::containing(iova.align_down(span));
             let translates = PfnRange::new(first, span >> PageSize::Size4K.shift());
-            if format.live(word.load(Ordering::Relaxed)) != 0
+            if !self.is_unused(mem, level, word, *page)
                 || !self.note_unlinked(*page, range, translates.unwrap_or(range))
             {
                 break;
@@ -380,6 +397,23 @@ impl<F: Format> ReclaimingTable<F> {
             CountInParent.removed(&format, above, 1);
         }
         covers
+    }
+
+    /// Returns true if the table of `level` at `page`, to which `word` points, has no present entry.
+    /// Reads the table if the format has no room for the count.
+    #[inline]
+    fn is_unused<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        level: Level,
+        word: &AtomicU64,
+        page: PhysAddr,
+    ) -> bool {
+        let format = self.table.format;
+        if F::COUNTS {
+            return format.live(word.load(Ordering::Relaxed)) == 0;
+        }
+        self.table.are_absent(mem, page, format.entries(level))
     }
 
     /// Records `page` as unlinked. `translates` is the range that the page covered; `range` is the
@@ -409,7 +443,5 @@ fn hull(one: Option<PfnRange>, other: PfnRange) -> PfnRange {
         .unwrap_or(other)
 }
 
-const _: () = assert!(
-    Level::MAX.get() == 5,
-    "the path array holds a word per level"
-);
+/// Number of entries on the longest path: one for each level above the leaves.
+const DEPTH: usize = Level::MAX.get() as usize - 1;

@@ -3,9 +3,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use ringfence_types::{
-    DomainId, Flushed, FrameSource, Iova, PageSize, PhysAddr, PhysMemory, WholeDomain,
-};
+use ringfence_types::{DomainId, Flushed, FrameSource, Iova, PhysAddr, PhysMemory, WholeDomain};
 
 use crate::frame_reserve::{FrameReserve, fresh_frame};
 use crate::{Coherency, Cursor, Entry, Format, Leaf, Level, TableError, WalkError, walk};
@@ -73,17 +71,17 @@ impl<F: Format> Table<F> {
         if F::ENTRY_BYTES != 8 {
             return Err(TableError::NarrowEntries);
         }
-        if Self::root_bytes_of(&format) > PageSize::Size4K.bytes() {
+        if Self::root_bytes_of(&format) > F::GRANULE.bytes() {
             return Err(TableError::RootTooLarge);
         }
-        let root = fresh_frame(coherency, mem, frames)?;
+        let root = fresh_frame(F::GRANULE, coherency, mem, frames)?;
         coherency.drain(mem);
         Ok(Self::with_root(format, domain, coherency, root, true))
     }
 
     /// Creates an empty table whose root lies at `root`. The caller provides
-    /// [`root_bytes_of`](Self::root_bytes_of) zeroed bytes, 4 KiB aligned, and takes them back
-    /// after [`destroy`](Self::destroy).
+    /// [`root_bytes_of`](Self::root_bytes_of) zeroed bytes, aligned to
+    /// [`Format::root_alignment`], and takes them back after [`destroy`](Self::destroy).
     ///
     /// # Errors
     /// [`TableError::Memory`] if the root is misaligned or outside memory,
@@ -99,7 +97,7 @@ impl<F: Format> Table<F> {
             return Err(TableError::NarrowEntries);
         }
         let entries = format.entries(format.root_level());
-        if !root.is_aligned(PageSize::Size4K.bytes()) {
+        if !root.is_aligned(format.root_alignment()) {
             return Err(TableError::Memory);
         }
         let words = mem.words(root, entries).map_err(|_| TableError::Memory)?;
@@ -164,7 +162,7 @@ impl<F: Format> Table<F> {
     pub fn table_bytes(&self) -> u64 {
         self.frames
             .load(Ordering::Relaxed)
-            .saturating_mul(PageSize::Size4K.bytes())
+            .saturating_mul(F::GRANULE.bytes())
             .saturating_add(Self::root_bytes_of(&self.format))
     }
 
@@ -202,16 +200,13 @@ impl<F: Format> Table<F> {
         let Ok(words) = mem.words(table, self.format.entries(level)) else {
             return true;
         };
-        words.iter().all(|word| {
-            match (
-                self.format.decode(level, word.load(Ordering::Acquire)),
-                level.below(),
-            ) {
-                (Entry::Leaf { .. }, _) => false,
-                (Entry::Table { at, .. }, Some(below)) => self.is_empty_below(mem, below, at),
-                _ => true,
-            }
-        })
+        words.iter().all(
+            |word| match self.format.decode(level, word.load(Ordering::Acquire)) {
+                Entry::Leaf { .. } => false,
+                Entry::Table { at, next, .. } => self.is_empty_below(mem, next, at),
+                Entry::Absent | Entry::Reserved => true,
+            },
+        )
     }
 
     /// Frees all table pages. Frees the root only if it came from the frame source.
@@ -231,7 +226,7 @@ impl<F: Format> Table<F> {
         if proof.whole_domain() != self.domain || Arc::strong_count(&self.identity) > 1 {
             return Err(self);
         }
-        let mut unlinked = FrameReserve::new(mem, frames);
+        let mut unlinked = FrameReserve::new(F::GRANULE, mem, frames);
         self.unlink_below(mem, &mut unlinked, self.format.root_level(), self.root);
         if self.owns_root && !unlinked.holds(self.root) {
             unlinked.put(self.root);
@@ -251,12 +246,15 @@ impl<F: Format> Table<F> {
         level: Level,
         table: PhysAddr,
     ) {
-        let Some(below) = level.below() else { return };
+        if level == Level::LEAF {
+            return;
+        }
         let Ok(words) = mem.words(table, self.format.entries(level)) else {
             return;
         };
         for word in words {
-            if let Entry::Table { at, .. } = self.format.decode(level, word.load(Ordering::Acquire))
+            if let Entry::Table { at, next, .. } =
+                self.format.decode(level, word.load(Ordering::Acquire))
             {
                 // Unlink first: the recursion then does not follow this entry again through a
                 // cycle.
@@ -264,7 +262,7 @@ impl<F: Format> Table<F> {
                 if at == self.root || unlinked.holds(at) {
                     continue;
                 }
-                self.unlink_below(mem, unlinked, below, at);
+                self.unlink_below(mem, unlinked, next, at);
                 // A cycle below may have unlinked the table since.
                 if !unlinked.holds(at) {
                     unlinked.put(at);
@@ -291,7 +289,7 @@ impl<F: Format> Table<F> {
         let format = self.format;
         // Constants: depth, width and shifts fold away.
         let mut level = Level::FOUR;
-        if format.root_level() != level || iova.get() >> format.width() != 0 {
+        if format.root_level() != level || !format.translates(iova) {
             return None;
         }
         let mut table = self.root;
@@ -300,14 +298,12 @@ impl<F: Format> Table<F> {
         while let Some(below) = level.below() {
             let word = mem.word(self.entry_address(level, table, iova)).ok()?;
             let raw = word.load(Ordering::Acquire);
-            table = format.descend(raw)?;
+            table = format.descend(level, raw)?;
             written_back &= raw;
             parent = Some(word);
             level = below;
         }
-        let room = format
-            .entries(level)
-            .wrapping_sub(format.index(level, iova)) as u64;
+        let room = self.pages_to_end(iova);
         let in_memory = self.coherency == Coherency::Coherent
             || written_back & F::WRITTEN_BACK == F::WRITTEN_BACK;
         (pages <= room && in_memory).then(|| LeafEntry {
@@ -334,7 +330,7 @@ impl<F: Format> Table<F> {
                 .word(self.entry_address(lowest.level, lowest.table, iova))
                 .map_err(|_| Corrupt)?;
             let raw = word.load(Ordering::Acquire);
-            let Some(table) = format.descend(raw) else {
+            let Some(table) = format.descend(lowest.level, raw) else {
                 break;
             };
             written_back &= raw;
@@ -363,7 +359,7 @@ impl<F: Format> Table<F> {
             let at = self.entry_address(level, table, iova);
             let Ok(word) = mem.word(at) else { return };
             let raw = word.load(Ordering::Acquire);
-            let Some(next) = self.format.descend(raw) else {
+            let Some(next) = self.format.descend(level, raw) else {
                 return;
             };
             if raw & F::WRITTEN_BACK == 0 {

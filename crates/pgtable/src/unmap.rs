@@ -3,22 +3,17 @@
 
 use core::sync::atomic::Ordering;
 
-use ringfence_types::{
-    CachedLevels, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
-};
+use ringfence_types::{CachedLevels, Iova, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped};
 
 use crate::entry_count::{EntryCount, NoCount};
 use crate::table::{Corrupt, WalkResult};
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{DirtyLines, Entry, Format, Level, Table, UnmapError};
 
-const GRANULE: PageSize = PageSize::Size4K;
-
 /// A run of present entries in one table.
 struct Run<'m> {
     lowest: WalkResult<'m>,
     at: PhysAddr,
-    /// Number of entries.
     entries: u64,
     /// Number of 4 KiB pages that the entries cover.
     pages: u64,
@@ -70,7 +65,8 @@ impl<F: Format> Table<F> {
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         if let Some(leaf) = self.leaf_entry(mem, range.lo().iova(), range.pages()) {
             self.clear_leaf_entries(mem, leaf.at, &range, &mut write_back)?;
-            entry_count.removed(&self.format, leaf.parent, range.pages());
+            let entries = Self::leaf_entries(range.pages());
+            entry_count.removed(&self.format, leaf.parent, entries);
             write_back.finish(mem);
         } else {
             self.unmap_uncommon(mem, range, write_back, entry_count)?;
@@ -95,12 +91,11 @@ impl<F: Format> Table<F> {
         let lowest = self
             .walk_linked(mem, iova)
             .map_err(|Corrupt| UnmapError::Corrupt { iova })?;
-        let index = self.format.index(lowest.level, iova);
-        let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
-        if lowest.level == Level::LEAF && range.pages() <= room {
+        if lowest.level == Level::LEAF && range.pages() <= self.pages_to_end(iova) {
             let at = self.entry_address(lowest.level, lowest.table, iova);
             self.clear_leaf_entries(mem, at, &range, &mut write_back)?;
-            entry_count.removed(&self.format, lowest.parent, range.pages());
+            let entries = Self::leaf_entries(range.pages());
+            entry_count.removed(&self.format, lowest.parent, entries);
         } else {
             self.unmap_long(mem, &range, &mut write_back, entry_count)?;
         }
@@ -109,12 +104,22 @@ impl<F: Format> Table<F> {
     }
 
     fn check_range(&self, range: &PfnRange) -> Result<(), UnmapError> {
-        if range.hi().get() >> (self.format.width() - GRANULE.shift()) != 0 {
-            return Err(UnmapError::BeyondWidth {
-                iova: range.lo().iova(),
-            });
+        let iova = range.lo().iova();
+        if !self.translates_all(iova, range.hi().iova()) {
+            return Err(UnmapError::BeyondWidth { iova });
         }
-        Ok(())
+        Self::check_whole_granules(range)
+    }
+
+    /// Checks that `range` covers no part of the smallest page of the format without the rest.
+    #[inline(always)]
+    fn check_whole_granules(range: &PfnRange) -> Result<(), UnmapError> {
+        let mask = F::GRANULE.granules().wrapping_sub(1);
+        if (range.lo().get() | range.pages()) & mask == 0 {
+            return Ok(());
+        }
+        let iova = range.lo().iova().align_down(F::GRANULE.bytes());
+        Err(UnmapError::WouldSplit { iova })
     }
 
     /// Clears the entries of a leaf table from `at` on. Fails without a store if any of them is
@@ -127,19 +132,22 @@ impl<F: Format> Table<F> {
         range: &PfnRange,
         write_back: &mut impl WriteBackPolicy,
     ) -> Result<(), UnmapError> {
-        let pages = range.pages();
+        let entries = Self::leaf_entries(range.pages());
         let iova = range.lo().iova();
-        if pages == 1 {
+        Self::check_whole_granules(range)?;
+        if entries == 1 {
             let word = mem.word(at).map_err(|_| UnmapError::Corrupt { iova })?;
-            if self.format.is_absent(word.load(Ordering::Relaxed)) {
+            let raw = word.load(Ordering::Relaxed);
+            if self.format.is_absent(raw) {
                 return Err(UnmapError::NotMapped { iova });
             }
+            self.check_single(raw, iova)?;
             word.store(0, Ordering::Release);
             write_back.touched(mem, at, 8);
             return Ok(());
         }
         self.clear_run(mem, at, range)?;
-        write_back.touched(mem, at, pages.wrapping_mul(8));
+        write_back.touched(mem, at, entries.wrapping_mul(8));
         Ok(())
     }
 
@@ -151,19 +159,11 @@ impl<F: Format> Table<F> {
         at: PhysAddr,
         range: &PfnRange,
     ) -> Result<(), UnmapError> {
-        let format = self.format;
         let iova = range.lo().iova();
         let words = mem
-            .words(at, range.pages() as usize)
+            .words(at, Self::leaf_entries(range.pages()) as usize)
             .map_err(|_| UnmapError::Corrupt { iova })?;
-        if let Some(hole) = words
-            .iter()
-            .position(|word| format.is_absent(word.load(Ordering::Relaxed)))
-        {
-            return Err(UnmapError::NotMapped {
-                iova: page_at(iova, hole as u64),
-            });
-        }
+        self.check_present(words, iova)?;
         for word in words {
             word.store(0, Ordering::Release);
         }
@@ -234,22 +234,14 @@ impl<F: Format> Table<F> {
         let lowest = self.walk_linked(mem, iova).map_err(|Corrupt| corrupt)?;
         let at = self.entry_address(lowest.level, lowest.table, iova);
         if lowest.level == Level::LEAF {
-            let index = self.format.index(lowest.level, iova);
-            let room = self.format.entries(lowest.level).wrapping_sub(index) as u64;
-            let pages = left.min(room);
-            let words = mem.words(at, pages as usize).map_err(|_| corrupt)?;
-            if let Some(hole) = words
-                .iter()
-                .position(|word| self.format.is_absent(word.load(Ordering::Relaxed)))
-            {
-                return Err(UnmapError::NotMapped {
-                    iova: page_at(iova, hole as u64),
-                });
-            }
+            let pages = left.min(self.pages_to_end(iova));
+            let entries = Self::leaf_entries(pages);
+            let words = mem.words(at, entries as usize).map_err(|_| corrupt)?;
+            self.check_present(words, iova)?;
             return Ok(Run {
                 lowest,
                 at,
-                entries: pages,
+                entries,
                 pages,
             });
         }
@@ -258,17 +250,16 @@ impl<F: Format> Table<F> {
             .format
             .decode(lowest.level, word.load(Ordering::Acquire))
         {
-            Entry::Leaf { .. } => {
-                let size = self.format.leaf_size(lowest.level).ok_or(corrupt)?;
+            Entry::Leaf { size, .. } => {
                 if !iova.is_aligned(size.bytes()) || size.granules() > left {
                     return Err(UnmapError::WouldSplit {
                         iova: iova.align_down(size.bytes()),
                     });
                 }
                 Ok(Run {
-                    lowest,
                     at,
-                    entries: 1,
+                    entries: (size.bytes() >> self.format.shift(lowest.level)).max(1),
+                    lowest,
                     pages: size.granules(),
                 })
             }

@@ -78,7 +78,8 @@ pub struct WalkError {
 /// Reason why a walk failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WalkErrorKind {
-    /// The address has bits above the table's width.
+    /// The address has bits that the table does not translate: above its width, or of a level that
+    /// an entry skips.
     BeyondWidth,
     /// The entry is absent.
     NotPresent,
@@ -138,7 +139,7 @@ pub fn walk<F: Format, M: PhysMemory + ?Sized>(
 ) -> Result<Leaf, WalkError> {
     let mut cursor = start;
     let fail = |level, kind| Err(WalkError { level, kind });
-    if iova.get() >> format.width() != 0 {
+    if !format.translates(iova) {
         return fail(cursor.level, WalkErrorKind::BeyondWidth);
     }
     loop {
@@ -154,28 +155,33 @@ pub fn walk<F: Format, M: PhysMemory + ?Sized>(
         match format.decode(level, entry) {
             Entry::Absent => return fail(level, WalkErrorKind::NotPresent),
             Entry::Reserved => return fail(level, WalkErrorKind::ReservedBit),
-            Entry::Leaf { base, permissions } => {
+            Entry::Leaf {
+                base,
+                size,
+                permissions,
+            } => {
                 let Some(permissions) = cursor.permissions.intersect(permissions) else {
                     return fail(level, WalkErrorKind::NoPermission);
                 };
-                let Some(page) = format.leaf_size(level) else {
-                    return fail(level, WalkErrorKind::ReservedBit);
-                };
                 return Ok(Leaf {
-                    page,
+                    page: size,
                     base,
                     permissions,
                 });
             }
-            Entry::Table { at, permissions } => {
+            Entry::Table {
+                at,
+                next,
+                permissions,
+            } => {
                 let Some(permissions) = cursor.permissions.intersect(permissions) else {
                     return fail(level, WalkErrorKind::NoPermission);
                 };
-                let Some(below) = level.below() else {
-                    return fail(level, WalkErrorKind::ReservedBit);
-                };
+                if level.below() != Some(next) && !skips_zeros(format, level, next, iova) {
+                    return fail(level, WalkErrorKind::BeyondWidth);
+                }
                 cursor = Cursor {
-                    level: below,
+                    level: next,
                     table: at,
                     permissions,
                 };
@@ -183,4 +189,14 @@ pub fn walk<F: Format, M: PhysMemory + ?Sized>(
             }
         }
     }
+}
+
+/// Returns true if a walk from an entry of `level` to a table of level `next` ends, and the address
+/// bits of the levels between are zero (AMD I/O Virtualization Technology specification, section
+/// 2.2.3).
+#[cold]
+fn skips_zeros<F: Format>(format: &F, level: Level, next: Level, iova: Iova) -> bool {
+    let above = iova.get() & !(u64::MAX.checked_shl(format.shift(level)).unwrap_or(0));
+    let bits = format.entries(next).trailing_zeros();
+    next < level && above.checked_shr(format.shift(next).wrapping_add(bits)) == Some(0)
 }

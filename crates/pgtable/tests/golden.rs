@@ -11,7 +11,7 @@ const W: Permissions = Permissions::WRITE;
 const RW: Permissions = Permissions::READ_WRITE;
 
 fn level(raw: u8) -> Level {
-    Level::new(raw).expect("1 to 5")
+    Level::new(raw).expect("1 to 6")
 }
 
 fn pa(raw: u64) -> PhysAddr {
@@ -61,15 +61,20 @@ fn second_stage_entries() {
             // Bits 2 to 6 and 8 to 10 are ignored. Bit 7 is SP and is already set where it matters.
             assert_eq!(
                 plain.decode(level(at), word),
-                Entry::Leaf { base, permissions },
+                Entry::Leaf {
+                    base,
+                    size: plain.leaf_size(level(at)).expect("a leaf"),
+                    permissions
+                },
                 "{word:#x}"
             );
         }
     }
-    assert_eq!(plain.table(pa(0xabc_d000)), 0xabc_d003);
+    assert_eq!(plain.table(level(2), pa(0xabc_d000)), 0xabc_d003);
     for at in 2..=5 {
         let table = Entry::Table {
             at: pa(0xabc_d000),
+            next: level(at - 1),
             permissions: RW,
         };
         assert_eq!(plain.decode(level(at), 0xabc_d003), table);
@@ -127,6 +132,7 @@ fn second_stage_refuses() {
         small.decode(Level::LEAF, 0x83),
         Entry::Leaf {
             base: pa(0),
+            size: PageSize::Size4K,
             permissions: RW
         }
     );
@@ -184,6 +190,7 @@ fn calgary_entries() {
             format.decode(Level::LEAF, word),
             Entry::Leaf {
                 base: pa(base),
+                size: PageSize::Size4K,
                 permissions
             }
         );

@@ -33,7 +33,7 @@ fn go(mem: &SparseMemory, iova: u64) -> (Result<Leaf, WalkError>, Vec<Cursor>) {
 
 fn error(level: u8, kind: WalkErrorKind) -> Result<Leaf, WalkError> {
     Err(WalkError {
-        level: Level::new(level).expect("1 to 5"),
+        level: Level::new(level).expect("1 to 6"),
         kind,
     })
 }
@@ -290,13 +290,13 @@ fn a_table_page_that_is_linked_twice_is_freed_once() {
             for _ in 0..3 {
                 let last = pages.last().expect("the root");
                 let entry = mem.word(*last).expect("inside").load(Ordering::Relaxed);
-                pages.push(FOUR.descend(entry).expect("linked"));
+                pages.push(FOUR.descend(Level::MAX, entry).expect("linked"));
             }
             let page = |level: u8| pages[usize::from(4 - level)];
             for (level, index, to) in links {
                 let at = page(*level).wrapping_add(*index as u64 * 8);
                 let word = mem.word(at).expect("inside");
-                word.store(FOUR.table(page(*to)), Ordering::Relaxed);
+                word.store(FOUR.table(Level::MAX, page(*to)), Ordering::Relaxed);
             }
             if let Some(table) = plain {
                 assert!(table.destroy(&mem, &frames, &flushed()).is_ok());

@@ -8,7 +8,7 @@
 //! number, other bits unused or reserved. Words are **big-endian**. Tables have 2^13 to 2^20
 //! entries (32 MiB to 4 GiB).
 
-use ringfence_types::{Permissions, PhysAddr};
+use ringfence_types::{PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, FlatFormat};
 
@@ -65,6 +65,7 @@ impl FlatFormat for CalgaryTce {
         }
         Entry::Leaf {
             base: PhysAddr::new(tce & RPN),
+            size: PageSize::Size4K,
             permissions,
         }
     }

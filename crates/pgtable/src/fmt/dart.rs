@@ -5,7 +5,7 @@
 //! number. There are no access control bits: a valid entry allows reads and writes. All devices
 //! share the one table of a DART.
 
-use ringfence_types::{Permissions, PhysAddr};
+use ringfence_types::{PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, FlatFormat, HalfWord};
 
@@ -64,6 +64,7 @@ impl FlatFormat for Dart {
         }
         Entry::Leaf {
             base: PhysAddr::new(u64::from(entry & RPN) << 12),
+            size: PageSize::Size4K,
             permissions: Permissions::READ_WRITE,
         }
     }

@@ -5,7 +5,7 @@
 //! 12..=31 the same bits of the address. A valid entry allows reads and writes. All devices share
 //! the one table of a GART. Addresses outside the aperture are not translated.
 
-use ringfence_types::{Iova, Permissions, PhysAddr};
+use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, FlatFormat, HalfWord};
 
@@ -79,6 +79,7 @@ impl FlatFormat for Gart {
         let base = u64::from(entry & LOW) | u64::from(entry & HIGH) << 28;
         Entry::Leaf {
             base: PhysAddr::new(base),
+            size: PageSize::Size4K,
             permissions: Permissions::READ_WRITE,
         }
     }

@@ -117,11 +117,16 @@ impl Format for FirstStage {
             }
             return Entry::Leaf {
                 base: PhysAddr::new(raw & ADDR),
+                size,
                 permissions,
             };
         }
+        let Some(next) = level.below() else {
+            return Entry::Reserved;
+        };
         Entry::Table {
             at: PhysAddr::new(raw & ADDR),
+            next,
             permissions,
         }
     }
@@ -132,7 +137,7 @@ impl Format for FirstStage {
     }
 
     #[inline]
-    fn descend(&self, raw: u64) -> Option<PhysAddr> {
+    fn descend(&self, _level: Level, raw: u64) -> Option<PhysAddr> {
         (raw & (P | RW | US | PS) == P | RW | US).then(|| PhysAddr::new(raw & ADDR))
     }
 
@@ -149,7 +154,7 @@ impl Format for FirstStage {
     }
 
     #[inline]
-    fn table(&self, at: PhysAddr) -> u64 {
+    fn table(&self, _level: Level, at: PhysAddr) -> u64 {
         (at.get() & ADDR) | P | RW | US | A
     }
 }
@@ -162,7 +167,11 @@ mod tests {
     fn golden_bits() {
         let format = FirstStage::FOUR_LEVELS.with_pages_up_to(PageSize::Size2M);
         let base = PhysAddr::new(0x1_2340_0000);
-        let leaf = |permissions| Entry::Leaf { base, permissions };
+        let leaf = |level: Level, permissions| Entry::Leaf {
+            base,
+            size: level.page_size().expect("4 KiB or 2 MiB"),
+            permissions,
+        };
         for (level, permissions, raw, seen) in [
             (
                 Level::LEAF,
@@ -184,18 +193,19 @@ mod tests {
             ),
         ] {
             assert_eq!(format.leaf(level, base, permissions), raw);
-            assert_eq!(format.decode(level, raw), leaf(seen));
+            assert_eq!(format.decode(level, raw), leaf(level, seen));
         }
-        let table = format.table(base);
+        let table = format.table(Level::TWO, base);
         assert_eq!(table, 0x1_2340_0027);
         assert_eq!(
             format.decode(Level::TWO, table),
             Entry::Table {
                 at: base,
+                next: Level::LEAF,
                 permissions: Permissions::READ_WRITE
             }
         );
-        assert_eq!(format.descend(table), Some(base));
+        assert_eq!(format.descend(Level::TWO, table), Some(base));
         for (level, raw) in [
             // For supervisors only.
             (Level::LEAF, 0x1_2340_0023),

@@ -60,7 +60,7 @@ impl Levels {
         match self {
             Self::Three => Level::THREE,
             Self::Four => Level::FOUR,
-            Self::Five => Level::MAX,
+            Self::Five => Level::FIVE,
         }
     }
 }
@@ -164,14 +164,19 @@ impl Format for SecondStage {
             }
             return Entry::Leaf {
                 base: PhysAddr::new(raw & ADDR),
+                size,
                 permissions,
             };
         }
+        let Some(next) = level.below() else {
+            return Entry::Reserved;
+        };
         if raw & (TM | SNP) != 0 {
             return Entry::Reserved;
         }
         Entry::Table {
             at: PhysAddr::new(raw & ADDR),
+            next,
             permissions,
         }
     }
@@ -182,7 +187,7 @@ impl Format for SecondStage {
     }
 
     #[inline]
-    fn descend(&self, raw: u64) -> Option<PhysAddr> {
+    fn descend(&self, _level: Level, raw: u64) -> Option<PhysAddr> {
         // One comparison, without a check of TM: this runs three times per map.
         (raw & (RW | SP | SNP) == RW).then(|| PhysAddr::new(raw & ADDR))
     }
@@ -194,7 +199,7 @@ impl Format for SecondStage {
     }
 
     #[inline]
-    fn table(&self, at: PhysAddr) -> u64 {
+    fn table(&self, _level: Level, at: PhysAddr) -> u64 {
         (at.get() & ADDR) | RW
     }
 }

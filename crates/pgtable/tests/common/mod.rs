@@ -20,12 +20,17 @@ pub(crate) type Source<'m> = FaultyFrames<Frames<&'m Memory>>;
 /// The CPU's view is zeroed. The device's view starts as [`RUBBISH`], present leaves everywhere,
 /// until the CPU writes a line back.
 pub(crate) fn memory() -> Memory {
+    memory_of(RUBBISH)
+}
+
+/// [`memory`] with another word in the device's view.
+pub(crate) fn memory_of(rubbish: u64) -> Memory {
     let devices = Arena::new(MEMORY).expect("arena");
     for word in devices
         .words(PhysAddr::ZERO, (MEMORY / 8) as usize)
         .expect("inside")
     {
-        word.store(RUBBISH, Ordering::Relaxed);
+        word.store(rubbish, Ordering::Relaxed);
     }
     NonCoherent::new(Arena::new(MEMORY).expect("arena"), devices)
 }
@@ -33,8 +38,11 @@ pub(crate) fn memory() -> Memory {
 /// A present entry at every level. A test fails if the device follows it.
 pub(crate) const RUBBISH: u64 = 0x0000_6666_6666_6003;
 
+/// Address of a root that the test provides. Frames lie below.
+pub(crate) const ROOT: PhysAddr = PhysAddr::new(3 << 20);
+
 pub(crate) fn frames(mem: &Memory) -> Source<'_> {
-    let region = PhysRange::new(PhysAddr::new(4096), MEMORY - 4096).expect("not empty");
+    let region = PhysRange::new(PhysAddr::new(4096), ROOT.get() - 4096).expect("not empty");
     FaultyFrames::new(Frames::new(mem, region))
 }
 

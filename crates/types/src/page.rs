@@ -14,6 +14,10 @@ pub struct PageSize(u8);
 impl PageSize {
     /// 4 KiB, the unit of [`Pfn`](crate::Pfn).
     pub const Size4K: Self = Self(12);
+    /// 16 KiB, a granule of Arm.
+    pub const Size16K: Self = Self(14);
+    /// 64 KiB, a granule of Arm and a page of RISC-V Svnapot.
+    pub const Size64K: Self = Self(16);
     /// 2 MiB, or 512 granules.
     pub const Size2M: Self = Self(21);
     /// 1 GiB, or 262144 granules.
@@ -21,7 +25,7 @@ impl PageSize {
 }
 
 impl PageSize {
-    /// The named sizes, smallest first.
+    /// The page sizes of a table with 4 KiB pages and 512 entries, smallest first.
     pub const ALL: [Self; 3] = [Self::Size4K, Self::Size2M, Self::Size1G];
 
     /// Creates the size of 2^`shift` bytes; `None` outside 4 KiB to 2^63 bytes.

@@ -15,5 +15,5 @@ pub use ring::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,
 };
-pub use vtd_first_stage::FirstStage;
+pub use vtd_first_stage::{AmdV2, FirstStage};
 pub use vtd_second_stage::{Levels, SecondStage, Snoop};

@@ -12,9 +12,14 @@
 //! | 12..=51 | ADDR | table or page; bits below the page size are reserved |
 //! | 9..=11, 52..=62 | | ignored by hardware, used by software |
 //!
-//! The format has no write-only pages: a writable page also allows reads.
+//! The format has no write-only pages: a writable page also allows reads. With extended accessed
+//! flags, hardware also writes bit 10 (EA) of entries, which this crate ignores; XD (bit 63) forbids
+//! only instruction fetches, which translations for devices without execute requests never are.
+//!
+//! The guest page table of AMD-Vi ("v2") is the same format: AMD I/O Virtualization Technology
+//! (IOMMU) Specification, section 2.2.6 "I/O Page Tables for Guest Translations".
 
-use ringfence_types::{PageSize, Permissions, PhysAddr};
+use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
 
 use crate::{Entry, Format, Level, Levels};
 
@@ -34,6 +39,9 @@ pub struct FirstStage {
     levels: Levels,
     largest: PageSize,
 }
+
+/// AMD-Vi guest format ("v2") of four or five levels.
+pub type AmdV2 = FirstStage;
 
 impl FirstStage {
     /// Creates the format of four or five levels with 4 KiB leaves only. `None` for three levels,
@@ -85,6 +93,13 @@ impl Format for FirstStage {
     #[inline]
     fn width(&self) -> u32 {
         self.levels.width()
+    }
+
+    /// Addresses are canonical: bits above the width repeat its highest bit (section 3.6).
+    #[inline]
+    fn translates(&self, iova: Iova) -> bool {
+        let unused = 64 - self.width();
+        (iova.get() << unused) as i64 >> unused == iova.get() as i64
     }
 
     #[inline]
@@ -218,5 +233,43 @@ mod tests {
         }
         assert_eq!(format.decode(Level::LEAF, 0x1_2340_0066), Entry::Absent);
         assert_eq!(FirstStage::new(Levels::Three), None);
+    }
+
+    /// VT-d specification, section 3.6: input addresses are canonical, with 4 and with 5 levels.
+    #[test]
+    fn canonical_addresses() {
+        for (levels, width) in [(Levels::Four, 48), (Levels::Five, 57)] {
+            let format = FirstStage::new(levels).expect("exists");
+            let half = 1_u64 << (width - 1);
+            for (iova, translated) in [
+                (0, true),
+                (half - 1, true),
+                (half, false),
+                (half * 2 - 1, false),
+                (half.wrapping_neg() - 1, false),
+                (half.wrapping_neg(), true),
+                (u64::MAX, true),
+            ] {
+                assert_eq!(format.translates(Iova::new(iova)), translated, "{iova:#x}");
+            }
+            assert_eq!(format.width(), width);
+            assert_eq!(format.index(format.root_level(), Iova::new(u64::MAX)), 511);
+        }
+    }
+
+    /// AMD specification, section 2.2.6: the words of the AMD-Vi guest format are the same.
+    #[test]
+    fn amd_v2() {
+        let format = AmdV2::new(Levels::Five).expect("exists");
+        let format = format.with_pages_up_to(PageSize::Size1G);
+        let base = PhysAddr::new(0xf_ffff_c000_0000);
+        let word = format.leaf(Level::THREE, base, Permissions::READ_WRITE);
+        assert_eq!(word, 0x000f_ffff_c000_00e7);
+        assert_eq!(format.table(Level::FIVE, base), 0x000f_ffff_c000_0027);
+        // NX and the ignored bits change nothing.
+        let leaf = format.decode(Level::THREE, word);
+        for ignored in [7 << 9, 0x7ff << 52, 1 << 63, 1 << 8] {
+            assert_eq!(format.decode(Level::THREE, word | ignored), leaf);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Page table formats, one per file, with the bit names of the hardware documentation.
 
+mod amd_v1;
 mod calgary_tce;
 mod dart;
 mod gart;
@@ -7,6 +8,7 @@ mod ring;
 mod vtd_first_stage;
 mod vtd_second_stage;
 
+pub use amd_v1::AmdV1;
 pub use calgary_tce::CalgaryTce;
 pub use dart::Dart;
 pub use gart::Gart;

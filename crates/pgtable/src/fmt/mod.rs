@@ -5,6 +5,7 @@ mod calgary_tce;
 mod dart;
 mod gart;
 mod ring;
+mod riscv;
 mod vtd_first_stage;
 mod vtd_second_stage;
 
@@ -17,5 +18,6 @@ pub use ring::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,
 };
+pub use riscv::{MemoryType, RiscV};
 pub use vtd_first_stage::{AmdV2, FirstStage};
 pub use vtd_second_stage::{Levels, SecondStage, Snoop};

@@ -47,7 +47,7 @@ pub use context::{
 pub use error::{MapError, TableError, UnmapError};
 pub use flat_format::{FlatFormat, HalfWord};
 pub use fmt::{AmdV1, AmdV2, CalgaryTce, Dart, FirstStage, Gart, Levels, SecondStage, Snoop};
-pub use fmt::{MemoryType, RiscV};
+pub use fmt::{Arm, Granule, Granule4K, Granule16K, Granule64K, MemoryType, RiscV};
 pub use fmt::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,

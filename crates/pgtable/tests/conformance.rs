@@ -6,255 +6,18 @@ mod common;
 mod interfaces;
 #[path = "common/model.rs"]
 mod model;
+#[path = "common/suite.rs"]
+mod suite;
 
-use common::{DOMAIN, Memory, ROOT, Source, flushed, frames, memory, memory_of, page};
-use interfaces::{Burst, Cached, Plain, Reclaiming, TableInterface};
-use model::{Model, Shape};
-use proptest::prelude::*;
-use proptest::test_runner::{RngSeed, TestRunner};
+use common::{DOMAIN, flushed, frames, memory, page};
+use model::Shape;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Cursor, DirtyLines, Format, Leaf, Levels, MapError, MapRequest,
-    ReclaimingTable, SecondStage, Table, TableError, UnmapError, walk,
+    AmdV1, Arm, CalgaryTce, Coherency, FirstStage, Format, Granule4K, Level, Levels, MapError,
+    MapRequest, MemoryType, RiscV, SecondStage, Table, TableError, UnmapError,
 };
-use ringfence_types::{
-    FrameSource, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory,
-};
-
-#[derive(Debug, Clone)]
-enum Op {
-    Map {
-        place: usize,
-        delta: i64,
-        pa: usize,
-        pages: usize,
-        bits: u64,
-    },
-    Unmap {
-        place: usize,
-        delta: i64,
-        pages: usize,
-    },
-    /// Unmaps exactly the leaf that holds the page, if the page is mapped.
-    UnmapLeaf { place: usize, delta: i64 },
-}
-
-const LENGTHS: [u64; 12] = [1, 1, 2, 3, 8, 16, 511, 512, 513, 1024, 1536, 1 << 18];
-const PHYSICAL: [u64; 6] = [0, 1, 512, 1 << 18, (1 << 36) - 512, (1 << 40) - 1];
-
-/// Pages near which all operations happen: the boundaries of tables and leaves at every level, and
-/// the ends of the address space.
-fn places(shape: &Shape) -> Vec<u64> {
-    let mut places = vec![0, 512 * shape.unit(), 1024 * shape.unit(), (1 << 18) + 512];
-    for level in &shape.levels {
-        places.extend([1 << (level.shift - 12), 2 << (level.shift - 12)]);
-        places.extend(level.leaves.iter().map(|leaf| 3_u64 << (leaf - 12)));
-    }
-    for end in shape.ends() {
-        let before =
-            [512 * shape.unit(), 1 << 18, shape.unit()].map(|pages| end.saturating_sub(pages));
-        places.extend(before);
-        places.push(end);
-    }
-    if shape.sign_extended {
-        places.extend([(1 << 52) - (1 << 18), (1 << 52) - 1]);
-    }
-    places.retain(|place| *place <= 1 << 52 && place.is_multiple_of(shape.unit()));
-    places
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let delta = prop_oneof![3 => Just(0_i64), 2 => -3_i64..4];
-    let delta = || delta.clone();
-    prop_oneof![
-        4 => (any::<usize>(), delta(), any::<usize>(), any::<usize>(), 1_u64..4)
-            .prop_map(|(place, delta, pa, pages, bits)| Op::Map { place, delta, pa, pages, bits }),
-        1 => (any::<usize>(), delta(), any::<usize>())
-            .prop_map(|(place, delta, pages)| Op::Unmap { place, delta, pages }),
-        2 => (any::<usize>(), delta()).prop_map(|(place, delta)| Op::UnmapLeaf { place, delta }),
-    ]
-}
-
-/// Runs `ops` and compares the table with the model after each.
-fn check<F: Format, T: TableInterface<F>>(
-    format: F,
-    shape: &Shape,
-    reclaims: bool,
-    coherency: Coherency,
-    ops: &[Op],
-    front: impl FnOnce(&Memory, &Source<'_>) -> T,
-) {
-    let mem = memory_of(shape.rubbish);
-    let frames = frames(&mem);
-    let mut front = front(&mem, &frames);
-    let mut model = Model::new(shape, reclaims);
-    let places = places(shape);
-    let mut probes: Vec<u64> = places
-        .iter()
-        .flat_map(|p| [p.saturating_sub(1), *p, p + 1, p + 511])
-        .collect();
-    for op in ops {
-        let pfn = |place: usize, delta: i64| {
-            places[place % places.len()].saturating_add_signed(delta * shape.unit() as i64)
-        };
-        let ranged = |first: u64, pages: u64| PfnRange::new(Pfn::new(first), pages);
-        match *op {
-            Op::Map {
-                place,
-                delta,
-                pa,
-                pages,
-                bits,
-            } => {
-                let pages = LENGTHS[pages % LENGTHS.len()] * shape.unit();
-                let first = pfn(place, delta);
-                let pa = (PHYSICAL[pa % PHYSICAL.len()] * shape.unit()) << 12;
-                // Mapping 1 GiB in small pages takes too long.
-                let gigabyte = shape.largest() >= 30 && delta == 0 && pa.is_multiple_of(1 << 30);
-                if pages > 4096 * shape.unit() && !(gigabyte && first.is_multiple_of(1 << 18)) {
-                    continue;
-                }
-                let request = MapRequest {
-                    iova: page(first),
-                    pa: PhysAddr::new(pa),
-                    pages,
-                    permissions: Permissions::from_bits(bits).expect("1 to 3"),
-                };
-                assert_eq!(
-                    front.map(&mem, &frames, request),
-                    model.map(&request),
-                    "{request:?}"
-                );
-                probes.extend([first, first + pages - 1, first + pages]);
-            }
-            Op::Unmap {
-                place,
-                delta,
-                pages,
-            } => {
-                let pages = LENGTHS[pages % LENGTHS.len()] * shape.unit();
-                if let Some(range) = ranged(pfn(place, delta), pages) {
-                    assert_eq!(
-                        front.unmap(&mem, &frames, range),
-                        model.unmap(&range),
-                        "{range}"
-                    );
-                }
-            }
-            Op::UnmapLeaf { place, delta } => {
-                if let Some((first, leaf)) = model.leaf_of(pfn(place, delta)) {
-                    let range = common::range(first, leaf.size.granules());
-                    assert_eq!(
-                        front.unmap(&mem, &frames, range),
-                        model.unmap(&range),
-                        "{range}"
-                    );
-                }
-            }
-        }
-        for pfn in probes.iter().copied().filter(|pfn| pfn >> 52 == 0) {
-            let want = model.lookup(pfn);
-            let got = front.lookup(&mem, page(pfn));
-            assert_eq!(
-                seen(got, pfn),
-                want,
-                "page {pfn:#x} as software sees it after {op:?}"
-            );
-            if coherency == Coherency::NonCoherent {
-                let start = Cursor::root(&format, front.root());
-                let got = walk(&format, mem.device_view(), start, page(pfn), |_| {}).ok();
-                assert_eq!(
-                    seen(got, pfn),
-                    want,
-                    "page {pfn:#x} as the device sees it after {op:?}"
-                );
-            }
-        }
-    }
-    front.destroy(&mem, &frames);
-    assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
-}
-
-fn seen(leaf: Option<Leaf>, pfn: u64) -> Option<(u64, Permissions, PageSize)> {
-    leaf.map(|leaf| (leaf.translate(page(pfn)).get(), leaf.permissions, leaf.page))
-}
-
-fn run(cases: u32, seed: u64, test: impl Fn(&[Op])) {
-    let config = ProptestConfig {
-        failure_persistence: None,
-        rng_seed: RngSeed::Fixed(seed),
-        ..ProptestConfig::with_cases(cases)
-    };
-    TestRunner::new(config)
-        .run(&prop::collection::vec(op(), 1..24), |ops| {
-            test(&ops);
-            Ok(())
-        })
-        .unwrap_or_else(|error| panic!("seed {seed:#x}: {error}"));
-}
-
-/// Creates a table. Uses the test's root if that is larger than a frame.
-fn table<F: Format>(
-    format: F,
-    coherency: Coherency,
-    mem: &Memory,
-    frames: &Source<'_>,
-) -> Table<F> {
-    match Table::new(format, DOMAIN, coherency, mem, frames) {
-        Err(TableError::RootTooLarge) => Table::at(format, DOMAIN, coherency, mem, ROOT),
-        table => table,
-    }
-    .expect("frames")
-}
-
-fn reclaiming<F: Format>(
-    format: F,
-    coherency: Coherency,
-    mem: &Memory,
-    frames: &Source<'_>,
-) -> ReclaimingTable<F> {
-    match ReclaimingTable::new(format, DOMAIN, coherency, mem, frames) {
-        Err(TableError::RootTooLarge) => ReclaimingTable::at(format, DOMAIN, coherency, mem, ROOT),
-        table => table,
-    }
-    .expect("frames")
-}
-
-/// Runs every front end over `format` on both memory types.
-fn suite<F: Format>(format: F, shape: &Shape, seed: u64) {
-    for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
-        run(20, seed, |ops| {
-            check(format, shape, false, coherency, ops, |m, f| {
-                Plain(table(format, coherency, m, f))
-            });
-        });
-        run(12, seed + 1, |ops| {
-            check(format, shape, false, coherency, ops, |m, f| {
-                let table = table(format, coherency, m, f);
-                let cache = table.leaf_cache();
-                Cached(table, cache)
-            });
-        });
-        run(12, seed + 2, |ops| {
-            check(format, shape, false, coherency, ops, |m, f| {
-                let table = table(format, coherency, m, f);
-                let cache = table.leaf_cache();
-                Burst(table, cache, DirtyLines::new(), false)
-            });
-        });
-        for wider in [false, true] {
-            run(12, seed + 3, |ops| {
-                check(format, shape, true, coherency, ops, |m, f| {
-                    let table = reclaiming(format, coherency, m, f);
-                    Reclaiming(match wider {
-                        true => table.with_write_back(common::page_of),
-                        false => table,
-                    })
-                });
-            });
-        }
-    }
-}
+use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
+use suite::suite;
 
 /// Leaves of one entry, up to `largest`.
 fn plain_leaves(largest: PageSize) -> Vec<&'static [u32]> {
@@ -286,6 +49,135 @@ fn four_levels() {
 #[test]
 fn five_levels() {
     second_stage(Levels::Five);
+}
+
+#[test]
+fn first_stage() {
+    for levels in [Levels::Four, Levels::Five] {
+        for largest in [PageSize::Size4K, PageSize::Size1G] {
+            let format = FirstStage::new(levels).expect("exists");
+            let format = format.with_pages_up_to(largest);
+            let depth = usize::from(format.root_level().get());
+            let mut shape = Shape::of(depth, &plain_leaves(largest));
+            (shape.sign_extended, shape.write_reads) = (true, true);
+            shape.rubbish = 0x0000_0000_0066_6067;
+            suite(format, &shape, 0xf157_0000 + u64::from(shape.width));
+        }
+    }
+}
+
+fn size(shift: u32) -> PageSize {
+    PageSize::from_shift(shift).expect("a size")
+}
+
+/// Sizes of AMD-Vi pages: at each level, every power of two from one entry to half a table.
+fn amd_v1(levels: u8, largest: u32) {
+    let root = Level::new(levels).expect("1 to 6");
+    let format = AmdV1::new(root).with_pages_up_to(size(largest));
+    let leaves = [12, 21, 30]
+        .map(|own: u32| -> Vec<u32> { (own..own + 9).filter(|shift| *shift <= largest).collect() });
+    let leaves: Vec<&[u32]> = leaves.iter().map(Vec::as_slice).collect();
+    let mut shape = Shape::of(usize::from(levels), &leaves);
+    shape.width = shape.width.min(64);
+    shape.rubbish = 0x6000_0000_0066_6001;
+    suite(
+        format,
+        &shape,
+        0xa3d0_0000 + u64::from(levels) * 256 + u64::from(largest),
+    );
+}
+
+#[test]
+fn amd_v1_of_one_to_three_levels() {
+    for (levels, largest) in [(1, 15), (2, 24), (3, 12), (3, 38)] {
+        amd_v1(levels, largest);
+    }
+}
+
+#[test]
+fn amd_v1_of_four_to_six_levels() {
+    for (levels, largest) in [(4, 38), (5, 33), (6, 38)] {
+        amd_v1(levels, largest);
+    }
+}
+
+fn risc_v(format: RiscV, leaves: &[&[u32]], second_stage: bool) {
+    let depth = usize::from(format.root_level().get());
+    let mut shape = Shape::of(depth, leaves);
+    (shape.physical_bits, shape.write_reads) = (56, true);
+    shape.sign_extended = !second_stage;
+    shape.width += if second_stage { 2 } else { 0 };
+    // A page at every level, of which a second has the address bits of a table.
+    shape.rubbish = 0x0000_0666_0000_00d7;
+    suite(format, &shape, 0x5c39_0000 + u64::from(shape.width) * 256);
+}
+
+#[test]
+fn risc_v_first_stage() {
+    risc_v(RiscV::first_stage(Levels::Three), &[&[12]], false);
+    for levels in Levels::ALL {
+        let format = RiscV::first_stage(levels).with_pages_up_to(PageSize::Size1G);
+        let format = format.with_memory_type(MemoryType::NonCacheable);
+        risc_v(format.with_napot(), &[&[12, 16], &[21], &[30]], false);
+    }
+}
+
+#[test]
+fn risc_v_second_stage() {
+    for levels in Levels::ALL {
+        let format = RiscV::second_stage(levels).with_napot();
+        let format = format.with_pages_up_to(PageSize::Size2M);
+        risc_v(format, &[&[12, 16], &[21]], true);
+    }
+}
+
+fn arm_4k(format: Option<Arm<Granule4K>>, shape: Shape, stage_2: bool) {
+    let format = format.expect("exists");
+    let mut shape = shape;
+    (shape.physical_bits, shape.write_reads) = (48, !stage_2);
+    shape.rubbish = match stage_2 {
+        true => 0x0000_0000_0000_07fd,
+        false => 0x0000_0000_0000_0f41,
+    };
+    suite(format, &shape, 0xa640_0000 + u64::from(shape.width) * 256);
+}
+
+/// `levels` levels of 9 bits for addresses of `width` bits.
+fn of_width(width: u32, levels: usize, leaves: &[&[u32]]) -> Shape {
+    let mut shape = Shape::of(levels, leaves);
+    shape.width = width;
+    shape
+}
+
+/// With 4 KiB granule: contiguous leaves of 64 KiB, 32 MiB and 16 GiB.
+const CONTIGUOUS_4K: [&[u32]; 3] = [&[12, 16], &[21, 25], &[30, 34]];
+
+#[test]
+fn arm_stage_1_with_4k_granule() {
+    let largest = |format: Arm<Granule4K>, shift| format.with_pages_up_to(size(shift));
+    let plain = Arm::stage1(48).map(|format| largest(format, 30));
+    arm_4k(plain, Shape::of(4, &[&[12], &[21], &[30]]), false);
+    for (width, levels) in [(48, 4), (39, 3)] {
+        let format = Arm::stage1(width).map(|format| largest(format, 34).with_contiguous_hint());
+        arm_4k(format, of_width(width, levels, &CONTIGUOUS_4K), false);
+    }
+    // The root has 8 entries: too few for a contiguous leaf of 16.
+    let format = Arm::stage1(33).map(|format| largest(format, 34).with_contiguous_hint());
+    arm_4k(
+        format,
+        of_width(33, 3, &[&[12, 16], &[21, 25], &[30]]),
+        false,
+    );
+}
+
+#[test]
+fn arm_stage_2_with_4k_granule() {
+    // 40 bits: two tables of level 3 are concatenated. 43 bits: sixteen.
+    for (width, levels) in [(40, 3), (43, 3), (48, 4)] {
+        let format = Arm::stage2(width).map(|format| format.with_contiguous_hint());
+        let format = format.map(|format| format.with_pages_up_to(size(34)));
+        arm_4k(format, of_width(width, levels, &CONTIGUOUS_4K), true);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Page table formats, one per file, with the bit names of the hardware documentation.
 
 mod amd_v1;
+mod arm;
 mod calgary_tce;
 mod dart;
 mod gart;
@@ -10,6 +11,7 @@ mod vtd_first_stage;
 mod vtd_second_stage;
 
 pub use amd_v1::AmdV1;
+pub use arm::{Arm, Granule, Granule4K, Granule16K, Granule64K};
 pub use calgary_tce::CalgaryTce;
 pub use dart::Dart;
 pub use gart::Gart;

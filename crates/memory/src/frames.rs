@@ -4,11 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use core::sync::atomic::Ordering;
 
-use ringfence_types::{
-    FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS,
-};
-
-const FRAME: u64 = PageSize::Size4K.bytes();
+use ringfence_types::{FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory, PhysRange};
 
 /// Allocates the frames of a region: freed ones first, then unused ones. Threads share it behind
 /// one lock, because tables rarely need a frame.
@@ -16,6 +12,7 @@ const FRAME: u64 = PageSize::Size4K.bytes();
 pub struct Frames<M> {
     mem: M,
     region: PhysRange,
+    size: PageSize,
     state: Mutex<State>,
 }
 
@@ -29,15 +26,21 @@ struct State {
 }
 
 impl<M: PhysMemory> Frames<M> {
-    /// Creates a source of the whole frames inside `region`, which must lie in `mem`.
+    /// Creates a source of the whole frames of 4 KiB inside `region`, which must lie in `mem`.
     pub fn new(mem: M, region: PhysRange) -> Self {
+        Self::of_size(PageSize::Size4K, mem, region)
+    }
+
+    /// Creates a source of the whole frames of `size` inside `region`, which must lie in `mem`.
+    pub fn of_size(size: PageSize, mem: M, region: PhysRange) -> Self {
         let fresh = region
             .start()
-            .checked_add(FRAME - 1)
-            .map(|up| up.align_down(FRAME));
+            .checked_add(size.bytes() - 1)
+            .map(|up| up.align_down(size.bytes()));
         Self {
             mem,
             region,
+            size,
             state: Mutex::new(State {
                 fresh,
                 free: Vec::new(),
@@ -53,11 +56,12 @@ impl<M: PhysMemory> Frames<M> {
     /// # Errors
     /// The unused rest of the region is too small.
     pub fn alloc_contiguous(&self, count: u64) -> Result<PhysAddr, OutOfFrames> {
-        let bytes = count.checked_mul(FRAME).ok_or(OutOfFrames)?;
+        let frame = self.size.bytes();
+        let bytes = count.checked_mul(frame).ok_or(OutOfFrames)?;
         let align = bytes
             .checked_next_power_of_two()
             .ok_or(OutOfFrames)?
-            .max(FRAME);
+            .max(frame);
         let mut state = self.lock();
         let fresh = state.fresh.ok_or(OutOfFrames)?;
         let at = fresh
@@ -68,14 +72,14 @@ impl<M: PhysMemory> Frames<M> {
         if !self.region.contains(&range) {
             return Err(OutOfFrames);
         }
-        for frame in 0..count {
-            self.zero(at.wrapping_add(frame * FRAME))?;
+        for index in 0..count {
+            self.zero(at.wrapping_add(index * frame))?;
         }
         // The frames that the alignment skips stay available.
         let mut skipped = fresh;
         while skipped < at {
             state.free.push(skipped);
-            skipped = skipped.wrapping_add(FRAME);
+            skipped = skipped.wrapping_add(frame);
         }
         state.fresh = at.checked_add(bytes);
         state.take(count);
@@ -93,7 +97,8 @@ impl<M: PhysMemory> Frames<M> {
     }
 
     fn zero(&self, frame: PhysAddr) -> Result<(), OutOfFrames> {
-        let words = self.mem.table(frame).map_err(|_| OutOfFrames)?;
+        let words = (self.size.bytes() / 8) as usize;
+        let words = self.mem.words(frame, words).map_err(|_| OutOfFrames)?;
         for word in words {
             // Storing zeros over zeros would populate a sparse arena.
             if word.load(Ordering::Relaxed) != 0 {
@@ -117,6 +122,10 @@ impl State {
 }
 
 impl<M: PhysMemory> FrameSource for Frames<M> {
+    fn frame_size(&self) -> PageSize {
+        self.size
+    }
+
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
         let mut state = self.lock();
         if let Some(frame) = state.free.last().copied() {
@@ -126,21 +135,20 @@ impl<M: PhysMemory> FrameSource for Frames<M> {
             return Ok(frame);
         }
         let frame = state.fresh.ok_or(OutOfFrames)?;
-        let range = PhysRange::new(frame, FRAME).ok_or(OutOfFrames)?;
+        let range = PhysRange::new(frame, self.size.bytes()).ok_or(OutOfFrames)?;
         if !self.region.contains(&range) {
             return Err(OutOfFrames);
         }
         self.zero(frame)?;
-        state.fresh = frame.checked_add(FRAME);
+        state.fresh = frame.checked_add(self.size.bytes());
         state.take(1);
         Ok(frame)
     }
 
     fn free(&self, frame: PhysAddr) {
-        debug_assert_eq!(TABLE_WORDS as u64 * 8, FRAME);
         let mut state = self.lock();
         debug_assert!(
-            self.region.contains_address(frame) && frame.is_aligned(FRAME),
+            self.region.contains_address(frame) && frame.is_aligned(self.size.bytes()),
             "{frame} does not belong to this source"
         );
         debug_assert!(!state.free.contains(&frame), "{frame} is freed twice");

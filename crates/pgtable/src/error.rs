@@ -16,6 +16,8 @@ pub enum TableError {
     /// The root of this format is larger than a frame. Use [`Table::at`](crate::Table::at) with
     /// memory of your own.
     RootTooLarge,
+    /// The frames of the source do not have the size of the granule of this format.
+    FrameSize,
     /// The memory given for the root is not all zero.
     RootNotEmpty,
     /// The entries of the format are narrower than a word. Use the format's own table.
@@ -93,6 +95,7 @@ impl fmt::Display for TableError {
             Self::OutOfFrames => "out of frames for tables",
             Self::Memory => "the table lies outside memory",
             Self::RootTooLarge => "the root of this format needs contiguous frames",
+            Self::FrameSize => "the frames of the source do not have the granule of this format",
             Self::RootNotEmpty => "the root table has present entries",
             Self::NarrowEntries => "entries of this format are narrower than a word",
         })
@@ -103,7 +106,9 @@ impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty => f.write_str("the range is empty"),
-            Self::Misaligned => f.write_str("an address is not aligned to 4 KiB"),
+            Self::Misaligned => {
+                f.write_str("an address or the length is not aligned to the granule")
+            }
             Self::BeyondWidth { iova } => {
                 write!(f, "the range at {iova} extends beyond the table's width")
             }

@@ -15,6 +15,9 @@ pub(crate) fn fresh_frame<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
     mem: &M,
     frames: &S,
 ) -> Result<PhysAddr, TableError> {
+    if frames.frame_size() != size {
+        return Err(TableError::FrameSize);
+    }
     let frame = frames.alloc_zeroed()?;
     if !is_usable(mem, frame, size) {
         frames.free(frame);
@@ -60,6 +63,9 @@ impl<'a, M: PhysMemory + ?Sized, S: FrameSource + ?Sized> FrameReserve<'a, M, S>
 
     /// Allocates one frame more.
     pub(crate) fn grow(&mut self) -> Result<(), OutOfFrames> {
+        if self.frames.frame_size() != self.size {
+            return Err(OutOfFrames);
+        }
         let frame = self.frames.alloc_zeroed()?;
         if !is_usable(self.mem, frame, self.size) {
             // The frame lies outside memory. Return it and report that no usable frame is left.

@@ -5,9 +5,10 @@ mod common;
 
 use std::sync::atomic::Ordering;
 
-use common::{DOMAIN, flushed, frames, memory, page, range};
+use common::{DOMAIN, MEMORY, flushed, frames, frames_after_root, memory, page, range};
 use ringfence_pgtable::{
-    Arm, Coherency, Entry, Format, Granule4K, Level, MapRequest, Table, UnmapError,
+    Arm, Coherency, Entry, Format, Granule4K, Granule16K, Granule64K, Level, MapError, MapRequest,
+    Table, TableError, UnmapError,
 };
 use ringfence_types::{PageSize, Permissions, PhysAddr, PhysMemory};
 
@@ -166,6 +167,128 @@ fn geometry() {
     for width in [0, 24, 49] {
         assert_eq!(Arm::<Granule4K>::stage1(width), None);
     }
+}
+
+/// Section D8.2: the granules of 16 and 64 KiB have 11 and 13 bits a level.
+#[test]
+fn larger_granules() {
+    let sixteen = Arm::<Granule16K>::stage1(48)
+        .expect("exists")
+        .with_pages_up_to(size(34));
+    let sixteen = sixteen.with_contiguous_hint();
+    let sixty_four = Arm::<Granule64K>::stage2(48)
+        .expect("exists")
+        .with_pages_up_to(size(34));
+    let sixty_four = sixty_four.with_contiguous_hint();
+    assert_eq!(
+        (sixteen.root_level().get(), sixteen.entries(level(4))),
+        (4, 2)
+    );
+    assert_eq!(
+        (sixty_four.root_level().get(), sixty_four.entries(level(3))),
+        (3, 64)
+    );
+    let concatenated = Arm::<Granule16K>::stage2(48).expect("exists");
+    assert_eq!(concatenated.root_level().get(), 3);
+    assert_eq!(concatenated.entries(level(3)), 4096);
+    assert_eq!([1, 2, 3].map(|at| sixteen.shift(level(at))), [14, 25, 36]);
+    assert_eq!(
+        [1, 2, 3].map(|at| sixty_four.shift(level(at))),
+        [16, 29, 42]
+    );
+    assert_eq!(
+        (sixteen.entries(level(1)), sixty_four.entries(level(1))),
+        (2048, 8192)
+    );
+    // Page, contiguous page, block, contiguous block.
+    let words = [
+        (
+            sixteen.leaf(level(1), PhysAddr::new(0x1_2345_4000), RW),
+            0x1_2345_4f43,
+        ),
+        (
+            sixteen.leaf(level(2), PhysAddr::new(0x1_2200_0000), RW),
+            0x1_2200_0f41,
+        ),
+        (
+            sixty_four.leaf(level(1), PhysAddr::new(0x1_2345_0000), RW),
+            0x1_2345_07ff,
+        ),
+        (
+            sixty_four.leaf(level(2), PhysAddr::new(0x1_2000_0000), RW),
+            0x1_2000_07fd,
+        ),
+    ];
+    for (word, expected) in words {
+        assert_eq!(word, expected);
+    }
+    let hint = 1 << 52;
+    assert_eq!(
+        sixteen.decode(level(1), 0x1_2345_4f43 | hint),
+        leaf(0x1_2340_0000, 21, RW)
+    );
+    assert_eq!(
+        sixteen.decode(level(2), 0x1_2200_0f41 | hint),
+        leaf(0x1_0000_0000, 30, RW)
+    );
+    assert_eq!(
+        sixty_four.decode(level(1), 0x1_2345_07ff | hint),
+        leaf(0x1_2340_0000, 21, RW)
+    );
+    assert_eq!(
+        sixty_four.decode(level(2), 0x5_2000_07fd | hint),
+        leaf(0x4_0000_0000, 34, RW)
+    );
+    // Address bits below the granule, and a block of level 3.
+    for (format, at, word) in [
+        (sixteen, 1, 0x1_2345_5f43),
+        (sixteen, 2, 0x1003),
+        (sixteen, 3, 0xf41),
+    ] {
+        assert_eq!(format.decode(level(at), word), Entry::Reserved);
+    }
+    assert_eq!(sixty_four.decode(level(1), 0x1_2345_17ff), Entry::Reserved);
+}
+
+/// A range that is not a whole number of granules is refused, and so are frames of another size.
+#[test]
+fn parts_of_a_granule() {
+    let format = Arm::<Granule64K>::stage2(48).expect("exists");
+    let mem = memory();
+    let small = frames(&mem);
+    let made = Table::new(format, DOMAIN, Coherency::Coherent, &mem, &small);
+    assert_eq!(made.err(), Some(TableError::FrameSize));
+    let frames = frames_after_root(&mem, MEMORY, PageSize::Size64K);
+    let table = Table::new(format, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
+    let good = MapRequest {
+        iova: page(64),
+        pa: PhysAddr::new(0x4000_0000),
+        pages: 32,
+        permissions: RW,
+    };
+    let mut cache = table.leaf_cache();
+    for (iova, pa, pages) in [(1, 0, 0), (0, 1, 0), (0, 0, 1)] {
+        let request = MapRequest {
+            iova: page(64 + iova),
+            pa: PhysAddr::new(0x4000_0000 + (pa << 12)),
+            pages: 32 + pages,
+            ..good
+        };
+        let refused = Err(MapError::Misaligned);
+        assert_eq!(table.map(&mem, &frames, request), refused);
+        assert_eq!(cache.map(&table, &mem, &frames, request), refused);
+    }
+    assert_eq!(table.map(&mem, &small, good), Err(MapError::OutOfFrames));
+    assert_eq!(cache.map(&table, &mem, &frames, good), Ok(()));
+    for (first, pages) in [(64, 1), (65, 16), (64, 31), (72, 24)] {
+        let split = Some(UnmapError::WouldSplit { iova: page(64) });
+        assert_eq!(table.unmap(&mem, range(first, pages)).err(), split);
+        assert_eq!(cache.unmap(&table, &mem, range(first, pages)).err(), split);
+    }
+    assert!(cache.unmap(&table, &mem, range(64, 32)).is_ok());
+    drop(cache);
+    assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+    assert_eq!(frames.outstanding(), 0);
 }
 
 /// Section D8.16.1: no entry changes from valid to valid, and a contiguous leaf changes as a whole.

@@ -13,8 +13,9 @@ use common::{DOMAIN, flushed, frames, memory, page};
 use model::Shape;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    AmdV1, Arm, CalgaryTce, Coherency, FirstStage, Format, Granule4K, Level, Levels, MapError,
-    MapRequest, MemoryType, RiscV, SecondStage, Table, TableError, UnmapError,
+    AmdV1, Arm, CalgaryTce, Coherency, FirstStage, Format, Granule, Granule4K, Granule16K,
+    Granule64K, Level, Levels, MapError, MapRequest, MemoryType, RiscV, SecondStage, Table,
+    TableError, UnmapError,
 };
 use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
 use suite::suite;
@@ -140,6 +141,41 @@ fn arm_4k(format: Option<Arm<Granule4K>>, shape: Shape, stage_2: bool) {
         false => 0x0000_0000_0000_0f41,
     };
     suite(format, &shape, 0xa640_0000 + u64::from(shape.width) * 256);
+}
+
+/// Stage 1 and 2 of a larger granule: `bits` address bits a level, and leaves by level.
+fn arm_large<G: Granule>(width: u32, bits: u32, leaves: &[&[u32]]) {
+    let granule = G::SIZE.shift();
+    for (stage_2, format) in [(false, Arm::<G>::stage1(width)), (true, Arm::stage2(width))] {
+        let format = format.expect("exists").with_pages_up_to(size(34));
+        let format = format.with_contiguous_hint();
+        let levels = usize::from(format.root_level().get());
+        let mut shape = of_width(width, levels, leaves);
+        for (index, level) in shape.levels.iter_mut().enumerate() {
+            level.shift = granule + bits * index as u32;
+        }
+        (shape.physical_bits, shape.write_reads) = (48, !stage_2);
+        shape.rubbish = 0x0000_0000_0666_0fff;
+        suite(
+            format,
+            &shape,
+            0xa641_0000 + u64::from(granule * 256 + width),
+        );
+    }
+}
+
+#[test]
+fn arm_with_16k_granule() {
+    // Pages of 16 KiB, 128 of them; blocks of 32 MiB, 32 of them.
+    for width in [36, 48] {
+        arm_large::<Granule16K>(width, 11, &[&[14, 21], &[25, 30]]);
+    }
+}
+
+#[test]
+fn arm_with_64k_granule() {
+    // Pages of 64 KiB, 32 of them; blocks of 512 MiB, 32 of them.
+    arm_large::<Granule64K>(48, 13, &[&[16, 21], &[29, 34]]);
 }
 
 /// `levels` levels of 9 bits for addresses of `width` bits.

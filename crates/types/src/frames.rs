@@ -2,12 +2,18 @@
 
 use core::fmt;
 
-use crate::PhysAddr;
+use crate::{PageSize, PhysAddr};
 
-/// Allocates 4 KiB frames for tables. The embedder bounds the supply, so every caller handles
-/// [`OutOfFrames`].
+/// Allocates frames for tables, all of one size. The embedder bounds the supply, so every caller
+/// handles [`OutOfFrames`].
 pub trait FrameSource {
-    /// Allocates a frame for the caller's exclusive use; its 512 words read zero.
+    /// Returns the size and alignment of every frame: 4 KiB, unless the tables have a larger granule.
+    #[inline]
+    fn frame_size(&self) -> PageSize {
+        PageSize::Size4K
+    }
+
+    /// Allocates a frame for the caller's exclusive use; all its words read zero.
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames>;
 
     /// Frees a frame. The caller guarantees that no page-table walker can reach it any more.
@@ -15,6 +21,11 @@ pub trait FrameSource {
 }
 
 impl<S: FrameSource + ?Sized> FrameSource for &S {
+    #[inline]
+    fn frame_size(&self) -> PageSize {
+        (**self).frame_size()
+    }
+
     #[inline]
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
         (**self).alloc_zeroed()

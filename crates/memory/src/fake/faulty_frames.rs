@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ringfence_types::{FrameSource, OutOfFrames, PhysAddr};
+use ringfence_types::{FrameSource, OutOfFrames, PageSize, PhysAddr};
 
 /// A frame source that fails after a number of allocations. It records the allocated frames and
 /// counts wrong frees, so a test can check that a failed operation leaks nothing.
@@ -64,6 +64,10 @@ impl<S: FrameSource> FaultyFrames<S> {
 }
 
 impl<S: FrameSource> FrameSource for FaultyFrames<S> {
+    fn frame_size(&self) -> PageSize {
+        self.inner.frame_size()
+    }
+
     fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
         let mut state = self.lock();
         let request = state.requests;

@@ -156,7 +156,10 @@ impl<F: Format> TableInterface<F> for Reclaiming<F> {
         let out = frames.outstanding();
         let retired = self.0.take_unlinked();
         assert_eq!(levels == CachedLevels::All, !retired.is_empty());
-        assert_eq!(self.0.table_bytes() + 4096 * retired.len() as u64, before);
+        assert_eq!(
+            self.0.table_bytes() + F::GRANULE.bytes() * retired.len() as u64,
+            before
+        );
         let count = retired.len();
         let request = Invalidation::Pages {
             domain: DOMAIN,

@@ -255,7 +255,8 @@ fn larger_granules() {
 fn parts_of_a_granule() {
     let format = Arm::<Granule64K>::stage2(48).expect("exists");
     let mem = memory();
-    let small = frames(&mem);
+    // The first of these frames has the alignment of a granule, but not its size.
+    let small = frames_after_root(&mem, MEMORY, PageSize::Size4K);
     let made = Table::new(format, DOMAIN, Coherency::Coherent, &mem, &small);
     assert_eq!(made.err(), Some(TableError::FrameSize));
     let frames = frames_after_root(&mem, MEMORY, PageSize::Size64K);

@@ -189,14 +189,15 @@ pub trait Format: Copy + fmt::Debug {
     /// Entry::Absent` at every level.
     fn is_absent(&self, raw: u64) -> bool;
 
-    /// Returns the next lower table that an entry of `level` points to; `None` if the entry does not have
-    /// the form that [`table`](Self::table) writes.
+    /// Returns the next lower table that an entry of `level` points to; `None` if the entry does
+    /// not have the form that [`table`](Self::table) writes.
     ///
     /// The CPU uses this for its own descent. It meets other entries only if something else wrote
     /// to its tables.
     fn descend(&self, level: Level, raw: u64) -> Option<PhysAddr>;
 
-    /// Encodes a leaf of one entry. `base` must be aligned to `leaf_size(level)` and fit in `physical_bits`.
+    /// Encodes a leaf of one entry. `base` must be aligned to `leaf_size(level)` and fit in
+    /// `physical_bits`.
     fn leaf(&self, level: Level, base: PhysAddr, permissions: Permissions) -> u64;
 
     /// Encodes one entry of a leaf of 2^`run` entries, a value of [`leaf_run`](Self::leaf_run).

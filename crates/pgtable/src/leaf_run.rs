@@ -68,7 +68,7 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Returns the step that installed the start of `rest` at `level`, with its first entry at `at`.
+    /// Returns the step that installed the start of `rest` at `level`. Its first entry is at `at`.
     pub(crate) fn installed<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,

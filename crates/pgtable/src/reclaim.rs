@@ -399,7 +399,7 @@ impl<F: Format> ReclaimingTable<F> {
         covers
     }
 
-    /// Returns true if the table of `level` at `page`, to which `word` points, has no present entry.
+    /// Returns true if the table of `level` at `page` has no present entry. `word` points to it.
     /// Reads the table if the format has no room for the count.
     #[inline]
     fn is_unused<M: PhysMemory + ?Sized>(

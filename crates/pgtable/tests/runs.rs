@@ -66,8 +66,8 @@ fn with_table<F: Format>(format: F, test: impl Fn(&Counting, &Frames<&Counting>,
 }
 
 /// Runs of 2 to 511 pages in a linked leaf table need as few accesses as one of two pages. The
-/// physical address is such that every page is a leaf of its own, or, with `pa` aligned, that leaves
-/// of several entries fit.
+/// first physical address makes every page a leaf of its own; with the second, leaves of several
+/// entries fit.
 fn one_walk<F: Format>(format: F) {
     for pa in [0x4000_1000, 0x4000_0000] {
         with_table(format, |mem, frames, table| {
@@ -123,11 +123,11 @@ fn a_run_walks_once() {
 }
 
 /// Counts the leaves below `table` by the level of their entries.
-fn leaves<F: Format>(format: &F, mem: &Counting, level: Level, at: PhysAddr, found: &mut [u64; 6]) {
-    for word in mem.words(at, format.entries(level)).expect("inside") {
-        match format.decode(level, word.load(Ordering::Relaxed)) {
+fn leaves<F: Format>(f: &F, mem: &Counting, level: Level, at: PhysAddr, found: &mut [u64; 6]) {
+    for word in mem.words(at, f.entries(level)).expect("inside") {
+        match f.decode(level, word.load(Ordering::Relaxed)) {
             Entry::Leaf { .. } => found[usize::from(level.get()) - 1] += 1,
-            Entry::Table { at, next, .. } => leaves(format, mem, next, at, found),
+            Entry::Table { at, next, .. } => leaves(f, mem, next, at, found),
             Entry::Absent => {}
             Entry::Reserved => panic!("a reserved entry"),
         }

@@ -7,7 +7,8 @@ use crate::{PageSize, PhysAddr};
 /// Allocates frames for tables, all of one size. The embedder bounds the supply, so every caller
 /// handles [`OutOfFrames`].
 pub trait FrameSource {
-    /// Returns the size and alignment of every frame: 4 KiB, unless the tables have a larger granule.
+    /// Returns the size and alignment of every frame: 4 KiB, unless the granule of the tables is
+    /// larger.
     #[inline]
     fn frame_size(&self) -> PageSize {
         PageSize::Size4K

@@ -6,7 +6,7 @@
 //! | bits | name | meaning |
 //! |---|---|---|
 //! | 0 | PR | present |
-//! | 5, 6 | A, D | accessed, dirty; written by hardware only if the device table entry asks for it |
+//! | 5, 6 | A, D | accessed, dirty; hardware writes them only if the device table says so |
 //! | 9..=11 | Next Level | 1 to 6: a table of that level; 0 and 7: a page |
 //! | 12..=51 | Address | table or page |
 //! | 60 | FC | in pages: accesses snoop CPU caches |
@@ -16,8 +16,8 @@
 //! | 52..=58 | | reserved |
 //!
 //! With Next Level = 0, the page has the size of one entry. With 7, the lowest zero of the address
-//! bits from 12 up gives the size: bit 12 for 8 KiB, 13 for 16 KiB, and so on. Every entry that such
-//! a page covers holds the same word.
+//! bits from 12 up gives the size: bit 12 for 8 KiB, 13 for 16 KiB, and so on. Every entry that
+//! such a page covers holds the same word.
 //!
 //! A table entry has no ten free bits in a row, so [`Format::COUNTS`] is false.
 
@@ -39,8 +39,8 @@ const RESERVED_IN_TABLE: u64 = 0x1ff << 52;
 const RESERVED_IN_PAGE: u64 = 0x7f << 52;
 /// Software bit: [`Format::WRITTEN_BACK`].
 const WRITTEN_BACK: u64 = 1 << 63;
-/// The largest page that this crate writes: a run of 256 entries of 1 GiB. Above lies 512 GiB, which
-/// some hardware does not translate.
+/// The largest page that this crate writes: a run of 256 entries of 1 GiB. Some hardware does not
+/// translate the next size, 512 GiB.
 const LARGEST: u32 = 38;
 
 /// AMD-Vi host format ("v1") of one to six levels.

@@ -61,7 +61,7 @@ const PHYSICAL_BITS: u32 = 48;
 /// The most tables that a stage 2 root concatenates, as a binary logarithm.
 const CONCATENATED: u32 = 4;
 
-/// Translation granule.
+/// The size of the tables of an Arm format, and the leaves that follow from it.
 pub trait Granule: Copy + fmt::Debug {
     /// Size of a table and of the smallest page.
     const SIZE: PageSize;
@@ -126,8 +126,8 @@ impl<G: Granule> Arm<G> {
         Self::new(Stage::One, width)
     }
 
-    /// Stage 2 for addresses of `width` bits, 25 to 48, with pages of one granule only. A root of at
-    /// most 16 entries is left out; its tables are concatenated instead (section D8.2.2).
+    /// Stage 2 for addresses of `width` bits, 25 to 48, with pages of one granule only. A root of
+    /// at most 16 entries is left out; its tables are concatenated instead (section D8.2.2).
     pub const fn stage2(width: u32) -> Option<Self> {
         Self::new(Stage::Two, width)
     }

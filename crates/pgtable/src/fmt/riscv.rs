@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | 0 | V | present |
 //! | 1, 2, 3 | R, W, X | permissions of a page; all zero: the entry points to a table |
-//! | 4 | U | user access; requests of a device without a PASID, and all of the second stage, need it |
+//! | 4 | U | user access; requests without a PASID, and the second stage, need it |
 //! | 6, 7 | A, D | accessed, dirty; software sets both, so the hardware never writes or faults |
 //! | 10..=53 | PPN | page number of the table or page |
 //! | 61..=62 | PBMT | memory type of a page (Svpbmt); otherwise reserved |

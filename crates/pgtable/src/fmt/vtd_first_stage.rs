@@ -13,8 +13,8 @@
 //! | 9..=11, 52..=62 | | ignored by hardware, used by software |
 //!
 //! The format has no write-only pages: a writable page also allows reads. With extended accessed
-//! flags, hardware also writes bit 10 (EA) of entries, which this crate ignores; XD (bit 63) forbids
-//! only instruction fetches, which translations for devices without execute requests never are.
+//! flags, hardware also writes bit 10 (EA) of entries, which this crate ignores. XD (bit 63)
+//! forbids only instruction fetches.
 //!
 //! The guest page table of AMD-Vi ("v2") is the same format: AMD I/O Virtualization Technology
 //! (IOMMU) Specification, section 2.2.6 "I/O Page Tables for Guest Translations".

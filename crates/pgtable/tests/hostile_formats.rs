@@ -95,7 +95,7 @@ proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
         rng_seed: RngSeed::Fixed(0xbad2),
-        ..ProptestConfig::with_cases(1500)
+        ..ProptestConfig::with_cases(500)
     })]
 
     #[test]

@@ -9,13 +9,14 @@ use crate::cache::SetAssociative;
 use crate::tag;
 use crate::{Geometry, Replacement};
 
-/// Returns the largest of the three sizes of an IOTLB entry that is at most `size`, as a number.
+/// Returns the largest of the four sizes of an IOTLB entry that is at most `size`, as a number.
 #[inline]
 const fn kind_of(size: PageSize) -> u64 {
-    // 12, 21 and 30 address bits; a larger page is cached in parts of 1 GiB.
-    match (size.shift() - PageSize::Size4K.shift()) / 9 {
-        0 => 0,
-        1 => 1,
+    // A larger page is cached in parts of 1 GiB.
+    match size.shift() {
+        0..16 => 0,
+        16..21 => 3,
+        21..30 => 1,
         _ => 2,
     }
 }
@@ -29,15 +30,30 @@ const BASE: u64 = !0xfff;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Page(NonZeroU64);
 
-/// Returns the part of `leaf` around `iova` that one IOTLB entry holds: all of a leaf of 4 KiB,
-/// 2 MiB or 1 GiB.
+/// Sizes of an entry.
+const SIZES: [PageSize; 4] = [
+    PageSize::Size4K,
+    PageSize::Size64K,
+    PageSize::Size2M,
+    PageSize::Size1G,
+];
+
+/// Returns the size of the entries of `kind`.
 #[inline]
-pub(crate) fn part_of(leaf: Leaf, iova: Iova) -> Leaf {
-    let page = match kind_of(leaf.page) {
+const fn size_of_kind(kind: u64) -> PageSize {
+    match kind & 3 {
         0 => PageSize::Size4K,
         1 => PageSize::Size2M,
-        _ => PageSize::Size1G,
-    };
+        2 => PageSize::Size1G,
+        _ => PageSize::Size64K,
+    }
+}
+
+/// Returns the part of `leaf` around `iova` that one IOTLB entry holds: all of a leaf of 4 KiB,
+/// 64 KiB, 2 MiB or 1 GiB.
+#[inline]
+pub(crate) fn part_of(leaf: Leaf, iova: Iova) -> Leaf {
+    let page = size_of_kind(kind_of(leaf.page));
     let base = leaf.translate(iova).align_down(page.bytes());
     Leaf { page, base, ..leaf }
 }
@@ -71,19 +87,13 @@ impl Page {
     /// Returns the size of the page.
     #[inline]
     pub(crate) const fn size(self) -> PageSize {
-        match (self.0.get() >> KIND_SHIFT) & 3 {
-            0 => PageSize::Size4K,
-            1 => PageSize::Size2M,
-            _ => PageSize::Size1G,
-        }
+        size_of_kind(self.0.get() >> KIND_SHIFT)
     }
 
     /// Returns the mask of the address bits within the page.
     #[inline]
     pub(crate) const fn mask(self) -> u64 {
-        // 12, 21 or 30 bits.
-        let kind = (self.0.get() >> KIND_SHIFT) & 3;
-        (0x1000_u64 << (9 * kind)).wrapping_sub(1)
+        self.size().bytes().wrapping_sub(1)
     }
 
     /// [`translate`](Self::translate) for a 4 KiB page.
@@ -107,7 +117,7 @@ impl Page {
 pub(crate) struct Iotlb {
     entries: SetAssociative<Page>,
     /// Number of entries per page size. Lookups skip sizes without entries.
-    live: [u32; 3],
+    live: [u32; 4],
 }
 
 impl Iotlb {
@@ -115,7 +125,7 @@ impl Iotlb {
     pub(crate) fn new(geometry: Geometry, replacement: Replacement) -> Self {
         Self {
             entries: SetAssociative::new(geometry, replacement, Page(NonZeroU64::MIN)),
-            live: [0; 3],
+            live: [0; 4],
         }
     }
 
@@ -141,8 +151,8 @@ impl Iotlb {
     #[inline]
     pub(crate) fn lookup(&mut self, domain: DomainId, iova: Iova) -> Option<Page> {
         let small = self.lookup_size(domain, iova, PageSize::Size4K);
-        let [_, two_mib, one_gib] = self.live;
-        if small.is_none() && two_mib | one_gib != 0 {
+        let [_, two_mib, one_gib, group] = self.live;
+        if small.is_none() && two_mib | one_gib | group != 0 {
             return self.lookup_large(domain, iova);
         }
         small
@@ -160,8 +170,11 @@ impl Iotlb {
     }
 
     fn lookup_large(&mut self, domain: DomainId, iova: Iova) -> Option<Page> {
-        self.lookup_size(domain, iova, PageSize::Size2M)
-            .or_else(|| self.lookup_size(domain, iova, PageSize::Size1G))
+        let live = self.live;
+        [PageSize::Size64K, PageSize::Size2M, PageSize::Size1G]
+            .into_iter()
+            .filter(|size| live.get(kind_of(*size) as usize) != Some(&0))
+            .find_map(|size| self.lookup_size(domain, iova, size))
     }
 
     /// Caches `translation` of a page of `size` bytes that contains `iova` and that
@@ -203,7 +216,7 @@ impl Iotlb {
     /// Drops every entry of `domain` that translates any byte of `range`. Visits each entry at most
     /// once per page size, even for a long range.
     pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
-        for size in PageSize::ALL {
+        for size in SIZES {
             let kind = kind_of(size);
             if self.live.get(kind as usize) == Some(&0) {
                 continue;
@@ -235,7 +248,7 @@ impl Iotlb {
     /// Drops all entries.
     pub(crate) fn invalidate_all(&mut self) {
         self.entries.clear();
-        self.live = [0; 3];
+        self.live = [0; 4];
     }
 }
 
@@ -261,14 +274,15 @@ mod tests {
     const B: DomainId = DomainId::new(2);
     const HIGHEST: u64 = (1 << tag::MAX_WIDTH) - 1;
 
-    /// The six entries of the scope matrix: name, domain, address, page size.
-    const ENTRIES: [(&str, DomainId, u64, PageSize); 6] = [
+    /// The seven entries of the scope matrix: name, domain, address, page size.
+    const ENTRIES: [(&str, DomainId, u64, PageSize); 7] = [
         ("a4k", A, 0x1000, PageSize::Size4K),
         ("a4k-next", A, 0x2000, PageSize::Size4K),
         ("a2m", A, 0x20_0000, PageSize::Size2M),
         ("a1g", A, 0x4000_0000, PageSize::Size1G),
         ("b4k", B, 0x1000, PageSize::Size4K),
         ("a-top", A, HIGHEST & !0xfff, PageSize::Size4K),
+        ("a64k", A, 0x7_0000, PageSize::Size64K),
     ];
 
     fn filled(sets: u32) -> Iotlb {
@@ -299,11 +313,14 @@ mod tests {
     #[test]
     fn scope_of_page_invalidations_is_exact() {
         let pages = |lo, count| PfnRange::new(Pfn::new(lo), count).unwrap();
-        let cases: [(&str, DomainId, PfnRange, &[&str]); 9] = [
+        let cases: [(&str, DomainId, PfnRange, &[&str]); 12] = [
             ("first page", A, pages(1, 1), &["a4k"]),
             ("page before", A, pages(0, 1), &[]),
             ("two pages", A, pages(1, 2), &["a4k", "a4k-next"]),
             ("other domain", B, pages(1, 2), &["b4k"]),
+            ("first granule of a 64K page", A, pages(0x70, 1), &["a64k"]),
+            ("last granule of a 64K page", A, pages(0x7f, 1), &["a64k"]),
+            ("just behind the 64K page", A, pages(0x80, 1), &[]),
             ("one granule in a 2M page", A, pages(0x3ff, 1), &["a2m"]),
             ("just behind the 2M page", A, pages(0x400, 1), &[]),
             ("last granule of a 1G page", A, pages(0x7_ffff, 1), &["a1g"]),
@@ -311,7 +328,7 @@ mod tests {
                 "all of a domain by range",
                 A,
                 PfnRange::inclusive(Pfn::new(0), Pfn::MAX).unwrap(),
-                &["a4k", "a4k-next", "a2m", "a1g", "a-top"],
+                &["a4k", "a4k-next", "a2m", "a1g", "a-top", "a64k"],
             ),
             // Pages beyond the widest address space do not alias pages with the same low bits.
             (
@@ -344,10 +361,10 @@ mod tests {
         let mut iotlb = filled(64);
         iotlb.invalidate_domain(A);
         assert_eq!(survivors(&mut iotlb), ["b4k"]);
-        assert_eq!(iotlb.live, [1, 0, 0]);
+        assert_eq!(iotlb.live, [1, 0, 0, 0]);
         let mut iotlb = filled(64);
         iotlb.invalidate_domain(B);
-        assert_eq!(iotlb.live, [3, 1, 1]);
+        assert_eq!(iotlb.live, [3, 1, 1, 1]);
         iotlb.invalidate_all();
         assert!(survivors(&mut iotlb).is_empty());
     }
@@ -356,6 +373,7 @@ mod tests {
     fn page_entry_equals_its_leaf() {
         for (size, base) in [
             (PageSize::Size4K, 0x000f_ffff_ffff_f000),
+            (PageSize::Size64K, 0x000f_ffff_ffff_0000),
             (PageSize::Size2M, 0x000f_ffff_ffe0_0000),
             (PageSize::Size1G, 0x000f_ffff_c000_0000),
         ] {
@@ -386,12 +404,12 @@ mod tests {
         let mut iotlb = iotlb(1, 1);
         iotlb.fill(A, Iova::new(0), PageSize::Size2M, page(PageSize::Size2M, 0));
         assert!(iotlb.fill(A, Iova::new(0), PageSize::Size4K, page(PageSize::Size4K, 0)));
-        assert_eq!(iotlb.live, [1, 0, 0]);
+        assert_eq!(iotlb.live, [1, 0, 0, 0]);
         assert!(iotlb.fill(B, Iova::new(0), PageSize::Size1G, page(PageSize::Size1G, 0)));
-        assert_eq!(iotlb.live, [0, 0, 1]);
+        assert_eq!(iotlb.live, [0, 0, 1, 0]);
         assert!(iotlb.lookup(B, Iova::new(0x3fff_ffff)).is_some());
         let mut none = Iotlb::new(Geometry::ABSENT, Replacement::Lru);
         assert!(!none.fill(A, Iova::new(0), PageSize::Size2M, page(PageSize::Size2M, 0)));
-        assert_eq!(none.live, [0; 3]);
+        assert_eq!(none.live, [0; 4]);
     }
 }

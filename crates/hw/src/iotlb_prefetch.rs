@@ -6,22 +6,23 @@
 //! and it can evict others. The unit does not cache a page that is not mapped.
 
 use ringfence_pgtable::Format;
-use ringfence_types::{Access, FaultReason, Iova, PageSize, Pfn, PhysMemory};
+use ringfence_types::{Access, FaultReason, Iova, PageSize, PhysMemory};
 
 use crate::walker::Walker;
 use crate::{AdjacentPrefetch, PrefetchSide, TableRoot};
 
 impl Walker {
-    /// Prefetches the pages next to a missed one.
+    /// Prefetches the pages next to a missed one of `size` bytes. Each step moves by this size.
     #[cold]
     pub(crate) fn prefetch_adjacent<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         table: &TableRoot<F>,
         iova: Iova,
+        size: PageSize,
         prefetch: AdjacentPrefetch,
     ) {
-        let page = iova.get() >> PageSize::Size4K.shift();
+        let page = iova.get() >> size.shift();
         let width = table.format.width();
         for step in 1..=u64::from(prefetch.pages) {
             let next = match prefetch.side {
@@ -31,7 +32,7 @@ impl Walker {
             let Some(next) = next else {
                 return;
             };
-            let next = Pfn::new(next).iova();
+            let next = Iova::new(next.wrapping_shl(size.shift()));
             if next.get() >> width != 0 {
                 return;
             }

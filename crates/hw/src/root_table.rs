@@ -12,6 +12,8 @@ pub struct RootTable {
     at: Option<PhysAddr>,
     widest: Levels,
     largest: PageSize,
+    /// True if the unit honours the contiguous hint.
+    contiguous_hint: bool,
 }
 
 impl RootTable {
@@ -23,7 +25,12 @@ impl RootTable {
             at: None,
             widest,
             largest,
+            contiguous_hint: false,
         }
+    }
+
+    pub(crate) fn set_contiguous_hint(&mut self, honoured: bool) {
+        self.contiguous_hint = honoured;
     }
 
     pub(crate) fn program(&mut self, at: PhysAddr) {
@@ -37,9 +44,13 @@ impl RootTable {
         levels: Levels,
         device_tlb: DeviceTlbPermission,
     ) -> ContextEntry<SecondStage> {
+        let mut format = SecondStage::new(levels).with_pages_up_to(self.largest);
+        if self.contiguous_hint {
+            format = format.with_contiguous_hint();
+        }
         ContextEntry::Translated(TableRoot {
             domain,
-            format: SecondStage::new(levels).with_pages_up_to(self.largest),
+            format,
             root,
             device_tlb,
         })

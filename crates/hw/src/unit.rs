@@ -172,6 +172,13 @@ impl VtdUnit {
         )
     }
 
+    /// Lets the unit honour the contiguous hint of leaves, which no VT-d unit does, and drops all
+    /// cached entries. By default, it ignores the hint.
+    pub fn set_contiguous_hint(&mut self, honoured: bool) {
+        self.context_lookup.set_contiguous_hint(honoured);
+        self.invalidate_all();
+    }
+
     /// Programs the root table address and drops all cached entries (Global Command register, SRTP,
     /// of a unit with capability ESRTPS). Until then, an enabled unit denies all DMA.
     pub fn set_root_table(&mut self, at: PhysAddr) {

@@ -120,7 +120,7 @@ impl Walker {
                 let evicted = iotlb.fill(domain, iova, leaf.page, page);
                 stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));
                 if let Some(prefetch) = self.adjacent {
-                    self.prefetch_adjacent(mem, source, iova, prefetch);
+                    self.prefetch_adjacent(mem, source, iova, leaf.page, prefetch);
                 }
                 Ok(page)
             }

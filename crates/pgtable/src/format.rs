@@ -120,9 +120,6 @@ pub trait Format: Copy + fmt::Debug {
     /// Size of a table page, and of a leaf at [`Level::LEAF`].
     const GRANULE: PageSize = PageSize::Size4K;
 
-    /// True if a leaf may consist of several consecutive entries of a table.
-    const RUNS: bool = false;
-
     /// True if the hardware ignores ten bits of a table entry that can hold
     /// [`live`](Self::live). Otherwise [`ReclaimingTable`](crate::ReclaimingTable) reads a table
     /// page to see that it is empty.
@@ -173,9 +170,15 @@ pub trait Format: Copy + fmt::Debug {
     /// there.
     fn leaf_size(&self, level: Level) -> Option<PageSize>;
 
+    /// Returns true if a leaf may consist of several consecutive entries of a table.
+    #[inline]
+    fn has_runs(&self) -> bool {
+        false
+    }
+
     /// Returns the binary logarithm of the number of entries of the largest leaf at `level` that
     /// has at most 2^`most` entries. The leaf is aligned to its size. Zero unless
-    /// [`RUNS`](Self::RUNS).
+    /// [`has_runs`](Self::has_runs).
     #[inline]
     fn leaf_run(&self, level: Level, most: u32) -> u32 {
         let _ = (level, most);

@@ -95,7 +95,7 @@ impl<F: Format> Table<F> {
     /// first of `pages` pages at `iova` and `pa`.
     #[inline]
     fn run_of(&self, level: Level, iova: Iova, pa: PhysAddr, pages: u64) -> u32 {
-        if !F::RUNS {
+        if !self.format.has_runs() {
             return 0;
         }
         let shift = self.format.shift(level);
@@ -166,7 +166,7 @@ impl<F: Format> Table<F> {
     /// Checks that the present entry `raw` for `iova` is a leaf of one entry.
     #[inline]
     pub(crate) fn check_single(&self, raw: u64, iova: Iova) -> Result<(), UnmapError> {
-        if !F::RUNS {
+        if !self.format.has_runs() {
             return Ok(());
         }
         let size = self.leaf_size_of(raw);
@@ -186,7 +186,7 @@ impl<F: Format> Table<F> {
             let bytes = (index as u64).wrapping_shl(F::GRANULE.shift());
             iova.wrapping_add(bytes)
         };
-        if F::RUNS
+        if format.has_runs()
             && let Some(first) = words.first()
         {
             let size = self.leaf_size_of(first.load(Ordering::Relaxed));
@@ -203,7 +203,7 @@ impl<F: Format> Table<F> {
                 iova: address(hole),
             });
         }
-        if F::RUNS
+        if format.has_runs()
             && let Some(last) = words.last()
         {
             let size = self.leaf_size_of(last.load(Ordering::Relaxed));

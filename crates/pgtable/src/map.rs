@@ -254,7 +254,7 @@ impl<F: Format> Table<F> {
 
     #[inline]
     fn store_run(&self, words: &[AtomicU64], request: &MapRequest) {
-        if F::RUNS {
+        if self.format.has_runs() {
             return self.store_runs(words, request);
         }
         // Copy the format: through `self`, the compiler reloads it after every store.

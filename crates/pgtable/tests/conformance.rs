@@ -34,6 +34,13 @@ fn second_stage(levels: Levels) {
         let shape = Shape::of(depth, &plain_leaves(largest));
         let seed = 0x5eed_0000 + u64::from(shape.width) * 256 + u64::from(largest.shift());
         suite(format, &shape, seed);
+        // With the contiguous hint of level 1, with and without larger leaves.
+        if largest != PageSize::Size1G {
+            let mut leaves = plain_leaves(largest);
+            leaves[0] = &[12, 16];
+            let shape = Shape::of(depth, &leaves);
+            suite(format.with_contiguous_hint(), &shape, seed + 1);
+        }
     }
 }
 

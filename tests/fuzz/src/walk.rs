@@ -101,6 +101,7 @@ fn table<F: Format>(
             check_leaf(format, memory, &path, iova, &leaf);
             reached(match leaf.page {
                 PageSize::Size4K => "leaf 4K",
+                PageSize::Size64K => "leaf 64K",
                 PageSize::Size2M => "leaf 2M",
                 PageSize::Size1G => "leaf 1G",
                 other => panic!("no leaf of {other}"),

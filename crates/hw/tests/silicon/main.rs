@@ -12,6 +12,7 @@ mod failing;
 mod host_bridges;
 mod hostile;
 mod invalidation;
+mod large_entries;
 mod nested;
 mod prefetch;
 mod reference;

@@ -107,7 +107,6 @@ impl AmdV1 {
 }
 
 impl Format for AmdV1 {
-    const RUNS: bool = true;
     const COUNTS: bool = false;
     const WRITTEN_BACK: u64 = WRITTEN_BACK;
 
@@ -141,6 +140,11 @@ impl Format for AmdV1 {
     #[inline]
     fn leaf_size(&self, level: Level) -> Option<PageSize> {
         level.page_size().filter(|size| *size <= self.largest)
+    }
+
+    #[inline]
+    fn has_runs(&self) -> bool {
+        true
     }
 
     #[inline]

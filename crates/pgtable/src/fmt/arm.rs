@@ -245,7 +245,6 @@ impl<G: Granule> Arm<G> {
 
 impl<G: Granule> Format for Arm<G> {
     const GRANULE: PageSize = G::SIZE;
-    const RUNS: bool = true;
     /// Larger tables have more entries than the ten ignored bits can count.
     const COUNTS: bool = G::SIZE.shift() == PageSize::Size4K.shift();
     const WRITTEN_BACK: u64 = WRITTEN_BACK;
@@ -288,6 +287,11 @@ impl<G: Granule> Format for Arm<G> {
     #[inline]
     fn leaf_size(&self, level: Level) -> Option<PageSize> {
         self.block(level).filter(|size| *size <= self.largest)
+    }
+
+    #[inline]
+    fn has_runs(&self) -> bool {
+        self.contiguous
     }
 
     #[inline]

@@ -164,7 +164,6 @@ const fn number_of(at: PhysAddr) -> u64 {
 }
 
 impl Format for RiscV {
-    const RUNS: bool = true;
     const COUNTS: bool = false;
     const WRITTEN_BACK: u64 = WRITTEN_BACK;
 
@@ -211,6 +210,11 @@ impl Format for RiscV {
     #[inline]
     fn leaf_size(&self, level: Level) -> Option<PageSize> {
         self.entry_size(level).filter(|size| *size <= self.largest)
+    }
+
+    #[inline]
+    fn has_runs(&self) -> bool {
+        true
     }
 
     #[inline]

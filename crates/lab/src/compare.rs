@@ -64,6 +64,9 @@ pub fn compare<R: Read>(
     if options.modes.iter().any(Mode::has_rings) {
         planner = planner.with_doorbells();
     }
+    if options.contiguous_frames {
+        planner = planner.with_contiguous_frames();
+    }
     let cycling = options
         .modes
         .iter()

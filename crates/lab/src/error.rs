@@ -89,6 +89,15 @@ pub enum LabError {
         /// The limit that the trace exceeds.
         limit: usize,
     },
+    /// Pages that `--frames contiguous` moved split the buffers of the trace.
+    #[error(
+        "moved pages split the buffers of the trace into more than {limit} additional pieces; \
+        use `--frames recorded`"
+    )]
+    SplitBuffers {
+        /// The limit that the trace exceeds.
+        limit: u64,
+    },
     /// More buffers are alive on one page than
     /// [`ReplayLimits::buffers_on_a_page`](crate::ReplayLimits::buffers_on_a_page) allows.
     #[error(

@@ -218,6 +218,8 @@ impl Hardware for Vtd {
         let contexts = ContextTables::new(profile.coherency(), &**memory, &**frames)?;
         let mut unit = VtdUnit::vtd(&config(profile)?);
         unit.set_adjacent_prefetch(profile.iotlb_prefetch.adjacent());
+        // Only the tables of modes with larger pages contain the hint.
+        unit.set_contiguous_hint(true);
         unit.set_root_table(contexts.root());
         unit.enable();
         Ok(Self {

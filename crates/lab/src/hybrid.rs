@@ -12,7 +12,9 @@ use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, PhysAddr};
 
-use crate::components::{LeafCachedRadix, MagazineAlloc, ThreadCell, leaf_cached_radix};
+use crate::components::{
+    LeafCachedRadix, MagazineAlloc, MakeTable, ReplayTable, ThreadCell, leaf_cached_radix,
+};
 use crate::copy_threshold::{copy_threshold, transmit_threshold};
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
@@ -31,6 +33,7 @@ pub struct HybridParts<F> {
     /// True if transmit buffers share invalidations.
     batches: bool,
     flush: fn() -> F,
+    table: MakeTable<LeafCachedRadix>,
 }
 
 impl<F> Clone for HybridParts<F> {
@@ -57,6 +60,7 @@ impl<F> HybridParts<F> {
             },
             batches: mode.flush == FlushKind::TransmitBatch,
             flush,
+            table: LeafCachedRadix::with_page_size(leaf_cached_radix, mode.page_size),
         }
     }
 }
@@ -118,7 +122,7 @@ impl<F: FlushPolicy<ReplayHybridSpace, u64> + 'static> CopyParts for HybridParts
         frames: &Frames<Rc<Arena>>,
         _: Option<&()>,
     ) -> Result<(ReplayHybridSpace, PhysAddr), LabError> {
-        let table = leaf_cached_radix(domain, coherency, memory, frames, None)?;
+        let table = (self.table)(domain, coherency, memory, frames, None)?;
         let (paged, root) = paged(table, memory, frames)?;
         let space = HybridSpace::new(paged, pool(domain)?, self.policy, RefCell::new);
         Ok((space, root))

@@ -11,6 +11,7 @@
 
 pub mod agreement;
 mod alloc_trace;
+mod applicability;
 pub mod compare;
 pub mod components;
 pub mod compose;

@@ -216,7 +216,7 @@ impl<T: ReplayTable> CachedParts<T> {
     pub(crate) fn new(mode: &Mode, table: MakeTable<T>) -> Self {
         Self {
             flush: mode.flush,
-            table,
+            table: T::with_page_size(table, mode.page_size),
         }
     }
 

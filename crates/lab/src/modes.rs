@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ringfence_types::PageSize;
+
 /// Axis 1: the source of the I/O virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Alloc {
@@ -274,6 +276,8 @@ pub struct Mode {
     pub flush: FlushKind,
     /// Axis 4: the owner of the table.
     pub owner: Owner,
+    /// Largest page of a table that the kernel fills at each map.
+    pub page_size: PageSize,
     /// Origin of the mode, in one line.
     pub about: &'static str,
 }
@@ -439,6 +443,7 @@ impl Mode {
                 table,
                 flush,
                 owner,
+                page_size: PageSize::Size4K,
                 about,
             })
             .collect()

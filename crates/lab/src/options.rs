@@ -37,6 +37,8 @@ pub struct CompareOptions {
     /// Bytes of a received buffer that the driver copies before it uses them, in modes whose
     /// drivers take their buffers from a pool (assumed).
     pub inspected_bytes: u32,
+    /// True if the plan moves large buffers to contiguous frames.
+    pub contiguous_frames: bool,
     /// Bounds on the replay.
     pub limits: ReplayLimits,
 }
@@ -56,6 +58,7 @@ impl CompareOptions {
             rings: RingSizes::default(),
             cache_cycles: CycleParams::PAPER,
             inspected_bytes: INSPECTED_BYTES,
+            contiguous_frames: false,
             limits: ReplayLimits::default(),
         }
     }

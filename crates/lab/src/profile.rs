@@ -1,6 +1,8 @@
 //! Cost profiles: modelled costs of work that no user program can execute, and the geometry of the
 //! modelled hardware.
 
+use std::num::NonZeroU8;
+
 use ringfence_hw::{AdjacentPrefetch, Geometry, GeometryError, PrefetchSide};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
@@ -57,6 +59,8 @@ pub enum IotlbPrefetch {
     None,
     /// At a miss, the unit also reads the next page.
     NextPage,
+    /// At a miss, the unit also reads this number of pages that follow.
+    NextPages(NonZeroU8),
     /// At a miss, the unit also reads the page before.
     PreviousPage,
     /// The driver names the pages of a buffer after its map, and the unit reads them.
@@ -64,7 +68,7 @@ pub enum IotlbPrefetch {
 }
 
 impl IotlbPrefetch {
-    /// All strategies, no prefetch first.
+    /// The strategies of W11, no prefetch first.
     pub const ALL: [Self; 4] = [
         Self::None,
         Self::NextPage,
@@ -77,6 +81,7 @@ impl IotlbPrefetch {
         match self {
             Self::None => "none",
             Self::NextPage => "next-page",
+            Self::NextPages(_) => "next-pages",
             Self::PreviousPage => "previous-page",
             Self::HintAtMap => "hint-at-map",
         }
@@ -89,12 +94,13 @@ impl IotlbPrefetch {
 
     /// Returns the prefetch of the unit at each miss.
     pub(crate) fn adjacent(self) -> Option<AdjacentPrefetch> {
-        let side = match self {
-            Self::NextPage => PrefetchSide::Higher,
-            Self::PreviousPage => PrefetchSide::Lower,
+        let (side, pages) = match self {
+            Self::NextPage => (PrefetchSide::Higher, 1),
+            Self::NextPages(pages) => (PrefetchSide::Higher, pages.get()),
+            Self::PreviousPage => (PrefetchSide::Lower, 1),
             Self::None | Self::HintAtMap => return None,
         };
-        Some(AdjacentPrefetch { side, pages: 1 })
+        Some(AdjacentPrefetch { side, pages })
     }
 }
 

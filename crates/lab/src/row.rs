@@ -113,6 +113,9 @@ pub struct Row {
     pub misses_per_page: Option<f64>,
     /// Memory reads of page walks per page accessed: the M of F&S. `None` without an access.
     pub reads_per_page: Option<f64>,
+    /// Memory reads of prefetches per page accessed, which M does not include. `None` without a
+    /// prefetch or an access.
+    pub prefetch_reads_per_page: Option<f64>,
     /// Average number of steps of the allocator's search. `None` without a map.
     pub search_steps_mean: Option<f64>,
     /// Number of steps of the longest search.
@@ -259,6 +262,7 @@ struct Throughput {
     parallel_ceiling_gbps: Option<f64>,
     misses_per_page: Option<f64>,
     reads_per_page: Option<f64>,
+    prefetch_reads_per_page: Option<f64>,
 }
 
 impl Throughput {
@@ -289,6 +293,10 @@ impl Throughput {
             parallel_ceiling_gbps: of_device(DeviceSide::ceiling_gbps, prices.walkers),
             misses_per_page: ratio(hardware.iotlb_misses, pages),
             reads_per_page,
+            prefetch_reads_per_page: match hardware.prefetch_references {
+                0 => None,
+                reads => ratio(reads, pages),
+            },
         }
     }
 
@@ -338,6 +346,7 @@ impl Row {
             parallel_ceiling_gbps: Some(0.0),
             misses_per_page: Some(0.0),
             reads_per_page: Some(0.0),
+            prefetch_reads_per_page: Some(0.0),
             search_steps_mean: Some(0.0),
             iotlb_hit_rate: Some(0.0),
             walk_cache_hit_rate: [Some(0.0); 3],
@@ -451,6 +460,7 @@ impl Row {
             parallel_ceiling_gbps: throughput.parallel_ceiling_gbps,
             misses_per_page: throughput.misses_per_page,
             reads_per_page: throughput.reads_per_page,
+            prefetch_reads_per_page: throughput.prefetch_reads_per_page,
             search_steps_mean: ratio(metered.search_steps, maps),
             search_steps_max: metered.search_max,
             invalidations: metered.invalidations,

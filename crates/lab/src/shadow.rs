@@ -149,7 +149,7 @@ impl<T: ReplayTable> ShadowParts<T> {
                 // The mode promises bytes: it never maps the pages of a buffer.
                 when_exhausted: WhenExhausted::Refuse,
             },
-            table,
+            table: T::with_page_size(table, mode.page_size),
         }
     }
 }

@@ -21,7 +21,7 @@ use ringfence_dma::space::{IoPageTable, Paged, Rounding};
 use ringfence_iova::IovaAllocator;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
-use ringfence_types::{DomainId, PhysAddr};
+use ringfence_types::{DomainId, PageSize, PhysAddr};
 
 use crate::error::LabError;
 use crate::hardware::Hardware;
@@ -42,6 +42,13 @@ pub trait ReplayTable: IoPageTable + Sized + 'static {
 
     /// The highest page that the table translates.
     const LAST_PAGE: u64 = LAST_PAGE_48_BIT;
+
+    /// Returns the constructor of tables with leaves of up to `size`, in place of `make`. The
+    /// default, for tables without larger leaves, is `make`.
+    fn with_page_size(make: MakeTable<Self>, size: PageSize) -> MakeTable<Self> {
+        let _ = size;
+        make
+    }
 
     /// Returns the address at which the hardware starts its walk.
     fn root(&self) -> PhysAddr;
@@ -116,7 +123,7 @@ impl<A, T: ReplayTable, F> ModeParts<A, T, F> {
                 Alloc::CachedRbTree | Alloc::Eiovar(_) => Rounding::PowerOfTwo,
                 _ => Rounding::Exact,
             },
-            table,
+            table: T::with_page_size(table, mode.page_size),
         }
     }
 

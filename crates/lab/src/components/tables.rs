@@ -11,7 +11,7 @@ use ringfence_pgtable::{
 };
 use ringfence_types::{DomainId, PageSize, PhysAddr};
 
-use super::{LAST_PAGE_32_BIT, ReplayTable, ThreadCell};
+use super::{LAST_PAGE_32_BIT, MakeTable, ReplayTable, ThreadCell};
 use crate::error::LabError;
 use crate::hardware::{Calgary, Vtd};
 
@@ -21,13 +21,30 @@ pub(crate) type FlatTable = PlainTable<CalgaryTce>;
 /// A table that frees empty table pages (FreeBSD).
 pub(crate) type ReclaimingRadix = Reclaiming<SecondStage, ThreadCell<ReclaimingTable<SecondStage>>>;
 
-/// Returns the format of every radix table of a replay: four levels, like the papers' machine.
-fn format() -> SecondStage {
-    SecondStage::new(Levels::Four)
+/// Returns the format of the radix tables of a replay: four levels, like the papers' machine.
+fn format(largest: PageSize) -> SecondStage {
+    let four = SecondStage::new(Levels::Four);
+    match largest {
+        PageSize::Size4K => four,
+        PageSize::Size64K => four.with_contiguous_hint(),
+        larger => four.with_contiguous_hint().with_pages_up_to(larger),
+    }
 }
 
 impl ReplayTable for PlainRadix {
     type Hardware = Vtd;
+
+    fn with_page_size(make: MakeTable<Self>, size: PageSize) -> MakeTable<Self> {
+        match size {
+            PageSize::Size4K => make,
+            PageSize::Size64K => |domain, coherency, memory, frames, _| {
+                radix(PageSize::Size64K, domain, coherency, memory, frames).map(PlainTable)
+            },
+            _ => |domain, coherency, memory, frames, _| {
+                radix(PageSize::Size2M, domain, coherency, memory, frames).map(PlainTable)
+            },
+        }
+    }
 
     fn root(&self) -> PhysAddr {
         self.0.root()
@@ -40,6 +57,18 @@ impl ReplayTable for PlainRadix {
 
 impl ReplayTable for LeafCachedRadix {
     type Hardware = Vtd;
+
+    fn with_page_size(make: MakeTable<Self>, size: PageSize) -> MakeTable<Self> {
+        match size {
+            PageSize::Size4K => make,
+            PageSize::Size64K => |domain, coherency, memory, frames, _| {
+                radix(PageSize::Size64K, domain, coherency, memory, frames).map(CachedTable)
+            },
+            _ => |domain, coherency, memory, frames, _| {
+                radix(PageSize::Size2M, domain, coherency, memory, frames).map(CachedTable)
+            },
+        }
+    }
 
     fn root(&self) -> PhysAddr {
         self.0.root()
@@ -71,14 +100,16 @@ impl ReplayTable for ReclaimingRadix {
     }
 }
 
-/// Creates a radix table that never frees table pages.
+/// Creates a radix table that never frees table pages, with leaves of up to `largest`.
 fn radix(
+    largest: PageSize,
     domain: DomainId,
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
 ) -> Result<Table<SecondStage>, LabError> {
-    Ok(Table::new(format(), domain, coherency, memory, frames)?)
+    let format = format(largest);
+    Ok(Table::new(format, domain, coherency, memory, frames)?)
 }
 
 /// Creates a radix table without a leaf cache.
@@ -92,7 +123,7 @@ pub(crate) fn plain_radix(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<PlainRadix, LabError> {
-    radix(domain, coherency, memory, frames).map(PlainTable)
+    radix(PageSize::Size4K, domain, coherency, memory, frames).map(PlainTable)
 }
 
 pub(crate) fn leaf_cached_radix(
@@ -102,7 +133,7 @@ pub(crate) fn leaf_cached_radix(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<LeafCachedRadix, LabError> {
-    radix(domain, coherency, memory, frames).map(CachedTable)
+    radix(PageSize::Size4K, domain, coherency, memory, frames).map(CachedTable)
 }
 
 pub(crate) fn flat_table(
@@ -125,7 +156,8 @@ pub(crate) fn reclaiming_radix_full_page(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<ReclaimingRadix, LabError> {
-    let table = ReclaimingTable::new(format(), domain, coherency, memory, frames)?;
+    let format = format(PageSize::Size4K);
+    let table = ReclaimingTable::new(format, domain, coherency, memory, frames)?;
     Ok(Reclaiming::new(
         table.with_write_back(whole_table_pages),
         RefCell::new,
@@ -140,7 +172,8 @@ pub(crate) fn reclaiming_radix(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<ReclaimingRadix, LabError> {
-    let table = ReclaimingTable::new(format(), domain, coherency, memory, frames)?;
+    let format = format(PageSize::Size4K);
+    let table = ReclaimingTable::new(format, domain, coherency, memory, frames)?;
     Ok(Reclaiming::new(table, RefCell::new))
 }
 

@@ -6,6 +6,8 @@ mod suggest;
 pub use axes::{Axis, ParseAxisError};
 pub use suggest::hint;
 
+use ringfence_types::PageSize;
+
 use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 
 /// The reason why a composition is not a mode.
@@ -102,6 +104,7 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
         table,
         flush,
         owner,
+        page_size: PageSize::Size4K,
         about: "composed on the command line",
     }))
 }

@@ -10,6 +10,7 @@
 //! contains the ends of descriptors, for modes whose bursts span maps (decision 0037).
 
 mod bursts;
+mod frames;
 mod pass;
 mod withheld;
 
@@ -20,6 +21,8 @@ use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
 use bursts::{Bursts, Key, Rule};
+use frames::ContiguousFrames;
+
 pub use bursts::{DESCRIPTOR_PAGES, RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS, Withholds};
 pub use pass::each_plan;
 pub(crate) use pass::each_plan_with;
@@ -179,6 +182,8 @@ pub struct Planner {
     /// Devices to plan; `None` for all.
     only: Option<Vec<DeviceIndex>>,
     limits: ReplayLimits,
+    /// The frames of buffers; `None` for those of the trace.
+    frames: Option<ContiguousFrames>,
     /// By device: true if it has mapped memory.
     seen: Vec<bool>,
     devices: usize,
@@ -212,6 +217,7 @@ impl Planner {
             cycle_ends: 0,
             only: None,
             limits: ReplayLimits::default(),
+            frames: None,
             seen: Vec::new(),
             devices: 0,
         }
@@ -220,6 +226,12 @@ impl Planner {
     /// Enforces `limits` from now on.
     pub fn with_limits(mut self, limits: ReplayLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Moves large buffers to contiguous frames from now on.
+    pub fn with_contiguous_frames(mut self) -> Self {
+        self.frames = Some(ContiguousFrames::new());
         self
     }
 
@@ -345,7 +357,7 @@ impl Planner {
             }
             self.last = self.now;
             self.now = self.now.max(op.time);
-            self.step(chunk, op, plan);
+            self.step(chunk, op, plan)?;
             self.operations += 1;
             let limit = self.limits.device_cpus;
             if self.devices.saturating_mul(self.cpus.len()) > limit {
@@ -359,7 +371,7 @@ impl Planner {
         Ok(chunk.ops.len())
     }
 
-    fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) {
+    fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) -> Result<(), LabError> {
         let time = self.now;
         let cpu = self.cpu_index(op.cpu);
         let maps = match op.kind {
@@ -378,10 +390,15 @@ impl Planner {
                 segments,
                 ..
             } => {
-                let pieces = chunk.segments_of(segments);
-                if pieces.is_empty() {
-                    return;
+                let recorded = chunk.segments_of(segments);
+                if recorded.is_empty() {
+                    return Ok(());
                 }
+                let mut frames = self.frames.take();
+                let pieces = match &mut frames {
+                    Some(frames) => frames.place(recorded)?,
+                    None => recorded,
+                };
                 let key = (op.device, cpu, direction);
                 for bursts in self.withholding() {
                     bursts.map(key, pieces, time, plan);
@@ -413,11 +430,12 @@ impl Planner {
                         count: pieces.len() as u32,
                     },
                 });
+                self.frames = frames;
             }
             OpKind::Unmap { id } => {
                 let slot = id.index();
                 let Some((_, direction)) = self.live.get_mut(slot).and_then(Option::take) else {
-                    return;
+                    return Ok(());
                 };
                 let unmapped = pages_of(&self.pages[slot]);
                 self.live_pages = self.live_pages.saturating_sub(unmapped);
@@ -437,6 +455,7 @@ impl Planner {
                 }
             }
         }
+        Ok(())
     }
 
     /// Ends all bursts and lets all timers expire, at the end of the trace.

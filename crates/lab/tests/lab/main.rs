@@ -12,6 +12,7 @@ mod fence_copy;
 mod guest_replays;
 mod hostile;
 mod hybrid;
+mod large_entries;
 mod machine;
 mod plans;
 mod pools;

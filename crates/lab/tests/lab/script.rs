@@ -124,6 +124,7 @@ pub(crate) fn judged_only(hostile: bool) -> CompareOptions {
         cache_cycles: ringfence_lab::mapping_cache::CycleParams::PAPER,
         rings: RingSizes::default(),
         inspected_bytes: ringfence_lab::layer::INSPECTED_BYTES,
+        contiguous_frames: false,
     }
 }
 

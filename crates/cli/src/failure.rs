@@ -55,6 +55,16 @@ pub(crate) enum Failure {
     /// An error of `calibrate --host`.
     #[error(transparent)]
     Profiler(#[from] ProfilerError),
+    /// An option that applies to no selected mode.
+    #[error("--{option} is not applicable to {mode}: {reason}; select other modes with --modes")]
+    NotApplicable {
+        /// The option.
+        option: &'static str,
+        /// The first selected mode.
+        mode: String,
+        /// The reason for this mode.
+        reason: &'static str,
+    },
     /// A condition that applies to nothing.
     #[error("--fail-if: {0}")]
     Condition(#[from] ConditionError),
@@ -177,6 +187,7 @@ impl Failure {
             | Self::Form { .. }
             | Self::Platform(_)
             | Self::StdinTwice
+            | Self::NotApplicable { .. }
             | Self::NoWorkload
             | Self::TraceUnread => USAGE,
             Self::Devices(_) => USAGE,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::entries::EntryOptions;
 use super::recommend::recommend;
 use ringfence_lab::agreement::Agreement;
 use ringfence_lab::compare::Comparison;
@@ -130,6 +131,9 @@ pub struct Report {
     pub operation: Operation,
     /// Number k of parallel page walkers of `parallel_ceiling_gbps`.
     pub walkers: u32,
+    /// Page sizes and frames that are not the default.
+    #[serde(skip_serializing_if = "EntryOptions::is_default")]
+    pub entries: EntryOptions,
     /// The CPU of the measured cycles.
     pub measured_on: MeasuredOn,
     /// Timed repetitions; 0 if no cycles were measured.
@@ -169,6 +173,7 @@ impl Report {
             profile,
             operation: Operation::Packet,
             walkers: 1,
+            entries: EntryOptions::default(),
             measured_on,
             repetitions,
             attack,

@@ -10,6 +10,7 @@ mod condition;
 mod csv;
 mod data;
 mod diff;
+mod entries;
 mod findings;
 mod grid;
 mod info;
@@ -34,6 +35,7 @@ pub use condition::{Condition, ConditionError, FailedCondition};
 pub use csv::csv;
 pub use data::{MeasuredOn, Report, TraceNotes};
 pub use diff::{Change, Diff, DiffError, IncomparableRow, RowDiff};
+pub use entries::{EntryOptions, NotApplicable};
 pub use findings::{
     Reproduction, experiments_table, finding_markdown, finding_terminal, findings_page,
     findings_terminal,

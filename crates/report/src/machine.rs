@@ -15,7 +15,8 @@ pub(super) fn device_side(report: &Report, rows: &[&Row]) -> Option<Grid> {
     const CEILING: &str = "ceiling in Gb/s";
     const RELATIVE: &str = "relative throughput";
     report.profile.device_side?;
-    let mut grid = Grid::new(&[
+    let prefetches = rows.iter().any(|row| row.prefetch_reads_per_page.is_some());
+    let mut columns = vec![
         Column::left("mode"),
         Column::right(PER_PAGE, "misses"),
         Column::right(PER_PAGE, "reads"),
@@ -26,7 +27,11 @@ pub(super) fn device_side(report: &Report, rows: &[&Row]) -> Option<Grid> {
         Column::right(RELATIVE, "device"),
         Column::right(RELATIVE, "smaller"),
         Column::right("limited", "by"),
-    ]);
+    ];
+    if prefetches {
+        columns.insert(3, Column::right(PER_PAGE, "prefetch"));
+    }
+    let mut grid = Grid::new(&columns);
     for row in rows {
         let number = |value: Option<f64>, places: usize| {
             Cell::new(or_dash(value, |value| format!("{value:.places$}")))
@@ -37,7 +42,7 @@ pub(super) fn device_side(report: &Report, rows: &[&Row]) -> Option<Grid> {
             .zip(row.reads_per_page)
             .map(|(misses, reads)| reads / misses);
         let limited = row.limited_by.map(Limit::name);
-        grid.rows.push(vec![
+        let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
             number(row.misses_per_page, 3),
             number(row.reads_per_page, 3),
@@ -48,7 +53,11 @@ pub(super) fn device_side(report: &Report, rows: &[&Row]) -> Option<Grid> {
             number(row.device_throughput, 2),
             number(row.relative_throughput, 2),
             Cell::new(or_dash(limited, str::to_owned)),
-        ]);
+        ];
+        if prefetches {
+            cells.insert(3, number(row.prefetch_reads_per_page, 3));
+        }
+        grid.rows.push(cells);
     }
     Some(grid)
 }

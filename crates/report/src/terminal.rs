@@ -365,6 +365,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
         out.push(machine::measured(report, uses_host(rows)));
     }
     out.push(machine::modelled(&report.profile));
+    out.extend(report.entries.sentences());
     out.extend(machine::remarks(report));
     out.extend(line_rate::remarks(report));
     out.extend(bounds(rows));

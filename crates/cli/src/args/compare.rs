@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use ringfence_lab::Operation;
 use ringfence_lab::compose::compose;
 use ringfence_lab::layer::{INSPECTED_BYTES, LARGEST_BUFFER};
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
+use ringfence_lab::{IotlbPrefetch, Operation};
 use ringfence_report::Condition;
+use ringfence_types::PageSize;
 
 use super::values::{
-    conditions, cycle_ns, cycles, gbps, iotlb, named_mode, operation, positive, repetitions,
-    ring_entries, walk_cache,
+    conditions, cycle_ns, cycles, gbps, iotlb, named_mode, operation, page_size, positive,
+    prefetch, repetitions, ring_entries, walk_cache,
 };
 use super::{Format, ReplayLimitArgs, TraceLimitArgs};
 
@@ -53,6 +54,8 @@ Examples:
   ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
   ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
   ringfence compare --profile cascade-lake-2024 --line-rate 100,200,400,800
+  ringfence compare --profile cascade-lake-2024 --page-size 64k --frames contiguous
+  ringfence compare --profile cascade-lake-2024 --prefetch 3
   ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
@@ -165,6 +168,38 @@ pub(crate) struct CompareArgs {
     /// Entries of the page-walk caches of levels 1, 2 and 3 [default: from the profile]
     #[arg(long, value_name = "A,B,C", value_parser = walk_cache, help_heading = "Platform")]
     pub walk_cache: Option<[u32; 3]>,
+
+    /// Largest page of tables that the kernel fills at each map, used where a mapping covers it and
+    /// IOVA and frame are aligned: 4k, 64k (16 entries with a contiguous hint) or 2m
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "4k",
+        value_parser = page_size,
+        help_heading = "Platform",
+    )]
+    pub page_size: PageSize,
+
+    /// Frames of the buffers: recorded, or contiguous, which moves buffers of 64 KiB and more to
+    /// aligned, contiguous frames
+    #[arg(
+        long,
+        value_name = "FRAMES",
+        default_value = "recorded",
+        value_parser = ["recorded", "contiguous"],
+        help_heading = "Replay",
+    )]
+    pub frames: String,
+
+    /// Prefetch into the IOTLB: N for the next N pages at each miss, next-page, previous-page,
+    /// hint-at-map, or none [default: from the profile]
+    #[arg(
+        long,
+        value_name = "N|STRATEGY",
+        value_parser = prefetch,
+        help_heading = "Platform",
+    )]
+    pub prefetch: Option<IotlbPrefetch>,
 
     /// The page walker snoops the CPU caches [default: from the profile]
     #[arg(long, conflicts_with = "non_coherent", help_heading = "Platform")]

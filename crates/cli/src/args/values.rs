@@ -1,5 +1,6 @@
 //! Parsers of option values.
 
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 use ringfence_attack::Class;
@@ -7,8 +8,9 @@ use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::{LabError, Operation};
+use ringfence_lab::{IotlbPrefetch, LabError, Operation};
 use ringfence_report::{Condition, ConditionError};
+use ringfence_types::PageSize;
 
 pub(super) fn named_mode(name: &str) -> Result<Mode, LabError> {
     Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))
@@ -49,6 +51,33 @@ pub(super) fn configuration(name: &str) -> Result<Configuration, String> {
 
 pub(super) fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
     Condition::parse_all(text)
+}
+
+/// Parses the largest page of a table.
+pub(super) fn page_size(text: &str) -> Result<PageSize, String> {
+    match text {
+        "4k" => Ok(PageSize::Size4K),
+        "64k" => Ok(PageSize::Size64K),
+        "2m" => Ok(PageSize::Size2M),
+        _ => Err("the page sizes are 4k, 64k and 2m".into()),
+    }
+}
+
+/// Parses a prefetch into the IOTLB: a strategy, or a number of pages.
+pub(super) fn prefetch(text: &str) -> Result<IotlbPrefetch, String> {
+    if let Ok(pages) = text.parse() {
+        return Ok(match NonZeroU8::MIN.get() == pages {
+            true => IotlbPrefetch::NextPage,
+            false => IotlbPrefetch::NextPages(
+                NonZeroU8::new(pages).ok_or("prefetch at least one page, or use none")?,
+            ),
+        });
+    }
+    let found = IotlbPrefetch::ALL.into_iter().find(|it| it.name() == text);
+    found.ok_or_else(|| {
+        let known = IotlbPrefetch::ALL.map(IotlbPrefetch::name).join(", ");
+        format!("a prefetch is a number of pages from 1 to 255, or one of {known}")
+    })
 }
 
 /// Parses a line rate in Gb/s.

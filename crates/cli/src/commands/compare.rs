@@ -8,9 +8,13 @@ use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::replay::AttackerKind;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
-use ringfence_lab::{MachineProfile, Operation};
-use ringfence_report::{FailedCondition, MeasuredOn, Report, csv, markdown, plots, terminal};
+use ringfence_lab::{IotlbPrefetch, MachineProfile, Operation};
+use ringfence_report::{
+    EntryOptions, FailedCondition, MeasuredOn, NotApplicable, Report, csv, markdown, plots,
+    terminal,
+};
 use ringfence_trace::TraceOptions;
+use ringfence_types::PageSize;
 
 use super::json;
 use crate::args::CompareArgs;
@@ -34,6 +38,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         condition.check(&names, args.repeat != Some(0), !args.no_attack)?;
     }
 
+    let entries = entries(args, &profile, &modes)?;
     let mut inputs = Input::all(&args.traces);
     check(args, &inputs)?;
     let counted = args.ring_entries.is_none() && modes.iter().any(Mode::has_rings);
@@ -54,6 +59,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     );
     report.operation = args.operation;
     report.walkers = args.walkers;
+    report.entries = entries;
     report.gbps.clone_from(&args.line_rate);
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
@@ -80,6 +86,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
                 cycles: args.rtc_periods_kept,
             },
             inspected_bytes: args.inspected_bytes,
+            contiguous_frames: args.frames == CONTIGUOUS,
             limits: args.replay_limits.limits(),
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
@@ -190,6 +197,9 @@ fn profile(args: &CompareArgs) -> Result<MachineProfile, Failure> {
     if args.coherent || args.non_coherent {
         profile.coherent = Some(args.coherent);
     }
+    if let Some(prefetch) = args.prefetch {
+        profile.iotlb_prefetch = prefetch;
+    }
     profile.validate().map_err(Failure::Platform)?;
     Ok(profile)
 }
@@ -209,12 +219,57 @@ fn modes(args: &CompareArgs) -> (Vec<Mode>, Vec<Mode>) {
         chosen => chosen.to_vec(),
     };
     let mut modes: Vec<Mode> = Vec::new();
-    for mode in named.into_iter().chain(args.composed.iter().cloned()) {
+    let named = named.into_iter().chain(args.composed.iter().cloned());
+    for mode in named.map(|mode| mode.with_page_size(args.page_size)) {
         if !modes.iter().any(|other| other.name == mode.name) {
             modes.push(mode);
         }
     }
     (modes, omitted)
+}
+
+/// The value of `--frames` that moves buffers.
+const CONTIGUOUS: &str = "contiguous";
+
+/// Returns the options for entries of the IOTLB.
+///
+/// # Errors
+/// An option applies to none of the modes.
+fn entries(
+    args: &CompareArgs,
+    profile: &MachineProfile,
+    modes: &[Mode],
+) -> Result<EntryOptions, Failure> {
+    let options = EntryOptions {
+        page_size: match args.page_size {
+            PageSize::Size4K => "4k",
+            PageSize::Size64K => "64k",
+            _ => "2m",
+        },
+        frames: if args.frames == CONTIGUOUS {
+            CONTIGUOUS
+        } else {
+            "recorded"
+        },
+        // A prefetch of the profile is part of the profile.
+        prefetch: args
+            .prefetch
+            .map_or(IotlbPrefetch::None, |_| profile.iotlb_prefetch),
+        ..EntryOptions::default()
+    };
+    let options = options.for_modes(modes);
+    match options.without_use(modes) {
+        Some(NotApplicable {
+            option,
+            mode,
+            reason,
+        }) => Err(Failure::NotApplicable {
+            option,
+            mode: mode.clone(),
+            reason,
+        }),
+        None => Ok(options),
+    }
 }
 
 /// Returns the CPU and the build of the measured part.

@@ -12,6 +12,7 @@ mod files;
 mod guest_files;
 mod hostile;
 mod json;
+mod large_entries;
 mod line_rates;
 mod live;
 mod other_commands;

@@ -58,7 +58,7 @@ pub(crate) enum Failure {
     /// An option that applies to no selected mode.
     #[error("--{option} is not applicable to {mode}: {reason}; select other modes with --modes")]
     NotApplicable {
-        /// The option.
+        /// Name of the option, without dashes.
         option: &'static str,
         /// The first selected mode.
         mode: String,

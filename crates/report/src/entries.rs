@@ -11,7 +11,7 @@ pub struct NotApplicable {
     pub mode: String,
     /// The option: `page-size` or `prefetch`.
     pub option: &'static str,
-    /// The reason.
+    /// Property of the mode that excludes the option.
     pub reason: &'static str,
 }
 

@@ -20,7 +20,7 @@ const LARGEST: u64 = PageSize::Size2M.granules();
 /// segment around it.
 const MAX_SPLITS: u64 = 1 << 24;
 
-/// The permutation.
+/// Frames that differ from those of the trace.
 #[derive(Debug)]
 pub(super) struct ContiguousFrames {
     /// Frame of each page, plus 1; 0 for a page that has not moved. Zeroed memory that is never

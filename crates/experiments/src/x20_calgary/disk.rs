@@ -236,6 +236,74 @@ mod tests {
         }
     }
 
+    /// Rows and figures of each scenario are those of its mode: Linux as merged on bare metal, and
+    /// the straightforward hypercalls of dom0 in both of Xen's scenarios.
+    #[test]
+    fn rows_and_plots_follow_from_the_mode_of_each_scenario() {
+        use crate::finding::Requirement;
+        let profile = crate::x20_calgary::machine::profile(&Profile::r210_2015());
+        let mut found = Findings::with_method("test");
+        add(&mut found, &profile, 512, 0).unwrap();
+        let row = |what: &str| found.rows.iter().find(|row| row.quantity == what).unwrap();
+        let mut figures = found.figures.iter();
+        let sizes = [1, 2, 4, 8, 16, 32];
+        for (scenario, mode, most_busy) in [
+            (Scenario::BareMetal, "calgary-lazy", 30.0),
+            (Scenario::DirectAccess, "xen", 60.0),
+            (Scenario::DriverDomain, "xen", 40.0),
+        ] {
+            let costs = costs(mode, &profile, 512, 0).unwrap();
+            let added = costs.map(|cost| cost.measured + cost.flushes + cost.crossings);
+            let name = scenario.name();
+            for (metric, y) in [("Throughput", "MB/s"), ("CPU use", "% of a processor")] {
+                let line = |name: &str, added: [f64; 6]| {
+                    let points = sizes.into_iter().zip(added).map(|(pages, added)| {
+                        let rate = rate(scenario, pages, added, 1.0);
+                        let value = match metric {
+                            "Throughput" => rate.megabytes,
+                            _ => 100.0 * rate.busy,
+                        };
+                        ((4096 * pages) as f64, value)
+                    });
+                    Series::line(name, points.collect())
+                };
+                let figure = figures.next().unwrap();
+                assert_eq!(figure.title, format!("disk, {name}: {metric}"));
+                assert_eq!(figure.y, y);
+                let lines = [line("IOMMU off", [0.0; 6]), line("IOMMU on", added)];
+                assert_eq!(figure.series, lines, "{}", figure.title);
+            }
+            for (kind, place) in [("random", 0), ("sequential, 128 KiB", 5)] {
+                let of = format!("disk, {name}, {kind}: ");
+                let crossed = row(&format!("{of}crossings per command and direction"));
+                assert_eq!(crossed.measured.unwrap().median, costs[place].crossed);
+                for (factor, with) in [(0.5, "0.5"), (1.0, ""), (2.0, "2")] {
+                    let off = rate(scenario, sizes[place], 0.0, factor);
+                    let on = rate(scenario, sizes[place], added[place], factor);
+                    let lost = 100.0 * (1.0 - on.megabytes / off.megabytes);
+                    let more = 100.0 * (on.busy / off.busy - 1.0);
+                    for (what, value, limit) in [
+                        ("throughput lost", lost, 5.0),
+                        ("more processor use", more, most_busy),
+                    ] {
+                        let what = match with {
+                            "" => format!("{of}{what}"),
+                            _ => format!("{of}{what}, with native work x{with}"),
+                        };
+                        let row = row(&what);
+                        let off = row.measured.unwrap().median - value;
+                        assert!(off.abs() < 1e-9, "{row:?}, not {value}");
+                        if with.is_empty() {
+                            let printed = row.published.as_ref().unwrap().value;
+                            let judged = (row.requirement, printed);
+                            assert_eq!(judged, (Requirement::AtMost, limit), "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_disks_limit_until_a_processor_does() {
         let bare = Scenario::BareMetal;

@@ -8,6 +8,8 @@ use ringfence_iova::Capacity;
 use super::allocators::{Counts, DrivenAllocator};
 use super::capture::{Capture, Run};
 use super::catalogue::Setting;
+#[cfg(test)]
+use super::figure::Figure;
 use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
@@ -235,6 +237,25 @@ pub(super) fn last<T: Clone>(of: &[T]) -> Result<T, LabError> {
 /// Numbers the values from 1 and returns them as points (run, value).
 pub(super) fn by_run(numbers: impl Iterator<Item = f64>) -> Vec<(f64, f64)> {
     (1..).map(f64::from).zip(numbers).collect()
+}
+
+/// Asserts that `figure` has a line for each of [`SIZES`], with a point for each run: the `value` of
+/// the allocator's counts with frees in batches of `batch`.
+#[cfg(test)]
+pub(super) fn assert_counted(
+    figure: &Figure,
+    runs: &[Run],
+    batch: usize,
+    value: impl Fn(&Counts) -> f64,
+) {
+    assert_eq!(figure.series.len(), SIZES.len(), "{}", figure.title);
+    for (line, size) in figure.series.iter().zip(SIZES) {
+        assert_eq!(line.name, name(size), "{}", figure.title);
+        let counts = counted(runs, size, batch).unwrap();
+        let wanted = (1..).map(f64::from).zip(counts.iter().map(&value));
+        let wanted: Vec<_> = wanted.collect();
+        assert_eq!(line.points, wanted, "{}, {}", figure.title, line.name);
+    }
 }
 
 #[cfg(test)]

@@ -173,6 +173,71 @@ fn by_shape(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocators::Counts;
+    use crate::stream::assert_counted;
+
+    /// Compares the rows of each size with the counts and invalidations of strict, and the lines
+    /// of the figures with both.
+    fn assert_rows_and_lines(rows: &[FindingRow], figures: &[Figure], setting: &Setting) {
+        let runs = runs(setting).unwrap();
+        let last = |size| *counted(&runs, size, 1).unwrap().last().unwrap();
+        let row = |what: &str| rows.iter().find(|row| row.quantity == what).unwrap();
+        let plan = &runs.last().unwrap().plan;
+        let invalidations = plan.unmaps as f64 / plan.maps.max(plan.unmaps) as f64;
+        for (size, line) in SIZES.into_iter().zip(&figures[0].series) {
+            let (name, counts) = (name(size), last(size));
+            let cycles = row(&format!("{name}: cycles per packet, last run"));
+            let cycles = cycles.measured.unwrap();
+            // Each of two buffers is invalidated when it is unmapped.
+            let modelled = 1816.0 + 2.0 * 2150.0 * invalidations;
+            let off = cycles.modelled_part.unwrap() - modelled;
+            assert!(off.abs() < 1e-9, "{name}: {cycles:?}");
+            assert_eq!((&line.name, line.points.len()), (&name, runs.len()));
+            let (run, speed) = line.points[runs.len() - 1];
+            assert_eq!(run, runs.len() as f64);
+            assert!((speed - 37_200.0 / cycles.median).abs() < 1e-9, "{name}");
+            if size.is_none() {
+                continue;
+            }
+            for (what, requirement, printed) in [
+                ("throughput over baseline", Requirement::AtLeast, 20.0),
+                (
+                    "throughput over baseline, upper end",
+                    Requirement::AtMost,
+                    60.0,
+                ),
+            ] {
+                let row = row(&format!("{name}: {what}"));
+                assert_eq!(row.requirement, requirement, "{row:?}");
+                assert_eq!(row.published.as_ref().unwrap().value, printed, "{row:?}");
+            }
+            let held = row(&format!("{name}: freed ranges in the lists, mean"));
+            assert_eq!(held.measured.unwrap().median, counts.mean_held());
+            let printed = if name == "eiovar_1" { 0.5 } else { 2.5 };
+            assert_eq!(held.published.as_ref().unwrap().value, printed, "{held:?}");
+        }
+        let hits = row("eiovar_1: allocations from the list");
+        let counts = last(Some(Capacity::AtMost(1)));
+        assert_eq!(hits.measured.unwrap().median, 100.0 * counts.hit_rate());
+        assert_eq!(hits.published.as_ref().unwrap().value, 100.0);
+        type Value = fn(&Counts) -> f64;
+        let counted: [(&str, Value); 3] = [
+            ("Fig. 4b: allocations from the lists", |counts| {
+                100.0 * (counts.from_list as f64 / counts.allocs as f64)
+            }),
+            ("Fig. 4c: freed ranges in the lists", |counts| {
+                counts.held as f64 / (counts.allocs + counts.frees) as f64
+            }),
+            ("Fig. 5: mean search", |counts| {
+                counts.steps as f64 / counts.allocs as f64
+            }),
+        ];
+        assert!(figures[0].title.starts_with("Fig. 4a: throughput"));
+        for (figure, (title, value)) in figures[1..].iter().zip(counted) {
+            assert_eq!(figure.title, title);
+            assert_counted(figure, &runs, 1, value);
+        }
+    }
 
     #[test]
     fn every_size_has_its_rows_and_lines() {
@@ -204,6 +269,7 @@ mod tests {
                 assert!((gain - wanted).abs() < 1e-9, "{name}: {gain}, not {wanted}");
             }
         }
+        assert_rows_and_lines(&found.rows, &found.figures, &setting);
         // One range alternates between list and ring: it is in the list after each free and not
         // after each allocation. Completed transmissions of a burst add to it.
         let held = |burst| {

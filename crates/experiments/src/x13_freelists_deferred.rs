@@ -13,7 +13,9 @@ use super::stream::{
     SHAPES, SIZES, by_run, counted, last, name, packet, relative_throughput, runs, runs_of,
     throughput, timed,
 };
+use super::timed::Cost;
 use ringfence_lab::LabError;
+use ringfence_lab::Profile;
 use ringfence_lab::modes::FlushKind;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -180,15 +182,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     let printed = facts.printed(&[("subject", "eiovar_k"), ("unit", "%")], "value")?;
     let mut gains = Vec::new();
-    for (rings, runs) in [("receive rings alone", &alone), ("all rings", &runs)] {
-        let sizes = [W - 10, W].map(|k| Some(Capacity::AtMost(k)));
-        let costs = timed(setting, runs, &sizes, FlushKind::Deferred)?;
-        let [below, at] = costs.as_slice() else {
-            return Err(LabError::Internal("two costs"));
-        };
-        let gain = relative_throughput(&last(at)?, &last(below)?, &setting.profile);
-        let percent =
-            Measured::counted(100.0 * (gain.median - 1.0)).with_spread(100.0 * gain.spread);
+    for (rings, costs) in costs_around_w(setting, &alone, &runs)? {
+        let percent = gain_at_w(&costs, &setting.profile);
         gains.push(gained(rings, &percent, printed.value));
         let row = FindingRow::new(
             format!("{rings}: throughput at k = 250 over k = 240"),
@@ -242,6 +237,36 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
+/// Capacities whose throughput is compared.
+const AROUND_W: [usize; 2] = [W - 10, W];
+
+/// Costs of the last run, in the order of [`AROUND_W`], for the receive rings alone and for all
+/// rings.
+fn costs_around_w(
+    setting: &Setting,
+    alone: &[Run],
+    all: &[Run],
+) -> Result<[(&'static str, [Cost; 2]); 2], LabError> {
+    let sizes = AROUND_W.map(|k| Some(Capacity::AtMost(k)));
+    let costs = |runs| {
+        let costs = timed(setting, runs, &sizes, FlushKind::Deferred)?;
+        let [below, at] = costs.as_slice() else {
+            return Err(LabError::Internal("two costs"));
+        };
+        Ok([last(below)?, last(at)?])
+    };
+    Ok([
+        ("receive rings alone", costs(alone)?),
+        ("all rings", costs(all)?),
+    ])
+}
+
+/// Gain of throughput at the second capacity of [`AROUND_W`] over the first, in percent.
+fn gain_at_w([below, at]: &[Cost; 2], profile: &Profile) -> Measured {
+    let gain = relative_throughput(at, below, profile);
+    Measured::counted(100.0 * (gain.median - 1.0)).with_spread(100.0 * gain.spread)
+}
+
 /// Compares the gain of throughput at W, in percent, with the `printed` one.
 fn gained(rings: &str, gain: &Measured, printed: f64) -> String {
     let off = gain.median - printed;
@@ -280,88 +305,4 @@ fn threshold(runs: &[Run]) -> Result<f64, LabError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use ringfence_devices::nic::NicProfile;
-
-    use super::*;
-
-    #[test]
-    fn text_compares_the_gain_with_the_paper() {
-        let of = |percent, spread| {
-            gained(
-                "all rings",
-                &Measured::counted(percent).with_spread(spread),
-                26.0,
-            )
-        };
-        assert_eq!(of(3.0, 1.0), "3.0% with all rings (less than in the paper)");
-        assert!(of(30.0, 1.0).contains("more than"));
-        assert!(of(25.5, 1.0).contains("within the spread"));
-        assert!(of(30.0, f64::NAN).contains("within the spread"));
-    }
-
-    #[test]
-    fn the_threshold_is_at_w_exactly() {
-        let mut setting = Setting::smoke();
-        setting.runs = 2;
-        let found = EXPERIMENT.run(&setting).unwrap();
-        let searches = found
-            .rows
-            .iter()
-            .filter(|row| row.quantity.ends_with(": mean search"));
-        let holds: Vec<_> = searches
-            .map(|row| (row.quantity.as_str(), row.holds))
-            .collect();
-        assert_eq!(holds.len(), SWEEP.len());
-        for (what, holds) in holds {
-            assert_eq!(holds, Some(true), "{what}");
-        }
-        // No search passes where a search is required.
-        let below = found.rows.iter();
-        let below = below.filter(|row| row.requirement == Requirement::Above);
-        let without: Vec<_> = below.map(|row| row.passes(0.0)).collect();
-        assert_eq!(without.len(), SWEEP.iter().filter(|k| **k < W).count());
-        assert!(without.iter().all(|passes| *passes == Some(false)));
-        let of = |what: &str| {
-            let row = found.rows.iter().find(|row| row.quantity == what);
-            row.and_then(|row| row.measured).unwrap().median
-        };
-        assert_eq!(
-            of("receive rings alone: smallest k without any search"),
-            W as f64
-        );
-        let with = |name: &str| of(&format!("all rings, {name}: smallest k without any search"));
-        let mapped = |burst| with(&format!("every frame mapped, bursts of at most {burst}"));
-        assert!(mapped(200) > W as f64 && mapped(1) <= mapped(50) && mapped(1) <= W as f64 + 4.0);
-        // The model: lists never need more capacity than addresses are free, and the receive rings
-        // need exactly that.
-        let free = "receive rings alone: maximum of free addresses";
-        assert_eq!(of(free), W as f64);
-        for (name, adapter, burst) in SHAPES {
-            let most = of(&format!("all rings, {name}: maximum of free addresses"));
-            assert!(with(name) <= most, "{name}: {} of {most}", with(name));
-            if adapter == NicProfile::MLX {
-                // Beyond W, the two buffers of a control message.
-                assert_eq!(most, W as f64 + 2.0, "{name}");
-            } else {
-                // Beyond W, the burst that a transmit ring frees at once.
-                assert!(most <= (W as u32 + burst) as f64 + 4.0, "{name}: {most}");
-            }
-        }
-        // A group is one configuration: all rings, or the receive rings alone.
-        let group = |rings: &str| {
-            let rows = found.rows.iter().filter(|row| {
-                row.quantity.starts_with(rings) && row.quantity.contains("freed ranges")
-            });
-            let mut groups: Vec<_> = rows.map(|row| row.group.unwrap()).collect();
-            groups.dedup();
-            groups
-        };
-        let (alone, all) = (group("receive rings alone"), group("all rings"));
-        assert_eq!((alone.len(), all.len()), (1, 1));
-        assert_ne!(alone, all);
-        // The law is exact over whole batches; a run ends within a batch.
-        let held = of("receive rings alone, k = 64: freed ranges in the lists, mean");
-        assert!((held - 32.0).abs() < 2.0, "{held}");
-    }
-}
+mod tests;

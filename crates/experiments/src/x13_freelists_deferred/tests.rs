@@ -1,0 +1,228 @@
+//! Tests of X13.
+
+use ringfence_devices::nic::NicProfile;
+
+use super::*;
+use crate::allocators::Counts;
+use crate::stream::assert_counted;
+
+#[test]
+fn text_compares_the_gain_with_the_paper() {
+    let of = |percent, spread| {
+        gained(
+            "all rings",
+            &Measured::counted(percent).with_spread(spread),
+            26.0,
+        )
+    };
+    assert_eq!(of(3.0, 1.0), "3.0% with all rings (less than in the paper)");
+    assert!(of(30.0, 1.0).contains("more than"));
+    assert!(of(25.5, 1.0).contains("within the spread"));
+    assert!(of(30.0, f64::NAN).contains("within the spread"));
+}
+
+#[test]
+fn the_threshold_is_at_w_exactly() {
+    let mut setting = Setting::smoke();
+    setting.runs = 2;
+    let found = EXPERIMENT.run(&setting).unwrap();
+    assert_rows_and_lines(&found.rows, &found.figures, &setting);
+    let searches = found
+        .rows
+        .iter()
+        .filter(|row| row.quantity.ends_with(": mean search"));
+    let holds: Vec<_> = searches
+        .map(|row| (row.quantity.as_str(), row.holds))
+        .collect();
+    assert_eq!(holds.len(), SWEEP.len());
+    for (what, holds) in holds {
+        assert_eq!(holds, Some(true), "{what}");
+    }
+    // No search passes where a search is required.
+    let below = found.rows.iter();
+    let below = below.filter(|row| row.requirement == Requirement::Above);
+    let without: Vec<_> = below.map(|row| row.passes(0.0)).collect();
+    assert_eq!(without.len(), SWEEP.iter().filter(|k| **k < W).count());
+    assert!(without.iter().all(|passes| *passes == Some(false)));
+    let of = |what: &str| {
+        let row = found.rows.iter().find(|row| row.quantity == what);
+        row.and_then(|row| row.measured).unwrap().median
+    };
+    assert_eq!(
+        of("receive rings alone: smallest k without any search"),
+        W as f64
+    );
+    let with = |name: &str| of(&format!("all rings, {name}: smallest k without any search"));
+    let mapped = |burst| with(&format!("every frame mapped, bursts of at most {burst}"));
+    assert!(mapped(200) > W as f64 && mapped(1) <= mapped(50) && mapped(1) <= W as f64 + 4.0);
+    // The model: lists never need more capacity than addresses are free, and the receive rings
+    // need exactly that.
+    let free = "receive rings alone: maximum of free addresses";
+    assert_eq!(of(free), W as f64);
+    for (name, adapter, burst) in SHAPES {
+        let most = of(&format!("all rings, {name}: maximum of free addresses"));
+        assert!(with(name) <= most, "{name}: {} of {most}", with(name));
+        if adapter == NicProfile::MLX {
+            // Beyond W, the two buffers of a control message.
+            assert_eq!(most, W as f64 + 2.0, "{name}");
+        } else {
+            // Beyond W, the burst that a transmit ring frees at once.
+            assert!(most <= (W as u32 + burst) as f64 + 4.0, "{name}: {most}");
+        }
+    }
+    // A group is one configuration: all rings, or the receive rings alone.
+    let group = |rings: &str| {
+        let rows = found
+            .rows
+            .iter()
+            .filter(|row| row.quantity.starts_with(rings) && row.quantity.contains("freed ranges"));
+        let mut groups: Vec<_> = rows.map(|row| row.group.unwrap()).collect();
+        groups.dedup();
+        groups
+    };
+    let (alone, all) = (group("receive rings alone"), group("all rings"));
+    assert_eq!((alone.len(), all.len()), (1, 1));
+    assert_ne!(alone, all);
+    // The law is exact over whole batches; a run ends within a batch.
+    let held = of("receive rings alone, k = 64: freed ranges in the lists, mean");
+    assert!((held - 32.0).abs() < 2.0, "{held}");
+}
+
+/// Compares the rows of each size with the counts and invalidations of a deferred mode, and the
+/// lines of the figures with both.
+fn assert_rows_and_lines(rows: &[FindingRow], figures: &[Figure], setting: &Setting) {
+    let runs = runs(setting).unwrap();
+    let last = |size| *counted(&runs, size, 250).unwrap().last().unwrap();
+    let row = |what: &str| rows.iter().find(|row| row.quantity == what).unwrap();
+    assert!(figures[0].title.starts_with("Fig. 7a: throughput"));
+    for (size, line) in SIZES.into_iter().zip(&figures[0].series) {
+        let name = name(size);
+        let cycles = row(&format!("{name}: cycles per packet, last run"));
+        let cycles = cycles.measured.unwrap();
+        // One flush for 250 unmaps.
+        let modelled = cycles.modelled_part.unwrap() - 1816.0;
+        assert!(
+            modelled > 0.0 && modelled < 2.0 * 2150.0 / 200.0,
+            "{cycles:?}"
+        );
+        let throughput = row(&format!("{name}: throughput, last run"));
+        let speed = 37_200.0 / cycles.median;
+        assert!((throughput.measured.unwrap().median - speed).abs() < 1e-9);
+        let wanted = match name.as_str() {
+            "eiovar_512" | "eiovar_inf" => (Requirement::AtLeast, 6.0),
+            _ => (Requirement::Near, 4.0),
+        };
+        let printed = throughput.published.as_ref().unwrap().value;
+        assert_eq!((throughput.requirement, printed), wanted, "{name}");
+        assert_eq!((&line.name, line.points.len()), (&name, runs.len()));
+        let (run, drawn) = line.points[runs.len() - 1];
+        assert_eq!(run, runs.len() as f64);
+        assert!((drawn - speed).abs() < 1e-9, "{name}");
+    }
+    let of_64 = last(Some(Capacity::AtMost(64)));
+    let unbounded = last(Some(Capacity::Unbounded));
+    for (what, value, printed) in [
+        (
+            "eiovar_64: allocations from the lists",
+            100.0 * of_64.hit_rate(),
+            25.0,
+        ),
+        (
+            "eiovar_64: freed ranges in the lists, mean",
+            of_64.mean_held(),
+            32.0,
+        ),
+        (
+            "eiovar_inf: freed ranges in the lists, mean",
+            unbounded.mean_held(),
+            128.0,
+        ),
+    ] {
+        let row = row(what);
+        assert_eq!(row.measured.unwrap().median, value, "{what}");
+        assert_eq!(row.published.as_ref().unwrap().value, printed, "{what}");
+        assert_eq!(row.requirement, Requirement::Near, "{what}");
+    }
+    for rings in ["receive rings alone", "all rings"] {
+        let row = row(&format!("{rings}: throughput at k = 250 over k = 240"));
+        assert_eq!(row.published.as_ref().unwrap().value, 26.0, "{rings}");
+        assert_eq!(row.requirement, Requirement::Near, "{rings}");
+    }
+    type Value = fn(&Counts) -> f64;
+    let lines: [(&str, Value); 2] = [
+        ("Fig. 7b: allocations from the lists", |counts| {
+            100.0 * (counts.from_list as f64 / counts.allocs as f64)
+        }),
+        ("Fig. 7c: freed ranges in the lists", |counts| {
+            counts.held as f64 / (counts.allocs + counts.frees) as f64
+        }),
+    ];
+    for (figure, (title, value)) in figures[1..3].iter().zip(lines) {
+        assert_eq!(figure.title, title);
+        assert_counted(figure, &runs, 250, value);
+    }
+    assert_sweep(&figures[3..], &runs);
+}
+
+/// Compares the lines over k with the counts of a deferred mode.
+fn assert_sweep(figures: &[Figure], runs: &[Run]) {
+    let [threshold, occupancy] = figures else {
+        panic!("two figures over k");
+    };
+    assert!(threshold.title.starts_with("Fig. 8"));
+    assert!(occupancy.title.starts_with("Occupancy"));
+    let alone: Vec<Run> = runs.iter().map(Run::receive_only).collect();
+    let line = |name: &str, runs: &[Run], value: fn(&Counts) -> f64| {
+        let points = SWEEP.map(|k| {
+            let counts = counted(runs, Some(Capacity::AtMost(k)), 250).unwrap();
+            (k as f64, value(counts.last().unwrap()))
+        });
+        Series::line(name, points.to_vec())
+    };
+    let lines = |value: fn(&Counts) -> f64| {
+        [
+            line("receive rings alone", &alone, value),
+            line("all rings", runs, value),
+        ]
+    };
+    assert_eq!(threshold.series, lines(Counts::mean_steps));
+    assert_eq!(occupancy.series[..2], lines(Counts::mean_held));
+    let half = SWEEP.map(|k| (k as f64, k as f64 / 2.0)).to_vec();
+    assert_eq!(occupancy.series[2..], [Series::line("k/2", half)]);
+}
+
+/// The costs of the gain are those of a deferred mode at 240 and at 250, and a lower cost at 250 is
+/// a gain.
+#[test]
+fn gain_at_w_is_that_of_deferred_costs() {
+    let mut setting = Setting::smoke();
+    setting.runs = 2;
+    let all = runs(&setting).unwrap();
+    let alone: Vec<Run> = all.iter().map(Run::receive_only).collect();
+    assert_eq!(AROUND_W, [240, 250]);
+    let pairs = |runs: &[Run]| runs[1].plan.maps.max(runs[1].plan.unmaps);
+    assert_ne!(pairs(&alone), pairs(&all));
+    let costs = costs_around_w(&setting, &alone, &all).unwrap();
+    for ((rings, costs), (name, pairs)) in costs.iter().zip([
+        ("receive rings alone", pairs(&alone)),
+        ("all rings", pairs(&all)),
+    ]) {
+        assert_eq!(*rings, name);
+        for cost in costs {
+            assert_eq!(cost.pairs, pairs, "{rings}");
+            assert!((1..pairs / 200).contains(&cost.invalidations), "{cost:?}");
+        }
+    }
+    let cost = |measured| Cost {
+        measured,
+        repetitions: vec![measured; 3],
+        pairs: 10,
+        ..Cost::default()
+    };
+    // C is 4000 and 2000 cycles.
+    let [slow, fast] = [cost(10_920.0), cost(920.0)];
+    let gain = gain_at_w(&[slow.clone(), fast.clone()], &setting.profile);
+    assert!((gain.median - 100.0).abs() < 1e-9, "{gain:?}");
+    let loss = gain_at_w(&[fast, slow], &setting.profile);
+    assert!((loss.median + 50.0).abs() < 1e-9, "{loss:?}");
+}

@@ -33,15 +33,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let facts = Sheet::named("eiovar_k_threshold_facts")?;
     let alone: Vec<Run> = runs.iter().map(Run::receive_only).collect();
     let mapped = runs_of(setting, &MAPPED, setting.runs.max(1))?;
-    let line = |name: &str, all: &[u32]| {
-        let points: Vec<(f64, f64)> = (0..)
-            .zip(all)
-            .map(|(x, y)| (f64::from(x), f64::from(*y)))
-            .collect();
-        Series::line(name, thinned(&points, 800))
-    };
 
-    let strict = searches(&runs, None, 1)?;
+    let strict = searches(&runs, None, 1, CALLS)?;
     found.figures.push(Figure::linear(
         "Fig. 3: strict, no freelists",
         "alloc_iova calls",
@@ -51,12 +44,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut series = Vec::new();
     for k in [64, 240, 250] {
         let capacity = Some(Capacity::AtMost(k));
-        let all = searches(&runs, capacity, W)?;
+        let all = searches(&runs, capacity, W, CALLS)?;
         series.push(line(&format!("eiovar_{k}"), &all));
         for (what, all) in [
-            ("receive rings alone", searches(&alone, capacity, W)?),
+            ("receive rings alone", searches(&alone, capacity, W, CALLS)?),
             ("all rings", all),
-            ("every frame mapped", searches(&mapped, capacity, W)?),
+            ("every frame mapped", searches(&mapped, capacity, W, CALLS)?),
         ] {
             let searching = all.iter().filter(|steps| **steps > 0).count();
             let count = FindingRow::counted(
@@ -142,9 +135,23 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     Ok(found)
 }
 
-/// Returns the steps of the last [`CALLS`] allocations of `runs`, without those of the first run,
+/// A line of Fig. 3 or 9: the longest search of each 50 calls, if `all` has 40,000.
+fn line(name: &str, all: &[u32]) -> Series {
+    let points: Vec<(f64, f64)> = (0..)
+        .zip(all)
+        .map(|(x, y)| (f64::from(x), f64::from(*y)))
+        .collect();
+    Series::line(name, thinned(&points, 800))
+}
+
+/// Returns the steps of the last `most` allocations of `runs`, without those of the first run,
 /// which fills the rings.
-fn searches(runs: &[Run], size: Option<Capacity>, batch: usize) -> Result<Vec<u32>, LabError> {
+fn searches(
+    runs: &[Run],
+    size: Option<Capacity>,
+    batch: usize,
+    most: usize,
+) -> Result<Vec<u32>, LabError> {
     let mut driven = DrivenAllocator::new(size, batch)?;
     let mut all = Vec::new();
     for (number, run) in runs.iter().enumerate() {
@@ -153,7 +160,7 @@ fn searches(runs: &[Run], size: Option<Capacity>, batch: usize) -> Result<Vec<u3
         }
         driven.run(&run.plan, |steps| all.push(steps))?;
     }
-    let skipped = all.len().saturating_sub(CALLS);
+    let skipped = all.len().saturating_sub(most);
     Ok(all.split_off(skipped))
 }
 
@@ -372,62 +379,4 @@ impl Windows {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn receive_rings_alone_never_search_lists_of_w() {
-        let mut setting = Setting::smoke();
-        setting.runs = 2;
-        setting.history = 8;
-        let found = EXPERIMENT.run(&setting).unwrap();
-        let alone = |k: usize| {
-            let what = format!("defer, k = {k}, receive rings alone: longest search");
-            let row = found.rows.iter().find(|row| row.quantity == what);
-            row.and_then(|row| row.measured).unwrap().median
-        };
-        assert!(alone(64) > 0.0 && alone(240) > 0.0);
-        assert_eq!(alone(250), 0.0);
-        // A response takes two buffers. If every frame is mapped, a burst of them is taken.
-        let calls = |what: &str| {
-            let what = format!("defer, k = 250, {what}: calls that search");
-            let row = found
-                .rows
-                .iter()
-                .find(|row| row.quantity.starts_with(&what));
-            row.and_then(|row| row.measured).unwrap().median
-        };
-        assert!(calls("all rings") <= 2.0, "{}", calls("all rings"));
-        assert!(
-            calls("every frame mapped") > 20.0,
-            "{}",
-            calls("every frame mapped")
-        );
-        assert_eq!(found.figures.len(), 3);
-        let grown = found
-            .rows
-            .iter()
-            .find(|row| row.quantity.starts_with("strict: growth over"));
-        assert_eq!(grown.unwrap().holds, Some(true), "{grown:?}");
-        let mut mean = found
-            .rows
-            .iter()
-            .filter(|row| row.quantity.starts_with("strict: mean") && row.published.is_some());
-        assert!(mean.all(|row| row.holds.is_none()));
-        // With the order of EIOVAR section 4 no address changes its ring, so the search does not
-        // grow. With the drivers' order addresses do.
-        let last = |name: &str| {
-            let row = found.rows.iter().rfind(|row| {
-                row.quantity
-                    .starts_with(&format!("strict, {name}: mean search"))
-            });
-            row.and_then(|row| row.measured).unwrap().median
-        };
-        for filled in ["ring by ring", "rings in turns"] {
-            let unmapped_first = last(&format!("unmap, map; {filled}"));
-            assert!(unmapped_first < 20.0, "{filled}: {unmapped_first}");
-        }
-        let mapped_first = last("map, unmap; ring by ring");
-        assert!(mapped_first > 20.0, "{mapped_first}");
-    }
-}
+mod tests;

@@ -117,6 +117,13 @@ impl TimedReplays {
         })
     }
 
+    /// Returns the instruction of each replica that writes lines back.
+    #[cfg(test)]
+    pub(super) fn write_backs(&self) -> Vec<WriteBack> {
+        let replicas = self.replicas.iter();
+        replicas.map(|replica| replica.write_back()).collect()
+    }
+
     /// Performs a run once on each replica.
     ///
     /// # Errors

@@ -301,6 +301,15 @@ fn as_published(
     Ok(())
 }
 
+/// Makes a replica of each of the modes `names` that writes lines back with CLFLUSH.
+fn clflush_replays(names: &[&str], profile: &Profile) -> Result<Vec<TimedReplays>, LabError> {
+    let timed = names.iter().map(|name| {
+        let subject = TimedSubject::from_name(name)?;
+        TimedReplays::with_write_back(subject, profile, 1, WriteBack::Clflush)
+    });
+    timed.collect()
+}
+
 /// Repeats the comparison with CLFLUSH, the only write-back instruction of the paper's CPU, which
 /// also evicts the line. Adds nothing if this CPU does not have CLFLUSH.
 fn with_clflush(
@@ -314,11 +323,7 @@ fn with_clflush(
     }
     let profile = &setting.profile;
     let names = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
-    let timed = names.map(|name| {
-        let subject = TimedSubject::from_name(name)?;
-        TimedReplays::with_write_back(subject, profile, 1, WriteBack::Clflush)
-    });
-    let mut timed = timed.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut timed = clflush_replays(&names, profile)?;
     let mut costs = Vec::new();
     for run in runs {
         costs = run_in_turns(&mut timed, run, CountedSteps::All)?;
@@ -360,90 +365,4 @@ fn with_clflush(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_on_the_components_follows_from_their_rows() {
-        let row = |what: &str, measured| {
-            let row = FindingRow::counted(what, "", measured);
-            row.beside(Published::new("2.00", 2.0, "test")).fitted()
-        };
-        let first = format!("{BY_COMPONENTS}riommu / strict");
-        let near = [row(&first, 2.2), row("another", 9.0)];
-        let text = by_components(&near);
-        assert!(
-            text.contains("by 10% at most, so the counts do not"),
-            "{text}"
-        );
-        let text = by_components(&[row(&first, 2.2), row(&first, 1.0)]);
-        assert!(
-            text.contains("by 50% at most, so counts or components are"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn every_mode_has_its_cross() {
-        let mut setting = Setting::smoke();
-        // The first run mostly maps, to fill the rings, and unmaps little.
-        setting.runs = 2;
-        let found = EXPERIMENT.run(&setting).unwrap();
-        let clflush = if WriteBack::Clflush.is_available() {
-            6 + 4
-        } else {
-            0
-        };
-        assert_eq!(found.rows.len(), 7 + 7 + 1 + 10 + 8 + 2 + clflush + 1);
-        // The counts do not depend on execution speed. The rows are not judged: printed numbers go
-        // in.
-        let structure = found
-            .rows
-            .iter()
-            .filter(|row| row.quantity.starts_with("the paper's components"));
-        let near = |row: &FindingRow| (row.ratio.unwrap() - 1.0).abs() <= TOLERANCE;
-        assert!(structure.clone().all(near));
-        assert!(
-            structure
-                .clone()
-                .all(|row| row.fitted && row.holds.is_none())
-        );
-        assert_eq!(structure.count(), 8);
-        assert_eq!(found.figures[0].series[2].points.len(), 7);
-        let none = found
-            .rows
-            .iter()
-            .find(|row| row.quantity == "none: C")
-            .unwrap();
-        assert_eq!((none.ratio, none.holds), (Some(1.0), None));
-        let of = |what: &str| {
-            let row = found.rows.iter().find(|row| row.quantity == what);
-            row.unwrap().measured.unwrap().median
-        };
-        // Throughput is proportional to 1 / C.
-        for variant in Variant::ALL.map(Variant::name) {
-            for baseline in BASELINES.map(Baseline::name) {
-                let ratio = of(&format!("throughput, {variant} / {baseline}"));
-                let wanted = of(&format!("{baseline}: C")) / of(&format!("{variant}: C"));
-                let case = format!("{variant} / {baseline}: {ratio}, not {wanted}");
-                assert!((ratio - wanted).abs() < 1e-9, "{case}");
-            }
-        }
-        // The text has the numbers of the rows.
-        let beyond = format!(
-            "{:.0} cycles in {AS_PUBLISHED}",
-            of("riommu--paper: C beyond that of riommu")
-        );
-        let slower = format!("{:.0} in riommu-", of("riommu-: C") - of("riommu: C"));
-        for text in [beyond, slower] {
-            assert!(
-                found.explanation.iter().any(|line| line.contains(&text)),
-                "{text}: {:?}",
-                found.explanation
-            );
-        }
-        // An unprotected packet is the null model of every other C.
-        let null = found.rows.iter().find(|row| row.quantity == "strict: C");
-        assert_eq!(null.unwrap().null_model.unwrap().value, BASELINE_CYCLES);
-    }
-}
+mod tests;

@@ -116,6 +116,11 @@ impl DynExperimentReplay for Copying {
     fn words_of_tables(&self) -> (usize, usize) {
         self.replay.words_of_tables()
     }
+
+    #[cfg(test)]
+    fn write_back(&self) -> WriteBack {
+        self.replay.write_back()
+    }
 }
 
 /// A replica of any mode.
@@ -132,6 +137,10 @@ pub(super) trait DynExperimentReplay {
     /// device that does not snoop.
     #[cfg(test)]
     fn words_of_tables(&self) -> (usize, usize);
+
+    /// Instruction that writes lines of the layer's memory back.
+    #[cfg(test)]
+    fn write_back(&self) -> WriteBack;
 }
 
 impl<L: DmaOps + HasPlatform<InvalidationQueue>> DynExperimentReplay for TimedReplay<L> {
@@ -169,6 +178,11 @@ impl<L: DmaOps + HasPlatform<InvalidationQueue>> DynExperimentReplay for TimedRe
         };
         let view = memory.device_view();
         (count(memory), view.map_or(0, |view| count(view.memory())))
+    }
+
+    #[cfg(test)]
+    fn write_back(&self) -> WriteBack {
+        self.layer().platform().arena.write_back_kind()
     }
 }
 

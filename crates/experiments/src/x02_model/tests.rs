@@ -186,22 +186,21 @@ fn rows_of_clflush_are_timed_with_clflush() {
 #[test]
 fn modes_are_in_order_if_their_costs_fall() {
     let setting = Setting {
-        repetitions: 3,
+        repetitions: 4,
         ..Setting::smoke()
     };
-    let cost = |repetitions: [f64; 3]| Cost {
+    let cost = |repetitions: [f64; 4]| Cost {
         repetitions: repetitions.to_vec(),
         pairs: 1,
         ..Cost::default()
     };
-    // The costs of the first repetition fall, those of the second are equal, and those of the third
-    // rise.
+    // The costs of two repetitions fall, those of the third are equal, and those of the last rise.
     let all = HashMap::from([
-        ("first", cost([300.0, 100.0, 100.0])),
-        ("second", cost([200.0, 100.0, 200.0])),
-        ("third", cost([100.0, 100.0, 300.0])),
+        ("first", cost([300.0, 9.0, 100.0, 100.0])),
+        ("second", cost([200.0, 8.0, 100.0, 200.0])),
+        ("third", cost([100.0, 7.0, 100.0, 300.0])),
     ]);
     let row = whole_order(&setting, &["first", "second", "third"], &all);
-    assert_eq!(row.measured.unwrap().median, 1.0);
-    assert_eq!(row.published.unwrap().value, 3.0);
+    assert_eq!(row.measured.unwrap().median, 2.0);
+    assert_eq!(row.published.unwrap().value, 4.0);
 }

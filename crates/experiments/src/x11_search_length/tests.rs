@@ -116,7 +116,7 @@ fn searches_are_the_last_calls_after_the_first_run() {
     let mut setting = Setting::smoke();
     setting.runs = 2;
     let runs = runs(&setting).unwrap();
-    let all = searches(&runs, None, 1, usize::MAX).unwrap();
+    let all = searches(&runs, None, 1, 100_000).unwrap();
     let ten = searches(&runs, None, 1, 10).unwrap();
     assert_eq!(ten, all[all.len() - 10..]);
     // The first run fills the rings, and its calls are left out.

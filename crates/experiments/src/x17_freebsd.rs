@@ -50,16 +50,65 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are \
         measured: FreeBSD as published, FreeBSD with the flush fixed, Linux 3.4 with EIOVAR.",
     );
-    let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let inv = setting.profile.invalidation_cycles as f64;
-    let as_published = components(setting, "freebsd-paper", &runs)?;
-    let fixed = components(setting, "freebsd", &runs)?;
-    let linux = components(setting, "strict+", &runs)?;
-    // Errors of the components and of the sums, in cycles.
-    let error =
-        |parts: &Components| parts.order_spread.max(parts.repetition_spread) * parts.measured;
-    let spread = error(&as_published);
-    let c = as_published.cycles;
+    let parts = Systems::each(|mode| components(setting, mode, &runs))?;
+    table_3(&parts, inv, &mut found)?;
+    counted(&runs, &mut found)?;
+    saving(&parts, inv, &mut found)?;
+    by_clflush(setting, &runs, &mut found)?;
+    charged(&parts.as_published, inv, &mut found)?;
+    found.explain(
+        "Other costs of FreeBSD, such as locks and the busdma layer above the table, are not \
+        implemented: only the allocator, the table that frees empty pages, and the flush of the \
+        whole page. The paper's 9660 and 16003 cycles include everything.",
+    );
+    found.note(
+        "Measured write-backs use CLWB or CLFLUSHOPT of this processor, except in the rows with \
+        CLFLUSH.",
+    );
+    Ok(found)
+}
+
+/// A result of each system that the experiment compares.
+#[derive(Debug)]
+struct Systems<T> {
+    /// FreeBSD, which writes back a whole page at unmap.
+    as_published: T,
+    /// FreeBSD, which writes back the one entry.
+    fixed: T,
+    /// Linux 3.4 with EIOVAR.
+    linux: T,
+}
+
+/// Modes of [`Systems`], in the order of their rows.
+const MODES: [&str; 3] = ["freebsd-paper", "freebsd", "strict+"];
+
+impl<T> Systems<T> {
+    /// The results that `of` returns for the names of the modes.
+    fn each(mut of: impl FnMut(&'static str) -> Result<T, LabError>) -> Result<Self, LabError> {
+        Ok(Self {
+            as_published: of("freebsd-paper")?,
+            fixed: of("freebsd")?,
+            linux: of("strict+")?,
+        })
+    }
+}
+
+/// Error of the components and of the sums, in cycles.
+fn error(parts: &Components) -> f64 {
+    parts.order_spread.max(parts.repetition_spread) * parts.measured
+}
+
+/// Cycles of a map and an unmap, with an invalidation of `inv` cycles.
+fn pair(c: &Cycles, inv: f64) -> f64 {
+    c.map() + c.unmap() + inv
+}
+
+/// Adds the rows of Table 3: FreeBSD as published.
+fn table_3(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Result<(), LabError> {
+    let sheet = Sheet::named("eiovar_table3_freebsd")?;
+    let spread = error(&parts.as_published);
+    let c = parts.as_published.cycles;
     let iova_unmap = c.unmap_iova_find + c.unmap_iova_free;
     for (component, operation, measured_part, modelled) in [
         ("iova", "map", c.map_iova_alloc, 0.0),
@@ -75,38 +124,48 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         // The busdma layer, locks and lookups of VM objects are not built.
         found.push(row.beside(sheet.printed(&wanted, "value")?));
     }
-    counted(&runs, &mut found)?;
+    Ok(())
+}
+
+/// Adds the cycles that the fix saves, the gain in throughput, and the distance from Linux.
+fn saving(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Result<(), LabError> {
+    let Systems {
+        as_published,
+        fixed,
+        linux,
+    } = parts;
+    let [spread, fixed_spread] = [as_published, fixed].map(error);
+    let c = as_published.cycles;
     let claims = Sheet::named("claims")?;
     let claim = |id| claims.printed(&[("id", id)], "value");
     let saved = c.unmap() - fixed.cycles.unmap();
     let row = FindingRow::new(
         "unmap: saved by the fix",
         "cycles",
-        Measured::cost(saved, 0.0, 0.0).with_spread(spread + error(&fixed)),
+        Measured::cost(saved, 0.0, 0.0).with_spread(spread + fixed_spread),
     );
     found.push(row.near(claim("E20")?));
-    let pair = |c: &Cycles| c.map() + c.unmap() + inv;
     let both = fixed.cycles;
     let measured = Measured::cost(both.map() + both.unmap(), inv, 0.0);
     let what = "map and unmap: total, fixed";
-    let row = FindingRow::new(what, "cycles", measured.with_spread(error(&fixed)));
+    let row = FindingRow::new(what, "cycles", measured.with_spread(fixed_spread));
     found.push(row);
     let gain = gain(&fixed.cycles, &as_published.cycles, inv);
     let row = FindingRow::new(
         "throughput: fixed over as published",
         "",
-        Measured::timed(gain, spread / pair(&c)),
+        Measured::timed(gain, spread / pair(&c, inv)),
     )
     .with_null_model(NullModel::RATIO);
     let printed = Published::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
     found.push(row.near(printed));
-    let slower = pair(&c) / pair(&linux.cycles);
+    let slower = pair(&c, inv) / pair(&linux.cycles, inv);
     let row = FindingRow::new(
         "map and unmap: FreeBSD over Linux",
         "",
         Measured::timed(
             slower,
-            spread / pair(&c) + error(&linux) / pair(&linux.cycles),
+            spread / pair(&c, inv) + error(linux) / pair(&linux.cycles, inv),
         ),
     );
     found.push(row.at_least(claim("E22")?));
@@ -118,20 +177,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         &WriteBack::best().to_string(),
         saved,
         gain,
-        pair(&fixed.cycles),
+        pair(&fixed.cycles, inv),
     ));
-    by_clflush(setting, &runs, &mut found)?;
-    charged(&as_published, inv, &mut found)?;
-    found.explain(
-        "Other costs of FreeBSD, such as locks and the busdma layer above the table, are not \
-        implemented: only the allocator, the table that frees empty pages, and the flush of the \
-        whole page. The paper's 9660 and 16003 cycles include everything.",
-    );
-    found.note(
-        "Measured write-backs use CLWB or CLFLUSHOPT of this processor, except in the rows with \
-        CLFLUSH.",
-    );
-    Ok(found)
+    Ok(())
 }
 
 /// Returns the model's throughput with `fixed` over that with `as_published`, if an invalidation
@@ -310,8 +358,7 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     if !WriteBack::Clflush.is_available() {
         return Ok(());
     }
-    let names = ["freebsd-paper", "freebsd", "strict+"];
-    let timed = names.map(|name| {
+    let timed = MODES.map(|name| {
         let (profile, repetitions) = (&setting.profile, setting.repetitions);
         TimedReplays::with_write_back(
             TimedSubject::from_name(name)?,
@@ -325,8 +372,17 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     for run in runs {
         costs = run_in_turns(&mut timed, run, CountedSteps::All)?;
     }
-    let profile = &setting.profile;
-    for (name, cost) in names.iter().zip(&costs) {
+    let costs: Vec<_> = MODES.into_iter().zip(costs).collect();
+    clflush_rows(&costs, &setting.profile, found)
+}
+
+/// Adds the rows with CLFLUSH. `costs` has the cost of the last run in each mode.
+fn clflush_rows(
+    costs: &[(&'static str, Cost)],
+    profile: &Profile,
+    found: &mut Findings,
+) -> Result<(), LabError> {
+    for (name, cost) in costs {
         let what = format!("{name}: map and unmap with CLFLUSH");
         let measured = Measured::cost(
             cost.measured_per_pair(),
@@ -336,9 +392,15 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
         .with_spread(cost.spread_per_pair());
         found.push(FindingRow::new(what, "cycles", measured));
     }
-    let [as_published, fixed, linux] = costs.as_slice() else {
-        return Err(LabError::Internal("three costs"));
-    };
+    let Systems {
+        as_published,
+        fixed,
+        linux,
+    } = Systems::each(|mode| {
+        let cost = costs.iter().find(|(name, _)| *name == mode);
+        cost.map(|(_, cost)| cost)
+            .ok_or(LabError::Internal("three costs"))
+    })?;
     let claims = Sheet::named("claims")?;
     let claim = |id| claims.printed(&[("id", id)], "value");
     let saved = as_published.measured_per_pair() - fixed.measured_per_pair();
@@ -396,108 +458,4 @@ fn saved_by(instruction: &str, saved: f64, gain: f64, remaining: f64) -> String 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Packets take 1816 + 2 x (20 + 30 + 42) = 2000 cycles with the fix, and
-    /// 1816 + 2 x (20 + 1030 + 42) = 4000 as published.
-    #[test]
-    fn fewer_cycles_of_an_unmap_are_a_gain() {
-        let cycles = |unmap_table| Cycles {
-            map_table: 20.0,
-            unmap_table,
-            ..Cycles::default()
-        };
-        let [fixed, as_published] = [cycles(30.0), cycles(1030.0)];
-        assert_eq!(gain(&fixed, &as_published, 42.0), 2.0);
-        assert_eq!(gain(&as_published, &fixed, 42.0), 0.5);
-    }
-
-    #[test]
-    fn text_agrees_with_the_numbers() {
-        let text = saved_by("CLWB", 8.6, 1.001, 3000.0);
-        assert!(
-            text.contains("saves 9 cycles at each unmap, 0.1 for"),
-            "{text}"
-        );
-        assert!(
-            text.contains("lines, no more than the paper's 159"),
-            "{text}"
-        );
-        assert!(
-            text.ends_with("1.00, no more than the paper's 1.76."),
-            "{text}"
-        );
-        let text = saved_by("CLFLUSH", 63_000.0, 4.0, 3000.0);
-        assert!(text.contains("lines, more than the paper's 159"), "{text}");
-        assert!(
-            text.ends_with("4.00, more than the paper's 1.76."),
-            "{text}"
-        );
-    }
-
-    /// A neighbour keeps the leaf table of almost every page from becoming empty.
-    #[test]
-    fn an_unmap_writes_back_a_page_as_published_and_a_line_if_fixed() {
-        let mut setting = Setting::smoke();
-        setting.runs = 2;
-        let runs = runs(&setting).unwrap();
-        let as_published = counts(&runs, Some(whole_table_pages)).unwrap();
-        let fixed = counts(&runs, None).unwrap();
-        assert!(
-            (64.0..65.0).contains(&as_published.lines),
-            "{as_published:?}"
-        );
-        assert!((1.0..1.1).contains(&fixed.lines), "{fixed:?}");
-        // The tree does not depend on the table.
-        assert_eq!(as_published.nodes, fixed.nodes);
-        assert!((1.0..20.0).contains(&fixed.nodes), "{fixed:?}");
-    }
-
-    #[test]
-    fn components_add_up_and_the_text_has_the_saving() {
-        let mut setting = Setting::smoke();
-        setting.runs = 2;
-        let found = EXPERIMENT.run(&setting).unwrap();
-        let of = |what: &str| {
-            let row = found.rows.iter().find(|row| row.quantity == what);
-            row.and_then(|row| row.measured).unwrap()
-        };
-        for operation in ["map", "unmap"] {
-            let parts =
-                ["iova", "all the rest"].map(|part| of(&format!("{operation}: {part}")).median);
-            let total = of(&format!("{operation}: total")).median;
-            assert!((parts[0] + parts[1] - total).abs() < 1e-6, "{operation}");
-        }
-        assert_eq!(of("unmap: total").modelled_part, Some(2150.0));
-        // C is 1816 cycles and two pairs; throughput is proportional to 1 / C.
-        let as_published = of("map: total").median + of("unmap: total").median;
-        let [fixed, as_published] = [of("map and unmap: total, fixed").median, as_published]
-            .map(|pair| 1816.0 + 2.0 * pair);
-        let gain = of("throughput: fixed over as published").median;
-        let wanted = as_published / fixed;
-        assert!((gain - wanted).abs() < 1e-9, "{gain}, not {wanted}");
-        let saved = format!(
-            "the fix saves {:.0} cycles",
-            of("unmap: saved by the fix").median
-        );
-        assert!(
-            found.explanation.iter().any(|text| text.contains(&saved)),
-            "{saved}"
-        );
-        let rows = found
-            .rows
-            .iter()
-            .filter(|row| row.quantity.contains("CLFLUSH"))
-            .count();
-        assert_eq!(
-            rows,
-            if WriteBack::Clflush.is_available() {
-                6
-            } else {
-                0
-            }
-        );
-        assert_eq!(found.rows.len(), 14 + rows);
-    }
-}
+mod tests;

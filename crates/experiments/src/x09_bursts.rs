@@ -27,6 +27,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const BURSTS: [u32; 14] = [1, 2, 5, 10, 20, 25, 50, 75, 100, 150, 200, 250, 300, 400];
 
 /// Results of a port with one burst limit.
+#[derive(Debug)]
 struct Point {
     /// Packets per interrupt.
     packets: u32,
@@ -95,7 +96,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         point_rows(&mut found, point, setting)?;
     }
     figures(&mut found, &points, setting);
-    overflow(&mut found)?;
+    // The first run begins with empty rings.
+    let run = Capture::new(NicProfile::MLX, NetperfStream::default())?.run()?;
+    overflow(&run, &mut found)?;
     found.explain(
         "An interrupt at 100 received packets ends a burst of 200 unmaps. Acknowledgements are \
         inlined and end no burst. The control messages of a run end one of two unmaps each, so the \
@@ -248,11 +251,9 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
     most
 }
 
-/// Measures overflow in the first run, which begins with empty rings.
-fn overflow(found: &mut Findings) -> Result<(), LabError> {
-    let mut capture = Capture::new(NicProfile::MLX, NetperfStream::default())?;
-    let run = capture.run()?;
-    let (live, busy) = most(&run).into_values().fold((0, 0), |most, ring| {
+/// Measures overflow in `run`, which begins with empty rings.
+fn overflow(run: &Run, found: &mut Findings) -> Result<(), LabError> {
+    let (live, busy) = most(run).into_values().fold((0, 0), |most, ring| {
         (most.0.max(ring.0), most.1.max(ring.1))
     });
     let row = FindingRow::counted("largest ring: live addresses (L)", "", f64::from(live));
@@ -267,8 +268,8 @@ fn overflow(found: &mut Findings) -> Result<(), LabError> {
     let (mut driver, mut counted) = (Vec::new(), Vec::new());
     for share in 1..=24 {
         let slots = (busy * share / 20).max(1);
-        driver.push((f64::from(slots), 100.0 * refused(&run, slots)?));
-        counted.push((f64::from(slots), 100.0 * without_room(&run, slots)));
+        driver.push((f64::from(slots), 100.0 * refused(run, slots)?));
+        counted.push((f64::from(slots), 100.0 * without_room(run, slots)));
     }
     found.figures.push(Figure::linear(
         format!("Maps refused by a full ring, by ring size; L = {live}, L and B = {busy}"),
@@ -315,49 +316,4 @@ fn without_room(run: &Run, slots: u32) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_overflows_exactly_where_slots_run_out() {
-        let mut capture =
-            Capture::with(NicProfile::MLX, NetperfStream::default(), 100, 3000).unwrap();
-        let run = capture.run().unwrap();
-        let busy = most(&run).into_values().map(|(_, busy)| busy).max();
-        let busy = busy.unwrap();
-        for slots in [busy / 4, busy / 2, busy - 1, busy, busy + 7] {
-            let found = refused(&run, slots).unwrap();
-            assert_eq!(found, without_room(&run, slots), "{slots}");
-            assert_eq!(found > 0.0, slots < busy, "{slots}");
-        }
-    }
-
-    #[test]
-    fn packet_cycles_include_none_and_invalidations() {
-        let cost = Cost {
-            measured: 20.0 * 4000.0,
-            repetitions: Vec::new(),
-            spread: 0.0,
-            invalidations: 20,
-            pairs: 4000,
-        };
-        let found = Point::relative_to_none(&cost, &Profile::r210_2015()).median;
-        // Two maps and unmaps of 20 cycles, and two shares of 2150 / 200.
-        assert!(
-            (found - 1816.0 / (1816.0 + 40.0 + 21.5)).abs() < 1e-12,
-            "{found}"
-        );
-    }
-
-    #[test]
-    fn longer_bursts_spread_the_invalidation_over_more_unmaps() {
-        let setting = Setting::smoke();
-        let points = [2, 50, 200].map(|packets| Point::measure(&setting, packets).unwrap());
-        for (point, unmaps) in points.iter().zip([3.9, 95.0, 350.0]) {
-            assert!(point.unmaps > unmaps, "{}", point.unmaps);
-            assert!(point.unmaps <= 2.0 * f64::from(point.packets));
-            assert_eq!(point.owned.invalidations, point.waited.invalidations);
-            assert_eq!(point.owned.invalidations, point.layer.invalidations);
-        }
-    }
-}
+mod tests;

@@ -10,10 +10,12 @@ use ringfence_pviommu::backend::{
     FixedLastTable, LastTable, NoLastTable, POOL_PAGES, REFILL_BELOW,
 };
 use ringfence_pviommu::rtc::{Cycles, FlatCache, MappingKey, ResidencyPolicy, ReverseCache};
-use ringfence_types::{Direction, PhysAddr};
+use ringfence_types::{Direction, PhysAddr, TABLE_WORDS};
 use std::hint::black_box;
 
-use self::fixture::{GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host, map, unmap};
+use self::fixture::{
+    FixtureHost, GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host, map, unmap,
+};
 use self::modes::in_modes;
 use self::reclaim_migration::{migration, overcommit};
 use super::catalogue::{Experiment, Setting};
@@ -221,7 +223,30 @@ fn timed_over(rounds: &[RoundCost], value: impl Fn(&RoundCost) -> f64) -> Measur
     Measured::counted(found.middle).with_spread(found.spread)
 }
 
-fn time_map_requests(setting: &Setting) -> Result<Vec<RoundCost>, LabError> {
+/// Sends the map requests `maps`, one at a time. Returns the ticks of `clock` and the second-stage
+/// walks that they take.
+fn map_block<K: LastTable>(
+    host: &mut FixtureHost<K>,
+    maps: &[Vec<u8>],
+    clock: &mut impl FnMut() -> u64,
+) -> Result<(u64, u64), LabError> {
+    let before = host.backing().stats().walks;
+    let begin = clock();
+    for request in maps {
+        ask(host, black_box(request))?;
+    }
+    let spent = clock().saturating_sub(begin);
+    Ok((spent, host.backing().stats().walks - before))
+}
+
+/// Times map requests without and with the pointer, and cache hits, with `clock`.
+///
+/// # Errors
+/// A host refuses a request, or makes other walks than its pointer allows.
+fn time_map_requests(
+    setting: &Setting,
+    mut clock: impl FnMut() -> u64,
+) -> Result<Vec<RoundCost>, LabError> {
     let (mut without, _) = host(NoLastTable)?;
     let (mut with, _) = host(FixedLastTable::default())?;
     let mut cache = FlatCache::new(Cycles::PAPER, 1 << 12, ResidencyPolicy::Fixed);
@@ -239,31 +264,26 @@ fn time_map_requests(setting: &Setting) -> Result<Vec<RoundCost>, LabError> {
     let mut rounds = Vec::new();
     // Interleave the three, so that disturbances on the CPU affect all. The first round warms up.
     for round in 0..=4 * setting.repetitions.max(1) {
-        let mut spent = [0_u64; 3];
-        let begin = cycles();
-        for request in &maps {
-            ask(&mut without, black_box(request))?;
-        }
-        spent[0] = cycles().saturating_sub(begin);
-        let begin = cycles();
-        for request in &maps {
-            ask(&mut with, black_box(request))?;
-        }
-        spent[1] = cycles().saturating_sub(begin);
-        let begin = cycles();
+        let (walk, walks) = map_block(&mut without, &maps, &mut clock)?;
+        let (last_table, few) = map_block(&mut with, &maps, &mut clock)?;
+        let begin = clock();
         for key in &keys {
             black_box(cache.acquire(black_box(*key)));
             let _ = black_box(cache.release(black_box(*key)));
         }
-        spent[2] = cycles().saturating_sub(begin);
+        let cache_hit = clock().saturating_sub(begin);
         ask(&mut without, &unmaps)?;
         ask(&mut with, &unmaps)?;
         if round > 0 {
-            let [walk, last_table, cache_hit] = spent.map(|cycles| cycles as f64 / BLOCK as f64);
+            // A table has `TABLE_WORDS` pages.
+            if walks != BLOCK || few > BLOCK / TABLE_WORDS as u64 + 1 {
+                return Err(LabError::Internal("walks of a timed block"));
+            }
+            let each = |cycles: u64| cycles as f64 / BLOCK as f64;
             rounds.push(RoundCost {
-                walk,
-                last_table,
-                cache_hit,
+                walk: each(walk),
+                last_table: each(last_table),
+                cache_hit: each(cache_hit),
             });
         }
     }
@@ -319,11 +339,31 @@ fn add_map_cost(
     Ok(())
 }
 
+/// The page reuse of Table 5's TCP_STREAM.
+struct PageReuse {
+    creates: f64,
+    pages: f64,
+}
+
+impl PageReuse {
+    fn stream() -> Result<Self, LabError> {
+        let table = Sheet::named("pviommu_table5")?;
+        let cell = |column| table.printed(&[STREAM], column);
+        Ok(Self {
+            creates: cell("map_create_ops")?.value,
+            pages: cell("pages_4KB")?.value,
+        })
+    }
+
+    /// Share of the maps that a cache which holds every page misses.
+    fn miss_rate(&self) -> f64 {
+        self.pages / self.creates
+    }
+}
+
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let table = Sheet::named("pviommu_table5")?;
-    let cell = |column| table.printed(&[STREAM], column);
-    let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
-    let mapped = pages as u64;
+    let reuse = PageReuse::stream()?;
+    let mapped = reuse.pages as u64;
     let mut found = Findings::with_method(format!(
         "A guest of {} MiB with one assigned device, whose memory gets frames on demand, and a \
         second stage of four levels in memory. Walks and frames are counted. Time is that of map \
@@ -335,10 +375,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     add_pool_sizes(&mut found)?;
     add_last_table_walks(&mut found, mapped)?;
     add_pool_use(&mut found)?;
-    let rounds = time_map_requests(setting)?;
+    let rounds = time_map_requests(setting, cycles)?;
     let kick = setting.profile.kick_cycles as f64;
-    add_map_cost(&mut found, &rounds, kick, pages / creates)?;
-    in_modes(&mut found, creates as u64, mapped)?;
+    add_map_cost(&mut found, &rounds, kick, reuse.miss_rate())?;
+    in_modes(&mut found, reuse.creates as u64, mapped)?;
     overcommit(&mut found, mapped)?;
     migration(&mut found, mapped)?;
     found.explain(
@@ -367,103 +407,4 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use ringfence_pviommu::backend::PagePool;
-
-    use super::*;
-
-    #[test]
-    fn counts_hold_and_the_published_pointer_is_wrong() {
-        let mut found = Findings::default();
-        add_pool_sizes(&mut found).unwrap();
-        add_last_table_walks(&mut found, 95).unwrap();
-        add_pool_use(&mut found).unwrap();
-        in_modes(&mut found, 4096, 95).unwrap();
-        overcommit(&mut found, 95).unwrap();
-        migration(&mut found, 95).unwrap();
-        for row in &found.rows {
-            assert_ne!(row.holds, Some(false), "{row:?}");
-        }
-        let of = |what: &str| {
-            let row = found.rows.iter().find(|row| row.quantity.contains(what));
-            row.unwrap().measured.unwrap().median
-        };
-        // The pointer serves 512 consecutive pages. For scattered pages it does not help.
-        assert_eq!(of("in order: walks per map, no pointer"), 1.0);
-        assert_eq!(of("in order: walks per map, pointer"), 1.0 / 512.0);
-        assert!(of("scattered pages: walks per map, pointer") > 0.9);
-        let wrong = "in order: share of pages with another page's frame, pointer as published";
-        assert!(of(wrong) > 0.4);
-        assert_eq!(of("one page per request: frames requested"), 0.0);
-        for (mode, walks, reads, awaited) in [
-            ("pviommu", 4097.0, 4096.0 * 4.0 + 1.0, 95.0),
-            // Two mappings more than pages (`the_printed_tree_loses_pages`).
-            ("rtc-paper", 98.0, 97.0 * 4.0 + 1.0, 95.0),
-            ("pviommu+rtc", 96.0, 95.0 * 4.0 + 1.0, 95.0),
-            ("pviommu+rtc+hopt", 2.0, 94.0 + 5.0, 0.0),
-        ] {
-            let of = |what: &str| of(&format!("in {mode}: {what}"));
-            assert_eq!(of("second-stage walks"), walks, "{mode}");
-            assert_eq!(of("words"), reads, "{mode}");
-            assert_eq!(of("frames"), awaited, "{mode}");
-        }
-        assert_eq!(
-            of("1024 pages per request: frames requested"),
-            (GUEST_PAGES / 1024 * (1024 - POOL_PAGES as u64)) as f64
-        );
-    }
-
-    #[test]
-    fn spread_is_that_of_the_whole_row() {
-        let rounds = [100.0, 110.0, 120.0].map(|walk| RoundCost {
-            walk,
-            last_table: 50.0,
-            cache_hit: 10.0,
-        });
-        let mut found = Findings::default();
-        add_map_cost(&mut found, &rounds, 1000.0, 0.5).unwrap();
-        for (what, median, smallest, largest) in [
-            ("no pointer", 110.0, 100.0, 120.0),
-            ("request at the host: pointer", 50.0, 50.0, 50.0),
-            ("kvm-baseline", 0.0, 0.0, 0.0),
-            ("TCP_STREAM: pviommu", 1110.0, 1100.0, 1120.0),
-            ("TCP_STREAM: pviommu+rtc", 565.0, 560.0, 570.0),
-            ("TCP_STREAM: pviommu+rtc+hopt", 535.0, 535.0, 535.0),
-            ("Share of", 30.0 / 545.0, 25.0 / 540.0, 35.0 / 550.0),
-        ] {
-            let mut rows = found.rows.iter();
-            let row =
-                rows.find(|row| row.quantity.ends_with(what) || row.quantity.starts_with(what));
-            let measured = row.unwrap().measured.unwrap();
-            let near = |one: f64, other: f64| (one - other).abs() < 1e-9;
-            assert!(near(measured.median, median), "{what}: {measured:?}");
-            let spread = largest - smallest;
-            assert!(near(measured.spread, spread), "{what}: {measured:?}");
-        }
-    }
-
-    #[test]
-    fn published_tree_loses_pages_and_maps_them_again() {
-        // The tree stores a node's 33rd key outside the array. Each later key takes two places,
-        // because Insert does not find the newest, so the 48th is also outside (erratum 11).
-        for (pages, again) in [(32, 0), (33, 1), (47, 1), (48, 2), (95, 2)] {
-            let mut found = Findings::default();
-            in_modes(&mut found, 4096, pages).unwrap();
-            let requests = |mode: &str| {
-                let what = format!("in {mode}: requests");
-                let row = found.rows.iter().find(|row| row.quantity.ends_with(&what));
-                row.unwrap().measured.unwrap().median
-            };
-            let (as_published, fixed) = (requests("rtc-paper"), requests("pviommu+rtc"));
-            assert_eq!(fixed, pages as f64);
-            assert_eq!(as_published - fixed, f64::from(again), "{pages} pages");
-        }
-    }
-
-    #[test]
-    fn pools_have_the_papers_size() {
-        assert_eq!(size_of::<usize>() * POOL_PAGES, 2048);
-        let (_, source) = host(NoLastTable).unwrap();
-        assert_eq!(PagePool::new(source).available(), POOL_PAGES);
-    }
-}
+mod tests;

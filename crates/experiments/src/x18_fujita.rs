@@ -77,6 +77,15 @@ impl Requests {
 /// Name of the declared profile of the paper's machine.
 const CORE2: &str = "core2-2008";
 
+/// The configurations of Fig. 4, and the modes that run them.
+const CONFIGURATIONS: [(&str, &str); 5] = [
+    ("disabled", "none"),
+    ("default", "defer"),
+    ("strict", "strict"),
+    ("bitmap", "bitmap"),
+    ("strict bitmap", "strict-bitmap"),
+];
+
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
     let mut found = Findings::with_method(format!(
@@ -101,21 +110,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let after = fact("IOMMU penalty after change")?;
     let two = fact("strict vs strict bitmap")?;
     let default = 100.0 - penalty.value;
-    let configurations = [
-        ("disabled", "none", percent(penalty.clone(), 100.0)),
-        ("default", "defer", percent(penalty.clone(), default)),
-        ("strict", "strict", percent(penalty.clone(), default)),
-        (
-            "bitmap",
-            "bitmap",
-            percent(after.clone(), 100.0 - after.value),
-        ),
-        (
-            "strict bitmap",
-            "strict-bitmap",
-            percent(two.clone(), default * (1.0 + two.value / 100.0)),
-        ),
-    ];
+    let configurations = CONFIGURATIONS.map(|(name, mode)| {
+        let printed = match name {
+            "disabled" => percent(penalty.clone(), 100.0),
+            "bitmap" => percent(after.clone(), 100.0 - after.value),
+            "strict bitmap" => percent(two.clone(), default * (1.0 + two.value / 100.0)),
+            _ => percent(penalty.clone(), default),
+        };
+        (name, mode, printed)
+    });
     let subjects = configurations
         .iter()
         .map(|(_, mode, _)| TimedSubject::from_name(mode));
@@ -363,115 +366,4 @@ fn price_limits(requests: &[Part]) -> (f64, f64) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_price_is_the_difference_of_two_printed_configurations() {
-        let c_none = CLOCK / 124_337.2 * 0.8;
-        let implied = Implied::new(c_none, 20.0, 13.0, 2.0);
-        // 19302 cycles of a request without protection: 100/81.6 and 100/87 of them.
-        assert!(
-            (implied.price() - 1468.0).abs() < 1.0,
-            "{}",
-            implied.price()
-        );
-        let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
-        let row = |what: &str| {
-            let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
-            (row.measured.unwrap(), row.holds)
-        };
-        assert_eq!(row("core2-2008: cycles of an invalidation").1, None);
-        // Strict bitmap pays it at every unmap, bitmap once a wrap.
-        let strict = row("strict bitmap: cycles per request")
-            .0
-            .modelled_part
-            .unwrap();
-        let bitmap = row("bitmap: cycles per request").0.modelled_part.unwrap();
-        assert!((strict - bitmap - 1468.0).abs() < 1.0, "{strict} {bitmap}");
-        // Strict pays it too. Default pays it once for 250 of its unmaps, the first 4096 included.
-        let count = 3 * Setting::smoke().packets;
-        let shared = (PseudoScsi::FRAMES + count) / 250 - PseudoScsi::FRAMES / 250;
-        let modelled = |name: &str| {
-            let cycles = row(&format!("{name}: cycles per request")).0;
-            (cycles.modelled_part.unwrap() - c_none, cycles.median)
-        };
-        let share = 1468.0 * shared as f64 / count as f64;
-        for (name, wanted) in [("disabled", 0.0), ("default", share), ("strict", 1468.0)] {
-            let found = modelled(name).0;
-            assert!(
-                (found - wanted).abs() < 1e-6,
-                "{name}: {found}, not {wanted}"
-            );
-        }
-        // The run begins and ends between two flushes.
-        let off = (share - 1468.0 / 250.0).abs();
-        assert!(off < 1468.0 / count as f64, "{share}");
-        for name in ["disabled", "default", "strict", "bitmap", "strict bitmap"] {
-            let what = format!("{name}: requests per second, disabled = 100");
-            let (found, wanted) = (row(&what).0.median, 100.0 * c_none / modelled(name).1);
-            assert!(
-                (found - wanted).abs() < 1e-9,
-                "{name}: {found}, not {wanted}"
-            );
-        }
-        // The fitted price decides no order: default pays a 250th of it, bitmap nothing here.
-        let grouped = found.rows.iter().filter(|row| row.group.is_some());
-        let grouped: Vec<_> = grouped.map(|row| row.quantity.as_str()).collect();
-        let rate = |name: &str| format!("{name}: requests per second, disabled = 100");
-        assert_eq!(grouped, ["disabled", "default", "bitmap"].map(rate));
-        let groups = found.rows.iter().filter_map(|row| row.group);
-        assert!(groups.eq(["requests per second"; 3]));
-        assert_eq!(found.score.orders.asked, 1, "disabled is the unit");
-        assert!((bitmap - c_none).abs() < 1e-6, "invalidated before a wrap");
-        // What the price follows from is not judged.
-        let holds = |name: &str| row(&rate(name)).1;
-        assert_eq!((holds("disabled"), holds("strict bitmap")), (None, None));
-        for name in ["default", "strict", "bitmap"] {
-            assert!(holds(name).is_some(), "{name}");
-        }
-        assert!(found.notes.iter().any(|note| note.contains("price")));
-        for percent in ["20%", "13%", "2%"] {
-            assert!(found.method.contains(percent), "{}", found.method);
-        }
-    }
-
-    #[test]
-    fn text_names_the_configurations_that_are_closer_to_disabled() {
-        let implied = Implied::new(19_302.0, 20.0, 13.0, 2.0);
-        let text = |default, strict| {
-            let requests = [("default", default, 6.0), ("strict", strict, 1468.0)];
-            closer(&requests, &implied)
-        };
-        // Default and strict cost 4826 cycles in the paper.
-        assert!(text(900.0, 900.0).starts_with("All"));
-        assert!(text(9000.0, 9000.0).starts_with("No"));
-        let some = text(900.0, 4000.0);
-        assert!(some.contains("default is closer") && some.contains("strict is not"));
-        assert!(text(f64::NAN, 900.0).contains("strict is closer"));
-    }
-
-    #[test]
-    fn the_order_holds_below_the_difference_of_the_work() {
-        let requests = [
-            ("default", 900.0, 6.0),
-            ("strict bitmap", 700.0, 1468.0),
-            ("bitmap", 650.0, 0.0),
-        ];
-        assert_eq!(price_limits(&requests), (200.0, 250.0));
-    }
-
-    /// The driver maps the frames in turn and ends each request before the next.
-    #[test]
-    fn requests_are_those_of_the_pseudo_driver() {
-        let mut driver = Requests::new().unwrap();
-        let first = driver.take(PseudoScsi::FRAMES).unwrap().plan;
-        let next = driver.take(1).unwrap().plan;
-        assert_eq!((first.maps, first.unmaps), (4096, 4096));
-        assert_eq!(first.segments[0].bytes(), 1024);
-        assert_eq!(first.segments[0], next.segments[0]);
-        assert_ne!(first.segments[0], first.segments[1]);
-        assert!(matches!(first.steps[1].step, Step::Unmap { .. }));
-        assert_eq!(next.steps[0].time, Nanos(4096 * REQUEST_NS));
-    }
-}
+mod tests;

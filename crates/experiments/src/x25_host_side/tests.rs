@@ -156,7 +156,7 @@ fn every_part_of_the_experiment_has_its_rows() {
     let found = EXPERIMENT.run(&setting).unwrap();
     // Sizes, walks, frames, costs, modes, overcommit and migration.
     let rows = [5, 3 * 5, 2 * 3, 3 + 4 + 1, 4 * 4, 4, 4];
-    assert_eq!(found.rows.len(), rows.iter().sum());
+    assert_eq!(found.rows.len(), rows.iter().sum::<usize>());
     let row = |what: &str| {
         let what = format!("A map with the reuse of TCP_STREAM: {what}");
         found.rows.iter().find(|row| row.quantity == what).unwrap()

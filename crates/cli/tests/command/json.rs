@@ -155,6 +155,8 @@ fn json_page_lists_exactly_the_fields() {
         &report(&["--profile", "cascade-lake-2024", "--line-rate", "400"]),
         &mut printed,
     );
+    // Large entries, which rings do not have.
+    names(&report(&["--page-size", "2m"]), &mut printed);
     // A trace of round trips.
     let scratch = Scratch::new("round-trips");
     let trace = scratch.path("trace");

@@ -183,3 +183,31 @@ impl Riotlb {
         self.entries.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    /// Every bit of bus, function and ring is part of the key, and the key gives them back.
+    #[test]
+    fn keys_of_all_devices_and_rings_differ() {
+        let devices = [
+            0x0000, 0x0001, 0x0100, 0x0108, 0x0200, 0x0208, 0x8000, 0xff00, 0xffff,
+        ];
+        let rings = [0, 1, 0x80, 0x100, 0x101, 0x8000, 0xff01, 0xffff];
+        let mut seen = Vec::new();
+        for device in devices.map(RequesterId::new) {
+            for ring in rings.map(RingId::new) {
+                let key = RingKey::new(device, ring);
+                assert!(!seen.contains(&key), "{device} ring {ring:?}");
+                assert_eq!(
+                    (RingKey::device(key.0), RingKey::ring(key.0)),
+                    (device, ring)
+                );
+                seen.push(key);
+            }
+        }
+    }
+}

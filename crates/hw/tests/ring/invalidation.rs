@@ -8,7 +8,9 @@ use ringfence_types::{
     RingSlot, Ticket,
 };
 
-use crate::rig::{DEVICES, NIC, RW, Rig, SSD, arena, geometry, iova, pa, pte, ring_request, roomy};
+use crate::rig::{
+    DEVICES, NIC, RINGS, RW, Rig, SSD, arena, geometry, iova, number, pa, pte, ring_request, roomy,
+};
 
 #[test]
 fn scopes() {
@@ -156,26 +158,29 @@ fn capacity() {
     }
 }
 
-/// Entries are keyed by device and ring: the same ring number of another device is a different
-/// entry.
+/// Entries are keyed by bus, function and ring: the same ring number of another device is a
+/// different entry, also if only the bus or only the function differs.
 #[test]
 fn every_device_and_ring_has_its_own() {
     let mem = arena();
     let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 2);
-    let place = |device, ring: u16| {
-        0x10_0000 + (u64::from(ring) << 12) + if device == NIC { 0 } else { 0x8_0000 }
-    };
-    for device in [NIC, SSD] {
-        for ring in 0..4 {
+    let place = |device, ring: u16| 0x10_0000 + (u64::from(ring) << 12) + (number(device) << 16);
+    let devices = DEVICES.map(|(device, _)| device);
+    for device in devices {
+        for ring in 0..RINGS {
             RingPte::store(pte(place(device, ring), 64, RW), rig.words(device, ring, 0));
         }
     }
     for _ in 0..2 {
-        for ring in 0..4 {
-            for device in [NIC, SSD] {
+        for ring in 0..RINGS {
+            for device in devices {
                 assert_eq!(rig.touch(device, ring, 0), Ok((place(device, ring), 1)));
             }
         }
     }
-    assert_eq!((rig.unit.stats().misses, rig.unit.stats().hits), (8, 8));
+    let entries = devices.len() as u64 * u64::from(RINGS);
+    assert_eq!(
+        (rig.unit.stats().misses, rig.unit.stats().hits),
+        (entries, entries)
+    );
 }

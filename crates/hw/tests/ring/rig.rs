@@ -1,4 +1,4 @@
-//! A machine with a ring unit: memory, context tables, and two devices with four rings each.
+//! A machine with a ring unit: memory, context tables, and four devices with four rings each.
 
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use ringfence_hw::{
@@ -22,12 +22,18 @@ pub(crate) const RW: Permissions = Permissions::READ_WRITE;
 
 pub(crate) const NIC: RequesterId = RequesterId::new(0x0100);
 pub(crate) const SSD: RequesterId = RequesterId::new(0x0208);
-/// Reaches the rings of the SSD. The same function as the NIC, on another bus.
-pub(crate) const SSD_ALIAS: RequesterId = RequesterId::new(0x0200);
+/// The same bus as the NIC, another function: that of the SSD.
+pub(crate) const GPU: RequesterId = RequesterId::new(0x0108);
+/// The same function as the NIC, on another bus: that of the SSD.
+pub(crate) const HBA: RequesterId = RequesterId::new(0x0200);
 /// No device: its bus has a context table without an entry for it.
 pub(crate) const NOBODY: RequesterId = RequesterId::new(0x0110);
-pub(crate) const DEVICES: [(RequesterId, DomainId); 2] =
-    [(NIC, DomainId::new(1)), (SSD, DomainId::new(0xffff))];
+pub(crate) const DEVICES: [(RequesterId, DomainId); 4] = [
+    (NIC, DomainId::new(1)),
+    (SSD, DomainId::new(0xffff)),
+    (GPU, DomainId::new(3)),
+    (HBA, DomainId::new(4)),
+];
 pub(crate) const RINGS: u16 = 4;
 
 const ARENA: u64 = 64 << 20;
@@ -116,10 +122,7 @@ impl<'m, L: RingLogic> Rig<'m, L> {
                 domain,
                 translation,
             };
-            let alias = (device == SSD).then_some(SSD_ALIAS);
-            for device in [Some(device), alias].into_iter().flatten() {
-                contexts.attach(mem, &frames, device, &context).unwrap();
-            }
+            contexts.attach(mem, &frames, device, &context).unwrap();
         }
         let mut unit = RingUnit::new(config);
         unit.set_root_table(contexts.root());
@@ -129,7 +132,7 @@ impl<'m, L: RingLogic> Rig<'m, L> {
 
     /// Returns the address of the rDEVICE of `device`.
     pub(crate) fn device(device: RequesterId) -> PhysAddr {
-        pa(RDEVICES + if device == NIC { 0 } else { 0x1000 })
+        pa(RDEVICES + number(device) * 0x1000)
     }
 
     /// Returns the address of the rRING of `ring` of `device`.
@@ -187,20 +190,21 @@ impl<'m, L: RingLogic> Rig<'m, L> {
     }
 }
 
+/// Returns the index of `device` in [`DEVICES`].
+pub(crate) fn number(device: RequesterId) -> u64 {
+    let number = DEVICES.iter().position(|(known, _)| *known == device);
+    number.unwrap() as u64
+}
+
 /// Returns the flat table of `ring` of `device`.
 fn table(device: RequesterId, ring: u16, slots: u32) -> RingTable {
-    let number = u64::from(ring) + if device == NIC { 0 } else { u64::from(RINGS) };
+    let number = u64::from(ring) + number(device) * u64::from(RINGS);
     RingTable::new(pa(TABLES + (number << 20)), slots).unwrap()
 }
 
 pub(crate) fn ring_request(device: RequesterId, ring: u16) -> Invalidation {
-    let domain = if device == NIC {
-        DEVICES[0].1
-    } else {
-        DEVICES[1].1
-    };
     Invalidation::Ring {
-        domain,
+        domain: DEVICES[number(device) as usize].1,
         device,
         ring: RingId::new(ring),
     }

@@ -6,7 +6,7 @@ use ringfence_types::FaultReason::*;
 use ringfence_types::{Iova, PhysAddr, RequesterId};
 
 use crate::rig::{
-    NIC, NOBODY, R, READ, RW, Rig, SSD, SSD_ALIAS, W, WRITE, arena, geometry, iova, pte, roomy,
+    HBA, NIC, NOBODY, R, READ, RW, Rig, SSD, W, WRITE, arena, geometry, iova, pte, roomy,
 };
 use crate::ring_logic::LogicAsPublished;
 
@@ -341,10 +341,10 @@ fn the_bus_selects_the_rdevice() {
     for config in [config, RingUnitConfig::UNCACHED] {
         let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
         rig.map(NIC, 0, 0, pte(0x5000, 64, RW));
-        rig.map(SSD, 0, 0, pte(0x6000, 64, RW));
+        rig.map(HBA, 0, 0, pte(0x6000, 64, RW));
         for _ in 0..2 {
             assert_eq!(rig.touch(NIC, 0, 0), Ok((0x5000, 1)));
-            assert_eq!(rig.touch(SSD_ALIAS, 0, 0), Ok((0x6000, 1)));
+            assert_eq!(rig.touch(HBA, 0, 0), Ok((0x6000, 1)));
         }
         assert_eq!(
             rig.touch(RequesterId::new(0x0300), 0, 0),

@@ -4,9 +4,11 @@ use ringfence_hw::{FaultRecord, RootTable, UnitConfig, VtdUnit};
 use ringfence_pgtable::Levels;
 use ringfence_types::FaultReason::{
     Blocked, ContextInvalid, ContextNotPresent, ReservedBit, RootNotPresent, TableAccess,
+    WriteDenied,
 };
 use ringfence_types::{
-    Access, DomainId, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory, RequesterId,
+    Access, DomainId, FaultReason, Invalidation, Iova, PageSize, Permissions, PhysAddr, PhysMemory,
+    RequesterId,
 };
 use std::sync::atomic::Ordering;
 
@@ -177,7 +179,8 @@ fn faults_are_recorded_with_their_fields() {
     let mut config = roomy();
     config.fault_log = 2;
     let mut rig = Rig::new(&mem, &config);
-    let _table = rig.domain(A, &[NIC]);
+    let table = rig.domain(A, &[NIC]);
+    rig.map(&table, 0x4000, 0x7000, 1, Permissions::READ);
     assert!(rig.dma(NIC, 0x1234, 4, WRITE).is_err());
     assert!(rig.dma(DISK, 0x5678, 4, READ).is_err());
     assert!(rig.dma(NIC, 0x9000, 4, READ).is_err());
@@ -192,6 +195,12 @@ fn faults_are_recorded_with_their_fields() {
     assert_eq!(log.take(), Some(record(DISK, 0x5000, Access::Read, 1)));
     assert_eq!((log.take(), log.overflowed(), log.lost()), (None, true, 1));
     assert_eq!(rig.unit.stats().faults, 3);
+    // A write to a read-only page.
+    rig.unit.faults().clear_overflow();
+    assert_eq!(rig.dma(NIC, 0x4008, 4, WRITE), Err((0x4008, WriteDenied)));
+    let denied = rig.unit.faults().take();
+    assert_eq!(denied, Some(record(NIC, 0x4000, Access::Write, 5)));
+    assert_eq!(rig.unit.stats().faults, 4);
 }
 
 /// Every other device of a square of buses and functions is attached, each to a page of its own.

@@ -71,7 +71,7 @@ fn scopes_are_exact() {
     let all = [true; 4];
     // request, granularity, which of the four still translate, entries in walk caches of level 1
     let leaves = CachedLevels::Leaves;
-    let cases: [(Invalidation, InvalidationGranularity, [bool; 4], u32); 12] = [
+    let cases: [(Invalidation, InvalidationGranularity, [bool; 4], u32); 13] = [
         (
             pages(A, 0x1000, 1, leaves),
             InvalidationGranularity::Selective,
@@ -140,6 +140,12 @@ fn scopes_are_exact() {
         ),
         (
             Invalidation::Domain(A),
+            InvalidationGranularity::GlobalOnly,
+            [false; 4],
+            0,
+        ),
+        (
+            Invalidation::Context(NIC),
             InvalidationGranularity::GlobalOnly,
             [false; 4],
             0,

@@ -533,3 +533,6 @@ fn config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
         ..UnitConfig::UNCACHED
     })
 }
+
+#[cfg(test)]
+mod tests;

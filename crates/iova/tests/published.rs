@@ -290,9 +290,13 @@ fn linux_passes_over_cached_ranges_above_the_limit() {
 
 #[test]
 fn eiovar_holds_k_ranges_and_not_one_more() {
-    for k in [0, 1, 8, 64] {
-        let mut eiovar = Eiovar::new(CachedTree::new(space()), Capacity::AtMost(k));
-        let live: Vec<_> = (0..100)
+    for (capacity, k) in [0, 1, 8, 64, 512]
+        .map(|k| (Capacity::AtMost(k), k))
+        .into_iter()
+        .chain([(Capacity::Unbounded, 600)])
+    {
+        let mut eiovar = Eiovar::new(CachedTree::new(space()), capacity);
+        let live: Vec<_> = (0..600)
             .map(|number| {
                 eiovar
                     .alloc(&AllocRequest::new(1 << (number % 3), LIMIT))

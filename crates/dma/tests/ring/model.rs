@@ -81,6 +81,8 @@ struct Checked<'a> {
     board: Board,
     subject: &'a mut dyn Subject,
     known: BTreeMap<u64, Known>,
+    /// The slot of each ring after the one mapped last.
+    tail: [u32; 2],
 }
 
 impl Checked<'_> {
@@ -130,7 +132,10 @@ impl Checked<'_> {
                     Op::UnmapOldest(cpu) if !live.is_empty() => (*cpu, live[0]),
                     _ => return,
                 };
+                let asked = self.board.port.log.len();
                 self.subject.unmap(&mut self.board, cpu, id);
+                let asked = self.board.port.log.len() - asked;
+                assert_eq!(asked, 0, "only the end of a burst invalidates");
                 self.known.get_mut(&id).unwrap().withheld = Some(cpu);
             }
             Op::Claim(ring, slot) => self.claim(*ring, *slot),
@@ -215,6 +220,10 @@ impl Checked<'_> {
                         None,
                         "{iova} is taken"
                     );
+                    if choice == SlotChoice::Tail {
+                        assert_eq!(place(*iova).1, self.tail[ring], "not at the tail");
+                        self.tail[ring] = (self.tail[ring] + 1) % SLOTS[ring];
+                    }
                 }
                 let pieces = found.into_iter().map(place).zip(pieces.iter().copied());
                 let known = Known {
@@ -230,6 +239,15 @@ impl Checked<'_> {
                 assert_eq!(words(&self.board), before, "a stalled map changes nothing");
                 let place = (full.ring.get(), full.slot.get());
                 assert_eq!(taken.get(&place), Some(&full.reason), "{full}");
+                if choice == SlotChoice::Tail {
+                    let next = (0..pieces.len() as u32)
+                        .map(|n| (ring as u16, (self.tail[ring] + n) % SLOTS[ring]));
+                    let mut taken = next.filter(|place| taken.contains_key(place));
+                    assert!(
+                        taken.next().is_some(),
+                        "{full}, the slots at the tail are free"
+                    );
+                }
                 if choice == SlotChoice::NextFree {
                     let of_ring = taken.iter().filter(|((r, _), _)| usize::from(*r) == ring);
                     let free = SLOTS[ring] as usize - of_ring.clone().count();
@@ -328,6 +346,7 @@ fn check(
         board,
         subject: &mut *subject,
         known: BTreeMap::new(),
+        tail: [0; 2],
     };
     checked.run(ops, choice, lists);
 }

@@ -2,6 +2,7 @@
 //! the driver's mappings.
 
 mod as_published;
+mod attachments;
 mod attacks;
 mod detached;
 mod disks;

@@ -138,6 +138,7 @@ fn one_invalidation_per_burst_and_direction() {
     // 2000 received frames and 1000 sent frames, in bursts of 100.
     assert!((28..=32).contains(&driver.bursts), "{driver:?}");
     assert!((2_800..=3_100).contains(&driver.unmaps), "{driver:?}");
+    assert_eq!(env.troubles()[1].turns(), driver.bursts);
     testbed.close(&mut env).unwrap();
 }
 

@@ -246,3 +246,15 @@ fn figures_have_the_costs_of_their_lines() {
         }
     }
 }
+
+#[test]
+fn waited_invalidations_take_the_cycles_of_the_profile() {
+    const WAIT: u64 = 1_000_000;
+    let mut setting = Setting::smoke();
+    setting.profile.invalidation_cycles = WAIT;
+    let Point { owned, waited, .. } = Point::measure(&setting, 50).unwrap();
+    // The wait is a lower bound, whatever else the CPU executes.
+    let wanted = 0.9 * (WAIT * waited.invalidations) as f64;
+    assert!(waited.invalidations > 0 && waited.measured > wanted);
+    assert!(owned.measured < waited.measured);
+}

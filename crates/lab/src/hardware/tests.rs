@@ -1,19 +1,21 @@
 //! The granularity of invalidations of each unit.
 
 use super::*;
-use crate::platform::ReplayPlatform;
 
 #[test]
 fn calgary_invalidates_all_and_vtd_selects() {
     let profile = Profile::r210_2015();
-    let calgary = ReplayPlatform::<Calgary>::new(&profile, true).unwrap();
-    let vtd = ReplayPlatform::<Vtd>::new(&profile, true).unwrap();
+    let memory = Rc::new(Arena::new(1 << 20).unwrap());
+    let region = PhysRange::new(PhysAddr::new(4096), (1 << 20) - 4096).unwrap();
+    let frames = Rc::new(Frames::new(Rc::clone(&memory), region));
+    let calgary = Calgary::new(&profile, &memory, &frames).unwrap();
+    let vtd = Vtd::new(&profile, &memory, &frames).unwrap();
     assert_eq!(
-        calgary.iommu.hardware.unit.invalidation_granularity(),
+        calgary.unit.invalidation_granularity(),
         InvalidationGranularity::GlobalOnly
     );
     assert_eq!(
-        vtd.iommu.hardware.unit.invalidation_granularity(),
+        vtd.unit.invalidation_granularity(),
         InvalidationGranularity::Selective
     );
 }

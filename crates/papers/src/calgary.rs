@@ -141,7 +141,12 @@ impl HostBridgeRegisters {
     fn write_table_address(&mut self) {
         self.accesses += 1;
         self.flushes += 1;
-        self.flushed_under_dma |= self.in_flight > 0 || !self.stopped();
+        // A soft stop of CalIOC2 does not yet hold the bus.
+        let held = match self.kind {
+            Bridge::Calgary => !self.arbitration,
+            Bridge::CalIoc2 => self.hard_stop,
+        };
+        self.flushed_under_dma |= self.in_flight > 0 || !held;
     }
 
     /// Reads a register to complete the writes before it.

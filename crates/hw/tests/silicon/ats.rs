@@ -291,12 +291,13 @@ fn an_invalidation_waits_for_the_device_tlbs_of_its_scope() {
     for (device, domain, table) in [(NIC, A, 0), (GPU, A, 0), (DISK, B, 1)] {
         attach(&mut rig, device, domain, tables[table].root());
     }
-    for (scope, expected) in [
-        (pages(A, 0x1000, 1), vec![NIC, GPU]),
-        (pages(B, 0x1000, 1), vec![DISK]),
-        (Invalidation::Domain(B), vec![DISK]),
-        (Invalidation::Global, vec![NIC, GPU, DISK]),
-        (Invalidation::Context(GPU), vec![GPU]),
+    let all = (0, u64::MAX);
+    for (scope, expected, range) in [
+        (pages(A, 0x2000, 2), vec![NIC, GPU], (0x2000, 0x3fff)),
+        (pages(B, 0x1000, 1), vec![DISK], (0x1000, 0x1fff)),
+        (Invalidation::Domain(B), vec![DISK], all),
+        (Invalidation::Global, vec![NIC, GPU, DISK], all),
+        (Invalidation::Context(GPU), vec![GPU], all),
     ] {
         let mut unit = ats(&rig, DeviceTlbQueueConfig::default(), 4);
         unit.add_device_tlb(NIC, A);
@@ -310,6 +311,8 @@ fn an_invalidation_waits_for_the_device_tlbs_of_its_scope() {
         let devices: Vec<_> = requests.iter().map(|request| request.device).collect();
         assert_eq!(devices, expected, "{scope:?}");
         for request in requests {
+            let addresses = (request.range.start().get(), request.range.last().get());
+            assert_eq!(addresses, range, "{scope:?}");
             assert_eq!(unit.poll(ticket), Ok(false), "{scope:?}");
             unit.complete(request.device, request.tag).unwrap();
         }

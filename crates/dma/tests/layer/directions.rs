@@ -65,4 +65,26 @@ fn directions_become_permissions() {
             .lookup(&*rig.board.arena, rings.range().start());
         assert_eq!(leaf.unwrap().permissions, Permissions::READ_WRITE);
     }
+    // Each buffer of a batch keeps its own direction.
+    let directions = [
+        Direction::ToDevice,
+        Direction::FromDevice,
+        Direction::Bidirectional,
+    ];
+    let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
+    let (board, dma, cpu, at) = rig.parts();
+    let requests = directions.iter().zip(0_u64..);
+    let requests = requests.map(|(direction, number)| MapMultiRequest {
+        buffer: number,
+        memory: memory(0x10_0000 + number * PAGE, 64),
+        direction: *direction,
+    });
+    let mappings = dma.map_multi(cpu, board, at, requests.collect()).unwrap();
+    assert_eq!(mappings.len(), directions.len());
+    let table = &rig.space().table().0;
+    for (mapping, direction) in mappings.iter().zip(directions) {
+        assert_eq!(mapping.direction(), direction);
+        let leaf = table.lookup(&*rig.board.arena, mapping.iova()).unwrap();
+        assert_eq!(leaf.permissions, direction.permissions(), "{direction}");
+    }
 }

@@ -6,7 +6,8 @@ use ringfence_dma::{Dma, MapReason, ReleasedStale};
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{
-    Direction, DomainId, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
+    Direction, DomainId, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 use crate::rig::*;
@@ -169,6 +170,7 @@ fn a_static_map_is_made_once() {
             assert_eq!(at.get(), page * PAGE);
             let large = (0x200..0x400).contains(&page);
             assert_eq!(leaf.page == PageSize::Size2M, large, "{page:#x}");
+            assert_eq!(leaf.permissions, Permissions::READ_WRITE, "{page:#x}");
         }
     }
     let words = board.words();

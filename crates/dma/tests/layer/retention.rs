@@ -130,6 +130,33 @@ fn buffers_of_a_page_share_one_mapping_until_the_last_unmap() {
     assert_eq!((layer.ranges(), layer.invalidations()), (0, 3));
 }
 
+/// An entry counts at most 1023 users. Buffers beyond have mappings of their own, which leave at
+/// their unmap.
+#[test]
+fn users_beyond_the_count_have_mappings_of_their_own() {
+    let mut layer = Layer::new(LAST_PAGE, 64, Retention::NONE);
+    let mappings: Vec<_> = (0..1030).map(|_| layer.map(page(0x100), TO)).collect();
+    let iova = mappings[0].iova();
+    let (mut shared, own): (Vec<_>, Vec<_>) = mappings
+        .into_iter()
+        .partition(|mapping| mapping.iova() == iova);
+    assert_eq!((shared.len(), own.len(), layer.ranges()), (1023, 7, 1 + 7));
+    let at = Some(PhysAddr::new(0x100 * PAGE));
+    for mapping in own {
+        let iova = mapping.iova();
+        assert_eq!(layer.leaf(iova), at);
+        assert!(!layer.unmap(mapping));
+        assert_eq!(layer.leaf(iova), None);
+    }
+    let last = shared.pop().unwrap();
+    for mapping in shared {
+        assert!(layer.unmap(mapping));
+    }
+    assert_eq!((layer.ranges(), layer.leaf(iova)), (1, at));
+    assert!(!layer.unmap(last));
+    assert_eq!((layer.ranges(), layer.leaf(iova)), (0, None));
+}
+
 /// The last unmap of a shared mapping fails in the table, and in the invalidation.
 #[test]
 fn the_last_user_keeps_what_was_not_unmapped() {

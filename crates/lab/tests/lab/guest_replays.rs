@@ -1,6 +1,8 @@
 //! Requests and lookups of modes in which a host owns the table, counted by hand.
 
+use ringfence_lab::compare::runner;
 use ringfence_lab::guest::LookupStats;
+use ringfence_trace::Devices;
 
 use crate::replays::{BYTES, PAIRS, US, buffer, pairs, replay};
 use crate::script::*;
@@ -97,6 +99,30 @@ fn a_map_cache_saves_the_requests_of_recurring_pages() {
             println!("{name} {found:?}");
             assert_eq!(found, (requests, in_maps, in_unmaps), "{name}");
         }
+    }
+}
+
+/// The quota of a map cache is 2^14 pages. It keeps as many pages for any time, and the next page
+/// makes it unmap.
+#[test]
+fn a_map_cache_has_a_quota() {
+    let run = |name, pages: u64| {
+        let mut script = Script::default();
+        for turn in 0..pages {
+            let piece = [memory((16 + turn) << 12, BYTES)];
+            script.map(2 * turn * US, (0, 0, TX), 0, &piece);
+            script.unmap((2 * turn + 1) * US, (0, 0), 0);
+        }
+        let (plan, planner) = planned(&script.chunk);
+        let mut runner = runner(&mode(name), &judged_only(false)).unwrap();
+        runner.metered.run(&plan, &Devices::new()).unwrap();
+        let outcomes = runner.metered.finish(&planner.live_mappings());
+        assert_eq!((outcomes.maps, outcomes.unmaps), (pages, pages), "{name}");
+        outcomes.invalidations
+    };
+    for name in ["map-cache", "pviommu+map-cache"] {
+        assert_eq!(run(name, 1 << 14), 0, "{name}");
+        assert!(run(name, (1 << 14) + 1) > 0, "{name}");
     }
 }
 
@@ -230,7 +256,12 @@ fn a_whole_guest_map_ends_at_4_gib() {
     let (plan, planner) = planned(&script.chunk);
     let (metered, hostile) = replay(WHOLE_GUEST, &plan, &planner.live_mappings());
     assert_eq!((metered.maps, metered.refused_maps), (1, 2));
-    assert_eq!(hostile.tally.false_faults, 0);
+    for outcomes in [&metered, &hostile] {
+        let t = outcomes.traffic;
+        let crossings = (t.requests, t.kicks_in_maps, t.kicks_in_unmaps);
+        assert_eq!(crossings, (0, 0, 0), "the guest calls nothing");
+        assert_eq!(outcomes.tally.false_faults, 0);
+    }
 }
 
 /// Batches of a burst are longer than a multicall. Every space is flushed before the buffers come

@@ -306,6 +306,26 @@ fn addresses_are_flushed_once_a_wrap() {
     assert_eq!(outcomes.stale_max_ns, 12_000 * US - 5 * US);
 }
 
+/// CG11: the third map finds no free range. One request then flushes the space, and every other
+/// request stores or clears one entry.
+#[test]
+fn xens_deferred_flush_is_one_request_a_wrap() {
+    let half = (1 << 19) - 1;
+    let mut script = Script::default();
+    for (turn, pages) in [(0, half), (1, half), (2, 2)] {
+        let piece = [memory(0, pages << 12)];
+        script.map(2 * turn * US, (0, 0, RX), 0, &piece);
+        script.unmap((2 * turn + 1) * US, (0, 0), 0);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let mut runner = runner(&mode("xen-lazy"), &judged_only(false)).unwrap();
+    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let outcomes = runner.metered.finish(&planner.live_mappings());
+    assert_eq!((outcomes.maps, outcomes.invalidations), (3, 1));
+    let entries = half + half + 2;
+    assert_eq!(outcomes.traffic.requests, 2 * entries + 1);
+}
+
 #[test]
 fn refused_calls_are_counted_without_effect() {
     let mut script = Script::default();

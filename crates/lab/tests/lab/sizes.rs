@@ -355,7 +355,7 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
         profile: Profile::r210_2015(),
         devices: None,
         entries: Vec::new(),
-        modes: vec![mode("linux-lazy")],
+        modes: ["linux-lazy", "calgary"].map(mode).to_vec(),
     };
     let advice = advise("sample", opened, &usage, &options, |_| {}).unwrap();
     assert_eq!(advice.status, "ok");
@@ -379,9 +379,11 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
             assert_eq!(point.in_order, Stalls::default());
         }
     }
-    let [iotlb] = &advice.iotlb[..] else {
-        panic!("one mode");
+    let [iotlb, flat] = &advice.iotlb[..] else {
+        panic!("two modes");
     };
+    let names = [iotlb, flat].map(|advice| advice.mode.as_str());
+    assert_eq!(names, ["linux-lazy", "calgary"]);
     assert_eq!(iotlb.points.len(), geometries().count());
     let of = |sets, ways| {
         let point = iotlb
@@ -407,6 +409,13 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
     let rate = 1.0 - none.misses as f64 / iotlb.lookups as f64;
     assert!((of(16, 4) - rate).abs() < 1e-9);
     assert_eq!(none.prefetched, 0);
+    // Each mode has its own table: a walk reads one word of a flat one, and more of a radix one.
+    let [plain, ..] = &flat.strategies[..] else {
+        panic!("no strategy");
+    };
+    assert!(plain.misses > 0);
+    assert_eq!(plain.words_read, plain.misses, "{flat:?}");
+    assert!(none.words_read > none.misses, "{iotlb:?}");
     assert!(next.prefetched > 0 && previous.prefetched > 0 && hint.prefetched > 0);
     assert!(hint.misses <= none.misses - iotlb.lookups / 4, "{iotlb:?}");
     assert!(hint.words_read >= none.words_read / 2);

@@ -203,3 +203,40 @@ fn direction(permissions: Permissions) -> Direction {
         (true, true) => Direction::Bidirectional,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::GuestAddress;
+
+    use super::*;
+    use crate::counters::DeviceCounters;
+    use crate::host::Host;
+
+    const PAGES: u64 = 64;
+
+    fn memory(pages: u64) -> GuestMemoryMmap {
+        let bytes = (pages * PAGE_BYTES) as usize;
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes)]).unwrap()
+    }
+
+    /// PV01: without an IOMMU, each page of the guest is pinned once while the client shares it.
+    #[test]
+    fn all_of_a_guest_is_pinned() {
+        let host = Host::new(Arc::new(DeviceCounters::default())).unwrap();
+        let hardware = Arc::new(Hardware::new(Arc::new(host)).unwrap());
+        let mut table = AssignedTable::new(&hardware, RequesterId::new(8)).unwrap();
+        let pins = |table: &AssignedTable| -> Vec<Option<u32>> {
+            let pages = (0..PAGES).map(|page| Gpa::new(page * PAGE_BYTES));
+            pages.map(|page| table.memory.pins(page)).collect()
+        };
+        assert_eq!(pins(&table), [Some(0); PAGES as usize]);
+        let mut ranges = Vec::new();
+        for shared in [PAGES, PAGES / 2] {
+            let memory = memory(shared);
+            table.set_memory(&memory);
+            ranges = table.follow(&ranges, &memory);
+            let wanted = (0..PAGES).map(|page| Some(u32::from(page < shared)));
+            assert_eq!(pins(&table), wanted.collect::<Vec<_>>(), "{shared} pages");
+        }
+    }
+}

@@ -96,6 +96,12 @@ impl Memory {
     pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.resident.lock(counters);
     }
+
+    /// Returns the pin count of a page; `None` if no guest has memory at its address.
+    #[cfg(test)]
+    pub(crate) fn pins(&self, page: Gpa) -> Option<u32> {
+        self.frames.pinned(page)
+    }
 }
 
 impl GuestBacking for Memory {

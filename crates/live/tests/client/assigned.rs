@@ -14,7 +14,7 @@ use ringfence_live::virtio::rng::Rng;
 use ringfence_types::{Direction, RequesterId};
 
 use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, transfer};
-use crate::pviommu_driver::{DISK, PAGE, Para, map, unmap};
+use crate::pviommu_driver::{DISK, PAGE, Para, map, unmap, unmap_for};
 use crate::rig::*;
 
 fn disk(counters: Arc<DeviceCounters>) -> Blk {
@@ -196,6 +196,75 @@ fn second_device_accesses_the_same_memory() {
             [0, 0, 0, 0, 0, 0, 0, 1],
             "the disk's bytes"
         );
+    }
+}
+
+/// The tables of two assigned devices map the same address to different pages. An unmap for one of
+/// them leaves the other's mapping.
+#[test]
+fn each_assigned_device_has_its_own_table() {
+    const RNG: u16 = DISK + 8;
+    const RINGS: u64 = 0x2_0000;
+    let (id, other) = (RequesterId::new(DISK), RequesterId::new(RNG));
+    let counters = Arc::new(DeviceCounters::default());
+    let both = [other, id];
+    let shared =
+        PvIommu::with_assigned(&both, &both, HostPagePool::Off, Arc::clone(&counters)).unwrap();
+    let own = Arc::new(DeviceCounters::default());
+    let dma = shared.assigned(id, Arc::clone(&own)).unwrap();
+    let client = Client::new(disk(Arc::clone(&own)), dma, true, own);
+    let mut guest = Guest::of_para(&shared, Arc::clone(&counters), client);
+    let own = Arc::new(DeviceCounters::default());
+    let dma = shared.assigned(other, Arc::clone(&own)).unwrap();
+    let mut rng = Client::new(Rng::new(Arc::clone(&own)), dma, true, own);
+    rng.ram = guest.iommu.ram.try_clone().unwrap();
+    rng.agree();
+    rng.share_memory();
+    guest.attach();
+    let queue = guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE);
+    assert_eq!(queue, 0);
+    let rings = [0, PAGE, 2 * PAGE].map(|offset| (RINGS + offset, RINGS + offset));
+    let map_at = |device, gpa| map(device, Direction::FromDevice, &[(AWAY, gpa)]);
+    let requests = [
+        map(RNG, Direction::Bidirectional, &rings),
+        map_at(RNG, 0xc000),
+        map_at(DISK, 0xb000),
+    ];
+    assert_eq!(guest.ask(&requests), [0; 3]);
+    guest.begin();
+    rng.negotiate(1 << 33);
+    rng.enable(0, 16, RINGS);
+    rng.set(0x14, &[15]);
+    rng.poke(RINGS, &descriptor(AWAY, 64, WRITE, 0));
+    let nothing = [0; 64];
+    let rounds = [
+        (vec![], true, true),
+        (vec![unmap(&[AWAY])], true, false),
+        (
+            vec![map_at(DISK, 0xb000), unmap_for(RNG, &[AWAY])],
+            false,
+            true,
+        ),
+    ];
+    for (count, (requests, rng_mapped, disk_mapped)) in (1..).zip(rounds) {
+        if !requests.is_empty() {
+            assert!(guest.ask(&requests).iter().all(|status| *status == 0));
+        }
+        rng.poke(0xb000, &[0; 512]);
+        rng.poke(0xc000, &[0; 512]);
+        rng.poke(RINGS + 0x1002, &[count, 0]);
+        rng.ring(0);
+        let random = rng.peek(0xc000, 512);
+        assert_eq!(random[..64] != nothing, rng_mapped, "round {count}");
+        assert_eq!(rng.peek(0xb000, 64), nothing, "round {count}");
+        let status = u8::from(!disk_mapped);
+        assert_eq!(read(&mut guest, count.into(), AWAY), Some(status));
+        assert_eq!(
+            rng.peek(0xb000, 64) != nothing,
+            disk_mapped,
+            "round {count}"
+        );
+        assert_eq!(rng.peek(0xc000, 512), random, "the disk writes elsewhere");
     }
 }
 

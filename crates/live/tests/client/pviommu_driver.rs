@@ -41,9 +41,13 @@ pub(crate) fn map(device: u16, direction: Direction, pages: &[(u64, u64)]) -> Ve
 }
 
 pub(crate) fn unmap(giovas: &[u64]) -> Vec<u8> {
+    unmap_for(DISK, giovas)
+}
+
+pub(crate) fn unmap_for(device: u16, giovas: &[u64]) -> Vec<u8> {
     let mut request = Vec::new();
     let giovas = giovas.iter().map(|giova| Iova::new(*giova));
-    encode_unmap(&mut request, Devid::new(DISK.into()), giovas).unwrap();
+    encode_unmap(&mut request, Devid::new(device.into()), giovas).unwrap();
     request
 }
 

@@ -17,7 +17,7 @@ use crate::vectors::{self, StreamRecord, StreamResult, StreamVector};
 /// Decodes every request of the vectors by layout alone, and encodes it again.
 #[test]
 fn vectors_are_read_and_written_again() {
-    let mut statuses = BTreeSet::new();
+    let (mut statuses, mut directions) = (BTreeSet::new(), BTreeSet::new());
     let mut sound = 0;
     for (setting, vectors) in vectors::all() {
         for vector in vectors {
@@ -28,12 +28,18 @@ fn vectors_are_read_and_written_again() {
                 Ok(request) => {
                     assert_ne!(vector.status, Status::Malformed, "{name}");
                     assert_eq!(encode(&request), vector.bytes, "{name}");
+                    if let Request::Map(map) = request {
+                        let word = u64::from_le_bytes(vector.bytes[16..24].try_into().unwrap());
+                        assert_eq!(u64::from(raw(map.direction)), word, "{name}");
+                        directions.insert(word);
+                    }
                     sound += 1;
                 }
             }
         }
     }
     assert_eq!(statuses, BTreeSet::from(Status::ALL));
+    assert_eq!(directions, BTreeSet::from([0, 1, 2]));
     assert!(sound > 80, "{sound} sound requests");
 }
 
@@ -240,6 +246,7 @@ fn by_hand(bytes: &[u8]) -> Vec<(u64, u64, u64, u32)> {
     found
 }
 
+/// Returns the value of a direction, by `docs/PVIOMMU.md`.
 fn raw(direction: Direction) -> u32 {
     match direction {
         Direction::Bidirectional => 0,

@@ -77,6 +77,22 @@ fn queue_as_published_grows_with_each_reuse() {
     assert_eq!(as_published.queued(), 5762);
 }
 
+/// A mapping that is in use when its element reaches the head of the as-published queue leaves the
+/// queue, but not the tree.
+#[test]
+fn a_mapping_in_use_leaves_the_published_queue_only() {
+    let mut as_published = RtcAsPublished::new(Cycles::PAPER, 100);
+    let key = key(1, 1, Direction::ToDevice);
+    as_published.insert(key, GIOVA).unwrap();
+    as_published.release(key).unwrap();
+    assert_eq!(as_published.acquire(key), Some(GIOVA));
+    for _ in 0..8 {
+        as_published.tick(|key, _| panic!("{key} is in use"));
+    }
+    assert_eq!(as_published.queued(), 3, "separators only");
+    assert_eq!(as_published.acquire(key), Some(GIOVA));
+}
+
 /// With more than 32 pages of one MiB in use, the as-published cache loses one, and its mapping is
 /// never unmapped.
 #[test]

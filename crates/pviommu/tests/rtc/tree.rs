@@ -1,7 +1,7 @@
 //! The radix trees: the fixed one against a sorted map, and each defect of the as-published one.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use ringfence_papers::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
@@ -24,6 +24,24 @@ fn steps() -> impl Strategy<Value = Vec<(bool, u64)>> {
             |(insert, pages): (bool, Vec<u64>)| pages.into_iter().map(move |page| (insert, page));
         runs.into_iter().flat_map(of_run).collect()
     })
+}
+
+/// Returns the number of inner nodes of each type, which follows from the children of each node.
+fn inner_nodes(map: &BTreeMap<u64, u64>) -> [usize; 6] {
+    let mut nodes = [0; 6];
+    for shift in (8..=48).step_by(8) {
+        let children: BTreeSet<u64> = map.keys().map(|page| page >> shift).collect();
+        let mut children_of: BTreeMap<u64, usize> = BTreeMap::new();
+        for child in children {
+            *children_of.entry(child >> 8).or_default() += 1;
+        }
+        for (kind, nodes) in NodeKind::ALL.iter().zip(&mut nodes) {
+            let range = kind.least_keys()..=kind.pointers();
+            let fit = children_of.values().filter(|keys| range.contains(keys));
+            *nodes += fit.count();
+        }
+    }
+    nodes
 }
 
 proptest! {
@@ -63,6 +81,9 @@ proptest! {
             let range = kind.least_keys()..=kind.pointers();
             let fit = pages_of.values().filter(|pages| range.contains(pages));
             prop_assert_eq!(nodes, fit.count(), "{:?}", kind);
+        }
+        if !map.is_empty() {
+            prop_assert_eq!(tree.node_counts().inner, inner_nodes(&map));
         }
         let pages: Vec<u64> = map.keys().copied().collect();
         for page in pages {
@@ -194,6 +215,7 @@ fn bit_does_not_move_with_its_key() {
     tree.insert(0x1020, 0xb000);
     let leaf = tree.search(0x1000).unwrap();
     tree.set_reusing(leaf, 0x1020, true);
+    assert!(tree.is_reusing(leaf, 0x1020));
     tree.insert(0x1010, 0xa000);
     assert!(!tree.is_reusing(leaf, 0x1020), "its key has moved");
 }

@@ -1,10 +1,12 @@
 //! Requests in flight: their order, their answers, and the detection of protocol violations.
 
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use ringfence_types::{Direction, Iova, PfnRange};
+use ringfence_types::{Direction, Iova, PfnRange, RequesterId};
 
 use super::{Queue, QueueFull, RequestId};
 use crate::wire::{Devid, Gpa, PAGES_LIMIT, Status, encode_map, encode_unmap};
@@ -124,6 +126,8 @@ pub struct Channel<Q> {
     /// Refused maps whose outcome was not queried yet.
     refused: Vec<(u64, Status)>,
     late_refusals: Vec<LateRefusal>,
+    /// For each table: its device, and the number of pages that the host may have mapped.
+    live: Vec<(Devid, Arc<AtomicU64>)>,
     /// True if requests were added since the last kick.
     needs_kick: bool,
     /// Number of consecutive polls without an answer.
@@ -147,6 +151,7 @@ impl<Q: Queue> Channel<Q> {
             answered: 0,
             refused: Vec::new(),
             late_refusals: Vec::new(),
+            live: Vec::new(),
             needs_kick: false,
             empty_polls: 0,
             failure: None,
@@ -295,6 +300,26 @@ impl<Q: Queue> Channel<Q> {
     /// Returns the sequence number of the next request.
     pub(super) fn next_sequence(&self) -> u64 {
         self.answered.saturating_add(self.in_flight.len() as u64)
+    }
+
+    /// Adds a table of `device`. Returns the counter of its pages that the host may have mapped.
+    pub(super) fn add_table(&mut self, device: Devid) -> Arc<AtomicU64> {
+        // Keep counters of dropped tables whose pages are mapped: the device still reaches them.
+        self.live
+            .retain(|(_, live)| Arc::strong_count(live) > 1 || live.load(Ordering::Relaxed) > 0);
+        let live = Arc::new(AtomicU64::new(0));
+        self.live.push((device, Arc::clone(&live)));
+        live
+    }
+
+    /// Returns true if `device` has a table here, and all its unmaps are queued.
+    pub(super) fn is_unused(&self, device: RequesterId) -> bool {
+        let id = u64::from(device.get());
+        let tables = self.live.iter();
+        let mut pages = tables
+            .filter(|(devid, _)| devid.get() & 0xffff == id)
+            .map(|(_, live)| live.load(Ordering::Relaxed));
+        pages.next() == Some(0) && pages.all(|pages| pages == 0)
     }
 
     /// Records a map that the host refused when its caller no longer waited.

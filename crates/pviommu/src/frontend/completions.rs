@@ -10,6 +10,12 @@ use super::{Channel, Queue, SharedChannel};
 /// Invalidator of a remote table. The host invalidates before it answers an unmap, so `submit`
 /// sends no request. Its ticket is a sequence number, which completes when the host has answered
 /// every earlier request.
+///
+/// A guest cannot clear a context entry of the host. [`Invalidation::Context`] is therefore
+/// [`Unsupported`](InvalidationError::Unsupported) while the host may have pages of the device
+/// mapped, so a forced detach with live mappings fails. After the unmap of the last one the device
+/// reaches nothing, and the detach waits for the answers. The requester ID is the lowest 16 bits of
+/// the [`Devid`](crate::wire::Devid).
 #[derive(Debug)]
 pub struct UnmapCompletions<R, Q, L> {
     link: R,
@@ -39,10 +45,15 @@ where
 {
     /// Requests that are already in the queue have unmapped everything that `request` covers.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        if let Invalidation::Context(_) | Invalidation::Ring { .. } = request {
-            return Err(InvalidationError::Unsupported);
-        }
         self.link.with(|channel| {
+            let covers = match request {
+                Invalidation::Context(device) => channel.is_unused(device),
+                Invalidation::Ring { .. } => false,
+                _ => true,
+            };
+            if !covers {
+                return Err(InvalidationError::Unsupported);
+            }
             channel.kick();
             match channel.failure() {
                 Some(_) => Err(InvalidationError::Failed),

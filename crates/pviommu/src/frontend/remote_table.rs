@@ -1,5 +1,6 @@
 //! An I/O page table that the host maintains on request.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -76,7 +77,7 @@ pub struct RemoteTable<R, Q, L> {
     domain: DomainId,
     /// Number of pages that the host may have mapped. Without those whose unmap is queued: the
     /// invalidation waits for its confirmation.
-    live: AtomicU64,
+    live: Arc<AtomicU64>,
     shared: PhantomData<fn() -> (Q, L)>,
 }
 
@@ -88,11 +89,12 @@ where
 {
     /// Creates the table of `device`, whose domain in this guest is `domain`.
     pub fn new(channel: R, device: Devid, domain: DomainId) -> Self {
+        let live = channel.with(|channel| channel.add_table(device));
         Self {
             channel,
             device,
             domain,
-            live: AtomicU64::new(0),
+            live,
             shared: PhantomData,
         }
     }

@@ -1,6 +1,7 @@
 //! The cache in front of the frontend: its requests to the host, and which pages a device can
 //! access for how long.
 
+mod detach;
 mod lists;
 
 use std::cell::{Cell, RefCell};
@@ -11,7 +12,7 @@ use ringfence_dma::flush::{PerCycle, RangeBatch};
 use ringfence_dma::space::{AddressLimits, AddressSpace as _, CachedOrCleared, Paged, Rounding};
 use ringfence_dma::{
     Attachment, Cpu, Dma, DmaSegment, MapError, Mapping, Outcome, SgLimits, SgMapping, SgRequest,
-    Teardown, UnmapReason,
+    UnmapReason,
 };
 use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator as _};
 use ringfence_memory::fake::FaultyFrames;
@@ -507,24 +508,6 @@ fn coherent_memory_is_not_cached() {
         .free_coherent(cpu, machine, &guest.at, memory)
         .unwrap();
     assert!(guest.reach(iova, Access::Read).is_none());
-    assert_eq!(guest.live(), 0);
-}
-
-/// A detach removes the device's cached mappings, but fails while one is in use.
-#[test]
-fn removed_device_drops_its_cached_mappings() {
-    let mut guest = tree();
-    let mapping = guest.map(buffer(3, 0, 64), TO);
-    let detach = |guest: &mut Guest<Rtc>| {
-        let (cpu, machine, at) = (&mut guest.cpu, &mut guest.machine, guest.at);
-        let unmapped = guest
-            .dma
-            .detach(cpu, machine, &at, Teardown::IfUnused, |_| {}, |_| {});
-        unmapped.is_ok()
-    };
-    assert!(!detach(&mut guest));
-    assert!(guest.unmap(mapping));
-    let _ = detach(&mut guest);
     assert_eq!(guest.live(), 0);
 }
 

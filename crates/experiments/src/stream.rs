@@ -239,8 +239,8 @@ pub(super) fn by_run(numbers: impl Iterator<Item = f64>) -> Vec<(f64, f64)> {
     (1..).map(f64::from).zip(numbers).collect()
 }
 
-/// Asserts that `figure` has a line for each of [`SIZES`], with a point for each run: the `value` of
-/// the allocator's counts with frees in batches of `batch`.
+/// Asserts that `figure` has a line for each of [`SIZES`], with a point for each run: the `value`
+/// of the allocator's counts with frees in batches of `batch`.
 #[cfg(test)]
 pub(super) fn assert_counted(
     figure: &Figure,

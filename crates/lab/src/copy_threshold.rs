@@ -67,8 +67,8 @@ pub fn transmit_threshold(profile: &Profile, shared_pages: SharedPages) -> u64 {
 }
 
 /// Returns the measured costs, without an invalidation. A split buffer has copied parts and a
-/// record of its exact range; another buffer is only mapped. If page walks do not snoop, the map and
-/// the unmap write lines of the table back, and wait for that.
+/// record of its exact range; another buffer is only mapped. If page walks do not snoop, the map
+/// and the unmap write lines of the table back, and wait for that.
 fn measured(profile: &Profile, shared_pages: SharedPages) -> TransferCosts {
     TransferCosts {
         copy_cycles_per_byte: 0.063,

@@ -18,9 +18,9 @@ use crate::components::{
 use crate::copy_threshold::{copy_threshold, transmit_threshold};
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
-use crate::plan::Withholds;
 use crate::profile::Profile;
 use crate::shadow::{CopyParts, paged, pool};
+use crate::withholds::Withholds;
 
 /// A space with hybrid copying.
 pub type ReplayHybridSpace =

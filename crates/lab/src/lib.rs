@@ -46,6 +46,7 @@ pub mod size;
 mod status;
 mod stubs;
 pub mod testbed;
+mod withholds;
 pub mod xen;
 
 pub use copy_threshold::{TransferCosts, copy_threshold, transmit_threshold};

@@ -22,9 +22,9 @@ use crate::layer::{
     LayerPlatform, PoolLayer, SpaceResult,
 };
 use crate::modes::{Alloc, Mode};
-use crate::plan::Withholds;
 use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
 use crate::profile::Profile;
+use crate::withholds::Withholds;
 
 /// A space with shadow buffers, which the table `T` maps.
 pub type ReplayShadowSpace<T> = ShadowSpace<MagazineAlloc, T, ThreadCell<ShadowDepot>>;

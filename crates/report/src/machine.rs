@@ -15,7 +15,9 @@ pub(super) fn device_side(report: &Report, rows: &[&Row]) -> Option<Grid> {
     const CEILING: &str = "ceiling in Gb/s";
     const RELATIVE: &str = "relative throughput";
     report.profile.device_side?;
-    let prefetches = rows.iter().any(|row| row.prefetch_reads_per_page > Some(0.0));
+    let prefetches = rows
+        .iter()
+        .any(|row| row.prefetch_reads_per_page > Some(0.0));
     let mut columns = vec![
         Column::left("mode"),
         Column::right(PER_PAGE, "misses"),

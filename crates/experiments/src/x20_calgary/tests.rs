@@ -102,7 +102,7 @@ const SIZES: [u64; 15] = [
 ];
 
 /// A judged row: scenario, row, message sizes, metric, requirement and number of the slides.
-type Judged = (
+type JudgedRow = (
     Scenario,
     &'static str,
     &'static [u64],
@@ -113,7 +113,7 @@ type Judged = (
 
 /// The judged rows of the network.
 #[rustfmt::skip]
-const JUDGED: [Judged; 10] = {
+const JUDGED: [JudgedRow; 10] = {
     use {Metric::{Processor, Throughput}, Requirement::{AtLeast, AtMost, Near}};
     use Scenario::{BareMetal, DirectAccess, DriverDomain};
     const SMALL: &[u64] = &[64, 128, 256, 512];
@@ -243,8 +243,8 @@ fn rows_and_plots_of_the_scenarios_follow_from_their_costs() {
     assert!((spread("bare metal: throughput lost, at most") - wanted).abs() < 1e-9);
 }
 
-/// Each model of virtual I/O has the rate of its own work, with the straightforward hypercalls' cost
-/// behind an IOMMU, and emulation has its counted exits at both costs of an exit.
+/// Each model of virtual I/O has the rate of its own work: behind an IOMMU with the cost of the
+/// straightforward hypercalls, and in emulation with its counted exits at both costs of an exit.
 #[test]
 fn rows_of_the_models_follow_from_their_work() {
     let straight = cost_by_hand(900.0, 6320.0, 2456.0);

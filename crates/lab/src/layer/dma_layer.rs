@@ -18,7 +18,7 @@ use super::{
     MappingToken, OpKey, Refusal, SpaceResult, SpaceTraits, UnmapOutcome,
 };
 use crate::error::LabError;
-use crate::plan::Withholds;
+use crate::withholds::Withholds;
 
 /// Creates the space of a device, and the target of its context entry.
 pub type MakeSpace<S, I> = Box<dyn FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S>>;

@@ -28,7 +28,7 @@ use ringfence_types::{
 };
 
 use crate::error::LabError;
-use crate::plan::Withholds;
+use crate::withholds::Withholds;
 
 /// A layer that shows its memory, clock and invalidator.
 pub trait HasPlatform<I> {

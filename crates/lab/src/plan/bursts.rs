@@ -5,6 +5,7 @@ use ringfence_types::{Direction, Nanos, PhysRange};
 
 use super::withheld::{Withheld, WithheldRun};
 use super::{BURST_NS, Plan, Step, TimedStep, pages_of};
+use crate::withholds::Withholds;
 
 /// Pages of a descriptor (F&S section 3).
 pub const DESCRIPTOR_PAGES: u64 = 64;
@@ -20,30 +21,6 @@ pub const TRANSMIT_DESCRIPTOR_NS: u64 = 1_000_000;
 const MAX_OPEN_BURSTS: usize = 1024;
 
 pub(super) type Key = (DeviceIndex, u16, Direction);
-
-/// The buffers that a descriptor withholds after their unmap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Withholds {
-    /// All buffers. Until the descriptor ends, the driver maps none of their pages.
-    All,
-    /// Transmit buffers with at least this number of bytes. The driver has all others back at their
-    /// unmap. It maps no byte of a withheld buffer; other bytes on its first and last page were
-    /// never part of it.
-    TransmitFrom(u64),
-}
-
-impl Withholds {
-    /// Returns true if the unmap of a buffer of this direction withholds it.
-    fn includes(self, direction: Direction, pieces: &[PhysRange]) -> bool {
-        match self {
-            Self::All => true,
-            Self::TransmitFrom(least) => {
-                let bytes = pieces.iter().map(PhysRange::bytes);
-                direction == Direction::ToDevice && bytes.fold(0, u64::saturating_add) >= least
-            }
-        }
-    }
-}
 
 /// The rule that ends a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,13 +5,13 @@
 //! used the page. So two buffers of the plan share a page exactly if they share one in the trace,
 //! and buffers of fewer pages stay where they were recorded, unless they use a moved page.
 
+use ringfence_trace::ARENA_BYTES;
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
 use crate::error::LabError;
-use crate::platform::DATA_BYTES;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
-const FRAMES: u64 = DATA_BYTES / GRANULE;
+const FRAMES: u64 = ARENA_BYTES / GRANULE;
 /// Fewest pages of a buffer that moves: one large entry.
 const SMALLEST: u64 = PageSize::Size64K.granules();
 /// Largest alignment of a buffer.

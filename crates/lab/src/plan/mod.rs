@@ -23,7 +23,8 @@ use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 use bursts::{Bursts, Key, Rule};
 use frames::ContiguousFrames;
 
-pub use bursts::{DESCRIPTOR_PAGES, RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS, Withholds};
+pub use crate::withholds::Withholds;
+pub use bursts::{DESCRIPTOR_PAGES, RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS};
 pub use pass::each_plan;
 pub(crate) use pass::each_plan_with;
 

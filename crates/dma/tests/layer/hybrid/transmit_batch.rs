@@ -174,8 +174,8 @@ fn an_exhausted_pool_maps_no_small_buffer() {
     }
 }
 
-/// Ranges whose pages are not those of a live mapping, for a buffer whose ends are mapped. The space
-/// has no record of it: the allocator's lookup and the table reject them, as behind `Paged`.
+/// Ranges whose pages are not those of a live mapping, for a buffer whose ends are mapped. The
+/// space has no record of it: the allocator's lookup and the table reject them, as behind `Paged`.
 #[test]
 fn unmap_accepts_only_the_pages_of_live_mappings() {
     for direction in Direction::ALL {

@@ -107,7 +107,9 @@ pub enum Entry {
 /// # Contract
 /// - Indices and shifts of consecutive levels neither overlap nor leave a gap.
 /// - A zero word decodes to [`Entry::Absent`] at every level.
-/// - [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and [`table`](Self::table).
+/// - [`decode`](Self::decode) inverts [`leaf`](Self::leaf), [`leaf_of_run`](Self::leaf_of_run) and
+///   [`table`](Self::table), except that a format without write-only pages decodes a write-only
+///   leaf as readable and writable.
 /// - `decode` accepts any word: hardware and hostile software may write the tables. The level of a
 ///   table is always below that of the entry.
 /// - An entry is absent if certain bits are zero. The bitwise OR of several entries is therefore

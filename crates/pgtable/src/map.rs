@@ -352,7 +352,7 @@ impl<F: Format> Table<F> {
                 let mut level = target;
                 while level < lowest.level {
                     let covers = self.covered_bytes(level);
-                    if done == 0 || iova.is_aligned(covers) {
+                    if done == 0 || covers.is_some_and(|covers| iova.is_aligned(covers)) {
                         reserve.grow().map_err(|_| MapError::OutOfFrames)?;
                     }
                     level = match level.above() {
@@ -367,10 +367,12 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Returns the number of bytes that a whole table of `level` translates.
+    /// Returns the number of bytes that a whole table of `level` translates; `None` for the 2^64 of
+    /// a root of AMD-Vi.
     #[inline]
-    pub(crate) fn covered_bytes(&self, level: Level) -> u64 {
-        (self.format.entries(level) as u64).wrapping_shl(self.format.shift(level))
+    pub(crate) fn covered_bytes(&self, level: Level) -> Option<u64> {
+        let bits = self.format.entries(level).trailing_zeros();
+        1_u64.checked_shl(bits.saturating_add(self.format.shift(level)))
     }
 
     /// Returns the highest level, at most `from`, at which a leaf can map the start of `rest`.

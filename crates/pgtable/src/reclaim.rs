@@ -11,9 +11,7 @@ use ringfence_types::{
 
 use crate::entry_count::{CountInParent, EntryCount};
 use crate::write_back::{ImmediateWriteBack, WriteBackPolicy};
-use crate::{
-    Coherency, Entry, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError,
-};
+use crate::{Coherency, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError};
 
 /// Returns the bytes that an unmap writes back after it has stored some at an address: their start
 /// and length.
@@ -348,19 +346,19 @@ impl<F: Format> ReclaimingTable<F> {
             && iova <= end
         {
             let covers = self.unlink_empty_at(mem, iova, range, write_back);
-            at = iova.align_down(covers).checked_add(covers);
+            at = covers.and_then(|covers| iova.align_down(covers).checked_add(covers));
         }
     }
 
     /// Unlinks the empty tables on the path to `iova`, lowest first. Returns the number of bytes
-    /// that the lowest linked table translates.
+    /// that the lowest linked table translates; `None` if it is the root and translates them all.
     fn unlink_empty_at<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         iova: Iova,
         range: PfnRange,
         write_back: &mut impl WriteBackPolicy,
-    ) -> u64 {
+    ) -> Option<u64> {
         let format = self.table.format;
         let mut path: [Option<(&AtomicU64, PhysAddr, PhysAddr)>; DEPTH] = [None; DEPTH];
         let mut level = format.root_level();
@@ -370,8 +368,8 @@ impl<F: Format> ReclaimingTable<F> {
             let (Some(below), Ok(word)) = (level.below(), mem.word(at)) else {
                 break;
             };
-            let Entry::Table { at: next, .. } = format.decode(level, word.load(Ordering::Acquire))
-            else {
+            // Map and unmap follow no other entries either.
+            let Some(next) = format.descend(level, word.load(Ordering::Acquire)) else {
                 break;
             };
             *step = Some((word, at, next));
@@ -380,7 +378,9 @@ impl<F: Format> ReclaimingTable<F> {
         let covers = self.table.covered_bytes(level);
         let mut lower = path.iter().rev().flatten().peekable();
         while let Some((word, at, page)) = lower.next() {
-            let span = self.table.covered_bytes(level);
+            let Some(span) = self.table.covered_bytes(level) else {
+                break;
+            };
             let first = Pfn::containing(iova.align_down(span));
             let translates = PfnRange::new(first, span >> PageSize::Size4K.shift());
             if !self.is_unused(mem, level, word, *page)

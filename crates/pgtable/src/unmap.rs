@@ -118,7 +118,13 @@ impl<F: Format> Table<F> {
         if (range.lo().get() | range.pages()) & mask == 0 {
             return Ok(());
         }
-        let iova = range.lo().iova().align_down(F::GRANULE.bytes());
+        let starts_inside = range.lo().get() & mask != 0;
+        let page = if starts_inside {
+            range.lo()
+        } else {
+            range.hi()
+        };
+        let iova = page.iova().align_down(F::GRANULE.bytes());
         Err(UnmapError::WouldSplit { iova })
     }
 

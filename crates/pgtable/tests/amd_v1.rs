@@ -1,11 +1,17 @@
 //! The AMD-Vi host format: words written out from the specification, and walks of its tables.
 //! Sections are those of the AMD I/O Virtualization Technology (IOMMU) Specification, 48882.
 
+use std::sync::atomic::Ordering;
+
+use ringfence_memory::Arena;
 use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{
-    AmdV1, Cursor, Entry, Format, Leaf, Level, Snoop, WalkError, WalkErrorKind, walk,
+    AmdV1, Coherency, Cursor, Entry, Format, Leaf, Level, ReclaimingTable, Snoop, WalkError,
+    WalkErrorKind, walk,
 };
-use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
+use ringfence_types::{
+    CachedLevels, DomainId, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory,
+};
 
 const R: Permissions = Permissions::READ;
 const W: Permissions = Permissions::WRITE;
@@ -242,4 +248,30 @@ fn a_table_that_points_at_itself_ends() {
             kind: WalkErrorKind::ReservedBit,
         })
     );
+}
+
+/// A root of six levels translates 2^64 bytes. With no table below it, unlink has nothing to do,
+/// and it ends. It leaves an entry that skips levels, which map and unmap do not follow either.
+#[test]
+fn unlink_of_six_levels() {
+    let mem = Arena::new(4 << 12).expect("arena");
+    let root = PhysAddr::new(0x1000);
+    let table = ReclaimingTable::at(
+        any_page(),
+        DomainId::new(1),
+        Coherency::Coherent,
+        &mem,
+        root,
+    );
+    let mut table = table.expect("inside");
+    for pages in [1, 512, 1 << 20] {
+        let range = PfnRange::new(Pfn::new(5), pages).expect("a range");
+        assert_eq!(table.unlink(&mem, range), CachedLevels::Leaves);
+    }
+    // Level 6 to an empty table of level 1.
+    let word = mem.word(root).expect("inside");
+    word.store(0x6000_0000_0000_2201, Ordering::Relaxed);
+    let range = PfnRange::new(Pfn::new(5), 1).expect("a range");
+    assert_eq!(table.unlink(&mem, range), CachedLevels::Leaves);
+    assert_ne!(word.load(Ordering::Relaxed), 0);
 }

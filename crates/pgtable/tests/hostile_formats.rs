@@ -84,6 +84,7 @@ fn attack<F: Format>(format: F, shift: u32, words: &Words, iova: u64, pages: u64
     let _ = table.map(&mem, &NoFrames, request);
     let _ = reclaiming.unmap(&mem, range);
     let _ = reclaiming.map(&mem, &NoFrames, request);
+    reclaiming.unlink(&mem, range);
     let _ = table.is_empty(&mem);
 }
 

@@ -6,7 +6,7 @@
 //! | bits | name | meaning |
 //! |---|---|---|
 //! | 0 | PR | present |
-//! | 5, 6 | A, D | accessed, dirty; hardware writes them only if the device table says so |
+//! | 5, 6 | A, D | accessed, dirty; hardware writes them if HAD of the device table allows |
 //! | 9..=11 | Next Level | 1 to 6: a table of that level; 0 and 7: a page |
 //! | 12..=51 | Address | table or page |
 //! | 60 | FC | in pages: accesses snoop CPU caches |

@@ -127,7 +127,9 @@ impl<G: Granule> Arm<G> {
     }
 
     /// Stage 2 for addresses of `width` bits, 25 to 48, with pages of one granule only. A root of
-    /// at most 16 entries is left out; its tables are concatenated instead (section D8.2.2).
+    /// at most 16 entries is left out; its tables are concatenated instead (section D8.2.2). With
+    /// 4 KiB granule the walk begins at level 2 or above: beginning at level 3 needs support for
+    /// small translation tables (SMMU_IDR3.STT).
     pub const fn stage2(width: u32) -> Option<Self> {
         Self::new(Stage::Two, width)
     }
@@ -139,7 +141,12 @@ impl<G: Granule> Arm<G> {
         let selected = width - G::SIZE.shift();
         let mut levels = selected.div_ceil(Self::BITS);
         let of_root = selected - (levels - 1) * Self::BITS;
-        if matches!(stage, Stage::Two) && levels > 1 && of_root <= CONCATENATED {
+        let least = if G::SIZE.shift() > PageSize::Size4K.shift() {
+            1
+        } else {
+            2
+        };
+        if matches!(stage, Stage::Two) && levels > least && of_root <= CONCATENATED {
             levels -= 1;
         }
         let Some(root) = Level::new(levels as u8) else {

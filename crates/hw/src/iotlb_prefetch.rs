@@ -23,7 +23,6 @@ impl Walker {
         prefetch: AdjacentPrefetch,
     ) {
         let page = iova.get() >> size.shift();
-        let width = table.format.width();
         for step in 1..=u64::from(prefetch.pages) {
             let next = match prefetch.side {
                 PrefetchSide::Higher => page.checked_add(step),
@@ -33,7 +32,7 @@ impl Walker {
                 return;
             };
             let next = Iova::new(next.wrapping_shl(size.shift()));
-            if next.get() >> width != 0 {
+            if !table.format.translates(next) {
                 return;
             }
             self.prefetch_page(mem, table, next);

@@ -51,6 +51,7 @@ fn late_prefetches() {
     assert!(rig.touch(NIC, 0, 0).is_ok());
     rig.unmap(NIC, 0, 1);
     assert!(rig.unit.complete_prefetch(&mem));
+    assert_eq!(rig.unit.stats().prefetches, 0);
     assert_eq!(rig.touch(NIC, 0, 1), Err((iova(0, 1, 0), NotPresent)));
     // Unmap after completion: the copy is stale until the invalidation.
     let mut rig = filled::<FixedLogic>(&mem, Prefetch::Deferred);

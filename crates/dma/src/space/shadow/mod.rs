@@ -110,8 +110,8 @@ pub struct ShadowSpace<A, T, L> {
     paged: Paged<A, T>,
     pool: ShadowPool<L>,
     policy: ShadowPolicy,
-    /// Number of mappings without a shadow.
-    direct: AtomicU64,
+    /// Number of pages mapped without a shadow. A claimed unmap may cover a part of a mapping.
+    direct_pages: AtomicU64,
 }
 
 /// The state of one CPU for a [`ShadowSpace`].
@@ -129,7 +129,7 @@ impl<A, T, L: Lock<ShadowDepot>> ShadowSpace<A, T, L> {
             paged,
             pool,
             policy,
-            direct: AtomicU64::new(0),
+            direct_pages: AtomicU64::new(0),
         }
     }
 
@@ -143,9 +143,9 @@ impl<A, T, L: Lock<ShadowDepot>> ShadowSpace<A, T, L> {
         &self.pool
     }
 
-    /// Returns the number of live mappings without a shadow.
-    pub fn direct_mappings(&self) -> u64 {
-        self.direct.load(Ordering::Relaxed)
+    /// Returns the number of pages mapped without a shadow.
+    pub fn direct_pages(&self) -> u64 {
+        self.direct_pages.load(Ordering::Relaxed)
     }
 }
 
@@ -168,7 +168,8 @@ where
         let mapped = self
             .paged
             .map(&mut cpu.paged, platform, pieces, permissions, limits)?;
-        self.direct.fetch_add(1, Ordering::Relaxed);
+        let pages = PfnRange::covering(&mapped.range).pages();
+        self.direct_pages.fetch_add(pages, Ordering::Relaxed);
         Ok(mapped)
     }
 
@@ -215,7 +216,8 @@ where
         range: IovaRange,
     ) -> Result<CopiedOrCleared<T::Pages>, UnmapRefusal> {
         let cleared = self.paged.unmap(&mut cpu.paged, platform, range)?;
-        self.direct.fetch_sub(1, Ordering::Relaxed);
+        let pages = PfnRange::covering(&range).pages();
+        self.direct_pages.fetch_sub(pages, Ordering::Relaxed);
         Ok(CopiedOrCleared::Cleared(cleared))
     }
 }
@@ -298,7 +300,7 @@ where
     /// True if no slot is in use and nothing else is mapped. The device reaches the free slots
     /// until it is detached.
     fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
-        self.direct_mappings() == 0 && !self.pool.is_in_use()
+        self.direct_pages() == 0 && !self.pool.is_in_use()
     }
 
     #[inline]

@@ -49,7 +49,7 @@ fn the_device_reaches_whole_pages_and_copies_of_parts() {
             let any = (first..=last)
                 .step_by(PAGE as usize)
                 .any(|page| is_whole(page, start, bytes));
-            assert_eq!(m.space().large_mappings(), usize::from(any), "{name}");
+            assert_eq!(m.space().split_mappings(), usize::from(any), "{name}");
             let access = match direction {
                 Direction::FromDevice => Access::Write,
                 _ => Access::Read,
@@ -163,7 +163,7 @@ fn the_threshold_counts_whole_pages() {
             .map(memory(BASE + offset, bytes), Direction::ToDevice)
             .unwrap();
         assert_eq!(
-            m.space().large_mappings(),
+            m.space().split_mappings(),
             usize::from(split),
             "{bytes:#x} bytes at {offset:#x}"
         );
@@ -178,6 +178,6 @@ fn the_threshold_counts_whole_pages() {
         Strict,
     );
     let mapping = m.map(memory(BASE, 32 * PAGE), Direction::ToDevice).unwrap();
-    assert_eq!(m.space().large_mappings(), 0);
+    assert_eq!(m.space().split_mappings(), 0);
     m.unmap(mapping);
 }

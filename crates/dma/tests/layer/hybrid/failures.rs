@@ -85,7 +85,7 @@ fn a_refused_unmap_changes_nothing() {
     );
     assert_eq!(m.read(0x10_0800, 0x800), [0; 0x800], "nothing was copied");
     assert_eq!(
-        (m.bytes_in_use(), m.space().large_mappings()),
+        (m.bytes_in_use(), m.space().split_mappings()),
         (2 * PAGE, 1)
     );
 }
@@ -140,7 +140,7 @@ fn a_map_that_fails_half_way_leaves_nothing() {
                 refused += 1;
             }
         }
-        assert_eq!((m.bytes_in_use(), m.space().large_mappings()), (0, 0));
+        assert_eq!((m.bytes_in_use(), m.space().split_mappings()), (0, 0));
         let out = m
             .space()
             .shadow_space()

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use ringfence_dma::Mapping;
 use ringfence_dma::flush::{Burst, FlushPolicy, TransmitBatch};
 use ringfence_dma::space::{FromDevice, HybridPolicy, SharedPages, Thresholds};
-use ringfence_types::{Direction, IovaRange};
+use ringfence_types::{Direction, IovaRange, PfnRange};
 
 use super::machine::*;
 use crate::rig::*;
@@ -322,8 +322,16 @@ fn agrees<F: FlushPolicy<Hybrid, u64>>(
             m.read(0, MEMORY as usize) == expected,
             "the drivers' memory"
         );
-        let split = live.iter().filter(|one| one.is_mapped()).count();
-        prop_assert_eq!(m.space().large_mappings(), split);
+        let mapped = live.iter().filter(|one| one.is_mapped());
+        let pages = mapped
+            .clone()
+            .map(|one| PfnRange::covering(&one.mapping.range()).pages());
+        let (splits, direct) = match shares_pages {
+            true => (0, pages.sum()),
+            false => (mapped.count(), 0),
+        };
+        prop_assert_eq!(m.space().split_mappings(), splits);
+        prop_assert_eq!(m.space().shadow_space().direct_pages(), direct);
         for one in &live {
             if one.mapping.direction() != Direction::FromDevice {
                 let whole = pages_of(one.mapping.range());

@@ -120,7 +120,7 @@ fn an_exhausted_pool_refuses_and_keeps_nothing() {
         for mapping in live {
             m.unmap(mapping);
         }
-        assert_eq!((m.bytes_in_use(), m.space().large_mappings()), (0, 0));
+        assert_eq!((m.bytes_in_use(), m.space().split_mappings()), (0, 0));
     }
 }
 

@@ -184,7 +184,7 @@ fn coherent_memory_is_mapped_itself() {
     );
     let (board, dma, cpu, at) = m.parts();
     dma.free_coherent(cpu, board, at, ring).unwrap();
-    assert_eq!(m.space().direct_mappings(), 0);
+    assert_eq!(m.space().direct_pages(), 0);
 }
 
 #[test]

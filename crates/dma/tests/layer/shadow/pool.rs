@@ -63,7 +63,7 @@ fn an_exhausted_pool_maps_pages_if_the_policy_says_so() {
     let mut m = Machine::new(1, policy);
     let shadowed = m.map(memory(0x1000, 8), Direction::FromDevice).unwrap();
     let direct = m.map(memory(0x2000, 8), Direction::FromDevice).unwrap();
-    assert_eq!(m.space().direct_mappings(), 1);
+    assert_eq!(m.space().direct_pages(), 1);
     m.device_write(direct.iova(), &[7; 8]);
     assert_eq!(
         m.read(0x2000, 8),
@@ -74,7 +74,7 @@ fn an_exhausted_pool_maps_pages_if_the_policy_says_so() {
     m.unmap(direct);
     assert_eq!(m.board.port.log.len(), 1, "its unmap invalidates");
     assert_eq!(m.translate(iova, Access::Write), None);
-    assert_eq!(m.space().direct_mappings(), 0);
+    assert_eq!(m.space().direct_pages(), 0);
     m.unmap(shadowed);
     assert_eq!(m.board.port.log.len(), 1);
 }

@@ -167,14 +167,10 @@ impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
         &self.shadow
     }
 
-    /// Returns the number of live mappings of large buffers. If they are mapped as a whole,
-    /// mappings of coherent memory count too.
-    pub fn large_mappings(&self) -> usize {
-        if self.splits_buffers() {
-            self.splits.with(|splits| splits.live())
-        } else {
-            self.shadow.direct_mappings() as usize
-        }
+    /// Returns the number of live split mappings. The [`shadow_space`](Self::shadow_space) counts
+    /// the pages of buffers that are mapped as a whole, and of coherent memory.
+    pub fn split_mappings(&self) -> usize {
+        self.splits.with(|splits| splits.live())
     }
 
     fn pool(&self) -> &ShadowPool<L> {

@@ -262,6 +262,23 @@ pub(super) fn assert_counted(
 mod tests {
     use super::*;
 
+    /// Each size of freelists is a mode of its own with either flush policy.
+    #[test]
+    fn modes_have_the_freelists_of_their_sizes() {
+        for flush in [FlushKind::PerUnmap, FlushKind::Deferred] {
+            for size in SIZES {
+                let mode = mode(size, flush).unwrap();
+                let alloc = match size {
+                    None => Alloc::CachedRbTree,
+                    Some(Capacity::AtMost(k)) => Alloc::Eiovar(Some(k)),
+                    Some(Capacity::Unbounded) => Alloc::Eiovar(None),
+                };
+                assert_eq!((mode.alloc, mode.flush), (alloc, flush));
+                assert_eq!(mode.name, name(size));
+            }
+        }
+    }
+
     /// C is 1816 cycles plus two pairs, and throughput is 1500 x 8 x 3.1 / C = 37200 / C.
     #[test]
     fn cycles_throughput_and_ratio_follow_from_the_pairs() {

@@ -152,27 +152,40 @@ pub(super) fn run_in_turns(
         TimedSubject::Mode(_) => (&run.plan, loops[0]),
         _ => (&by_ring, loops[1]),
     };
-    let mut blocks: Vec<Vec<Vec<u64>>> = vec![Vec::new(); subjects.len()];
     let mut invalidations = vec![0; subjects.len()];
-    let count = subjects.len();
     let longest = subjects.iter().map(|subject| subject.replicas.len()).max();
-    for repetition in 0..longest.unwrap_or(0) {
-        for turn in 0..count {
-            let place = (turn + repetition) % count;
-            let TimedReplays { subject, replicas } = &mut subjects[place];
-            if let Some(replica) = replicas.get_mut(repetition) {
-                let mut clock = Clock::blocks();
-                invalidations[place] = replica.drive(plan(subject).0, &parts, &mut clock)?;
-                blocks[place].push(clock.blocks);
-            }
-        }
-    }
+    let blocks = turns(subjects.len(), longest.unwrap_or(0), |place, repetition| {
+        let TimedReplays { subject, replicas } = &mut subjects[place];
+        let Some(replica) = replicas.get_mut(repetition) else {
+            return Ok(None);
+        };
+        let mut clock = Clock::blocks();
+        invalidations[place] = replica.drive(plan(subject).0, &parts, &mut clock)?;
+        Ok(Some(clock.blocks))
+    })?;
     let all = subjects.iter().zip(&blocks).zip(invalidations);
     let cost = |((subject, blocks), invalidations): ((&TimedReplays, &Vec<Vec<u64>>), u64)| {
         let (plan, own) = plan(&subject.subject);
         Cost::of(blocks, plan, own, invalidations)
     };
     Ok(all.map(cost).collect())
+}
+
+/// Runs each of `count` subjects once a repetition, each time beginning with the next one. Returns
+/// the results of each subject in the order of its repetitions.
+fn turns<T>(
+    count: usize,
+    repetitions: usize,
+    mut run: impl FnMut(usize, usize) -> Result<Option<T>, LabError>,
+) -> Result<Vec<Vec<T>>, LabError> {
+    let mut results: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
+    for repetition in 0..repetitions {
+        for turn in 0..count {
+            let place = (turn + repetition) % count;
+            results[place].extend(run(place, repetition)?);
+        }
+    }
+    Ok(results)
 }
 
 /// Cycles of the replay's own loop in the blocks that count: the sum of each block's minimum over a
@@ -201,6 +214,49 @@ mod tests {
     use ringfence_lab::plan::Step;
 
     use super::*;
+
+    /// Each subject gets its own results, in the order of its repetitions, and each repetition
+    /// begins with another subject.
+    #[test]
+    fn subjects_take_turns_and_keep_their_own_results() {
+        let mut order = Vec::new();
+        let results = turns(3, 4, |place, repetition| {
+            order.push(place);
+            Ok((place != 2 || repetition < 2).then_some((place, repetition)))
+        });
+        assert_eq!(
+            results.unwrap(),
+            [
+                vec![(0, 0), (0, 1), (0, 2), (0, 3)],
+                vec![(1, 0), (1, 1), (1, 2), (1, 3)],
+                vec![(2, 0), (2, 1)],
+            ]
+        );
+        assert_eq!(order, [0, 1, 2, 1, 2, 0, 2, 0, 1, 0, 1, 2]);
+    }
+
+    /// The cycles of a run are the medians of its blocks without the loop's own; each repetition
+    /// keeps its sum.
+    #[test]
+    fn a_cost_is_the_median_of_each_block() {
+        let plan = Plan {
+            maps: 7,
+            unmaps: 9,
+            ..Plan::default()
+        };
+        let repetitions = [vec![10, 30], vec![14, 20], vec![12, 40]];
+        let cost = Cost::of(&repetitions, &plan, 5.0, 3);
+        assert_eq!(
+            cost,
+            Cost {
+                measured: 12.0 + 30.0 - 5.0,
+                repetitions: vec![35.0, 29.0, 47.0],
+                spread: 18.0,
+                invalidations: 3,
+                pairs: 9,
+            }
+        );
+    }
     use crate::capture::Capture;
 
     /// Request-response on brcm: one transmission completes for each reply.

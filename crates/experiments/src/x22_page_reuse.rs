@@ -183,6 +183,11 @@ mod tests {
         for row in &found.rows {
             assert!(row.fitted && row.holds.is_none(), "{row:?}");
         }
+        let cells = found.rows.iter();
+        let cells = cells.map(|row| (row.measured.unwrap().median, row.published.as_ref()));
+        let cells = cells.map(|(here, printed)| (here, printed.unwrap().value));
+        let wanted = [872.0, 744.0, 1.0, 5761.0].map(|reuse| (reuse, reuse));
+        assert_eq!(cells.collect::<Vec<_>>(), wanted);
     }
 
     #[test]

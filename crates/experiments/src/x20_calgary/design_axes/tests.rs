@@ -111,6 +111,11 @@ fn rows_of_sets_ways_and_locations() {
     assert_eq!(geometry("16 sets and 4 ways"), 4726.0 / 12226.0);
     assert_eq!(geometry("64 sets and 1 ways"), 8461.0 / 12226.0);
     assert_eq!(geometry("1 sets and 64 ways"), 8428.0 / 12226.0);
+    for (sets, ways) in [(4, 4), (64, 4), (16, 16)] {
+        let (misses, _) = least_recently_used(sets, ways);
+        let here = geometry(&format!("{sets} sets and {ways} ways"));
+        assert_eq!(here, misses as f64 / 12226.0, "{sets} {ways}");
+    }
     let at = |location: &str| {
         ["misses", "wait"].map(|of| value(&format!("IOMMU in the {location}: {of} per access")))
     };

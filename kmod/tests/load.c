@@ -275,6 +275,13 @@ static void other_devices_get_no_operations(void)
 	CHECK(is_bound(&pdev) && !is_bound(&unlisted));
 	pdev.dev.driver = &pdev;
 	pvi_exit();
+	pvi_device_count = 2;
+	pvi_devices[0] = "0000:00:05.0";
+	pvi_devices[1] = "0000:00:04.0";
+	load("selected as the second");
+	CHECK(is_bound(&pdev));
+	pdev.dev.driver = &pdev;
+	pvi_exit();
 	pvi_device_count = 0;
 }
 

@@ -21,6 +21,11 @@ where
         let rings = dma.alloc_coherent(cpu, board, at, PAGES).unwrap();
         let (range, frames) = (rings.range(), rings.frames().to_vec());
         let pages = PfnRange::covering(&range);
+        for (page, frame) in frames.iter().enumerate() {
+            let iova = pages.lo().iova().wrapping_add(page as u64 * PAGE);
+            let leaf = dma.space(at).unwrap().table().leaf(board, iova);
+            assert_eq!(leaf, Some(*frame), "page {page}");
+        }
         board.port.touch(at.domain(), pages);
         let free = board.frames.outstanding();
         let out = || dma.space(at).unwrap().allocator().out.borrow().len();

@@ -30,7 +30,7 @@ fn machine(last_memory: u64, gart: bool, calgary: bool, option: IommuOption) -> 
 fn each_bus_gets_the_operations_that_linux_chose() {
     use DmaOpsKind::{Calgary as C, Gart as G, NoMmu as N, Swiotlb as S};
     use IommuOption::{Force, Off, Soft, Unset};
-    // Memory, GART, Calgary, option; operations on bus 2, on disabled bus 3, and on bus 200.
+    // Memory, GART, Calgary, option; operations on bus 2, on disabled bus 3, and on bus 66.
     let cases = [
         (MIB_512, false, false, Unset, [N, N, N]),
         (GIB_8, false, false, Unset, [S, S, S]),
@@ -39,6 +39,7 @@ fn each_bus_gets_the_operations_that_linux_chose() {
         (GIB_8, true, false, Unset, [G, G, G]),
         (MIB_512, false, true, Unset, [C, N, N]),
         (GIB_8, false, true, Unset, [C, S, S]),
+        (GIB_8, false, true, Force, [C, S, S]),
         // The GART's detection comes first.
         (GIB_8, true, true, Unset, [G, G, G]),
         (GIB_8, true, true, Soft, [S, S, S]),
@@ -49,7 +50,7 @@ fn each_bus_gets_the_operations_that_linux_chose() {
     ];
     for (memory, gart, calgary, option, expected) in cases {
         let machine = machine(memory, gart, calgary, option);
-        let found = [2, 3, 200].map(|bus| machine.choose(on(bus)));
+        let found = [2, 3, 66].map(|bus| machine.choose(on(bus)));
         assert_eq!(found, expected, "{machine:?}");
     }
     assert_eq!(

@@ -117,12 +117,12 @@ fn pass_through_modes_have_the_generic_path_and_others_do_not() {
     );
 }
 
-/// Returns the type names of the allocator and of the flush policy, the rounding and the allocator
-/// of a mode that maps pages.
+/// Returns the type names of allocator, flush policy and table, the rounding and the allocator of a
+/// mode that maps pages.
 struct Built;
 
 impl ModeVisitor for Built {
-    type Output = Option<(&'static str, &'static str, Rounding, Alloc)>;
+    type Output = Option<([&'static str; 3], Rounding, Alloc)>;
 
     fn identity(self, _: IdentityKind) -> Self::Output {
         None
@@ -134,8 +134,8 @@ impl ModeVisitor for Built {
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let (alloc, flush) = (type_name::<A>(), type_name::<F>());
-        Some((alloc, flush, parts.rounding, parts.kind))
+        let types = [type_name::<A>(), type_name::<F>(), type_name::<T>()];
+        Some((types, parts.rounding, parts.kind))
     }
 
     fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
@@ -195,11 +195,15 @@ fn timed_modes_have_their_own_allocator_policy_and_rounding() {
         ("pviommu", rcache, "::Strict", Exact),
     ] {
         let mode = Mode::find(name).unwrap();
-        let (a, f, rounded, kind) = dispatch(&mode, Built).unwrap().unwrap();
+        let ([a, f, t], rounded, kind) = dispatch(&mode, Built).unwrap().unwrap();
         assert!(a.contains(alloc), "{name}: {a}");
         assert!(f.contains(flush), "{name}: {f}");
         assert_eq!(rounded, rounding, "{name}");
         assert_eq!(kind, mode.alloc, "{name}");
         assert_eq!(a.contains("::Eiovar<"), name.ends_with('+'), "{name}: {a}");
+        let has_rcache = alloc == rcache || name == "linux-maple";
+        assert_eq!(a.contains("::LinuxRcache<"), has_rcache, "{name}: {a}");
+        let reclaims = name.starts_with("freebsd");
+        assert_eq!(t.contains("Reclaiming"), reclaims, "{name}: {t}");
     }
 }

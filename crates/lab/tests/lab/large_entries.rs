@@ -99,6 +99,11 @@ fn misses_by_page_size_frames_and_prefetch() {
         assert_eq!(hostile.tally.violations(), 0, "{name}");
         assert_eq!(metered.first_refusal, None, "{name}");
     }
+    // The device uses the pages of a mapping in ascending order, so only the page before a mapping
+    // may be of use.
+    let plan = plan(&script(16), false);
+    let (metered, _) = replay(&mode("linux-strict"), IotlbPrefetch::PreviousPage, &plan);
+    assert!(metered.hardware.iotlb_misses > 80 * 15);
 }
 
 /// With every option on, no strict mode lets an attacker through. An attacker reaches as many bytes

@@ -144,8 +144,15 @@ fn every_mode_matches_hand_counts() {
 }
 
 /// A receive ring whose buffers are replaced in order. In the second lap a transmit buffer is
-/// unmapped between: the long-lasting ring interference of EIOVAR section 4.
-fn interference() -> Script {
+/// unmapped between: the long-lasting ring interference of EIOVAR section 4. Buffers have `pages`
+/// pages.
+fn interference(pages: u64) -> Script {
+    let buffer = |number: u64| {
+        [memory(
+            (16 + number * pages) << 12,
+            (pages - 1) << 12 | BYTES,
+        )]
+    };
     let mut script = Script::default();
     let mut time = 0;
     let mut at = || {
@@ -174,7 +181,7 @@ fn interference() -> Script {
 /// those with free lists never, and a bitmap the same with either flush policy.
 #[test]
 fn modes_search_as_their_allocators_do() {
-    let (plan, planner) = planned(&interference().chunk);
+    let (plan, planner) = planned(&interference(1).chunk);
     let [strict, plus, defer, defer_plus, bitmap, strict_bitmap] = [
         "strict",
         "strict+",
@@ -194,6 +201,26 @@ fn modes_search_as_their_allocators_do() {
     }
     assert_eq!(strict_bitmap.invalidations, strict.invalidations);
     assert_eq!(bitmap.invalidations, 0);
+}
+
+/// Unbounded free lists have any length of range, those of Linux none of 64 pages, and a bounded
+/// list loses what it cannot hold.
+#[test]
+fn free_lists_hold_what_their_modes_say() {
+    let searched = |pages, name: &str| {
+        let (plan, planner) = planned(&interference(pages).chunk);
+        replay(name, &plan, &planner.live_mappings()).0.search_steps > 0
+    };
+    for (pages, name, searches) in [
+        (64, "strict+", false),
+        (64, "defer+", false),
+        (64, "linux-strict", true),
+        (1, "linux-strict", false),
+        (1, "alloc=eiovar-1,table=radix,flush=deferred", true),
+        (1, "alloc=eiovar-512,table=radix,flush=deferred", false),
+    ] {
+        assert_eq!(searched(pages, name), searches, "{pages} {name}");
+    }
 }
 
 #[test]

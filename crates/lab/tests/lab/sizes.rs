@@ -243,6 +243,7 @@ fn a_buffer_that_stays_makes_a_ring_in_order_long() {
     let (plan, planner) = planned(&script.chunk);
     let ring = only(&plan);
     assert_eq!((ring.live_max, ring.withheld_max), (2, 1));
+    assert_eq!((ring.mappings_max, ring.descriptor_rule()), (2, 2 + 1));
     assert_eq!((ring.any_order_need, ring.in_order_need), (2, 51));
     assert_eq!(replayed("riommu", &plan, &planner, 51).stalls, 0);
     assert!(replayed("riommu", &plan, &planner, 50).stalls > 0);

@@ -270,7 +270,9 @@ fn a_whole_guest_map_isolates_guests_and_not_buffers() {
     machine.ok(GUEST, IommuOp::MapWholeGuest { bdf: on(1) });
     for gpfn in 0..PAGES {
         let frame = machine.xen.machine_address(GUEST, gpfn);
-        assert_eq!(machine.reach(1, gpfn, Access::Write), frame, "page {gpfn}");
+        for access in [Access::Read, Access::Write] {
+            assert_eq!(machine.reach(1, gpfn, access), frame, "page {gpfn}");
+        }
     }
     assert_eq!(machine.reach(1, PAGES, Access::Read), None);
     assert_eq!(machine.reach(2, 0, Access::Read), None);

@@ -6,91 +6,67 @@ use ringfence_dma::space::Rounding;
 
 use super::*;
 
-/// Returns the coherency of the rings of a mode.
-struct RingCoherency;
+/// The types and parameters with which a mode is visited.
+#[derive(Debug, PartialEq)]
+enum Visited {
+    Identity(IdentityKind),
+    /// Type names of allocator, flush policy and table; rounding and allocator.
+    Paged([&'static str; 3], Rounding, Alloc),
+    Cached,
+    Shadow,
+    Rings(Coherency),
+}
 
-impl ModeVisitor for RingCoherency {
-    type Output = Option<Coherency>;
+struct Visit;
 
-    fn identity(self, _: IdentityKind) -> Self::Output {
-        None
+impl ModeVisitor for Visit {
+    type Output = Visited;
+
+    fn identity(self, kind: IdentityKind) -> Visited {
+        Visited::Identity(kind)
     }
 
-    fn paged<A, T, F>(self, _: ModeParts<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Visited
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        None
+        let types = [type_name::<A>(), type_name::<F>(), type_name::<T>()];
+        Visited::Paged(types, parts.rounding, parts.kind)
     }
 
-    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
-        None
+    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Visited {
+        Visited::Cached
     }
 
-    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
-        None
+    fn shadow<P: CopyParts>(self, _: P) -> Visited {
+        Visited::Shadow
     }
 
-    fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Self::Output
+    fn rings<D, L, F>(self, parts: RingParts<D, L, F>) -> Visited
     where
         D: ReplayRing,
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
-        Some(parts.setup.coherency)
+        Visited::Rings(parts.setup.coherency)
     }
+}
+
+fn visited(name: &str) -> Visited {
+    dispatch(&Mode::find(name).unwrap(), Visit).unwrap()
 }
 
 #[test]
 fn riommu_snoops_and_riommu_minus_does_not() {
     for (name, wanted) in [
-        ("riommu", Some(Coherency::Coherent)),
-        ("riommu-", Some(Coherency::NonCoherent)),
-        ("riommu-paper", Some(Coherency::Coherent)),
-        ("riommu--paper", Some(Coherency::NonCoherent)),
-        ("strict", None),
+        ("riommu", Coherency::Coherent),
+        ("riommu-", Coherency::NonCoherent),
+        ("riommu-paper", Coherency::Coherent),
+        ("riommu--paper", Coherency::NonCoherent),
     ] {
-        let mode = Mode::find(name).unwrap();
-        assert_eq!(dispatch(&mode, RingCoherency).unwrap(), wanted, "{name}");
-    }
-}
-
-/// Returns the kind of a mode without translation.
-struct Kind;
-
-impl ModeVisitor for Kind {
-    type Output = Option<IdentityKind>;
-
-    fn identity(self, kind: IdentityKind) -> Self::Output {
-        Some(kind)
-    }
-
-    fn paged<A, T, F>(self, _: ModeParts<A, T, F>) -> Self::Output
-    where
-        A: ReplayAlloc,
-        T: ReplayTable,
-        F: FlushFor<A, T> + 'static,
-    {
-        None
-    }
-
-    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
-        None
-    }
-
-    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
-        None
-    }
-
-    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
-    where
-        D: ReplayRing,
-        L: RingLogic + 'static,
-        F: FlushForRings<D> + 'static,
-    {
-        None
+        assert_eq!(visited(name), Visited::Rings(wanted), "{name}");
     }
 }
 
@@ -103,57 +79,14 @@ fn pass_through_modes_have_the_generic_path_and_others_do_not() {
         ("swpt", K::StaticTable, true, true),
         ("kvm-baseline", K::WholeGuest, false, true),
     ] {
-        let found = dispatch(&Mode::find(name).unwrap(), Kind).unwrap();
-        assert_eq!(found, Some(kind), "{name}");
+        assert_eq!(visited(name), Visited::Identity(kind), "{name}");
         assert_eq!(
             (kind.has_generic_path(), kind.has_table()),
             (generic, table),
             "{name}"
         );
     }
-    assert_eq!(
-        dispatch(&Mode::find("strict").unwrap(), Kind).unwrap(),
-        None
-    );
-}
-
-/// Returns the type names of allocator, flush policy and table, the rounding and the allocator of a
-/// mode that maps pages.
-struct Built;
-
-impl ModeVisitor for Built {
-    type Output = Option<([&'static str; 3], Rounding, Alloc)>;
-
-    fn identity(self, _: IdentityKind) -> Self::Output {
-        None
-    }
-
-    fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output
-    where
-        A: ReplayAlloc,
-        T: ReplayTable,
-        F: FlushFor<A, T> + 'static,
-    {
-        let types = [type_name::<A>(), type_name::<F>(), type_name::<T>()];
-        Some((types, parts.rounding, parts.kind))
-    }
-
-    fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
-        None
-    }
-
-    fn shadow<P: CopyParts>(self, _: P) -> Self::Output {
-        None
-    }
-
-    fn rings<D, L, F>(self, _: RingParts<D, L, F>) -> Self::Output
-    where
-        D: ReplayRing,
-        L: RingLogic + 'static,
-        F: FlushForRings<D> + 'static,
-    {
-        None
-    }
+    assert!(matches!(visited("strict"), Visited::Paged(..)));
 }
 
 /// A timed replay calls the types that [`dispatch`] selects.
@@ -194,12 +127,13 @@ fn timed_modes_have_their_own_allocator_policy_and_rounding() {
         ("sidecore", rcache, "::Strict", Exact),
         ("pviommu", rcache, "::Strict", Exact),
     ] {
-        let mode = Mode::find(name).unwrap();
-        let ([a, f, t], rounded, kind) = dispatch(&mode, Built).unwrap().unwrap();
+        let Visited::Paged([a, f, t], rounded, kind) = visited(name) else {
+            panic!("{name} maps pages");
+        };
         assert!(a.contains(alloc), "{name}: {a}");
         assert!(f.contains(flush), "{name}: {f}");
         assert_eq!(rounded, rounding, "{name}");
-        assert_eq!(kind, mode.alloc, "{name}");
+        assert_eq!(kind, Mode::find(name).unwrap().alloc, "{name}");
         assert_eq!(a.contains("::Eiovar<"), name.ends_with('+'), "{name}: {a}");
         let has_rcache = alloc == rcache || name == "linux-maple";
         assert_eq!(a.contains("::LinuxRcache<"), has_rcache, "{name}: {a}");

@@ -39,7 +39,7 @@ impl Bench {
         let outcome = self.layer.unmap(key, token);
         self.layer.end_burst(key, Some(&mut Vec::new()));
         match outcome {
-            UnmapOutcome::Refused(Refusal::NotMapped(_)) => ClaimOutcome::NotMapped,
+            UnmapOutcome::Refused(Refusal::NotMapped) => ClaimOutcome::NotMapped,
             UnmapOutcome::Refused(_) => ClaimOutcome::OtherError,
             _ => ClaimOutcome::Accepted,
         }

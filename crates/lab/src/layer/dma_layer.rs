@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use ringfence_dma::flush::{FlushPolicy, Released};
-use ringfence_dma::space::{CopyPool, Space, UnmapRefusal};
+use ringfence_dma::space::{CopyPool, Space};
 use ringfence_dma::{
     AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapMultiRequest, MapReason, Mapping,
     NotInvalidated, Outcome, SgLimits, SgRequest, Teardown, UnmapReason,
@@ -378,8 +378,7 @@ fn discard_buffer(buffer: u64) {
 #[cold]
 fn refusal(reason: &UnmapReason<u64>) -> Refusal {
     match reason {
-        UnmapReason::Table(error, _) => Refusal::NotMapped(UnmapRefusal::Table(*error)),
-        UnmapReason::NotAllocated(_) => Refusal::NotMapped(UnmapRefusal::NotAllocated),
+        UnmapReason::Table(..) | UnmapReason::NotAllocated(_) => Refusal::NotMapped,
         UnmapReason::OtherDomain(..) | UnmapReason::OtherRing(..) => Refusal::OtherOwner,
         _ => Refusal::Other,
     }

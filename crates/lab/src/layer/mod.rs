@@ -20,7 +20,7 @@ pub use pass_through::PassThrough;
 pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 pub use pool_layer::{INSPECTED_BYTES, Inspected, LARGEST_BUFFER, PoolLayer};
 
-use ringfence_dma::space::{CopyPool, UnmapRefusal};
+use ringfence_dma::space::CopyPool;
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};
 use ringfence_trace::DeviceIndex;
 use ringfence_types::{
@@ -117,7 +117,7 @@ pub enum UnmapOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// No mapping of this length begins at the address.
-    NotMapped(UnmapRefusal),
+    NotMapped,
     /// The mapping belongs to another domain or ring.
     OtherOwner,
     /// Any other reason, for example an unknown device.

@@ -146,7 +146,11 @@ where
         let pages = slots.saturating_mul(kind.pages());
         let mapped = self.install(cpu, platform, kind, first, slots);
         if let Err(reason) = mapped {
-            pool.depot.with(|depot| depot.undo_run(first, pages));
+            // After a failed invalidation the entries exist, and the device may use them: these
+            // pages serve no buffer any more.
+            if !matches!(reason, MapReason::Flush(_)) {
+                pool.depot.with(|depot| depot.undo_run(first, pages));
+            }
             return Err(reason);
         }
         pool.count_run(pages);

@@ -1,8 +1,13 @@
 //! The bounds of the pool, and its exhaustion.
 
-use ringfence_dma::space::{ShadowPolicy, ShadowPool, WhenExhausted};
-use ringfence_dma::{MapReason, Released, ShadowError};
-use ringfence_types::{Access, Direction, Iova};
+use std::cell::RefCell;
+
+use ringfence_dma::flush::Strict;
+use ringfence_dma::space::{
+    CopyingSpace, Paged, Rounding, ShadowPolicy, ShadowPool, ShadowSpace, WhenExhausted,
+};
+use ringfence_dma::{Dma, MapReason, Released, ShadowError};
+use ringfence_types::{Access, Direction, InvalidationError, Iova};
 
 use super::machine::*;
 use crate::rig::*;
@@ -177,4 +182,39 @@ fn the_pool_takes_its_addresses_once_and_below_the_mask() {
     assert_eq!(error.reason, MapReason::Shadow(ShadowError::BeyondMask));
     m.unmap(one);
     m.unmap(two);
+}
+
+/// A table page that waits for its invalidation may hide new entries, so a run of slots below it
+/// needs an invalidation too. If that fails, its entries exist, and the device may use them.
+#[test]
+fn slots_whose_entries_may_be_hidden_are_not_used() {
+    let mut board = Board::new();
+    let mut dma = Dma::<_, _, u64>::new(Strict);
+    let at = dma
+        .attach(DEVICE, Iova::new(u64::MAX), |domain| {
+            let table = Gas::make(&board, domain);
+            let paged = Paged::new(Accounts::new(Tree::make(LAST_PAGE)), table, Rounding::Exact);
+            let pool = ShadowPool::new(memory(POOL, 32 * PAGE), RefCell::new).unwrap();
+            Ok::<_, ()>(ShadowSpace::new(paged, pool, POLICY))
+        })
+        .unwrap();
+    let mut cpu = dma.cpu();
+    let ring = dma.alloc_coherent(&mut cpu, &mut board, &at, 1).unwrap();
+    board.port.fail(0, 2, InvalidationFailure::Failed);
+    let freed = dma.free_coherent(&mut cpu, &mut board, &at, ring);
+    let _ring = freed.expect_err("the invalidation failed").1;
+    let buffer = memory(0x1000, 1);
+    let mapped = dma.map_single(&mut cpu, &mut board, &at, 7, buffer, Direction::ToDevice);
+    let (_, error) = mapped.unwrap_err();
+    assert_eq!(error.reason, MapReason::Flush(InvalidationError::Failed));
+    // The invalidation works again. The other half of the pool serves one direction.
+    let mapped = dma.map_single(&mut cpu, &mut board, &at, 7, buffer, Direction::FromDevice);
+    let (mapping, _) = mapped.unwrap();
+    let space = dma.space(&at).unwrap();
+    assert_eq!(space.pool().mapped_bytes(), 16 * PAGE);
+    let slot = space.shadow(mapping.range()).unwrap();
+    assert!(slot.start().get() >= POOL + 16 * PAGE);
+    let mapped = dma.map_single(&mut cpu, &mut board, &at, 7, buffer, Direction::ToDevice);
+    let exhausted = ShadowError::Exhausted { pages: 1, pool: 32 };
+    assert_eq!(mapped.unwrap_err().1.reason, MapReason::Shadow(exhausted));
 }

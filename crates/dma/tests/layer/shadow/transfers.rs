@@ -1,7 +1,7 @@
 //! Copies at map, unmap and sync.
 
 use ringfence_dma::space::{FromDevice, ShadowPolicy};
-use ringfence_dma::{DmaSegment, Released, SgLimits, SgRequest};
+use ringfence_dma::{DmaSegment, Mapping, Released, SgLimits, SgRequest};
 use ringfence_types::{Access, Direction, Iova, IovaRange};
 
 use super::machine::*;
@@ -241,4 +241,53 @@ fn a_list_has_one_slot_and_every_piece_its_own_pages() {
             .all(|byte| *byte == 0xdd)
     );
     assert_eq!(m.space().pool().bytes_in_use(), 0);
+}
+
+/// The first bytes of a list are those of its first pieces, not counting the rest of their pages.
+#[test]
+fn received_bytes_of_a_list_end_in_a_piece() {
+    let pieces = [
+        memory(0x1ff0, 0x20),
+        memory(0x5003, 5),
+        memory(0x9000, 0x40),
+    ];
+    for (received, wanted) in [
+        (0, [0, 0, 0]),
+        (0x1f, [0x1f, 0, 0]),
+        (0x20, [0x20, 0, 0]),
+        (0x22, [0x20, 2, 0]),
+        (0x25, [0x20, 5, 0]),
+        (0x26, [0x20, 5, 1]),
+        (0x65, [0x20, 5, 0x40]),
+    ] {
+        let mut m = Machine::new(64, POLICY);
+        let mut out = [DmaSegment {
+            range: IovaRange::new(Iova::ZERO, 1).unwrap(),
+        }; 4];
+        let (board, dma, cpu, at) = m.parts();
+        let request = SgRequest {
+            buffer: 1,
+            pieces: &pieces,
+            direction: Direction::FromDevice,
+            limits: SgLimits::default(),
+            out: &mut out,
+        };
+        let (list, _) = dma.map_sg(cpu, board, at, request).unwrap();
+        let range = list.range().unwrap();
+        drop(list);
+        let whole = pages_of(range);
+        m.device_write(whole.start(), &vec![0xdd; whole.bytes() as usize]);
+        let mapping = Mapping::claim(&m.at, range, Direction::FromDevice, 1);
+        assert_eq!(m.unmap_received(mapping, received), Some(1));
+        for (piece, wanted) in pieces.iter().zip(wanted) {
+            let bytes = m.read(piece.start().get(), piece.bytes() as usize);
+            let count = bytes.iter().take_while(|byte| **byte == 0xdd).count();
+            assert_eq!(count, wanted, "{received} bytes, piece {piece:?}");
+            assert!(
+                bytes.iter().skip(wanted).all(|byte| *byte == 0),
+                "{received} bytes"
+            );
+        }
+        assert_eq!(m.space().pool().bytes_in_use(), 0);
+    }
 }

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use ringfence_iova::{AllocRequest, Bitmap, CachedTree, IovaAllocator, RangeStore};
-use ringfence_papers::DeferredUnmaps;
+use ringfence_papers::{BitmapAsPublished, DeferredUnmaps};
 use ringfence_types::{Nanos, Pfn};
 
 use super::allocators::{TOP, pages};
@@ -130,7 +130,7 @@ fn memory(facts: &Sheet, found: &mut Findings) -> Result<(), LabError> {
         text: format!("{} KB", printed.text),
         ..printed
     };
-    let literal = Bitmap::as_published(pages(1, TOP)?, RefCell::new)?;
+    let literal = BitmapAsPublished::new(pages(1, TOP)?, RefCell::new)?;
     found.push(
         row("bitmap as published: its words", literal.footprint())
             .near(printed.clone())

@@ -31,8 +31,11 @@ impl AllocRequest {
     }
 
     /// Rejects requests that no state could satisfy.
+    ///
+    /// # Errors
+    /// [`AllocError::BadRequest`] for no pages, or an alignment of the whole address space.
     #[inline]
-    pub(crate) const fn validate(&self) -> Result<(), AllocError> {
+    pub const fn validate(&self) -> Result<(), AllocError> {
         if self.pages == 0 || self.align_order >= PAGE_BITS {
             return Err(AllocError::BadRequest {
                 pages: self.pages,
@@ -44,7 +47,7 @@ impl AllocRequest {
 
     /// Returns the error of a request that finds no free range.
     #[inline]
-    pub(crate) const fn exhausted(&self) -> AllocError {
+    pub const fn exhausted(&self) -> AllocError {
         AllocError::Exhausted {
             pages: self.pages,
             limit: self.limit,

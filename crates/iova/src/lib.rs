@@ -7,7 +7,7 @@
 //! - EIOVAR, freelists in front of any [`RangeStore`]:
 //!   `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)`
 //! - FreeBSD's tree with the largest gap: `Locked::new(FreeBsdTree::new(space), ..)`
-//! - the bitmap, one flush per wrap: `Bitmap::new(space, ..)`, `Bitmap::as_published(space, ..)`
+//! - the bitmap, one flush per wrap: `Bitmap::new(space, ..)`
 //! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)`
 //! - current Linux: `LinuxRcache::new(CachedTree::new(space), ..)`
 //! - magazines, the default: `Magazines::new(space, MagazineLimits::DEFAULT, ..)`
@@ -35,6 +35,7 @@ mod linux_maple;
 mod linux_rcache;
 mod locked;
 pub mod magazine;
+mod next_fit;
 mod rbtree;
 mod table_bitmap;
 mod vmalloc;
@@ -51,5 +52,6 @@ pub use linux_maple::LinuxMaple;
 pub use linux_rcache::{LinuxRcache, RcacheCpu, RcacheShared};
 pub use locked::{Locked, RangeStore, ReusableRange};
 pub use magazine::{Depot, MagazineCpu, MagazineLimits, Magazines};
+pub use next_fit::NextFit;
 pub use table_bitmap::{TableBitmap, TableBitmapCpu, TableCursor};
 pub use vmalloc::{Vmalloc, VmallocTree};

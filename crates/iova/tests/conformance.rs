@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use reference::{Reference, Rules};
 use ringfence_iova::*;
+use ringfence_papers::BitmapAsPublished;
 use ringfence_types::{Pfn, PfnRange, PhysAddr};
 
 #[derive(Debug, Clone)]
@@ -430,7 +431,7 @@ fn bitmap_as_published() {
         ..BITMAP
     };
     conforms(rules, |space| {
-        Bitmap::as_published(space, RefCell::new).unwrap()
+        BitmapAsPublished::new(space, RefCell::new).unwrap()
     });
 }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use common::{Random, Words, domain_flushed, flushed, pages};
 use ringfence_iova::*;
+use ringfence_papers::BitmapAsPublished;
 use ringfence_types::{Pfn, PfnRange, PhysAddr};
 
 /// The builds in which an allocator detects ranges that are not allocated.
@@ -132,7 +133,7 @@ fn bitmaps() {
         Bitmap::new(space, RefCell::new).unwrap()
     });
     attack(Detection::Always, |space| {
-        Bitmap::as_published(space, RefCell::new).unwrap()
+        BitmapAsPublished::new(space, RefCell::new).unwrap()
     });
     attack(Detection::Always, |space| {
         TableBitmap::new(Words::holding(space), PhysAddr::ZERO, space, RefCell::new).unwrap()

@@ -8,6 +8,7 @@
 //! | [`RingAsPublished`] | rIOMMU Fig. 11 | the ring driver overwrites live entries |
 //! | [`BurstAsPublished`] | rIOMMU Fig. 11 | buffers come back before the burst's invalidation |
 //! | [`DescriptorsAsPublished`] | F&S | pages come back before their descriptor's invalidation |
+//! | [`BitmapAsPublished`] | Fujita and Moriai 2.3 | a page is reused before its flush |
 //! | [`calgary`] | Calgary slides; Linux's driver | a failed TCE shoot-down passes for a flush |
 //! | [`DeferredUnmaps`] | Fujita and Moriai Fig. 3 | memory of Linux's 40-byte records |
 //! | [`whole_table_pages`] | EIOVAR section 7 | an unmap writes back whole table pages |
@@ -40,6 +41,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod bitmap;
 mod burst;
 pub mod calgary;
 mod deferred_unmaps;
@@ -52,6 +54,7 @@ mod ring_entry;
 mod ring_logic;
 pub mod rtc;
 
+pub use bitmap::{BitmapAsPublished, PublishedBitmapState};
 pub use burst::BurstAsPublished;
 pub use deferred_unmaps::{DeferredMemory, DeferredUnmaps, RbNode, StructIova};
 pub use descriptors::{DescriptorsAsPublished, IncompleteDescriptors};

@@ -9,6 +9,7 @@ use ringfence_iova::{
     TableCursor,
 };
 use ringfence_memory::Arena;
+use ringfence_papers::{BitmapAsPublished, PublishedBitmapState};
 use ringfence_pgtable::TableError;
 use ringfence_types::{Pfn, PfnRange};
 
@@ -21,6 +22,7 @@ use crate::stubs::StaticStubs;
 pub(crate) type RbTreeAlloc = Locked<CachedTree, ThreadCell<CachedTree>>;
 pub(crate) type EiovarAlloc = Locked<Eiovar<CachedTree>, ThreadCell<Eiovar<CachedTree>>>;
 pub(crate) type BitmapAlloc = Bitmap<ThreadCell<BitmapState>>;
+pub(crate) type BitmapAsPublishedAlloc = BitmapAsPublished<ThreadCell<PublishedBitmapState>>;
 pub(crate) type FreeBsdAlloc = Locked<FreeBsdTree, ThreadCell<FreeBsdTree>>;
 pub(crate) type RcacheAlloc = LinuxRcache<CachedTree, ThreadCell<RcacheShared<CachedTree>>>;
 pub(crate) type MapleAlloc = LinuxRcache<LinuxMaple, ThreadCell<RcacheShared<LinuxMaple>>>;
@@ -31,6 +33,7 @@ pub(crate) type TableBitmapAlloc = TableBitmap<Rc<Arena>, ThreadCell<TableCursor
 impl StaticStubs for RbTreeAlloc {}
 impl StaticStubs for EiovarAlloc {}
 impl StaticStubs for BitmapAlloc {}
+impl StaticStubs for BitmapAsPublishedAlloc {}
 impl StaticStubs for FreeBsdAlloc {}
 impl StaticStubs for RcacheAlloc {}
 impl StaticStubs for MapleAlloc {}
@@ -73,8 +76,8 @@ pub(crate) fn bitmap(site: &AllocEnv<'_>) -> Result<BitmapAlloc, LabError> {
     )?)
 }
 
-pub(crate) fn bitmap_as_published(site: &AllocEnv<'_>) -> Result<BitmapAlloc, LabError> {
-    Ok(Bitmap::as_published(
+pub(crate) fn bitmap_as_published(site: &AllocEnv<'_>) -> Result<BitmapAsPublishedAlloc, LabError> {
+    Ok(BitmapAsPublished::new(
         site.range_up_to(LAST_PAGE_32_BIT)?,
         RefCell::new,
     )?)

@@ -100,7 +100,7 @@ fn timed_modes_have_their_own_allocator_policy_and_rounding() {
         ("defer", "::CachedTree", "::Deferred<", PowerOfTwo),
         ("defer+", "::Eiovar<", "::Deferred<", PowerOfTwo),
         ("bitmap", "::BitmapState", "::PerWrap", Exact),
-        ("bitmap-paper", "::BitmapState", "::PerWrap", Exact),
+        ("bitmap-paper", "::PublishedBitmapState", "::PerWrap", Exact),
         ("strict-bitmap", "::BitmapState", "::Strict", Exact),
         ("freebsd-paper", "::FreeBsdTree", "::Strict", Exact),
         ("freebsd", "::FreeBsdTree", "::Strict", Exact),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::printed_crosses;
+use crate::timed::with_costs;
 
 #[test]
 fn text_on_the_components_follows_from_their_rows() {
@@ -203,4 +204,64 @@ fn modes_are_in_order_if_their_costs_fall() {
     let row = whole_order(&setting, &["first", "second", "third"], &all);
     assert_eq!(row.measured.unwrap().median, 2.0);
     assert_eq!(row.published.unwrap().value, 4.0);
+}
+
+/// Each row follows from the cycles and the invalidations of its own mode.
+#[test]
+fn each_mode_has_the_cycles_of_its_own_replays() {
+    const COSTS: [(&str, f64); 7] = [
+        ("strict", 800.0),
+        ("strict+", 640.0),
+        ("defer", 480.0),
+        ("defer+", 320.0),
+        ("riommu-", 160.0),
+        ("riommu", 80.0),
+        (AS_PUBLISHED, 240.0),
+    ];
+    let mut setting = Setting::smoke();
+    setting.profile.invalidation_cycles = 1000;
+    let found = with_costs(&COSTS, || EXPERIMENT.run(&setting)).unwrap();
+    let [run] = &runs(&setting).unwrap()[..] else {
+        panic!("one run");
+    };
+    let (unmaps, bursts) = (run.plan.unmaps, run.bursts());
+    let cycles = |what: &str| row(&found.rows, what).measured.unwrap();
+    let per_pair = |count: u64| 1000.0 * count as f64 / run.plan.maps as f64;
+    for ((mode, pair), invalidations) in COSTS.into_iter().zip([
+        unmaps,
+        unmaps,
+        unmaps / 250,
+        unmaps / 250,
+        bursts,
+        bursts,
+        bursts,
+    ]) {
+        let mut rows = vec![cycles(&format!("{mode}: C"))];
+        if WriteBack::Clflush.is_available() && mode != AS_PUBLISHED {
+            rows.push(cycles(&format!("{mode}: C with write-backs by CLFLUSH")));
+        }
+        for found in rows {
+            let parts = (found.measured_part, found.spread);
+            assert_eq!(parts, (Some(2.0 * pair), 2.0 * pair / 8.0), "{mode}");
+            let off = found.modelled_part.unwrap() - 1816.0 - 2.0 * per_pair(invalidations);
+            assert!(off.abs() < 1e-9, "{mode}: {found:?}");
+        }
+    }
+    let beyond = cycles("riommu--paper: C beyond that of riommu").median;
+    assert!((beyond - 2.0 * (240.0 - 80.0)).abs() < 1e-9, "{beyond}");
+    let order = found.rows.iter();
+    let mut order = order.filter(|row| row.quantity.starts_with("repetitions in which all modes"));
+    assert_eq!(order.next().unwrap().measured.unwrap().median, 1.0);
+    // The text has the modelled shares of its modes.
+    let share = |mode: &str| {
+        let found = cycles(&format!("{mode}: C"));
+        100.0 * found.modelled_part.unwrap() / found.median
+    };
+    let [strict, plus, riommu] = ["strict", "strict+", "riommu"].map(share);
+    let text =
+        format!("Of C, {strict:.0}% in strict, {plus:.0}% in strict+ and {riommu:.0}% in riommu ");
+    assert!(
+        found.explanation.iter().any(|line| line.starts_with(&text)),
+        "{text}"
+    );
 }

@@ -63,6 +63,7 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
     dma: Dma<S, F, Buffer>,
     at: &Attachment,
     amount: SendCount,
+    clock: &mut impl FnMut() -> u64,
 ) -> Result<[SendCost; 2], LabError> {
     let failed = || LabError::Internal("a buffer that stays mapped cannot be sent");
     let arena = Rc::clone(machine.arena());
@@ -89,12 +90,12 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
             let mut bus = Bus::new(&mut machine.iommu.hardware.unit, &*arena, ());
             pool.send(&mut bus, NIC, choice).map_err(|_| failed())?;
             let before = *machine.iommu.hardware.unit.stats();
-            let begin = cycles();
+            let begin = clock();
             for _ in 0..amount.frames {
                 let mut bus = Bus::new(&mut machine.iommu.hardware.unit, &*arena, ());
                 pool.send(&mut bus, NIC, choice).map_err(|_| failed())?;
             }
-            let spent = cycles().saturating_sub(begin);
+            let spent = clock().saturating_sub(begin);
             if round > 0 {
                 let now = machine.iommu.hardware.unit.stats();
                 counted[place].iotlb_misses += now.iotlb_misses - before.iotlb_misses;
@@ -124,7 +125,11 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
 }
 
 /// Sends through a radix page table.
-fn translated(profile: &Profile, amount: SendCount) -> Result<[SendCost; 2], LabError> {
+fn translated(
+    profile: &Profile,
+    amount: SendCount,
+    clock: &mut impl FnMut() -> u64,
+) -> Result<[SendCost; 2], LabError> {
     let mut machine = ReplayPlatform::<Vtd>::new(profile, true)?;
     let mut dma = Dma::new(Strict);
     let mut root = PhysAddr::ZERO;
@@ -143,11 +148,15 @@ fn translated(profile: &Profile, amount: SendCount) -> Result<[SendCost; 2], Lab
         })
         .map_err(|_| LabError::TooManyDevices)?;
     machine.attach(NIC, at.domain(), ContextTarget::Table(root))?;
-    sent(machine, dma, &at, amount)
+    sent(machine, dma, &at, amount, clock)
 }
 
 /// Sends with the IOMMU off: measures the cost of the frames' bytes alone.
-fn untranslated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], LabError> {
+fn untranslated(
+    setting: &Setting,
+    amount: SendCount,
+    clock: &mut impl FnMut() -> u64,
+) -> Result<[SendCost; 2], LabError> {
     let machine = ReplayPlatform::<Vtd>::new(&setting.profile, false)?;
     let mut dma = Dma::new(Never);
     let at = dma
@@ -155,7 +164,7 @@ fn untranslated(setting: &Setting, amount: SendCount) -> Result<[SendCost; 2], L
             Ok::<_, LabError>(Identity::new(domain))
         })
         .map_err(|_| LabError::TooManyDevices)?;
-    sent(machine, dma, &at, amount)
+    sent(machine, dma, &at, amount, clock)
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
@@ -164,10 +173,15 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         frames: 20_000,
         repetitions: 2 * setting.repetitions.max(1) + 1,
     };
-    found(setting, amount)
+    found(setting, amount, &mut cycles)
 }
 
-fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
+/// Measures with `clock`, which returns cycles.
+fn found(
+    setting: &Setting,
+    amount: SendCount,
+    clock: &mut impl FnMut() -> u64,
+) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
         "A program sends frames of {FRAME} bytes from {} buffers of one page each, mapped once: a \
         random buffer each time, or always the first. The hardware model counts misses and the \
@@ -176,8 +190,8 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         amount.buffers, setting.profile.miss_cycles
     ));
     let claims = Sheet::named("claims")?;
-    let [random, same] = translated(&setting.profile, amount)?;
-    let [random_off, same_off] = untranslated(setting, amount)?;
+    let [random, same] = translated(&setting.profile, amount, clock)?;
+    let [random_off, same_off] = untranslated(setting, amount, clock)?;
     let row = |what: &str, unit, measured| FindingRow::new(what, unit, measured);
     let missed = random.misses - same.misses;
     let modelled = missed * setting.profile.miss_cycles as f64;
@@ -214,7 +228,7 @@ fn found(setting: &Setting, amount: SendCount) -> Result<Findings, LabError> {
         repetitions: 1,
         ..amount
     };
-    let [bare, _] = translated(&bare, few)?;
+    let [bare, _] = translated(&bare, few, clock)?;
     let per_walk = bare.references / bare.misses.max(f64::MIN_POSITIVE);
     let references = row(
         "words read per walk, without walk caches",
@@ -280,12 +294,12 @@ mod tests {
             frames: 500,
             repetitions: 2,
         };
-        let [random, same] = translated(&setting.profile, amount).unwrap();
+        let [random, same] = translated(&setting.profile, amount, &mut cycles).unwrap();
         // 64 entries for 2048 pages: one in 32 hits by chance.
         assert!((0.93..1.0).contains(&random.misses), "{random:?}");
         assert!(random.references >= random.misses, "{random:?}");
         assert_eq!((same.misses, same.references), (0.0, 0.0));
-        let off = untranslated(&setting, amount).unwrap();
+        let off = untranslated(&setting, amount, &mut cycles).unwrap();
         assert!(off.iter().all(|sent| sent.misses == 0.0));
     }
 
@@ -296,7 +310,7 @@ mod tests {
             frames: 500,
             repetitions: 1,
         };
-        let found = found(&Setting::smoke(), amount).unwrap();
+        let found = found(&Setting::smoke(), amount, &mut cycles).unwrap();
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);
             let row = row.unwrap_or_else(|| panic!("{what}"));
@@ -310,6 +324,9 @@ mod tests {
             "one buffer, IOMMU off",
         ]
         .map(|name| of(&format!("{name}: cycles per frame, measured")));
+        for measured in [random, same, random_off, same_off] {
+            assert!(measured > 0.0);
+        }
         let model = of("measured on this CPU: cycles of a miss in the hardware model");
         let wanted = (random - same) - (random_off - same_off);
         assert!((model - wanted).abs() < 1e-6, "{model} {wanted}");
@@ -324,6 +341,52 @@ mod tests {
             (held.count(), Verdict::of(&found.rows)),
             (3, Verdict::Reproduced)
         );
+    }
+
+    /// The n-th reading of the clock is n^3, so the time of each of its intervals is different. The
+    /// first round does not count.
+    #[test]
+    fn each_choice_has_its_own_time() {
+        let amount = SendCount {
+            buffers: 2048,
+            frames: 100,
+            repetitions: 3,
+        };
+        let mut reading = 0_u64;
+        let mut clock = || {
+            let now = reading.pow(3);
+            reading += 1;
+            now
+        };
+        let found = found(&Setting::smoke(), amount, &mut clock).unwrap();
+        let of = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.unwrap_or_else(|| panic!("{what}")).measured.unwrap()
+        };
+        // Interval n takes 12 n^2 + 6 n + 1. Those of the translated frames are 2 to 7, two by two,
+        // and those with the IOMMU off are 10 to 15.
+        for (what, median, spread) in [
+            ("random buffer, translated", 217.0, 469.0 - 61.0),
+            ("one buffer, translated", 331.0, 631.0 - 127.0),
+            ("random buffer, IOMMU off", 1801.0, 2437.0 - 1261.0),
+            ("one buffer, IOMMU off", 2107.0, 2791.0 - 1519.0),
+        ] {
+            let found = of(&format!("{what}: cycles per frame, measured"));
+            let off = (found.median - median / 100.0).abs() + (found.spread - spread / 100.0).abs();
+            assert!(off < 1e-9, "{what}: {found:?}");
+        }
+        let walk = of("measured on this CPU: cycles of a miss in the hardware model");
+        let off = (walk.median - 1.92).abs() + (walk.spread - 12.72).abs();
+        assert!(off < 1e-9, "{walk:?}");
+        // The walk caches leave one word of a walk.
+        let words = of("words read per walk").median;
+        assert!((1.0..1.1).contains(&words), "{words}");
+        let text = format!(
+            "{:.3} misses per frame with random buffers and {:.3} with one buffer, and 4.00 words",
+            of("random buffer: misses per frame").median,
+            of("one buffer: misses per frame").median,
+        );
+        assert!(found.explanation[0].contains(&text), "{text}: {found:?}");
     }
 
     /// HW14: the profile's costs are those of Table 1 and section 5.3, and a miss costs what the
@@ -355,7 +418,7 @@ mod tests {
             repetitions: 1,
         };
         let charged = |setting: &Setting| {
-            let found = found(setting, amount).unwrap();
+            let found = found(setting, amount, &mut cycles).unwrap();
             let measured = |what: &str| {
                 let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
                 row.measured.unwrap().median

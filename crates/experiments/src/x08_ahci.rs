@@ -255,6 +255,7 @@ fn recorded(setting: &Setting, found: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timed::with_costs;
 
     #[test]
     fn a_request_is_mapped_page_by_page_and_ends_out_of_order() {
@@ -305,6 +306,58 @@ mod tests {
         assert!(found.notes.iter().any(|note| note.contains("--trace")));
     }
 
+    /// The 32 maps and unmaps of a request cost 760,000 cycles in strict, invalidations included,
+    /// and 700,000 in none. Both are slower than the link, and strict is slower than the flash disk.
+    #[test]
+    fn the_slower_of_disk_and_processor_limits_throughput() {
+        let costs = [("none", 21_875.0), ("strict", 21_600.0)];
+        let found = with_costs(&costs, || found(&Setting::smoke(), 64)).unwrap();
+        let near = |what: &str, median: f64, spread: f64| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            let row = row.unwrap_or_else(|| panic!("{what}")).measured.unwrap();
+            let off = (row.median - median).abs() + (row.spread - spread).abs();
+            assert!(off < 1e-6, "{what}: {row:?}, not {median} and {spread}");
+        };
+        let none = "none: cycles of maps and unmaps per request";
+        near(none, 700_000.0, 700_000.0 / 8.0);
+        let strict = "strict: cycles of maps and unmaps per request";
+        let spread = 32.0 * 21_600.0 / 8.0;
+        near(strict, 760_000.0, spread);
+        // A disk of 1 MB/s takes 131,072 x 3100 cycles for a request.
+        let request = 131_072.0 * 3100.0;
+        for (disk, megabytes, ratio) in [
+            ("hard disk, 150 MB/s", 150.0, 1.0),
+            ("flash, 550 MB/s", 550.0, request / 550.0 / 760_000.0),
+            ("the link, 600 MB/s", 600.0, 70.0 / 76.0),
+        ] {
+            near(&format!("{disk}: throughput, strict / none"), ratio, 0.0);
+            let cycles = request / megabytes;
+            let what = format!("{disk}: share of a core for maps and unmaps in strict");
+            near(&what, 760_000.0 / cycles, spread / cycles);
+        }
+        near("maps per request", 32.0, 0.0);
+        near(
+            "share of unmaps out of order",
+            out_of_order(&calls(64).unwrap()),
+            0.0,
+        );
+        let [figure] = &found.figures[..] else {
+            panic!("{:?}", found.figures)
+        };
+        let [line] = &figure.series[..] else {
+            panic!("{figure:?}")
+        };
+        assert_eq!(line.points.len(), 41);
+        assert_eq!(line.points[0], (100.0, 1.0));
+        for (speed, ratio) in &line.points {
+            let wanted = (request / speed / 760_000.0).min(1.0);
+            assert!(
+                (ratio - wanted).abs() < 1e-9,
+                "{speed}: {ratio}, not {wanted}"
+            );
+        }
+    }
+
     #[test]
     fn recorded_port_has_rows() {
         use crate::prefetch::{Addresses, Synthetic, histories, measure};
@@ -323,11 +376,25 @@ mod tests {
                 .recorded
                 .extend(measure(&stream, &histories(&stream)));
         }
-        let mut found = Findings::default();
-        recorded(&setting, &mut found);
-        assert_eq!(found.rows.len(), 2, "{:?}", found.rows);
+        let rows = |setting: &Setting| {
+            let mut found = Findings::default();
+            recorded(setting, &mut found);
+            let row = |row: &FindingRow| (row.quantity.clone(), row.measured.unwrap().median);
+            found.rows.iter().map(row).collect::<Vec<_>>()
+        };
+        let named = |out, pages| {
+            [
+                ("share of unmaps out of order", out),
+                ("maximum number of pages mapped at once", pages),
+            ]
+            .map(|(what, value)| (format!("t1-ahci-read 0000:00:04.0: {what}"), value))
+        };
         // A ring is unmapped in order.
-        assert_eq!(found.rows[0].measured.unwrap().median, 0.0);
-        assert!(found.rows[0].quantity.contains("ahci"));
+        assert_eq!(rows(&setting), named(0.0, 64.0));
+        for row in &mut setting.recorded {
+            row.shape.in_order = 0.25;
+            row.ring_pages = 77;
+        }
+        assert_eq!(rows(&setting), named(0.75, 77.0));
     }
 }

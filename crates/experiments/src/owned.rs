@@ -437,11 +437,31 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use ringfence_devices::nic::NicProfile;
     use ringfence_devices::workload::NetperfStream;
+    use ringfence_types::PhysMemory;
 
     use super::*;
     use crate::capture::Capture;
+
+    /// A device that does not snoop sees nothing of the rings, which are those of `riommu`.
+    #[test]
+    fn owned_rings_are_not_written_back() {
+        let memory = Arena::with_device_view(ARENA).unwrap();
+        let mut owned = rings(&memory, 1, 16).unwrap();
+        let piece = PhysRange::new(PhysAddr::new(1 << 20), 64).unwrap();
+        let mapped = owned[0].map(&memory, 0, &piece, Direction::ToDevice);
+        assert!(mapped.is_ok());
+        owned[0].sync_map(&memory);
+        let seen = |memory: &Arena| {
+            let mut words = (0x2000..0x4000).step_by(8).map(PhysAddr::new);
+            words.any(|at| memory.word(at).unwrap().load(Relaxed) != 0)
+        };
+        assert!(seen(&memory));
+        assert!(!seen(memory.device_view().unwrap().memory()));
+    }
 
     #[test]
     fn each_burst_is_one_invalidation_and_waiting_takes_its_time() {

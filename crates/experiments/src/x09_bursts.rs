@@ -82,6 +82,14 @@ impl Point {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
+    found(setting, |packets| Point::measure(setting, packets))
+}
+
+/// Adds the rows and lines of the points that `measure` returns for each of [`BURSTS`].
+fn found(
+    setting: &Setting,
+    measure: impl Fn(u32) -> Result<Point, LabError>,
+) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "mlx stream with interrupts at 1 to 400 packets. The driver's calls are recorded while \
         frames cross the wire and are verified. They are replayed on rings that the driver owns \
@@ -90,7 +98,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         and the cycles of the same loops without protection are subtracted, because the 1816 \
         include them.",
     );
-    let points = BURSTS.map(|packets| Point::measure(setting, packets));
+    let points = BURSTS.map(measure);
     let points = points.into_iter().collect::<Result<Vec<_>, _>>()?;
     for point in &points {
         point_rows(&mut found, point, setting)?;

@@ -1,6 +1,7 @@
 //! Tests of X09.
 
 use super::*;
+use crate::timed::with_costs;
 
 #[test]
 fn a_ring_overflows_exactly_where_slots_run_out() {
@@ -90,9 +91,44 @@ fn longer_bursts_spread_the_invalidation_over_more_unmaps() {
         let least = (point.waited.invalidations * WAIT) as f64;
         assert!(point.waited.measured > 0.9 * least, "{point:?}");
     }
-    let short = Point::measure(&Setting::smoke(), 2).unwrap();
+}
+
+/// The layer's rings have tables that the hardware snoops, as those of the driver have.
+#[test]
+fn a_point_has_the_second_run_on_coherent_rings() {
+    let costs = [
+        ("riommu", 400.0),
+        ("riommu-", 600.0),
+        ("riommu--paper", 800.0),
+    ];
+    let short = with_costs(&costs, || Point::measure(&Setting::smoke(), 2)).unwrap();
+    assert_eq!(short.packets, 2);
     assert!((3.9..=4.0).contains(&short.unmaps), "{short:?}");
-    assert_eq!(short.owned.invalidations, short.layer.invalidations);
+    assert_eq!(short.layer.measured_per_pair(), 400.0);
+    for other in [&short.owned, &short.waited] {
+        assert_eq!(other.invalidations, short.layer.invalidations);
+        assert_eq!(other.pairs, short.layer.pairs);
+        assert!(other.measured_per_pair() != 400.0);
+    }
+}
+
+/// The sweep has fourteen bursts, and each has its rows and its points in the figures.
+#[test]
+fn each_burst_of_the_sweep_has_its_rows_and_points() {
+    let bursts = [1, 2, 5, 10, 20, 25, 50, 75, 100, 150, 200, 250, 300, 400];
+    let found = found(&Setting::smoke(), |packets| Ok(point(packets))).unwrap();
+    let rows = found.rows.iter().filter_map(|row| {
+        let (place, what) = row.quantity.split_once(": ")?;
+        let of_point = what.starts_with("map, unmap and share of the invalidation");
+        of_point.then(|| place.strip_prefix("interrupt at ")?.parse::<u32>().ok())?
+    });
+    assert!(rows.eq(bursts), "{:?}", found.rows);
+    assert_eq!(found.rows.len(), 4 * bursts.len() + 2 + 2);
+    assert_eq!(found.figures.len(), 3);
+    for line in found.figures[..2].iter().flat_map(|figure| &figure.series) {
+        let places = line.points.iter().map(|point| point.0);
+        assert!(places.eq(bursts.map(f64::from)), "{line:?}");
+    }
 }
 
 /// 4000 maps and unmaps with 20 invalidations.

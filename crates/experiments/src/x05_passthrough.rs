@@ -350,8 +350,8 @@ mod tests {
         assert_eq!(values.len(), wanted.len());
     }
 
-    /// A map and an unmap cost 16, 48 and 112 cycles in the three modes, and a miss 1000. Of a round
-    /// trip, the unmap of the reply does not count: one buffer is left on brcm, and two on mlx.
+    /// A map and an unmap cost 16, 48 and 112 cycles in the three modes, and a miss 1000.
+    /// Completed transmissions do not count, so a round trip has two buffers on mlx, one on brcm.
     #[test]
     fn each_row_has_its_adapter_and_its_mode() {
         let mut setting = Setting::smoke();

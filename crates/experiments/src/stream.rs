@@ -262,6 +262,25 @@ pub(super) fn assert_counted(
 mod tests {
     use super::*;
 
+    /// The papers' adapter has two buffers per packet, and takes an interrupt for 44 of them.
+    #[test]
+    fn runs_are_those_of_the_papers_adapter() {
+        let setting = Setting {
+            runs: 2,
+            ..Setting::smoke()
+        };
+        let stream = NetperfStream::default();
+        let mut capture = Capture::with(NicProfile::MLX, stream, 44, 2048).unwrap();
+        let runs = runs(&setting).unwrap();
+        assert_eq!(runs.len(), 2);
+        for run in runs {
+            let wanted = capture.run().unwrap();
+            assert_eq!(run.step_rings, wanted.step_rings);
+            assert_eq!(run.plan.steps.len(), wanted.plan.steps.len());
+            assert_eq!(run.bursts(), wanted.bursts());
+        }
+    }
+
     /// Each size of freelists is a mode of its own with either flush policy.
     #[test]
     fn modes_have_the_freelists_of_their_sizes() {

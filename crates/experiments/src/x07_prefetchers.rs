@@ -308,7 +308,13 @@ fn lines(rows: &[PrefetchRow], source: &str) -> Vec<Series> {
 }
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    let rows = synthetic()?;
+    let mut traces = bundled()?;
+    traces.extend(setting.recorded.iter().cloned());
+    Ok(found(setting, &synthetic()?, &traces))
+}
+
+/// The finding about the synthetic streams of `rows` and the recorded devices of `traces`.
+fn found(setting: &Setting, rows: &[PrefetchRow], traces: &[PrefetchRow]) -> Findings {
     let mut found = Findings::with_method(
         "Rings of five shapes with five kinds of addresses. Each stream is fed to Markov, Recency \
         and Distance, as published and modified, with histories from a quarter to eight times the \
@@ -316,10 +322,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         predicted. A claim is judged on the streams whose measured pattern it covers; two entries \
         are judged by their wrong predictions.",
     );
-    judged(&rows, &mut found);
-    let mut traces = bundled()?;
-    traces.extend(setting.recorded.iter().cloned());
-    recorded(&traces, &mut found);
+    judged(rows, &mut found);
+    recorded(traces, &mut found);
     name_option(setting, &mut found);
     // The paper's own case: one ring whose addresses recur but are not adjacent.
     let named = |row: &&PrefetchRow| row.ring_entries == 1024 && row.source.contains("scattered");
@@ -332,16 +336,16 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         format!("Predicted share over history size: {source}"),
         "history entries",
         "predicted share",
-        lines(&rows, &source),
+        lines(rows, &source),
     ));
-    found.explain(by_distance(&summarise(&rows)));
+    found.explain(by_distance(&summarise(rows)));
     found.explain(
         "Markov and Recency cannot predict addresses that never recur. Two entries are right \
         whenever a next buffer is mapped, but the invalidation at the end of a burst removes them: \
         with bursts of one, every access walks.",
     );
     found.note("The paper prints no rate; \"most\" is interpreted as half, fixed before the runs.");
-    Ok(found)
+    found
 }
 
 #[cfg(test)]

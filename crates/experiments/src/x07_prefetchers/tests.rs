@@ -1,10 +1,12 @@
 //! Claims, recorded devices and lines of X07.
 
-use super::*;
-use crate::prefetch::{Addresses, Synthetic, histories, measure as feed};
+mod rates;
 
-/// A device that goes around its ring five times, with the same addresses in every lap.
-fn device(name: &str, entries: u32) -> Vec<crate::prefetch::PrefetchRow> {
+use super::*;
+use crate::prefetch::{Addresses, DeviceStream, Synthetic, histories, measure as feed};
+
+/// A stream that goes around its ring five times, with the same addresses in every lap.
+fn ring_of(entries: u32) -> DeviceStream {
     let ring = Synthetic {
         rings: vec![entries],
         burst: 1,
@@ -12,7 +14,12 @@ fn device(name: &str, entries: u32) -> Vec<crate::prefetch::PrefetchRow> {
         addresses: Addresses::Scattered,
         seed: 1,
     };
-    let mut stream = ring.stream().unwrap();
+    ring.stream().unwrap()
+}
+
+/// The rows of [`ring_of`] under a name.
+fn device(name: &str, entries: u32) -> Vec<PrefetchRow> {
+    let mut stream = ring_of(entries);
     stream.name = name.into();
     feed(&stream, &histories(&stream))
 }
@@ -267,180 +274,4 @@ fn finding_without_traces_names_the_option() {
     let mut found = Findings::default();
     name_option(&Setting::smoke(), &mut found);
     assert!(found.notes[0].contains("--trace"));
-}
-
-/// Prefetchers fail at or below half, or predict at least half, as the paper's words demand.
-#[test]
-fn claims_have_the_demands_of_the_paper() {
-    use Requirement::{AtLeast, AtMost, Exact, Shown};
-    let claims = CLAIMS.map(|claim| (claim.what, claim.text, claim.demand, claim.devices));
-    let (few, some) = ("ineffective", "most accesses");
-    let ordered = "in order and ahead";
-    assert_eq!(
-        claims,
-        [
-            ("best as published", few, AtMost, "rings"),
-            ("Markov, history below the ring", few, AtMost, "rings"),
-            (
-                "Markov, history of the ring or more",
-                some,
-                AtLeast,
-                "rings"
-            ),
-            ("Recency, history below the ring", few, AtMost, "rings"),
-            (
-                "Recency, history of the ring or more",
-                some,
-                AtLeast,
-                "rings"
-            ),
-            ("Distance, any history", few, AtMost, "rings"),
-            (
-                "two entries per ring, uninvalidated",
-                "always",
-                Shown,
-                ordered
-            ),
-            (
-                "two entries per ring, invalidated by bursts",
-                "always",
-                Shown,
-                ordered
-            ),
-            (WRONG, "always right", Exact, ordered),
-        ]
-    );
-    let [ring] = &summarise(&device("ring", 64))[..] else {
-        panic!("one stream")
-    };
-    for share in [0.25, 0.5, 0.75] {
-        let summary = PrefetchSummary {
-            best_baseline: share,
-            markov_below: share,
-            markov_above: share,
-            recency_below: share,
-            recency_above: share,
-            distance_below: share,
-            distance_above: share,
-            riotlb: share,
-            riotlb_uninvalidated: share,
-            riotlb_mispredicted: 0,
-            ..ring.clone()
-        };
-        for claim in &CLAIMS {
-            let wanted = match claim.demand {
-                AtMost => share <= 0.5,
-                Exact => true,
-                _ => share >= 0.5,
-            };
-            assert_eq!(claim.holds(&summary), wanted, "{}: {share}", claim.what);
-            let judged = (claim.demand != Shown).then_some(wanted);
-            let row = claim.judge(&summary);
-            assert_eq!(row.holds, judged, "{}: {share}", claim.what);
-        }
-    }
-    for claim in &CLAIMS {
-        let covered = Kind::ALL.into_iter().filter(|kind| (claim.covers)(*kind));
-        let wanted = match claim.devices {
-            "rings" => &[Kind::Ring][..],
-            _ => &Kind::ALL[2..],
-        };
-        assert!(covered.eq(wanted.iter().copied()), "{}", claim.what);
-    }
-    assert_eq!(Kind::ALL[..2], [Kind::OutOfOrder, Kind::OneAtATime]);
-}
-
-/// Sixteen rows of a stream with different rates. The ring has 64 pages.
-#[test]
-fn a_summary_has_the_rates_of_its_predictors() {
-    use Predictor::{
-        Distance, DistanceModified, Markov, MarkovModified, Recency, RecencyModified, Riotlb,
-        RiotlbUninvalidated,
-    };
-    let any = device("ring", 64).remove(0);
-    assert_eq!(any.ring_pages, 64);
-    let row = |predictor, history, rate, mispredicted| PrefetchRow {
-        predictor,
-        history,
-        first_hit_rate: rate,
-        mispredicted,
-        ..any.clone()
-    };
-    let mut rows = vec![
-        row(Markov, 63, 0.01, 1),
-        row(Markov, 64, 0.02, 2),
-        row(Recency, 63, 0.03, 3),
-        row(Recency, 64, 0.04, 4),
-        row(Distance, 63, 0.05, 5),
-        row(Distance, 64, 0.06, 6),
-        row(MarkovModified, 63, 0.17, 7),
-        row(MarkovModified, 64, 0.28, 8),
-        row(RecencyModified, 63, 0.19, 9),
-        row(RecencyModified, 64, 0.30, 10),
-        row(DistanceModified, 63, 0.41, 11),
-        row(DistanceModified, 64, 0.52, 12),
-        // The best history of a range counts.
-        row(MarkovModified, 16, 0.13, 13),
-        row(MarkovModified, 256, 0.34, 14),
-        row(Riotlb, 2, 0.85, 15),
-        row(RiotlbUninvalidated, 2, 0.96, 16),
-    ];
-    let summary = |rows: &[PrefetchRow]| match &summarise(rows)[..] {
-        [summary] => summary.clone(),
-        more => panic!("{more:?}"),
-    };
-    let found = summary(&rows);
-    let wanted = PrefetchSummary {
-        source: "ring".into(),
-        accesses: any.accesses,
-        unmapped_accesses: any.unmapped_accesses,
-        ring_pages: 64,
-        shape: any.shape,
-        first_misses: any.first_misses,
-        best_baseline: 0.06,
-        markov_below: 0.17,
-        markov_above: 0.34,
-        recency_below: 0.19,
-        recency_above: 0.30,
-        distance_below: 0.41,
-        distance_above: 0.52,
-        riotlb: 0.85,
-        riotlb_uninvalidated: 0.96,
-        riotlb_mispredicted: 16,
-    };
-    assert_eq!(found, wanted);
-    for (place, rate) in [(0, 0.07), (3, 0.08), (4, 0.09)] {
-        rows[place].first_hit_rate = rate;
-        assert_eq!(summary(&rows).best_baseline, rate, "{place}");
-    }
-}
-
-/// Each measure of a device's pattern has its own row.
-#[test]
-fn rows_of_a_pattern_have_their_own_measures() {
-    let mut rows = device("large", 256);
-    for row in &mut rows {
-        row.shape = Shape {
-            in_order: 0.95,
-            ahead: 0.9,
-            again: 0.85,
-            same_next: 0.8,
-            same_next_in_ring: 0.75,
-            reuse: 0.7,
-        };
-    }
-    let mut found = Findings::default();
-    recorded(&rows, &mut found);
-    for (what, wanted) in [
-        ("in order", 0.95),
-        ("ahead", 0.9),
-        ("again", 0.85),
-        ("same next", 0.8),
-        ("same next in its ring", 0.75),
-        ("reuse", 0.7),
-    ] {
-        let end = format!(" (ring): {what}");
-        let row = found.rows.iter().find(|row| row.quantity.ends_with(&end));
-        assert_eq!(row.unwrap().measured.unwrap().median, wanted, "{what}");
-    }
 }

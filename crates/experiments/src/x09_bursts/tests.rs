@@ -124,7 +124,12 @@ fn each_burst_of_the_sweep_has_its_rows_and_points() {
     });
     assert!(rows.eq(bursts), "{:?}", found.rows);
     assert_eq!(found.rows.len(), 4 * bursts.len() + 2 + 2);
-    assert_eq!(found.figures.len(), 3);
+    // Overflow is that of the first run on mlx, whose rings begin empty.
+    let mut capture = Capture::new(NicProfile::MLX, NetperfStream::default()).unwrap();
+    let mut wanted = Findings::default();
+    overflow(&capture.run().unwrap(), &mut wanted).unwrap();
+    assert_eq!(found.rows[found.rows.len() - 2..], wanted.rows);
+    assert_eq!(found.figures[2..], wanted.figures);
     for line in found.figures[..2].iter().flat_map(|figure| &figure.series) {
         let places = line.points.iter().map(|point| point.0);
         assert!(places.eq(bursts.map(f64::from)), "{line:?}");
@@ -154,8 +159,15 @@ fn point(packets: u32) -> Point {
     }
 }
 
-/// Cycles of an invalidation per map and unmap of [`cost`].
-const SHARE: f64 = 2150.0 * 20.0 / 4000.0;
+/// A setting whose invalidations cost 2000 cycles, and not the 2150 of the default.
+fn setting() -> Setting {
+    let mut setting = Setting::smoke();
+    setting.profile.invalidation_cycles = 2000;
+    setting
+}
+
+/// Cycles of an invalidation per map and unmap of [`cost`] in [`setting`].
+const SHARE: f64 = 2000.0 * 20.0 / 4000.0;
 
 /// Throughput over that of none, if a map and an unmap cost `pair` cycles.
 fn over_none(pair: f64) -> f64 {
@@ -169,7 +181,7 @@ fn value(row: &FindingRow) -> f64 {
 /// A ratio of 0.98 reaches the printed 0.77. 190 unmaps are within 15% of the printed 200.
 #[test]
 fn a_point_has_its_rows() {
-    let setting = Setting::smoke();
+    let setting = setting();
     let four = |packets: u32, printed, holds| {
         let at = format!("interrupt at {packets}: ");
         [
@@ -204,7 +216,7 @@ fn a_point_has_its_rows() {
         ("unmaps per burst", 190.0, Some(200.0), Some(true)),
         (
             "invalidation cycles per unmap",
-            2150.0 / 190.0,
+            2000.0 / 190.0,
             Some(10.8),
             None,
         ),
@@ -248,7 +260,7 @@ fn judged_rows_of_a_point_can_fail() {
 fn figures_have_the_costs_of_their_lines() {
     let points = [50, 100].map(point);
     let mut found = Findings::default();
-    figures(&mut found, &points, &Setting::smoke());
+    figures(&mut found, &points, &setting());
     let lines: Vec<_> = found
         .figures
         .iter()

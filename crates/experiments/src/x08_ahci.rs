@@ -307,7 +307,8 @@ mod tests {
     }
 
     /// The 32 maps and unmaps of a request cost 760,000 cycles in strict, invalidations included,
-    /// and 700,000 in none. Both are slower than the link, and strict is slower than the flash disk.
+    /// and 700,000 in none. Both are slower than the link, and strict is slower than the flash
+    /// disk.
     #[test]
     fn the_slower_of_disk_and_processor_limits_throughput() {
         let mut setting = Setting::smoke();

@@ -192,6 +192,15 @@ fn the_finding_has_all_streams() {
     assert_eq!(synthetic.rows.len(), 2 * CLAIMS.len());
     assert_eq!(finding.rows, [synthetic.rows, shown.rows].concat());
     assert_eq!(finding.figures.len(), 1);
+    // The figure shows the scattered addresses of a ring of 1024 entries.
+    let source = "Scattered addresses, rings of [1024]";
+    let mut drawn = device("Sequential addresses", 1024);
+    drawn.extend(device(source, 1024));
+    drawn.extend(device("Scattered addresses, rings of [64]", 64));
+    let figure = found(&Setting::smoke(), &drawn, &[]).figures.remove(0);
+    assert!(figure.title.ends_with(source), "{}", figure.title);
+    assert_eq!(figure.series, lines(&drawn, source));
+    assert!(figure.series.iter().all(|line| !line.points.is_empty()));
     let text = by_distance(&summarise(&rows));
     assert!(finding.explanation.contains(&text), "{text}");
 }

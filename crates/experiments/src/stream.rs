@@ -309,6 +309,7 @@ mod tests {
             spread: repetitions[1] - repetitions[0],
             invalidations,
             pairs: 10,
+            ..Cost::default()
         };
         // Pairs of 92 and of 92 + 1000 cycles.
         let [fast, slow] = [cost([820.0, 1020.0], 0), cost([900.0, 940.0], 10)];

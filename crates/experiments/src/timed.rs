@@ -157,6 +157,8 @@ pub(super) fn run_in_turns(
         _ => (&by_ring, loops[1]),
     };
     let mut invalidations = vec![0; subjects.len()];
+    #[cfg(test)]
+    let mut ran = vec![None; subjects.len()];
     let longest = subjects.iter().map(|subject| subject.replicas.len()).max();
     let blocks = turns(subjects.len(), longest.unwrap_or(0), |place, repetition| {
         let TimedReplays { subject, replicas } = &mut subjects[place];
@@ -165,6 +167,10 @@ pub(super) fn run_in_turns(
         };
         let mut clock = Clock::blocks();
         invalidations[place] = replica.drive(plan(subject).0, &parts, &mut clock)?;
+        #[cfg(test)]
+        {
+            ran[place] = Some(subject.clone());
+        }
         Ok(Some(clock.blocks))
     })?;
     let all = subjects.iter().zip(&blocks).zip(invalidations);
@@ -172,9 +178,13 @@ pub(super) fn run_in_turns(
         let (plan, own) = plan(&subject.subject);
         Cost::of(blocks, plan, own, invalidations)
     };
-    let costs: Vec<Cost> = all.map(cost).collect();
+    let costs: Vec<_> = all.map(cost).collect();
     #[cfg(test)]
-    let costs = by_hand::replace(costs, subjects, run, &parts);
+    let costs = by_hand::replace(costs, subjects, run, &parts)
+        .into_iter()
+        .zip(ran)
+        .map(|(cost, subject)| Cost { subject, ..cost })
+        .collect();
     Ok(costs)
 }
 
@@ -261,6 +271,7 @@ mod tests {
                 spread: 18.0,
                 invalidations: 3,
                 pairs: 9,
+                subject: None,
             }
         );
     }
@@ -328,6 +339,30 @@ mod tests {
                 "{name}: {subject:?}"
             );
         }
+    }
+
+    /// The replicas of a subject, and its cost, are its own.
+    #[test]
+    fn costs_are_those_of_the_subjects_that_ran() {
+        let mut capture = Capture::with(NicProfile::BRCM, RequestResponse::default(), 1, 64);
+        let run = capture.as_mut().unwrap().run().unwrap();
+        let names = ["strict", "strict+", "defer", "defer+"];
+        let subjects = names.map(|name| TimedSubject::from_name(name).unwrap());
+        let mut timed = subjects
+            .clone()
+            .map(|subject| TimedReplays::new(subject, &Profile::r210_2015(), 1).unwrap());
+        for (name, replays) in names.iter().zip(&timed) {
+            let layer = replays.replicas[0].layer_type();
+            for (part, wanted) in [
+                ("::Eiovar<", name.ends_with('+')),
+                ("::Deferred<", name.starts_with("defer")),
+            ] {
+                assert_eq!(layer.contains(part), wanted, "{name}: {part} in {layer}");
+            }
+        }
+        let costs = run_in_turns(&mut timed, &run, CountedSteps::All).unwrap();
+        let ran = costs.into_iter().map(|cost| cost.subject.unwrap());
+        assert_eq!(ran.collect::<Vec<_>>(), subjects);
     }
 
     #[test]

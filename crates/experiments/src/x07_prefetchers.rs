@@ -326,7 +326,8 @@ fn found(setting: &Setting, rows: &[PrefetchRow], traces: &[PrefetchRow]) -> Fin
     recorded(traces, &mut found);
     name_option(setting, &mut found);
     // The paper's own case: one ring whose addresses recur but are not adjacent.
-    let named = |row: &&PrefetchRow| row.ring_entries == 1024 && row.source.starts_with("Scattered");
+    let named =
+        |row: &&PrefetchRow| row.ring_entries == 1024 && row.source.starts_with("Scattered");
     let source = rows
         .iter()
         .find(named)

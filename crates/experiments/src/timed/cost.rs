@@ -19,6 +19,9 @@ pub(crate) struct Cost {
     pub(crate) invalidations: u64,
     /// Number of map/unmap pairs: the larger of the numbers of maps and unmaps.
     pub(crate) pairs: u64,
+    /// The subject that was timed.
+    #[cfg(test)]
+    pub(crate) subject: Option<super::TimedSubject>,
 }
 
 impl Cost {
@@ -35,6 +38,8 @@ impl Cost {
             repetitions: each,
             invalidations,
             pairs: plan.maps.max(plan.unmaps),
+            #[cfg(test)]
+            subject: None,
         }
     }
 

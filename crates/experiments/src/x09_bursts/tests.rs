@@ -144,6 +144,7 @@ fn cost(cycles_per_pair: f64) -> Cost {
         spread: 4000.0,
         invalidations: 20,
         pairs: 4000,
+        ..Cost::default()
     }
 }
 

@@ -174,6 +174,7 @@ fn rows_with_clflush_have_the_cost_of_their_mode() {
             spread: cycles,
             invalidations: 10,
             pairs: 10,
+            ..Cost::default()
         };
         (mode, cost)
     };

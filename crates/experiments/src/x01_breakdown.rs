@@ -31,23 +31,23 @@ const MODES: [&str; 4] = ["strict", "strict+", "defer", "defer+"];
 
 /// Costs of one mode: a column of the table.
 #[derive(Debug, Clone)]
-struct Column {
+pub(super) struct Column {
     /// Name of the mode that ran.
-    mode: String,
-    parts: Components,
+    pub(super) mode: String,
+    pub(super) parts: Components,
     /// Invalidations per unmap that the mode's flush policy submitted.
-    invalidations: f64,
+    pub(super) invalidations: f64,
     /// Type name of the layer that the meter timed.
     #[cfg(test)]
-    layer: &'static str,
+    pub(super) layer: &'static str,
     /// Coherency of the tables that the meter created, each value once.
     #[cfg(test)]
-    coherencies: Vec<Coherency>,
+    pub(super) coherencies: Vec<Coherency>,
 }
 
 impl Column {
     /// Error of each component and of the sums, in cycles.
-    fn spread(&self) -> f64 {
+    pub(super) fn spread(&self) -> f64 {
         let Components {
             order_spread,
             repetition_spread,
@@ -63,24 +63,13 @@ impl Column {
     }
 }
 
-/// Component costs of one mode over the runs `plans`.
-pub(super) fn components(
-    setting: &Setting,
-    mode: &str,
-    plans: &[Run],
-) -> Result<Components, LabError> {
-    Ok(components_with_invalidations(setting, mode, plans)?.0)
-}
-
-/// Component costs of one mode over the runs `plans`, and its invalidations per unmap.
-pub(super) fn components_with_invalidations(
-    setting: &Setting,
-    mode: &str,
-    plans: &[Run],
-) -> Result<(Components, f64), LabError> {
+/// Costs of one mode over the runs `plans`.
+pub(super) fn column(setting: &Setting, mode: &str, plans: &[Run]) -> Result<Column, LabError> {
     let found = columns_in_turns(setting, &[mode], plans)?;
-    let column = found.first().ok_or(LabError::Internal("a meter"))?;
-    Ok((column.parts, column.invalidations))
+    found
+        .into_iter()
+        .next()
+        .ok_or(LabError::Internal("a meter"))
 }
 
 /// Costs of each of `modes` over the runs `plans`, interleaved run by run. The meter does not count

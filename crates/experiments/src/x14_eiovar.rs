@@ -10,7 +10,7 @@ use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Requirement};
 use super::history::{HistoryCost, run_history};
 use super::published::{Benchmark, Nic, Sheet};
-use super::x01_breakdown::components_with_invalidations;
+use super::x01_breakdown;
 use super::x03_benchmarks::Frame;
 use ringfence_lab::LabError;
 use ringfence_lab::meter::Components;
@@ -59,6 +59,9 @@ struct Column {
     extra: f64,
     /// Modelled part of `extra`.
     modelled: f64,
+    /// Type name of the layer that the meter timed.
+    #[cfg(test)]
+    layer: &'static str,
 }
 
 /// Measures a benchmark's first runs in one mode, and counts its invalidations.
@@ -68,16 +71,37 @@ fn column(
     mode: &str,
     allocator: HistoryCost,
 ) -> Result<Column, LabError> {
-    let (parts, per_unmap) = components_with_invalidations(setting, mode, runs)?;
+    let metered = x01_breakdown::column(setting, mode, runs)?;
     let unmaps: u64 = runs.iter().map(|run| run.plan.unmaps).sum();
     let price = setting.profile.invalidation_cycles as f64;
-    let inv = per_unmap * unmaps as f64 * price;
+    let inv = metered.invalidations * unmaps as f64 * price;
     let pairs: u64 = runs
         .iter()
         .map(|run| run.plan.maps.max(run.plan.unmaps))
         .sum();
     let packets: u64 = runs.iter().map(|run| run.traffic.packets).sum();
-    Ok(Column::new(allocator, parts, inv, (pairs, packets)))
+    let column = Column::new(allocator, metered.parts, inv, (pairs, packets));
+    #[cfg(test)]
+    let column = Column {
+        layer: metered.layer,
+        ..column
+    };
+    Ok(column)
+}
+
+/// Measures a benchmark in `protection` without and with freelists. The allocators are those of
+/// both.
+fn columns(
+    setting: &Setting,
+    runs: &[Run],
+    protection: &str,
+    [alone, behind]: [HistoryCost; 2],
+) -> Result<[Column; 2], LabError> {
+    let plus = format!("{protection}+");
+    Ok([
+        column(setting, runs, protection, alone)?,
+        column(setting, runs, &plus, behind)?,
+    ])
 }
 
 impl Column {
@@ -98,6 +122,8 @@ impl Column {
             parts,
             extra: pair * pairs as f64 / packets + modelled,
             modelled,
+            #[cfg(test)]
+            layer: "",
         }
     }
 
@@ -162,10 +188,9 @@ fn on(
             let sides = [(None, 1), (lists, 1), (None, W), (lists, W)];
             let allocators = run_history(setting.history, &mut capture, &runs, &sides)?;
             let (protections, _) = allocators.as_chunks::<2>();
-            for (protection, [alone, behind]) in ["strict", "defer"].into_iter().zip(protections) {
+            for (protection, allocators) in ["strict", "defer"].into_iter().zip(protections) {
                 let plus = format!("{protection}+");
-                let baseline = column(&setting, &runs, protection, *alone)?;
-                let lists = column(&setting, &runs, &plus, *behind)?;
+                let [baseline, lists] = columns(&setting, &runs, protection, *allocators)?;
                 let cell = |metric: &str, column: &str| {
                     let wanted = [
                         ("nic", name),

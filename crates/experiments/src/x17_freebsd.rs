@@ -24,9 +24,9 @@ use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
 use super::stream::{relative_throughput, runs};
 use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
-use super::x01_breakdown::components;
+use super::x01_breakdown::{Column, column};
 use ringfence_lab::hardware::Vtd;
-use ringfence_lab::meter::{Components, Cycles, FreeInvalidator};
+use ringfence_lab::meter::{Cycles, FreeInvalidator};
 use ringfence_lab::plan::Step;
 use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::{LabError, Profile};
@@ -51,7 +51,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         measured: FreeBSD as published, FreeBSD with the flush fixed, Linux 3.4 with EIOVAR.",
     );
     let inv = setting.profile.invalidation_cycles as f64;
-    let parts = Systems::each(|mode| components(setting, mode, &runs))?;
+    let parts = systems(setting, &runs)?;
     table_3(&parts, inv, &mut found)?;
     counted(&runs, &mut found)?;
     saving(&parts, inv, &mut found)?;
@@ -94,9 +94,9 @@ impl<T> Systems<T> {
     }
 }
 
-/// Error of the components and of the sums, in cycles.
-fn error(parts: &Components) -> f64 {
-    parts.order_spread.max(parts.repetition_spread) * parts.measured
+/// Component costs of each system over `runs`.
+fn systems(setting: &Setting, runs: &[Run]) -> Result<Systems<Column>, LabError> {
+    Systems::each(|mode| column(setting, mode, runs))
 }
 
 /// Cycles of a map and an unmap, with an invalidation of `inv` cycles.
@@ -105,10 +105,10 @@ fn pair(c: &Cycles, inv: f64) -> f64 {
 }
 
 /// Adds the rows of Table 3: FreeBSD as published.
-fn table_3(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Result<(), LabError> {
+fn table_3(parts: &Systems<Column>, inv: f64, found: &mut Findings) -> Result<(), LabError> {
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
-    let spread = error(&parts.as_published);
-    let c = parts.as_published.cycles;
+    let spread = parts.as_published.spread();
+    let c = parts.as_published.parts.cycles;
     let iova_unmap = c.unmap_iova_find + c.unmap_iova_free;
     for (component, operation, measured_part, modelled) in [
         ("iova", "map", c.map_iova_alloc, 0.0),
@@ -128,29 +128,29 @@ fn table_3(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Resul
 }
 
 /// Adds the cycles that the fix saves, the gain in throughput, and the distance from Linux.
-fn saving(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Result<(), LabError> {
+fn saving(parts: &Systems<Column>, inv: f64, found: &mut Findings) -> Result<(), LabError> {
     let Systems {
         as_published,
         fixed,
         linux,
     } = parts;
-    let [spread, fixed_spread] = [as_published, fixed].map(error);
-    let c = as_published.cycles;
+    let [spread, fixed_spread] = [as_published, fixed].map(Column::spread);
+    let c = as_published.parts.cycles;
     let claims = Sheet::named("claims")?;
     let claim = |id| claims.printed(&[("id", id)], "value");
-    let saved = c.unmap() - fixed.cycles.unmap();
+    let both = fixed.parts.cycles;
+    let saved = c.unmap() - both.unmap();
     let row = FindingRow::new(
         "unmap: saved by the fix",
         "cycles",
         Measured::cost(saved, 0.0, 0.0).with_spread(spread + fixed_spread),
     );
     found.push(row.near(claim("E20")?));
-    let both = fixed.cycles;
     let measured = Measured::cost(both.map() + both.unmap(), inv, 0.0);
     let what = "map and unmap: total, fixed";
     let row = FindingRow::new(what, "cycles", measured.with_spread(fixed_spread));
     found.push(row);
-    let gain = gain(&fixed.cycles, &as_published.cycles, inv);
+    let gain = gain(&both, &c, inv);
     let row = FindingRow::new(
         "throughput: fixed over as published",
         "",
@@ -159,14 +159,12 @@ fn saving(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Result
     .with_null_model(NullModel::RATIO);
     let printed = Published::derived(935.0 / 530.0, "claims.csv E21: 530 to 935 Mbit/s");
     found.push(row.near(printed));
-    let slower = pair(&c, inv) / pair(&linux.cycles, inv);
+    let linux_pair = pair(&linux.parts.cycles, inv);
+    let slower = pair(&c, inv) / linux_pair;
     let row = FindingRow::new(
         "map and unmap: FreeBSD over Linux",
         "",
-        Measured::timed(
-            slower,
-            spread / pair(&c, inv) + error(linux) / pair(&linux.cycles, inv),
-        ),
+        Measured::timed(slower, spread / pair(&c, inv) + linux.spread() / linux_pair),
     );
     found.push(row.at_least(claim("E22")?));
     found.explain(
@@ -177,7 +175,7 @@ fn saving(parts: &Systems<Components>, inv: f64, found: &mut Findings) -> Result
         &WriteBack::best().to_string(),
         saved,
         gain,
-        pair(&fixed.cycles, inv),
+        pair(&both, inv),
     ));
     Ok(())
 }
@@ -337,11 +335,11 @@ fn counted(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
 
 /// Adds the cycles of an unmap as published. The price of a line follows from the paper's saving
 /// and the lines that the fix saves.
-fn charged(as_published: &Components, inv: f64, found: &mut Findings) -> Result<(), LabError> {
+fn charged(as_published: &Column, inv: f64, found: &mut Findings) -> Result<(), LabError> {
     let claims = Sheet::named("claims")?;
     let saving = claims.printed(&[("id", "E20")], "value")?;
     let line = saving.value / LINES_SAVED;
-    let c = as_published.cycles;
+    let c = as_published.parts.cycles;
     let row = FindingRow::new(
         format!("unmap: total, with 63 lines at a declared {line:.0} cycles each"),
         "cycles",
@@ -358,6 +356,12 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
     if !WriteBack::Clflush.is_available() {
         return Ok(());
     }
+    let costs = clflush_costs(clflush_replays(setting)?, runs)?;
+    clflush_rows(&costs, &setting.profile, found)
+}
+
+/// Replays of [`MODES`] that write lines back with CLFLUSH.
+fn clflush_replays(setting: &Setting) -> Result<Vec<TimedReplays>, LabError> {
     let timed = MODES.map(|name| {
         let (profile, repetitions) = (&setting.profile, setting.repetitions);
         TimedReplays::with_write_back(
@@ -367,13 +371,19 @@ fn by_clflush(setting: &Setting, runs: &[Run], found: &mut Findings) -> Result<(
             WriteBack::Clflush,
         )
     });
-    let mut timed = timed.into_iter().collect::<Result<Vec<_>, _>>()?;
+    timed.into_iter().collect()
+}
+
+/// Costs of the last of `runs` in each of [`MODES`], which `timed` replays.
+fn clflush_costs(
+    mut timed: Vec<TimedReplays>,
+    runs: &[Run],
+) -> Result<Vec<(&'static str, Cost)>, LabError> {
     let mut costs = Vec::new();
     for run in runs {
         costs = run_in_turns(&mut timed, run, CountedSteps::All)?;
     }
-    let costs: Vec<_> = MODES.into_iter().zip(costs).collect();
-    clflush_rows(&costs, &setting.profile, found)
+    Ok(MODES.into_iter().zip(costs).collect())
 }
 
 /// Adds the rows with CLFLUSH. `costs` has the cost of the last run in each mode.

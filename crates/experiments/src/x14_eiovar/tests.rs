@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::super::allocators::DrivenAllocator;
 use super::super::finding::Finding;
 use super::super::history::CallCycles;
 use super::*;
@@ -154,6 +155,134 @@ fn freelists_end_the_search_on_both_adapters() {
     for row in searches {
         let judged = !row.quantity.contains("strict:");
         assert_eq!(row.holds.is_some(), judged, "{}", row.quantity);
+    }
+}
+
+/// Rows of EIOVAR's Table 2: adapter, protection, metric, and the five benchmarks without and with
+/// freelists.
+type Table2Row = (&'static str, &'static str, &'static str, [f64; 5], [f64; 5]);
+
+#[rustfmt::skip]
+const TABLE_2: [Table2Row; 20] = [
+    ("mlx", "strict", "throughput", [1.0; 5], [2.37, 1.27, 3.65, 2.35, 4.58]),
+    ("mlx", "strict", "search_len", [153.0, 206.0, 381.0, 1078.0, 893.0], [0.0; 5]),
+    ("mlx", "strict", "alloc_cycles", [7656.0, 10_269.0, 17_776.0, 49_981.0, 50_606.0],
+        [88.0, 175.0, 128.0, 204.0, 151.0]),
+    ("mlx", "strict", "dealloc_cycles", [289.0, 446.0, 360.0, 565.0, 525.0],
+        [66.0, 87.0, 70.0, 85.0, 73.0]),
+    ("mlx", "strict", "cpu_pct", [100.0, 32.0, 100.0, 99.0, 100.0],
+        [100.0, 29.0, 99.0, 98.0, 100.0]),
+    ("mlx", "defer", "throughput", [1.0; 5], [1.71, 1.07, 1.21, 1.11, 1.25]),
+    ("mlx", "defer", "search_len", [32.0, 32.0, 30.0, 33.0, 33.0], [0.0; 5]),
+    ("mlx", "defer", "alloc_cycles", [2202.0, 2360.0, 2085.0, 2642.0, 3040.0],
+        [103.0, 183.0, 130.0, 206.0, 171.0]),
+    ("mlx", "defer", "dealloc_cycles", [273.0, 242.0, 278.0, 300.0, 334.0],
+        [65.0, 66.0, 65.0, 66.0, 65.0]),
+    ("mlx", "defer", "cpu_pct", [100.0, 30.0, 99.0, 98.0, 100.0],
+        [100.0, 29.0, 99.0, 98.0, 100.0]),
+    ("brcm", "strict", "throughput", [1.0; 5], [2.35, 1.07, 1.22, 1.16, 1.40]),
+    ("brcm", "strict", "search_len", [345.0, 68.0, 27.0, 39.0, 128.0], [0.0; 5]),
+    ("brcm", "strict", "alloc_cycles", [14_878.0, 3359.0, 1469.0, 2527.0, 5797.0],
+        [70.0, 100.0, 74.0, 116.0, 110.0]),
+    ("brcm", "strict", "dealloc_cycles", [294.0, 282.0, 250.0, 425.0, 342.0],
+        [47.0, 48.0, 50.0, 52.0, 47.0]),
+    ("brcm", "strict", "cpu_pct", [100.0, 13.0, 99.0, 98.0, 99.0],
+        [53.0, 12.0, 99.0, 98.0, 95.0]),
+    ("brcm", "defer", "throughput", [1.0; 5], [1.00, 1.02, 1.00, 1.10, 1.05]),
+    ("brcm", "defer", "search_len", [13.0, 9.0, 9.0, 9.0, 9.0], [0.0; 5]),
+    ("brcm", "defer", "alloc_cycles", [1108.0, 1029.0, 833.0, 1104.0, 1021.0],
+        [96.0, 118.0, 88.0, 133.0, 130.0]),
+    ("brcm", "defer", "dealloc_cycles", [268.0, 273.0, 234.0, 279.0, 276.0], [47.0; 5]),
+    ("brcm", "defer", "cpu_pct", [55.0, 12.0, 91.0, 98.0, 93.0],
+        [44.0, 11.0, 72.0, 98.0, 92.0]),
+];
+
+/// Each row is beside its own cell of Table 2; the CPU utilisation of request-response has no row.
+#[test]
+fn each_row_is_beside_its_own_cell_of_table_2() {
+    let mut wanted = Vec::new();
+    for (nic, protection, metric, baseline, eiovar) in TABLE_2 {
+        for (place, (name, _)) in BENCHMARKS.into_iter().enumerate() {
+            let plus = format!("{nic} {name}, {protection}+");
+            match (metric, name) {
+                ("throughput", _) => wanted.push((
+                    format!("{plus} over {protection}: throughput"),
+                    eiovar[place],
+                )),
+                ("cpu_pct", "rr") => {}
+                _ => wanted.extend([
+                    (
+                        format!("{nic} {name}, {protection}: {metric}"),
+                        baseline[place],
+                    ),
+                    (format!("{plus}: {metric}"), eiovar[place]),
+                ]),
+            }
+        }
+    }
+    let rows = FOUND.rows.iter();
+    let mut printed: Vec<_> = rows
+        .filter_map(|row| Some((row.quantity.clone(), row.published.as_ref()?.value)))
+        .collect();
+    printed.sort_by(|one, other| one.0.cmp(&other.0));
+    wanted.sort_by(|one, other| one.0.cmp(&other.0));
+    assert_eq!(printed, wanted);
+}
+
+/// The meter of each column drives the layer of its mode, and a frame has the pairs of its runs.
+#[test]
+fn columns_have_the_meter_of_their_mode_and_the_pairs_of_their_runs() {
+    let setting = short();
+    let brcm = NicProfile::BRCM;
+    let stream = workload(Benchmark::Stream);
+    let mut capture = Capture::with(brcm, stream, brcm.rx_frames, 512).unwrap();
+    let runs = [capture.run().unwrap(), capture.run().unwrap()];
+    let pairs = runs.iter().map(|run| run.plan.maps.max(run.plan.unmaps));
+    let pairs = pairs.sum::<u64>() as f64;
+    let packets = runs.iter().map(|run| run.traffic.packets).sum::<u64>() as f64;
+    assert!(pairs != packets, "{pairs}");
+    let aged = |alloc| HistoryCost {
+        aged: CallCycles { alloc, free: 0.0 },
+        ..HistoryCost::default()
+    };
+    for protection in ["strict", "defer"] {
+        let sides = [aged(1e6), aged(2e6)];
+        let found = columns(&setting, &runs, protection, sides).unwrap();
+        for (column, (eiovar, added)) in found.iter().zip([(false, 1e6), (true, 2e6)]) {
+            let Column { parts, layer, .. } = column;
+            for (part, wanted) in [
+                ("::CachedTree", true),
+                ("::Eiovar<", eiovar),
+                ("::Strict,", protection == "strict"),
+                ("::Deferred<", protection == "defer"),
+            ] {
+                assert_eq!(layer.contains(part), wanted, "{part} in {layer}");
+            }
+            let pair = parts.cycles.map() + parts.cycles.unmap() + added;
+            let wanted = pair * pairs / packets + column.modelled;
+            let off = column.extra - wanted;
+            assert!(off.abs() < 1e-3, "{}, not {wanted}", column.extra);
+        }
+    }
+}
+
+/// The search of strict is that of a tree to which each unmap returns its addresses, and that of
+/// deferred mode of one to which 250 unmaps return them together.
+#[test]
+fn searches_are_those_of_the_tree_of_their_protection() {
+    for (nic, adapter) in [("mlx", NicProfile::MLX), ("brcm", NicProfile::BRCM)] {
+        for (name, benchmark) in BENCHMARKS {
+            let workload = workload(benchmark);
+            let mut capture = Capture::with(adapter, workload, adapter.rx_frames, 512).unwrap();
+            let runs: Vec<_> = (0..4).map(|_| capture.run().unwrap()).collect();
+            for (protection, batch) in [("strict", 1), ("defer", 250)] {
+                let mut tree = DrivenAllocator::new(None, batch).unwrap();
+                let steps = runs.iter().map(|run| tree.run(&run.plan, |_| {}).unwrap());
+                let steps = steps.last().unwrap().mean_steps().round();
+                let what = format!("{nic} {name}, {protection}: search_len");
+                assert_eq!(measured(&FOUND.rows, &what).median, steps, "{what}");
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of X17.
 
 use super::*;
+use ringfence_lab::meter::Components;
 
 /// Packets take 1816 + 2 x (20 + 30 + 42) = 2000 cycles with the fix, and
 /// 1816 + 2 x (20 + 1030 + 42) = 4000 as published.
@@ -69,8 +70,8 @@ fn an_unmap_writes_back_a_page_as_published_and_a_line_if_fixed() {
 }
 
 /// Components of 10, 20, 30, 40, 50 and 60 cycles, scaled, with an error of a tenth of a scale.
-fn parts(scale: f64) -> Components {
-    Components {
+fn parts(mode: &str, scale: f64) -> Column {
+    let parts = Components {
         cycles: Cycles {
             map_iova_alloc: 10.0 * scale,
             map_table: 20.0 * scale,
@@ -82,6 +83,13 @@ fn parts(scale: f64) -> Components {
         measured: scale,
         order_spread: 0.1,
         ..Components::default()
+    };
+    Column {
+        mode: mode.into(),
+        parts,
+        invalidations: 1.0,
+        layer: "",
+        coherencies: Vec::new(),
     }
 }
 
@@ -119,7 +127,7 @@ fn assert_rows(found: &Findings, wanted: &[(&str, f64, f64, Option<f64>)]) {
 /// A map takes 30 units and an unmap 120 units and 2000 cycles.
 #[test]
 fn rows_have_the_components_of_their_system() {
-    let systems = Systems::each(|mode| Ok(parts(scale(mode)?))).unwrap();
+    let systems = Systems::each(|mode| Ok(parts(mode, scale(mode)?))).unwrap();
     let mut found = Findings::default();
     table_3(&systems, 2000.0, &mut found).unwrap();
     let table = [
@@ -161,6 +169,46 @@ fn rows_have_the_components_of_their_system() {
     let what = "unmap: total, with 63 lines at a declared 159 cycles each";
     assert_rows(&found, &[(what, 16_800.0, 0.0, Some(16_003.0))]);
     assert!(found.rows[0].fitted);
+}
+
+/// Each system has the meter of its mode: FreeBSD's allocator with its table, and Linux's with
+/// freelists.
+#[test]
+fn each_system_is_metered_in_its_mode() {
+    let mut setting = Setting::smoke();
+    setting.packets = 256;
+    let runs = runs(&setting).unwrap();
+    let found = systems(&setting, &runs).unwrap();
+    for (column, name, tree, reclaims) in [
+        (&found.as_published, "freebsd-paper", "::FreeBsdTree", true),
+        (&found.fixed, "freebsd", "::FreeBsdTree", true),
+        (&found.linux, "strict+", "::Eiovar<", false),
+    ] {
+        assert_eq!(column.mode, name);
+        assert!(column.layer.contains(tree), "{name}: {}", column.layer);
+        let reclaiming = column.layer.contains("Reclaiming");
+        assert_eq!(reclaiming, reclaims, "{name}: {}", column.layer);
+    }
+}
+
+/// With CLFLUSH, too, each system is replayed in its mode.
+#[test]
+fn each_system_is_timed_in_its_mode_with_clflush() {
+    if !WriteBack::Clflush.is_available() {
+        return;
+    }
+    let mut setting = Setting::smoke();
+    setting.packets = 256;
+    let runs = runs(&setting).unwrap();
+    let timed = clflush_replays(&setting).unwrap();
+    for replays in &timed {
+        assert_eq!(replays.write_backs(), [WriteBack::Clflush]);
+    }
+    let costs = clflush_costs(timed, &runs).unwrap();
+    let ran = costs.into_iter().map(|(name, cost)| (name, cost.subject));
+    let wanted = ["freebsd-paper", "freebsd", "strict+"]
+        .map(|name| (name, Some(TimedSubject::from_name(name).unwrap())));
+    assert_eq!(ran.collect::<Vec<_>>(), wanted);
 }
 
 /// 10 maps and unmaps with an invalidation of 2150 cycles each.
@@ -230,6 +278,10 @@ fn components_add_up_and_the_text_has_the_saving() {
         assert!((parts[0] + parts[1] - total).abs() < 1e-6, "{operation}");
     }
     assert_eq!(of("unmap: total").modelled_part, Some(2150.0));
+    // The lines that FreeBSD writes back as published cost the saving that the paper prints.
+    let charged = of("unmap: total, with 63 lines at a declared 159 cycles each").median;
+    let lines = charged - of("unmap: total").median;
+    assert!((lines - 10_000.0).abs() < 1e-6, "{lines}");
     // C is 1816 cycles and two pairs; throughput is proportional to 1 / C.
     let as_published = of("map: total").median + of("unmap: total").median;
     let [fixed, as_published] =

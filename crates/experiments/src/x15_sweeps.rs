@@ -30,11 +30,15 @@ const RX_FRAMES: u32 = NicProfile::MLX.rx_frames;
 const HISTORY: usize = 24;
 
 /// Results of the last of several runs.
+#[derive(Default)]
 struct LastRun {
     /// Cycles per received frame beyond those without protection, in each mode.
     extra: Vec<Measured>,
     /// Mean search steps in `strict`.
     steps: f64,
+    /// The subjects whose cycles `extra` has.
+    #[cfg(test)]
+    subjects: Vec<TimedSubject>,
 }
 
 /// Makes `runs` runs on one interface in each of `modes`, each timed `repetitions` times.
@@ -53,17 +57,19 @@ fn last_of<W: Workload>(
     };
     let mut timed = modes.iter().map(timed).collect::<Result<Vec<_>, _>>()?;
     let mut driven = DrivenAllocator::new(None, 1)?;
-    let mut last = LastRun {
-        extra: Vec::new(),
-        steps: 0.0,
-    };
+    let mut last = LastRun::default();
     for _ in 0..runs.max(2) {
         let run = capture.run()?;
         last.steps = driven.run(&run.plan, |_| {})?.mean_steps();
         // Per received frame, including its share of the acknowledgements.
         let frames = run.traffic.received.max(1) as f64;
-        let costs = run_in_turns(&mut timed, &run, CountedSteps::All)?.into_iter();
-        let of_frame = costs.map(|cost| {
+        let costs = run_in_turns(&mut timed, &run, CountedSteps::All)?;
+        #[cfg(test)]
+        {
+            let ran = costs.iter().filter_map(|cost| cost.subject.clone());
+            last.subjects = ran.collect();
+        }
+        let of_frame = costs.into_iter().map(|cost| {
             let modelled = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
             let cost_of_frame = Measured::cost(cost.measured / frames, modelled / frames, 0.0);
             cost_of_frame.with_spread(cost.spread / frames)
@@ -103,14 +109,21 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
     Ok(found)
 }
 
+/// Modes of Fig. 12.
+const BOTH: [&str; 2] = ["strict", "strict+"];
+
+/// Runs Memcached with `count` clients in [`BOTH`] modes.
+fn of_clients(setting: &Setting, count: u32, packets: u64) -> Result<LastRun, LabError> {
+    let workload = Memcached::new(count, 1);
+    let capture = Capture::with(NicProfile::MLX, workload, RX_FRAMES, packets)?;
+    let amount = (setting.history.min(HISTORY), setting.repetitions.min(2));
+    last_of(setting, capture, &BOTH, amount)
+}
+
 fn clients(setting: &Setting, packets: u64, found: &mut Findings) -> Result<(), LabError> {
-    const BOTH: [&str; 2] = ["strict", "strict+"];
     let mut costs = Vec::new();
     for count in CLIENTS {
-        let workload = Memcached::new(count, 1);
-        let capture = Capture::with(NicProfile::MLX, workload, RX_FRAMES, packets)?;
-        let amount = (setting.history.min(HISTORY), setting.repetitions.min(2));
-        let last = last_of(setting, capture, &BOTH, amount)?;
+        let last = of_clients(setting, count, packets)?;
         costs.push((count, last.extra, last.steps));
     }
     let table = Sheet::named("riommu_table2")?;

@@ -3,7 +3,7 @@
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{BURST, NetperfStream};
 
-use super::last_of;
+use super::{LastRun, last_of};
 use crate::capture::Capture;
 use crate::catalogue::Setting;
 use crate::figure::{Figure, Series};
@@ -44,19 +44,22 @@ const PACKET: &str = "brcm: cycles per packet without protection";
 /// End of the quantity of the rows of the cycles that protection adds.
 const ADDED: &str = "additional cycles per packet";
 
+/// Runs stream with messages of `message` bytes in [`MODES`].
+fn of_message(setting: &Setting, message: u32, packets: u64) -> Result<LastRun, LabError> {
+    let modes = MODES.map(|(_, mode)| mode);
+    let amount = (setting.runs.clamp(2, 4), setting.repetitions);
+    last_of(setting, stream(message, packets)?, &modes, amount)
+}
+
 /// Adds the rows of Fig. 11.
 pub(super) fn messages(
     setting: &Setting,
     packets: u64,
     found: &mut Findings,
 ) -> Result<(), LabError> {
-    let modes = MODES.map(|(_, mode)| mode);
     let mut costs = Vec::new();
     for message in MESSAGES {
-        let capture = stream(message, packets)?;
-        let amount = (setting.runs.clamp(2, 4), setting.repetitions);
-        let last = last_of(setting, capture, &modes, amount)?;
-        costs.push((message, last.extra));
+        costs.push((message, of_message(setting, message, packets)?.extra));
     }
     rows(&costs, found)
 }

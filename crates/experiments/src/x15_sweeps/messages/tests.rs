@@ -1,6 +1,7 @@
 //! Tests of the message sizes of X15.
 
 use super::*;
+use crate::timed::TimedSubject;
 
 /// The paper's configurations are these modes.
 const PAPER: [(&str, &str); 4] = [
@@ -126,6 +127,17 @@ fn the_port_limits_messages_of_64_bytes_with_cheap_packets() {
     let [first, ..] = limits[..] else { panic!() };
     assert!((first.0 - 1.4592).abs() < 1e-9 && (first.1, first.2) == (false, None));
     assert_eq!(limits, [first; 4]);
+}
+
+/// The cycles of each configuration are those of its mode.
+#[test]
+fn messages_are_timed_in_the_modes_of_their_configurations() {
+    let wanted = PAPER.map(|(_, mode)| TimedSubject::from_name(mode).unwrap());
+    for bytes in [64, 16_384] {
+        let last = of_message(&Setting::smoke(), bytes, 64).unwrap();
+        assert_eq!(last.subjects, wanted, "{bytes}");
+        assert_eq!(last.extra.len(), 4);
+    }
 }
 
 /// The cycles of each row are those of its size and mode: strict invalidates at each unmap, and

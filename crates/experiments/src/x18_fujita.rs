@@ -10,7 +10,7 @@ use super::catalogue::{Experiment, Setting};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{in_turns, last};
-use super::timed::TimedSubject;
+use super::timed::{Cost, TimedSubject};
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::plan::Step;
@@ -88,6 +88,21 @@ const CONFIGURATIONS: [(&str, &str); 5] = [
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let count = 3 * setting.packets;
+    findings(setting, count, &costs_of_requests(setting, count)?)
+}
+
+/// Costs of the last `count` requests in each of [`CONFIGURATIONS`].
+fn costs_of_requests(setting: &Setting, count: u64) -> Result<Vec<Cost>, LabError> {
+    let modes = CONFIGURATIONS.iter();
+    let subjects = modes.map(|(_, mode)| TimedSubject::from_name(mode));
+    let mut driver = Requests::new()?;
+    let runs = [driver.take(PseudoScsi::FRAMES)?, driver.take(count)?];
+    let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
+    costs.iter().map(|costs| last(costs)).collect()
+}
+
+/// The rows of `costs`, one of each of [`CONFIGURATIONS`] for `count` requests.
+fn findings(setting: &Setting, count: u64, costs: &[Cost]) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(format!(
         "{} requests of 1024 bytes of the pseudo driver, one at a time, on the DMA layer of each \
         configuration, interleaved; the last {count} count. The cost of a request without \
@@ -119,12 +134,6 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         };
         (name, mode, printed)
     });
-    let subjects = configurations
-        .iter()
-        .map(|(_, mode, _)| TimedSubject::from_name(mode));
-    let mut driver = Requests::new()?;
-    let runs = [driver.take(PseudoScsi::FRAMES)?, driver.take(count)?];
-    let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
     let implied = Implied::new(c_none, penalty.value, after.value, two.value);
     let profile = Profile {
         name: CORE2.into(),
@@ -143,8 +152,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     let mut speeds = Vec::new();
     let mut requests = Vec::new();
-    for ((name, mode, printed), costs) in configurations.into_iter().zip(&costs) {
-        let cost = last(costs)?;
+    for ((name, mode, printed), cost) in configurations.into_iter().zip(costs) {
         let invalidation = cost.modelled_per_pair(&profile);
         let measured_part = if mode == "none" {
             0.0

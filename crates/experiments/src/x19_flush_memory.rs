@@ -174,6 +174,36 @@ mod tests {
             let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
             assert!(row.fitted && row.holds.is_none(), "{row:?}");
         }
+        // Each row is beside its own cell: 2^20 addresses have 40 MB of records and 8 MB of
+        // pointers, and a bit each in 128 KB.
+        let rows = found.rows.iter();
+        let printed = rows.map(|row| {
+            let printed = row.published.as_ref().unwrap();
+            (row.quantity.as_str(), row.unit, printed.value)
+        });
+        let wanted = [
+            ("default: unmaps per flush", "", 250.0),
+            ("default: time between flushes", "ms", 2.0),
+            ("bitmap: maps per wrap", "", 1_048_576.0),
+            ("bitmap: time between flushes", "s", 8.0),
+            (
+                "default as published: struct iova of 2^20 addresses",
+                "MiB",
+                40.0,
+            ),
+            ("default as published: array of 2^20 pointers", "MiB", 8.0),
+            (
+                "default here: ranges of a tree with 2^20 pages",
+                "MiB",
+                40.0,
+            ),
+            ("bitmap as published: its words", "MiB", 0.125),
+            ("bitmap here: its words", "MiB", 0.125),
+        ];
+        assert_eq!(printed.collect::<Vec<_>>(), wanted);
+        // A node of the tree has 32 bytes.
+        let tree = of("default here: ranges of a tree with 2^20 pages");
+        assert_eq!(tree, 32.0);
         let mib = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what).unwrap();
             (row.measured.unwrap().median, row.holds)

@@ -39,7 +39,7 @@ use super::published::Sheet;
 use emulation::EXIT;
 use machine::models::VirtualIo;
 use machine::{MESSAGES, PAIRS_PER_FRAME, Scenario, profile, rate};
-use modes::{ModeCost, cost};
+use modes::{ModeCost, costs};
 use remedies::REMEDIES;
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
@@ -322,16 +322,10 @@ pub(super) fn measure(
         profile.hypercall_cycles, profile.invalidation_cycles,
     ));
     let sheet = Sheet::named("calgary_results")?;
-    let of = |mode: &str| cost(mode, &profile, frames, repetitions);
-    let mut costs = Vec::new();
-    for scenario in Scenario::ALL {
-        costs.push((scenario, of(scenario.mode())?));
-    }
-    scenarios(&mut found, &costs, &sheet)?;
-    let mut by_remedy = Vec::new();
-    for (name, mode) in REMEDIES {
-        by_remedy.push((name, of(mode)?));
-    }
+    let by_scenario = Scenario::ALL.map(|scenario| (scenario, scenario.mode()));
+    let by_scenario = costs(by_scenario, &profile, frames, repetitions)?;
+    scenarios(&mut found, &by_scenario, &sheet)?;
+    let by_remedy = costs(REMEDIES, &profile, frames, repetitions)?;
     remedies::add(&mut found, &by_remedy);
     remedies::add_drivers(&mut found, &profile, frames)?;
     if let Some((_, straight)) = by_remedy.first() {

@@ -6,6 +6,8 @@ use ringfence_lab::ReplayStatus;
 use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::compose::compose;
 use ringfence_lab::modes::Mode;
+#[cfg(test)]
+use ringfence_lab::modes::{Alloc, FlushKind, Owner, TableKind};
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::row::{Row, RowInputs};
 use ringfence_lab::{Prices, Profile};
@@ -47,6 +49,19 @@ pub(super) struct ModeCost {
     pub(super) reached: u64,
     /// Longest time for which an unmapped buffer stayed reachable, in ns.
     pub(super) window_ns: u64,
+    /// The axes of the mode that ran.
+    #[cfg(test)]
+    pub(super) ran: Option<Axes>,
+}
+
+/// Allocator, table, flush policy and owner of a mode.
+#[cfg(test)]
+pub(super) type Axes = (Alloc, TableKind, FlushKind, Owner);
+
+/// Returns the axes of `mode`.
+#[cfg(test)]
+pub(super) const fn axes(mode: &Mode) -> Axes {
+    (mode.alloc, mode.table, mode.flush, mode.owner)
 }
 
 impl ModeCost {
@@ -127,6 +142,22 @@ pub(super) fn mode(name: &str) -> Result<Mode, LabError> {
     }
 }
 
+/// Replays `frames` received frames in the mode of each of `entries`, and returns its cost with the
+/// entry.
+///
+/// # Errors
+/// A replay failed, or its row is not valid.
+pub(super) fn costs<T>(
+    entries: impl IntoIterator<Item = (T, &'static str)>,
+    profile: &Profile,
+    frames: u64,
+    repetitions: usize,
+) -> Result<Vec<(T, ModeCost)>, LabError> {
+    let entries = entries.into_iter();
+    let costs = entries.map(|(of, mode)| Ok((of, cost(mode, profile, frames, repetitions)?)));
+    costs.collect()
+}
+
 /// Replays `frames` received frames in a mode.
 ///
 /// # Errors
@@ -200,6 +231,8 @@ pub(super) fn cost_of(
         flushed: row.invalidations as f64 / pairs,
         reached: row.violations.map_or(0, |violations| violations.total),
         window_ns: row.stale_window_max_ns,
+        #[cfg(test)]
+        ran: Some(axes(&mode)),
     })
 }
 
@@ -238,6 +271,12 @@ mod tests {
                 assert_eq!((cost.flushed, cost.reached > 0), (0.0, true), "{name}");
             }
         }
+        // The meter measures only in repetitions.
+        let [unmeasured, measured] = [0, 1].map(|repetitions| {
+            let cost = cost("xen", &profile, 64, repetitions).unwrap();
+            cost.measured > 0.0
+        });
+        assert_eq!((unmeasured, measured), (false, true));
         let cost = cost(BATCH, &profile, 512, 0).unwrap();
         assert!(cost.crossed < 2.0 && cost.flushes < 2150.0, "{cost:?}");
         assert_eq!(cost.reached, 0);

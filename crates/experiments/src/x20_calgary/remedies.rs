@@ -182,3 +182,6 @@ pub(super) fn add(found: &mut Findings, costs: &[(&str, ModeCost)]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -271,15 +271,17 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
         many.operations += 100.0;
         many.requests += 800.0;
         many.exits += 400.0;
+        many.device_exits += 150.0;
         many.maps = Some(989.0 + 400.0);
+        many.hits = Some(965.0 + 300.0);
         many.instructions = Some(11000.0);
         let ours = Configuration::PviommuRtc;
         let counts = many.since(&few, 100, ours).unwrap();
         assert_eq!(
             (counts.requests, counts.exits, counts.device_exits),
-            (8.0, 4.0, 0.0)
+            (8.0, 4.0, 1.5)
         );
-        assert_eq!((counts.maps, counts.hits), (Some(4.0), Some(0.0)));
+        assert_eq!((counts.maps, counts.hits), (Some(4.0), Some(3.0)));
         assert_eq!(
             (counts.instructions, counts.map_unmap),
             (Some(11000.0), 469.0)
@@ -326,7 +328,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
         let counts = stopped(1.0, 21.0).since(&few, 256, as_published);
         assert_eq!(counts, Err(Uncounted::FalseFaults(seen)));
         let counts = stopped(256.0, 1.0).since(&few, 256, as_published).unwrap();
-        assert_eq!(counts.stopped, 1.0);
+        assert_eq!((counts.stopped, counts.unanswered), (1.0, 20.0));
     }
 
     #[test]

@@ -293,6 +293,8 @@ fn page_flipping_breaks_a_whole_guest_map_that_xen_does_not_follow() {
         machine.ok(GUEST, IommuOp::MapWholeGuest { bdf: on(1) });
         // The other domain ballooned, so it has room for the flipped page.
         assert_eq!(machine.xen.decrease_reservation(OTHER, 9), Ok(()));
+        machine.ok(OTHER, IommuOp::MapWholeGuest { bdf: on(2) });
+        let follows = references == FrameReferences::Counted;
         let frame = machine.xen.machine_address(GUEST, 5).unwrap();
         assert_eq!(machine.reach(1, 5, Access::Write), Some(frame));
         let mut oracle = Oracle::new(Ownership::Page);
@@ -318,14 +320,23 @@ fn page_flipping_breaks_a_whole_guest_map_that_xen_does_not_follow() {
         };
         assert_eq!(verdict, outcome, "{references:?}");
         let moved = machine.xen.stats().entries_moved;
-        assert_eq!(moved > 0, references == FrameReferences::Counted);
+        assert_eq!(moved > 0, follows);
+        for access in [Access::Read, Access::Write] {
+            let reached = machine.reach(2, 9, access);
+            assert_eq!(
+                reached,
+                follows.then_some(frame),
+                "the new owner: {access:?}"
+            );
+        }
         // The hole gets a new frame, which the map must follow: DMA address = guest page.
         assert_eq!(machine.xen.increase_reservation(GUEST, 5), Ok(()));
         let fresh = machine.xen.machine_address(GUEST, 5);
         assert_ne!(fresh, Some(frame));
-        let reached = machine.reach(1, 5, Access::Write);
-        let follows = references == FrameReferences::Counted;
-        assert_eq!(reached == fresh, follows, "{references:?}");
+        for access in [Access::Read, Access::Write] {
+            let reached = machine.reach(1, 5, access);
+            assert_eq!(reached == fresh, follows, "{references:?} {access:?}");
+        }
     }
 }
 

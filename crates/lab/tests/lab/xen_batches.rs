@@ -1,4 +1,5 @@
-//! Batches of maps and unmaps of a guest of Xen (CG10): crossings, and all-or-nothing.
+//! Batches of maps and unmaps of a guest of Xen (CG10): crossings, and all-or-nothing. The domain
+//! that a deferred flush names (CG11).
 
 use ringfence_devices::{DmaRequest, Observer};
 use ringfence_lab::compare::{CompareOptions, testbed};
@@ -21,14 +22,21 @@ impl Observer for Allowed {
     fn faulted(&mut self, _: &DmaRequest, _: &Fault) {}
 }
 
+/// Attaches the device with this index.
+fn attach(bed: &mut Testbed, index: u16) -> (RequesterId, OpKey) {
+    let wanted = RequesterId::new(0x1000 + index);
+    let device = bed.machine.requester(usize::from(index), wanted).unwrap();
+    let (domain, target) = bed.layer.attach(DeviceIndex(index), device).unwrap();
+    bed.machine.attach(device, domain, target).unwrap();
+    let key = OpKey::new(DeviceIndex(index), 0, Direction::FromDevice);
+    (device, key)
+}
+
 /// A mode's layer with one device.
 fn bed(name: &str) -> (Testbed, RequesterId, OpKey) {
     let mut bed = testbed(&mode(name), &CompareOptions::new()).unwrap();
     bed.layer.reserve(1, 1).unwrap();
-    let device = bed.machine.requester(0, RequesterId::new(0x1000)).unwrap();
-    let (domain, target) = bed.layer.attach(DeviceIndex(0), device).unwrap();
-    bed.machine.attach(device, domain, target).unwrap();
-    let key = OpKey::new(DeviceIndex(0), 0, Direction::FromDevice);
+    let (device, key) = attach(&mut bed, 0);
     (bed, device, key)
 }
 
@@ -103,4 +111,44 @@ fn a_refused_map_of_a_batch_leaves_no_entry() {
             assert_eq!((back.len(), reached(&mut bed, device)), (43, 0), "{name}");
         }
     }
+}
+
+/// The search of one of three devices wraps: one request flushes the entries of its own space. A
+/// flush of another space would leave them unflushed, so that Xen flushes again when the third map
+/// reuses them.
+#[test]
+fn a_wrap_flushes_the_space_that_wraps() {
+    const HALF: u64 = (1 << 19) - 1;
+    let (mut bed, first, first_key) = bed("xen-lazy");
+    let [(wraps, key), other] = [1, 2].map(|index| attach(&mut bed, index));
+    let probe = |bed: &mut Testbed, device, page: Pfn| {
+        let request = DmaRequest {
+            device,
+            iova: page.iova(),
+            bytes: 1,
+            access: Access::Write,
+        };
+        bed.machine.probe(&request, &mut ()).is_ok()
+    };
+    // Each device has a cleared entry that is still cached: the last page of its mapping.
+    let mut stale = Pfn::new(0);
+    for (device, key, pages) in [
+        (first, first_key, 1),
+        (other.0, other.1, 1),
+        (wraps, key, HALF),
+    ] {
+        let made = bed.layer.map(key, 0, &[memory(0, pages << 12)]).unwrap();
+        stale = Pfn::containing(made.token.range().unwrap().last());
+        assert!(probe(&mut bed, device, stale), "{device}");
+        assert!(bed.layer.unmap(key, made.token).into_buffer().is_some());
+        assert!(probe(&mut bed, device, stale), "{device}: still cached");
+    }
+    let before = bed.machine.invalidations();
+    for pages in [HALF, 2] {
+        assert_eq!(bed.machine.invalidations(), before);
+        let made = bed.layer.map(key, 1, &[memory(0, pages << 12)]).unwrap();
+        assert!(bed.layer.unmap(key, made.token).into_buffer().is_some());
+    }
+    assert_eq!(bed.machine.invalidations(), before + 1);
+    assert!(!probe(&mut bed, wraps, stale));
 }

@@ -4,6 +4,7 @@
 #![cfg(target_os = "linux")]
 
 use ringfence_lab::compare::{CompareOptions, runner};
+use ringfence_lab::compose::compose;
 use ringfence_lab::modes::Mode;
 
 /// Returns the number of the process's threads named "sidecore".
@@ -26,18 +27,33 @@ fn all_ended() -> bool {
 #[test]
 fn a_meter_of_a_sidecore_runs_a_thread() {
     assert_eq!(sidecores(), 0);
-    for (name, offloaded) in [
-        ("linux-strict", false),
-        ("sidecore", true),
-        ("sidecore-strict", true),
+    for (name, offloaded, later) in [
+        ("linux-strict", false, false),
+        ("sidecore", true, true),
+        ("sidecore-strict", true, false),
+        (
+            "alloc=magazine,table=cached-radix,flush=async,owner=sidecore",
+            true,
+            true,
+        ),
+        (
+            "alloc=magazine,table=flat,flush=per-unmap,owner=sidecore",
+            true,
+            false,
+        ),
     ] {
         let options = CompareOptions {
             repetitions: 1,
             attack: false,
             ..CompareOptions::new()
         };
-        let runner = runner(&Mode::find(name).unwrap(), &options).unwrap();
+        let mode = Mode::find(name).unwrap_or_else(|| compose(name).unwrap());
+        let runner = runner(&mode, &options).unwrap();
         assert_eq!(sidecores() > 0, offloaded, "{name}");
+        // Unmaps of `sidecore` return at once. Those of `sidecore-strict` are timed until their
+        // invalidation has completed.
+        let meter = runner.meter.as_ref().unwrap();
+        assert_eq!(meter.unmaps_later(), later, "{name}");
         drop(runner);
         assert!(all_ended(), "{name}");
     }

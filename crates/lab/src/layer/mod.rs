@@ -248,6 +248,11 @@ pub trait DmaOps {
     /// Unmaps a buffer.
     fn unmap(&mut self, key: OpKey, token: MappingToken) -> UnmapOutcome;
 
+    /// Returns true if [`unmap`](Self::unmap) returns before another core has executed it.
+    fn unmaps_later(&self) -> bool {
+        false
+    }
+
     /// Unmaps several single buffers in one call and appends the buffers that the layer returns to
     /// `returned`. Returns false if the layer refused one of them. A layer without such a call
     /// unmaps one after the other.

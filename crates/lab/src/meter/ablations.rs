@@ -31,6 +31,11 @@ pub trait Meter {
     /// Returns the coherency of the page tables that the replays have created, each value once.
     /// Empty before the first chunk, and in modes whose tables do not expose it.
     fn coherencies(&self) -> Vec<Coherency>;
+    /// Returns true if unmaps return before another core has executed them, in every timed replay
+    /// of the mode's layer.
+    fn unmaps_later(&self) -> bool {
+        false
+    }
     /// Replays one chunk in the timed replay with index `config` in [`CONFIG_NAMES`], inside
     /// `measured`. For counting instructions from outside. Returns false if the mode lacks this
     /// replay.
@@ -266,6 +271,13 @@ impl Meter for Ablations {
 
     fn coherencies(&self) -> Vec<Coherency> {
         self.coherencies.borrow().clone()
+    }
+
+    fn unmaps_later(&self) -> bool {
+        let sets = self.timed.iter().chain(&self.split_timed);
+        let whole = sets.filter_map(|set| set.replicas[0].as_ref());
+        let mut layers = std::iter::once(&self.recorder).chain(whole);
+        layers.all(|replay| replay.unmaps_later())
     }
 
     fn finish(&self) -> Components {

@@ -210,6 +210,10 @@ impl<K: Link> DmaOps for Sidecore<K> {
         }
     }
 
+    fn unmaps_later(&self) -> bool {
+        self.wait == UnmapWait::Returns
+    }
+
     fn retry_invalidation(
         &mut self,
         token: NotInvalidated<u64>,

@@ -14,6 +14,7 @@ mod hostile;
 mod hybrid;
 mod large_entries;
 mod machine;
+mod placement;
 mod plans;
 mod pools;
 mod recycling;

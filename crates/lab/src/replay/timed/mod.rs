@@ -136,6 +136,11 @@ pub trait DynTimedReplay {
 
     /// Returns the type name of the layer that the replay drives.
     fn layer_type(&self) -> &'static str;
+
+    /// Returns true if the layer's unmaps return before another core has executed them.
+    fn unmaps_later(&self) -> bool {
+        false
+    }
 }
 
 impl<D: DmaOps + ?Sized> DynTimedReplay for TimedReplay<D> {
@@ -164,6 +169,10 @@ impl<D: DmaOps + ?Sized> DynTimedReplay for TimedReplay<D> {
 
     fn layer_type(&self) -> &'static str {
         std::any::type_name::<D>()
+    }
+
+    fn unmaps_later(&self) -> bool {
+        self.layer().unmaps_later()
     }
 }
 

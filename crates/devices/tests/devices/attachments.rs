@@ -2,15 +2,17 @@
 
 use std::cell::RefCell;
 
-use ringfence_devices::api::{Attachments, DeviceRing, RingAttachments};
+use ringfence_devices::Pool;
+use ringfence_devices::api::{Attachments, DeviceRing, DmaApi, Mapped, RingAttachments};
+use ringfence_devices::nic::{Environment, NicProfile};
 use ringfence_dma::flush::Burst;
 use ringfence_dma::ring::{Ring, RingTables, lay_out};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{Attachment, Dma};
 use ringfence_memory::Arena;
-use ringfence_types::{Direction, Iova, PhysAddr};
+use ringfence_types::{Direction, Iova, PhysAddr, RingId, RingIova};
 
-use crate::rig::{NIC, TAIL};
+use crate::rig::{NIC, TAIL, buffers, rings};
 
 type Space = Rings<Ring, RefCell<Ring>>;
 
@@ -44,4 +46,45 @@ fn table_2i_has_the_descriptors_of_ring_i_and_table_2i_plus_1_its_targets() {
     // Two rings need four tables.
     let (dma, at) = device(3);
     assert!(RingAttachments::new(&dma, &at, [RECEIVE, TRANSMIT]).is_none());
+}
+
+/// The driver's calls select the tables: the memory of ring i is in table 2i, and its buffers are
+/// in table 2i + 1.
+#[test]
+fn the_memory_of_a_ring_is_in_its_first_table_and_its_buffers_in_the_second() {
+    let order: Vec<_> = NicProfile::BRCM.api_rings().collect();
+    let mut rig = rings(&NicProfile::BRCM, 2, TAIL);
+    let mut pool = Pool::new(buffers(1 << 16), 4096).unwrap();
+    let mut api = rig.api();
+    let dma = api.dma;
+    let space = dma.space(api.at.targets(order[0].0).unwrap()).unwrap();
+    // The number of mappings in each table.
+    let live = || {
+        let tables = (0..2 * order.len()).map(|table| RingId::new(table as u16));
+        let live = tables.map(|table| space.ring(table).unwrap().borrow().live());
+        live.collect::<Vec<_>>()
+    };
+    let empty = vec![0; 2 * order.len()];
+    assert!(order.len() > 1);
+    for (number, (ring, _)) in order.iter().enumerate() {
+        let mut wanted = empty.clone();
+        let memory = api.alloc_coherent(*ring, 1).unwrap();
+        wanted[2 * number] = 1;
+        assert_eq!(live(), wanted, "{ring:?}");
+        let of_memory = RingIova::from(memory.range().start()).ring();
+        assert_eq!(usize::from(of_memory.get()), 2 * number);
+        let buffer = pool.alloc().unwrap();
+        let bytes = pool.range(&buffer, 100).unwrap();
+        let Mapped { iova, handle } = api.map(*ring, buffer, bytes).unwrap();
+        wanted[2 * number + 1] = 1;
+        assert_eq!(live(), wanted, "{ring:?}");
+        let of_buffer = RingIova::from(iova).ring();
+        assert_eq!(usize::from(of_buffer.get()), 2 * number + 1);
+        assert_eq!(api.unmap(*ring, handle), Ok(None));
+        let mut back = Vec::new();
+        api.end_burst(*ring, |buffer| back.push(buffer)).unwrap();
+        assert_eq!(back.len(), 1);
+        api.free_coherent(*ring, memory).unwrap();
+        assert_eq!(live(), empty, "{ring:?}");
+    }
 }

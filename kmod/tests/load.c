@@ -19,7 +19,7 @@ static void free_unless_static(void *memory)
 #include "../bind.c"
 #include "../main.c"
 
-#define DEVICES 1
+#define DEVICES 2
 
 static union {
 	struct pvi_config config;
@@ -48,7 +48,8 @@ const char *pci_name(const struct pci_dev *of)
 {
 	static char name[sizeof("0000:00:00.0")];
 
-	snprintf(name, sizeof(name), "0000:00:%02x.%x", of->id >> 3 & 0x1f, of->id & 7);
+	snprintf(name, sizeof(name), "%04x:00:%02x.%x", pci_domain_nr(of->bus) & 0xffff,
+		 of->id >> 3 & 0x1f, of->id & 7);
 	return name;
 }
 
@@ -179,6 +180,8 @@ static void load(const char *name)
 	host.prompt = true;
 	space.config = config;
 	space.config.devices[0] = 0x20;
+	/* Device 0x30 of segment 2. */
+	space.config.devices[1] = 0x20030;
 	pdev.error_state = pci_channel_io_normal;
 	pdev.dev.mask = ~0ULL;
 	child_broken = false;
@@ -252,6 +255,11 @@ static bool is_bound(struct pci_dev *of)
 static void other_devices_get_no_operations(void)
 {
 	struct pci_dev unlisted = { .id = 0x28, .dev.mask = ~0ULL };
+	struct pci_dev segments[] = {
+		{ .bus = (void *)2, .id = 0x20, .dev.mask = ~0ULL },
+		{ .bus = NULL, .id = 0x30, .dev.mask = ~0ULL },
+		{ .bus = (void *)2, .id = 0x30, .dev.mask = ~0ULL },
+	};
 
 	load("not in the host's list");
 	CHECK(!is_bound(&unlisted) && list_empty(&pvi.endpoints));
@@ -264,6 +272,14 @@ static void other_devices_get_no_operations(void)
 	CHECK(!is_bound(&pdev) && list_empty(&pvi.endpoints));
 	vdev.dev.parent = NULL;
 	pvi_exit();
+
+	/* Segment 0 has a listed device 0x20, and segment 2 a listed device 0x30. */
+	load("of another segment");
+	CHECK(!is_bound(&segments[0]) && !is_bound(&segments[1]) && list_empty(&pvi.endpoints));
+	CHECK(is_bound(&segments[2]) && endpoint->devid == 0x20030);
+	CHECK(segments[2].dev.ops == &endpoint->ops);
+	pvi_exit();
+	CHECK(!segments[2].dev.ops);
 
 	pvi_device_count = 1;
 	pvi_devices[0] = "0000:00:05.0";

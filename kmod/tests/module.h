@@ -66,7 +66,8 @@ extern struct notifier_block *test_notifier;
 enum { pci_channel_io_normal = 1, pci_channel_io_frozen, pci_channel_io_perm_failure };
 
 #define to_pci_dev(one) container_of((struct device *)(one), struct pci_dev, dev)
-#define pci_domain_nr(bus) 0
+/* The bus of a device is the number of its segment. */
+#define pci_domain_nr(bus) ((int)(uintptr_t)(bus))
 #define pci_dev_id(pdev) ((pdev)->id)
 const char *pci_name(const struct pci_dev *pdev);
 #define pci_dev_get(pdev) (pdev)

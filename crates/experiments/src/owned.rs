@@ -59,18 +59,30 @@ struct QueuedUnit {
     count: u64,
 }
 
-impl Invalidator for QueuedUnit {
+impl QueuedUnit {
+    /// Submits a request, and waits if the model says so. `now` reads a counter of cycles.
     #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+    fn submit_by(
+        &mut self,
+        request: Invalidation,
+        mut now: impl FnMut() -> u64,
+    ) -> Result<Ticket, InvalidationError> {
         self.count += 1;
         let ticket = self.queue.submit(request)?;
         if let InvalidationModel::Waited(wanted) = self.model {
-            let begin = cycles();
-            while cycles().saturating_sub(begin) < wanted {
+            let begin = now();
+            while now().saturating_sub(begin) < wanted {
                 std::hint::spin_loop();
             }
         }
         Ok(ticket)
+    }
+}
+
+impl Invalidator for QueuedUnit {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.submit_by(request, cycles)
     }
 
     #[inline]
@@ -441,7 +453,7 @@ mod tests {
 
     use ringfence_devices::nic::NicProfile;
     use ringfence_devices::workload::NetperfStream;
-    use ringfence_types::PhysMemory;
+    use ringfence_types::{PhysMemory, RingId};
 
     use super::*;
     use crate::capture::Capture;
@@ -477,6 +489,35 @@ mod tests {
             assert_eq!(counted.pairs, run.plan.maps.max(run.plan.unmaps));
             // The wait is a lower bound, whatever else the CPU executes.
             assert!(waited.measured > (run.bursts() * WAIT) as f64 * 0.9);
+        }
+    }
+
+    /// Time advances by 1 at each reading, so a wait of N cycles ends N after its first reading,
+    /// and no later. A counted invalidation reads no time.
+    #[test]
+    fn an_invalidation_waits_no_longer_than_its_model() {
+        let memory = Rc::new(Arena::new(ARENA).unwrap());
+        let request = Invalidation::Ring {
+            domain: DomainId::new(1),
+            device: RequesterId::new(0x0300),
+            ring: RingId::new(0),
+        };
+        for (model, wanted) in [
+            (InvalidationModel::Counted, 0),
+            (InvalidationModel::Waited(1), 2),
+            (InvalidationModel::Waited(2150), 2151),
+        ] {
+            let mut unit = Port::<NoProtection>::new(&memory, [], model).unit;
+            let mut time = 7;
+            for invalidation in 1..=3 {
+                let ticket = unit.submit_by(request, || {
+                    time += 1;
+                    time
+                });
+                assert!(ticket.is_ok());
+                assert_eq!(time, 7 + invalidation * wanted, "{model:?}");
+                assert_eq!(unit.count, invalidation, "{model:?}");
+            }
         }
     }
 }

@@ -40,24 +40,22 @@ struct Point {
     layer: Cost,
 }
 
+/// Returns the models of the invalidations of [`Point::owned`] and [`Point::waited`].
+fn models(profile: &Profile) -> [InvalidationModel; 2] {
+    let waited = InvalidationModel::Waited(profile.invalidation_cycles);
+    [InvalidationModel::Counted, waited]
+}
+
 impl Point {
     fn measure(setting: &Setting, packets: u32) -> Result<Self, LabError> {
         let stream = NetperfStream::default();
         let mut capture = Capture::with(NicProfile::MLX, stream, packets, PACKETS_PER_RUN)?;
         // The first run fills the rings.
         let runs = [capture.run()?, capture.run()?];
-        let cycles = setting.profile.invalidation_cycles;
         let last = |costs: Vec<Cost>| costs.last().cloned().ok_or(LabError::Internal("no runs"));
-        let owned = last(costs(
-            &runs,
-            setting.repetitions,
-            InvalidationModel::Counted,
-        )?)?;
-        let waited = last(costs(
-            &runs,
-            setting.repetitions,
-            InvalidationModel::Waited(cycles),
-        )?)?;
+        let [counted, waits] = models(&setting.profile);
+        let owned = last(costs(&runs, setting.repetitions, counted)?)?;
+        let waited = last(costs(&runs, setting.repetitions, waits)?)?;
         let mut timed =
             TimedReplays::new(TimedSubject::Rings, &setting.profile, setting.repetitions)?;
         timed.run(&runs[0])?;

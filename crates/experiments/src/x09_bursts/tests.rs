@@ -307,3 +307,20 @@ fn waited_invalidations_take_the_cycles_of_the_profile() {
     assert!(waited.invalidations > 0 && waited.measured > wanted);
     assert!(owned.measured < waited.measured);
 }
+
+/// The wait is that of the profile, and no longer: `an_invalidation_waits_no_longer_than_its_model`
+/// in `owned.rs` bounds it.
+#[test]
+fn invalidations_are_counted_or_waited_for_as_long_as_the_profile_says() {
+    for invalidation_cycles in [2150, 7] {
+        let profile = Profile {
+            invalidation_cycles,
+            ..Profile::r210_2015()
+        };
+        let wanted = [
+            InvalidationModel::Counted,
+            InvalidationModel::Waited(invalidation_cycles),
+        ];
+        assert_eq!(models(&profile), wanted);
+    }
+}

@@ -242,6 +242,19 @@ fn run(design: Design) -> Result<Counts, LabError> {
     Ok(counts)
 }
 
+/// Drives a design with the IOTLB in each place.
+fn at_locations(design: Design) -> Result<[(Location, Counts); 3], LabError> {
+    let at = |location| {
+        let counts = run(Design { location, ..design })?;
+        Ok::<_, LabError>((location, counts))
+    };
+    Ok([
+        at(Location::Core)?,
+        at(Location::Chip)?,
+        at(Location::Device)?,
+    ])
+}
+
 /// Adds the sweeps.
 pub(super) fn add(found: &mut Findings) -> Result<(), LabError> {
     let mut row = |what: String, unit: &'static str, value: f64| {
@@ -306,8 +319,7 @@ pub(super) fn add(found: &mut Findings) -> Result<(), LabError> {
             stale,
         );
     }
-    for location in [Location::Core, Location::Chip, Location::Device] {
-        let counts = run(Design { location, ..quiet })?;
+    for (location, counts) in at_locations(quiet)? {
         let name = location.name();
         row(
             format!("IOMMU in the {name}: misses per access"),

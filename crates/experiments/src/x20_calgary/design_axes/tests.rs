@@ -27,7 +27,7 @@ fn each_axis_moves_what_it_should() {
             ..quiet
         })
         .unwrap();
-        let reference = least_recently_used(u64::from(sets), ways as usize);
+        let reference = least_recently_used(u64::from(sets), ways as usize, 1);
         assert_eq!((found.accesses, found.misses), (12226, expected));
         assert_eq!((found.misses, found.stale), reference, "{sets} {ways}");
     }
@@ -59,11 +59,16 @@ fn each_axis_moves_what_it_should() {
 }
 
 /// Returns the misses and the stale accesses of sets of pages in the order of their last use,
-/// with a flush at each 256th unmap. Pages of the two devices begin at different sets.
-fn least_recently_used(sets: u64, ways: usize) -> (u64, u64) {
+/// with a flush at each 256th unmap. Pages of the two devices begin at different sets. The sets
+/// are those of one IOTLB, or of one for each device.
+fn least_recently_used(sets: u64, ways: usize, units: u64) -> (u64, u64) {
     let mut cache = vec![Vec::new(); sets as usize];
     let (mut misses, mut stale, mut unmaps) = (0, 0, 0);
-    let set_of = |bus: u64, page: u64| ((16 + page + (bus + 1) * 0x9e37_79b1) % sets) as usize;
+    let each = sets / units;
+    let set_of = |bus: u64, page: u64| {
+        let in_unit = (16 + page + (bus + 1) * 0x9e37_79b1) % each;
+        (bus % units * each + in_unit) as usize
+    };
     for round in 0..ROUNDS {
         for bus in 0..2 {
             let used = (0..ACCESSES).map(|touch| touch * RING / ACCESSES);
@@ -112,7 +117,7 @@ fn rows_of_sets_ways_and_locations() {
     assert_eq!(geometry("64 sets and 1 ways"), 8461.0 / 12226.0);
     assert_eq!(geometry("1 sets and 64 ways"), 8428.0 / 12226.0);
     for (sets, ways) in [(4, 4), (64, 4), (16, 16)] {
-        let (misses, _) = least_recently_used(sets, ways);
+        let (misses, _) = least_recently_used(sets, ways, 1);
         let here = geometry(&format!("{sets} sets and {ways} ways"));
         assert_eq!(here, misses as f64 / 12226.0, "{sets} {ways}");
     }
@@ -126,8 +131,22 @@ fn rows_of_sets_ways_and_locations() {
     assert_eq!(core[1], 100.0 * core[0]);
     assert_eq!(chip[1], 1532.0 * chip[0]);
     // A device's own IOTLB has half of the entries.
+    let (misses, _) = least_recently_used(16, 4, 2);
+    assert_eq!(device[0], misses as f64 / 12226.0);
     assert_eq!(device[1], 2.0 * 1532.0 * device[0]);
     assert!(device[1] > chip[1] && device[0] >= chip[0], "{device:?}");
+}
+
+/// The places of the IOTLB miss as often in the rows, because each ring fits its share. With a
+/// flush at each unmap they do not: each place has the counts of its own run.
+#[test]
+fn each_location_has_its_own_counts() {
+    let [(core, of_core), (chip, of_chip), (device, of_device)] = at_locations(BASE).unwrap();
+    let places = [Location::Core, Location::Chip, Location::Device];
+    assert_eq!([core, chip, device], places);
+    let [core, chip, device] = places.map(|location| run(Design { location, ..BASE }).unwrap());
+    assert_eq!([of_core, of_chip, of_device], [core, chip, device]);
+    assert_ne!(of_chip, of_device);
 }
 
 /// Each of the eight rows of invalidation is that of its own design, written out here.

@@ -9,7 +9,9 @@ pub(crate) use claims::ClaimOutcome;
 
 use ringfence_lab::LabError;
 use ringfence_lab::compare::{CompareOptions, non_coherent_testbed, testbed};
-use ringfence_lab::layer::{ContextTarget, DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
+use ringfence_lab::layer::{
+    ContextTarget, DmaOps, MappingToken, OpKey, Refusal, SpaceTraits, UnmapOutcome,
+};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::oracle::{ByteGrantId, ByteOracle};
 use ringfence_lab::reached::with_copies;
@@ -282,6 +284,23 @@ impl Bench {
             UnmapOutcome::Withheld => Ok(false),
             _ => Ok(true),
         }
+    }
+
+    /// Unmaps a buffer as if it were mapped in the direction `ring`, by which a mode with rings
+    /// selects the ring of a device. Returns true if the layer refuses because the mapping belongs
+    /// to another ring.
+    pub(crate) fn unmap_in_ring(&mut self, id: MapId, ring: Direction) -> Result<bool, LabError> {
+        let (key, token) = self.take(id)?;
+        let key = OpKey {
+            direction: ring,
+            ..key
+        };
+        let outcome = self.layer.unmap(key, token);
+        self.layer.end_burst(key, Some(&mut Vec::new()));
+        Ok(matches!(
+            outcome,
+            UnmapOutcome::Refused(Refusal::OtherOwner)
+        ))
     }
 
     /// Unmaps several buffers of the same device and direction in one call.

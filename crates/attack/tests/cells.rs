@@ -171,15 +171,17 @@ fn hosts_with_requests() {
         "A30",
         "pviommu",
         &[
-            ("host checks requests", 0, 12),
+            ("host checks requests", 0, 14),
             ("destination checks records", 0, 4),
             ("host without checks", 3, 3),
         ],
     );
     check("A30", "xen", &[("Xen checks hypercalls", 0, 12)]);
-    for mode in ["virtio-strict", "virtio-lazy", "virtio-lazy-domain"] {
-        check("A30", mode, &[("device checks requests", 0, 26)]);
+    for mode in ["virtio-strict", "virtio-lazy"] {
+        check("A30", mode, &[("device checks requests", 0, 28)]);
     }
+    let lazy = ("device with lazy domains checks requests", 0, 28);
+    check("A30", "virtio-lazy-domain", &[lazy]);
     check(
         "A31",
         "pviommu",

@@ -139,6 +139,18 @@ fn wrong_unmaps() {
     }
 }
 
+/// A mapping of one ring is not unmapped in another ring of its device: six pairs of rings. Modes
+/// without rings have no such attempt.
+#[test]
+fn unmaps_in_another_ring() {
+    let row = "unmap in another ring";
+    for mode in ["riommu", "riommu-", "riommu-ooo", "riommu-paper"] {
+        check("A25", mode, &[(row, 0, 6)]);
+    }
+    let cell = check("A25", "fence", &[]);
+    assert!(cell.executed.named(row).is_none());
+}
+
 /// Copies are of live mappings only, a cache counts the users of a mapping, and a pool lets no
 /// driver claim its buffers.
 #[test]

@@ -18,22 +18,25 @@ const SECRET: u64 = 0x1234_5000;
 const TO: Direction = Direction::ToDevice;
 
 /// A30: the guest sends forged requests. The attack succeeds if the host executes one, the
-/// attacker's device reaches memory, or the victim's device loses its mapping. For comparison, a
-/// host executes the requests without checks, of which the published design names none.
+/// attacker's device reaches memory, or the victim's device loses its mapping. The host must
+/// execute the valid request beside each. For comparison, a host executes the requests without
+/// checks, of which the published design names none.
 pub(crate) fn forged_request(mode: &Mode) -> ScenarioResult {
     match mode.owner {
         Owner::Pviommu | Owner::PviommuHopt => {}
         owner if owner.is_xen() => return hypercall::forged(),
-        owner if owner.is_virtio() => return forged_virtio::requests(),
+        owner if owner.is_virtio() => return forged_virtio::requests(owner),
         _ => return Ok(Found::NotApplicable("no host executes requests")),
     }
     let mut evidence = Evidence::default();
-    for request in forged() {
-        let mut host = GuestHost::new(FixedLastTable::default(), |_| ())?;
-        let own = map(VICTIM, TO, &[(WINDOW, 0)]);
-        if host.backend.handle(&own) != Status::Ok {
-            return Err(LabError::Internal("a request that the host refuses"));
-        }
+    for (request, valid) in forged() {
+        let with_victim = || {
+            let mut host = GuestHost::new(FixedLastTable::default(), |_| ())?;
+            expect(&mut host, &map(VICTIM, TO, &[(WINDOW, 0)]))?;
+            Ok::<_, LabError>(host)
+        };
+        expect(&mut with_victim()?, &valid)?;
+        let mut host = with_victim()?;
         let executed = host.backend.handle(&request) == Status::Ok;
         let reached = reaches(&mut host, ATTACKER);
         let lost = host.reach(VICTIM, WINDOW, Access::Read).is_none()
@@ -47,13 +50,22 @@ pub(crate) fn forged_request(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
+fn expect<K: LastTable>(host: &mut GuestHost<K>, request: &[u8]) -> Result<(), LabError> {
+    match host.backend.handle(request) {
+        Status::Ok => Ok(()),
+        _ => Err(LabError::Internal("a request that the host refuses")),
+    }
+}
+
 fn reaches<K: LastTable>(host: &mut GuestHost<K>, device: Devid) -> bool {
     host.reach(device, WINDOW, Access::Read).is_some()
 }
 
-/// Requests that no correct guest sends. The victim's device has one page at [`WINDOW`].
-fn forged() -> Vec<Vec<u8>> {
+/// Requests that no correct guest sends, each beside one that a correct guest may send in its
+/// place. The victim's device has one page at [`WINDOW`].
+fn forged() -> Vec<(Vec<u8>, Vec<u8>)> {
     let one = |device, gpa| map(device, TO, &[(WINDOW, gpa)]);
+    let next = |gpa| map(VICTIM, TO, &[(WINDOW + PAGE, gpa)]);
     let with_pages = |pages: u32| {
         let mut request = one(ATTACKER, 0);
         if let Some(field) = request.get_mut(12..16) {
@@ -61,29 +73,40 @@ fn forged() -> Vec<Vec<u8>> {
         }
         request
     };
+    let valid = || one(ATTACKER, 0);
+    let behind = |gpa| map(ATTACKER, TO, &[(WINDOW, 0), (WINDOW + PAGE, gpa)]);
+    let back = || unmap(VICTIM, &[WINDOW]);
+    let wider = |device| map(device, Direction::Bidirectional, &[(WINDOW, 0)]);
     vec![
         // A device of the host, and one of another segment.
-        one(Devid::new(0x20), 0),
-        one(Devid::new(0x1_0010), 0),
+        (one(Devid::new(0x20), 0), valid()),
+        (one(Devid::new(0x1_0010), 0), valid()),
         // Memory of the host, also behind a valid page.
-        one(ATTACKER, SECRET),
-        one(VICTIM, SECRET),
-        map(ATTACKER, TO, &[(WINDOW, 0), (WINDOW + PAGE, GUEST_BYTES)]),
+        (one(ATTACKER, SECRET), valid()),
+        (next(SECRET), next(GUEST_BYTES - PAGE)),
+        (behind(GUEST_BYTES), behind(GUEST_BYTES - PAGE)),
+        // A misaligned address of the device, and one of the guest.
+        (map(ATTACKER, TO, &[(WINDOW + 99, 0)]), valid()),
+        (one(ATTACKER, 99), valid()),
         // Lengths that overflow. 2^28 pages of 16 bytes are 0 in 32-bit arithmetic.
-        with_pages(u32::MAX),
-        with_pages(1 << 28),
+        (with_pages(u32::MAX), with_pages(1)),
+        (with_pages(1 << 28), with_pages(1)),
         // An address of another device, one that was never mapped, one twice.
-        unmap(ATTACKER, &[WINDOW]),
-        unmap(VICTIM, &[WINDOW, WINDOW + PAGE]),
-        unmap(VICTIM, &[WINDOW, WINDOW]),
-        map(ATTACKER, TO, &[(WINDOW, 0), (WINDOW, PAGE)]),
+        (unmap(ATTACKER, &[WINDOW]), back()),
+        (unmap(VICTIM, &[WINDOW, WINDOW + PAGE]), back()),
+        (unmap(VICTIM, &[WINDOW, WINDOW]), back()),
+        (
+            map(ATTACKER, TO, &[(WINDOW, 0), (WINDOW, PAGE)]),
+            behind(PAGE),
+        ),
         // More rights for a mapping.
-        map(VICTIM, Direction::Bidirectional, &[(WINDOW, 0)]),
+        (wider(VICTIM), wider(ATTACKER)),
     ]
 }
 
 /// Migration streams of a hostile source: memory outside the guest, and a device of the host. The
-/// attack succeeds if the destination restores one, or the device reaches memory.
+/// attack succeeds if the destination restores one, or the device reaches memory. It must restore
+/// the same stream with the guest's memory and device.
 fn forged_record() -> Result<Evidence, LabError> {
     let mut evidence = Evidence::default();
     let records = [
@@ -92,7 +115,8 @@ fn forged_record() -> Result<Evidence, LabError> {
         (ATTACKER, PAGE + 1),
         (Devid::new(0x20), 0),
     ];
-    for (device, gpa) in records {
+    // Returns whether the destination restores the stream, and the pages that the device reaches.
+    let restore = |device, gpa| {
         let mut stream = StreamWriter::new();
         for (giova, gpa) in [(WINDOW, gpa), (WINDOW + PAGE, 0)] {
             let page = stream.page(device, Iova::new(giova), Gpa::new(gpa), TO);
@@ -100,9 +124,16 @@ fn forged_record() -> Result<Evidence, LabError> {
         }
         let mut host = GuestHost::new(FixedLastTable::default(), |_| ())?;
         let restored = host.backend.restore(&stream.finish()).is_ok();
-        let reached = [WINDOW, WINDOW + PAGE]
-            .into_iter()
-            .any(|at| host.reach(ATTACKER, at, Access::Read).is_some());
+        let pages = [WINDOW, WINDOW + PAGE].into_iter();
+        let reached = pages.filter(|at| host.reach(ATTACKER, *at, Access::Read).is_some());
+        Ok::<_, LabError>((restored, reached.count()))
+    };
+    if restore(ATTACKER, GUEST_BYTES - PAGE)? != (true, 2) {
+        return Err(LabError::Internal("a stream that the destination refuses"));
+    }
+    for (device, gpa) in records {
+        let (restored, reached) = restore(device, gpa)?;
+        let reached = reached > 0;
         evidence.count_if(restored || reached, u64::from(reached));
     }
     Ok(evidence)

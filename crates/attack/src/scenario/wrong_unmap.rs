@@ -48,6 +48,9 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     }
     let mut executed = Executed::default();
     executed.trial("unmap by another device", evidence);
+    if mode.has_rings() {
+        executed.trial("unmap in another ring", other_ring(mode)?);
+    }
     executed.trial("second unmap", second_unmap(mode)?);
     executed.trial("mapping claimed twice", claimed_twice(mode)?);
     executed.notes.push(NOTE.to_owned());
@@ -61,6 +64,25 @@ pub(crate) fn foreign_unmap(mode: &Mode) -> ScenarioResult {
     executed.comparison("claim with another length", lengths);
     executed.comparison("claim of a reused address", reused_address(mode)?);
     Ok(Found::Executed(executed))
+}
+
+/// The driver unmaps a buffer of one ring in another ring of the same device, which also has a
+/// mapping at its first slot. The layer must refuse because of the ring, and both buffers must stay
+/// mapped.
+fn other_ring(mode: &Mode) -> Result<Evidence, LabError> {
+    let mut evidence = Evidence::default();
+    for direction in Direction::ALL {
+        for ring in Direction::ALL.into_iter().filter(|ring| *ring != direction) {
+            let mut bench = Bench::new(mode)?;
+            let kept = bench.map(0, memory(0x80_0000, 64)?, ring)?;
+            let id = bench.map(0, memory(0x10_0000, 64)?, direction)?;
+            let before = reach(&mut bench, [kept, id])?;
+            let refused = bench.unmap_in_ring(id, ring)?;
+            let changed = reach(&mut bench, [kept, id])? != before;
+            evidence.count_if(!refused || changed || before[1].is_none(), 0);
+        }
+    }
+    Ok(evidence)
 }
 
 /// The driver unmaps a mapping again, by its address. The layer must refuse, and a buffer beside it

@@ -27,6 +27,11 @@ const CORE: &[&str] = &[
     "dma",
     "pviommu",
     "virtio-iommu",
+    "vtd",
+    "amd-vi",
+    "smmu-v3",
+    "riscv-iommu",
+    "firmware",
 ];
 
 /// Returns the core crate whose library contains `source`; `None` if there is no such crate.

@@ -111,6 +111,8 @@ pub enum InvalidationError {
     QueueFull,
     /// The hardware, or the device behind the queue, rejected the request or stopped responding.
     Failed,
+    /// The unit did not complete the request within its limit of polls.
+    TimedOut,
     /// The request does not cover the ranges that its completion would release.
     ScopeTooNarrow,
     /// The unit has no cache of the requested kind: the request went to the wrong unit.
@@ -122,6 +124,7 @@ impl fmt::Display for InvalidationError {
         f.write_str(match self {
             Self::QueueFull => "the invalidation queue is full",
             Self::Failed => "the invalidation failed",
+            Self::TimedOut => "the invalidation did not complete in time",
             Self::ScopeTooNarrow => "the invalidation does not cover all ranges of its batch",
             Self::Unsupported => "the unit has no cache of the requested kind",
         })

@@ -23,6 +23,7 @@ mod obligation;
 mod page;
 mod pfn;
 mod range;
+mod registers;
 mod ring;
 mod time;
 
@@ -38,5 +39,6 @@ pub use obligation::{Batch, DrainUnmapped, Flushed, Pending, Unmapped, WholeDoma
 pub use page::PageSize;
 pub use pfn::{Pfn, PfnRange};
 pub use range::{AddressRange, IovaRange, PhysRange};
+pub use registers::Registers;
 pub use ring::{RingId, RingIova, RingSlot};
 pub use time::Nanos;

@@ -18,6 +18,11 @@ const LEVELS: &[(&str, u8)] = &[
     ("dma", 2),
     // Below the software IOMMU, which implements one of its sinks.
     ("virtio-iommu", 2),
+    ("vtd", 2),
+    ("amd-vi", 2),
+    ("smmu-v3", 2),
+    ("riscv-iommu", 2),
+    ("firmware", 2),
     ("vfio-user", 2),
     ("pviommu", 3),
     ("softiommu", 3),
@@ -34,7 +39,7 @@ const LEVELS: &[(&str, u8)] = &[
 ];
 
 /// Packages that only test the others and may depend on all of them.
-const ABOVE_ALL: &[&str] = &["tests", "fuzz", "virtio-iommu-conformance"];
+const ABOVE_ALL: &[&str] = &["tests", "fuzz", "virtio-iommu-conformance", "qemu-judge"];
 
 /// Packages that depend on no crate: tools must build even if the crates do not.
 const INDEPENDENT: &[&str] = &["xtask"];

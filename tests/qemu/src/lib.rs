@@ -1,0 +1,2 @@
+//! Judges the drivers of IOMMUs by QEMU's device models, without a guest.
+#![warn(missing_docs)]

@@ -76,6 +76,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "crates/softiommu/tests/loom.rs",
         "cells that loom watches, shared",
     ),
+    (
+        "tests/qemu/src/ram.rs",
+        "the RAM that QEMU and the judge share",
+    ),
     ("tests/nostd/src/heap.rs", "an allocator without std"),
     ("tests/nostd/src/main.rs", "the entry point without std"),
 ];

@@ -1,0 +1,58 @@
+//! Finds the QEMU that judges: the one that `QEMU_ROOT` names, or the one under `target`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::ensure;
+
+const ROOT_VARIABLE: &str = "QEMU_ROOT";
+const DEFAULT_ROOT: &str = "../../target/qemu-judge/root";
+
+/// The unpacked packages of QEMU. Its programs run with their own dynamic loader and libraries.
+#[derive(Debug, Clone)]
+pub struct Emulator {
+    root: PathBuf,
+}
+
+impl Emulator {
+    /// Finds QEMU.
+    ///
+    /// # Errors
+    /// QEMU was not fetched.
+    pub fn find() -> anyhow::Result<Self> {
+        let root = std::env::var_os(ROOT_VARIABLE).map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join(DEFAULT_ROOT),
+            PathBuf::from,
+        );
+        let emulator = Self { root };
+        ensure!(
+            emulator.program("qemu-system-x86_64").is_file(),
+            "{} has no QEMU: run `cargo run -p ringfence-guest-harness --example fetch_qemu`, or \
+             set {ROOT_VARIABLE} to a directory with the unpacked packages",
+            emulator.root.display()
+        );
+        Ok(emulator)
+    }
+
+    /// Returns a command that starts `program`, such as `qemu-system-x86_64`.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
+        let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command.args([
+            OsString::from("--library-path"),
+            libraries.clone().into(),
+            self.program(program).into(),
+            "-L".into(),
+            self.root.join("usr/share/qemu").into(),
+            "-L".into(),
+            self.root.join("usr/share/seabios").into(),
+        ]);
+        command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
+        command
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.root.join("usr/bin").join(name)
+    }
+}

@@ -1,0 +1,187 @@
+//! A machine of QEMU without a guest.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::rc::Rc;
+
+use anyhow::Context;
+use ringfence_memory::Frames;
+use ringfence_types::{PhysAddr, PhysRange, RequesterId};
+use rustix::fs::MemfdFlags;
+
+use crate::board::Board;
+use crate::emulator::Emulator;
+use crate::qtest::Qtest;
+use crate::ram::GuestRam;
+use crate::registers::QtestRegisters;
+use crate::test_device::TestDevice;
+
+/// Size of the RAM.
+const RAM: u64 = 256 << 20;
+/// The table frames lie in RAM from here: x86 has other things in the first MiB.
+const FRAMES: u64 = 1 << 20;
+/// The buffers of the devices lie in RAM from here to its end.
+const BUFFERS: u64 = 64 << 20;
+
+/// Distance between two BARs, at least the size of the largest one.
+const BAR_STEP: u64 = 1 << 20;
+
+/// The description of a machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup<'a> {
+    /// The machine type.
+    pub board: Board,
+    /// Options of the machine, such as `iommu=smmuv3`.
+    pub options: &'a str,
+    /// Further arguments of QEMU, such as the unit's `-device`.
+    pub arguments: &'a [&'a str],
+    /// Device and function numbers of the test devices on bus 0.
+    pub devices: &'a [u8],
+}
+
+/// A running QEMU. Dropping it ends the process.
+#[derive(Debug)]
+pub struct Machine {
+    process: Child,
+    qtest: Rc<Qtest>,
+    ram: Rc<GuestRam>,
+    board: Board,
+    devices: Vec<TestDevice>,
+}
+
+impl Machine {
+    /// Starts QEMU and enables the test devices.
+    ///
+    /// # Errors
+    /// QEMU is missing, rejects an argument, or does not answer.
+    pub fn start(setup: &Setup<'_>) -> anyhow::Result<Self> {
+        let base = PhysAddr::new(setup.board.ram_base());
+        let range = PhysRange::new(base, RAM).context("no RAM")?;
+        let ram = Rc::new(GuestRam::new(range)?);
+        let (ours, theirs) = UnixStream::pair()?;
+        let log = rustix::fs::memfd_create("ringfence-judge-log", MemfdFlags::CLOEXEC)?;
+        let process = spawn(setup, &ram, theirs, log.try_clone()?)?;
+        let mut machine = Self {
+            process,
+            qtest: Rc::new(Qtest::new(ours)?),
+            ram,
+            board: setup.board,
+            devices: Vec::new(),
+        };
+        machine.enable(setup).with_context(|| messages(log))?;
+        Ok(machine)
+    }
+
+    fn enable(&mut self, setup: &Setup<'_>) -> anyhow::Result<()> {
+        for (number, devfn) in setup.devices.iter().enumerate() {
+            let bar = setup.board.bars() + number as u64 * BAR_STEP;
+            self.devices.push(TestDevice::enable(
+                self.qtest.clone(),
+                setup.board,
+                RequesterId::new((*devfn).into()),
+                bar,
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Returns the connection.
+    pub fn qtest(&self) -> Rc<Qtest> {
+        self.qtest.clone()
+    }
+
+    /// Returns the machine type.
+    pub const fn board(&self) -> Board {
+        self.board
+    }
+
+    /// Returns the RAM.
+    pub fn ram(&self) -> Rc<GuestRam> {
+        self.ram.clone()
+    }
+
+    /// Returns the test devices, in the order of the description.
+    pub fn devices(&self) -> &[TestDevice] {
+        &self.devices
+    }
+
+    /// Returns the registers of the unit at `base`.
+    pub fn registers(&self, base: u64) -> QtestRegisters {
+        QtestRegisters::new(self.qtest.clone(), base)
+    }
+
+    /// Returns a source of table frames. Call it once: two sources would allocate the same frames.
+    pub fn frames(&self) -> Frames<Rc<GuestRam>> {
+        Frames::new(self.ram(), self.part(FRAMES, BUFFERS - FRAMES))
+    }
+
+    /// Returns the part of RAM for buffers of devices.
+    pub fn buffers(&self) -> PhysRange {
+        self.part(BUFFERS, RAM - BUFFERS)
+    }
+
+    fn part(&self, offset: u64, bytes: u64) -> PhysRange {
+        let ram = self.ram.range();
+        PhysRange::new(ram.start().wrapping_add(offset), bytes).unwrap_or(ram)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Starts the process. Its standard input is the qtest socket.
+fn spawn(
+    setup: &Setup<'_>,
+    ram: &GuestRam,
+    socket: UnixStream,
+    log: OwnedFd,
+) -> anyhow::Result<Child> {
+    let mut command = Emulator::find()?.command(setup.board.program());
+    let mut machine = format!("{},memory-backend=ram", setup.board.machine());
+    if !setup.options.is_empty() {
+        machine = format!("{machine},{}", setup.options);
+    }
+    let memory = format!(
+        "memory-backend-file,id=ram,size={RAM},mem-path={},share=on",
+        ram.path()
+    );
+    command.args([
+        "-machine",
+        &machine,
+        "-m",
+        &format!("{RAM}B"),
+        "-object",
+        &memory,
+    ]);
+    command.args([
+        "-chardev",
+        "socket,id=qtest,fd=0",
+        "-qtest",
+        "chardev:qtest",
+    ]);
+    command.args(["-qtest-log", "none", "-accel", "qtest"]);
+    command.args(["-display", "none", "-nodefaults"]);
+    command.args(setup.arguments);
+    for devfn in setup.devices {
+        let device = format!("iommu-testdev,addr={:x}.{}", devfn >> 3, devfn & 7);
+        command.args(["-device", &device]);
+    }
+    command.stdin(Stdio::from(OwnedFd::from(socket)));
+    command.stdout(Stdio::null()).stderr(Stdio::from(log));
+    command.spawn().context("cannot start QEMU")
+}
+
+/// Returns what QEMU printed.
+fn messages(log: OwnedFd) -> String {
+    let mut text = String::new();
+    let mut log = File::from(log);
+    let _ = log.rewind().and_then(|()| log.read_to_string(&mut text));
+    format!("QEMU printed {text:?}")
+}

@@ -16,15 +16,16 @@ use crate::board::Board;
 use crate::emulator::Emulator;
 use crate::qtest::Qtest;
 use crate::ram::GuestRam;
+use crate::read_device::ReadDevice;
 use crate::registers::QtestRegisters;
 use crate::test_device::TestDevice;
 
 /// Size of the RAM.
-const RAM: u64 = 256 << 20;
+const RAM: u64 = 128 << 20;
 /// The table frames lie in RAM from here: x86 has other things in the first MiB.
 const FRAMES: u64 = 1 << 20;
 /// The buffers of the devices lie in RAM from here to its end.
-const BUFFERS: u64 = 64 << 20;
+const BUFFERS: u64 = 32 << 20;
 
 /// Distance between two BARs, at least the size of the largest one.
 const BAR_STEP: u64 = 1 << 20;
@@ -38,8 +39,10 @@ pub struct Setup<'a> {
     pub options: &'a str,
     /// Further arguments of QEMU, such as the unit's `-device`.
     pub arguments: &'a [&'a str],
-    /// Device and function numbers of the test devices on bus 0.
+    /// Device and function numbers of the test devices on bus 0, which write.
     pub devices: &'a [u8],
+    /// Device and function numbers of the reading devices on bus 0.
+    pub readers: &'a [u8],
 }
 
 /// A running QEMU. Dropping it ends the process.
@@ -50,6 +53,9 @@ pub struct Machine {
     ram: Rc<GuestRam>,
     board: Board,
     devices: Vec<TestDevice>,
+    readers: Vec<ReadDevice>,
+    frames: Frames<Rc<GuestRam>>,
+    buffers: PhysRange,
 }
 
 impl Machine {
@@ -59,31 +65,39 @@ impl Machine {
     /// QEMU is missing, rejects an argument, or does not answer.
     pub fn start(setup: &Setup<'_>) -> anyhow::Result<Self> {
         let base = PhysAddr::new(setup.board.ram_base());
-        let range = PhysRange::new(base, RAM).context("no RAM")?;
-        let ram = Rc::new(GuestRam::new(range)?);
+        let part = |offset: u64, end: u64| {
+            PhysRange::new(base.wrapping_add(offset), end - offset).context("no RAM")
+        };
+        let ram = Rc::new(GuestRam::new(part(0, RAM)?)?);
         let (ours, theirs) = UnixStream::pair()?;
         let log = rustix::fs::memfd_create("ringfence-judge-log", MemfdFlags::CLOEXEC)?;
         let process = spawn(setup, &ram, theirs, log.try_clone()?)?;
         let mut machine = Self {
             process,
             qtest: Rc::new(Qtest::new(ours)?),
+            frames: Frames::new(ram.clone(), part(FRAMES, BUFFERS)?),
+            buffers: part(BUFFERS, RAM)?,
             ram,
             board: setup.board,
             devices: Vec::new(),
+            readers: Vec::new(),
         };
         machine.enable(setup).with_context(|| messages(log))?;
         Ok(machine)
     }
 
     fn enable(&mut self, setup: &Setup<'_>) -> anyhow::Result<()> {
-        for (number, devfn) in setup.devices.iter().enumerate() {
-            let bar = setup.board.bars() + number as u64 * BAR_STEP;
-            self.devices.push(TestDevice::enable(
-                self.qtest.clone(),
-                setup.board,
-                RequesterId::new((*devfn).into()),
-                bar,
-            )?);
+        let mut bars = (0..).map(|number| self.board.bars() + number * BAR_STEP);
+        let mut bar = || bars.next().unwrap_or(0);
+        for devfn in setup.devices {
+            let (qtest, requester) = (self.qtest.clone(), RequesterId::new((*devfn).into()));
+            let device = TestDevice::enable(qtest, self.board, requester, bar())?;
+            self.devices.push(device);
+        }
+        for devfn in setup.readers {
+            let (qtest, requester) = (self.qtest.clone(), RequesterId::new((*devfn).into()));
+            let device = ReadDevice::enable(qtest, self.board, requester, bar())?;
+            self.readers.push(device);
         }
         Ok(())
     }
@@ -108,24 +122,24 @@ impl Machine {
         &self.devices
     }
 
+    /// Returns the reading devices, in the order of the description.
+    pub fn readers(&self) -> &[ReadDevice] {
+        &self.readers
+    }
+
     /// Returns the registers of the unit at `base`.
     pub fn registers(&self, base: u64) -> QtestRegisters {
         QtestRegisters::new(self.qtest.clone(), base)
     }
 
-    /// Returns a source of table frames. Call it once: two sources would allocate the same frames.
-    pub fn frames(&self) -> Frames<Rc<GuestRam>> {
-        Frames::new(self.ram(), self.part(FRAMES, BUFFERS - FRAMES))
+    /// Returns the source of frames for tables and queues.
+    pub const fn frames(&self) -> &Frames<Rc<GuestRam>> {
+        &self.frames
     }
 
     /// Returns the part of RAM for buffers of devices.
-    pub fn buffers(&self) -> PhysRange {
-        self.part(BUFFERS, RAM - BUFFERS)
-    }
-
-    fn part(&self, offset: u64, bytes: u64) -> PhysRange {
-        let ram = self.ram.range();
-        PhysRange::new(ram.start().wrapping_add(offset), bytes).unwrap_or(ram)
+    pub const fn buffers(&self) -> PhysRange {
+        self.buffers
     }
 }
 
@@ -171,6 +185,11 @@ fn spawn(
     command.args(setup.arguments);
     for devfn in setup.devices {
         let device = format!("iommu-testdev,addr={:x}.{}", devfn >> 3, devfn & 7);
+        command.args(["-device", &device]);
+    }
+    for devfn in setup.readers {
+        let address = format!("addr={:x}.{}", devfn >> 3, devfn & 7);
+        let device = format!("edu,{address},dma_mask={}", u64::MAX);
         command.args(["-device", &device]);
     }
     command.stdin(Stdio::from(OwnedFd::from(socket)));

@@ -105,3 +105,20 @@ impl TestDevice {
         }
     }
 }
+
+/// Enables the device `requester`, which must be `id`, with its first BAR at `bar`.
+pub(crate) fn enable(
+    qtest: &Qtest,
+    board: Board,
+    requester: RequesterId,
+    bar: u64,
+    id: u32,
+) -> anyhow::Result<()> {
+    let mut commands = Commands::default();
+    let found = board.read_config(&mut commands, requester, CONFIG_ID);
+    board.write_config(&mut commands, requester, CONFIG_BAR0, u32::try_from(bar)?);
+    board.write_config(&mut commands, requester, CONFIG_COMMAND, COMMAND);
+    let found = qtest.send(&commands)?.number(found)? as u32;
+    ensure!(found == id, "{requester} is {found:08x}, not {id:08x}");
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! Compares QEMU's verdict, the bytes in RAM and the fault records with the oracle.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::bail;
+use ringfence_types::{Access, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange};
+
+use super::Driver;
+use super::accesses::Attempt;
+use crate::family::{Family, Reported};
+use crate::oracle::pages_of;
+use crate::ram::GuestRam;
+use crate::read_device::ReadDevice;
+use crate::report::Disagreement;
+use crate::test_device::{TestDevice, Verdict};
+
+const PAGE: u64 = PageSize::Size4K.bytes();
+/// Most fault records that one access makes.
+const RECORDS: usize = 64;
+
+/// One page of an access: the place that the oracle grants, or the place of a removed mapping.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    iova: Iova,
+    /// Offset from the first byte of the access.
+    offset: u64,
+    bytes: u64,
+    granted: Option<PhysAddr>,
+    removed: Option<PhysAddr>,
+}
+
+impl<F: Family> Driver<'_, F> {
+    /// Lets a device write, and compares. All bytes of the buffers are zero before and afterwards.
+    pub(super) fn judge_write(
+        &mut self,
+        device: &TestDevice,
+        attempt: &Attempt,
+    ) -> anyhow::Result<()> {
+        let parts = self.parts(attempt);
+        let verdict = device.write(attempt.iova, u32::try_from(attempt.bytes)?)?;
+        self.compare(attempt, &parts, verdict)?;
+        for part in &parts {
+            if let Some(at) = part.granted {
+                self.compare_landed(attempt, part, at, verdict)?;
+                self.ram.fill(at, part.bytes, 0)?;
+            } else if let Some(at) = part.removed
+                && !is_filled(&self.ram, at, part.bytes, |_| 0)
+            {
+                return self.disagree(attempt, format!("bytes landed in the unmapped page {at}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a device read, and shows the bytes in the window of its domain.
+    pub(super) fn judge_read(
+        &mut self,
+        device: &ReadDevice,
+        attempt: &Attempt,
+    ) -> anyhow::Result<()> {
+        let parts = self.parts(attempt);
+        let secret = self.random.next().to_le_bytes();
+        for part in &parts {
+            if let Some(at) = part.granted.or(part.removed) {
+                for index in 0..part.bytes {
+                    let byte = secret[(part.offset + index) as usize % 8];
+                    self.ram.fill(at.wrapping_add(index), 1, byte)?;
+                }
+            }
+        }
+        device.read(attempt.iova, attempt.bytes)?;
+        for part in &parts {
+            if let Some(at) = part.granted.or(part.removed) {
+                self.ram.fill(at, part.bytes, 0)?;
+            }
+        }
+        self.report.reads += 1;
+        let Some(domain) = attempt.domain.and_then(|domain| self.domains.get(domain)) else {
+            // No window shows the bytes of a blocked device; its fault record is compared.
+            return self.compare(attempt, &parts, Verdict::Stopped);
+        };
+        let window = domain.window;
+        let is_stopped = parts.iter().any(|part| part.granted.is_none());
+        let expected = if is_stopped {
+            Verdict::Stopped
+        } else {
+            Verdict::Landed
+        };
+        // The fault records of the read, before the device shows its bytes.
+        self.compare(attempt, &parts, expected)?;
+        device.write(window.range.lo().iova(), attempt.bytes)?;
+        let is_shown = is_filled(&self.ram, window.pa, attempt.bytes, |index| {
+            secret[index as usize % 8]
+        });
+        self.ram.fill(window.pa, attempt.bytes, 0)?;
+        if is_shown == is_stopped {
+            return self.disagree(attempt, format!("read: expected {expected:?}"));
+        }
+        Ok(())
+    }
+
+    fn parts(&self, attempt: &Attempt) -> Vec<Part> {
+        let domain = attempt.domain.and_then(|domain| self.domains.get(domain));
+        let mut offset = 0;
+        pages_of(attempt.iova, attempt.bytes)
+            .map(|(iova, bytes)| {
+                let granted = domain.and_then(|d| d.granted.translate(iova, attempt.access));
+                let removed = domain.and_then(|domain| {
+                    let page = Pfn::containing(iova);
+                    let inside = |range: &PfnRange| range.lo() <= page && page <= range.hi();
+                    let mut removed = domain.removed.iter();
+                    let found = removed.find(|mapping| inside(&mapping.range))?;
+                    let offset = iova.offset_from(&found.range.lo().iova())?;
+                    Some(found.pa.wrapping_add(offset))
+                });
+                let part = Part {
+                    iova,
+                    offset,
+                    bytes,
+                    granted,
+                    removed: removed.filter(|_| granted.is_none()),
+                };
+                offset += bytes;
+                part
+            })
+            .collect()
+    }
+
+    /// Compares the verdict and the fault records.
+    fn compare(
+        &mut self,
+        attempt: &Attempt,
+        parts: &[Part],
+        verdict: Verdict,
+    ) -> anyhow::Result<()> {
+        let mut stopped = parts.iter().filter(|part| part.granted.is_none());
+        let first = stopped.next();
+        let expected = first.map_or(Verdict::Landed, |_| Verdict::Stopped);
+        if verdict != expected {
+            return self.disagree(attempt, format!("{verdict:?}, expected {expected:?}"));
+        }
+        match first {
+            Some(first) => self.compare_faults(attempt, parts, first),
+            None => {
+                self.report.landed += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Compares all fault records. A false record of an earlier access appears here too.
+    fn compare_faults(
+        &mut self,
+        attempt: &Attempt,
+        parts: &[Part],
+        first: &Part,
+    ) -> anyhow::Result<()> {
+        let mut has_first = false;
+        for _ in 0..RECORDS {
+            let Some(reported) = self.unit.next_fault()? else {
+                if !has_first {
+                    return self.disagree(attempt, "no fault record".into());
+                }
+                return Ok(());
+            };
+            let Reported::Fault {
+                device,
+                iova,
+                access,
+            } = reported
+            else {
+                self.report.lost += 1;
+                continue;
+            };
+            let page = iova.align_down(PAGE);
+            let is_stopped =
+                |part: &&Part| part.granted.is_none() && part.iova.align_down(PAGE) == page;
+            let is_right = device == attempt.device
+                && access.is_none_or(|access| access == attempt.access)
+                && parts.iter().any(|part| is_stopped(&part));
+            if !is_right {
+                return self.disagree(attempt, format!("wrong fault record {reported:?}"));
+            }
+            has_first |= page == first.iova.align_down(PAGE);
+            self.report.faults += 1;
+        }
+        self.disagree(attempt, "fault records without end".into())
+    }
+
+    /// Looks for the bytes of a landed write. A stopped write may have stored some of them.
+    fn compare_landed(
+        &self,
+        attempt: &Attempt,
+        part: &Part,
+        at: PhysAddr,
+        verdict: Verdict,
+    ) -> anyhow::Result<()> {
+        let pattern = |index: u64| TestDevice::pattern(part.offset + index);
+        if verdict == Verdict::Landed && !is_filled(&self.ram, at, part.bytes, pattern) {
+            return self.disagree(attempt, format!("the bytes are not at {at}"));
+        }
+        let end = at.wrapping_add(part.bytes);
+        let before = at.offset_in(PAGE) != 0 && self.ram.byte(at.wrapping_add(u64::MAX)) != Some(0);
+        let after = end.offset_in(PAGE) != 0 && self.ram.byte(end) != Some(0);
+        if before || after {
+            return self.disagree(attempt, format!("bytes beside the access at {at}"));
+        }
+        Ok(())
+    }
+
+    fn disagree(&self, attempt: &Attempt, problem: String) -> anyhow::Result<()> {
+        let access = match attempt.access {
+            Access::Read => "read",
+            Access::Write => "write",
+        };
+        Err(Disagreement {
+            seed: self.options.seed,
+            step: self.report.accesses,
+            device: attempt.device,
+            kind: attempt.kind,
+            iova: attempt.iova,
+            bytes: attempt.bytes,
+            problem: format!("{access}: {problem}"),
+        }
+        .into())
+    }
+}
+
+/// Returns true if the bytes from `at` have the `expected` values.
+fn is_filled(ram: &GuestRam, at: PhysAddr, bytes: u64, expected: impl Fn(u64) -> u8) -> bool {
+    (0..bytes).all(|index| ram.byte(at.wrapping_add(index)) == Some(expected(index)))
+}
+
+/// Fails if a byte of `region` is not zero: an access landed there that the oracle does not know.
+pub(super) fn all_zero(ram: &GuestRam, region: PhysRange) -> anyhow::Result<()> {
+    let words = ram.words(region.start(), (region.bytes() / 8) as usize)?;
+    let found = words
+        .iter()
+        .position(|word| word.load(Ordering::Relaxed) != 0);
+    if let Some(index) = found {
+        let at = region.start().wrapping_add(index as u64 * 8);
+        bail!("bytes landed at {at}, in a page that was not mapped");
+    }
+    Ok(())
+}

@@ -11,6 +11,13 @@ use super::apt::Apt;
 const PROGRAM: &str = "qemu-system-x86_64";
 const SUITE: &str = "trixie-backports";
 
+/// Debian's packages, each with a program that it contains.
+const SYSTEMS: [(&str, &str); 3] = [
+    ("qemu-system-x86", PROGRAM),
+    ("qemu-system-arm", "qemu-system-aarch64"),
+    ("qemu-system-riscv", "qemu-system-riscv64"),
+];
+
 /// A suitable QEMU.
 #[derive(Clone, Debug)]
 pub struct Qemu {
@@ -50,6 +57,27 @@ impl Qemu {
                 log: cache.join("apt.log"),
             })
         }
+    }
+
+    /// Downloads the QEMUs for x86, Arm and RISC-V into `cache`, unless they are there, and returns
+    /// the directory with the unpacked packages. Passes progress messages to `report`.
+    ///
+    /// # Errors
+    /// [`GuestError`] names the missing part.
+    pub fn prepare_all(cache: &Path, report: &mut dyn FnMut(&str)) -> Result<PathBuf, GuestError> {
+        let root = cache.join("root");
+        let programs = root.join("usr/bin");
+        if SYSTEMS
+            .iter()
+            .all(|(_, name)| programs.join(name).is_file())
+        {
+            return Ok(root);
+        }
+        report("fetching QEMU for x86, Arm and RISC-V (56 MB)");
+        let _ = std::fs::remove_dir_all(&root);
+        let apt = Apt::new(cache, &["trixie", SUITE])?;
+        apt.unpack_with_dependencies(SUITE, &SYSTEMS.map(|(package, _)| package), &root)?;
+        Ok(root)
     }
 
     fn in_root(root: &Path) -> Self {

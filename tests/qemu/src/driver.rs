@@ -185,9 +185,9 @@ impl<'m, F: Family> Driver<'m, F> {
     fn step(&mut self) -> anyhow::Result<()> {
         let domain = self.random.below(self.domains.len() as u64) as usize;
         match self.random.below(100) {
-            0..8 => self.map(domain),
-            8..15 => self.unmap(domain),
-            15..16 => self.move_device(),
+            0..4 => self.map(domain),
+            4..7 => self.unmap(domain),
+            7..8 => self.move_device(),
             _ => self.access(),
         }
     }

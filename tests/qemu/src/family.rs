@@ -5,6 +5,8 @@ use ringfence_types::{
     Access, Invalidation, InvalidationError, Invalidator, Iova, RequesterId, Ticket,
 };
 
+use crate::qtest::RegisterRead;
+
 /// A unit under test.
 pub trait Family: Invalidator {
     /// The format of the tables that [`attach`](Self::attach) accepts.
@@ -44,6 +46,12 @@ pub trait Family: Invalidator {
             last = Ok(self.submit(*request)?);
         }
         last
+    }
+
+    /// Returns the reads that [`next_fault`](Self::next_fault) will make if there is one record.
+    /// They share a round trip with the access. The default: none, which is slower.
+    fn fault_registers(&self) -> Vec<RegisterRead> {
+        Vec::new()
     }
 
     /// Returns the oldest fault record and removes it; `None` if there is none.

@@ -20,7 +20,7 @@ pub use board::Board;
 pub use driver::{Broken, Options, drive};
 pub use emulator::Emulator;
 pub use machine::{Machine, Setup};
-pub use qtest::{Commands, Qtest, Replies};
+pub use qtest::{Commands, Qtest, RegisterRead, Replies};
 pub use ram::GuestRam;
 pub use read_device::ReadDevice;
 pub use registers::QtestRegisters;

@@ -68,13 +68,14 @@ impl Machine {
         let part = |offset: u64, end: u64| {
             PhysRange::new(base.wrapping_add(offset), end - offset).context("no RAM")
         };
-        let ram = Rc::new(GuestRam::new(part(0, RAM)?)?);
         let (ours, theirs) = UnixStream::pair()?;
+        let qtest = Rc::new(Qtest::new(ours)?);
+        let ram = Rc::new(GuestRam::new(part(0, RAM)?, qtest.clone())?);
         let log = rustix::fs::memfd_create("ringfence-judge-log", MemfdFlags::CLOEXEC)?;
         let process = spawn(setup, &ram, theirs, log.try_clone()?)?;
         let mut machine = Self {
             process,
-            qtest: Rc::new(Qtest::new(ours)?),
+            qtest,
             frames: Frames::new(ram.clone(), part(FRAMES, BUFFERS)?),
             buffers: part(BUFFERS, RAM)?,
             ram,

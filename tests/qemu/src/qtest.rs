@@ -12,12 +12,28 @@ use anyhow::{Context, bail, ensure};
 /// Most seconds that QEMU may take for one message.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// Most bytes of a line.
+const LINE: u64 = 1 << 20;
+
 /// A connection to QEMU.
 #[derive(Debug)]
 pub struct Qtest {
     stream: RefCell<BufReader<UnixStream>>,
     failed: Cell<bool>,
+    /// Replies to posted commands that were not read yet.
+    posted: Cell<usize>,
     round_trips: Cell<u64>,
+    /// Values that registers had after the last command, in ascending order of use.
+    prefetched: RefCell<Vec<(RegisterRead, u64)>>,
+}
+
+/// A read of a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegisterRead {
+    /// 32 bits at an address.
+    Word(u64),
+    /// 64 bits at an address.
+    Double(u64),
 }
 
 /// Commands that are sent together.
@@ -56,6 +72,14 @@ impl Commands {
     /// Adds a read of 64 bits.
     pub fn read64(&mut self, at: u64) -> usize {
         self.add(format_args!("readq {at:#x}"))
+    }
+
+    /// Adds a read.
+    pub fn read(&mut self, read: RegisterRead) -> usize {
+        match read {
+            RegisterRead::Word(at) => self.read32(at),
+            RegisterRead::Double(at) => self.read64(at),
+        }
     }
 
     /// Adds a write of consecutive 32-bit registers, lowest first.
@@ -129,7 +153,9 @@ impl Qtest {
         Ok(Self {
             stream: RefCell::new(BufReader::new(stream)),
             failed: Cell::new(false),
+            posted: Cell::new(0),
             round_trips: Cell::new(0),
+            prefetched: RefCell::new(Vec::new()),
         })
     }
 
@@ -140,10 +166,63 @@ impl Qtest {
     /// ever.
     pub fn send(&self, commands: &Commands) -> anyhow::Result<Replies> {
         ensure!(!self.failed.get(), "the connection to QEMU failed earlier");
+        self.prefetched.borrow_mut().clear();
         let replies = self.exchange(commands);
         self.failed.set(replies.is_err());
         self.round_trips.set(self.round_trips.get() + 1);
         replies
+    }
+
+    /// Sends `commands` without waiting for their replies. A failure is reported by the next
+    /// [`send`](Self::send).
+    pub fn post(&self, commands: &Commands) {
+        self.prefetched.borrow_mut().clear();
+        let mut stream = self.stream.borrow_mut();
+        let written = stream.get_mut().write_all(commands.text.as_bytes());
+        self.posted.set(self.posted.get() + commands.count);
+        self.failed.set(self.failed.get() || written.is_err());
+    }
+
+    /// Sends `commands`, and `reads` in the same message. Each value answers one later
+    /// [`read`](Self::read), as long as no other command is sent.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn send_and_prefetch(
+        &self,
+        mut commands: Commands,
+        reads: &[RegisterRead],
+    ) -> anyhow::Result<Replies> {
+        let indices: Vec<_> = reads.iter().map(|read| commands.read(*read)).collect();
+        let replies = self.send(&commands)?;
+        for (read, index) in reads.iter().zip(indices) {
+            let value = replies.number(index)?;
+            self.prefetched.borrow_mut().push((*read, value));
+        }
+        Ok(replies)
+    }
+
+    /// Reads a register.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send).
+    pub fn read(&self, read: RegisterRead) -> anyhow::Result<u64> {
+        let mut prefetched = self.prefetched.borrow_mut();
+        if let Some(found) = prefetched.iter().position(|(known, _)| *known == read) {
+            return Ok(prefetched.remove(found).1);
+        }
+        drop(prefetched);
+        let mut commands = Commands::default();
+        let index = commands.read(read);
+        self.send(&commands)?.number(index)
+    }
+
+    /// Waits until all posted commands have taken effect.
+    pub fn settle(&self) {
+        if self.posted.get() != 0 {
+            // The connection remembers a failure.
+            let _ = self.send(&Commands::default());
+        }
     }
 
     /// Returns the number of messages sent.
@@ -159,17 +238,26 @@ impl Qtest {
     fn exchange(&self, commands: &Commands) -> anyhow::Result<Replies> {
         let mut stream = self.stream.borrow_mut();
         stream.get_mut().write_all(commands.text.as_bytes())?;
-        let mut replies = Vec::with_capacity(commands.count);
-        while replies.len() < commands.count {
-            let mut line = String::new();
-            let bytes = stream.by_ref().take(1 << 20).read_line(&mut line)?;
-            ensure!(bytes != 0, "QEMU closed the connection");
-            match line.split_whitespace().next() {
-                Some("OK") => replies.push(line),
-                Some("IRQ") => {}
-                _ => bail!("QEMU replied {line:?}"),
-            }
+        for _ in 0..self.posted.take() {
+            read_reply(&mut stream)?;
         }
-        Ok(Replies(replies))
+        let replies: anyhow::Result<_> = (0..commands.count)
+            .map(|_| read_reply(&mut stream))
+            .collect();
+        Ok(Replies(replies?))
+    }
+}
+
+/// Reads a line that begins with OK. Skips messages about interrupt lines.
+fn read_reply(stream: &mut BufReader<UnixStream>) -> anyhow::Result<String> {
+    loop {
+        let mut line = String::new();
+        let bytes = stream.take(LINE).read_line(&mut line)?;
+        ensure!(bytes != 0, "QEMU closed the connection");
+        match line.split_whitespace().next() {
+            Some("OK") => return Ok(line),
+            Some("IRQ") => {}
+            _ => bail!("QEMU replied {line:?}"),
+        }
     }
 }

@@ -4,11 +4,14 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ringfence_types::{MemoryError, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::qtest::Qtest;
 
 /// RAM that QEMU and this process share.
 #[derive(Debug)]
@@ -16,15 +19,16 @@ pub struct GuestRam {
     memory: OwnedFd,
     base: NonNull<AtomicU64>,
     range: PhysRange,
+    qtest: Rc<Qtest>,
 }
 
 impl GuestRam {
     /// Allocates the RAM that a machine has at `range`, a whole number of 4 KiB pages. All bytes
-    /// are zero.
+    /// are zero. Each look-up waits for the posted commands of `qtest`.
     ///
     /// # Errors
     /// The host has no memory, or `range` is empty.
-    pub fn new(range: PhysRange) -> anyhow::Result<Self> {
+    pub(crate) fn new(range: PhysRange, qtest: Rc<Qtest>) -> anyhow::Result<Self> {
         let bytes = usize::try_from(range.bytes())?;
         let memory = rustix::fs::memfd_create("ringfence-judge", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, range.bytes())?;
@@ -45,6 +49,7 @@ impl GuestRam {
             memory,
             base,
             range,
+            qtest,
         })
     }
 
@@ -114,6 +119,7 @@ impl PhysMemory for GuestRam {
         if bytes > self.range.bytes() || offset > self.range.bytes() - bytes {
             return Err(outside);
         }
+        self.qtest.settle();
         // SAFETY: the words lie in the mapping, which `base` begins, by the comparison above. They
         // are aligned, initialised, live as long as `self`, and are only accessed as atomics here.
         // QEMU accesses them from its own process, as a device would.

@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use ringfence_types::Registers;
 
-use crate::qtest::{Commands, Qtest};
+use crate::qtest::{Commands, Qtest, RegisterRead};
 
-/// The registers of the unit at `base`. A failure of the connection is reported by the next access
+/// The registers of the unit at `base`. Writes are posted: they cost no round trip, and take effect
+/// before the next access to registers or look-up in RAM. A failure of the connection is reported by the next access
 /// of a test device; registers then read as all ones.
 #[derive(Debug, Clone)]
 pub struct QtestRegisters {
@@ -20,30 +21,22 @@ impl QtestRegisters {
         Self { qtest, base }
     }
 
-    fn read(&self, add: impl FnOnce(&mut Commands) -> usize) -> u64 {
-        let mut commands = Commands::default();
-        let index = add(&mut commands);
-        let replies = self.qtest.send(&commands);
-        replies
-            .and_then(|replies| replies.number(index))
-            .unwrap_or(u64::MAX)
-    }
-
     fn write(&self, add: impl FnOnce(&mut Commands) -> usize) {
         let mut commands = Commands::default();
         add(&mut commands);
-        // The connection remembers a failure.
-        let _ = self.qtest.send(&commands);
+        self.qtest.post(&commands);
     }
 }
 
 impl Registers for QtestRegisters {
     fn read32(&self, offset: u64) -> u32 {
-        self.read(|commands| commands.read32(self.base + offset)) as u32
+        let read = RegisterRead::Word(self.base + offset);
+        self.qtest.read(read).map_or(u32::MAX, |value| value as u32)
     }
 
     fn read64(&self, offset: u64) -> u64 {
-        self.read(|commands| commands.read64(self.base + offset))
+        let read = RegisterRead::Double(self.base + offset);
+        self.qtest.read(read).unwrap_or(u64::MAX)
     }
 
     fn write32(&self, offset: u64, value: u32) {

@@ -6,7 +6,7 @@ use anyhow::{bail, ensure};
 use ringfence_types::{Iova, RequesterId};
 
 use crate::board::Board;
-use crate::qtest::{Commands, Qtest};
+use crate::qtest::{Commands, Qtest, RegisterRead};
 
 /// Vendor 1b36, device 0005.
 const ID: u32 = 0x0005_1b36;
@@ -90,6 +90,19 @@ impl TestDevice {
     /// # Errors
     /// QEMU fails, or the device reports neither success nor a stopped access.
     pub fn write(&self, iova: Iova, bytes: u32) -> anyhow::Result<Verdict> {
+        self.write_and_prefetch(iova, bytes, &[])
+    }
+
+    /// Like [`write`](Self::write), and reads registers in the same round trip.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn write_and_prefetch(
+        &self,
+        iova: Iova,
+        bytes: u32,
+        reads: &[RegisterRead],
+    ) -> anyhow::Result<Verdict> {
         let (low, high) = (iova.get() as u32, (iova.get() >> 32) as u32);
         let mut commands = Commands::default();
         commands.write_many(
@@ -97,7 +110,8 @@ impl TestDevice {
             &[low, high, bytes, 0, ARM, NON_SECURE, 0, 0],
         );
         let read = commands.read_many(self.bar, READ);
-        match self.qtest.send(&commands)?.many(read)?.last() {
+        let replies = self.qtest.send_and_prefetch(commands, reads)?;
+        match replies.many(read)?.last() {
             // The device reads back from another place than the write's, which may differ.
             Some(&(SUCCESS | READ_BACK_FAILED | READ_BACK_DIFFERS)) => Ok(Verdict::Landed),
             Some(&STOPPED) => Ok(Verdict::Stopped),

@@ -8,7 +8,8 @@ use ringfence_pgtable::{
 };
 use ringfence_qemu_judge::family::{Family, Reported};
 use ringfence_qemu_judge::{
-    Board, Broken, Disagreement, GuestRam, Kind, Machine, Options, QtestRegisters, Setup, drive,
+    Board, Broken, Disagreement, GuestRam, Kind, Machine, Options, QtestRegisters, RegisterRead,
+    Setup, drive,
 };
 use ringfence_types::{
     Access, Invalidation, InvalidationError, Invalidator, Iova, PageSize, Registers, RequesterId,
@@ -96,6 +97,12 @@ impl Family for ByHand<'_> {
         self.contexts.detach(&self.ram, device)?;
         self.invalidate();
         Ok(())
+    }
+
+    fn fault_registers(&self) -> Vec<RegisterRead> {
+        [FRCD + 8, FRCD]
+            .map(|offset| RegisterRead::Double(BASE + offset))
+            .to_vec()
     }
 
     fn next_fault(&mut self) -> anyhow::Result<Option<Reported>> {

@@ -29,16 +29,16 @@ impl<F: Family> Driver<'_, F> {
         let count = self.devices.len() as u64;
         // A read costs several accesses of QEMU, and is rarer.
         let index = match self.random.below(count) as usize {
-            index if self.is_reader(index) && !self.random.once_in(4) => 0,
+            index if self.is_reader(index) && !self.random.once_in(8) => 0,
             index => index,
         };
         let domain = self.devices.get(index).and_then(|device| device.1);
         let other = self.random.below(self.domains.len() as u64) as usize;
-        let kind = match self.random.below(10) {
-            0..4 => Kind::Inside,
-            4..6 => Kind::OverEnds,
-            6..8 => Kind::AfterUnmap,
-            8 => Kind::OtherDevice,
+        let kind = match self.random.below(20) {
+            0..12 => Kind::Inside,
+            12..15 => Kind::OverEnds,
+            15..18 => Kind::AfterUnmap,
+            18 => Kind::OtherDevice,
             _ => Kind::Anywhere,
         };
         let mapping = match kind {

@@ -175,9 +175,9 @@ impl<F: Family> Driver<'_, F> {
     /// Moves a device to another domain, or blocks it.
     pub(super) fn move_device(&mut self) -> anyhow::Result<()> {
         let device = self.random.below(self.devices.len() as u64) as usize;
-        let domain = self.random.below(self.domains.len() as u64 + 1) as usize;
+        let domain = self.random.below(self.domains.len() as u64) as usize;
         self.detach(device)?;
-        if domain < self.domains.len() {
+        if !self.random.once_in(8) {
             self.attach(device, domain)?;
         }
         self.report.moves += 1;

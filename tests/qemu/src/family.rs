@@ -1,5 +1,7 @@
 //! The part of a unit's driver that the random driver needs, one file per family of units.
 
+pub mod vtd;
+
 use ringfence_pgtable::{Coherency, Format, Table};
 use ringfence_types::{
     Access, Invalidation, InvalidationError, Invalidator, Iova, RequesterId, Ticket,

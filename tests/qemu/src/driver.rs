@@ -213,9 +213,14 @@ fn bases<T: Format>(format: &T) -> Vec<Pfn> {
     let ends = [half, half << 1, 0_u64];
     let mut bases = vec![Iova::new(gib - WINDOW / 2 * PageSize::Size4K.bytes())];
     for end in ends {
-        bases.push(Iova::new(
-            end.wrapping_sub(WINDOW * PageSize::Size4K.bytes()),
-        ));
+        // No access passes 2^64.
+        let free = if end == 0 {
+            PageSize::Size2M.bytes()
+        } else {
+            0
+        };
+        let bytes = WINDOW * PageSize::Size4K.bytes() + free;
+        bases.push(Iova::new(end.wrapping_sub(bytes)));
     }
     bases.retain(|base| {
         let last = base.wrapping_add(WINDOW * PageSize::Size4K.bytes() - 1);

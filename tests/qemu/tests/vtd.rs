@@ -17,7 +17,7 @@ fn machine(properties: &str) -> Machine {
         board: Board::Q35,
         options: "",
         arguments: &["-device", &unit],
-        devices: &[0x20, 0x28, 0x31, 0xf8],
+        devices: &[0x20, 0x28, 0x31, 0xe8],
         readers: &[0x40],
     })
     .unwrap()

@@ -48,6 +48,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             pasid,
             domain,
             translation,
+            is_blocked: false,
         };
         self.check(&attachment)?;
         // Memory for the list before anything changes.
@@ -75,10 +76,13 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         }
         let commands = self.plan().device(device);
         let unlinked = self.tables.unlink(&self.memory, device)?;
+        let own = self.attachments.iter_mut();
+        own.filter(|other| other.device == device)
+            .for_each(|other| other.is_blocked = true);
         self.execute(commands)?;
         self.attachments.retain(|other| other.device != device);
-        if let Some(unlinked) = unlinked {
-            unlinked.free(&self.memory, &self.frames);
+        if let (Some(unlinked), Tables::Scalable(tables)) = (unlinked, &self.tables) {
+            tables.free(unlinked, &self.memory, &self.frames)?;
         }
         Ok(())
     }
@@ -117,7 +121,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             return Err(UnitError::Domain(new.domain));
         }
         for other in &self.attachments {
-            if other.device == new.device && other.pasid == new.pasid {
+            if other.device == new.device && (other.pasid == new.pasid || other.is_blocked) {
                 return Err(UnitError::Attached(new.device));
             }
             if other.domain == new.domain && other.translation != new.translation {

@@ -210,11 +210,8 @@ impl Queue {
         let status = memory.word(self.status);
         let status = status.map_err(|_| InvalidationError::Failed)?;
         let value = status.load(Ordering::Acquire) as u32;
-        // The status holds the low half of a sequence number. The difference to the last one is
-        // less than the number of descriptors; a larger one is no value of this driver.
-        let pending = u64::from((self.submitted as u32).wrapping_sub(value));
-        if pending < self.submitted.saturating_sub(self.completed) {
-            self.completed = self.submitted.wrapping_sub(pending);
+        if let Some(completed) = progress(self.completed, self.submitted, value) {
+            self.completed = completed;
             self.polls = 0;
         }
         if ticket.get() <= self.completed {
@@ -272,5 +269,47 @@ impl Queue {
         registers.write32(FSTS, fsts & QUEUE_ERRORS);
         self.polls = 0;
         Ok(())
+    }
+}
+
+/// Returns the sequence number whose low half the status word holds, if it lies after `completed`
+/// and not after `submitted`.
+///
+/// At most as many bursts are under way as the ring has descriptors, so the low half tells them
+/// apart, also when it wraps. Any other value is none of this driver.
+const fn progress(completed: u64, submitted: u64, status: u32) -> Option<u64> {
+    let pending = (submitted as u32).wrapping_sub(status) as u64;
+    if pending < submitted.wrapping_sub(completed) {
+        return Some(submitted.wrapping_sub(pending));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequence_numbers_survive_a_wrap_of_the_status() {
+        let wrap = 1 << 32;
+        for (completed, submitted, status, expected) in [
+            (0, 0, 0, None),
+            (0, 3, 0, None),
+            (0, 3, 1, Some(1)),
+            (1, 3, 1, None),
+            (1, 3, 3, Some(3)),
+            // A value that was not submitted.
+            (1, 3, 4, None),
+            (1, 3, u32::MAX, None),
+            (wrap - 2, wrap + 1, u32::MAX, Some(wrap - 1)),
+            (wrap - 1, wrap + 1, u32::MAX, None),
+            (wrap - 1, wrap + 1, 0, Some(wrap)),
+            (wrap - 1, wrap + 1, 1, Some(wrap + 1)),
+            (5 * wrap, 5 * wrap + 2, 0, None),
+            (5 * wrap, 5 * wrap + 2, 1, Some(5 * wrap + 1)),
+        ] {
+            let found = progress(completed, submitted, status);
+            assert_eq!(found, expected, "{completed:x} {submitted:x} {status:x}");
+        }
     }
 }

@@ -59,10 +59,13 @@ pub(crate) struct ScalableTables {
     pasids: bool,
 }
 
-/// The PASID directory of a device whose context entry was cleared.
+/// The PASID directory of a device whose context entry is not present any more.
 #[derive(Debug)]
 #[must_use = "the directory must be freed once no cache holds the entry"]
-pub(crate) struct Unlinked(PhysAddr);
+pub(crate) struct Unlinked {
+    context: PhysAddr,
+    directory: PhysAddr,
+}
 
 impl ScalableTables {
     pub(crate) fn new(
@@ -163,21 +166,35 @@ impl ScalableTables {
         self.store(memory, at, 0)
     }
 
-    /// Clears P of the context entry, which blocks the device.
+    /// Clears P of the context entry, which blocks the device. The address of the directory stays in
+    /// the entry, where the unit ignores it, until [`free`](Self::free): a repeated call finds it.
     pub(crate) fn unlink(
         &self,
         memory: &impl PhysMemory,
         device: RequesterId,
     ) -> Result<Option<Unlinked>, TableError> {
-        let Some(at) = self.find_context(memory, device)? else {
+        let Some(context) = self.find_context(memory, device)? else {
             return Ok(None);
         };
-        let context = load(memory, at)?;
-        if context & PRESENT == 0 {
+        let entry = load(memory, context)?;
+        if entry == 0 {
             return Ok(None);
         }
-        self.store(memory, at, 0)?;
-        Ok(Some(Unlinked(PhysAddr::new(context & POINTER))))
+        self.store(memory, context, entry & !PRESENT)?;
+        let directory = PhysAddr::new(entry & POINTER);
+        Ok(Some(Unlinked { context, directory }))
+    }
+
+    /// Frees the PASID directory and tables of a device. No cache of the unit holds them.
+    pub(crate) fn free(
+        &self,
+        unlinked: Unlinked,
+        memory: &impl PhysMemory,
+        frames: &impl FrameSource,
+    ) -> Result<(), TableError> {
+        self.store(memory, unlinked.context, 0)?;
+        free_directory(unlinked.directory, memory, frames);
+        Ok(())
     }
 
     /// Frees everything. The unit must not use the tables any more.
@@ -188,10 +205,9 @@ impl ScalableTables {
                 continue;
             };
             for devfn in 0..128_u64 {
-                if let Some(directory) =
-                    present(memory, contexts.wrapping_add(devfn.wrapping_mul(32)))
-                {
-                    Unlinked(directory).free(memory, frames);
+                let context = load(memory, contexts.wrapping_add(devfn.wrapping_mul(32)));
+                if let Ok(context @ 1..) = context {
+                    free_directory(PhysAddr::new(context & POINTER), memory, frames);
                 }
             }
             frames.free(contexts);
@@ -259,17 +275,14 @@ impl ScalableTables {
     }
 }
 
-impl Unlinked {
-    /// Frees the directory and its PASID tables.
-    pub(crate) fn free(self, memory: &impl PhysMemory, frames: &impl FrameSource) {
-        for index in 0..DIRECTORY_ENTRIES {
-            let at = self.0.wrapping_add(index.wrapping_mul(8));
-            if let Some(table) = present(memory, at) {
-                frames.free(table);
-            }
+/// Frees a directory and its PASID tables.
+fn free_directory(directory: PhysAddr, memory: &impl PhysMemory, frames: &impl FrameSource) {
+    for index in 0..DIRECTORY_ENTRIES {
+        if let Some(table) = present(memory, directory.wrapping_add(index.wrapping_mul(8))) {
+            frames.free(table);
         }
-        frames.free(self.0);
     }
+    frames.free(directory);
 }
 
 /// A table on the path to an entry.

@@ -70,6 +70,8 @@ pub(crate) struct Attachment {
     pub(crate) pasid: Pasid,
     pub(crate) domain: DomainId,
     pub(crate) translation: Translation,
+    /// The entry was cleared, but caches may still hold it.
+    pub(crate) is_blocked: bool,
 }
 
 #[derive(Debug)]

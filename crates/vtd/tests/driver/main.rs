@@ -1,0 +1,7 @@
+//! The driver against a model of a unit's registers.
+
+mod devices;
+mod faults;
+mod invalidation;
+mod model;
+mod start;

@@ -1,14 +1,16 @@
 //! Devices: attach and detach, with the invalidations that each change owes (VT-d specification,
 //! section 6.5.3.3 "Guidance to Software for Invalidations").
 
-use ringfence_pgtable::{Context, Levels, TranslationType};
+use ringfence_pgtable::{Context, Levels, TableError, TranslationType};
 use ringfence_types::{DomainId, FrameSource, PhysMemory, Registers, RequesterId};
 
-use crate::pasid::{self, Pasid};
+use crate::attachment::{Attachment, Translation};
+use crate::error::{Feature, UnitError};
+use crate::pasid::Pasid;
+use crate::pasid_entry::entry;
 use crate::plan::Plan;
 use crate::scalable::PASID_BITS;
-use crate::unit::{Attachment, Tables, Translation, Unit};
-use crate::{Feature, UnitError};
+use crate::unit::{Tables, Unit};
 
 impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     /// Translates the requests of `device` that have no PASID, as members of `domain`.
@@ -53,7 +55,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         self.check(&attachment)?;
         // Memory for the list before anything changes.
         let reserved = self.attachments.try_reserve(1);
-        reserved.map_err(|_| ringfence_pgtable::TableError::OutOfFrames)?;
+        reserved.map_err(|_| TableError::OutOfFrames)?;
         self.write_entry(&attachment)?;
         let announced = self.announce(&attachment);
         self.attachments.push(attachment);
@@ -157,7 +159,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             }
             Translation::PassThrough => {}
         }
-        match pasid::root_of(translation) {
+        match translation.root() {
             Some(root) if !root.is_aligned(4096) => Err(UnitError::Misaligned(root)),
             _ => Ok(()),
         }
@@ -194,8 +196,8 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             }
             Tables::Scalable(tables) => {
                 let coherency = self.capabilities.scalable_coherency;
-                let entry = pasid::entry(new.domain, new.translation, deepest, coherency);
-                tables.set(&self.memory, &self.frames, new.device, new.pasid, entry)?;
+                let words = entry(new.domain, new.translation, deepest, coherency);
+                tables.set(&self.memory, &self.frames, new.device, new.pasid, words)?;
             }
         }
         Ok(())

@@ -36,7 +36,7 @@ pub struct Capabilities {
     pub queue: bool,
     /// DT: device TLBs.
     pub device_tlb: bool,
-    /// PT: pass-through.
+    /// PT: requests may pass untranslated.
     pub pass_through: bool,
     /// IRO: offset of the IOTLB registers.
     pub iotlb_registers_at: u64,

@@ -3,8 +3,8 @@
 
 use ringfence_types::{CachedLevels, DomainId, PhysAddr, RequesterId};
 
-use crate::Pasid;
 use crate::cover::Block;
+use crate::pasid::Pasid;
 use crate::registers::{ICC, IVT};
 
 /// An invalidation, or a wait for those before it.
@@ -22,7 +22,7 @@ pub(crate) enum Command {
     PasidGlobal,
     /// The entries of one PASID with one domain-id.
     Pasid { domain: DomainId, pasid: Pasid },
-    /// All translations.
+    /// The translations of all domains.
     IotlbGlobal,
     /// The translations of one domain.
     IotlbDomain(DomainId),
@@ -58,7 +58,7 @@ const PASID_CACHE: u64 = 0x7;
 const G: u32 = 4;
 const GLOBAL: u64 = 0b01;
 const DOMAIN: u64 = 0b10;
-/// Device-selective, page-selective.
+/// One device, or the pages of a block.
 const NARROW: u64 = 0b11;
 const PASID_CACHE_SELECTIVE: u64 = 0b01;
 const PASID_CACHE_GLOBAL: u64 = 0b11;
@@ -170,9 +170,9 @@ impl Command {
 /// The values of registers that execute a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RegisterWrite {
-    /// CCMD_REG.
+    /// For the context cache: CCMD_REG.
     Context(u64),
-    /// IVA_REG for page-selective commands, then IOTLB_REG.
+    /// For the IOTLB: IVA_REG for page-selective commands, then IOTLB_REG.
     Iotlb {
         address: Option<u64>,
         command: u64,

@@ -5,7 +5,7 @@ use core::fmt;
 use ringfence_pgtable::{Levels, TableError};
 use ringfence_types::{DomainId, InvalidationError, PhysAddr, RequesterId};
 
-use crate::{Pasid, Register};
+use crate::pasid::Pasid;
 
 /// The reason why an operation on a unit failed. Unless a variant says otherwise, the tables and
 /// the devices' rights are unchanged.
@@ -37,12 +37,37 @@ pub enum UnitError {
     Table(TableError),
     /// A register did not change within the limit of polls.
     TimedOut {
-        /// The register.
+        /// The register that the driver polled.
         register: Register,
     },
     /// An invalidation failed. After an attach, the device is blocked. After a detach, caches may
     /// still hold its translations: detach it again, and free no page before that succeeds.
     Invalidation(InvalidationError),
+}
+
+/// The register whose bits did not change in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Register {
+    /// Global status (GSTS_REG).
+    GlobalStatus,
+    /// Context command (CCMD_REG).
+    ContextCommand,
+    /// IOTLB invalidate (IOTLB_REG).
+    IotlbInvalidate,
+    /// Invalidation queue head (IQH_REG).
+    QueueHead,
+}
+
+impl fmt::Display for Register {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GlobalStatus => "GSTS_REG",
+            Self::ContextCommand => "CCMD_REG",
+            Self::IotlbInvalidate => "IOTLB_REG",
+            Self::QueueHead => "IQH_REG",
+        })
+    }
 }
 
 /// A feature that a unit lacks.
@@ -59,7 +84,7 @@ pub enum Feature {
     SecondStage,
     /// First-stage translation, which exists in scalable mode only (FSTS).
     FirstStage,
-    /// Pass-through (PT).
+    /// Untranslated requests (PT).
     PassThrough,
     /// Requests with PASID, which exist in scalable mode only (PASID).
     Pasid,

@@ -2,8 +2,9 @@
 
 use ringfence_types::{FaultReason, Iova, Registers, RequesterId};
 
+use crate::capabilities::Capabilities;
+use crate::pasid::Pasid;
 use crate::registers::{ABSENT, FSTS, PFO, PPF};
-use crate::{Capabilities, Pasid};
 
 /// F, bit 127 of a record: the record is valid. Writing it clears the record.
 const F: u64 = 1 << 63;
@@ -18,9 +19,9 @@ const FI: u64 = 0xffff_ffff_ffff_f000;
 /// The kind of a stopped request (T1, T2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Request {
-    /// A write.
+    /// A DMA write.
     Write,
-    /// A read, or a translation request.
+    /// A DMA read, or a translation request.
     Read,
     /// A page request.
     Page,
@@ -45,7 +46,7 @@ pub struct Fault {
     pub raw: [u64; 2],
 }
 
-/// What the unit recorded.
+/// A record of the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultRecord {
     /// A stopped request.
@@ -67,7 +68,7 @@ impl Fault {
             0x5 | 0x85 => FaultReason::WriteDenied,
             0x6 => FaultReason::ReadDenied,
             0x7 => FaultReason::TableAccess,
-            0xa | 0xb | 0xc => FaultReason::ReservedBit,
+            0xa..=0xc => FaultReason::ReservedBit,
             0xd => FaultReason::RequestTypeBlocked,
             0x58 => FaultReason::Blocked,
             0x71 => FaultReason::NotPresent,

@@ -4,8 +4,8 @@ use ringfence_types::{
     FrameSource, Invalidation, InvalidationError, Invalidator, PhysMemory, Registers, Ticket,
 };
 
-use crate::UnitError;
 use crate::command::Commands;
+use crate::error::UnitError;
 use crate::plan::Plan;
 use crate::unit::{Invalidations, Unit};
 

@@ -3,16 +3,16 @@
 
 use ringfence_types::{CachedLevels, DomainId, Invalidation, PfnRange, RequesterId};
 
+use crate::attachment::{Attachment, Translation};
 use crate::command::{Command, Commands};
 use crate::cover::cover;
 use crate::pasid::Pasid;
-use crate::unit::{Attachment, Translation};
 
 /// Entries of the context cache without a domain-id: those that were not present, in caching mode,
 /// and all in scalable mode.
 const NO_DOMAIN: DomainId = DomainId::new(0);
 
-/// What the commands depend on.
+/// The state that the commands depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan<'a> {
     pub(crate) attachments: &'a [Attachment],

@@ -8,10 +8,10 @@ use ringfence_types::{
     FrameSource, InvalidationError, PageSize, PhysAddr, PhysMemory, Registers, Ticket,
 };
 
-use crate::UnitError;
 use crate::command::Command;
-use crate::registers::{self, ABSENT, FSTS, IQA, IQH, IQT, QIE, QUEUE_ERRORS, Register};
-use crate::scalable::fresh_frame;
+use crate::error::{Register, UnitError};
+use crate::frames::fresh_frame;
+use crate::registers::{self, ABSENT, FSTS, IQA, IQH, IQT, QIE, QUEUE_ERRORS};
 
 /// IQA.DW: descriptors of 256 bits.
 const DW: u64 = 1 << 11;

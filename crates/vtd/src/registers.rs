@@ -1,11 +1,9 @@
 //! Offsets and bits of the registers, with the names of the VT-d specification, section 11.4
 //! "Register Descriptions", and waits for status bits.
 
-use core::fmt;
-
 use ringfence_types::Registers;
 
-use crate::UnitError;
+use crate::error::{Register, UnitError};
 
 pub(crate) const CAP: u64 = 0x08;
 pub(crate) const ECAP: u64 = 0x10;
@@ -57,31 +55,6 @@ pub(crate) const QUEUE_ERRORS: u32 = IQE | ICE | ITE;
 
 /// The value of a register where no unit answers.
 pub(crate) const ABSENT: u32 = u32::MAX;
-
-/// The register whose bits did not change in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Register {
-    /// Global status (GSTS_REG).
-    GlobalStatus,
-    /// Context command (CCMD_REG).
-    ContextCommand,
-    /// IOTLB invalidate (IOTLB_REG).
-    IotlbInvalidate,
-    /// Invalidation queue head (IQH_REG).
-    QueueHead,
-}
-
-impl fmt::Display for Register {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::GlobalStatus => "GSTS_REG",
-            Self::ContextCommand => "CCMD_REG",
-            Self::IotlbInvalidate => "IOTLB_REG",
-            Self::QueueHead => "IQH_REG",
-        })
-    }
-}
 
 /// Polls `is_done` at most `limit` times.
 pub(crate) fn wait(

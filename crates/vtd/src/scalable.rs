@@ -8,9 +8,11 @@
 use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{Coherency, TableError};
-use ringfence_types::{FrameSource, PageSize, PhysAddr, PhysMemory, RequesterId};
+use ringfence_types::{FrameSource, PhysAddr, PhysMemory, RequesterId};
 
-use crate::pasid::{POINTER, PRESENT, Pasid, WORDS};
+use crate::frames::{fresh_frame, write_back};
+use crate::pasid::Pasid;
+use crate::pasid_entry::{POINTER, PRESENT, WORDS};
 
 /// PDTS = 2, bits 11:9 of a context entry: 2^(2 + 7) directory entries, one frame.
 const PDTS: u64 = 2 << 9;
@@ -23,32 +25,6 @@ const TABLE_BITS: u32 = 6;
 const DIRECTORY_ENTRIES: u64 = 512;
 const ROOT_ENTRIES: u64 = 512;
 const PASID_ENTRY: u64 = 8 * WORDS as u64;
-
-/// Allocates a zeroed frame of 4 KiB that lies in memory.
-pub(crate) fn fresh_frame(
-    coherency: Coherency,
-    memory: &impl PhysMemory,
-    frames: &impl FrameSource,
-) -> Result<PhysAddr, TableError> {
-    if frames.frame_size() != PageSize::Size4K {
-        return Err(TableError::FrameSize);
-    }
-    let frame = frames.alloc_zeroed()?;
-    if memory.table(frame).is_err() {
-        frames.free(frame);
-        return Err(TableError::Memory);
-    }
-    write_back(coherency, memory, frame, PageSize::Size4K.bytes());
-    Ok(frame)
-}
-
-/// Writes changed bytes back if the unit does not snoop, and waits.
-fn write_back(coherency: Coherency, memory: &impl PhysMemory, at: PhysAddr, bytes: u64) {
-    if coherency == Coherency::NonCoherent {
-        memory.write_back(at, bytes);
-        memory.drain();
-    }
-}
 
 /// The tables of a unit in scalable mode.
 #[derive(Debug)]
@@ -166,8 +142,9 @@ impl ScalableTables {
         self.store(memory, at, 0)
     }
 
-    /// Clears P of the context entry, which blocks the device. The address of the directory stays in
-    /// the entry, where the unit ignores it, until [`free`](Self::free): a repeated call finds it.
+    /// Clears P of the context entry, which blocks the device. The address of the directory stays
+    /// in the entry, where the unit ignores it, until [`free`](Self::free). A repeated call finds
+    /// it.
     pub(crate) fn unlink(
         &self,
         memory: &impl PhysMemory,

@@ -2,16 +2,18 @@
 
 use alloc::vec::Vec;
 
-use ringfence_pgtable::{Coherency, ContextTables, Levels};
-use ringfence_types::{DomainId, FrameSource, PhysAddr, PhysMemory, Registers, RequesterId};
+use ringfence_pgtable::{Coherency, ContextTables, TableError};
+use ringfence_types::{FrameSource, PhysMemory, Registers, RequesterId};
 
+use crate::attachment::Attachment;
+use crate::capabilities::Capabilities;
 use crate::command::Commands;
-use crate::fault::Faults;
+use crate::error::{Feature, UnitError};
+use crate::fault::{FaultRecord, Faults};
 use crate::queue::{Queue, Width};
 use crate::register_invalidation::RegisterInvalidation;
 use crate::registers::{self, CAP, ECAP, GSTS, RTADDR, SRTP, TE, TTM_SCALABLE};
 use crate::scalable::{ScalableTables, Unlinked};
-use crate::{Capabilities, FaultRecord, Feature, Pasid, UnitError};
 
 /// The format of root and context tables (RTADDR.TTM).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,38 +42,6 @@ pub struct Options {
     pub interface: Interface,
     /// Polls after which a wait for the unit fails.
     pub poll_limit: u32,
-}
-
-/// The translation of a device's requests with one PASID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Translation {
-    /// Through a table of format [`FirstStage`](ringfence_pgtable::FirstStage).
-    FirstStage {
-        /// Root of the table.
-        root: PhysAddr,
-        /// Depth of the table.
-        levels: Levels,
-    },
-    /// Through a table of format [`SecondStage`](ringfence_pgtable::SecondStage).
-    SecondStage {
-        /// Root of the table.
-        root: PhysAddr,
-        /// Depth of the table.
-        levels: Levels,
-    },
-    /// None: addresses are physical.
-    PassThrough,
-}
-
-/// A present entry.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attachment {
-    pub(crate) device: RequesterId,
-    pub(crate) pasid: Pasid,
-    pub(crate) domain: DomainId,
-    pub(crate) translation: Translation,
-    /// The entry was cleared, but caches may still hold it.
-    pub(crate) is_blocked: bool,
 }
 
 #[derive(Debug)]
@@ -271,7 +241,7 @@ impl Tables {
         match self {
             Self::Legacy(tables) => {
                 let detached = tables.detach(memory, device);
-                detached.map_err(|_| ringfence_pgtable::TableError::Memory)?;
+                detached.map_err(|_| TableError::Memory)?;
                 Ok(None)
             }
             Self::Scalable(tables) => Ok(tables.unlink(memory, device)?),

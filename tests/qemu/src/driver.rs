@@ -37,7 +37,7 @@ const REMEMBERED: usize = 16;
 /// An error of the mapping layer above the unit. Tests assert that QEMU's verdict reveals it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// No error.
+    /// The layer is right.
     Nothing,
     /// Unmaps do not invalidate.
     Forgotten,

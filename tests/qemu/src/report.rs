@@ -37,7 +37,7 @@ impl Kind {
 /// Numbers of a run without disagreement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Judged accesses.
+    /// Number of judged accesses.
     pub accesses: u64,
     /// Judged accesses that were reads.
     pub reads: u64,
@@ -49,11 +49,11 @@ pub struct Report {
     pub faults: u64,
     /// Stopped accesses whose further fault records the unit had no room for.
     pub lost: u64,
-    /// Maps.
+    /// Number of maps.
     pub maps: u64,
     /// Maps that contain leaves of 2 MiB.
     pub large_maps: u64,
-    /// Unmaps.
+    /// Number of unmaps.
     pub unmaps: u64,
     /// Devices attached to a domain or detached.
     pub moves: u64,
@@ -114,7 +114,7 @@ pub struct Disagreement {
     pub iova: Iova,
     /// Number of bytes.
     pub bytes: u64,
-    /// The difference.
+    /// Description of the difference.
     pub problem: String,
 }
 

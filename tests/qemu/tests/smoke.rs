@@ -144,16 +144,16 @@ fn run(broken: Broken, accesses: u64) -> anyhow::Result<ringfence_qemu_judge::Re
 
 #[test]
 fn every_verdict_is_the_oracles() {
-    let report = run(Broken::Nothing, 20_000).unwrap();
+    let report = run(Broken::Nothing, 5_000).unwrap();
     println!("{report}");
     for kind in Kind::ALL {
-        assert!(report.of(kind) > 100, "{kind:?}: {report}");
+        assert!(report.of(kind) > 50, "{kind:?}: {report}");
     }
 }
 
 #[test]
 fn forgotten_invalidations_are_caught() {
-    let error = run(Broken::Forgotten, 20_000).unwrap_err();
+    let error = run(Broken::Forgotten, 5_000).unwrap_err();
     println!("{error}");
     assert!(error.downcast_ref::<Disagreement>().is_some(), "{error}");
 }

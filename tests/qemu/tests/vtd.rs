@@ -3,13 +3,15 @@
 use ringfence_pgtable::{FirstStage, Levels, SecondStage};
 use ringfence_qemu_judge::family::vtd::{Stage, Vtd};
 use ringfence_qemu_judge::{
-    Board, Broken, Disagreement, Kind, Machine, Options, Report, Setup, drive,
+    Board, Broken, Disagreement, Kind, Machine, Options, Report, Setup, TestDevice, Verdict, drive,
 };
-use ringfence_types::PageSize;
+use ringfence_types::{
+    DomainId, Invalidation, InvalidationError, Invalidator, Iova, PageSize, Registers,
+};
 use ringfence_vtd::{Interface, Mode};
 
 /// Accesses of a run. `RINGFENCE_JUDGED` sets another number.
-const ACCESSES: u64 = 10_000;
+const ACCESSES: u64 = 5_000;
 
 fn machine(properties: &str) -> Machine {
     let unit = format!("intel-iommu{properties}");
@@ -140,5 +142,46 @@ fn broken_invalidations_are_caught() {
             assert_eq!(disagreement.kind, Kind::AfterUnmap, "{broken:?}: {error}");
             assert!(error.to_string().contains("Landed, expected Stopped"));
         }
+    }
+}
+
+fn options(mode: Mode) -> ringfence_vtd::Options {
+    ringfence_vtd::Options {
+        mode,
+        interface: Interface::Queue,
+        poll_limit: 1000,
+    }
+}
+
+/// QEMU stops its queue at a tail that no descriptor of 256 bits has, and continues after recovery.
+#[test]
+fn the_queue_continues_after_an_error() {
+    let machine = machine(",scalable-mode=on");
+    let mut vtd = Vtd::start(&machine, &options(Mode::Scalable), second(Levels::Four)).unwrap();
+    let unit = vtd.unit();
+    machine.registers(0xfed9_0000).write64(0x88, 0x10);
+    let ticket = unit.submit(Invalidation::Global).unwrap();
+    assert_eq!(unit.poll(ticket), Err(InvalidationError::Failed));
+    unit.recover().unwrap();
+    assert_eq!(unit.poll(ticket), Ok(true));
+    vtd.stop().unwrap();
+}
+
+#[test]
+fn pass_through_reaches_physical_addresses_only_while_attached() {
+    for (properties, mode) in [("", Mode::Legacy), (",scalable-mode=on", Mode::Scalable)] {
+        let machine = machine(properties);
+        let mut vtd = Vtd::start(&machine, &options(mode), second(Levels::Four)).unwrap();
+        let (device, at) = (&machine.devices()[0], machine.buffers().start());
+        let write = || device.write(Iova::new(at.get()), 4).unwrap();
+        assert_eq!(write(), Verdict::Stopped);
+        let domain = DomainId::new(9);
+        vtd.unit().pass_through(device.requester(), domain).unwrap();
+        assert_eq!(write(), Verdict::Landed);
+        assert_eq!(machine.ram().byte(at), Some(TestDevice::pattern(0)));
+        vtd.unit().detach(device.requester()).unwrap();
+        assert_eq!(write(), Verdict::Stopped);
+        vtd.stop().unwrap();
+        assert_eq!(write(), Verdict::Landed, "translation is disabled");
     }
 }

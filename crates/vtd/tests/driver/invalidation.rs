@@ -92,7 +92,7 @@ fn first_stage_commands_name_every_pasid_of_the_domain() {
     let model = Model::new(CAP, ECAP_SCALABLE);
     let frames = model::frames(&model);
     let mut unit = start(&model, &frames, Mode::Scalable).unwrap();
-    let mut attach = |unit: &mut model::ModelUnit<'_>, device, pasid| {
+    let attach = |unit: &mut model::ModelUnit<'_>, device, pasid| {
         let pasid = Pasid::new(pasid).unwrap();
         unit.attach_pasid(RequesterId::new(device), pasid, DOMAIN, FIRST)
             .unwrap();
@@ -187,7 +187,7 @@ fn a_unit_that_stops_answering_is_a_time_out() {
     let mut unit = start(&model, &frames, Mode::Legacy).unwrap();
     model.is_stalled.set(true);
     let ticket = unit.submit(Invalidation::Global).unwrap();
-    let mut polls = (0..200).map(|_| unit.poll(ticket));
+    let polls = (0..200).map(|_| unit.poll(ticket));
     let first = polls.into_iter().position(|poll| poll.is_err());
     assert_eq!(first, Some(99));
     assert_eq!(unit.poll(ticket), Err(InvalidationError::TimedOut));
@@ -268,7 +268,7 @@ fn registers_execute_one_command_at_a_time() {
     assert_eq!(unit.poll(running), Ok(false));
     let full = unit.submit(Invalidation::Global);
     assert_eq!(full, Err(InvalidationError::QueueFull));
-    let mut polls = (0..200).map(|_| unit.poll(running));
+    let polls = (0..200).map(|_| unit.poll(running));
     assert!(
         polls
             .into_iter()

@@ -1,5 +1,6 @@
 //! The driver against a model of a unit's registers.
 
+mod coherency;
 mod devices;
 mod faults;
 mod invalidation;

@@ -11,25 +11,25 @@ use ringfence_vtd::{Interface, Mode, Options, Unit, UnitError};
 /// CAP_REG of a unit with 2^16 domains, tables of three and four levels, page-selective
 /// invalidation up to 2^9 pages, four fault records at 0x400, and write buffer flush and caching
 /// mode as below.
-pub const CAP: u64 = 0x0009_0380_4026_0606;
-pub const RWBF: u64 = 1 << 4;
-pub const CM: u64 = 1 << 7;
-pub const PSI: u64 = 1 << 39;
+pub(crate) const CAP: u64 = 0x0009_0380_4026_0606;
+pub(crate) const RWBF: u64 = 1 << 4;
+pub(crate) const CM: u64 = 1 << 7;
+pub(crate) const PSI: u64 = 1 << 39;
 /// ECAP_REG: coherent, queue, pass-through, IOTLB registers at 0x100.
-pub const ECAP: u64 = 0x1043;
+pub(crate) const ECAP: u64 = 0x1043;
 /// Scalable mode with both stages, PASIDs of 16 bits.
-pub const ECAP_SCALABLE: u64 = ECAP | 1 << 43 | 1 << 46 | 1 << 47 | 1 << 40 | 15 << 35;
+pub(crate) const ECAP_SCALABLE: u64 = ECAP | 1 << 43 | 1 << 46 | 1 << 47 | 1 << 40 | 15 << 35;
 
-pub const GCMD: u64 = 0x18;
+pub(crate) const GCMD: u64 = 0x18;
 const GSTS: u64 = 0x1c;
-pub const RTADDR: u64 = 0x20;
-pub const CCMD: u64 = 0x28;
-pub const FSTS: u64 = 0x34;
+pub(crate) const RTADDR: u64 = 0x20;
+pub(crate) const CCMD: u64 = 0x28;
+pub(crate) const FSTS: u64 = 0x34;
 const IQH: u64 = 0x80;
-pub const IQT: u64 = 0x88;
-pub const IQA: u64 = 0x90;
-pub const IVA: u64 = 0x100;
-pub const IOTLB: u64 = 0x108;
+pub(crate) const IQT: u64 = 0x88;
+pub(crate) const IQA: u64 = 0x90;
+pub(crate) const IVA: u64 = 0x100;
+pub(crate) const IOTLB: u64 = 0x108;
 const FRCD: u64 = 0x400;
 const RECORDS: u64 = 4;
 
@@ -37,37 +37,37 @@ const QIE: u32 = 1 << 26;
 const IQE: u32 = 1 << 4;
 const ONE_SHOT: u32 = 1 << 27 | 1 << 29;
 
-/// What the unit saw, in order.
+/// An event at the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     Write(u64, u64),
     Descriptor([u64; 2]),
 }
 
 #[derive(Debug)]
-pub struct Model {
-    pub memory: Rc<Arena>,
+pub(crate) struct Model {
+    pub(crate) memory: Rc<Arena>,
     cap: u64,
     ecap: u64,
-    pub gsts: Cell<u32>,
-    pub fsts: Cell<u32>,
-    pub records: RefCell<[[u64; 2]; RECORDS as usize]>,
+    pub(crate) gsts: Cell<u32>,
+    pub(crate) fsts: Cell<u32>,
+    pub(crate) records: RefCell<[[u64; 2]; RECORDS as usize]>,
     iqa: Cell<u64>,
     iqh: Cell<u64>,
     iqt: Cell<u64>,
-    pub context_command: Cell<u64>,
-    pub iotlb_command: Cell<u64>,
-    pub events: RefCell<Vec<Event>>,
+    pub(crate) context_command: Cell<u64>,
+    pub(crate) iotlb_command: Cell<u64>,
+    pub(crate) events: RefCell<Vec<Event>>,
     /// The unit executes nothing.
-    pub is_stalled: Cell<bool>,
-    /// Nothing answers.
-    pub is_absent: Cell<bool>,
+    pub(crate) is_stalled: Cell<bool>,
+    /// No unit answers: all registers read as ones.
+    pub(crate) is_absent: Cell<bool>,
     /// The unit stops with an error at this descriptor word.
-    pub bad: Cell<Option<u64>>,
+    pub(crate) bad: Cell<Option<u64>>,
 }
 
 impl Model {
-    pub fn new(cap: u64, ecap: u64) -> Rc<Self> {
+    pub(crate) fn new(cap: u64, ecap: u64) -> Rc<Self> {
         Rc::new(Self {
             memory: Rc::new(Arena::new(1 << 24).unwrap()),
             cap,
@@ -88,12 +88,12 @@ impl Model {
     }
 
     /// Returns the events since the last call.
-    pub fn take(&self) -> Vec<Event> {
+    pub(crate) fn take(&self) -> Vec<Event> {
         self.events.take()
     }
 
     /// Returns the descriptors since the last call, without the last one, which must be a wait.
-    pub fn take_commands(&self) -> Vec<[u64; 2]> {
+    pub(crate) fn take_commands(&self) -> Vec<[u64; 2]> {
         let events = self.take().into_iter();
         let mut found: Vec<_> = events
             .filter_map(|event| match event {
@@ -115,7 +115,7 @@ impl Model {
     }
 
     /// Executes the queue.
-    pub fn run(&self) {
+    pub(crate) fn run(&self) {
         let bytes = self.descriptor_bytes();
         while self.iqh.get() != self.iqt.get() {
             let stopped = self.fsts.get() & IQE != 0 || self.gsts.get() & QIE == 0;
@@ -238,15 +238,15 @@ impl Registers for Model {
     }
 }
 
-pub type ModelFrames = Frames<Rc<Arena>>;
-pub type ModelUnit<'f> = Unit<Rc<Model>, Rc<Arena>, &'f ModelFrames>;
+pub(crate) type ModelFrames = Frames<Rc<Arena>>;
+pub(crate) type ModelUnit<'f> = Unit<Rc<Model>, Rc<Arena>, &'f ModelFrames>;
 
-pub fn frames(model: &Model) -> ModelFrames {
+pub(crate) fn frames(model: &Model) -> ModelFrames {
     let region = PhysRange::new(PhysAddr::new(0x10_0000), 1 << 20).unwrap();
     Frames::new(model.memory.clone(), region)
 }
 
-pub const fn options(mode: Mode, interface: Interface) -> Options {
+pub(crate) const fn options(mode: Mode, interface: Interface) -> Options {
     Options {
         mode,
         interface,
@@ -254,7 +254,7 @@ pub const fn options(mode: Mode, interface: Interface) -> Options {
     }
 }
 
-pub fn start<'f>(
+pub(crate) fn start<'f>(
     model: &Rc<Model>,
     frames: &'f ModelFrames,
     mode: Mode,
@@ -264,7 +264,7 @@ pub fn start<'f>(
 }
 
 /// Returns the words of memory from `at`.
-pub fn words<const N: usize>(model: &Model, at: u64) -> [u64; N] {
+pub(crate) fn words<const N: usize>(model: &Model, at: u64) -> [u64; N] {
     let words = model.memory.words(PhysAddr::new(at), N).unwrap();
     std::array::from_fn(|index| words[index].load(Ordering::SeqCst))
 }

@@ -1,4 +1,4 @@
-//! Random accesses.
+//! Choice of random accesses, most of them near ends.
 
 use anyhow::Context;
 use ringfence_pgtable::Format;

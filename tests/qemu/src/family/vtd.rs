@@ -16,7 +16,6 @@ use crate::registers::QtestRegisters;
 
 /// Address of the registers.
 const BASE: u64 = 0xfed9_0000;
-/// FSTS_REG.
 const FSTS: u64 = 0x34;
 
 type JudgedUnit<'m> = Unit<QtestRegisters, Rc<GuestRam>, &'m Frames<Rc<GuestRam>>>;

@@ -1,13 +1,13 @@
-//! Finds the QEMU that judges: the one that `QEMU_ROOT` names, or the one under `target`.
+//! Finds the QEMU that judges: the one that `QEMU_ROOT` names, or the one in the target directory.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::ensure;
+use anyhow::Context;
 
 const ROOT_VARIABLE: &str = "QEMU_ROOT";
-const DEFAULT_ROOT: &str = "../../target/qemu-judge/root";
+const CACHE: &str = "qemu-judge/root";
 
 /// The unpacked packages of QEMU. Its programs run with their own dynamic loader and libraries.
 #[derive(Debug, Clone)]
@@ -21,18 +21,18 @@ impl Emulator {
     /// # Errors
     /// QEMU was not fetched.
     pub fn find() -> anyhow::Result<Self> {
-        let root = std::env::var_os(ROOT_VARIABLE).map_or_else(
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join(DEFAULT_ROOT),
-            PathBuf::from,
-        );
-        let emulator = Self { root };
-        ensure!(
-            emulator.program("qemu-system-x86_64").is_file(),
-            "{} has no QEMU: run `cargo run -p ringfence-guest-harness --example fetch_qemu`, or \
-             set {ROOT_VARIABLE} to a directory with the unpacked packages",
-            emulator.root.display()
-        );
-        Ok(emulator)
+        let root = match std::env::var_os(ROOT_VARIABLE) {
+            Some(root) => Some(root.into()),
+            None => in_target_directory()?,
+        };
+        let emulator = root.map(|root| Self { root });
+        let emulator = emulator.filter(|found| found.program("qemu-system-x86_64").is_file());
+        emulator.with_context(|| {
+            format!(
+                "QEMU is missing: run `cargo run -p ringfence-guest-harness --example fetch_qemu`, \
+                 or set {ROOT_VARIABLE} to a directory with the unpacked packages"
+            )
+        })
     }
 
     /// Returns a command that starts `program`, such as `qemu-system-x86_64`.
@@ -55,4 +55,11 @@ impl Emulator {
     fn program(&self, name: &str) -> PathBuf {
         self.root.join("usr/bin").join(name)
     }
+}
+
+/// Returns the cache in the target directory that this program lies in.
+fn in_target_directory() -> anyhow::Result<Option<PathBuf>> {
+    let program = std::env::current_exe()?;
+    let mut caches = program.ancestors().map(|directory| directory.join(CACHE));
+    Ok(caches.find(|cache| cache.is_dir()))
 }

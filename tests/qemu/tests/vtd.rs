@@ -67,6 +67,7 @@ fn first() -> FirstStage {
 fn legacy_mode() {
     for (properties, interface, levels) in [
         ("", Interface::Queue, Levels::Three),
+        (",aw-bits=39", Interface::Queue, Levels::Three),
         ("", Interface::Registers, Levels::Four),
         (",caching-mode=on", Interface::Queue, Levels::Four),
     ] {

@@ -8,7 +8,7 @@ use ringfence_memory::Arena;
 use ringfence_memory::fake::NonCoherent;
 use ringfence_pgtable::Levels;
 use ringfence_types::{DomainId, MemoryError, PhysAddr, PhysMemory, RequesterId, TABLE_WORDS};
-use ringfence_vtd::{Interface, Mode, Translation, Unit};
+use ringfence_vtd::{Interface, Mode, Pasid, Translation, Unit};
 
 use crate::model::{self, CAP, ECAP, ECAP_SCALABLE, Model};
 
@@ -115,8 +115,16 @@ fn the_unit_sees_no_entry_or_a_complete_one() {
             Mode::Legacy => Translation::SecondStage { root, levels },
             Mode::Scalable => Translation::FirstStage { root, levels },
         };
-        memory.seen.take();
         let device = RequesterId::new(0x20);
+        if mode == Mode::Scalable {
+            // The unit already walks to the table with the entry of PASID 0.
+            let pasid = Pasid::new(1).unwrap();
+            let other = DomainId::new(8);
+            unit.attach_pasid(device, pasid, other, translation)
+                .unwrap();
+            assert_eq!(memory.walk(), Seen::Absent);
+        }
+        memory.seen.take();
         unit.attach(device, DomainId::new(7), translation).unwrap();
         let complete = Seen::Present {
             domain: 7,

@@ -1,14 +1,16 @@
 //! Fetches the QEMUs that judge the drivers of IOMMUs (`tests/qemu`), and prints the directory with
-//! the unpacked packages. The only argument is the cache; the default is `target/qemu-judge`.
+//! the unpacked packages. The only argument is the cache; the default is `qemu-judge` in the target
+//! directory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ringfence_guest_harness::{GuestError, Qemu};
 
 fn main() -> Result<(), GuestError> {
-    let cache = std::env::args_os()
-        .nth(1)
-        .map_or_else(|| PathBuf::from("target/qemu-judge"), PathBuf::from);
+    let cache = match std::env::args_os().nth(1) {
+        Some(cache) => cache.into(),
+        None => default_cache(),
+    };
     std::fs::create_dir_all(&cache).map_err(|error| GuestError::Io {
         path: cache.clone(),
         source: error,
@@ -18,4 +20,12 @@ fn main() -> Result<(), GuestError> {
     let root = Qemu::prepare_all(&cache, &mut |message| eprintln!("{message}"))?;
     println!("{}", root.display());
     Ok(())
+}
+
+/// Returns the cache in the target directory, where this program lies in `debug/examples`.
+fn default_cache() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    let target = program.ancestors().nth(3);
+    let target = target.unwrap_or_else(|| Path::new("target"));
+    target.join("qemu-judge")
 }

@@ -58,19 +58,27 @@ pub enum FaultRecord {
 }
 
 impl Fault {
-    /// Returns the reason in the terms of all units; `None` for one that this crate does not know.
+    /// Returns the reason in the terms of all units (section 7.1.3, "Fault Reasons"); `None` for
+    /// one that this crate does not know. Codes from 0x30 up are those of scalable mode.
     pub const fn known_reason(&self) -> Option<FaultReason> {
         Some(match self.reason {
-            0x1 | 0x38 => FaultReason::RootNotPresent,
-            0x2 | 0x40 => FaultReason::ContextNotPresent,
-            0x3 => FaultReason::ContextInvalid,
-            0x4 | 0x80 => FaultReason::AddressBeyondWidth,
-            0x5 | 0x85 => FaultReason::WriteDenied,
-            0x6 => FaultReason::ReadDenied,
-            0x7 => FaultReason::TableAccess,
-            0xa..=0xc => FaultReason::ReservedBit,
-            0xd => FaultReason::RequestTypeBlocked,
-            0x58 => FaultReason::Blocked,
+            0x01 | 0x39 => FaultReason::RootNotPresent,
+            0x02 | 0x41 => FaultReason::ContextNotPresent,
+            0x03 | 0x43 | 0x5b => FaultReason::ContextInvalid,
+            0x04 | 0x80 | 0x83 | 0x84 => FaultReason::AddressBeyondWidth,
+            0x05 | 0x85 => FaultReason::WriteDenied,
+            0x06 | 0x86 => FaultReason::ReadDenied,
+            // Second stage: the code does not tell reads from writes.
+            0x79 => match self.request {
+                Request::Read => FaultReason::ReadDenied,
+                _ => FaultReason::WriteDenied,
+            },
+            0x07..=0x09 | 0x38 | 0x40 | 0x50 | 0x58 | 0x70 | 0x73 | 0x78 => {
+                FaultReason::TableAccess
+            }
+            0x0a..=0x0c | 0x3a | 0x42 | 0x52 | 0x5a | 0x72 | 0x7a => FaultReason::ReservedBit,
+            0x0d | 0x44 | 0x45 | 0x47 => FaultReason::RequestTypeBlocked,
+            0x51 | 0x59 => FaultReason::Blocked,
             0x71 => FaultReason::NotPresent,
             _ => return None,
         })
@@ -191,6 +199,23 @@ mod tests {
             };
             assert_eq!((fault.request, fault.page), (request, Iova::new(0)));
             assert_eq!(fault.known_reason(), Some(FaultReason::NotPresent));
+        }
+        for (reason, request, known) in [
+            (0x39, Request::Read, Some(FaultReason::RootNotPresent)),
+            (0x41, Request::Read, Some(FaultReason::ContextNotPresent)),
+            (0x59, Request::Read, Some(FaultReason::Blocked)),
+            (0x79, Request::Read, Some(FaultReason::ReadDenied)),
+            (0x79, Request::Write, Some(FaultReason::WriteDenied)),
+            (0x80, Request::Write, Some(FaultReason::AddressBeyondWidth)),
+            (0x5a, Request::Write, Some(FaultReason::ReservedBit)),
+            (0x87, Request::Write, None),
+        ] {
+            let fault = Fault {
+                reason,
+                request,
+                ..fault
+            };
+            assert_eq!(fault.known_reason(), known, "{reason:x}");
         }
         let with_pasid = FaultRecord::decode([0, 0x8123_4571_8000_1234]);
         assert!(matches!(

@@ -9,11 +9,11 @@ use ringfence_pgtable::{
 use ringfence_qemu_judge::family::{Family, Reported};
 use ringfence_qemu_judge::{
     Board, Broken, Disagreement, GuestRam, Kind, Machine, Options, QtestRegisters, RegisterRead,
-    Setup, drive,
+    Report, Setup, drive,
 };
 use ringfence_types::{
-    Access, Invalidation, InvalidationError, Invalidator, Iova, PageSize, Registers, RequesterId,
-    Ticket,
+    Access, Invalidation, InvalidationError, Invalidator, Iova, PageSize, PhysAddr, Registers,
+    RequesterId, Ticket,
 };
 
 const BASE: u64 = 0xfed9_0000;
@@ -25,7 +25,24 @@ const FSTS: u64 = 0x34;
 const IOTLB: u64 = 0xf8;
 const FRCD: u64 = 0x220;
 
+/// A wrong report or a wrong table, which the driver must notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    None,
+    OtherRequester,
+    OtherPage,
+    OtherAccess,
+    NoRecord,
+    RecordWithoutFault,
+    OtherTable,
+}
+
 struct ByHand<'m> {
+    lie: Lie,
+    /// Root of the first table attached.
+    first: Option<PhysAddr>,
+    faults: u64,
+    extra: Option<Reported>,
     registers: QtestRegisters,
     ram: Rc<GuestRam>,
     frames: &'m Frames<Rc<GuestRam>>,
@@ -33,7 +50,7 @@ struct ByHand<'m> {
 }
 
 impl<'m> ByHand<'m> {
-    fn new(machine: &'m Machine) -> Self {
+    fn new(machine: &'m Machine, lie: Lie) -> Self {
         let (ram, frames) = (machine.ram(), machine.frames());
         let registers = machine.registers(BASE);
         let contexts = ContextTables::new(Coherency::Coherent, &ram, frames).unwrap();
@@ -41,6 +58,10 @@ impl<'m> ByHand<'m> {
         registers.write32(GCMD, 1 << 30);
         registers.write32(GCMD, 1 << 31);
         Self {
+            lie,
+            first: None,
+            faults: 0,
+            extra: None,
             registers,
             ram,
             frames,
@@ -78,10 +99,15 @@ impl Family for ByHand<'_> {
     }
 
     fn attach(&mut self, device: RequesterId, table: &Table<SecondStage>) -> anyhow::Result<()> {
+        let first = *self.first.get_or_insert(table.root());
+        let root = match self.lie {
+            Lie::OtherTable => first,
+            _ => table.root(),
+        };
         let context = Context {
             domain: table.domain(),
             translation: TranslationType::Table {
-                root: table.root(),
+                root,
                 levels: Levels::Three,
             },
         };
@@ -108,7 +134,7 @@ impl Family for ByHand<'_> {
     fn next_fault(&mut self) -> anyhow::Result<Option<Reported>> {
         let high = self.registers.read64(FRCD + 8);
         if high >> 63 == 0 {
-            return Ok(None);
+            return Ok(self.extra.take());
         }
         let low = self.registers.read64(FRCD);
         self.registers.write64(FRCD + 8, 1 << 63);
@@ -117,15 +143,38 @@ impl Family for ByHand<'_> {
             0 => Access::Write,
             _ => Access::Read,
         };
-        Ok(Some(Reported::Fault {
-            device: RequesterId::new(high as u16),
-            iova: Iova::new(low),
-            access: Some(access),
-        }))
+        let mut device = RequesterId::new(high as u16);
+        let (mut iova, mut access) = (Iova::new(low), Some(access));
+        self.faults += 1;
+        let lie = if self.faults == 100 {
+            self.lie
+        } else {
+            Lie::None
+        };
+        match lie {
+            Lie::None | Lie::OtherTable | Lie::RecordWithoutFault => {}
+            Lie::OtherRequester => device = RequesterId::new(high as u16 ^ 8),
+            Lie::OtherPage => iova = iova.wrapping_add(4096),
+            Lie::OtherAccess => access = Some(Access::Read),
+            Lie::NoRecord => return Ok(None),
+        }
+        let fault = Reported::Fault {
+            device,
+            iova,
+            access,
+        };
+        if lie == Lie::RecordWithoutFault {
+            self.extra = Some(Reported::Fault {
+                device,
+                iova: Iova::new(0x7000),
+                access,
+            });
+        }
+        Ok(Some(fault))
     }
 }
 
-fn run(broken: Broken, accesses: u64) -> anyhow::Result<ringfence_qemu_judge::Report> {
+fn run(lie: Lie, broken: Broken) -> anyhow::Result<Report> {
     let machine = Machine::start(&Setup {
         board: Board::Q35,
         options: "",
@@ -133,10 +182,10 @@ fn run(broken: Broken, accesses: u64) -> anyhow::Result<ringfence_qemu_judge::Re
         devices: &[0x20, 0x28, 0x31],
         readers: &[0x40],
     })?;
-    let mut unit = ByHand::new(&machine);
+    let mut unit = ByHand::new(&machine, lie);
     let options = Options {
         seed: 1,
-        accesses,
+        accesses: 5_000,
         broken,
     };
     drive(&machine, &mut unit, &options)
@@ -144,7 +193,7 @@ fn run(broken: Broken, accesses: u64) -> anyhow::Result<ringfence_qemu_judge::Re
 
 #[test]
 fn every_verdict_is_the_oracles() {
-    let report = run(Broken::Nothing, 5_000).unwrap();
+    let report = run(Lie::None, Broken::Nothing).unwrap();
     println!("{report}");
     for kind in Kind::ALL {
         assert!(report.of(kind) > 50, "{kind:?}: {report}");
@@ -153,7 +202,26 @@ fn every_verdict_is_the_oracles() {
 
 #[test]
 fn forgotten_invalidations_are_caught() {
-    let error = run(Broken::Forgotten, 5_000).unwrap_err();
-    println!("{error}");
+    let error = run(Lie::None, Broken::Forgotten).unwrap_err();
     assert!(error.downcast_ref::<Disagreement>().is_some(), "{error}");
+}
+
+/// The driver compares fault records and places, not verdicts only.
+#[test]
+fn false_reports_and_tables_are_caught() {
+    for (lie, problem) in [
+        (Lie::OtherRequester, "wrong fault record"),
+        (Lie::OtherPage, "wrong fault record"),
+        (Lie::OtherAccess, "wrong fault record"),
+        (Lie::NoRecord, "no fault record"),
+        (Lie::RecordWithoutFault, "wrong fault record"),
+        (Lie::OtherTable, ""),
+    ] {
+        let error = run(lie, Broken::Nothing).unwrap_err();
+        let disagreement = error.downcast_ref::<Disagreement>();
+        let found = &disagreement
+            .unwrap_or_else(|| panic!("{lie:?}: {error}"))
+            .problem;
+        assert!(found.contains(problem), "{lie:?}: {error}");
+    }
 }

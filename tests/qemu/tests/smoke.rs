@@ -12,8 +12,8 @@ use ringfence_qemu_judge::{
     Report, Setup, drive,
 };
 use ringfence_types::{
-    Access, Invalidation, InvalidationError, Invalidator, Iova, PageSize, PhysAddr, PhysMemory,
-    PhysRange, Registers, RequesterId, Ticket,
+    Access, Invalidation, InvalidationError, Invalidator, Iova, PageSize, PhysAddr, PhysRange,
+    Registers, RequesterId, Ticket,
 };
 
 const BASE: u64 = 0xfed9_0000;

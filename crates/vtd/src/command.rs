@@ -20,6 +20,8 @@ pub(crate) enum Command {
     },
     /// All PASID-table entries.
     PasidGlobal,
+    /// All PASID-table entries with one domain-id.
+    PasidDomain(DomainId),
     /// The entries of one PASID with one domain-id.
     Pasid { domain: DomainId, pasid: Pasid },
     /// The translations of all domains.
@@ -60,6 +62,7 @@ const GLOBAL: u64 = 0b01;
 const DOMAIN: u64 = 0b10;
 /// One device, or the pages of a block.
 const NARROW: u64 = 0b11;
+const PASID_CACHE_DOMAIN: u64 = 0b00;
 const PASID_CACHE_SELECTIVE: u64 = 0b01;
 const PASID_CACHE_GLOBAL: u64 = 0b11;
 const PASID_IOTLB_ALL: u64 = 0b10;
@@ -101,6 +104,7 @@ impl Command {
                 [CONTEXT | NARROW << G | did(domain) | sid, 0]
             }
             Self::PasidGlobal => [PASID_CACHE | PASID_CACHE_GLOBAL << G, 0],
+            Self::PasidDomain(domain) => [PASID_CACHE | PASID_CACHE_DOMAIN << G | did(domain), 0],
             Self::Pasid { domain, pasid } => [
                 PASID_CACHE | PASID_CACHE_SELECTIVE << G | did(domain) | pasid_field(pasid),
                 0,
@@ -160,6 +164,7 @@ impl Command {
             // Each register command completes before the next begins.
             Self::Fence | Self::Wait { .. } => RegisterWrite::Nothing,
             Self::PasidGlobal
+            | Self::PasidDomain(_)
             | Self::Pasid { .. }
             | Self::FirstStageAll { .. }
             | Self::FirstStagePages { .. } => return None,
@@ -181,7 +186,7 @@ pub(crate) enum RegisterWrite {
 }
 
 /// Most commands of one invalidation.
-const MOST: usize = 6;
+const MOST: usize = 7;
 
 /// The commands of one invalidation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -238,6 +243,7 @@ mod tests {
                 [0x1234_abcd_0031, 0],
             ),
             (Command::PasidGlobal, [0x37, 0]),
+            (Command::PasidDomain(domain), [0xabcd_0007, 0]),
             (Command::Pasid { domain, pasid }, [0x0001_2345_abcd_0017, 0]),
             (Command::IotlbGlobal, [0xd2, 0]),
             (Command::IotlbDomain(domain), [0xabcd_00e2, 0]),

@@ -129,41 +129,47 @@ impl Plan<'_> {
             let context = Command::ContextDevice { domain, device };
             return Commands::of(&[context, Command::Fence, translations(entry)]);
         }
-        self.entries(entry)
+        let context = Command::ContextDevice {
+            domain: NO_DOMAIN,
+            device,
+        };
+        Commands::of(&[
+            context,
+            Command::Fence,
+            pasid_entry(entry),
+            Command::Fence,
+            translations(entry),
+        ])
     }
 
     /// Returns the commands that a new entry of `attachment` owes in caching mode, where the unit
     /// may have cached that it was not present.
+    ///
+    /// In scalable mode the PASID entry and translations may have been cached without a domain-id
+    /// or with that of the new entry.
     pub(crate) fn not_present(&self, attachment: &Attachment) -> Commands {
-        if self.is_scalable {
-            return self.entries(attachment);
-        }
         let context = Command::ContextDevice {
             domain: NO_DOMAIN,
             device: attachment.device,
         };
-        Commands::of(&[context, Command::Fence, translations(attachment)])
+        if !self.is_scalable {
+            return Commands::of(&[context, Command::Fence, translations(attachment)]);
+        }
+        Commands::of(&[
+            context,
+            Command::Fence,
+            Command::PasidDomain(NO_DOMAIN),
+            pasid_entry(attachment),
+            Command::Fence,
+            Command::IotlbDomain(NO_DOMAIN),
+            translations(attachment),
+        ])
     }
 
     /// Returns the commands that remove a PASID entry and the translations through it.
     pub(crate) fn pasid(attachment: &Attachment) -> Commands {
         let entry = pasid_entry(attachment);
         Commands::of(&[entry, Command::Fence, translations(attachment)])
-    }
-
-    /// Context entry, PASID entry and translations, in scalable mode.
-    fn entries(&self, attachment: &Attachment) -> Commands {
-        let context = Command::ContextDevice {
-            domain: NO_DOMAIN,
-            device: attachment.device,
-        };
-        Commands::of(&[
-            context,
-            Command::Fence,
-            pasid_entry(attachment),
-            Command::Fence,
-            translations(attachment),
-        ])
     }
 }
 

@@ -1,8 +1,10 @@
 //! The driver against a model of a unit's registers.
 
+mod caches;
 mod coherency;
 mod devices;
 mod faults;
+mod hostile;
 mod invalidation;
 mod model;
 mod start;

@@ -9,7 +9,7 @@ use ringfence_pgtable::{
 use ringfence_qemu_judge::family::{Family, Reported};
 use ringfence_qemu_judge::{
     Board, Broken, Disagreement, GuestRam, Kind, Machine, Options, QtestRegisters, RegisterRead,
-    Report, Setup, drive,
+    Report, Setup, TestDevice, Verdict, drive,
 };
 use ringfence_types::{
     Access, Invalidation, InvalidationError, Invalidator, Iova, PageSize, PhysAddr, PhysRange,
@@ -227,5 +227,36 @@ fn false_reports_and_tables_are_caught() {
     ] {
         let error = run(lie, Broken::Nothing).unwrap_err();
         assert!(error.to_string().contains(problem), "{lie:?}: {error}");
+    }
+}
+
+/// Without an IOMMU, addresses of devices are physical.
+#[test]
+fn devices_of_every_board_reach_ram() {
+    for board in [Board::Q35, Board::ArmVirt, Board::RiscvVirt] {
+        let machine = Machine::start(&Setup {
+            board,
+            options: "",
+            arguments: &[],
+            devices: &[0x20, 0x31],
+            readers: &[0x40],
+        })
+        .unwrap();
+        let (ram, at) = (machine.ram(), machine.buffers().start());
+        for device in machine.devices() {
+            let verdict = device.write(Iova::new(at.get()), 8).unwrap();
+            assert_eq!(verdict, Verdict::Landed, "{board:?}");
+            for offset in 0..8 {
+                let found = ram.byte(at.wrapping_add(offset));
+                assert_eq!(found, Some(TestDevice::pattern(offset)), "{board:?}");
+            }
+            ram.fill(at, 8, 0).unwrap();
+        }
+        ram.fill(at, 8, 0xa5).unwrap();
+        let reader = &machine.readers()[0];
+        reader.read(Iova::new(at.get()), 8).unwrap();
+        let copy = at.wrapping_add(4096);
+        reader.write(Iova::new(copy.get()), 8).unwrap();
+        assert_eq!(ram.byte(copy.wrapping_add(7)), Some(0xa5), "{board:?}");
     }
 }

@@ -10,8 +10,14 @@ use ringfence_types::{
 };
 use ringfence_vtd::{Interface, Mode};
 
-/// Accesses of a run. `RINGFENCE_JUDGED` sets another number.
+/// Accesses of a run, unless `RINGFENCE_JUDGED` sets another number.
 const ACCESSES: u64 = 5_000;
+
+/// Returns the number in an environment variable.
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap())
+}
 
 fn machine(properties: &str) -> Machine {
     let unit = format!("intel-iommu{properties}");
@@ -39,9 +45,9 @@ fn run<T: Stage>(
         poll_limit: 1000,
     };
     let mut unit = Vtd::start(&machine, &options, format)?;
-    let accesses = std::env::var("RINGFENCE_JUDGED").map_or(ACCESSES, |n| n.parse().unwrap());
+    let accesses = variable("RINGFENCE_JUDGED").unwrap_or(ACCESSES);
     let options = Options {
-        seed: 1,
+        seed: variable("RINGFENCE_SEED").unwrap_or(1),
         accesses,
         broken,
     };

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use ringfence_memory::Frames;
 use ringfence_pgtable::{Entry, Format, Level, Table};
 use ringfence_types::{
@@ -128,7 +128,8 @@ impl<'m, F: Family> Driver<'m, F> {
     fn new(machine: &'m Machine, unit: &'m mut F, options: &'m Options) -> anyhow::Result<Self> {
         let writers = machine.devices().iter().cloned().map(Device::Writer);
         let readers = machine.readers().iter().cloned().map(Device::Reader);
-        let format = unit.format();
+        let bases = bases(&unit.format(), unit.tag_bits());
+        let permissions = permissions(&unit.format());
         let mut driver = Self {
             options,
             ram: machine.ram(),
@@ -142,8 +143,8 @@ impl<'m, F: Family> Driver<'m, F> {
                 .chain(readers)
                 .map(|device| (device, None))
                 .collect(),
-            bases: bases(&format),
-            permissions: permissions(&format),
+            bases,
+            permissions,
             report: Report::default(),
         };
         for number in 1..=DOMAINS {
@@ -159,8 +160,11 @@ impl<'m, F: Family> Driver<'m, F> {
     /// Makes a domain with nothing but its window, in the page below the first base.
     fn new_domain(&mut self, id: DomainId) -> anyhow::Result<Domain<F::Format>> {
         let (format, coherency) = (self.unit.format(), self.unit.coherency());
-        let table = Table::new(format, id, coherency, &self.ram, self.frames)
-            .map_err(|error| anyhow::anyhow!("no table: {error:?}"))?;
+        let table = match self.unit.table(id)? {
+            Some(table) => table,
+            None => Table::new(format, id, coherency, &self.ram, self.frames)
+                .map_err(|error| anyhow::anyhow!("no table: {error:?}"))?,
+        };
         let page = PageSize::Size4K.bytes();
         let pa = self.buffers.take(&mut self.random, 1, page);
         let first = self.bases.first().context("no window of addresses")?;
@@ -197,7 +201,9 @@ impl<'m, F: Family> Driver<'m, F> {
         for device in 0..self.devices.len() {
             self.detach(device)?;
         }
-        judge::all_zero(&self.ram, self.buffer_region)?;
+        if let Some(at) = self.ram.find_non_zero(self.buffer_region)? {
+            bail!("bytes landed at {at}, in a page that was not mapped");
+        }
         for domain in self.domains.drain(..) {
             changes::destroy(domain.table, self.unit, &self.ram, self.frames)?;
         }
@@ -207,7 +213,7 @@ impl<'m, F: Family> Driver<'m, F> {
 
 /// Returns the first pages of the windows: around 1 GiB, near the end of the lower half of the
 /// addresses, and at their end.
-fn bases<T: Format>(format: &T) -> Vec<Pfn> {
+fn bases<T: Format>(format: &T, tag_bits: u32) -> Vec<Pfn> {
     let gib = PageSize::Size1G.bytes();
     let half = 1 << (format.width() - 1);
     let ends = [half, half << 1, 0_u64];
@@ -226,6 +232,8 @@ fn bases<T: Format>(format: &T) -> Vec<Pfn> {
         let last = base.wrapping_add(WINDOW * PageSize::Size4K.bytes() - 1);
         format.translates(*base) && format.translates(last)
     });
+    // Windows in the same 16 MiB of the tags would not be told apart.
+    bases.dedup_by_key(|base| base.get() << (64 - tag_bits) >> (64 - tag_bits) >> 24);
     bases.into_iter().map(Pfn::containing).collect()
 }
 

@@ -4,7 +4,7 @@ pub mod vtd;
 
 use ringfence_pgtable::{Coherency, Format, Table};
 use ringfence_types::{
-    Access, Invalidation, InvalidationError, Invalidator, Iova, RequesterId, Ticket,
+    Access, DomainId, Invalidation, InvalidationError, Invalidator, Iova, RequesterId, Ticket,
 };
 
 use crate::qtest::RegisterRead;
@@ -24,6 +24,14 @@ pub trait Family: Invalidator {
     /// not present.
     fn invalidates_after_map(&self) -> bool {
         false
+    }
+
+    /// Returns an empty table of the domain `id`; `None` if its root is one frame.
+    ///
+    /// # Errors
+    /// No frames are left.
+    fn table(&self, _id: DomainId) -> anyhow::Result<Option<Table<Self::Format>>> {
+        Ok(None)
     }
 
     /// Confines `device` to `table`. The device is blocked.
@@ -50,6 +58,17 @@ pub trait Family: Invalidator {
         last
     }
 
+    /// Returns true if QEMU's model records every access that a page does not permit.
+    fn records_permission_faults(&self) -> bool {
+        true
+    }
+
+    /// Returns the number of low address bits that the tags of QEMU's IOTLB keep. Addresses that
+    /// differ only above are not told apart, and are not tried.
+    fn tag_bits(&self) -> u32 {
+        64
+    }
+
     /// Returns the reads that [`next_fault`](Self::next_fault) will make if there is one record.
     /// They share a round trip with the access. The default: none, which is slower.
     fn fault_registers(&self) -> Vec<RegisterRead> {
@@ -74,6 +93,13 @@ pub enum Reported {
         iova: Iova,
         /// The kind of access; `None` if the record does not tell.
         access: Option<Access>,
+    },
+    /// A stopped access, in a record that holds neither its address nor its kind.
+    Stopped {
+        /// The requester id in the record.
+        device: RequesterId,
+        /// The driver knows of no further record.
+        is_last: bool,
     },
     /// The unit had no room for further records.
     Lost,

@@ -7,8 +7,10 @@ use std::ptr::{NonNull, null_mut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use anyhow::Context;
 use ringfence_types::{MemoryError, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::qtest::Qtest;
@@ -73,6 +75,42 @@ impl GuestRam {
         Some((word >> (at.offset_in(8) * 8)) as u8)
     }
 
+    /// Sets all bytes of `range`, whole pages, to zero.
+    pub(crate) fn clear(&self, range: PhysRange) -> anyhow::Result<()> {
+        let offset = self.offset(range.start()).context("outside RAM")?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.memory, flags, offset, range.bytes())?;
+        Ok(())
+    }
+
+    /// Returns the address of a word of `range` that is not zero. Skips pages that were never
+    /// written.
+    pub(crate) fn find_non_zero(&self, range: PhysRange) -> anyhow::Result<Option<PhysAddr>> {
+        let first = self.offset(range.start()).context("outside RAM")?;
+        let end = first + range.bytes();
+        let mut at = first;
+        while at < end {
+            let data = match rustix::fs::seek(&self.memory, SeekFrom::Data(at)) {
+                Ok(data) if data < end => data,
+                Ok(_) | Err(Errno::NXIO) => break,
+                Err(error) => return Err(error.into()),
+            };
+            at = rustix::fs::seek(&self.memory, SeekFrom::Hole(data))?;
+            let start = range.start().wrapping_add(data - first);
+            let words = self.words(start, ((at.min(end) - data) / 8) as usize)?;
+            let mut words = words.iter();
+            if let Some(index) = words.position(|word| word.load(Ordering::Relaxed) != 0) {
+                return Ok(Some(start.wrapping_add(index as u64 * 8)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the offset of `at` from the first byte of RAM; `None` below it.
+    fn offset(&self, at: PhysAddr) -> Option<u64> {
+        at.offset_from(&self.range.start())
+    }
+
     /// Stores `value` in each of the `bytes` bytes from `at`.
     ///
     /// # Errors
@@ -114,7 +152,7 @@ impl PhysMemory for GuestRam {
             at,
             words: count as u64,
         };
-        let offset = at.offset_from(&self.range.start()).ok_or(outside)?;
+        let offset = self.offset(at).ok_or(outside)?;
         let bytes = (count as u64).checked_mul(8).ok_or(outside)?;
         if bytes > self.range.bytes() || offset > self.range.bytes() - bytes {
             return Err(outside);

@@ -166,6 +166,7 @@ impl<F: Family> Driver<'_, F> {
     /// Returns bytes in or near a window, or beyond the width of the table.
     fn anywhere(&mut self) -> (Iova, u64) {
         let width = self.unit.format().width();
+        let bits = self.unit.tag_bits();
         let random = &mut self.random;
         let base = random
             .choose(&self.bases)
@@ -173,7 +174,9 @@ impl<F: Family> Driver<'_, F> {
         let offset = random.below(super::WINDOW * PAGE * 2);
         let iova = base.wrapping_add(offset);
         let iova = match random.below(4) {
-            0 if width < 64 => iova ^ 1 << (u64::from(width) + random.below(64 - u64::from(width))),
+            0 if width < bits => {
+                iova ^ 1 << (u64::from(width) + random.below(u64::from(bits - width)))
+            }
             _ => iova,
         };
         let bytes = 1 + random.below(16);

@@ -7,6 +7,7 @@
 
 pub mod corpus;
 pub mod drivers;
+pub mod firmware;
 pub mod handover;
 mod memory;
 pub mod parquet;
@@ -46,6 +47,11 @@ pub const TARGETS: &[Target] = &[
         name: "drivers",
         run: drivers::run,
         outcomes: drivers::OUTCOMES,
+    },
+    Target {
+        name: "firmware",
+        run: firmware::run,
+        outcomes: firmware::OUTCOMES,
     },
     Target {
         name: "handover",

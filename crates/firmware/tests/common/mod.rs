@@ -25,7 +25,12 @@ impl PciTopology for Bridges {
 }
 
 /// Builds an ACPI table: header, `body` from offset 36, then the structures.
-pub(crate) fn acpi(signature: &[u8; 4], revision: u8, body: &[u8], structures: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn acpi(
+    signature: &[u8; 4],
+    revision: u8,
+    body: &[u8],
+    structures: &[Vec<u8>],
+) -> Vec<u8> {
     let mut table = signature.to_vec();
     table.extend([0; 4]);
     table.extend([revision, 0]);
@@ -175,7 +180,12 @@ pub(crate) fn viot(nodes: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// A range of PCI devices of VIOT.
-pub(crate) fn pci_range(endpoint: u32, segments: [u16; 2], devices: [u16; 2], output: u16) -> Vec<u8> {
+pub(crate) fn pci_range(
+    endpoint: u32,
+    segments: [u16; 2],
+    devices: [u16; 2],
+    output: u16,
+) -> Vec<u8> {
     let mut node = le![1_u8, 0_u8, 24_u16, endpoint, segments[0], segments[1]];
     node.extend(le![devices[0], devices[1], output, 0_u32, 0_u16]);
     node

@@ -5,6 +5,7 @@ use core::cell::RefCell;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{IoPageTable, Paged, PlainTable, Rounding};
 use ringfence_dma::{Dma, Platform, Released};
+use ringfence_firmware::Viot;
 use ringfence_hw::{Iommu, UnitConfig, VtdUnit};
 use ringfence_iova::{AllocRequest, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_pgtable::{
@@ -27,8 +28,16 @@ use ringfence_virtio_iommu::{Device, EndpointId, Options};
 use crate::ram::Ram;
 
 /// One part per crate, in the order of the layers.
-pub(crate) const ALL: &[fn() -> Option<()>] =
-    &[types, iova, pgtable, hw, dma, virtio_iommu, pviommu];
+pub(crate) const ALL: &[fn() -> Option<()>] = &[
+    types,
+    iova,
+    pgtable,
+    hw,
+    dma,
+    virtio_iommu,
+    firmware,
+    pviommu,
+];
 
 const DEVICE: RequesterId = RequesterId::new(0x18);
 const LAST_PAGE: Pfn = Pfn::new(0xf_ffff);
@@ -94,6 +103,22 @@ fn virtio_iommu() -> Option<()> {
     request[0] = 2;
     device.handle(&request, &mut reply).ok()?;
     ensure(reply == [0; 4] && device.domains() == 0)
+}
+
+/// A table names the unit of a device: the virtio-iommu at 00:04.0 translates all of bus 0.
+fn firmware() -> Option<()> {
+    let mut table = [0; 88];
+    table.get_mut(..10)?.copy_from_slice(b"VIOT\x58\0\0\0\0\0");
+    table.get_mut(36..40)?.copy_from_slice(&[2, 0, 48, 0]);
+    table
+        .get_mut(48..56)?
+        .copy_from_slice(&[3, 0, 16, 0, 0, 0, 0x20, 0]);
+    let range = [1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0, 48];
+    table.get_mut(64..81)?.copy_from_slice(&range);
+    let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte));
+    *table.get_mut(9)? = sum;
+    let endpoint = Viot::new(&table).ok()?.unit_of(0, DEVICE).ok()??;
+    ensure(endpoint.id == u32::from(DEVICE.get()))
 }
 
 struct Machine<'a> {

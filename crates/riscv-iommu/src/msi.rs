@@ -1,0 +1,204 @@
+//! MSI page tables (RISC-V Advanced Interrupt Architecture, section "MSI page tables"): they direct
+//! a guest's message-signalled interrupts to interrupt files of the host.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+
+use ringfence_types::{FrameSource, GuestPhysAddr, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory};
+
+use crate::translation::MsiTranslation;
+
+/// V: the entry is valid.
+const V: u64 = 1;
+/// M = 3: basic translate mode.
+const BASIC: u64 = 0b11 << 1;
+/// PPN of the interrupt file.
+const PPN: u64 = 0x003f_ffff_ffff_fc00;
+const PPN_FROM_ADDRESS: u32 = 2;
+/// Entries of 16 bytes in a frame.
+const FILES_PER_FRAME: u32 = 256;
+
+/// The reason why an MSI page table was not created or changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MsiError {
+    /// The mask selects more interrupt files than a frame has entries.
+    TooManyFiles,
+    /// The frame source has no frame of 4 KiB in memory.
+    OutOfFrames,
+    /// The table lies outside memory.
+    Memory,
+    /// The page is not the page of an interrupt file of the guest.
+    NoFile {
+        /// The requested page.
+        page: GuestPhysAddr,
+    },
+    /// The interrupt file of the guest is already mapped, or is not mapped.
+    Mapped {
+        /// The requested page.
+        page: GuestPhysAddr,
+    },
+    /// The interrupt file of the host is not page-aligned, or wider than an entry.
+    Target {
+        /// The requested address.
+        at: PhysAddr,
+    },
+}
+
+impl fmt::Display for MsiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyFiles => f.write_str("the mask selects more than 256 interrupt files"),
+            Self::OutOfFrames => f.write_str("out of frames for tables"),
+            Self::Memory => f.write_str("the table lies outside memory"),
+            Self::NoFile { page } => write!(f, "no interrupt file of the guest is at {page}"),
+            Self::Mapped { page } => {
+                write!(
+                    f,
+                    "the interrupt file at {page} is already mapped, or is not mapped"
+                )
+            }
+            Self::Target { at } => write!(f, "no interrupt file of the host can be at {at}"),
+        }
+    }
+}
+
+impl core::error::Error for MsiError {}
+
+/// A flat table of up to 256 interrupt files.
+#[derive(Debug)]
+pub struct MsiPageTable {
+    table: PhysAddr,
+    mask: u64,
+    pattern: u64,
+}
+
+impl MsiPageTable {
+    /// Creates a table without entries for the guest pages that match `pattern` in all bits of the
+    /// page number that `mask` does not select.
+    ///
+    /// # Errors
+    /// [`MsiError::TooManyFiles`] or [`MsiError::OutOfFrames`].
+    pub fn new<M: PhysMemory, S: FrameSource + ?Sized>(
+        memory: &M,
+        frames: &S,
+        mask: u64,
+        pattern: u64,
+    ) -> Result<Self, MsiError> {
+        if 1_u64.checked_shl(mask.count_ones()).unwrap_or(0) > u64::from(FILES_PER_FRAME)
+            || mask.count_ones() > 63
+        {
+            return Err(MsiError::TooManyFiles);
+        }
+        if frames.frame_size() != PageSize::Size4K {
+            return Err(MsiError::OutOfFrames);
+        }
+        let table = frames.alloc_zeroed().map_err(|_| MsiError::OutOfFrames)?;
+        if memory.table(table).is_err() {
+            frames.free(table);
+            return Err(MsiError::OutOfFrames);
+        }
+        memory.write_back(table, PageSize::Size4K.bytes());
+        memory.drain();
+        Ok(Self {
+            table,
+            mask,
+            pattern,
+        })
+    }
+
+    /// Returns the fields of a device context that select the table.
+    pub const fn translation(&self) -> MsiTranslation {
+        MsiTranslation {
+            table: self.table,
+            mask: self.mask,
+            pattern: self.pattern & !self.mask,
+        }
+    }
+
+    /// Returns the number of the interrupt file at a guest page: the masked bits of the page
+    /// number, packed (function `extract` of section "Process to translate addresses of MSIs").
+    pub fn file(&self, page: GuestPhysAddr) -> Option<u32> {
+        let number = page.get() >> 12;
+        if (number ^ self.pattern) & !self.mask != 0 {
+            return None;
+        }
+        let (mut file, mut packed) = (0_u32, 0_u32);
+        for bit in 0..52_u32 {
+            if self.mask >> bit & 1 != 0 {
+                file |= ((number >> bit & 1) as u32).wrapping_shl(packed);
+                packed = packed.wrapping_add(1);
+            }
+        }
+        Some(file)
+    }
+
+    /// Directs the MSIs to the guest page `page` to the interrupt file at `to`.
+    ///
+    /// # Errors
+    /// [`MsiError`]; the table is unchanged.
+    pub fn map<M: PhysMemory>(
+        &self,
+        memory: &M,
+        page: GuestPhysAddr,
+        to: PhysAddr,
+    ) -> Result<(), MsiError> {
+        if !to.is_aligned(PageSize::Size4K.bytes()) || to.get() >> 56 != 0 {
+            return Err(MsiError::Target { at: to });
+        }
+        let entry = self.entry(page)?;
+        if self.load(memory, entry)? & V != 0 {
+            return Err(MsiError::Mapped { page });
+        }
+        self.store(memory, entry.wrapping_add(8), 0)?;
+        self.store(memory, entry, basic(to))
+    }
+
+    /// Blocks the MSIs to the guest page `page`. Returns the guest-physical pages that the caller
+    /// must invalidate in the guest's domain, as for a page of the second stage.
+    ///
+    /// # Errors
+    /// [`MsiError`]; the table is unchanged.
+    #[must_use = "the unit may use the entry until the page is invalidated"]
+    pub fn unmap<M: PhysMemory>(
+        &self,
+        memory: &M,
+        page: GuestPhysAddr,
+    ) -> Result<PfnRange, MsiError> {
+        let entry = self.entry(page)?;
+        if self.load(memory, entry)? & V == 0 {
+            return Err(MsiError::Mapped { page });
+        }
+        self.store(memory, entry, 0)?;
+        let first = Pfn::new(page.get() >> 12);
+        PfnRange::new(first, 1).ok_or(MsiError::NoFile { page })
+    }
+
+    /// Frees the table. The caller must have detached the guest's devices.
+    pub fn destroy<S: FrameSource + ?Sized>(self, frames: &S) {
+        frames.free(self.table);
+    }
+
+    fn entry(&self, page: GuestPhysAddr) -> Result<PhysAddr, MsiError> {
+        let file = self.file(page).ok_or(MsiError::NoFile { page })?;
+        Ok(self.table.wrapping_add(u64::from(file).wrapping_mul(16)))
+    }
+
+    fn load<M: PhysMemory>(&self, memory: &M, at: PhysAddr) -> Result<u64, MsiError> {
+        let word = memory.word(at).map_err(|_| MsiError::Memory)?;
+        Ok(word.load(Ordering::Acquire))
+    }
+
+    fn store<M: PhysMemory>(&self, memory: &M, at: PhysAddr, word: u64) -> Result<(), MsiError> {
+        let target = memory.word(at).map_err(|_| MsiError::Memory)?;
+        target.store(word, Ordering::Release);
+        memory.write_back(at, 8);
+        memory.drain();
+        Ok(())
+    }
+}
+
+/// Returns the first word of an entry in basic translate mode. The second is zero.
+const fn basic(to: PhysAddr) -> u64 {
+    to.get() >> PPN_FROM_ADDRESS & PPN | BASIC | V
+}

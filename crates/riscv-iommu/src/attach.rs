@@ -2,7 +2,9 @@
 
 use alloc::collections::BTreeMap;
 
-use ringfence_types::{DomainId, FrameSource, Invalidation, PhysMemory, Registers, RequesterId};
+use ringfence_types::{
+    DomainId, FrameSource, Invalidation, PhysAddr, PhysMemory, Registers, RequesterId,
+};
 
 use crate::attachments::Device;
 use crate::command::Command;
@@ -122,7 +124,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             device.domain,
             &device.translation,
             device.ats,
-            root.unwrap_or(ringfence_types::PhysAddr::ZERO),
+            root.unwrap_or(PhysAddr::ZERO),
         );
         self.attachments.insert(requester, device);
         if self.count(|planner, emit| planner.everything(emit)) > self.commands.capacity() {
@@ -135,16 +137,14 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             false => BASE_WORDS,
         };
         let words = words.get(..length).unwrap_or_default();
-        let tables = tables(&self.memory, &self.options);
-        tables.write_entry(entry, words)?;
+        tables(&self.memory, &self.options).write_entry(entry, words)?;
         // A unit does not cache entries without V. It may have read some words of this one before
         // the driver wrote them, and V after: no such mix survives the invalidation.
         let command = Command::DeviceContext { device: Some(id) };
         let done = self.submit_plan(|_, emit| emit(command));
         let done = done.and_then(|ticket| self.wait_for(ticket));
         if let Err(error) = done {
-            let tables = crate::unit::tables(&self.memory, &self.options);
-            tables.clear_entry(entry)?;
+            self.clear(entry)?;
             return Err(UnitError::Invalidation(error));
         }
         Ok(())
@@ -161,8 +161,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         device: RequesterId,
     ) -> Result<(), UnitError> {
         let entry = self.attachments.device(device)?.entry;
-        let tables = tables(&self.memory, &self.options);
-        tables.clear_entry(entry)?;
+        self.clear(entry)?;
         let ticket = self.submit_plan(|planner, emit| planner.context(device, emit))?;
         self.wait_for(ticket)?;
         let directory = self.attachments.remove(device);
@@ -188,15 +187,14 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     ) -> Result<(), UnitError> {
         check_first_stage(&self.capabilities, &table)?;
         self.attachments.check_process(domain, &table)?;
-        let tables = tables(&self.memory, &self.options);
         let (id, directory) = self.process_directory(device, process)?;
         if self.has_process(device, process) {
             return Err(UnitError::Process { process });
         }
-        let entry = directory.entry(&tables, frames, process)?;
+        let entry = directory.entry(&tables(&self.memory, &self.options), frames, process)?;
         self.empty_domain(domain)?;
-        let tables = crate::unit::tables(&self.memory, &self.options);
-        tables.write_entry(entry, &process_context(domain, &table, privilege))?;
+        let words = process_context(domain, &table, privilege);
+        tables(&self.memory, &self.options).write_entry(entry, &words)?;
         self.attachments
             .insert_process(device, process, domain, table);
         let command = Command::ProcessContext {
@@ -206,8 +204,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         let done = self.submit_plan(|_, emit| emit(command));
         let done = done.and_then(|ticket| self.wait_for(ticket));
         if let Err(error) = done {
-            let tables = crate::unit::tables(&self.memory, &self.options);
-            tables.clear_entry(entry)?;
+            self.clear(entry)?;
             return Err(UnitError::Invalidation(error));
         }
         Ok(())
@@ -227,10 +224,9 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         let (id, directory) = self.process_directory(device, process)?;
         let used = self.attachments.device(device)?.processes.get(&process);
         let domain = *used.ok_or(UnitError::Process { process })?;
-        let tables = tables(&self.memory, &self.options);
         // The tables on the path exist.
-        let entry = directory.entry(&tables, frames, process)?;
-        tables.clear_entry(entry)?;
+        let entry = directory.entry(&tables(&self.memory, &self.options), frames, process)?;
+        self.clear(entry)?;
         let ticket = self.submit_plan(|planner, emit| {
             emit(Command::ProcessContext {
                 device: id,
@@ -241,6 +237,11 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         self.wait_for(ticket)?;
         self.attachments.remove_process(device, process);
         Ok(())
+    }
+
+    /// Blocks the device or the process of an entry.
+    fn clear(&self, entry: PhysAddr) -> Result<(), UnitError> {
+        tables(&self.memory, &self.options).clear_entry(entry)
     }
 
     fn has_process(&self, device: RequesterId, process: u32) -> bool {

@@ -13,7 +13,7 @@ use crate::translation::{Ats, GuestFirstStage, PageTable, Translation};
 pub(crate) enum Stage {
     /// PSCID of entries without a second stage.
     First,
-    /// GSCID.
+    /// GSCID of entries with a second stage.
     Second,
 }
 

@@ -6,9 +6,9 @@ use ringfence_pgtable::Levels;
 /// Methods of interrupt generation (`IGS`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InterruptSupport {
-    /// Messages only.
+    /// The unit sends messages only.
     Messages,
-    /// Wires only.
+    /// The unit drives wires only.
     Wires,
     /// Messages or wires; `fctl.WSI` selects.
     Both,

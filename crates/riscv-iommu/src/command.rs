@@ -127,7 +127,7 @@ impl Addresses {
     }
 }
 
-/// A command.
+/// A command, before its encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     /// `IOTINVAL.VMA`: entries of the first stage.

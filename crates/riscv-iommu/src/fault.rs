@@ -121,13 +121,13 @@ pub enum Transaction {
     None,
     /// Untranslated read to execute.
     UntranslatedExecute,
-    /// Untranslated read.
+    /// Untranslated read, not to execute.
     UntranslatedRead,
     /// Untranslated write or atomic operation.
     UntranslatedWrite,
     /// Translated read to execute.
     TranslatedExecute,
-    /// Translated read.
+    /// Translated read, not to execute.
     TranslatedRead,
     /// Translated write or atomic operation.
     TranslatedWrite,
@@ -216,7 +216,7 @@ impl FaultRecord {
 /// An entry of the fault queue, or the loss of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultEvent {
-    /// A fault.
+    /// A fault with its decoded record.
     Record(FaultRecord),
     /// A record with undefined values.
     Malformed([u64; 4]),

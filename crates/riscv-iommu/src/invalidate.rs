@@ -1,7 +1,7 @@
 //! The commands that an invalidation needs (specification 1.0, section "Guidelines for
 //! invalidations").
 
-use ringfence_types::{CachedLevels, DomainId, Invalidation, PfnRange, RequesterId};
+use ringfence_types::{CachedLevels, DomainId, Invalidation, Pfn, PfnRange, RequesterId};
 
 use crate::attachments::{Attachments, Device, Stage};
 use crate::capabilities::Capabilities;
@@ -283,12 +283,12 @@ fn blocks(range: &PfnRange) -> impl Iterator<Item = Block> {
     core::iter::successors(Some(first), move |block| {
         let last = block.last();
         (last < range.hi()).then(|| {
-            let next = ringfence_types::Pfn::new(last.get().wrapping_add(1));
+            let next = Pfn::new(last.get().wrapping_add(1));
             Block::largest(next, &range)
         })
     })
 }
 
-fn pages(range: &PfnRange) -> impl Iterator<Item = ringfence_types::Pfn> {
-    (range.lo().get()..=range.hi().get()).map(ringfence_types::Pfn::new)
+fn pages(range: &PfnRange) -> impl Iterator<Item = Pfn> {
+    (range.lo().get()..=range.hi().get()).map(Pfn::new)
 }

@@ -164,7 +164,10 @@ impl Queue {
             at = at.wrapping_add(8);
         }
         self.index = self.index.wrapping_add(1) & self.mask;
-        self.ring(unit);
+        // One write of the head for all records that the last read of the tail found.
+        if self.index == self.unit_index {
+            self.ring(unit);
+        }
         Some(record)
     }
 

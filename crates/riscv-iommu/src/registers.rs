@@ -27,7 +27,7 @@ pub(crate) const FCTL_WSI: u32 = 1 << 1;
 /// `fctl.GXL`: the second stage has the schemes of RV32.
 pub(crate) const FCTL_GXL: u32 = 1 << 2;
 
-/// `ddtp.iommu_mode`.
+/// `ddtp.iommu_mode`: Off, Bare, or the levels of the directory.
 pub(crate) const DDTP_MODE: u64 = 0b1111;
 pub(crate) const DDTP_OFF: u64 = 0;
 /// `1LVL`; `2LVL` and `3LVL` follow.
@@ -66,21 +66,21 @@ pub(crate) const ABSENT: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Register {
-    /// Features control.
+    /// The register that controls features.
     Fctl,
-    /// Device-directory-table pointer.
+    /// The pointer to the device directory.
     Ddtp,
-    /// Command-queue base.
+    /// The base of the command queue.
     Cqb,
-    /// Fault-queue base.
+    /// The base of the fault queue.
     Fqb,
-    /// Page-request-queue base.
+    /// The base of the page-request queue.
     Pqb,
-    /// Command-queue control and status.
+    /// Control and status of the command queue.
     Cqcsr,
-    /// Fault-queue control and status.
+    /// Control and status of the fault queue.
     Fqcsr,
-    /// Page-request-queue control and status.
+    /// Control and status of the page-request queue.
     Pqcsr,
 }
 

@@ -28,15 +28,13 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         if requests.iter().any(ring) {
             return Err(InvalidationError::Unsupported);
         }
-        // A burst that exceeds the whole queue invalidates more with fewer commands.
-        let mut contexts = false;
-        let fits = self.count(|planner, emit| planner.burst(requests, emit));
-        if fits <= self.commands.capacity() {
+        let needed = self.count(|planner, emit| planner.burst(requests, emit));
+        if needed <= self.commands.capacity() {
             return self.submit_plan(|planner, emit| planner.burst(requests, emit));
         }
-        for request in requests {
-            contexts |= matches!(request, Invalidation::Context(_));
-        }
+        // A burst that exceeds the whole queue invalidates more with fewer commands.
+        let is_context = |request: &Invalidation| matches!(request, Invalidation::Context(_));
+        let contexts = requests.iter().any(is_context);
         self.submit_plan(|planner, emit| match contexts {
             true => planner.everything(emit),
             false => planner.burst(&[Invalidation::Global], emit),

@@ -121,7 +121,7 @@ pub enum Translation {
     FirstStage(PageTable),
     /// A second stage, whose entries the domain-id tags as GSCID.
     SecondStage {
-        /// The table.
+        /// The table of the second stage.
         table: PageTable,
         /// The first stage of the guest.
         guest: GuestFirstStage,

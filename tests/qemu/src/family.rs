@@ -1,5 +1,7 @@
 //! The part of a unit's driver that the random driver needs, one file per family of units.
 
+pub mod amd_vi;
+pub mod riscv_iommu;
 pub mod vtd;
 
 use ringfence_pgtable::{Coherency, Format, Table};

@@ -64,8 +64,9 @@ impl<F: Family> Driver<'_, F> {
         attempt: &Attempt,
     ) -> anyhow::Result<()> {
         let parts = self.parts(attempt);
-        // No byte is the one that an earlier read left in the device's buffer.
-        let first = self.report.reads % 251;
+        // No byte is the one that an earlier read left in the device's buffer, nor the zero that a
+        // stopped one leaves.
+        let first = 1 + self.report.reads % 240;
         let secret: [u8; 8] = std::array::from_fn(|index| (first as usize + index) as u8);
         for part in &parts {
             if let Some(at) = part.granted.or(part.removed) {
@@ -206,8 +207,8 @@ impl<F: Family> Driver<'_, F> {
             };
             has_first |= is_first;
             self.report.faults += 1;
-            // The next stopped access finds a further record, which this one should not have. A unit
-            // whose records hold no address makes one for each part of an access on its bus.
+            // The next stopped access finds a further record, which this one should not have. A
+            // unit whose records hold no address makes one for each part of an access on its bus.
             let is_only = match reported {
                 Reported::Stopped { is_last, .. } => is_last,
                 _ => is_single,

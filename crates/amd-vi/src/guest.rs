@@ -1,0 +1,100 @@
+//! The structures of guest tables: the GCR3 table of a device, and the set of domains whose tables
+//! are guest tables (specification section 2.2.6 "I/O Page Tables for Guest Translations").
+
+use core::sync::atomic::Ordering;
+
+use ringfence_types::{DomainId, FrameSource, PhysAddr, PhysMemory};
+
+use crate::UnitError;
+use crate::device_entry::POINTER;
+use crate::memory::fresh_frame;
+
+/// V of a GCR3 table entry.
+const VALID: u64 = 1;
+/// Domains in one frame of the set.
+const DOMAINS: u16 = 4096 * 8;
+
+/// Allocates a GCR3 table of one level whose PASID 0 selects the guest table at `root`.
+pub(crate) fn new_gcr3<M: PhysMemory, S: FrameSource>(
+    mem: &M,
+    frames: &S,
+    root: PhysAddr,
+) -> Result<PhysAddr, UnitError> {
+    let table = fresh_frame(mem, frames)?;
+    if let Ok(entry) = mem.word(table) {
+        entry.store(root.get() & POINTER | VALID, Ordering::Release);
+    }
+    Ok(table)
+}
+
+/// Returns the guest table of PASID 0.
+pub(crate) fn guest_root<M: PhysMemory>(mem: &M, gcr3: PhysAddr) -> Option<PhysAddr> {
+    let entry = mem.word(gcr3).ok()?.load(Ordering::Acquire);
+    Some(PhysAddr::new(entry & POINTER))
+}
+
+/// A bit per domain, in two frames. Page invalidations of a guest table have the bit GN, and an
+/// [`Invalidation`](ringfence_types::Invalidation) names only the domain.
+#[derive(Debug, Default)]
+pub(crate) struct GuestDomains {
+    frames: Option<[PhysAddr; 2]>,
+}
+
+impl GuestDomains {
+    pub(crate) fn contains<M: PhysMemory>(&self, mem: &M, domain: DomainId) -> bool {
+        let Some((at, bit)) = self.place(domain) else {
+            return false;
+        };
+        mem.word(at)
+            .is_ok_and(|word| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Allocates the frames unless they exist.
+    pub(crate) fn reserve<M: PhysMemory, S: FrameSource>(
+        &mut self,
+        mem: &M,
+        frames: &S,
+    ) -> Result<(), UnitError> {
+        if self.frames.is_some() {
+            return Ok(());
+        }
+        let first = fresh_frame(mem, frames)?;
+        let second = fresh_frame(mem, frames).inspect_err(|_| frames.free(first))?;
+        self.frames = Some([first, second]);
+        Ok(())
+    }
+
+    pub(crate) fn insert<M: PhysMemory>(&self, mem: &M, domain: DomainId) {
+        if let Some((at, bit)) = self.place(domain)
+            && let Ok(word) = mem.word(at)
+        {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn remove<M: PhysMemory>(&self, mem: &M, domain: DomainId) {
+        if let Some((at, bit)) = self.place(domain)
+            && let Ok(word) = mem.word(at)
+        {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn free<S: FrameSource>(&mut self, frames: &S) {
+        for frame in self.frames.take().into_iter().flatten() {
+            frames.free(frame);
+        }
+    }
+
+    /// Returns the word and the bit of `domain`; `None` without frames.
+    fn place(&self, domain: DomainId) -> Option<(PhysAddr, u64)> {
+        let [first, second] = self.frames?;
+        let frame = if domain.get() < DOMAINS {
+            first
+        } else {
+            second
+        };
+        let index = u64::from(domain.get() % DOMAINS);
+        Some((frame.wrapping_add(index / 64 * 8), 1 << (index % 64)))
+    }
+}

@@ -1,0 +1,121 @@
+//! Registers with any value.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use ringfence_amd_vi::{Stage, Unit, UnitError};
+use ringfence_pgtable::Level;
+use ringfence_types::{Invalidation, InvalidationError, Invalidator, PhysAddr, Registers};
+
+use crate::rig::{DEVICE, DOMAIN, FEATURE, IOVA, Rig, pages};
+
+/// Registers that no unit answers.
+struct Nowhere;
+
+impl Registers for Nowhere {
+    fn read32(&self, _: u64) -> u32 {
+        u32::MAX
+    }
+
+    fn read64(&self, _: u64) -> u64 {
+        u64::MAX
+    }
+
+    fn write32(&self, _: u64, _: u32) {}
+
+    fn write64(&self, _: u64, _: u64) {}
+}
+
+#[test]
+fn an_absent_unit_is_an_error() {
+    let mut rig = Rig::new(FEATURE);
+    let unit = Unit::new(Nowhere, rig.memory.clone(), &rig.frames, &rig.options);
+    assert_eq!(unit.map(drop), Err(UnitError::Absent));
+    rig.options.capability_header = u32::MAX;
+    assert_eq!(rig.start().map(drop), Err(UnitError::Absent));
+    assert_eq!(rig.frames.in_use(), 0);
+}
+
+/// Answers every read with the next of some values.
+struct Random(Vec<u64>, Cell<usize>);
+
+impl Registers for Random {
+    fn read32(&self, offset: u64) -> u32 {
+        self.read64(offset) as u32
+    }
+
+    fn read64(&self, _: u64) -> u64 {
+        self.1.set((self.1.get() + 1) % self.0.len());
+        self.0[self.1.get()]
+    }
+
+    fn write32(&self, _: u64, _: u32) {}
+
+    fn write64(&self, _: u64, _: u64) {}
+}
+
+/// Values of the status register that let the driver go on, among others.
+fn values() -> impl Strategy<Value = Vec<u64>> {
+    let value = prop_oneof![
+        Just(0),
+        Just(0x18),
+        Just(0x19),
+        Just(u64::MAX),
+        any::<u64>()
+    ];
+    proptest::collection::vec(value, 1..40)
+}
+
+proptest! {
+    /// No value of a register makes the driver panic or loop for ever.
+    #[test]
+    fn any_register_values_end(values in values(), words in any::<[u64; 4]>()) {
+        let mut rig = Rig::new(FEATURE);
+        rig.options.poll_limit = 8;
+        let registers = Random(values, Cell::new(0));
+        let unit = Unit::new(registers, rig.memory.clone(), &rig.frames, &rig.options);
+        if let Ok(mut unit) = unit {
+            // Without completions, only a model would come here.
+            let _ = unit.next_fault();
+        }
+        // A unit that started on the model, whose registers and memory then turn hostile.
+        let mut unit = rig.unit();
+        let [status, tail, word, entry] = words;
+        // The GCR3 pointer of an entry is the driver's own record of a frame, as page tables are.
+        let entry = entry & !(1 << 55);
+        rig.model.set(crate::model::STATUS, status);
+        rig.model.set(crate::model::EVENT_TAIL, tail);
+        rig.model.store(crate::rig::DEVICE_TABLE + 32 * u64::from(DEVICE.get()), entry);
+        rig.model.store(crate::rig::DEVICE_TABLE + 32 * u64::from(DEVICE.get()) + 8, word);
+        for _ in 0..300 {
+            let _ = unit.next_fault();
+        }
+        let levels = Level::new(3).unwrap();
+        let stage = Stage::Host { root: PhysAddr::new(0x30_0000), levels };
+        let _ = unit.submit(Invalidation::Context(DEVICE));
+        let _ = unit.submit(pages(DOMAIN, IOVA, 5));
+        let _ = unit.attach(DEVICE, DOMAIN, stage);
+        let _ = unit.recover();
+    }
+}
+
+/// The unit disappears while it runs, as a hot-unplugged one does.
+#[test]
+fn a_unit_that_disappears_is_an_error() {
+    let rig = Rig::new(FEATURE);
+    let mut unit = rig.unit();
+    rig.model.change(|state| {
+        state.processor = crate::model::Processor::Hung;
+        state.stuck = u64::MAX;
+        for value in state.registers.values_mut() {
+            *value = u64::MAX;
+        }
+    });
+    assert_eq!(unit.next_fault(), None);
+    let ticket = unit.submit(Invalidation::Global).unwrap();
+    let mut polls = (0..10_000).map(|_| unit.poll(ticket));
+    let error = polls.find(|poll| *poll != Ok(false));
+    assert_eq!(error, Some(Err(InvalidationError::TimedOut)));
+    rig.model.set(crate::model::CONTROL, u64::MAX);
+    assert_eq!(unit.recover(), Err(UnitError::Absent));
+}

@@ -1,0 +1,231 @@
+//! Attachments that fail: what the unit cannot express, and units that stop answering.
+
+mod common;
+
+use common::{
+    ATS, BASE, Behaviour, FIRST, MSI_FLAT, Machine, Model, SECOND, T2GPA, device, domain, first,
+    map, options, second, start, table,
+};
+use ringfence_memory::fake::FaultyFrames;
+use ringfence_pgtable::Levels;
+use ringfence_riscv_iommu::{
+    Ats, Feature, GuestFirstStage, MsiTranslation, Options, PageTable, Privilege, ProcessBits,
+    Translation, Unit, UnitError,
+};
+use ringfence_types::{GuestPhysAddr, InvalidationError, Invalidator, PhysAddr};
+
+const CAPABILITIES: u64 = BASE | MSI_FLAT;
+
+#[test]
+fn what_the_unit_cannot_express_is_rejected() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, 0x0038_0002_0210 & !(0x38 << 32) | 40 << 32);
+    let frames = machine.frames();
+    let options = Options {
+        device_id_bits: 7,
+        ..options()
+    };
+    let mut unit = start(&machine, &model, &frames, options);
+    let in_use = frames.in_use();
+    let mut attach = |id, translation: &Translation, ats| {
+        unit.attach_with_ats(&frames, device(id), domain(1), translation, ats)
+    };
+    let beyond = UnitError::DeviceBeyondDirectory {
+        device: device(0x80),
+    };
+    assert_eq!(attach(0x80, &Translation::PassThrough, None), Err(beyond));
+    let unsupported = |feature| Err(UnitError::Unsupported(feature));
+    let (four, three) = (Levels::Four, Levels::Three);
+    let stage = |levels, guest, msi| Translation::SecondStage {
+        table: table(SECOND, levels),
+        guest,
+        msi,
+    };
+    let guest = |levels, space| GuestFirstStage::Table {
+        root: GuestPhysAddr::new(0x1000),
+        levels,
+        space,
+    };
+    let guest_root = |root| GuestFirstStage::Table {
+        root: GuestPhysAddr::new(root),
+        levels: three,
+        space: 1,
+    };
+    let msi = MsiTranslation {
+        table: PhysAddr::new(0x1000),
+        mask: 1,
+        pattern: 0,
+    };
+    let at = |root| {
+        Err(UnitError::Root {
+            at: PhysAddr::new(root),
+        })
+    };
+    let ats = Some(Ats::default());
+    let bare = GuestFirstStage::Bare;
+    for (translation, ats, expected) in [
+        (
+            Translation::FirstStage(table(FIRST, four)),
+            None,
+            unsupported(Feature::FirstStage(four)),
+        ),
+        (
+            stage(four, bare, None),
+            None,
+            unsupported(Feature::SecondStage(four)),
+        ),
+        (
+            stage(three, guest(four, 1), None),
+            None,
+            unsupported(Feature::FirstStage(four)),
+        ),
+        (
+            stage(three, guest(three, 1 << 20), None),
+            None,
+            Err(UnitError::ProcessSpace { id: 1 << 20 }),
+        ),
+        (stage(three, guest_root(1 << 41), None), None, at(1 << 41)),
+        (
+            stage(three, bare, Some(msi)),
+            None,
+            unsupported(Feature::MsiTranslation),
+        ),
+        (
+            Translation::Processes(ProcessBits::Eight),
+            None,
+            unsupported(Feature::ProcessBits(8)),
+        ),
+        (first(FIRST), ats, unsupported(Feature::Ats)),
+        (first(FIRST + 8), None, at(FIRST + 8)),
+        (first(1 << 40), None, at(1 << 40)),
+        (
+            Translation::SecondStage {
+                table: table(0x1000, three),
+                guest: bare,
+                msi: None,
+            },
+            None,
+            at(0x1000),
+        ),
+    ] {
+        assert_eq!(attach(9, &translation, ats), expected, "{translation:?}");
+    }
+    let no_device = UnitError::NotAttached { device: device(9) };
+    let root = table(FIRST, three);
+    let process = unit.attach_process(&frames, device(9), 0, domain(1), root, Privilege::User);
+    assert_eq!(process, Err(no_device));
+    unit.attach(&frames, device(9), domain(1), &first(FIRST))
+        .unwrap();
+    let process = unit.attach_process(&frames, device(9), 0, domain(1), root, Privilege::User);
+    assert_eq!(process, Err(UnitError::NoProcesses { device: device(9) }));
+    assert_eq!(frames.in_use(), in_use);
+}
+
+#[test]
+fn services_need_what_they_build_on() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES | ATS | T2GPA);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    let mut attach = |translation: &Translation, ats: Ats| {
+        unit.attach_with_ats(&frames, device(9), domain(1), translation, Some(ats))
+    };
+    let contained = Ats {
+        guest_addresses: true,
+        ..Ats::default()
+    };
+    let needs_second = UnitError::Unsupported(Feature::GuestAddressCompletions);
+    assert_eq!(attach(&first(FIRST), contained), Err(needs_second));
+    let response = Ats {
+        response_process: true,
+        ..Ats::default()
+    };
+    let needs_requests = UnitError::Unsupported(Feature::Ats);
+    assert_eq!(attach(&first(FIRST), response), Err(needs_requests));
+    attach(&second(GuestFirstStage::Bare, None), contained).unwrap();
+    let wide = MsiTranslation {
+        table: PhysAddr::new(0x1000),
+        mask: 1,
+        pattern: 1 << 47,
+    };
+    let too_wide = second(GuestFirstStage::Bare, Some(wide));
+    assert_eq!(attach(&too_wide, contained), Err(UnitError::MsiAddress));
+}
+
+#[test]
+fn a_failed_invalidation_leaves_the_device_blocked() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    map(&machine, FIRST, 0x5000, 0x77_7000);
+    let timeout = UnitError::Invalidation(InvalidationError::TimedOut);
+    // The domain cannot be emptied: the device was never attached.
+    model.behave(Behaviour::Stuck);
+    let attached = unit.attach(&frames, device(9), domain(1), &first(FIRST));
+    assert_eq!(attached, Err(timeout));
+    assert_eq!(model.read(9, None, 0x5000), Err(258));
+    model.behave(Behaviour::Normal);
+    let ticket = unit.recover().unwrap();
+    assert_eq!(unit.poll(ticket), Ok(true));
+    unit.attach(&frames, device(9), domain(1), &first(FIRST))
+        .unwrap();
+    // The context of a second device of the domain cannot be published: it is blocked again.
+    model.behave(Behaviour::Stuck);
+    let attached = unit.attach(&frames, device(8), domain(1), &first(FIRST));
+    assert_eq!(attached, Err(timeout));
+    assert_eq!(model.read(8, None, 0x5000), Err(258));
+    // A detach blocks at once, but the unit may use cached entries until a detach succeeds.
+    assert_eq!(model.read(9, None, 0x5000), Ok(0x77_7000));
+    assert_eq!(unit.detach(&frames, device(9)), Err(timeout));
+    assert_eq!(model.read(9, None, 0x5000), Ok(0x77_7000));
+    model.behave(Behaviour::Normal);
+    unit.recover().unwrap();
+    unit.detach(&frames, device(9)).unwrap();
+    unit.detach(&frames, device(8)).unwrap();
+    assert_eq!(model.read(9, None, 0x5000), Err(258));
+}
+
+#[test]
+fn frames_run_out_without_a_leak() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let source = machine.frames();
+    let frames = FaultyFrames::new(&source);
+    let mut unit = Unit::new(&model, &machine.memory, &frames, options()).unwrap();
+    let processes = Translation::Processes(ProcessBits::Twenty);
+    // Two tables of the device directory stay linked; then the process directory is missing.
+    for count in [0, 1, 1] {
+        frames.fail_after(count);
+        let attached = unit.attach(&frames, device(9), domain(0), &processes);
+        assert_eq!(attached, Err(UnitError::OutOfFrames));
+        frames.recover();
+    }
+    unit.attach(&frames, device(9), domain(0), &processes)
+        .unwrap();
+    let root: PageTable = table(FIRST, Levels::Three);
+    for count in 0..2 {
+        frames.fail_after(count);
+        let attached = unit.attach_process(
+            &frames,
+            device(9),
+            1 << 18,
+            domain(1),
+            root,
+            Privilege::User,
+        );
+        assert_eq!(attached, Err(UnitError::OutOfFrames));
+        frames.recover();
+    }
+    unit.attach_process(
+        &frames,
+        device(9),
+        1 << 18,
+        domain(1),
+        root,
+        Privilege::User,
+    )
+    .unwrap();
+    unit.disable(&frames).map_err(|(_, error)| error).unwrap();
+    assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+}

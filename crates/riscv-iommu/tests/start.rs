@@ -1,0 +1,187 @@
+//! The start of a unit, and the reasons why it fails.
+
+mod common;
+
+use common::{ATS, BASE, Behaviour, END, MSI_FLAT, Machine, Model, device, options, start};
+use ringfence_memory::fake::FaultyFrames;
+use ringfence_riscv_iommu::{Feature, Interrupts, Options, Register, Unit, UnitError};
+use ringfence_types::InvalidationError;
+
+const CAPABILITIES: u64 = BASE | MSI_FLAT;
+
+#[test]
+fn a_unit_that_cannot_start_leaves_no_frames() {
+    let rejected = |register| UnitError::Rejected { register };
+    let timed_out = |register| UnitError::TimedOut { register };
+    let unsupported = UnitError::Unsupported;
+    let plain = options();
+    let with = |change: fn(&mut Options)| {
+        let mut options = plain;
+        change(&mut options);
+        options
+    };
+    type Prepare = fn(&mut common::model::State);
+    let cases: [(u64, Prepare, Options, UnitError); 16] = [
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::Absent,
+            plain,
+            UnitError::Absent,
+        ),
+        (0x20, |_| (), plain, UnitError::UnsupportedVersion(0x20)),
+        (0, |_| (), plain, UnitError::UnsupportedVersion(0)),
+        (
+            CAPABILITIES,
+            |s| s.fctl = 1,
+            plain,
+            unsupported(Feature::LittleEndian),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.fctl = 4,
+            plain,
+            unsupported(Feature::Gxl64),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::Stuck,
+            plain,
+            UnitError::Invalidation(InvalidationError::TimedOut),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::CannotRead,
+            plain,
+            UnitError::Invalidation(InvalidationError::Failed),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::Off(72),
+            plain,
+            timed_out(Register::Cqcsr),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::Off(76),
+            plain,
+            timed_out(Register::Fqcsr),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::Busy(72),
+            plain,
+            timed_out(Register::Cqcsr),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::Busy(16),
+            plain,
+            timed_out(Register::Ddtp),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.modes = 0b11,
+            plain,
+            rejected(Register::Ddtp),
+        ),
+        (
+            CAPABILITIES,
+            |_| (),
+            with(|o| o.device_id_bits = 25),
+            UnitError::DirectoryBits { bits: 25 },
+        ),
+        (
+            CAPABILITIES,
+            |_| (),
+            with(|o| o.command_entries = 8),
+            UnitError::QueueEntries { entries: 8 },
+        ),
+        (
+            CAPABILITIES,
+            |_| (),
+            with(|o| o.fault_entries = 256),
+            UnitError::QueueEntries { entries: 256 },
+        ),
+        (
+            CAPABILITIES,
+            |_| (),
+            with(|o| o.page_request_entries = Some(4)),
+            unsupported(Feature::Ats),
+        ),
+    ];
+    for (capabilities, prepare, options, expected) in cases {
+        let machine = Machine::new();
+        let model = Model::new(&machine.memory, capabilities);
+        prepare(&mut model.state.borrow_mut());
+        let frames = machine.frames();
+        let found = Unit::new(&model, &machine.memory, &frames, options).map(drop);
+        assert_eq!(found, Err(expected));
+        assert_eq!(frames.in_use(), 0, "{expected}");
+        assert!(!expected.to_string().is_empty());
+    }
+    let wired = with(|options| options.interrupts = Interrupts::Wired);
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let found = Unit::new(&model, &machine.memory, &machine.frames(), wired).map(drop);
+    assert_eq!(found, Err(unsupported(Feature::WiredInterrupts)));
+}
+
+#[test]
+fn frames_run_out_without_a_leak_at_the_start() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES | ATS);
+    let source = machine.frames();
+    let frames = FaultyFrames::new(&source);
+    let options = Options {
+        page_request_entries: Some(4),
+        ..options()
+    };
+    for count in 0..5 {
+        frames.fail_after(count);
+        let found = Unit::new(&model, &machine.memory, &frames, options).map(drop);
+        assert_eq!(found, Err(UnitError::OutOfFrames));
+        assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+        frames.recover();
+    }
+}
+
+/// Firmware left the unit in use, with big-endian accesses.
+#[test]
+fn a_unit_in_use_is_taken_over() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES | END);
+    {
+        let mut state = model.state.borrow_mut();
+        state.ddtp = 0x9999 << 10 | 4;
+        state.fctl = 1;
+        state.fctl_writable = 1;
+        state.csr = [0x1_0001 | 1 << 10, 0x1_0001, 0];
+        state.caches.devices.insert(9, [1, 0, 0, 0, 0, 0, 0]);
+    }
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    assert_eq!(model.read(9, None, 0x5000), Err(258));
+    unit.pass_through(&frames, device(9)).unwrap();
+    let state = model.state.borrow();
+    assert!(state.misuse.is_empty(), "{:?}", state.misuse);
+}
+
+/// The unit lacks the smallest mode: the next one is used.
+#[test]
+fn a_larger_directory_replaces_an_unsupported_one() {
+    for (modes, bits, expected) in [(0b11011, 6, 15), (0b10011, 6, 24), (0b11111, 6, 6)] {
+        let machine = Machine::new();
+        let model = Model::new(&machine.memory, CAPABILITIES);
+        model.state.borrow_mut().modes = modes;
+        let frames = machine.frames();
+        let options = Options {
+            device_id_bits: bits,
+            ..options()
+        };
+        let mut unit = start(&machine, &model, &frames, options);
+        assert_eq!(unit.device_id_bits(), expected);
+        unit.pass_through(&frames, device(0x25)).unwrap();
+        assert_eq!(model.read(0x25, None, 0x5000), Ok(0x5000));
+        assert!(model.state.borrow().misuse.is_empty());
+    }
+}

@@ -27,9 +27,9 @@ const CORE: &[&str] = &[
     "dma",
     "pviommu",
     "virtio-iommu",
+    "virtio-iommu-driver",
     "vtd",
     "amd-vi",
-    "smmu-v3",
     "riscv-iommu",
     "firmware",
 ];

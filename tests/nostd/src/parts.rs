@@ -21,9 +21,10 @@ use ringfence_pviommu::loopback::Loopback;
 use ringfence_pviommu::wire::{Config, Devid, Gpa};
 use ringfence_types::{
     Access, AddressRange, Direction, DomainId, Invalidation, Invalidator, Iova, IovaRange, Nanos,
-    PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
+    PageSize, Pending, Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 use ringfence_virtio_iommu::{Device, EndpointId, Options};
+use ringfence_virtio_iommu_driver::{LocalDevice, Unit};
 
 use crate::ram::Ram;
 
@@ -36,6 +37,7 @@ pub(crate) const ALL: &[fn() -> Option<()>] = &[
     dma,
     virtio_iommu,
     firmware,
+    virtio_iommu_driver,
     pviommu,
 ];
 
@@ -119,6 +121,36 @@ fn firmware() -> Option<()> {
     *table.get_mut(9)? = sum;
     let endpoint = Viot::new(&table).ok()?.unit_of(0, DEVICE).ok()??;
     ensure(endpoint.id == u32::from(DEVICE.get()))
+}
+
+/// The driver attaches an endpoint through its queue, maps a page and unmaps it again.
+fn virtio_iommu_driver() -> Option<()> {
+    let ram = Ram::new(16);
+    let mut device = Device::new(Options::default(), ()).ok()?;
+    device.add_endpoint(EndpointId::new(0x18), &[]).ok()?;
+    let device = LocalDevice::new(device, &ram);
+    let options = ringfence_virtio_iommu_driver::Options {
+        first_endpoint: 0,
+        poll_limit: 100,
+    };
+    let mut unit = Unit::new(&device, &ram, &ram, &options).ok()?;
+    let domain = DomainId::new(1);
+    unit.attach(DEVICE, domain).ok()?;
+    let request = MapRequest {
+        iova: Iova::new(0x5000),
+        pa: PhysAddr::new(0x7000),
+        pages: 1,
+        permissions: Permissions::WRITE,
+    };
+    unit.map(domain, request).ok()?;
+    ensure(device.mappings() == 1)?;
+    let cleared = unit.unmap(domain, PfnRange::new(Pfn::new(5), 1)?).ok()?;
+    let invalidation = Invalidation::Domain(cleared.domain());
+    let pending = Pending::submit(&mut unit, invalidation, cleared).ok()?;
+    let _ = pending.wait(&mut unit).ok()?;
+    ensure(device.mappings() == 0)?;
+    unit.detach(DEVICE).ok()?;
+    unit.disable().ok()
 }
 
 struct Machine<'a> {

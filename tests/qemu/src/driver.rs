@@ -174,7 +174,7 @@ impl<'m, F: Family> Driver<'m, F> {
             pa: pa.context("no memory")?,
             permissions: Permissions::READ_WRITE,
         };
-        changes::map_in(&table, &self.ram, self.frames, &window)?;
+        changes::map_in(self.unit, &table, &self.ram, self.frames, &window)?;
         let mut granted = Granted::default();
         granted.insert(window);
         Ok(Domain {

@@ -2,11 +2,13 @@
 
 pub mod amd_vi;
 pub mod riscv_iommu;
+pub mod virtio;
 pub mod vtd;
 
-use ringfence_pgtable::{Coherency, Format, Table};
+use ringfence_pgtable::{Coherency, Format, MapRequest, Table};
 use ringfence_types::{
-    Access, DomainId, Invalidation, InvalidationError, Invalidator, Iova, RequesterId, Ticket,
+    Access, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PfnRange, RequesterId,
+    Ticket,
 };
 
 use crate::qtest::RegisterRead;
@@ -34,6 +36,23 @@ pub trait Family: Invalidator {
     /// No frames are left.
     fn table(&self, _id: DomainId) -> anyhow::Result<Option<Table<Self::Format>>> {
         Ok(None)
+    }
+
+    /// Called after a map in the table of `domain`, for units that do not walk the table.
+    ///
+    /// # Errors
+    /// The unit refuses or fails.
+    fn mapped(&mut self, _domain: DomainId, _request: &MapRequest) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Called after an unmap in the table of `domain` and before its invalidation, for units that
+    /// do not walk the table.
+    ///
+    /// # Errors
+    /// The unit refuses or fails.
+    fn unmapped(&mut self, _domain: DomainId, _range: PfnRange) -> anyhow::Result<()> {
+        Ok(())
     }
 
     /// Confines `device` to `table`. The device is blocked.
@@ -75,6 +94,17 @@ pub trait Family: Invalidator {
     /// They share a round trip with the access. The default: none, which is slower.
     fn fault_registers(&self) -> Vec<RegisterRead> {
         Vec::new()
+    }
+
+    /// Returns true if QEMU translates the byte directly below a mapping too, which is a recorded
+    /// finding. Accesses that depend on it are counted instead of judged.
+    fn translates_byte_below(&self) -> bool {
+        false
+    }
+
+    /// Returns true if one stopped access may leave several records for the same page.
+    fn repeats_faults(&self) -> bool {
+        false
     }
 
     /// Returns the oldest fault record and removes it; `None` if there is none.

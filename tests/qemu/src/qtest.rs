@@ -30,6 +30,10 @@ pub struct Qtest {
 /// A read of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegisterRead {
+    /// 8 bits at an address.
+    Byte(u64),
+    /// 16 bits at an address.
+    Half(u64),
     /// 32 bits at an address.
     Word(u64),
     /// 64 bits at an address.
@@ -52,6 +56,16 @@ impl Commands {
         let _ = writeln!(self.text, "{command}");
         self.count += 1;
         self.count - 1
+    }
+
+    /// Adds a write of 8 bits.
+    pub fn write8(&mut self, at: u64, value: u8) -> usize {
+        self.add(format_args!("writeb {at:#x} {value:#x}"))
+    }
+
+    /// Adds a write of 16 bits.
+    pub fn write16(&mut self, at: u64, value: u16) -> usize {
+        self.add(format_args!("writew {at:#x} {value:#x}"))
     }
 
     /// Adds a write of 32 bits.
@@ -77,6 +91,8 @@ impl Commands {
     /// Adds a read.
     pub fn read(&mut self, read: RegisterRead) -> usize {
         match read {
+            RegisterRead::Byte(at) => self.add(format_args!("readb {at:#x}")),
+            RegisterRead::Half(at) => self.add(format_args!("readw {at:#x}")),
             RegisterRead::Word(at) => self.read32(at),
             RegisterRead::Double(at) => self.read64(at),
         }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use ringfence_types::Registers;
+use ringfence_virtio_iommu_driver::NarrowRegisters;
 
 use crate::qtest::{Commands, Qtest, RegisterRead};
 
@@ -47,5 +48,25 @@ impl Registers for QtestRegisters {
 
     fn write64(&self, offset: u64, value: u64) {
         self.write(|commands| commands.write64(self.base + offset, value));
+    }
+}
+
+impl NarrowRegisters for QtestRegisters {
+    fn read8(&self, offset: u64) -> u8 {
+        let read = RegisterRead::Byte(self.base + offset);
+        self.qtest.read(read).map_or(u8::MAX, |value| value as u8)
+    }
+
+    fn read16(&self, offset: u64) -> u16 {
+        let read = RegisterRead::Half(self.base + offset);
+        self.qtest.read(read).map_or(u16::MAX, |value| value as u16)
+    }
+
+    fn write8(&self, offset: u64, value: u8) {
+        self.write(|commands| commands.write8(self.base + offset, value));
+    }
+
+    fn write16(&self, offset: u64, value: u16) {
+        self.write(|commands| commands.write16(self.base + offset, value));
     }
 }

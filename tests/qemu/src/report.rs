@@ -57,6 +57,8 @@ pub struct Report {
     pub unmaps: u64,
     /// Devices attached to a domain or detached.
     pub moves: u64,
+    /// Accesses that were not made because of a recorded finding.
+    pub skipped: u64,
     /// Duration of the run.
     pub elapsed: Duration,
 }
@@ -94,6 +96,9 @@ impl fmt::Display for Report {
         )?;
         for kind in Kind::ALL {
             write!(f, " {kind:?} {}", self.of(kind))?;
+        }
+        if self.skipped != 0 {
+            write!(f, "; {} skipped for a finding", self.skipped)?;
         }
         Ok(())
     }

@@ -20,10 +20,11 @@ const LEVELS: &[(&str, u8)] = &[
     ("virtio-iommu", 2),
     ("vtd", 2),
     ("amd-vi", 2),
-    ("smmu-v3", 2),
     ("riscv-iommu", 2),
     ("firmware", 2),
     ("vfio-user", 2),
+    // Shares the encodings of the device.
+    ("virtio-iommu-driver", 3),
     ("pviommu", 3),
     ("softiommu", 3),
     ("devices", 3),

@@ -83,6 +83,10 @@ impl<F: Family> Driver<'_, F> {
             Device::Writer(_) => (Access::Write, bytes),
             Device::Reader(_) => (Access::Read, bytes.min(8)),
         };
+        if self.unit.translates_byte_below() && self.looks_below(domain, iova, bytes) {
+            self.report.skipped += 1;
+            return Ok(());
+        }
         let kind = match (kind, self.granted(domain, iova)) {
             (Kind::Inside, Some(mapping)) if !mapping.permissions.allows(access) => {
                 Kind::WrongDirection
@@ -104,6 +108,15 @@ impl<F: Family> Driver<'_, F> {
         self.report.accesses += 1;
         self.report.count(attempt.kind);
         Ok(())
+    }
+
+    /// Returns true if a word of the access begins directly below a mapping.
+    fn looks_below(&self, domain: Option<usize>, iova: Iova, bytes: u64) -> bool {
+        (0..bytes).step_by(4).any(|offset| {
+            let next = iova.wrapping_add(offset + 1);
+            let mapping = self.granted(domain, next);
+            mapping.is_some_and(|mapping| mapping.first_byte() == next.get())
+        })
     }
 
     fn is_reader(&self, index: usize) -> bool {

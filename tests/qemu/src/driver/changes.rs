@@ -54,7 +54,7 @@ impl<F: Family> Driver<'_, F> {
             pa,
             permissions,
         };
-        map_in(&target.table, &self.ram, self.frames, &mapping)?;
+        map_in(self.unit, &target.table, &self.ram, self.frames, &mapping)?;
         target.granted.insert(mapping);
         let id = target.table.domain();
         self.report.maps += 1;
@@ -96,6 +96,7 @@ impl<F: Family> Driver<'_, F> {
                     .table
                     .unmap(&self.ram, mapping.range)
                     .map_err(|error| anyhow!("unmap failed: {error:?}"))?;
+                self.unit.unmapped(target.table.domain(), mapping.range)?;
                 target.granted.remove(&mapping);
                 removed.push((mapping, unmapped));
             }
@@ -202,8 +203,9 @@ impl<F: Family> Driver<'_, F> {
 }
 
 /// Writes the entries of `mapping`.
-pub(super) fn map_in<T: Format>(
-    table: &Table<T>,
+pub(super) fn map_in<F: Family>(
+    unit: &mut F,
+    table: &Table<F::Format>,
     ram: &Rc<GuestRam>,
     frames: &Frames<Rc<GuestRam>>,
     mapping: &Mapping,
@@ -215,7 +217,8 @@ pub(super) fn map_in<T: Format>(
         permissions: mapping.permissions,
     };
     let mapped: Result<(), MapError> = table.map(ram, frames, request);
-    mapped.map_err(|error| anyhow!("map failed: {error:?}"))
+    mapped.map_err(|error| anyhow!("map failed: {error:?}"))?;
+    unit.mapped(table.domain(), &request)
 }
 
 /// Invalidates the whole domain and frees its table.

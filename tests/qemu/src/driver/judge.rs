@@ -190,7 +190,8 @@ impl<F: Family> Driver<'_, F> {
         first: &Part,
     ) -> anyhow::Result<()> {
         let mut has_first = false;
-        let is_single = parts.iter().filter(|part| part.granted.is_none()).count() == 1;
+        let repeats = self.unit.repeats_faults();
+        let is_single = !repeats && parts.iter().filter(|part| part.granted.is_none()).count() == 1;
         for _ in 0..RECORDS {
             let Some(reported) = self.unit.next_fault()? else {
                 if !has_first && !self.may_be_silent(attempt, first) {

@@ -1,0 +1,7 @@
+//! The driver against a model of a virtio device, which answers when a test says so.
+
+mod events;
+mod hostile;
+mod model;
+mod requests;
+mod start;

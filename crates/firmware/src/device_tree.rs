@@ -25,7 +25,7 @@ pub struct DeviceTree<'a> {
 pub enum UnitKind {
     /// `riscv,iommu`, or `riscv,pci-iommu` if it is a PCI device.
     RiscV,
-    /// `arm,smmu-v3`.
+    /// An Arm SMMUv3, compatible with `arm,smmu-v3`.
     SmmuV3,
     /// `virtio,pci-iommu`, or `pci1af4,1057`.
     VirtioPci,
@@ -34,7 +34,7 @@ pub enum UnitKind {
 /// Place of a unit's registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitLocation {
-    /// Physical addresses.
+    /// Registers in the physical address space.
     Mmio(PhysRange),
     /// The unit is a PCI device, on the bus of the host bridge above it.
     Pci(RequesterId),

@@ -50,7 +50,7 @@ impl DmarFlags {
 /// A remapping structure (section 8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DmarStructure<'a> {
-    /// A unit.
+    /// A VT-d unit and the devices behind it.
     Drhd(Drhd<'a>),
     /// Reserved memory of devices.
     Rmrr(Rmrr<'a>),
@@ -83,14 +83,14 @@ pub enum DmarStructure<'a> {
         segment: u16,
         /// The devices need their cache (`ATC_REQUIRED`).
         required: bool,
-        /// The devices.
+        /// The devices that the structure names.
         devices: Scopes<'a>,
     },
     /// Properties of devices on the chip, in the flags of their scopes.
     Sidp {
         /// PCI segment of the devices.
         segment: u16,
-        /// The devices.
+        /// The devices that the structure names.
         devices: Scopes<'a>,
     },
     /// A type that the specification reserves; software ignores it.

@@ -90,7 +90,7 @@ impl<'a> ItsGroup<'a> {
 /// A PCI root complex.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RootComplex {
-    /// PCI segment.
+    /// PCI segment of the root complex.
     pub segment: u32,
     /// Memory access properties (table 14).
     pub memory_properties: u64,

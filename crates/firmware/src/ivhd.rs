@@ -18,14 +18,14 @@ pub enum DeviceEntryKind<'a> {
     All,
     /// One device (types 2, 66 and 70).
     Select {
-        /// The device.
+        /// The requester ID of the entry.
         device: RequesterId,
         /// The requester ID that the unit sees on its accesses; another one for aliases.
         alias: RequesterId,
     },
     /// All devices from the first to the last (types 3, 67 and 71, with the end entry, type 4).
     Range {
-        /// First device.
+        /// First requester ID of the range.
         first: RequesterId,
         /// Last device (inclusive).
         last: RequesterId,
@@ -45,11 +45,11 @@ pub enum DeviceEntryKind<'a> {
     AcpiDevice {
         /// The requester ID that the unit sees.
         device: RequesterId,
-        /// Hardware ID.
+        /// ACPI hardware ID (_HID).
         hid: [u8; 8],
-        /// Compatible ID.
+        /// ACPI compatible ID (_CID).
         cid: [u8; 8],
-        /// Unique ID.
+        /// ACPI unique ID (_UID).
         uid: AcpiUid<'a>,
     },
     /// A type that the specification reserves.
@@ -77,7 +77,7 @@ pub enum AcpiUid<'a> {
 /// Devices with the settings that the unit's device table gets for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceEntry<'a> {
-    /// The devices.
+    /// The devices that the entry names.
     pub kind: DeviceEntryKind<'a>,
     /// Settings (DTE setting field): INIT, external interrupt and NMI pass, system management
     /// message enable, LINT0 and LINT1 pass.

@@ -178,7 +178,7 @@ impl Ivmd {
 /// A device with the unit that translates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IvrsDevice<'a> {
-    /// The unit.
+    /// The unit that translates the device.
     pub unit: Ivhd<'a>,
     /// The requester ID that the unit sees on accesses of the device.
     pub alias: RequesterId,

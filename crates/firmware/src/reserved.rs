@@ -32,7 +32,8 @@ pub enum Treatment {
     Unusable,
 }
 
-/// The region where VT-d and AMD-Vi take a write as an interrupt (VT-d specification, section 3.14).
+/// The region where VT-d and AMD-Vi take a write as an interrupt (VT-d specification, section
+/// 3.14).
 pub const X86_INTERRUPTS: ReservedRegion = unusable(0xfee0_0000, 0xfeef_ffff);
 
 /// The reserved region of HyperTransport (AMD I/O Virtualization specification, section 2.1.2).

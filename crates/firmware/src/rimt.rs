@@ -33,7 +33,7 @@ pub struct RimtNode<'a> {
 /// Content of a node, by type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RimtNodeKind<'a> {
-    /// A unit.
+    /// A RISC-V IOMMU.
     Iommu(RimtIommu<'a>),
     /// A PCIe root complex.
     RootComplex {
@@ -74,7 +74,7 @@ pub enum IommuLocation {
     Pcie {
         /// Segment of the device.
         segment: u16,
-        /// The device.
+        /// The requester ID of the unit.
         device: RequesterId,
     },
 }
@@ -208,7 +208,10 @@ impl<'a> Rimt<'a> {
         segment: u16,
         requester: RequesterId,
     ) -> Result<Option<Endpoint<RimtIommu<'a>>>, TableError> {
-        let ours = |node: &RimtNode<'a>| matches!(node.kind, RimtNodeKind::RootComplex { segment: here, .. } if here == segment);
+        let ours = |node: &RimtNode<'a>| match node.kind {
+            RimtNodeKind::RootComplex { segment: here, .. } => here == segment,
+            _ => false,
+        };
         for node in self.nodes().filter(ours) {
             if let Some(found) = self.map(&node, u32::from(requester.get()))? {
                 return Ok(Some(found));

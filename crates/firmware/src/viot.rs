@@ -39,7 +39,7 @@ pub enum ViotNode {
         /// Offset of the unit's node in the table.
         output: u16,
     },
-    /// A unit.
+    /// A virtio-iommu.
     Unit(ViotUnit),
     /// A type that the specification reserves; software ignores it.
     Other(u8),
@@ -52,7 +52,7 @@ pub enum ViotUnit {
     Pci {
         /// Segment of the device.
         segment: u16,
-        /// The device.
+        /// The requester ID of the unit.
         device: RequesterId,
     },
     /// A device of the MMIO transport.

@@ -39,7 +39,7 @@ pub enum ViotNode {
         /// Offset of the unit's node in the table.
         output: u16,
     },
-    /// A virtio-iommu.
+    /// A virtio-iommu device and its transport.
     Unit(ViotUnit),
     /// A type that the specification reserves; software ignores it.
     Other(u8),

@@ -8,7 +8,7 @@ use ringfence_qemu_judge::{
 use ringfence_riscv_iommu::Options as UnitOptions;
 
 /// Accesses of a run, unless `RINGFENCE_JUDGED` sets another number.
-const ACCESSES: u64 = 4_000;
+const ACCESSES: u64 = 10_000;
 
 /// Returns the number in an environment variable.
 fn variable(name: &str) -> Option<u64> {

@@ -13,7 +13,7 @@ use ringfence_virtio_iommu::ReservedRegionKind;
 use ringfence_virtio_iommu_driver::{Failure, FaultReason, FaultRecord, Status, UnitError};
 
 /// Accesses of a run. `RINGFENCE_JUDGED` sets another number.
-const ACCESSES: u64 = 5_000;
+const ACCESSES: u64 = 50_000;
 
 fn machine(properties: &str) -> Machine {
     let unit = format!("virtio-iommu-pci,addr=1.0{properties}");

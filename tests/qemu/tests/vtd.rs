@@ -11,7 +11,7 @@ use ringfence_types::{
 use ringfence_vtd::{Interface, Mode};
 
 /// Accesses of a run, unless `RINGFENCE_JUDGED` sets another number.
-const ACCESSES: u64 = 5_000;
+const ACCESSES: u64 = 15_000;
 
 /// Returns the number in an environment variable.
 fn variable(name: &str) -> Option<u64> {

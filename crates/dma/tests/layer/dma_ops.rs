@@ -30,7 +30,8 @@ fn machine(last_memory: u64, gart: bool, calgary: bool, option: IommuOption) -> 
 fn each_bus_gets_the_operations_that_linux_chose() {
     use DmaOpsKind::{Calgary as C, Gart as G, NoMmu as N, Swiotlb as S};
     use IommuOption::{Force, Off, Soft, Unset};
-    // Memory, GART, Calgary, option; operations on bus 2, on disabled bus 3, and on bus 66.
+    // Memory, GART, Calgary, option; operations on bus 2, on disabled bus 3, and on buses that
+    // differ from bus 2 in one bit.
     let cases = [
         (MIB_512, false, false, Unset, [N, N, N]),
         (GIB_8, false, false, Unset, [S, S, S]),
@@ -50,8 +51,10 @@ fn each_bus_gets_the_operations_that_linux_chose() {
     ];
     for (memory, gart, calgary, option, expected) in cases {
         let machine = machine(memory, gart, calgary, option);
-        let found = [2, 3, 66].map(|bus| machine.choose(on(bus)));
-        assert_eq!(found, expected, "{machine:?}");
+        for other in [0, 6, 10, 18, 34, 66, 130] {
+            let found = [2, 3, other].map(|bus| machine.choose(on(bus)));
+            assert_eq!(found, expected, "{machine:?}, bus {other}");
+        }
     }
     assert_eq!(
         [N, S, G, C].map(DmaOpsKind::isolates),

@@ -298,6 +298,23 @@ mod tests {
         }
     }
 
+    /// The layer that is timed for a size is that of its mode.
+    #[test]
+    fn sizes_are_timed_in_their_modes() {
+        let setting = Setting {
+            runs: 1,
+            ..Setting::smoke()
+        };
+        let runs = runs(&setting).unwrap();
+        for flush in [FlushKind::PerUnmap, FlushKind::Deferred] {
+            let all = timed(&setting, &runs, &SIZES, flush).unwrap();
+            for (size, costs) in SIZES.into_iter().zip(all) {
+                let wanted = Some(TimedSubject::Mode(mode(size, flush).unwrap()));
+                assert_eq!(costs[0].subject, wanted);
+            }
+        }
+    }
+
     /// C is 1816 cycles plus two pairs, and throughput is 1500 x 8 x 3.1 / C = 37200 / C.
     #[test]
     fn cycles_throughput_and_ratio_follow_from_the_pairs() {

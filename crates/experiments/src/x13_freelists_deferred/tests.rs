@@ -1,10 +1,12 @@
 //! Tests of X13.
 
 use ringfence_devices::nic::NicProfile;
+use ringfence_lab::modes::Alloc;
 
 use super::*;
 use crate::allocators::Counts;
 use crate::stream::assert_counted;
+use crate::timed::TimedSubject;
 
 #[test]
 fn text_compares_the_gain_with_the_paper() {
@@ -208,7 +210,11 @@ fn gain_at_w_is_that_of_deferred_costs() {
         ("all rings", pairs(&all)),
     ]) {
         assert_eq!(*rings, name);
-        for cost in costs {
+        for (cost, k) in costs.iter().zip(AROUND_W) {
+            let Some(TimedSubject::Mode(mode)) = &cost.subject else {
+                panic!("{:?} is timed", cost.subject);
+            };
+            assert_eq!(mode.alloc, Alloc::Eiovar(Some(k)), "{rings}");
             assert_eq!(cost.pairs, pairs, "{rings}");
             assert!((1..pairs / 200).contains(&cost.invalidations), "{cost:?}");
         }

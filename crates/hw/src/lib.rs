@@ -66,7 +66,7 @@ pub use interrupt::{
     InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
 };
 pub use nested::{
-    NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Pasid, Stage,
+    NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Stage,
 };
 pub use queued_invalidation::{BadDescriptor, InvalidationDescriptor};
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};

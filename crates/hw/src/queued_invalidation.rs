@@ -4,10 +4,8 @@
 //! driver encodes them; a virtual machine monitor that emulates a unit decodes them.
 
 use ringfence_types::{
-    CachedLevels, DomainId, Invalidation, IovaRange, Pfn, PfnRange, PhysAddr, RequesterId,
+    CachedLevels, DomainId, Invalidation, IovaRange, Pasid, Pfn, PfnRange, PhysAddr, RequesterId,
 };
-
-use crate::Pasid;
 
 /// Type of the descriptor, bits 0..=3.
 const TYPE: u64 = 0xf;

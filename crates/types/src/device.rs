@@ -46,6 +46,31 @@ impl RequesterId {
     }
 }
 
+/// Process address space identifier of 20 bits, the tag of a first stage (PCI Express Base
+/// Specification, section 6.20).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pasid(u32);
+
+impl Pasid {
+    /// The number that Linux gives to requests without a PASID (`IOMMU_NO_PASID`).
+    pub const ZERO: Self = Self(0);
+
+    /// Creates a PASID; `None` above 20 bits.
+    #[inline]
+    pub const fn new(raw: u32) -> Option<Self> {
+        if raw >> 20 != 0 {
+            return None;
+        }
+        Some(Self(raw))
+    }
+
+    /// Returns the number.
+    #[inline]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
 impl fmt::Display for RequesterId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -81,5 +106,16 @@ impl DomainId {
 impl fmt::Display for DomainId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pasid_has_20_bits() {
+        assert_eq!(Pasid::new((1 << 20) - 1).map(Pasid::get), Some(0xf_ffff));
+        assert_eq!(Pasid::new(1 << 20), None);
     }
 }

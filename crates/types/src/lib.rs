@@ -28,7 +28,7 @@ mod ring;
 mod time;
 
 pub use address::{Address, DeviceVisible, GuestPhysAddr, GuestPhysical, Iova, PhysAddr, Physical};
-pub use device::{DomainId, RequesterId};
+pub use device::{DomainId, Pasid, RequesterId};
 pub use direction::{Access, Direction, Permissions};
 pub use fault::{Fault, FaultReason};
 pub use frames::{FrameSource, OutOfFrames};

@@ -2,15 +2,17 @@
 //! section 6.5.3.3 "Guidance to Software for Invalidations").
 
 use ringfence_pgtable::{Context, Levels, TableError, TranslationType};
-use ringfence_types::{DomainId, FrameSource, PhysMemory, Registers, RequesterId};
+use ringfence_types::{DomainId, FrameSource, Pasid, PhysMemory, Registers, RequesterId};
 
 use crate::attachment::{Attachment, Translation};
 use crate::error::{Feature, UnitError};
-use crate::pasid::Pasid;
 use crate::pasid_entry::entry;
 use crate::plan::Plan;
 use crate::scalable::PASID_BITS;
 use crate::unit::{Tables, Unit};
+
+/// The PASID that this driver gives to requests without one.
+const RID_PASID: Pasid = Pasid::ZERO;
 
 impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     /// Translates the requests of `device` that have no PASID, as members of `domain`.
@@ -23,7 +25,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         domain: DomainId,
         translation: Translation,
     ) -> Result<(), UnitError> {
-        self.attach_pasid(device, Pasid::WITHOUT, domain, translation)
+        self.attach_pasid(device, RID_PASID, domain, translation)
     }
 
     /// Passes the requests of `device` through untranslated. `domain` has no other use.
@@ -166,7 +168,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     }
 
     fn check_pasid(&self, pasid: Pasid) -> Result<(), UnitError> {
-        if pasid == Pasid::WITHOUT {
+        if pasid == RID_PASID {
             return Ok(());
         }
         let Some(bits) = self.capabilities.pasid_bits.filter(|_| self.is_scalable()) else {

@@ -1,9 +1,7 @@
 //! The entry of a device or PASID.
 
 use ringfence_pgtable::Levels;
-use ringfence_types::{DomainId, PhysAddr, RequesterId};
-
-use crate::pasid::Pasid;
+use ringfence_types::{DomainId, Pasid, PhysAddr, RequesterId};
 
 /// The translation of a device's requests with one PASID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,10 +1,9 @@
 //! Invalidation commands: descriptors of the queue (VT-d specification, section 6.5.2) and values
 //! of the registers (sections 11.4.6 and 11.4.8).
 
-use ringfence_types::{CachedLevels, DomainId, PhysAddr, RequesterId};
+use ringfence_types::{CachedLevels, DomainId, Pasid, PhysAddr, RequesterId};
 
 use crate::cover::Block;
-use crate::pasid::Pasid;
 use crate::registers::{ICC, IVT};
 
 /// An invalidation, or a wait for those before it.

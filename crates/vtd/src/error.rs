@@ -3,9 +3,7 @@
 use core::fmt;
 
 use ringfence_pgtable::{Levels, TableError};
-use ringfence_types::{DomainId, InvalidationError, PhysAddr, RequesterId};
-
-use crate::pasid::Pasid;
+use ringfence_types::{DomainId, InvalidationError, Pasid, PhysAddr, RequesterId};
 
 /// The reason why an operation on a unit failed. Unless a variant says otherwise, the tables and
 /// the devices' rights are unchanged.

@@ -1,9 +1,8 @@
 //! Fault records (VT-d specification, sections 7.2 and 11.4.14).
 
-use ringfence_types::{FaultReason, Iova, Registers, RequesterId};
+use ringfence_types::{FaultReason, Iova, Pasid, Registers, RequesterId};
 
 use crate::capabilities::Capabilities;
-use crate::pasid::Pasid;
 use crate::registers::{ABSENT, FSTS, PFO, PPF};
 
 /// F, bit 127 of a record: the record is valid. Writing it clears the record.

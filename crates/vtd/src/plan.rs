@@ -1,12 +1,11 @@
 //! The commands that an invalidation needs (VT-d specification, section 6.5.3.3 "Guidance to
 //! Software for Invalidations").
 
-use ringfence_types::{CachedLevels, DomainId, Invalidation, PfnRange, RequesterId};
+use ringfence_types::{CachedLevels, DomainId, Invalidation, Pasid, PfnRange, RequesterId};
 
 use crate::attachment::{Attachment, Translation};
 use crate::command::{Command, Commands};
 use crate::cover::cover;
-use crate::pasid::Pasid;
 
 /// Entries of the context cache without a domain-id: those that were not present, in caching mode,
 /// and all in scalable mode.

@@ -8,10 +8,9 @@
 use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{Coherency, TableError};
-use ringfence_types::{FrameSource, PhysAddr, PhysMemory, RequesterId};
+use ringfence_types::{FrameSource, Pasid, PhysAddr, PhysMemory, RequesterId};
 
 use crate::frames::{fresh_frame, write_back};
-use crate::pasid::Pasid;
 use crate::pasid_entry::{POINTER, PRESENT, WORDS};
 
 /// PDTS = 2, bits 11:9 of a context entry: 2^(2 + 7) directory entries, one frame.

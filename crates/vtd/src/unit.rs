@@ -172,7 +172,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         registers::flush_write_buffer(&self.registers, self.poll_limit)
     }
 
-    /// Returns the oldest fault record and removes it; `None` if there is none.
+    /// Returns the oldest fault record and removes it.
     pub fn next_fault(&mut self) -> Option<FaultRecord> {
         self.faults.next(&self.registers, &self.capabilities)
     }

@@ -4,10 +4,8 @@ use alloc::collections::VecDeque;
 
 use ringfence_pgtable::Leaf;
 use ringfence_types::{
-    DomainId, GuestPhysAddr, Iova, IovaRange, PageSize, Permissions, PfnRange, PhysAddr,
+    DomainId, GuestPhysAddr, Iova, IovaRange, PageSize, Pasid, Permissions, PfnRange, PhysAddr,
 };
-
-use super::Pasid;
 
 /// A combined translation: IOVA to host address, of the smaller page of both stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

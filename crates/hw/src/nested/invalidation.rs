@@ -1,10 +1,10 @@
 //! Invalidations of a nested unit (VT-d specification, sections 6.5.2.3 and 6.5.2.4).
 
 use ringfence_types::{
-    DomainId, Invalidation, InvalidationError, Invalidator, PfnRange, RequesterId, Ticket,
+    DomainId, Invalidation, InvalidationError, Invalidator, Pasid, PfnRange, RequesterId, Ticket,
 };
 
-use super::{NestedUnit, Pasid};
+use super::NestedUnit;
 
 /// An invalidation by the owner of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

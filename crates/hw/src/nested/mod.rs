@@ -22,4 +22,4 @@ mod view;
 
 pub use fault::{NestedFault, Stage};
 pub use invalidation::NestedInvalidation;
-pub use unit::{NestedStats, NestedUnit, NestedUnitConfig, Pasid};
+pub use unit::{NestedStats, NestedUnit, NestedUnitConfig};

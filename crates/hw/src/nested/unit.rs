@@ -6,8 +6,8 @@ use core::cell::{Cell, RefCell};
 
 use ringfence_pgtable::{Cursor, FirstStage, NestedEntry, SecondStage, WalkErrorKind, walk};
 use ringfence_types::{
-    Access, Fault, FaultReason, GuestPhysAddr, Iova, IovaRange, PageSize, PhysAddr, PhysMemory,
-    PhysRange, RequesterId,
+    Access, Fault, FaultReason, GuestPhysAddr, Iova, IovaRange, PageSize, Pasid, PhysAddr,
+    PhysMemory, PhysRange, RequesterId,
 };
 
 use super::cache::{Combined, CombinedCache, SecondStageCache};
@@ -15,29 +15,6 @@ use super::fault::StageFault;
 use super::view::SecondStageView;
 use super::{NestedFault, Stage};
 use crate::{FaultLog, MAX_TRANSLATED_BYTES, Translate, Translation};
-
-/// Process address space id, the tag of a first stage: 20 bits. Requests without a PASID use the
-/// one that the host chose for the device (RID_PASID).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pasid(u32);
-
-impl Pasid {
-    /// The number that Linux gives to requests without a PASID (`IOMMU_NO_PASID`).
-    pub const ZERO: Self = Self(0);
-
-    /// Creates a PASID; `None` above 20 bits.
-    pub const fn new(raw: u32) -> Option<Self> {
-        if raw >> 20 != 0 {
-            return None;
-        }
-        Some(Self(raw))
-    }
-
-    /// Returns the number.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
 
 /// Parameters of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

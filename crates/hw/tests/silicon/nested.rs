@@ -7,11 +7,11 @@ mod walks;
 
 use std::sync::atomic::AtomicU64;
 
-use ringfence_hw::{NestedUnit, NestedUnitConfig, Pasid, Translate};
+use ringfence_hw::{NestedUnit, NestedUnitConfig, Translate};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, FirstStage, Levels, NestedEntry, SecondStage, Table};
 use ringfence_types::{
-    Access, GuestPhysAddr, Iova, MemoryError, PageSize, Permissions, PhysAddr, PhysMemory,
+    Access, GuestPhysAddr, Iova, MemoryError, PageSize, Pasid, Permissions, PhysAddr, PhysMemory,
     PhysRange, RequesterId, TABLE_WORDS,
 };
 

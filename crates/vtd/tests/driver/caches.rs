@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use ringfence_pgtable::Levels;
-use ringfence_types::{DomainId, PhysAddr, PhysMemory, RequesterId};
-use ringfence_vtd::{Mode, Pasid, Translation};
+use ringfence_types::{DomainId, Pasid, PhysAddr, PhysMemory, RequesterId};
+use ringfence_vtd::{Mode, Translation};
 
 use crate::model::{self, CAP, CM, ECAP, ECAP_SCALABLE, Event, Model};
 

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ringfence_memory::Arena;
 use ringfence_memory::fake::NonCoherent;
 use ringfence_pgtable::Levels;
-use ringfence_types::{DomainId, MemoryError, PhysAddr, PhysMemory, RequesterId, TABLE_WORDS};
-use ringfence_vtd::{Interface, Mode, Pasid, Translation, Unit};
+use ringfence_types::{
+    DomainId, MemoryError, Pasid, PhysAddr, PhysMemory, RequesterId, TABLE_WORDS,
+};
+use ringfence_vtd::{Interface, Mode, Translation, Unit};
 
 use crate::model::{self, CAP, ECAP, ECAP_SCALABLE, Model};
 

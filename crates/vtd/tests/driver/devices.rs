@@ -2,8 +2,8 @@
 
 use crate::model::{self, CAP, CM, ECAP, ECAP_SCALABLE, Event, GCMD, Model, RWBF, start, words};
 use ringfence_pgtable::Levels;
-use ringfence_types::{DomainId, PhysAddr, RequesterId};
-use ringfence_vtd::{Feature, Mode, Pasid, Translation, UnitError};
+use ringfence_types::{DomainId, Pasid, PhysAddr, RequesterId};
+use ringfence_vtd::{Feature, Mode, Translation, UnitError};
 
 const ROOT: u64 = 0x10_0000;
 /// Present, in root and directory entries.

@@ -6,10 +6,10 @@ use crate::model::{
 use proptest::prelude::*;
 use ringfence_pgtable::Levels;
 use ringfence_types::{
-    CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Pfn, PfnRange, PhysAddr,
-    RequesterId, RingId, Ticket,
+    CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Pasid, Pfn, PfnRange,
+    PhysAddr, RequesterId, RingId, Ticket,
 };
-use ringfence_vtd::{Interface, Mode, Pasid, Translation, Unit};
+use ringfence_vtd::{Interface, Mode, Translation, Unit};
 
 const DOMAIN: DomainId = DomainId::new(7);
 const FIRST: Translation = Translation::FirstStage {

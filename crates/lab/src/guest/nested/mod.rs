@@ -137,7 +137,7 @@ impl NestedHost {
 mod tests {
     use super::*;
     use crate::layer::LayerPlatform;
-    use ringfence_hw::Pasid;
+    use ringfence_types::Pasid;
     use ringfence_types::{CachedLevels, DomainId, Pfn, PfnRange};
 
     /// A descriptor of another PASID or of the host's stage stops the queue, as a malformed one

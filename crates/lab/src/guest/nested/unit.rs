@@ -5,12 +5,12 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use ringfence_devices::{Bus, DmaRequest, Observer};
-use ringfence_hw::{FaultLog, IommuStats, NestedInvalidation, NestedUnit, NestedUnitConfig, Pasid};
+use ringfence_hw::{FaultLog, IommuStats, NestedInvalidation, NestedUnit, NestedUnitConfig};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Levels, MapRequest, NestedEntry, SecondStage, Table, TableError};
 use ringfence_types::{
-    DomainId, Fault, FrameSource, GuestPhysAddr, Iova, PageSize, Permissions, PhysAddr, PhysMemory,
-    PhysRange, RequesterId,
+    DomainId, Fault, FrameSource, GuestPhysAddr, Iova, PageSize, Pasid, Permissions, PhysAddr,
+    PhysMemory, PhysRange, RequesterId,
 };
 
 use super::WRITE_ONLY_OFFSET;

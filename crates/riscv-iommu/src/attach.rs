@@ -141,6 +141,11 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         // A unit does not cache entries without V. It may have read some words of this one before
         // the driver wrote them, and V after: no such mix survives the invalidation.
         let command = Command::DeviceContext { device: Some(id) };
+        self.invalidate_new(entry, command)
+    }
+
+    /// Executes `command` for a new entry, and clears the entry if that fails.
+    fn invalidate_new(&mut self, entry: PhysAddr, command: Command) -> Result<(), UnitError> {
         let done = self.submit_plan(|_, emit| emit(command));
         let done = done.and_then(|ticket| self.wait_for(ticket));
         if let Err(error) = done {
@@ -201,13 +206,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             device: id,
             process,
         };
-        let done = self.submit_plan(|_, emit| emit(command));
-        let done = done.and_then(|ticket| self.wait_for(ticket));
-        if let Err(error) = done {
-            self.clear(entry)?;
-            return Err(UnitError::Invalidation(error));
-        }
-        Ok(())
+        self.invalidate_new(entry, command)
     }
 
     /// Blocks a process and invalidates everything that was cached through its context.

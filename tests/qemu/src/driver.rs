@@ -60,6 +60,27 @@ pub struct Options {
     pub broken: Broken,
 }
 
+impl Options {
+    /// Judges `accesses` with seed 1, unless `RINGFENCE_JUDGED` and `RINGFENCE_SEED` set other
+    /// numbers.
+    ///
+    /// # Errors
+    /// A variable holds no number.
+    pub fn from_environment(accesses: u64, broken: Broken) -> anyhow::Result<Self> {
+        let variable = |name, default| match std::env::var(name) {
+            Ok(text) => text
+                .parse()
+                .with_context(|| format!("{name} holds no number: {text}")),
+            Err(_) => Ok(default),
+        };
+        Ok(Self {
+            seed: variable("RINGFENCE_SEED", 1)?,
+            accesses: variable("RINGFENCE_JUDGED", accesses)?,
+            broken,
+        })
+    }
+}
+
 /// Runs the driver on `unit`, which confines the devices of `machine`. All devices are blocked at
 /// first and afterwards.
 ///

@@ -107,7 +107,7 @@ pub trait Family: Invalidator {
         false
     }
 
-    /// Returns the oldest fault record and removes it; `None` if there is none.
+    /// Returns the oldest fault record and removes it.
     ///
     /// # Errors
     /// The record is malformed.

@@ -10,12 +10,6 @@ use ringfence_types::PageSize;
 /// Accesses of a run, unless `RINGFENCE_JUDGED` sets another number.
 const ACCESSES: u64 = 15_000;
 
-/// Returns the number in an environment variable.
-fn variable(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap())
-}
-
 fn machine() -> Machine {
     Machine::start(&Setup {
         board: Board::Q35,
@@ -31,17 +25,15 @@ fn run(levels: u8, largest: PageSize, broken: Broken) -> anyhow::Result<Report> 
     let machine = machine();
     let format = AmdV1::new(Level::new(levels).unwrap()).with_pages_up_to(largest);
     let mut unit = AmdVi::start(&machine, format)?;
-    let accesses = variable("RINGFENCE_JUDGED").unwrap_or(ACCESSES);
-    let options = Options {
-        seed: variable("RINGFENCE_SEED").unwrap_or(1),
-        accesses,
-        broken,
-    };
+    let options = Options::from_environment(ACCESSES, broken)?;
     let report = drive(&machine, &mut unit, &options)?;
     unit.stop()?;
     println!("{levels} levels, pages up to {largest}: {report}");
     for kind in Kind::ALL {
-        assert!(report.of(kind) > accesses / 100, "{kind:?}: {report}");
+        assert!(
+            report.of(kind) > options.accesses / 100,
+            "{kind:?}: {report}"
+        );
     }
     Ok(report)
 }

@@ -10,12 +10,6 @@ use ringfence_riscv_iommu::Options as UnitOptions;
 /// Accesses of a run, unless `RINGFENCE_JUDGED` sets another number.
 const ACCESSES: u64 = 10_000;
 
-/// Returns the number in an environment variable.
-fn variable(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap())
-}
-
 /// A configuration of the unit.
 #[derive(Debug, Clone, Copy)]
 struct Case {
@@ -48,7 +42,7 @@ const CASES: [Case; 10] = [
     case(Stage::SecondOfGuest, Levels::Three, false, 16),
 ];
 
-fn run(case: &Case, broken: Broken, accesses: u64, seed: u64) -> anyhow::Result<Report> {
+fn run(case: &Case, options: &Options) -> anyhow::Result<Report> {
     let device = match case.base_format {
         true => "riscv-iommu-pci,addr=1.0,intremap=off",
         false => "riscv-iommu-pci,addr=1.0",
@@ -65,12 +59,7 @@ fn run(case: &Case, broken: Broken, accesses: u64, seed: u64) -> anyhow::Result<
         ..UnitOptions::default()
     };
     let mut unit = RiscvIommu::new(&machine, case.stage, case.levels, unit_options)?;
-    let options = Options {
-        seed,
-        accesses,
-        broken,
-    };
-    let report = drive(&machine, &mut unit, &options)?;
+    let report = drive(&machine, &mut unit, options)?;
     unit.unit
         .disable(machine.frames())
         .map_err(|(_, error)| error)?;
@@ -79,14 +68,13 @@ fn run(case: &Case, broken: Broken, accesses: u64, seed: u64) -> anyhow::Result<
 
 #[test]
 fn every_verdict_is_the_oracles() {
-    let accesses = variable("RINGFENCE_JUDGED").unwrap_or(ACCESSES);
-    let seed = variable("RINGFENCE_SEED").unwrap_or(1);
-    for (seed, case) in (seed..).zip(&CASES) {
-        let report = run(case, Broken::Nothing, accesses, seed)
+    let first = Options::from_environment(ACCESSES, Broken::Nothing).unwrap();
+    for (seed, case) in (first.seed..).zip(&CASES) {
+        let report = run(case, &Options { seed, ..first })
             .unwrap_or_else(|error| panic!("{case:?}: {error:#}"));
         println!("{case:?}: {report}");
         for kind in Kind::ALL {
-            assert!(report.of(kind) > accesses / 100, "{kind:?}: {report}");
+            assert!(report.of(kind) > first.accesses / 100, "{kind:?}: {report}");
         }
     }
 }
@@ -100,7 +88,12 @@ fn errors_of_the_mapping_layer_are_caught() {
             Broken::WithoutLastPage,
             Broken::OtherDomain,
         ] {
-            let error = run(case, broken, ACCESSES, 1).expect_err("not caught");
+            let options = Options {
+                seed: 1,
+                accesses: ACCESSES,
+                broken,
+            };
+            let error = run(case, &options).expect_err("not caught");
             let found = error.downcast_ref::<Disagreement>();
             println!("{case:?} {broken:?}: {error:#}");
             assert!(found.is_some(), "{case:?} {broken:?}: {error:#}");

@@ -30,17 +30,15 @@ fn machine(properties: &str) -> Machine {
 fn run(properties: &str, broken: Broken) -> anyhow::Result<Report> {
     let machine = machine(properties);
     let mut unit = Virtio::start(&machine)?;
-    let accesses = std::env::var("RINGFENCE_JUDGED").map_or(ACCESSES, |n| n.parse().unwrap());
-    let options = Options {
-        seed: 1,
-        accesses,
-        broken,
-    };
+    let options = Options::from_environment(ACCESSES, broken)?;
     let report = drive(&machine, &mut unit, &options)?;
     unit.stop()?;
     println!("{properties}: {report}");
     for kind in Kind::ALL {
-        assert!(report.of(kind) > accesses / 100, "{kind:?}: {report}");
+        assert!(
+            report.of(kind) > options.accesses / 100,
+            "{kind:?}: {report}"
+        );
     }
     assert_eq!(machine.frames().in_use(), 0);
     Ok(report)

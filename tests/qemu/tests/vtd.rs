@@ -13,12 +13,6 @@ use ringfence_vtd::{Interface, Mode};
 /// Accesses of a run, unless `RINGFENCE_JUDGED` sets another number.
 const ACCESSES: u64 = 15_000;
 
-/// Returns the number in an environment variable.
-fn variable(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap())
-}
-
 fn machine(properties: &str) -> Machine {
     let unit = format!("intel-iommu{properties}");
     Machine::start(&Setup {
@@ -45,17 +39,15 @@ fn run<T: Stage>(
         poll_limit: 1000,
     };
     let mut unit = Vtd::start(&machine, &options, format)?;
-    let accesses = variable("RINGFENCE_JUDGED").unwrap_or(ACCESSES);
-    let options = Options {
-        seed: variable("RINGFENCE_SEED").unwrap_or(1),
-        accesses,
-        broken,
-    };
+    let options = Options::from_environment(ACCESSES, broken)?;
     let report = drive(&machine, &mut unit, &options)?;
     unit.stop()?;
     println!("{properties} {mode:?} {interface:?}: {report}");
     for kind in Kind::ALL {
-        assert!(report.of(kind) > accesses / 100, "{kind:?}: {report}");
+        assert!(
+            report.of(kind) > options.accesses / 100,
+            "{kind:?}: {report}"
+        );
     }
     assert_eq!(machine.frames().in_use(), 0);
     Ok(report)
@@ -147,7 +139,7 @@ fn broken_invalidations_are_caught() {
             let disagreement = error.downcast_ref::<Disagreement>();
             let disagreement = disagreement.unwrap_or_else(|| panic!("{broken:?}: {error}"));
             assert_eq!(disagreement.kind, Kind::AfterUnmap, "{broken:?}: {error}");
-            // The stale translation let the access land. A read has its fault record compared first.
+            // The stale translation let the access land. A read compares its fault record first.
             let problems = ["write: Landed, expected Stopped", "read: no fault record"];
             let problem = disagreement.problem.as_str();
             assert!(problems.contains(&problem), "{broken:?}: {error}");

@@ -36,7 +36,7 @@ const POINTER: u64 = 0x000f_ffff_ffff_ffff;
 pub struct FaultRecord {
     /// The decoded event.
     pub event: Event,
-    /// The words of the record, zero if there is none.
+    /// The words of the record; zero for lost records.
     pub raw: [u64; 2],
 }
 

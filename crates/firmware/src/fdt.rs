@@ -148,7 +148,7 @@ struct Level<'a> {
     /// Cells of an address and of a size in the `reg` of its children.
     address: u32,
     size: u32,
-    /// The way of its children's addresses to its parent's; `None` if there is none.
+    /// Translation of its children's addresses to its parent's; `None` without `ranges`.
     ranges: Option<Bytes<'a>>,
     is_pci: bool,
 }

@@ -108,7 +108,7 @@ pub struct SmmuV3 {
     /// Flags: COHACC override (bit 0), HTTU override (bits 2:1), proximity domain valid (bit 3),
     /// device ID mapping valid (bit 4).
     pub flags: u32,
-    /// Address of the VATOS page; 0 if there is none.
+    /// Address of the VATOS page, or 0.
     pub vatos: PhysAddr,
     /// Model; 0 is generic.
     pub model: u32,

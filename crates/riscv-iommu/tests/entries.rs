@@ -152,7 +152,7 @@ fn the_segment_is_part_of_the_device_id() {
     assert_eq!(unit.pass_through(&frames, device(9)), Err(beyond));
 }
 
-/// The unit does not snoop: entries and commands are in memory before the unit is told of them.
+/// The unit does not snoop: entries and commands reach memory before the doorbell.
 #[test]
 fn entries_and_commands_are_written_back() {
     let (processors, devices) = (Machine::new(), Machine::new());

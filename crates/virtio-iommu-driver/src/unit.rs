@@ -121,7 +121,7 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         &self.capabilities
     }
 
-    /// Returns the oldest fault event and gives its buffer back; `None` if there is none. A device
+    /// Returns the oldest fault event and gives its buffer back. A device
     /// drops faults for which it has no buffer, without a trace.
     pub fn next_fault(&mut self) -> Option<FaultRecord> {
         let base = self.options.first_endpoint;

@@ -50,7 +50,7 @@ pub(crate) struct Model {
     pub(crate) answers: Cell<Option<u8>>,
     /// All requests that were answered that way.
     pub(crate) log: RefCell<Vec<Vec<u8>>>,
-    /// The status stays as it is.
+    /// The status does not change.
     pub(crate) is_stuck: Cell<bool>,
     /// FEATURES_OK does not stay.
     pub(crate) rejects: Cell<bool>,

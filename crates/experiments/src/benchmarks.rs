@@ -13,6 +13,7 @@ use super::published::{Benchmark, Nic};
 use super::stream::{in_turns_of, last};
 use super::timed::{Cost, CountedSteps, TimedSubject};
 use ringfence_lab::LabError;
+use ringfence_lab::meter::cycles;
 
 /// The modes other than `none`, in the order of the paper's tables.
 pub(super) const MODES: [&str; 6] = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
@@ -93,7 +94,7 @@ fn histories<L: Workload>(
     first: &[Run],
 ) -> Result<[HistoryCost; 2], LabError> {
     let sides = WITHOUT_LISTS.map(|(_, batch)| (None, batch));
-    let aged = run_history(history, capture, first, &sides)?;
+    let aged = run_history(history, capture, first, &sides, &cycles)?;
     let aged = aged.try_into();
     aged.map_err(|_| LabError::Internal("two histories"))
 }

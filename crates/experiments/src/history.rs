@@ -8,7 +8,6 @@ use super::allocators::DrivenAllocator;
 use super::capture::{Capture, Run};
 use super::finding::median;
 use ringfence_lab::LabError;
-use ringfence_lab::meter::cycles;
 
 /// Number of runs at the end of a history that are timed.
 const TIMED: usize = 3;
@@ -48,7 +47,8 @@ impl HistoryCost {
 }
 
 /// Runs each of `sides` (capacity of its freelists, and number of unmaps that free together)
-/// through `first`, the runs that `capture` has made, and then on to `history` runs in all.
+/// through `first`, the runs that `capture` has made, and then on to `history` runs in all. `now`
+/// reads the clock.
 ///
 /// # Errors
 /// The workload cannot continue, or the IOVA space is exhausted.
@@ -57,15 +57,16 @@ pub(super) fn run_history<W: Workload>(
     capture: &mut Capture<W>,
     first: &[Run],
     sides: &[(Option<Capacity>, usize)],
+    now: &dyn Fn() -> u64,
 ) -> Result<Vec<HistoryCost>, LabError> {
-    let overhead = clock_overhead();
+    let overhead = clock_overhead(now);
     let mut drivers = sides
         .iter()
         .map(|(lists, batch)| Ok((DrivenAllocator::new(*lists, *batch)?, Vec::new(), 0.0)))
         .collect::<Result<Vec<_>, LabError>>()?;
     let mut drive = |run: &Run| {
         for (driven, costs, steps) in &mut drivers {
-            let counts = driven.run_with_clock(&run.plan, |_| {}, cycles)?;
+            let counts = driven.run_with_clock(&run.plan, |_| {}, now)?;
             let each =
                 |ticks: u64, calls: u64| (ticks as f64 / calls.max(1) as f64 - overhead).max(0.0);
             *steps = counts.mean_steps();
@@ -102,19 +103,24 @@ pub(super) fn run_history<W: Workload>(
     drivers.into_iter().map(finish).collect()
 }
 
-/// Cycles between two reads of the counter with nothing in between: the smallest of many.
-fn clock_overhead() -> f64 {
+/// Cycles between two reads of the clock with nothing in between: the smallest of many.
+fn clock_overhead(now: &dyn Fn() -> u64) -> f64 {
     let reads = (0..1000).map(|_| {
-        let begin = cycles();
-        cycles().wrapping_sub(begin)
+        let begin = now();
+        now().wrapping_sub(begin)
     });
     reads.min().unwrap_or(0) as f64
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::vec::IntoIter;
+
     use ringfence_devices::nic::NicProfile;
     use ringfence_devices::workload::RequestResponse;
+    use ringfence_lab::meter::cycles;
+    use ringfence_lab::plan::Step;
 
     use super::*;
 
@@ -125,7 +131,7 @@ mod tests {
         let mut capture = Capture::with(nic, workload, nic.rx_frames, 2048).unwrap();
         let first = [capture.run().unwrap(), capture.run().unwrap()];
         let sides = [(None, 1), (Some(Capacity::Unbounded), 1)];
-        let found = run_history(30, &mut capture, &first, &sides).unwrap();
+        let found = run_history(30, &mut capture, &first, &sides, &cycles).unwrap();
         // The same runs again, by hand.
         let workload = RequestResponse::default();
         let mut capture = Capture::with(nic, workload, nic.rx_frames, 2048).unwrap();
@@ -142,5 +148,78 @@ mod tests {
             found.iter().all(|of| of.free_spread != of.spread),
             "{found:?}"
         );
+    }
+
+    /// Cycles of an allocation and of a free in a run, on one side: each pair of numbers is unique.
+    fn ticks(run: usize, side: usize) -> (u64, u64) {
+        let (run, side) = (run as u64, side as u64);
+        (
+            100 * run * run + 10 * side + 7,
+            10_000 * run * run + 1000 * side + 3,
+        )
+    }
+
+    /// The readings of a clock that two of its own reads take `overhead` cycles apart, while
+    /// `sides` execute `runs`.
+    fn readings(runs: &[Run], sides: &[(Option<Capacity>, usize)], overhead: u64) -> Vec<u64> {
+        let mut now = 0;
+        let mut readings = Vec::new();
+        let mut call = |cycles: u64| {
+            readings.extend([now, now + overhead + cycles]);
+            now += overhead + cycles + 1;
+        };
+        (0..1000).for_each(|_| call(0));
+        let mut waiting = vec![0; sides.len()];
+        for (number, run) in runs.iter().enumerate() {
+            for (side, (_, batch)) in sides.iter().enumerate() {
+                let (alloc, free) = ticks(number, side);
+                for timed in &run.plan.steps {
+                    match timed.step {
+                        Step::Map { count, .. } => (0..count).for_each(|_| call(alloc)),
+                        Step::Unmap { .. } => waiting[side] += 1,
+                        _ => {}
+                    }
+                    if waiting[side] == *batch {
+                        (0..*batch).for_each(|_| call(free));
+                        waiting[side] = 0;
+                    }
+                }
+            }
+        }
+        readings
+    }
+
+    /// On a clock by hand, each cost is that of its own call, side and runs: the second of the
+    /// first two is fresh, and the last three are aged.
+    #[test]
+    fn costs_are_those_of_their_calls_sides_and_runs() {
+        let nic = NicProfile::BRCM;
+        let capture = || {
+            let workload = RequestResponse::default();
+            Capture::with(nic, workload, nic.rx_frames, 2048).unwrap()
+        };
+        let mut runs = capture();
+        let runs: Vec<_> = (0..6).map(|_| runs.run().unwrap()).collect();
+        let lists = Some(Capacity::Unbounded);
+        let sides = [(None, 1), (lists, 1), (None, 250), (lists, 250)];
+        let clock: RefCell<IntoIter<u64>> = RefCell::new(readings(&runs, &sides, 5).into_iter());
+        let now = || clock.borrow_mut().next().unwrap();
+        let mut again = capture();
+        let first = [again.run().unwrap(), again.run().unwrap()];
+        let found = run_history(6, &mut again, &first, &sides, &now).unwrap();
+        assert_eq!(clock.borrow().len(), 0);
+        for (side, cost) in found.iter().enumerate() {
+            let [second, fourth, fifth, sixth] = [1, 3, 4, 5].map(|run| ticks(run, side));
+            let both = |calls: CallCycles| (calls.alloc, calls.free);
+            let wanted = |(alloc, free): (u64, u64)| (alloc as f64, free as f64);
+            assert_eq!(both(cost.fresh), wanted(second), "side {side}");
+            assert_eq!(both(cost.aged), wanted(fifth), "side {side}");
+            let spread = (sixth.0 - fourth.0, sixth.1 - fourth.1);
+            assert_eq!(
+                (cost.spread, cost.free_spread),
+                wanted(spread),
+                "side {side}"
+            );
+        }
     }
 }

@@ -13,6 +13,8 @@ use super::figure::Figure;
 use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
+#[cfg(test)]
+use super::timed::with_costs_of;
 use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
@@ -237,6 +239,17 @@ pub(super) fn last<T: Clone>(of: &[T]) -> Result<T, LabError> {
 /// Numbers the values from 1 and returns them as points (run, value).
 pub(super) fn by_run(numbers: impl Iterator<Item = f64>) -> Vec<(f64, f64)> {
     (1..).map(f64::from).zip(numbers).collect()
+}
+
+/// Calls `run`, in which a map and an unmap cost these cycles with freelists of each size.
+#[cfg(test)]
+pub(super) fn with_costs_of_sizes<T>(
+    costs: &[(Option<Capacity>, f64)],
+    flush: FlushKind,
+    run: impl FnOnce() -> T,
+) -> T {
+    let subject = |size| TimedSubject::Mode(mode(size, flush).unwrap());
+    with_costs_of(costs.iter().map(|of| (subject(of.0), of.1)), run)
 }
 
 /// Asserts that `figure` has a line for each of [`SIZES`], with a point for each run: the `value`

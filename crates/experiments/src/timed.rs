@@ -21,7 +21,7 @@ use ringfence_pgtable::Coherency;
 
 use super::capture::Run;
 #[cfg(test)]
-pub(super) use by_hand::with_costs;
+pub(super) use by_hand::{with_costs, with_costs_of};
 pub(super) use cost::{Cost, sum_of_medians};
 use replica::{DynExperimentReplay, MakeReplica, rings};
 use steps::Block;

@@ -174,7 +174,7 @@ fn by_shape(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
 mod tests {
     use super::*;
     use crate::allocators::Counts;
-    use crate::stream::assert_counted;
+    use crate::stream::{assert_counted, with_costs_of_sizes};
 
     /// Compares the rows of each size with the counts and invalidations of strict, and the lines
     /// of the figures with both.
@@ -295,5 +295,36 @@ mod tests {
                 .iter()
                 .all(|row| row.measured.is_some_and(|m| m.median.is_finite()))
         );
+    }
+
+    /// A map and an unmap cost another number of cycles with each size: each row and each line has
+    /// the cost of its own.
+    #[test]
+    fn each_size_has_the_cost_of_its_own_freelists() {
+        let setting = Setting {
+            runs: 2,
+            ..Setting::smoke()
+        };
+        let costs = [900.0, 700.0, 500.0, 400.0, 300.0, 100.0];
+        let costs: Vec<_> = SIZES.into_iter().zip(costs).collect();
+        let found = with_costs_of_sizes(&costs, FlushKind::PerUnmap, || EXPERIMENT.run(&setting));
+        let found = found.unwrap();
+        let of = |what: &str| {
+            let row = found.rows.iter().find(|row| row.quantity == what);
+            row.and_then(|row| row.measured).unwrap()
+        };
+        let cycles = |size| of(&format!("{}: cycles per packet, last run", name(size)));
+        for ((size, cost), line) in costs.into_iter().zip(&found.figures[0].series) {
+            let name = name(size);
+            let cycles = cycles(size);
+            let measured = cycles.median - cycles.modelled_part.unwrap();
+            assert!((measured - 2.0 * cost).abs() < 1e-6, "{name}: {measured}");
+            assert_eq!(line.name, name);
+            let (_, speed) = line.points[1];
+            assert!(
+                (speed - 37_200.0 / cycles.median).abs() < 1e-9,
+                "{name}: {speed}"
+            );
+        }
     }
 }

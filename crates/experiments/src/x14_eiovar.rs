@@ -13,7 +13,7 @@ use super::published::{Benchmark, Nic, Sheet};
 use super::x01_breakdown;
 use super::x03_benchmarks::Frame;
 use ringfence_lab::LabError;
-use ringfence_lab::meter::Components;
+use ringfence_lab::meter::{Components, cycles};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X14",
@@ -186,7 +186,7 @@ fn on(
             model.into_iter().for_each(|row| found.push(row));
             let lists = Some(Capacity::Unbounded);
             let sides = [(None, 1), (lists, 1), (None, W), (lists, W)];
-            let allocators = run_history(setting.history, &mut capture, &runs, &sides)?;
+            let allocators = run_history(setting.history, &mut capture, &runs, &sides, &cycles)?;
             let (protections, _) = allocators.as_chunks::<2>();
             for (protection, allocators) in ["strict", "defer"].into_iter().zip(protections) {
                 let plus = format!("{protection}+");

@@ -378,24 +378,29 @@ pub const DEVICES: [(&[u32], u32); 5] = [
     (&[512, 256], 16),
 ];
 
-/// The synthetic half of X07: [`DEVICES`] with each kind of address.
+/// The streams of the synthetic half of X07: [`DEVICES`] with each kind of address, each ten laps.
+pub fn synthetic_streams() -> Vec<Synthetic> {
+    let of = |addresses| {
+        DEVICES.map(|(rings, burst)| Synthetic {
+            rings: rings.to_vec(),
+            burst,
+            laps: 10,
+            addresses,
+            seed: 7,
+        })
+    };
+    Addresses::ALL.into_iter().flat_map(of).collect()
+}
+
+/// The synthetic half of X07: the rows of [`synthetic_streams`].
 ///
 /// # Errors
 /// As [`Synthetic::stream`].
 pub fn synthetic() -> Result<Vec<PrefetchRow>, LabError> {
     let mut rows = Vec::new();
-    for addresses in Addresses::ALL {
-        for (rings, burst) in DEVICES {
-            let stream = Synthetic {
-                rings: rings.to_vec(),
-                burst,
-                laps: 10,
-                addresses,
-                seed: 7,
-            }
-            .stream()?;
-            rows.extend(measure(&stream, &histories(&stream)));
-        }
+    for synthetic in synthetic_streams() {
+        let stream = synthetic.stream()?;
+        rows.extend(measure(&stream, &histories(&stream)));
     }
     Ok(rows)
 }

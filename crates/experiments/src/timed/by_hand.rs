@@ -17,7 +17,15 @@ thread_local! {
 /// spread of an eighth. Pairs whose unmap does not count cost nothing. Other modes cannot be timed.
 pub(crate) fn with_costs<T>(costs: &[(&str, f64)], run: impl FnOnce() -> T) -> T {
     let subject = |name| TimedSubject::from_name(name).unwrap();
-    COSTS.set(costs.iter().map(|of| (subject(of.0), of.1)).collect());
+    with_costs_of(costs.iter().map(|of| (subject(of.0), of.1)), run)
+}
+
+/// Like [`with_costs`], for subjects without a name of their own.
+pub(crate) fn with_costs_of<T>(
+    costs: impl Iterator<Item = (TimedSubject, f64)>,
+    run: impl FnOnce() -> T,
+) -> T {
+    COSTS.set(costs.collect());
     let result = run();
     COSTS.take();
     result

@@ -5,7 +5,7 @@ use ringfence_lab::modes::Alloc;
 
 use super::*;
 use crate::allocators::Counts;
-use crate::stream::assert_counted;
+use crate::stream::{assert_counted, with_costs_of_sizes};
 use crate::timed::TimedSubject;
 
 #[test]
@@ -231,4 +231,61 @@ fn gain_at_w_is_that_of_deferred_costs() {
     assert!((gain.median - 100.0).abs() < 1e-9, "{gain:?}");
     let loss = gain_at_w(&[fast, slow], &setting.profile);
     assert!((loss.median + 50.0).abs() < 1e-9, "{loss:?}");
+}
+
+/// A map and an unmap cost another number of cycles with each capacity: each row and each line has
+/// the cost of its own, and the gains at W are those of the receive rings and of all rings.
+#[test]
+fn each_capacity_has_the_cost_of_its_own_freelists() {
+    let setting = Setting {
+        runs: 2,
+        ..Setting::smoke()
+    };
+    let costs = [900.0, 700.0, 500.0, 400.0, 300.0, 100.0];
+    let costs: Vec<_> = SIZES.into_iter().zip(costs).collect();
+    let around_w = [240, 250].map(|k| Some(Capacity::AtMost(k)));
+    let mut known = costs.clone();
+    known.extend(around_w.into_iter().zip([4000.0, 1000.0]));
+    let all = runs(&setting).unwrap();
+    let alone: Vec<Run> = all.iter().map(Run::receive_only).collect();
+    let (found, gains) = with_costs_of_sizes(&known, FlushKind::Deferred, || {
+        let gains = [&alone, &all].map(|runs| {
+            let costs = timed(&setting, runs, &around_w, FlushKind::Deferred).unwrap();
+            gain_at_w(
+                &[costs[0][1].clone(), costs[1][1].clone()],
+                &setting.profile,
+            )
+            .median
+        });
+        (EXPERIMENT.run(&setting).unwrap(), gains)
+    });
+    let of = |what: &str| {
+        let row = found.rows.iter().find(|row| row.quantity == what);
+        row.and_then(|row| row.measured).unwrap()
+    };
+    for ((size, cost), line) in costs.into_iter().zip(&found.figures[0].series) {
+        let name = name(size);
+        let cycles = of(&format!("{name}: cycles per packet, last run"));
+        let measured = cycles.median - cycles.modelled_part.unwrap();
+        assert!((measured - 2.0 * cost).abs() < 1e-6, "{name}: {measured}");
+        let speed = 37_200.0 / cycles.median;
+        let row = of(&format!("{name}: throughput, last run")).median;
+        assert!((row - speed).abs() < 1e-9, "{name}: {row}");
+        assert_eq!(line.name, name);
+        assert!((line.points[1].1 - speed).abs() < 1e-9, "{name}");
+    }
+    // (1816 + 8000) / (1816 + 2000), but for the invalidations, of which all rings share one among
+    // fewer or more pairs than the receive rings alone.
+    assert!(
+        gains.iter().all(|gain| (gain - 157.2).abs() < 2.0),
+        "{gains:?}"
+    );
+    assert_ne!(gains[0], gains[1]);
+    for (rings, gain) in ["receive rings alone", "all rings"].into_iter().zip(gains) {
+        let row = of(&format!("{rings}: throughput at k = 250 over k = 240"));
+        assert!(
+            (row.median - gain).abs() < 1e-9,
+            "{rings}: {row:?}, not {gain}"
+        );
+    }
 }

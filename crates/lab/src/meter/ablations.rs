@@ -317,3 +317,6 @@ impl Meter for Ablations {
         found
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Demands of the claims of X07, rates of a summary, and streams of the finding.
 
 use super::*;
-use crate::prefetch::DEVICES;
+use crate::prefetch::{DEVICES, synthetic_streams};
 
 /// Prefetchers fail at or below half, or predict at least half, as the paper's words demand.
 #[test]
@@ -219,4 +219,49 @@ fn streams_have_the_sizes_of_rings_and_histories() {
     // A quarter, a half, and so on, to eight times the ring.
     let stream = ring_of(64);
     assert_eq!(histories(&stream), [16, 32, 48, 64, 80, 128, 512]);
+}
+
+/// The synthetic half is five devices with five kinds of addresses, each ten laps, and the finding
+/// has all claims about each of them.
+#[test]
+fn the_finding_has_the_claims_about_25_streams_of_ten_laps() {
+    let wanted = Addresses::ALL.into_iter().flat_map(|addresses| {
+        [
+            (&[64][..], 1),
+            (&[256], 1),
+            (&[1024], 1),
+            (&[1024], 200),
+            (&[512, 256], 16),
+        ]
+        .map(|(rings, burst)| (rings.to_vec(), burst, 10, addresses))
+    });
+    let streams = synthetic_streams();
+    let of = |stream: &Synthetic| {
+        let Synthetic { rings, burst, .. } = stream;
+        (rings.clone(), *burst, stream.laps, stream.addresses)
+    };
+    let got: Vec<_> = streams.iter().map(of).collect();
+    assert_eq!(got, wanted.collect::<Vec<_>>());
+    let found = EXPERIMENT.run(&Setting::smoke()).unwrap();
+    let mut names: Vec<_> = streams
+        .iter()
+        .map(|stream| stream.stream().unwrap().name)
+        .collect();
+    let mut rows = found.rows.iter();
+    for name in &names {
+        for claim in &CLAIMS {
+            let row = rows.next().unwrap();
+            assert_eq!(row.quantity, format!("{name}: {}", claim.what));
+        }
+    }
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 25);
+    let text = found.explanation.iter();
+    let of_25 = text.filter(|text| text.starts_with("Of 25 synthetic streams"));
+    assert_eq!(of_25.count(), 1);
+    let [figure] = &found.figures[..] else {
+        panic!("one figure")
+    };
+    assert!(figure.series.iter().all(|line| line.points.len() == 7));
 }

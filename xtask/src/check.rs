@@ -4,7 +4,10 @@ use crate::process;
 use crate::repo::Repo;
 
 /// Packages outside the workspace, which cargo does not process from the root.
-pub(crate) const APART: &[&str] = &["fuzz/Cargo.toml", "tests/nostd/Cargo.toml"];
+pub(crate) const APART: &[&str] = &[BARE_METAL, "fuzz/Cargo.toml", "tests/nostd/Cargo.toml"];
+
+/// The example for kernels, which a test of `ringfence-qemu-judge` builds and boots.
+const BARE_METAL: &str = "examples/bare-metal/Cargo.toml";
 
 /// Checks that all packages are formatted.
 pub(crate) fn format(repo: &Repo) -> anyhow::Result<String> {
@@ -26,8 +29,17 @@ pub(crate) fn format(repo: &Repo) -> anyhow::Result<String> {
     Ok(String::new())
 }
 
-/// Checks that clippy reports nothing, with every target and feature.
+/// Checks that clippy reports nothing, with every target and feature, and in the example for
+/// kernels.
 pub(crate) fn clippy(repo: &Repo) -> anyhow::Result<String> {
+    process::show(
+        process::command(&repo.root, "cargo")
+            .args(["clippy", "--quiet", "--manifest-path", BARE_METAL])
+            .arg("--target-dir")
+            .arg(repo.target_directory()?.join("bare-metal"))
+            .args(["--", "-D", "warnings"]),
+        |_| {},
+    )?;
     process::show(
         process::command(&repo.root, "cargo").args([
             "clippy",

@@ -8,7 +8,9 @@ use crate::rules;
 use crate::violation::Violation;
 
 /// First components of the paths that must exist.
-const ROOTS: &[&str] = &["crates", "docs", "fuzz", "kmod", "tests", "xtask"];
+const ROOTS: &[&str] = &[
+    "crates", "docs", "examples", "fuzz", "kmod", "tests", "xtask",
+];
 
 /// Marks a document that quotes earlier names of files.
 const HISTORICAL: &str = "<!-- historical file names -->";

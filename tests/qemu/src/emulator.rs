@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context;
 
@@ -37,8 +38,24 @@ impl Emulator {
 
     /// Returns a command that starts `program`, such as `qemu-system-x86_64`.
     pub(crate) fn command(&self, program: &str) -> Command {
+        self.complete(Command::new(self.loader()), program)
+    }
+
+    /// Returns a command that starts `program` and ends it after `limit`.
+    pub fn command_within(&self, limit: Duration, program: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", &limit.as_secs().to_string()]);
+        command.arg(self.loader());
+        self.complete(command, program)
+    }
+
+    fn loader(&self) -> PathBuf {
+        self.root.join("usr/lib64/ld-linux-x86-64.so.2")
+    }
+
+    /// Adds the arguments of the dynamic loader, and directories of `program`.
+    fn complete(&self, mut command: Command, program: &str) -> Command {
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
-        let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
         command.args([
             OsString::from("--library-path"),
             libraries.clone().into(),

@@ -19,6 +19,7 @@ global_asm!(
     .code32
     .global pvh_start
 pvh_start:
+    cld
     mov eax, cr4
     or eax, 0x620                       // PAE; OSFXSR and OSXMMEXCPT, for SSE
     mov cr4, eax
@@ -88,6 +89,9 @@ struct StartInfo {
     rsdp: u64,
 }
 
+/// The page tables map the addresses below, each to itself.
+pub(crate) const MAPPED_END: u64 = 1 << 32;
+
 const MAGIC: u32 = 0x336e_c578;
 
 /// The command line that makes the program forget invalidations.
@@ -104,5 +108,5 @@ extern "C" fn start(info: &StartInfo) -> ! {
             firmware::bytes(info.command_line, FORGET.len()),
         )
     };
-    crate::main(rsdp, option == FORGET)
+    crate::main(rsdp.unwrap_or(&[]), option == Some(FORGET))
 }

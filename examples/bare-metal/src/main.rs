@@ -123,6 +123,7 @@ fn start_unit(rsdp: &[u8], device: RequesterId) -> Result<VtdUnit> {
     }
     // SAFETY: firmware says that the unit's registers are here. Only this value uses them.
     let registers = unsafe { Mmio::new(drhd.registers, drhd.register_bytes) };
+    let registers = registers.ok_or("the registers are not mapped")?;
     let options = Options {
         mode: Mode::Legacy,
         interface: Interface::Queue,

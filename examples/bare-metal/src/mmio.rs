@@ -4,6 +4,8 @@ use core::sync::atomic::{Ordering, fence};
 
 use ringfence_types::{PhysAddr, Registers};
 
+use crate::boot::MAPPED_END;
+
 /// The registers of one device.
 #[derive(Debug)]
 pub(crate) struct Mmio {
@@ -12,13 +14,14 @@ pub(crate) struct Mmio {
 }
 
 impl Mmio {
-    /// Returns the `bytes` bytes of registers at `base`.
+    /// Returns the `bytes` bytes of registers at `base`; `None` if they are not mapped.
     ///
     /// # Safety
-    /// They are the registers of a device, below 4 GiB, and no other value accesses them.
-    pub(crate) unsafe fn new(base: PhysAddr, bytes: u64) -> Self {
+    /// They are the registers of a device, and no other value accesses them.
+    pub(crate) unsafe fn new(base: PhysAddr, bytes: u64) -> Option<Self> {
+        let end = base.get().checked_add(bytes)?;
         let base = base.get() as *mut u8;
-        Self { base, bytes }
+        (end <= MAPPED_END).then_some(Self { base, bytes })
     }
 
     /// Returns the pointer to a register of type `T`; `None` outside the registers.

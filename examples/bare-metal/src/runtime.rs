@@ -21,7 +21,7 @@ static HEAP: Heap = Heap {
     used: AtomicUsize::new(0),
 };
 
-// SAFETY: `alloc` gives each byte to one caller only, because `used` only grows.
+// SAFETY: the program has one CPU and no interrupts, and `alloc` gives each byte to one caller only.
 unsafe impl Sync for Heap {}
 
 // SAFETY: `alloc` returns null or bytes of the heap that it never returned before, aligned because

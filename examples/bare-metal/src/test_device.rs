@@ -46,8 +46,8 @@ impl TestDevice {
         let bar = PhysAddr::new(u64::from(config(requester, BAR0) & !0xf));
         config(requester, COMMAND);
         io_port::write32(CONFIG_DATA, ENABLE);
-        // SAFETY: the BAR is this device's. It has 32 bits, so it lies below 4 GiB.
-        let registers = unsafe { Mmio::new(bar, REGISTER_BYTES) };
+        // SAFETY: the BAR is this device's, and only this value uses it.
+        let registers = unsafe { Mmio::new(bar, REGISTER_BYTES) }?;
         Some(Self {
             requester,
             registers,

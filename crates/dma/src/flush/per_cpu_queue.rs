@@ -93,6 +93,89 @@ struct Taken<L> {
 ///
 /// A queue never holds more than its configured entries, even if flushes fail repeatedly. If a
 /// flush of all queues has taken the entries of a full queue, unmap invalidates its range alone.
+///
+/// ```
+/// use std::sync::Mutex;
+///
+/// use ringfence_dma::flush::{PerCpuQueue, QueueConfig};
+/// use ringfence_dma::space::{Paged, PlainTable, Rounding};
+/// use ringfence_dma::{Dma, ReleasedStale};
+/// use ringfence_iova::{MagazineLimits, Magazines};
+/// # use ringfence_dma::Platform;
+/// # use ringfence_memory::{Arena, Frames};
+/// # use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
+/// # use ringfence_types::{
+/// #     Direction, Invalidation, InvalidationError, Invalidator, Iova, Nanos, Pfn, PfnRange,
+/// #     PhysAddr, PhysRange, RequesterId, Ticket,
+/// # };
+/// #
+/// # /// The ports of one CPU. The invalidator counts.
+/// # struct Ports<'a> {
+/// #     memory: &'a Arena,
+/// #     frames: &'a Frames<&'a Arena>,
+/// #     invalidations: u64,
+/// #     now: Nanos,
+/// # }
+/// # impl Invalidator for Ports<'_> {
+/// #     fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+/// #         self.invalidations += 1;
+/// #         Ok(Ticket::new(self.invalidations))
+/// #     }
+/// #     fn poll(&mut self, _: Ticket) -> Result<bool, InvalidationError> {
+/// #         Ok(true)
+/// #     }
+/// # }
+/// # impl<'a> Platform for Ports<'a> {
+/// #     type Memory = Arena;
+/// #     type Frames = Frames<&'a Arena>;
+/// #     type Invalidator = Self;
+/// #     fn memory(&self) -> &Arena {
+/// #         self.memory
+/// #     }
+/// #     fn frames(&self) -> &Self::Frames {
+/// #         self.frames
+/// #     }
+/// #     fn invalidator(&mut self) -> &mut Self {
+/// #         self
+/// #     }
+/// #     fn now(&self) -> Nanos {
+/// #         self.now
+/// #     }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let memory = Arena::new(16 << 20)?;
+/// # let tables = PhysRange::new(PhysAddr::new(8 << 20), 8 << 20).ok_or("no room for tables")?;
+/// # let frames = Frames::new(&memory, tables);
+/// # let mut ports = Ports { memory: &memory, frames: &frames, invalidations: 0, now: Nanos(0) };
+/// # let nic = RequesterId::from_parts(0, 3, 0).ok_or("no such function")?;
+/// # let mask = Iova::new(u64::from(u32::MAX));
+/// # let pages = PfnRange::inclusive(Pfn::new(1), Pfn::new(0xf_ffff)).ok_or("no space")?;
+/// # let bytes = PhysRange::new(PhysAddr::new(0x5040), 1500).ok_or("no buffer")?;
+/// // Your spin lock in place of `Mutex`.
+/// let mut dma = Dma::new(PerCpuQueue::new(QueueConfig::default(), Mutex::new, Mutex::new));
+/// let at = dma.attach(nic, mask, |domain| {
+///     let addresses = Magazines::new(pages, MagazineLimits::DEFAULT, Mutex::new)?;
+///     let format = SecondStage::new(Levels::Four);
+///     let table = Table::new(format, domain, Coherency::Coherent, &memory, &frames)?;
+///     let space = Paged::new(addresses, PlainTable(table), Rounding::Exact);
+///     Ok::<_, Box<dyn std::error::Error>>(space)
+/// })?;
+/// let mut cpu = dma.cpu();
+///
+/// let (mapping, _) = dma
+///     .map_single(&mut cpu, &mut ports, &at, "rx buffer", bytes, Direction::FromDevice)
+///     .map_err(|(_, error)| error)?;
+/// // The type says that the device may still reach the buffer.
+/// let ReleasedStale(buffer) = dma.unmap_single(&mut cpu, &mut ports, &at, mapping)?;
+/// assert_eq!((buffer, ports.invalidations), ("rx buffer", 0));
+///
+/// // Your timer calls `tick`. After 10 ms it invalidates the domain and frees the addresses.
+/// ports.now = Nanos(10_000_000);
+/// dma.tick(&mut cpu, &mut ports)?;
+/// assert_eq!(ports.invalidations, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PerCpuQueue<L, M> {
     config: QueueConfig,

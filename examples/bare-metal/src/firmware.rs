@@ -38,7 +38,7 @@ fn table(at: u64) -> Option<&'static [u8]> {
     unsafe { bytes(at, len) }
 }
 
-/// Little-endian.
+/// Returns a little-endian number.
 fn number(bytes: &[u8]) -> u64 {
     let bytes = bytes.iter().rev();
     bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))

@@ -5,7 +5,7 @@ use core::fmt;
 
 /// Data register of the first serial port. QEMU's needs no setup and takes a byte at any time.
 const COM1: u16 = 0x3f8;
-/// QEMU's `isa-debug-exit`.
+/// Port of QEMU's `isa-debug-exit`.
 const DEBUG_EXIT: u16 = 0xf4;
 
 /// Reads a 32-bit port.

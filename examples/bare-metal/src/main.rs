@@ -1,5 +1,5 @@
 //! A kernel that confines a device to page tables, in the smallest form. It finds the VT-d unit,
-//! programs it, and lets a device write to a mapped page, to an unmapped one, and to a page that was
+//! programs it, and lets a device write to a mapped page, to an unmapped one, and to one that was
 //! unmapped after the device had used it (docs/EMBEDDING-KERNEL.md).
 #![no_std]
 #![no_main]

@@ -1,5 +1,5 @@
 //! The functions that compiled Rust code calls: a heap, and those that the host's target leaves to
-//! a C library. Targets without an operating system, such as `x86_64-unknown-none`, have the latter.
+//! a C library. Rust's libraries for `x86_64-unknown-none` contain the latter.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::global_asm;
@@ -21,7 +21,7 @@ static HEAP: Heap = Heap {
     used: AtomicUsize::new(0),
 };
 
-// SAFETY: the program has one CPU and no interrupts, and `alloc` gives each byte to one caller only.
+// SAFETY: the program has one CPU and no interrupts. `alloc` gives each byte to one caller.
 unsafe impl Sync for Heap {}
 
 // SAFETY: `alloc` returns null or bytes of the heap that it never returned before, aligned because

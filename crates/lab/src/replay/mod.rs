@@ -23,5 +23,7 @@ pub use release_delays::{Delays, ReleaseDelays};
 pub use stalled::{StalledMap, StalledMaps};
 pub use steps::{PlanResources, Replay};
 pub use timed::DynTimedReplay;
+#[cfg(test)]
+pub(crate) use timed::counted;
 pub use timed::{Clock, EmptyLoop, TimedReplay, cycles};
 pub use ways::{Buffers, Ways};

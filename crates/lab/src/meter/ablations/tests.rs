@@ -1,100 +1,252 @@
-//! Sums of the timed replays, on replays whose cycles are known.
+//! The sums of a meter, on counted clocks.
 
-use ringfence_types::Nanos;
+use std::cell::Cell;
+
+use ringfence_dma::space::{
+    AddressLimits, AddressSpace, CachingSpace, CopyingSpace, MapResult, NothingMapped, RingSpace,
+    SgSpace, UnmapRefusal,
+};
+use ringfence_dma::{MapReason, Platform};
+use ringfence_trace::{DeviceIndex, MappingId};
+use ringfence_types::{
+    Direction, DomainId, Flushed, Iova, IovaRange, Nanos, Permissions, PhysAddr, PhysRange,
+    WholeDomain,
+};
 
 use super::*;
 use crate::plan::{Step, TimedStep};
+use crate::replay::counted::{advance, with_ticks};
 
-/// A replay in which every map and every unmap takes a number of cycles.
-struct Known {
-    map: u64,
-    unmap: u64,
+/// The identity space, whose maps take 1 tick and whose unmaps take 3.
+struct Ticking(Identity);
+
+impl AddressSpace for Ticking {
+    type PerCpu = ();
+    type FreeProof = Flushed;
+    type UnmapResult = NothingMapped;
+
+    fn per_cpu(&self) {}
+
+    fn domain(&self) -> DomainId {
+        self.0.domain()
+    }
+
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut (),
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: AddressLimits,
+    ) -> Result<MapResult, MapReason> {
+        advance(1);
+        self.0.map(cpu, platform, pieces, permissions, limits)
+    }
+
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut (),
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<NothingMapped, UnmapRefusal> {
+        advance(3);
+        self.0.unmap(cpu, platform, range)
+    }
+
+    fn sync<P: Platform>(&self, _: &mut (), _: &mut P) {}
+
+    fn is_empty<P: Platform>(&self, _: &P) -> bool {
+        true
+    }
+
+    fn release(&self, _: &mut (), _: Flushed) {}
+
+    fn flushed(&self, _: &mut (), _: Flushed<WholeDomain>) {}
+
+    fn drain(&self, _: &mut ()) {}
 }
 
-impl DynTimedReplay for Known {
+impl SgSpace for Ticking {
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        self.0.pieces(start, pieces)
+    }
+}
+
+impl RingSpace for Ticking {}
+
+impl CachingSpace for Ticking {}
+
+impl CopyingSpace for Ticking {}
+
+const DEVICE: DeviceIndex = DeviceIndex(0);
+const FROM: Direction = Direction::FromDevice;
+
+/// A plan of `maps` maps, the first `unmaps` of which are unmapped, each right after its map.
+fn plan(maps: u32, unmaps: u32) -> Plan {
+    let mut plan = Plan {
+        maps: maps.into(),
+        unmaps: unmaps.into(),
+        ..Plan::default()
+    };
+    let at = |step| TimedStep {
+        time: Nanos(0),
+        step,
+    };
+    for number in 0..maps {
+        let (id, device, cpu, direction) = (MappingId(number), DEVICE, 0, FROM);
+        let start = PhysAddr::new(u64::from(number + 16) << 12);
+        plan.segments.push(PhysRange::new(start, 64).unwrap());
+        plan.steps.push(at(Step::Map {
+            id,
+            device,
+            cpu,
+            direction,
+            first: number,
+            count: 1,
+        }));
+        if number < unmaps {
+            plan.steps.push(at(Step::Unmap {
+                id,
+                device,
+                cpu,
+                direction,
+            }));
+        }
+    }
+    plan
+}
+
+/// A map takes 1 tick and an unmap 3, whatever their numbers.
+#[test]
+fn maps_and_unmaps_have_their_own_ticks() {
+    let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
+        let layer = DmaLayer::new(
+            Never,
+            LayerPlatform::timed()?,
+            |of: &AttachInfo, _: &LayerPlatform<FreeInvalidator>| {
+                let space = Ticking(Identity::new(of.domain));
+                Ok((space, ContextTarget::PassThrough))
+            },
+        );
+        Ok(Box::new(TimedReplay::of(Box::new(layer))))
+    };
+    for repetitions in [1, 2] {
+        with_ticks(|| {
+            let mut meter = Ablations::undivided(repetitions, &whole).unwrap();
+            meter.chunk(&plan(5, 3)).unwrap();
+            let found = meter.finish();
+            assert_eq!((found.cycles.map(), found.cycles.unmap()), (1.0, 3.0));
+            assert_eq!(
+                (found.cycles.map_other, found.cycles.unmap_other),
+                (1.0, 3.0)
+            );
+            assert_eq!((found.measured, found.pairs), (14.0 / 5.0, 5));
+            assert_eq!(found.repetition_spread, 0.0);
+        });
+    }
+}
+
+/// A replay whose blocks have the ticks of its configuration.
+struct ByHand {
+    whole: u64,
+    maps: u64,
+    unmaps: u64,
+    /// Maps that never got a slot, and skipped unmaps.
+    stalled_out: (u64, u64),
+}
+
+impl DynTimedReplay for ByHand {
     fn prepare_for(&mut self, _: &PlanResources) -> Result<(), LabError> {
         Ok(())
     }
 
-    fn run_plan(&mut self, plan: &Plan, clock: &mut Clock, _: Option<&AllocTrace>) {
-        let (maps, unmaps) = (plan.maps * self.map, plan.unmaps * self.unmap);
-        clock.blocks.push(maps + unmaps);
-        clock.in_maps.push(maps);
-        clock.in_unmaps.push(unmaps);
+    fn run_plan(&mut self, _: &Plan, clock: &mut Clock, _: Option<&AllocTrace>) {
+        // Two blocks.
+        clock.blocks.extend([self.whole, 10_000]);
+        clock.in_maps.extend([self.maps, 3_000]);
+        clock.in_unmaps.extend([self.unmaps, 5_000]);
+    }
+
+    fn stalled_out(&self) -> (u64, u64) {
+        self.stalled_out
     }
 
     fn layer_type(&self) -> &'static str {
-        "known"
+        "by hand"
     }
 }
 
-/// Cycles of a map and of an unmap in each timed replay, in the order of [`CONFIG_NAMES`]. Maps: 10
-/// for the allocator, 20 for the table, 2 for all else. Unmaps: 1 for the lookup, 4 for the free, 6
-/// for the table, 30 for the invalidation, 3 for all else. The loop takes 1.
-const KNOWN: [(u64, u64); CONFIGS] = [
-    (33, 45),
-    (33, 44),
-    (23, 40),
-    (3, 34),
-    (3, 4),
-    (33, 15),
-    (13, 9),
-    (1, 1),
+/// Costs of the configurations: the whole, its maps and its unmaps.
+const COSTS: [[u64; 3]; CONFIGS] = [
+    [1000, 400, 350],
+    [950, 390, 340],
+    [600, 100, 250],
+    [300, 60, 190],
+    [150, 50, 100],
+    [870, 350, 260],
+    [560, 80, 150],
+    [50, 20, 30],
 ];
 
-fn plan(maps: u64, unmaps: u64) -> Plan {
-    let step = TimedStep {
-        time: Nanos(0),
-        step: Step::Tick,
-    };
-    Plan {
-        steps: vec![step],
-        maps,
-        unmaps,
-        ..Plan::default()
-    }
-}
-
-/// Of three repetitions, one is slower than the others a hundred times.
+/// Each configuration has its own sums of blocks: of medians over the repetitions, of all chunks.
 #[test]
-fn each_component_has_the_cycles_of_its_maps_and_unmaps() {
-    let mut sets = 0;
+fn each_configuration_has_its_own_sums() {
+    // The median of three repetitions is the second one.
+    let repetitions = Cell::new(0);
     let mut set = || {
-        sets += 1;
-        let slower = if sets % 3 == 0 { 100 } else { 1 };
-        let replicas = KNOWN.map(|(map, unmap)| -> Option<Box<dyn DynTimedReplay>> {
-            Some(Box::new(Known {
-                map: slower * map,
-                unmap: slower * unmap,
-            }))
+        let factor = [1, 2, 7][repetitions.get() % 3];
+        repetitions.set(repetitions.get() + 1);
+        let replicas = COSTS.map(|[whole, maps, unmaps]| {
+            let replay = ByHand {
+                whole: factor * whole,
+                maps: factor * maps,
+                unmaps: factor * unmaps,
+                stalled_out: (0, 0),
+            };
+            Some(Box::new(replay) as Box<dyn DynTimedReplay>)
         });
         Ok(AblationSet { replicas })
     };
-    let recorder = Box::new(Known { map: 0, unmap: 0 });
-    let mut meter = Ablations::new(3, Rc::default(), recorder, &mut set).unwrap();
-    meter.chunk(&plan(5, 3)).unwrap();
-    meter.chunk(&Plan::default()).unwrap();
-    meter.chunk(&plan(7, 8)).unwrap();
-    let found = meter.finish();
-    let cycles = found.cycles;
-    for (name, found, wanted) in [
-        ("map_iova_alloc", cycles.map_iova_alloc, 10.0),
-        ("map_table", cycles.map_table, 20.0),
-        ("map_other", cycles.map_other, 2.0),
-        ("unmap_iova_find", cycles.unmap_iova_find, 1.0),
-        ("unmap_iova_free", cycles.unmap_iova_free, 4.0),
-        ("unmap_table", cycles.unmap_table, 6.0),
-        ("unmap_invalidation", cycles.unmap_invalidation, 30.0),
-        ("unmap_other", cycles.unmap_other, 3.0),
-    ] {
-        assert!(
-            (found - wanted).abs() < 1e-9,
-            "{name}: {found}, not {wanted}"
-        );
+    let recorder = ByHand {
+        whole: 0,
+        maps: 0,
+        unmaps: 0,
+        stalled_out: (20, 40),
+    };
+    let trace = Rc::new(AllocTrace::default());
+    let mut meter = Ablations::new(3, trace, Box::new(recorder), &mut set).unwrap();
+    for _ in 0..2 {
+        meter.chunk(&plan(25, 30)).unwrap();
+        meter.chunk(&Plan::default()).unwrap();
     }
-    assert!(
-        (found.repetition_spread - 99.0).abs() < 1e-9,
-        "{}",
-        found.repetition_spread
+    assert_eq!(repetitions.get(), 6);
+    let sums = |column: usize, block: u64| {
+        COSTS.map(|costs| 2.0 * (2.0 * costs[column] as f64 + block as f64))
+    };
+    assert_eq!(meter.whole, sums(0, 10_000));
+    assert_eq!(meter.maps, sums(1, 3_000));
+    assert_eq!(meter.unmaps, sums(2, 5_000));
+    // 20 of 50 maps and 40 of 60 unmaps did not take place.
+    let found = meter.finish();
+    let wanted = components(
+        &meter.whole,
+        &meter.maps,
+        &meter.unmaps,
+        SecondAblation::Table,
+        30,
+        20,
+    );
+    // The slowest repetition has factor 7, and the fastest 1.
+    let spread = 2.0 * (7.0 - 1.0) * 1000.0 / meter.whole[0];
+    assert_eq!(
+        found,
+        Components {
+            repetition_spread: spread,
+            ..wanted
+        }
     );
 }

@@ -88,3 +88,38 @@ impl Clock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::counted::{advance, with_ticks};
+    use super::*;
+
+    /// Runs of maps, of unmaps and of work before the first map each have their ticks, less those
+    /// of two reads. Consecutive calls of one kind are one run.
+    #[test]
+    fn runs_have_their_own_ticks() {
+        let block = |clock: &mut Clock, ticks: [u64; 4]| {
+            clock.begin();
+            advance(ticks[0]);
+            clock.map();
+            advance(ticks[1]);
+            clock.map();
+            advance(ticks[2]);
+            clock.unmap();
+            advance(ticks[3]);
+            clock.end();
+        };
+        with_ticks(|| {
+            let mut clock = Clock::runs(2);
+            block(&mut clock, [5, 10, 20, 400]);
+            block(&mut clock, [1, 7, 0, 50]);
+            assert_eq!(clock.blocks, [435, 58]);
+            assert_eq!(clock.in_maps, [28, 5]);
+            assert_eq!(clock.in_unmaps, [3 + 398, 48]);
+            let mut clock = Clock::blocks();
+            block(&mut clock, [5, 10, 20, 400]);
+            assert_eq!(clock.blocks, [435]);
+            assert!(clock.in_maps.is_empty() && clock.in_unmaps.is_empty());
+        });
+    }
+}

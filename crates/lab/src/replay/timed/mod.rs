@@ -6,6 +6,8 @@ mod tsc;
 
 pub use clock::Clock;
 pub use empty_loop::EmptyLoop;
+#[cfg(test)]
+pub(crate) use tsc::counted;
 pub use tsc::cycles;
 
 use std::hint::black_box;

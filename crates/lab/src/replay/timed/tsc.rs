@@ -6,6 +6,10 @@
 /// CPUs without such a counter, returns nanoseconds.
 #[inline]
 pub fn cycles() -> u64 {
+    #[cfg(test)]
+    if let Some(ticks) = counted::ticks() {
+        return ticks;
+    }
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: every x86-64 processor has RDTSC, and Linux leaves it enabled for user programs;
@@ -18,5 +22,32 @@ pub fn cycles() -> u64 {
         use std::time::Instant;
         static START: OnceLock<Instant> = OnceLock::new();
         START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    }
+}
+
+/// A counter that a test advances instead of the CPU.
+#[cfg(test)]
+pub(crate) mod counted {
+    use std::cell::Cell;
+
+    thread_local! {
+        static TICKS: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn ticks() -> Option<u64> {
+        TICKS.get()
+    }
+
+    /// Calls `run`, in which [`cycles`](super::cycles) returns the ticks of [`advance`].
+    pub(crate) fn with_ticks<T>(run: impl FnOnce() -> T) -> T {
+        TICKS.set(Some(1000));
+        let result = run();
+        TICKS.set(None);
+        result
+    }
+
+    /// Advances the counter by `ticks`.
+    pub(crate) fn advance(ticks: u64) {
+        TICKS.set(TICKS.get().map(|now| now + ticks));
     }
 }

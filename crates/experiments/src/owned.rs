@@ -53,36 +53,27 @@ pub(super) enum InvalidationModel {
 /// Invalidation unit that writes queue descriptors as a driver does, and waits if the model says
 /// so.
 #[derive(Debug)]
-struct QueuedUnit {
+struct QueuedUnit<C> {
     queue: InvalidationQueue,
     model: InvalidationModel,
+    /// Reads a counter of cycles.
+    now: C,
     count: u64,
 }
 
-impl QueuedUnit {
-    /// Submits a request, and waits if the model says so. `now` reads a counter of cycles.
+impl<C: Fn() -> u64> Invalidator for QueuedUnit<C> {
+    /// Submits a request, and waits if the model says so.
     #[inline]
-    fn submit_by(
-        &mut self,
-        request: Invalidation,
-        mut now: impl FnMut() -> u64,
-    ) -> Result<Ticket, InvalidationError> {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         self.count += 1;
         let ticket = self.queue.submit(request)?;
         if let InvalidationModel::Waited(wanted) = self.model {
-            let begin = now();
-            while now().saturating_sub(begin) < wanted {
+            let begin = (self.now)();
+            while (self.now)().saturating_sub(begin) < wanted {
                 std::hint::spin_loop();
             }
         }
         Ok(ticket)
-    }
-}
-
-impl Invalidator for QueuedUnit {
-    #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.submit_by(request, cycles)
     }
 
     #[inline]
@@ -109,7 +100,7 @@ trait Protection {
 
     fn doorbell(&mut self, memory: &Arena);
 
-    fn end_burst(&mut self, memory: &Arena, unit: &mut QueuedUnit) -> Result<(), LabError>;
+    fn end_burst(&mut self, memory: &Arena, unit: &mut impl Invalidator) -> Result<(), LabError>;
 }
 
 impl Protection for OwnedRing<'_, u64> {
@@ -145,7 +136,7 @@ impl Protection for OwnedRing<'_, u64> {
         Self::sync_map(self, memory);
     }
 
-    fn end_burst(&mut self, memory: &Arena, unit: &mut QueuedUnit) -> Result<(), LabError> {
+    fn end_burst(&mut self, memory: &Arena, unit: &mut impl Invalidator) -> Result<(), LabError> {
         let ended = Self::end_burst(self, memory, unit, |buffer| {
             black_box(buffer);
         });
@@ -179,7 +170,7 @@ impl Protection for NoProtection {
     #[inline(always)]
     fn doorbell(&mut self, _: &Arena) {}
 
-    fn end_burst(&mut self, _: &Arena, _: &mut QueuedUnit) -> Result<(), LabError> {
+    fn end_burst(&mut self, _: &Arena, _: &mut impl Invalidator) -> Result<(), LabError> {
         Ok(())
     }
 }
@@ -191,10 +182,10 @@ struct DriverRing<P: Protection> {
 }
 
 /// The rings of a port and its invalidation unit.
-struct Port<'m, P: Protection> {
+struct Port<'m, P: Protection, C> {
     memory: &'m Arena,
     rings: Vec<DriverRing<P>>,
-    unit: QueuedUnit,
+    unit: QueuedUnit<C>,
     /// Number of buffers mapped so far; the next buffer's id.
     mapped: u64,
 }
@@ -246,12 +237,13 @@ fn rings<'m>(
         .map_err(LabError::Rings)
 }
 
-impl<'m, P: Protection> Port<'m, P> {
-    /// A port with one ring for each of `protections`.
+impl<'m, P: Protection, C: Fn() -> u64> Port<'m, P, C> {
+    /// A port with one ring for each of `protections`. `now` reads a counter of cycles.
     fn new(
         memory: &'m Rc<Arena>,
         protections: impl IntoIterator<Item = P>,
         answer: InvalidationModel,
+        now: C,
     ) -> Self {
         let driver_rings = protections.into_iter().map(|protection| DriverRing {
             protection,
@@ -265,6 +257,7 @@ impl<'m, P: Protection> Port<'m, P> {
             unit: QueuedUnit {
                 queue,
                 model: answer,
+                now,
                 count: 0,
             },
             mapped: 0,
@@ -277,11 +270,11 @@ impl<'m, P: Protection> Port<'m, P> {
         let blocks = loops.blocks(BLOCK);
         blocks
             .map(|block| {
-                let begin = cycles();
+                let begin = (self.unit.now)();
                 let done = block
                     .iter()
                     .try_for_each(|each| self.run_loop(each, &mut buffers));
-                let spent = cycles().saturating_sub(begin);
+                let spent = (self.unit.now)().saturating_sub(begin);
                 done.map(|()| spent)
             })
             .collect()
@@ -351,6 +344,16 @@ pub(super) fn costs(
     repetitions: usize,
     answer: InvalidationModel,
 ) -> Result<Vec<Cost>, LabError> {
+    costs_by(runs, repetitions, answer, cycles)
+}
+
+/// Returns the [`costs`] on the clock `now`, which times the loops and the waits.
+fn costs_by<C: Fn() -> u64 + Copy>(
+    runs: &[Run],
+    repetitions: usize,
+    answer: InvalidationModel,
+    now: C,
+) -> Result<Vec<Cost>, LabError> {
     let count = runs.iter().map(|run| run.rings.len()).max().unwrap_or(0);
     let memories = (0..repetitions.max(1)).map(|_| Arena::new(ARENA).map(Rc::new));
     let memories: Vec<Rc<Arena>> = memories.collect::<Result<_, _>>()?;
@@ -358,8 +361,8 @@ pub(super) fn costs(
     for memory in &memories {
         let bare = (0..count.max(1)).map(|_| NoProtection);
         ports.push((
-            Port::new(memory, rings(memory, count, SLOTS)?, answer),
-            Port::new(memory, bare, InvalidationModel::Counted),
+            Port::new(memory, rings(memory, count, SLOTS)?, answer, now),
+            Port::new(memory, bare, InvalidationModel::Counted, now),
         ));
     }
     let mut held = MappedByRing::default();
@@ -372,9 +375,13 @@ pub(super) fn costs(
         .collect()
 }
 
-type Ports<'m> = (Port<'m, OwnedRing<'m, u64>>, Port<'m, NoProtection>);
+type Ports<'m, C> = (Port<'m, OwnedRing<'m, u64>, C>, Port<'m, NoProtection, C>);
 
-fn cost(ports: &mut [Ports<'_>], plan: &Plan, loops: &Loops) -> Result<Cost, LabError> {
+fn cost<C: Fn() -> u64>(
+    ports: &mut [Ports<'_, C>],
+    plan: &Plan,
+    loops: &Loops,
+) -> Result<Cost, LabError> {
     let mut invalidations = 0;
     let (mut blocks, mut bare) = (Vec::new(), Vec::new());
     for (port, none) in ports {
@@ -404,7 +411,8 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
         .into_iter()
         .map(|ring| (ring, VecDeque::new()))
         .collect();
-    let mut unit = Port::<NoProtection>::new(&memory, [], InvalidationModel::Counted).unit;
+    let bare: [NoProtection; 0] = [];
+    let mut unit = Port::new(&memory, bare, InvalidationModel::Counted, cycles).unit;
     let mut full = 0_u64;
     for timed in &plan.steps {
         match timed.step {
@@ -448,76 +456,4 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering::Relaxed;
-
-    use ringfence_devices::nic::NicProfile;
-    use ringfence_devices::workload::NetperfStream;
-    use ringfence_types::{PhysMemory, RingId};
-
-    use super::*;
-    use crate::capture::Capture;
-
-    /// A device that does not snoop sees nothing of the rings, which are those of `riommu`.
-    #[test]
-    fn owned_rings_are_not_written_back() {
-        let memory = Arena::with_device_view(ARENA).unwrap();
-        let mut owned = rings(&memory, 1, 16).unwrap();
-        let piece = PhysRange::new(PhysAddr::new(1 << 20), 64).unwrap();
-        let mapped = owned[0].map(&memory, 0, &piece, Direction::ToDevice);
-        assert!(mapped.is_ok());
-        owned[0].sync_map(&memory);
-        let seen = |memory: &Arena| {
-            let mut words = (0x2000..0x4000).step_by(8).map(PhysAddr::new);
-            words.any(|at| memory.word(at).unwrap().load(Relaxed) != 0)
-        };
-        assert!(seen(&memory));
-        assert!(!seen(memory.device_view().unwrap().memory()));
-    }
-
-    #[test]
-    fn each_burst_is_one_invalidation_and_waiting_takes_its_time() {
-        const WAIT: u64 = 1_000_000;
-        let mut capture =
-            Capture::with(NicProfile::BRCM, NetperfStream::default(), 50, 1200).unwrap();
-        let runs = [capture.run().unwrap(), capture.run().unwrap()];
-        let counted = costs(&runs, 1, InvalidationModel::Counted).unwrap();
-        let waited = costs(&runs, 1, InvalidationModel::Waited(WAIT)).unwrap();
-        for ((run, counted), waited) in runs.iter().zip(&counted).zip(&waited) {
-            assert_eq!(counted.invalidations, run.bursts());
-            assert_eq!(waited.invalidations, run.bursts());
-            assert_eq!(counted.pairs, run.plan.maps.max(run.plan.unmaps));
-            // The wait is a lower bound, whatever else the CPU executes.
-            assert!(waited.measured > (run.bursts() * WAIT) as f64 * 0.9);
-        }
-    }
-
-    /// Time advances by 1 at each reading, so a wait of N cycles ends N after its first reading,
-    /// and no later. A counted invalidation reads no time.
-    #[test]
-    fn an_invalidation_waits_no_longer_than_its_model() {
-        let memory = Rc::new(Arena::new(ARENA).unwrap());
-        let request = Invalidation::Ring {
-            domain: DomainId::new(1),
-            device: RequesterId::new(0x0300),
-            ring: RingId::new(0),
-        };
-        for (model, wanted) in [
-            (InvalidationModel::Counted, 0),
-            (InvalidationModel::Waited(1), 2),
-            (InvalidationModel::Waited(2150), 2151),
-        ] {
-            let mut unit = Port::<NoProtection>::new(&memory, [], model).unit;
-            let mut time = 7;
-            for invalidation in 1..=3 {
-                let ticket = unit.submit_by(request, || {
-                    time += 1;
-                    time
-                });
-                assert!(ticket.is_ok());
-                assert_eq!(time, 7 + invalidation * wanted, "{model:?}");
-                assert_eq!(unit.count, invalidation, "{model:?}");
-            }
-        }
-    }
-}
+mod tests;

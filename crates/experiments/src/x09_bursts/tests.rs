@@ -308,8 +308,8 @@ fn waited_invalidations_take_the_cycles_of_the_profile() {
     assert!(owned.measured < waited.measured);
 }
 
-/// The wait is that of the profile, and no longer: `an_invalidation_waits_no_longer_than_its_model`
-/// in `owned.rs` bounds it.
+/// The wait is that of the profile:
+/// `an_invalidation_waits_as_long_as_its_model_and_no_longer` in `owned/tests.rs` bounds it.
 #[test]
 fn invalidations_are_counted_or_waited_for_as_long_as_the_profile_says() {
     for invalidation_cycles in [2150, 7] {

@@ -131,6 +131,8 @@ fn per_frame(cost: &Cost, aged: Option<&HistoryCost>, price: f64, packets: u64) 
 mod tests {
     use super::super::allocators::DrivenAllocator;
     use super::super::history::CallCycles;
+    use super::super::history::by_hand::with_histories;
+    use super::super::timed::with_costs;
     use super::*;
     use ringfence_lab::modes::Mode;
 
@@ -182,6 +184,44 @@ mod tests {
             of("riommu", 1200.0, 120.0),
         ];
         assert_eq!(found, wanted);
+    }
+
+    /// The histories of `strict` and `defer` add to each allocation, in X03 and in X04.
+    #[test]
+    fn costs_of_the_workloads_have_their_histories() {
+        let modes = MODES.map(|mode| (mode, 1000.0));
+        let calls = |alloc| CallCycles { alloc, free: 9.0 };
+        let history = |fresh, aged, steps| HistoryCost {
+            steps,
+            fresh: calls(fresh),
+            aged: calls(aged),
+            ..HistoryCost::default()
+        };
+        let setting = Setting::smoke();
+        for counted in [CountedSteps::All, CountedSteps::UntilReply] {
+            let of = |histories: [HistoryCost; 2]| {
+                let run = || extra(&setting, Nic::Mlx, Benchmark::Rr, counted);
+                let run = || with_costs(&modes, run);
+                let found = with_histories(&histories, run).unwrap();
+                let cycles = found.cycles.into_iter();
+                let cycles = cycles.map(|(mode, of)| (mode, of.measured_part.unwrap()));
+                (cycles.collect::<Vec<_>>(), found.steps)
+            };
+            let (without, steps) = of([history(40.0, 40.0, 3.0), history(7.0, 7.0, 5.0)]);
+            assert_eq!(steps, 3.0);
+            let (with, _) = of([history(40.0, 540.0, 3.0), history(7.0, 257.0, 5.0)]);
+            for ((mode, with), (_, without)) in with.into_iter().zip(without) {
+                let each = match mode {
+                    "strict" => 500.0,
+                    "defer" => 250.0,
+                    _ => 0.0,
+                };
+                // A frame has one map; a run has a few more than its frames.
+                let maps = (with - without) / each;
+                let holds = (1.0..1.01).contains(&maps) || (each == 0.0 && with == without);
+                assert!(holds, "{mode}: {with} and {without}");
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use ringfence_devices::workload::Workload;
 use ringfence_iova::Capacity;
 
-use super::allocators::DrivenAllocator;
+use super::allocators::{Counts, DrivenAllocator};
 use super::capture::{Capture, Run};
 use super::finding::median;
 use ringfence_lab::LabError;
@@ -18,14 +18,14 @@ pub(super) fn timed_runs(first: usize, history: usize) -> usize {
 }
 
 /// Cycles of a call.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct CallCycles {
     pub(super) alloc: f64,
     pub(super) free: f64,
 }
 
 /// An allocator's cost before and after a history.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct HistoryCost {
     /// Mean search steps of an allocation in the last run.
     pub(super) steps: f64,
@@ -39,7 +39,39 @@ pub(super) struct HistoryCost {
     pub(super) free_spread: f64,
 }
 
+impl CallCycles {
+    /// Returns the mean cycles of each call of `counts`, without those of two clock reads.
+    fn of(counts: &Counts, overhead: f64) -> Self {
+        let each =
+            |ticks: u64, calls: u64| (ticks as f64 / calls.max(1) as f64 - overhead).max(0.0);
+        Self {
+            alloc: each(counts.alloc_ticks, counts.allocs),
+            free: each(counts.free_ticks, counts.frees),
+        }
+    }
+}
+
 impl HistoryCost {
+    /// Returns the cost of a history from the calls of each run. The first `first` runs come before
+    /// it, and an allocation of the last one takes `steps` search steps.
+    fn of(runs: &[CallCycles], first: usize, steps: f64) -> Result<Self, LabError> {
+        let fresh = runs[..first.min(runs.len())].last();
+        let fresh = *fresh.ok_or(LabError::Internal("no runs"))?;
+        let timed = timed_runs(first, runs.len());
+        let end = &runs[runs.len().saturating_sub(timed)..];
+        let of = |call: fn(&CallCycles) -> f64| median(&end.iter().map(call).collect::<Vec<_>>());
+        Ok(Self {
+            steps,
+            fresh,
+            aged: CallCycles {
+                alloc: of(|call| call.alloc).middle,
+                free: of(|call| call.free).middle,
+            },
+            spread: of(|call| call.alloc).spread,
+            free_spread: of(|call| call.free).spread,
+        })
+    }
+
     /// Cycles that a history adds to an allocation. It adds none to a free, which searches nothing.
     pub(super) fn added(&self) -> f64 {
         self.aged.alloc - self.fresh.alloc
@@ -67,13 +99,8 @@ pub(super) fn run_history<W: Workload>(
     let mut drive = |run: &Run| {
         for (driven, costs, steps) in &mut drivers {
             let counts = driven.run_with_clock(&run.plan, |_| {}, now)?;
-            let each =
-                |ticks: u64, calls: u64| (ticks as f64 / calls.max(1) as f64 - overhead).max(0.0);
             *steps = counts.mean_steps();
-            costs.push(CallCycles {
-                alloc: each(counts.alloc_ticks, counts.allocs),
-                free: each(counts.free_ticks, counts.frees),
-            });
+            costs.push(CallCycles::of(&counts, overhead));
         }
         Ok::<_, LabError>(())
     };
@@ -83,24 +110,12 @@ pub(super) fn run_history<W: Workload>(
     for _ in first.len()..history {
         drive(&capture.run()?)?;
     }
-    let finish = |(_, costs, steps): (_, Vec<CallCycles>, f64)| {
-        let fresh = costs[..first.len().min(costs.len())].last();
-        let fresh = *fresh.ok_or(LabError::Internal("no runs"))?;
-        let timed = timed_runs(first.len(), costs.len());
-        let end = &costs[costs.len().saturating_sub(timed)..];
-        let of = |call: fn(&CallCycles) -> f64| median(&end.iter().map(call).collect::<Vec<_>>());
-        Ok(HistoryCost {
-            steps,
-            fresh,
-            aged: CallCycles {
-                alloc: of(|call| call.alloc).middle,
-                free: of(|call| call.free).middle,
-            },
-            spread: of(|call| call.alloc).spread,
-            free_spread: of(|call| call.free).spread,
-        })
-    };
-    drivers.into_iter().map(finish).collect()
+    let finish =
+        |(_, costs, steps): (_, Vec<CallCycles>, f64)| HistoryCost::of(&costs, first.len(), steps);
+    let costs = drivers.into_iter().map(finish).collect();
+    #[cfg(test)]
+    let costs = by_hand::replace(costs);
+    costs
 }
 
 /// Cycles between two reads of the clock with nothing in between: the smallest of many.
@@ -110,6 +125,40 @@ fn clock_overhead(now: &dyn Fn() -> u64) -> f64 {
         now().wrapping_sub(begin)
     });
     reads.min().unwrap_or(0) as f64
+}
+
+/// Histories by hand: a test sets the cost of each side, and compares the rows of an experiment
+/// with them.
+#[cfg(test)]
+pub(super) mod by_hand {
+    use std::cell::RefCell;
+
+    use super::HistoryCost;
+    use ringfence_lab::LabError;
+
+    thread_local! {
+        static HISTORIES: RefCell<Vec<HistoryCost>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Calls `run`, in which the histories of all sides have these costs, in order.
+    pub(crate) fn with_histories<T>(costs: &[HistoryCost], run: impl FnOnce() -> T) -> T {
+        HISTORIES.set(costs.to_vec());
+        let result = run();
+        HISTORIES.take();
+        result
+    }
+
+    /// Replaces `costs`, if the test set any.
+    pub(super) fn replace(
+        costs: Result<Vec<HistoryCost>, LabError>,
+    ) -> Result<Vec<HistoryCost>, LabError> {
+        let known = HISTORIES.with_borrow(Clone::clone);
+        if known.is_empty() {
+            return costs;
+        }
+        assert_eq!(costs?.len(), known.len());
+        Ok(known)
+    }
 }
 
 #[cfg(test)]
@@ -123,6 +172,43 @@ mod tests {
     use ringfence_lab::plan::Step;
 
     use super::*;
+
+    /// Three runs come first, and the last three of nine are timed: the third is fresh.
+    #[test]
+    fn a_history_has_its_fresh_and_its_aged_calls() {
+        let calls = |alloc, free| CallCycles { alloc, free };
+        let runs = [
+            calls(900.0, 90.0),
+            calls(800.0, 80.0),
+            calls(100.0, 40.0),
+            calls(700.0, 70.0),
+            calls(600.0, 60.0),
+            calls(500.0, 50.0),
+            calls(340.0, 21.0),
+            calls(300.0, 27.0),
+            calls(310.0, 22.0),
+        ];
+        let found = HistoryCost::of(&runs, 3, 5.5).unwrap();
+        let wanted = HistoryCost {
+            steps: 5.5,
+            fresh: calls(100.0, 40.0),
+            aged: calls(310.0, 22.0),
+            spread: 40.0,
+            free_spread: 6.0,
+        };
+        assert_eq!(found, wanted);
+        assert_eq!(found.added(), 210.0);
+        assert!(HistoryCost::of(&runs, 0, 0.0).is_err());
+        let counts = Counts {
+            allocs: 10,
+            alloc_ticks: 700,
+            frees: 4,
+            free_ticks: 200,
+            ..Counts::default()
+        };
+        assert_eq!(CallCycles::of(&counts, 30.0), calls(40.0, 20.0));
+        assert_eq!(CallCycles::of(&counts, 60.0), calls(10.0, 0.0));
+    }
 
     #[test]
     fn a_history_lengthens_the_search_without_freelists_only() {

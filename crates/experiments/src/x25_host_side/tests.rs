@@ -4,15 +4,18 @@ use ringfence_pviommu::backend::PagePool;
 
 use super::*;
 
+/// Pages that the assigned device maps. `a_map_misses_once_per_page` derives them from the stream.
+const MAPPED: u64 = 95;
+
 #[test]
 fn counts_hold_and_the_published_pointer_is_wrong() {
     let mut found = Findings::default();
     add_pool_sizes(&mut found).unwrap();
-    add_last_table_walks(&mut found, 95).unwrap();
+    add_last_table_walks(&mut found, MAPPED).unwrap();
     add_pool_use(&mut found).unwrap();
-    in_modes(&mut found, 4096, 95).unwrap();
-    overcommit(&mut found, 95).unwrap();
-    migration(&mut found, 95).unwrap();
+    in_modes(&mut found, 4096, MAPPED).unwrap();
+    overcommit(&mut found, MAPPED).unwrap();
+    migration(&mut found, MAPPED).unwrap();
     for row in &found.rows {
         assert_ne!(row.holds, Some(false), "{row:?}");
     }
@@ -31,6 +34,7 @@ fn counts_hold_and_the_published_pointer_is_wrong() {
     assert!(of(wrong) > 0.4);
     assert_walks(&found.rows);
     assert_pool_use(&found.rows);
+    assert_migration(&found.rows);
     for (mode, requests, walks, reads, awaited) in [
         // A request for each map and each unmap.
         ("pviommu", 8192.0, 4097.0, 4096.0 * 4.0 + 1.0, 95.0),
@@ -85,6 +89,14 @@ fn assert_walks(rows: &[FindingRow]) {
     assert_eq!(value(rows, pointer), 24.0);
     let row = rows.iter().find(|row| row.quantity == pointer);
     assert_eq!(row.unwrap().published.as_ref().unwrap().value, 8.0);
+}
+
+/// Both hosts give frames in the order of first use. The other host has given a third of its frames
+/// to other pages first, so each of the [`MAPPED`] pages has another frame there.
+fn assert_migration(rows: &[FindingRow]) {
+    let of = |what: &str| value(rows, &format!("Migration: {what}"));
+    assert_eq!(of("mappings restored unchanged"), MAPPED as f64);
+    assert_eq!(of("mappings at another host address"), MAPPED as f64);
 }
 
 /// All 8192 frames are from a pool of 256, which is refilled below 64, or are requested.
@@ -205,7 +217,7 @@ fn a_pointer_saves_the_walks_of_a_block() {
 #[test]
 fn a_map_misses_once_per_page() {
     let reuse = PageReuse::stream().unwrap();
-    assert_eq!((reuse.creates, reuse.pages), (82_864.0, 95.0));
+    assert_eq!((reuse.creates, reuse.pages), (82_864.0, MAPPED as f64));
     assert!((reuse.miss_rate() - 95.0 / 82_864.0).abs() < 1e-15);
 }
 

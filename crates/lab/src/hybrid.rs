@@ -53,16 +53,43 @@ impl<F> HybridParts<F> {
                 // Devices of a replay fill their buffers.
                 from_device: FromDevice::Unspecified,
                 thresholds: Thresholds::both(u64::MAX),
-                shared_pages: match mode.alloc {
-                    Alloc::ShadowOrMap => SharedPages::Mapped,
-                    _ => SharedPages::Copied,
-                },
+                shared_pages: shared_pages(mode),
             },
-            batches: mode.flush == FlushKind::TransmitBatch,
+            batches: has_batches(mode),
             flush,
             table: LeafCachedRadix::with_page_size(leaf_cached_radix, mode.page_size),
         }
     }
+}
+
+/// Returns the sizes from which `mode` maps a buffer on the machine of `profile`; `None` if it does
+/// not choose by size.
+pub(crate) fn thresholds(mode: &Mode, profile: &Profile) -> Option<Thresholds> {
+    let hybrid = matches!(mode.alloc, Alloc::ShadowHybrid | Alloc::ShadowOrMap);
+    hybrid.then(|| thresholds_of(shared_pages(mode), has_batches(mode), profile))
+}
+
+fn thresholds_of(shared_pages: SharedPages, batches: bool, profile: &Profile) -> Thresholds {
+    let receive = copy_threshold(profile, shared_pages);
+    Thresholds {
+        receive,
+        transmit: match batches {
+            true => transmit_threshold(profile, shared_pages),
+            false => receive,
+        },
+    }
+}
+
+/// Returns the treatment of the pages that a large buffer shares with other data.
+pub(crate) fn shared_pages(mode: &Mode) -> SharedPages {
+    match mode.alloc {
+        Alloc::ShadowOrMap => SharedPages::Mapped,
+        _ => SharedPages::Copied,
+    }
+}
+
+fn has_batches(mode: &Mode) -> bool {
+    mode.flush == FlushKind::TransmitBatch
 }
 
 /// Returns the buffers that the descriptors of `mode` withhold on the machine of `profile`; `None`
@@ -71,7 +98,7 @@ impl<F> HybridParts<F> {
 /// In a batch with copies, the driver has a copied buffer back at its unmap, so it counts the
 /// others alone. A mode that copies parts of pages counts all buffers.
 pub fn withholds(mode: &Mode, profile: &Profile) -> Option<Withholds> {
-    let counts_mapped = mode.flush == FlushKind::TransmitBatch && mode.alloc == Alloc::ShadowOrMap;
+    let counts_mapped = has_batches(mode) && mode.alloc == Alloc::ShadowOrMap;
     mode.has_descriptors().then(|| match counts_mapped {
         true => Withholds::TransmitFrom(transmit_threshold(profile, SharedPages::Mapped)),
         false => Withholds::All,
@@ -93,14 +120,7 @@ impl<F: FlushPolicy<ReplayHybridSpace, u64> + 'static> CopyParts for HybridParts
 
     fn with_costs(self, profile: &Profile) -> Self {
         let shared_pages = self.policy.shared_pages;
-        let receive = copy_threshold(profile, shared_pages);
-        self.with_thresholds(Thresholds {
-            receive,
-            transmit: match self.batches {
-                true => transmit_threshold(profile, shared_pages),
-                false => receive,
-            },
-        })
+        self.with_thresholds(thresholds_of(shared_pages, self.batches, profile))
     }
 
     fn withholds(self) -> Withholds {

@@ -8,7 +8,7 @@ use ringfence_lab::agreement::Agreement;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::row::{Row, SCHEMA};
-use ringfence_lab::{LineRate, MachineProfile, Operation};
+use ringfence_lab::{LineRate, MachineProfile, ModeThresholds, Operation};
 
 /// The CPU of the timed replays.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -134,6 +134,9 @@ pub struct Report {
     /// Page sizes and frames that are not the default.
     #[serde(skip_serializing_if = "EntryOptions::is_default")]
     pub entries: EntryOptions,
+    /// One object for each mode that copies small buffers and maps large ones.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub thresholds: Vec<ModeThresholds>,
     /// The CPU of the measured cycles.
     pub measured_on: MeasuredOn,
     /// Timed repetitions; 0 if no cycles were measured.
@@ -167,7 +170,10 @@ impl Report {
         omitted: &[Mode],
     ) -> Self {
         let names = |modes: &[Mode]| modes.iter().map(|mode| mode.name.clone()).collect();
+        let thresholds = modes.iter();
+        let thresholds = thresholds.filter_map(|mode| ModeThresholds::new(mode, &profile));
         Self {
+            thresholds: thresholds.collect(),
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION"),
             profile,

@@ -13,7 +13,7 @@ use super::number::{
 use super::recommend::advice;
 use super::release_delays::{DELAYS, release_delays};
 use super::round_trips::{ROUND_TRIPS, round_trips};
-use super::ways::{WAYS, ways};
+use super::ways::{self, WAYS, ways};
 use ringfence_lab::agreement::Verdict;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
@@ -366,6 +366,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     }
     out.push(machine::modelled(&report.profile));
     out.extend(report.entries.sentences());
+    out.extend(ways::sizes(&report.thresholds));
     out.extend(machine::remarks(report));
     out.extend(line_rate::remarks(report));
     out.extend(bounds(rows));

@@ -1,7 +1,8 @@
 //! The table of the ways of buffers: copied, mapped, or mapped and withheld.
 
 use super::grid::{Cell, CellStyle, Column, Grid};
-use super::number::count;
+use super::number::{bytes, count};
+use ringfence_lab::ModeThresholds;
 use ringfence_lab::replay::{Buffers, Ways};
 use ringfence_lab::row::Row;
 
@@ -42,9 +43,107 @@ pub(super) fn ways(rows: &[&Row]) -> Option<Grid> {
     Some(grid)
 }
 
+/// Returns a sentence for each mode that copies small buffers and maps large ones.
+pub(super) fn sizes(thresholds: &[ModeThresholds]) -> Vec<String> {
+    thresholds.iter().map(sizes_of).collect()
+}
+
+fn sizes_of(of: &ModeThresholds) -> String {
+    let from = |least: Option<u64>, buffers: &str| match least {
+        Some(least) => format!("{buffers} of {} or more", bytes(least)),
+        None => format!("no {buffers}"),
+    };
+    let which = if of.receive_bytes == of.transmit_bytes {
+        from(of.receive_bytes, "buffers")
+    } else {
+        format!(
+            "{} and {}",
+            from(of.receive_bytes, "receive buffers"),
+            from(of.transmit_bytes, "transmit buffers")
+        )
+    };
+    let pages = match of.on_whole_pages {
+        true => " on whole pages",
+        false => "",
+    };
+    let assumed = match of.assumed.as_slice() {
+        [] => String::new(),
+        fields => format!(
+            " ({} unknown; assumed as in r210-2015)",
+            fields.join(" and ")
+        ),
+    };
+    format!(
+        "Sizes: {} maps {which}{pages}, and copies the others{assumed}.",
+        of.mode
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_lab::MachineProfile;
+    use ringfence_lab::modes::Mode;
+
+    fn of(mode: &str, profile: &MachineProfile) -> Vec<String> {
+        let found = ModeThresholds::new(&Mode::find(mode).unwrap(), profile);
+        sizes(&found.into_iter().collect::<Vec<_>>())
+    }
+
+    /// The sizes follow from the costs of decision 0041: 2150 cycles for an invalidation, and
+    /// page walks that do not snoop.
+    #[test]
+    fn sizes_follow_from_the_profile() {
+        let known = MachineProfile::r210_2015();
+        assert!(of("copy", &known).is_empty() && of("fence", &known).is_empty());
+        assert_eq!(
+            of("fence-copy", &known),
+            [
+                "Sizes: fence-copy maps receive buffers of 44.0 KiB or more and transmit buffers \
+                of 12.0 KiB or more, and copies the others."
+            ]
+        );
+        assert_eq!(
+            of("copy-hybrid", &known),
+            [
+                "Sizes: copy-hybrid maps buffers of 48.0 KiB or more on whole pages, and copies \
+                the others."
+            ]
+        );
+        let snooping = MachineProfile {
+            coherent: Some(true),
+            ..known.clone()
+        };
+        assert!(of("fence-copy", &snooping)[0].contains("36.0 KiB or more and transmit"));
+        let dear = MachineProfile {
+            invalidation_cycles: Some(20_000),
+            ..known
+        };
+        let text = &of("fence-copy", &dear)[0];
+        assert!(
+            text.contains("and no transmit buffers, and copies"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn sizes_of_unknown_costs_are_assumed() {
+        let grace = MachineProfile::builtin();
+        let grace = grace.into_iter().find(|p| p.name == "grace-2025").unwrap();
+        let text = &of("fence-copy", &grace)[0];
+        let both = "(invalidation_cycles and coherent unknown; assumed as in r210-2015).";
+        assert!(text.ends_with(both), "{text}");
+        // The costs of a split buffer contain no write-backs.
+        let text = &of("copy-hybrid", &grace)[0];
+        let one = "(invalidation_cycles unknown; assumed as in r210-2015).";
+        assert!(text.ends_with(one), "{text}");
+        let given = MachineProfile {
+            invalidation_cycles: Some(700),
+            ..grace
+        };
+        let text = &of("copy-hybrid", &given)[0];
+        assert!(!text.contains("unknown"), "{text}");
+    }
 
     fn row(mode: &str, [pooled, mapped, withheld]: [u64; 3]) -> Row {
         let of = |buffers| Buffers {

@@ -135,6 +135,27 @@ fn round_trips(count: u64) -> String {
         .collect()
 }
 
+const HYBRID: &str = "alloc=shadow-or-map,table=cached-radix,flush=transmit-batch";
+
+#[test]
+fn the_sizes_of_copied_buffers_are_printed() {
+    let printed = |more: &[&str]| report(more)["thresholds"].clone();
+    assert_eq!(printed(&[]), Value::Null);
+    let known = printed(&["--mode", HYBRID]);
+    assert_eq!(known[0]["transmit_bytes"], 12 << 10);
+    assert_eq!(known[0]["receive_bytes"], 44 << 10);
+    assert_eq!(known[0]["assumed"], serde_json::json!([]));
+    let grace = ["--mode", HYBRID, "--profile", "grace-2025"];
+    assert_eq!(
+        printed(&grace)[0]["assumed"],
+        serde_json::json!(["invalidation_cycles", "coherent"])
+    );
+    let given = ["--invalidation-cycles", "100", "--coherent"];
+    let given = printed(&[&grace[..], &given[..]].concat());
+    assert_eq!(given[0]["transmit_bytes"], 4 << 10);
+    assert_eq!(given[0]["assumed"], serde_json::json!([]));
+}
+
 #[test]
 fn json_page_lists_exactly_the_fields() {
     let text = std::fs::read_to_string(root().join("docs/JSON.md")).unwrap();
@@ -157,6 +178,8 @@ fn json_page_lists_exactly_the_fields() {
     );
     // Large entries, which rings do not have.
     names(&report(&["--page-size", "2m"]), &mut printed);
+    // A mode that maps large buffers only.
+    names(&report(&["--mode", HYBRID]), &mut printed);
     // A trace of round trips.
     let scratch = Scratch::new("round-trips");
     let trace = scratch.path("trace");

@@ -107,6 +107,11 @@ fn the_form_is_stable() {
 
 /// A trace in which a device sends a message and receives one, `count` times.
 fn round_trips(count: u64) -> String {
+    round_trips_of(count, 100)
+}
+
+/// The same with `us` microseconds between two messages.
+fn round_trips_of(count: u64, us: u64) -> String {
     let call = |name: &str, time: u64, direction: &str, at: u64, more: &str| {
         format!(
             "t-1 [000] ..... {}.{:06}: {name}: d dir={direction} dma_addr={at:x} size=64{more} \
@@ -117,7 +122,7 @@ fn round_trips(count: u64) -> String {
     };
     (0..count)
         .map(|round| {
-            let time = round * 100;
+            let time = round * us;
             [
                 call("dma_map_phys", time, "TO_DEVICE", 4096, " phys_addr=1000"),
                 call("dma_unmap_phys", time + 1, "TO_DEVICE", 4096, ""),
@@ -154,6 +159,42 @@ fn the_sizes_of_copied_buffers_are_printed() {
     let given = printed(&[&grace[..], &given[..]].concat());
     assert_eq!(given[0]["transmit_bytes"], 4 << 10);
     assert_eq!(given[0]["assumed"], serde_json::json!([]));
+}
+
+/// `fs` withholds a received buffer for up to 100 us, so it is not recommended where that is more
+/// than 2% of a round trip. Its cycles only add to that.
+#[test]
+fn fs_is_recommended_only_if_it_keeps_the_limits() {
+    let scratch = Scratch::new("limits-of-fs");
+    let trace = scratch.path("trace");
+    let mut refused = Vec::new();
+    for us in [100, 2_000, 4_000] {
+        std::fs::write(&trace, round_trips_of(1100, us)).unwrap();
+        let args = [
+            "compare", &trace, "--modes", "fs", "--repeat", "1", "--json",
+        ];
+        let report: Value = serde_json::from_str(&succeeded(&ringfence(&args))).unwrap();
+        let row = &report["results"][0];
+        assert_eq!(row["violations"]["total"], 0);
+        let delay = |key: &str| row[key].as_u64().unwrap();
+        assert!(
+            (1..=100_000).contains(&delay("receive_delay_p99_ns")),
+            "{us}"
+        );
+        assert!(
+            (1..=1_000_000).contains(&delay("transmit_delay_p99_ns")),
+            "{us}"
+        );
+        let loss = row["round_trip"]["loss"].as_f64().unwrap();
+        assert!(loss > 0.02, "{us}: {loss}");
+        assert_eq!(report["traces"][0]["recommendation"], Value::Null, "{us}");
+        let text = succeeded(&ringfence(&args[..6]));
+        refused.push(text.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+    for text in refused {
+        assert!(text.contains("No mode is recommended: fs adds"), "{text}");
+        assert!(text.contains("beyond the limit of 2%"), "{text}");
+    }
 }
 
 #[test]

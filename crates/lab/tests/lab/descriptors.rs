@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use ringfence_lab::MachineProfile;
 use ringfence_lab::plan::{Plan, Planner, RECEIVE_DESCRIPTOR_NS, Step, TRANSMIT_DESCRIPTOR_NS};
+use ringfence_lab::replay::Delays;
 use ringfence_trace::{Chunk, DeviceIndex, MappingId, OpKind};
 use ringfence_types::{PageSize, PhysRange};
 
@@ -253,6 +254,45 @@ fn an_incomplete_descriptor_ends_in_time_or_never() {
         let (_, literal) = replay("fs-literal", &plan, &alive);
         assert_eq!(literal.invalidations, 0);
         assert!(literal.stale_max_ns > 10_000 * US && literal.tally.violations() > 0);
+    }
+}
+
+/// The limits hold for all buffers of `fs`, at every pace of a driver, also under attack.
+#[test]
+fn fs_returns_buffers_in_time_at_every_pace() {
+    for pause in [
+        1,
+        700,
+        3 * US,
+        40 * US,
+        99 * US,
+        101 * US,
+        999 * US,
+        5_000 * US,
+    ] {
+        let (mut script, mut time) = (Script::default(), 0);
+        for id in 0..400_u32 {
+            time += pause;
+            let at = u64::from(1 + id) << 14;
+            let direction = [RX, TX][id as usize % 2];
+            script.map(time, (0, 0, direction), id, &[memory(at, 4096)]);
+            if id >= 8 {
+                script.unmap(time, (0, 0), id - 8);
+            }
+        }
+        let (plan, planner) = planned_descriptors(&script.chunk);
+        let (metered, hostile) = replay("fs", &plan, &planner.live_mappings());
+        for outcomes in [metered, hostile] {
+            let longest = |delays: &Delays| delays.percentile(100).unwrap();
+            let delays = &outcomes.release_delays;
+            assert!(longest(&delays.receive) <= RECEIVE_DESCRIPTOR_NS, "{pause}");
+            assert!(
+                longest(&delays.transmit) <= TRANSMIT_DESCRIPTOR_NS,
+                "{pause}"
+            );
+            assert!(longest(&delays.all()) > 0, "{pause}");
+            assert_eq!((outcomes.not_flushed, outcomes.tally.violations()), (0, 0));
+        }
     }
 }
 

@@ -149,6 +149,17 @@ fn recommended_modes_return_buffers_within_the_limits() {
     );
 }
 
+/// A mode that ends its descriptors in time is never refused for its release delay.
+#[test]
+fn descriptors_end_within_the_limits() {
+    use ringfence_lab::plan::{RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS};
+    let of = |receive, transmit| delayed("fs", 0.7, Some(receive), Some(transmit));
+    let longest = of(RECEIVE_DESCRIPTOR_NS, TRANSMIT_DESCRIPTOR_NS);
+    assert_eq!(late(&longest), None);
+    let longer = of(RECEIVE_DESCRIPTOR_NS + 1, TRANSMIT_DESCRIPTOR_NS);
+    assert!(late(&longer).is_some());
+}
+
 #[test]
 fn recommended_modes_keep_the_round_trip() {
     let profile = MachineProfile::r210_2015();

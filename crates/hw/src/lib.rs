@@ -3,7 +3,8 @@
 //! translation.
 //!
 //! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants.
-//! [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`]
+//! A unit of AMD-Vi, SMMUv3 or RISC-V is an [`Iommu`] with a [`DeviceTable`], and [`RangeCommands`]
+//! split its invalidations. [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`]
 //! serves devices with a device TLB. A [`NestedUnit`] translates through a guest's tables and a
 //! host's.
 //!
@@ -28,6 +29,7 @@ mod cache;
 mod context_cache;
 mod context_lookup;
 mod dart_register;
+mod device_table;
 mod fault;
 mod geometry;
 mod host_bridge;
@@ -37,6 +39,7 @@ mod iotlb;
 mod iotlb_prefetch;
 mod nested;
 mod queued_invalidation;
+mod range_commands;
 mod ring;
 mod root_table;
 mod router;
@@ -58,6 +61,7 @@ pub use ats::{
 pub use cache::Replacement;
 pub use context_lookup::{ContextEntry, ContextLookup, DeviceTlbPermission, TableRoot};
 pub use dart_register::DartRegister;
+pub use device_table::DeviceTable;
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
@@ -69,6 +73,7 @@ pub use nested::{
     NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Stage,
 };
 pub use queued_invalidation::{BadDescriptor, InvalidationDescriptor};
+pub use range_commands::{RISCV_PAGES, RangeCommands};
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;
 pub use router::{IommuKind, IommuRouter};

@@ -41,7 +41,7 @@ pub mod workload;
 
 pub use attack::{
     Attacker, DEAD_RANGES, DeviceMapping, DmaPort, DriverEvent, Neighbour, Passive, Racer,
-    Replayer, Reuse, Straddler, WARM_MAPPINGS,
+    Replayer, Reuse, Straddler, WARM_MAPPINGS, WrongDirection,
 };
 pub use buffer::{Buffer, BufferOwner, Pool, PoolError, ReuseOrder};
 pub use bus::{Bus, DmaError};

@@ -1,5 +1,5 @@
-//! Malicious devices, and a well-behaved one: the attackers of the three attack classes, and two
-//! that access memory next to a buffer.
+//! Malicious devices, and a well-behaved one: the attackers of the three attack classes, and three
+//! that access memory next to a buffer or against its direction.
 //!
 //! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under
 //! attack. An attacker sees the driver's actions and makes accesses through a [`DmaPort`]. It
@@ -10,12 +10,14 @@ mod passive;
 mod racer;
 mod replayer;
 mod straddler;
+mod wrong_direction;
 
 pub use neighbour::Neighbour;
 pub use passive::Passive;
 pub use racer::{Racer, WARM_MAPPINGS};
 pub use replayer::{DEAD_RANGES, Replayer, Reuse};
 pub use straddler::Straddler;
+pub use wrong_direction::WrongDirection;
 
 use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, PageSize, RequesterId};
 

@@ -65,6 +65,19 @@ pub(crate) enum Failure {
         /// The reason for this mode.
         reason: &'static str,
     },
+    /// The profile's costs are those of another family of IOMMUs.
+    #[error(
+        "profile {profile} is of a machine with {has}, and its costs are not those of {wanted}; \
+        give a profile of {wanted}, or none"
+    )]
+    OtherFamily {
+        /// Name of the profile.
+        profile: String,
+        /// The profile's family.
+        has: &'static str,
+        /// The family of `--iommu`.
+        wanted: &'static str,
+    },
     /// A condition that applies to nothing.
     #[error("--fail-if: {0}")]
     Condition(#[from] ConditionError),
@@ -188,6 +201,7 @@ impl Failure {
             | Self::Platform(_)
             | Self::StdinTwice
             | Self::NotApplicable { .. }
+            | Self::OtherFamily { .. }
             | Self::NoWorkload
             | Self::TraceUnread => USAGE,
             Self::Devices(_) => USAGE,

@@ -146,6 +146,7 @@ pub fn compare<R: Read>(
         rows.push(Row::new(&RowInputs {
             trace: name,
             mode,
+            iommu: options.profile.iommu,
             metered: &metered,
             attack: hostile.as_ref(),
             components,

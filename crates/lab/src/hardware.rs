@@ -1,6 +1,8 @@
 //! The IOMMUs of a replay: VT-d walks radix tables behind context entries, Calgary one flat table
 //! for each host bridge, rIOMMU the rings of a device.
 
+mod family;
+
 use std::fmt;
 use std::rc::Rc;
 
@@ -23,6 +25,8 @@ use crate::error::LabError;
 use crate::layer::{ContextTarget, InvalidationQueue};
 use crate::queue_stats::QueueStats;
 use crate::{IotlbPrefetch, Profile};
+
+pub use family::FamilyIommu;
 
 /// An IOMMU with the structures that it reads to find a device's table.
 pub trait Hardware: fmt::Debug + Sized + 'static {

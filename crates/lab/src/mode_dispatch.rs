@@ -128,14 +128,14 @@ pub fn dispatch_dyn<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output
 }
 
 type DeferredFlush = Deferred<ThreadCell<DeferredQueue>>;
-type PerCpuFlush =
+pub(crate) type PerCpuFlush =
     PerCpuQueue<ThreadCell<FlushQueue>, ThreadCell<Vec<Arc<ThreadCell<FlushQueue>>>>>;
 
 fn deferred() -> DeferredFlush {
     Deferred::new(RefCell::new)
 }
 
-fn per_cpu_queue() -> PerCpuFlush {
+pub(crate) fn per_cpu_queue() -> PerCpuFlush {
     PerCpuQueue::new(QueueConfig::default(), RefCell::new, RefCell::new)
 }
 

@@ -7,6 +7,7 @@ use ringfence_hw::{AdjacentPrefetch, Geometry, GeometryError, PrefetchSide};
 use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
 
+use crate::iommu_family::IommuFamily;
 use crate::modes::Owner;
 
 /// Costs and geometry of one platform. Modelled cycles come from the profile; measured cycles are
@@ -18,6 +19,9 @@ pub struct Profile {
     pub name: String,
     /// Source of the numbers.
     pub source: String,
+    /// Family of the IOMMU that the replay models.
+    #[serde(default)]
+    pub iommu: IommuFamily,
     /// Cycles of one IOTLB invalidation, from submission to completion. Added per invalidation
     /// command.
     pub invalidation_cycles: u64,
@@ -139,6 +143,7 @@ impl Profile {
             source: "rIOMMU (ASPLOS'15) Table 1, sections 5.1 and 5.3, Fig. 7; geometry and kicks \
                 assumed"
                 .into(),
+            iommu: IommuFamily::Vtd,
             invalidation_cycles: 2150,
             kick_cycles: ASSUMED_KICK,
             hypercall_cycles: ASSUMED_HYPERCALL,

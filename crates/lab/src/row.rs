@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::ReplayStatus;
+use crate::iommu_family::IommuFamily;
 use crate::machine::{Baseline, DeviceSide, Prices};
 use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
@@ -70,6 +71,8 @@ pub struct Row {
     pub trace: String,
     /// Name of the mode.
     pub mode: String,
+    /// The hardware that translates: a family of IOMMUs, `calgary`, `riommu` or `none`.
+    pub iommu: String,
     /// The promised protection: `byte-granular`, `strict`, `own-pool`, `bounded` or `none`.
     pub safety: String,
     /// The stated bound of a bounded mode.
@@ -120,8 +123,11 @@ pub struct Row {
     pub search_steps_mean: Option<f64>,
     /// Number of steps of the longest search.
     pub search_steps_max: u32,
-    /// Number of invalidation commands.
+    /// Number of invalidations, each with one wait for its completion.
     pub invalidations: u64,
+    /// Number of commands of these invalidations. `None` for VT-d, whose model executes each
+    /// invalidation exactly, and for hardware of no family.
+    pub invalidation_commands: Option<u64>,
     /// IOTLB hits in the metered pass, as a share of the lookups. `None` without a lookup.
     pub iotlb_hit_rate: Option<f64>,
     /// Hits of the walk caches of levels 1, 2 and 3, as shares of their lookups. `None` without a
@@ -147,6 +153,10 @@ pub struct Row {
     /// Accesses outside live grants that the IOMMU let through, in both passes. `None` without the
     /// attack pass.
     pub violations: Option<Violations>,
+    /// Accesses that read a live buffer which the device may only write, in a family whose tables
+    /// have no write-only pages; `violations` does not count them. 0 in other families. `None`
+    /// without the attack pass.
+    pub reads_against_direction: Option<u64>,
     /// Accesses beside a buffer on its page that the IOMMU let through. `None` without the attack
     /// pass.
     pub colocated: Option<u64>,
@@ -226,6 +236,8 @@ pub struct RowInputs<'a> {
     pub trace: &'a str,
     /// The mode of the row.
     pub mode: &'a Mode,
+    /// The machine's family of IOMMUs.
+    pub iommu: IommuFamily,
     /// Outcomes of the metered pass.
     pub metered: &'a Outcomes,
     /// Outcomes of the attack pass; `None` without that pass.
@@ -348,6 +360,7 @@ impl Row {
             reads_per_page: Some(0.0),
             prefetch_reads_per_page: Some(0.0),
             search_steps_mean: Some(0.0),
+            invalidation_commands: Some(0),
             iotlb_hit_rate: Some(0.0),
             walk_cache_hit_rate: [Some(0.0); 3],
             words_per_walk: Some(0.0),
@@ -358,6 +371,7 @@ impl Row {
             transmit_delay_p99_ns: Some(0),
             attack_accesses: count,
             violations: attack.then(Violations::default),
+            reads_against_direction: count,
             colocated: count,
             shadow_accesses: count,
             violations_after_end: count,
@@ -377,6 +391,7 @@ impl Row {
         let RowInputs {
             trace,
             mode,
+            iommu,
             metered,
             attack,
             components,
@@ -408,6 +423,13 @@ impl Row {
         if let Some(attack) = attack {
             tally.add(&attack.tally);
         }
+        let iommu_name = mode.hardware(iommu);
+        // Only the tables of the family itself have its format.
+        let readable = iommu_name == iommu.name() && !iommu.has_write_only_pages();
+        let reads_against_direction = if readable { tally.direction_reads } else { 0 };
+        if readable {
+            tally = tally.without_direction_reads();
+        }
         let hardware = &metered.hardware;
         let walks = hardware.iotlb_misses;
         let delays = &metered.release_delays;
@@ -427,6 +449,7 @@ impl Row {
         Self {
             trace: trace.to_owned(),
             mode: mode.name.clone(),
+            iommu: iommu_name.to_owned(),
             safety: if safe && !broken {
                 promise.to_string()
             } else {
@@ -464,6 +487,8 @@ impl Row {
             search_steps_mean: ratio(metered.search_steps, maps),
             search_steps_max: metered.search_max,
             invalidations: metered.invalidations,
+            invalidation_commands: (iommu != IommuFamily::Vtd && iommu_name == iommu.name())
+                .then(|| hardware.invalidations.total()),
             iotlb_hit_rate: ratio(hardware.iotlb_hits, hardware.lookups()),
             walk_cache_hit_rate: core::array::from_fn(|level| {
                 let hits = hardware.walk_cache_hits[level];
@@ -478,6 +503,7 @@ impl Row {
             accesses: metered.tally.accesses,
             attack_accesses: attack.map(|attack| attack.attempts),
             violations: attack.map(|_| tally.into()),
+            reads_against_direction: attack.map(|_| reads_against_direction),
             colocated: attack.map(|_| tally.colocated),
             shadow_accesses: attack.map(|_| tally.shadow),
             false_faults: tally.false_faults,

@@ -10,14 +10,16 @@ use ringfence_types::{DomainId, PageSize, Pfn, PhysAddr, PhysRange};
 
 use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
 use crate::error::LabError;
+use crate::family_dispatch::{dispatch_dyn_on, dispatch_on};
 use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
+use crate::iommu_family::IommuFamily;
 use crate::layer::{
     AttachInfo, ContextTarget, DmaLayer, DmaOps, DynInvalidator, LayerPlatform, PassThrough,
 };
 use crate::mapping_cache::{CachedParts, CycleParams};
 use crate::meter::{Ablations, Meter};
-use crate::mode_dispatch::{IdentityKind, ModeVisitor, dispatch, dispatch_dyn};
+use crate::mode_dispatch::{IdentityKind, ModeVisitor};
 use crate::modes::Mode;
 use crate::options::CompareOptions;
 use crate::oracle::Ownership;
@@ -145,7 +147,12 @@ impl BuildReplays<'_> {
         };
         let metered = pass(Attackers::None)?.with_early_touches(options.early_touches);
         let attack: Option<Box<dyn OracleReplay>> = if options.attack {
-            Some(Box::new(pass((setup.attackers)(options.attackers))?))
+            let mut attackers = (setup.attackers)(options.attackers);
+            // The tables of some families have no write-only pages.
+            if options.profile.iommu != IommuFamily::Vtd {
+                attackers = attackers.against_direction();
+            }
+            Some(Box::new(pass(attackers)?))
         } else {
             None
         };
@@ -367,7 +374,7 @@ pub fn runner(mode: &Mode, options: &CompareOptions) -> Result<Runner, LabError>
         options,
         wanted: Wanted::Replays,
     };
-    let Built::Replays(mut runner) = dispatch_dyn(mode, replays)?? else {
+    let Built::Replays(mut runner) = dispatch_dyn_on(options.profile.iommu, mode, replays)?? else {
         return Err(LabError::Internal("a testbed instead of replays"));
     };
     if options.repetitions > 0 {
@@ -400,7 +407,8 @@ fn built_testbed(
     options: &CompareOptions,
     wanted: Wanted,
 ) -> Result<Testbed, LabError> {
-    match dispatch_dyn(mode, BuildReplays { options, wanted })?? {
+    let family = options.profile.iommu;
+    match dispatch_dyn_on(family, mode, BuildReplays { options, wanted })?? {
         Built::Testbed(testbed) => Ok(testbed),
         Built::Replays(_) => Err(LabError::Internal("replays instead of a testbed")),
     }
@@ -411,5 +419,10 @@ fn built_testbed(
 /// # Errors
 /// The mode is not built in, or memory is short.
 pub fn meter(mode: &Mode, options: &CompareOptions) -> Result<Box<dyn Meter>, LabError> {
-    Ok(Box::new(dispatch(mode, BuildMeter { options })??))
+    let family = options.profile.iommu;
+    Ok(Box::new(dispatch_on(
+        family,
+        mode,
+        BuildMeter { options },
+    )??))
 }

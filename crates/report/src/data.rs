@@ -8,7 +8,7 @@ use ringfence_lab::agreement::Agreement;
 use ringfence_lab::compare::Comparison;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::row::{Row, SCHEMA};
-use ringfence_lab::{LineRate, MachineProfile, ModeThresholds, Operation};
+use ringfence_lab::{IommuFamily, LineRate, MachineProfile, ModeThresholds, Operation};
 
 /// The CPU of the timed replays.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -127,6 +127,8 @@ pub struct Report {
     pub version: &'static str,
     /// Modelled costs and hardware.
     pub profile: MachineProfile,
+    /// The family of IOMMUs that the replays model.
+    pub iommu: IommuFamily,
     /// The operation whose cost without protection is c.
     pub operation: Operation,
     /// Number k of parallel page walkers of `parallel_ceiling_gbps`.
@@ -177,6 +179,7 @@ impl Report {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION"),
             profile,
+            iommu: IommuFamily::Vtd,
             operation: Operation::Packet,
             walkers: 1,
             entries: EntryOptions::default(),

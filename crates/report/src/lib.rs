@@ -11,6 +11,7 @@ mod csv;
 mod data;
 mod diff;
 mod entries;
+mod family;
 mod findings;
 mod grid;
 mod info;

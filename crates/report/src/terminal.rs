@@ -3,6 +3,7 @@
 
 use super::agreement::agreement_line;
 use super::data::{Report, TraceNotes};
+use super::family;
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::line_rate::{self, line_rates};
 use super::machine;
@@ -283,6 +284,7 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
     let host = uses_host(rows);
     let mut columns = vec![
         Column::left("mode"),
+        Column::left("iommu"),
         Column::right(SEARCH, "mean"),
         Column::right(SEARCH, "max"),
         Column::right(INVALIDATIONS, "number"),
@@ -294,6 +296,10 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         Column::right("words", "per walk"),
         Column::right("peak", "tables"),
     ];
+    let commands = rows.iter().any(|row| row.invalidation_commands.is_some());
+    if commands {
+        columns.insert(5, Column::right(INVALIDATIONS, "commands"));
+    }
     // Pools stay mapped, beside the tables.
     let pools = rows.iter().any(|row| row.pool_bytes > 0);
     if pools {
@@ -313,6 +319,7 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         let share = |rate: Option<f64>| or_dash(rate, |rate| percent_of(rate, row.accesses));
         let mut cells = vec![
             Cell::toned(&row.mode, CellStyle::Strong),
+            Cell::new(&row.iommu),
             Cell::new(or_dash(row.search_steps_mean, |mean| format!("{mean:.1}"))),
             Cell::new(count(row.search_steps_max.into())),
             Cell::new(count(row.invalidations)),
@@ -321,6 +328,9 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
             })),
             Cell::new(share(row.iotlb_hit_rate)),
         ];
+        if commands {
+            cells.insert(5, Cell::new(or_dash(row.invalidation_commands, count)));
+        }
         cells.extend(row.walk_cache_hit_rate.map(|rate| Cell::new(share(rate))));
         let words = or_dash(row.words_per_walk, |words| format!("{words:.2}"));
         cells.push(Cell::new(words));
@@ -365,6 +375,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
         out.push(machine::measured(report, uses_host(rows)));
     }
     out.push(machine::modelled(&report.profile));
+    out.extend(family::sentences(report, rows));
     out.extend(report.entries.sentences());
     out.extend(ways::sizes(&report.thresholds));
     out.extend(machine::remarks(report));

@@ -7,12 +7,12 @@ use ringfence_lab::compose::compose;
 use ringfence_lab::layer::{INSPECTED_BYTES, LARGEST_BUFFER};
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::{IotlbPrefetch, Operation};
+use ringfence_lab::{IommuFamily, IotlbPrefetch, Operation};
 use ringfence_report::Condition;
 use ringfence_types::PageSize;
 
 use super::values::{
-    conditions, cycle_ns, cycles, gbps, iotlb, named_mode, operation, page_size, positive,
+    conditions, cycle_ns, cycles, gbps, iommu, iotlb, named_mode, operation, page_size, positive,
     prefetch, repetitions, ring_entries, walk_cache,
 };
 use super::{Format, ReplayLimitArgs, TraceLimitArgs};
@@ -56,6 +56,7 @@ Examples:
   ringfence compare --profile cascade-lake-2024 --line-rate 100,200,400,800
   ringfence compare --profile cascade-lake-2024 --page-size 64k --frames contiguous
   ringfence compare --profile cascade-lake-2024 --prefetch 3
+  ringfence compare --iommu smmuv3 --repeat 0
   ringfence compare --iotlb 64x8 --coherent --baseline-cycles 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
@@ -113,13 +114,15 @@ pub(crate) struct CompareArgs {
     pub repeat: Option<usize>,
 
     /// Cost profile: a name, or a file that `ringfence calibrate` wrote
-    #[arg(
-        long,
-        value_name = "NAME|FILE",
-        default_value = "r210-2015",
-        help_heading = "Platform"
-    )]
-    pub profile: String,
+    /// [default: r210-2015; with --iommu of another family, one that states nothing]
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Platform")]
+    pub profile: Option<String>,
+
+    /// Family of the IOMMU that the replays model: vtd, amd, smmuv3 or riscv. The last three have
+    /// the modes none, linux-strict, linux-lazy, fence, fence-burst and copy
+    /// [default: vtd]
+    #[arg(long, value_name = "FAMILY", value_parser = iommu, help_heading = "Platform")]
+    pub iommu: Option<IommuFamily>,
 
     /// The operation whose cost without protection is c: packet, block-request or page
     #[arg(

@@ -8,7 +8,7 @@ use ringfence_experiments::Experiment;
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::{IotlbPrefetch, LabError, Operation};
+use ringfence_lab::{IommuFamily, IotlbPrefetch, LabError, Operation};
 use ringfence_report::{Condition, ConditionError};
 use ringfence_types::PageSize;
 
@@ -124,6 +124,15 @@ pub(super) fn repetitions(text: &str) -> Result<usize, String> {
         Ok(number) if number <= 10_000 => Ok(number),
         _ => Err("expected a number from 0 to 10000".into()),
     }
+}
+
+pub(super) fn iommu(text: &str) -> Result<IommuFamily, String> {
+    let found = IommuFamily::ALL.into_iter();
+    let mut found = found.filter(|family| family.name() == text);
+    found.next().ok_or_else(|| {
+        let known = IommuFamily::ALL.map(IommuFamily::name);
+        format!("expected one of {}", known.join(", "))
+    })
 }
 
 /// Parses seconds and returns nanoseconds.

@@ -8,7 +8,7 @@ use ringfence_lab::mapping_cache::CycleParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::replay::AttackerKind;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
-use ringfence_lab::{IotlbPrefetch, MachineProfile, Operation};
+use ringfence_lab::{IommuFamily, IotlbPrefetch, MachineProfile, Operation, Profile};
 use ringfence_report::{
     EntryOptions, FailedCondition, MeasuredOn, NotApplicable, Report, csv, markdown, plots,
     terminal,
@@ -31,7 +31,8 @@ const REPORT_WIDTH: usize = 120;
 /// Replays traces in modes and prints the results.
 pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let profile = profile(args)?;
-    let (modes, omitted) = modes(args);
+    let family = args.iommu.unwrap_or_default();
+    let (modes, omitted) = modes(args, family)?;
     let names: Vec<String> = modes.iter().map(|mode| mode.name.clone()).collect();
     let conditions: Vec<_> = args.fail_if.iter().flatten().collect();
     for condition in &conditions {
@@ -57,6 +58,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         &modes,
         &omitted,
     );
+    report.iommu = family;
     report.operation = args.operation;
     report.walkers = args.walkers;
     report.entries = entries;
@@ -73,7 +75,10 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         let operations = input.operations(reading(args).with_addresses())?;
         let options = CompareOptions {
             modes: modes.clone(),
-            profile: profile.for_replay(),
+            profile: Profile {
+                iommu: family,
+                ..profile.for_replay()
+            },
             prices: Some(profile.prices(args.operation, args.walkers)),
             devices,
             rings,
@@ -175,9 +180,36 @@ fn default_repetitions(inputs: &[Input]) -> usize {
     }
 }
 
+/// Returns the profile that the command line names, or the default of the family.
+///
+/// # Errors
+/// The profile is of a machine with another family than `--iommu` names: its costs are not those of
+/// the model.
+fn profile_of(args: &CompareArgs) -> Result<MachineProfile, Failure> {
+    let family = args.iommu.unwrap_or_default();
+    let Some(name) = &args.profile else {
+        return Ok(match family {
+            IommuFamily::Vtd => MachineProfile::r210_2015(),
+            other => MachineProfile {
+                iommu: Some(other),
+                ..MachineProfile::unknown(other.name(), "no machine: --profile selects one")
+            },
+        });
+    };
+    let profile = profile_file::load(name)?;
+    match (args.iommu, profile.iommu) {
+        (Some(wanted), Some(has)) if wanted != has => Err(Failure::OtherFamily {
+            profile: profile.name,
+            has: has.name(),
+            wanted: wanted.name(),
+        }),
+        _ => Ok(profile),
+    }
+}
+
 /// Returns the profile with the changes of the command line.
 fn profile(args: &CompareArgs) -> Result<MachineProfile, Failure> {
-    let mut profile = profile_file::load(&args.profile)?;
+    let mut profile = profile_of(args)?;
     if args.baseline_cycles.is_some() {
         *match args.operation {
             Operation::Packet => &mut profile.baseline_cycles,
@@ -206,13 +238,30 @@ fn profile(args: &CompareArgs) -> Result<MachineProfile, Failure> {
 
 /// Returns the named modes and the composed ones, each once, and the named modes that the default
 /// selection leaves out.
-fn modes(args: &CompareArgs) -> (Vec<Mode>, Vec<Mode>) {
+///
+/// # Errors
+/// A chosen mode is not modelled on `family`.
+fn modes(args: &CompareArgs, family: IommuFamily) -> Result<(Vec<Mode>, Vec<Mode>), Failure> {
+    let chosen = args.modes.iter().chain(&args.composed);
+    for mode in chosen {
+        if let Some(reason) = mode.not_on(family) {
+            return Err(Failure::NotApplicable {
+                option: "iommu",
+                mode: mode.name.clone(),
+                reason,
+            });
+        }
+    }
+    let on_family = |mut modes: Vec<Mode>| {
+        modes.retain(|mode| mode.not_on(family).is_none());
+        modes
+    };
     let mut omitted = Vec::new();
     let named = match args.modes.as_slice() {
-        [] if args.all_modes => Mode::named(),
+        [] if args.all_modes => on_family(Mode::named()),
         [] => {
-            let selected = Mode::default_selection();
-            omitted = Mode::named();
+            let selected = on_family(Mode::default_selection());
+            omitted = on_family(Mode::named());
             omitted.retain(|mode| !selected.contains(mode) && !args.composed.contains(mode));
             selected
         }
@@ -225,7 +274,7 @@ fn modes(args: &CompareArgs) -> (Vec<Mode>, Vec<Mode>) {
             modes.push(mode);
         }
     }
-    (modes, omitted)
+    Ok((modes, omitted))
 }
 
 /// The value of `--frames` that moves buffers.

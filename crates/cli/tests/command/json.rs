@@ -52,6 +52,7 @@ fn the_form_is_stable() {
             "schema",
             "version",
             "profile",
+            "iommu",
             "operation",
             "walkers",
             "measured_on",

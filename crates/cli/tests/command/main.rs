@@ -8,6 +8,7 @@ mod calibrate_host;
 mod compare;
 mod exit_codes;
 mod fail_if;
+mod families;
 mod files;
 mod guest_files;
 mod hostile;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ringfence_lab::{MachineProfile, Operation};
+use ringfence_lab::{IommuFamily, MachineProfile, Operation};
 use serde_json::Value;
 
 use crate::{Scratch, failed, ringfence, root, succeeded};
@@ -170,8 +170,9 @@ fn tables() -> [String; 3] {
         let [packet, request, page] = Operation::ALL.map(cycles);
         writeln!(
             costs,
-            "| `{}` | {} | {} | {packet} | {request} | {page} | {side} |",
+            "| `{}` | {} | {} | {} | {packet} | {request} | {page} | {side} |",
             profile.name,
+            profile.iommu.map_or("unknown", IommuFamily::name),
             number(profile.clock_ghz),
             number(profile.invalidation_cycles.map(|cycles| cycles as f64)),
         )

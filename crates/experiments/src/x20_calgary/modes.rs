@@ -207,6 +207,7 @@ pub(super) fn cost_of(
     let row = Row::new(&RowInputs {
         trace: "X20",
         mode: &mode,
+        iommu: profile.iommu,
         metered: &metered,
         attack: attack.as_ref(),
         components: runner.meter.as_ref().map(|meter| meter.finish()),

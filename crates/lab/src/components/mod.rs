@@ -2,6 +2,8 @@
 
 mod allocators;
 mod dyn_alloc;
+mod family_format;
+mod family_tables;
 mod tables;
 
 pub(crate) use allocators::{
@@ -9,6 +11,8 @@ pub(crate) use allocators::{
     freebsd_14, magazine, maple, rb_tree, rcache,
 };
 pub(crate) use dyn_alloc::{dyn_alloc, dyn_bitmap};
+pub use family_format::FamilyFormat;
+pub(crate) use family_tables::{family_cached_radix, family_radix};
 pub(crate) use tables::{
     LeafCachedRadix, flat_table, leaf_cached_radix, plain_radix, reclaiming_radix,
     reclaiming_radix_full_page,

@@ -2,6 +2,7 @@
 //! are absent. `docs/PROFILES.md` lists them.
 
 use super::{DeviceSide, MachineProfile, Reported};
+use crate::iommu_family::IommuFamily;
 use crate::profile::Profile;
 
 const FANDS: &str = "F&S (Fast & Safe IO Memory Protection, SOSP 2024)";
@@ -81,6 +82,7 @@ impl MachineProfile {
                     .none(100.0)
                     .strict(35.0),
             ],
+            iommu: Some(IommuFamily::Vtd),
             ..Self::unknown(
                 "cascade-lake-2024",
                 format!("{FANDS}, section 2.2: Xeon Gold 6234, 100 Gb/s ConnectX-5"),
@@ -120,6 +122,7 @@ impl MachineProfile {
                     .none(100.0)
                     .strict(20.0),
             ],
+            iommu: Some(IommuFamily::Vtd),
             ..Self::unknown(
                 "ice-lake-2024",
                 format!("{FANDS}, Fig. 10: Xeon Platinum 8362, 100 Gb/s ConnectX-5"),
@@ -149,6 +152,7 @@ impl MachineProfile {
         Self {
             clock_ghz: Some(2.3),
             page_cycles: Some(1088.0),
+            iommu: Some(IommuFamily::Vtd),
             ..Self::unknown(
                 "ice-lake-2025",
                 format!("{ZCRX}: Xeon Platinum 8380, ConnectX-7"),
@@ -177,6 +181,7 @@ impl MachineProfile {
                     .lazy(16.4)
                     .strict(2.8),
             ],
+            iommu: Some(IommuFamily::Smmuv3),
             ..Self::unknown("grace-2025", format!("{PULL}: two Grace sockets"))
         }
     }
@@ -188,6 +193,7 @@ impl MachineProfile {
             (2026-04-02), message 20260402195913.32084-1-nafeabd@amazon.com";
         Self {
             reported: vec![reported("iperf3", "Gb/s", PATCH).lazy(39.8).strict(14.9)],
+            iommu: Some(IommuFamily::Smmuv3),
             ..Self::unknown("graviton4-2026", format!("{PATCH}: AWS m8g.metal-24xl"))
         }
     }
@@ -205,6 +211,7 @@ impl MachineProfile {
                     .none(1.0)
                     .lazy(0.8),
             ],
+            iommu: Some(IommuFamily::AmdVi),
             ..Self::unknown("epyc-2023", format!("{PEERJ}: AMD EPYC, 200 Gb/s"))
         }
     }
@@ -219,6 +226,7 @@ impl MachineProfile {
         Self {
             clock_ghz: Some(3.4),
             block_request_cycles: Some(340.0),
+            iommu: Some(IommuFamily::AmdVi),
             ..Self::unknown(
                 "ryzen-2021",
                 format!("{TEN_MILLION}: Ryzen 9 5950X, two Optane P5800X"),

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::iommu_family::IommuFamily;
 use crate::profile::{IotlbPrefetch, Profile, ProfileError};
 
 pub use device_side::DeviceSide;
@@ -24,6 +25,9 @@ pub struct MachineProfile {
     pub name: String,
     /// Source of the numbers, in one line.
     pub source: String,
+    /// Family of the machine's IOMMU.
+    #[serde(default)]
+    pub iommu: Option<IommuFamily>,
     /// Base clock in GHz, at which the time-stamp counter runs. Converts times of a source into
     /// cycles.
     #[serde(default)]
@@ -121,6 +125,7 @@ impl MachineProfile {
         Self {
             name: name.into(),
             source: source.into(),
+            iommu: None,
             clock_ghz: None,
             invalidation_cycles: None,
             kick_cycles: None,
@@ -142,12 +147,14 @@ impl MachineProfile {
 
     /// Returns the complete profile of a replay. Where this profile states no geometry, the replay
     /// models that of [`Profile::r210_2015`]. Rows take costs from [`prices`](Self::prices), where
-    /// unknown costs stay unknown, and never from the result.
+    /// unknown costs stay unknown, and never from the result. The replay models VT-d, whatever
+    /// the machine has.
     pub fn for_replay(&self) -> Profile {
         let model = Profile::r210_2015();
         Profile {
             name: self.name.clone(),
             source: self.source.clone(),
+            iommu: IommuFamily::Vtd,
             invalidation_cycles: self
                 .invalidation_cycles
                 .unwrap_or(model.invalidation_cycles),
@@ -224,6 +231,7 @@ impl MachineProfile {
 impl From<Profile> for MachineProfile {
     fn from(profile: Profile) -> Self {
         Self {
+            iommu: Some(profile.iommu),
             invalidation_cycles: Some(profile.invalidation_cycles),
             kick_cycles: Some(profile.kick_cycles),
             hypercall_cycles: Some(profile.hypercall_cycles),

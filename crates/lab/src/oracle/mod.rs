@@ -274,6 +274,9 @@ impl Oracle {
             };
         }
         self.tally.count(verdict);
+        if verdict == Verdict::Direction && access == Access::Read {
+            self.tally.direction_reads += 1;
+        }
         verdict
     }
 

@@ -52,6 +52,8 @@ fn verdicts_on_a_page_granular_space() {
     }
     assert_eq!(oracle.tally.violations(), 8);
     assert_eq!(oracle.tally.colocated, 4);
+    let against = (oracle.tally.direction, oracle.tally.direction_reads);
+    assert_eq!(against, (2, 1));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The attackers of a pass.
 
 use ringfence_devices::{
-    Attacker, DmaPort, DriverEvent, Neighbour, Racer, Replayer, Reuse, Straddler,
+    Attacker, DmaPort, DriverEvent, Neighbour, Racer, Replayer, Reuse, Straddler, WrongDirection,
 };
 
 /// Attackers for rings only: one accesses the bytes beside a buffer, one runs past its end.
@@ -31,6 +31,8 @@ pub enum Attackers {
     Racer(Box<(Replayer, Racer)>),
     /// The attackers of every mode.
     Paged(Box<(Replayer, Neighbour)>),
+    /// Adds one that accesses buffers against their direction.
+    AgainstDirection(Box<((Replayer, Neighbour), WrongDirection)>),
     /// Adds the straddler and the racer. The racer runs last, because the entry that it keeps warm
     /// replaces the one that the replayer has just tried.
     Rings(Box<((Replayer, BufferEdgeAttackers), Racer)>),
@@ -41,6 +43,15 @@ impl Attackers {
     pub fn pages(kind: AttackerKind, reuse: Reuse) -> Self {
         let all = || Self::Paged(Box::new((Replayer::new(reuse), Neighbour)));
         Self::chosen(kind, reuse, all)
+    }
+
+    /// Adds an attacker that accesses buffers against their direction to those of every mode.
+    #[must_use]
+    pub fn against_direction(self) -> Self {
+        match self {
+            Self::Paged(every) => Self::AgainstDirection(Box::new((*every, WrongDirection))),
+            other => other,
+        }
     }
 
     /// Returns the attackers of `kind`, of which `all` returns all.
@@ -71,6 +82,7 @@ impl Attackers {
             Self::Replayer(attacker) => attacker.on(event, port),
             Self::Racer(attackers) => attackers.on(event, port),
             Self::Paged(attackers) => attackers.on(event, port),
+            Self::AgainstDirection(attackers) => attackers.on(event, port),
             Self::Rings(attackers) => attackers.on(event, port),
         }
     }

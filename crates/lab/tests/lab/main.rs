@@ -8,6 +8,7 @@ mod composed;
 mod copies;
 mod descriptors;
 mod failures;
+mod families;
 mod fence_copy;
 mod guest_replays;
 mod hostile;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringfence_lab::MachineProfile;
+use ringfence_lab::{IommuFamily, MachineProfile};
 
 use super::Measured;
 use crate::args::CalibrateArgs;
@@ -158,6 +158,7 @@ fn of(
     let (name, busiest) = invalidations.max_by_key(|(_, calls)| calls.hits)?;
     let average = nanoseconds(busiest)?;
     let mut profile = MachineProfile::unknown("host", source);
+    profile.iommu = family_of(name);
     profile.clock_ghz = Some(measured.cycles_per_ns);
     profile.invalidation_cycles = Some((average * measured.cycles_per_ns).round() as u64);
     profile.coherent = measured.coherent;
@@ -178,6 +179,17 @@ fn of(
         source("coherent", "extended capabilities of the IOMMU".to_owned());
     }
     Some(profile)
+}
+
+/// Returns the family whose driver has the function `name`; `None` for virtio-iommu.
+fn family_of(name: &str) -> Option<IommuFamily> {
+    Some(match name {
+        "qi_submit_sync" => IommuFamily::Vtd,
+        "arm_smmu_cmdq_issue_cmdlist" => IommuFamily::Smmuv3,
+        "iommu_completion_wait" | "amd_iommu_completion_wait" => IommuFamily::AmdVi,
+        "riscv_iommu_cmd_sync" => IommuFamily::RiscV,
+        _ => return None,
+    })
 }
 
 /// Returns the number of unmaps that needed the invalidations, and a note if the kernel batches
@@ -257,6 +269,19 @@ mod tests {
             assert_eq!(machine(&path), expected, "{text}");
         }
         assert_eq!(machine(&dir.path().join("none")), REAL);
+    }
+
+    #[test]
+    fn each_driver_has_its_family() {
+        let waits = FUNCTIONS
+            .into_iter()
+            .filter(|(_, work)| *work == Work::Invalidation);
+        let mut found: Vec<&str> = waits
+            .filter_map(|(name, _)| family_of(name))
+            .map(IommuFamily::name)
+            .collect();
+        found.dedup();
+        assert_eq!(found, ["vtd", "smmuv3", "amd", "riscv"]);
     }
 
     #[test]

@@ -6,9 +6,9 @@ use ringfence_types::{CachedLevels, Invalidation, Pfn, PfnRange};
 /// The invalidation commands of a family of units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RangeCommands {
-    /// AMD-Vi: `INVALIDATE_IOMMU_PAGES` (48882, section 2.4.3) names a power of two of pages that is
-    /// aligned to its size. A driver covers a range with at most two commands, and less than twice
-    /// its pages. PDE selects the walk caches.
+    /// AMD-Vi: `INVALIDATE_IOMMU_PAGES` (48882, section 2.4.3) names a power of two of pages that
+    /// is aligned to its size. A driver covers a range with at most two commands, and less than
+    /// twice its pages. PDE selects the walk caches.
     AmdVi,
     /// SMMUv3.2: `CMD_TLBI_NH_VA` with a range (IHI 0070, section 4.4.1.1) names (NUM + 1) x
     /// 2^SCALE pages with NUM up to 31. A driver splits a range exactly. Leaf = 0 selects the walk

@@ -5,9 +5,9 @@ use ringfence_types::{Access, Direction};
 use super::{Attacker, DmaPort, DriverEvent};
 use crate::DmaRequest;
 
-/// Once per mapping, just before its unmap: reads the first byte of a buffer that it may only write,
-/// and writes that of a buffer that it may only read. Tables without write-only pages cannot block
-/// the read.
+/// Once per mapping, just before its unmap: reads the first byte of a buffer that it may only
+/// write, and writes that of a buffer that it may only read. Tables without write-only pages cannot
+/// block the read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WrongDirection;
 

@@ -109,8 +109,8 @@ impl VerdictCounts {
         self.stale + self.never + self.direction + self.foreign
     }
 
-    /// Returns the counts of a table format without write-only pages, which permits reads wherever it
-    /// permits writes: these reads are no violations.
+    /// Returns the counts of a table format without write-only pages, which permits reads wherever
+    /// it permits writes: these reads are no violations.
     #[must_use]
     pub fn without_direction_reads(self) -> Self {
         Self {

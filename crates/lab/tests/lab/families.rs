@@ -50,7 +50,11 @@ fn traffic(pairs: u64, pages: &[u64]) -> Vec<String> {
                 true => map_line("nic", at, bytes),
                 false => unmap_line("nic", at, bytes),
             };
-            if n % 3 == 0 { sent(line) } else { line }
+            if n.is_multiple_of(3) {
+                sent(line)
+            } else {
+                line
+            }
         };
         if n < pairs {
             lines.push(line(n, true));

@@ -7,7 +7,6 @@ use ringfence_types::{DomainId, FrameSource, Pasid, PhysMemory, Registers, Reque
 use crate::attachment::{Attachment, Translation};
 use crate::error::{Feature, UnitError};
 use crate::pasid_entry::entry;
-use crate::plan::Plan;
 use crate::scalable::PASID_BITS;
 use crate::unit::{Tables, Unit};
 
@@ -106,7 +105,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         if let Tables::Scalable(tables) = &self.tables {
             tables.clear(&self.memory, device, pasid)?;
         }
-        self.execute(Plan::pasid(&attachment))?;
+        self.execute(self.plan().pasid(&attachment))?;
         self.attachments
             .retain(|other| other.device != device || other.pasid != pasid);
         Ok(())

@@ -33,7 +33,7 @@ pub(crate) enum Command {
         block: Block,
         levels: CachedLevels,
     },
-    /// First-stage translations of one PASID and domain.
+    /// First-stage and passed-through translations of one PASID and domain.
     FirstStageAll { domain: DomainId, pasid: Pasid },
     /// First-stage translations of a block.
     FirstStagePages {

@@ -22,9 +22,9 @@ pub(crate) struct Plan<'a> {
 
 /// The tags of a domain's translations in the caches.
 enum Tags {
-    /// The domain-id: second stage and pass-through.
+    /// The domain-id: second stage, and all of legacy mode.
     Domain,
-    /// The domain-id and a PASID: first stage.
+    /// The domain-id and a PASID: first stage and pass-through of scalable mode.
     Pasid(Pasid),
     /// The domain-id and two PASIDs.
     TwoPasids(Pasid, Pasid),
@@ -102,9 +102,9 @@ impl Plan<'_> {
             if other.domain != domain {
                 continue;
             }
-            let Translation::FirstStage { .. } = other.translation else {
+            if let Translation::SecondStage { .. } = other.translation {
                 return Tags::Domain;
-            };
+            }
             let pasid = other.pasid;
             tags = match tags {
                 Tags::Domain => Tags::Pasid(pasid),
@@ -126,7 +126,7 @@ impl Plan<'_> {
         if !self.is_scalable {
             let domain = entry.domain;
             let context = Command::ContextDevice { domain, device };
-            return Commands::of(&[context, Command::Fence, translations(entry)]);
+            return Commands::of(&[context, Command::Fence, self.translations(entry)]);
         }
         let context = Command::ContextDevice {
             domain: NO_DOMAIN,
@@ -137,7 +137,7 @@ impl Plan<'_> {
             Command::Fence,
             pasid_entry(entry),
             Command::Fence,
-            translations(entry),
+            self.translations(entry),
         ])
     }
 
@@ -152,7 +152,7 @@ impl Plan<'_> {
             device: attachment.device,
         };
         if !self.is_scalable {
-            return Commands::of(&[context, Command::Fence, translations(attachment)]);
+            return Commands::of(&[context, Command::Fence, self.translations(attachment)]);
         }
         Commands::of(&[
             context,
@@ -161,14 +161,29 @@ impl Plan<'_> {
             pasid_entry(attachment),
             Command::Fence,
             Command::IotlbDomain(NO_DOMAIN),
-            translations(attachment),
+            self.translations(attachment),
         ])
     }
 
     /// Returns the commands that remove a PASID entry and the translations through it.
-    pub(crate) fn pasid(attachment: &Attachment) -> Commands {
+    pub(crate) fn pasid(&self, attachment: &Attachment) -> Commands {
         let entry = pasid_entry(attachment);
-        Commands::of(&[entry, Command::Fence, translations(attachment)])
+        Commands::of(&[entry, Command::Fence, self.translations(attachment)])
+    }
+
+    /// The translations through an entry. In scalable mode, those of the first stage and of
+    /// pass-through have a PASID, and a domain-selective command leaves them (section 6.5.3.3).
+    const fn translations(&self, attachment: &Attachment) -> Command {
+        let domain = attachment.domain;
+        match attachment.translation {
+            Translation::FirstStage { .. } | Translation::PassThrough if self.is_scalable => {
+                Command::FirstStageAll {
+                    domain,
+                    pasid: attachment.pasid,
+                }
+            }
+            _ => Command::IotlbDomain(domain),
+        }
     }
 }
 
@@ -176,17 +191,5 @@ const fn pasid_entry(attachment: &Attachment) -> Command {
     Command::Pasid {
         domain: attachment.domain,
         pasid: attachment.pasid,
-    }
-}
-
-/// The translations through an entry.
-const fn translations(attachment: &Attachment) -> Command {
-    let domain = attachment.domain;
-    match attachment.translation {
-        Translation::FirstStage { .. } => Command::FirstStageAll {
-            domain,
-            pasid: attachment.pasid,
-        },
-        _ => Command::IotlbDomain(domain),
     }
 }

@@ -89,9 +89,11 @@ impl Caches<'_> {
             return None;
         }
         let domain = entry[1] as u16;
-        let is_first = entry[0] >> 6 & 7 == 1;
+        // First stage and pass-through (6.5.3.3, "Guidance to Software for Invalidations": both owe
+        // a PASID-based invalidation of the IOTLB).
+        let has_pasid = matches!(entry[0] >> 6 & 7, 1 | 4);
         self.translations
-            .insert((domain, is_first.then_some(pasid)));
+            .insert((domain, has_pasid.then_some(pasid)));
         Some(domain)
     }
 
@@ -173,11 +175,12 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     prop::collection::vec(one, 1..30)
 }
 
-/// Odd domains have a first stage in scalable mode.
+/// Domain 4 passes through. Odd domains have a first stage in scalable mode.
 fn translation(domain: u16, mode: Mode) -> Translation {
     let root = PhysAddr::new(u64::from(domain) << 12);
     let levels = Levels::Four;
     match mode {
+        _ if domain == 4 => Translation::PassThrough,
         Mode::Scalable if domain % 2 == 1 => Translation::FirstStage { root, levels },
         _ => Translation::SecondStage { root, levels },
     }

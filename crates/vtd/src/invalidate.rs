@@ -15,7 +15,8 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     /// instead if the commands do not fit in an empty queue.
     ///
     /// # Errors
-    /// As for [`Invalidator::submit`]. The queue is unchanged.
+    /// As for [`Invalidator::submit`]. The queue is unchanged. [`InvalidationError::Failed`] after
+    /// a refused command or a failed recovery, until [`recover`](Self::recover) succeeds.
     pub fn submit_all(&mut self, requests: &[Invalidation]) -> Result<Ticket, InvalidationError> {
         let is_scalable = self.is_scalable();
         // Not through `plan()`, which would borrow the queue too.
@@ -56,10 +57,24 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     /// all caches, because commands may have been lost. All earlier tickets then complete.
     ///
     /// # Errors
-    /// The unit does not answer.
+    /// The unit does not answer, or refuses. Submissions and polls then fail until a later call
+    /// succeeds.
     pub fn recover(&mut self) -> Result<(), UnitError> {
-        if let Invalidations::Queue(queue) = &mut self.invalidations {
-            queue.recover(&self.registers, &self.memory)?;
+        let recovered = self.restart();
+        if recovered.is_err() {
+            // The unit may have passed the waits of earlier tickets.
+            match &mut self.invalidations {
+                Invalidations::Registers(interface) => interface.fail(),
+                Invalidations::Queue(queue) => queue.fail(),
+            }
+        }
+        recovered
+    }
+
+    fn restart(&mut self) -> Result<(), UnitError> {
+        match &mut self.invalidations {
+            Invalidations::Registers(interface) => interface.recover(),
+            Invalidations::Queue(queue) => queue.recover(&self.registers, &self.memory)?,
         }
         self.execute(Commands::everything(self.is_scalable()))
     }

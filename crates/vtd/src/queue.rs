@@ -61,6 +61,8 @@ pub(crate) struct Queue {
     /// Polls since the last progress.
     polls: u32,
     poll_limit: u32,
+    /// A recovery failed. The unit may have passed waits whose commands were lost.
+    is_failed: bool,
 }
 
 impl Queue {
@@ -86,6 +88,7 @@ impl Queue {
             completed: 0,
             polls: 0,
             poll_limit,
+            is_failed: false,
         };
         if let Err(error) = queue.start(registers) {
             queue.free(frames);
@@ -108,12 +111,8 @@ impl Queue {
         registers::set(registers, QIE, self.poll_limit)
     }
 
-    /// Disables the queue once it is empty.
     pub(crate) fn stop(&self, registers: &impl Registers) -> Result<(), UnitError> {
-        registers::wait(self.poll_limit, Register::QueueHead, || {
-            registers.read64(IQH) == registers.read64(IQT)
-        })?;
-        registers::clear(registers, QIE, self.poll_limit)
+        stop_queue(registers, self.poll_limit)
     }
 
     /// Frees the frames. The queue is disabled, or was never enabled.
@@ -139,6 +138,9 @@ impl Queue {
         commands: impl Iterator<Item = Command>,
         count: usize,
     ) -> Result<Ticket, InvalidationError> {
+        if self.is_failed {
+            return Err(InvalidationError::Failed);
+        }
         let needed = u32::try_from(count).map_or(u32::MAX, |count| count.saturating_add(1));
         if needed > self.free_entries() {
             self.head = self.index(registers.read64(IQH));
@@ -201,7 +203,7 @@ impl Queue {
         memory: &impl PhysMemory,
         ticket: Ticket,
     ) -> Result<bool, InvalidationError> {
-        if ticket.get() > self.submitted {
+        if self.is_failed || ticket.get() > self.submitted {
             return Err(InvalidationError::Failed);
         }
         if ticket.get() <= self.completed {
@@ -268,8 +270,22 @@ impl Queue {
         }
         registers.write32(FSTS, fsts & QUEUE_ERRORS);
         self.polls = 0;
+        self.is_failed = false;
         Ok(())
     }
+
+    /// Fails all submissions and polls until a recovery succeeds.
+    pub(crate) const fn fail(&mut self) {
+        self.is_failed = true;
+    }
+}
+
+/// Disables the queue once it is empty.
+pub(crate) fn stop_queue(registers: &impl Registers, poll_limit: u32) -> Result<(), UnitError> {
+    registers::wait(poll_limit, Register::QueueHead, || {
+        registers.read64(IQH) == registers.read64(IQT)
+    })?;
+    registers::clear(registers, QIE, poll_limit)
 }
 
 /// Returns the sequence number whose low half the status word holds, if it lies after `completed`

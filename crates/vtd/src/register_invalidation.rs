@@ -4,7 +4,9 @@
 use ringfence_types::{InvalidationError, Registers, Ticket};
 
 use crate::command::{Command, RegisterWrite};
-use crate::registers::{CCMD, ICC, IOTLB, IVA, IVT};
+use crate::error::UnitError;
+use crate::queue::stop_queue;
+use crate::registers::{CCMD, GSTS, ICC, IOTLB, IVA, IVT, QIE};
 
 /// CCMD.CAIG and IOTLB_REG.IAIG: the granularity that the unit performed; zero if it refused.
 const CAIG: u64 = 0b11 << 59;
@@ -20,6 +22,8 @@ pub(crate) struct RegisterInvalidation {
     running: Option<Running>,
     polls: u32,
     poll_limit: u32,
+    /// The unit refused a command, or a recovery failed: commands may have been lost.
+    is_failed: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -30,14 +34,35 @@ struct Running {
 }
 
 impl RegisterInvalidation {
-    pub(crate) const fn new(iotlb: u64, poll_limit: u32) -> Self {
-        Self {
+    /// Prepares the registers at `iotlb`. Disables the queue, which firmware may have left enabled:
+    /// the unit then ignores the registers.
+    pub(crate) fn enable(
+        registers: &impl Registers,
+        iotlb: u64,
+        poll_limit: u32,
+    ) -> Result<Self, UnitError> {
+        if registers.read32(GSTS) & QIE != 0 {
+            stop_queue(registers, poll_limit)?;
+        }
+        Ok(Self {
             iotlb,
             submitted: 0,
             running: None,
             polls: 0,
             poll_limit,
-        }
+            is_failed: false,
+        })
+    }
+
+    /// Accepts commands again. The caller then invalidates everything.
+    pub(crate) const fn recover(&mut self) {
+        self.polls = 0;
+        self.is_failed = false;
+    }
+
+    /// Fails all submissions and polls until a recovery succeeds.
+    pub(crate) const fn fail(&mut self) {
+        self.is_failed = true;
     }
 
     /// Executes the commands. Waits for all but the last one.
@@ -94,6 +119,9 @@ impl RegisterInvalidation {
 
     /// Returns true if no command is under way.
     fn is_idle(&mut self, registers: &impl Registers) -> Result<bool, InvalidationError> {
+        if self.is_failed {
+            return Err(InvalidationError::Failed);
+        }
         let Some(running) = self.running else {
             return Ok(true);
         };
@@ -104,7 +132,10 @@ impl RegisterInvalidation {
         if value & running.busy == 0 {
             self.running = None;
             return match value & running.actual {
-                0 => Err(InvalidationError::Failed),
+                0 => {
+                    self.is_failed = true;
+                    Err(InvalidationError::Failed)
+                }
                 _ => Ok(true),
             };
         }
@@ -124,8 +155,8 @@ impl RegisterInvalidation {
         if ticket.get() > self.submitted {
             return Err(InvalidationError::Failed);
         }
-        // Commands before the last one have completed.
-        if ticket.get() < self.submitted {
+        // Commands before the last one have completed, unless one was refused.
+        if ticket.get() < self.submitted && !self.is_failed {
             return Ok(true);
         }
         self.is_idle(registers)

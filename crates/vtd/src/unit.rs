@@ -266,10 +266,11 @@ impl Invalidations {
             Interface::Queue => {
                 Self::Queue(Queue::enable(registers, memory, frames, width, limit)?)
             }
-            Interface::Registers => Self::Registers(RegisterInvalidation::new(
+            Interface::Registers => Self::Registers(RegisterInvalidation::enable(
+                registers,
                 capabilities.iotlb_registers_at,
                 limit,
-            )),
+            )?),
         })
     }
 }

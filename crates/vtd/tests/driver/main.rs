@@ -7,4 +7,5 @@ mod faults;
 mod hostile;
 mod invalidation;
 mod model;
+mod recovery;
 mod start;

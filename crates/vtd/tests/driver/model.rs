@@ -57,6 +57,8 @@ pub(crate) struct Model {
     iqt: Cell<u64>,
     pub(crate) context_command: Cell<u64>,
     pub(crate) iotlb_command: Cell<u64>,
+    /// Reads of IOTLB_REG until the command under way is done.
+    pub(crate) iotlb_busy_reads: Cell<u32>,
     pub(crate) events: RefCell<Vec<Event>>,
     /// The unit executes nothing.
     pub(crate) is_stalled: Cell<bool>,
@@ -80,6 +82,7 @@ impl Model {
             iqt: Cell::default(),
             context_command: Cell::default(),
             iotlb_command: Cell::default(),
+            iotlb_busy_reads: Cell::default(),
             events: RefCell::default(),
             is_stalled: Cell::default(),
             is_absent: Cell::default(),
@@ -155,7 +158,7 @@ impl Model {
             GSTS => self.gsts.get().into(),
             FSTS => self.fault_status().into(),
             CCMD => self.context_command.get(),
-            IOTLB => self.iotlb_command.get(),
+            IOTLB => self.read_iotlb(),
             IQH => self.iqh.get(),
             IQT => self.iqt.get(),
             _ if record < RECORDS * 16 => {
@@ -163,6 +166,17 @@ impl Model {
             }
             _ => panic!("read of {offset:x}"),
         }
+    }
+
+    fn read_iotlb(&self) -> u64 {
+        if let Some(left) = self.iotlb_busy_reads.get().checked_sub(1) {
+            self.iotlb_busy_reads.set(left);
+            if left == 0 {
+                // IVT is clear, and the unit performed a global invalidation.
+                self.iotlb_command.set(1 << 57);
+            }
+        }
+        self.iotlb_command.get()
     }
 
     /// PPF is set while a record is valid.

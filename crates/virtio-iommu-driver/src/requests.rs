@@ -24,8 +24,6 @@ const TAIL_AT: u64 = 40;
 pub(crate) const PROPERTIES_AT: u64 = (PROBE_BYTES as u64).next_multiple_of(64);
 /// Polls between two looks at the device status.
 const LOOKS: u32 = 256;
-/// Refused unmaps that the driver keeps.
-const MOST_REFUSED: usize = 256;
 /// Status of a working device.
 const WORKING: u8 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
 
@@ -41,6 +39,8 @@ pub(crate) enum Receiver {
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     sequence: u64,
+    /// Sequence number of the first attempt: tickets from there on wait for the answer.
+    owed_since: u64,
     /// The writable part, and the number of its bytes.
     reply: PhysAddr,
     room: u32,
@@ -57,7 +57,7 @@ enum Slot {
 /// An UNMAP that the device refused: endpoints may still reach the pages.
 #[derive(Debug, Clone, Copy)]
 struct RefusedUnmap {
-    sequence: u64,
+    owed_since: u64,
     pages: UnmapOf,
 }
 
@@ -183,6 +183,7 @@ impl RequestQueue {
         if let Some(slot) = self.slots.get_mut(index) {
             *slot = Slot::InFlight(InFlight {
                 sequence: self.submitted,
+                owed_since: self.submitted,
                 reply,
                 room,
                 receiver,
@@ -299,11 +300,12 @@ impl RequestQueue {
         self.in_flight = self.in_flight.wrapping_sub(1);
         self.polls = 0;
         if let (Receiver::Invalidations(pages), Err(_)) = (request.receiver, result) {
-            if self.refused.len() >= MOST_REFUSED {
+            // An empty queue must hold all repetitions.
+            if self.refused.len() >= self.slots.len() {
                 return Err(Failure::Refusals);
             }
             self.refused.push(RefusedUnmap {
-                sequence: request.sequence,
+                owed_since: request.owed_since,
                 pages,
             });
         }
@@ -380,7 +382,7 @@ impl RequestQueue {
         }
         self.collect(memory)?;
         let is_awaited = |slot: &Slot| match slot {
-            Slot::InFlight(request) => request.sequence <= ticket.get(),
+            Slot::InFlight(request) => request.owed_since <= ticket.get(),
             Slot::Free | Slot::Answered(_) => false,
         };
         if self.slots.iter().any(is_awaited) {
@@ -393,7 +395,7 @@ impl RequestQueue {
         if self
             .refused
             .iter()
-            .any(|refused| refused.sequence <= ticket.get())
+            .any(|refused| refused.owed_since <= ticket.get())
         {
             return Err(InvalidationError::Failed);
         }
@@ -416,9 +418,12 @@ impl RequestQueue {
             return Err(InvalidationError::QueueFull);
         }
         while let Some(index) = self.refused.iter().position(is_named) {
-            let pages = self.refused.swap_remove(index).pages;
+            let RefusedUnmap { owed_since, pages } = self.refused.swap_remove(index);
             let queued = self.queue(memory, &pages.request(), Receiver::Invalidations(pages));
-            queued.map_err(|_| InvalidationError::Failed)?;
+            let slot = queued.map_err(|_| InvalidationError::Failed)?;
+            if let Some(Slot::InFlight(request)) = self.slots.get_mut(slot) {
+                request.owed_since = owed_since;
+            }
         }
         Ok(())
     }

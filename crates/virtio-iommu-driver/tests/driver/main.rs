@@ -3,5 +3,6 @@
 mod events;
 mod hostile;
 mod model;
+mod refusals;
 mod requests;
 mod start;

@@ -7,6 +7,7 @@ use ringfence_vtd::{Interface, Mode, Unit, UnitError};
 use crate::model::{self, CAP, ECAP, ECAP_SCALABLE, Event, GCMD, IOTLB, Model, start};
 
 const DOMAIN: DomainId = DomainId::new(7);
+const OTHER: DomainId = DomainId::new(8);
 /// The descriptor of an invalidation of [`DOMAIN`].
 const BAD: u64 = 0x0007_00e2;
 const ALL_TRANSLATIONS: u64 = 0xd2;
@@ -23,7 +24,7 @@ fn the_queue_continues_after_an_error() {
         model.take();
         model.bad.set(Some(BAD));
         let rejected = unit.submit(Invalidation::Domain(DOMAIN)).unwrap();
-        let behind = unit.submit(Invalidation::Global).unwrap();
+        let behind = unit.submit(Invalidation::Domain(OTHER)).unwrap();
         assert_eq!(unit.poll(behind), Err(FAILED));
         assert_eq!(model.take_commands(), [] as [[u64; 2]; 0]);
         unit.recover().unwrap();

@@ -127,7 +127,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             root.unwrap_or(PhysAddr::ZERO),
         );
         self.attachments.insert(requester, device);
-        if self.count(|planner, emit| planner.everything(emit)) > self.commands.capacity() {
+        if !self.holds_everything() {
             let directory = self.attachments.remove(requester);
             self.free_directory(frames, directory);
             return Err(UnitError::QueueTooSmall);
@@ -179,8 +179,8 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     ///
     /// # Errors
     /// [`UnitError`]: the process directory does not reach the process, the process is attached,
-    /// the unit cannot walk the table, or an invalidation fails. The process is blocked, unless it
-    /// was attached.
+    /// the unit cannot walk the table, the queue is too small, or an invalidation fails. The
+    /// process is blocked, unless it was attached.
     pub fn attach_process<S: FrameSource + ?Sized>(
         &mut self,
         frames: &S,
@@ -198,10 +198,14 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         }
         let entry = directory.entry(&tables(&self.memory, &self.options), frames, process)?;
         self.empty_domain(domain)?;
-        let words = process_context(domain, &table, privilege);
-        tables(&self.memory, &self.options).write_entry(entry, &words)?;
         self.attachments
             .insert_process(device, process, domain, table);
+        if !self.holds_everything() {
+            self.attachments.remove_process(device, process);
+            return Err(UnitError::QueueTooSmall);
+        }
+        let words = process_context(domain, &table, privilege);
+        tables(&self.memory, &self.options).write_entry(entry, &words)?;
         let command = Command::ProcessContext {
             device: id,
             process,
@@ -236,6 +240,11 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         self.wait_for(ticket)?;
         self.attachments.remove_process(device, process);
         Ok(())
+    }
+
+    /// Returns true if the empty queue holds the invalidation of everything, which recovery needs.
+    fn holds_everything(&self) -> bool {
+        self.count(|planner, emit| planner.everything(emit)) <= self.commands.capacity()
     }
 
     /// Blocks the device or the process of an entry.

@@ -54,20 +54,11 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         range: Option<PfnRange>,
         levels: CachedLevels,
     ) -> Result<Ticket, InvalidationError> {
-        self.submit_plan(|planner, emit| {
-            let mut command = |addresses| {
-                emit(Command::FirstStage {
-                    guest: Some(guest.get()),
-                    space,
-                    addresses,
-                });
-            };
-            match range {
-                Some(range) => planner.addresses(&range, levels, &mut command),
-                None => command(Addresses::All),
-            }
-            planner.guest_device_tlbs(guest, emit);
-        })
+        let part = range.map(|range| (range, levels));
+        let needed = self.count(|planner, emit| planner.guest_tables(guest, space, part, emit));
+        // A range that exceeds the whole queue becomes all addresses: one command.
+        let part = part.filter(|_| needed <= self.commands.capacity());
+        self.submit_plan(|planner, emit| planner.guest_tables(guest, space, part, emit))
     }
 
     /// Submits the invalidation of a process context of a guest's process directory.
@@ -206,6 +197,28 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
 }
 
 impl Planner<'_> {
+    /// Emits the invalidation of first-stage entries of `guest`, of `part` or of all addresses.
+    fn guest_tables(
+        &self,
+        guest: DomainId,
+        space: Option<u32>,
+        part: Option<(PfnRange, CachedLevels)>,
+        emit: Emit<'_>,
+    ) {
+        let mut command = |addresses| {
+            emit(Command::FirstStage {
+                guest: Some(guest.get()),
+                space,
+                addresses,
+            });
+        };
+        match part {
+            Some((range, levels)) => self.addresses(&range, levels, &mut command),
+            None => command(Addresses::All),
+        }
+        self.guest_device_tlbs(guest, emit);
+    }
+
     /// Emits the invalidation of the device TLBs of a guest's devices, after a fence.
     fn guest_device_tlbs(&self, guest: DomainId, emit: Emit<'_>) {
         if self.attachments.with_ats == 0 {

@@ -6,7 +6,7 @@ use common::cache::Iotinval;
 use common::{BASE, MSI_FLAT, Machine, Model, NL, S, device, options, start, table};
 use proptest::prelude::*;
 use ringfence_pgtable::Levels;
-use ringfence_riscv_iommu::{GuestFirstStage, Translation};
+use ringfence_riscv_iommu::{GuestFirstStage, Options, Translation};
 use ringfence_types::{CachedLevels, DomainId, Invalidation, Invalidator, Pfn, PfnRange};
 
 const LAST: u64 = Pfn::MAX.get();
@@ -114,5 +114,35 @@ fn blocks_are_as_large_as_possible() {
             },
             "{range}"
         );
+    }
+}
+
+/// A small queue takes fewer commands than a range may have.
+#[test]
+fn a_range_of_a_guest_that_exceeds_the_queue_invalidates_all_addresses() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, BASE);
+    let frames = machine.frames();
+    let options = Options {
+        command_entries: 16,
+        ..options()
+    };
+    let mut unit = start(&machine, &model, &frames, options);
+    let guest = DomainId::new(7);
+    // One entry stays free, and one is the completion.
+    for (pages, commands) in [(14, 14), (15, 1)] {
+        model.take_log();
+        let range = PfnRange::new(Pfn::new(3), pages);
+        let ticket = unit.submit_guest_first_stage(guest, None, range, CachedLevels::Leaves);
+        assert_eq!(unit.poll(ticket.unwrap()), Ok(true));
+        let log = model.take_log();
+        let decoded: Vec<_> = log.iter().filter_map(|c| Iotinval::decode(*c)).collect();
+        assert_eq!(decoded.len(), commands);
+        assert!(
+            decoded
+                .iter()
+                .all(|c| c.guest == Some(7) && c.space.is_none())
+        );
+        assert_eq!(decoded[0].pages.is_none(), commands == 1);
     }
 }

@@ -12,7 +12,7 @@ use ringfence_riscv_iommu::{
     Ats, Feature, GuestFirstStage, MsiTranslation, Options, PageTable, Privilege, ProcessBits,
     Translation, Unit, UnitError,
 };
-use ringfence_types::{GuestPhysAddr, InvalidationError, Invalidator, PhysAddr};
+use ringfence_types::{GuestPhysAddr, Invalidation, InvalidationError, Invalidator, PhysAddr};
 
 const CAPABILITIES: u64 = BASE | MSI_FLAT;
 
@@ -184,6 +184,50 @@ fn a_failed_invalidation_leaves_the_device_blocked() {
     unit.detach(&frames, device(9)).unwrap();
     unit.detach(&frames, device(8)).unwrap();
     assert_eq!(model.read(9, None, 0x5000), Err(258));
+}
+
+/// Each process of a device with ATS has a command of its own in an invalidation of everything,
+/// which recovery needs.
+#[test]
+fn a_process_that_the_queue_has_no_room_for_is_rejected() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES | ATS);
+    let frames = machine.frames();
+    let options = Options {
+        command_entries: 16,
+        ..options()
+    };
+    let mut unit = start(&machine, &model, &frames, options);
+    let processes = Translation::Processes(ProcessBits::Eight);
+    let ats = Some(Ats::default());
+    unit.attach_with_ats(&frames, device(9), domain(0), &processes, ats)
+        .unwrap();
+    let root = table(FIRST, Levels::Three);
+    let attach = |unit: &mut common::TestUnit<'_>, process| {
+        unit.attach_process(
+            &frames,
+            device(9),
+            process,
+            domain(1),
+            root,
+            Privilege::User,
+        )
+    };
+    let attached = (1..30).take_while(|process| attach(&mut unit, *process).is_ok());
+    let attached = attached.count() as u32;
+    let rejected = attached + 1;
+    let error = attach(&mut unit, rejected);
+    assert_eq!(error, Err(UnitError::QueueTooSmall));
+    assert_eq!(model.read(9, Some(rejected), 0x5000), Err(266));
+    // All processes: every invalidation that names them fits, as does recovery.
+    let everything = unit.submit(Invalidation::Global).unwrap();
+    assert_eq!(unit.poll(everything), Ok(true));
+    let recovered = unit.recover().unwrap();
+    assert_eq!(unit.poll(recovered), Ok(true));
+    for process in 1..=attached {
+        unit.detach_process(&frames, device(9), process).unwrap();
+    }
+    attach(&mut unit, rejected).unwrap();
 }
 
 #[test]

@@ -183,8 +183,8 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Invalidator for Unit<R, M, S> 
     }
 
     /// Returns [`InvalidationError::TimedOut`] after too many polls without any completion, and
-    /// [`InvalidationError::Failed`] after an error of the command buffer, until
-    /// [`recover`](Unit::recover) succeeds.
+    /// [`InvalidationError::Failed`] after an error of the command buffer or a failed attach or
+    /// detach, until [`recover`](Unit::recover) succeeds.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
         if self.stopped {
             return Err(InvalidationError::Failed);

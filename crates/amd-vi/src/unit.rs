@@ -54,7 +54,8 @@ pub struct Unit<R, M, S> {
     pub(crate) guests: GuestDomains,
     /// Polls since the last completion.
     pub(crate) polls: u32,
-    /// The command buffer has stopped; [`recover`](Self::recover) restarts it.
+    /// The command buffer has stopped, or an invalidation of a device is owed;
+    /// [`recover`](Self::recover) restarts the buffer and invalidates everything.
     pub(crate) stopped: bool,
 }
 
@@ -333,10 +334,14 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     /// Invalidates the entry of `device`, then all translations of `domain`. The second command
     /// follows the completion of the first: an access that had read the old entry would otherwise
     /// cache a translation after the second.
+    ///
+    /// After an error, a part was not submitted, and no later invalidation makes up for it. Nothing
+    /// completes until a recovery has.
     fn flush(&mut self, device: RequesterId, domain: DomainId) -> Result<(), UnitError> {
-        self.run([Command::invalidate_devtab_entry(device)])?;
         let translations = self.translations(domain);
-        self.run([domain_command(domain, translations)])
+        self.run([Command::invalidate_devtab_entry(device)])
+            .and_then(|()| self.run([domain_command(domain, translations)]))
+            .inspect_err(|_| self.stopped = true)
     }
 
     /// Invalidates all entries of the device table and all translations.

@@ -2,7 +2,9 @@
 
 use ringfence_amd_vi::{Interrupts, Stage, UnitError};
 use ringfence_pgtable::Level;
-use ringfence_types::{DomainId, PhysAddr, PhysMemory, RequesterId};
+use ringfence_types::{
+    DomainId, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory, RequesterId,
+};
 use std::sync::atomic::Ordering;
 
 use crate::model::{POINTER, Processor};
@@ -112,6 +114,45 @@ fn a_failed_attach_leaves_the_device_blocked() {
     assert_eq!(rig.access(DEVICE, IOVA), None);
     unit.attach(DEVICE, DOMAIN, host(&table)).unwrap();
     assert_eq!(rig.access(DEVICE, IOVA), Some(PA));
+}
+
+/// The invalidation of the domain was never submitted. Without IASup, a global invalidation names
+/// the domains of attached devices only, and would leave its translations.
+#[test]
+fn a_failed_detach_fails_all_invalidations_until_recovery() {
+    for feature in [0x800, FEATURE] {
+        let rig = Rig::new(feature);
+        let mut unit = rig.unit();
+        let table = rig.table(DOMAIN, 3);
+        rig.map(&table, IOVA, PA, 1);
+        unit.attach(DEVICE, DOMAIN, host(&table)).unwrap();
+        assert_eq!(rig.access(DEVICE, IOVA), Some(PA));
+        let earlier = unit.submit(Invalidation::Global).unwrap();
+        rig.model.change(|state| state.processor = Processor::Hung);
+        let timed_out = UnitError::Invalidation(InvalidationError::TimedOut);
+        assert_eq!(unit.detach(DEVICE), Err(timed_out));
+        rig.model
+            .change(|state| state.processor = Processor::Prompt);
+        rig.model.execute(usize::MAX);
+        let failed = InvalidationError::Failed;
+        assert_eq!(unit.submit(Invalidation::Global), Err(failed));
+        assert_eq!(unit.poll(earlier), Err(failed));
+        let other = rig.table(DomainId::new(6), 3);
+        let attached = unit.attach(OTHER, DomainId::new(6), host(&other));
+        assert_eq!(attached, Err(UnitError::Invalidation(failed)));
+        rig.executed();
+        unit.recover().unwrap();
+        let of_the_domain = [0x3000_0005_0000_0000, 0x7fff_ffff_ffff_f003];
+        let everything = [8 << 60, 0];
+        let executed = rig.executed();
+        let expected = if feature == FEATURE {
+            everything
+        } else {
+            of_the_domain
+        };
+        assert!(executed.contains(&expected), "{feature:#x}");
+        unit.attach(OTHER, DomainId::new(6), host(&other)).unwrap();
+    }
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub(crate) struct Queue {
     /// The unit's index, as of the last read of its register.
     unit_index: u32,
     interrupts: bool,
+    /// The loss of records was reported, and the unit has not cleared its bits.
+    is_loss_reported: bool,
 }
 
 impl Queue {
@@ -55,6 +57,7 @@ impl Queue {
             index: 0,
             unit_index: 0,
             interrupts,
+            is_loss_reported: false,
         }
     }
 
@@ -172,17 +175,27 @@ impl Queue {
     }
 
     /// Reports and clears the loss of records.
-    pub(crate) fn take_loss<R: Registers>(&self, unit: &R, polls: u32) -> Option<Loss> {
-        let csr = unit.read32(self.registers.csr);
-        let sticky = csr & (CSR_OVERFLOW | CSR_MEMORY_FAULT);
-        if csr == ABSENT || sticky == 0 {
+    pub(crate) fn take_loss<R: Registers>(&mut self, unit: &R, polls: u32) -> Option<Loss> {
+        let sticky = self.loss_bits(unit);
+        let is_new = !self.is_loss_reported;
+        self.is_loss_reported = sticky != 0;
+        if !self.is_loss_reported || !is_new {
             return None;
         }
         self.clear(unit, sticky, polls);
+        self.is_loss_reported = self.loss_bits(unit) != 0;
         Some(match sticky & CSR_MEMORY_FAULT {
             0 => Loss::Overflow,
             _ => Loss::MemoryFault,
         })
+    }
+
+    /// Reads the bits of lost records; 0 if no unit answers.
+    fn loss_bits<R: Registers>(&self, unit: &R) -> u32 {
+        match unit.read32(self.registers.csr) {
+            ABSENT => 0,
+            csr => csr & (CSR_OVERFLOW | CSR_MEMORY_FAULT),
+        }
     }
 }
 

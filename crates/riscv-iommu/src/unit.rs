@@ -69,6 +69,8 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     }
 
     /// Takes the next entry of the fault queue, or reports once that entries were lost.
+    ///
+    /// A device can cause faults as fast as they are read: bound the number of calls.
     pub fn next_fault(&mut self) -> Option<FaultEvent> {
         let tables = tables(&self.memory, &self.options);
         if let Some(raw) = self.faults.pop(&self.registers, &tables) {

@@ -293,6 +293,25 @@ fn faults_are_decoded_and_losses_reported_once() {
     assert_eq!(unit.next_fault(), None);
 }
 
+/// A loop over all records ends.
+#[test]
+fn a_loss_that_the_unit_does_not_clear_is_reported_once() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    let lost = FaultEvent::Lost(Loss::Overflow);
+    model.behave(Behaviour::KeepsLosses);
+    model.state.borrow_mut().csr[FQ] |= 1 << 9;
+    let events: Vec<_> = (0..9).map_while(|_| unit.next_fault()).collect();
+    assert_eq!(events, [lost]);
+    // Once the unit has cleared it, the next loss counts.
+    model.state.borrow_mut().csr[FQ] &= !(1 << 9);
+    assert_eq!(unit.next_fault(), None);
+    model.state.borrow_mut().csr[FQ] |= 1 << 9;
+    assert_eq!(unit.next_fault(), Some(lost));
+}
+
 #[test]
 fn page_requests_are_decoded_and_losses_reported_once() {
     let machine = Machine::new();

@@ -119,6 +119,8 @@ impl FaultRecord {
 pub(crate) struct Faults {
     /// Index of the record after the last one read; `None` before the first.
     next: Option<u32>,
+    /// The overflow was reported, and the unit has not cleared PFO.
+    is_reported: bool,
 }
 
 impl Faults {
@@ -145,11 +147,14 @@ impl Faults {
             }
         }
         self.next = None;
-        if fsts & PFO != 0 {
-            registers.write32(FSTS, PFO);
-            return Some(FaultRecord::Lost);
+        let is_new = !self.is_reported;
+        self.is_reported = fsts & PFO != 0;
+        if !self.is_reported || !is_new {
+            return None;
         }
-        None
+        registers.write32(FSTS, PFO);
+        self.is_reported = registers.read32(FSTS) & PFO != 0;
+        Some(FaultRecord::Lost)
     }
 }
 

@@ -173,6 +173,8 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     }
 
     /// Returns the oldest fault record and removes it.
+    ///
+    /// A device can cause faults as fast as they are read: bound the number of calls.
     pub fn next_fault(&mut self) -> Option<FaultRecord> {
         self.faults.next(&self.registers, &self.capabilities)
     }

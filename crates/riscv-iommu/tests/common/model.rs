@@ -29,6 +29,8 @@ pub enum Behaviour {
     Busy(u64),
     /// The queue whose register is at the offset does not turn on.
     Off(u64),
+    /// Writes do not clear the bits of lost records.
+    KeepsLosses,
     /// The unit cannot read commands.
     CannotRead,
     /// Invalidations of device TLBs time out.
@@ -213,7 +215,11 @@ impl<'a> Model<'a> {
             MEMORY_FAULT | OVERFLOW,
         ][queue];
         let was_on = state.csr[queue] & 1 != 0;
-        let mut csr = state.csr[queue] & sticky & !value | value & 3;
+        let cleared = match state.behaviour {
+            Behaviour::KeepsLosses => 0,
+            _ => value,
+        };
+        let mut csr = state.csr[queue] & sticky & !cleared | value & 3;
         if value & 1 != 0 && state.behaviour != Behaviour::Off(offset) {
             csr |= ON;
         }

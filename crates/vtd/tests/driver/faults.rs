@@ -62,6 +62,23 @@ fn records_come_in_order_of_the_ring_and_an_overflow_once() {
     assert_eq!(pages, [0x5000, 0x6000]);
 }
 
+/// A loop over all records ends.
+#[test]
+fn an_overflow_that_the_unit_does_not_clear_is_reported_once() {
+    let model = Model::new(CAP, ECAP);
+    let frames = model::frames(&model);
+    let mut unit = start(&model, &frames, Mode::Legacy).unwrap();
+    model.fsts.set(1);
+    model.keeps_status.set(true);
+    let records: Vec<_> = (0..9).map_while(|_| unit.next_fault()).collect();
+    assert_eq!(records, [FaultRecord::Lost]);
+    // Once the unit has cleared it, the next overflow counts.
+    model.fsts.set(0);
+    assert_eq!(unit.next_fault(), None);
+    model.fsts.set(1);
+    assert_eq!(unit.next_fault(), Some(FaultRecord::Lost));
+}
+
 #[test]
 fn malformed_records_are_reported_and_cleared() {
     let model = Model::new(CAP, ECAP);

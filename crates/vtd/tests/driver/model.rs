@@ -60,6 +60,8 @@ pub(crate) struct Model {
     /// Reads of IOTLB_REG until the command under way is done.
     pub(crate) iotlb_busy_reads: Cell<u32>,
     pub(crate) events: RefCell<Vec<Event>>,
+    /// Writes do not clear FSTS.
+    pub(crate) keeps_status: Cell<bool>,
     /// The unit executes nothing.
     pub(crate) is_stalled: Cell<bool>,
     /// No unit answers: all registers read as ones.
@@ -84,6 +86,7 @@ impl Model {
             iotlb_command: Cell::default(),
             iotlb_busy_reads: Cell::default(),
             events: RefCell::default(),
+            keeps_status: Cell::default(),
             is_stalled: Cell::default(),
             is_absent: Cell::default(),
             bad: Cell::default(),
@@ -196,6 +199,7 @@ impl Model {
             GCMD if self.is_stalled.get() => {}
             GCMD => self.command(value as u32),
             RTADDR | IVA => {}
+            FSTS if self.keeps_status.get() => {}
             FSTS => {
                 self.fsts.set(self.fsts.get() & !(value as u32));
                 self.run();

@@ -111,19 +111,25 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             poll_limit: options.poll_limit,
             faults: Faults::default(),
         };
-        match unit.enable() {
-            Ok(()) => Ok(unit),
-            Err(error) => {
-                // The first error is the one to report.
-                let _ = unit.disable();
-                Err(error)
-            }
+        if let Err(error) = unit.prepare() {
+            // The first error is the one to report.
+            let _ = unit.disable();
+            return Err(error);
         }
+        unit.enable()?;
+        Ok(unit)
     }
 
-    /// Gives the root table to the unit, invalidates all caches (section 6.6) and enables
-    /// translation.
-    fn enable(&mut self) -> Result<(), UnitError> {
+    /// Enables translation. After an error the unit may still do so, and use the tables: they stay
+    /// allocated, although TES reads as clear.
+    fn enable(&self) -> Result<(), UnitError> {
+        registers::set(&self.registers, TE, self.poll_limit).inspect_err(|_| {
+            let _ = registers::clear(&self.registers, TE, self.poll_limit);
+        })
+    }
+
+    /// Gives the root table to the unit and invalidates all caches (section 6.6).
+    fn prepare(&mut self) -> Result<(), UnitError> {
         let root = match &self.tables {
             Tables::Legacy(tables) => tables.root().get(),
             Tables::Scalable(tables) => tables.root().get() | TTM_SCALABLE,
@@ -131,8 +137,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         self.flush_write_buffer()?;
         self.registers.write64(RTADDR, root);
         registers::set(&self.registers, SRTP, self.poll_limit)?;
-        self.execute(Commands::everything(self.is_scalable()))?;
-        registers::set(&self.registers, TE, self.poll_limit)
+        self.execute(Commands::everything(self.is_scalable()))
     }
 
     /// Returns the unit's capabilities.

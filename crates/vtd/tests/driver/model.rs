@@ -60,6 +60,8 @@ pub(crate) struct Model {
     /// Reads of IOTLB_REG until the command under way is done.
     pub(crate) iotlb_busy_reads: Cell<u32>,
     pub(crate) events: RefCell<Vec<Event>>,
+    /// Bits of GCMD that GSTS does not show yet.
+    pub(crate) late: Cell<u32>,
     /// Writes do not clear FSTS.
     pub(crate) keeps_status: Cell<bool>,
     /// The unit executes nothing.
@@ -86,6 +88,7 @@ impl Model {
             iotlb_command: Cell::default(),
             iotlb_busy_reads: Cell::default(),
             events: RefCell::default(),
+            late: Cell::default(),
             keeps_status: Cell::default(),
             is_stalled: Cell::default(),
             is_absent: Cell::default(),
@@ -234,7 +237,7 @@ impl Model {
         }
         // RTPS stays set once the unit has taken a root table over.
         let taken = self.gsts.get() & 1 << 30;
-        self.gsts.set(value & !ONE_SHOT | taken);
+        self.gsts.set(value & !ONE_SHOT & !self.late.get() | taken);
     }
 }
 

@@ -144,6 +144,29 @@ fn every_shortage_of_frames_is_reported_and_leaves_none_behind() {
     }
 }
 
+/// A unit that does not confirm TE may enable translation later, with the root table that it has.
+#[test]
+fn tables_stay_while_the_unit_may_enable_translation() {
+    for interface in [QUEUE, Interface::Registers] {
+        let model = Model::new(CAP, ECAP);
+        model.late.set(1 << 31);
+        let frames = model::frames(&model);
+        let options = model::options(Mode::Legacy, interface);
+        let unit = Unit::new(model.clone(), model.memory.clone(), &frames, &options);
+        let register = Register::GlobalStatus;
+        assert_eq!(unit.unwrap_err(), UnitError::TimedOut { register });
+        let writes = model.take();
+        assert_eq!(writes.last().map(is_enabling), Some(false));
+        // The root table, and what the queue has.
+        let held = if interface == QUEUE { 3 } else { 1 };
+        assert_eq!(frames.in_use(), held, "{interface:?}");
+    }
+}
+
+fn is_enabling(event: &Event) -> bool {
+    matches!(event, Event::Write(GCMD, value) if value >> 31 != 0)
+}
+
 /// A queue that firmware left enabled is drained and disabled first.
 #[test]
 fn an_enabled_queue_is_replaced() {

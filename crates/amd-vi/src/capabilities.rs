@@ -1,5 +1,5 @@
 //! The features of a unit: the capability header in its configuration space and its Extended
-//! Feature Register (specification sections 3.2.1 and 3.4).
+//! Feature Register (specification section "MMIO Registers").
 
 use ringfence_pgtable::{Level, Levels};
 

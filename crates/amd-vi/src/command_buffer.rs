@@ -1,4 +1,4 @@
-//! The command buffer (specification section 2.4 "Commands" and 3.4.2).
+//! The command buffer (specification section 2.4 "Commands").
 //!
 //! Every burst ends with a COMPLETION_WAIT that stores the number of all commands so far. The
 //! stored number is therefore the sequence number of completed tickets, and tells which slots are

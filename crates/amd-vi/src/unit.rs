@@ -23,9 +23,9 @@ const RESERVED: DomainId = DomainId::new(0);
 /// The description of a unit, from firmware and the embedder.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Dword 0 of the capability block in the unit's configuration space (section 3.2.1).
+    /// Dword 0 of the capability block in the unit's configuration space.
     pub capability_header: u32,
-    /// Flags of the unit's IVHD block (section 5.2.2).
+    /// Flags of the unit's IVHD block.
     pub ivhd_flags: u8,
     /// Contiguous memory for the device table, which
     /// [`device_table_bytes`](crate::device_table_bytes) sizes. The embedder takes it back after
@@ -112,7 +112,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         }
     }
 
-    /// Programs the registers and enables the unit (section 3.4.4).
+    /// Programs the registers and enables the unit.
     fn start(&mut self) -> Result<(), UnitError> {
         let registers = &self.registers;
         registers.write32(STATUS, EVENT_OVERFLOW | EVENT_LOG_INT);

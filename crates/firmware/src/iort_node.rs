@@ -1,4 +1,4 @@
-//! Nodes of IORT (Arm DEN 0049E, section 3.1).
+//! Nodes of IORT (Arm DEN 0049E).
 
 use ringfence_types::{IovaRange, PhysAddr};
 
@@ -38,7 +38,7 @@ pub enum IortNodeKind<'a> {
     NamedComponent {
         /// Flags: stall supported (bit 0), width of its PASIDs (bits 5:1).
         flags: u32,
-        /// Memory access properties (table 14).
+        /// Memory access properties (table "Memory access properties").
         memory_properties: u64,
         /// Width of its addresses in bits.
         address_limit: u8,
@@ -92,7 +92,7 @@ impl<'a> ItsGroup<'a> {
 pub struct RootComplex {
     /// PCI segment of the root complex.
     pub segment: u32,
-    /// Memory access properties (table 14).
+    /// Memory access properties (table "Memory access properties").
     pub memory_properties: u64,
     /// ATS (bit 0), page requests (bit 1) and PASIDs (bit 2) supported.
     pub ats: u32,

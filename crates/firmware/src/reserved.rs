@@ -36,7 +36,8 @@ pub enum Treatment {
 /// 3.14).
 pub const X86_INTERRUPTS: ReservedRegion = unusable(0xfee0_0000, 0xfeef_ffff);
 
-/// The reserved region of HyperTransport (AMD I/O Virtualization specification, section 2.1.2).
+/// The reserved region of HyperTransport (AMD I/O Virtualization specification, section 2.1.2
+/// "IOMMU Logical Topology").
 pub const HYPERTRANSPORT: ReservedRegion = unusable(0xfd_0000_0000, 0xff_ffff_ffff);
 
 const fn unusable(first: u64, last: u64) -> ReservedRegion {

@@ -1,4 +1,4 @@
-//! VIOT: the virtio-iommu devices of a virtual machine (ACPI 6.5, section 5.2.35).
+//! VIOT: the virtio-iommu devices of a virtual machine (ACPI 6.5, "Virtual I/O Translation (VIOT) Table").
 
 use ringfence_types::{PhysAddr, RequesterId};
 

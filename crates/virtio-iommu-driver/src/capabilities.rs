@@ -45,7 +45,7 @@ pub(crate) struct Configuration {
 /// # Errors
 /// The device lacks a feature that the driver needs.
 pub(crate) const fn choose(offered: u64) -> Result<u64, UnitError> {
-    // Without `VIRTIO_IOMMU_F_BYPASS`, endpoints without a domain are blocked (section 5.13.7.2).
+    // Without `VIRTIO_IOMMU_F_BYPASS`, endpoints without a domain are blocked (section 5.13.6.2).
     const USED: u64 = 1 << VIRTIO_IOMMU_F_INPUT_RANGE
         | 1 << VIRTIO_IOMMU_F_DOMAIN_RANGE
         | 1 << VIRTIO_IOMMU_F_MAP_UNMAP

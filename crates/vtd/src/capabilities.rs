@@ -154,7 +154,7 @@ impl Capabilities {
     }
 
     /// Returns true if the unit accepts `domain`. In caching mode, entries that are not present are
-    /// cached with domain-id 0, which software therefore must not use (section 6.1).
+    /// cached with domain-id 0, which software therefore must not use.
     pub const fn accepts(&self, domain: DomainId) -> bool {
         (domain.get() as u32) < self.domains && !(self.caching_mode && domain.get() == 0)
     }

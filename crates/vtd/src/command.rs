@@ -1,5 +1,5 @@
 //! Invalidation commands: descriptors of the queue (VT-d specification, section 6.5.2) and values
-//! of the registers (sections 11.4.6 and 11.4.8).
+//! of the registers CCMD_REG and IOTLB_REG.
 
 use ringfence_types::{CachedLevels, DomainId, Pasid, PhysAddr, RequesterId};
 

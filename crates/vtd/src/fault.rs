@@ -1,4 +1,4 @@
-//! Fault records (VT-d specification, sections 7.2 and 11.4.14).
+//! Fault records (VT-d specification, "Fault Recording Registers").
 
 use ringfence_types::{FaultReason, Iova, Pasid, Registers, RequesterId};
 
@@ -39,7 +39,7 @@ pub struct Fault {
     pub pasid: Option<Pasid>,
     /// T1 and T2.
     pub request: Request,
-    /// FR: the fault reason (section 7.1.3, "Fault Reasons").
+    /// FR: the fault reason (VT-d specification, section 7.1.3).
     pub reason: u8,
     /// The record, low word first.
     pub raw: [u64; 2],
@@ -57,7 +57,8 @@ pub enum FaultRecord {
 }
 
 impl Fault {
-    /// Returns the reason in the terms of all units (section 7.1.3, "Fault Reasons"); `None` for
+    /// Returns the reason in the terms of all units (VT-d specification, section 7.1.3, "Fault
+    /// Conditions and Remapping Hardware Behavior for Various Requests"); `None` for
     /// one that this crate does not know. Codes from 0x30 up are those of scalable mode.
     pub const fn known_reason(&self) -> Option<FaultReason> {
         Some(match self.reason {

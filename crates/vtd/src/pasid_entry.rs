@@ -1,4 +1,4 @@
-//! The PASID-table entry (VT-d specification, section 9.6).
+//! The PASID-table entry (VT-d specification, "Scalable-Mode PASID Table Entry").
 
 use ringfence_pgtable::{Coherency, Levels};
 use ringfence_types::DomainId;
@@ -27,8 +27,8 @@ pub(crate) const WORDS: usize = 8;
 /// Encodes the entry of a PASID. `deepest` is the depth of second-stage tables that AW names where
 /// the specification ignores it.
 ///
-/// QEMU checks addresses of the first stage against AW, which section 9.6 defines for the second
-/// stage only. AW therefore always has a value.
+/// QEMU checks addresses of the first stage against AW, which the specification defines for the
+/// second stage only. AW therefore always has a value.
 pub(crate) const fn entry(
     domain: DomainId,
     translation: Translation,

@@ -87,7 +87,7 @@ pub(crate) fn clear(registers: &impl Registers, bit: u32, limit: u32) -> Result<
     })
 }
 
-/// Flushes the write buffer (GCMD.WBF, section 6.8) and waits.
+/// Flushes the write buffer (GCMD.WBF) and waits.
 pub(crate) fn flush_write_buffer(registers: &impl Registers, limit: u32) -> Result<(), UnitError> {
     registers.write32(GCMD, registers.read32(GSTS) & PERSISTENT | WBF);
     wait(limit, Register::GlobalStatus, || {

@@ -128,7 +128,8 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         })
     }
 
-    /// Gives the root table to the unit and invalidates all caches (section 6.6).
+    /// Gives the root table to the unit and invalidates all caches (VT-d
+    /// specification, "Set Root Table Pointer Operation").
     fn prepare(&mut self) -> Result<(), UnitError> {
         let root = match &self.tables {
             Tables::Legacy(tables) => tables.root().get(),
@@ -159,12 +160,13 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     }
 
     /// Returns true if a map owes an invalidation of its range too: in caching mode the unit may
-    /// cache entries that are not present (section 6.1).
+    /// cache entries that are not present (VT-d specification, "Caching Mode").
     pub const fn invalidates_after_map(&self) -> bool {
         self.capabilities.caching_mode
     }
 
-    /// Makes earlier stores to tables visible to a unit with a write buffer (RWBF, section 6.8).
+    /// Makes earlier stores to tables visible to a unit with a write buffer (RWBF; VT-d
+    /// specification, "Write Buffer Flushing").
     /// A map owes it unless it owes an invalidation, which flushes the buffer too. Does nothing on
     /// other units.
     ///

@@ -135,7 +135,7 @@ fn further_pasids_have_entries_of_their_own() {
     assert_eq!(frames.in_use(), 0);
 }
 
-/// Section 6.1: in caching mode the unit may have cached that an entry was not present, with
+/// "Caching Mode": in this mode the unit may have cached that an entry was not present, with
 /// domain-id 0.
 #[test]
 fn caching_mode_owes_invalidations_after_attach() {

@@ -13,8 +13,7 @@ const BAD: u64 = 0x0007_00e2;
 const ALL_TRANSLATIONS: u64 = 0xd2;
 const FAILED: InvalidationError = InvalidationError::Failed;
 
-/// VT-d specification, section "Invalidation Queue Error": the unit stops at a descriptor that it
-/// rejects.
+/// VT-d specification, section 6.5.2.10: the unit stops at a descriptor that it rejects.
 #[test]
 fn the_queue_continues_after_an_error() {
     for (mode, ecap) in [(Mode::Legacy, ECAP), (Mode::Scalable, ECAP_SCALABLE)] {

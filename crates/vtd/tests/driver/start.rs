@@ -17,7 +17,7 @@ fn error(model: &Rc<Model>, mode: Mode, interface: Interface) -> UnitError {
     error
 }
 
-/// Section 6.6: queue, root table, invalidation of all caches, translation.
+/// "Set Root Table Pointer Operation": queue, root table, invalidation of all caches, translation.
 #[test]
 fn the_unit_starts_in_the_order_of_the_specification() {
     let model = Model::new(CAP, ECAP);

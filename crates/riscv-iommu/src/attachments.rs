@@ -2,7 +2,8 @@
 
 use alloc::collections::BTreeMap;
 
-use ringfence_types::{DomainId, PhysAddr, RequesterId};
+use ringfence_pgtable::Levels;
+use ringfence_types::{DomainId, GuestPhysAddr, PhysAddr, RequesterId};
 
 use crate::directory::Directory;
 use crate::error::UnitError;
@@ -65,6 +66,21 @@ fn table_of(translation: &Translation) -> Option<(Stage, PageTable)> {
     }
 }
 
+/// Returns the PSCID of a guest's table, with its root and depth.
+fn guest_space(translation: &Translation) -> Option<(u32, GuestPhysAddr, Levels)> {
+    let Translation::SecondStage { guest, .. } = translation else {
+        return None;
+    };
+    match *guest {
+        GuestFirstStage::Table {
+            root,
+            levels,
+            space,
+        } => Some((space, root, levels)),
+        GuestFirstStage::Bare | GuestFirstStage::Processes { .. } => None,
+    }
+}
+
 /// The attached devices and their domains.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments {
@@ -106,7 +122,30 @@ impl Attachments {
             .devices
             .get(&replaced)
             .map_or(0, |old| old.uses(domain));
-        self.check_table(domain, stage, &table, own)
+        self.check_table(domain, stage, &table, own)?;
+        self.check_guest_space(domain, translation, replaced)
+    }
+
+    /// Checks that all users of an address space of a guest (GSCID and PSCID) have the same
+    /// first-stage table.
+    fn check_guest_space(
+        &self,
+        domain: DomainId,
+        translation: &Translation,
+        replaced: RequesterId,
+    ) -> Result<(), UnitError> {
+        let Some(new) = guest_space(translation) else {
+            return Ok(());
+        };
+        let others = self
+            .devices
+            .iter()
+            .filter(|(id, device)| **id != replaced && device.domain == domain);
+        let mut spaces = others.filter_map(|(_, device)| guest_space(&device.translation));
+        match spaces.any(|old| old.0 == new.0 && old != new) {
+            true => Err(UnitError::DomainMismatch { domain }),
+            false => Ok(()),
+        }
     }
 
     /// Checks that a process may use `domain` with a first-stage table.

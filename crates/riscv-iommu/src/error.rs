@@ -93,7 +93,7 @@ pub enum UnitError {
     },
     /// The MSI address mask or pattern is wider than a guest-physical address.
     MsiAddress,
-    /// Another table is in use under the same domain-id.
+    /// Another table is in use under the same domain-id, or under the same PSCID of a guest.
     DomainMismatch {
         /// The requested domain.
         domain: DomainId,

@@ -86,7 +86,8 @@ pub enum GuestFirstStage {
         root: GuestPhysAddr,
         /// Depth of the table.
         levels: Levels,
-        /// Process soft-context id (PSCID) that tags the entries; 20 bits.
+        /// Process soft-context id (PSCID) that tags the entries; 20 bits. All devices of a domain
+        /// with the same id have the same table.
         space: u32,
     },
     /// A table for each process.

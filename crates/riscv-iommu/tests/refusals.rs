@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    ATS, BASE, Behaviour, FIRST, MSI_FLAT, Machine, Model, SECOND, T2GPA, device, domain, first,
-    map, options, second, start, table,
+    ATS, BASE, Behaviour, FIRST, MSI_FLAT, Machine, Model, OTHER, SECOND, T2GPA, device, domain,
+    first, map, options, second, start, table,
 };
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_pgtable::Levels;
@@ -119,6 +119,48 @@ fn what_the_unit_cannot_express_is_rejected() {
     let process = unit.attach_process(&frames, device(9), 0, domain(1), root, Privilege::User);
     assert_eq!(process, Err(UnitError::NoProcesses { device: device(9) }));
     assert_eq!(frames.in_use(), in_use);
+}
+
+/// Cached entries of a guest's first stage bear GSCID and PSCID only: a device would use those of
+/// another device's table.
+#[test]
+fn an_address_space_of_a_guest_has_one_table() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    // Both tables are mapped one to one by the second stage, and so are the pages.
+    for (root, page) in [(FIRST, 0x6_0000), (OTHER, 0x7_0000)] {
+        map(&machine, root, 0x5000, page);
+        for at in [root, root + 0x4000, root + 0x8000, page] {
+            map(&machine, SECOND, at, at);
+        }
+    }
+    let guest = |root, space| {
+        let table = GuestFirstStage::Table {
+            root: GuestPhysAddr::new(root),
+            levels: Levels::Three,
+            space,
+        };
+        second(table, None)
+    };
+    let mut attach =
+        |id, root, space| unit.attach(&frames, device(id), domain(1), &guest(root, space));
+    attach(9, FIRST, 5).unwrap();
+    assert_eq!(model.read(9, None, 0x5000), Ok(0x6_0000));
+    let attached = attach(8, OTHER, 5);
+    let found = model.read(8, None, 0x5000);
+    assert_ne!(found, Ok(0x6_0000), "the page of device 9");
+    let mismatch = UnitError::DomainMismatch { domain: domain(1) };
+    assert_eq!((attached, found), (Err(mismatch), Err(258)));
+    // Another space, or the same table.
+    attach(8, OTHER, 6).unwrap();
+    assert_eq!(model.read(8, None, 0x5000), Ok(0x7_0000));
+    attach(7, FIRST, 5).unwrap();
+    // Device 9 leaves the space, which then belongs to device 7 alone.
+    attach(9, OTHER, 6).unwrap();
+    attach(7, OTHER, 5).unwrap();
+    assert_eq!(model.read(7, None, 0x5000), Ok(0x7_0000));
 }
 
 #[test]

@@ -54,7 +54,8 @@ pub(crate) const LENGTH_SHIFT: u32 = 56;
 /// Value of a register where no unit answers.
 pub(crate) const ABSENT: u64 = u64::MAX;
 
-/// Returns the bits of the control register that the flags of the unit's IVHD block demand (specification, "IVHD flags").
+/// Returns the bits of the control register that the flags of the unit's IVHD block demand
+/// (specification, "IVHD flags").
 pub(crate) fn control_of_ivhd(flags: u8) -> u64 {
     let set = |(flag, bit): &(u8, u64)| if flags & flag == 0 { 0 } else { *bit };
     IVHD_FLAGS.iter().map(set).fold(0, |bits, bit| bits | bit)

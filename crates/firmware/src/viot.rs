@@ -1,4 +1,5 @@
-//! VIOT: the virtio-iommu devices of a virtual machine (ACPI 6.5, "Virtual I/O Translation (VIOT) Table").
+//! VIOT: the virtio-iommu devices of a virtual machine (ACPI 6.5, "Virtual I/O Translation (VIOT)
+//! Table").
 
 use ringfence_types::{PhysAddr, RequesterId};
 

@@ -5,7 +5,7 @@ use ringfence_virtio_iommu_driver::{Failure, UnitError};
 
 use crate::model::{DOMAIN, Model, REQUESTS, attached, frames, map, pages};
 
-/// VIRTIO_IOMMU_S_DEVERR.
+/// Status of a device with an internal error.
 const DEVERR: u8 = 3;
 /// Requests that the queue of the model holds.
 const SLOTS: u64 = 64;

@@ -189,7 +189,9 @@ mod tests {
     /// The histories of `strict` and `defer` add to each allocation, in X03 and in X04.
     #[test]
     fn costs_of_the_workloads_have_their_histories() {
-        let modes = MODES.map(|mode| (mode, 1000.0));
+        // Each mode has a cost of its own.
+        let costs = [900.0, 800.0, 700.0, 600.0, 500.0, 400.0];
+        let modes: [_; 6] = std::array::from_fn(|place| (MODES[place], costs[place]));
         let calls = |alloc| CallCycles { alloc, free: 9.0 };
         let history = |fresh, aged, steps| HistoryCost {
             steps,
@@ -210,6 +212,12 @@ mod tests {
             let (without, steps) = of([history(40.0, 40.0, 3.0), history(7.0, 7.0, 5.0)]);
             assert_eq!(steps, 3.0);
             let (with, _) = of([history(40.0, 540.0, 3.0), history(7.0, 257.0, 5.0)]);
+            // Frames have the same maps and unmaps in all modes.
+            let (first, cost) = (without[0].1, modes[0].1);
+            for ((mode, of), (name, other)) in without.iter().zip(&modes) {
+                assert_eq!(mode, name);
+                assert!((of / first - other / cost).abs() < 1e-9, "{mode}: {of}");
+            }
             for ((mode, with), (_, without)) in with.into_iter().zip(without) {
                 let each = match mode {
                     "strict" => 500.0,

@@ -182,6 +182,11 @@ mod tests {
                 let row = of(mode);
                 assert_eq!(row.published.unwrap().value, cell(mode), "{nic} {mode}");
                 assert_eq!(row.null_model.unwrap().value, cell("none"), "{nic} {mode}");
+                assert_eq!(
+                    row.requirement,
+                    crate::Requirement::Overhead,
+                    "{nic} {mode}"
+                );
                 assert_eq!(row.group, Some(nic), "{mode}");
             }
             let none = of("none").measured.unwrap().median;

@@ -307,19 +307,29 @@ mod tests {
         };
         let costs = [900.0, 700.0, 500.0, 400.0, 300.0, 100.0];
         let costs: Vec<_> = SIZES.into_iter().zip(costs).collect();
-        let found = with_costs_of_sizes(&costs, FlushKind::PerUnmap, || EXPERIMENT.run(&setting));
-        let found = found.unwrap();
+        let runs = runs(&setting).unwrap();
+        let (found, of_runs) = with_costs_of_sizes(&costs, FlushKind::PerUnmap, || {
+            let of_runs = timed(&setting, &runs, &SIZES, FlushKind::PerUnmap).unwrap();
+            (EXPERIMENT.run(&setting).unwrap(), of_runs)
+        });
         let of = |what: &str| {
             let row = found.rows.iter().find(|row| row.quantity == what);
             row.and_then(|row| row.measured).unwrap()
         };
         let cycles = |size| of(&format!("{}: cycles per packet, last run", name(size)));
-        for ((size, cost), line) in costs.into_iter().zip(&found.figures[0].series) {
+        let lines = found.figures[0].series.iter().zip(of_runs);
+        for ((size, cost), (line, of_runs)) in costs.into_iter().zip(lines) {
             let name = name(size);
             let cycles = cycles(size);
             let measured = cycles.median - cycles.modelled_part.unwrap();
             assert!((measured - 2.0 * cost).abs() < 1e-6, "{name}: {measured}");
             assert_eq!(line.name, name);
+            // The first run invalidates less: it fills the rings. Each point is that of its run.
+            let points = of_runs
+                .iter()
+                .map(|of| throughput(of, &setting.profile).median);
+            assert_eq!(line.points, by_run(points), "{name}");
+            assert_ne!(line.points[0].1, line.points[1].1, "{name}");
             let (_, speed) = line.points[1];
             assert!(
                 (speed - 37_200.0 / cycles.median).abs() < 1e-9,

@@ -42,6 +42,15 @@ const BENCHMARKS: [(&str, Benchmark); 5] = [
     ("memcached", Benchmark::Memcached),
 ];
 
+/// Histories of strict, strict+, defer and defer+: capacity of the freelists, and number of unmaps
+/// that free together.
+const SIDES: [(Option<Capacity>, usize); 4] = [
+    (None, 1),
+    (Some(Capacity::Unbounded), 1),
+    (None, W),
+    (Some(Capacity::Unbounded), W),
+];
+
 /// Quantity of the rows of the cycles that protection adds.
 const EXTRA: &str = "additional cycles per frame";
 
@@ -184,9 +193,7 @@ fn on(
             let runs = [capture.run()?, capture.run()?];
             let (frame, model) = frame_of(&setting, nic, of, &format!("{name} {benchmark}"))?;
             model.into_iter().for_each(|row| found.push(row));
-            let lists = Some(Capacity::Unbounded);
-            let sides = [(None, 1), (lists, 1), (None, W), (lists, W)];
-            let allocators = run_history(setting.history, &mut capture, &runs, &sides, &cycles)?;
+            let allocators = run_history(setting.history, &mut capture, &runs, &SIDES, &cycles)?;
             let (protections, _) = allocators.as_chunks::<2>();
             for (protection, allocators) in ["strict", "defer"].into_iter().zip(protections) {
                 let plus = format!("{protection}+");

@@ -419,10 +419,10 @@ fn built_testbed(
 /// # Errors
 /// The mode is not built in, or memory is short.
 pub fn meter(mode: &Mode, options: &CompareOptions) -> Result<Box<dyn Meter>, LabError> {
-    let family = options.profile.iommu;
-    Ok(Box::new(dispatch_on(
-        family,
-        mode,
-        BuildMeter { options },
-    )??))
+    Ok(Box::new(ablations(mode, options)?))
+}
+
+/// Creates the [`meter`] of `mode` with its type.
+pub(crate) fn ablations(mode: &Mode, options: &CompareOptions) -> Result<Ablations, LabError> {
+    dispatch_on(options.profile.iommu, mode, BuildMeter { options })?
 }

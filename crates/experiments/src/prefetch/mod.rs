@@ -397,8 +397,16 @@ pub fn synthetic_streams() -> Vec<Synthetic> {
 /// # Errors
 /// As [`Synthetic::stream`].
 pub fn synthetic() -> Result<Vec<PrefetchRow>, LabError> {
+    rows_of(&synthetic_streams())
+}
+
+/// The rows of synthetic streams, each with histories around the size of its own rings.
+///
+/// # Errors
+/// As [`Synthetic::stream`].
+pub fn rows_of(streams: &[Synthetic]) -> Result<Vec<PrefetchRow>, LabError> {
     let mut rows = Vec::new();
-    for synthetic in synthetic_streams() {
+    for synthetic in streams {
         let stream = synthetic.stream()?;
         rows.extend(measure(&stream, &histories(&stream)));
     }

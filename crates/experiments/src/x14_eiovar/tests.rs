@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use super::super::allocators::DrivenAllocator;
 use super::super::finding::Finding;
 use super::super::history::CallCycles;
+use super::super::history::by_hand::with_histories;
 use super::*;
 use ringfence_lab::meter::Cycles;
 
@@ -441,5 +442,41 @@ fn five_benchmarks_have_five_searches() {
         let counts = (run.plan.maps, run.plan.steps.len(), run.traffic.received);
         assert!(!maps.contains(&counts), "{name}: {counts:?} in {maps:?}");
         maps.push(counts);
+    }
+}
+
+/// Each mode has the history of its own freelists and batch: its searches, and the cycles of its
+/// calls.
+#[test]
+fn each_mode_has_the_history_of_its_side() {
+    let lists = Some(Capacity::Unbounded);
+    assert_eq!(SIDES, [(None, 1), (lists, 1), (None, 250), (lists, 250)]);
+    let side = |number: f64| HistoryCost {
+        steps: number,
+        aged: CallCycles {
+            alloc: 100.0 * number,
+            free: 10.0 * number,
+        },
+        ..HistoryCost::default()
+    };
+    let sides = [1.0, 2.0, 3.0, 4.0].map(side);
+    let frame = |_: &Setting, _, _, _: &str| Ok((Frame::new(1000.0, 0.0), Vec::new()));
+    let found = with_histories(&sides, || on(&short(), &BENCHMARKS[..1], frame)).unwrap();
+    for nic in ["mlx", "brcm"] {
+        for (mode, number) in [
+            ("strict", 1.0),
+            ("strict+", 2.0),
+            ("defer", 3.0),
+            ("defer+", 4.0),
+        ] {
+            for (metric, wanted) in [
+                ("search_len", number),
+                ("alloc_cycles", 100.0 * number),
+                ("dealloc_cycles", 10.0 * number),
+            ] {
+                let what = format!("{nic} stream, {mode}: {metric}");
+                assert_eq!(measured(&found.rows, &what).median, wanted, "{what}");
+            }
+        }
     }
 }

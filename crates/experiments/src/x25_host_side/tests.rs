@@ -143,6 +143,12 @@ fn spread_is_that_of_the_whole_row() {
         let spread = largest - smallest;
         assert!(near(measured.spread, spread), "{what}: {measured:?}");
     }
+    // The paper expects little of the pointer.
+    let mut judged = found.rows.iter().filter(|row| row.holds.is_some());
+    let share = judged.next().unwrap();
+    assert!(share.quantity.starts_with("Share of"), "{share:?}");
+    assert_eq!(share.requirement, crate::Requirement::AtMost);
+    assert_eq!(judged.count(), 0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Demands of the claims of X07, rates of a summary, and streams of the finding.
 
 use super::*;
-use crate::prefetch::{DEVICES, synthetic_streams};
+use crate::prefetch::{DEVICES, rows_of, synthetic_streams};
 
 /// Prefetchers fail at or below half, or predict at least half, as the paper's words demand.
 #[test]
@@ -263,5 +263,36 @@ fn the_finding_has_the_claims_about_25_streams_of_ten_laps() {
     let [figure] = &found.figures[..] else {
         panic!("one figure")
     };
-    assert!(figure.series.iter().all(|line| line.points.len() == 7));
+    // Histories of a quarter to eight times the ring of 1024 entries.
+    for line in &figure.series {
+        let histories = line.points.iter().map(|point| point.0);
+        let wanted = [256.0, 512.0, 768.0, 1024.0, 1280.0, 2048.0, 8192.0];
+        assert_eq!(histories.collect::<Vec<_>>(), wanted, "{}", line.name);
+    }
+}
+
+/// Each stream has the rows of its own laps and histories.
+#[test]
+fn rows_of_streams_are_measured_with_their_own_histories() {
+    let stream = |entries, laps| Synthetic {
+        rings: vec![entries],
+        burst: 1,
+        laps,
+        addresses: Addresses::Scattered,
+        seed: 1,
+    };
+    let streams = [stream(32, 5), stream(128, 3)];
+    let wanted = streams.iter().flat_map(|stream| {
+        let stream = stream.stream().unwrap();
+        feed(&stream, &histories(&stream))
+    });
+    let rows = rows_of(&streams).unwrap();
+    assert_eq!(rows, wanted.collect::<Vec<_>>());
+    let uses = |entries| {
+        let of = rows.iter().filter(|row| row.ring_entries == entries);
+        let mut uses: Vec<_> = of.map(|row| row.first_misses).collect();
+        uses.dedup();
+        uses
+    };
+    assert_eq!((uses(32), uses(128)), (vec![160], vec![384]));
 }

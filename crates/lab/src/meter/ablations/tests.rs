@@ -14,8 +14,11 @@ use ringfence_types::{
 };
 
 use super::*;
+use crate::modes::Mode;
+use crate::options::CompareOptions;
 use crate::plan::{Step, TimedStep};
-use crate::replay::counted::{advance, with_ticks};
+use crate::replay::counted::{advance, with_ticks, with_ticks_of_reads};
+use crate::runner::ablations;
 
 /// The identity space, whose maps take 1 tick and whose unmaps take 3.
 struct Ticking(Identity);
@@ -249,4 +252,91 @@ fn each_configuration_has_its_own_sums() {
             ..wanted
         }
     );
+}
+
+/// Parts of the type of each timed replay, and whether the type has it: the allocator's lookup, a
+/// replayed allocator, the null table, and the queue of invalidations.
+const PARTS: [(&str, [bool; CONFIGS - 1]); 4] = [
+    (
+        "::NoFind<",
+        [false, true, false, false, false, false, false],
+    ),
+    (
+        "::ReplayedAlloc<",
+        [false, false, true, true, true, false, false],
+    ),
+    (
+        "::NullTable>",
+        [false, false, false, true, true, false, true],
+    ),
+    (
+        "::InvalidationQueue>",
+        [true, true, true, true, false, false, false],
+    ),
+];
+
+/// The same for rings: replayed slots, with entries and without.
+const RING_PARTS: [(&str, [bool; CONFIGS - 1]); 3] = [
+    (
+        "::Ring, true>",
+        [false, false, true, false, false, false, true],
+    ),
+    (
+        "::Ring, false>",
+        [false, false, false, true, true, false, false],
+    ),
+    (
+        "::InvalidationQueue>",
+        [true, false, true, true, false, false, false],
+    ),
+];
+
+/// Each timed replay leaves out what the table of the module's introduction says.
+#[test]
+fn each_configuration_leaves_out_its_own_components() {
+    let options = CompareOptions::default();
+    let rings = &RING_PARTS[..];
+    for (name, parts) in [
+        ("strict", &PARTS[..]),
+        ("strict+", &PARTS),
+        ("defer", &PARTS),
+        ("defer+", &PARTS),
+        ("riommu", rings),
+        ("riommu-", rings),
+    ] {
+        let meter = ablations(&Mode::find(name).unwrap(), &options).unwrap();
+        let sets = meter.timed.iter().chain(&meter.split_timed);
+        for AblationSet { replicas } in sets {
+            let types = replicas.each_ref();
+            let types = types.map(|of| of.as_ref().map(|of| of.layer_type()));
+            assert_eq!(types[CONFIGS - 1], Some("no layer"), "{name}");
+            // A ring has no lookups.
+            assert_eq!(types[1].is_none(), parts.len() == rings.len(), "{name}");
+            for (part, wanted) in parts {
+                let has = |of: &Option<&str>| of.is_some_and(|of| of.contains(part));
+                let found: Vec<_> = types[..CONFIGS - 1].iter().map(has).collect();
+                assert_eq!(found, wanted, "{name}: {part} in {types:#?}");
+            }
+        }
+    }
+}
+
+/// The loop without a layer divides its cycles between maps and unmaps as a replay does.
+#[test]
+fn the_empty_loop_has_the_runs_of_its_steps() {
+    let [all, maps] = [plan(4, 4), plan(4, 0)];
+    let unmaps = Plan {
+        steps: all.steps.iter().skip(1).step_by(2).cloned().collect(),
+        ..Plan::default()
+    };
+    let runs = |plan: &Plan| {
+        let mut clock = Clock::runs(0);
+        with_ticks_of_reads(|| EmptyLoop::default().run(plan, &mut clock));
+        (clock.in_maps[0], clock.in_unmaps[0])
+    };
+    // A read at the first map ends the time before it, which counts as unmaps.
+    assert_eq!(runs(&maps), (2, 1));
+    assert_eq!(runs(&unmaps), (0, 2));
+    // Seven more changes follow, and the end of the block is read twice.
+    assert_eq!(runs(&all), (4, 6));
 }

@@ -32,10 +32,20 @@ pub(crate) mod counted {
 
     thread_local! {
         static TICKS: Cell<Option<u64>> = const { Cell::new(None) };
+        static OF_READ: Cell<u64> = const { Cell::new(0) };
     }
 
     pub(super) fn ticks() -> Option<u64> {
+        advance(OF_READ.get());
         TICKS.get()
+    }
+
+    /// Like [`with_ticks`]; each read of the counter also advances it by one tick.
+    pub(crate) fn with_ticks_of_reads<T>(run: impl FnOnce() -> T) -> T {
+        OF_READ.set(1);
+        let result = with_ticks(run);
+        OF_READ.set(0);
+        result
     }
 
     /// Calls `run`, in which [`cycles`](super::cycles) returns the ticks of [`advance`].

@@ -31,6 +31,7 @@ const CORE: &[&str] = &[
     "vtd",
     "amd-vi",
     "riscv-iommu",
+    "smmu-v3",
     "firmware",
 ];
 

@@ -2,6 +2,7 @@
 
 pub mod amd_vi;
 pub mod riscv_iommu;
+pub mod smmu_v3;
 pub mod virtio;
 pub mod vtd;
 

@@ -21,6 +21,7 @@ const LEVELS: &[(&str, u8)] = &[
     ("vtd", 2),
     ("amd-vi", 2),
     ("riscv-iommu", 2),
+    ("smmu-v3", 2),
     ("firmware", 2),
     ("vfio-user", 2),
     // Shares the encodings of the device.

@@ -1,0 +1,148 @@
+//! Errors of the unit.
+
+use core::fmt;
+
+use ringfence_types::{DomainId, InvalidationError, OutOfFrames, PageSize, PhysAddr, RequesterId};
+
+use crate::registers::Register;
+
+/// An optional feature of the unit that a request needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Stage 1.
+    Stage1,
+    /// Stage 2.
+    Stage2,
+    /// Tables of VMSAv8-64.
+    Aarch64,
+    /// Little-endian tables.
+    LittleEndian,
+    /// Termination of faulting transactions.
+    Termination,
+    /// A stream table and queues in memory of the driver.
+    FreePlacement,
+    /// Tables of this granule.
+    Granule(PageSize),
+}
+
+/// The reason why an operation of the unit failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum UnitError {
+    /// No unit answers at the registers.
+    Absent,
+    /// The unit lacks the feature.
+    Unsupported(Feature),
+    /// The unit did not finish an operation within the limit of polls.
+    TimedOut {
+        /// The register that shows the end of the operation.
+        register: Register,
+    },
+    /// The unit has fewer bits of stream ids.
+    StreamIdBits {
+        /// The requested number.
+        bits: u32,
+    },
+    /// The memory for the stream table is misaligned or too small.
+    StreamTable {
+        /// The bytes that the table needs, and its alignment.
+        bytes: u64,
+    },
+    /// The number of queue entries is not a power of two, or more than the unit or a frame holds.
+    QueueEntries {
+        /// The requested number.
+        entries: u32,
+    },
+    /// The frames of the source have less than 4 KiB.
+    FrameSize,
+    /// The frame source has no free frame.
+    OutOfFrames,
+    /// A frame or a table lies outside memory, or beyond the unit's addresses.
+    Memory,
+    /// The stream table does not reach the device.
+    DeviceBeyondTable {
+        /// The requested device.
+        device: RequesterId,
+    },
+    /// The domain-id has more bits than an ASID or a VMID of the unit, or is 0 for stage 2.
+    DomainId {
+        /// The requested domain.
+        domain: DomainId,
+    },
+    /// The unit does not translate addresses of that many bits in this stage, or not with tables of
+    /// that many levels.
+    Width {
+        /// The requested number.
+        width: u32,
+    },
+    /// The root of a table or a context descriptor is misaligned or too wide.
+    Root {
+        /// Physical or guest-physical address of the root.
+        at: PhysAddr,
+    },
+    /// Another table is in use under the same domain-id.
+    DomainMismatch {
+        /// The requested domain.
+        domain: DomainId,
+    },
+    /// The device is not attached.
+    NotAttached {
+        /// The requested device.
+        device: RequesterId,
+    },
+    /// An invalidation that the operation owes failed.
+    Invalidation(InvalidationError),
+}
+
+impl From<OutOfFrames> for UnitError {
+    fn from(_: OutOfFrames) -> Self {
+        Self::OutOfFrames
+    }
+}
+
+impl From<InvalidationError> for UnitError {
+    fn from(error: InvalidationError) -> Self {
+        Self::Invalidation(error)
+    }
+}
+
+impl fmt::Display for UnitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str("no unit answers at the registers"),
+            Self::Unsupported(feature) => write!(f, "the unit does not support {feature:?}"),
+            Self::TimedOut { register } => {
+                write!(f, "the unit did not complete the operation of {register}")
+            }
+            Self::StreamIdBits { bits } => {
+                write!(f, "the unit has fewer than {bits} bits of stream ids")
+            }
+            Self::StreamTable { bytes } => {
+                write!(
+                    f,
+                    "the stream table needs {bytes} bytes, aligned to its size"
+                )
+            }
+            Self::QueueEntries { entries } => write!(f, "a queue cannot have {entries} entries"),
+            Self::FrameSize => f.write_str("the frames of the source have less than 4 KiB"),
+            Self::OutOfFrames => f.write_str("out of frames for tables"),
+            Self::Memory => f.write_str("a frame or a table lies outside memory"),
+            Self::DeviceBeyondTable { device } => {
+                write!(f, "the stream table does not reach {device}")
+            }
+            Self::DomainId { domain } => write!(f, "the unit cannot tag entries with {domain}"),
+            Self::Width { width } => {
+                write!(f, "the unit does not translate addresses of {width} bits")
+            }
+            Self::Root { at } => write!(f, "the root at {at} is misaligned or too wide"),
+            Self::DomainMismatch { domain } => {
+                write!(f, "domain {domain} is in use with another table")
+            }
+            Self::NotAttached { device } => write!(f, "{device} is not attached"),
+            Self::Invalidation(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for UnitError {}

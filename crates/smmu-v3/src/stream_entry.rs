@@ -1,0 +1,96 @@
+//! The words of a stream table entry (IHI 0070, section 5.2).
+
+use ringfence_pgtable::Coherency;
+use ringfence_types::{DomainId, PhysAddr};
+
+use crate::capabilities::Capabilities;
+use crate::translation::{PageTable, Translation};
+
+/// V, in the first word.
+pub(crate) const V: u64 = 1;
+
+const CONFIG_SHIFT: u32 = 1;
+const CONFIG_ABORT: u64 = 0b000;
+const CONFIG_BYPASS: u64 = 0b100;
+const CONFIG_STAGE1: u64 = 0b101;
+const CONFIG_STAGE2: u64 = 0b110;
+const CONFIG_NESTED: u64 = 0b111;
+/// S1ContextPtr.
+const CONTEXT: u64 = 0x00ff_ffff_ffff_ffc0;
+
+/// S1CIR and S1COR write-back, S1CSH inner shareable. Zero is not cacheable.
+const CONTEXT_CACHED: u64 = 0b01 << 2 | 0b01 << 4 | 0b11 << 6;
+/// SHCFG: the shareability of the access.
+const SHARE_AS_INCOMING: u64 = 0b01 << 44;
+
+const S2T0SZ_SHIFT: u32 = 32;
+const S2SL0_SHIFT: u32 = 38;
+/// S2IR0 and S2OR0 write-back, S2SH0 inner shareable. Zero is not cacheable.
+const WALK_CACHED: u64 = 0b01 << 40 | 0b01 << 42 | 0b11 << 44;
+const S2TG_SHIFT: u32 = 46;
+const S2PS_SHIFT: u32 = 48;
+const S2AA64: u64 = 1 << 51;
+/// A walk of stage 1 does not reach device memory.
+const S2PTW: u64 = 1 << 54;
+/// Faults of stage 2 are recorded.
+const S2R: u64 = 1 << 58;
+/// S2TTB.
+const TABLE: u64 = 0x00ff_ffff_ffff_fff0;
+
+/// Returns the words of a valid entry. `context` is the descriptor of [`Translation::Stage1`].
+pub(crate) fn words(
+    unit: &Capabilities,
+    domain: DomainId,
+    translation: &Translation,
+    context: PhysAddr,
+) -> [u64; 8] {
+    match translation {
+        Translation::Abort => first(CONFIG_ABORT, 0, [0, 0, 0]),
+        Translation::PassThrough => first(CONFIG_BYPASS, 0, [SHARE_AS_INCOMING, 0, 0]),
+        Translation::Stage1(_) => {
+            let attributes = cached(unit, CONTEXT_CACHED) | SHARE_AS_INCOMING;
+            // The entries of stage 1 have VMID 0.
+            first(CONFIG_STAGE1, context.get(), [attributes, 0, 0])
+        }
+        Translation::Stage2(table) => {
+            let [control, root] = stage2(unit, domain, table);
+            first(CONFIG_STAGE2, 0, [SHARE_AS_INCOMING, control, root])
+        }
+        Translation::Nested { table, context } => {
+            let attributes = cached(unit, CONTEXT_CACHED) | SHARE_AS_INCOMING;
+            let [control, root] = stage2(unit, domain, table);
+            first(CONFIG_NESTED, context.get(), [attributes, control, root])
+        }
+    }
+}
+
+/// Returns an entry with these words after the first. S1CDMax is zero: one context descriptor, no
+/// substreams.
+const fn first(config: u64, context: u64, [one, two, three]: [u64; 3]) -> [u64; 8] {
+    let zero = V | config << CONFIG_SHIFT | context & CONTEXT;
+    [zero, one, two, three, 0, 0, 0, 0]
+}
+
+/// Returns the words of stage 2. S2S is zero: faulting transactions are aborted.
+fn stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> [u64; 2] {
+    // `check` refuses tables without a start level.
+    let start = table.start_level_field().unwrap_or(0);
+    let control = u64::from(domain.get())
+        | table.size_field() << S2T0SZ_SHIFT
+        | start << S2SL0_SHIFT
+        | cached(unit, WALK_CACHED)
+        | table.granule_field() << S2TG_SHIFT
+        | unit.output_size() << S2PS_SHIFT
+        | S2AA64
+        | S2PTW
+        | S2R;
+    [control, table.root.get() & TABLE]
+}
+
+/// Returns the attributes of cached accesses if the unit snoops.
+pub(crate) fn cached(unit: &Capabilities, attributes: u64) -> u64 {
+    match unit.coherency() {
+        Coherency::Coherent => attributes,
+        Coherency::NonCoherent => 0,
+    }
+}

@@ -7,7 +7,7 @@ use crate::registers::{FMT_TWO_LEVELS, SPLIT_SHIFT};
 use crate::table_memory::{ENTRY_BYTES, TableMemory};
 
 /// L1STD.L2Ptr.
-const L2_POINTER: u64 = 0x000f_ffff_ffff_ffc0;
+const L2_POINTER: u64 = 0x00ff_ffff_ffff_ffc0;
 
 /// Geometry of a stream table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

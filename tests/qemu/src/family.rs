@@ -85,6 +85,11 @@ pub trait Family: Invalidator {
         true
     }
 
+    /// Returns true if QEMU's model records stopped accesses to `iova`, if the page permits none.
+    fn records_faults_at(&self, _iova: Iova) -> bool {
+        true
+    }
+
     /// Returns the number of low address bits that the tags of QEMU's IOTLB keep. Addresses that
     /// differ only above are not told apart, and are not tried.
     fn tag_bits(&self) -> u32 {

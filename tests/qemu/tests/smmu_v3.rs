@@ -55,10 +55,10 @@ const CASES: [Case; 10] = [
     with_hint(case(Stage::One, 48, PageSize::Size2M, 7, true)),
     with_hint(case(Stage::One, 42, PageSize::Size2M, LINEAR, false)),
     case(Stage::Two, 44, PageSize::Size4K, 16, true),
-    case(Stage::Two, 40, PageSize::Size2M, LINEAR, true),
-    case(Stage::Two, 39, PageSize::Size2M, 16, false),
-    with_hint(case(Stage::Two, 33, PageSize::Size2M, 10, true)),
-    with_hint(case(Stage::Two, 43, PageSize::Size2M, 16, true)),
+    case(Stage::Two, 39, PageSize::Size2M, LINEAR, true),
+    case(Stage::Two, 35, PageSize::Size2M, 16, false),
+    with_hint(case(Stage::Two, 30, PageSize::Size2M, 10, true)),
+    with_hint(case(Stage::Two, 37, PageSize::Size2M, 16, false)),
 ];
 
 impl Case {

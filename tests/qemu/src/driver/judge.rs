@@ -222,11 +222,12 @@ impl<F: Family> Driver<'_, F> {
     }
 
     /// Returns true if the model may stop this part without a record: the page is mapped without
-    /// the permission.
+    /// the permission, or the model records no faults of the address.
     fn may_be_silent(&self, attempt: &Attempt, part: &Part) -> bool {
         let domain = attempt.domain.and_then(|domain| self.domains.get(domain));
         let is_mapped = domain.is_some_and(|domain| domain.granted.find(part.iova).is_some());
-        is_mapped && !self.unit.records_permission_faults()
+        let is_silent = is_mapped && !self.unit.records_permission_faults();
+        is_silent || !self.unit.records_faults_at(part.iova)
     }
 
     /// Looks for the bytes of a landed write. A stopped write may have stored some of them.

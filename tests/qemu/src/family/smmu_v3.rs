@@ -3,15 +3,15 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_memory::Frames;
 use ringfence_pgtable::{Arm, Coherency, Granule4K, Table};
 use ringfence_smmu_v3::{
     Capabilities, Cause, FaultEvent, FaultRecord, Loss, Options, PageTable, Translation, Unit,
 };
 use ringfence_types::{
-    Invalidation, InvalidationError, Invalidator, PageSize, PhysAddr, PhysRange, Registers,
-    RequesterId, Ticket,
+    DomainId, Invalidation, InvalidationError, Invalidator, Iova, PageSize, PhysAddr, PhysRange,
+    Registers, RequesterId, Ticket,
 };
 
 use super::{Family, Reported};
@@ -96,6 +96,8 @@ pub struct Setting {
 #[derive(Debug)]
 pub struct SmmuV3<'m> {
     unit: JudgedUnit<'m>,
+    ram: Rc<GuestRam>,
+    frames: &'m Frames<Rc<GuestRam>>,
     setting: Setting,
     /// Fault records that the driver has not taken.
     faults: VecDeque<FaultEvent>,
@@ -116,6 +118,8 @@ impl<'m> SmmuV3<'m> {
         let unit = Unit::new(registers, machine.ram(), machine.frames(), &options)?;
         Ok(Self {
             unit,
+            ram: machine.ram(),
+            frames: machine.frames(),
             setting,
             faults: VecDeque::new(),
         })
@@ -219,6 +223,20 @@ impl Family for SmmuV3<'_> {
         self.unit.coherency()
     }
 
+    fn table(&self, id: DomainId) -> anyhow::Result<Option<Table<Self::Format>>> {
+        let bytes = Table::root_bytes_of(&self.setting.format);
+        let pages = bytes.div_ceil(PageSize::Size4K.bytes());
+        if pages == 1 {
+            return Ok(None);
+        }
+        // Stage 2 concatenates tables at its root.
+        let root = self.frames.alloc_contiguous(pages)?;
+        let format = self.setting.format;
+        Table::at(format, id, self.coherency(), &self.ram, root)
+            .map(Some)
+            .map_err(|error| anyhow!("no table: {error}"))
+    }
+
     fn attach(&mut self, device: RequesterId, table: &Table<Self::Format>) -> anyhow::Result<()> {
         let own = PageTable::of(table);
         let translation = match self.setting.stage {
@@ -234,6 +252,20 @@ impl Family for SmmuV3<'_> {
 
     fn submit_all(&mut self, requests: &[Invalidation]) -> Result<Ticket, InvalidationError> {
         self.unit.submit_all(requests)
+    }
+
+    /// QEMU records no fault of a read if a write-only entry of stage 2 was cached: it compares only
+    /// writes with the entry, and code outside the model stops the read. Stage 1 has no such
+    /// entries.
+    fn records_permission_faults(&self) -> bool {
+        self.setting.stage == Stage::One
+    }
+
+    /// QEMU does not record the stage 1 fault of an address beyond the intermediate addresses when
+    /// stage 1 is bypassed.
+    fn records_faults_at(&self, iova: Iova) -> bool {
+        let bits = self.unit.capabilities().intermediate_address_bits();
+        self.setting.stage == Stage::One || iova.get() >> bits == 0
     }
 
     fn fault_registers(&self) -> Vec<RegisterRead> {

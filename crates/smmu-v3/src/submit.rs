@@ -27,12 +27,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         if requests.iter().any(ring) {
             return Err(InvalidationError::Unsupported);
         }
-        let needed = self.count(|planner, emit| planner.burst(requests, emit));
-        if needed <= u64::from(self.commands.capacity()) {
-            return self.submit_plan(|planner, emit| planner.burst(requests, emit));
-        }
-        // A burst that exceeds the whole queue invalidates more with fewer commands.
-        self.submit_everything()
+        self.submit_plan(|planner, emit| planner.burst(requests, emit))
     }
 
     /// Submits the invalidation of stage 1 under the stage 2 of `guest`, for a guest that changed
@@ -95,17 +90,19 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         Ok(ticket)
     }
 
-    pub(crate) fn submit_everything(&mut self) -> Result<Ticket, InvalidationError> {
-        self.submit_plan(|_, emit| Planner::everything(emit))
-    }
-
-    /// Submits the commands of `plan`, and waits for their completion. The wait is bounded by the
-    /// limit of polls without progress.
+    /// Submits the commands of `plan`, if need be after earlier ones, and waits for their
+    /// completion. The wait is bounded by the limit of polls without progress.
     pub(crate) fn complete(
         &mut self,
         plan: impl Fn(&Planner<'_>, Emit<'_>),
     ) -> Result<(), InvalidationError> {
-        let ticket = self.submit_plan(plan)?;
+        let ticket = match self.submit_plan(&plan) {
+            Err(InvalidationError::QueueFull) => {
+                self.wait_for(Ticket::new(self.commands.produced()))?;
+                self.submit_plan(&plan)?
+            }
+            submitted => submitted?,
+        };
         self.wait_for(ticket)
     }
 
@@ -131,15 +128,33 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         count
     }
 
-    /// Writes the commands of a plan and a `CMD_SYNC`, and tells the unit.
+    /// Writes the commands of a plan and a `CMD_SYNC`, and tells the unit. A plan that exceeds the
+    /// whole queue is replaced by the invalidation of everything, which needs fewer commands.
     fn submit_plan(
         &mut self,
         plan: impl Fn(&Planner<'_>, Emit<'_>),
     ) -> Result<Ticket, InvalidationError> {
+        match self.count(&plan) {
+            needed if needed <= u64::from(self.commands.capacity()) => self.write(plan, needed),
+            _ => self.submit_everything(),
+        }
+    }
+
+    /// Submits the invalidation of everything that the unit caches.
+    pub(crate) fn submit_everything(&mut self) -> Result<Ticket, InvalidationError> {
+        let plan = |_: &Planner<'_>, emit: Emit<'_>| Planner::everything(emit);
+        self.write(plan, self.count(plan))
+    }
+
+    /// Writes the `needed` commands of a plan with its `CMD_SYNC`, and tells the unit.
+    fn write(
+        &mut self,
+        plan: impl Fn(&Planner<'_>, Emit<'_>),
+        needed: u64,
+    ) -> Result<Ticket, InvalidationError> {
         if self.commands.failed {
             return Err(InvalidationError::Failed);
         }
-        let needed = self.count(&plan);
         self.reserve(needed)?;
         let begin = self.commands.produced();
         let planner = Planner {

@@ -194,11 +194,11 @@ fn fields_of_all_granules() {
 fn stream_tables() {
     let rig = Rig::new();
     let mut unit = rig.unit();
-    assert_eq!(rig.model.register(STRTAB_BASE), 0x10_0000);
+    assert_eq!(rig.model.register(STRTAB_BASE), 0xc0_0000);
     // FMT 01, SPLIT 6, LOG2SIZE 16.
     assert_eq!(rig.model.register(STRTAB_BASE_CFG), 0x1_0190);
     unit.pass_through(FAR).unwrap();
-    let descriptor = rig.model.load(0x10_0000 + 8 * (0x1234 >> 6));
+    let descriptor = rig.model.load(0xc0_0000 + 8 * (0x1234 >> 6));
     // Span 7: 64 entries.
     assert_eq!(descriptor & 0x3f, 7);
     assert_eq!(rig.model.load((descriptor & !0x3f) + 64 * 0x34), 9);
@@ -207,7 +207,7 @@ fn stream_tables() {
     let mut unit = rig.unit();
     assert_eq!(rig.model.register(STRTAB_BASE_CFG), 16);
     unit.pass_through(FAR).unwrap();
-    assert_eq!(rig.model.load(0x10_0000 + 64 * 0x1234), 9);
+    assert_eq!(rig.model.load(0xc0_0000 + 64 * 0x1234), 9);
 }
 
 /// Bytes of the first or only level.

@@ -202,7 +202,8 @@ impl Model {
         let waiting = std::mem::take(&mut self.change().waiting);
         for command in waiting.into_iter().rev() {
             self.change().caches.invalidate(command);
-            for (stream, iova) in self.state().traffic.clone() {
+            let traffic = self.state().traffic.clone();
+            for (stream, iova) in traffic {
                 let _ = self.translate(stream, iova, false);
             }
         }

@@ -30,7 +30,7 @@ pub(crate) const DOMAIN: DomainId = DomainId::new(5);
 pub(crate) const WIDTH: u32 = 39;
 pub(crate) const IOVA: u64 = 0x4020_1000;
 pub(crate) const PA: u64 = 0x80_0000;
-pub(crate) const STREAM_TABLE: u64 = 0x10_0000;
+pub(crate) const STREAM_TABLE: u64 = 0xc0_0000;
 
 pub(crate) struct Rig {
     pub(crate) memory: Rc<Arena>,

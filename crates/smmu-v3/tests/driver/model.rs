@@ -25,7 +25,6 @@ pub(crate) const CR1: u64 = 0x28;
 pub(crate) const CR2: u64 = 0x2c;
 pub(crate) const GBPA: u64 = 0x44;
 pub(crate) const IRQ_CTRL: u64 = 0x50;
-pub(crate) const IRQ_CTRLACK: u64 = 0x54;
 pub(crate) const GERROR: u64 = 0x60;
 pub(crate) const GERRORN: u64 = 0x64;
 pub(crate) const STRTAB_BASE: u64 = 0x80;
@@ -54,6 +53,8 @@ const RANGE: u64 = 0x1f1_f000;
 pub(crate) enum Processor {
     /// Consumes them at once.
     Prompt,
+    /// Consumes one at each read of `CMDQ_CONS`.
+    Slow,
     /// Consumes them when [`Model::execute`] is called.
     Manual,
 }
@@ -288,6 +289,10 @@ fn is_legal([first, second]: [u64; 2], idr0: u64, idr3: u64) -> bool {
 impl Registers for Model {
     fn read32(&self, offset: u64) -> u32 {
         self.change().accesses += 1;
+        let is_slow = self.state().processor == Processor::Slow;
+        if is_slow && offset == CMDQ_CONS {
+            self.execute(1);
+        }
         self.register(offset) as u32
     }
 

@@ -18,7 +18,6 @@ pub(crate) type TestTable = Table<Arm<Granule4K>>;
 /// Both stages, VMSAv8-64, COHACC, ASIDs and VMIDs of 16 bits, little-endian, two levels;
 /// stream ids of 16 bits, queues of 2^8 and 2^7 entries; RIL; 44 bits of address, all granules.
 pub(crate) const IDENTIFICATION: [u64; 4] = [0x0844_101b, 0x0107_0010, 0x400, 0x74];
-pub(crate) const RANGES: u64 = 0x400;
 pub(crate) const COHERENT: u64 = 0x10;
 pub(crate) const TWO_LEVELS: u64 = 1 << 27;
 pub(crate) const POLL_LIMIT: u32 = 1000;

@@ -27,7 +27,8 @@
 //!     let mut unit = Unit::new(registers, memory.clone(), frames, &options)?;
 //!     let domain = DomainId::new(1);
 //!     let format = Arm::<Granule4K>::stage1(39).ok_or(UnitError::Width { width: 39 })?;
-//!     let table = Table::new(format, domain, unit.coherency(), &memory, &frames)?;
+//!     let table = Table::new(format, domain, unit.coherency(), &memory, &frames)
+//!         .map_err(|_| UnitError::Memory)?;
 //!     unit.attach(device, domain, &Translation::Stage1(PageTable::of(&table)))?;
 //!     // `table.map` and `table.unmap`; unmaps owe invalidations, which `unit` performs.
 //!     unit.detach(device)?;

@@ -210,14 +210,17 @@ fn an_attach_without_an_answer_blocks_the_device() {
     let mut unit = rig.unit();
     let table = rig.stage1(DOMAIN);
     rig.map(&table, IOVA, PA, 1);
-    rig.model.change().processor = Processor::Manual;
     let timed_out = Err(UnitError::Invalidation(InvalidationError::TimedOut));
-    assert_eq!(unit.attach(DEVICE, DOMAIN, &one(&table)), timed_out);
-    assert_eq!(rig.model.entry_in_memory(0x20).unwrap()[0] & V, 0);
-    rig.model.change().processor = Processor::Prompt;
-    let ticket = unit.recover().unwrap();
-    wait(&mut unit, ticket).unwrap();
-    unit.detach(DEVICE).unwrap();
+    // Before and after the first invalidation.
+    for budget in [0, 2] {
+        rig.model.change().budget = budget;
+        assert_eq!(unit.attach(DEVICE, DOMAIN, &one(&table)), timed_out);
+        assert_eq!(rig.model.entry_in_memory(0x20).unwrap()[0] & V, 0);
+        rig.model.change().budget = usize::MAX;
+        let ticket = unit.recover().unwrap();
+        wait(&mut unit, ticket).unwrap();
+        unit.detach(DEVICE).unwrap();
+    }
 
     unit.attach(DEVICE, DOMAIN, &one(&table)).unwrap();
     assert_eq!(rig.access(DEVICE, IOVA), Some(PA));

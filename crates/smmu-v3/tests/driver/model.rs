@@ -53,7 +53,7 @@ const RANGE: u64 = 0x1f1_f000;
 pub(crate) enum Processor {
     /// Consumes them at once.
     Prompt,
-    /// Consumes one at each read of `CMDQ_CONS`.
+    /// Consumes one at some reads of `CMDQ_CONS`.
     Slow,
     /// Consumes them when [`Model::execute`] is called.
     Manual,
@@ -81,6 +81,8 @@ pub(crate) struct State {
     pub(crate) accesses: u32,
     /// Accesses that devices make between any two commands: stream and address.
     pub(crate) traffic: Vec<(u32, u64)>,
+    /// Commands that the unit consumes before it hangs.
+    pub(crate) budget: usize,
     /// Consumed commands that have not taken effect.
     waiting: Vec<[u64; 2]>,
     pub(crate) caches: Caches,
@@ -103,6 +105,7 @@ impl Model {
             doorbells: 0,
             accesses: 0,
             traffic: Vec::new(),
+            budget: usize::MAX,
             waiting: Vec::new(),
             caches: Caches::default(),
         };
@@ -164,12 +167,13 @@ impl Model {
         let wrap = (2 << log2) - 1;
         for _ in 0..most {
             let index = self.register(CMDQ_CONS) & wrap;
-            if !self.is_enabled(CMDQEN) || self.has_failed() {
+            if !self.is_enabled(CMDQEN) || self.has_failed() || self.state().budget == 0 {
                 return;
             }
             if index == self.register(CMDQ_PROD) & wrap {
                 return;
             }
+            self.change().budget -= 1;
             let slot = index & ((1 << log2) - 1);
             let command = self.words(base + 16 * slot);
             if !self.consume(command) {
@@ -290,7 +294,7 @@ impl Registers for Model {
     fn read32(&self, offset: u64) -> u32 {
         self.change().accesses += 1;
         let is_slow = self.state().processor == Processor::Slow;
-        if is_slow && offset == CMDQ_CONS {
+        if is_slow && offset == CMDQ_CONS && self.state().accesses.is_multiple_of(4) {
             self.execute(1);
         }
         self.register(offset) as u32

@@ -105,8 +105,8 @@ impl StreamTable {
         &self.shape
     }
 
-    /// Returns the address of the entry of `stream`, which the table must reach. Allocates a missing
-    /// table of the second level.
+    /// Returns the address of the entry of `stream`, which the table must reach. Allocates a
+    /// missing table of the second level.
     pub(crate) fn entry<M: PhysMemory, S: FrameSource + ?Sized>(
         &self,
         memory: &TableMemory<'_, M>,

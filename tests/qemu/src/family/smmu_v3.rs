@@ -254,8 +254,8 @@ impl Family for SmmuV3<'_> {
         self.unit.submit_all(requests)
     }
 
-    /// QEMU records no fault of a read if a write-only entry of stage 2 was cached: it compares only
-    /// writes with the entry, and code outside the model stops the read. Stage 1 has no such
+    /// QEMU records no fault of a read if a write-only entry of stage 2 was cached: it compares
+    /// only writes with the entry, and code outside the model stops the read. Stage 1 has no such
     /// entries.
     fn records_permission_faults(&self) -> bool {
         self.setting.stage == Stage::One

@@ -40,8 +40,8 @@ impl Planner<'_> {
     /// Emits the invalidation of everything that the unit caches.
     ///
     /// The unit reads a guest's context descriptor through stage 2, and fills its TLB through
-    /// stream table entries and context descriptors. Each step may refill what was read through what is
-    /// invalidated next, so the TLB is emptied before and after.
+    /// stream table entries and context descriptors. Each step may refill what was read through
+    /// what is invalidated next, so the TLB is emptied before and after.
     pub(crate) fn everything(emit: Emit<'_>) {
         emit(Command::AllTranslations);
         emit(Command::Sync);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::GuestError;
+use super::architecture::Architecture;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR_VARIABLE: &str = "DEBIAN_MIRROR";
@@ -14,16 +15,30 @@ const MIRROR_VARIABLE: &str = "DEBIAN_MIRROR";
 pub(super) struct Apt {
     dir: PathBuf,
     log: PathBuf,
+    architecture: Architecture,
 }
 
 impl Apt {
-    /// Reads the package lists of `suites`. Works in `cache`/apt and appends apt's output to
-    /// `cache`/apt.log.
+    /// Reads the package lists of `suites` for amd64. Works in `cache`/apt and appends apt's output
+    /// to `cache`/apt.log.
     pub(super) fn new(cache: &Path, suites: &[&str]) -> Result<Self, GuestError> {
+        Self::of(Architecture::Amd64, cache, suites)
+    }
+
+    /// As [`new`](Self::new), for `architecture`.
+    pub(super) fn of(
+        architecture: Architecture,
+        cache: &Path,
+        suites: &[&str],
+    ) -> Result<Self, GuestError> {
         let dir = cache.join("apt");
         let log = cache.join("apt.log");
         let _ = fs::remove_dir_all(&dir);
-        let apt = Self { dir, log };
+        let apt = Self {
+            dir,
+            log,
+            architecture,
+        };
         for part in ["state/lists/partial", "cache/archives/partial"] {
             let path = apt.dir.join(part);
             fs::create_dir_all(&path).map_err(GuestError::io(&path))?;
@@ -32,7 +47,9 @@ impl Apt {
         let mirror = mirror()?;
         let sources: String = suites
             .iter()
-            .map(|suite| format!("deb [arch=amd64 signed-by={KEYRING}] {mirror} {suite} main\n"))
+            .map(|suite| {
+                format!("deb [arch={architecture} signed-by={KEYRING}] {mirror} {suite} main\n")
+            })
             .collect();
         apt.put("sources.list", &sources)?;
         apt.run(
@@ -60,8 +77,8 @@ impl Apt {
             "Dir::Etc::SourceParts=/dev/null".into(),
             "Dir::Etc::Preferences=/dev/null".into(),
             "Dir::Etc::PreferencesParts=/dev/null".into(),
-            "APT::Architecture=amd64".into(),
-            "APT::Architectures=amd64".into(),
+            format!("APT::Architecture={}", self.architecture),
+            format!("APT::Architectures={}", self.architecture),
             "APT::Install-Recommends=false".into(),
             "Acquire::Languages=none".into(),
             // apt's sandbox user cannot read users' directories.

@@ -125,7 +125,7 @@ fn how_it_ended(out_of_time: bool) -> &'static str {
 /// Returns the version in a kernel package's name.
 pub(super) fn kernel_version(package: &str) -> &str {
     let name = package.strip_prefix("linux-image-").unwrap_or(package);
-    name.strip_suffix("-amd64").unwrap_or(name)
+    name.rsplit_once('-').map_or(name, |(version, _)| version)
 }
 
 fn versions(packages: &[String]) -> String {

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use super::GuestError;
 use super::apt::Apt;
+use super::architecture::Architecture;
 
 /// An unpacked kernel package.
 #[derive(Clone, Debug)]
@@ -52,6 +53,37 @@ impl Kernel {
             fs::write(&complete, "").map_err(GuestError::io(&complete))?;
         }
         Self::unpacked(root)
+    }
+
+    /// Returns the newest kernel of `architecture` in trixie's backports, or in sid, and Debian's
+    /// busybox for it. Downloads them into `root` if it lacks them.
+    pub(super) fn with_busybox(
+        architecture: Architecture,
+        cache: &Path,
+        root: &Path,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Self, GuestError> {
+        let complete = root.join("complete");
+        if !complete.is_file() {
+            say(&format!("fetching Debian's kernel for {architecture} (100 to 130 MB)"));
+            let _ = fs::remove_dir_all(root);
+            // A mirror that is being updated can lack the lists of one suite.
+            let fetched = SUITES.iter().map(|suites| {
+                let apt = Apt::of(architecture, cache, suites)?;
+                let mut packages = packages(&apt, architecture, LATEST)
+                    .ok_or_else(|| missing(&apt, architecture, LATEST))?;
+                packages.push("busybox-static".into());
+                apt.unpack(&packages, root)
+            });
+            first_success(fetched)?;
+            fs::write(&complete, "").map_err(GuestError::io(&complete))?;
+        }
+        Self::unpacked(root.to_owned())
+    }
+
+    /// Returns the directory of the unpacked packages.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     fn unpacked(root: PathBuf) -> Result<Self, GuestError> {
@@ -108,22 +140,56 @@ fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
     let mut known = Vec::new();
     for suites in SUITES {
         let apt = Apt::new(cache, suites)?;
-        let mut names = apt.names(r"^linux-image-[0-9.]+(\+[a-z0-9.]+)?-amd64$");
-        names.sort_by_key(|name| numbers(name));
-        if let Some(package) = names.iter().rev().find(|name| is(name, version)) {
-            // Since 7.x the image and the modules have their own packages.
-            let parts = apt.depends(package).into_iter().filter(|part| {
-                part.starts_with("linux-binary-") || part.starts_with("linux-modules-")
-            });
-            let packages: Vec<String> = std::iter::once(package.clone()).chain(parts).collect();
+        if let Some(packages) = packages(&apt, Architecture::Amd64, version) {
             return apt.unpack(&packages, root);
         }
-        known.extend(names);
+        known.extend(kernels(&apt, Architecture::Amd64));
     }
     Err(GuestError::NoKernel {
         version: version.to_owned(),
         known,
     })
+}
+
+/// Returns the names of the kernels' packages, the oldest first.
+fn kernels(apt: &Apt, architecture: Architecture) -> Vec<String> {
+    let pattern = format!(r"^linux-image-[0-9.]+(\+[a-z0-9.]+)?-{architecture}$");
+    let mut names = apt.names(&pattern);
+    names.sort_by_key(|name| numbers(name));
+    names
+}
+
+/// Returns the packages of the newest kernel whose version begins with `version`.
+fn packages(apt: &Apt, architecture: Architecture, version: &str) -> Option<Vec<String>> {
+    let names = kernels(apt, architecture);
+    let package = names.iter().rev().find(|name| is(name, version))?;
+    // Since 7.x the image and the modules have their own packages.
+    let parts = apt
+        .depends(package)
+        .into_iter()
+        .filter(|part| part.starts_with("linux-binary-") || part.starts_with("linux-modules-"));
+    Some(std::iter::once(package.clone()).chain(parts).collect())
+}
+
+fn missing(apt: &Apt, architecture: Architecture, version: &str) -> GuestError {
+    GuestError::NoKernel {
+        version: format!("{version} for {architecture}"),
+        known: kernels(apt, architecture),
+    }
+}
+
+/// Returns the first success, or the last error.
+fn first_success(
+    mut results: impl Iterator<Item = Result<(), GuestError>>,
+) -> Result<(), GuestError> {
+    let mut last = Ok(());
+    for result in &mut results {
+        last = result;
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
 }
 
 /// Returns true if the package `name` is a kernel whose version begins with `version`, or if

@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 
 mod apt;
+mod architecture;
 mod bench_read;
 mod boot;
 mod cpio;
@@ -17,13 +18,16 @@ mod error;
 mod idle_spinner;
 mod initramfs;
 mod kernel;
+mod linux;
 mod module;
 mod qemu;
 
+pub use architecture::Architecture;
 pub use bench_read::{READ_BYTES, ReadTimes, bench_reads};
 pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, OwnModule, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
+pub use linux::prepare_linux;
 pub use module::build_module;
 pub use qemu::Qemu;

@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 
 const ROOT_VARIABLE: &str = "QEMU_ROOT";
+/// Another directory with the Linux guests.
+const LINUX_VARIABLE: &str = "QEMU_LINUX";
 const CACHE: &str = "qemu-judge/root";
 
 /// The unpacked packages of QEMU. Its programs run with their own dynamic loader and libraries.
@@ -47,6 +49,14 @@ impl Emulator {
         command.args(["--kill-after=10", &limit.as_secs().to_string()]);
         command.arg(self.loader());
         self.complete(command, program)
+    }
+
+    /// Returns the directory with the Linux guest of an architecture, beside the root. It may not
+    /// exist: `cargo run -p ringfence-guest-harness --example fetch_linux`.
+    pub(crate) fn linux(&self, architecture: &str) -> PathBuf {
+        let directory = std::env::var_os(LINUX_VARIABLE).map(PathBuf::from);
+        let beside = || self.root.with_file_name("linux");
+        directory.unwrap_or_else(beside).join(architecture)
     }
 
     fn loader(&self) -> PathBuf {

@@ -6,6 +6,7 @@ mod buffers;
 mod driver;
 mod emulator;
 pub mod family;
+pub mod linux;
 mod machine;
 mod oracle;
 mod qtest;

@@ -70,7 +70,7 @@ impl Machine {
         };
         let (ours, theirs) = UnixStream::pair()?;
         let qtest = Rc::new(Qtest::new(ours)?);
-        let ram = Rc::new(GuestRam::new(part(0, RAM)?, qtest.clone())?);
+        let ram = Rc::new(GuestRam::new(part(0, RAM)?, Some(qtest.clone()))?);
         let log = rustix::fs::memfd_create("ringfence-judge-log", MemfdFlags::CLOEXEC)?;
         let process = spawn(setup, &ram, theirs, log.try_clone()?)?;
         let mut machine = Self {

@@ -21,16 +21,16 @@ pub struct GuestRam {
     memory: OwnedFd,
     base: NonNull<AtomicU64>,
     range: PhysRange,
-    qtest: Rc<Qtest>,
+    qtest: Option<Rc<Qtest>>,
 }
 
 impl GuestRam {
     /// Allocates the RAM that a machine has at `range`, a whole number of 4 KiB pages. All bytes
-    /// are zero. Each look-up waits for the posted commands of `qtest`.
+    /// are zero. Each look-up waits for the posted commands of `qtest`, if there is one.
     ///
     /// # Errors
     /// The host has no memory, or `range` is empty.
-    pub(crate) fn new(range: PhysRange, qtest: Rc<Qtest>) -> anyhow::Result<Self> {
+    pub(crate) fn new(range: PhysRange, qtest: Option<Rc<Qtest>>) -> anyhow::Result<Self> {
         let bytes = usize::try_from(range.bytes())?;
         let memory = rustix::fs::memfd_create("ringfence-judge", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, range.bytes())?;
@@ -157,7 +157,9 @@ impl PhysMemory for GuestRam {
         if bytes > self.range.bytes() || offset > self.range.bytes() - bytes {
             return Err(outside);
         }
-        self.qtest.settle();
+        if let Some(qtest) = &self.qtest {
+            qtest.settle();
+        }
         // SAFETY: the words lie in the mapping, which `base` begins, by the comparison above. They
         // are aligned, initialised, live as long as `self`, and are only accessed as atomics here.
         // QEMU accesses them from its own process, as a device would.

@@ -1,0 +1,34 @@
+//! Debian's names of the guests' architectures.
+
+use std::fmt;
+
+/// The architecture of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// 64-bit x86.
+    Amd64,
+    /// 64-bit Arm.
+    Arm64,
+    /// 64-bit RISC-V.
+    Riscv64,
+}
+
+impl Architecture {
+    /// All architectures.
+    pub const ALL: [Self; 3] = [Self::Amd64, Self::Arm64, Self::Riscv64];
+
+    /// Returns Debian's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+            Self::Riscv64 => "riscv64",
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

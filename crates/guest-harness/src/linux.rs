@@ -1,0 +1,64 @@
+//! Guests that write page tables: Debian's kernels of all architectures, each with an initramfs
+//! that uses emulated devices behind the machine's IOMMU. `tests/qemu` boots them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::GuestError;
+use super::architecture::Architecture;
+use super::cpio::Archive;
+use super::initramfs::save;
+use super::kernel::Kernel;
+
+/// The guest's only process.
+const INIT: &[u8] = include_bytes!("linux_init.sh");
+
+/// Drivers of the devices; those without a module are built into the kernel.
+const MODULES: &[&str] = &[
+    "pci-host-generic",
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_net",
+    "nvme",
+    "e1000e",
+    "sd_mod",
+    "ahci",
+];
+
+/// Downloads the kernel of `architecture` and its busybox, unless `cache` has them, and builds the
+/// initramfs. Returns the directory with both: `kernel` and `initramfs`. Passes progress messages
+/// to `say`.
+///
+/// # Errors
+/// [`GuestError`] names the missing part.
+pub fn prepare_linux(
+    architecture: Architecture,
+    cache: &Path,
+    say: &mut dyn FnMut(&str),
+) -> Result<PathBuf, GuestError> {
+    let dir = cache.join("linux").join(architecture.name());
+    let kernel = Kernel::with_busybox(architecture, cache, &dir.join("root"), say)?;
+    let image = dir.join("kernel");
+    fs::copy(&kernel.image, &image).map_err(GuestError::io(&image))?;
+    save(&dir.join("initramfs"), &initramfs(&kernel)?)?;
+    Ok(dir)
+}
+
+fn initramfs(kernel: &Kernel) -> Result<Vec<u8>, GuestError> {
+    let busybox = kernel.root().join("usr/bin/busybox");
+    let program = fs::read(&busybox).map_err(GuestError::io(&busybox))?;
+    let mut archive = Archive::default();
+    for directory in ["bin", "dev", "proc", "sys", "tmp", "modules"] {
+        archive.directory(directory);
+    }
+    archive.program("bin/busybox", &program);
+    archive.program("init", INIT);
+    let mut order = String::new();
+    for module in kernel.modules(MODULES)? {
+        archive.program(&format!("modules/{}.ko", module.name), &module.bytes);
+        order.push_str(&module.name);
+        order.push('\n');
+    }
+    archive.program("modules/order", order.as_bytes());
+    Ok(archive.finish())
+}

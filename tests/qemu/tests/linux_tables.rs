@@ -1,0 +1,117 @@
+//! Debian's kernels write page tables behind every family of IOMMUs; the decoders read them. Each
+//! guest's own trace of its IOMMU tells what the tables must hold.
+//!
+//! `RINGFENCE_TRACES` names a directory that receives the guests' traces.
+
+use ringfence_qemu_judge::Board;
+use ringfence_qemu_judge::linux::{self, Domain, Guest, LinuxMachine, Live};
+
+/// Fewer pages mean that a device was not used: each network card alone keeps 256 buffers mapped.
+const LEAST_PAGES: usize = 600;
+/// The devices that the guests use.
+const DEVICES: [u16; 5] = [4 << 3, 5 << 3, 6 << 3, 7 << 3, 8 << 3];
+
+fn judge(machine: &LinuxMachine<'_>, unit: &str, read: fn(&mut Guest) -> anyhow::Result<Vec<Domain>>) {
+    let mut guest = Guest::run(machine).unwrap();
+    println!("{}", guest.console().join("\n"));
+    if let Some(directory) = std::env::var_os("RINGFENCE_TRACES") {
+        let path = std::path::Path::new(&directory).join(format!("{unit}.trace"));
+        std::fs::write(path, guest.trace()).unwrap();
+    }
+    let live = Live::read(guest.trace()).unwrap();
+    let domains = read(&mut guest).unwrap();
+    for domain in &domains {
+        println!(
+            "{unit}: {:?}: {} pages in entries {:x?}",
+            domain.devices,
+            domain.pages.len(),
+            domain.leaves
+        );
+    }
+    let result = live.compare(&domains);
+    println!(
+        "{unit}: {} maps, {} unmaps; {} domains; {} pages equal, {} of several outcomes, {} \
+         differences",
+        live.maps,
+        live.unmaps,
+        domains.len(),
+        result.equal,
+        result.possible,
+        result.differences.len()
+    );
+    assert_eq!(result.differences, [""; 0], "{unit}");
+    assert!(result.equal >= LEAST_PAGES, "{unit}: {} pages", result.equal);
+    for device in DEVICES {
+        let mapped = |domain: &&Domain| {
+            let mut ids = domain.devices.iter();
+            ids.any(|id| id.get() == device) && !domain.pages.is_empty()
+        };
+        assert!(domains.iter().any(|domain| mapped(&domain)), "{unit}: {device:#x}");
+    }
+}
+
+#[test]
+fn arm64_behind_smmu_v3() {
+    let machine = LinuxMachine {
+        architecture: "arm64",
+        board: Board::ArmVirt,
+        arguments: &[
+            "-machine",
+            "virt,iommu=smmuv3,gic-version=3,memory-backend=ram",
+            "-cpu",
+            "max,pauth=off",
+        ],
+        parameters: "console=ttyAMA0",
+    };
+    judge(&machine, "smmu-v3", linux::smmu_v3);
+}
+
+#[test]
+fn riscv64_behind_its_iommu() {
+    let machine = LinuxMachine {
+        architecture: "riscv64",
+        board: Board::RiscvVirt,
+        arguments: &[
+            "-machine",
+            "virt,iommu-sys=on,aia=aplic-imsic,memory-backend=ram",
+        ],
+        parameters: "console=ttyS0",
+    };
+    judge(&machine, "riscv-iommu", linux::riscv_iommu);
+}
+
+#[test]
+fn amd64_behind_vt_d() {
+    let machine = LinuxMachine {
+        architecture: "amd64",
+        board: Board::Q35,
+        arguments: &[
+            "-machine",
+            "q35,memory-backend=ram",
+            "-cpu",
+            "max",
+            "-device",
+            "intel-iommu,caching-mode=off,intremap=off",
+        ],
+        parameters: "console=ttyS0 intel_iommu=on",
+    };
+    judge(&machine, "vt-d", linux::vtd);
+}
+
+#[test]
+fn amd64_behind_amd_vi() {
+    let machine = LinuxMachine {
+        architecture: "amd64",
+        board: Board::Q35,
+        arguments: &[
+            "-machine",
+            "q35,memory-backend=ram",
+            "-cpu",
+            "max",
+            "-device",
+            "amd-iommu,dma-remap=on",
+        ],
+        parameters: "console=ttyS0 amd_iommu=pgtbl_v1",
+    };
+    judge(&machine, "amd-vi", linux::amd_vi);
+}

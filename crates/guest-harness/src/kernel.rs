@@ -65,7 +65,9 @@ impl Kernel {
     ) -> Result<Self, GuestError> {
         let complete = root.join("complete");
         if !complete.is_file() {
-            say(&format!("fetching Debian's kernel for {architecture} (100 to 130 MB)"));
+            say(&format!(
+                "fetching Debian's kernel for {architecture} (100 to 130 MB)"
+            ));
             let _ = fs::remove_dir_all(root);
             // A mirror that is being updated can lack the lists of one suite.
             let fetched = SUITES.iter().map(|suites| {

@@ -1,6 +1,7 @@
 //! Page tables that Linux wrote: boots guests of three architectures, reads the tables of their
 //! IOMMUs with this project's decoders, and compares them with the guests' own traces.
 
+mod events;
 mod guest;
 mod monitor;
 mod tables;

@@ -11,7 +11,11 @@ const LEAST_PAGES: usize = 600;
 /// The devices that the guests use.
 const DEVICES: [u16; 5] = [4 << 3, 5 << 3, 6 << 3, 7 << 3, 8 << 3];
 
-fn judge(machine: &LinuxMachine<'_>, unit: &str, read: fn(&mut Guest) -> anyhow::Result<Vec<Domain>>) {
+fn judge(
+    machine: &LinuxMachine<'_>,
+    unit: &str,
+    read: fn(&mut Guest) -> anyhow::Result<Vec<Domain>>,
+) {
     let mut guest = Guest::run(machine).unwrap();
     println!("{}", guest.console().join("\n"));
     if let Some(directory) = std::env::var_os("RINGFENCE_TRACES") {
@@ -40,13 +44,20 @@ fn judge(machine: &LinuxMachine<'_>, unit: &str, read: fn(&mut Guest) -> anyhow:
         result.differences.len()
     );
     assert_eq!(result.differences, [""; 0], "{unit}");
-    assert!(result.equal >= LEAST_PAGES, "{unit}: {} pages", result.equal);
+    assert!(
+        result.equal >= LEAST_PAGES,
+        "{unit}: {} pages",
+        result.equal
+    );
     for device in DEVICES {
         let mapped = |domain: &&Domain| {
             let mut ids = domain.devices.iter();
             ids.any(|id| id.get() == device) && !domain.pages.is_empty()
         };
-        assert!(domains.iter().any(|domain| mapped(&domain)), "{unit}: {device:#x}");
+        assert!(
+            domains.iter().any(|domain| mapped(&domain)),
+            "{unit}: {device:#x}"
+        );
     }
 }
 

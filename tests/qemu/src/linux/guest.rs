@@ -164,7 +164,7 @@ fn command(machine: &LinuxMachine<'_>, ram: &GuestRam) -> anyhow::Result<Command
     command.args(["-display", "none", "-append", &parameters]);
     command.arg("-kernel").arg(guest.join("kernel"));
     command.arg("-initrd").arg(guest.join("initramfs"));
-    command.args(["-chardev", "socket,id=qmp,fd=0", "-mon", "qmp,mode=control"]);
+    command.args(["-chardev", "socket,id=qmp,fd=0", "-qmp", "chardev:qmp"]);
     command.args(["-chardev", "socket,id=console,fd=1"]);
     command.args(["-serial", "chardev:console"]);
     Ok(command)

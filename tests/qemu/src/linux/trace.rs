@@ -1,17 +1,19 @@
 //! The mappings that a guest's trace leaves: every `iommu:map` without its `iommu:unmap`.
 //!
-//! The events name no domain. If two domains have mapped the same address and one unmaps it, either
-//! can be meant: the address then has several possible outcomes, and one of them must be in the
-//! tables.
+//! The events name no domain, and two domains can map the same address. [`events`] finds the device
+//! of most events. Where it finds none, an unmap can mean any mapping of the address without a
+//! device: the address then has several possible outcomes, and one of them must be in the tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::ensure;
+use ringfence_types::RequesterId;
 
+use super::events::{Change, Event, events};
 use super::tables::{Domain, PAGE};
 
-/// Translations of one address in all domains, sorted.
-type Outcome = Vec<u64>;
+/// Translations of one address in all domains, each with its device if that is known. Sorted.
+type Outcome = Vec<(u64, Option<RequesterId>)>;
 
 /// The mappings that live at the end of a trace.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub struct Live {
     pub maps: usize,
     /// Number of unmap events.
     pub unmaps: usize,
+    /// Number of map events whose device is not known.
+    pub unnamed: usize,
 }
 
 /// The result of a comparison.
@@ -42,61 +46,45 @@ impl Live {
     /// The trace lost events, or an event is unreadable or unmaps what is not mapped.
     pub fn read(trace: &str) -> anyhow::Result<Self> {
         let mut live = Self::default();
-        let counts = trace
-            .lines()
-            .find_map(|line| line.strip_prefix("# entries-in-buffer/entries-written: "));
-        let counts = counts.and_then(|counts| counts.split_whitespace().next()?.split_once('/'));
-        let (kept, written) = counts.context("a trace without its header")?;
-        ensure!(kept == written, "the trace lost events: {kept} of {written}");
-        for line in trace.lines() {
-            ensure!(!line.contains("LOST"), "the trace lost events: {line}");
-            if let Some((_, event)) = line.split_once(": map: IOMMU: ") {
-                let map = live.map(event);
-                map.with_context(|| line.to_owned())?;
-            } else if let Some((_, event)) = line.split_once(": unmap: IOMMU: ") {
-                let unmap = live.unmap(event);
-                unmap.with_context(|| line.to_owned())?;
+        for event in events(trace)? {
+            ensure!(
+                event.iova % PAGE == 0 && event.size % PAGE == 0,
+                "{event:x?} is no whole number of pages"
+            );
+            match event.change {
+                Change::Map { phys } => live.map(&event, phys),
+                Change::Unmap => live.unmap(&event)?,
             }
         }
         Ok(live)
     }
 
-    fn map(&mut self, event: &str) -> anyhow::Result<()> {
-        let (iova, size) = (field(event, "iova=")?, field(event, "size=")?);
-        let phys = field(event, "paddr=")?;
-        for offset in offsets(iova | phys, size)? {
-            let outcomes = self.pages.entry(iova + offset).or_default();
+    fn map(&mut self, event: &Event, phys: u64) {
+        for offset in (0..event.size).step_by(PAGE as usize) {
+            let outcomes = self.pages.entry(event.iova + offset).or_default();
             if outcomes.is_empty() {
                 outcomes.insert(Outcome::new());
             }
             let with = |outcome: &Outcome| {
                 let mut outcome = outcome.clone();
-                outcome.push(phys + offset);
+                outcome.push((phys + offset, event.device));
                 outcome.sort_unstable();
                 outcome
             };
             *outcomes = outcomes.iter().map(with).collect();
         }
         self.maps += 1;
-        Ok(())
+        self.unnamed += usize::from(event.device.is_none());
     }
 
-    fn unmap(&mut self, event: &str) -> anyhow::Result<()> {
-        let (iova, size) = (field(event, "iova=")?, field(event, "unmapped_size=")?);
-        for offset in offsets(iova, size)? {
-            let Some(outcomes) = self.pages.get_mut(&(iova + offset)) else {
-                bail!("{:#x} was never mapped", iova + offset);
-            };
-            let without = |outcome: &Outcome| {
-                let outcome = outcome.clone();
-                (0..outcome.len()).map(move |index| {
-                    let mut outcome = outcome.clone();
-                    outcome.remove(index);
-                    outcome
-                })
-            };
-            *outcomes = outcomes.iter().flat_map(without).collect();
-            ensure!(!outcomes.is_empty(), "{:#x} is not mapped", iova + offset);
+    fn unmap(&mut self, event: &Event) -> anyhow::Result<()> {
+        for offset in (0..event.size).step_by(PAGE as usize) {
+            let outcomes = self.pages.entry(event.iova + offset).or_default();
+            *outcomes = outcomes
+                .iter()
+                .flat_map(|outcome| without_one(outcome, event.device))
+                .collect();
+            ensure!(!outcomes.is_empty(), "{event:x?}: it is not mapped");
         }
         self.unmaps += 1;
         Ok(())
@@ -104,47 +92,57 @@ impl Live {
 
     /// Compares with the tables of all domains.
     pub fn compare(&self, domains: &[Domain]) -> Comparison {
-        let mut tables: BTreeMap<u64, Outcome> = BTreeMap::new();
-        for (iova, phys) in domains.iter().flat_map(|domain| &domain.pages) {
-            tables.entry(*iova).or_default().push(*phys);
+        let mut tables: BTreeMap<u64, Vec<(u64, &Domain)>> = BTreeMap::new();
+        for domain in domains {
+            for (iova, phys) in &domain.pages {
+                tables.entry(*iova).or_default().push((*phys, domain));
+            }
         }
         let mut result = Comparison::default();
         let pages: BTreeSet<&u64> = self.pages.keys().chain(tables.keys()).collect();
+        let nowhere = BTreeSet::from([Outcome::new()]);
         for iova in pages {
-            let mut found = tables.get(iova).cloned().unwrap_or_default();
-            found.sort_unstable();
-            match self.pages.get(iova) {
-                Some(outcomes) if outcomes.contains(&found) => match outcomes.len() {
-                    1 => result.equal += found.len(),
-                    _ => result.possible += 1,
-                },
-                expected => result.differences.push(format!(
-                    "{iova:#x}: the tables have {found:x?}, the trace has {expected:x?}"
-                )),
+            let found = tables.get(iova).map_or(&[][..], Vec::as_slice);
+            let outcomes = self.pages.get(iova).unwrap_or(&nowhere);
+            if !outcomes.iter().any(|outcome| agree(outcome, found)) {
+                let found: Vec<u64> = found.iter().map(|(phys, _)| *phys).collect();
+                result.differences.push(format!(
+                    "{iova:#x}: the tables have {found:x?}, the trace has {outcomes:x?}"
+                ));
+            } else if outcomes.len() == 1 {
+                result.equal += found.len();
+            } else {
+                result.possible += 1;
             }
         }
         result
     }
 }
 
-/// Returns the number behind `name`, which is hexadecimal after `0x`.
-fn field(event: &str, name: &str) -> anyhow::Result<u64> {
-    let mut words = event.split_whitespace();
-    let word = words.find_map(|word| word.strip_prefix(name));
-    let word = word.with_context(|| format!("no field {name}"))?;
-    Ok(match word.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16)?,
-        None => word.parse()?,
-    })
+/// Returns what can remain of `outcome` when a mapping of `device` goes.
+fn without_one(outcome: &Outcome, device: Option<RequesterId>) -> Vec<Outcome> {
+    let fits = |index: &usize| outcome.get(*index).is_some_and(|(_, of)| *of == device);
+    let without = |index: usize| {
+        let mut outcome = outcome.clone();
+        outcome.remove(index);
+        outcome
+    };
+    (0..outcome.len()).filter(fits).map(without).collect()
 }
 
-/// Returns the offsets of the pages of a range.
-fn offsets(start: u64, size: u64) -> anyhow::Result<impl Iterator<Item = u64>> {
-    ensure!(
-        start % PAGE == 0 && size % PAGE == 0,
-        "no whole number of pages"
-    );
-    Ok((0..size).step_by(PAGE as usize))
+/// Returns true if the tables have exactly these translations, in the devices' own tables.
+fn agree(outcome: &Outcome, found: &[(u64, &Domain)]) -> bool {
+    let mut left = found.to_vec();
+    // Mappings with a device first: the others fit any table.
+    let mut outcome = outcome.clone();
+    outcome.sort_by_key(|(_, device)| device.is_none());
+    let all = outcome.iter().all(|(phys, device)| {
+        let place = left.iter().position(|(other, domain)| {
+            phys == other && device.is_none_or(|device| domain.devices.contains(&device))
+        });
+        place.map(|place| left.remove(place)).is_some()
+    });
+    all && left.is_empty()
 }
 
 #[cfg(test)]
@@ -165,7 +163,9 @@ mod tests {
 
     fn map(iova: u64, phys: u64, size: u64) -> String {
         let end = iova + size;
-        format!("a-1 [0] 1.0: map: IOMMU: iova={iova:#018x} - {end:#018x} paddr={phys:#018x} size={size}\n")
+        format!(
+            "a-1 [0] 1.0: map: IOMMU: iova={iova:#018x} - {end:#018x} paddr={phys:#018x} size={size}\n"
+        )
     }
 
     fn unmap(iova: u64, size: u64) -> String {
@@ -181,11 +181,33 @@ mod tests {
         let trace = [HEADER, &map(0x1000, 0x8000, 0x2000), &unmap(0x1000, 0x1000)].concat();
         let live = Live::read(&trace).unwrap();
         let equal = live.compare(&[tables(&[(0x2000, 0x9000)])]);
-        assert_eq!((equal.equal, equal.possible, equal.differences.len()), (1, 0, 0));
-        for wrong in [&[][..], &[(0x2000, 0x8000)], &[(0x2000, 0x9000), (0x1000, 0x8000)]] {
+        assert_eq!(
+            (equal.equal, equal.possible, equal.differences.len()),
+            (1, 0, 0)
+        );
+        for wrong in [
+            &[][..],
+            &[(0x2000, 0x8000)],
+            &[(0x2000, 0x9000), (0x1000, 0x8000)],
+        ] {
             assert_eq!(live.compare(&[tables(wrong)]).differences.len(), 1);
         }
         assert!(Live::read(&[&trace[..], &unmap(0x1000, 0x1000)].concat()).is_err());
+    }
+
+    #[test]
+    fn a_mapping_of_a_device_is_in_its_own_table() {
+        let named = "a-1 [0] 1.0: dma_map_phys: 0000:00:05.0 dir=TO_DEVICE dma_addr=1010 size=16\n";
+        let live = Live::read(&[HEADER, &map(0x1000, 0x8000, 0x1000), named].concat()).unwrap();
+        let mut domain = tables(&[(0x1000, 0x8000)]);
+        assert_eq!(
+            live.compare(std::slice::from_ref(&domain))
+                .differences
+                .len(),
+            1
+        );
+        domain.devices.push(RequesterId::new(0x28));
+        assert_eq!(live.compare(&[domain]).differences.len(), 0);
     }
 
     #[test]

@@ -171,7 +171,10 @@ pub fn riscv_iommu(guest: &mut Guest) -> anyhow::Result<Vec<Domain>> {
         if tc & 1 == 0 || satp >> 60 == 0 {
             continue;
         }
-        ensure!(tc & 1 << 5 == 0 && load(guest, at + 8)? >> 60 == 0, "tc {tc:#x}");
+        ensure!(
+            tc & 1 << 5 == 0 && load(guest, at + 8)? >> 60 == 0,
+            "tc {tc:#x}"
+        );
         let levels = match satp >> 60 {
             8 => Levels::Three,
             9 => Levels::Four,

@@ -39,12 +39,15 @@ pub(crate) fn fetch(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, FETCH, &[])
 }
 
-/// Fetches the QEMUs that judge drivers (tests/qemu), unless they are in the target directory.
+/// Fetches the QEMUs that judge drivers, and the Linux guests whose page tables are read
+/// (tests/qemu), unless they are in the target directory.
 pub(crate) fn fetch_judge(repo: &Repo) -> anyhow::Result<String> {
-    let mut command = process::command(&repo.root, "cargo");
-    command.args(["run", "--quiet", "--package", "ringfence-guest-harness"]);
-    command.args(["--example", "fetch_qemu"]);
-    process::show(&mut command, |_| {})?;
+    for example in ["fetch_qemu", "fetch_linux"] {
+        let mut command = process::command(&repo.root, "cargo");
+        command.args(["run", "--quiet", "--package", "ringfence-guest-harness"]);
+        command.args(["--example", example]);
+        process::show(&mut command, |_| {})?;
+    }
     Ok(String::new())
 }
 

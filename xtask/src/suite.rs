@@ -44,7 +44,10 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend(check());
     steps.extend([
         Step::new("no_std", nostd::run),
-        Step::new("fetch: QEMU that judges drivers", guest::fetch_judge),
+        Step::new(
+            "fetch: QEMU that judges drivers, Linux guests",
+            guest::fetch_judge,
+        ),
         Step::new("build: tests", suites::build),
         Step::new("unit tests", |repo| suites::run(repo, Kind::Unit)),
         Step::new("property, conformance, concurrency, golden tests", |repo| {

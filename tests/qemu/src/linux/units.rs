@@ -2,8 +2,7 @@
 
 use anyhow::{Context, bail, ensure};
 use ringfence_pgtable::{
-    AmdV1, Arm, Format, Granule4K, Level, Levels, MemoryType, RiscV, SecondStage, TranslationType,
-    find_context,
+    AmdV1, Arm, Format, Granule4K, Level, SecondStage, TranslationType, find_context,
 };
 use ringfence_types::{PageSize, PhysAddr, PhysMemory, RequesterId};
 
@@ -149,43 +148,39 @@ fn stream_entry(
     }
 }
 
-/// RISC-V IOMMU: device directory, first stage (specification 1.0, sections "Device-Directory-Table"
-/// and "Device-context fields").
+/// RISC-V IOMMU: the devices whose contexts pass all accesses through (specification 1.0, sections
+/// "Device-Directory-Table" and "Device-context fields").
 ///
 /// # Errors
-/// As [`vtd`].
-pub fn riscv_iommu(guest: &mut Guest) -> anyhow::Result<Vec<Domain>> {
+/// A context translates or lies outside RAM, or the unit has contexts of 32 bytes.
+pub fn riscv_iommu(guest: &mut Guest) -> anyhow::Result<Vec<RequesterId>> {
     const BASE: u64 = 0x0301_0000;
     /// Capability MSI_FLAT: contexts have 64 bytes.
     const MSI_FLAT: u64 = 1 << 22;
     let capabilities = guest.register(BASE, 8)?;
     ensure!(capabilities & MSI_FLAT != 0, "contexts of 32 bytes");
     let directory = guest.register(BASE + 16, 8)?;
-    let mut domains = Vec::new();
+    let mut passing = Vec::new();
     for device in bus() {
         let Some(at) = device_context(guest, directory, device)? else {
             continue;
         };
-        // tc: V without PDTV; then iohgatp, ta, and iosatp.
-        let (tc, satp) = (load(guest, at)?, load(guest, at + 24)?);
-        if tc & 1 == 0 || satp >> 60 == 0 {
-            continue;
-        }
-        ensure!(
-            tc & 1 << 5 == 0 && load(guest, at + 8)? >> 60 == 0,
-            "tc {tc:#x}"
+        // Words tc, iohgatp, ta and fsc; V of tc without PDTV, and MODE of iohgatp and of iosatp.
+        let (tc, second, first) = (
+            load(guest, at)?,
+            load(guest, at + 8)?,
+            load(guest, at + 24)?,
         );
-        let levels = match satp >> 60 {
-            8 => Levels::Three,
-            9 => Levels::Four,
-            10 => Levels::Five,
-            _ => bail!("iosatp {satp:#x}"),
-        };
-        let format = RiscV::first_stage(levels).with_pages_up_to(PageSize::Size1G);
-        let format = format.with_napot().with_memory_type(MemoryType::Platform);
-        add(&mut domains, guest, &format, device, page_of(satp << 10))?;
+        if tc & 1 == 1 {
+            let bare = tc & 1 << 5 == 0 && second >> 60 == 0 && first >> 60 == 0;
+            ensure!(
+                bare,
+                "{device:?}: tc {tc:#x}, iohgatp {second:#x}, fsc {first:#x}"
+            );
+            passing.push(device);
+        }
     }
-    Ok(domains)
+    Ok(passing)
 }
 
 /// Returns the address in the PPN field of ddtp and of directory entries, bits 53:10.

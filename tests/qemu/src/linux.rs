@@ -4,11 +4,13 @@
 mod events;
 mod guest;
 mod monitor;
+mod scalable;
 mod tables;
 mod trace;
 mod units;
 
 pub use guest::{Guest, LinuxMachine};
+pub use scalable::vtd_scalable;
 pub use tables::{Domain, pages};
 pub use trace::{Comparison, Live};
 pub use units::{amd_vi, riscv_iommu, smmu_v3, vtd};

@@ -136,6 +136,24 @@ fn amd64_behind_vt_d() {
 }
 
 #[test]
+fn amd64_behind_vt_d_in_scalable_mode() {
+    let machine = LinuxMachine {
+        architecture: "amd64",
+        board: Board::Q35,
+        arguments: &[
+            "-machine",
+            "q35,memory-backend=ram",
+            "-cpu",
+            "max",
+            "-device",
+            "intel-iommu,scalable-mode=on,fsts=on,intremap=off",
+        ],
+        parameters: "console=ttyS0 no_timer_check intel_iommu=on,sm_on",
+    };
+    judge(&machine, "vt-d-scalable", linux::vtd_scalable);
+}
+
+#[test]
 fn amd64_behind_amd_vi() {
     let machine = LinuxMachine {
         architecture: "amd64",

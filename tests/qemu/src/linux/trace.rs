@@ -164,7 +164,8 @@ mod tests {
     fn map(iova: u64, phys: u64, size: u64) -> String {
         let end = iova + size;
         format!(
-            "a-1 [0] 1.0: map: IOMMU: iova={iova:#018x} - {end:#018x} paddr={phys:#018x} size={size}\n"
+            "a-1 [0] 1.0: map: IOMMU: iova={iova:#018x} - {end:#018x} paddr={phys:#018x} \
+             size={size}\n"
         )
     }
 

@@ -10,21 +10,24 @@ use super::guest::Guest;
 use super::tables::{Domain, pages};
 
 /// Address bits of pointers in entries.
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// RTADDR_REG of VT-d: the root table and its mode.
+pub(super) const RTADDR: u64 = 0xfed9_0020;
 
 /// Requester ids of bus 0.
-fn bus() -> impl Iterator<Item = RequesterId> {
+pub(super) fn bus() -> impl Iterator<Item = RequesterId> {
     (0..256).map(RequesterId::new)
 }
 
-fn load(guest: &Guest, at: u64) -> anyhow::Result<u64> {
+pub(super) fn load(guest: &Guest, at: u64) -> anyhow::Result<u64> {
     let word = guest.ram().word(PhysAddr::new(at));
     let word = word.with_context(|| format!("{at:#x} is outside RAM"))?;
     Ok(word.load(std::sync::atomic::Ordering::Relaxed))
 }
 
 /// Adds the table at `root` to the domains, or the device to the domain of that table.
-fn add<F: Format>(
+pub(super) fn add<F: Format>(
     domains: &mut Vec<Domain>,
     guest: &Guest,
     format: &F,
@@ -49,7 +52,6 @@ fn add<F: Format>(
 /// # Errors
 /// A decoder rejects an entry, or it lies outside RAM.
 pub fn vtd(guest: &mut Guest) -> anyhow::Result<Vec<Domain>> {
-    const RTADDR: u64 = 0xfed9_0020;
     let root = guest.register(RTADDR, 8)?;
     ensure!(root & 0xc00 == 0, "RTADDR_REG {root:#x}: not legacy mode");
     let mut domains = Vec::new();

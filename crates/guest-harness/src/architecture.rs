@@ -5,16 +5,16 @@ use std::fmt;
 /// The architecture of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// 64-bit x86.
+    /// AMD64, also called x86-64.
     Amd64,
-    /// 64-bit Arm.
+    /// Arm with AArch64 state.
     Arm64,
-    /// 64-bit RISC-V.
+    /// RISC-V with RV64.
     Riscv64,
 }
 
 impl Architecture {
-    /// All architectures.
+    /// The architectures of guests, in order of their names.
     pub const ALL: [Self; 3] = [Self::Amd64, Self::Arm64, Self::Riscv64];
 
     /// Returns Debian's name.

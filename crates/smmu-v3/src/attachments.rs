@@ -10,9 +10,9 @@ use crate::translation::{PageTable, Translation};
 /// The stage whose entries a domain-id tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// ASID.
+    /// Stage 1, whose entries have an ASID.
     One,
-    /// VMID.
+    /// Stage 2, whose entries have a VMID.
     Two,
 }
 

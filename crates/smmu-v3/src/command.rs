@@ -74,25 +74,25 @@ impl Addresses {
     }
 }
 
-/// A command.
+/// A command of the queue (chapter 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     /// `CMD_CFGI_STE`: the entry of a stream and the context descriptors cached through it; without
     /// `leaf` also the descriptor of the first level.
     StreamEntry { stream: u32, leaf: bool },
-    /// `CMD_CFGI_ALL`.
+    /// Invalidates all configuration: `CMD_CFGI_ALL`.
     AllStreams,
     /// `CMD_CFGI_CD`: the only context descriptor of a stream.
     Context { stream: u32 },
     /// `CMD_TLBI_NH_ALL`: all entries of stage 1 of a VMID.
     Stage1 { vmid: u16 },
-    /// `CMD_TLBI_NH_ASID`.
+    /// Invalidates the entries of an ASID: `CMD_TLBI_NH_ASID`.
     Stage1Space { vmid: u16, asid: u16 },
     /// `CMD_TLBI_NH_VA`, for VMID 0.
     Stage1Pages { asid: u16, addresses: Addresses },
     /// `CMD_TLBI_S12_VMALL`: all entries of both stages of a VMID.
     BothStages { vmid: u16 },
-    /// `CMD_TLBI_S2_IPA`.
+    /// Invalidates intermediate addresses of a VMID: `CMD_TLBI_S2_IPA`.
     Stage2Pages { vmid: u16, addresses: Addresses },
     /// `CMD_TLBI_NSNH_ALL`: all entries of the streams of this driver.
     AllTranslations,

@@ -25,7 +25,7 @@ const A: u64 = 1 << 46;
 /// The CPUs do not use the ASID.
 const ASET: u64 = 1 << 47;
 const ASID_SHIFT: u32 = 48;
-/// TTB0.
+/// Field TTB0: address of the first table.
 const TABLE: u64 = 0x00ff_ffff_ffff_fff0;
 /// Attributes 0: normal memory, write-back cacheable. The leaves name no other.
 const MAIR: u64 = 0xff;

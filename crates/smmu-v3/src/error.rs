@@ -10,13 +10,13 @@ use crate::registers::Register;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
-    /// Stage 1.
+    /// Tables of stage 1.
     Stage1,
-    /// Stage 2.
+    /// Tables of stage 2.
     Stage2,
     /// Tables of VMSAv8-64.
     Aarch64,
-    /// Little-endian tables.
+    /// Tables with little-endian entries.
     LittleEndian,
     /// Termination of faulting transactions.
     Termination,

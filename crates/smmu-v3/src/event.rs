@@ -8,9 +8,9 @@ const PNU: u64 = 1 << 33;
 const IND: u64 = 1 << 34;
 const RNW: u64 = 1 << 35;
 const S2: u64 = 1 << 39;
-/// FetchAddr.
+/// Field FetchAddr: address of a failed fetch.
 const FETCH: u64 = 0x00ff_ffff_ffff_fff8;
-/// IPA.
+/// Field IPA: intermediate address of a fault of stage 2.
 const INTERMEDIATE: u64 = 0x00ff_ffff_ffff_f000;
 
 /// Number of an event, under its name in the specification.
@@ -165,7 +165,7 @@ pub struct StageFault {
 /// A decoded record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FaultRecord {
-    /// The event.
+    /// Type of the event, and what it says.
     pub cause: Cause,
     /// Stream id of the device.
     pub stream_id: u32,
@@ -236,7 +236,7 @@ pub enum Loss {
 /// An entry of the event queue, or the loss of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultEvent {
-    /// A record.
+    /// A decoded record.
     Record(FaultRecord),
     /// A record with a number that the specification does not define.
     Malformed([u64; 4]),

@@ -22,7 +22,7 @@ pub(crate) struct EventQueue {
     producer: u32,
     /// `OVFLG` as of the last read.
     overflow: u32,
-    /// `OVACKFLG`.
+    /// Last value written to `OVACKFLG`.
     acknowledged: u32,
     /// The unit's index was not one of the queue.
     is_corrupt: bool,

@@ -7,7 +7,7 @@ use ringfence_types::PhysRange;
 pub enum Interrupts {
     /// None: the caller polls.
     Polled,
-    /// Wires.
+    /// Interrupts on wires.
     Wired,
 }
 

@@ -64,7 +64,7 @@ pub(crate) const GERROR_SFM: u32 = 1 << 8;
 pub(crate) const FMT_TWO_LEVELS: u32 = 1 << 16;
 pub(crate) const SPLIT_SHIFT: u32 = 6;
 
-/// `CMDQ_CONS.ERR`.
+/// Position of the error code in `CMDQ_CONS`.
 pub(crate) const CONS_ERR_SHIFT: u32 = 24;
 pub(crate) const CONS_ERR: u32 = 0x7f;
 /// `EVENTQ_PROD.OVFLG` and `EVENTQ_CONS.OVACKFLG`.
@@ -81,7 +81,7 @@ pub enum Register {
     Cr0,
     /// Attributes of transactions while translation is off.
     Gbpa,
-    /// Enables interrupts.
+    /// Enables the interrupts of queues and errors.
     IrqCtrl,
 }
 

@@ -15,7 +15,7 @@ const CONFIG_BYPASS: u64 = 0b100;
 const CONFIG_STAGE1: u64 = 0b101;
 const CONFIG_STAGE2: u64 = 0b110;
 const CONFIG_NESTED: u64 = 0b111;
-/// S1ContextPtr.
+/// Field S1ContextPtr: address of the context descriptor.
 const CONTEXT: u64 = 0x00ff_ffff_ffff_ffc0;
 
 /// S1CIR and S1COR write-back, S1CSH inner shareable. Zero is not cacheable.
@@ -34,7 +34,7 @@ const S2AA64: u64 = 1 << 51;
 const S2PTW: u64 = 1 << 54;
 /// Faults of stage 2 are recorded.
 const S2R: u64 = 1 << 58;
-/// S2TTB.
+/// Field S2TTB: address of the first table of stage 2.
 const TABLE: u64 = 0x00ff_ffff_ffff_fff0;
 
 /// Returns the words of a valid entry. `context` is the descriptor of [`Translation::Stage1`].

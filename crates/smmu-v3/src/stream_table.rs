@@ -6,7 +6,7 @@ use crate::error::UnitError;
 use crate::registers::{FMT_TWO_LEVELS, SPLIT_SHIFT};
 use crate::table_memory::{ENTRY_BYTES, TableMemory};
 
-/// L1STD.L2Ptr.
+/// Field L2Ptr of a level-1 descriptor: address of the level-2 table.
 const L2_POINTER: u64 = 0x00ff_ffff_ffff_ffc0;
 
 /// Geometry of a stream table.

@@ -1,4 +1,4 @@
-//! What the unit does with the accesses of a device, and the checks against its features.
+//! Translation of a device's accesses, and the checks against the features of the unit.
 
 use ringfence_pgtable::{Arm, Format, Granule, Level, Table};
 use ringfence_types::{DomainId, GuestPhysAddr, PageSize, PhysAddr};
@@ -25,7 +25,7 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// Describes `table`.
+    /// Returns the description of `table` for a stream table entry.
     pub fn of<G: Granule>(table: &Table<Arm<G>>) -> Self {
         let format = table.format();
         Self {
@@ -76,7 +76,7 @@ impl PageTable {
     }
 }
 
-/// What the unit does with the accesses of a device.
+/// Translation of the accesses of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Translation {

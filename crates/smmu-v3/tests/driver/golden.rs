@@ -18,7 +18,7 @@ fn entry(model: &Model, stream: u64) -> [u64; 8] {
     model.entry_in_memory(stream).unwrap()
 }
 
-/// Section 6.3.
+/// Words of registers, section 6.3.
 #[test]
 fn capabilities_are_decoded() {
     let ours = Capabilities::decode(IDENTIFICATION.map(|raw| raw as u32));
@@ -236,7 +236,7 @@ fn sizes_of_stream_tables() {
     }
 }
 
-/// Chapter 4.
+/// Words of commands, chapter 4.
 #[test]
 fn commands() {
     let rig = Rig::new();

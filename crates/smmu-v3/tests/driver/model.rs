@@ -42,7 +42,7 @@ pub(crate) const CMDQEN: u64 = 1 << 3;
 pub(crate) const ABORT: u64 = 1 << 20;
 const UPDATE: u64 = 1 << 31;
 const CMDQ_ERR: u64 = 1;
-/// `EVENTQ_PROD.OVFLG`.
+/// Bit of an overflow in `EVENTQ_PROD`.
 const OVFLG: u64 = 1 << 31;
 
 /// SCALE and NUM.

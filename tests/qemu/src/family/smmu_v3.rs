@@ -30,9 +30,9 @@ const EVENTQ_PROD: u64 = 0x1_00a8;
 /// The stage that the driver's tables are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Stage 1.
+    /// Tables of stage 1.
     One,
-    /// Stage 2.
+    /// Tables of stage 2.
     Two,
 }
 

@@ -151,8 +151,8 @@ fn command(machine: &LinuxMachine<'_>, ram: &GuestRam) -> anyhow::Result<Command
     let guest = emulator.linux(machine.architecture);
     ensure!(
         guest.join("initramfs").is_file(),
-        "no Linux guest in {}: run `cargo run -p ringfence-guest-harness --example fetch_linux`, or \
-         set QEMU_LINUX to a directory with the guests",
+        "no Linux guest in {}: run `cargo run -p ringfence-guest-harness --example fetch_linux`, \
+         or set QEMU_LINUX to a directory with the guests",
         guest.display()
     );
     let mut command = emulator.command_within(LIMIT, machine.board.program());

@@ -48,7 +48,8 @@ pub(crate) enum Entries {
 }
 
 impl Command {
-    /// Stores `data` at `at` when all earlier commands have completed.
+    /// Stores `data` at `at` when all earlier commands have completed. `at` is 8-byte aligned: the
+    /// command has no field for the lower bits.
     pub(crate) const fn completion_wait(at: PhysAddr, data: u64) -> Self {
         Self([COMPLETION_WAIT | STORE | at.get() & STORE_ADDRESS, data])
     }
@@ -114,10 +115,11 @@ impl Block {
         Self { first, order }
     }
 
-    /// One or two blocks that cover `range`, and fewer than twice as many pages.
+    /// One or two blocks that cover `range`; together they hold fewer than twice its pages.
     ///
-    /// Two blocks meet where the highest bit of the page number changes in the range. One block
-    /// around the range could cover any number of pages: all of them, for the two in the middle.
+    /// Two blocks meet at the highest page-number bit that differs between `lo` and `hi`. One block
+    /// around the range could cover any number of pages: a range of two pages around the middle of
+    /// the space would need a block of all pages.
     pub(crate) fn cover(range: &PfnRange) -> (Self, Option<Self>) {
         let (lo, hi) = (range.lo().get(), range.hi().get());
         let whole = Self::enclosing(lo, hi);
@@ -196,7 +198,7 @@ mod tests {
             (0x40000, 0x401ff, Guest, PagesAndDirectories, 0x400f_f007),
             // 1 GiB.
             (0x40000, 0x7ffff, Host, Pages, 0x5fff_f001),
-            // The largest size with an encoding of its own, and the next one.
+            // The largest size that `encode` does not widen, and the next one.
             (0, (1 << 39) - 1, Host, Pages, 0x3_ffff_ffff_f001),
             (0, (1 << 40) - 1, Host, Pages, 0x7fff_ffff_ffff_f001),
             (0, (1 << 52) - 1, Guest, Pages, 0x7fff_ffff_ffff_f005),
@@ -216,19 +218,20 @@ mod tests {
     fn a_range_is_split_at_its_highest_boundary() {
         let block = |first, order| Block { first, order };
         for (lo, hi, left, right) in [
-            (0, 2, block(0, 1), block(2, 0)),
-            (1, 2, block(1, 0), block(2, 0)),
-            (3, 12, block(0, 3), block(8, 3)),
-            (6, 9, block(6, 1), block(8, 1)),
-            (0x7_ffff, 0x8_0000, block(0x7_ffff, 0), block(0x8_0000, 0)),
+            (0, 2, block(0, 1), Some(block(2, 0))),
+            (1, 2, block(1, 0), Some(block(2, 0))),
+            // Both halves are needed whole: one command covers them.
+            (3, 12, block(0, 4), None),
+            (6, 9, block(6, 1), Some(block(8, 1))),
+            (
+                0x7_ffff,
+                0x8_0000,
+                block(0x7_ffff, 0),
+                Some(block(0x8_0000, 0)),
+            ),
         ] {
             let found = Block::cover(&range(lo, hi));
-            if (lo, hi) == (3, 12) {
-                // Both halves are needed whole: one command covers them.
-                assert_eq!(found, (block(0, 4), None));
-            } else {
-                assert_eq!(found, (left, Some(right)), "{lo:#x} to {hi:#x}");
-            }
+            assert_eq!(found, (left, right), "{lo:#x} to {hi:#x}");
         }
     }
 }

@@ -19,13 +19,16 @@ const LARGE: u64 = 256;
 /// Buffers whose addresses the allocator is to give out again.
 const OLD: u64 = 64;
 
+/// Nanoseconds: 50 s.
+const LONG_PAUSE: u64 = 50_000_000_000;
+
 /// Number of buffers that the driver maps one after the other. It exceeds the slots of a ring, so
 /// that slots come back.
 const ROUNDS: u64 = SLOTS as u64 + OLD;
 
-/// Maps buffers one after the other. The device uses each twice, so that the second access finds
-/// what the first one cached. An access succeeds as an attack if it reaches an old buffer, and a
-/// stopped access is a false fault.
+/// Maps buffers one after the other. The device reads each recycled address twice: the second read
+/// hits the entry that the first one cached. In a ring of one slot it reads each address once. An
+/// access succeeds as an attack if it reaches an old buffer, and a stopped access is a false fault.
 pub(crate) fn recycled_address(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(Found::NotApplicable(
@@ -94,6 +97,9 @@ impl Driver {
     }
 
     /// Maps and unmaps pages until one has the address `last`, or a later one.
+    ///
+    /// # Errors
+    /// Also if the search does not reach `last`.
     fn reuse_up_to(&mut self, last: Iova) -> Result<Evidence, LabError> {
         let mut evidence = Evidence::default();
         for _ in 0..2 * (LARGE + OLD) {
@@ -101,11 +107,13 @@ impl Driver {
             let passed = self.bench.range(id)?.start() >= last;
             self.bench.release(id)?;
             if passed {
-                break;
+                self.bench.take_false_faults(&mut evidence);
+                return Ok(evidence);
             }
         }
-        self.bench.take_false_faults(&mut evidence);
-        Ok(evidence)
+        Err(LabError::Internal(
+            "the search did not reach the old addresses",
+        ))
     }
 
     /// Maps and unmaps large buffers that the device does not use, until an address is lower than
@@ -123,24 +131,24 @@ impl Driver {
             }
             before = iova;
         }
-        Err(LabError::Internal("an allocator that does not wrap"))
+        Err(LabError::Internal("the allocator did not wrap"))
     }
 }
 
-/// The addresses of buffers that ended before the wrap, and of buffers that ended after it, when
-/// the search has not yet passed them: a flush at the wrap does not concern the second ones.
+/// Runs two trials after the search has wrapped: addresses unmapped before the wrap, and addresses
+/// unmapped after it but still ahead of the search. The flush at the wrap does not cover the latter.
 fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabError> {
-    let mut none = Evidence::default();
+    let mut discarded = Evidence::default();
     // The first large buffer after the wrap takes these addresses, not those of the old buffers.
     let (gap, _) = driver.map(LARGE)?;
     driver.bench.release(gap)?;
     for _ in 0..OLD {
-        let id = driver.map_page(&mut none)?;
+        let id = driver.map_page(&mut discarded)?;
         driver.bench.release(id)?;
     }
     let mut live = Vec::new();
     for _ in 0..OLD {
-        live.push(driver.map_page(&mut none)?);
+        live.push(driver.map_page(&mut discarded)?);
     }
     let [first, .., last] = live[..] else {
         return Err(LabError::Internal("no live buffers"));
@@ -160,18 +168,15 @@ fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabE
     Ok(())
 }
 
-/// Other allocators give out a freed address soon, or when the cache before them has to.
+/// Exercises the other allocators, which reuse a freed address soon, or when their mapping cache
+/// evicts it.
 fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, LabError> {
     let mut evidence = Evidence::default();
     for round in 0..ROUNDS {
         let id = driver.map_page(&mut evidence)?;
         driver.bench.release(id)?;
-        // Timers run, and with them the cycles of a cache.
-        let pause = if round % 100 == 99 {
-            50_000_000_000
-        } else {
-            1_000
-        };
+        // Every 100th round waits 50 s, so that flush timers and cache periods expire.
+        let pause = if round % 100 == 99 { LONG_PAUSE } else { 1_000 };
         driver.bench.advance_to(Nanos(driver.bench.now().0 + pause));
     }
     if matches!(
@@ -179,7 +184,7 @@ fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, Lab
         FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
     ) {
         // These modes end mappings only when they have no other address. The device uses the first
-        // of the large buffers, so that its IOTLB still holds their entries when they come back.
+        // 64 and the last 128 buffers: the first fill the IOTLB, the last reuse their addresses.
         for round in 0..PAGES_32_BIT / LARGE + OLD {
             let is_used = !(OLD..PAGES_32_BIT / LARGE - OLD).contains(&round);
             let id = match is_used {
@@ -213,4 +218,17 @@ fn same_slot(mode: &Mode) -> Result<Evidence, LabError> {
     }
     bench.take_false_faults(&mut evidence);
     Ok(evidence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_that_does_not_reach_its_end_is_an_error() {
+        let mode = Mode::find("strict").unwrap();
+        let mut driver = Driver::new(Bench::new(&mode).unwrap());
+        let result = driver.reuse_up_to(Iova::new(u64::MAX));
+        assert!(matches!(result, Err(LabError::Internal(_))));
+    }
 }

@@ -1,4 +1,4 @@
-//! Identifiers of the device that issues a DMA and of the domain that confines it.
+//! Requester IDs, PASIDs and domain IDs.
 
 use core::fmt;
 
@@ -33,27 +33,40 @@ impl RequesterId {
         self.0
     }
 
-    /// Returns the bus number, which indexes the root table.
+    /// Returns the bus number, which indexes the root table in VT-d.
     #[inline]
     pub const fn bus(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// Returns the device and function number, which indexes the context table.
+    /// Returns the device and function number, which indexes the context table in VT-d.
     #[inline]
     pub const fn devfn(self) -> u8 {
         self.0 as u8
     }
 }
 
-/// Process address space identifier of 20 bits, the tag of a first stage (PCI Express Base
-/// Specification, section 6.20).
+impl fmt::Display for RequesterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:02x}:{:02x}.{}",
+            self.bus(),
+            self.devfn() >> 3,
+            self.devfn() & 7
+        )
+    }
+}
+
+/// Process address space identifier of 20 bits, which selects an address space of a device (PCI
+/// Express Base Specification, section 6.20).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
 pub struct Pasid(u32);
 
 impl Pasid {
     /// The number that Linux gives to requests without a PASID (`IOMMU_NO_PASID`).
-    pub const ZERO: Self = Self(0);
+    pub const NO_PASID: Self = Self(0);
 
     /// Creates a PASID; `None` above 20 bits.
     #[inline]
@@ -68,18 +81,6 @@ impl Pasid {
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
-    }
-}
-
-impl fmt::Display for RequesterId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:02x}:{:02x}.{}",
-            self.bus(),
-            self.devfn() >> 3,
-            self.devfn() & 7
-        )
     }
 }
 
@@ -112,6 +113,22 @@ impl fmt::Display for DomainId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_requester_id_has_a_bus_a_device_and_a_function() {
+        for (bus, device, function, wanted) in [
+            (0x12, 0x1f, 7, Some(0x12ff)),
+            (0xff, 3, 5, Some(0xff1d)),
+            (0, 32, 0, None),
+            (0, 0, 8, None),
+        ] {
+            let id = RequesterId::from_parts(bus, device, function);
+            assert_eq!(id.map(RequesterId::get), wanted);
+            if let Some(id) = id {
+                assert_eq!((id.bus(), id.devfn()), (bus, device << 3 | function));
+            }
+        }
+    }
 
     #[test]
     fn a_pasid_has_20_bits() {

@@ -11,7 +11,7 @@ use crate::scalable::PASID_BITS;
 use crate::unit::{Tables, Unit};
 
 /// The PASID that this driver gives to requests without one.
-const RID_PASID: Pasid = Pasid::ZERO;
+const RID_PASID: Pasid = Pasid::NO_PASID;
 
 impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     /// Translates the requests of `device` that have no PASID, as members of `domain`.
@@ -51,7 +51,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             pasid,
             domain,
             translation,
-            is_blocked: false,
+            is_cleared: false,
         };
         self.check(&attachment)?;
         // Memory for the list before anything changes.
@@ -81,7 +81,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         let unlinked = self.tables.unlink(&self.memory, device)?;
         let own = self.attachments.iter_mut();
         own.filter(|other| other.device == device)
-            .for_each(|other| other.is_blocked = true);
+            .for_each(|other| other.is_cleared = true);
         self.execute(commands)?;
         self.attachments.retain(|other| other.device != device);
         if let (Some(unlinked), Tables::Scalable(tables)) = (unlinked, &self.tables) {
@@ -124,7 +124,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             return Err(UnitError::Domain(new.domain));
         }
         for other in &self.attachments {
-            if other.device == new.device && (other.pasid == new.pasid || other.is_blocked) {
+            if other.device == new.device && (other.pasid == new.pasid || other.is_cleared) {
                 return Err(UnitError::Attached(new.device));
             }
             if other.domain == new.domain && other.translation != new.translation {

@@ -1,9 +1,9 @@
-//! The entry of a device or PASID.
+//! The context entry or PASID-table entry of a device.
 
 use ringfence_pgtable::Levels;
 use ringfence_types::{DomainId, Pasid, PhysAddr, RequesterId};
 
-/// The translation of a device's requests with one PASID.
+/// Translation of a device's requests, with or without a PASID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Translation {
     /// Through a table of format [`FirstStage`](ringfence_pgtable::FirstStage).
@@ -20,19 +20,8 @@ pub enum Translation {
         /// Depth of the table.
         levels: Levels,
     },
-    /// None: addresses are physical.
+    /// No table: addresses are physical.
     PassThrough,
-}
-
-/// A present entry.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attachment {
-    pub(crate) device: RequesterId,
-    pub(crate) pasid: Pasid,
-    pub(crate) domain: DomainId,
-    pub(crate) translation: Translation,
-    /// The entry was cleared, but caches may still hold it.
-    pub(crate) is_blocked: bool,
 }
 
 impl Translation {
@@ -43,4 +32,15 @@ impl Translation {
             Self::PassThrough => None,
         }
     }
+}
+
+/// An entry that the unit's caches may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attachment {
+    pub(crate) device: RequesterId,
+    pub(crate) pasid: Pasid,
+    pub(crate) domain: DomainId,
+    pub(crate) translation: Translation,
+    /// The entry is cleared; its invalidation has not completed.
+    pub(crate) is_cleared: bool,
 }

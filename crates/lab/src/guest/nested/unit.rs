@@ -21,7 +21,7 @@ use crate::layer::ContextTarget;
 use crate::platform::MEMORY_BYTES;
 
 /// The PASID of requests without a PASID, as Linux chooses it.
-pub(super) const RID_PASID: Pasid = Pasid::ZERO;
+pub(super) const RID_PASID: Pasid = Pasid::NO_PASID;
 
 /// Domain of the second stage's own table. Entries of devices have the domains of the layer.
 const SECOND_STAGE_DOMAIN: DomainId = DomainId::new(0);

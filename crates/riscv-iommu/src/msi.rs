@@ -24,21 +24,27 @@ const FILES_PER_FRAME: u32 = 256;
 pub enum MsiError {
     /// The mask selects more interrupt files than a frame has entries.
     TooManyFiles,
-    /// The frame source has no frame of 4 KiB in memory.
+    /// The frame source has no frame of 4 KiB.
     OutOfFrames,
     /// The table lies outside memory.
     Memory,
     /// The page is not the page of an interrupt file of the guest.
-    NoFile {
+    NotAnInterruptFile {
         /// The requested page.
         page: GuestPhysAddr,
     },
-    /// The interrupt file of the guest is already mapped, or is not mapped.
-    Mapped {
+    /// The interrupt file of the guest is already mapped.
+    AlreadyMapped {
         /// The requested page.
         page: GuestPhysAddr,
     },
-    /// The interrupt file of the host is not page-aligned, or wider than an entry.
+    /// The interrupt file of the guest is not mapped.
+    NotMapped {
+        /// The requested page.
+        page: GuestPhysAddr,
+    },
+    /// The interrupt file of the host is not page-aligned, or is above the 56 address bits that an
+    /// entry holds.
     Target {
         /// The requested address.
         at: PhysAddr,
@@ -51,13 +57,13 @@ impl fmt::Display for MsiError {
             Self::TooManyFiles => f.write_str("the mask selects more than 256 interrupt files"),
             Self::OutOfFrames => f.write_str("out of frames for tables"),
             Self::Memory => f.write_str("the table lies outside memory"),
-            Self::NoFile { page } => write!(f, "no interrupt file of the guest is at {page}"),
-            Self::Mapped { page } => {
-                write!(
-                    f,
-                    "the interrupt file at {page} is already mapped, or is not mapped"
-                )
+            Self::NotAnInterruptFile { page } => {
+                write!(f, "no interrupt file of the guest is at {page}")
             }
+            Self::AlreadyMapped { page } => {
+                write!(f, "the interrupt file at {page} is already mapped")
+            }
+            Self::NotMapped { page } => write!(f, "the interrupt file at {page} is not mapped"),
             Self::Target { at } => write!(f, "no interrupt file of the host can be at {at}"),
         }
     }
@@ -78,16 +84,14 @@ impl MsiPageTable {
     /// page number that `mask` does not select.
     ///
     /// # Errors
-    /// [`MsiError::TooManyFiles`] or [`MsiError::OutOfFrames`].
+    /// [`MsiError::TooManyFiles`], [`MsiError::OutOfFrames`] or [`MsiError::Memory`].
     pub fn new<M: PhysMemory, S: FrameSource + ?Sized>(
         memory: &M,
         frames: &S,
         mask: u64,
         pattern: u64,
     ) -> Result<Self, MsiError> {
-        if 1_u64.checked_shl(mask.count_ones()).unwrap_or(0) > u64::from(FILES_PER_FRAME)
-            || mask.count_ones() > 63
-        {
+        if mask.count_ones() > FILES_PER_FRAME.ilog2() {
             return Err(MsiError::TooManyFiles);
         }
         if frames.frame_size() != PageSize::Size4K {
@@ -96,7 +100,7 @@ impl MsiPageTable {
         let table = frames.alloc_zeroed().map_err(|_| MsiError::OutOfFrames)?;
         if memory.table(table).is_err() {
             frames.free(table);
-            return Err(MsiError::OutOfFrames);
+            return Err(MsiError::Memory);
         }
         memory.write_back(table, PageSize::Size4K.bytes());
         memory.drain();
@@ -118,6 +122,7 @@ impl MsiPageTable {
 
     /// Returns the number of the interrupt file at a guest page: the masked bits of the page
     /// number, packed (function `extract` of section "Process to translate addresses of MSIs").
+    /// `None` if the page does not match the pattern.
     pub fn file(&self, page: GuestPhysAddr) -> Option<u32> {
         let number = page.get() >> 12;
         if (number ^ self.pattern) & !self.mask != 0 {
@@ -133,7 +138,8 @@ impl MsiPageTable {
         Some(file)
     }
 
-    /// Directs the MSIs to the guest page `page` to the interrupt file at `to`.
+    /// Directs the MSIs to the guest page `page` to the interrupt file at `to`. The caller
+    /// needs no invalidation: the entry was not valid before.
     ///
     /// # Errors
     /// [`MsiError`]; the table is unchanged.
@@ -148,9 +154,9 @@ impl MsiPageTable {
         }
         let entry = self.entry(page)?;
         if self.load(memory, entry)? & V != 0 {
-            return Err(MsiError::Mapped { page });
+            return Err(MsiError::AlreadyMapped { page });
         }
-        self.store(memory, entry.wrapping_add(8), 0)?;
+        // The second word is zero since the creation of the table.
         self.store(memory, entry, basic(to))
     }
 
@@ -167,11 +173,11 @@ impl MsiPageTable {
     ) -> Result<PfnRange, MsiError> {
         let entry = self.entry(page)?;
         if self.load(memory, entry)? & V == 0 {
-            return Err(MsiError::Mapped { page });
+            return Err(MsiError::NotMapped { page });
         }
         self.store(memory, entry, 0)?;
         let first = Pfn::new(page.get() >> 12);
-        PfnRange::new(first, 1).ok_or(MsiError::NoFile { page })
+        PfnRange::new(first, 1).ok_or(MsiError::NotAnInterruptFile { page })
     }
 
     /// Frees the table. The caller must have detached the guest's devices.
@@ -180,7 +186,9 @@ impl MsiPageTable {
     }
 
     fn entry(&self, page: GuestPhysAddr) -> Result<PhysAddr, MsiError> {
-        let file = self.file(page).ok_or(MsiError::NoFile { page })?;
+        let file = self
+            .file(page)
+            .ok_or(MsiError::NotAnInterruptFile { page })?;
         Ok(self.table.wrapping_add(u64::from(file).wrapping_mul(16)))
     }
 

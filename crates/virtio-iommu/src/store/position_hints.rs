@@ -1,9 +1,9 @@
 //! Last known positions of mappings, by first address.
 //!
-//! The table contains hints, not an index: mappings move within and between leaves without updating
-//! it. The caller checks a hint on the cache line that it needs anyway; a wrong hint costs a
-//! search. The table thus needs no maintenance. Addresses that a hostile driver chooses to collide
-//! only make it useless.
+//! The table contains hints, not an index: mappings move within and between leaves, and
+//! the table needs no update then. The caller checks a hint on the cache line that it needs anyway;
+//! a wrong hint costs a search. Addresses that a hostile driver chooses to collide only make the
+//! table useless.
 
 use alloc::vec::Vec;
 
@@ -20,7 +20,7 @@ const SLOT_BITS: u32 = super::LEAF.trailing_zeros();
 const POSITION_BITS: u32 = 24;
 
 /// Minimum number of buckets.
-const FEWEST: usize = 16;
+const MIN_BUCKETS: usize = 16;
 
 /// Hints with the same hash, newest first.
 #[derive(Debug, Clone, Copy)]
@@ -34,15 +34,16 @@ pub(super) struct PositionHints {
 }
 
 impl PositionHints {
-    /// Returns the likely position of the mapping that starts at `start`.
+    /// Returns the likely position of the mapping that starts at `start`. Without a hint, returns
+    /// position 0, which the caller's check rejects. `None` if the table is empty.
     #[inline]
     pub(super) fn get(&self, start: u64) -> Option<EntryPosition> {
         let (at, tag) = self.hash(start);
         let Bucket(ways) = self.buckets.get(at)?;
         // Compare all four, without a branch that the CPU could mispredict.
-        let packed = ways.iter().rev().fold(0, |found, guess| {
-            if guess >> POSITION_BITS == tag {
-                *guess
+        let packed = ways.iter().rev().fold(0, |found, hint| {
+            if hint >> POSITION_BITS == tag {
+                *hint
             } else {
                 found
             }
@@ -65,7 +66,7 @@ impl PositionHints {
         if packed >> POSITION_BITS != 0 {
             return;
         }
-        let same = ways.iter().position(|guess| guess >> POSITION_BITS == tag);
+        let same = ways.iter().position(|hint| hint >> POSITION_BITS == tag);
         let old = same.unwrap_or(WAYS - 1);
         if let Some(older) = ways.get_mut(..=old) {
             older.rotate_right(1);
@@ -81,29 +82,31 @@ impl PositionHints {
         mappings > self.buckets.len().saturating_mul(WAYS / 2)
     }
 
-    /// Rebuilds the table with two to four hints per mapping, if memory is available. `entries`
-    /// provides all positions.
+    /// Rebuilds the table with room for two to four hints per mapping, at least 64. `entries`
+    /// provides all positions. Keeps the old table if memory is not available.
     #[cold]
     pub(super) fn rebuild(
         &mut self,
         mappings: usize,
         entries: impl Iterator<Item = (u64, usize, usize)>,
     ) {
-        let needed = mappings.div_ceil(WAYS / 2).max(FEWEST);
+        let needed = mappings.div_ceil(WAYS / 2).max(MIN_BUCKETS);
         let Some(needed) = needed.checked_next_power_of_two() else {
             return;
         };
-        self.buckets.clear();
-        if self.buckets.try_reserve_exact(needed).is_ok() {
-            self.buckets.resize(needed, Bucket([0; WAYS]));
+        let mut buckets = Vec::new();
+        if buckets.try_reserve_exact(needed).is_err() {
+            return;
         }
+        buckets.resize(needed, Bucket([0; WAYS]));
+        self.buckets = buckets;
         for (start, leaf, at) in entries {
             self.put(start, leaf, at);
         }
     }
 
-    /// Returns the bucket for `start` and its tag: both ends of a product that depends on every bit
-    /// of `start`.
+    /// Returns the bucket for `start` and its tag. The bucket comes from bits 32 up of a product that
+    /// depends on every bit of `start`, the tag from bits 31:24.
     #[inline]
     fn hash(&self, start: u64) -> (usize, u32) {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -111,5 +114,22 @@ impl PositionHints {
         let hash = (folded ^ folded >> 32).wrapping_mul(GOLDEN);
         let bucket = (hash >> 32) as usize & self.buckets.len().wrapping_sub(1);
         (bucket, hash as u32 >> POSITION_BITS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each insertion asks for a larger table. Without memory for it, none may walk all entries.
+    #[test]
+    fn hints_stay_if_no_memory_is_available_for_a_larger_table() {
+        let mut hints = PositionHints::default();
+        hints.rebuild(1, [(0x1000, 3, 5)].into_iter());
+        hints.rebuild(usize::MAX / 4, core::iter::from_fn(|| panic!("a walk")));
+        let found = hints
+            .get(0x1000)
+            .map(|position| (position.leaf, position.at));
+        assert_eq!(found, Some((3, 5)));
     }
 }

@@ -15,7 +15,7 @@ use crate::error::{Status, UnitError};
 use crate::transport::Transport;
 use crate::unit::Unit;
 
-/// The type parameters of a unit that is owned by a lock of another type.
+/// Type parameters of the unit that `L` owns.
 type Parts<T, M, S> = fn() -> (T, M, S);
 
 /// A unit behind the embedder's lock, shared by CPUs. A reference to it is an [`Invalidator`].
@@ -62,11 +62,16 @@ where
 /// | error of the unit | error of the table |
 /// |---|---|
 /// | `Overlap` | [`MapError::AlreadyMapped`] |
-/// | `OutsideInput`, status RANGE | [`MapError::BeyondWidth`] |
+/// | `Misaligned` | [`MapError::Misaligned`] |
+/// | `Range` of a request without pages | [`MapError::Empty`] |
+/// | `OutsideInput`, other `Range`, status RANGE | [`MapError::BeyondWidth`] |
 /// | status FAULT | [`MapError::PhysicalBeyondWidth`] |
 /// | status NOMEM | [`MapError::OutOfFrames`] |
 /// | `NotMapped`, `Splits` | [`UnmapError::NotMapped`], [`UnmapError::WouldSplit`] |
 /// | others | `Corrupt` |
+///
+/// A map, and an unmap when the queue is full, poll the device inside the embedder's lock. Other CPUs
+/// wait meanwhile; the poll limit bounds the wait.
 #[derive(Debug)]
 pub struct DomainTable<R> {
     unit: R,
@@ -116,7 +121,8 @@ where
         let iova = range.lo().iova();
         let unmapped = self.unit.with(|unit| {
             match unit.unmap(self.domain, range) {
-                // The queue is full of earlier UNMAPs; their invalidations complete early.
+                // The queue is full of earlier UNMAPs. Wait until the device answers them; later
+                // invalidations of them complete at once.
                 Err(UnitError::QueueFull) => {
                     unit.drain()?;
                     unit.unmap(self.domain, range)
@@ -141,7 +147,8 @@ where
         self.unit.with(|unit| unit.is_empty(self.domain))
     }
 
-    /// A map has waited for its answer, and an invalidation shows the device all unmaps.
+    /// Has no effect: [`map`](Self::map) waits for the reply, and an invalidation notifies the device
+    /// of queued UNMAPs.
     fn sync<P: Platform>(&self, (): &mut (), _platform: &mut P) {}
 }
 

@@ -1,4 +1,4 @@
-//! Handle through which the owner of a unit maps and unmaps in one domain.
+//! Handle through which the owner of a `SoftIommu` maps and unmaps in one domain.
 
 use ringfence_types::{DomainId, IovaRange, Permissions, PhysAddr};
 
@@ -7,8 +7,8 @@ use crate::error::{DomainMapError, DomainUnmapError};
 
 /// Exclusive access to the mappings of one domain of a [`SoftIommu`](crate::SoftIommu).
 ///
-/// A handle instead of `&mut Domain`: with two `&mut Domain`, a caller could swap two domains. Each
-/// would then wait for the readers of the other.
+/// This is a handle because `&mut Domain` would let a caller swap two domains. Each would then wait
+/// for the readers of the other.
 pub struct DomainMut<'u, M> {
     domain: &'u mut Domain<M>,
 }
@@ -30,8 +30,8 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.tables()
     }
 
-    /// Maps the whole pages of `range` to the memory at `memory`. On return, every access ordered
-    /// after this call is translated. A doorbell, a channel or any other notification of the
+    /// Maps `range`, which must be whole pages, to the memory at `memory`. On return, every access
+    /// ordered after this call is translated. A doorbell, a channel or any other notification of the
     /// device's thread provides that order.
     ///
     /// Maps all of the range or nothing. Waits for readers only if the domain has run out of tables
@@ -53,7 +53,8 @@ impl<'u, M> DomainMut<'u, M> {
     /// translates any of them, and no reader holds a slice of any of them. Returns the number of
     /// pages that were mapped.
     ///
-    /// Waits until each online reader passes its next checkpoint.
+    /// If any page was mapped, waits until each online reader of the domain's endpoints passes a
+    /// quiescent state.
     ///
     /// # Errors
     /// The range does not consist of whole pages, or the calling thread is in a read section.

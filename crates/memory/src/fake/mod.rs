@@ -1,4 +1,6 @@
-//! Fakes that punish misuse: a memory behind caches without snooping, a frame source that fails on
+//! Fakes for tests: memory seen by a device that does not snoop CPU caches, a frame source that
+//! fails on request and counts wrong frees, and a few pages at arbitrary addresses for hostile
+//! tables. The first two punish misuse.
 //! request and tracks its frames, and a memory of a few pages for hostile tables.
 
 mod faulty_frames;

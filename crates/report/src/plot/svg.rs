@@ -10,6 +10,11 @@ pub(super) enum Anchor {
     End,
 }
 
+/// Width of the narrowest bar that is drawn, in units of the image.
+const MIN_WIDTH: f64 = 0.05;
+/// Average advance of a 12 px letter; titles are larger.
+const LETTER_WIDTH: f64 = 6.7;
+
 /// An SVG image under construction.
 pub(super) struct Svg {
     width: f64,
@@ -17,8 +22,8 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// All colours: middle tones that readers with red-green blindness can tell apart (after Paul Tol's
-/// "bright" scheme). Lines and letters follow the reader's colour scheme.
+/// Series and component colours follow Paul Tol's "bright" scheme. Text, `.ground`, `.grid`, `.axis`
+/// and `.gap` adapt to the reader's colour scheme.
 const STYLE: &str = "\
 text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\
@@ -63,9 +68,9 @@ impl Svg {
         ));
     }
 
-    /// Draws a bar, unless it is too thin to see.
+    /// Draws a bar, unless it is narrower than [`MIN_WIDTH`].
     pub(super) fn bar(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
-        if width > 0.05 {
+        if width > MIN_WIDTH {
             self.push(format_args!(
                 "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
                 class=\"{class}\"/>"
@@ -87,11 +92,7 @@ impl Svg {
     }
 
     pub(super) fn polygon(&mut self, points: &[(f64, f64)], class: &str) {
-        let points: Vec<String> = points
-            .iter()
-            .map(|(x, y)| format!("{x:.1},{y:.1}"))
-            .collect();
-        let points = points.join(" ");
+        let points = points_attribute(points);
         self.push(format_args!(
             r#"<polygon points="{points}" class="{class}"/>"#
         ));
@@ -102,11 +103,7 @@ impl Svg {
         if points.len() < 2 {
             return;
         }
-        let points: Vec<String> = points
-            .iter()
-            .map(|(x, y)| format!("{x:.1},{y:.1}"))
-            .collect();
-        let points = points.join(" ");
+        let points = points_attribute(points);
         self.push(format_args!(
             r#"<polyline points="{points}" class="{class}"/>"#
         ));
@@ -144,16 +141,24 @@ impl Svg {
     }
 }
 
+fn points_attribute(points: &[(f64, f64)]) -> String {
+    let points: Vec<String> = points
+        .iter()
+        .map(|(x, y)| format!("{x:.1},{y:.1}"))
+        .collect();
+    points.join(" ")
+}
+
 fn escape(text: &str) -> String {
     let text = text
         .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;");
-    // XML 1.0 does not allow control characters.
+    // Removes control characters; XML 1.0 forbids most of them.
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// Returns the approximate width of a text.
 pub(super) fn text_width(text: &str) -> f64 {
-    text.chars().count() as f64 * 6.7
+    text.chars().count() as f64 * LETTER_WIDTH
 }

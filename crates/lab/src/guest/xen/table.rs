@@ -14,7 +14,7 @@ use crate::guest::{KickCause, SharedHost, VirtIommuHardware};
 use crate::modes::{FlushKind, Owner};
 use crate::xen::{Domid, IommuOp, TceFlush, XenError};
 
-/// The guest's table of an I/O space.
+/// Table of a domain's I/O space in Xen. Each change is a hypercall.
 #[derive(Debug)]
 pub struct XenTable {
     host: SharedHost<XenHost>,
@@ -24,13 +24,17 @@ pub struct XenTable {
     root: PhysAddr,
 }
 
+fn host_of(host: Option<&SharedHost<XenHost>>) -> Result<&SharedHost<XenHost>, LabError> {
+    host.ok_or(LabError::Internal("a guest without a hypervisor"))
+}
+
 fn make(
     domain: DomainId,
     host: Option<&SharedHost<XenHost>>,
     calls: Calls,
     clearing: Clearing,
 ) -> Result<XenTable, LabError> {
-    let host = host.ok_or(LabError::Internal("a guest without a hypervisor"))?;
+    let host = host_of(host)?;
     let owner = match calls {
         Calls::Grants => Domid::DOM0,
         _ => GUEST,
@@ -66,12 +70,13 @@ pub(crate) fn xen_table(owner: Owner, flush: FlushKind) -> MakeTable<XenTable> {
 /// Creates the table of a whole-guest map, and returns its root.
 ///
 /// # Errors
-/// Memory is short.
+/// [`LabError::TooFewBuses`] above 256 domains. [`LabError::Internal`] without a host, or if Xen
+/// refuses the map.
 pub(crate) fn whole_guest(
     domain: DomainId,
     host: Option<&HostOf<XenTable>>,
 ) -> Result<PhysAddr, LabError> {
-    let host = host.ok_or(LabError::Internal("a guest without a hypervisor"))?;
+    let host = host_of(host)?;
     host.with(|host| host.map_whole_guest(domain))
 }
 
@@ -105,7 +110,7 @@ impl XenTable {
         }
     }
 
-    /// Removes the entries that a refused map has stored.
+    /// Removes the entries that a refused map has stored. Its calls count as calls of the map.
     #[cold]
     fn undo_map(&self, host: &mut XenHost) {
         for page in std::mem::take(&mut host.stored) {
@@ -151,7 +156,7 @@ impl IoPageTable for XenTable {
                 None => Ok(()),
                 Some(error) => {
                     self.undo_map(host);
-                    Err(refusal(error, &request))
+                    Err(map_error(error, &request))
                 }
             }
         })
@@ -171,7 +176,8 @@ impl IoPageTable for XenTable {
         Ok(())
     }
 
-    /// Returns the result of the calls of [`map_nosync`](Self::map_nosync).
+    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync) and reports the first refusal. The
+    /// caller rolls back.
     #[inline]
     fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
         self.host.with(|host| {
@@ -183,7 +189,8 @@ impl IoPageTable for XenTable {
         })
     }
 
-    /// Clears the entries, or queues their unmaps for the flush before the range becomes free.
+    /// Clears the entries, or queues their unmaps. The entries are cleared no later than the commit
+    /// of the invalidation; a failure sets `broken`, which `is_completed` reports.
     #[inline]
     fn unmap<P: Platform>(
         &self,
@@ -215,6 +222,7 @@ impl IoPageTable for XenTable {
         Ok((unmapped, CachedLevels::Leaves, ()))
     }
 
+    /// Sends the waiting calls and flushes first.
     fn is_empty<P: Platform>(&self, _: &P) -> bool {
         self.host.with(|host| {
             host.flush_waiting();
@@ -230,7 +238,7 @@ impl IoPageTable for XenTable {
 
 /// Converts the error of a refused map.
 #[cold]
-fn refusal(error: XenError, request: &MapRequest) -> MapError {
+fn map_error(error: XenError, request: &MapRequest) -> MapError {
     match error {
         XenError::NoMemory => MapError::OutOfFrames,
         XenError::Occupied => MapError::AlreadyMapped { iova: request.iova },

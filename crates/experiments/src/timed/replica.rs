@@ -1,4 +1,4 @@
-//! Replicas of a mode: layers without devices that replay a plan and measure it.
+//! Timed replays of a mode: layers without devices that replay a plan and measure it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -28,18 +28,18 @@ use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 
 use super::steps::Block;
 
-/// Bytes of memory of one replica: tables only, no buffers.
+/// Bytes of memory of one timed replay: tables only, no buffers.
 const ARENA: u64 = 256 << 20;
 /// Frames touched in advance, so that no page fault of this process counts as work of the layer.
 const WARM_FRAMES: u64 = 256;
 
 #[cfg(test)]
 thread_local! {
-    /// True if new replicas have memory with a device view.
+    /// True if new timed replays have memory with a device view.
     static DEVICE_VIEW: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Calls `make`, whose replicas get memory with the view of a device that does not snoop.
+/// Calls `make`, whose timed replays get memory with the view of a device that does not snoop.
 #[cfg(test)]
 pub(super) fn with_device_view<T>(make: impl FnOnce() -> T) -> T {
     DEVICE_VIEW.set(true);
@@ -49,7 +49,7 @@ pub(super) fn with_device_view<T>(make: impl FnOnce() -> T) -> T {
 }
 
 /// A platform that executes write-backs with the instruction `write_back`.
-fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+fn platform(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
     let arena = Arena::with_write_back(ARENA, write_back)?;
     #[cfg(test)]
     let arena = match DEVICE_VIEW.get() {
@@ -74,20 +74,23 @@ fn bench(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabE
     })
 }
 
-/// Like [`bench`], with memory for buffers below the tables, and for pools of copies above them.
-fn bench_with_buffers(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+/// A platform with memory for buffers below the tables, and for pools of copies above them. The
+/// table frames are not touched in advance.
+fn platform_with_buffers(
+    write_back: WriteBack,
+) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::with_write_back(MEMORY_BYTES, write_back)?);
-    let queue = |page: u64| PhysAddr::new(DATA_BYTES + (page << 12));
-    let region = PhysRange::new(queue(2), ARENA).ok_or(LabError::Internal("replica region"))?;
+    let page = |page: u64| PhysAddr::new(DATA_BYTES + (page << 12));
+    let region = PhysRange::new(page(2), ARENA).ok_or(LabError::Internal("replica region"))?;
     Ok(LayerPlatform {
         frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
-        invalidator: InvalidationQueue::new(Rc::clone(&arena), queue(0), queue(1)),
+        invalidator: InvalidationQueue::new(Rc::clone(&arena), page(0), page(1)),
         arena,
         now: Nanos(0),
     })
 }
 
-/// A replica that copies the buffers of a plan.
+/// A timed replay that copies the buffers of a plan.
 struct Copying {
     replay: Box<dyn DynExperimentReplay>,
     memory: Rc<Arena>,
@@ -96,9 +99,9 @@ struct Copying {
 impl DynExperimentReplay for Copying {
     /// Touches the buffers first, so that page faults of this process do not count.
     fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
-        for piece in &plan.segments {
-            let first = piece.start().align_down(4096).get();
-            for at in (first..=piece.last().get()).step_by(4096) {
+        for segment in &plan.segments {
+            let first = segment.start().align_down(4096).get();
+            for at in (first..=segment.last().get()).step_by(4096) {
                 if let Ok(word) = self.memory.word(PhysAddr::new(at)) {
                     word.fetch_add(0, std::sync::atomic::Ordering::Relaxed);
                 }
@@ -123,7 +126,7 @@ impl DynExperimentReplay for Copying {
     }
 }
 
-/// A replica of any mode.
+/// A timed replay of any mode.
 pub(super) trait DynExperimentReplay {
     /// Performs the blocks of `plan`. Returns the number of invalidations in those that count, and
     /// leaves their times in `clock`.
@@ -197,7 +200,7 @@ impl TimedLayerVisitor<InvalidationQueue> for BoxedReplay {
     }
 }
 
-/// Visitor that makes a replica of a mode.
+/// Visitor that makes a timed replay of a mode.
 pub(super) struct MakeReplica {
     pub(super) coherency: Coherency,
     pub(super) write_back: WriteBack,
@@ -210,7 +213,7 @@ impl ModeVisitor for MakeReplica {
         let make = |of: &AttachInfo, _: &LayerPlatform<InvalidationQueue>| {
             Ok((Identity::new(of.domain), ContextTarget::PassThrough))
         };
-        let layer = DmaLayer::new(Never, bench(self.write_back)?, make);
+        let layer = DmaLayer::new(Never, platform(self.write_back)?, make);
         Ok(if kind.has_generic_path() {
             Box::new(TimedReplay::of(Box::new(PassThrough::new(layer))))
         } else {
@@ -218,23 +221,25 @@ impl ModeVisitor for MakeReplica {
         })
     }
 
-    fn paged<A, T, F>(self, recipe: ModeParts<A, T, F>) -> Self::Output
+    fn paged<A, T, F>(self, parts: ModeParts<A, T, F>) -> Self::Output
     where
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
-        let make = recipe.make_space(self.coherency, None);
-        let bench = bench(self.write_back)?;
-        Ok(Box::new(TimedReplay::new((recipe.flush)(), bench, make)))
+        let make = parts.make_space(self.coherency, None);
+        let platform = platform(self.write_back)?;
+        Ok(Box::new(TimedReplay::new((parts.flush)(), platform, make)))
     }
 
     fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
-        Err(LabError::Internal("an experiment on a cache"))
+        Err(LabError::Internal(
+            "experiments do not support mapping caches",
+        ))
     }
 
     fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
-        let platform = bench_with_buffers(self.write_back)?;
+        let platform = platform_with_buffers(self.write_back)?;
         let memory = Rc::clone(&platform.arena);
         let make = parts.make_space(self.coherency, None);
         let layer = DmaLayer::new(parts.flush(), platform, make);
@@ -249,7 +254,9 @@ impl ModeVisitor for MakeReplica {
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
-        Err(LabError::Internal("an experiment on a trace's rings"))
+        Err(LabError::Internal(
+            "experiments do not support rings of a trace",
+        ))
     }
 }
 
@@ -257,7 +264,7 @@ impl ModeVisitor for MakeReplica {
 /// unmaps of a burst of 200 packets also occupy slots until it ends.
 const SLOTS: u32 = 4096;
 
-/// A replica whose driver `D` treats each ring of a port as a device with one table. With
+/// A timed replay whose driver `D` treats each ring of a port as a device with one table. With
 /// non-coherent tables, it writes lines back at each doorbell and at the end of each burst.
 pub(super) fn rings<D, F>(
     coherency: Coherency,
@@ -268,19 +275,25 @@ where
     D: ReplayRing,
     F: FlushPolicy<Rings<D, RefCell<D>>, u64> + 'static,
 {
-    let make = move |of: &AttachInfo, bench: &LayerPlatform<InvalidationQueue>| {
+    let make = move |of: &AttachInfo, platform: &LayerPlatform<InvalidationQueue>| {
         let bytes = u64::from(SLOTS) * 16 + 4096;
-        let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
-        let base = base.map_err(|_| LabError::Internal("room for a ring"))?;
-        let failed = || LabError::Internal("a ring that cannot be laid out");
+        let base = platform.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
+        let base = base.map_err(|_| {
+            LabError::Internal("the arena has no contiguous frames for a ring table")
+        })?;
+        let failed = || LabError::Internal("the ring table cannot be laid out");
         let tables = RingTables::new(base, &[SLOTS]).map_err(|_| failed())?;
         let choice = SlotChoice::Tail;
         let setup = RingSetup { choice, coherency };
-        let rings = lay_out(&*bench.arena, &tables, setup).map_err(|_| failed())?;
+        let rings = lay_out(&*platform.arena, &tables, setup).map_err(|_| failed())?;
         let space = Rings::<D, RefCell<D>>::new(of.domain, of.device, rings, RefCell::new);
         Ok((space, ContextTarget::Table(base)))
     };
-    Ok(Box::new(TimedReplay::new(flush, bench(write_back)?, make)))
+    Ok(Box::new(TimedReplay::new(
+        flush,
+        platform(write_back)?,
+        make,
+    )))
 }
 
 #[cfg(test)]

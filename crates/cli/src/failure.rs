@@ -11,7 +11,7 @@ use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableR
 use ringfence_trace::{RecordError, TraceError, printable_line};
 
 use crate::function_profiler::ProfilerError;
-use crate::output::print_line;
+use crate::output::print_status;
 use crate::profile_file::ProfileFileError;
 
 /// Exit codes, as `--help` lists them.
@@ -243,7 +243,7 @@ impl Failure {
                     }
                     source = error.source();
                 }
-                print_line(&line);
+                print_status(&line);
             }
         }
     }

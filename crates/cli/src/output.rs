@@ -40,7 +40,8 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Writes a line to standard error, with terminal control characters escaped.
-pub(crate) fn print_line(text: &str) {
+/// Writes `ringfence: ` and `text` as one line to standard error, with terminal control characters
+/// escaped.
+pub(crate) fn print_status(text: &str) {
     eprintln!("ringfence: {}", printable_line(text));
 }

@@ -21,7 +21,7 @@ use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{print, print_line, table_style};
+use crate::output::{print, print_status, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -165,7 +165,7 @@ fn reading(args: &CompareArgs) -> TraceOptions {
 fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
     for plot in plots(report) {
         let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
-        print_line(&format!("wrote {}", path.display()));
+        print_status(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ use crate::args::{
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
 use crate::out_file::{FileAccess, OutFile, write_into};
-use crate::output::{print, print_line};
+use crate::output::{print, print_status};
 
 /// Driver of the standard IOMMU, virtio-iommu.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
@@ -72,7 +72,7 @@ impl Prepared {
         command: &[String],
         files: &[(String, Vec<u8>)],
     ) -> Result<Self, Failure> {
-        let mut say = |text: &str| print_line(text);
+        let mut say = |text: &str| print_status(text);
         // The guest executes the contents of the cache.
         let cache = make_cache(&args.cache).map_err(Failure::io(&args.cache))?;
         let qemu = Qemu::prepare(&cache, &mut say)?;

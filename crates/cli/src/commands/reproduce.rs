@@ -23,7 +23,7 @@ use crate::args::ReproduceArgs;
 use crate::failure::Failure;
 use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
-use crate::output::{print, print_line, table_style};
+use crate::output::{print, print_status, table_style};
 
 /// The experiments that read recorded traces (X07, X22), and the one that boots guests (X21).
 const PREFETCHERS: &str = "X07";
@@ -99,7 +99,7 @@ fn recorded(
     let names = Input::names(&inputs);
     for (place, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
         if std::io::stderr().is_terminal() {
-            print_line(&format!("trace {}/{} {name}", place + 1, names.len()));
+            print_status(&format!("trace {}/{} {name}", place + 1, names.len()));
         }
         // An input for both experiments is read twice.
         let input = if prefetchers && reused {
@@ -124,7 +124,7 @@ fn recorded(
 fn progress(place: usize, count: usize, experiment: &Experiment) {
     if std::io::stderr().is_terminal() {
         let (id, title) = (experiment.id, experiment.title);
-        print_line(&format!("{}/{count} {id} {title}", place + 1));
+        print_status(&format!("{}/{count} {id} {title}", place + 1));
     }
 }
 
@@ -142,12 +142,12 @@ fn write(reproduction: &Reproduction, dir: &Path) -> Result<(), Failure> {
         ("reproduction.txt", text),
     ] {
         let path = write_into(dir, name, content.as_bytes())?;
-        print_line(&format!("wrote {}", path.display()));
+        print_status(&format!("wrote {}", path.display()));
     }
     for finding in &reproduction.findings {
         let name = format!("{}.md", finding.id);
         let path = write_into(dir, &name, finding_markdown(finding).as_bytes())?;
-        print_line(&format!("wrote {}", path.display()));
+        print_status(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

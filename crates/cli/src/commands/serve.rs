@@ -18,7 +18,7 @@ use super::device_options::{access, device_options, host_page_pool, limits, memo
 use crate::args::{DeviceArgs, ServeArgs};
 use crate::failure::Failure;
 use crate::interrupt::{AfterSignal, on_interrupt};
-use crate::output::{print, print_line};
+use crate::output::{print, print_status};
 
 /// Exit code after another process has taken over the devices.
 const HANDED_OVER: u8 = 4;
@@ -33,7 +33,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     match daemon.join().map_err(Failure::io(&args.dir))? {
         EndReason::Stopped => Ok(ExitCode::SUCCESS),
         EndReason::HandedOver => {
-            print_line("another process has the devices");
+            print_status("another process has the devices");
             Ok(ExitCode::from(HANDED_OVER))
         }
     }
@@ -64,7 +64,7 @@ fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
     confine(daemon, args)?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
-    print_line("serving; arguments for QEMU:");
+    print_status("serving; arguments for QEMU:");
     print(&format!("{}\n", lines.join(" \\\n")))
 }
 

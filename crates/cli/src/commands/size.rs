@@ -14,7 +14,7 @@ use crate::args::SizeArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{print, print_line, table_style};
+use crate::output::{print, print_status, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -97,7 +97,7 @@ fn profile(args: &SizeArgs) -> Result<MachineProfile, Failure> {
 fn draw(sizing: &Sizing, dir: &Path) -> Result<(), Failure> {
     for plot in sizing_plots(sizing) {
         let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
-        print_line(&format!("wrote {}", path.display()));
+        print_status(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

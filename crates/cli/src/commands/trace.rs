@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::interrupt::{AfterSignal, on_interrupt};
 use crate::out_file::{FileAccess, OutFile};
-use crate::output::{print, print_line, table_style};
+use crate::output::{print, print_status, table_style};
 
 /// Runs a `trace` subcommand.
 pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
@@ -118,7 +118,7 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
 fn warn_of_stale_instances(tracefs: &Path) {
     for path in stale_instances(tracefs) {
         let path = path.display();
-        print_line(&format!(
+        print_status(&format!(
             "{path} was left by a recording that was killed, and takes memory; remove it: echo 0 \
              >{path}/events/enable; rmdir {path}"
         ));
@@ -138,7 +138,7 @@ fn workload_command(args: &RecordArgs) -> Option<Command> {
 }
 
 fn report(recorded: &RecordingSummary, args: &RecordArgs) {
-    print_line(&format!(
+    print_status(&format!(
         "{} bytes of text to {}{}",
         recorded.bytes,
         args.output.display(),
@@ -153,7 +153,7 @@ fn report(recorded: &RecordingSummary, args: &RecordArgs) {
             larger if larger > args.buffer => format!("record again with --buffer {larger}"),
             _ => "record for a shorter time".to_owned(),
         };
-        print_line(&format!(
+        print_status(&format!(
             "{} events did not fit and are lost; {advice}",
             recorded.lost
         ));
@@ -304,7 +304,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         other => Failure::io(&args.output)(io::Error::other(other)),
     })?;
     out.finish()?;
-    print_line(&format!(
+    print_status(&format!(
         "{} operations and {} marks to {}",
         written.operations,
         written.marks,

@@ -14,7 +14,7 @@ use super::interrupt::Interrupt;
 use crate::args::ReproduceGuestArgs;
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
-use crate::output::print_line;
+use crate::output::print_status;
 
 /// Boots a guest for every requested cell, as many in parallel as there are CPUs. With `fetch`
 /// false the function fetches nothing, and returns [`Guests::None`] with the reason if no guest was
@@ -107,7 +107,7 @@ fn all(
                         cell.configuration.name()
                     );
                     if io::stderr().is_terminal() {
-                        print_line(&name);
+                        print_status(&name);
                     }
                     let begun = Instant::now();
                     let counts = count_operation(cell.kind, cell.configuration);
@@ -120,7 +120,7 @@ fn all(
                     // Always print: the user sees partial results before the table, or without it
                     // after an error.
                     let seconds = begun.elapsed().as_secs_f64();
-                    print_line(&format!("{name}: {result} ({seconds:.0} s)"));
+                    print_status(&format!("{name}: {result} ({seconds:.0} s)"));
                     cell.counts = counts;
                 }
             });

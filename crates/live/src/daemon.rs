@@ -1,6 +1,7 @@
 //! The devices of one guest, each with its own socket and thread, and a further thread that serves
 //! their counters.
 
+mod attach;
 mod disk;
 mod dma_path;
 mod local_config;
@@ -23,7 +24,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use ringfence_types::RequesterId;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 
@@ -32,22 +32,18 @@ use self::paused::PausedDevice;
 use crate::access::SocketAccess;
 use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
-use crate::dma::{Direct, Dma};
+use crate::dma::Dma;
 use crate::handover::{
     CONTROL, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome, StateError,
     serve_destination,
 };
-use crate::host::HostPagePool;
-use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
+use crate::iommu::GuestIommu;
 use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
-use crate::pviommu::PvIommu;
-use crate::qemu::{IOMMU, PVIOMMU, PciSlot, QemuArgs};
+use crate::qemu::{PciSlot, QemuArgs};
 use crate::server::{ClientSlot, ServeEvent, StopSignal, serve_text};
-use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
-use crate::virtio::pviommu::{InjectedReply, PvIommuDevice};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 
@@ -79,13 +75,15 @@ pub struct Daemon {
     rules: MemoryRules,
     stop: StopSignal,
     threads: Vec<JoinHandle<io::Result<()>>>,
-    sockets: Vec<PathBuf>,
+    /// Sockets and the memory file, which the daemon removes at its end.
+    paths_to_remove: Vec<PathBuf>,
     counters: Vec<NamedCounters>,
     /// Pause handles of the devices.
     pause_handles: Vec<(&'static str, PauseHandle)>,
     /// Devices whose threads are not started yet.
     paused: Vec<PausedDevice>,
-    metrics: Option<UnixListener>,
+    /// The thread that serves the counters and the offer of a hand-over share the listener.
+    metrics: Option<Arc<UnixListener>>,
     control: Option<UnixListener>,
     /// Largest size in bytes of a file that the devices write.
     file_bytes: u64,
@@ -102,6 +100,17 @@ pub enum EndReason {
     HandedOver,
 }
 
+/// Result of [`Daemon::offer_hand_over`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandOverOffer {
+    /// Another process can take over the devices.
+    Offered,
+    /// An earlier call has offered them. Its timeouts and its log stay in use.
+    AlreadyOffered,
+    /// QEMU's IOMMU translates for the devices, so they cannot be taken over.
+    QemuTranslates,
+}
+
 const IOMMU_SLOT: PciSlot = PciSlot(3);
 const BLK: (PciSlot, &str) = (PciSlot(4), "blk");
 const NET: (PciSlot, &str) = (PciSlot(5), "net");
@@ -111,10 +120,13 @@ pub const METRICS: &str = "metrics.sock";
 const MEMORY_MIB: u32 = 512;
 
 impl Daemon {
-    /// Listens in `dir` and serves until its [`stopper`](Self::stopper) stops it.
+    /// Listens in `dir` and starts the threads that serve the devices. [`stopper`](Self::stopper)
+    /// stops them.
     ///
     /// # Errors
-    /// Opening the disk or listening failed; the error names the path.
+    /// The options are invalid, the access to the directory is, or the creation of an IOMMU, a
+    /// socket, the memory file, a record or the network link failed, or the disk could not be
+    /// opened. The error names the path.
     pub fn start(
         dir: &Path,
         options: &DeviceOptions,
@@ -124,19 +136,23 @@ impl Daemon {
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         options.check().map_err(invalid).map_err(&at)?;
         let dir = options.access.check_directory(dir).map_err(&at)?;
-        let mut daemon = Self::empty(&dir).map_err(&at)?;
-        match daemon.fill(options, log) {
+        let mut daemon = Self::without_devices(&dir).map_err(&at)?;
+        match daemon.attach_and_launch(options, log) {
             Ok(()) => Ok(daemon),
             Err(error) => {
                 // Remove the sockets created so far.
                 daemon.stop.stop();
-                daemon.remove_sockets();
+                daemon.remove_files();
                 Err(error)
             }
         }
     }
 
-    fn fill(&mut self, options: &DeviceOptions, log: &Log) -> Result<(), (PathBuf, io::Error)> {
+    fn attach_and_launch(
+        &mut self,
+        options: &DeviceOptions,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
         self.machine.access = options.access;
         self.file_bytes = options.limits.record_bytes;
         match &options.devices {
@@ -175,7 +191,7 @@ impl Daemon {
             }
         };
         if devices.entropy {
-            let counters = self.count(RNG.1);
+            let counters = self.add_counters(RNG.1);
             self.attach(
                 RNG,
                 Rng::new(Arc::clone(&counters)),
@@ -185,9 +201,9 @@ impl Daemon {
             )?;
         }
         if let Some(options) = &devices.net {
-            let counters = self.count(NET.1);
+            let counters = self.add_counters(NET.1);
             let link = link::open(&options.link).map_err(at(options.link.path()))?;
-            self.sockets.extend(link.name());
+            self.paths_to_remove.extend(link.name());
             let mac = options.mac.unwrap_or_else(random_mac);
             let net = Net::new(link, mac, options.pairs, Arc::clone(&counters));
             self.attach(NET, net, iommu.as_ref(), counters, log)?;
@@ -198,7 +214,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn empty(dir: &Path) -> io::Result<Self> {
+    fn without_devices(dir: &Path) -> io::Result<Self> {
         Ok(Self {
             machine: QemuArgs {
                 dir: dir.to_owned(),
@@ -215,7 +231,7 @@ impl Daemon {
             rules: MemoryRules::default(),
             stop: StopSignal::new()?,
             threads: Vec::new(),
-            sockets: Vec::new(),
+            paths_to_remove: Vec::new(),
             counters: Vec::new(),
             pause_handles: Vec::new(),
             paused: Vec::new(),
@@ -231,19 +247,19 @@ impl Daemon {
     fn make_memory(&mut self, path: &Path) -> io::Result<()> {
         let mut file = File::options();
         file.write(true).create_new(true).mode(0o600).open(path)?;
-        self.sockets.push(path.to_owned());
+        self.paths_to_remove.push(path.to_owned());
         self.machine.access.share(path)?;
         self.machine.memory_file = Some(path.to_owned());
         Ok(())
     }
 
-    fn count(&mut self, name: &'static str) -> Arc<DeviceCounters> {
+    fn add_counters(&mut self, name: &'static str) -> Arc<DeviceCounters> {
         let counters = Arc::new(DeviceCounters::default());
         self.counters.push((name, Arc::clone(&counters)));
         counters
     }
 
-    /// Listens at `path` until the devices are no longer served.
+    /// Creates a listener at `path`. The daemon removes the path at its end.
     fn listen(
         &mut self,
         path: &Path,
@@ -251,112 +267,8 @@ impl Daemon {
     ) -> Result<UnixListener, (PathBuf, io::Error)> {
         let listener = access.listen(path);
         let listener = listener.map_err(|error| (path.to_owned(), error))?;
-        self.sockets.push(path.to_owned());
+        self.paths_to_remove.push(path.to_owned());
         Ok(listener)
-    }
-
-    fn attach_iommu(
-        &mut self,
-        [requests, dmas]: [Option<&Path>; 2],
-        limits: &GuestLimits,
-        log: &Log,
-    ) -> Result<VirtioIommu, (PathBuf, io::Error)> {
-        let counters = self.count(IOMMU);
-        let iommu = VirtioIommu::with_limits(limits, Arc::clone(&counters))
-            .map_err(|e| (self.machine.dir.clone(), e))?;
-        let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        device.set_log(rate_limited_log(IOMMU, log));
-        if let Some(path) = requests {
-            let record = Recorder::create(path, limits.record_bytes);
-            device.record(record.map_err(at(path))?);
-        }
-        if let Some(path) = dmas {
-            let created = iommu.create_dma_record(path, limits.record_bytes);
-            created.map_err(at(path))?;
-        }
-        let dma = iommu.memory();
-        let function = VirtioPci::new(device, dma, false, Arc::clone(&counters));
-        self.machine.iommu = Some(IOMMU_SLOT);
-        self.listen_for(IOMMU, function, counters, log)?;
-        Ok(iommu)
-    }
-
-    /// No firmware table describes this IOMMU; its driver recognises its PCI ID.
-    fn attach_pviommu(
-        &mut self,
-        devices: &VfioUserDevices,
-        host_page_pool: HostPagePool,
-        inject_reply: Option<InjectedReply>,
-        log: &Log,
-    ) -> Result<PvIommu, (PathBuf, io::Error)> {
-        let counters = self.count(PVIOMMU);
-        let endpoints = [
-            (BLK.0, devices.disk.is_some()),
-            (NET.0, devices.net.is_some()),
-            (RNG.0, devices.entropy),
-        ];
-        let endpoints = endpoints.iter().filter(|(_, there)| *there);
-        let endpoints: Vec<_> = endpoints
-            .map(|(slot, _)| RequesterId::new(slot.address()))
-            .collect();
-        let assigned = devices.disk.as_ref();
-        let assigned = assigned.filter(|disk| disk.mode.is_assigned());
-        let assigned = assigned.map(|_| RequesterId::new(BLK.0.address()));
-        let iommu = PvIommu::with_assigned(
-            &endpoints,
-            assigned.as_slice(),
-            host_page_pool,
-            Arc::clone(&counters),
-        );
-        let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
-        if devices.memory.locked == Locked::Mapped {
-            iommu.lock_mapped();
-        }
-        let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        if let Some(inject_reply) = inject_reply {
-            device.inject_reply(inject_reply);
-        }
-        let function = VirtioPci::new(device, iommu.memory(), false, Arc::clone(&counters));
-        self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-        self.listen_for(PVIOMMU, function, counters, log)?;
-        Ok(iommu)
-    }
-
-    /// Attaches a device behind the IOMMU. Without an IOMMU the device can access all of memory.
-    fn attach<D: Device + Send + 'static>(
-        &mut self,
-        (slot, name): (PciSlot, &'static str),
-        device: D,
-        iommu: Option<&GuestIommu>,
-        counters: Arc<DeviceCounters>,
-        log: &Log,
-    ) -> Result<(), (PathBuf, io::Error)> {
-        self.machine.devices.push((slot, name));
-        let Some(iommu) = iommu else {
-            let function = VirtioPci::new(device, Direct::default(), false, Arc::clone(&counters));
-            return self.listen_for(name, function, counters, log);
-        };
-        let dma = iommu
-            .add_endpoint(RequesterId::new(slot.address()))
-            .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
-        let function = VirtioPci::new(device, dma, true, Arc::clone(&counters));
-        self.listen_for(name, function, counters, log)
-    }
-
-    fn listen_for<D: Device + Send + 'static, A: Dma + 'static>(
-        &mut self,
-        name: &'static str,
-        function: VirtioPci<D, A>,
-        counters: Arc<DeviceCounters>,
-        log: &Log,
-    ) -> Result<(), (PathBuf, io::Error)> {
-        let path = self.machine.socket(name);
-        let access = self.machine.access;
-        let slot = ClientSlot::new(self.listen(&path, access)?, function)
-            .with_memory_rules(self.rules.clone())
-            .with_access(access);
-        let prepared = self.prepare(name, slot, counters, log);
-        prepared.map_err(|error| (path, io::Error::other(error)))
     }
 
     /// Prepares a thread that serves the device.
@@ -389,7 +301,7 @@ impl Daemon {
             })
         });
         self.threads.extend(threads);
-        if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
+        if let Some(listener) = self.metrics.clone() {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());
             self.threads.push(thread::spawn(move || {
                 confine::serving_thread(prepared, CapabilitySet::empty())?;
@@ -400,7 +312,7 @@ impl Daemon {
 
     fn listen_metrics(&mut self) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.dir.join(METRICS);
-        self.metrics = Some(self.listen(&path, SocketAccess::OwnUser)?);
+        self.metrics = Some(Arc::new(self.listen(&path, SocketAccess::OwnUser)?));
         Ok(())
     }
 
@@ -409,21 +321,30 @@ impl Daemon {
     ///
     /// # Errors
     /// Listening failed.
-    pub fn offer_hand_over(&mut self, limits: HandOverTimeouts, log: &Log) -> io::Result<()> {
-        let path = self.machine.dir.join(CONTROL);
-        if self.control.is_none() && self.machine.qemu_iommu.is_none() {
-            let listener = self.listen(&path, SocketAccess::OwnUser);
-            let listener = listener.map_err(|(_, error)| error)?;
-            self.control = Some(listener);
+    pub fn offer_hand_over(
+        &mut self,
+        timeouts: HandOverTimeouts,
+        log: &Log,
+    ) -> io::Result<HandOverOffer> {
+        if self.machine.qemu_iommu.is_some() {
+            return Ok(HandOverOffer::QemuTranslates);
         }
-        let (Some(control), Some(metrics)) = (self.control.take(), self.metrics.take()) else {
-            return Ok(());
+        let Some(metrics) = self.metrics.take() else {
+            return Ok(HandOverOffer::AlreadyOffered);
+        };
+        let control = match self.control.take() {
+            Some(control) => control,
+            None => {
+                let path = self.machine.dir.join(CONTROL);
+                let listener = self.listen(&path, SocketAccess::OwnUser);
+                listener.map_err(|(_, error)| error)?
+            }
         };
         let offered = HandOverSource {
             control,
-            metrics: metrics.into(),
+            metrics,
             devices: self.pause_handles.clone(),
-            limits,
+            limits: timeouts,
         };
         let (stop, handed_over, log) = (
             self.stop.clone(),
@@ -439,11 +360,11 @@ impl Daemon {
             }
             Ok(())
         }));
-        Ok(())
+        Ok(HandOverOffer::Offered)
     }
 
-    /// Returns the arguments of the virtual machine that has the devices.
-    pub fn machine(&mut self) -> &mut QemuArgs {
+    /// Returns the QEMU arguments, for changes before the start of QEMU.
+    pub fn qemu_args_mut(&mut self) -> &mut QemuArgs {
         &mut self.machine
     }
 
@@ -453,8 +374,11 @@ impl Daemon {
         text(&self.counters)
     }
 
-    /// Waits until every thread has ended. The threads end only after [`StopSignal::stop`] or an
-    /// error.
+    /// Waits until every thread has ended. The threads end after [`StopSignal::stop`], a hand-over
+    /// or an error.
+    ///
+    /// # Errors
+    /// The first error of a thread.
     pub fn join(mut self) -> io::Result<EndReason> {
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
@@ -469,12 +393,12 @@ impl Daemon {
         if self.handed_over.load(Ordering::Acquire) {
             return result.map(|()| EndReason::HandedOver);
         }
-        self.remove_sockets();
+        self.remove_files();
         result.map(|()| EndReason::Stopped)
     }
 
-    fn remove_sockets(&self) {
-        for socket in &self.sockets {
+    fn remove_files(&self) {
+        for socket in &self.paths_to_remove {
             let _ = fs::remove_file(socket);
         }
     }
@@ -505,7 +429,7 @@ fn rate_limited_log(name: &'static str, log: &Log) -> RateLimitedLog {
     RateLimitedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
 }
 
-/// Returns the disk's injector; the entropy device performs the foreign accesses.
+/// Formats the counters as Prometheus text.
 fn text(counters: &[NamedCounters]) -> String {
     let counters: Vec<_> = counters.iter().map(|(name, c)| (*name, &**c)).collect();
     prometheus(&counters)

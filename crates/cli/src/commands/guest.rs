@@ -182,9 +182,9 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         delay_disk(&mut options.devices);
     }
     let mut daemon = start(dir.path(), &options, &args.devices)?;
-    daemon.machine().icount = args.icount;
+    daemon.qemu_args_mut().icount = args.icount;
     let ended = boot(&Boot {
-        machine: daemon.machine(),
+        machine: daemon.qemu_args_mut(),
         qemu: &prepared.qemu,
         kernel: &prepared.kernel.image,
         initramfs: &prepared.initramfs,

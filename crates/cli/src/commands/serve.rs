@@ -59,7 +59,7 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
 fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
     let offered = daemon.offer_hand_over(HandOverTimeouts::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
-    let arguments = daemon.machine().device_arguments();
+    let arguments = daemon.qemu_args_mut().device_arguments();
     let arguments = arguments.map_err(|(path, source)| Failure::Io { path, source })?;
     confine(daemon, args)?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
@@ -129,8 +129,8 @@ pub(super) fn start(
     use_all_descriptors();
     let started = Daemon::start(dir, options, &log());
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
-    daemon.machine().memory = args.memory;
-    daemon.machine().processors = args.cpus;
+    daemon.qemu_args_mut().memory = args.memory;
+    daemon.qemu_args_mut().processors = args.cpus;
     // Neither this process nor a QEMU that it starts needs privileges.
     drop_privileges().map_err(Failure::io(dir))?;
     Ok(daemon)

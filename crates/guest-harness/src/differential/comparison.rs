@@ -21,7 +21,7 @@ use ringfence_live::dma::Dma;
 use ringfence_live::iommu::{EndpointMemory, VirtioIommu};
 use ringfence_live::server::{PolledFunction, StopSignal};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::virtio::{VirtioPci, is_doorbell};
+use ringfence_live::virtio::{DmaAddresses, VirtioPci, is_doorbell};
 
 /// Doorbells before the first access is tried: the guest has few mappings while it boots.
 const QUIET: u32 = 8;
@@ -66,7 +66,12 @@ impl Comparison {
         let ours = iommu.add_reader(device).map_err(io::Error::other)?;
         Ok(Self {
             link: QemuLink::new(stream),
-            session: Session::new(VirtioPci::new(disk, dma, true, counters)),
+            session: Session::new(VirtioPci::new(
+                disk,
+                dma,
+                DmaAddresses::Translated,
+                counters,
+            )),
             shadow: ShadowIommu::new(iommu, endpoint)?,
             ours,
             path,

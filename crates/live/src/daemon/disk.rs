@@ -23,7 +23,7 @@ use crate::server::{EventHandler, ServeEvent};
 use crate::vhost_user::{self, Clients, Settings};
 use crate::virtio::blk::Blk;
 use crate::virtio::delayed::Delayed;
-use crate::virtio::{Device, DmaInjector, VirtioPci};
+use crate::virtio::{Device, DmaAddresses, DmaInjector, VirtioPci};
 
 impl Daemon {
     /// Attaches the disk in its mode.
@@ -80,7 +80,11 @@ impl Daemon {
             None => AssignedDma::identity_mapped(id, Arc::clone(&counters)),
         };
         let dma = dma.map_err(|error| (self.machine.socket(name), error))?;
-        let function = VirtioPci::new(device, dma, iommu.is_some(), Arc::clone(&counters));
+        let addresses = match iommu {
+            Some(_) => DmaAddresses::Translated,
+            None => DmaAddresses::GuestPhysical,
+        };
+        let function = VirtioPci::new(device, dma, addresses, Arc::clone(&counters));
         self.listen_for(name, function, counters, log)
     }
 
@@ -127,7 +131,7 @@ impl Daemon {
         let mut options = File::options();
         let file = options.read(true).write(!read_only).open(path);
         let file = file.map_err(at(path))?;
-        let counters = self.count(BLK.1);
+        let counters = self.add_counters(BLK.1);
         let mut disk = Blk::new(file, read_only, Arc::clone(&counters)).map_err(at(path))?;
         disk.set_limits(limits, rate_limited_log(BLK.1, log));
         self.file_bytes = self.file_bytes.max(disk.bytes());
@@ -135,6 +139,8 @@ impl Daemon {
     }
 }
 
+/// Attaches an injector of the selected classes to the disk. The entropy device performs the
+/// accesses of another device.
 fn inject_dma(
     disk: &mut Blk,
     classes: &[InjectedDma],

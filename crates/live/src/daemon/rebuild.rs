@@ -32,7 +32,7 @@ use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::rng::Rng;
-use crate::virtio::{Device, VirtioPci};
+use crate::virtio::{Device, DmaAddresses, VirtioPci};
 
 impl Daemon {
     /// Checks that this process could serve the state that another process sent. Serves nothing.
@@ -52,7 +52,7 @@ impl Daemon {
         saved: SavedDevices,
     ) -> Result<Self, StateError> {
         config.check(&saved.devices)?;
-        let mut daemon = Self::empty(config.dir)?;
+        let mut daemon = Self::without_devices(config.dir)?;
         daemon.rules = config.memory.clone();
         daemon.machine.access = config.access;
         let disks = saved
@@ -78,7 +78,7 @@ impl Daemon {
         let assigned = others.iter().filter(|one| is_assigned(&one.state));
         let assigned: Vec<RequesterId> = assigned.map(|one| device_id(&one.state)).collect();
         let iommu_device = iommu_device.map(|device| {
-            let counters = daemon.count(slot_and_name(&device.state).1);
+            let counters = daemon.add_counters(slot_and_name(&device.state).1);
             let unit = match &device.state {
                 DeviceState::PvIommu(_) => {
                     let known = Arc::clone(&counters);
@@ -105,7 +105,7 @@ impl Daemon {
         let mut rest = Vec::new();
         for device in others {
             let name = slot_and_name(&device.state).1;
-            let counters = daemon.count(name);
+            let counters = daemon.add_counters(name);
             let iommu = iommu_device.as_ref().map(|(iommu, ..)| iommu);
             let process = start_sandbox(&device.state, iommu, &counters, config)?;
             let dma_path = DmaPath::new(&device.state, iommu, &counters)?;
@@ -119,13 +119,21 @@ impl Daemon {
         }
         for (state, process, dma_path, left) in rest {
             match dma_path {
-                DmaPath::Direct => {
-                    daemon.rebuild_device(state, process, Direct::default(), false, left)
+                DmaPath::Direct => daemon.rebuild_device(
+                    state,
+                    process,
+                    Direct::default(),
+                    DmaAddresses::GuestPhysical,
+                    left,
+                ),
+                DmaPath::Translated(dma) => {
+                    daemon.rebuild_device(state, process, *dma, DmaAddresses::Translated, left)
                 }
-                DmaPath::Translated(dma) => daemon.rebuild_device(state, process, *dma, true, left),
-                DmaPath::Assigned(dma) => daemon.rebuild_device(state, process, dma, true, left),
+                DmaPath::Assigned(dma) => {
+                    daemon.rebuild_device(state, process, dma, DmaAddresses::Translated, left)
+                }
                 DmaPath::AssignedIdentity(dma) => {
-                    daemon.rebuild_device(state, process, dma, false, left)
+                    daemon.rebuild_device(state, process, dma, DmaAddresses::GuestPhysical, left)
                 }
             }?;
         }
@@ -136,15 +144,15 @@ impl Daemon {
             return Err(io::Error::other(violation).into());
         }
         if let Some(path) = &config.memory.file {
-            daemon.sockets.push(path.clone());
+            daemon.paths_to_remove.push(path.clone());
             daemon.machine.memory_file = Some(path.clone());
         }
         let names = [METRICS, CONTROL].map(|name| config.dir.join(name));
         let devices = daemon.pause_handles.iter();
         let devices = devices.map(|(name, _)| daemon.machine.socket(name));
         let sockets: Vec<PathBuf> = devices.chain(names).collect();
-        daemon.sockets.extend(sockets);
-        daemon.metrics = Some(listener(saved.metrics)?);
+        daemon.paths_to_remove.extend(sockets);
+        daemon.metrics = Some(Arc::new(listener(saved.metrics)?));
         daemon.control = Some(listener(saved.control)?);
         Ok(daemon)
     }
@@ -177,7 +185,7 @@ impl Daemon {
                 }
                 device.set_log(rate_limited_log(IOMMU, rest.config.log));
                 self.machine.iommu = Some(IOMMU_SLOT);
-                self.restore_device(device, unit.memory(), false, rest)?;
+                self.restore_device(device, unit.memory(), DmaAddresses::GuestPhysical, rest)?;
                 if dmas.is_some() {
                     unit.follow_mappings();
                 }
@@ -196,7 +204,7 @@ impl Daemon {
             (GuestIommu::Para(unit), DeviceState::PvIommu(state)) => {
                 let device = PvIommuDevice::new(unit.clone(), counters);
                 self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-                self.restore_device(device, unit.memory(), false, rest)?;
+                self.restore_device(device, unit.memory(), DmaAddresses::GuestPhysical, rest)?;
                 if state.running != begun.is_some() {
                     return Err(StateError::Register {
                         what: "driver state of the para-virtual IOMMU",
@@ -214,14 +222,14 @@ impl Daemon {
         state: DeviceState,
         process: Option<DiskProxy>,
         dma: A,
-        translated: bool,
+        addresses: DmaAddresses,
         rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
         self.machine.devices.push(slot_and_name(&state));
         let counters = Arc::clone(&rest.counters);
         match (state, process) {
             (DeviceState::Blk { .. }, Some(proxy)) => {
-                self.restore_device(proxy, dma, translated, rest)
+                self.restore_device(proxy, dma, addresses, rest)
             }
             (
                 DeviceState::Blk {
@@ -233,16 +241,16 @@ impl Daemon {
                 None,
             ) => {
                 let disk = disk(file, read_only, sectors, counters, rest.config)?;
-                self.restore_device(disk, dma, translated, rest)
+                self.restore_device(disk, dma, addresses, rest)
             }
             (DeviceState::Net(state), _) => {
                 let begun = rest.function.common.begun();
                 let mut net = Net::restore(*state, begun, counters)?;
                 // The socket belongs to the old process until this daemon serves and ends.
-                self.sockets.extend(net.link().name());
-                self.restore_device(net, dma, translated, rest)
+                self.paths_to_remove.extend(net.link().name());
+                self.restore_device(net, dma, addresses, rest)
             }
-            _ => self.restore_device(Rng::new(counters), dma, translated, rest),
+            _ => self.restore_device(Rng::new(counters), dma, addresses, rest),
         }
     }
 
@@ -251,10 +259,10 @@ impl Daemon {
         &mut self,
         device: D,
         dma: A,
-        translated: bool,
+        addresses: DmaAddresses,
         rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
-        let function = VirtioPci::new(device, dma, translated, Arc::clone(&rest.counters));
+        let function = VirtioPci::new(device, dma, addresses, Arc::clone(&rest.counters));
         let (name, counters, log) = (rest.name, Arc::clone(&rest.counters), rest.config.log);
         self.prepare(name, rebuild_slot(function, rest)?, counters, log)
     }
@@ -271,13 +279,13 @@ impl RestoredDevices {
     /// [`HandOverBlocker`] if a device cannot be handed over.
     pub fn save(&self) -> Result<SavedDevices, HandOverBlocker> {
         let Self(daemon) = self;
-        let clone = |socket: &Option<UnixListener>| match socket {
+        let clone = |socket: Option<&UnixListener>| match socket {
             Some(socket) => socket.as_fd().try_clone_to_owned(),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         Ok(SavedDevices {
-            metrics: clone(&daemon.metrics)?,
-            control: clone(&daemon.control)?,
+            metrics: clone(daemon.metrics.as_deref())?,
+            control: clone(daemon.control.as_ref())?,
             devices: daemon
                 .paused
                 .iter()

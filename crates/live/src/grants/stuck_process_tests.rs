@@ -21,7 +21,7 @@ use crate::server::{ClientConnection, ClientSlot, LogBudget, PolledFunction};
 use crate::session::{Function, FunctionError, Session};
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::pviommu::PvIommuDevice;
-use crate::virtio::{Device, VirtioPci};
+use crate::virtio::{Device, DmaAddresses, VirtioPci};
 
 const DISK: RequesterId = RequesterId::new(0x20);
 
@@ -120,7 +120,7 @@ fn write_status<D: Device, A: Dma>(function: &mut VirtioPci<D, A>, value: u8) {
 /// Resets an IOMMU whose sandboxed device has a stuck process: as a driver, and as a client.
 fn reset<D: Device, A: Dma>(device: D, memory: A, exited: &OwnedFd) {
     let counters = Arc::<DeviceCounters>::default();
-    let mut function = VirtioPci::new(device, memory, false, counters);
+    let mut function = VirtioPci::new(device, memory, DmaAddresses::GuestPhysical, counters);
     write_status(&mut function, 1);
     assert_eq!(status(&mut function), 1);
     write_status(&mut function, 0);
@@ -153,7 +153,7 @@ fn a_pause_completes_a_reset_that_nobody_polls() {
     iommu.set_sandboxed(DISK, grants);
     let memory = iommu.memory();
     let device = IommuDevice::new(iommu, Arc::clone(&counters));
-    let mut function = VirtioPci::new(device, memory, false, counters);
+    let mut function = VirtioPci::new(device, memory, DmaAddresses::GuestPhysical, counters);
     write_status(&mut function, 1);
     assert_eq!(function.reset(), Err(FunctionError::ResetPending));
     let now = Instant::now();
@@ -173,7 +173,7 @@ fn an_incomplete_unmap_blocks_the_hand_over() {
     iommu.set_sandboxed(DISK, grants);
     let memory = iommu.memory();
     let device = IommuDevice::new(iommu, Arc::clone(&counters));
-    let function = VirtioPci::new(device, memory, false, counters);
+    let function = VirtioPci::new(device, memory, DmaAddresses::GuestPhysical, counters);
     let mut session = Session::resume(function, GuestRam::default(), true);
     let mut send = |command: u16, words: &[u64]| {
         let body = words.iter().flat_map(|word| word.to_le_bytes());

@@ -1,8 +1,9 @@
 //! Source of a hand-over: the process that serves the devices and waits for a destination.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ impl Default for HandOverTimeouts {
 #[derive(Debug)]
 pub(crate) struct HandOverSource {
     pub(crate) control: UnixListener,
-    pub(crate) metrics: OwnedFd,
+    pub(crate) metrics: Arc<UnixListener>,
     /// Devices, in the order of [`DeviceState`](super::DeviceState)'s variants.
     pub(crate) devices: Vec<(&'static str, PauseHandle)>,
     pub(crate) limits: HandOverTimeouts,
@@ -257,6 +258,7 @@ fn saved(name: &str, pause: &PauseRequester, until: Instant) -> Result<SavedDevi
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::thread;
 
@@ -318,6 +320,7 @@ mod tests {
     fn confirmed(last: PauseReply) -> (u32, io::Result<SourceOutcome>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
+        let metrics = Arc::new(UnixListener::bind(dir.path().join("metrics")).unwrap());
         let (control, stop) = (
             UnixListener::bind(&path).unwrap(),
             StopSignal::new().unwrap(),
@@ -327,7 +330,7 @@ mod tests {
         let pause = PauseHandle::new().unwrap();
         let given = HandOverSource {
             control,
-            metrics: fd(),
+            metrics,
             devices: vec![("blk", pause.clone())],
             limits: HandOverTimeouts::default(),
         };

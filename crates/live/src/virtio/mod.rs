@@ -25,7 +25,7 @@ pub use device_state::{DeviceState, DiskKind};
 pub use dma_injector::DmaInjector;
 pub use function_state::{CommonState, FunctionState, QueueSlot};
 pub use quantum::{ChainOutcome, QUANTUM_BYTES, QuantumResult, serve_chains};
-pub use transport::{VirtioPci, is_doorbell};
+pub use transport::{DmaAddresses, VirtioPci, is_doorbell};
 
 pub use crate::event::PollSource;
 pub use crate::server::QueueBroken;

@@ -33,6 +33,15 @@ pub fn is_doorbell(region: u32, offset: u64) -> bool {
         && u32::try_from(offset).is_ok_and(|at| doorbells.contains(&at))
 }
 
+/// Addresses that the driver gives to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaAddresses {
+    /// Guest-physical addresses.
+    GuestPhysical,
+    /// Addresses that an IOMMU translates. The function requires `VIRTIO_F_ACCESS_PLATFORM`.
+    Translated,
+}
+
 /// A PCI function with device `D`, which accesses memory through `A`.
 #[derive(Debug)]
 pub struct VirtioPci<D, A> {
@@ -48,16 +57,15 @@ pub struct VirtioPci<D, A> {
 }
 
 impl<D: Device, A: Dma> VirtioPci<D, A> {
-    /// Creates the function in its state after power-on. With `translated` it requires
-    /// `VIRTIO_F_ACCESS_PLATFORM`, because it is behind an IOMMU.
+    /// Creates the function in its state after power-on.
     pub fn new(
         device: D,
         dma: A,
-        translated: bool,
+        addresses: DmaAddresses,
         counters: std::sync::Arc<DeviceCounters>,
     ) -> Self {
         let mut features = device.features() | F_VERSION_1 | F_EVENT_IDX | F_INDIRECT_DESC;
-        if translated {
+        if addresses == DmaAddresses::Translated {
             features |= F_ACCESS_PLATFORM;
         }
         let queues = u16::try_from(device.queue_sizes().len()).unwrap_or(u16::MAX);

@@ -226,7 +226,7 @@ fn started(dir: &Path, options: &DeviceOptions, why: Option<&str>, name: &str) {
     assert_eq!(options.check().err(), why, "{name}");
     match (Daemon::start(dir, options, &log), why) {
         (Ok(mut daemon), None) => {
-            assert!(daemon.machine().device_arguments().is_ok());
+            assert!(daemon.qemu_args_mut().device_arguments().is_ok());
             daemon.stopper().stop();
             daemon.join().unwrap();
         }

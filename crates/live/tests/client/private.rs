@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ringfence_live::access::SocketAccess;
-use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, Log, VfioUserDevices};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, Disk, GuestDevices, HandOverOffer, Log, VfioUserDevices, VhostUserDisk,
+};
 use ringfence_live::handover::HandOverTimeouts;
+use ringfence_live::qemu::QemuIommu;
 
 use crate::rig::DISK_SECTORS;
 
@@ -55,13 +58,46 @@ fn refused(dir: &Path, devices: &DeviceOptions) -> String {
 }
 
 #[test]
+fn a_hand_over_is_offered_once() {
+    let dir = Dir::new("once");
+    let mut daemon = Daemon::start(&dir.0, &devices(dir.disk(), true), &log()).unwrap();
+    for wanted in [HandOverOffer::Offered, HandOverOffer::AlreadyOffered] {
+        let offered = daemon.offer_hand_over(HandOverTimeouts::default(), &log());
+        assert_eq!(offered.unwrap(), wanted);
+    }
+    daemon.stopper().stop();
+    daemon.join().unwrap();
+}
+
+#[test]
+fn no_hand_over_is_offered_if_qemu_translates() {
+    let dir = Dir::new("qemu");
+    let disk = VhostUserDisk {
+        iommu: QemuIommu::Intel,
+        path: dir.disk(),
+        read_only: false,
+        inject_dma: Vec::new(),
+    };
+    let options = DeviceOptions {
+        devices: GuestDevices::VhostUser(disk),
+        ..devices("", false)
+    };
+    let mut daemon = Daemon::start(&dir.0, &options, &log()).unwrap();
+    let offered = daemon.offer_hand_over(HandOverTimeouts::default(), &log());
+    assert_eq!(offered.unwrap(), HandOverOffer::QemuTranslates);
+    assert!(!dir.names().contains(&"control.sock".to_owned()));
+    daemon.stopper().stop();
+    daemon.join().unwrap();
+}
+
+#[test]
 fn files_are_private_to_the_user() {
     let dir = Dir::new("modes");
     let mut daemon = Daemon::start(&dir.0, &devices(dir.disk(), true), &log()).unwrap();
     daemon
         .offer_hand_over(HandOverTimeouts::default(), &log())
         .unwrap();
-    daemon.machine().device_arguments().unwrap();
+    daemon.qemu_args_mut().device_arguments().unwrap();
     let mut made = dir.names();
     made.retain(|name| name != "disk.img");
     assert_eq!(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::virtio::{Device, VirtioPci};
+use ringfence_live::virtio::{Device, DmaAddresses, VirtioPci};
 use ringfence_live::{CONFIG_REGION, Outcome, Session};
 use ringfence_vfio_user::{HEADER_BYTES, Inbox, Message, ReceivedFds};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -121,7 +121,11 @@ pub(crate) fn ready() -> Client<Blk, Direct> {
 
 impl<D: Device, A: Dma> Client<D, A> {
     pub(crate) fn new(device: D, dma: A, translated: bool, counters: Arc<DeviceCounters>) -> Self {
-        let function = VirtioPci::new(device, dma, translated, Arc::clone(&counters));
+        let addresses = match translated {
+            true => DmaAddresses::Translated,
+            false => DmaAddresses::GuestPhysical,
+        };
+        let function = VirtioPci::new(device, dma, addresses, Arc::clone(&counters));
         Self {
             session: Session::new(function),
             ram: sealed(RAM_BYTES),

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::server::{ServeEvent, StopSignal, serve};
-use ringfence_live::virtio::VirtioPci;
 use ringfence_live::virtio::blk::Blk;
+use ringfence_live::virtio::{DmaAddresses, VirtioPci};
 use ringfence_vfio_user::errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -43,7 +43,12 @@ impl Server {
         let (sender, events) = channel();
         let counters = Arc::new(DeviceCounters::default());
         let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
-        let function = VirtioPci::new(disk, memory, false, Arc::clone(&counters));
+        let function = VirtioPci::new(
+            disk,
+            memory,
+            DmaAddresses::GuestPhysical,
+            Arc::clone(&counters),
+        );
         let theirs = stop.clone();
         let thread = thread::spawn(move || {
             serve(&listener, function, &counters, &theirs, |event| {

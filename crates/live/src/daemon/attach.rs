@@ -1,0 +1,145 @@
+//! The IOMMUs of a guest, and the devices behind them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringfence_types::RequesterId;
+
+use super::{BLK, Daemon, IOMMU_SLOT, Log, NET, RNG, VfioUserDevices, at, rate_limited_log};
+use crate::counters::DeviceCounters;
+use crate::dma::{Direct, Dma};
+use crate::host::HostPagePool;
+use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
+use crate::limits::GuestLimits;
+use crate::memory::Locked;
+use crate::pviommu::PvIommu;
+use crate::qemu::{IOMMU, PVIOMMU, PciSlot};
+use crate::server::ClientSlot;
+use crate::virtio::iommu::IommuDevice;
+use crate::virtio::pviommu::{InjectedReply, PvIommuDevice};
+use crate::virtio::{Device, DmaAddresses, VirtioPci};
+
+impl Daemon {
+    /// Attaches the virtio-iommu. `requests` and `dmas` are the paths of the records.
+    pub(super) fn attach_iommu(
+        &mut self,
+        [requests, dmas]: [Option<&Path>; 2],
+        limits: &GuestLimits,
+        log: &Log,
+    ) -> Result<VirtioIommu, (PathBuf, io::Error)> {
+        let counters = self.add_counters(IOMMU);
+        let iommu = VirtioIommu::with_limits(limits, Arc::clone(&counters))
+            .map_err(|e| (self.machine.dir.clone(), e))?;
+        let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        device.set_log(rate_limited_log(IOMMU, log));
+        if let Some(path) = requests {
+            let record = Recorder::create(path, limits.record_bytes);
+            device.record(record.map_err(at(path))?);
+        }
+        if let Some(path) = dmas {
+            let created = iommu.create_dma_record(path, limits.record_bytes);
+            created.map_err(at(path))?;
+        }
+        let dma = iommu.memory();
+        let function = VirtioPci::new(
+            device,
+            dma,
+            DmaAddresses::GuestPhysical,
+            Arc::clone(&counters),
+        );
+        self.machine.iommu = Some(IOMMU_SLOT);
+        self.listen_for(IOMMU, function, counters, log)?;
+        Ok(iommu)
+    }
+
+    /// Attaches the para-virtual IOMMU. No firmware table describes it; its driver recognises its
+    /// PCI ID.
+    pub(super) fn attach_pviommu(
+        &mut self,
+        devices: &VfioUserDevices,
+        host_page_pool: HostPagePool,
+        inject_reply: Option<InjectedReply>,
+        log: &Log,
+    ) -> Result<PvIommu, (PathBuf, io::Error)> {
+        let counters = self.add_counters(PVIOMMU);
+        let endpoints = [
+            (BLK.0, devices.disk.is_some()),
+            (NET.0, devices.net.is_some()),
+            (RNG.0, devices.entropy),
+        ];
+        let endpoints = endpoints.iter().filter(|(_, there)| *there);
+        let endpoints: Vec<_> = endpoints
+            .map(|(slot, _)| RequesterId::new(slot.address()))
+            .collect();
+        let assigned = devices.disk.as_ref();
+        let assigned = assigned.filter(|disk| disk.mode.is_assigned());
+        let assigned = assigned.map(|_| RequesterId::new(BLK.0.address()));
+        let iommu = PvIommu::with_assigned(
+            &endpoints,
+            assigned.as_slice(),
+            host_page_pool,
+            Arc::clone(&counters),
+        );
+        let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
+        if devices.memory.locked == Locked::Mapped {
+            iommu.lock_mapped();
+        }
+        let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        if let Some(inject_reply) = inject_reply {
+            device.inject_reply(inject_reply);
+        }
+        let function = VirtioPci::new(
+            device,
+            iommu.memory(),
+            DmaAddresses::GuestPhysical,
+            Arc::clone(&counters),
+        );
+        self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
+        self.listen_for(PVIOMMU, function, counters, log)?;
+        Ok(iommu)
+    }
+
+    /// Attaches a device behind the IOMMU. Without an IOMMU the device can access all of memory.
+    pub(super) fn attach<D: Device + Send + 'static>(
+        &mut self,
+        (slot, name): (PciSlot, &'static str),
+        device: D,
+        iommu: Option<&GuestIommu>,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        self.machine.devices.push((slot, name));
+        let Some(iommu) = iommu else {
+            let function = VirtioPci::new(
+                device,
+                Direct::default(),
+                DmaAddresses::GuestPhysical,
+                Arc::clone(&counters),
+            );
+            return self.listen_for(name, function, counters, log);
+        };
+        let dma = iommu
+            .add_endpoint(RequesterId::new(slot.address()))
+            .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
+        let function = VirtioPci::new(device, dma, DmaAddresses::Translated, Arc::clone(&counters));
+        self.listen_for(name, function, counters, log)
+    }
+
+    /// Listens on the device's socket and prepares the thread that serves it.
+    pub(super) fn listen_for<D: Device + Send + 'static, A: Dma + 'static>(
+        &mut self,
+        name: &'static str,
+        function: VirtioPci<D, A>,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        let path = self.machine.socket(name);
+        let access = self.machine.access;
+        let slot = ClientSlot::new(self.listen(&path, access)?, function)
+            .with_memory_rules(self.rules.clone())
+            .with_access(access);
+        let prepared = self.prepare(name, slot, counters, log);
+        prepared.map_err(|error| (path, io::Error::other(error)))
+    }
+}

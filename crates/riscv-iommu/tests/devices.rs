@@ -285,10 +285,13 @@ fn msis_of_a_guest_reach_interrupt_files() {
     msi.map(memory, file(2), PhysAddr::new(0x44_4000)).unwrap();
     assert_eq!((read(2), read(3)), (Ok(0x44_4000), Err(262)));
     assert_eq!(model.read(9, None, file(4).get()), Err(21));
-    let mapped = MsiError::AlreadyMapped { page: file(2) };
-    assert_eq!(msi.map(memory, file(2), PhysAddr::new(0x5000)), Err(mapped));
-    let not_mapped = MsiError::NotMapped { page: file(3) };
-    assert_eq!(msi.unmap(memory, file(3)).map(drop), Err(not_mapped));
+    let already = MsiError::AlreadyMapped { page: file(2) };
+    assert_eq!(
+        msi.map(memory, file(2), PhysAddr::new(0x5000)),
+        Err(already)
+    );
+    let not = MsiError::NotMapped { page: file(3) };
+    assert_eq!(msi.unmap(memory, file(3)).map(drop), Err(not));
     let outside = MsiError::NotAnInterruptFile { page: file(4) };
     assert_eq!(
         msi.map(memory, file(4), PhysAddr::new(0x5000)),

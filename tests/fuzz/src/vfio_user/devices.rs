@@ -18,7 +18,7 @@ use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::iommu::IommuDevice;
 use ringfence_live::virtio::net::Net;
 use ringfence_live::virtio::pviommu::PvIommuDevice;
-use ringfence_live::virtio::{self, PollSource, VirtioPci};
+use ringfence_live::virtio::{self, DmaAddresses, PollSource, VirtioPci};
 use ringfence_live::{CONFIG_REGION, Outcome, Session};
 use ringfence_types::RequesterId;
 use ringfence_vfio_user::Message;
@@ -59,13 +59,13 @@ struct One<F> {
 }
 
 impl<D: virtio::Device, A: Dma + 'static> One<VirtioPci<D, Counted<A>>> {
-    fn new(device: D, dma: A, translated: bool, counters: Arc<DeviceCounters>) -> Self {
+    fn new(device: D, dma: A, addresses: DmaAddresses, counters: Arc<DeviceCounters>) -> Self {
         let taken = Arc::new(AtomicU64::new(0));
         let dma = Counted {
             dma,
             taken: Arc::clone(&taken),
         };
-        let function = VirtioPci::new(device, dma, translated, Arc::clone(&counters));
+        let function = VirtioPci::new(device, dma, addresses, Arc::clone(&counters));
         Self {
             session: Session::new(function),
             counters,
@@ -212,11 +212,11 @@ pub(super) struct Devices<'f> {
     para: Option<(Para, Disk<EndpointMemory>)>,
 }
 
-fn disk<A: Dma + 'static>(file: &File, dma: A, translated: bool) -> Disk<A> {
+fn disk<A: Dma + 'static>(file: &File, dma: A, addresses: DmaAddresses) -> Disk<A> {
     let counters = Arc::new(DeviceCounters::default());
     let file = file.try_clone().expect("a copy");
     let disk = Blk::new(file, false, Arc::clone(&counters)).expect("a disk");
-    One::new(disk, dma, translated, counters)
+    One::new(disk, dma, addresses, counters)
 }
 
 impl<'f> Devices<'f> {
@@ -225,7 +225,7 @@ impl<'f> Devices<'f> {
         Self {
             file,
             talking_to: 0,
-            disk: disk(file, Direct::default(), false),
+            disk: disk(file, Direct::default(), DmaAddresses::GuestPhysical),
             net: None,
             iommu: None,
             para: None,
@@ -326,7 +326,12 @@ fn net() -> Card {
     let counters = Arc::new(DeviceCounters::default());
     let pairs = NonZeroU16::new(2).unwrap_or(NonZeroU16::MIN);
     let net = Net::new(Peer::default(), [2; 6], pairs, Arc::clone(&counters));
-    One::new(net, Direct::default(), false, counters)
+    One::new(
+        net,
+        Direct::default(),
+        DmaAddresses::GuestPhysical,
+        counters,
+    )
 }
 
 fn para(file: &File) -> (Para, Disk<EndpointMemory>) {
@@ -334,8 +339,13 @@ fn para(file: &File) -> (Para, Disk<EndpointMemory>) {
     let iommu = PvIommu::new(&[ENDPOINT], Arc::clone(&counters)).expect("an event");
     let reader = iommu.reader(ENDPOINT).expect("the first");
     let device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
-    let unit = One::new(device, iommu.memory(), false, counters);
-    (unit, disk(file, reader, true))
+    let unit = One::new(
+        device,
+        iommu.memory(),
+        DmaAddresses::GuestPhysical,
+        counters,
+    );
+    (unit, disk(file, reader, DmaAddresses::Translated))
 }
 
 fn iommu(file: &File) -> (Unit, Disk<EndpointMemory>) {
@@ -343,6 +353,11 @@ fn iommu(file: &File) -> (Unit, Disk<EndpointMemory>) {
     let iommu = VirtioIommu::new(Arc::clone(&counters)).expect("an event");
     let endpoint = iommu.add_endpoint(ENDPOINT).expect("the first");
     let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
-    let unit = One::new(device, iommu.memory(), false, counters);
-    (unit, disk(file, endpoint, true))
+    let unit = One::new(
+        device,
+        iommu.memory(),
+        DmaAddresses::GuestPhysical,
+        counters,
+    );
+    (unit, disk(file, endpoint, DmaAddresses::Translated))
 }

@@ -8,6 +8,26 @@
 //! - [`rtc`]: the reverse translation cache, which `ringfence-dma` implements.
 //!
 //! Decision 0017 defines which part owns what.
+//!
+//! A guest maps a page for a device to read, and the host decodes the request:
+//!
+//! ```
+//! use ringfence_pviommu::wire::{Devid, Gpa, Request, encode_map};
+//! use ringfence_types::{Direction, Iova};
+//!
+//! let device = Devid::new(0x10);
+//! let page = (Iova::new(0x10_0000), Gpa::new(0x7000));
+//! let mut message = Vec::new();
+//! encode_map(&mut message, device, Direction::ToDevice, [page].into_iter())?;
+//!
+//! // The device permits 64 pages in a request.
+//! let Request::Map(map) = Request::decode(&message, 64)? else {
+//!     panic!("the guest sent a map");
+//! };
+//! assert_eq!((map.device, map.direction), (device, Direction::ToDevice));
+//! assert_eq!(map.pairs().collect::<Vec<_>>(), [page]);
+//! # Ok::<(), ringfence_pviommu::wire::Malformed>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 

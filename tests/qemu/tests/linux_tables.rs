@@ -15,7 +15,7 @@ const MOST_AMBIGUOUS: usize = 10;
 /// The devices that the guests use.
 const DEVICES: [u16; 5] = [4 << 3, 5 << 3, 6 << 3, 7 << 3, 8 << 3];
 
-/// Boots the guest, and saves its trace if that is asked for.
+/// Boots the guest, and saves its trace if `RINGFENCE_TRACES` is set.
 fn run(machine: &LinuxMachine<'_>, unit: &str) -> Guest {
     let guest = Guest::run(machine).unwrap();
     println!("{}", guest.console().join("\n"));
@@ -117,8 +117,13 @@ fn riscv64_passes_through_its_iommu() {
     }
 }
 
-#[test]
-fn amd64_behind_vt_d() {
+/// Judges the tables that a guest on a q35 machine writes for the IOMMU `device`.
+fn judge_q35(
+    device: &str,
+    parameter: &str,
+    unit: &str,
+    read: fn(&mut Guest) -> anyhow::Result<Vec<Domain>>,
+) {
     let machine = LinuxMachine {
         architecture: "amd64",
         board: Board::Q35,
@@ -128,45 +133,28 @@ fn amd64_behind_vt_d() {
             "-cpu",
             "max",
             "-device",
-            "intel-iommu,caching-mode=off,intremap=off",
+            device,
         ],
-        parameters: "console=ttyS0 no_timer_check intel_iommu=on",
+        parameters: &format!("console=ttyS0 no_timer_check {parameter}"),
     };
-    judge(&machine, "vt-d", linux::vtd);
+    judge(&machine, unit, read);
+}
+
+#[test]
+fn amd64_behind_vt_d() {
+    let device = "intel-iommu,caching-mode=off,intremap=off";
+    judge_q35(device, "intel_iommu=on", "vt-d", linux::vtd);
 }
 
 #[test]
 fn amd64_behind_vt_d_in_scalable_mode() {
-    let machine = LinuxMachine {
-        architecture: "amd64",
-        board: Board::Q35,
-        arguments: &[
-            "-machine",
-            "q35,memory-backend=ram",
-            "-cpu",
-            "max",
-            "-device",
-            "intel-iommu,scalable-mode=on,fsts=on,intremap=off",
-        ],
-        parameters: "console=ttyS0 no_timer_check intel_iommu=on,sm_on",
-    };
-    judge(&machine, "vt-d-scalable", linux::vtd_scalable);
+    let device = "intel-iommu,scalable-mode=on,fsts=on,intremap=off";
+    let read = linux::vtd_scalable;
+    judge_q35(device, "intel_iommu=on,sm_on", "vt-d-scalable", read);
 }
 
 #[test]
 fn amd64_behind_amd_vi() {
-    let machine = LinuxMachine {
-        architecture: "amd64",
-        board: Board::Q35,
-        arguments: &[
-            "-machine",
-            "q35,memory-backend=ram",
-            "-cpu",
-            "max",
-            "-device",
-            "amd-iommu,dma-remap=on",
-        ],
-        parameters: "console=ttyS0 no_timer_check amd_iommu=pgtbl_v1",
-    };
-    judge(&machine, "amd-vi", linux::amd_vi);
+    let device = "amd-iommu,dma-remap=on";
+    judge_q35(device, "amd_iommu=pgtbl_v1", "amd-vi", linux::amd_vi);
 }

@@ -124,9 +124,9 @@ impl Daemon {
     /// stops them.
     ///
     /// # Errors
-    /// The options are invalid, the access to the directory is, or the creation of an IOMMU, a
-    /// socket, the memory file, a record or the network link failed, or the disk could not be
-    /// opened. The error names the path.
+    /// The options or the permissions of the directory are invalid; the disk could not be opened;
+    /// or an IOMMU, a socket, the memory file, a record or the network link could not be created.
+    /// The error names the path.
     pub fn start(
         dir: &Path,
         options: &DeviceOptions,

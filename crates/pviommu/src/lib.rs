@@ -1,5 +1,5 @@
-//! The para-virtual IOMMU of Tang et al., "IOMMU Para-Virtualization for Efficient and Secure DMA in
-//! Virtual Machines" (the PVIOMMU paper), section 4.
+//! The para-virtual IOMMU of Tang et al., "IOMMU Para-Virtualization for Efficient and Secure DMA
+//! in Virtual Machines" (the PVIOMMU paper), section 4.
 //!
 //! - [`wire`]: the messages, which `docs/PVIOMMU.md` defines.
 //! - [`frontend`]: the guest's side, a table of the mapping layer that sends requests.

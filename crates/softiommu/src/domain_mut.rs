@@ -31,8 +31,8 @@ impl<'u, M> DomainMut<'u, M> {
     }
 
     /// Maps `range`, which must be whole pages, to the memory at `memory`. On return, every access
-    /// ordered after this call is translated. A doorbell, a channel or any other notification of the
-    /// device's thread provides that order.
+    /// ordered after this call is translated. A doorbell, a channel or any other notification of
+    /// the device's thread provides that order.
     ///
     /// Maps all of the range or nothing. Waits for readers only if the domain has run out of tables
     /// and can reclaim empty ones.

@@ -70,8 +70,8 @@ where
 /// | `NotMapped`, `Splits` | [`UnmapError::NotMapped`], [`UnmapError::WouldSplit`] |
 /// | others | `Corrupt` |
 ///
-/// A map, and an unmap when the queue is full, poll the device inside the embedder's lock. Other CPUs
-/// wait meanwhile; the poll limit bounds the wait.
+/// A map, and an unmap when the queue is full, poll the device inside the embedder's lock. Other
+/// CPUs wait meanwhile; the poll limit bounds the wait.
 #[derive(Debug)]
 pub struct DomainTable<R> {
     unit: R,
@@ -147,8 +147,8 @@ where
         self.unit.with(|unit| unit.is_empty(self.domain))
     }
 
-    /// Has no effect: [`map`](Self::map) waits for the reply, and an invalidation notifies the device
-    /// of queued UNMAPs.
+    /// Has no effect: [`map`](Self::map) waits for the reply, and an invalidation notifies the
+    /// device of queued UNMAPs.
     fn sync<P: Platform>(&self, (): &mut (), _platform: &mut P) {}
 }
 

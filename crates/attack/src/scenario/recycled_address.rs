@@ -136,7 +136,8 @@ impl Driver {
 }
 
 /// Runs two trials after the search has wrapped: addresses unmapped before the wrap, and addresses
-/// unmapped after it but still ahead of the search. The flush at the wrap does not cover the latter.
+/// unmapped after it but still ahead of the search. The flush at the wrap does not cover the
+/// latter.
 fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabError> {
     let mut discarded = Evidence::default();
     // The first large buffer after the wrap takes these addresses, not those of the old buffers.

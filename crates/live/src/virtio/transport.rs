@@ -36,7 +36,7 @@ pub fn is_doorbell(region: u32, offset: u64) -> bool {
 /// Addresses that the driver gives to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaAddresses {
-    /// Guest-physical addresses.
+    /// Addresses of the guest's memory, which nothing translates.
     GuestPhysical,
     /// Addresses that an IOMMU translates. The function requires `VIRTIO_F_ACCESS_PLATFORM`.
     Translated,

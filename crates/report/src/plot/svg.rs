@@ -22,8 +22,8 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// Series and component colours follow Paul Tol's "bright" scheme. Text, `.ground`, `.grid`, `.axis`
-/// and `.gap` adapt to the reader's colour scheme.
+/// Series and component colours follow Paul Tol's "bright" scheme. Text, `.ground`, `.grid`,
+/// `.axis` and `.gap` adapt to the reader's colour scheme.
 const STYLE: &str = "\
 text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\

@@ -105,8 +105,8 @@ impl PositionHints {
         }
     }
 
-    /// Returns the bucket for `start` and its tag. The bucket comes from bits 32 up of a product that
-    /// depends on every bit of `start`, the tag from bits 31:24.
+    /// Returns the bucket for `start` and its tag. The bucket comes from bits 32 up of a product
+    /// that depends on every bit of `start`, the tag from bits 31:24.
     #[inline]
     fn hash(&self, start: u64) -> (usize, u32) {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

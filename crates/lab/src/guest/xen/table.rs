@@ -176,8 +176,8 @@ impl IoPageTable for XenTable {
         Ok(())
     }
 
-    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync) and reports the first refusal. The
-    /// caller rolls back.
+    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync) and reports the first refusal.
+    /// The caller rolls back.
     #[inline]
     fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
         self.host.with(|host| {

@@ -14,6 +14,7 @@ mod entries;
 mod family;
 mod findings;
 mod grid;
+mod hardware;
 mod info;
 mod line_rate;
 mod machine;

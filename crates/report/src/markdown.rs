@@ -2,14 +2,13 @@
 
 use super::data::Report;
 use super::grid::Grid;
+use super::hardware::{HARDWARE, hardware};
 use super::line_rate::line_rates;
 use super::machine::{DEVICE_SIDE, device_side};
 use super::recommend::advice;
 use super::release_delays::{DELAYS, release_delays};
 use super::round_trips::{ROUND_TRIPS, round_trips};
-use super::terminal::{
-    COST, EXPOSURE, HARDWARE, cost, hardware, headline, omitted, remarks, safety,
-};
+use super::terminal::{COST, EXPOSURE, cost, headline, omitted, remarks, safety};
 use super::ways::{WAYS, ways};
 use ringfence_trace::printable;
 

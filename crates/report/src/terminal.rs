@@ -5,12 +5,11 @@ use super::agreement::agreement_line;
 use super::data::{Report, TraceNotes};
 use super::family;
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
+use super::hardware::{HARDWARE, hardware, uses_host};
 use super::line_rate::{self, line_rates};
 use super::machine;
 use super::notes::oddities;
-use super::number::{
-    byte_seconds, bytes, component, count, cycles, or_dash, percent, percent_of, span,
-};
+use super::number::{byte_seconds, component, count, cycles, or_dash, percent, span};
 use super::recommend::advice;
 use super::release_delays::{DELAYS, release_delays};
 use super::round_trips::{ROUND_TRIPS, round_trips};
@@ -95,10 +94,9 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: TableStyle
     out
 }
 
-/// Titles of the three tables.
+/// Titles of two tables.
 pub(super) const COST: &str = "Cost: cycles of a map and of an unmap";
 pub(super) const EXPOSURE: &str = "Exposure under attack";
-pub(super) const HARDWARE: &str = "Allocator and hardware";
 
 /// Returns a sentence on the modes that the default selection leaves out; `None` without such
 /// modes.
@@ -234,9 +232,6 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
     if mutable {
         columns.insert(6 + usize::from(copies), Column::right(ALLOWED, "mutable"));
     }
-    if mutable {
-        columns.push(Column::right(ALLOWED, "mutable"));
-    }
     let mut grid = Grid::new(&columns);
     for row in rows {
         let wrong = |number: Option<u64>| {
@@ -267,92 +262,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
                 Cell::new(or_dash(row.mutable_after_release, count)),
             );
         }
-        if mutable {
-            cells.push(Cell::new(or_dash(row.mutable_after_release, count)));
-        }
         grid.rows.push(cells);
     }
     grid
-}
-
-/// Returns the table of searches, invalidations, caches and memory.
-pub(super) fn hardware(rows: &[&Row]) -> Grid {
-    const SEARCH: &str = "search steps";
-    const INVALIDATIONS: &str = "invalidations";
-    const HITS: &str = "hit rate";
-    const HOST: &str = "host";
-    let host = uses_host(rows);
-    let mut columns = vec![
-        Column::left("mode"),
-        Column::left("iommu"),
-        Column::right(SEARCH, "mean"),
-        Column::right(SEARCH, "max"),
-        Column::right(INVALIDATIONS, "number"),
-        Column::right(INVALIDATIONS, "per unmap"),
-        Column::right(HITS, "IOTLB"),
-        Column::right(HITS, "L1"),
-        Column::right(HITS, "L2"),
-        Column::right(HITS, "L3"),
-        Column::right("words", "per walk"),
-        Column::right("peak", "tables"),
-    ];
-    let commands = rows.iter().any(|row| row.invalidation_commands.is_some());
-    if commands {
-        columns.insert(5, Column::right(INVALIDATIONS, "commands"));
-    }
-    // Pools stay mapped, beside the tables.
-    let pools = rows.iter().any(|row| row.pool_bytes > 0);
-    if pools {
-        columns.push(Column::right("mapped", "pools"));
-    }
-    if host {
-        columns.push(Column::right(HOST, "requests"));
-        columns.push(Column::right(HOST, "kicks"));
-    }
-    let walks = rows.iter().any(|row| row.host_walks > 0);
-    if walks {
-        columns.push(Column::right(HOST, "walks"));
-    }
-    let mut grid = Grid::new(&columns);
-    for row in rows {
-        // Without lookups there is no rate.
-        let share = |rate: Option<f64>| or_dash(rate, |rate| percent_of(rate, row.accesses));
-        let mut cells = vec![
-            Cell::toned(&row.mode, CellStyle::Strong),
-            Cell::new(&row.iommu),
-            Cell::new(or_dash(row.search_steps_mean, |mean| format!("{mean:.1}"))),
-            Cell::new(count(row.search_steps_max.into())),
-            Cell::new(count(row.invalidations)),
-            Cell::new(or_dash((row.unmaps > 0).then_some(row.unmaps), |unmaps| {
-                format!("{:.3}", row.invalidations as f64 / unmaps as f64)
-            })),
-            Cell::new(share(row.iotlb_hit_rate)),
-        ];
-        if commands {
-            cells.insert(5, Cell::new(or_dash(row.invalidation_commands, count)));
-        }
-        cells.extend(row.walk_cache_hit_rate.map(|rate| Cell::new(share(rate))));
-        let words = or_dash(row.words_per_walk, |words| format!("{words:.2}"));
-        cells.push(Cell::new(words));
-        cells.push(Cell::new(bytes(row.table_bytes)));
-        if pools {
-            cells.push(Cell::new(bytes(row.pool_bytes)));
-        }
-        if host {
-            cells.push(Cell::new(count(row.requests)));
-            cells.push(Cell::new(count(row.kicks)));
-        }
-        if walks {
-            cells.push(Cell::new(count(row.host_walks)));
-        }
-        grid.rows.push(cells);
-    }
-    grid
-}
-
-/// Returns true if a host owns the table of any row.
-fn uses_host(rows: &[&Row]) -> bool {
-    rows.iter().any(|row| row.requests > 0)
 }
 
 /// Returns the style of a promise: good if kept, bad if broken.
@@ -510,6 +422,24 @@ mod tests {
             [(2, 3, &rows[..]), (1, 0, &rows), (1, 3, &rows[..1])]
         {
             assert_eq!(warning(processors, repetitions, rows), None);
+        }
+    }
+
+    #[test]
+    fn each_kind_of_access_has_one_column() {
+        let text = |shadow, mutable| {
+            let row = Row {
+                shadow_accesses: Some(shadow),
+                mutable_after_release: Some(mutable),
+                ..Row::of_run(true, true)
+            };
+            safety(&[&row]).render(TableStyle::PLAIN)
+        };
+        for (shadow, mutable) in [(0, 0), (7, 0), (0, 9), (7, 9)] {
+            let text = text(shadow, mutable);
+            let columns = |name| text.matches(name).count() as u64;
+            assert_eq!(columns("own pool"), shadow.min(1), "{text}");
+            assert_eq!(columns("mutable"), mutable.min(1), "{text}");
         }
     }
 

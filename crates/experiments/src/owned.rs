@@ -62,7 +62,7 @@ struct QueuedUnit<C> {
 }
 
 impl<C: Fn() -> u64> Invalidator for QueuedUnit<C> {
-    /// Submits a request, and waits if the model says so.
+    /// Submits a request. In the model [`Waited`](InvalidationModel::Waited), also waits.
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         self.count += 1;

@@ -5,8 +5,8 @@ use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::prefetch::{
-    AccessSource, Kind, Predictor, PrefetchRow, PrefetchSummary, Shape, USES, bundled, summarise,
-    synthetic,
+    AccessSource, Kind, Predictor, PrefetchRow, PrefetchSummary, Shape, USES, bundled, rows_of,
+    summarise, synthetic_streams,
 };
 use ringfence_lab::LabError;
 
@@ -310,7 +310,7 @@ fn lines(rows: &[PrefetchRow], source: &str) -> Vec<Series> {
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut traces = bundled()?;
     traces.extend(setting.recorded.iter().cloned());
-    Ok(found(setting, &synthetic()?, &traces))
+    Ok(found(setting, &rows_of(&synthetic_streams())?, &traces))
 }
 
 /// The finding about the synthetic streams of `rows` and the recorded devices of `traces`.

@@ -392,14 +392,6 @@ pub fn synthetic_streams() -> Vec<Synthetic> {
     Addresses::ALL.into_iter().flat_map(of).collect()
 }
 
-/// The synthetic half of X07: the rows of [`synthetic_streams`].
-///
-/// # Errors
-/// As [`Synthetic::stream`].
-pub fn synthetic() -> Result<Vec<PrefetchRow>, LabError> {
-    rows_of(&synthetic_streams())
-}
-
 /// The rows of synthetic streams, each with histories around the size of its own rings.
 ///
 /// # Errors

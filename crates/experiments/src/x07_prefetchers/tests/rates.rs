@@ -1,7 +1,7 @@
 //! Demands of the claims of X07, rates of a summary, and streams of the finding.
 
 use super::*;
-use crate::prefetch::{DEVICES, rows_of, synthetic_streams};
+use crate::prefetch::DEVICES;
 
 /// Prefetchers fail at or below half, or predict at least half, as the paper's words demand.
 #[test]

@@ -10,7 +10,7 @@ use ringfence_types::RequesterId;
 /// Fewer pages mean that a device was not used: the network cards and the SATA disk alone keep 500
 /// mapped.
 const LEAST_PAGES: usize = 500;
-/// Pages that two devices share at the end and that the trace does not tell apart.
+/// Pages whose state at the end the trace does not determine, because two devices share them.
 const MOST_AMBIGUOUS: usize = 10;
 /// The devices that the guests use.
 const DEVICES: [u16; 5] = [4 << 3, 5 << 3, 6 << 3, 7 << 3, 8 << 3];

@@ -102,7 +102,7 @@ pub(crate) fn invalidated([first, second]: [u64; 2]) -> (u64, u64) {
 }
 
 impl Model {
-    /// Returns the entry of a stream as it is in memory.
+    /// Returns the entry of a stream in memory, not in a cache.
     pub(crate) fn entry_in_memory(&self, stream: u64) -> Option<[u64; 8]> {
         let (base, config) = (self.register(STRTAB_BASE), self.register(STRTAB_BASE_CFG));
         if stream >> (config & 0x3f) != 0 {

@@ -59,12 +59,12 @@ pub(crate) enum Processor {
     Manual,
 }
 
-/// A consumed command, and the stream table entry that it names, as it is in memory then.
+/// A consumed command, and the contents of the stream table entry that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Executed {
     pub(crate) command: [u64; 2],
     pub(crate) entry: Option<[u64; 8]>,
-    /// The context descriptor that `entry` names, as it is in memory then.
+    /// Contents of the context descriptor that `entry` names.
     pub(crate) context: Option<[u64; 8]>,
 }
 

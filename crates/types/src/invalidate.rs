@@ -145,6 +145,15 @@ pub trait Invalidator {
 
     /// Returns true if the request of `ticket` has completed. Does not wait.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError>;
+
+    /// Polls until the request of `ticket` has completed. Ends only if the unit completes it, or
+    /// [`poll`](Self::poll) fails after a number of polls.
+    fn wait(&mut self, ticket: Ticket) -> Result<(), InvalidationError> {
+        while !self.poll(ticket)? {
+            core::hint::spin_loop();
+        }
+        Ok(())
+    }
 }
 
 impl<I: Invalidator + ?Sized> Invalidator for &mut I {

@@ -12,6 +12,7 @@
 extern crate std;
 
 mod address;
+mod block;
 mod device;
 mod direction;
 mod fault;
@@ -25,9 +26,11 @@ mod pfn;
 mod range;
 mod registers;
 mod ring;
+mod sequence;
 mod time;
 
 pub use address::{Address, DeviceVisible, GuestPhysAddr, GuestPhysical, Iova, PhysAddr, Physical};
+pub use block::PfnBlock;
 pub use device::{DomainId, Pasid, RequesterId};
 pub use direction::{Access, Direction, Permissions};
 pub use fault::{Fault, FaultReason};
@@ -39,6 +42,7 @@ pub use obligation::{Batch, DrainUnmapped, Flushed, Pending, Unmapped, WholeDoma
 pub use page::PageSize;
 pub use pfn::{Pfn, PfnRange};
 pub use range::{AddressRange, IovaRange, PhysRange};
-pub use registers::Registers;
+pub use registers::{Registers, poll_until};
 pub use ring::{RingId, RingIova, RingSlot};
+pub use sequence::Sequence;
 pub use time::Nanos;

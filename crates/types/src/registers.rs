@@ -48,3 +48,40 @@ impl<P: Deref<Target: Registers>> Registers for P {
         (**self).write64(offset, value);
     }
 }
+
+/// Polls `is_done` until it returns true, at most `limit` times, but at least once.
+///
+/// # Errors
+/// `error` after the last poll.
+pub fn poll_until<E>(limit: u32, error: E, mut is_done: impl FnMut() -> bool) -> Result<(), E> {
+    for _ in 0..limit.max(1) {
+        if is_done() {
+            return Ok(());
+        }
+        core::hint::spin_loop();
+    }
+    Err(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polls_end_at_the_limit() {
+        for (limit, done_at, expected, polls) in [
+            (3, 1, Ok(()), 1),
+            (3, 3, Ok(()), 3),
+            (3, 4, Err("late"), 3),
+            (0, 1, Ok(()), 1),
+            (0, 2, Err("late"), 1),
+        ] {
+            let mut count = 0;
+            let found = poll_until(limit, "late", || {
+                count += 1;
+                count == done_at
+            });
+            assert_eq!((found, count), (expected, polls), "{limit} {done_at}");
+        }
+    }
+}

@@ -1,57 +1,26 @@
 //! Registers with any value.
 
-use std::cell::Cell;
-
 use proptest::prelude::*;
 use ringfence_amd_vi::{Stage, Unit, UnitError};
+use ringfence_memory::fake::AnyRegisters;
 use ringfence_pgtable::Level;
-use ringfence_types::{Invalidation, InvalidationError, Invalidator, PhysAddr, Registers};
+use ringfence_types::{Invalidation, InvalidationError, Invalidator, PhysAddr};
 
 use crate::rig::{DEVICE, DOMAIN, FEATURE, IOVA, Rig, pages};
-
-/// Registers that no unit answers.
-struct Nowhere;
-
-impl Registers for Nowhere {
-    fn read32(&self, _: u64) -> u32 {
-        u32::MAX
-    }
-
-    fn read64(&self, _: u64) -> u64 {
-        u64::MAX
-    }
-
-    fn write32(&self, _: u64, _: u32) {}
-
-    fn write64(&self, _: u64, _: u64) {}
-}
 
 #[test]
 fn an_absent_unit_is_an_error() {
     let mut rig = Rig::new(FEATURE);
-    let unit = Unit::new(Nowhere, rig.memory.clone(), &rig.frames, &rig.options);
+    let unit = Unit::new(
+        AnyRegisters::absent(),
+        rig.memory.clone(),
+        &rig.frames,
+        &rig.options,
+    );
     assert_eq!(unit.map(drop), Err(UnitError::Absent));
     rig.options.capability_header = u32::MAX;
     assert_eq!(rig.start().map(drop), Err(UnitError::Absent));
     assert_eq!(rig.frames.in_use(), 0);
-}
-
-/// Answers every read with the next of some values.
-struct Random(Vec<u64>, Cell<usize>);
-
-impl Registers for Random {
-    fn read32(&self, offset: u64) -> u32 {
-        self.read64(offset) as u32
-    }
-
-    fn read64(&self, _: u64) -> u64 {
-        self.1.set((self.1.get() + 1) % self.0.len());
-        self.0[self.1.get()]
-    }
-
-    fn write32(&self, _: u64, _: u32) {}
-
-    fn write64(&self, _: u64, _: u64) {}
 }
 
 /// Values of the status register that let the driver go on, among others.
@@ -72,7 +41,7 @@ proptest! {
     fn any_register_values_end(values in values(), words in any::<[u64; 4]>()) {
         let mut rig = Rig::new(FEATURE);
         rig.options.poll_limit = 8;
-        let registers = Random(values, Cell::new(0));
+        let registers = AnyRegisters::new(values);
         let unit = Unit::new(registers, rig.memory.clone(), &rig.frames, &rig.options);
         if let Ok(mut unit) = unit {
             // Without completions, only a model would come here.

@@ -1,37 +1,24 @@
 //! Registers with any value.
 
-use std::cell::Cell;
-
 use proptest::prelude::*;
+use ringfence_memory::fake::AnyRegisters;
 use ringfence_smmu_v3::{Unit, UnitError};
 use ringfence_types::{
-    Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory, Registers, RequesterId,
+    Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory, RequesterId,
 };
 
 use crate::model::{CMDQ_CONS, EVENTQ_PROD, GERROR};
 use crate::rig::{DEVICE, DOMAIN, IOVA, Rig, STREAM_TABLE, one, pages};
 
-/// Registers that no unit answers.
-struct Nowhere;
-
-impl Registers for Nowhere {
-    fn read32(&self, _: u64) -> u32 {
-        u32::MAX
-    }
-
-    fn read64(&self, _: u64) -> u64 {
-        u64::MAX
-    }
-
-    fn write32(&self, _: u64, _: u32) {}
-
-    fn write64(&self, _: u64, _: u64) {}
-}
-
 #[test]
 fn an_absent_unit_is_an_error() {
     let rig = Rig::new();
-    let unit = Unit::new(Nowhere, rig.memory.clone(), &rig.frames, &rig.options);
+    let unit = Unit::new(
+        AnyRegisters::absent(),
+        rig.memory.clone(),
+        &rig.frames,
+        &rig.options,
+    );
     assert_eq!(unit.map(drop), Err(UnitError::Absent));
     assert_eq!(rig.frames.in_use(), 0);
 }
@@ -54,35 +41,17 @@ fn a_unit_that_disappears_is_an_error() {
     };
 }
 
-/// Answers every read with the next of some values.
-struct Random(Vec<u32>, Cell<usize>);
-
-impl Registers for Random {
-    fn read32(&self, _: u64) -> u32 {
-        self.1.set((self.1.get() + 1) % self.0.len());
-        self.0[self.1.get()]
-    }
-
-    fn read64(&self, offset: u64) -> u64 {
-        self.read32(offset).into()
-    }
-
-    fn write32(&self, _: u64, _: u32) {}
-
-    fn write64(&self, _: u64, _: u64) {}
-}
-
 proptest! {
     /// No value of a register makes the driver panic or loop for ever.
     #[test]
     fn any_register_values_end(
-        values in proptest::collection::vec(any::<u32>(), 1..40),
+        values in proptest::collection::vec(any::<u64>(), 1..40),
         words in any::<[u64; 4]>(),
         flood in any::<u32>(),
     ) {
         let mut rig = Rig::new();
         rig.options.poll_limit = 8;
-        let registers = Random(values, Cell::new(0));
+        let registers = AnyRegisters::new(values);
         let unit = Unit::new(registers, rig.memory.clone(), &rig.frames, &rig.options);
         if let Ok(mut unit) = unit {
             let _ = unit.next_fault();

@@ -1,6 +1,6 @@
 //! Commands (specification section 2.4 "Commands"), under the names of the specification.
 
-use ringfence_types::{DomainId, PfnRange, PhysAddr, RequesterId};
+use ringfence_types::{DomainId, PfnBlock, PhysAddr, RequesterId};
 
 const OPCODE_SHIFT: u32 = 60;
 const COMPLETION_WAIT: u64 = 0x1 << OPCODE_SHIFT;
@@ -71,7 +71,7 @@ impl Command {
     pub(crate) const fn invalidate_iommu_pages(
         domain: DomainId,
         translations: Translations,
-        block: Block,
+        block: PfnBlock,
         entries: Entries,
     ) -> Self {
         let guest = match translations {
@@ -84,78 +84,29 @@ impl Command {
         };
         Self([
             INVALIDATE_IOMMU_PAGES | (domain.get() as u64) << DOMAIN_SHIFT | PASID,
-            block.encode() | guest | directories,
+            pages(block) | guest | directories,
         ])
     }
 }
 
-/// Pages whose number is a power of two, aligned to it: what one command invalidates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
-    /// Number of the first page.
-    first: u64,
-    /// Binary logarithm of the number of pages, at most 52.
-    order: u32,
-}
-
-impl Block {
-    /// The block of all pages.
-    pub(crate) const ALL: Self = Self {
-        first: 0,
-        order: 52,
+/// Returns the address field and S of INVALIDATE_IOMMU_PAGES. A block of 2^52 bytes or more widens
+/// to all pages.
+const fn pages(block: PfnBlock) -> u64 {
+    let Some(below) = block.order().checked_sub(1) else {
+        return block.first().get() << 12;
     };
-
-    /// The smallest block that holds pages `lo` and `hi`.
-    const fn enclosing(lo: u64, hi: u64) -> Self {
-        let order = u64::BITS - (lo ^ hi).leading_zeros();
-        let first = match u64::MAX.checked_shl(order) {
-            Some(mask) => lo & mask,
-            None => 0,
-        };
-        Self { first, order }
+    if block.order() >= 40 {
+        return ALL_PAGES | S;
     }
-
-    /// One or two blocks that cover `range`; together they hold fewer than twice its pages.
-    ///
-    /// Two blocks meet at the highest page-number bit that differs between `lo` and `hi`. One block
-    /// around the range could cover any number of pages: a range of two pages around the middle of
-    /// the space would need a block of all pages.
-    pub(crate) fn cover(range: &PfnRange) -> (Self, Option<Self>) {
-        let (lo, hi) = (range.lo().get(), range.hi().get());
-        let whole = Self::enclosing(lo, hi);
-        let Some(half) = whole.order.checked_sub(1) else {
-            return (whole, None);
-        };
-        let middle = hi >> half << half;
-        let (left, right) = (
-            Self::enclosing(lo, middle.saturating_sub(1)),
-            Self::enclosing(middle, hi),
-        );
-        if left.order == half && right.order == half {
-            return (whole, None);
-        }
-        (left, Some(right))
-    }
-
-    /// Returns the address field and S of INVALIDATE_IOMMU_PAGES. A block of 2^52 bytes or more
-    /// widens to all pages.
-    const fn encode(self) -> u64 {
-        let Some(below) = self.order.checked_sub(1) else {
-            return self.first << 12;
-        };
-        if self.order >= 40 {
-            return ALL_PAGES | S;
-        }
-        // All bits below the highest of the block are ones, and that one is zero.
-        let size = (1_u64 << below).wrapping_sub(1);
-        (self.first | size) << 12 | S
-    }
+    // All bits below the highest of the block are ones, and that one is zero.
+    let size = (1_u64 << below).wrapping_sub(1);
+    (block.first().get() | size) << 12 | S
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_types::Pfn;
+    use ringfence_types::{Pfn, PfnRange};
 
     fn range(lo: u64, hi: u64) -> PfnRange {
         PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).unwrap()
@@ -203,35 +154,13 @@ mod tests {
             (0, (1 << 40) - 1, Host, Pages, 0x7fff_ffff_ffff_f001),
             (0, (1 << 52) - 1, Guest, Pages, 0x7fff_ffff_ffff_f005),
         ] {
-            let (block, None) = Block::cover(&range(lo, hi)) else {
+            let (block, None) = range(lo, hi).cover() else {
                 panic!("{lo:#x} to {hi:#x} is one block");
             };
             let domain = DomainId::new(0x8765);
             let command = Command::invalidate_iommu_pages(domain, translations, block, entries);
             let words = [0x3000_8765_0000_0000, second];
             assert_eq!(command.0, words, "{lo:#x} to {hi:#x}");
-        }
-        assert_eq!(Block::cover(&range(0, (1 << 52) - 1)).0, Block::ALL);
-    }
-
-    #[test]
-    fn a_range_is_split_at_its_highest_boundary() {
-        let block = |first, order| Block { first, order };
-        for (lo, hi, left, right) in [
-            (0, 2, block(0, 1), Some(block(2, 0))),
-            (1, 2, block(1, 0), Some(block(2, 0))),
-            // Both halves are needed whole: one command covers them.
-            (3, 12, block(0, 4), None),
-            (6, 9, block(6, 1), Some(block(8, 1))),
-            (
-                0x7_ffff,
-                0x8_0000,
-                block(0x7_ffff, 0),
-                Some(block(0x8_0000, 0)),
-            ),
-        ] {
-            let found = Block::cover(&range(lo, hi));
-            assert_eq!(found, (left, right), "{lo:#x} to {hi:#x}");
         }
     }
 }

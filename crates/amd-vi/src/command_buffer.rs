@@ -4,13 +4,11 @@
 //! stored number is therefore the sequence number of completed tickets, and tells which slots are
 //! free, so that the driver never reads the head register. It has 64 bits and does not wrap.
 
-use core::sync::atomic::Ordering;
-
+use ringfence_pgtable::TableError;
 use ringfence_types::{FrameSource, InvalidationError, PhysAddr, PhysMemory, Ticket};
 
-use crate::UnitError;
 use crate::command::Command;
-use crate::memory::fresh_frame;
+use crate::memory::tables;
 use crate::registers::LENGTH_SHIFT;
 
 /// Number of commands in a frame of 4 KiB, the smallest length of the buffer.
@@ -43,9 +41,11 @@ impl CommandBuffer {
     pub(crate) fn new<M: PhysMemory, S: FrameSource>(
         mem: &M,
         frames: &S,
-    ) -> Result<Self, UnitError> {
-        let buffer = fresh_frame(mem, frames)?;
-        let completion = fresh_frame(mem, frames).inspect_err(|_| frames.free(buffer))?;
+    ) -> Result<Self, TableError> {
+        let buffer = tables(mem).frame(frames)?;
+        let completion = tables(mem)
+            .frame(frames)
+            .inspect_err(|_| frames.free(buffer))?;
         Ok(Self {
             buffer,
             completion,
@@ -67,11 +67,10 @@ impl CommandBuffer {
 
     /// Empties the buffer, whose head and tail registers are zero. Tickets of lost commands count
     /// as completed: the caller invalidates everything before it polls one.
-    pub(crate) fn restart<M: PhysMemory>(&mut self, mem: &M) -> Result<(), UnitError> {
-        let word = mem.word(self.completion).map_err(|_| UnitError::Memory)?;
-        self.issued = self.issued.next_multiple_of(ENTRIES);
-        self.completed = self.issued;
-        word.store(self.issued, Ordering::Release);
+    pub(crate) fn restart<M: PhysMemory>(&mut self, mem: &M) -> Result<(), TableError> {
+        let issued = self.issued.next_multiple_of(ENTRIES);
+        tables(mem).store(self.completion, &[issued])?;
+        (self.issued, self.completed) = (issued, issued);
         Ok(())
     }
 
@@ -133,10 +132,8 @@ impl CommandBuffer {
 
     /// Reads the word of completed commands. The unit never stores more than the driver issued.
     fn refresh<M: PhysMemory>(&mut self, mem: &M) -> Result<(), InvalidationError> {
-        let word = mem
-            .word(self.completion)
-            .map_err(|_| InvalidationError::Failed)?
-            .load(Ordering::Acquire);
+        let word = tables(mem).load(self.completion);
+        let word = word.map_err(|_| InvalidationError::Failed)?;
         if word > self.issued {
             return Err(InvalidationError::Failed);
         }
@@ -151,10 +148,8 @@ impl CommandBuffer {
         command: Command,
     ) -> Result<(), InvalidationError> {
         let at = self.buffer.wrapping_add(burst.next % ENTRIES * BYTES);
-        let words = mem.words(at, 2).map_err(|_| InvalidationError::Failed)?;
-        for (word, value) in words.iter().zip(command.0) {
-            word.store(value, Ordering::Release);
-        }
+        let stored = tables(mem).store(at, &command.0);
+        stored.map_err(|_| InvalidationError::Failed)?;
         burst.next = burst.next.wrapping_add(1);
         Ok(())
     }

@@ -3,11 +3,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use ringfence_pgtable::TableError;
 use ringfence_types::{DomainId, FrameSource, PhysAddr, PhysMemory, PhysRange, RequesterId};
 
 use crate::UnitError;
 use crate::device_entry::{DeviceEntry, Interrupts, POINTER, WORDS};
-use crate::memory::fresh_frame;
+use crate::memory::tables;
 
 const PAGE: u64 = 4096;
 /// Bytes of an entry.
@@ -45,8 +46,8 @@ impl DeviceTable {
         }
         let words = mem
             .words(base, (bytes / 8) as usize)
-            .map_err(|_| UnitError::Memory)?;
-        let empty = fresh_frame(mem, frames)?;
+            .map_err(|_| TableError::Memory)?;
+        let empty = tables(mem).frame(frames)?;
         for entry in words.chunks_exact(WORDS) {
             store(entry, &DeviceEntry::blocked(empty, interrupts));
         }
@@ -151,8 +152,8 @@ impl DeviceTable {
         if offset >= self.bytes {
             return Err(UnitError::DeviceBeyondTable { device });
         }
-        mem.words(self.base.wrapping_add(offset), WORDS)
-            .map_err(|_| UnitError::Memory)
+        let words = mem.words(self.base.wrapping_add(offset), WORDS);
+        Ok(words.map_err(|_| TableError::Memory)?)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-use ringfence_pgtable::{Level, Levels};
-use ringfence_types::{DomainId, InvalidationError, OutOfFrames, PhysAddr, RequesterId};
+use ringfence_pgtable::{Level, Levels, TableError};
+use ringfence_types::{DomainId, InvalidationError, PhysAddr, RequesterId};
 
 use crate::registers::Register;
 
@@ -20,10 +20,8 @@ pub enum UnitError {
     },
     /// The memory for the device table is misaligned or smaller than a page.
     DeviceTable,
-    /// The frame source has no free frame.
-    OutOfFrames,
-    /// A frame or the device table lies outside memory.
-    Memory,
+    /// A table or a queue could not be allocated or accessed.
+    Table(TableError),
     /// The device table has no entry for the device.
     DeviceBeyondTable {
         /// The requested device.
@@ -61,9 +59,9 @@ pub enum UnitError {
     Invalidation(InvalidationError),
 }
 
-impl From<OutOfFrames> for UnitError {
-    fn from(_: OutOfFrames) -> Self {
-        Self::OutOfFrames
+impl From<TableError> for UnitError {
+    fn from(error: TableError) -> Self {
+        Self::Table(error)
     }
 }
 
@@ -83,8 +81,7 @@ impl fmt::Display for UnitError {
             Self::DeviceTable => {
                 f.write_str("the memory for the device table is misaligned or less than 4 KiB")
             }
-            Self::OutOfFrames => f.write_str("out of frames for tables"),
-            Self::Memory => f.write_str("a frame or the device table lies outside memory"),
+            Self::Table(error) => error.fmt(f),
             Self::DeviceBeyondTable { device } => {
                 write!(f, "the device table has no entry for {device}")
             }

@@ -2,11 +2,11 @@
 
 use core::sync::atomic::Ordering;
 
-use ringfence_types::{FrameSource, PhysAddr, PhysMemory, Registers};
+use ringfence_pgtable::TableError;
+use ringfence_types::{FrameSource, PhysAddr, PhysMemory, Registers, poll_until};
 
-use crate::UnitError;
 use crate::event::FaultRecord;
-use crate::memory::fresh_frame;
+use crate::memory::tables;
 use crate::registers::{
     ABSENT, CONTROL, EVENT_HEAD, EVENT_LOG_EN, EVENT_LOG_INT, EVENT_LOG_RUN, EVENT_OVERFLOW,
     EVENT_TAIL, LENGTH_SHIFT, STATUS, wait_status,
@@ -34,9 +34,9 @@ impl EventLog {
     pub(crate) fn new<M: PhysMemory, S: FrameSource>(
         mem: &M,
         frames: &S,
-    ) -> Result<Self, UnitError> {
+    ) -> Result<Self, TableError> {
         Ok(Self {
-            log: fresh_frame(mem, frames)?,
+            log: tables(mem).frame(frames)?,
             head: 0,
             tail: 0,
             reported: false,
@@ -107,12 +107,7 @@ impl EventLog {
         let [first, second] = mem.words(at, 2).ok()? else {
             return None;
         };
-        for _ in 0..limit {
-            if first.load(Ordering::Acquire) != 0 {
-                break;
-            }
-            core::hint::spin_loop();
-        }
+        let _ = poll_until(limit, (), || first.load(Ordering::Acquire) != 0);
         let raw = [
             first.load(Ordering::Acquire),
             second.load(Ordering::Acquire),

@@ -3,11 +3,11 @@
 
 use core::sync::atomic::Ordering;
 
+use ringfence_pgtable::TableError;
 use ringfence_types::{DomainId, FrameSource, PhysAddr, PhysMemory};
 
-use crate::UnitError;
 use crate::device_entry::POINTER;
-use crate::memory::fresh_frame;
+use crate::memory::tables;
 
 /// V of a GCR3 table entry.
 const VALID: u64 = 1;
@@ -19,17 +19,16 @@ pub(crate) fn new_gcr3<M: PhysMemory, S: FrameSource>(
     mem: &M,
     frames: &S,
     root: PhysAddr,
-) -> Result<PhysAddr, UnitError> {
-    let table = fresh_frame(mem, frames)?;
-    if let Ok(entry) = mem.word(table) {
-        entry.store(root.get() & POINTER | VALID, Ordering::Release);
-    }
+) -> Result<PhysAddr, TableError> {
+    let table = tables(mem).frame(frames)?;
+    let entry = tables(mem).store(table, &[root.get() & POINTER | VALID]);
+    entry.inspect_err(|_| frames.free(table))?;
     Ok(table)
 }
 
 /// Returns the guest table of PASID 0.
 pub(crate) fn guest_root<M: PhysMemory>(mem: &M, gcr3: PhysAddr) -> Option<PhysAddr> {
-    let entry = mem.word(gcr3).ok()?.load(Ordering::Acquire);
+    let entry = tables(mem).load(gcr3).ok()?;
     Some(PhysAddr::new(entry & POINTER))
 }
 
@@ -54,12 +53,14 @@ impl GuestDomains {
         &mut self,
         mem: &M,
         frames: &S,
-    ) -> Result<(), UnitError> {
+    ) -> Result<(), TableError> {
         if self.frames.is_some() {
             return Ok(());
         }
-        let first = fresh_frame(mem, frames)?;
-        let second = fresh_frame(mem, frames).inspect_err(|_| frames.free(first))?;
+        let first = tables(mem).frame(frames)?;
+        let second = tables(mem)
+            .frame(frames)
+            .inspect_err(|_| frames.free(first))?;
         self.frames = Some([first, second]);
         Ok(())
     }

@@ -5,7 +5,7 @@ use ringfence_types::{
     RequesterId, Ticket,
 };
 
-use crate::command::{Block, Command, Entries};
+use crate::command::{Command, Entries};
 use crate::command_buffer::{Burst, MOST};
 use crate::registers::{COMMAND_BUFFER_RUN, COMMAND_TAIL, STATUS};
 use crate::unit::domain_command;
@@ -71,13 +71,6 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         Ok(ticket)
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<(), InvalidationError> {
-        while !self.poll(ticket)? {
-            core::hint::spin_loop();
-        }
-        Ok(())
-    }
-
     /// Adds the commands of `request` to `burst`, and their number to `number`.
     fn push_request(
         &self,
@@ -100,7 +93,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
                     CachedLevels::Leaves => Entries::Pages,
                     CachedLevels::All => Entries::PagesAndDirectories,
                 };
-                let (first, second) = Block::cover(range);
+                let (first, second) = range.cover();
                 for block in [Some(first), second].into_iter().flatten() {
                     push(Command::invalidate_iommu_pages(
                         *domain,

@@ -33,7 +33,7 @@
 //!     let domain = DomainId::new(1);
 //!     let format = AmdV1::new(Level::new(4).ok_or(UnitError::Absent)?);
 //!     let table = Table::new(format, domain, unit.coherency(), &memory, &frames)
-//!         .map_err(|_| UnitError::OutOfFrames)?;
+//!         .map_err(UnitError::Table)?;
 //!     let (root, levels) = (table.root(), Level::new(4).ok_or(UnitError::Absent)?);
 //!     unit.attach(device, domain, Stage::Host { root, levels })?;
 //!     // `table.map` and `table.unmap`; unmaps owe invalidations, which `unit` performs.

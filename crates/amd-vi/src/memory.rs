@@ -1,20 +1,11 @@
-//! Frames of the unit.
+//! Memory of the tables and queues.
 
-use ringfence_types::{FrameSource, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
+use ringfence_pgtable::{Coherency, TableMemory};
 
-use crate::UnitError;
-use crate::device_entry::POINTER;
+/// Bits of an address that registers and entries hold.
+const ADDRESS_BITS: u32 = 52;
 
-/// Allocates a zeroed frame that lies in memory and that the unit can address.
-pub(crate) fn fresh_frame<M: PhysMemory, S: FrameSource>(
-    mem: &M,
-    frames: &S,
-) -> Result<PhysAddr, UnitError> {
-    let frame = frames.alloc_zeroed()?;
-    let fits = frames.frame_size() >= PageSize::Size4K && frame.get() & !POINTER == 0;
-    if !fits || mem.words(frame, TABLE_WORDS).is_err() {
-        frames.free(frame);
-        return Err(UnitError::Memory);
-    }
-    Ok(frame)
+/// Returns the memory as the unit sees it. The unit snoops CPU caches.
+pub(crate) const fn tables<M>(memory: &M) -> TableMemory<'_, M> {
+    TableMemory::new(memory, Coherency::Coherent, ADDRESS_BITS)
 }

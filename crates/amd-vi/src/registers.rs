@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use ringfence_types::Registers;
+use ringfence_types::{Registers, poll_until};
 
 use crate::UnitError;
 
@@ -68,15 +68,10 @@ pub(crate) fn wait_status<R: Registers>(
     value: u32,
     limit: u32,
 ) -> Result<(), UnitError> {
-    for _ in 0..limit.max(1) {
-        if registers.read32(STATUS) & mask == value {
-            return Ok(());
-        }
-        core::hint::spin_loop();
-    }
-    Err(UnitError::TimedOut {
+    let late = UnitError::TimedOut {
         register: Register::Status,
-    })
+    };
+    poll_until(limit, late, || registers.read32(STATUS) & mask == value)
 }
 
 /// A register that an error names.

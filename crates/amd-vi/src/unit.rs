@@ -1,9 +1,11 @@
 //! The unit: start, devices and stop.
 
 use ringfence_pgtable::{Coherency, Levels};
-use ringfence_types::{DomainId, FrameSource, PhysMemory, PhysRange, Registers, RequesterId};
+use ringfence_types::{
+    DomainId, FrameSource, PfnBlock, PhysMemory, PhysRange, Registers, RequesterId,
+};
 
-use crate::command::{Block, Command, Entries, Translations};
+use crate::command::{Command, Entries, Translations};
 use crate::command_buffer::CommandBuffer;
 use crate::device_entry::{DeviceEntry, POINTER};
 use crate::device_table::DeviceTable;
@@ -379,7 +381,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
 /// Invalidates all translations of `domain`.
 pub(crate) const fn domain_command(domain: DomainId, translations: Translations) -> Command {
     let entries = Entries::PagesAndDirectories;
-    Command::invalidate_iommu_pages(domain, translations, Block::ALL, entries)
+    Command::invalidate_iommu_pages(domain, translations, PfnBlock::ALL, entries)
 }
 
 /// Turns translation, the command buffer and the event log off.

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 
 use ringfence_types::{
-    DomainId, FrameSource, Invalidation, PhysAddr, PhysMemory, Registers, RequesterId,
+    DomainId, FrameSource, Invalidation, Invalidator, PhysAddr, PhysMemory, Registers, RequesterId,
 };
 
 use crate::attachments::Device;
@@ -137,7 +137,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             false => BASE_WORDS,
         };
         let words = words.get(..length).unwrap_or_default();
-        tables(&self.memory, &self.options).write_entry(entry, words)?;
+        tables(&self.memory, &self.options).store_entry(entry, words)?;
         // A unit does not cache entries without V. It may have read some words of this one before
         // the driver wrote them, and V after: no such mix survives the invalidation.
         let command = Command::DeviceContext { device: Some(id) };
@@ -147,7 +147,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     /// Executes `command` for a new entry, and clears the entry if that fails.
     fn invalidate_new(&mut self, entry: PhysAddr, command: Command) -> Result<(), UnitError> {
         let done = self.submit_plan(|_, emit| emit(command));
-        let done = done.and_then(|ticket| self.wait_for(ticket));
+        let done = done.and_then(|ticket| self.wait(ticket));
         if let Err(error) = done {
             self.clear(entry)?;
             return Err(UnitError::Invalidation(error));
@@ -168,7 +168,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         let entry = self.attachments.device(device)?.entry;
         self.clear(entry)?;
         let ticket = self.submit_plan(|planner, emit| planner.context(device, emit))?;
-        self.wait_for(ticket)?;
+        self.wait(ticket)?;
         let directory = self.attachments.remove(device);
         self.free_directory(frames, directory);
         Ok(())
@@ -205,7 +205,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             return Err(UnitError::QueueTooSmall);
         }
         let words = process_context(domain, &table, privilege);
-        tables(&self.memory, &self.options).write_entry(entry, &words)?;
+        tables(&self.memory, &self.options).store_entry(entry, &words)?;
         let command = Command::ProcessContext {
             device: id,
             process,
@@ -237,7 +237,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             });
             planner.burst(&[Invalidation::Domain(domain)], emit);
         })?;
-        self.wait_for(ticket)?;
+        self.wait(ticket)?;
         self.attachments.remove_process(device, process);
         Ok(())
     }
@@ -249,7 +249,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
 
     /// Blocks the device or the process of an entry.
     fn clear(&self, entry: PhysAddr) -> Result<(), UnitError> {
-        tables(&self.memory, &self.options).clear_entry(entry)
+        Ok(tables(&self.memory, &self.options).store(entry, &[0])?)
     }
 
     fn has_process(&self, device: RequesterId, process: u32) -> bool {
@@ -280,7 +280,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         }
         let request = [Invalidation::Domain(domain)];
         let ticket = self.submit_plan(|planner, emit| planner.burst(&request, emit))?;
-        Ok(self.wait_for(ticket)?)
+        Ok(self.wait(ticket)?)
     }
 
     fn free_directory<S: FrameSource + ?Sized>(&self, frames: &S, directory: Option<Directory>) {

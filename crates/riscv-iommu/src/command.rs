@@ -8,7 +8,7 @@
 //! | `IODIR` | 12..=31 PID, 33 DV, 40..=63 DID | |
 //! | `ATS` | 12..=31 PID, 32 PV, 33 DSV, 40..=55 RID, 56..=63 DSEG | PAYLOAD |
 
-use ringfence_types::{Pfn, PfnRange, PhysAddr};
+use ringfence_types::{PfnBlock, PhysAddr};
 
 const IOTINVAL: u64 = 1;
 const IOFENCE: u64 = 2;
@@ -38,68 +38,26 @@ const DSV: u64 = 1 << 33;
 /// G and S of the payload of `ATS.INVAL`.
 const ATS_GLOBAL: u64 = 1;
 const ATS_SIZE: u64 = 1 << 11;
-/// Blocks of at least 2^51 pages have no encoding beside "all addresses".
-const LARGEST_ORDER: u32 = 51;
+/// Binary logarithm of the most pages of a block. Larger ones have no encoding beside "all
+/// addresses".
+pub(crate) const LARGEST_ORDER: u32 = 50;
 
-/// 2^`order` pages, aligned to their size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
-    first: Pfn,
-    order: u32,
+/// Returns the page number with the size of the block in its low bits ("NAPOT range").
+const fn napot(block: PfnBlock) -> u64 {
+    let first = block.first().get();
+    first | (block.last().get() - first) >> 1
 }
 
-impl Block {
-    /// Returns the largest aligned block that begins at `first` and ends within `range`.
-    pub(crate) fn largest(first: Pfn, range: &PfnRange) -> Self {
-        let left = range.hi().get().wrapping_sub(first.get()).wrapping_add(1);
-        let fits = left.max(1).ilog2();
-        let aligned = first.get().trailing_zeros();
-        Self {
-            first,
-            order: fits.min(aligned).min(LARGEST_ORDER.wrapping_sub(1)),
-        }
-    }
+/// Returns S and ADDR of an `IOTINVAL` command.
+const fn operand(block: PfnBlock) -> u64 {
+    let size = if block.order() > 0 { S } else { 0 };
+    napot(block) << ADDR_SHIFT | size
+}
 
-    /// Creates a block of one page.
-    pub(crate) const fn page(first: Pfn) -> Self {
-        Self { first, order: 0 }
-    }
-
-    /// Returns the smallest aligned block that contains `range`; `None` for all addresses.
-    pub(crate) fn covering(range: &PfnRange) -> Option<Self> {
-        let differing = range.lo().get() ^ range.hi().get();
-        let order = 64_u32.wrapping_sub(differing.leading_zeros());
-        (order < LARGEST_ORDER).then(|| Self {
-            first: Pfn::new(range.lo().get() >> order << order),
-            order,
-        })
-    }
-
-    /// Returns the last page.
-    pub(crate) const fn last(&self) -> Pfn {
-        Pfn::new(self.first.get() | self.low_bits())
-    }
-
-    const fn low_bits(&self) -> u64 {
-        (1_u64 << self.order).wrapping_sub(1)
-    }
-
-    /// Returns the page number with the size of the block in its low bits ("NAPOT range").
-    const fn napot(&self) -> u64 {
-        self.first.get() | self.low_bits() >> 1
-    }
-
-    /// Returns S and ADDR of an `IOTINVAL` command.
-    const fn operand(&self) -> u64 {
-        let size = if self.order > 0 { S } else { 0 };
-        self.napot() << ADDR_SHIFT | size
-    }
-
-    /// Returns the payload of `ATS.INVAL`.
-    const fn payload(&self) -> u64 {
-        let size = if self.order > 0 { ATS_SIZE } else { 0 };
-        self.napot() << 12 | size
-    }
+/// Returns the payload of `ATS.INVAL`.
+const fn payload(block: PfnBlock) -> u64 {
+    let size = if block.order() > 0 { ATS_SIZE } else { 0 };
+    napot(block) << 12 | size
 }
 
 /// Addresses that an `IOTINVAL` command selects.
@@ -109,7 +67,7 @@ pub(crate) enum Addresses {
     All,
     /// AV = 1.
     Block {
-        block: Block,
+        block: PfnBlock,
         /// NL: the non-leaf entries on the path too.
         non_leaf: bool,
     },
@@ -121,7 +79,7 @@ impl Addresses {
             Self::All => [0, 0],
             Self::Block { block, non_leaf } => {
                 let non_leaf = if *non_leaf { NL } else { 0 };
-                [AV | non_leaf, block.operand()]
+                [AV | non_leaf, operand(*block)]
             }
         }
     }
@@ -164,7 +122,7 @@ pub(crate) enum Command {
         process: Option<u32>,
         /// G: the entries of all processes.
         global: bool,
-        block: Option<Block>,
+        block: Option<PfnBlock>,
     },
     /// `ATS.PRGR`: the response to a group of page requests.
     PageResponse {
@@ -220,7 +178,7 @@ impl Command {
             } => {
                 let global = if global { ATS_GLOBAL } else { 0 };
                 let payload = match block {
-                    Some(block) => block.payload(),
+                    Some(block) => payload(block),
                     None => !(1 << 63) & !0xfff | ATS_SIZE,
                 };
                 [ATS | rid(device) | pasid(process), payload | global]

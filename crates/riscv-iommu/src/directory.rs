@@ -1,9 +1,7 @@
 //! Radix tables of frames: the device directory and the process directories (specification 1.0,
 //! sections "Device-Directory-Table" and "Process-Directory-Table").
 
-use core::sync::atomic::Ordering;
-
-use ringfence_pgtable::Coherency;
+use ringfence_pgtable::TableMemory;
 use ringfence_types::{FrameSource, PageSize, PhysAddr, PhysMemory};
 
 use crate::error::UnitError;
@@ -11,81 +9,10 @@ use crate::registers::{PPN, PPN_FROM_ADDRESS};
 
 /// V of a non-leaf entry.
 const V: u64 = 1;
-const FRAME_WORDS: usize = 512;
+const FRAME_WORDS: u64 = 512;
 /// Index bits of a level above the leaves. The root of a directory with fewer uses a part of its
 /// frame.
 const LEVEL_BITS: u32 = 9;
-
-/// Memory of the tables, and whether the unit's reads of it snoop CPU caches.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TableMemory<'a, M> {
-    pub(crate) memory: &'a M,
-    pub(crate) coherency: Coherency,
-}
-
-impl<M: PhysMemory> TableMemory<'_, M> {
-    /// Allocates a zeroed frame that the unit sees as such.
-    pub(crate) fn frame<S: FrameSource + ?Sized>(&self, frames: &S) -> Result<PhysAddr, UnitError> {
-        if frames.frame_size() != PageSize::Size4K {
-            return Err(UnitError::FrameSize);
-        }
-        let frame = frames.alloc_zeroed()?;
-        let usable = self.memory.table(frame).is_ok();
-        // The PPN field has 44 bits.
-        if !usable || frame.get() >> 56 != 0 {
-            frames.free(frame);
-            return Err(UnitError::Memory);
-        }
-        self.written(frame, PageSize::Size4K.bytes());
-        Ok(frame)
-    }
-
-    /// Stores a word after all earlier stores.
-    pub(crate) fn store(&self, at: PhysAddr, word: u64) -> Result<(), UnitError> {
-        let target = self.memory.word(at).map_err(|_| UnitError::Memory)?;
-        target.store(word, Ordering::Release);
-        Ok(())
-    }
-
-    /// Loads a word before all later loads.
-    pub(crate) fn load(&self, at: PhysAddr) -> Result<u64, UnitError> {
-        let source = self.memory.word(at).map_err(|_| UnitError::Memory)?;
-        Ok(source.load(Ordering::Acquire))
-    }
-
-    /// Writes `bytes` bytes back if the unit does not snoop, and waits.
-    pub(crate) fn written(&self, at: PhysAddr, bytes: u64) {
-        if self.coherency == Coherency::NonCoherent {
-            self.memory.write_back(at, bytes);
-            self.memory.drain();
-        }
-    }
-
-    /// Writes an entry whose first word holds V: the other words first, V last, so that the unit
-    /// never sees V with fields of an earlier entry.
-    pub(crate) fn write_entry(&self, at: PhysAddr, words: &[u64]) -> Result<(), UnitError> {
-        let Some((first, rest)) = words.split_first() else {
-            return Ok(());
-        };
-        let bytes = (words.len() as u64).saturating_mul(8);
-        let mut field = at;
-        for word in rest {
-            field = field.wrapping_add(8);
-            self.store(field, *word)?;
-        }
-        self.written(at, bytes);
-        self.store(at, *first)?;
-        self.written(at, 8);
-        Ok(())
-    }
-
-    /// Clears the first word of an entry, and with it V.
-    pub(crate) fn clear_entry(&self, at: PhysAddr) -> Result<(), UnitError> {
-        self.store(at, 0)?;
-        self.written(at, 8);
-        Ok(())
-    }
-}
 
 /// Geometry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,8 +99,7 @@ impl Directory {
             }
             table = tables.frame(frames)?;
             // An entry that becomes valid owes no invalidation: units cache valid entries only.
-            tables.store(at, table.get() >> PPN_FROM_ADDRESS & PPN | V)?;
-            tables.written(at, 8);
+            tables.store(at, &[table.get() >> PPN_FROM_ADDRESS & PPN | V])?;
         }
         let offset = self
             .shape
@@ -199,14 +125,12 @@ impl Directory {
         levels: u32,
         table: PhysAddr,
     ) {
-        if levels > 1
-            && let Ok(words) = tables.memory.words(table, FRAME_WORDS)
-        {
-            for word in words {
-                let raw = word.load(Ordering::Acquire);
-                if raw & V != 0 {
-                    self.free_below(tables, frames, levels.wrapping_sub(1), next(raw));
-                }
+        let entries = if levels > 1 { FRAME_WORDS } else { 0 };
+        for index in 0..entries {
+            if let Ok(raw) = tables.load(table.wrapping_add(index.wrapping_mul(8)))
+                && raw & V != 0
+            {
+                self.free_below(tables, frames, levels.wrapping_sub(1), next(raw));
             }
         }
         frames.free(table);

@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-use ringfence_pgtable::Levels;
-use ringfence_types::{DomainId, InvalidationError, OutOfFrames, PhysAddr, RequesterId};
+use ringfence_pgtable::{Levels, TableError};
+use ringfence_types::{DomainId, InvalidationError, PhysAddr, RequesterId};
 
 use crate::registers::Register;
 
@@ -65,12 +65,8 @@ pub enum UnitError {
     },
     /// The command queue cannot hold an invalidation of all caches for that many devices.
     QueueTooSmall,
-    /// The frames of the source do not have 4 KiB.
-    FrameSize,
-    /// The frame source has no free frame.
-    OutOfFrames,
-    /// A frame or a table lies outside memory.
-    Memory,
+    /// A table or a queue could not be allocated or accessed.
+    Table(TableError),
     /// The device directory does not reach the device's id.
     DeviceBeyondDirectory {
         /// The requested device.
@@ -117,9 +113,9 @@ pub enum UnitError {
     Invalidation(InvalidationError),
 }
 
-impl From<OutOfFrames> for UnitError {
-    fn from(_: OutOfFrames) -> Self {
-        Self::OutOfFrames
+impl From<TableError> for UnitError {
+    fn from(error: TableError) -> Self {
+        Self::Table(error)
     }
 }
 
@@ -149,9 +145,7 @@ impl fmt::Display for UnitError {
             }
             Self::QueueEntries { entries } => write!(f, "a queue cannot have {entries} entries"),
             Self::QueueTooSmall => f.write_str("the command queue is too small for the devices"),
-            Self::FrameSize => f.write_str("the frames of the source do not have 4 KiB"),
-            Self::OutOfFrames => f.write_str("out of frames for tables"),
-            Self::Memory => f.write_str("a frame or a table lies outside memory"),
+            Self::Table(error) => error.fmt(f),
             Self::DeviceBeyondDirectory { device } => {
                 write!(f, "the device directory does not reach {device}")
             }

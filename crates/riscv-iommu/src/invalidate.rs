@@ -1,11 +1,11 @@
 //! The commands that an invalidation needs (specification 1.0, section "Guidelines for
 //! invalidations").
 
-use ringfence_types::{CachedLevels, DomainId, Invalidation, Pfn, PfnRange, RequesterId};
+use ringfence_types::{CachedLevels, DomainId, Invalidation, PfnBlock, PfnRange, RequesterId};
 
 use crate::attachments::{Attachments, Device, Stage};
 use crate::capabilities::Capabilities;
-use crate::command::{Addresses, Block, Command};
+use crate::command::{Addresses, Command, LARGEST_ORDER};
 use crate::translation::{GuestFirstStage, Translation};
 
 /// Receives commands one by one.
@@ -170,25 +170,17 @@ impl Planner<'_> {
         each: &mut dyn FnMut(Addresses),
     ) {
         let non_leaf = levels == CachedLevels::All;
-        let fits = match self.unit.s {
-            true => blocks(range).count() as u64 <= u64::from(self.page_commands),
-            false => range.pages() <= u64::from(self.page_commands),
-        };
+        let largest = if self.unit.s { LARGEST_ORDER } else { 0 };
+        let fits = range
+            .blocks(largest)
+            .nth(self.page_commands as usize)
+            .is_none();
         // Without NL a command with an address removes leaf entries only.
         if !fits || (non_leaf && !self.unit.nl) {
             return each(Addresses::All);
         }
-        if self.unit.s {
-            for block in blocks(range) {
-                each(Addresses::Block { block, non_leaf });
-            }
-        } else {
-            for page in pages(range) {
-                each(Addresses::Block {
-                    block: Block::page(page),
-                    non_leaf,
-                });
-            }
+        for block in range.blocks(largest) {
+            each(Addresses::Block { block, non_leaf });
         }
     }
 
@@ -202,9 +194,9 @@ impl Planner<'_> {
                 Invalidation::Pages { domain, range, .. } => {
                     // The device caches addresses of the guest's first stage; the range has
                     // guest-physical ones.
-                    let block = (!device.is_nested())
-                        .then(|| Block::covering(&range))
-                        .flatten();
+                    let block = PfnBlock::enclosing(&range);
+                    let fits = !device.is_nested() && block.order() <= LARGEST_ORDER;
+                    let block = fits.then_some(block);
                     device_tlb(device, Some(domain), block, emit);
                 }
                 Invalidation::Domain(domain) => device_tlb(device, Some(domain), None, emit),
@@ -222,10 +214,10 @@ impl Planner<'_> {
 pub(crate) fn device_tlb(
     device: &Device,
     domain: Option<DomainId>,
-    block: Option<Block>,
+    block: Option<PfnBlock>,
     emit: Emit<'_>,
 ) {
-    let mut entries = |process: Option<u32>, global: bool, block: Option<Block>| {
+    let mut entries = |process: Option<u32>, global: bool, block: Option<PfnBlock>| {
         emit(Command::DeviceTlb {
             device: device.id,
             process,
@@ -274,21 +266,4 @@ fn guest_first_stage(domain: DomainId) -> Command {
         space: None,
         addresses: Addresses::All,
     }
-}
-
-/// Splits a range into the fewest aligned blocks.
-fn blocks(range: &PfnRange) -> impl Iterator<Item = Block> {
-    let range = *range;
-    let first = Block::largest(range.lo(), &range);
-    core::iter::successors(Some(first), move |block| {
-        let last = block.last();
-        (last < range.hi()).then(|| {
-            let next = Pfn::new(last.get().wrapping_add(1));
-            Block::largest(next, &range)
-        })
-    })
-}
-
-fn pages(range: &PfnRange) -> impl Iterator<Item = Pfn> {
-    (range.lo().get()..=range.hi().get()).map(Pfn::new)
 }

@@ -2,11 +2,12 @@
 //! a guest's message-signalled interrupts to interrupt files of the host.
 
 use core::fmt;
-use core::sync::atomic::Ordering;
 
+use ringfence_pgtable::{Coherency, TableError, TableMemory};
 use ringfence_types::{FrameSource, GuestPhysAddr, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory};
 
 use crate::translation::MsiTranslation;
+use crate::unit::ADDRESS_BITS;
 
 /// V: the entry is valid.
 const V: u64 = 1;
@@ -24,10 +25,8 @@ const FILES_PER_FRAME: u32 = 256;
 pub enum MsiError {
     /// The mask selects more interrupt files than a frame has entries.
     TooManyFiles,
-    /// The frame source has no frame of 4 KiB.
-    OutOfFrames,
-    /// The table lies outside memory.
-    Memory,
+    /// The table could not be allocated or accessed.
+    Table(TableError),
     /// The page is not the page of an interrupt file of the guest.
     NotAnInterruptFile {
         /// The requested page.
@@ -55,8 +54,7 @@ impl fmt::Display for MsiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManyFiles => f.write_str("the mask selects more than 256 interrupt files"),
-            Self::OutOfFrames => f.write_str("out of frames for tables"),
-            Self::Memory => f.write_str("the table lies outside memory"),
+            Self::Table(error) => error.fmt(f),
             Self::NotAnInterruptFile { page } => {
                 write!(f, "no interrupt file of the guest is at {page}")
             }
@@ -71,6 +69,12 @@ impl fmt::Display for MsiError {
 
 impl core::error::Error for MsiError {}
 
+impl From<TableError> for MsiError {
+    fn from(error: TableError) -> Self {
+        Self::Table(error)
+    }
+}
+
 /// A flat table of up to 256 interrupt files.
 #[derive(Debug)]
 pub struct MsiPageTable {
@@ -84,7 +88,7 @@ impl MsiPageTable {
     /// page number that `mask` does not select.
     ///
     /// # Errors
-    /// [`MsiError::TooManyFiles`], [`MsiError::OutOfFrames`] or [`MsiError::Memory`].
+    /// [`MsiError::TooManyFiles`] or [`MsiError::Table`].
     pub fn new<M: PhysMemory, S: FrameSource + ?Sized>(
         memory: &M,
         frames: &S,
@@ -94,18 +98,8 @@ impl MsiPageTable {
         if mask.count_ones() > FILES_PER_FRAME.ilog2() {
             return Err(MsiError::TooManyFiles);
         }
-        if frames.frame_size() != PageSize::Size4K {
-            return Err(MsiError::OutOfFrames);
-        }
-        let table = frames.alloc_zeroed().map_err(|_| MsiError::OutOfFrames)?;
-        if memory.table(table).is_err() {
-            frames.free(table);
-            return Err(MsiError::Memory);
-        }
-        memory.write_back(table, PageSize::Size4K.bytes());
-        memory.drain();
         Ok(Self {
-            table,
+            table: tables(memory).frame(frames)?,
             mask,
             pattern,
         })
@@ -153,11 +147,11 @@ impl MsiPageTable {
             return Err(MsiError::Target { at: to });
         }
         let entry = self.entry(page)?;
-        if self.load(memory, entry)? & V != 0 {
+        if tables(memory).load(entry)? & V != 0 {
             return Err(MsiError::AlreadyMapped { page });
         }
         // The second word is zero since the creation of the table.
-        self.store(memory, entry, basic(to))
+        Ok(tables(memory).store(entry, &[basic(to)])?)
     }
 
     /// Blocks the MSIs to the guest page `page`. Returns the guest-physical pages that the caller
@@ -172,10 +166,10 @@ impl MsiPageTable {
         page: GuestPhysAddr,
     ) -> Result<PfnRange, MsiError> {
         let entry = self.entry(page)?;
-        if self.load(memory, entry)? & V == 0 {
+        if tables(memory).load(entry)? & V == 0 {
             return Err(MsiError::NotMapped { page });
         }
-        self.store(memory, entry, 0)?;
+        tables(memory).store(entry, &[0])?;
         let first = Pfn::new(page.get() >> 12);
         PfnRange::new(first, 1).ok_or(MsiError::NotAnInterruptFile { page })
     }
@@ -191,19 +185,11 @@ impl MsiPageTable {
             .ok_or(MsiError::NotAnInterruptFile { page })?;
         Ok(self.table.wrapping_add(u64::from(file).wrapping_mul(16)))
     }
+}
 
-    fn load<M: PhysMemory>(&self, memory: &M, at: PhysAddr) -> Result<u64, MsiError> {
-        let word = memory.word(at).map_err(|_| MsiError::Memory)?;
-        Ok(word.load(Ordering::Acquire))
-    }
-
-    fn store<M: PhysMemory>(&self, memory: &M, at: PhysAddr, word: u64) -> Result<(), MsiError> {
-        let target = memory.word(at).map_err(|_| MsiError::Memory)?;
-        target.store(word, Ordering::Release);
-        memory.write_back(at, 8);
-        memory.drain();
-        Ok(())
-    }
+/// The unit may not snoop: the table does not know.
+const fn tables<M: PhysMemory>(memory: &M) -> TableMemory<'_, M> {
+    TableMemory::new(memory, Coherency::NonCoherent, ADDRESS_BITS)
 }
 
 /// Returns the first word of an entry in basic translate mode. The second is zero.

@@ -1,9 +1,9 @@
 //! The in-memory queues (specification 1.0, chapter "In-memory queue interface"): switching them
 //! on and off, the indices, and the records that the unit produces.
 
-use ringfence_types::{PhysAddr, PhysMemory, Registers};
+use ringfence_pgtable::{TableError, TableMemory};
+use ringfence_types::{PhysAddr, PhysMemory, Registers, poll_until};
 
-use crate::directory::TableMemory;
 use crate::error::UnitError;
 use crate::registers::{
     ABSENT, CSR_BUSY, CSR_ENABLE, CSR_INTERRUPT, CSR_MEMORY_FAULT, CSR_ON, CSR_OVERFLOW, PPN,
@@ -136,12 +136,8 @@ impl Queue {
         &mut self,
         tables: &TableMemory<'_, M>,
         command: [u64; 2],
-    ) -> Result<(), UnitError> {
-        let at = self.address(self.index);
-        let [low, high] = command;
-        tables.store(at, low)?;
-        tables.store(at.wrapping_add(8), high)?;
-        tables.written(at, 16);
+    ) -> Result<(), TableError> {
+        tables.store(self.address(self.index), &command)?;
         self.index = self.index.wrapping_add(1) & self.mask;
         Ok(())
     }
@@ -227,28 +223,12 @@ fn write_csr<R: Registers>(
     on: u32,
     polls: u32,
 ) -> Result<(), UnitError> {
-    let register = registers.csr_name;
-    wait(
-        polls,
-        || unit.read32(registers.csr) & CSR_BUSY == 0,
-        register,
-    )?;
+    let late = UnitError::TimedOut {
+        register: registers.csr_name,
+    };
+    let idle = || unit.read32(registers.csr) & CSR_BUSY == 0;
+    poll_until(polls, late, idle)?;
     unit.write32(registers.csr, value);
     let done = || unit.read32(registers.csr) & (CSR_BUSY | CSR_ON) == on;
-    wait(polls, done, register)
-}
-
-/// Polls `done` up to `polls` times.
-pub(crate) fn wait(
-    polls: u32,
-    mut done: impl FnMut() -> bool,
-    register: Register,
-) -> Result<(), UnitError> {
-    for _ in 0..=polls {
-        if done() {
-            return Ok(());
-        }
-        core::hint::spin_loop();
-    }
-    Err(UnitError::TimedOut { register })
+    poll_until(polls, late, done)
 }

@@ -1,14 +1,15 @@
 //! Initialisation of a unit (specification 1.0, section "Guidelines for initialization").
 
-use ringfence_types::{FrameSource, PhysAddr, PhysMemory, Registers};
+use ringfence_pgtable::TableMemory;
+use ringfence_types::{FrameSource, Invalidator, PhysAddr, PhysMemory, Registers, poll_until};
 
 use crate::attachments::Attachments;
 use crate::capabilities::{Capabilities, InterruptSupport};
 use crate::completion::Completion;
-use crate::directory::{Directory, Shape, TableMemory};
+use crate::directory::{Directory, Shape};
 use crate::error::{Feature, UnitError};
 use crate::options::{Interrupts, Options};
-use crate::queue::{Queue, QueueRegisters, switch_off, wait};
+use crate::queue::{Queue, QueueRegisters, switch_off};
 use crate::registers::{
     CAPABILITIES, CQB, CQCSR, CQH, CQT, DDTP, DDTP_1LVL, DDTP_BUSY, DDTP_MODE, FCTL, FCTL_BE,
     FCTL_GXL, FCTL_WSI, FQB, FQCSR, FQH, FQT, PPN, PPN_FROM_ADDRESS, PQB, PQCSR, PQH, PQT,
@@ -91,7 +92,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             commands: parts.commands,
             faults: parts.faults,
             page_requests: parts.page_requests,
-            completion: Completion::new(parts.completion, 0),
+            completion: Completion::new(parts.completion),
             attachments: Attachments::default(),
         };
         match unit.start() {
@@ -115,19 +116,20 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         }
         // Caches keep their entries in mode Off.
         let ticket = self.submit_everything()?;
-        self.wait_for(ticket)?;
+        self.wait(ticket)?;
         self.enable_directory()
     }
 
     /// Selects the smallest mode that the unit supports and whose directory has enough bits.
     fn enable_directory(&mut self) -> Result<(), UnitError> {
         let polls = self.options.poll_limit;
+        let register = Register::Ddtp;
         let root = self.directory.root().get() >> PPN_FROM_ADDRESS & PPN;
         for (shape, mode) in modes(&self.capabilities, &self.options) {
             let value = root | mode;
             self.registers.write64(DDTP, value);
             let idle = || self.registers.read64(DDTP) & DDTP_BUSY == 0;
-            wait(polls, idle, Register::Ddtp)?;
+            poll_until(polls, UnitError::TimedOut { register }, idle)?;
             let found = self.registers.read64(DDTP) & (PPN | DDTP_MODE);
             if found == value {
                 self.directory.set_shape(shape);
@@ -136,9 +138,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             // The mode may change to another directory only from Off.
             block_all(&self.registers, polls)?;
         }
-        Err(UnitError::Rejected {
-            register: Register::Ddtp,
-        })
+        Err(UnitError::Rejected { register })
     }
 }
 

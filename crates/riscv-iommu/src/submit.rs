@@ -120,14 +120,6 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         self.submit_plan(|planner, emit| planner.everything(emit))
     }
 
-    /// Waits for `ticket`. The wait is bounded by the limit of polls without progress.
-    pub(crate) fn wait_for(&mut self, ticket: Ticket) -> Result<(), InvalidationError> {
-        while !self.poll(ticket)? {
-            core::hint::spin_loop();
-        }
-        Ok(())
-    }
-
     /// Returns the number of commands of a plan with its completion.
     pub(crate) fn count(&self, plan: impl Fn(&Planner<'_>, Emit<'_>)) -> u32 {
         let mut count = 1_u32;
@@ -161,8 +153,8 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         };
         plan(&planner, &mut push);
         push(Command::Completion {
-            at: self.completion.word(),
-            data: self.completion.next() as u32,
+            at: self.completion.word,
+            data: self.completion.bursts.next() as u32,
             interrupt: self.options.interrupts == Interrupts::Wired,
         });
         if pushed.is_err() {
@@ -171,7 +163,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             return Err(InvalidationError::Failed);
         }
         self.commands.ring(&self.registers);
-        Ok(Ticket::new(self.completion.submit()))
+        Ok(self.completion.bursts.submit())
     }
 
     /// Makes sure that the queue has `needed` free entries.
@@ -239,11 +231,10 @@ impl<R: Registers, M: PhysMemory> Invalidator for Unit<R, M> {
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        let sequence = ticket.get();
-        if !self.completion.is_submitted(sequence) {
+        if !self.completion.bursts.is_submitted(ticket) {
             return Err(InvalidationError::Failed);
         }
-        if self.completion.is_complete(&self.memory, sequence) {
+        if self.completion.is_complete(&self.memory, ticket) {
             return Ok(true);
         }
         let stalled = self.completion.stalled;

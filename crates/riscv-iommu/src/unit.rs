@@ -1,17 +1,18 @@
 //! The unit: its parts, its records, and its end.
 
-use ringfence_types::{FrameSource, PhysMemory, Registers, RequesterId};
+use ringfence_pgtable::TableMemory;
+use ringfence_types::{FrameSource, PhysMemory, Registers, RequesterId, poll_until};
 
 use crate::attachments::Attachments;
 use crate::capabilities::Capabilities;
 use crate::completion::Completion;
-use crate::directory::{Directory, TableMemory};
+use crate::directory::Directory;
 use crate::error::UnitError;
 use crate::fault::{FaultEvent, FaultRecord};
 use crate::invalidate::Planner;
 use crate::options::Options;
 use crate::page_request::{PageRequest, PageRequestEvent};
-use crate::queue::{Queue, wait};
+use crate::queue::Queue;
 use crate::registers::{
     CQCSR, CQCSR_FENCE_W_IP, DDTP, DDTP_BUSY, DDTP_OFF, IPSR, IPSR_CIP, IPSR_FIP, IPSR_PIP, PPN,
     Register,
@@ -152,7 +153,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         self.directory.destroy(&tables, frames);
         frames.free(self.commands.frame());
         frames.free(self.faults.frame());
-        frames.free(self.completion.word());
+        frames.free(self.completion.word);
         if let Some(queue) = &self.page_requests {
             frames.free(queue.frame());
         }
@@ -167,20 +168,22 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     }
 }
 
+/// Bits of an address that the PPN field of tables and registers holds.
+pub(crate) const ADDRESS_BITS: u32 = 56;
+
 /// Returns the memory of the tables.
 pub(crate) fn tables<'m, M: PhysMemory>(memory: &'m M, options: &Options) -> TableMemory<'m, M> {
-    TableMemory {
-        memory,
-        coherency: options.coherency,
-    }
+    TableMemory::new(memory, options.coherency, ADDRESS_BITS)
 }
 
 /// Sets the mode `Off`, which blocks all devices. Keeps the PPN, as the specification demands.
 pub(crate) fn block_all<R: Registers>(registers: &R, polls: u32) -> Result<(), UnitError> {
-    let register = Register::Ddtp;
+    let late = UnitError::TimedOut {
+        register: Register::Ddtp,
+    };
     let idle = || registers.read64(DDTP) & DDTP_BUSY == 0;
-    wait(polls, idle, register)?;
+    poll_until(polls, late, idle)?;
     let old = registers.read64(DDTP);
     registers.write64(DDTP, old & PPN | DDTP_OFF);
-    wait(polls, idle, register)
+    poll_until(polls, late, idle)
 }

@@ -7,7 +7,7 @@ use common::{
     first, map, options, second, start, table,
 };
 use ringfence_memory::fake::FaultyFrames;
-use ringfence_pgtable::Levels;
+use ringfence_pgtable::{Levels, TableError};
 use ringfence_riscv_iommu::{
     Ats, Feature, GuestFirstStage, MsiTranslation, Options, PageTable, Privilege, ProcessBits,
     Translation, Unit, UnitError,
@@ -284,7 +284,7 @@ fn frames_run_out_without_a_leak() {
     for count in [0, 1, 1] {
         frames.fail_after(count);
         let attached = unit.attach(&frames, device(9), domain(0), &processes);
-        assert_eq!(attached, Err(UnitError::OutOfFrames));
+        assert_eq!(attached, Err(UnitError::Table(TableError::OutOfFrames)));
         frames.recover();
     }
     unit.attach(&frames, device(9), domain(0), &processes)
@@ -300,7 +300,7 @@ fn frames_run_out_without_a_leak() {
             root,
             Privilege::User,
         );
-        assert_eq!(attached, Err(UnitError::OutOfFrames));
+        assert_eq!(attached, Err(UnitError::Table(TableError::OutOfFrames)));
         frames.recover();
     }
     unit.attach_process(

@@ -4,6 +4,7 @@ mod common;
 
 use common::{ATS, BASE, Behaviour, END, MSI_FLAT, Machine, Model, device, options, start};
 use ringfence_memory::fake::FaultyFrames;
+use ringfence_pgtable::TableError;
 use ringfence_riscv_iommu::{Feature, Interrupts, Options, Register, Unit, UnitError};
 use ringfence_types::InvalidationError;
 
@@ -139,7 +140,7 @@ fn frames_run_out_without_a_leak_at_the_start() {
     for count in 0..5 {
         frames.fail_after(count);
         let found = Unit::new(&model, &machine.memory, &frames, options).map(drop);
-        assert_eq!(found, Err(UnitError::OutOfFrames));
+        assert_eq!(found, Err(UnitError::Table(TableError::OutOfFrames)));
         assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
         frames.recover();
     }

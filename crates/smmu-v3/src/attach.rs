@@ -77,7 +77,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         let memory = tables(&self.memory, &self.capabilities);
         let at = self.contexts.take(&memory, &self.frames)?;
         let words = context::words(&self.capabilities, domain, table);
-        memory.store_all(at, &words)?;
+        memory.store(at, &words)?;
         Ok(at)
     }
 
@@ -86,13 +86,13 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     fn enter(&mut self, stream: u32, entry: PhysAddr, words: &[u64; 8]) -> Result<(), UnitError> {
         let [first, rest @ ..] = *words;
         let memory = tables(&self.memory, &self.capabilities);
-        memory.store_all(entry.wrapping_add(8), &rest)?;
-        memory.store_all(entry, &[first & !V])?;
+        memory.store(entry.wrapping_add(8), &rest)?;
+        memory.store(entry, &[first & !V])?;
         // The unit may also have cached that there was no table of the second level.
         let leaf = self.streams.shape().is_linear();
         self.complete(|_, emit| emit(Command::StreamEntry { stream, leaf }))?;
         let memory = tables(&self.memory, &self.capabilities);
-        memory.store_all(entry, &[first])?;
+        memory.store(entry, &[first])?;
         self.complete(|_, emit| emit(Command::StreamEntry { stream, leaf: true }))?;
         Ok(())
     }
@@ -124,6 +124,6 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
 
     /// Clears V of an entry.
     fn clear(&self, entry: PhysAddr) -> Result<(), UnitError> {
-        tables(&self.memory, &self.capabilities).store_all(entry, &[0])
+        Ok(tables(&self.memory, &self.capabilities).store(entry, &[0])?)
     }
 }

@@ -1,10 +1,9 @@
 //! The command queue (IHI 0070, sections 3.5 and 4.1): indices, completion and errors.
 
+use ringfence_pgtable::{TableError, TableMemory};
 use ringfence_types::{PhysAddr, PhysMemory, Registers};
 
-use crate::error::UnitError;
 use crate::registers::{ABSENT, CMDQ_BASE, CMDQ_CONS, CMDQ_PROD, CONS_ERR, CONS_ERR_SHIFT};
-use crate::table_memory::TableMemory;
 
 /// Bytes of a command.
 pub(crate) const COMMAND_BYTES: u64 = 16;
@@ -122,10 +121,10 @@ impl CommandQueue {
         &mut self,
         memory: &TableMemory<'_, M>,
         command: [u64; 2],
-    ) -> Result<(), UnitError> {
+    ) -> Result<(), TableError> {
         let slot = self.produced & u64::from(self.entries.wrapping_sub(1));
         let at = self.frame.wrapping_add(slot.wrapping_mul(COMMAND_BYTES));
-        memory.store_all(at, &command)?;
+        memory.store(at, &command)?;
         self.produced = self.produced.wrapping_add(1);
         Ok(())
     }

@@ -2,12 +2,13 @@
 
 use alloc::vec::Vec;
 
+use ringfence_pgtable::TableMemory;
 use ringfence_types::{DomainId, FrameSource, PhysAddr, PhysMemory};
 
 use crate::capabilities::Capabilities;
 use crate::error::UnitError;
 use crate::stream_entry::cached;
-use crate::table_memory::{ENTRY_BYTES, TableMemory};
+use crate::stream_table::ENTRY_BYTES;
 use crate::translation::PageTable;
 
 const TG0_SHIFT: u32 = 6;

@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-use ringfence_types::{DomainId, InvalidationError, OutOfFrames, PageSize, PhysAddr, RequesterId};
+use ringfence_pgtable::TableError;
+use ringfence_types::{DomainId, InvalidationError, PageSize, PhysAddr, RequesterId};
 
 use crate::registers::Register;
 
@@ -54,12 +55,8 @@ pub enum UnitError {
         /// The requested number.
         entries: u32,
     },
-    /// The frames of the source have less than 4 KiB.
-    FrameSize,
-    /// The frame source has no free frame.
-    OutOfFrames,
-    /// A frame or a table lies outside memory, or beyond the unit's addresses.
-    Memory,
+    /// A table or a queue could not be allocated or accessed.
+    Table(TableError),
     /// The stream table does not reach the device.
     DeviceBeyondTable {
         /// The requested device.
@@ -95,9 +92,9 @@ pub enum UnitError {
     Invalidation(InvalidationError),
 }
 
-impl From<OutOfFrames> for UnitError {
-    fn from(_: OutOfFrames) -> Self {
-        Self::OutOfFrames
+impl From<TableError> for UnitError {
+    fn from(error: TableError) -> Self {
+        Self::Table(error)
     }
 }
 
@@ -125,9 +122,7 @@ impl fmt::Display for UnitError {
                 )
             }
             Self::QueueEntries { entries } => write!(f, "a queue cannot have {entries} entries"),
-            Self::FrameSize => f.write_str("the frames of the source have less than 4 KiB"),
-            Self::OutOfFrames => f.write_str("out of frames for tables"),
-            Self::Memory => f.write_str("a frame or a table lies outside memory"),
+            Self::Table(error) => error.fmt(f),
             Self::DeviceBeyondTable { device } => {
                 write!(f, "the stream table does not reach {device}")
             }

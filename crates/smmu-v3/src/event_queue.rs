@@ -1,12 +1,12 @@
 //! The event queue (IHI 0070, sections 3.5, 7.2 and 7.4).
 
+use ringfence_pgtable::TableMemory;
 use ringfence_types::{PhysAddr, PhysMemory, Registers};
 
 use crate::command_queue::QUEUE_ADDRESS;
 use crate::event::Loss;
 use crate::global_errors::GlobalErrors;
 use crate::registers::{ABSENT, EVENTQ_BASE, EVENTQ_CONS, EVENTQ_PROD, OVERFLOW};
-use crate::table_memory::TableMemory;
 
 /// Bytes of a record.
 pub(crate) const RECORD_BYTES: u64 = 32;

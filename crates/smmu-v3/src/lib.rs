@@ -22,13 +22,13 @@
 //!     let found = Capabilities::read(&registers).ok_or(UnitError::Absent)?;
 //!     let bits = found.stream_id_bits.min(16);
 //!     let bytes = found.stream_table_bytes(bits, frames.frame_size());
-//!     let stream_table = PhysRange::new(region.start(), bytes).ok_or(UnitError::Memory)?;
+//!     let stream_table = PhysRange::new(region.start(), bytes).ok_or(UnitError::StreamTable { bytes })?;
 //!     let options = Options::new(stream_table, bits);
 //!     let mut unit = Unit::new(registers, memory.clone(), frames, &options)?;
 //!     let domain = DomainId::new(1);
 //!     let format = Arm::<Granule4K>::stage1(39).ok_or(UnitError::Width { width: 39 })?;
 //!     let table = Table::new(format, domain, unit.coherency(), &memory, &frames)
-//!         .map_err(|_| UnitError::Memory)?;
+//!         .map_err(UnitError::Table)?;
 //!     unit.attach(device, domain, &Translation::Stage1(PageTable::of(&table)))?;
 //!     // `table.map` and `table.unmap`; unmaps owe invalidations, which `unit` performs.
 //!     unit.detach(device)?;
@@ -91,7 +91,6 @@ mod start;
 mod stream_entry;
 mod stream_table;
 mod submit;
-mod table_memory;
 mod translation;
 mod unit;
 

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use ringfence_types::Registers;
+use ringfence_types::{Registers, poll_until};
 
 use crate::error::UnitError;
 
@@ -99,7 +99,7 @@ impl fmt::Display for Register {
 pub(crate) fn write_cr0<R: Registers>(unit: &R, value: u32, polls: u32) -> Result<(), UnitError> {
     unit.write32(CR0, value);
     let done = || unit.read32(CR0ACK) & CR0_FIELDS == value;
-    wait(polls, done, Register::Cr0)
+    poll_until(polls, late(Register::Cr0), done)
 }
 
 /// Writes `IRQ_CTRL` and waits until the unit confirms all fields.
@@ -110,26 +110,19 @@ pub(crate) fn write_irq_ctrl<R: Registers>(
 ) -> Result<(), UnitError> {
     unit.write32(IRQ_CTRL, value);
     let done = || unit.read32(IRQ_CTRLACK) & IRQ_FIELDS == value;
-    wait(polls, done, Register::IrqCtrl)
+    poll_until(polls, late(Register::IrqCtrl), done)
 }
 
 /// Makes the unit abort all transactions while translation is off (section 6.3.14 `SMMU_GBPA`).
 pub(crate) fn abort_when_off<R: Registers>(unit: &R, polls: u32) -> Result<(), UnitError> {
     let idle = || unit.read32(GBPA) & GBPA_UPDATE == 0;
-    wait(polls, idle, Register::Gbpa)?;
+    poll_until(polls, late(Register::Gbpa), idle)?;
     let old = unit.read32(GBPA) & !GBPA_UPDATE;
     unit.write32(GBPA, old | GBPA_ABORT | GBPA_UPDATE);
     let done = || unit.read32(GBPA) & (GBPA_UPDATE | GBPA_ABORT) == GBPA_ABORT;
-    wait(polls, done, Register::Gbpa)
+    poll_until(polls, late(Register::Gbpa), done)
 }
 
-/// Polls `done` up to `polls` times.
-fn wait(polls: u32, mut done: impl FnMut() -> bool, register: Register) -> Result<(), UnitError> {
-    for _ in 0..=polls {
-        if done() {
-            return Ok(());
-        }
-        core::hint::spin_loop();
-    }
-    Err(UnitError::TimedOut { register })
+const fn late(register: Register) -> UnitError {
+    UnitError::TimedOut { register }
 }

@@ -1,6 +1,6 @@
 //! Initialisation of a unit (IHI 0070, section 3.11 "Reset, Enable and initialization").
 
-use ringfence_types::{FrameSource, PhysMemory, Registers};
+use ringfence_types::{FrameSource, Invalidator, PhysMemory, Registers};
 
 use crate::attachments::Attachments;
 use crate::capabilities::Capabilities;
@@ -62,13 +62,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         let shape = Shape::new(capabilities.two_levels, options.stream_id_bits, frame);
         let streams = StreamTable::new(shape, options.stream_table, &mem)?;
         let commands = mem.frame(&frames)?;
-        let events = match mem.frame(&frames) {
-            Ok(events) => events,
-            Err(error) => {
-                frames.free(commands);
-                return Err(error);
-            }
-        };
+        let events = mem.frame(&frames).inspect_err(|_| frames.free(commands))?;
         Ok(Self {
             commands: CommandQueue::new(commands, options.command_entries),
             events: EventQueue::new(events, options.event_entries),
@@ -109,7 +103,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         self.enable(CR0_CMDQEN)?;
         // Caches keep their entries while the unit is off.
         let ticket = self.submit_everything()?;
-        self.wait_for(ticket)?;
+        self.wait(ticket)?;
         self.enable(CR0_EVENTQEN)?;
         self.enable_interrupts()?;
         // Without the check, translated transactions bypass the stream table.

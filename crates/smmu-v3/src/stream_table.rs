@@ -1,11 +1,13 @@
 //! The stream table (IHI 0070, section 3.3.1 "Stream table lookup").
 
+use ringfence_pgtable::{TableError, TableMemory};
 use ringfence_types::{FrameSource, PageSize, PhysAddr, PhysMemory, PhysRange};
 
 use crate::error::UnitError;
 use crate::registers::{FMT_TWO_LEVELS, SPLIT_SHIFT};
-use crate::table_memory::{ENTRY_BYTES, TableMemory};
 
+/// Bytes of a stream table entry and of a context descriptor.
+pub(crate) const ENTRY_BYTES: u64 = 64;
 /// Field L2Ptr of a level-1 descriptor: address of the level-2 table.
 const L2_POINTER: u64 = 0x00ff_ffff_ffff_ffc0;
 
@@ -89,12 +91,14 @@ impl StreamTable {
         if range.bytes() < bytes || !range.start().is_aligned(bytes) {
             return Err(UnitError::StreamTable { bytes });
         }
-        let range = PhysRange::new(range.start(), bytes).ok_or(UnitError::Memory)?;
-        memory.clear(range)?;
-        Ok(Self {
-            top: range.start(),
-            shape,
-        })
+        let top = range.start();
+        if !memory.holds(top, bytes) {
+            return Err(TableError::Memory.into());
+        }
+        for entry in 0..bytes / ENTRY_BYTES {
+            memory.store(top.wrapping_add(entry.wrapping_mul(ENTRY_BYTES)), &[0; 8])?;
+        }
+        Ok(Self { top, shape })
     }
 
     pub(crate) const fn top(&self) -> PhysAddr {
@@ -124,7 +128,7 @@ impl StreamTable {
             table = memory.frame(frames)?;
             // Span: 2^(Span - 1) entries. All of them are invalid.
             let span = u64::from(split).wrapping_add(1);
-            memory.store_all(at, &[table.get() & L2_POINTER | span])?;
+            memory.store(at, &[table.get() & L2_POINTER | span])?;
         }
         let index = stream & ((1 << split) - 1);
         Ok(table.wrapping_add(index.wrapping_mul(ENTRY_BYTES)))

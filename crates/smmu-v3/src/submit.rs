@@ -98,19 +98,12 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     ) -> Result<(), InvalidationError> {
         let ticket = match self.submit_plan(&plan) {
             Err(InvalidationError::QueueFull) => {
-                self.wait_for(Ticket::new(self.commands.produced()))?;
+                self.wait(Ticket::new(self.commands.produced()))?;
                 self.submit_plan(&plan)?
             }
             submitted => submitted?,
         };
-        self.wait_for(ticket)
-    }
-
-    pub(crate) fn wait_for(&mut self, ticket: Ticket) -> Result<(), InvalidationError> {
-        while !self.poll(ticket)? {
-            core::hint::spin_loop();
-        }
-        Ok(())
+        self.wait(ticket)
     }
 
     fn planner(&self) -> Planner<'_> {

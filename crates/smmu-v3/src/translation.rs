@@ -115,7 +115,7 @@ pub(crate) fn check(
             need(unit.stage1, Feature::Stage1)?;
             check_stage2(unit, domain, table)?;
             let within = context.get().checked_shr(table.width) == Some(0);
-            match within && context.is_aligned(crate::table_memory::ENTRY_BYTES) {
+            match within && context.is_aligned(crate::stream_table::ENTRY_BYTES) {
                 true => Ok(()),
                 false => Err(UnitError::Root {
                     at: PhysAddr::new(context.get()),

@@ -1,6 +1,6 @@
 //! The unit: its parts, its records, and its end.
 
-use ringfence_pgtable::Coherency;
+use ringfence_pgtable::{Coherency, TableMemory};
 use ringfence_types::{FrameSource, PhysMemory, Registers, RequesterId};
 
 use crate::attachments::Attachments;
@@ -14,7 +14,6 @@ use crate::global_errors::GlobalErrors;
 use crate::options::Options;
 use crate::start::stop;
 use crate::stream_table::StreamTable;
-use crate::table_memory::TableMemory;
 
 /// An SMMUv3 that translates. Devices are blocked until they are attached.
 ///
@@ -107,9 +106,5 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
 
 /// Returns the memory of tables and queues.
 pub(crate) fn tables<'m, M: PhysMemory>(memory: &'m M, unit: &Capabilities) -> TableMemory<'m, M> {
-    TableMemory {
-        memory,
-        coherency: unit.coherency(),
-        address_bits: unit.address_bits,
-    }
+    TableMemory::new(memory, unit.coherency(), unit.address_bits)
 }

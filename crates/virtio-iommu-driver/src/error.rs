@@ -2,9 +2,7 @@
 
 use core::fmt;
 
-use ringfence_types::{
-    DomainId, InvalidationError, MemoryError, OutOfFrames, PfnRange, RequesterId,
-};
+use ringfence_types::{DomainId, InvalidationError, MemoryError, PfnRange, RequesterId};
 use ringfence_virtio_iommu::spec;
 
 /// The reason why an operation failed. Unless a variant says otherwise, the mappings and the
@@ -213,12 +211,6 @@ impl core::error::Error for UnitError {}
 impl From<Failure> for UnitError {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
-    }
-}
-
-impl From<OutOfFrames> for UnitError {
-    fn from(_: OutOfFrames) -> Self {
-        Self::Frames
     }
 }
 

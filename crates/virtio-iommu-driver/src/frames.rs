@@ -1,6 +1,7 @@
 //! The frames that the driver shares with the device.
 
-use ringfence_types::{FrameSource, PageSize, PhysAddr, PhysMemory};
+use ringfence_pgtable::{Coherency, TableMemory};
+use ringfence_types::{FrameSource, PhysAddr, PhysMemory};
 
 use crate::error::UnitError;
 
@@ -25,9 +26,9 @@ impl QueueFrames {
     ) -> Result<Self, UnitError> {
         let mut taken = [None; 4];
         let wanted = if with_probe { 4 } else { 3 };
-        let alloc = || fresh_frame(memory, frames);
+        let tables = TableMemory::new(memory, Coherency::Coherent, u64::BITS);
         for slot in taken.iter_mut().take(wanted) {
-            *slot = alloc();
+            *slot = tables.frame(frames).ok();
         }
         match taken {
             [Some(requests), Some(buffers), Some(events), probe]
@@ -56,17 +57,4 @@ impl QueueFrames {
             frames.free(frame);
         }
     }
-}
-
-/// Allocates a zeroed frame of 4 KiB that lies in memory.
-fn fresh_frame(memory: &impl PhysMemory, frames: &impl FrameSource) -> Option<PhysAddr> {
-    if frames.frame_size() != PageSize::Size4K {
-        return None;
-    }
-    let frame = frames.alloc_zeroed().ok()?;
-    if memory.table(frame).is_err() {
-        frames.free(frame);
-        return None;
-    }
-    Some(frame)
 }

@@ -1,9 +1,8 @@
 //! Invalidation commands: descriptors of the queue (VT-d specification, section 6.5.2) and values
 //! of the registers CCMD_REG and IOTLB_REG.
 
-use ringfence_types::{CachedLevels, DomainId, Pasid, PhysAddr, RequesterId};
+use ringfence_types::{CachedLevels, DomainId, Pasid, PfnBlock, PhysAddr, RequesterId};
 
-use crate::cover::Block;
 use crate::registers::{ICC, IVT};
 
 /// An invalidation, or a wait for those before it.
@@ -30,7 +29,7 @@ pub(crate) enum Command {
     /// Second-stage translations of a block.
     IotlbPages {
         domain: DomainId,
-        block: Block,
+        block: PfnBlock,
         levels: CachedLevels,
     },
     /// First-stage and passed-through translations of one PASID and domain.
@@ -39,7 +38,7 @@ pub(crate) enum Command {
     FirstStagePages {
         domain: DomainId,
         pasid: Pasid,
-        block: Block,
+        block: PfnBlock,
         levels: CachedLevels,
     },
     /// Commands after it begin when those before it have completed.
@@ -85,12 +84,12 @@ const fn pasid_field(pasid: Pasid) -> u64 {
 }
 
 /// Returns ADDR, IH and AM, as in descriptors and in IVA_REG.
-const fn address(block: Block, levels: CachedLevels) -> u64 {
+const fn address(block: PfnBlock, levels: CachedLevels) -> u64 {
     let ih = match levels {
         CachedLevels::Leaves => IH,
         CachedLevels::All => 0,
     };
-    block.first << 12 | ih | block.mask as u64
+    block.first().get() << 12 | ih | block.order() as u64
 }
 
 impl Command {
@@ -222,16 +221,18 @@ impl Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_types::{Pfn, PfnRange};
 
     const DOMAIN_ID: DomainId = DomainId::new(0xabcd);
+
+    fn block() -> PfnBlock {
+        PfnBlock::enclosing(&PfnRange::new(Pfn::new(0x7_fff0), 16).unwrap())
+    }
 
     #[test]
     fn golden_descriptors() {
         let pasid = Pasid::new(0x1_2345).unwrap();
-        let block = Block {
-            first: 0x7_fff0,
-            mask: 4,
-        };
+        let block = block();
         let domain = DOMAIN_ID;
         let device = RequesterId::new(0x1234);
         let (all, leaves) = (CachedLevels::All, CachedLevels::Leaves);
@@ -290,10 +291,7 @@ mod tests {
 
     #[test]
     fn golden_registers() {
-        let block = Block {
-            first: 0x7_fff0,
-            mask: 4,
-        };
+        let block = block();
         let pages = Command::IotlbPages {
             domain: DOMAIN_ID,
             block,

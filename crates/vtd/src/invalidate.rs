@@ -102,10 +102,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
                 }
             }
         }?;
-        while !self.poll(ticket)? {
-            core::hint::spin_loop();
-        }
-        Ok(())
+        Ok(self.wait(ticket)?)
     }
 }
 

@@ -5,7 +5,6 @@ use ringfence_types::{CachedLevels, DomainId, Invalidation, Pasid, PfnRange, Req
 
 use crate::attachment::{Attachment, Translation};
 use crate::command::{Command, Commands};
-use crate::cover::cover;
 
 /// Entries of the context cache without a domain-id: those that were not present, in caching mode,
 /// and all in scalable mode.
@@ -66,9 +65,9 @@ impl Plan<'_> {
     /// Returns at most two commands. Invalidates the whole domain if a block is larger than the
     /// unit's largest or if the domain has several tags.
     fn pages(&self, domain: DomainId, range: &PfnRange, levels: CachedLevels) -> Commands {
-        let (first, second) = cover(range);
+        let (first, second) = range.cover();
         let largest = self.largest_mask.unwrap_or(0);
-        let fits = first.mask <= largest && second.is_none_or(|block| block.mask <= largest);
+        let fits = first.order() <= largest && second.is_none_or(|block| block.order() <= largest);
         if self.largest_mask.is_none() || !fits {
             return self.domain(domain);
         }

@@ -1,16 +1,14 @@
 //! The invalidation queue (VT-d specification, section 6.5.2): a ring of descriptors in one frame,
 //! and a word where the unit writes the sequence number of the last completed burst.
 
-use core::sync::atomic::Ordering;
-
-use ringfence_pgtable::Coherency;
+use ringfence_pgtable::{Coherency, TableMemory};
 use ringfence_types::{
-    FrameSource, InvalidationError, PageSize, PhysAddr, PhysMemory, Registers, Ticket,
+    FrameSource, InvalidationError, PageSize, PhysAddr, PhysMemory, Registers, Sequence, Ticket,
+    poll_until,
 };
 
 use crate::command::Command;
 use crate::error::{Register, UnitError};
-use crate::frames::fresh_frame;
 use crate::registers::{self, ABSENT, FSTS, IQA, IQH, IQT, QIE, QUEUE_ERRORS};
 
 /// IQA.DW: descriptors of 256 bits.
@@ -35,13 +33,6 @@ impl Width {
             Self::Wide => 5,
         }
     }
-
-    const fn words(self) -> usize {
-        match self {
-            Self::Narrow => 2,
-            Self::Wide => 4,
-        }
-    }
 }
 
 /// The queue, with one descriptor always free.
@@ -54,10 +45,7 @@ pub(crate) struct Queue {
     tail: u32,
     /// Index of the oldest descriptor that the unit may not have fetched yet.
     head: u32,
-    /// Sequence number of the last burst.
-    submitted: u64,
-    /// Sequence number of the last completed burst that a poll saw.
-    completed: u64,
+    bursts: Sequence,
     /// Polls since the last progress.
     polls: u32,
     poll_limit: u32,
@@ -74,9 +62,8 @@ impl Queue {
         width: Width,
         poll_limit: u32,
     ) -> Result<Self, UnitError> {
-        // The unit always snoops accesses to the queue and the status word (section 11.4.3, C).
-        let ring = fresh_frame(Coherency::Coherent, memory, frames)?;
-        let status = fresh_frame(Coherency::Coherent, memory, frames);
+        let ring = tables(memory).frame(frames)?;
+        let status = tables(memory).frame(frames);
         let status = status.inspect_err(|_| frames.free(ring))?;
         let queue = Self {
             ring,
@@ -84,8 +71,7 @@ impl Queue {
             width,
             tail: 0,
             head: 0,
-            submitted: 0,
-            completed: 0,
+            bursts: Sequence::default(),
             polls: 0,
             poll_limit,
             is_failed: false,
@@ -148,10 +134,9 @@ impl Queue {
                 return Err(InvalidationError::QueueFull);
             }
         }
-        let sequence = self.submitted.wrapping_add(1);
         let wait = Command::Wait {
             status: self.status,
-            value: sequence as u32,
+            value: self.bursts.next() as u32,
         };
         let mut tail = self.tail;
         for command in commands.take(count).chain([wait]) {
@@ -159,9 +144,8 @@ impl Queue {
             tail = self.after(tail);
         }
         self.tail = tail;
-        self.submitted = sequence;
         registers.write64(IQT, u64::from(tail) << self.width.shift());
-        Ok(Ticket::new(sequence))
+        Ok(self.bursts.submit())
     }
 
     fn free_entries(&self) -> u32 {
@@ -187,13 +171,12 @@ impl Queue {
         let at = self
             .ring
             .wrapping_add(u64::from(index) << self.width.shift());
-        let words = memory.words(at, self.width.words());
-        let words = words.map_err(|_| InvalidationError::Failed)?;
-        let values = command.descriptor().into_iter().chain([0, 0]);
-        for (word, value) in words.iter().zip(values) {
-            word.store(value, Ordering::Release);
-        }
-        Ok(())
+        let [first, second] = command.descriptor();
+        let stored = match self.width {
+            Width::Narrow => tables(memory).store(at, &[first, second]),
+            Width::Wide => tables(memory).store(at, &[first, second, 0, 0]),
+        };
+        stored.map_err(|_| InvalidationError::Failed)
     }
 
     /// Returns true if the burst of `ticket` has completed.
@@ -203,20 +186,18 @@ impl Queue {
         memory: &impl PhysMemory,
         ticket: Ticket,
     ) -> Result<bool, InvalidationError> {
-        if self.is_failed || ticket.get() > self.submitted {
+        if self.is_failed || !self.bursts.is_submitted(ticket) {
             return Err(InvalidationError::Failed);
         }
-        if ticket.get() <= self.completed {
+        if self.bursts.is_complete(ticket) {
             return Ok(true);
         }
-        let status = memory.word(self.status);
+        let status = tables(memory).load(self.status);
         let status = status.map_err(|_| InvalidationError::Failed)?;
-        let value = status.load(Ordering::Acquire) as u32;
-        if let Some(completed) = progress(self.completed, self.submitted, value) {
-            self.completed = completed;
+        if self.bursts.complete(status as u32) {
             self.polls = 0;
         }
-        if ticket.get() <= self.completed {
+        if self.bursts.is_complete(ticket) {
             return Ok(true);
         }
         self.check(registers)?;
@@ -229,7 +210,7 @@ impl Queue {
         registers: &impl Registers,
         memory: &impl PhysMemory,
     ) -> Result<(), InvalidationError> {
-        let last = Ticket::new(self.submitted);
+        let last = self.bursts.last();
         while !self.poll(registers, memory, last)? {
             core::hint::spin_loop();
         }
@@ -282,50 +263,15 @@ impl Queue {
 
 /// Disables the queue once it is empty.
 pub(crate) fn stop_queue(registers: &impl Registers, poll_limit: u32) -> Result<(), UnitError> {
-    registers::wait(poll_limit, Register::QueueHead, || {
-        registers.read64(IQH) == registers.read64(IQT)
-    })?;
+    let late = UnitError::TimedOut {
+        register: Register::QueueHead,
+    };
+    let is_empty = || registers.read64(IQH) == registers.read64(IQT);
+    poll_until(poll_limit, late, is_empty)?;
     registers::clear(registers, QIE, poll_limit)
 }
 
-/// Returns the sequence number whose low half the status word holds, if it lies after `completed`
-/// and not after `submitted`.
-///
-/// At most as many bursts are under way as the ring has descriptors, so the low half tells them
-/// apart, also when it wraps. Any other value is none of this driver.
-const fn progress(completed: u64, submitted: u64, status: u32) -> Option<u64> {
-    let pending = (submitted as u32).wrapping_sub(status) as u64;
-    if pending < submitted.wrapping_sub(completed) {
-        return Some(submitted.wrapping_sub(pending));
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sequence_numbers_survive_a_wrap_of_the_status() {
-        let wrap = 1 << 32;
-        for (completed, submitted, status, expected) in [
-            (0, 0, 0, None),
-            (0, 3, 0, None),
-            (0, 3, 1, Some(1)),
-            (1, 3, 1, None),
-            (1, 3, 3, Some(3)),
-            // A value that was not submitted.
-            (1, 3, 4, None),
-            (1, 3, u32::MAX, None),
-            (wrap - 2, wrap + 1, u32::MAX, Some(wrap - 1)),
-            (wrap - 1, wrap + 1, u32::MAX, None),
-            (wrap - 1, wrap + 1, 0, Some(wrap)),
-            (wrap - 1, wrap + 1, 1, Some(wrap + 1)),
-            (5 * wrap, 5 * wrap + 2, 0, None),
-            (5 * wrap, 5 * wrap + 2, 1, Some(5 * wrap + 1)),
-        ] {
-            let found = progress(completed, submitted, status);
-            assert_eq!(found, expected, "{completed:x} {submitted:x} {status:x}");
-        }
-    }
+/// The unit always snoops accesses to the queue and the status word (section 11.4.3, C).
+const fn tables<M: PhysMemory>(memory: &M) -> TableMemory<'_, M> {
+    TableMemory::new(memory, Coherency::Coherent, u64::BITS)
 }

@@ -1,7 +1,7 @@
 //! Offsets and bits of the registers, with the names of the VT-d specification, section 11.4
 //! "Register Descriptions", and waits for status bits.
 
-use ringfence_types::Registers;
+use ringfence_types::{Registers, poll_until};
 
 use crate::error::{Register, UnitError};
 
@@ -56,41 +56,25 @@ pub(crate) const QUEUE_ERRORS: u32 = IQE | ICE | ITE;
 /// The value of a register where no unit answers.
 pub(crate) const ABSENT: u32 = u32::MAX;
 
-/// Polls `is_done` at most `limit` times.
-pub(crate) fn wait(
-    limit: u32,
-    register: Register,
-    mut is_done: impl FnMut() -> bool,
-) -> Result<(), UnitError> {
-    for _ in 0..limit {
-        if is_done() {
-            return Ok(());
-        }
-        core::hint::spin_loop();
-    }
-    Err(UnitError::TimedOut { register })
-}
+/// GSTS did not show the end of a command.
+const LATE: UnitError = UnitError::TimedOut {
+    register: Register::GlobalStatus,
+};
 
 /// Sets `bit` of GCMD and waits until GSTS shows it: TE, SRTP or QIE.
 pub(crate) fn set(registers: &impl Registers, bit: u32, limit: u32) -> Result<(), UnitError> {
     registers.write32(GCMD, registers.read32(GSTS) & PERSISTENT | bit);
-    wait(limit, Register::GlobalStatus, || {
-        registers.read32(GSTS) & bit != 0
-    })
+    poll_until(limit, LATE, || registers.read32(GSTS) & bit != 0)
 }
 
 /// Clears `bit` of GCMD and waits until GSTS shows it: TE or QIE.
 pub(crate) fn clear(registers: &impl Registers, bit: u32, limit: u32) -> Result<(), UnitError> {
     registers.write32(GCMD, registers.read32(GSTS) & PERSISTENT & !bit);
-    wait(limit, Register::GlobalStatus, || {
-        registers.read32(GSTS) & bit == 0
-    })
+    poll_until(limit, LATE, || registers.read32(GSTS) & bit == 0)
 }
 
 /// Flushes the write buffer (GCMD.WBF) and waits.
 pub(crate) fn flush_write_buffer(registers: &impl Registers, limit: u32) -> Result<(), UnitError> {
     registers.write32(GCMD, registers.read32(GSTS) & PERSISTENT | WBF);
-    wait(limit, Register::GlobalStatus, || {
-        registers.read32(GSTS) & WBF == 0
-    })
+    poll_until(limit, LATE, || registers.read32(GSTS) & WBF == 0)
 }

@@ -5,12 +5,9 @@
 //! entry of 256 bits points to the PASID directory of its device. A directory entry points to a
 //! table of 64 PASID entries of 512 bits.
 
-use core::sync::atomic::Ordering;
-
-use ringfence_pgtable::{Coherency, TableError};
+use ringfence_pgtable::{Coherency, TableError, TableMemory};
 use ringfence_types::{FrameSource, Pasid, PhysAddr, PhysMemory, RequesterId};
 
-use crate::frames::{fresh_frame, write_back};
 use crate::pasid_entry::{POINTER, PRESENT, WORDS};
 
 /// PDTS = 2, bits 11:9 of a context entry: 2^(2 + 7) directory entries, one frame.
@@ -49,7 +46,7 @@ impl ScalableTables {
         memory: &impl PhysMemory,
         frames: &impl FrameSource,
     ) -> Result<Self, TableError> {
-        let root = fresh_frame(coherency, memory, frames)?;
+        let root = tables(coherency, memory).frame(frames)?;
         Ok(Self {
             root,
             coherency,
@@ -77,7 +74,8 @@ impl ScalableTables {
         let slot = directory_entry(directory.at, pasid);
         let linked = load(memory, slot).and_then(|old| self.next(memory, frames, old));
         let table = linked.inspect_err(|_| directory.free_if_new(frames))?;
-        let written = self.write_entry(memory, table.at, pasid, entry);
+        let at = pasid_entry(table.at, pasid);
+        let written = tables(self.coherency, memory).store_entry(at, &entry);
         if let Err(error) = written {
             table.free_if_new(frames);
             directory.free_if_new(frames);
@@ -92,29 +90,6 @@ impl ScalableTables {
             // RID_PASID is zero, as the rest of the entry.
             self.store(memory, context, word)?;
         }
-        Ok(())
-    }
-
-    fn write_entry(
-        &self,
-        memory: &impl PhysMemory,
-        table: PhysAddr,
-        pasid: Pasid,
-        entry: [u64; WORDS],
-    ) -> Result<(), TableError> {
-        let at = pasid_entry(table, pasid);
-        let words = memory.words(at, WORDS).map_err(|_| TableError::Memory)?;
-        let [first, rest @ ..] = words else {
-            return Err(TableError::Memory);
-        };
-        let [value, values @ ..] = entry;
-        for (word, value) in rest.iter().zip(values) {
-            word.store(value, Ordering::Release);
-        }
-        // The unit may fetch the line at any time: P must not reach memory before the rest.
-        write_back(self.coherency, memory, at, PASID_ENTRY);
-        first.store(value, Ordering::Release);
-        write_back(self.coherency, memory, at, PASID_ENTRY);
         Ok(())
     }
 
@@ -211,7 +186,7 @@ impl ScalableTables {
         if let Some(found) = self.find_context(memory, device)? {
             return Ok(found);
         }
-        let table = fresh_frame(self.coherency, memory, frames)?;
+        let table = tables(self.coherency, memory).frame(frames)?;
         // LP and UP are bit 0 of each half of the root entry.
         self.store(memory, self.root_word(device), table.get() | PRESENT)?;
         Ok(context_entry(table, device))
@@ -238,16 +213,13 @@ impl ScalableTables {
             });
         }
         Ok(Linked {
-            at: fresh_frame(self.coherency, memory, frames)?,
+            at: tables(self.coherency, memory).frame(frames)?,
             is_new: true,
         })
     }
 
     fn store(&self, memory: &impl PhysMemory, at: PhysAddr, value: u64) -> Result<(), TableError> {
-        let word = memory.word(at).map_err(|_| TableError::Memory)?;
-        word.store(value, Ordering::Release);
-        write_back(self.coherency, memory, at, 8);
-        Ok(())
+        tables(self.coherency, memory).store(at, &[value])
     }
 }
 
@@ -276,9 +248,12 @@ impl Linked {
     }
 }
 
+const fn tables<M: PhysMemory>(coherency: Coherency, memory: &M) -> TableMemory<'_, M> {
+    TableMemory::new(memory, coherency, u64::BITS)
+}
+
 fn load(memory: &impl PhysMemory, at: PhysAddr) -> Result<u64, TableError> {
-    let word = memory.word(at).map_err(|_| TableError::Memory)?;
-    Ok(word.load(Ordering::Acquire))
+    tables(Coherency::Coherent, memory).load(at)
 }
 
 /// Returns the table that the entry at `at` points to.

@@ -1,6 +1,7 @@
 //! Start and stop of the unit.
 
 use ringfence_amd_vi::{Interrupts, UnitError, device_table_bytes};
+use ringfence_pgtable::TableError;
 use ringfence_types::{PhysAddr, PhysMemory, PhysRange, RequesterId};
 use std::sync::atomic::Ordering;
 
@@ -130,7 +131,7 @@ fn memory_that_does_not_fit_is_refused() {
             UnitError::DeviceTable,
         ),
         (page(1 << 52), UnitError::DeviceTable),
-        (page(64 << 20), UnitError::Memory),
+        (page(64 << 20), UnitError::Table(TableError::Memory)),
     ] {
         let mut rig = Rig::new(FEATURE);
         rig.options.device_table = table;
@@ -147,7 +148,10 @@ fn a_failed_allocation_frees_all_others() {
         // One byte is no frame.
         let region = PhysRange::new(start, 1.max(frames * 4096)).unwrap();
         rig.frames = ringfence_memory::Frames::new(rig.memory.clone(), region);
-        assert_eq!(rig.start().unwrap_err(), UnitError::OutOfFrames);
+        assert_eq!(
+            rig.start().unwrap_err(),
+            UnitError::Table(TableError::OutOfFrames)
+        );
         assert_eq!(rig.frames.in_use(), 0);
     }
 }

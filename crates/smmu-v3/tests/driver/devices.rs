@@ -1,5 +1,6 @@
 //! Attach and detach of devices.
 
+use ringfence_pgtable::TableError;
 use ringfence_smmu_v3::{Cause, FaultEvent, Translation, UnitError};
 use ringfence_types::{DomainId, InvalidationError, RequesterId};
 
@@ -251,7 +252,10 @@ fn an_attach_without_frames() {
     while let Ok(frame) = ringfence_types::FrameSource::alloc_zeroed(&rig.frames) {
         taken.push(frame);
     }
-    assert_eq!(unit.pass_through(FAR), Err(UnitError::OutOfFrames));
+    assert_eq!(
+        unit.pass_through(FAR),
+        Err(UnitError::Table(TableError::OutOfFrames))
+    );
     assert_eq!(rig.access(FAR, IOVA), None);
     assert_eq!(rig.access(DEVICE, IOVA), Some(IOVA));
 }

@@ -1,7 +1,7 @@
 //! Options, devices and tables that the unit cannot express.
 
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::Level;
+use ringfence_pgtable::{Level, TableError};
 use ringfence_smmu_v3::{Feature, PageTable, Translation, Unit, UnitError};
 use ringfence_types::{DomainId, GuestPhysAddr, PageSize, PhysAddr, PhysRange, RequesterId};
 
@@ -81,9 +81,12 @@ fn memory_for_the_stream_table() {
             at(STREAM_TABLE + 0x1000, bytes),
             UnitError::StreamTable { bytes },
         ),
-        (at(1 << 40, bytes), UnitError::Memory),
-        (at(1 << 44, bytes), UnitError::Memory),
-        (at(u64::MAX - bytes + 1, bytes), UnitError::Memory),
+        (at(1 << 40, bytes), UnitError::Table(TableError::Memory)),
+        (at(1 << 44, bytes), UnitError::Table(TableError::Memory)),
+        (
+            at(u64::MAX - bytes + 1, bytes),
+            UnitError::Table(TableError::Memory),
+        ),
     ] {
         let mut rig = Rig::new();
         rig.options.stream_table = range;
@@ -105,7 +108,7 @@ fn frames_that_the_unit_cannot_reach() {
     let mut options = rig.options;
     options.stream_table = PhysRange::new(PhysAddr::new(0x8000), 8 << 10).unwrap();
     let unit = Unit::new(rig.model.clone(), memory, &beyond, &options);
-    assert_eq!(unit.map(drop), Err(UnitError::Memory));
+    assert_eq!(unit.map(drop), Err(UnitError::Table(TableError::Memory)));
     assert_eq!(beyond.in_use(), 0);
 }
 

@@ -1,5 +1,6 @@
 //! Start and end of a unit.
 
+use ringfence_pgtable::TableError;
 use ringfence_smmu_v3::{Interrupts, Register, UnitError};
 use ringfence_types::{FrameSource, Invalidation};
 
@@ -135,7 +136,10 @@ fn a_start_without_frames() {
             rig.frames.free(frame);
         }
         let in_use = rig.frames.in_use();
-        assert_eq!(rig.start().map(drop), Err(UnitError::OutOfFrames));
+        assert_eq!(
+            rig.start().map(drop),
+            Err(UnitError::Table(TableError::OutOfFrames))
+        );
         assert_eq!(rig.frames.in_use(), in_use);
     }
 }

@@ -65,6 +65,16 @@ impl PageTable {
         64_u32.wrapping_sub(self.width) as u64
     }
 
+    /// Returns the fewest physical address bits of a unit whose walk may begin at the root's level
+    /// (Arm ARM, pseudocode `AArch64.S2InvalidSL`).
+    fn fewest_address_bits(&self) -> u32 {
+        match (self.start_level_field(), self.granule) {
+            (Some(2), PageSize::Size16K) => 42,
+            (Some(2), _) => 44,
+            _ => 0,
+        }
+    }
+
     /// S2SL0; `None` if a walk cannot begin at the root's level. Arm counts levels from the root.
     pub(crate) fn start_level_field(&self) -> Option<u64> {
         let lowest = match self.granule {
@@ -146,7 +156,9 @@ fn check_stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> Res
         return Err(UnitError::DomainId { domain });
     }
     let width = table.width;
-    let fits = WIDTHS.contains(&width) && width <= unit.intermediate_address_bits();
+    let fits = WIDTHS.contains(&width)
+        && width <= unit.intermediate_address_bits()
+        && unit.address_bits >= table.fewest_address_bits();
     let most = table.level_bits().wrapping_add(CONCATENATED);
     let bits = table.root_bits().filter(|bits| *bits <= most);
     match bits {

@@ -249,6 +249,42 @@ fn tables_that_no_entry_describes() {
     assert_eq!(rig.access(DEVICE, IOVA), None);
 }
 
+/// The highest start level of each granule needs a unit with enough physical address bits (Arm ARM,
+/// `AArch64.S2InvalidSL`), although the width alone would fit.
+#[test]
+fn start_levels_of_small_units() {
+    let [idr0, idr1, idr3, _] = IDENTIFICATION;
+    let (four, sixteen) = (PageSize::Size4K, PageSize::Size16K);
+    // OAS of 40, 42, 44 and 48 bits.
+    for (oas, width, level, granule, is_fit) in [
+        (2, 40, 4, four, false),
+        (3, 42, 4, four, false),
+        (4, 42, 4, four, true),
+        (5, 48, 4, four, true),
+        (3, 42, 3, four, true),
+        (2, 40, 3, sixteen, false),
+        (3, 40, 3, sixteen, true),
+        (2, 40, 2, sixteen, true),
+    ] {
+        let rig = Rig::with([idr0, idr1, idr3, 0x70 | oas]);
+        let table = PageTable {
+            root: PhysAddr::new(0x60_0000),
+            width,
+            level: Level::new(level).unwrap(),
+            granule,
+        };
+        let expected = if is_fit {
+            Ok(())
+        } else {
+            Err(UnitError::Width { width })
+        };
+        let attached = rig
+            .unit()
+            .attach(DEVICE, DOMAIN, &Translation::Stage2(table));
+        assert_eq!(attached, expected, "OAS {oas}: {table:?}");
+    }
+}
+
 /// Errors name what they concern.
 #[test]
 fn errors_are_sentences() {

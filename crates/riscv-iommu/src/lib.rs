@@ -86,7 +86,7 @@
 //!     range: unmapped.range(),
 //!     levels,
 //! })?;
-//! while !unit.poll(ticket)? {}
+//! unit.wait(ticket)?;
 //! # assert_eq!(levels, CachedLevels::Leaves);
 //!
 //! unit.detach(&frames, device)?;

@@ -10,3 +10,5 @@ mod queue;
 mod ranges;
 mod rig;
 mod start;
+#[path = "../../../../tests/units/mod.rs"]
+mod units;

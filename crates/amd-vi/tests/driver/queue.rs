@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::model::{COMMAND_BUFFER_BASE, COMMAND_RUN, COMMAND_TAIL, Processor, STATUS};
 use crate::rig::{
-    DEVICE, DOMAIN, FEATURE, IOVA, PA, POLL_LIMIT, Rig, TestUnit, host, invalidate, pages, wait,
+    DEVICE, DOMAIN, FEATURE, IOVA, PA, POLL_LIMIT, Rig, TestUnit, host, invalidate, pages,
 };
 
 /// A unit that executes commands on request.
@@ -183,7 +183,7 @@ fn an_illegal_command_fails_all_tickets_until_recovery() {
     spoil(&rig);
     rig.model.execute(usize::MAX);
     let failed = Err(InvalidationError::Failed);
-    assert_eq!(wait(&mut unit, ticket), failed);
+    assert_eq!(unit.wait(ticket), failed);
     assert_eq!(unit.poll(Ticket::new(0)).map(drop), failed);
     assert_eq!(unit.submit(Invalidation::Global).map(drop), failed);
     let error = Err(UnitError::Invalidation(InvalidationError::Failed));

@@ -4,13 +4,12 @@ use std::rc::Rc;
 
 use ringfence_amd_vi::{Interrupts, Options, Stage, Unit, UnitError, device_table_bytes};
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{AmdV1, Coherency, Format, Level, MapRequest, Table};
-use ringfence_types::{
-    Access, CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Iova,
-    Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
-};
+use ringfence_pgtable::{AmdV1, Coherency, Format, Level, Table};
+use ringfence_types::{Access, DomainId, PhysAddr, PhysRange, RequesterId};
 
 use crate::model::Model;
+use crate::units;
+pub(crate) use crate::units::{invalidate, pages, range};
 
 pub(crate) type TestUnit<'f> = Unit<Rc<Model>, Rc<Arena>, &'f Frames<Rc<Arena>>>;
 
@@ -77,13 +76,7 @@ impl Rig {
     }
 
     pub(crate) fn map<F: Format>(&self, table: &Table<F>, iova: u64, pa: u64, pages: u64) {
-        let request = MapRequest {
-            iova: Iova::new(iova),
-            pa: PhysAddr::new(pa),
-            pages,
-            permissions: Permissions::READ_WRITE,
-        };
-        table.map(&self.memory, &self.frames, request).unwrap();
+        units::map(table, &self.memory, &self.frames, [iova, pa, pages]);
     }
 
     pub(crate) fn unmap<F: Format>(&self, table: &Table<F>, iova: u64, pages: u64) {
@@ -109,27 +102,4 @@ pub(crate) fn host(table: &Table<AmdV1>) -> Stage {
         root: table.root(),
         levels: table.format().root_level(),
     }
-}
-
-pub(crate) fn range(iova: u64, pages: u64) -> PfnRange {
-    PfnRange::new(Pfn::containing(Iova::new(iova)), pages).unwrap()
-}
-
-pub(crate) fn pages(domain: DomainId, iova: u64, pages: u64) -> Invalidation {
-    Invalidation::Pages {
-        domain,
-        range: range(iova, pages),
-        levels: CachedLevels::Leaves,
-    }
-}
-
-/// Submits a request and waits for it.
-pub(crate) fn invalidate(unit: &mut TestUnit<'_>, request: Invalidation) {
-    let ticket = unit.submit(request).unwrap();
-    wait(unit, ticket).unwrap();
-}
-
-pub(crate) fn wait(unit: &mut TestUnit<'_>, ticket: Ticket) -> Result<(), InvalidationError> {
-    while !unit.poll(ticket)? {}
-    Ok(())
 }

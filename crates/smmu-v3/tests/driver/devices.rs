@@ -2,11 +2,11 @@
 
 use ringfence_pgtable::TableError;
 use ringfence_smmu_v3::{Cause, FaultEvent, Translation, UnitError};
-use ringfence_types::{DomainId, InvalidationError, RequesterId};
+use ringfence_types::{DomainId, InvalidationError, Invalidator, RequesterId};
 
 use crate::model::Processor;
 use crate::rig::{
-    COHERENT, DEVICE, DOMAIN, FAR, IOVA, OTHER, PA, Rig, TWO_LEVELS, TestUnit, one, two, wait,
+    COHERENT, DEVICE, DOMAIN, FAR, IOVA, OTHER, PA, Rig, TWO_LEVELS, TestUnit, one, two,
 };
 
 const SECOND: DomainId = DomainId::new(6);
@@ -181,7 +181,7 @@ fn context_descriptors_are_reused() {
         unit.attach(device, DomainId::new(4), &one(&new)).unwrap();
     }
     let ticket = unit.recover().unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     assert_eq!(rig.access(OTHER, IOVA), Some(PA));
     assert_eq!(rig.access(RequesterId::new(0x30), IOVA), None);
 }
@@ -219,7 +219,7 @@ fn an_attach_without_an_answer_blocks_the_device() {
         assert_eq!(rig.model.entry_in_memory(0x20).unwrap()[0] & V, 0);
         rig.model.change().budget = usize::MAX;
         let ticket = unit.recover().unwrap();
-        wait(&mut unit, ticket).unwrap();
+        unit.wait(ticket).unwrap();
         unit.detach(DEVICE).unwrap();
     }
 
@@ -233,7 +233,7 @@ fn an_attach_without_an_answer_blocks_the_device() {
     assert_eq!(unit.attach(OTHER, DOMAIN, &one(&other)), Err(mismatch));
     rig.model.change().processor = Processor::Prompt;
     let ticket = unit.recover().unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     assert_eq!(rig.access(DEVICE, IOVA), None);
     unit.detach(DEVICE).unwrap();
     assert_eq!(

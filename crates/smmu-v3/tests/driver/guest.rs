@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use ringfence_pgtable::Table;
 use ringfence_smmu_v3::{PageTable, Translation};
 use ringfence_types::{
-    DomainId, GuestPhysAddr, Invalidation, InvalidationError, PhysAddr, PhysMemory,
+    DomainId, GuestPhysAddr, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory,
 };
 
 use crate::rig::{
-    DEVICE, DOMAIN, IOVA, OTHER, PA, Rig, TestTable, TestUnit, invalidate, one, pages, two, wait,
+    DEVICE, DOMAIN, IOVA, OTHER, PA, Rig, TestTable, TestUnit, invalidate, one, pages, two,
 };
 
 const V: u64 = 1 << 31;
@@ -100,7 +100,7 @@ fn an_unmap_of_the_host_ends_the_use_of_a_context_descriptor() {
             rig.unmap(&host, CONTEXT, 1);
             if recovers {
                 let ticket = unit.recover().unwrap();
-                wait(&mut unit, ticket).unwrap();
+                unit.wait(ticket).unwrap();
             } else {
                 invalidate(&mut unit, request);
             }
@@ -120,7 +120,7 @@ fn a_guest_invalidates_its_own_stage() {
         rig.unmap(&guest, IOVA, 1);
         rig.commands();
         let ticket = unit.submit_guest_stage1(DOMAIN, asid).unwrap();
-        wait(&mut unit, ticket).unwrap();
+        unit.wait(ticket).unwrap();
         assert_eq!(rig.access(DEVICE, IOVA), None);
         let expected = match asid {
             None => [0x0005_0000_0010, 0],
@@ -142,10 +142,10 @@ fn a_guest_changes_its_context_descriptor() {
     write_context(&rig, CONTEXT, &other);
     rig.commands();
     let ticket = unit.submit_guest_context(DEVICE).unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     assert_eq!(rig.commands(), [[0x20_0000_0005, 1], [0x46, 0]]);
     let ticket = unit.submit_guest_stage1(DOMAIN, None).unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     assert_eq!(rig.access(DEVICE, IOVA + 0x1000), Some(PA));
     assert_eq!(rig.access(DEVICE, IOVA), None);
 }

@@ -13,3 +13,5 @@ mod ranges;
 mod refusals;
 mod rig;
 mod start;
+#[path = "../../../../tests/units/mod.rs"]
+mod units;

@@ -4,7 +4,7 @@ use ringfence_smmu_v3::{CommandError, UnitError};
 use ringfence_types::{DomainId, Invalidation, InvalidationError, Invalidator, RingId, Ticket};
 
 use crate::model::{CMDQ_CONS, CMDQ_PROD, CR0, GERROR, GERRORN, Processor, SMMUEN};
-use crate::rig::{DEVICE, DOMAIN, IOVA, OTHER, PA, POLL_LIMIT, Rig, invalidate, one, pages, wait};
+use crate::rig::{DEVICE, DOMAIN, IOVA, OTHER, PA, POLL_LIMIT, Rig, invalidate, one, pages};
 
 const SFM: u64 = 1 << 8;
 
@@ -32,7 +32,7 @@ fn a_burst_has_one_doorbell_and_one_sync() {
         assert_eq!(rig.model.state().doorbells, before + 1);
         // The free entries were known: no register was read.
         assert_eq!(rig.model.state().accesses, accesses + 1);
-        wait(&mut unit, ticket).unwrap();
+        unit.wait(ticket).unwrap();
         let commands = rig.commands();
         assert_eq!(commands.len(), 64 * per_page + 1);
         let syncs = commands.iter().filter(|command| command[0] == 0x46).count();
@@ -84,7 +84,7 @@ fn indices_wrap() {
         assert_eq!(rig.access(DEVICE, IOVA), Some(PA));
         rig.unmap(&table, IOVA, 1);
         let ticket = unit.submit(pages(DOMAIN, IOVA, 1)).unwrap();
-        wait(&mut unit, ticket).unwrap();
+        unit.wait(ticket).unwrap();
         assert_eq!(rig.access(DEVICE, IOVA), None, "round {round}");
         seen.insert(rig.model.register(CMDQ_PROD));
         tickets.push(ticket);
@@ -142,10 +142,10 @@ fn a_burst_beyond_the_queue() {
         .map(|page| pages(DOMAIN, IOVA + 0x1000 * page, 1))
         .collect();
     let ticket = unit.submit_all(&burst[..7]).unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     assert_eq!(rig.commands().len(), 15);
     let ticket = unit.submit_all(&burst).unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     let (all, sync) = ([0x30, 0], [0x46, 0]);
     assert_eq!(rig.commands(), [all, sync, [0x04, 31], sync, all, sync]);
 }
@@ -252,7 +252,7 @@ fn an_illegal_command_is_reported() {
     let idr0 = rig.model.register(crate::model::IDR0);
     rig.model.set(crate::model::IDR0, idr0 & !2);
     let ticket = unit.submit(pages(DOMAIN, IOVA, 1)).unwrap();
-    assert_eq!(wait(&mut unit, ticket), Err(InvalidationError::Failed));
+    assert_eq!(unit.wait(ticket), Err(InvalidationError::Failed));
     assert_eq!(unit.command_error(), Some(CommandError::Illegal));
     let failed = Err(UnitError::Invalidation(InvalidationError::Failed));
     assert_eq!(unit.detach(DEVICE), failed);
@@ -260,7 +260,7 @@ fn an_illegal_command_is_reported() {
     assert_eq!(rig.access(OTHER, IOVA), None);
     rig.model.set(crate::model::IDR0, idr0);
     let ticket = unit.recover().unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     unit.detach(DEVICE).unwrap();
     unit.detach(OTHER).unwrap();
 }
@@ -273,7 +273,7 @@ fn service_failure_mode_fails_tickets() {
     rig.model.change().processor = Processor::Manual;
     let ticket = unit.submit(Invalidation::Global).unwrap();
     rig.model.raise(SFM);
-    assert_eq!(wait(&mut unit, ticket), Err(InvalidationError::Failed));
+    assert_eq!(unit.wait(ticket), Err(InvalidationError::Failed));
 }
 
 /// An error that the status shows only later is found while the unit does not progress.
@@ -309,7 +309,7 @@ fn requests_and_tickets_that_no_unit_knows() {
     assert_eq!(rig.model.register(CMDQ_PROD), before);
     // No requests: the ticket of what was submitted before.
     let ticket = unit.submit_all(&[]).unwrap();
-    wait(&mut unit, ticket).unwrap();
+    unit.wait(ticket).unwrap();
     assert_eq!(rig.commands(), [[0x46, 0]]);
 }
 

@@ -3,14 +3,15 @@
 use std::rc::Rc;
 
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Arm, Format, Granule4K, MapRequest, Table};
+use ringfence_pgtable::{Arm, Format, Granule4K, Table};
 use ringfence_smmu_v3::{Capabilities, Options, PageTable, Translation, Unit, UnitError};
 use ringfence_types::{
-    CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PageSize,
-    Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
+    CachedLevels, DomainId, Invalidation, PageSize, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::model::{Executed, Model};
+use crate::units;
+pub(crate) use crate::units::{invalidate, pages, range};
 
 pub(crate) type TestUnit<'f> = Unit<Rc<Model>, Rc<Arena>, &'f Frames<Rc<Arena>>>;
 pub(crate) type TestTable = Table<Arm<Granule4K>>;
@@ -103,13 +104,7 @@ impl Rig {
     }
 
     pub(crate) fn map<F: Format>(&self, table: &Table<F>, iova: u64, pa: u64, pages: u64) {
-        let request = MapRequest {
-            iova: Iova::new(iova),
-            pa: PhysAddr::new(pa),
-            pages,
-            permissions: Permissions::READ_WRITE,
-        };
-        table.map(&self.memory, &self.frames, request).unwrap();
+        units::map(table, &self.memory, &self.frames, [iova, pa, pages]);
     }
 
     pub(crate) fn unmap<F: Format>(&self, table: &Table<F>, iova: u64, pages: u64) {
@@ -140,33 +135,10 @@ pub(crate) fn two(table: &TestTable) -> Translation {
     Translation::Stage2(PageTable::of(table))
 }
 
-pub(crate) fn range(iova: u64, pages: u64) -> PfnRange {
-    PfnRange::new(Pfn::containing(Iova::new(iova)), pages).unwrap()
-}
-
-pub(crate) fn pages(domain: DomainId, iova: u64, pages: u64) -> Invalidation {
-    Invalidation::Pages {
-        domain,
-        range: range(iova, pages),
-        levels: CachedLevels::Leaves,
-    }
-}
-
 pub(crate) fn all_levels(domain: DomainId, iova: u64, pages: u64) -> Invalidation {
     Invalidation::Pages {
         domain,
         range: range(iova, pages),
         levels: CachedLevels::All,
     }
-}
-
-/// Submits a request and waits for it.
-pub(crate) fn invalidate(unit: &mut TestUnit<'_>, request: Invalidation) {
-    let ticket = unit.submit(request).unwrap();
-    wait(unit, ticket).unwrap();
-}
-
-pub(crate) fn wait(unit: &mut TestUnit<'_>, ticket: Ticket) -> Result<(), InvalidationError> {
-    while !unit.poll(ticket)? {}
-    Ok(())
 }

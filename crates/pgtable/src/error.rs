@@ -49,7 +49,7 @@ pub enum MapError {
     },
     /// The format has no access control bits, and the request does not allow both accesses.
     Restricted,
-    /// The frame source has no free frame for a table page.
+    /// The frame source has no free frame for a table page, or none of the size of the granule.
     OutOfFrames,
     /// A table on the path lies outside memory, or an entry on it has a value that this format
     /// never writes.

@@ -15,7 +15,7 @@ use ringfence_lab::meter::{Clock, EmptyLoop};
 use ringfence_lab::mode_dispatch::dispatch;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::Plan;
-use ringfence_memory::WriteBack;
+use ringfence_memory::{Arena, WriteBack};
 use ringfence_papers::{BurstAsPublished, RingAsPublished};
 use ringfence_pgtable::Coherency;
 
@@ -23,7 +23,7 @@ use super::capture::Run;
 #[cfg(test)]
 pub(super) use by_hand::{with_costs, with_costs_of};
 pub(super) use cost::{Cost, sum_of_medians};
-use replica::{DynExperimentReplay, MakeReplica, rings};
+use replica::{MakeArena, MakeReplica, Replica, rings};
 use steps::Block;
 pub(super) use steps::CountedSteps;
 
@@ -66,10 +66,10 @@ impl TimedSubject {
     }
 }
 
-/// Replicas of one subject, all of which perform the same runs.
+/// Replicas of one subject, one for each repetition. All of them perform the same runs.
 pub(super) struct TimedReplays {
     subject: TimedSubject,
-    replicas: Vec<Box<dyn DynExperimentReplay>>,
+    replicas: Vec<Replica>,
 }
 
 impl TimedReplays {
@@ -95,23 +95,31 @@ impl TimedReplays {
         repetitions: usize,
         write_back: WriteBack,
     ) -> Result<Self, LabError> {
+        let arena = |bytes| Arena::with_write_back(bytes, write_back);
+        Self::with_arenas(subject, profile, repetitions, &arena)
+    }
+
+    /// Like [`new`](Self::new), with the arenas that `arena` creates.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), or the error of `arena`.
+    fn with_arenas(
+        subject: TimedSubject,
+        profile: &Profile,
+        repetitions: usize,
+        arena: MakeArena<'_>,
+    ) -> Result<Self, LabError> {
         // Burst limit: more unmaps than a burst of any experiment has.
         const LONGEST: usize = 4096;
         let coherency = subject.coherency(profile);
         let make = || match &subject {
-            TimedSubject::Mode(mode) => {
-                let make = MakeReplica {
-                    coherency,
-                    write_back,
-                };
-                dispatch(mode, make)?
-            }
+            TimedSubject::Mode(mode) => dispatch(mode, MakeReplica { coherency, arena })?,
             TimedSubject::Rings | TimedSubject::RingsNonCoherent => {
                 let burst = Burst::new(LONGEST);
-                rings::<Ring, _>(coherency, write_back, burst)
+                rings::<Ring, _>(coherency, arena, burst)
             }
             TimedSubject::RingsAsPublishedNonCoherent => {
-                rings::<RingAsPublished, _>(coherency, write_back, BurstAsPublished)
+                rings::<RingAsPublished, _>(coherency, arena, BurstAsPublished)
             }
         };
         let replicas = (0..repetitions.max(1)).map(|_| make());
@@ -124,8 +132,8 @@ impl TimedReplays {
     /// Returns the instruction of each replica that writes lines back.
     #[cfg(test)]
     pub(super) fn write_backs(&self) -> Vec<WriteBack> {
-        let replicas = self.replicas.iter();
-        replicas.map(|replica| replica.write_back()).collect()
+        let arenas = self.replicas.iter().map(|it| &it.replay.platform().arena);
+        arenas.map(|arena| arena.write_back_kind()).collect()
     }
 
     /// Performs a run once on each replica.
@@ -226,11 +234,24 @@ fn loop_overhead(plan: &Plan, parts: &[Block]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use ringfence_devices::nic::NicProfile;
     use ringfence_devices::workload::{NetperfStream, RequestResponse};
     use ringfence_lab::plan::Step;
+    use ringfence_types::{PhysAddr, PhysMemory};
 
+    use super::replica::tests::{replay_of_paged, type_of};
     use super::*;
+
+    /// Returns the number of words other than 0 in the first pages of tables.
+    fn words_of_tables(memory: &Arena) -> usize {
+        let addresses = (0x2000..0x10_0000).step_by(8).map(PhysAddr::new);
+        let words = addresses.map(|at| memory.word(at).unwrap());
+        words
+            .filter(|word| word.load(Ordering::Relaxed) != 0)
+            .count()
+    }
 
     /// Each subject gets its own results, in the order of its repetitions, and each repetition
     /// begins with another subject.
@@ -352,13 +373,8 @@ mod tests {
             .clone()
             .map(|subject| TimedReplays::new(subject, &Profile::r210_2015(), 1).unwrap());
         for (name, replays) in names.iter().zip(&timed) {
-            let layer = replays.replicas[0].layer_type();
-            for (part, wanted) in [
-                ("::Eiovar<", name.ends_with('+')),
-                ("::Deferred<", name.starts_with("defer")),
-            ] {
-                assert_eq!(layer.contains(part), wanted, "{name}: {part} in {layer}");
-            }
+            let found = type_of(&replays.replicas[0]);
+            assert_eq!(found, replay_of_paged(name), "{name}");
         }
         let costs = run_in_turns(&mut timed, &run, CountedSteps::All).unwrap();
         let ran = costs.into_iter().map(|cost| cost.subject.unwrap());
@@ -404,10 +420,12 @@ mod tests {
         ] {
             profile.coherent = coherent;
             let subject = TimedSubject::from_name(name).unwrap();
-            let made = replica::with_device_view(|| TimedReplays::new(subject, &profile, 1));
-            let mut timed = made.unwrap();
+            let arena = &Arena::with_device_view;
+            let mut timed = TimedReplays::with_arenas(subject, &profile, 1, arena).unwrap();
             timed.run(&run).unwrap();
-            let (own, seen) = timed.replicas[0].words_of_tables();
+            let memory = &timed.replicas[0].replay.platform().arena;
+            let view = memory.device_view().unwrap().memory();
+            let [own, seen] = [memory, view].map(words_of_tables);
             assert!(own > 0, "{name}");
             assert_eq!(seen > 0, wanted, "{name}: {seen} of {own} words");
         }

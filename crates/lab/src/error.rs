@@ -56,6 +56,14 @@ pub enum LabError {
     /// The simulated NIC workload failed.
     #[error(transparent)]
     Testbed(TestbedError),
+    /// The layer of a timed replay refused maps, so its cycles count for nothing.
+    #[error("{count} maps refused while cycles were measured: {first}")]
+    RefusedMaps {
+        /// Number of refused maps.
+        count: u64,
+        /// Error of the first refused map.
+        first: ringfence_dma::MapError,
+    },
     /// More devices map memory than there are domains.
     #[error("the trace has more devices than the IOMMU has domains")]
     TooManyDevices,

@@ -1,8 +1,12 @@
-//! Timed replays of a mode: layers without devices that replay a plan and measure it.
+//! Replicas: timed replays of one subject, one for each repetition. They replay a plan without
+//! devices.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
+use ringfence_dma::MapError;
 use ringfence_dma::flush::{FlushPolicy, Never};
 use ringfence_dma::ring::{RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Rings};
@@ -18,206 +22,170 @@ use ringfence_lab::meter::{
     Clock, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing, TimedReplay,
 };
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
-use ringfence_lab::plan::Plan;
+use ringfence_lab::plan::{Plan, TimedStep};
 use ringfence_lab::platform::{DATA_BYTES, MEMORY_BYTES};
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::shadow::{CopyParts, TimedLayerVisitor};
-use ringfence_memory::{Arena, Frames, WriteBack};
+use ringfence_memory::{Arena, ArenaError, Frames};
 use ringfence_pgtable::Coherency;
-use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
+use ringfence_types::{Nanos, PageSize, PhysAddr, PhysMemory, PhysRange};
 
 use super::steps::Block;
 
-/// Bytes of memory of one timed replay: tables only, no buffers.
-const ARENA: u64 = 256 << 20;
-/// Frames touched in advance, so that no page fault of this process counts as work of the layer.
-const WARM_FRAMES: u64 = 256;
+const PAGE: u64 = PageSize::Size4K.bytes();
+/// Bytes of memory for the invalidation queue and the tables of a replica.
+const TABLE_BYTES: u64 = 256 << 20;
+/// Pages before the table frames: the invalidation queue and the word that reports its completion.
+const QUEUE_PAGES: u64 = 2;
+/// Pages touched in advance, so that no page fault of this process counts as work of the layer.
+const WARM_PAGES: u64 = 256;
 
-#[cfg(test)]
-thread_local! {
-    /// True if new timed replays have memory with a device view.
-    static DEVICE_VIEW: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
+/// Creates an arena of a number of bytes.
+pub(super) type MakeArena<'a> = &'a dyn Fn(u64) -> Result<Arena, ArenaError>;
 
-/// Calls `make`, whose timed replays get memory with the view of a device that does not snoop.
-#[cfg(test)]
-pub(super) fn with_device_view<T>(make: impl FnOnce() -> T) -> T {
-    DEVICE_VIEW.set(true);
-    let made = make();
-    DEVICE_VIEW.set(false);
-    made
-}
-
-/// A platform that executes write-backs with the instruction `write_back`.
-fn platform(write_back: WriteBack) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
-    let arena = Arena::with_write_back(ARENA, write_back)?;
-    #[cfg(test)]
-    let arena = match DEVICE_VIEW.get() {
-        true => Arena::with_device_view(ARENA)?,
-        false => arena,
-    };
-    let arena = Rc::new(arena);
-    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
-        .ok_or(LabError::Internal("replica region"))?;
-    for page in 0..WARM_FRAMES {
-        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
-            word.store(0, std::sync::atomic::Ordering::Relaxed);
+/// Makes the host back the pages at `addresses`. Ignores addresses outside the arena: the layer
+/// refuses their maps.
+fn touch(arena: &Arena, addresses: impl Iterator<Item = u64>) {
+    for at in addresses {
+        if let Ok(word) = arena.word(PhysAddr::new(at)) {
+            word.fetch_add(0, Ordering::Relaxed);
         }
     }
-    let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
-    // Same type as in the meter's replicas, so both share one monomorphisation.
-    Ok(LayerPlatform {
-        frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
-        arena,
-        invalidator: queue,
-        now: Nanos(0),
-    })
 }
 
-/// A platform with memory for buffers below the tables, and for pools of copies above them. The
-/// table frames are not touched in advance.
-fn platform_with_buffers(
-    write_back: WriteBack,
-) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
-    let arena = Rc::new(Arena::with_write_back(MEMORY_BYTES, write_back)?);
-    let page = |page: u64| PhysAddr::new(DATA_BYTES + (page << 12));
-    let region = PhysRange::new(page(2), ARENA).ok_or(LabError::Internal("replica region"))?;
+/// A platform over `arena` whose queue and tables begin at `start`.
+fn platform(arena: Arena, start: u64) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+    let arena = Rc::new(arena);
+    let page = |number: u64| PhysAddr::new(start + number * PAGE);
+    let frames = PhysRange::new(page(QUEUE_PAGES), TABLE_BYTES - QUEUE_PAGES * PAGE)
+        .ok_or(LabError::Internal("the region of the table frames"))?;
+    touch(&arena, (0..WARM_PAGES).map(|number| page(number).get()));
+    // Same type as in the meter's replicas, so both share one monomorphisation.
     Ok(LayerPlatform {
-        frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
+        frames: Rc::new(Frames::new(Rc::clone(&arena), frames)),
         invalidator: InvalidationQueue::new(Rc::clone(&arena), page(0), page(1)),
         arena,
         now: Nanos(0),
     })
 }
 
-/// A timed replay that copies the buffers of a plan.
-struct Copying {
-    replay: Box<dyn DynExperimentReplay>,
-    memory: Rc<Arena>,
+/// A timed replay of a layer of any type.
+pub(super) trait DynReplica: Any {
+    /// Allocates everything that the steps of `plan` need.
+    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
+
+    /// Performs steps of `plan` as one block of `clock`.
+    fn run_block(&mut self, plan: &Plan, steps: &[TimedStep], clock: &mut Clock);
+
+    fn platform(&self) -> &LayerPlatform<InvalidationQueue>;
+
+    /// Returns the number of refused maps and the first error; `None` if the layer refused no map.
+    fn refusals(&self) -> Option<(u64, MapError)>;
 }
 
-impl DynExperimentReplay for Copying {
-    /// Touches the buffers first, so that page faults of this process do not count.
-    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
-        for segment in &plan.segments {
-            let first = segment.start().align_down(4096).get();
-            for at in (first..=segment.last().get()).step_by(4096) {
-                if let Ok(word) = self.memory.word(PhysAddr::new(at)) {
-                    word.fetch_add(0, std::sync::atomic::Ordering::Relaxed);
-                }
-            }
+impl<L: DmaOps + HasPlatform<InvalidationQueue> + 'static> DynReplica for TimedReplay<L> {
+    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
+        TimedReplay::prepare(self, plan)
+    }
+
+    fn run_block(&mut self, plan: &Plan, steps: &[TimedStep], clock: &mut Clock) {
+        TimedReplay::run_block(self, plan, steps, clock, None);
+    }
+
+    fn platform(&self) -> &LayerPlatform<InvalidationQueue> {
+        self.layer().platform()
+    }
+
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        TimedReplay::refusals(self)
+    }
+}
+
+/// A timed replay of any subject.
+pub(super) struct Replica {
+    pub(super) replay: Box<dyn DynReplica>,
+    /// True if the layer copies the buffers of the plan, whose pages must be present then.
+    copies: bool,
+}
+
+impl Replica {
+    fn new<L: DmaOps + HasPlatform<InvalidationQueue> + 'static>(replay: TimedReplay<L>) -> Self {
+        Self {
+            replay: Box::new(replay),
+            copies: false,
         }
-        self.replay.drive(plan, blocks, clock)
     }
 
-    #[cfg(test)]
-    fn layer_type(&self) -> &'static str {
-        self.replay.layer_type()
-    }
-
-    #[cfg(test)]
-    fn words_of_tables(&self) -> (usize, usize) {
-        self.replay.words_of_tables()
-    }
-
-    #[cfg(test)]
-    fn write_back(&self) -> WriteBack {
-        self.replay.write_back()
-    }
-}
-
-/// A timed replay of any mode.
-pub(super) trait DynExperimentReplay {
     /// Performs the blocks of `plan`. Returns the number of invalidations in those that count, and
     /// leaves their times in `clock`.
-    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError>;
-
-    /// Name of the layer's type.
-    #[cfg(test)]
-    fn layer_type(&self) -> &'static str;
-
-    /// Number of words other than 0 in the first frames of tables: in memory, and in the view of a
-    /// device that does not snoop.
-    #[cfg(test)]
-    fn words_of_tables(&self) -> (usize, usize);
-
-    /// Instruction that writes lines of the layer's memory back.
-    #[cfg(test)]
-    fn write_back(&self) -> WriteBack;
-}
-
-impl<L: DmaOps + HasPlatform<InvalidationQueue>> DynExperimentReplay for TimedReplay<L> {
-    fn drive(&mut self, plan: &Plan, blocks: &[Block], clock: &mut Clock) -> Result<u64, LabError> {
-        self.prepare(plan)?;
+    ///
+    /// # Errors
+    /// Memory is short, or the layer refused a map.
+    pub(super) fn drive(
+        &mut self,
+        plan: &Plan,
+        blocks: &[Block],
+        clock: &mut Clock,
+    ) -> Result<u64, LabError> {
+        let Self { replay, copies } = self;
+        if *copies {
+            let pages = plan.segments.iter().flat_map(|segment| {
+                let first = segment.start().align_down(PAGE).get();
+                (first..=segment.last().get()).step_by(PAGE as usize)
+            });
+            touch(&replay.platform().arena, pages);
+        }
+        replay.prepare(plan)?;
         let mut invalidations = 0;
         for block in blocks {
-            let before = self.layer().platform().invalidator.requests();
-            self.run_block(plan, block.steps(plan), clock, None);
+            let before = replay.platform().invalidator.requests();
+            replay.run_block(plan, block.steps(plan), clock);
             if block.counts {
-                invalidations += self.layer().platform().invalidator.requests() - before;
+                invalidations += replay.platform().invalidator.requests() - before;
             } else {
                 clock.blocks.pop();
             }
         }
-        match self.refusals() {
+        match replay.refusals() {
             None => Ok(invalidations),
-            Some(_) => Err(LabError::Internal("a map that was refused")),
+            Some((count, first)) => Err(LabError::RefusedMaps { count, first }),
         }
     }
+}
 
-    #[cfg(test)]
-    fn layer_type(&self) -> &'static str {
-        std::any::type_name::<L>()
-    }
+/// Makes the replica of a layer with a pool.
+struct MakeCopyingReplica;
 
-    #[cfg(test)]
-    fn words_of_tables(&self) -> (usize, usize) {
-        let memory = &self.layer().platform().arena;
-        let count = |memory: &Arena| {
-            let addresses = (0x2000..WARM_FRAMES << 12).step_by(8).map(PhysAddr::new);
-            let words = addresses.map(|at| memory.word(at).unwrap());
-            let words = words.filter(|word| word.load(std::sync::atomic::Ordering::Relaxed) != 0);
-            words.count()
-        };
-        let view = memory.device_view();
-        (count(memory), view.map_or(0, |view| count(view.memory())))
-    }
+impl TimedLayerVisitor<InvalidationQueue> for MakeCopyingReplica {
+    type Output = Replica;
 
-    #[cfg(test)]
-    fn write_back(&self) -> WriteBack {
-        self.layer().platform().arena.write_back_kind()
+    fn visit<L: DmaOps + HasPlatform<InvalidationQueue> + 'static>(self, layer: L) -> Replica {
+        Replica {
+            copies: true,
+            ..Replica::new(TimedReplay::of(Box::new(layer)))
+        }
     }
 }
 
-/// Makes the replay of a layer with a pool.
-struct BoxedReplay;
-
-impl TimedLayerVisitor<InvalidationQueue> for BoxedReplay {
-    type Output = Box<dyn DynExperimentReplay>;
-
-    fn visit<L: DmaOps + HasPlatform<InvalidationQueue> + 'static>(self, layer: L) -> Self::Output {
-        Box::new(TimedReplay::of(Box::new(layer)))
-    }
-}
-
-/// Visitor that makes a timed replay of a mode.
-pub(super) struct MakeReplica {
+/// Visitor that makes a replica of a mode.
+pub(super) struct MakeReplica<'a> {
     pub(super) coherency: Coherency,
-    pub(super) write_back: WriteBack,
+    pub(super) arena: MakeArena<'a>,
 }
 
-impl ModeVisitor for MakeReplica {
-    type Output = Result<Box<dyn DynExperimentReplay>, LabError>;
+impl ModeVisitor for MakeReplica<'_> {
+    type Output = Result<Replica, LabError>;
 
     fn identity(self, kind: IdentityKind) -> Self::Output {
         let make = |of: &AttachInfo, _: &LayerPlatform<InvalidationQueue>| {
             Ok((Identity::new(of.domain), ContextTarget::PassThrough))
         };
-        let layer = DmaLayer::new(Never, platform(self.write_back)?, make);
+        let platform = platform((self.arena)(TABLE_BYTES)?, 0)?;
+        let layer = DmaLayer::new(Never, platform, make);
         Ok(if kind.has_generic_path() {
-            Box::new(TimedReplay::of(Box::new(PassThrough::new(layer))))
+            Replica::new(TimedReplay::of(Box::new(PassThrough::new(layer))))
         } else {
-            Box::new(TimedReplay::of(Box::new(layer)))
+            Replica::new(TimedReplay::of(Box::new(layer)))
         })
     }
 
@@ -228,8 +196,9 @@ impl ModeVisitor for MakeReplica {
         F: FlushFor<A, T> + 'static,
     {
         let make = parts.make_space(self.coherency, None);
-        let platform = platform(self.write_back)?;
-        Ok(Box::new(TimedReplay::new((parts.flush)(), platform, make)))
+        let platform = platform((self.arena)(TABLE_BYTES)?, 0)?;
+        let replay = TimedReplay::new((parts.flush)(), platform, make);
+        Ok(Replica::new(replay))
     }
 
     fn cached<T: ReplayTable<Pages = ()>>(self, _: CachedParts<T>) -> Self::Output {
@@ -238,13 +207,12 @@ impl ModeVisitor for MakeReplica {
         ))
     }
 
+    /// The memory holds the buffers of the plan, above them the tables, and then the pools.
     fn shadow<P: CopyParts>(self, parts: P) -> Self::Output {
-        let platform = platform_with_buffers(self.write_back)?;
-        let memory = Rc::clone(&platform.arena);
+        let platform = platform((self.arena)(MEMORY_BYTES)?, DATA_BYTES)?;
         let make = parts.make_space(self.coherency, None);
         let layer = DmaLayer::new(parts.flush(), platform, make);
-        let replay = parts.timed(layer, INSPECTED_BYTES, BoxedReplay);
-        Ok(Box::new(Copying { replay, memory }))
+        Ok(parts.timed(layer, INSPECTED_BYTES, MakeCopyingReplica))
     }
 
     /// Rejects rings of a trace: experiments use the rings of a port, which [`rings`] makes.
@@ -264,93 +232,33 @@ impl ModeVisitor for MakeReplica {
 /// unmaps of a burst of 200 packets also occupy slots until it ends.
 const SLOTS: u32 = 4096;
 
-/// A timed replay whose driver `D` treats each ring of a port as a device with one table. With
+/// A replica whose driver `D` treats each ring of a port as a device with one table. With
 /// non-coherent tables, it writes lines back at each doorbell and at the end of each burst.
 pub(super) fn rings<D, F>(
     coherency: Coherency,
-    write_back: WriteBack,
+    arena: MakeArena<'_>,
     flush: F,
-) -> Result<Box<dyn DynExperimentReplay>, LabError>
+) -> Result<Replica, LabError>
 where
     D: ReplayRing,
     F: FlushPolicy<Rings<D, RefCell<D>>, u64> + 'static,
 {
     let make = move |of: &AttachInfo, platform: &LayerPlatform<InvalidationQueue>| {
-        let bytes = u64::from(SLOTS) * 16 + 4096;
-        let base = platform.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
+        let bytes = u64::from(SLOTS) * 16 + PAGE;
+        let base = platform.frames.alloc_contiguous(bytes.div_ceil(PAGE) + 1);
         let base = base.map_err(|_| {
             LabError::Internal("the arena has no contiguous frames for a ring table")
         })?;
-        let failed = || LabError::Internal("the ring table cannot be laid out");
-        let tables = RingTables::new(base, &[SLOTS]).map_err(|_| failed())?;
+        let tables = RingTables::new(base, &[SLOTS])?;
         let choice = SlotChoice::Tail;
         let setup = RingSetup { choice, coherency };
-        let rings = lay_out(&*platform.arena, &tables, setup).map_err(|_| failed())?;
+        let rings = lay_out(&*platform.arena, &tables, setup)?;
         let space = Rings::<D, RefCell<D>>::new(of.domain, of.device, rings, RefCell::new);
         Ok((space, ContextTarget::Table(base)))
     };
-    Ok(Box::new(TimedReplay::new(
-        flush,
-        platform(write_back)?,
-        make,
-    )))
+    let platform = platform(arena(TABLE_BYTES)?, 0)?;
+    Ok(Replica::new(TimedReplay::new(flush, platform, make)))
 }
 
 #[cfg(test)]
-mod tests {
-    use ringfence_lab::mode_dispatch::dispatch;
-    use ringfence_lab::modes::Mode;
-
-    use super::*;
-
-    #[test]
-    fn pass_through_is_timed_with_the_generic_path_and_none_without() {
-        for (name, wanted) in [("none", false), ("hwpt", true), ("swpt", true)] {
-            let make = MakeReplica {
-                coherency: Coherency::Coherent,
-                write_back: WriteBack::best(),
-            };
-            let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
-            let layer = replica.layer_type();
-            assert_eq!(layer.contains("PassThrough<"), wanted, "{name}: {layer}");
-        }
-    }
-
-    #[test]
-    fn each_mode_is_timed_with_its_allocator_and_its_flush_policy() {
-        for (name, eiovar, deferred) in [
-            ("strict", false, false),
-            ("strict+", true, false),
-            ("defer", false, true),
-            ("defer+", true, true),
-        ] {
-            let make = MakeReplica {
-                coherency: Coherency::NonCoherent,
-                write_back: WriteBack::best(),
-            };
-            let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
-            let layer = replica.layer_type();
-            for (part, wanted) in [
-                ("::CachedTree", true),
-                ("::Eiovar<", eiovar),
-                ("::Strict,", !deferred),
-                ("::Deferred<", deferred),
-            ] {
-                assert_eq!(layer.contains(part), wanted, "{name}: {part} in {layer}");
-            }
-        }
-    }
-
-    #[test]
-    fn pool_is_timed_with_the_buffers_of_the_driver_and_copy_with_copies() {
-        for (name, wanted) in [("copy", false), ("pool", true), ("copy-hybrid", false)] {
-            let make = MakeReplica {
-                coherency: Coherency::Coherent,
-                write_back: WriteBack::best(),
-            };
-            let replica = dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap();
-            let layer = replica.layer_type();
-            assert_eq!(layer.contains("PoolLayer<"), wanted, "{name}: {layer}");
-        }
-    }
-}
+pub(super) mod tests;

@@ -57,6 +57,12 @@ pub enum MapError {
         /// The page whose path is corrupt.
         iova: Iova,
     },
+    /// A hypervisor, a host or a device keeps the table. It refused the request for another reason,
+    /// or did not answer.
+    Refused {
+        /// First address of the range.
+        iova: Iova,
+    },
 }
 
 /// Error of an unmap. The table is unchanged, unless another CPU changed entries of the range
@@ -85,6 +91,12 @@ pub enum UnmapError {
     /// never writes.
     Corrupt {
         /// The page whose path is corrupt.
+        iova: Iova,
+    },
+    /// A hypervisor, a host or a device keeps the table. It refused the request for another reason,
+    /// or did not answer.
+    Refused {
+        /// First address of the range.
         iova: Iova,
     },
 }
@@ -122,6 +134,9 @@ impl fmt::Display for MapError {
             Self::Restricted => f.write_str("entries of this format cannot restrict accesses"),
             Self::OutOfFrames => f.write_str("out of frames for tables"),
             Self::Corrupt { iova } => write!(f, "the table on the path to {iova} is corrupt"),
+            Self::Refused { iova } => {
+                write!(f, "the owner of the table refused the map of {iova}")
+            }
         }
     }
 }
@@ -138,6 +153,9 @@ impl fmt::Display for UnmapError {
                 "the range covers only a part of the large page at {iova}"
             ),
             Self::Corrupt { iova } => write!(f, "the table on the path to {iova} is corrupt"),
+            Self::Refused { iova } => {
+                write!(f, "the owner of the table refused the unmap of {iova}")
+            }
         }
     }
 }

@@ -68,7 +68,7 @@ where
 /// | status FAULT | [`MapError::PhysicalBeyondWidth`] |
 /// | status NOMEM | [`MapError::OutOfFrames`] |
 /// | `NotMapped`, `Splits` | [`UnmapError::NotMapped`], [`UnmapError::WouldSplit`] |
-/// | others | `Corrupt` |
+/// | others | [`MapError::Refused`], [`UnmapError::Refused`] |
 ///
 /// A map, and an unmap when the queue is full, poll the device inside the embedder's lock. Other
 /// CPUs wait meanwhile; the poll limit bounds the wait.
@@ -118,7 +118,6 @@ where
         _platform: &mut P,
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
-        let iova = range.lo().iova();
         let unmapped = self.unit.with(|unit| {
             match unit.unmap(self.domain, range) {
                 // The queue is full of earlier UNMAPs. Wait until the device answers them; later
@@ -132,9 +131,7 @@ where
         });
         match unmapped {
             Ok(unmapped) => Ok((unmapped, CachedLevels::Leaves, ())),
-            Err(UnitError::NotMapped(_)) => Err(UnmapError::NotMapped { iova }),
-            Err(UnitError::Splits(_)) => Err(UnmapError::WouldSplit { iova }),
-            Err(_) => Err(UnmapError::Corrupt { iova }),
+            Err(error) => Err(unmap_error(error, range)),
         }
     }
 
@@ -152,6 +149,15 @@ where
     fn sync<P: Platform>(&self, (): &mut (), _platform: &mut P) {}
 }
 
+const fn unmap_error(error: UnitError, range: PfnRange) -> UnmapError {
+    let iova = range.lo().iova();
+    match error {
+        UnitError::NotMapped(_) => UnmapError::NotMapped { iova },
+        UnitError::Splits(_) => UnmapError::WouldSplit { iova },
+        _ => UnmapError::Refused { iova },
+    }
+}
+
 const fn map_error(error: UnitError, request: &MapRequest) -> MapError {
     let iova = request.iova;
     match error {
@@ -163,6 +169,67 @@ const fn map_error(error: UnitError, request: &MapRequest) -> MapError {
         }
         UnitError::Refused(Status::Fault) => MapError::PhysicalBeyondWidth { at: request.pa },
         UnitError::Refused(Status::NoMem) => MapError::OutOfFrames,
-        _ => MapError::Corrupt { iova },
+        _ => MapError::Refused { iova },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_types::{Iova, Permissions, PhysAddr};
+
+    use super::*;
+    use crate::error::Failure;
+
+    #[test]
+    fn errors_of_the_unit_are_errors_of_the_table() {
+        let (iova, pa) = (Iova::new(0x5000), PhysAddr::new(0x9000));
+        let range = PfnRange::new(Pfn::containing(iova), 1).unwrap();
+        let request = |pages| MapRequest {
+            iova,
+            pa,
+            pages,
+            permissions: Permissions::READ,
+        };
+        let refused = UnitError::Refused;
+        for (error, pages, wanted) in [
+            (UnitError::Range, 0, MapError::Empty),
+            (UnitError::Range, 1, MapError::BeyondWidth { iova }),
+            (UnitError::Misaligned, 1, MapError::Misaligned),
+            (
+                UnitError::Overlap(range),
+                1,
+                MapError::AlreadyMapped { iova },
+            ),
+            (
+                UnitError::OutsideInput(range),
+                1,
+                MapError::BeyondWidth { iova },
+            ),
+            (refused(Status::Range), 1, MapError::BeyondWidth { iova }),
+            (
+                refused(Status::Fault),
+                1,
+                MapError::PhysicalBeyondWidth { at: pa },
+            ),
+            (refused(Status::NoMem), 1, MapError::OutOfFrames),
+            (refused(Status::DevErr), 1, MapError::Refused { iova }),
+            (
+                UnitError::Failed(Failure::TimedOut),
+                1,
+                MapError::Refused { iova },
+            ),
+        ] {
+            assert_eq!(map_error(error, &request(pages)), wanted, "{error:?}");
+        }
+        for (error, wanted) in [
+            (UnitError::NotMapped(range), UnmapError::NotMapped { iova }),
+            (UnitError::Splits(range), UnmapError::WouldSplit { iova }),
+            (
+                UnitError::Failed(Failure::TimedOut),
+                UnmapError::Refused { iova },
+            ),
+        ] {
+            assert_eq!(unmap_error(error, range), wanted, "{error:?}");
+        }
     }
 }

@@ -458,6 +458,6 @@ impl IoPageTable for VirtioTable {
 fn refusal(status: u8, iova: Iova) -> MapError {
     match status {
         VIRTIO_IOMMU_S_NOMEM => MapError::OutOfFrames,
-        _ => MapError::Corrupt { iova },
+        _ => MapError::Refused { iova },
     }
 }

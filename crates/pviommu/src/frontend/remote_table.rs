@@ -234,7 +234,7 @@ where
                 .map_or(Ok(()), |range| self.undo(range));
             match undone {
                 Ok(()) => error_of(refused, &request),
-                Err(_) => MapError::Corrupt { iova },
+                Err(_) => MapError::Refused { iova },
             }
         })
     }
@@ -282,12 +282,12 @@ where
         self.wait_for_queued_maps(cpu, platform);
         let iova = range.lo().iova();
         let refused_ranges = self.channel.with(|channel| match channel.failure() {
-            Some(_) => Err(UnmapError::Corrupt { iova }),
+            Some(_) => Err(UnmapError::Refused { iova }),
             None => Ok(channel.take_late_refusals(self.device, &range)),
         })?;
         let rest = subtract(range, refused_ranges);
         self.queue_unmap(&rest)
-            .map_err(|_| UnmapError::Corrupt { iova })?;
+            .map_err(|_| UnmapError::Refused { iova })?;
         self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
         // The host clears the entries before it answers, and the invalidation waits for the answer.
         let cleared = Unmapped::attest_cleared(self.domain, range);
@@ -307,21 +307,21 @@ where
         };
         self.wait_for_queued_maps(cpu, platform);
         let iova = first.lo().iova();
-        let corrupt = |_| UnmapError::Corrupt { iova };
+        let refused = |_| UnmapError::Refused { iova };
         let any_refused = self.channel.with(|channel| match channel.failure() {
             Some(broken) => Err(broken),
             None => Ok(ranges
                 .iter()
                 .any(|range| channel.has_late_refusal(self.device, range))),
         });
-        if any_refused.map_err(corrupt)? {
+        if any_refused.map_err(refused)? {
             // Some parts are not mapped, so unmap the ranges one by one.
             for range in ranges {
                 each(self.unmap(cpu, platform, *range)?);
             }
             return Ok(());
         }
-        self.queue_unmap(ranges).map_err(corrupt)?;
+        self.queue_unmap(ranges).map_err(refused)?;
         self.count_unmapped(ranges.iter().map(PfnRange::pages).sum());
         for range in ranges {
             let cleared = Unmapped::attest_cleared(self.domain, *range);
@@ -420,7 +420,7 @@ fn subtract(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
 /// | `BAD_GIOVA`, outside the window | [`MapError::BeyondWidth`] |
 /// | `BAD_GPA` | [`MapError::PhysicalBeyondWidth`] |
 /// | `MAPPED` | [`MapError::AlreadyMapped`] |
-/// | others, and a [broken channel](Channel::failure) | [`MapError::Corrupt`] |
+/// | others, and a [broken channel](Channel::failure) | [`MapError::Refused`] |
 fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
     let iova = request.iova;
     match refused {
@@ -428,7 +428,7 @@ fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
         RemoteMapError::Status(Status::BadGiova) => MapError::BeyondWidth { iova },
         RemoteMapError::Status(Status::BadGpa) => MapError::PhysicalBeyondWidth { at: request.pa },
         RemoteMapError::Status(Status::Mapped) => MapError::AlreadyMapped { iova },
-        _ => MapError::Corrupt { iova },
+        _ => MapError::Refused { iova },
     }
 }
 

@@ -1,8 +1,11 @@
 //! The guest's table of an I/O space.
 
+use std::rc::Rc;
+
 use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
-use ringfence_pgtable::{MapError, MapRequest, UnmapError};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
 use ringfence_types::{
     CachedLevels, DomainId, InvalidationError, Pfn, PfnRange, PhysAddr, RequesterId, Unmapped,
 };
@@ -28,7 +31,8 @@ fn host_of(host: Option<&SharedHost<XenHost>>) -> Result<&SharedHost<XenHost>, L
     host.ok_or(LabError::Internal("a guest without a hypervisor"))
 }
 
-fn make(
+/// Creates the I/O space of a domain, whose table the given hypercalls change.
+fn create(
     domain: DomainId,
     host: Option<&SharedHost<XenHost>>,
     calls: Calls,
@@ -53,17 +57,46 @@ fn make(
     })
 }
 
+/// Creates a table whose entries the guest stores.
+fn entry_table<const MULTICALL: bool, const CLEAR_AT_FLUSH: bool>(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&SharedHost<XenHost>>,
+) -> Result<XenTable, LabError> {
+    let calls = match MULTICALL {
+        true => Calls::Multicall,
+        false => Calls::Single,
+    };
+    let clearing = match CLEAR_AT_FLUSH {
+        true => Clearing::AtFlush,
+        false => Clearing::AtUnmap,
+    };
+    create(domain, host, calls, clearing)
+}
+
+/// Creates a table whose entries the grants of a driver domain store.
+fn grant_table(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&SharedHost<XenHost>>,
+) -> Result<XenTable, LabError> {
+    create(domain, host, Calls::Grants, Clearing::AtFlush)
+}
+
 /// Returns the constructor of the tables of a mode whose owner is Xen.
 pub(crate) fn xen_table(owner: Owner, flush: FlushKind) -> MakeTable<XenTable> {
-    use {Calls as C, Clearing::AtFlush, Clearing::AtUnmap};
     // A cache of mappings clears entries only in order to flush them at once.
     let at_flush = matches!(flush, FlushKind::PerUnmap | FlushKind::Burst) || flush.has_cache();
     match (owner, at_flush) {
-        (Owner::XenGrant, _) => |d, _, _, _, host| make(d, host, C::Grants, AtFlush),
-        (Owner::XenMulticall, true) => |d, _, _, _, host| make(d, host, C::Multicall, AtFlush),
-        (Owner::XenMulticall, false) => |d, _, _, _, host| make(d, host, C::Multicall, AtUnmap),
-        (_, true) => |d, _, _, _, host| make(d, host, C::Single, AtFlush),
-        (_, false) => |d, _, _, _, host| make(d, host, C::Single, AtUnmap),
+        (Owner::XenGrant, _) => grant_table,
+        (Owner::XenMulticall, true) => entry_table::<true, true>,
+        (Owner::XenMulticall, false) => entry_table::<true, false>,
+        (_, true) => entry_table::<false, true>,
+        (_, false) => entry_table::<false, false>,
     }
 }
 
@@ -176,8 +209,8 @@ impl IoPageTable for XenTable {
         Ok(())
     }
 
-    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync) and reports the first refusal.
-    /// The caller rolls back.
+    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync). Fails if Xen refused one of
+    /// them; the error has no room for the reason. The caller rolls back.
     #[inline]
     fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
         self.host.with(|host| {
@@ -244,6 +277,35 @@ fn map_error(error: XenError, request: &MapRequest) -> MapError {
         XenError::Occupied => MapError::AlreadyMapped { iova: request.iova },
         XenError::BeyondSpace => MapError::BeyondWidth { iova: request.iova },
         XenError::NoFrame => MapError::PhysicalBeyondWidth { at: request.pa },
-        _ => MapError::Corrupt { iova: request.iova },
+        _ => MapError::Refused { iova: request.iova },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_types::{Iova, Permissions};
+
+    use super::*;
+
+    #[test]
+    fn a_refused_map_has_the_reason_of_xen() {
+        let (iova, pa) = (Iova::new(0x7000), PhysAddr::new(0x9000));
+        let request = MapRequest {
+            iova,
+            pa,
+            pages: 1,
+            permissions: Permissions::READ,
+        };
+        for (error, wanted) in [
+            (XenError::NoMemory, MapError::OutOfFrames),
+            (XenError::Occupied, MapError::AlreadyMapped { iova }),
+            (XenError::BeyondSpace, MapError::BeyondWidth { iova }),
+            (XenError::NoFrame, MapError::PhysicalBeyondWidth { at: pa }),
+            (XenError::NoSpace, MapError::Refused { iova }),
+            (XenError::Busy, MapError::Refused { iova }),
+            (XenError::BadGrant, MapError::Refused { iova }),
+        ] {
+            assert_eq!(map_error(error, &request), wanted, "{error}");
+        }
     }
 }

@@ -30,10 +30,18 @@ pub(super) struct Outstanding<H> {
     pub(super) pages: Vec<MappedPage<H>>,
 }
 
+/// What the disk reports of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestOutcome {
+    pub(super) tag: u16,
+    pub(super) operation: Operation,
+    pub(super) succeeded: bool,
+}
+
 /// Completed requests whose buffers are being returned.
 #[derive(Debug, Default)]
 pub(super) struct CompletedRequests {
-    returns: OrderedCompletions<(u16, Operation, bool), Vec<Option<Buffer>>>,
+    returns: OrderedCompletions<RequestOutcome, Vec<Option<Buffer>>>,
 }
 
 /// Checks that `bytes` is a multiple of the block size, and that `pages` is the matching number of
@@ -50,7 +58,7 @@ pub(super) fn check_size(bytes: u32, pages: usize, at_most: usize) -> Result<(),
 /// Allocates the structures of a queue: each has this many entries of this many bytes.
 ///
 /// # Errors
-/// Returns the allocation's error; nothing stays allocated.
+/// Returns the allocation's error. Nothing stays allocated, unless a release fails too.
 pub(super) fn alloc_structures<A: DmaApi, const N: usize>(
     api: &mut A,
     ring: DeviceRing,
@@ -61,8 +69,9 @@ pub(super) fn alloc_structures<A: DmaApi, const N: usize>(
         match RingMemory::alloc(api, ring, size, entry_bytes) {
             Ok(memory) => memories.push(memory),
             Err(error) => {
+                // The caller gets the first error. Memory that is not freed leaks, which is safe.
                 for memory in memories {
-                    memory.free(api, ring)?;
+                    let _ = memory.free(api, ring);
                 }
                 return Err(error.into());
             }
@@ -111,43 +120,53 @@ pub(super) fn map<A: DmaApi>(
             }
         }
     };
-    let (refused, mut error) = failure;
-    let mut back = Vec::with_capacity(pages.len() + 1);
-    for page in pages {
-        match api.unmap(ring, page.handle) {
-            Ok(Some(buffer)) => back.push(buffer),
-            Ok(None) => {}
-            Err(failed) => error = failed.into(),
-        }
-    }
-    let ended = api.end_burst(ring, |buffer| {
-        if let Err(buffer) = finishing.returns.released(buffer) {
-            back.push(buffer);
-        }
-    });
-    if let Err(failed) = ended {
-        error = failed.into();
-    }
+    let (refused, error) = failure;
+    let (mut back, undone) = finishing.undo_map(api, ring, pages);
     back.push(refused);
     back.extend(buffers);
-    Err(RejectedIo::new(back, error))
+    Err(RejectedIo::new(back, undone.err().unwrap_or(error)))
 }
 
 impl CompletedRequests {
-    /// Unmaps the pages of a request that could not be submitted because of `error`.
+    /// Unmaps the pages of a request that could not be submitted because of `error`. Requests that
+    /// have completed before stay for [`deliver`](Self::deliver).
     pub(super) fn reject<A: DmaApi>(
         &mut self,
         api: &mut A,
         ring: DeviceRing,
-        (tag, operation): (u16, Operation),
         pages: Vec<MappedPage<A::Handle>>,
         error: BlockError,
     ) -> RejectedIo {
-        let mut back = Vec::new();
-        let unmapped = self.finish(api, ring, (tag, operation, false), pages);
-        let ended = self.end_bursts(api, ring.queue);
-        self.deliver(|done| back.extend(done.buffers));
-        RejectedIo::new(back, unmapped.and(ended).err().unwrap_or(error))
+        let (back, undone) = self.undo_map(api, ring, pages);
+        RejectedIo::new(back, undone.err().unwrap_or(error))
+    }
+
+    /// Unmaps the pages of a request that the disk never owned, and ends their burst. Returns their
+    /// buffers, except those that the layer keeps after an error, and the last error.
+    fn undo_map<A: DmaApi>(
+        &mut self,
+        api: &mut A,
+        ring: DeviceRing,
+        pages: Vec<MappedPage<A::Handle>>,
+    ) -> (Vec<Buffer>, Result<(), BlockError>) {
+        let mut back = Vec::with_capacity(pages.len() + 1);
+        let mut result = Ok(());
+        for page in pages {
+            match api.unmap(ring, page.handle) {
+                Ok(Some(buffer)) => back.push(buffer),
+                Ok(None) => {}
+                Err(failed) => result = Err(failed.into()),
+            }
+        }
+        let ended = api.end_burst(ring, |buffer| {
+            if let Err(buffer) = self.returns.released(buffer) {
+                back.push(buffer);
+            }
+        });
+        if let Err(failed) = ended {
+            result = Err(failed.into());
+        }
+        (back, result)
     }
 
     /// Unmaps the pages of a completed request. It is delivered with its buffers; if the layer
@@ -159,11 +178,11 @@ impl CompletedRequests {
         &mut self,
         api: &mut A,
         ring: DeviceRing,
-        request: (u16, Operation, bool),
+        outcome: RequestOutcome,
         pages: Vec<MappedPage<A::Handle>>,
     ) -> Result<(), BlockError> {
         let places = pages.iter().map(|_| None).collect();
-        let number = self.returns.begin(request, places, pages.len());
+        let number = self.returns.begin(outcome, places, pages.len());
         let mut result = Ok(());
         for (page_index, page) in pages.into_iter().enumerate() {
             match api.unmap(ring, page.handle) {
@@ -215,11 +234,11 @@ impl CompletedRequests {
 
     /// Delivers the completed requests.
     pub(super) fn deliver(&mut self, mut each: impl FnMut(CompletedIo)) {
-        while let Some(((tag, operation, succeeded), buffers)) = self.returns.next() {
+        while let Some((outcome, buffers)) = self.returns.next() {
             each(CompletedIo {
-                tag,
-                operation,
-                succeeded,
+                tag: outcome.tag,
+                operation: outcome.operation,
+                succeeded: outcome.succeeded,
                 buffers: buffers.into_iter().flatten().collect(),
             });
         }
@@ -228,5 +247,140 @@ impl CompletedRequests {
     /// Abandons incomplete requests and passes their returned buffers to `each`.
     pub(super) fn abandon(&mut self, each: impl FnMut(Buffer)) {
         self.returns.abandon(each);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_dma::Coherent;
+    use ringfence_types::{InvalidationError, RequesterId};
+
+    use super::*;
+    use crate::api::{ApiError, FailedMap, NotFreed};
+    use crate::{BufferOwner, ByteMemory, Unreachable};
+
+    /// A layer that withholds every buffer until the end of its ring's burst.
+    #[derive(Default)]
+    struct WithholdingApi {
+        withheld: Vec<(DeviceRing, Buffer)>,
+        /// True if no burst ends.
+        fails: bool,
+    }
+
+    struct NoMemory;
+
+    impl ByteMemory for NoMemory {
+        fn read(&self, _: PhysAddr, _: &mut [u8]) -> Result<(), Unreachable> {
+            unreachable!("no test reads memory")
+        }
+
+        fn write(&self, _: PhysAddr, _: &[u8]) -> Result<(), Unreachable> {
+            unreachable!("no test writes memory")
+        }
+    }
+
+    impl DmaApi for WithholdingApi {
+        type Handle = Buffer;
+        type Memory = NoMemory;
+
+        fn memory(&self) -> &NoMemory {
+            &NoMemory
+        }
+
+        fn map(
+            &mut self,
+            _: DeviceRing,
+            buffer: Buffer,
+            memory: PhysRange,
+        ) -> Result<Mapped<Buffer>, FailedMap> {
+            let iova = Iova::new(memory.start().get());
+            let handle = buffer;
+            Ok(Mapped { iova, handle })
+        }
+
+        fn unmap(&mut self, ring: DeviceRing, handle: Buffer) -> Result<Option<Buffer>, ApiError> {
+            self.withheld.push((ring, handle));
+            Ok(None)
+        }
+
+        fn end_burst(
+            &mut self,
+            ring: DeviceRing,
+            mut back: impl FnMut(Buffer),
+        ) -> Result<(), ApiError> {
+            if self.fails {
+                let (device, cause) = (RequesterId::new(1), InvalidationError::Failed);
+                return Err(ApiError::EndBurst { device, cause });
+            }
+            let all = std::mem::take(&mut self.withheld).into_iter();
+            let (ended, others): (Vec<_>, Vec<_>) = all.partition(|(of, _)| *of == ring);
+            self.withheld = others;
+            ended.into_iter().for_each(|(_, buffer)| back(buffer));
+            Ok(())
+        }
+
+        fn sync_map(&mut self, _: DeviceRing) {}
+
+        fn alloc_coherent(&mut self, _: DeviceRing, _: usize) -> Result<Coherent, ApiError> {
+            unreachable!("no test allocates")
+        }
+
+        fn free_coherent(&mut self, _: DeviceRing, _: Coherent) -> Result<(), Box<NotFreed>> {
+            unreachable!("no test frees")
+        }
+    }
+
+    const RING: DeviceRing = DeviceRing::new(1, Operation::Read.direction());
+
+    fn buffer(page: u64) -> Buffer {
+        <Buffer as BufferOwner>::hold(u64::release(page << 12))
+    }
+
+    fn pages(api: &mut WithholdingApi, page: u64) -> Vec<MappedPage<Buffer>> {
+        let completed = &mut CompletedRequests::default();
+        map(api, RING, vec![buffer(page)], 4096, completed).unwrap()
+    }
+
+    fn delivered(completed: &mut CompletedRequests) -> Vec<(u16, bool, Vec<Buffer>)> {
+        let mut all = Vec::new();
+        completed.deliver(|io| all.push((io.tag, io.succeeded, io.buffers)));
+        all
+    }
+
+    /// The burst of a completed request could not end; a later submission ends it.
+    #[test]
+    fn a_rejected_request_leaves_completed_ones_to_their_delivery() {
+        let (mut api, mut completed) = (WithholdingApi::default(), CompletedRequests::default());
+        let first = pages(&mut api, 7);
+        let outcome = RequestOutcome {
+            tag: 3,
+            operation: Operation::Read,
+            succeeded: true,
+        };
+        completed.finish(&mut api, RING, outcome, first).unwrap();
+        api.fails = true;
+        completed.end_bursts(&mut api, RING.queue).unwrap_err();
+        assert!(delivered(&mut completed).is_empty());
+        api.fails = false;
+        let second = pages(&mut api, 9);
+        let rejected = completed.reject(&mut api, RING, second, BlockError::Full);
+        assert_eq!(rejected.error, BlockError::Full);
+        assert_eq!(rejected.buffers, [buffer(9)]);
+        let wanted = [(3, true, vec![buffer(7)])];
+        assert_eq!(delivered(&mut completed), wanted);
+    }
+
+    /// The disk never owned the request, so it never completes.
+    #[test]
+    fn a_rejected_request_whose_burst_does_not_end_never_completes() {
+        let (mut api, mut completed) = (WithholdingApi::default(), CompletedRequests::default());
+        let rejected_pages = pages(&mut api, 9);
+        api.fails = true;
+        let rejected = completed.reject(&mut api, RING, rejected_pages, BlockError::Full);
+        assert!(matches!(rejected.error, BlockError::Api(_)));
+        assert!(rejected.buffers.is_empty());
+        api.fails = false;
+        completed.end_bursts(&mut api, RING.queue).unwrap();
+        assert!(delivered(&mut completed).is_empty());
     }
 }

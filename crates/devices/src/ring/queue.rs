@@ -78,7 +78,7 @@ impl<T> OrderedRing<T> {
     /// Allocates an empty ring of `size` descriptors of `entry_bytes` bytes.
     ///
     /// # Errors
-    /// Returns the allocation's error; nothing stays allocated.
+    /// Returns the allocation's error. Nothing stays allocated, unless a release fails too.
     pub fn alloc<A: DmaApi>(
         api: &mut A,
         ring: DeviceRing,
@@ -90,7 +90,8 @@ impl<T> OrderedRing<T> {
         let completions = match RingMemory::alloc(api, ring, size, COMPLETION_BYTES) {
             Ok(memory) => CompletionQueue::new(memory),
             Err(error) => {
-                descriptors.free(api, ring)?;
+                // The caller gets the first error. Memory that is not freed leaks, which is safe.
+                let _ = descriptors.free(api, ring);
                 return Err(error);
             }
         };
@@ -145,7 +146,8 @@ impl<T> OrderedRing<T> {
     /// Writes `descriptor` at the tail. The device gets it with the next doorbell.
     ///
     /// # Errors
-    /// The ring is full, or the memory is not accessible. Returns `record`.
+    /// Returns `record`; with an error if the memory is not accessible, without one if the ring is
+    /// full.
     #[inline]
     pub fn post<M: ByteMemory>(
         &mut self,
@@ -169,7 +171,8 @@ impl<T> OrderedRing<T> {
     }
 
     /// Returns the next completion, if any, with the record of the oldest descriptor. `check`
-    /// decodes and validates the completion. An invalid completion stops the ring: every further
+    /// decodes and validates the completion, given the free-running number of that descriptor and
+    /// its record. An invalid completion stops the ring: every further
     /// call returns the same error, until [`drain`](Self::drain).
     ///
     /// # Errors

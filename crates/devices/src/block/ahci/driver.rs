@@ -9,7 +9,7 @@ use super::layout::{
 use super::port::AhciRegisters;
 use crate::api::{DeviceRing, DmaApi};
 use crate::block::pages::{
-    CompletedRequests, MappedPage, Outstanding, alloc_structures, check_size, map,
+    CompletedRequests, MappedPage, Outstanding, RequestOutcome, alloc_structures, check_size, map,
 };
 use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, RejectedIo};
 use crate::ring::{CompletionFault, MalformedCompletion, RingMemory, RingSize};
@@ -110,9 +110,8 @@ impl<H> AhciDriver<H> {
             &mut self.finishing,
         )?;
         if let Err(error) = self.write(api, tag, io.operation, io.block, io.bytes, &pages) {
-            let request = (tag, io.operation);
             let finishing = &mut self.finishing;
-            return Err(finishing.reject(api, ring(direction), request, pages, error));
+            return Err(finishing.reject(api, ring(direction), pages, error));
         }
         if let Some(slot) = self.slots.get_mut(number) {
             *slot = Some(Outstanding {
@@ -213,9 +212,13 @@ impl<H> AhciDriver<H> {
                 continue;
             };
             done += 1;
-            let request = (number, operation, registers.failed & bit == 0);
+            let outcome = RequestOutcome {
+                tag: number,
+                operation,
+                succeeded: registers.failed & bit == 0,
+            };
             let ring = ring(operation.direction());
-            let finished = self.finishing.finish(api, ring, request, pages);
+            let finished = self.finishing.finish(api, ring, outcome, pages);
             result = result.and(finished);
         }
         (done, result)

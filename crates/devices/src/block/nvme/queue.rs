@@ -6,7 +6,7 @@ use super::layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, Opcod
 use crate::Buffer;
 use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::block::pages::{
-    CompletedRequests, MappedPage, Outstanding, alloc_structures, check_size, map,
+    CompletedRequests, MappedPage, Outstanding, RequestOutcome, alloc_structures, check_size, map,
 };
 use crate::block::{
     BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RejectedIo,
@@ -131,8 +131,7 @@ impl<H> NvmeQueue<H> {
         };
         if let Err(error) = self.write(api, &command, &pages) {
             self.free.push(id);
-            let request = (id, io.operation);
-            return Err(self.finishing.reject(api, ring, request, pages, error));
+            return Err(self.finishing.reject(api, ring, pages, error));
         }
         if let Some(slot) = self.commands.get_mut(usize::from(id)) {
             *slot = Some(Outstanding {
@@ -232,8 +231,12 @@ impl<H> NvmeQueue<H> {
         self.completions.advance();
         self.free.push(claim.id);
         let ring = DeviceRing::new(self.queue, operation.direction());
-        let request = (claim.id, operation, claim.status == 0);
-        self.finishing.finish(api, ring, request, pages)?;
+        let outcome = RequestOutcome {
+            tag: claim.id,
+            operation,
+            succeeded: claim.status == 0,
+        };
+        self.finishing.finish(api, ring, outcome, pages)?;
         Ok(true)
     }
 
@@ -251,8 +254,12 @@ impl<H> NvmeQueue<H> {
         for (id, command) in self.commands.iter_mut().enumerate() {
             if let Some(Outstanding { operation, pages }) = command.take() {
                 let ring = DeviceRing::new(self.queue, operation.direction());
-                let request = (id as u16, operation, false);
-                result = result.and(self.finishing.finish(api, ring, request, pages));
+                let outcome = RequestOutcome {
+                    tag: id as u16,
+                    operation,
+                    succeeded: false,
+                };
+                result = result.and(self.finishing.finish(api, ring, outcome, pages));
             }
         }
         result = result.and(self.finishing.end_last_bursts(api, self.queue));

@@ -221,7 +221,11 @@ proptest! {
     ) {
         let machine = Machine::new();
         let frames = machine.frames();
-        let mask = if narrow { mask & mask << 20 & mask >> 20 & 0xff } else { mask };
+        let (mask, pattern) = if narrow {
+            (mask & mask << 20 & mask >> 20 & 0xff, pattern >> 12)
+        } else {
+            (mask, pattern)
+        };
         let memory = &&machine.memory;
         if let Ok(msi) = MsiPageTable::new(memory, &frames, mask, pattern) {
             let page = GuestPhysAddr::new(page);

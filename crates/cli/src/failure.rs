@@ -8,10 +8,10 @@ use std::process::{ExitCode, ExitStatus};
 use ringfence_guest_harness::GuestError;
 use ringfence_lab::{LabError, ProfileError};
 use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableRow};
-use ringfence_trace::{RecordError, TraceError, printable_line};
+use ringfence_trace::{RecordError, TraceError};
 
 use crate::function_profiler::ProfilerError;
-use crate::output::print_status;
+use crate::output::{print_error_line, print_status};
 use crate::profile_file::ProfileFileError;
 
 /// Exit codes, as `--help` lists them.
@@ -215,21 +215,21 @@ impl Failure {
         match self {
             Self::Closed => {}
             Self::Held(rows) => {
-                eprintln!("ringfence: --fail-if holds for {} of the rows:", rows.len());
+                print_status(&format!("--fail-if holds for {} of the rows:", rows.len()));
                 for row in rows {
-                    eprintln!("  {}", printable_line(&row.to_string()));
+                    print_error_line(&format!("  {row}"));
                 }
             }
             Self::Worse(rows) => {
-                eprintln!("ringfence: {} rows got worse:", rows.len());
+                print_status(&format!("{} rows got worse:", rows.len()));
                 for row in rows {
-                    eprintln!("  {}", printable_line(row));
+                    print_error_line(&format!("  {row}"));
                 }
             }
             Self::AttacksSucceed(cells) => {
-                eprintln!("ringfence: {} attacks succeed:", cells.len());
+                print_status(&format!("{} attacks succeed:", cells.len()));
                 for cell in cells {
-                    eprintln!("  {}", printable_line(cell));
+                    print_error_line(&format!("  {cell}"));
                 }
             }
             _ => {

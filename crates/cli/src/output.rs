@@ -41,7 +41,12 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Writes `ringfence: ` and `text` as one line to standard error, with terminal control characters
-/// escaped.
+/// escaped. Ignores errors: a closed pipe or a full disk must not end a replay or a device.
 pub(crate) fn print_status(text: &str) {
-    eprintln!("ringfence: {}", printable_line(text));
+    print_error_line(&format!("ringfence: {text}"));
+}
+
+/// Writes one line to standard error, as [`print_status`] does, without the prefix.
+pub(crate) fn print_error_line(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", printable_line(text));
 }

@@ -1,7 +1,7 @@
 //! `ringfence guest`: boots a Debian guest whose devices run in this process.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -192,7 +192,8 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         limit: Duration::from_secs(args.timeout),
     });
     if args.metrics {
-        eprint!("{}", daemon.metrics());
+        // A closed pipe must not keep the daemon from its end.
+        let _ = io::stderr().write_all(daemon.metrics().as_bytes());
     }
     daemon.stopper().stop();
     daemon.join().map_err(Failure::io(dir.path()))?;

@@ -1,6 +1,6 @@
 //! `ringfence serve`: serves virtio devices behind a virtual IOMMU to a QEMU.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use ringfence_live::daemon::{
 use ringfence_live::handover::HandOverTimeouts;
 use ringfence_live::sandbox::run_sandboxed_device;
 use ringfence_live::server::ServeEvent;
-use ringfence_trace::printable_line;
 
 use super::device_options::{access, device_options, host_page_pool, limits, memory, own_program};
 use crate::args::{DeviceArgs, ServeArgs};
@@ -148,10 +147,10 @@ fn log() -> Log {
                 format!("{device}: killed the sandbox process: {violation}")
             }
             ServeEvent::Kept(why) => format!("the devices stay in this process: {why}"),
+            ServeEvent::Failed(error) => format!("{device}: serves no further client: {error}"),
             ServeEvent::Connected | ServeEvent::Disconnected => return,
         };
-        // A failed write to the log (a full file, a closed pipe) must not end a device.
-        let _ = writeln!(io::stderr(), "ringfence: {}", printable_line(&line));
+        print_status(&line);
     })
 }
 

@@ -1,5 +1,7 @@
 //! 0 done, 1 error, 2 wrong usage, 3 a condition holds.
 
+use std::process::Command;
+
 use crate::{failed, ringfence, stderr, stdout, succeeded};
 
 fn fail_if(conditions: &[&str]) -> std::process::Output {
@@ -32,6 +34,37 @@ fn conditions_that_hold_end_with_3_and_name_their_rows() {
         "{text}"
     );
     assert!(!text.contains("sample, fence"), "{text}");
+}
+
+/// Standard error is a pipe that nobody reads (`2>&1 | head -1`).
+#[test]
+fn a_closed_standard_error_does_not_change_the_exit_code() {
+    let held: &[&str] = &[
+        "compare",
+        "--repeat",
+        "0",
+        "--modes",
+        "defer",
+        "--fail-if",
+        "violations>0",
+    ];
+    for (args, wanted) in [
+        (&["compare", "no-such-file"][..], 1),
+        (
+            &["compare", "--modes", "none", "--fail-if", "violations"],
+            2,
+        ),
+        (held, 3),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+            .args(args)
+            .stderr(writer)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(wanted), "{args:?}");
+    }
 }
 
 #[test]

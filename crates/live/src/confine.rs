@@ -1,8 +1,9 @@
 //! Privileges that the daemon drops once its sockets, files and devices are open.
 //!
 //! Each thread that serves a client confines itself: it has no capabilities, can gain none, and can
-//! make only the system calls that serving needs. It cannot open a file, start a process, bind a
-//! socket to a name or signal another process. Only the program's own code is executable. A call
+//! make only the system calls that serving needs. It cannot open a file, start a process or bind a
+//! socket to a name. It can signal the sandboxed process of its device, whose descriptor is open
+//! already, and no other process. Only the program's own code is executable. A call
 //! outside the list fails with `EPERM`, so a library that tries a new system call falls back as on
 //! an old kernel. An attacker who controls the thread gains nothing from that error code.
 
@@ -37,6 +38,8 @@ const fn ioctl(request: libc::Ioctl) -> Rule {
     // The kernel uses only the lower 32 bits.
     allow(libc::SYS_ioctl).with(1, request as u32)
 }
+
+const EXECUTABLE: u32 = libc::PROT_EXEC.cast_unsigned();
 
 /// System calls of a serving thread.
 const SERVING: &[Rule] = &[
@@ -148,8 +151,6 @@ const ENDING: &[Rule] = &[
     allow(libc::SYS_unlink),
     allow(libc::SYS_unlinkat),
 ];
-
-const EXECUTABLE: u32 = libc::PROT_EXEC.cast_unsigned();
 
 fn filter(more: &[Rule]) -> Vec<sock_filter> {
     // The process can signal only itself, for example to abort.

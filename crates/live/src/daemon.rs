@@ -27,6 +27,7 @@ use std::thread::{self, JoinHandle};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 
+use self::attach::RecordPaths;
 use self::mac::random_mac;
 use self::paused::PausedDevice;
 use crate::access::SocketAccess;
@@ -82,7 +83,8 @@ pub struct Daemon {
     pause_handles: Vec<(&'static str, PauseHandle)>,
     /// Devices whose threads are not started yet.
     paused: Vec<PausedDevice>,
-    /// The thread that serves the counters and the offer of a hand-over share the listener.
+    /// The thread that serves the counters and the offer of a hand-over share the listener. `None`
+    /// once the devices are offered.
     metrics: Option<Arc<UnixListener>>,
     control: Option<UnixListener>,
     /// Largest size in bytes of a file that the devices write.
@@ -178,7 +180,10 @@ impl Daemon {
         let iommu = match &devices.iommu {
             Iommu::None => None,
             Iommu::Virtio { requests, dmas } => {
-                let records = [requests.as_deref(), dmas.as_deref()];
+                let records = RecordPaths {
+                    requests: requests.as_deref(),
+                    dmas: dmas.as_deref(),
+                };
                 let iommu = self.attach_iommu(records, limits, log)?;
                 Some(GuestIommu::Virtio(iommu))
             }
@@ -296,9 +301,8 @@ impl Daemon {
         let prepared = confine::prepare();
         let paused = std::mem::take(&mut self.paused);
         let threads = paused.into_iter().map(|paused| {
-            thread::spawn(move || {
-                confine::serving_thread(prepared, kept).and_then(|()| paused.serve())
-            })
+            let confine = move || confine::serving_thread(prepared, kept);
+            thread::spawn(move || paused.serve(confine))
         });
         self.threads.extend(threads);
         if let Some(listener) = self.metrics.clone() {
@@ -329,7 +333,7 @@ impl Daemon {
         if self.machine.qemu_iommu.is_some() {
             return Ok(HandOverOffer::QemuTranslates);
         }
-        let Some(metrics) = self.metrics.take() else {
+        let Some(metrics) = self.metrics.clone() else {
             return Ok(HandOverOffer::AlreadyOffered);
         };
         let control = match self.control.take() {
@@ -340,6 +344,8 @@ impl Daemon {
                 listener.map_err(|(_, error)| error)?
             }
         };
+        // From here on, the devices are offered. After an earlier error, the caller can try again.
+        self.metrics = None;
         let offered = HandOverSource {
             control,
             metrics,
@@ -374,11 +380,12 @@ impl Daemon {
         text(&self.counters)
     }
 
-    /// Waits until every thread has ended. The threads end after [`StopSignal::stop`], a hand-over
-    /// or an error.
+    /// Waits until every thread has ended. A thread ends after [`StopSignal::stop`], a hand-over or
+    /// an error of its own.
     ///
     /// # Errors
-    /// The first error of a thread.
+    /// The first error of a thread, in the order of their start. If the thread serves a device, the
+    /// log has had the error since the thread ended. The other threads continue until the stop.
     pub fn join(mut self) -> io::Result<EndReason> {
         let mut result = Ok(());
         for thread in self.threads.drain(..) {

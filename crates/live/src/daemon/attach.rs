@@ -20,11 +20,22 @@ use crate::virtio::iommu::IommuDevice;
 use crate::virtio::pviommu::{InjectedReply, PvIommuDevice};
 use crate::virtio::{Device, DmaAddresses, VirtioPci};
 
+/// Paths of the files that record what happens behind a virtio-iommu.
+pub(super) struct RecordPaths<'a> {
+    /// Requests of the driver.
+    pub(super) requests: Option<&'a Path>,
+    /// Maps, unmaps and accesses.
+    pub(super) dmas: Option<&'a Path>,
+}
+
 impl Daemon {
-    /// Attaches the virtio-iommu. `requests` and `dmas` are the paths of the records.
+    /// Attaches the virtio-iommu.
+    ///
+    /// # Errors
+    /// The unit, a record or the socket could not be created. The error names the path.
     pub(super) fn attach_iommu(
         &mut self,
-        [requests, dmas]: [Option<&Path>; 2],
+        records: RecordPaths<'_>,
         limits: &GuestLimits,
         log: &Log,
     ) -> Result<VirtioIommu, (PathBuf, io::Error)> {
@@ -33,11 +44,11 @@ impl Daemon {
             .map_err(|e| (self.machine.dir.clone(), e))?;
         let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
         device.set_log(rate_limited_log(IOMMU, log));
-        if let Some(path) = requests {
+        if let Some(path) = records.requests {
             let record = Recorder::create(path, limits.record_bytes);
             device.record(record.map_err(at(path))?);
         }
-        if let Some(path) = dmas {
+        if let Some(path) = records.dmas {
             let created = iommu.create_dma_record(path, limits.record_bytes);
             created.map_err(at(path))?;
         }
@@ -55,6 +66,9 @@ impl Daemon {
 
     /// Attaches the para-virtual IOMMU. No firmware table describes it; its driver recognises its
     /// PCI ID.
+    ///
+    /// # Errors
+    /// The unit or the socket could not be created. The error names the path.
     pub(super) fn attach_pviommu(
         &mut self,
         devices: &VfioUserDevices,
@@ -68,7 +82,7 @@ impl Daemon {
             (NET.0, devices.net.is_some()),
             (RNG.0, devices.entropy),
         ];
-        let endpoints = endpoints.iter().filter(|(_, there)| *there);
+        let endpoints = endpoints.iter().filter(|(_, is_present)| *is_present);
         let endpoints: Vec<_> = endpoints
             .map(|(slot, _)| RequesterId::new(slot.address()))
             .collect();
@@ -101,6 +115,10 @@ impl Daemon {
     }
 
     /// Attaches a device behind the IOMMU. Without an IOMMU the device can access all of memory.
+    ///
+    /// # Errors
+    /// The IOMMU takes no further endpoint, or the socket could not be created. The error names the
+    /// path.
     pub(super) fn attach<D: Device + Send + 'static>(
         &mut self,
         (slot, name): (PciSlot, &'static str),

@@ -29,6 +29,8 @@ pub enum ServeEvent<'a> {
     Ended(&'a ProtocolViolation),
     /// A hand-over to another process failed for this reason.
     Kept(&'a str),
+    /// The device's thread has ended with this error. The device serves no further client.
+    Failed(&'a (dyn Error + 'a)),
     /// The client has disconnected.
     Disconnected,
 }

@@ -70,6 +70,20 @@ fn a_hand_over_is_offered_once() {
 }
 
 #[test]
+fn a_hand_over_can_be_offered_after_an_offer_that_failed() {
+    let dir = Dir::new("again");
+    let mut daemon = Daemon::start(&dir.0, &devices(dir.disk(), true), &log()).unwrap();
+    let control = dir.0.join("control.sock");
+    fs::write(&control, "precious").unwrap();
+    let mut offer = || daemon.offer_hand_over(HandOverTimeouts::default(), &log());
+    offer().unwrap_err();
+    fs::remove_file(&control).unwrap();
+    assert_eq!(offer().unwrap(), HandOverOffer::Offered);
+    daemon.stopper().stop();
+    daemon.join().unwrap();
+}
+
+#[test]
 fn no_hand_over_is_offered_if_qemu_translates() {
     let dir = Dir::new("qemu");
     let disk = VhostUserDisk {

@@ -14,6 +14,10 @@ pub(super) const COLUMNS: [&str; 8] = [
     "measured",
     "modelled",
 ];
+/// Index of the column that states whether a row meets its requirement.
+pub(super) const HOLDS: usize = 5;
+/// Index of the first part of a cost.
+pub(super) const FIRST_COST_PART: usize = 6;
 
 /// Adjacent rows with a common heading.
 #[derive(Debug, PartialEq)]
@@ -73,7 +77,7 @@ fn number(value: f64) -> String {
 }
 
 /// Returns the cells of a row, in the order of [`COLUMNS`].
-pub(super) fn cells(row: &FindingRow) -> [String; 8] {
+pub(super) fn cells(row: &FindingRow) -> [String; COLUMNS.len()] {
     let unit = match row.unit {
         "" => String::new(),
         unit => format!(" {unit}"),
@@ -182,6 +186,12 @@ fn requirement_text(row: &FindingRow) -> String {
 mod tests {
     use super::*;
     use ringfence_experiments::{NullModel, NullScore, OrderScore, Published};
+
+    #[test]
+    fn columns_have_their_indices() {
+        assert_eq!(COLUMNS[HOLDS], "holds");
+        assert_eq!(COLUMNS[FIRST_COST_PART..], ["measured", "modelled"]);
+    }
 
     #[test]
     fn rows_that_begin_alike_stand_under_one_heading() {

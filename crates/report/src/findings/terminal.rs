@@ -3,12 +3,15 @@
 use unicode_width::UnicodeWidthStr;
 
 use super::Reproduction;
-use super::cells::{COLUMNS, Group, cells, groups, score_cells, score_text};
+use super::cells::{
+    COLUMNS, FIRST_COST_PART, Group, HOLDS, cells, groups, score_cells, score_text,
+};
 use crate::data::MeasuredOn;
 use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use ringfence_experiments::{Experiment, Finding, FindingRow, Verdict};
 
-fn tone(verdict: Verdict) -> CellStyle {
+/// Returns the style of a verdict.
+fn verdict_style(verdict: Verdict) -> CellStyle {
     match verdict {
         Verdict::Reproduced => CellStyle::Good,
         Verdict::OrderingOnly | Verdict::Undecided | Verdict::NumbersOff => CellStyle::Strong,
@@ -18,37 +21,37 @@ fn tone(verdict: Verdict) -> CellStyle {
 }
 
 /// Formats one finding: its verdict, its table, its texts.
-pub fn finding(found: &Finding, look: TableStyle) -> String {
+pub fn finding(found: &Finding, style: TableStyle) -> String {
     let mut out = format!(
         "{}  {}  [{}]\n",
         found.id,
         found.title,
         found.verdict.name()
     );
-    let mut say = |text: &str| {
-        out.push_str(&wrap(text, look, 2));
+    let mut paragraph = |text: &str| {
+        out.push_str(&wrap(text, style, 2));
         out.push('\n');
     };
-    say(&score_text(&found.score));
-    say(&format!("{}. {:.1} s.", found.source, found.seconds));
-    say(&found.method);
-    out.push_str(&table(&found.rows, look));
+    paragraph(&score_text(&found.score));
+    paragraph(&format!("{}. {:.1} s.", found.source, found.seconds));
+    paragraph(&found.method);
+    out.push_str(&table(&found.rows, style));
     for (name, lines) in [("Why", &found.explanation), ("Note", &found.notes)] {
         for line in lines {
-            out.push_str(&wrap(&format!("{name}: {line}"), look, 2));
+            out.push_str(&wrap(&format!("{name}: {line}"), style, 2));
             out.push('\n');
         }
     }
     out
 }
 
-/// Index of the first cost column. The cost columns move to a second table if the terminal is too
-/// narrow.
-const PARTS: usize = 6;
+/// Minimum width of the names. Shorter lines would make them unreadable.
+const MIN_NAME_WIDTH: usize = 28;
 
-/// Formats the rows, with a heading for names with a common prefix.
-fn table(rows: &[FindingRow], look: TableStyle) -> String {
-    let every: Vec<usize> = (1..COLUMNS.len()).collect();
+/// Formats the rows, with a heading for names with a common prefix. The parts of costs move to a
+/// second table if the terminal is too narrow.
+fn table(rows: &[FindingRow], style: TableStyle) -> String {
+    let all: Vec<usize> = (1..COLUMNS.len()).collect();
     let widest = |place: usize| {
         let cells = rows
             .iter()
@@ -58,15 +61,18 @@ fn table(rows: &[FindingRow], look: TableStyle) -> String {
     };
     let room = |places: &[usize]| {
         let taken: usize = places.iter().map(|place| widest(*place)).sum();
-        look.width.map(|width| width.saturating_sub(taken))
+        style.width.map(|width| width.saturating_sub(taken))
     };
-    // Shorter lines would make names unreadable.
-    const NAME: usize = 28;
-    if room(&every).is_none_or(|room| room >= NAME) {
-        return part(rows, &every, room(&every), look);
+    if room(&all).is_none_or(|room| room >= MIN_NAME_WIDTH) {
+        return columns_table(rows, &all, room(&all), style);
     }
-    let (first, second) = every.split_at(PARTS - 1);
-    let mut out = part(rows, first, room(first).map(|room| room.max(NAME)), look);
+    let (first, second) = all.split_at(FIRST_COST_PART - 1);
+    let mut out = columns_table(
+        rows,
+        first,
+        room(first).map(|room| room.max(MIN_NAME_WIDTH)),
+        style,
+    );
     let costs: Vec<FindingRow> = rows
         .iter()
         .filter(|row| {
@@ -77,18 +83,23 @@ fn table(rows: &[FindingRow], look: TableStyle) -> String {
         .collect();
     if !costs.is_empty() {
         out.push('\n');
-        out.push_str(&part(
+        out.push_str(&columns_table(
             &costs,
             second,
-            room(second).map(|room| room.max(NAME)),
-            look,
+            room(second).map(|room| room.max(MIN_NAME_WIDTH)),
+            style,
         ));
     }
     out
 }
 
 /// Formats the columns in `places`, after names of at most `room` letters per line.
-fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: TableStyle) -> String {
+fn columns_table(
+    rows: &[FindingRow],
+    places: &[usize],
+    room: Option<usize>,
+    style: TableStyle,
+) -> String {
     let mut columns = vec![Column::left(COLUMNS[0])];
     let names = places
         .iter()
@@ -114,13 +125,13 @@ fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: TableS
                 .lines()
                 .map(|line| vec![Cell::new(line)])
                 .collect();
-            let all = cells(row);
+            let texts = cells(row);
             let picked = places.iter().map(|place| {
-                let text = all.get(*place).cloned().unwrap_or_default();
+                let text = texts.get(*place).cloned().unwrap_or_default();
                 Cell::toned(
                     text,
                     if *place == HOLDS {
-                        held(row)
+                        holds_style(row)
                     } else {
                         CellStyle::Plain
                     },
@@ -132,13 +143,11 @@ fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: TableS
             grid.rows.extend(lines);
         }
     }
-    grid.render(look)
+    grid.render(style)
 }
 
-/// Index of the column that says whether a row meets its requirement.
-const HOLDS: usize = 5;
-
-fn held(row: &FindingRow) -> CellStyle {
+/// Returns the style of the column [`HOLDS`].
+fn holds_style(row: &FindingRow) -> CellStyle {
     match row.holds {
         Some(true) => CellStyle::Good,
         Some(false) => CellStyle::Bad,
@@ -147,7 +156,7 @@ fn held(row: &FindingRow) -> CellStyle {
 }
 
 /// Formats the verdicts of all findings.
-pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
+pub fn summary(reproduction: &Reproduction, style: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("id"),
         Column::left("verdict"),
@@ -160,31 +169,31 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
     for found in &reproduction.findings {
         let mut cells = vec![
             Cell::new(found.id),
-            Cell::toned(found.verdict.name(), tone(found.verdict)),
+            Cell::toned(found.verdict.name(), verdict_style(found.verdict)),
         ];
         cells.extend(score_cells(&found.score).map(Cell::new));
         cells.push(Cell::new(format!("{:.1}", found.seconds)));
-        titled(&mut grid, cells, found.title, found.source, look);
+        titled(&mut grid, cells, found.title, found.source, style);
     }
-    let mut out = grid.render(look);
+    let mut out = grid.render(style);
     let MeasuredOn { cpu, build, .. } = &reproduction.measured_on;
     let line = format!(
         "Measured on {cpu} ({build} build); invalidations, misses and packets modelled by profile \
         {}.",
         reproduction.profile.name
     );
-    out.push_str(&wrap(&line, look, 2));
+    out.push_str(&wrap(&line, style, 2));
     out.push('\n');
     if !reproduction.not_built.is_empty() {
         let line = format!("Not in this build: {}.", reproduction.not_built.join(", "));
-        out.push_str(&wrap(&line, look, 2));
+        out.push_str(&wrap(&line, style, 2));
         out.push('\n');
     }
     out
 }
 
 /// Adds `title` and `source` after `cells`, in one cell or in several lines if one is too narrow.
-fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: TableStyle) {
+fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, style: TableStyle) {
     // Width of the columns for id, verdict, score and seconds.
     const OTHER_COLUMNS_WIDTH: usize = 58;
     let other = if cells.len() > 1 {
@@ -192,7 +201,7 @@ fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look
     } else {
         OTHER_COLUMNS_WIDTH / 4
     };
-    let room = look.width.map(|width| width.saturating_sub(other));
+    let room = style.width.map(|width| width.saturating_sub(other));
     let narrow = TableStyle {
         width: room,
         colour: false,
@@ -212,13 +221,13 @@ fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look
 }
 
 /// Formats the list of experiments.
-pub fn experiments(look: TableStyle) -> String {
+pub fn experiments(style: TableStyle) -> String {
     let mut grid = Grid::new(&[Column::left("id"), Column::left("experiment, paper")]);
     for experiment in Experiment::ALL {
         let cells = vec![Cell::new(experiment.id)];
-        titled(&mut grid, cells, experiment.title, experiment.source, look);
+        titled(&mut grid, cells, experiment.title, experiment.source, style);
     }
-    grid.render(look)
+    grid.render(style)
 }
 
 #[cfg(test)]
@@ -242,8 +251,8 @@ mod tests {
         colour: false,
     };
 
-    #[test]
-    fn nothing_is_wider_than_eighty_columns() {
+    /// A finding with rows of long names.
+    fn wide_finding() -> Finding {
         let mut found = Experiment::find("X10")
             .unwrap()
             .run(&Setting::smoke())
@@ -265,7 +274,12 @@ mod tests {
                 .rows
                 .push(row.beside(printed.clone()).require(Requirement::Near));
         }
-        let text = finding(&found, NARROW);
+        found
+    }
+
+    #[test]
+    fn a_finding_fits_into_eighty_columns() {
+        let text = finding(&wide_finding(), NARROW);
         for line in text.lines() {
             assert!(line.width() <= 80, "{} {line}", line.width());
         }
@@ -275,15 +289,28 @@ mod tests {
         );
         let score = "26 of 26 judged rows hold.";
         assert!(text.contains(score), "{text}");
-        // In a pipe a row stays one line.
+    }
+
+    #[test]
+    fn a_row_stays_one_line_in_a_pipe() {
+        let text = finding(&wide_finding(), TableStyle::PLAIN);
         assert!(
-            finding(&found, TableStyle::PLAIN)
-                .contains("two entries a ring, invalidated by bursts  ")
+            text.contains("two entries a ring, invalidated by bursts  "),
+            "{text}"
         );
+    }
+
+    #[test]
+    fn the_list_of_experiments_fits_into_eighty_columns() {
         for line in experiments(NARROW).lines() {
             assert!(line.width() <= 80, "{line}");
         }
-        // The widest verdict and score of the summary.
+    }
+
+    /// The finding has the widest verdict and score.
+    #[test]
+    fn a_summary_fits_into_eighty_columns() {
+        let mut found = wide_finding();
         found.verdict = Verdict::OrderingOnly;
         found.seconds = 9999.9;
         let null_model = NullScore {

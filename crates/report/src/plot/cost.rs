@@ -5,7 +5,7 @@
 //! cost of a good layer. On a common scale one would hide the other.
 
 use super::scale::{Linear, drawable, end_of_bars};
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, COLOURS, Svg, text_width};
 use crate::number::cycles;
 use ringfence_lab::MachineProfile;
 use ringfence_lab::row::Row;
@@ -21,7 +21,7 @@ const TOTAL: f64 = 240.0;
 const RIGHT: f64 = 140.0;
 
 /// Names in the legend, in stacking order; the class is `c` and the index.
-const PARTS: [&str; 7] = [
+const PARTS: [&str; COLOURS.len()] = [
     "map: IOVA",
     "map: table",
     "unmap: find IOVA",
@@ -34,9 +34,9 @@ const PARTS: [&str; 7] = [
 /// Returns the measured cycles as parts that can be stacked. Noise can make a part negative, and
 /// then the sum of the others exceeds the whole. The parts are scaled to the length of the whole,
 /// which the number beside the bar gives.
-fn parts(row: &Row) -> [f64; 7] {
+fn parts(row: &Row) -> [f64; PARTS.len()] {
     let Some(components) = &row.components else {
-        return [0.0; 7];
+        return [0.0; PARTS.len()];
     };
     let cycles = &components.cycles;
     let positive = [

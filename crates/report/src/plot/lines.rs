@@ -1,7 +1,7 @@
 //! Plots of lines and crosses over two scales, the form of most figures in the papers.
 
 use super::scale::{Linear, drawable};
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, COLOURS, Svg, text_width};
 use crate::number::cycles;
 use ringfence_experiments::Figure;
 
@@ -11,7 +11,6 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 26.0;
 const PLOT: f64 = 210.0;
 const LEGEND_LINE: f64 = 18.0;
-const COLOURS: usize = 7;
 
 /// The horizontal scale.
 struct XAxis {
@@ -127,7 +126,7 @@ pub(crate) fn lines(figure: &Figure) -> String {
     svg.text(14.0, top - 12.0, Anchor::Start, "faint", figure.y);
 
     for (place, (series, (x, y))) in figure.series.iter().zip(places).enumerate() {
-        let class = format!("s{}", place % COLOURS);
+        let class = format!("series s{}", place % COLOURS.len());
         let points: Vec<(f64, f64)> = series
             .points
             .iter()

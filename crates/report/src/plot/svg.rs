@@ -22,21 +22,24 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// Series and component colours follow Paul Tol's "bright" scheme. Text, `.ground`, `.grid`,
-/// `.axis` and `.gap` adapt to the reader's colour scheme.
+/// Colours of the components (classes `c0` and up, filled) and of the series (`s0` and up, drawn),
+/// in the order of Paul Tol's "bright" scheme. The grey is darker than in the scheme, so that lines
+/// are visible on white.
+pub(super) const COLOURS: [&str; 7] = [
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#818b98",
+];
+
+/// All other classes. Text, `.ground`, `.grid`, `.axis` and `.gap` adapt to the reader's colour
+/// scheme.
 const STYLE: &str = "\
 text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\
 .ground{fill:#fff}.grid{stroke:#d1d9e0;stroke-width:1}.axis{stroke:#59636e;stroke-width:1}\
 .thin{stroke:#818b98;stroke-width:.8;fill:none}\
 .band{fill:#818b98;fill-opacity:.12}.gap{stroke:#fff;stroke-width:3;fill:none}\
-.c0{fill:#4477aa}.c1{fill:#66ccee}.c2{fill:#ee6677}.c3{fill:#aa3377}\
-.c4{fill:#228833}.c5{fill:#ccbb44}.c6{fill:#a0a4ab}\
 .modelled{fill:#e08a2e}.measured{fill:#4477aa}\
 .strict{fill:#228833}.own-pool{fill:#4477aa}.bounded{fill:#e08a2e}.none{fill:#cc3311}\
-.s0,.s1,.s2,.s3,.s4,.s5,.s6{fill:none;stroke-width:1.8;stroke-linejoin:round}\
-.s0{stroke:#4477aa}.s1{stroke:#ee6677}.s2{stroke:#228833}\
-.s3{stroke:#ccbb44}.s4{stroke:#66ccee}.s5{stroke:#aa3377}.s6{stroke:#818b98}\
+.series{fill:none;stroke-width:1.8;stroke-linejoin:round}\
 .hollow{fill:none;stroke:#4477aa;stroke-width:2}.join{stroke:#4477aa;stroke-width:2}\
 @media(prefers-color-scheme:dark){\
 text{fill:#e6edf3}.faint{fill:#9198a1}.ground{fill:#0d1117}.grid{stroke:#2b323b}\
@@ -123,7 +126,8 @@ impl Svg {
         }
     }
 
-    /// Returns the file. Screen readers read `about`.
+    /// Returns the file. Screen readers read `about`. Control characters are removed from it, as
+    /// from all texts.
     pub(super) fn finish(self, about: &str) -> String {
         let Self {
             width,
@@ -131,14 +135,23 @@ impl Svg {
             body,
         } = self;
         let about = escape(about);
+        let colours = colour_classes();
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
             width=\"{width:.0}\" height=\"{height:.0}\" \
-            role=\"img\">\n<title>{about}</title>\n<style>{STYLE}</style>\n\
+            role=\"img\">\n<title>{about}</title>\n<style>{STYLE}{colours}</style>\n\
              <rect x=\"0\" y=\"0\" width=\"{width:.0}\" height=\"{height:.0}\" \
              class=\"ground\"/>\n{body}</svg>\n"
         )
     }
+}
+
+/// Returns the classes of [`COLOURS`].
+fn colour_classes() -> String {
+    let places = COLOURS.iter().enumerate();
+    places
+        .map(|(place, colour)| format!(".c{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}"))
+        .collect()
 }
 
 fn points_attribute(points: &[(f64, f64)]) -> String {
@@ -161,4 +174,58 @@ fn escape(text: &str) -> String {
 /// Returns the approximate width of a text.
 pub(super) fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * LETTER_WIDTH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(draw: impl FnOnce(&mut Svg)) -> String {
+        let mut svg = Svg::new(10.0, 10.0);
+        draw(&mut svg);
+        svg.body
+    }
+
+    #[test]
+    fn a_component_and_a_series_of_one_number_have_one_colour() {
+        let classes = colour_classes();
+        for (place, colour) in COLOURS.iter().enumerate() {
+            for class in [
+                format!(".c{place}{{fill:{colour}}}"),
+                format!(".s{place}{{stroke:{colour}}}"),
+            ] {
+                assert_eq!(classes.matches(&class).count(), 1, "{class} in {classes}");
+            }
+            assert!(!COLOURS[..place].contains(colour), "{colour}");
+        }
+        assert!(Svg::new(1.0, 1.0).finish("").contains(&classes));
+    }
+
+    #[test]
+    fn shapes_too_small_to_see_are_not_drawn() {
+        for width in [-1.0, 0.0, MIN_WIDTH, f64::NAN] {
+            assert_eq!(body(|svg| svg.bar(0.0, 0.0, width, 5.0, "c0")), "");
+        }
+        assert!(body(|svg| svg.bar(0.0, 0.0, 0.1, 5.0, "c0")).starts_with("<rect "));
+        assert_eq!(body(|svg| svg.polyline(&[(1.0, 2.0)], "s0")), "");
+        let line = body(|svg| svg.polyline(&[(1.0, 2.0), (3.0, 4.25)], "s0"));
+        assert!(line.contains("points=\"1.0,2.0 3.0,4.2\""), "{line}");
+    }
+
+    #[test]
+    fn a_text_cannot_leave_its_element() {
+        let text = body(|svg| svg.text(1.0, 2.0, Anchor::Start, "", "a<b>&c\u{1b}\n"));
+        assert!(text.ends_with(">a&lt;b&gt;&amp;c</text>\n"), "{text}");
+        let file = Svg::new(1.0, 1.0).finish("</title>");
+        assert!(file.contains("<title>&lt;/title&gt;</title>"), "{file}");
+    }
+
+    /// Two zigzags, each as high as the bar and a unit more at both ends.
+    #[test]
+    fn a_break_mark_crosses_its_bar() {
+        let mark = body(|svg| svg.break_mark(100.0, 20.0, 16.0));
+        for path in ["M100.0 19.0l4 9.0l-4 9.0", "M105.0 19.0l4 9.0l-4 9.0"] {
+            assert!(mark.contains(path), "{mark}");
+        }
+    }
 }

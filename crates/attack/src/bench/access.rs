@@ -1,4 +1,4 @@
-//! Accesses of the devices and the attackers of a bench, and what the oracle says of them.
+//! Accesses of the devices and the attackers of a bench, and the verdicts of the oracle.
 
 use std::sync::atomic::Ordering;
 
@@ -21,6 +21,8 @@ pub(crate) struct Reached {
     pub(crate) ranges: Vec<PhysRange>,
     pub(crate) verdict: ByteVerdict,
 }
+
+const OUTSIDE: LabError = LabError::Internal("a word outside the memory of the bench");
 
 /// Collects the physical ranges of an access.
 #[derive(Default)]
@@ -51,15 +53,7 @@ impl Bench {
         };
         let mut ranges = Ranges::default();
         if self.machine.probe(&request, &mut ranges).is_err() {
-            let inside = |held: &Held| {
-                let range = IovaRange::new(iova, bytes);
-                !held.back
-                    && !matches!(held.token, MappingToken::None)
-                    && range.is_some_and(|range| held.range.contains(&range))
-                    && self.requester(held.key.device.0).ok() == Some(device)
-                    && held.key.direction.permissions().allows(access)
-            };
-            let is_false = self.held.iter().any(inside);
+            let is_false = self.held.iter().any(|held| self.grants(held, &request));
             self.false_faults += u64::from(is_false);
             return None;
         }
@@ -79,6 +73,16 @@ impl Bench {
         Some(reached)
     }
 
+    /// Returns true if the mapping is live, belongs to the requester and permits the whole access.
+    fn grants(&self, held: &Held, request: &DmaRequest) -> bool {
+        let range = IovaRange::new(request.iova, request.bytes);
+        !held.back
+            && !matches!(held.token, MappingToken::None)
+            && range.is_some_and(|range| held.range.contains(&range))
+            && self.requester(held.key.device.0).ok() == Some(request.device)
+            && held.key.direction.permissions().allows(request.access)
+    }
+
     /// Makes an access of an attached device and counts it. Returns true if it succeeded.
     pub(crate) fn attack(
         &mut self,
@@ -93,7 +97,8 @@ impl Bench {
         Ok(evidence.count(reached.as_ref().map(|reached| &reached.verdict)))
     }
 
-    /// The device uses the first and the last byte of a live mapping, in its direction.
+    /// Makes the device access the first and the last byte of a live mapping, in its direction. A
+    /// stopped access counts as a false fault.
     pub(crate) fn use_buffer(&mut self, id: MapId) -> Result<(), LabError> {
         let (range, key) = (self.held(id)?.range, self.held(id)?.key);
         let device = self.requester(key.device.0)?;
@@ -123,7 +128,8 @@ impl Bench {
         Ok(reached.and_then(|reached| reached.ranges.first().map(PhysRange::start)))
     }
 
-    /// Writes a word by DMA. Returns true if the hardware let the write through.
+    /// Writes a word by DMA. Returns the memory that the device reached; `None` if the hardware
+    /// stopped the write.
     pub(crate) fn device_write(
         &mut self,
         device: u16,
@@ -156,7 +162,12 @@ impl Bench {
         };
         let requester = self.requester(device)?;
         let target = ContextTarget::DeviceTlb(root);
-        Ok(self.machine.attach(requester, domain, target).is_ok())
+        match self.machine.attach(requester, domain, target) {
+            Ok(()) => Ok(true),
+            // The error of hardware whose context entries do not support the target.
+            Err(LabError::Internal(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes an access to a host address with the AT field 10b, and counts it.
@@ -177,7 +188,7 @@ impl Bench {
     /// Stores a word as the CPU does.
     pub(crate) fn store(&mut self, at: PhysAddr, word: u64) -> Result<(), LabError> {
         let memory = self.machine.memory();
-        let cell = memory.word(at).map_err(|_| LabError::Internal("a word"))?;
+        let cell = memory.word(at).map_err(|_| OUTSIDE)?;
         cell.store(word, Ordering::Relaxed);
         Ok(())
     }
@@ -185,7 +196,7 @@ impl Bench {
     /// Loads a word as the CPU does.
     pub(crate) fn load(&mut self, at: PhysAddr) -> Result<u64, LabError> {
         let memory = self.machine.memory();
-        let cell = memory.word(at).map_err(|_| LabError::Internal("a word"))?;
+        let cell = memory.word(at).map_err(|_| OUTSIDE)?;
         Ok(cell.load(Ordering::Relaxed))
     }
 }

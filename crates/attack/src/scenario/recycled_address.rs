@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use ringfence_lab::LabError;
 use ringfence_lab::modes::{Alloc, FlushKind, Mode};
-use ringfence_types::{Access, Direction, Iova, Nanos};
+use ringfence_types::{Access, Direction, Iova, Nanos, PageSize};
 
 use super::ScenarioResult;
 use crate::bench::{Bench, MapId, PAGES_32_BIT, SLOTS, memory};
@@ -19,8 +19,15 @@ const LARGE: u64 = 256;
 /// Buffers whose addresses the allocator is to give out again.
 const OLD: u64 = 64;
 
-/// Nanoseconds: 50 s.
-const LONG_PAUSE: u64 = 50_000_000_000;
+const PAGE: u64 = PageSize::Size4K.bytes();
+/// Time between two buffers.
+const PAUSE: Nanos = Nanos(1_000);
+/// A pause of 50 s, in which flush timers and cache periods expire.
+const LONG_PAUSE: Nanos = Nanos(50_000_000_000);
+/// Buffers between two long pauses.
+const LONG_PAUSE_INTERVAL: u64 = 100;
+/// Bound of the search for the old addresses, in pages: twice the addresses that the driver used.
+const SEARCH_BOUND: u64 = 2 * (LARGE + OLD);
 
 /// Number of buffers that the driver maps one after the other. It exceeds the slots of a ring, so
 /// that slots come back.
@@ -73,8 +80,8 @@ impl Driver {
     fn map(&mut self, pages: u64) -> Result<(MapId, Iova), LabError> {
         let id = self
             .bench
-            .map(0, memory(self.next, pages * 4096)?, DIRECTION)?;
-        self.next += pages * 4096;
+            .map(0, memory(self.next, pages * PAGE)?, DIRECTION)?;
+        self.next += pages * PAGE;
         Ok((id, self.bench.range(id)?.start()))
     }
 
@@ -102,7 +109,7 @@ impl Driver {
     /// Also if the search does not reach `last`.
     fn reuse_up_to(&mut self, last: Iova) -> Result<Evidence, LabError> {
         let mut evidence = Evidence::default();
-        for _ in 0..2 * (LARGE + OLD) {
+        for _ in 0..SEARCH_BOUND {
             let id = self.map_page(&mut evidence)?;
             let passed = self.bench.range(id)?.start() >= last;
             self.bench.release(id)?;
@@ -159,7 +166,7 @@ fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabE
         driver.bench.range(last)?.start(),
     );
     driver.wrap()?;
-    let before = Iova::new(first.get().wrapping_sub(4096));
+    let before = Iova::new(first.get().wrapping_sub(PAGE));
     executed.trial("unmapped before the wrap", driver.reuse_up_to(before)?);
     for id in live {
         driver.bench.use_buffer(id)?;
@@ -176,16 +183,18 @@ fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, Lab
     for round in 0..ROUNDS {
         let id = driver.map_page(&mut evidence)?;
         driver.bench.release(id)?;
-        // Every 100th round waits 50 s, so that flush timers and cache periods expire.
-        let pause = if round % 100 == 99 { LONG_PAUSE } else { 1_000 };
-        driver.bench.advance_to(Nanos(driver.bench.now().0 + pause));
+        let is_long = (round + 1).is_multiple_of(LONG_PAUSE_INTERVAL);
+        let pause = if is_long { LONG_PAUSE } else { PAUSE };
+        let next = driver.bench.now().0 + pause.0;
+        driver.bench.advance_to(Nanos(next));
     }
     if matches!(
         mode.flush,
         FlushKind::MapCache | FlushKind::NeverFree | FlushKind::PagePool
     ) {
         // These modes end mappings only when they have no other address. The device uses the first
-        // 64 and the last 128 buffers: the first fill the IOTLB, the last reuse their addresses.
+        // `OLD` and the last `2 * OLD` buffers: the first fill the IOTLB, the last reuse their
+        // addresses.
         for round in 0..PAGES_32_BIT / LARGE + OLD {
             let is_used = !(OLD..PAGES_32_BIT / LARGE - OLD).contains(&round);
             let id = match is_used {
@@ -204,7 +213,7 @@ fn same_slot(mode: &Mode) -> Result<Evidence, LabError> {
     let mut bench = Bench::with_slots(mode, 1)?;
     let mut evidence = Evidence::default();
     for round in 0..100 {
-        let buffer = memory(0x10_0000 + round * 4096, 64)?;
+        let buffer = memory(0x10_0000 + round * PAGE, 64)?;
         let id = match bench.try_map(0, buffer, DIRECTION)? {
             Some(id) => id,
             None => {

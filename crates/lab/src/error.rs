@@ -27,7 +27,7 @@ pub enum LabError {
     Rings(#[from] RingError),
     /// The static table could not be filled.
     #[error("cannot map all memory: {0}")]
-    Static(#[from] MapError),
+    Static(#[source] MapError),
     /// An allocator could not be created.
     #[error(transparent)]
     Alloc(#[from] AllocError),
@@ -44,7 +44,7 @@ pub enum LabError {
     #[error("mode {0} is not built into this program")]
     NotBuilt(String),
     /// The trace does not name the device.
-    #[error("{trace} names no device {name:?}; {}", known_devices(name, known))]
+    #[error("{trace} names no device {name:?}{}", known_devices(name, known))]
     NoSuchDevice {
         /// Name that the caller gave.
         name: String,
@@ -65,7 +65,9 @@ pub enum LabError {
         first: ringfence_dma::MapError,
     },
     /// More devices map memory than there are domains.
-    #[error("the trace has more devices than the IOMMU has domains")]
+    #[error(
+        "the trace has more devices than the IOMMU has domains; select devices with `--device`"
+    )]
     TooManyDevices,
     /// More devices map memory than the hardware of modes with a flat table has buses. Each device
     /// needs a separate bus.
@@ -193,10 +195,34 @@ fn known_modes(name: &str) -> String {
     format!("{}the modes are {}", hint(name, &known), known.join(", "))
 }
 
-/// Returns the advice for an unknown device.
+/// Returns the rest of the message of an unknown device: the advice.
 fn known_devices(name: &str, known: &[String]) -> String {
     match known {
-        [] => "it names no device".into(),
-        known => format!("{}it names {}", hint(name, known), known.join(", ")),
+        [] => ", and no other".into(),
+        known => format!("; {}it names {}", hint(name, known), known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_device_has_advice() {
+        for (known, wanted) in [
+            (&[][..], "t.txt names no device \"eth1\", and no other"),
+            (
+                &["eth0", "nvme0"],
+                "t.txt names no device \"eth1\"; did you mean eth0? it names eth0, nvme0",
+            ),
+            (&["tape"], "t.txt names no device \"eth1\"; it names tape"),
+        ] {
+            let error = LabError::NoSuchDevice {
+                name: "eth1".into(),
+                trace: "t.txt".into(),
+                known: known.iter().map(|name| (*name).to_owned()).collect(),
+            };
+            assert_eq!(error.to_string(), wanted);
+        }
     }
 }

@@ -180,7 +180,7 @@ fn static_table(
     let table = Table::new(format, domain, coherency, memory, frames)?;
     let all = PhysRange::new(PhysAddr::ZERO, bytes);
     let all = all.ok_or(LabError::Internal("all of memory"))?;
-    StaticTable::fill(&table, platform, &[all])?;
+    StaticTable::fill(&table, platform, &[all]).map_err(LabError::Static)?;
     Ok(ContextTarget::Table(table.root()))
 }
 

@@ -1,3 +1,5 @@
+//! Tests of the bundled machine profiles, their sources and their validation.
+
 use super::*;
 use crate::profile::ProfileError;
 
@@ -124,6 +126,7 @@ fn unknown_numbers_stay_unknown() {
     assert_eq!(nothing.validate(), Ok(()));
     let value = serde_json::to_value(&nothing).unwrap();
     for field in SOURCED {
+        // The prefetch of the IOTLB is a mechanism, which is off unless a profile turns it on.
         if field != "iotlb_prefetch" {
             assert!(value[field].is_null(), "{field}");
         }
@@ -157,10 +160,14 @@ fn the_default_is_the_profile_of_the_papers() {
 }
 
 #[test]
-fn slips_are_refused() {
-    type Slip = (fn(&mut MachineProfile), ProfileError);
+fn invalid_profiles_are_refused() {
+    type Case = (fn(&mut MachineProfile), ProfileError);
+    fn side(profile: &mut MachineProfile) -> &mut DeviceSide {
+        let side = named("cascade-lake-2024").device_side;
+        profile.device_side.insert(side.unwrap())
+    }
     let range = |field, value| ProfileError::OutOfRange { field, value };
-    let slips: [Slip; 9] = [
+    let cases: [Case; 14] = [
         (|p| p.name.clear(), ProfileError::NoName),
         (|p| p.iotlb_ways = None, ProfileError::HalfGeometry),
         (
@@ -174,11 +181,28 @@ fn slips_are_refused() {
             range("block_request_cycles", f64::INFINITY),
         ),
         (
-            |p| {
-                p.device_side = named("cascade-lake-2024").device_side;
-                p.device_side.as_mut().unwrap().read_ns = 0.0;
+            |p| side(p).transfer_bytes = 0,
+            range("device_side.transfer_bytes", 0.0),
+        ),
+        (
+            |p| side(p).transfer_ns = -1.0,
+            range("device_side.transfer_ns", -1.0),
+        ),
+        (|p| side(p).read_ns = 0.0, range("device_side.read_ns", 0.0)),
+        (
+            |p| side(p).line_rate_gbps = f64::INFINITY,
+            range("device_side.line_rate_gbps", f64::INFINITY),
+        ),
+        (
+            |p| p.invalidation_cycles = Some(u64::MAX),
+            ProfileError::TooManyCycles {
+                field: "invalidation_cycles",
+                cycles: u64::MAX,
             },
-            range("device_side.read_ns", 0.0),
+        ),
+        (
+            |p| p.page_cycles = Some(f64::INFINITY),
+            range("page_cycles", f64::INFINITY),
         ),
         (
             |p| {
@@ -194,9 +218,9 @@ fn slips_are_refused() {
             ProfileError::NoSuchField("speed".into()),
         ),
     ];
-    for (place, (slip, expected)) in slips.into_iter().enumerate() {
+    for (place, (change, expected)) in cases.into_iter().enumerate() {
         let mut profile = MachineProfile::r210_2015();
-        slip(&mut profile);
-        assert_eq!(profile.validate(), Err(expected), "slip {place}");
+        change(&mut profile);
+        assert_eq!(profile.validate(), Err(expected), "case {place}");
     }
 }

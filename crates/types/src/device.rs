@@ -112,6 +112,8 @@ impl fmt::Display for DomainId {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     #[test]
@@ -128,6 +130,12 @@ mod tests {
                 assert_eq!((id.bus(), id.devfn()), (bus, device << 3 | function));
             }
         }
+    }
+
+    #[test]
+    fn a_requester_id_reads_as_in_lspci() {
+        let id = RequesterId::from_parts(0x0a, 0x1f, 7).unwrap();
+        assert_eq!(std::format!("{id}"), "0a:1f.7");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The context entry or PASID-table entry of a device.
+//! The translation of a device's requests, and the context entry or PASID-table entry that selects
+//! it.
 
 use ringfence_pgtable::Levels;
 use ringfence_types::{DomainId, Pasid, PhysAddr, RequesterId};
@@ -38,6 +39,7 @@ impl Translation {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attachment {
     pub(crate) device: RequesterId,
+    /// [`Pasid::NO_PASID`] for requests without a PASID.
     pub(crate) pasid: Pasid,
     pub(crate) domain: DomainId,
     pub(crate) translation: Translation,

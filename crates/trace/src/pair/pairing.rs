@@ -176,7 +176,7 @@ impl Pairing {
                     lines,
                 } => {
                     if let RawKind::Mark(_) = event.kind {
-                        let time = self.resolver.now(&event);
+                        let time = self.resolver.advance_to(&event);
                         let text = self.marks.pop_front().unwrap_or_default();
                         let charged = self.resolver.mark(&text);
                         charged.map_err(|problem| self.failed(problem, &event))?;

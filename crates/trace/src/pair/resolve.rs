@@ -74,6 +74,17 @@ struct OpContext {
     lines: u16,
 }
 
+/// The fields of a `dma_map_sg` event besides its lists.
+#[derive(Debug, Clone, Copy)]
+struct SgList {
+    device: DeviceIndex,
+    direction: Direction,
+    /// Number of entries that the driver passed.
+    nents: u32,
+    /// Number of entries that the layer returned.
+    ents: u32,
+}
+
 /// A mapping that is about to begin.
 #[derive(Debug, Clone, Copy)]
 struct PendingMap {
@@ -83,6 +94,7 @@ struct PendingMap {
     flags: MapFlags,
 }
 
+/// State of the conversion of a trace's lines to operations.
 #[derive(Debug, Default)]
 pub(super) struct Resolver {
     pub(super) summary: Summary,
@@ -167,7 +179,21 @@ impl Resolver {
                 let iova = iova.get();
                 return self.begin(map, Key::Single { device, iova }, iova, at, chunk);
             }
-            RawKind::MapSg { .. } => return self.map_sg(event, lists, pieces, window, at, chunk),
+            RawKind::MapSg {
+                device,
+                direction,
+                nents,
+                ents,
+                ..
+            } => {
+                let list = SgList {
+                    device,
+                    direction,
+                    nents,
+                    ents,
+                };
+                return self.map_sg(list, lists, pieces, window, at, chunk);
+            }
             RawKind::Alloc {
                 device,
                 direction,
@@ -221,23 +247,18 @@ impl Resolver {
 
     fn map_sg(
         &mut self,
-        event: &RawEvent,
+        SgList {
+            device,
+            direction,
+            nents,
+            ents,
+        }: SgList,
         lists: Lists,
         pieces: &[Piece],
         window: &Window,
         at: OpContext,
         chunk: &mut Chunk,
     ) -> Result<(), ResolveError> {
-        let RawKind::MapSg {
-            device,
-            direction,
-            nents,
-            ents,
-            ..
-        } = event.kind
-        else {
-            return Ok(());
-        };
         let starts = window.list(lists.dma_addrs);
         let phys_addrs = window.list(lists.phys_addrs);
         let Some(&iova) = starts.first() else {
@@ -331,8 +352,8 @@ impl Resolver {
         }
     }
 
-    /// Returns the time of the latest line.
-    pub(super) fn now(&mut self, event: &RawEvent) -> Nanos {
+    /// Advances the time to that of `event`, unless an earlier line was later. Returns the time.
+    pub(super) fn advance_to(&mut self, event: &RawEvent) -> Nanos {
         self.at(event, 0).time
     }
 }

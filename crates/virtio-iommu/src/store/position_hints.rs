@@ -22,7 +22,8 @@ const POSITION_BITS: u32 = 24;
 /// Minimum number of buckets.
 const MIN_BUCKETS: usize = 16;
 
-/// Hints with the same hash, newest first.
+/// Hints with the same hash, newest first. Aligned to its size, so that a lookup reads one cache
+/// line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(16))]
 struct Bucket([u32; WAYS]);
@@ -109,6 +110,7 @@ impl PositionHints {
     /// that depends on every bit of `start`, the tag from bits 31:24.
     #[inline]
     fn hash(&self, start: u64) -> (usize, u32) {
+        // The odd integer nearest to 2^64 divided by the golden ratio (Knuth, TAOCP 6.4).
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
         let folded = start.wrapping_mul(GOLDEN);
         let hash = (folded ^ folded >> 32).wrapping_mul(GOLDEN);
@@ -120,6 +122,54 @@ impl PositionHints {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Position of a hint; (0, 0) without one.
+    fn position(hints: &PositionHints, start: u64) -> (usize, usize) {
+        let found = hints.get(start).unwrap();
+        (found.leaf, found.at)
+    }
+
+    #[test]
+    fn an_empty_table_has_no_position() {
+        let mut hints = PositionHints::default();
+        hints.put(0x1000, 1, 1);
+        assert!(hints.get(0x1000).is_none() && hints.is_too_small(1));
+    }
+
+    /// Five addresses of one bucket with different tags: the oldest hint is replaced.
+    #[test]
+    fn a_full_bucket_replaces_its_oldest_hint() {
+        let mut hints = PositionHints::default();
+        hints.rebuild(1, core::iter::empty());
+        let (bucket, _) = hints.hash(0x1000);
+        let mut tags = Vec::new();
+        let mut starts = Vec::new();
+        for page in 1_u64.. {
+            let (at, tag) = hints.hash(page << 12);
+            if at == bucket && tag != 0 && !tags.contains(&tag) {
+                tags.push(tag);
+                starts.push(page << 12);
+            }
+            if starts.len() > WAYS {
+                break;
+            }
+        }
+        for (leaf, start) in starts.iter().enumerate() {
+            hints.put(*start, leaf + 1, 7);
+        }
+        let found: Vec<_> = starts
+            .iter()
+            .map(|start| position(&hints, *start))
+            .collect();
+        assert_eq!(found, [(0, 0), (2, 7), (3, 7), (4, 7), (5, 7)]);
+        // A new position of an address replaces its own hint only.
+        hints.put(starts[2], 9, 1);
+        assert_eq!(position(&hints, starts[2]), (9, 1));
+        assert_eq!(position(&hints, starts[1]), (2, 7));
+        // A leaf number that does not fit gets no hint.
+        hints.put(starts[2], 1 << (POSITION_BITS - SLOT_BITS), 0);
+        assert_eq!(position(&hints, starts[2]), (9, 1));
+    }
 
     /// Each insertion asks for a larger table. Without memory for it, none may walk all entries.
     #[test]

@@ -30,7 +30,7 @@ pub(super) struct Outstanding<H> {
     pub(super) pages: Vec<MappedPage<H>>,
 }
 
-/// What the disk reports of a request.
+/// Result of a request, as the disk reports it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestOutcome {
     pub(super) tag: u16,

@@ -17,8 +17,10 @@ fn main() -> Result<(), GuestError> {
     })?;
     // apt runs in a directory of its own.
     let cache = cache.canonicalize().unwrap_or(cache);
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/qemu/module");
     for architecture in Architecture::ALL {
-        let guest = prepare_linux(architecture, &cache, &mut |message| eprintln!("{message}"))?;
+        let say = &mut |message: &str| eprintln!("{message}");
+        let guest = prepare_linux(architecture, &module, &cache, say)?;
         println!("{}", guest.display());
     }
     Ok(())

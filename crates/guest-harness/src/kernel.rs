@@ -14,6 +14,7 @@ pub struct Kernel {
     /// Path of the compressed image.
     pub image: PathBuf,
     root: PathBuf,
+    architecture: Architecture,
 }
 
 /// A decompressed module.
@@ -42,7 +43,7 @@ impl Kernel {
         say: &mut dyn FnMut(&str),
     ) -> Result<Self, GuestError> {
         if version.contains('/') {
-            return Self::unpacked(Path::new(version).to_owned());
+            return Self::unpacked(Path::new(version).to_owned(), Architecture::Amd64);
         }
         let root = cache.join("kernels").join(version);
         let complete = root.join("complete");
@@ -52,7 +53,7 @@ impl Kernel {
             fetch(version, cache, &root)?;
             fs::write(&complete, "").map_err(GuestError::io(&complete))?;
         }
-        Self::unpacked(root)
+        Self::unpacked(root, Architecture::Amd64)
     }
 
     /// Returns the newest kernel of `architecture` in trixie's backports, or in sid, and Debian's
@@ -80,7 +81,7 @@ impl Kernel {
             first_success(fetched)?;
             fs::write(&complete, "").map_err(GuestError::io(&complete))?;
         }
-        Self::unpacked(root.to_owned())
+        Self::unpacked(root.to_owned(), architecture)
     }
 
     /// Returns the directory of the unpacked packages.
@@ -88,13 +89,22 @@ impl Kernel {
         &self.root
     }
 
-    fn unpacked(root: PathBuf) -> Result<Self, GuestError> {
+    /// Returns the architecture that the kernel runs on.
+    pub(super) const fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    fn unpacked(root: PathBuf, architecture: Architecture) -> Result<Self, GuestError> {
         let image = find(&root, &|name| name.starts_with("vmlinuz")).ok_or_else(|| {
             GuestError::NoModule {
                 module: format!("vmlinuz (in {})", root.display()),
             }
         })?;
-        Ok(Self { image, root })
+        Ok(Self {
+            image,
+            root,
+            architecture,
+        })
     }
 
     /// Returns the kernel's release name, which is the name of its module directory.

@@ -9,6 +9,7 @@ use super::architecture::Architecture;
 use super::cpio::Archive;
 use super::initramfs::save;
 use super::kernel::Kernel;
+use super::module::build_module;
 
 /// The guest's only process.
 const INIT: &[u8] = include_bytes!("linux_init.sh");
@@ -25,14 +26,19 @@ const MODULES: &[&str] = &[
     "ahci",
 ];
 
+/// The module that maps pages for devices on kernels without a DMA layer for IOMMUs.
+const MAP_PAGES: &str = "map_pages";
+
 /// Downloads the kernel of `architecture` and its busybox, unless `cache` has them, and builds the
 /// initramfs. Returns the directory with both: `kernel` and `initramfs`. Passes progress messages
-/// to `say`.
+/// to `say`. The directory `module_source` has the sources of the module `map_pages`, which the
+/// guest on riscv64 needs.
 ///
 /// # Errors
 /// [`GuestError`] names the missing part.
 pub fn prepare_linux(
     architecture: Architecture,
+    module_source: &Path,
     cache: &Path,
     say: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, GuestError> {
@@ -40,11 +46,19 @@ pub fn prepare_linux(
     let kernel = Kernel::with_busybox(architecture, cache, &dir.join("root"), say)?;
     let image = dir.join("kernel");
     fs::copy(&kernel.image, &image).map_err(GuestError::io(&image))?;
-    save(&dir.join("initramfs"), &initramfs(&kernel)?)?;
+    // Debian's riscv64 kernels lack CONFIG_IOMMU_DMA: nothing in them maps for devices.
+    let module = match architecture {
+        Architecture::Riscv64 => Some(build_module(&kernel, MAP_PAGES, module_source, cache, say)?),
+        Architecture::Amd64 | Architecture::Arm64 => None,
+    };
+    save(
+        &dir.join("initramfs"),
+        &initramfs(&kernel, module.as_deref())?,
+    )?;
     Ok(dir)
 }
 
-fn initramfs(kernel: &Kernel) -> Result<Vec<u8>, GuestError> {
+fn initramfs(kernel: &Kernel, module: Option<&[u8]>) -> Result<Vec<u8>, GuestError> {
     let busybox = kernel.root().join("usr/bin/busybox");
     let program = fs::read(&busybox).map_err(GuestError::io(&busybox))?;
     let mut archive = Archive::default();
@@ -60,5 +74,8 @@ fn initramfs(kernel: &Kernel) -> Result<Vec<u8>, GuestError> {
         order.push('\n');
     }
     archive.program("modules/order", order.as_bytes());
+    if let Some(bytes) = module {
+        archive.program(&format!("modules/{MAP_PAGES}.ko"), bytes);
+    }
     Ok(archive.finish())
 }

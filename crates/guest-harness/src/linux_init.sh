@@ -7,6 +7,8 @@
 /bin/busybox --install -s /bin
 export PATH=/bin
 T=/sys/kernel/tracing
+# The devices behind the IOMMU.
+DEVICES="0000:00:04.0 0000:00:05.0 0000:00:06.0 0000:00:07.0 0000:00:08.0"
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
@@ -51,6 +53,23 @@ quiet() {
     [ "$before" = "$(events)" ]
 }
 
+# Kernels without a DMA layer for IOMMUs write no tables. There a module maps pages for the devices,
+# after their drivers have released them: pages to read, to write, and for both. Marks in the trace
+# name device and permissions.
+map_pages() {
+    local device permissions
+    insmod /modules/map_pages.ko || fail "map_pages does not load"
+    for device in $DEVICES; do
+        echo "$device" >"/sys/bus/pci/devices/$device/driver/unbind" || fail "$device: unbind"
+        for permissions in 1 2 3; do
+            echo "$device $permissions" >$T/trace_marker
+            echo "$device $permissions" >/sys/module/map_pages/parameters/device ||
+                fail "$device: no pages mapped"
+        done
+    done
+    dmesg | grep 'map_pages: '
+}
+
 while read -r module; do insmod "/modules/$module.ko" || fail "$module does not load"; done </modules/order
 echo "kernel $(uname -r)"
 try 20 [ -b /dev/nvme0n1 ] || fail "no NVMe disk"
@@ -67,6 +86,7 @@ for card in /sys/class/net/eth*; do
 done
 [ $cards = 2 ] || fail "$cards network cards"
 for group in /sys/kernel/iommu_groups/*; do echo "group $(cat "$group/type")" "$group"/devices/*; done
+[ ! -e /modules/map_pages.ko ] || map_pages
 try 30 quiet || fail "the devices do not rest"
 grep -q "entries-in-buffer" $T/trace && sed -n 's/^# \(entries-in.*\)/\1/p' $T/trace
 dd if=$T/trace of="$(disk results)" bs=64k conv=fsync 2>/dev/null || fail "the trace is not saved"

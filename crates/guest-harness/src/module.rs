@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, flock};
 
 use super::apt::Apt;
+use super::architecture::Architecture;
 use super::kernel::{Kernel, SUITES};
 use super::{GuestError, initramfs::save};
 
@@ -33,14 +34,15 @@ const TOOLS: &[&str] = &[
 ];
 
 /// Script that runs make in the root: $0 is the root, $1 the kernel's release, $2 the source
-/// directory. It removes debug information.
+/// directory, $3 the program that removes debug information. Some makefiles call `awk` by this
+/// name.
 const MAKE: &str = concat!(
     r#"mkdir -p "$0/dev" "$0/proc" && mount --rbind /dev "$0/dev" && "#,
-    r#"mount --rbind /proc "$0/proc" &&
+    r#"mount --rbind /proc "$0/proc" && ln -sf mawk "$0/usr/bin/awk" &&
 exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C sh -c '
-    make -C "/usr/src/linux-headers-$0" M="$1" AWK=mawk CONFIG_DEBUG_INFO_BTF_MODULES= modules "#,
-    r#"&& strip --strip-debug "$1"/*.ko
-' "$1" "$2""#
+    make -C "/usr/src/linux-headers-$0" M="$1" CONFIG_DEBUG_INFO_BTF_MODULES= modules "#,
+    r#"&& "$2" --strip-debug "$1"/*.ko
+' "$1" "$2" "$3""#
 );
 
 /// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has a build of
@@ -57,8 +59,13 @@ pub fn build_module(
 ) -> Result<Vec<u8>, GuestError> {
     let sources = sources(from)?;
     let release = kernel.release()?;
+    let architecture = kernel.architecture();
     let base = cache.join("modules");
-    let root = base.join("root");
+    let root = base.join(match architecture {
+        Architecture::Amd64 => "root".to_owned(),
+        // Compilers of several suites share no root.
+        cross => format!("root-{cross}"),
+    });
     // One directory can hold several modules, which are built together.
     let inside = format!("build/{release}");
     let dir = root.join(&inside);
@@ -72,14 +79,16 @@ pub fn build_module(
     let done = dir.join("built");
     let fresh = fs::read(&done).is_ok_and(|built| built == sources.digest());
     if !fresh {
-        prepare(&release, cache, &root, say)?;
+        prepare(architecture, &release, cache, &root, say)?;
         say(&format!("building modules for {release}"));
         fs::remove_dir_all(&dir).map_err(GuestError::io(&dir))?;
         fs::create_dir_all(&dir).map_err(GuestError::io(&dir))?;
         for (file, bytes) in &sources.files {
             save(&dir.join(file), bytes)?;
         }
-        make(&root, &release, &format!("/{inside}"), &base.join("log"))?;
+        let strip = format!("{}strip", prefix(architecture));
+        let arguments = [&release, &format!("/{inside}"), &strip];
+        make(&root, &arguments, &base.join("log"))?;
         save(&done, &sources.digest())?;
     }
     fs::read(&module).map_err(GuestError::io(&module))
@@ -127,65 +136,113 @@ fn sources(from: &Path) -> Result<Sources, GuestError> {
     })
 }
 
+/// Returns what precedes the names of a compiler's programs that run on amd64 for `architecture`.
+const fn prefix(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Amd64 => "",
+        Architecture::Arm64 => "aarch64-linux-gnu-",
+        Architecture::Riscv64 => "riscv64-linux-gnu-",
+    }
+}
+
+/// Returns the package with the compiler `gcc-N` for `architecture`.
+fn compiler(gcc: &str, architecture: Architecture) -> String {
+    match prefix(architecture).strip_suffix('-') {
+        Some(target) => format!("{gcc}-{target}"),
+        None => gcc.to_owned(),
+    }
+}
+
 /// Downloads headers and tools that are missing.
 fn prepare(
+    architecture: Architecture,
     release: &str,
     cache: &Path,
     root: &Path,
     say: &mut dyn FnMut(&str),
 ) -> Result<(), GuestError> {
-    let headers = root
-        .join("usr/src")
-        .join(format!("linux-headers-{release}"));
     let complete = root.join(format!("headers-{release}"));
     if complete.is_file() {
         return Ok(());
     }
-    // A user who unpacked the packages of a kernel that the archive has dropped provides its
-    // headers too.
-    let by_hand = headers.is_dir();
     say(&format!(
-        "fetching what modules for {release} are built with (90 MB)"
+        "fetching what modules for {release} are built with (90 to 105 MB)"
     ));
     let package = format!("linux-headers-{release}");
-    for suites in SUITES {
-        let apt = Apt::new(cache, suites)?;
-        let needs = apt.depends(&package);
-        let compiler = needs
-            .iter()
-            .filter_map(|need| need.strip_suffix("-for-host").or(Some(need)))
-            .find(|need| need.starts_with("gcc-"));
-        let compiler = match compiler {
-            Some(compiler) => compiler,
-            None if by_hand => "gcc-14",
-            None => continue,
-        };
-        let mut tools = vec![compiler];
-        tools.extend(TOOLS);
-        let suite = suites.last().copied().unwrap_or("trixie");
-        apt.unpack_with_dependencies(suite, &tools, root)?;
-        if !by_hand {
-            let parts = needs.iter().filter(|need| {
-                need.starts_with("linux-headers-") || need.starts_with("linux-kbuild-")
-            });
-            let packages: Vec<String> = std::iter::once(&package).chain(parts).cloned().collect();
-            apt.unpack(&packages, root)?;
-        }
-        return fs::write(&complete, "").map_err(GuestError::io(&complete));
-    }
-    Err(GuestError::NoHeaders {
-        package,
+    let mut last = GuestError::NoHeaders {
+        package: package.clone(),
         root: root.to_owned(),
-    })
+    };
+    for suites in SUITES {
+        match fetch(architecture, &package, cache, suites, root) {
+            Ok(true) => return fs::write(&complete, "").map_err(GuestError::io(&complete)),
+            Ok(false) => {}
+            // A mirror that is being updated can lack the lists of one suite.
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
-fn make(root: &Path, release: &str, inside: &str, log: &Path) -> Result<(), GuestError> {
+/// Downloads the headers `package` from `suites`, and the tools to build with them. Returns false
+/// if the suites lack the headers.
+fn fetch(
+    architecture: Architecture,
+    package: &str,
+    cache: &Path,
+    suites: &[&str],
+    root: &Path,
+) -> Result<bool, GuestError> {
+    // A user who unpacked the packages of a kernel that the archive has dropped provides its
+    // headers too.
+    let by_hand = root.join("usr/src").join(package).is_dir();
+    let apt = Apt::of(architecture, cache, suites)?;
+    let needs = apt.depends(package);
+    let gcc = needs
+        .iter()
+        .filter_map(|need| need.strip_suffix("-for-host").or(Some(need)))
+        .find(|need| need.starts_with("gcc-"));
+    let gcc = match gcc {
+        Some(gcc) => gcc,
+        None if by_hand => "gcc-14",
+        None => return Ok(false),
+    };
+    if !by_hand {
+        let common = needs
+            .iter()
+            .filter(|need| need.starts_with("linux-headers-"));
+        let packages = std::iter::once(package).chain(common.map(String::as_str));
+        apt.unpack(&packages.map(str::to_owned).collect::<Vec<_>>(), root)?;
+    }
+    // The programs that build run on amd64, whatever the kernel's architecture is.
+    let apt = match architecture {
+        Architecture::Amd64 => apt,
+        _ => {
+            drop(apt);
+            Apt::new(cache, suites)?
+        }
+    };
+    let compiler = compiler(gcc, architecture);
+    let mut tools = vec![compiler.as_str()];
+    tools.extend(TOOLS);
+    let suite = suites.last().copied().unwrap_or("trixie");
+    apt.unpack_with_dependencies(suite, &tools, root)?;
+    let kbuild = needs
+        .iter()
+        .filter(|need| need.starts_with("linux-kbuild-"));
+    if !by_hand {
+        apt.unpack(&kbuild.cloned().collect::<Vec<_>>(), root)?;
+    }
+    Ok(true)
+}
+
+fn make(root: &Path, arguments: &[&String], log: &Path) -> Result<(), GuestError> {
     let out = File::create(log).map_err(GuestError::io(log))?;
     let copy = out.try_clone().map_err(GuestError::io(log))?;
     let status = Command::new("unshare")
         .args(["--map-root-user", "--mount", "sh", "-c", MAKE])
         .arg(root)
-        .args([release, inside])
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(copy)
@@ -205,6 +262,13 @@ fn make(root: &Path, release: &str, inside: &str, log: &Path) -> Result<(), Gues
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn compilers_run_on_amd64() {
+        assert_eq!(compiler("gcc-14", Architecture::Amd64), "gcc-14");
+        let cross = compiler("gcc-16", Architecture::Riscv64);
+        assert_eq!(cross, "gcc-16-riscv64-linux-gnu");
+    }
 
     #[test]
     fn a_directory_without_makefile_is_no_module() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
-use ringfence_types::RequesterId;
+use ringfence_types::{Permissions, RequesterId};
 
 use super::tables::PAGE;
 
@@ -13,8 +13,10 @@ pub(super) struct Event {
     pub(super) change: Change,
     pub(super) iova: u64,
     pub(super) size: u64,
-    /// The device, if an event of the DMA layer names it.
+    /// The device, if an event of the DMA layer or a mark names it.
     pub(super) device: Option<RequesterId>,
+    /// The permissions, if a mark names them.
+    pub(super) permissions: Option<Permissions>,
 }
 
 /// Kind of a change.
@@ -34,11 +36,13 @@ struct Reader {
     unmaps: Waiting,
     /// Devices of the frees whose unmap follows.
     freed: BTreeMap<u64, Vec<Option<RequesterId>>>,
+    /// Device and permissions of the changes that follow a mark.
+    mark: Option<(RequesterId, Permissions)>,
 }
 
 /// Reads the events of a trace since boot. An event of the DMA layer names the device of the
 /// changes just before it: `dma_map_phys` and `dma_alloc` of maps, `dma_unmap_phys` of an unmap.
-/// `dma_free` precedes its unmap.
+/// `dma_free` precedes its unmap. A mark names device and permissions of all changes after it.
 ///
 /// # Errors
 /// The trace lost events, or an event is unreadable.
@@ -79,6 +83,7 @@ impl Reader {
                 field(fields, "iova=")?,
                 field(fields, "unmapped_size=")?,
             ),
+            "tracing_mark_write" => self.mark = Some(mark(fields).context("a mark")?),
             "dma_map_phys" | "dma_map_page" | "dma_alloc" => self.name_maps(fields)?,
             "dma_unmap_phys" | "dma_unmap_page" => self.name_unmap(fields)?,
             "dma_free" => {
@@ -92,8 +97,9 @@ impl Reader {
 
     fn change(&mut self, change: Change, iova: u64, size: u64) {
         let index = self.events.len();
-        let mut device = None;
+        let mut device = self.mark.map(|(device, _)| device);
         match change {
+            _ if device.is_some() => {}
             Change::Map { .. } => self.maps.entry(iova).or_default().push(index),
             Change::Unmap => match self.freed.get_mut(&iova).and_then(Vec::pop) {
                 Some(freed) => device = freed,
@@ -105,6 +111,7 @@ impl Reader {
             iova,
             size,
             device,
+            permissions: self.mark.map(|(_, permissions)| permissions),
         });
     }
 
@@ -142,6 +149,18 @@ fn device(fields: &str) -> Option<RequesterId> {
     let number = |digits| u16::from_str_radix(digits, 16).ok();
     let id = number(bus)? << 8 | number(slot)? << 3 | number(function)?;
     Some(RequesterId::new(id))
+}
+
+/// Reads a mark of `linux_init.sh`: a device, then bit 0 for reads and bit 1 for writes
+/// (`IOMMU_READ`, `IOMMU_WRITE`). The format of the guest with marks, RISC-V's, has no write-only
+/// pages: its writable pages are readable.
+fn mark(fields: &str) -> Option<(RequesterId, Permissions)> {
+    let bits: u64 = fields.split_whitespace().nth(1)?.parse().ok()?;
+    let permissions = match Permissions::from_bits(bits)? {
+        Permissions::WRITE => Permissions::READ_WRITE,
+        permissions => permissions,
+    };
+    Some((device(fields)?, permissions))
 }
 
 /// Returns the number behind `name`, which is hexadecimal after `0x`.

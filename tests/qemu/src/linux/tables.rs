@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail, ensure};
 use ringfence_pgtable::{Cursor, Entry, Format, walk};
-use ringfence_types::{Iova, PhysAddr, PhysMemory, RequesterId};
+use ringfence_types::{Iova, Permissions, PhysAddr, PhysMemory, RequesterId};
 
 /// The size of the pages that traces and tables are compared in.
 pub(super) const PAGE: u64 = 4096;
@@ -17,8 +17,8 @@ pub struct Domain {
     pub devices: Vec<RequesterId>,
     /// Address of the root.
     pub root: PhysAddr,
-    /// Translation of each page of 4 KiB that the table maps.
-    pub pages: BTreeMap<u64, u64>,
+    /// Translation and permissions of each page of 4 KiB that the table maps.
+    pub pages: BTreeMap<u64, (u64, Permissions)>,
     /// Number of entries that map, by page size.
     pub leaves: BTreeMap<u64, usize>,
 }
@@ -39,7 +39,7 @@ pub fn pages<F: Format, M: PhysMemory>(
         leaves: BTreeMap::new(),
     };
     descend(format, mem, Cursor::root(format, root), 0, &mut domain)?;
-    for (iova, phys) in &domain.pages {
+    for (iova, (phys, _)) in &domain.pages {
         let iova = Iova::new(*iova);
         let leaf = walk(format, mem, Cursor::root(format, root), iova, |_| {})
             .with_context(|| format!("the walk to {iova:?} fails"))?;
@@ -70,12 +70,17 @@ fn descend<F: Format, M: PhysMemory>(
             Entry::Reserved => {
                 bail!("{iova:#x}: the decoder rejects {raw:#x} at {level} ({at:?})")
             }
-            Entry::Leaf { base, size, .. } => {
+            Entry::Leaf {
+                base,
+                size,
+                permissions,
+            } => {
                 // An entry of a leaf of several entries maps its own part.
                 let bytes = size.bytes().min(1 << format.shift(level));
                 let base = base.get() + iova % size.bytes();
                 for offset in (0..bytes).step_by(PAGE as usize) {
-                    domain.pages.insert(iova + offset, base + offset);
+                    let page = (base + offset, permissions);
+                    domain.pages.insert(iova + offset, page);
                 }
                 *domain.leaves.entry(bytes).or_default() += 1;
             }

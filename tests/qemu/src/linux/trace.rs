@@ -7,13 +7,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::ensure;
-use ringfence_types::RequesterId;
+use ringfence_types::{Permissions, RequesterId};
 
 use super::events::{Change, Event, events};
 use super::tables::{Domain, PAGE};
 
-/// Translations of one address in all domains, each with its device if that is known. Sorted.
-type Outcome = Vec<(u64, Option<RequesterId>)>;
+/// The translation of a page in one domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Mapping {
+    phys: u64,
+    /// The device, if the trace names it.
+    device: Option<RequesterId>,
+    /// The permissions, if the trace names them.
+    permissions: Option<Permissions>,
+}
+
+/// Translations of one address in all domains. Sorted.
+type Outcome = Vec<Mapping>;
+
+/// Translation and permissions of one address in the table of a domain.
+type Found<'a> = (u64, Permissions, &'a Domain);
 
 /// The mappings that live at the end of a trace.
 #[derive(Debug, Default)]
@@ -67,7 +80,11 @@ impl Live {
             }
             let with = |outcome: &Outcome| {
                 let mut outcome = outcome.clone();
-                outcome.push((phys + offset, event.device));
+                outcome.push(Mapping {
+                    phys: phys + offset,
+                    device: event.device,
+                    permissions: event.permissions,
+                });
                 outcome.sort_unstable();
                 outcome
             };
@@ -92,10 +109,11 @@ impl Live {
 
     /// Compares with the tables of all domains.
     pub fn compare(&self, domains: &[Domain]) -> Comparison {
-        let mut tables: BTreeMap<u64, Vec<(u64, &Domain)>> = BTreeMap::new();
+        let mut tables: BTreeMap<u64, Vec<Found<'_>>> = BTreeMap::new();
         for domain in domains {
-            for (iova, phys) in &domain.pages {
-                tables.entry(*iova).or_default().push((*phys, domain));
+            for (iova, (phys, permissions)) in &domain.pages {
+                let found = (*phys, *permissions, domain);
+                tables.entry(*iova).or_default().push(found);
             }
         }
         let mut result = Comparison::default();
@@ -105,7 +123,7 @@ impl Live {
             let found = tables.get(iova).map_or(&[][..], Vec::as_slice);
             let outcomes = self.pages.get(iova).unwrap_or(&nowhere);
             if !outcomes.iter().any(|outcome| agree(outcome, found)) {
-                let found: Vec<u64> = found.iter().map(|(phys, _)| *phys).collect();
+                let found: Vec<_> = found.iter().map(|(phys, may, _)| (phys, may)).collect();
                 result.differences.push(format!(
                     "{iova:#x}: the tables have {found:x?}, the trace has {outcomes:x?}"
                 ));
@@ -121,7 +139,7 @@ impl Live {
 
 /// Returns what can remain of `outcome` when a mapping of `device` goes.
 fn without_one(outcome: &Outcome, device: Option<RequesterId>) -> Vec<Outcome> {
-    let fits = |index: &usize| outcome.get(*index).is_some_and(|(_, of)| *of == device);
+    let fits = |index: &usize| outcome.get(*index).is_some_and(|of| of.device == device);
     let without = |index: usize| {
         let mut outcome = outcome.clone();
         outcome.remove(index);
@@ -130,15 +148,19 @@ fn without_one(outcome: &Outcome, device: Option<RequesterId>) -> Vec<Outcome> {
     (0..outcome.len()).filter(fits).map(without).collect()
 }
 
-/// Returns true if the tables have exactly these translations, in the devices' own tables.
-fn agree(outcome: &Outcome, found: &[(u64, &Domain)]) -> bool {
+/// Returns true if the tables have exactly these translations, in the devices' own tables, with the
+/// permissions that the trace names.
+fn agree(outcome: &Outcome, found: &[Found<'_>]) -> bool {
     let mut left = found.to_vec();
     // Mappings with a device first: the others fit any table.
     let mut outcome = outcome.clone();
-    outcome.sort_by_key(|(_, device)| device.is_none());
-    let all = outcome.iter().all(|(phys, device)| {
-        let place = left.iter().position(|(other, domain)| {
-            phys == other && device.is_none_or(|device| domain.devices.contains(&device))
+    outcome.sort_by_key(|mapping| mapping.device.is_none());
+    let all = outcome.iter().all(|mapping| {
+        let place = left.iter().position(|(phys, permissions, domain)| {
+            let of_device = |device| domain.devices.contains(&device);
+            mapping.phys == *phys
+                && mapping.device.is_none_or(of_device)
+                && mapping.permissions.is_none_or(|may| may == *permissions)
         });
         place.map(|place| left.remove(place)).is_some()
     });
@@ -156,7 +178,10 @@ mod tests {
         Domain {
             devices: Vec::new(),
             root: PhysAddr::new(0),
-            pages: pages.iter().copied().collect(),
+            pages: pages
+                .iter()
+                .map(|(iova, phys)| (*iova, (*phys, Permissions::READ)))
+                .collect(),
             leaves: BTreeMap::new(),
         }
     }
@@ -209,6 +234,24 @@ mod tests {
         );
         domain.devices.push(RequesterId::new(0x28));
         assert_eq!(live.compare(&[domain]).differences.len(), 0);
+    }
+
+    #[test]
+    fn a_mark_names_device_and_permissions() {
+        let mark = |text| format!("a-1 [0] 1.0: tracing_mark_write: 0000:00:05.0 {text}\n");
+        let mut domain = tables(&[(0x1000, 0x8000)]);
+        domain.devices.push(RequesterId::new(0x28));
+        for (marked, differences) in [("1", 0), ("2", 1), ("3", 1)] {
+            let trace = [HEADER, &mark(marked), &map(0x1000, 0x8000, 0x1000)].concat();
+            let live = Live::read(&trace).unwrap();
+            let result = live.compare(std::slice::from_ref(&domain));
+            assert_eq!(result.differences.len(), differences, "{marked}");
+        }
+        domain.devices = vec![RequesterId::new(0x30)];
+        let trace = [HEADER, &mark("1"), &map(0x1000, 0x8000, 0x1000)].concat();
+        let result = Live::read(&trace).unwrap().compare(&[domain]);
+        assert_eq!(result.differences.len(), 1);
+        assert!(Live::read(&[HEADER, &mark("0")].concat()).is_err());
     }
 
     #[test]

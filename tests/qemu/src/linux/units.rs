@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail, ensure};
 use ringfence_pgtable::{
-    AmdV1, Arm, Format, Granule4K, Level, SecondStage, TranslationType, find_context,
+    AmdV1, Arm, Format, Granule4K, Level, Levels, RiscV, SecondStage, TranslationType, find_context,
 };
 use ringfence_types::{PageSize, PhysAddr, PhysMemory, RequesterId};
 
@@ -150,39 +150,48 @@ fn stream_entry(
     }
 }
 
-/// RISC-V IOMMU: the devices whose contexts pass all accesses through (specification 1.0, sections
-/// "Device-Directory-Table" and "Device-context fields").
+/// RISC-V IOMMU: device directory, first stage (specification 1.0, sections "Device-Directory-Table"
+/// and "Device-context fields"). Devices whose contexts pass all accesses through have no table.
 ///
 /// # Errors
-/// A context translates or lies outside RAM, or the unit has contexts of 32 bytes.
-pub fn riscv_iommu(guest: &mut Guest) -> anyhow::Result<Vec<RequesterId>> {
+/// As [`vtd`]; or the unit has contexts of 32 bytes.
+pub fn riscv_iommu(guest: &mut Guest) -> anyhow::Result<Vec<Domain>> {
     const BASE: u64 = 0x0301_0000;
     /// Capability MSI_FLAT: contexts have 64 bytes.
     const MSI_FLAT: u64 = 1 << 22;
+    /// tc: V; PDTV, which makes fsc a process directory; SXL, for tables of RV32.
+    const VALID: u64 = 1;
+    const OTHER: u64 = 1 << 5 | 1 << 11;
     let capabilities = guest.register(BASE, 8)?;
     ensure!(capabilities & MSI_FLAT != 0, "contexts of 32 bytes");
     let directory = guest.register(BASE + 16, 8)?;
-    let mut passing = Vec::new();
+    let mut domains = Vec::new();
     for device in bus() {
         let Some(at) = device_context(guest, directory, device)? else {
             continue;
         };
-        // Words tc, iohgatp, ta and fsc; V of tc without PDTV, and MODE of iohgatp and of iosatp.
+        // Words tc, iohgatp, ta and fsc, and MODE of iohgatp and of iosatp.
         let (tc, second, first) = (
             load(guest, at)?,
             load(guest, at + 8)?,
             load(guest, at + 24)?,
         );
-        if tc & 1 == 1 {
-            let bare = tc & 1 << 5 == 0 && second >> 60 == 0 && first >> 60 == 0;
-            ensure!(
-                bare,
-                "{device:?}: tc {tc:#x}, iohgatp {second:#x}, fsc {first:#x}"
-            );
-            passing.push(device);
+        if tc & VALID == 0 {
+            continue;
         }
+        let levels = match (tc & OTHER, second >> 60, first >> 60) {
+            (0, 0, 0) => continue,
+            (0, 0, 8) => Levels::Three,
+            (0, 0, 9) => Levels::Four,
+            (0, 0, 10) => Levels::Five,
+            _ => bail!("{device:?}: tc {tc:#x}, iohgatp {second:#x}, fsc {first:#x}"),
+        };
+        let format = RiscV::first_stage(levels).with_pages_up_to(PageSize::Size1G);
+        // The PPN field of iosatp has bits 43:0, that of directory entries bits 53:10.
+        let root = page_of(first << 10);
+        add(&mut domains, guest, &format.with_napot(), device, root)?;
     }
-    Ok(passing)
+    Ok(domains)
 }
 
 /// Returns the address in the PPN field of ddtp and of directory entries, bits 53:10.

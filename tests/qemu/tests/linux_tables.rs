@@ -5,6 +5,7 @@
 
 use ringfence_qemu_judge::Board;
 use ringfence_qemu_judge::linux::{self, Domain, Guest, LinuxMachine, Live};
+use ringfence_types::PageSize;
 
 /// Fewer pages mean that a device was not used: the network cards and the SATA disk alone keep 500
 /// mapped.
@@ -25,11 +26,12 @@ fn run(machine: &LinuxMachine<'_>, unit: &str) -> Guest {
     guest
 }
 
+/// Boots the guest and compares its tables with its trace. Returns the tables.
 fn judge(
     machine: &LinuxMachine<'_>,
     unit: &str,
     read: fn(&mut Guest) -> anyhow::Result<Vec<Domain>>,
-) {
+) -> Vec<Domain> {
     let mut guest = run(machine, unit);
     let live = Live::read(guest.trace()).unwrap();
     let domains = read(&mut guest).unwrap();
@@ -69,6 +71,7 @@ fn judge(
             "{unit}: {device:#x}"
         );
     }
+    domains
 }
 
 #[test]
@@ -101,7 +104,11 @@ fn riscv64_behind_riscv_iommu() {
         ],
         parameters: "console=ttyS0",
     };
-    judge(&machine, "riscv-iommu", linux::riscv_iommu);
+    let domains = judge(&machine, "riscv-iommu", linux::riscv_iommu);
+    for size in [PageSize::Size4K, PageSize::Size64K, PageSize::Size2M] {
+        let has = |domain: &Domain| domain.leaves.contains_key(&size.bytes());
+        assert!(domains.iter().any(has), "no pages of {size:?}");
+    }
 }
 
 /// Judges the tables that a guest on a q35 machine writes for the IOMMU `device`.

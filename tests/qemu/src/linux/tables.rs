@@ -82,7 +82,7 @@ fn descend<F: Format, M: PhysMemory>(
                     let page = (base + offset, permissions);
                     domain.pages.insert(iova + offset, page);
                 }
-                *domain.leaves.entry(bytes).or_default() += 1;
+                *domain.leaves.entry(size.bytes()).or_default() += 1;
             }
             Entry::Table { .. } => {
                 let below = below(format, mem, table, Iova::new(iova))?;

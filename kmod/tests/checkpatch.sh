@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The kernel's own checkpatch, strict, on the module's sources: none of its remarks is let pass. It comes from Debian's package of the kernel's sources,
-# by the host's apt, and is kept:
+# The kernel's own checkpatch, strict, on the sources of all modules, that of tests/qemu included:
+# none of its remarks is let pass. It comes from Debian's package of the kernel's sources, by the
+# host's apt, and is kept:
 #
 #   GUEST_CACHE=DIR     beside what guests consist of (default: guest in the target directory)
 #   CHECKPATCH=PATH     this one instead
@@ -36,5 +37,6 @@ if [[ ! $checkpatch ]]; then
     [[ -e $checkpatch ]] || fetch "$cache/$PACKAGE"
 fi
 cd "$kmod"
-perl "$checkpatch" --no-tree --strict --terse --show-types -f ./*.[ch] tests/*.c
-echo "checkpatch: no remarks on $(cat ./*.[ch] tests/*.c | wc -l) lines"
+sources=(./*.[ch] tests/*.c ../tests/qemu/module/*.c)
+perl "$checkpatch" --no-tree --strict --terse --show-types -f "${sources[@]}"
+echo "checkpatch: no remarks on $(cat "${sources[@]}" | wc -l) lines"

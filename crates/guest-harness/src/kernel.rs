@@ -84,6 +84,11 @@ impl Kernel {
         Self::unpacked(root.to_owned(), architecture)
     }
 
+    /// Makes the next [`with_busybox`](Self::with_busybox) download into `root` again.
+    pub(super) fn forget(root: &Path) {
+        let _ = fs::remove_file(root.join("complete"));
+    }
+
     /// Returns the directory of the unpacked packages.
     pub(super) fn root(&self) -> &Path {
         &self.root

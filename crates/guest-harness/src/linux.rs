@@ -43,14 +43,29 @@ pub fn prepare_linux(
     say: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, GuestError> {
     let dir = cache.join("linux").join(architecture.name());
-    let kernel = Kernel::with_busybox(architecture, cache, &dir.join("root"), say)?;
+    let root = dir.join("root");
+    let mut prepare = || {
+        let kernel = Kernel::with_busybox(architecture, cache, &root, say)?;
+        // Debian's riscv64 kernels lack CONFIG_IOMMU_DMA: nothing in them maps for devices.
+        let module = match architecture {
+            Architecture::Riscv64 => {
+                let module = build_module(&kernel, MAP_PAGES, module_source, cache, say)?;
+                Some(module)
+            }
+            Architecture::Amd64 | Architecture::Arm64 => None,
+        };
+        Ok((kernel, module))
+    };
+    let (kernel, module) = match prepare() {
+        // The archive can have dropped the headers of a kernel in the cache.
+        Err(GuestError::NoHeaders { .. } | GuestError::Fetch { .. }) => {
+            Kernel::forget(&root);
+            prepare()?
+        }
+        prepared => prepared?,
+    };
     let image = dir.join("kernel");
     fs::copy(&kernel.image, &image).map_err(GuestError::io(&image))?;
-    // Debian's riscv64 kernels lack CONFIG_IOMMU_DMA: nothing in them maps for devices.
-    let module = match architecture {
-        Architecture::Riscv64 => Some(build_module(&kernel, MAP_PAGES, module_source, cache, say)?),
-        Architecture::Amd64 | Architecture::Arm64 => None,
-    };
     save(
         &dir.join("initramfs"),
         &initramfs(&kernel, module.as_deref())?,

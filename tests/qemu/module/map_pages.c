@@ -54,7 +54,7 @@ static void map_choose_regions(struct map_run *run)
 	run->regions[0] = ALIGN(first, MAP_REGION) + offset;
 	run->regions[1] = ALIGN_DOWN(last, MAP_REGION) - offset;
 	run->regions[2] = SZ_4G - 2 * MAP_REGION + offset;
-	run->regions[3] = ALIGN_DOWN(map_random(run) & last >> 1, 4 * MAP_REGION) + offset;
+	run->regions[3] = ALIGN_DOWN(map_random(run) & (last >> 1), 4 * MAP_REGION) + offset;
 }
 
 /* Returns pages of one of the sizes of the domain, most often the smallest. */

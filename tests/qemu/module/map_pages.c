@@ -20,7 +20,10 @@
 #define MAP_REGIONS 4
 /* All mappings of one region lie in one range of this size. */
 #define MAP_REGION SZ_8M
-/* Bits of a physical address in a page table entry. Nothing accesses the pages. */
+/*
+ * Bits of a physical address in a page table entry. Nothing accesses the pages. Those of one run
+ * lie in one GiB, because tools that replay the trace limit the number of GiB.
+ */
 #define MAP_PHYS_BITS 56
 
 struct map_range {
@@ -32,6 +35,7 @@ struct map_run {
 	struct iommu_domain *domain;
 	struct rnd_state random;
 	unsigned long regions[MAP_REGIONS];
+	phys_addr_t memory;
 	int permissions;
 	int live;
 	struct map_range ranges[MAP_STEPS];
@@ -44,7 +48,10 @@ static u64 map_random(struct map_run *run)
 	return high << 32 | prandom_u32_state(&run->random);
 }
 
-/* Regions: the lowest and the highest addresses of the domain, across 4 GiB, and anywhere. */
+/*
+ * Regions: the lowest and the highest addresses of the domain, across 4 GiB, and anywhere. The GiB
+ * of physical addresses lies anywhere.
+ */
 static void map_choose_regions(struct map_run *run)
 {
 	unsigned long first = run->domain->geometry.aperture_start;
@@ -55,6 +62,7 @@ static void map_choose_regions(struct map_run *run)
 	run->regions[1] = ALIGN_DOWN(last, MAP_REGION) - offset;
 	run->regions[2] = SZ_4G - 2 * MAP_REGION + offset;
 	run->regions[3] = ALIGN_DOWN(map_random(run) & (last >> 1), 4 * MAP_REGION) + offset;
+	run->memory = ALIGN_DOWN(map_random(run) & (BIT_ULL(MAP_PHYS_BITS) - 1), SZ_1G);
 }
 
 /* Returns pages of one of the sizes of the domain, most often the smallest. */
@@ -87,14 +95,13 @@ static int map_one(struct map_run *run)
 	size_t size = map_choose_size(run);
 	size_t align = roundup_pow_of_two(size);
 	unsigned long iova = run->regions[map_random(run) % MAP_REGIONS];
-	phys_addr_t phys = map_random(run) & (BIT_ULL(MAP_PHYS_BITS) - 1);
+	phys_addr_t phys = run->memory + ALIGN_DOWN(map_random(run) % SZ_1G, align);
 	int err;
 
 	iova += ALIGN_DOWN(map_random(run) % MAP_REGION, align);
 	if (!map_is_free(run, iova, size))
 		return 0;
-	err = iommu_map(run->domain, iova, ALIGN_DOWN(phys, align), size, run->permissions,
-			GFP_KERNEL);
+	err = iommu_map(run->domain, iova, phys, size, run->permissions, GFP_KERNEL);
 	if (err)
 		return err;
 	run->ranges[run->live].iova = iova;

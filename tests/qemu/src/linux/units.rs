@@ -150,8 +150,9 @@ fn stream_entry(
     }
 }
 
-/// RISC-V IOMMU: device directory, first stage (specification 1.0, sections "Device-Directory-Table"
-/// and "Device-context fields"). Devices whose contexts pass all accesses through have no table.
+/// RISC-V IOMMU: device directory, first stage (specification 1.0, sections
+/// "Device-Directory-Table" and "Device-context fields"). Devices whose contexts pass all accesses
+/// through have no table.
 ///
 /// # Errors
 /// As [`vtd`]; or the unit has contexts of 32 bytes.

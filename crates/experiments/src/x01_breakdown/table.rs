@@ -215,4 +215,67 @@ pub(super) mod tests {
             assert_eq!(demand, (Requirement::Overhead, Some(NullModel::RATIO)));
         }
     }
+
+    /// Table 1 of the rIOMMU paper, and whether the modelled invalidations are part of the row.
+    #[rustfmt::skip]
+    const TABLE_1: [(&str, [f64; 4], bool); 10] = [
+        ("map, iova alloc", [3986.0, 92.0, 1674.0, 108.0], false),
+        ("map, page table", [588.0, 590.0, 533.0, 577.0], false),
+        ("map, other", [44.0, 45.0, 44.0, 42.0], false),
+        ("map, sum", [4618.0, 727.0, 2251.0, 727.0], false),
+        ("unmap, iova find", [249.0, 418.0, 263.0, 454.0], false),
+        ("unmap, iova free", [159.0, 62.0, 189.0, 57.0], false),
+        ("unmap, page table", [438.0, 427.0, 471.0, 504.0], false),
+        ("unmap, iotlb inv", [2127.0, 2135.0, 9.0, 9.0], true),
+        ("unmap, other", [26.0, 25.0, 205.0, 216.0], false),
+        ("unmap, sum", [2999.0, 3067.0, 1137.0, 1240.0], true),
+    ];
+
+    /// Each component of each mode is beside its own cell of Table 1, with its own cycles.
+    #[test]
+    fn each_component_is_beside_its_own_cell_of_table_1() {
+        let modes = ["strict", "strict+", "defer", "defer+"];
+        let columns: Vec<_> = (1..)
+            .zip(modes)
+            .map(|(place, mode)| {
+                let place = f64::from(place);
+                let mut of = column(mode, (0.0, 0.0, place / 4.0, 0.0, 0.0, 0.0));
+                of.parts.cycles = Cycles {
+                    map_iova_alloc: 1000.0 * place,
+                    map_table: 2000.0 * place,
+                    map_other: 4000.0 * place,
+                    unmap_iova_find: 8000.0 * place,
+                    unmap_iova_free: 16_000.0 * place,
+                    unmap_table: 32_000.0 * place,
+                    unmap_invalidation: 64_000.0 * place,
+                    unmap_other: 128_000.0 * place,
+                    ..Cycles::default()
+                };
+                of
+            })
+            .collect();
+        let mut found = Findings::default();
+        tabulate(&columns, 2000.0, &mut found).unwrap();
+        let thousands = [1.0, 2.0, 4.0, 7.0, 8.0, 16.0, 32.0, 64.0, 128.0, 248.0];
+        for (place, mode) in modes.into_iter().enumerate() {
+            let times = (place + 1) as f64;
+            for ((what, cells, invalidates), cycles) in TABLE_1.into_iter().zip(thousands) {
+                let row = row(&found.rows, &format!("{mode}: {what}"));
+                assert_eq!(
+                    row.published.as_ref().unwrap().value,
+                    cells[place],
+                    "{row:?}"
+                );
+                let measured = row.measured.unwrap();
+                let modelled = if invalidates { 500.0 * times } else { 0.0 };
+                let total = 1000.0 * cycles * times + modelled;
+                assert_eq!(measured.median, total, "{row:?}");
+                assert_eq!(measured.modelled_part.unwrap_or(0.0), modelled, "{row:?}");
+                let group = (what == "map, iova alloc").then_some("alloc");
+                assert_eq!((row.group, row.requirement), (group, Requirement::Shown));
+            }
+            let counted = row(&found.rows, &format!("{mode}: {INVALIDATIONS}"));
+            assert_eq!(counted.measured.unwrap().median, times / 4.0, "{mode}");
+        }
+    }
 }

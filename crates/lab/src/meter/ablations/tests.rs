@@ -123,23 +123,25 @@ fn plan(maps: u32, unmaps: u32) -> Plan {
     plan
 }
 
+/// A replay of a layer over [`Ticking`].
+fn ticking() -> Result<Box<dyn DynTimedReplay>, LabError> {
+    let layer = DmaLayer::new(
+        Never,
+        LayerPlatform::timed()?,
+        |of: &AttachInfo, _: &LayerPlatform<FreeInvalidator>| {
+            let space = Ticking(Identity::new(of.domain));
+            Ok((space, ContextTarget::PassThrough))
+        },
+    );
+    Ok(Box::new(TimedReplay::of(Box::new(layer))))
+}
+
 /// A map takes 1 tick and an unmap 3, whatever their numbers.
 #[test]
 fn maps_and_unmaps_have_their_own_ticks() {
-    let whole = || -> Result<Box<dyn DynTimedReplay>, LabError> {
-        let layer = DmaLayer::new(
-            Never,
-            LayerPlatform::timed()?,
-            |of: &AttachInfo, _: &LayerPlatform<FreeInvalidator>| {
-                let space = Ticking(Identity::new(of.domain));
-                Ok((space, ContextTarget::PassThrough))
-            },
-        );
-        Ok(Box::new(TimedReplay::of(Box::new(layer))))
-    };
     for repetitions in [1, 2] {
         with_ticks(|| {
-            let mut meter = Ablations::undivided(repetitions, &whole).unwrap();
+            let mut meter = Ablations::undivided(repetitions, &ticking).unwrap();
             meter.chunk(&plan(5, 3)).unwrap();
             let found = meter.finish();
             assert_eq!((found.cycles.map(), found.cycles.unmap()), (1.0, 3.0));
@@ -339,4 +341,48 @@ fn the_empty_loop_has_the_runs_of_its_steps() {
     assert_eq!(runs(&unmaps), (0, 2));
     // Seven more changes follow, and the end of the block is read twice.
     assert_eq!(runs(&all), (4, 6));
+}
+
+/// A step after a map continues the run of maps, or begins a run of unmaps, in a replay and in the
+/// loop without a layer: a doorbell belongs to maps, and ends of bursts and timers to unmaps.
+#[test]
+fn each_step_belongs_to_maps_or_to_unmaps() {
+    let (device, cpu, direction) = (DEVICE, 0, FROM);
+    let unmap = plan(1, 1).steps.remove(1).step;
+    let burst = Step::EndBurst {
+        device,
+        cpu,
+        direction,
+    };
+    let doorbell = Step::Doorbell {
+        device,
+        cpu,
+        direction,
+    };
+    let in_runs = |replay: &mut dyn DynTimedReplay, plan: &Plan| {
+        replay.prepare_for(&PlanResources::of(plan)).unwrap();
+        let mut clock = Clock::runs(0);
+        with_ticks_of_reads(|| replay.run_plan(plan, &mut clock, None));
+        (clock.in_maps[0], clock.in_unmaps[0])
+    };
+    // Reads of the counter: one ends the time before the map, and two end the block. A run of
+    // unmaps adds one to each kind. In the layer a map takes 1 tick more, and an unmap 3.
+    for (step, of_unmaps, ticks) in [
+        (None, false, 0),
+        (Some(unmap), true, 3),
+        (Some(burst), true, 0),
+        (Some(Step::Tick), true, 0),
+        (Some(doorbell), false, 0),
+    ] {
+        let mut plan = plan(1, 0);
+        plan.steps.extend(step.map(|step| TimedStep {
+            time: Nanos(0),
+            step,
+        }));
+        let (maps, unmaps) = if of_unmaps { (1, 3) } else { (2, 1) };
+        let empty = in_runs(&mut EmptyLoop::default(), &plan);
+        assert_eq!(empty, (maps, unmaps), "the loop alone, {step:?}");
+        let replay = in_runs(&mut *ticking().unwrap(), &plan);
+        assert_eq!(replay, (maps + 1, unmaps + ticks), "{step:?}");
+    }
 }

@@ -30,6 +30,8 @@
 
 mod bursts;
 mod mapped_ranges;
+#[cfg(test)]
+mod predictors;
 pub mod recorded;
 mod shape;
 mod stream;

@@ -1,6 +1,9 @@
 //! Common parts of the allocator experiments: the stream benchmark on mlx, many runs on one
 //! interface, and throughput from the model.
 
+#[cfg(test)]
+use std::collections::HashMap;
+
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_iova::Capacity;
@@ -19,6 +22,10 @@ use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns}
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::modes::{Alloc, FlushKind, Mode};
+#[cfg(test)]
+use ringfence_lab::plan::Step;
+#[cfg(test)]
+use ringfence_types::PageSize;
 
 /// Freelist sizes that EIOVAR plots; `None` for no freelists.
 pub(super) const SIZES: [Option<Capacity>; 6] = [
@@ -252,6 +259,63 @@ pub(super) fn with_costs_of_sizes<T>(
     with_costs_of(costs.iter().map(|of| (subject(of.0), of.1)), run)
 }
 
+/// Allocations, allocations from the lists, frees, and the sum of the lists' lengths after each call,
+/// of each run. The lists hold at most `size` freed ranges, and `batch` unmaps free together
+/// (EIOVAR section 6).
+#[cfg(test)]
+pub(super) fn counted_by_hand(
+    runs: &[Run],
+    size: Option<Capacity>,
+    batch: usize,
+) -> Vec<(u64, u64, u64, u64)> {
+    let most = match size {
+        None => 0,
+        Some(Capacity::AtMost(k)) => k,
+        Some(Capacity::Unbounded) => usize::MAX,
+    };
+    // A list for each power of two, of which only the length counts.
+    let (mut lists, mut held) = ([0_u64; 64], 0);
+    let mut live = HashMap::new();
+    let mut waiting = Vec::new();
+    let count = |run: &Run| {
+        let (mut allocs, mut from_list, mut frees, mut sum) = (0, 0, 0, 0);
+        for timed in &run.plan.steps {
+            match timed.step {
+                Step::Map {
+                    id, first, count, ..
+                } => {
+                    for piece in run.plan.segments(first, count) {
+                        let pages = piece.pages(PageSize::Size4K).next_power_of_two();
+                        let list = pages.trailing_zeros() as usize;
+                        if lists[list] > 0 {
+                            lists[list] -= 1;
+                            held -= 1;
+                            from_list += 1;
+                        }
+                        allocs += 1;
+                        sum += held as u64;
+                        live.insert(id.0, list);
+                    }
+                }
+                Step::Unmap { id, .. } => waiting.push(live.remove(&id.0).unwrap()),
+                _ => {}
+            }
+            if waiting.len() == batch {
+                for list in waiting.drain(..) {
+                    if held < most {
+                        lists[list] += 1;
+                        held += 1;
+                    }
+                    frees += 1;
+                    sum += held as u64;
+                }
+            }
+        }
+        (allocs, from_list, frees, sum)
+    };
+    runs.iter().map(count).collect()
+}
+
 /// Asserts that `figure` has a line for each of [`SIZES`], with a point for each run: the `value`
 /// of the allocator's counts with frees in batches of `batch`.
 #[cfg(test)]
@@ -368,5 +432,25 @@ mod tests {
         near(ratio, 2.0, 3996.0 / 1980.0 - 4004.0 / 2020.0);
         let ratio = relative_throughput(&slow, &fast, &profile);
         near(ratio, 0.5, 2020.0 / 4004.0 - 1980.0 / 3996.0);
+    }
+
+    /// Each capacity and batch has the counts of lists by hand, on every port.
+    #[test]
+    fn counts_are_those_of_lists_by_hand() {
+        let setting = Setting::smoke();
+        for shape in &SHAPES {
+            let runs = runs_of(&setting, shape, 2).unwrap();
+            for size in SIZES {
+                for batch in [1, 250] {
+                    let found = counted(&runs, size, batch).unwrap();
+                    let found: Vec<_> = found
+                        .iter()
+                        .map(|of| (of.allocs, of.from_list, of.frees, of.held))
+                        .collect();
+                    let wanted = counted_by_hand(&runs, size, batch);
+                    assert_eq!(found, wanted, "{}, {size:?}, {batch}", shape.0);
+                }
+            }
+        }
     }
 }

@@ -174,7 +174,7 @@ fn by_shape(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
 mod tests {
     use super::*;
     use crate::allocators::Counts;
-    use crate::stream::{assert_counted, with_costs_of_sizes};
+    use crate::stream::{assert_counted, counted_by_hand, with_costs_of_sizes};
 
     /// Compares the rows of each size with the counts and invalidations of strict, and the lines
     /// of the figures with both.
@@ -215,11 +215,17 @@ mod tests {
             assert_eq!(held.measured.unwrap().median, counts.mean_held());
             let printed = if name == "eiovar_1" { 0.5 } else { 2.5 };
             assert_eq!(held.published.as_ref().unwrap().value, printed, "{held:?}");
+            let demand = match name.as_str() {
+                "eiovar_1" | "eiovar_8" => Requirement::Near,
+                _ => Requirement::Shown,
+            };
+            assert_eq!((held.requirement, held.group), (demand, Some("held")));
         }
         let hits = row("eiovar_1: allocations from the list");
         let counts = last(Some(Capacity::AtMost(1)));
         assert_eq!(hits.measured.unwrap().median, 100.0 * counts.hit_rate());
         assert_eq!(hits.published.as_ref().unwrap().value, 100.0);
+        assert_eq!(hits.requirement, Requirement::Near);
         type Value = fn(&Counts) -> f64;
         let counted: [(&str, Value); 3] = [
             ("Fig. 4b: allocations from the lists", |counts| {
@@ -295,6 +301,52 @@ mod tests {
                 .iter()
                 .all(|row| row.measured.is_some_and(|m| m.median.is_finite()))
         );
+    }
+
+    /// The rows of each port are those of lists by hand: two of a single entry, and one of unbounded
+    /// lists, each beside its own printed number.
+    #[test]
+    fn rows_of_each_port_have_the_counts_of_their_own_lists() {
+        let setting = Setting {
+            runs: 2,
+            ..Setting::smoke()
+        };
+        let facts = Sheet::named("eiovar_k_threshold_facts").unwrap();
+        let mut found = Findings::default();
+        by_shape(&setting, &facts, &mut found).unwrap();
+        let mut rows = found.rows.iter();
+        for shape in &SHAPES {
+            let runs = runs_of(&setting, shape, 2).unwrap();
+            let by_hand = |size| counted_by_hand(&runs, Some(size), 1)[1];
+            let (allocs, hits, frees, one) = by_hand(Capacity::AtMost(1));
+            let (_, _, _, all) = by_hand(Capacity::Unbounded);
+            let calls = (allocs + frees) as f64;
+            assert!(one as f64 / calls < 1.0 && all > one, "{}", shape.0);
+            for (what, value, printed) in [
+                (
+                    "eiovar_1: allocations from the list",
+                    100.0 * (hits as f64 / allocs as f64),
+                    100.0,
+                ),
+                (
+                    "eiovar_1: freed ranges in the list, mean",
+                    one as f64 / calls,
+                    0.5,
+                ),
+                (
+                    "eiovar_inf: freed ranges in the lists, mean",
+                    all as f64 / calls,
+                    2.5,
+                ),
+            ] {
+                let row = rows.next().unwrap();
+                assert_eq!(row.quantity, format!("{}, {what}", shape.0));
+                assert_eq!(row.measured.unwrap().median, value, "{row:?}");
+                assert_eq!(row.published.as_ref().unwrap().value, printed, "{row:?}");
+                assert_eq!(row.requirement, Requirement::Shown, "{row:?}");
+            }
+        }
+        assert!(rows.next().is_none());
     }
 
     /// A map and an unmap cost another number of cycles with each size: each row and each line has

@@ -5,7 +5,7 @@ use ringfence_lab::modes::Alloc;
 
 use super::*;
 use crate::allocators::Counts;
-use crate::stream::{assert_counted, with_costs_of_sizes};
+use crate::stream::{assert_counted, counted_by_hand, with_costs_of_sizes};
 use crate::timed::TimedSubject;
 
 #[test]
@@ -164,6 +164,79 @@ fn assert_rows_and_lines(rows: &[FindingRow], figures: &[Figure], setting: &Sett
         assert_counted(figure, &runs, 250, value);
     }
     assert_sweep(&figures[3..], &runs);
+    assert_occupancy(rows, &runs);
+    assert_thresholds(rows, setting);
+}
+
+/// Compares the rows of each k below W with lists by hand, and their printed number with k/2.
+fn assert_occupancy(rows: &[FindingRow], runs: &[Run]) {
+    let alone: Vec<Run> = runs.iter().map(Run::receive_only).collect();
+    let below = [1, 8, 32, 64, 128, 200, 240, 249];
+    let of = |row: &&FindingRow| row.quantity.contains(", k = ");
+    let freed = rows.iter().filter(of);
+    let freed = freed.filter(|row| row.quantity.ends_with("freed ranges in the lists, mean"));
+    assert_eq!(freed.count(), 2 * below.len());
+    let mut differ = 0;
+    for k in below {
+        let held = |runs: &[Run]| {
+            let counts = counted_by_hand(runs, Some(Capacity::AtMost(k)), 250);
+            let (allocs, _, frees, held) = counts[runs.len() - 1];
+            held as f64 / (allocs + frees) as f64
+        };
+        let (alone, whole) = (held(&alone), held(runs));
+        differ += u64::from(alone != whole);
+        for (rings, held, group) in [
+            ("receive rings alone", alone, "occupancy, receive rings"),
+            ("all rings", whole, "occupancy, all rings"),
+        ] {
+            let what = format!("{rings}, k = {k}: freed ranges in the lists, mean");
+            let row = rows.iter().find(|row| row.quantity == what).unwrap();
+            assert_eq!(row.measured.unwrap().median, held, "{what}");
+            let printed = row.published.as_ref().unwrap();
+            assert_eq!(printed.value, k as f64 / 2.0, "{what}");
+            let demand = (row.requirement, row.group);
+            assert_eq!(demand, (Requirement::Near, Some(group)), "{what}");
+        }
+    }
+    assert!(differ > 0);
+}
+
+/// Compares the searches of each k with counts, and asserts that each smallest k ends the search.
+fn assert_thresholds(rows: &[FindingRow], setting: &Setting) {
+    let row = |what: &str| rows.iter().find(|row| row.quantity == what).unwrap();
+    let alone: Vec<Run> = runs(setting).unwrap();
+    let alone: Vec<Run> = alone.iter().map(Run::receive_only).collect();
+    let searches = |runs: &[Run], k| {
+        let counts = counted(runs, Some(Capacity::AtMost(k)), 250).unwrap();
+        counts.last().unwrap().mean_steps()
+    };
+    for k in SWEEP {
+        let row = row(&format!("receive rings alone, k = {k}: mean search"));
+        assert_eq!(row.measured.unwrap().median, searches(&alone, k), "{k}");
+        assert_eq!(row.published.as_ref().unwrap().value, 0.0, "{k}");
+        let demand = match k {
+            250.. => Requirement::Exact,
+            _ => Requirement::Above,
+        };
+        assert_eq!(row.requirement, demand, "{k}");
+    }
+    let smallest = |rings: &str, runs: &[Run], demand| {
+        let row = row(&format!("{rings}: smallest k without any search"));
+        let k = row.measured.unwrap().median as usize;
+        assert_eq!(searches(runs, k), 0.0, "{row:?}");
+        assert!(searches(runs, k - 1) > 0.0, "{row:?}");
+        assert_eq!(row.published.as_ref().unwrap().value, 250.0, "{row:?}");
+        assert_eq!(row.requirement, demand, "{row:?}");
+    };
+    smallest("receive rings alone", &alone, Requirement::Exact);
+    for (place, shape) in SHAPES.iter().enumerate() {
+        let runs = runs_of(setting, shape, setting.runs).unwrap();
+        let demand = match place {
+            0 => Requirement::Near,
+            _ => Requirement::Shown,
+        };
+        smallest(&format!("all rings, {}", shape.0), &runs, demand);
+    }
 }
 
 /// Compares the lines over k with the counts of a deferred mode.

@@ -1,5 +1,7 @@
 //! Tests of X14.
 
+mod inputs;
+
 use std::sync::LazyLock;
 
 use super::super::allocators::DrivenAllocator;

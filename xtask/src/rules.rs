@@ -26,6 +26,7 @@ const CORE: &[&str] = &[
     "hw",
     "dma",
     "pviommu",
+    "riommu-device",
     "virtio-iommu",
     "virtio-iommu-driver",
     "vtd",

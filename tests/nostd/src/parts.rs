@@ -19,6 +19,7 @@ use ringfence_pviommu::frontend::{
 };
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_pviommu::wire::{Config, Devid, Gpa};
+use ringfence_riommu_device::{RiommuDevice, register};
 use ringfence_types::{
     Access, AddressRange, Direction, DomainId, Invalidation, Invalidator, Iova, IovaRange, Nanos,
     PageSize, Pending, Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
@@ -39,6 +40,7 @@ pub(crate) const ALL: &[fn() -> Option<()>] = &[
     firmware,
     virtio_iommu_driver,
     pviommu,
+    riommu_device,
 ];
 
 const DEVICE: RequesterId = RequesterId::new(0x18);
@@ -277,4 +279,12 @@ fn pviommu() -> Option<()> {
     let mut answers = UnmapCompletions::new(&link);
     let ticket = answers.submit(Invalidation::Domain(domain)).ok()?;
     ensure(answers.poll(ticket) == Ok(true) && mapped() == 0 && cleared.range() == range)
+}
+
+fn riommu_device() -> Option<()> {
+    let mut device =
+        RiommuDevice::new(&ringfence_riommu_device::Config::default(), &[DEVICE]).ok()?;
+    ensure(device.read(register::ID, 4) == u64::from(register::MAGIC))?;
+    let blocked = device.translate(&Ram::new(1), DEVICE, Iova::ZERO, 1, Access::Read);
+    ensure(blocked.is_err())
 }

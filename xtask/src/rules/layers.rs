@@ -27,6 +27,7 @@ const LEVELS: &[(&str, u8)] = &[
     // Shares the encodings of the device.
     ("virtio-iommu-driver", 3),
     ("pviommu", 3),
+    ("riommu-device", 3),
     ("softiommu", 3),
     ("devices", 3),
     ("trace", 3),

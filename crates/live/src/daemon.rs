@@ -33,10 +33,9 @@ use self::paused::PausedDevice;
 use crate::access::SocketAccess;
 use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
-use crate::dma::Dma;
 use crate::handover::{
-    CONTROL, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome, StateError,
-    serve_destination,
+    CONTROL, HandOverFunction, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome,
+    StateError, serve_destination,
 };
 use crate::iommu::GuestIommu;
 use crate::limits::{GuestLimits, RateLimitedLog};
@@ -46,7 +45,6 @@ use crate::qemu::{PciSlot, QemuArgs};
 use crate::server::{ClientSlot, ServeEvent, StopSignal, serve_text};
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
-use crate::virtio::{Device, VirtioPci};
 
 pub use options::{
     DeviceOptions, Disk, DiskMode, GuestDevices, Iommu, NetOptions, VfioUserDevices, VhostUserDisk,
@@ -194,6 +192,7 @@ impl Daemon {
                 let iommu = self.attach_pviommu(devices, *host_page_pool, *inject_reply, log)?;
                 Some(GuestIommu::Para(iommu))
             }
+            Iommu::Ring => Some(GuestIommu::Ring(self.attach_ring(devices, log)?)),
         };
         if devices.entropy {
             let counters = self.add_counters(RNG.1);
@@ -277,10 +276,10 @@ impl Daemon {
     }
 
     /// Prepares a thread that serves the device.
-    fn prepare<D: Device + Send + 'static, A: Dma + 'static>(
+    fn prepare<F: HandOverFunction + Send + 'static>(
         &mut self,
         name: &'static str,
-        slot: ClientSlot<VirtioPci<D, A>>,
+        slot: ClientSlot<F>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), StateError> {

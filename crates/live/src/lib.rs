@@ -30,6 +30,7 @@ mod privileges;
 pub mod pviommu;
 pub mod qemu;
 mod record;
+pub mod riommu;
 pub mod sandbox;
 mod saved_state;
 mod seccomp;

@@ -35,6 +35,27 @@ pub struct Region {
     pub bytes: u64,
 }
 
+impl Region {
+    /// Returns `offset` if the access lies inside this region, whose index is `region`.
+    pub(crate) fn check(
+        self,
+        region: u32,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<u32, FunctionError> {
+        let outside = FunctionError::OutsideRegion {
+            region,
+            offset,
+            bytes,
+        };
+        let length = u64::try_from(bytes).map_err(|_| outside)?;
+        match offset.checked_add(length) {
+            Some(end) if end <= self.bytes => u32::try_from(offset).map_err(|_| outside),
+            _ => Err(outside),
+        }
+    }
+}
+
 /// Error of a well-formed request that the function refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FunctionError {

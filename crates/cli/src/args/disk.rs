@@ -14,6 +14,8 @@ pub(crate) enum IommuKind {
     Virtio,
     /// Para-virtual IOMMU, in this process; the driver is this project's kernel module
     Pviommu,
+    /// Ring IOMMU, in this process; the driver is this project's kernel module
+    Riommu,
     /// No IOMMU: devices can access all guest memory
     None,
     /// QEMU's intel-iommu; the disk is a vhost-user back-end and the only device

@@ -92,6 +92,7 @@ fn vfio_user_devices(
             requests: args.record_requests.clone(),
             dmas: args.record_dmas.clone(),
         },
+        IommuKind::Riommu => Iommu::Ring,
         _ => Iommu::None,
     };
     let disk = disk.map(|(disk, path)| -> Result<Disk, Failure> {

@@ -32,6 +32,8 @@ use crate::output::{print, print_status};
 const VIRTIO_IOMMU: &str = "virtio_iommu";
 /// Driver of the para-virtual IOMMU, a module of this project.
 const PVIOMMU: &str = "pviommu";
+/// Driver of the ring IOMMU, a module of this project.
+const RIOMMU: &str = "riommu";
 /// Drivers that the guest needs for the devices and a file system.
 const MODULES: &[&str] = &[
     "virtio_blk",
@@ -82,10 +84,10 @@ impl Prepared {
         };
         let mut own = Vec::new();
         let mut files = files.to_vec();
-        if let (Some(args), IommuKind::Pviommu) = (module, iommu) {
+        if let (Some(args), Some(driver)) = (module, own_driver(iommu)) {
             own.push(OwnModule {
-                bytes: build(args, PVIOMMU)?,
-                name: PVIOMMU.to_owned(),
+                bytes: build(args, driver)?,
+                name: driver.to_owned(),
                 parameters: args.module_args.clone(),
             });
         }
@@ -148,17 +150,30 @@ fn kernel_line(args: &GuestArgs, iommu: IommuKind) -> String {
     let words = match iommu {
         IommuKind::QemuIntel => QemuIommu::Intel.kernel_words(),
         IommuKind::QemuVirtio => QemuIommu::Virtio.kernel_words(),
-        IommuKind::Virtio | IommuKind::Pviommu | IommuKind::None => return line,
+        IommuKind::Virtio | IommuKind::Pviommu | IommuKind::Riommu | IommuKind::None => {
+            return line;
+        }
     };
     format!("{line} {words}")
 }
 
 /// Refuses parameters for a module that the guest does not load.
 fn check_module(iommu: IommuKind, args: &ModuleArgs) -> Result<(), Failure> {
-    if iommu == IommuKind::Pviommu || args.module_args.is_empty() {
+    if own_driver(iommu).is_some() || args.module_args.is_empty() {
         return Ok(());
     }
-    Err(Failure::Devices("--module-args requires --iommu pviommu"))
+    Err(Failure::Devices(
+        "--module-args requires --iommu pviommu or --iommu riommu",
+    ))
+}
+
+/// Returns the name of the module that drives the IOMMU, if it is one of this project.
+fn own_driver(iommu: IommuKind) -> Option<&'static str> {
+    match iommu {
+        IommuKind::Pviommu => Some(PVIOMMU),
+        IommuKind::Riommu => Some(RIOMMU),
+        _ => None,
+    }
 }
 
 fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {

@@ -6,23 +6,20 @@
 //! access.
 
 use std::cell::{Cell, RefCell};
-use std::iter::FusedIterator;
-use std::vec;
 
 use ringfence_hw::VtdUnit;
 use ringfence_memory::Arena;
 use ringfence_pviommu::wire::PAGE_BYTES;
 use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
-use vm_memory::bitmap::{BS, MS};
+use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{
     GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
-    GuestMemoryRegion, GuestMemoryResult, Permissions, VolatileSlice,
+    GuestMemoryRegion, GuestMemoryResult, Permissions,
 };
 
+use crate::dma::{Part, PartSlices};
 use crate::host::FrameRmap;
-
-type Slice<'a> = VolatileSlice<'a, MS<'a, GuestMemoryMmap>>;
 
 /// Memory that a device can access while it holds the hardware's lock.
 #[derive(Debug)]
@@ -36,9 +33,6 @@ pub struct HardwareView<'a> {
     /// First fault of the access.
     pub(super) fault: Cell<Option<Fault>>,
 }
-
-/// A range within one page: guest-physical address and length in bytes.
-type Part = (GuestAddress, usize);
 
 impl HardwareView<'_> {
     /// Translates `count` bytes at `addr`. Fails unless the device may access all of them.
@@ -115,30 +109,7 @@ impl GuestMemory for HardwareView<'_> {
         count: usize,
         access: Permissions,
     ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
-        Ok(Slices {
-            guest: self.guest,
-            parts: self.parts(addr, count, access)?.into_iter(),
-        })
+        let parts = self.parts(addr, count, access)?;
+        Ok(PartSlices::new(self.guest, parts))
     }
 }
-
-/// Slices of an access that is completely translated.
-struct Slices<'a> {
-    guest: &'a GuestMemoryMmap,
-    parts: vec::IntoIter<Part>,
-}
-
-impl<'a> Iterator for Slices<'a> {
-    type Item = GuestMemoryResult<Slice<'a>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (at, bytes) = self.parts.next()?;
-        let region = self.guest.to_region_addr(at);
-        let slice = region.ok_or(GuestMemoryError::InvalidGuestAddress(at));
-        Some(slice.and_then(|(region, start)| region.get_slice(start, bytes)))
-    }
-}
-
-impl FusedIterator for Slices<'_> {}
-
-impl<'a> GuestMemorySliceIterator<'a, MS<'a, GuestMemoryMmap>> for Slices<'a> {}

@@ -8,13 +8,15 @@ use ringfence_types::RequesterId;
 
 use super::{BLK, Daemon, IOMMU_SLOT, Log, NET, RNG, VfioUserDevices, at, rate_limited_log};
 use crate::counters::DeviceCounters;
-use crate::dma::{Direct, Dma};
+use crate::dma::Direct;
+use crate::handover::HandOverFunction;
 use crate::host::HostPagePool;
 use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
 use crate::limits::GuestLimits;
 use crate::memory::Locked;
 use crate::pviommu::PvIommu;
-use crate::qemu::{IOMMU, PVIOMMU, PciSlot};
+use crate::qemu::{IOMMU, PVIOMMU, PciSlot, RIOMMU};
+use crate::riommu::{RingIommu, RiommuFunction};
 use crate::server::ClientSlot;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::pviommu::{InjectedReply, PvIommuDevice};
@@ -77,15 +79,7 @@ impl Daemon {
         log: &Log,
     ) -> Result<PvIommu, (PathBuf, io::Error)> {
         let counters = self.add_counters(PVIOMMU);
-        let endpoints = [
-            (BLK.0, devices.disk.is_some()),
-            (NET.0, devices.net.is_some()),
-            (RNG.0, devices.entropy),
-        ];
-        let endpoints = endpoints.iter().filter(|(_, is_present)| *is_present);
-        let endpoints: Vec<_> = endpoints
-            .map(|(slot, _)| RequesterId::new(slot.address()))
-            .collect();
+        let endpoints = endpoints(devices);
         let assigned = devices.disk.as_ref();
         let assigned = assigned.filter(|disk| disk.mode.is_assigned());
         let assigned = assigned.map(|_| RequesterId::new(BLK.0.address()));
@@ -114,6 +108,24 @@ impl Daemon {
         Ok(iommu)
     }
 
+    /// Attaches the ring IOMMU. No firmware table describes it; its driver recognises its PCI ID.
+    ///
+    /// # Errors
+    /// The IOMMU or its socket could not be created. The error names the path.
+    pub(super) fn attach_ring(
+        &mut self,
+        devices: &VfioUserDevices,
+        log: &Log,
+    ) -> Result<RingIommu, (PathBuf, io::Error)> {
+        let counters = self.add_counters(RIOMMU);
+        let iommu = RingIommu::new(&endpoints(devices), Arc::clone(&counters));
+        let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
+        self.machine.devices.push((IOMMU_SLOT, RIOMMU));
+        let function = RiommuFunction::new(iommu.clone());
+        self.listen_for(RIOMMU, function, counters, log)?;
+        Ok(iommu)
+    }
+
     /// Attaches a device behind the IOMMU. Without an IOMMU the device can access all of memory.
     ///
     /// # Errors
@@ -137,18 +149,25 @@ impl Daemon {
             );
             return self.listen_for(name, function, counters, log);
         };
+        let id = RequesterId::new(slot.address());
+        if let GuestIommu::Ring(iommu) = iommu {
+            let dma = iommu.endpoint(id, Arc::clone(&counters));
+            let addresses = DmaAddresses::Translated;
+            let function = VirtioPci::new(device, dma, addresses, Arc::clone(&counters));
+            return self.listen_for(name, function, counters, log);
+        }
         let dma = iommu
-            .add_endpoint(RequesterId::new(slot.address()))
+            .add_endpoint(id)
             .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
         let function = VirtioPci::new(device, dma, DmaAddresses::Translated, Arc::clone(&counters));
         self.listen_for(name, function, counters, log)
     }
 
     /// Listens on the device's socket and prepares the thread that serves it.
-    pub(super) fn listen_for<D: Device + Send + 'static, A: Dma + 'static>(
+    pub(super) fn listen_for<F: HandOverFunction + Send + 'static>(
         &mut self,
         name: &'static str,
-        function: VirtioPci<D, A>,
+        function: F,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
@@ -160,4 +179,16 @@ impl Daemon {
         let prepared = self.prepare(name, slot, counters, log);
         prepared.map_err(|error| (path, io::Error::other(error)))
     }
+}
+
+/// Returns the requester IDs of the selected devices.
+fn endpoints(devices: &VfioUserDevices) -> Vec<RequesterId> {
+    let all = [
+        (BLK.0, devices.disk.is_some()),
+        (NET.0, devices.net.is_some()),
+        (RNG.0, devices.entropy),
+    ];
+    let selected = all.iter().filter(|(_, selected)| *selected);
+    let ids = selected.map(|(slot, _)| RequesterId::new(slot.address()));
+    ids.collect()
 }

@@ -99,6 +99,8 @@ pub enum Iommu {
         /// For tests: a wrong reply.
         inject_reply: Option<InjectedReply>,
     },
+    /// The ring IOMMU, whose driver is a kernel module of this project.
+    Ring,
 }
 
 impl Iommu {
@@ -223,6 +225,8 @@ impl VfioUserDevices {
         let usual = GuestLimits::default();
         let is_pviommu = matches!(self.iommu, Iommu::Pviommu { .. });
         let has_iommu = self.iommu != Iommu::None;
+        let is_ring = self.iommu == Iommu::Ring;
+        let is_emulated = |disk: &Disk| disk.mode.is_emulated();
         let records_dmas = matches!(self.iommu, Iommu::Virtio { dmas: Some(_), .. });
         let is_sandboxed = |disk: &Disk| matches!(disk.mode, DiskMode::Sandbox(_));
         let sandboxed = self.disk.as_ref().is_some_and(is_sandboxed);
@@ -263,11 +267,19 @@ impl VfioUserDevices {
                 LOCK_NEEDS_PVIOMMU,
             ),
             (
-                is_pviommu
+                (is_pviommu || is_ring)
                     && (limits.mappings, limits.domains, limits.tables)
                         != (usual.mappings, usual.domains, usual.tables),
                 "--max-mappings, --max-domains and --max-tables limit the virtio-iommu: remove \
                 them, or choose --iommu virtio",
+            ),
+            (
+                is_ring && !self.disk.as_ref().is_none_or(is_emulated),
+                "--iommu riommu requires --disk mode=emulated",
+            ),
+            (
+                is_ring && injects(InjectedDma::Foreign),
+                "--inject-dma foreign requires --iommu virtio or --iommu pviommu",
             ),
         ];
         let broken = rules.into_iter().find(|(broken, _)| *broken);

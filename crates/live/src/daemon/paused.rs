@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::Log;
 use crate::counters::DeviceCounters;
-use crate::dma::Dma;
-use crate::handover::{HandOverBlocker, PauseHandle, SavedDevice, save, serve_device};
+use crate::handover::{
+    HandOverBlocker, HandOverFunction, PauseHandle, SavedDevice, save, serve_device,
+};
 use crate::server::{ClientSlot, ServeEvent, StopSignal};
-use crate::virtio::{Device, VirtioPci};
 
 /// A device whose thread is not started.
 pub(super) struct PausedDevice {
@@ -29,16 +29,16 @@ trait DynPausedDevice: Send {
     fn serve(self: Box<Self>) -> io::Result<()>;
 }
 
-struct PausedThread<D, A> {
+struct PausedThread<F> {
     name: &'static str,
-    slot: ClientSlot<VirtioPci<D, A>>,
+    slot: ClientSlot<F>,
     pause: PauseHandle,
     counters: Arc<DeviceCounters>,
     stop: StopSignal,
     log: Log,
 }
 
-impl<D: Device + Send, A: Dma> DynPausedDevice for PausedThread<D, A> {
+impl<F: HandOverFunction + Send> DynPausedDevice for PausedThread<F> {
     fn save(&self) -> Result<SavedDevice, HandOverBlocker> {
         save(&self.slot)
     }
@@ -57,9 +57,9 @@ impl<D: Device + Send, A: Dma> DynPausedDevice for PausedThread<D, A> {
 }
 
 impl PausedDevice {
-    pub(super) fn new<D: Device + Send + 'static, A: Dma + 'static>(
+    pub(super) fn new<F: HandOverFunction + Send + 'static>(
         name: &'static str,
-        slot: ClientSlot<VirtioPci<D, A>>,
+        slot: ClientSlot<F>,
         pause: PauseHandle,
         counters: Arc<DeviceCounters>,
         stop: StopSignal,

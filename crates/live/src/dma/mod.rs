@@ -1,6 +1,7 @@
 //! A device's access to the guest's memory.
 
 mod endpoint_memory;
+mod part_slices;
 mod recorded_view;
 
 use std::io;
@@ -9,6 +10,7 @@ use vm_memory::{GuestMemory, GuestMemoryMmap};
 
 pub use endpoint_memory::EndpointMemory;
 pub(crate) use endpoint_memory::FaultReporter;
+pub(crate) use part_slices::{Part, PartSlices};
 pub use recorded_view::RecordedView;
 
 /// A killed device process is stuck in the kernel and may still access the old guest memory.

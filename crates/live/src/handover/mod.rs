@@ -36,7 +36,7 @@ pub(crate) use destination::HandOverDestination;
 pub use destination::TakeOverStats;
 pub use error::TakeOverError;
 pub(crate) use pause::{PauseCommand, PauseHandle, PauseReply, PauseRequester};
-pub(crate) use serve_loop::{save, serve_device};
+pub(crate) use serve_loop::{HandOverFunction, save, serve_device};
 pub use source::HandOverTimeouts;
 pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
 pub use state::{SavedDevice, SavedDevices, VERSION};

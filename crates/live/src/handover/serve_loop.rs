@@ -6,16 +6,38 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::{PauseCommand, PauseHandle, PauseReply, SavedDevice, SessionState};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::riommu::RiommuFunction;
 use crate::saved_state::HandOverBlocker;
 use crate::server::{ClientSlot, PolledFunction, ServeEnd, ServeEvent, StopSignal};
-use crate::virtio::{Device, VirtioPci};
+use crate::virtio::{Device, DeviceState, FunctionState, VirtioPci};
+
+/// A function whose state another process can receive.
+pub(crate) trait HandOverFunction: PolledFunction {
+    /// Returns the registers and the device's own state.
+    ///
+    /// # Errors
+    /// [`HandOverBlocker`] if the device cannot be handed over.
+    fn saved(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker>;
+}
+
+impl<D: Device, A: Dma> HandOverFunction for VirtioPci<D, A> {
+    fn saved(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+        self.save()
+    }
+}
+
+impl HandOverFunction for RiommuFunction {
+    fn saved(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+        Err(HandOverBlocker::Unsupported("a ring IOMMU"))
+    }
+}
 
 /// Serves clients until `stop` is signalled or the device is released to another process.
 ///
 /// # Errors
 /// A listening or polling error.
-pub(crate) fn serve_device<D: Device, A: Dma>(
-    mut slot: ClientSlot<VirtioPci<D, A>>,
+pub(crate) fn serve_device<F: HandOverFunction>(
+    mut slot: ClientSlot<F>,
     pause: &PauseHandle,
     counters: &DeviceCounters,
     stop: &StopSignal,
@@ -67,8 +89,8 @@ pub(crate) fn serve_device<D: Device, A: Dma>(
 ///
 /// # Errors
 /// [`HandOverBlocker`] if the device cannot be handed over.
-pub(crate) fn save<D: Device, A: Dma>(
-    slot: &ClientSlot<VirtioPci<D, A>>,
+pub(crate) fn save<F: HandOverFunction>(
+    slot: &ClientSlot<F>,
 ) -> Result<SavedDevice, HandOverBlocker> {
     let connection = slot.conversation();
     if let Some(range) = connection.and_then(|connection| connection.session.ram().unmapping()) {
@@ -81,7 +103,7 @@ pub(crate) fn save<D: Device, A: Dma>(
     let function = function.ok_or(HandOverBlocker::Unsupported(
         "a device whose service has failed",
     ))?;
-    let (registers, own) = function.save()?;
+    let (registers, own) = function.saved()?;
     let session = connection.map(|connection| {
         let (bytes, fds, too_many_fds) = connection.inbox.part();
         let fds: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();

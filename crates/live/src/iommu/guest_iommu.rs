@@ -1,4 +1,4 @@
-//! The two kinds of IOMMU that a device can have.
+//! The kinds of IOMMU that a device can have.
 
 use std::io;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use crate::counters::DeviceCounters;
 use crate::dma::{EndpointMemory, FaultReporter};
 use crate::grants::Grants;
 use crate::pviommu::PvIommu;
+use crate::riommu::RingIommu;
 
 /// An IOMMU of the guest. Clones share it.
 #[derive(Clone, Debug)]
@@ -19,6 +20,9 @@ pub enum GuestIommu {
     Virtio(VirtioIommu),
     /// The para-virtual IOMMU.
     Para(PvIommu),
+    /// The ring IOMMU. Its devices are emulated, and access memory through
+    /// [`RingIommu::endpoint`].
+    Ring(RingIommu),
 }
 
 impl GuestIommu {
@@ -31,6 +35,7 @@ impl GuestIommu {
         match self {
             Self::Virtio(iommu) => iommu.add_endpoint(device),
             Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
+            Self::Ring(_) => Err(AddError::Ring(device)),
         }
     }
 
@@ -47,6 +52,7 @@ impl GuestIommu {
         match self {
             Self::Virtio(iommu) => iommu.assign(device, counters),
             Self::Para(iommu) => iommu.assigned(device, counters),
+            Self::Ring(_) => Err(io::Error::other(AddError::Ring(device))),
         }
     }
 
@@ -58,6 +64,7 @@ impl GuestIommu {
         match self {
             Self::Virtio(iommu) => iommu.add_reader(device),
             Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
+            Self::Ring(_) => Err(AddError::Ring(device)),
         }
     }
 
@@ -70,7 +77,7 @@ impl GuestIommu {
         match self {
             Self::Virtio(iommu) => iommu.set_sandboxed(device, grants),
             Self::Para(iommu) if iommu.set_sandboxed(device, grants) => {}
-            Self::Para(_) => return Err(AddError::Sandboxed(device)),
+            Self::Para(_) | Self::Ring(_) => return Err(AddError::Sandboxed(device)),
         }
         Ok(())
     }
@@ -84,6 +91,7 @@ impl GuestIommu {
         match self {
             Self::Virtio(iommu) => iommu.with_grants(device, with),
             Self::Para(iommu) => iommu.with_grants(device, with),
+            Self::Ring(_) => None,
         }
     }
 
@@ -92,6 +100,8 @@ impl GuestIommu {
         match self {
             Self::Virtio(iommu) => iommu.report_fault(fault),
             Self::Para(iommu) => iommu.report_fault(fault),
+            // The unit has written the fault to its queue.
+            Self::Ring(_) => {}
         }
     }
 }

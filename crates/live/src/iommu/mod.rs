@@ -76,6 +76,9 @@ pub enum AddError {
     /// This device cannot be sandboxed.
     #[error("device {0} cannot run in a sandbox process")]
     Sandboxed(RequesterId),
+    /// The device is not emulated, or would need a second reader.
+    #[error("device {0} cannot be behind a ring IOMMU: it has to be emulated")]
+    Ring(RequesterId),
 }
 
 impl std::fmt::Debug for VirtioIommu {

@@ -65,27 +65,50 @@ pub(crate) const WINDOW_DATA: usize = WINDOW + 16;
 
 impl ConfigSpace {
     pub(crate) fn new(identity: &Identity) -> Self {
+        let device = DEVICE_BASE.saturating_add(identity.device);
+        let mut space = Self::header(device, identity.class, layout::BAR_BYTES);
+        space.capabilities(identity);
+        space
+    }
+
+    /// Creates the space of a function without virtio's capabilities. It has one BAR of
+    /// `bar_bytes` bytes and one MSI-X vector, with table and pending bits at `msix` in the BAR.
+    pub(crate) fn plain(device: u16, class: [u8; 3], bar_bytes: u32, msix: [u32; 2]) -> Self {
+        let mut space = Self::header(device, class, bar_bytes);
+        space.set(0x34, &[low_byte(FIRST_CAPABILITY)]);
+        space.msix(FIRST_CAPABILITY, 0, 1, msix);
+        space
+    }
+
+    fn header(device: u16, class: [u8; 3], bar_bytes: u32) -> Self {
         let mut space = Self {
             bytes: [0; CONFIG_BYTES],
             writable: [0; CONFIG_BYTES],
         };
         space.set(0x00, &VENDOR_VIRTIO.to_le_bytes());
-        space.set(
-            0x02,
-            &DEVICE_BASE.saturating_add(identity.device).to_le_bytes(),
-        );
+        space.set(0x02, &device.to_le_bytes());
         space.set(0x06, &STATUS_CAPABILITIES.to_le_bytes());
         // A revision of 1 or higher: not a transitional device.
         space.set(0x08, &[1]);
-        let [class, subclass, interface] = identity.class;
+        let [class, subclass, interface] = class;
         space.set(0x09, &[interface, subclass, class]);
         space.set(0x2c, &VENDOR_VIRTIO.to_le_bytes());
         space.set(0x2e, &DEVICE_BASE.to_le_bytes());
         space.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        space.allow(BAR0, &(!(layout::BAR_BYTES - 1)).to_le_bytes());
+        space.allow(BAR0, &(!(bar_bytes - 1)).to_le_bytes());
         space.allow(INTERRUPT_LINE, &[0xff]);
-        space.capabilities(identity);
         space
+    }
+
+    /// Writes an MSI-X capability at `at`.
+    fn msix(&mut self, at: usize, next: usize, vectors: u16, [table, pending]: [u32; 2]) {
+        let bar = u32::from(layout::BAR);
+        self.set(at, &[CAP_MSIX, low_byte(next)]);
+        self.set(at + 2, &vectors.saturating_sub(1).to_le_bytes());
+        // MSI-X Enable and Function Mask.
+        self.allow(at + 2, &0xc000u16.to_le_bytes());
+        self.set(at + 4, &(table | bar).to_le_bytes());
+        self.set(at + 8, &(pending | bar).to_le_bytes());
     }
 
     fn capabilities(&mut self, identity: &Identity) {
@@ -95,13 +118,8 @@ impl ConfigSpace {
         let notify = common + 16;
         let isr = notify + 20;
         let device = isr + 16;
-        let bar = u32::from(layout::BAR);
-        self.set(msix, &[CAP_MSIX, low_byte(common)]);
-        self.set(msix + 2, &identity.vectors.saturating_sub(1).to_le_bytes());
-        // MSI-X Enable and Function Mask.
-        self.allow(msix + 2, &0xc000u16.to_le_bytes());
-        self.set(msix + 4, &(layout::MSIX_TABLE | bar).to_le_bytes());
-        self.set(msix + 8, &(layout::MSIX_PBA | bar).to_le_bytes());
+        let tables = [layout::MSIX_TABLE, layout::MSIX_PBA];
+        self.msix(msix, common, identity.vectors, tables);
         let parts = [
             (
                 common,

@@ -73,6 +73,8 @@ impl QemuIommu {
 pub const IOMMU: &str = "iommu";
 /// Name of the para-virtual IOMMU's socket.
 pub const PVIOMMU: &str = "pviommu";
+/// Name of the ring IOMMU's socket.
+pub const RIOMMU: &str = "riommu";
 
 impl QemuArgs {
     /// Returns the path of the socket of the device `name`.

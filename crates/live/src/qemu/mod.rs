@@ -3,4 +3,4 @@
 mod args;
 mod viot;
 
-pub use args::{COUNTED_WORDS, IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu};
+pub use args::{COUNTED_WORDS, IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu, RIOMMU};

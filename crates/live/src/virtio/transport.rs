@@ -278,26 +278,6 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
             _ => {}
         }
     }
-
-    /// Returns `offset` as a register offset if the access lies inside the region.
-    fn register_offset(
-        &self,
-        region: u32,
-        offset: u64,
-        bytes: usize,
-    ) -> Result<u32, FunctionError> {
-        let outside = FunctionError::OutsideRegion {
-            region,
-            offset,
-            bytes,
-        };
-        let size = self.region(region).bytes;
-        let length = u64::try_from(bytes).map_err(|_| outside)?;
-        match offset.checked_add(length) {
-            Some(end) if end <= size => u32::try_from(offset).map_err(|_| outside),
-            _ => Err(outside),
-        }
-    }
 }
 
 impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
@@ -319,7 +299,7 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
-        let offset = self.register_offset(region, offset, data.len())?;
+        let offset = self.region(region).check(region, offset, data.len())?;
         if region != CONFIG_REGION {
             self.read_bar(offset, data);
             return Ok(());
@@ -341,7 +321,7 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     }
 
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
-        let offset = self.register_offset(region, offset, data.len())?;
+        let offset = self.region(region).check(region, offset, data.len())?;
         if region != CONFIG_REGION {
             self.write_bar(offset, data);
             return Ok(());

@@ -14,6 +14,7 @@ use crate::args::{Cli, Command};
 struct Switches {
     untranslated: bool,
     paravirtual: bool,
+    ring: bool,
     vhost_user: Option<QemuIommu>,
     disk: bool,
     read_only: bool,
@@ -36,13 +37,17 @@ impl Switches {
     fn is_valid(&self) -> bool {
         let foreign = self.vhost_user.is_some();
         let own = !self.untranslated && !foreign;
-        let virtio = own && !self.paravirtual;
+        let virtio = own && !self.paravirtual && !self.ring;
         let injected = |class| self.inject_dma.contains(&class);
         let memory = self.memory_file || self.locked != Locked::Nothing;
         let refused = [
             foreign && self.untranslated,
             foreign && self.paravirtual,
             self.untranslated && self.paravirtual,
+            self.ring && (foreign || self.untranslated || self.paravirtual),
+            self.ring && (self.sandbox || self.assigned),
+            self.ring && injected(InjectedDma::Foreign),
+            self.ring && !self.usual_limits,
             foreign && (self.entropy || self.net),
             foreign && !self.disk,
             self.requests && !virtio,
@@ -70,12 +75,14 @@ impl Switches {
 
     /// Returns the switches in the form of the command line. `None` if that cannot express them.
     fn arguments(&self, base: &DeviceArgs) -> Option<DeviceArgs> {
-        let iommu = match (self.untranslated, self.paravirtual, self.vhost_user) {
-            (false, false, None) => IommuKind::Virtio,
-            (false, true, None) => IommuKind::Pviommu,
-            (true, false, None) => IommuKind::None,
-            (false, false, Some(QemuIommu::Intel)) => IommuKind::QemuIntel,
-            (false, false, Some(QemuIommu::Virtio)) => IommuKind::QemuVirtio,
+        let own = [self.untranslated, self.paravirtual, self.ring];
+        let iommu = match (own, self.vhost_user) {
+            ([false, false, false], None) => IommuKind::Virtio,
+            ([false, true, false], None) => IommuKind::Pviommu,
+            ([false, false, true], None) => IommuKind::Riommu,
+            ([true, false, false], None) => IommuKind::None,
+            ([false, false, false], Some(QemuIommu::Intel)) => IommuKind::QemuIntel,
+            ([false, false, false], Some(QemuIommu::Virtio)) => IommuKind::QemuVirtio,
             _ => return None,
         };
         let mode = match (self.sandbox, self.assigned) {
@@ -119,6 +126,7 @@ impl Switches {
         let none = Self {
             untranslated: false,
             paravirtual: false,
+            ring: false,
             vhost_user: None,
             disk: false,
             read_only: false,
@@ -147,7 +155,7 @@ impl Switches {
                 let disk = devices.disk.as_ref();
                 let mode = disk.map(|disk| &disk.mode);
                 let (records, host_page_pool, inject_reply) = match &devices.iommu {
-                    Iommu::None => ([false; 2], false, false),
+                    Iommu::None | Iommu::Ring => ([false; 2], false, false),
                     Iommu::Virtio { requests, dmas } => {
                         ([requests.is_some(), dmas.is_some()], false, false)
                     }
@@ -164,6 +172,7 @@ impl Switches {
                 Self {
                     untranslated: devices.iommu == Iommu::None,
                     paravirtual: matches!(devices.iommu, Iommu::Pviommu { .. }),
+                    ring: devices.iommu == Iommu::Ring,
                     disk: disk.is_some_and(|disk| disk.path == Path::new("disk.img")),
                     read_only: disk.is_some_and(|disk| disk.read_only),
                     sandbox: matches!(mode, Some(DiskMode::Sandbox(_))),
@@ -199,7 +208,7 @@ impl Digits {
     }
 }
 
-const COMBINATIONS: usize = 3 * 5 * 3 * (1 << 14);
+const COMBINATIONS: usize = 3 * 5 * 3 * (1 << 15);
 
 fn combination(number: usize) -> Switches {
     let mut digits = Digits(number);
@@ -217,6 +226,7 @@ fn combination(number: usize) -> Switches {
         locked: [Locked::Nothing, Locked::Mapped, Locked::All][digits.next(3)],
         untranslated: digits.switch(),
         paravirtual: digits.switch(),
+        ring: digits.switch(),
         disk: digits.switch(),
         read_only: digits.switch(),
         sandbox: digits.switch(),

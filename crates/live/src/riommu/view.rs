@@ -1,0 +1,185 @@
+//! Guest memory as a device behind the ring IOMMU sees it.
+//!
+//! An access holds the IOMMU's lock from the first translation to the last byte. It therefore uses
+//! no translation after that translation's invalidation has completed.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use ringfence_hw::RingStats;
+use ringfence_pviommu::wire::PAGE_BYTES;
+use ringfence_riommu_device::RiommuDevice;
+use ringfence_types::{Access, Fault, FaultReason, Iova, PhysRange, RequesterId};
+use vm_memory::bitmap::BS;
+use vm_memory::guest_memory::GuestMemorySliceIterator;
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
+    GuestMemoryRegion, GuestMemoryResult, Permissions,
+};
+
+use super::memory::GuestWords;
+use super::{Model, RingIommu};
+use crate::counters::DeviceCounters;
+use crate::dma::{Dma, MemoryInUse, Part, PartSlices};
+
+/// Memory view of a device behind the ring IOMMU.
+#[derive(Debug)]
+pub struct RingDma {
+    iommu: RingIommu,
+    device: RequesterId,
+    counters: Arc<DeviceCounters>,
+}
+
+impl RingDma {
+    pub(super) fn new(
+        iommu: RingIommu,
+        device: RequesterId,
+        counters: Arc<DeviceCounters>,
+    ) -> Self {
+        Self {
+            iommu,
+            device,
+            counters,
+        }
+    }
+
+    /// Adds the unit's work since `before`.
+    fn count(&self, before: &RingStats, now: &RingStats) {
+        let more = |count: fn(&RingStats) -> u64| count(now).wrapping_sub(count(before));
+        let hits = more(|stats| stats.hits).wrapping_add(more(|stats| stats.prefetch_hits));
+        let walks = more(|stats| stats.misses).wrapping_add(more(|stats| stats.slot_walks));
+        self.counters.unit_hits.add(hits);
+        self.counters.unit_walks.add(walks);
+    }
+}
+
+impl Dma for RingDma {
+    type View<'a> = RingView<'a>;
+
+    fn with<R>(&mut self, access: impl FnOnce(&RingView<'_>) -> R) -> R {
+        let mut model = self.iommu.model();
+        let Model {
+            device: iommu,
+            guest,
+            is_master,
+        } = &mut *model;
+        let before = *iommu.unit().stats();
+        let view = RingView {
+            iommu: is_master.then_some(RefCell::new(&mut *iommu)),
+            guest,
+            device: self.device,
+            fault: Cell::new(None),
+        };
+        let result = access(&view);
+        let fault = view.fault.take();
+        self.count(&before, iommu.unit().stats());
+        let due = iommu.take_interrupt();
+        drop(model);
+        if fault.is_some() {
+            self.iommu.shared.counters.faults.add(1);
+        }
+        if due {
+            self.iommu.wake();
+        }
+        result
+    }
+
+    /// Does nothing: the client of the IOMMU shares the guest's memory.
+    fn set_memory(&mut self, _memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
+        Ok(())
+    }
+}
+
+/// Memory that a device can access while it holds the IOMMU's lock.
+#[derive(Debug)]
+pub struct RingView<'a> {
+    /// `None` while the IOMMU may not read its tables.
+    iommu: Option<RefCell<&'a mut RiommuDevice>>,
+    guest: &'a GuestMemoryMmap,
+    device: RequesterId,
+    /// First fault of the access.
+    fault: Cell<Option<Fault>>,
+}
+
+impl RingView<'_> {
+    /// Translates `count` bytes at `addr`. Fails unless the device may access all of them.
+    fn parts(
+        &self,
+        addr: GuestAddress,
+        count: usize,
+        wanted: Permissions,
+    ) -> Result<Vec<Part>, GuestMemoryError> {
+        let accesses: &[Access] = match wanted {
+            Permissions::Read => &[Access::Read],
+            Permissions::Write => &[Access::Write],
+            Permissions::ReadWrite => &[Access::Write, Access::Read],
+            Permissions::No => &[],
+        };
+        let mut parts = Vec::new();
+        // An access of zero bytes needs no translation. An access without a direction fails.
+        if count == 0 {
+            return Ok(parts);
+        }
+        let nowhere = || GuestMemoryError::InvalidGuestAddress(addr);
+        if accesses.is_empty() {
+            return Err(nowhere());
+        }
+        for access in accesses {
+            let range = self.translated(Iova::new(addr.0), count as u64, *access);
+            parts = pages(range.map_err(|fault| {
+                if self.fault.get().is_none() {
+                    self.fault.set(Some(fault));
+                }
+                nowhere()
+            })?);
+        }
+        Ok(parts)
+    }
+
+    fn translated(&self, iova: Iova, bytes: u64, access: Access) -> Result<PhysRange, Fault> {
+        let Some(iommu) = &self.iommu else {
+            return Err(Fault {
+                device: self.device,
+                iova,
+                access,
+                reason: FaultReason::Blocked,
+            });
+        };
+        let memory = GuestWords(self.guest);
+        let mut iommu = iommu.borrow_mut();
+        iommu.translate(&memory, self.device, iova, bytes, access)
+    }
+}
+
+/// Splits a range at page boundaries, because a range of pages may lie in several mappings.
+fn pages(range: PhysRange) -> Vec<Part> {
+    let (mut at, mut left) = (range.start(), range.bytes());
+    let mut parts = Vec::new();
+    while left > 0 {
+        let bytes = left.min(PAGE_BYTES - at.offset_in(PAGE_BYTES));
+        parts.push((GuestAddress(at.get()), bytes as usize));
+        at = at.wrapping_add(bytes);
+        left -= bytes;
+    }
+    parts
+}
+
+impl GuestMemory for RingView<'_> {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = <<GuestMemoryMmap as GuestMemoryBackend>::R as GuestMemoryRegion>::B;
+
+    fn check_range(&self, addr: GuestAddress, count: usize, access: Permissions) -> bool {
+        let slices = self.get_slices(addr, count, access);
+        slices.is_ok_and(|mut slices| slices.all(|slice| slice.is_ok()))
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
+        let parts = self.parts(addr, count, access)?;
+        Ok(PartSlices::new(self.guest, parts))
+    }
+}

@@ -22,6 +22,7 @@
 #define IS_ENABLED(option) (option)
 
 typedef uint8_t u8;
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
 typedef int64_t s64;

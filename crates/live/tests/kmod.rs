@@ -2,7 +2,7 @@
 //! and its cache (`kmod/tests/cache.c`). They run its queue and operations against a host that
 //! answers late, never, or with a refusal (`kmod/tests/frontend.c` and `host.c`). They also run its
 //! event queue (`kmod/tests/events.c`). They load it without parameters and unload it
-//! (`kmod/tests/load.c`).
+//! (`kmod/tests/load.c`). The ring IOMMU's driver has vectors too (`kmod/tests/riommu_vectors.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,6 +59,24 @@ fn module_agrees_with_the_vectors() {
     for (count, least) in counts.iter().zip([110, 40, 10, 25, 7, 16]) {
         assert!(*count >= least, "{text}");
     }
+}
+
+#[test]
+fn ring_driver_agrees_with_the_encodings() {
+    let vectors = repository().join("crates/riommu-device/vectors/encodings.txt");
+    let output = built(
+        "riommu_vectors",
+        |_| (),
+        |program| {
+            program.arg(&vectors);
+        },
+    );
+    let text = checked_output(&output);
+    let count = text
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok());
+    assert!(count.is_some_and(|count: u32| count >= 25), "{text}");
 }
 
 /// Creates an empty file for each kernel header that the module includes; `kmod/tests/kernel.h` has
@@ -131,4 +149,10 @@ fn the_modules_cache_keeps_its_limit_and_its_addresses() {
 #[test]
 fn the_module_loads_without_a_cache_and_unloads() {
     with_a_host("load");
+}
+
+/// The ring driver clears a slot before its invalidation, waits, and only then uses it again.
+#[test]
+fn slots_are_used_again_after_their_invalidation() {
+    with_a_host("riommu_ring");
 }

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stopped accesses. A device can cause any number. The IOMMU interrupts once until the driver has
+ * written FQ_HEAD, and the work item does that at most every RIO_FAULTS_PAUSE_MS. It logs at most
+ * 10 faults in 5 seconds.
+ */
+#include <linux/gfp.h>
+
+#include "riommu.h"
+
+#define RIO_FAULT_SHIFT		6
+#define RIO_FAULTS_PAUSE_MS	10
+
+static const char *rio_reason(u8 reason)
+{
+	switch (reason) {
+	case 1:
+		return "blocked";
+	case 7:
+		return "the device has no such ring";
+	case 8:
+		return "the ring has no such slot";
+	case 9:
+		return "nothing is mapped there";
+	case 10:
+	case 11:
+		return "not in this direction";
+	case 12:
+		return "outside the buffer";
+	default:
+		return "invalid table or access";
+	}
+}
+
+static void rio_log(struct rio *rio, const struct rio_entry *entry)
+{
+	u64 second = le64_to_cpu(READ_ONCE(entry->second));
+	u16 device = rio_fault_device(second);
+
+	dev_err_ratelimited(&rio->pdev->dev, "%04x:%02x:%02x.%x was stopped: %s at %#llx, %s\n",
+			    pci_domain_nr(rio->pdev->bus), device >> 8, device >> 3 & 0x1f,
+			    device & 7, rio_fault_is_write(second) ? "a write" : "a read",
+			    le64_to_cpu(READ_ONCE(entry->first)),
+			    rio_reason(rio_fault_reason(second)));
+}
+
+void rio_faults_work(struct work_struct *work)
+{
+	struct rio *rio = container_of(to_delayed_work(work), struct rio, fault_work);
+	u32 tail = readl(rio->regs + RIO_REG_FQ_TAIL);
+	u32 unread = min(tail - rio->fault_head, rio->fault_entries);
+
+	while (unread--) {
+		rio_log(rio, &rio->fault_queue[rio->fault_head % rio->fault_entries]);
+		rio->fault_head++;
+		rio->faults++;
+	}
+	writel(RIO_STS_ALL, rio->regs + RIO_REG_STS);
+	/* If faults came since, the IOMMU interrupts again. */
+	writel(rio->fault_head, rio->regs + RIO_REG_FQ_HEAD);
+}
+
+irqreturn_t rio_faults_interrupt(int irq, void *data)
+{
+	struct rio *rio = data;
+
+	schedule_delayed_work(&rio->fault_work, msecs_to_jiffies(RIO_FAULTS_PAUSE_MS));
+	return IRQ_HANDLED;
+}
+
+int rio_faults_init(struct rio *rio)
+{
+	u64 cap = readq(rio->regs + RIO_REG_CAP);
+	u32 shift = min_t(u32, RIO_FAULT_SHIFT, RIO_CAP_QUEUE(cap));
+
+	rio->fault_entries = 1U << shift;
+	rio->fault_queue = (struct rio_entry *)get_zeroed_page(GFP_KERNEL);
+	if (!rio->fault_queue)
+		return -ENOMEM;
+	writeq(virt_to_phys(rio->fault_queue) | shift, rio->regs + RIO_REG_FQ);
+	return 0;
+}
+
+/* Call this when the IOMMU no longer records faults, and its interrupt is freed. */
+void rio_faults_free(struct rio *rio)
+{
+	cancel_delayed_work_sync(&rio->fault_work);
+	free_page((unsigned long)rio->fault_queue);
+}

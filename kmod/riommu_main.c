@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The PCI driver. A probe of a ring IOMMU installs our dma_map_ops on the PCI devices behind it.
+ * Its removal unbinds their drivers.
+ */
+#include <linux/debugfs.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/slab.h>
+#include <linux/suspend.h>
+
+#include "riommu.h"
+
+unsigned int rio_slots = 4096;
+module_param_named(slots, rio_slots, uint, 0444);
+MODULE_PARM_DESC(slots, "slots of each ring, 1 to 262143 (default: 4096)");
+
+struct dentry *rio_debugfs;
+
+static int rio_check(struct rio *rio)
+{
+	struct device *dev = &rio->pdev->dev;
+
+	if (readl(rio->regs + RIO_REG_ID) != RIO_ID ||
+	    RIO_MAJOR(readl(rio->regs + RIO_REG_VERSION)) != 1) {
+		dev_err(dev, "not a ring IOMMU of version 1\n");
+		return -ENODEV;
+	}
+	rio->device_count = RIO_CAP_DEVICES(readq(rio->regs + RIO_REG_CAP));
+	if (rio->device_count > RIO_DEVICES_MAX) {
+		dev_err(dev, "it has too many devices: %u\n", rio->device_count);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+/* The host may change the list during the read, so the copy is checked. */
+static int rio_read_devices(struct rio *rio)
+{
+	u32 i;
+
+	rio->devices = kcalloc(rio->device_count, sizeof(*rio->devices), GFP_KERNEL);
+	if (!rio->devices)
+		return -ENOMEM;
+	for (i = 0; i < rio->device_count; i++) {
+		rio->devices[i] = readl(rio->regs + RIO_REG_DEV + 4 * i);
+		if (i && rio->devices[i] <= rio->devices[i - 1]) {
+			dev_err(&rio->pdev->dev, "its devices are not in ascending order\n");
+			return -EINVAL;
+		}
+	}
+	return 0;
+}
+
+static int rio_request_interrupt(struct rio *rio)
+{
+	int err = pci_alloc_irq_vectors(rio->pdev, 1, 1, PCI_IRQ_MSIX);
+
+	if (err < 0)
+		return err;
+	return pci_request_irq(rio->pdev, 0, rio_faults_interrupt, NULL, rio, "riommu");
+}
+
+/*
+ * A resume resets the IOMMU, which then blocks all devices, and the drivers would not map again.
+ * Suspend therefore fails, before any device is suspended.
+ */
+static int rio_pm_event(struct notifier_block *block, unsigned long event, void *data)
+{
+	struct rio *rio = container_of(block, struct rio, sleep);
+
+	if (event != PM_SUSPEND_PREPARE && event != PM_HIBERNATION_PREPARE)
+		return NOTIFY_DONE;
+	dev_err(&rio->pdev->dev, "the devices behind it cannot be suspended\n");
+	return notifier_from_errno(-EOPNOTSUPP);
+}
+
+/* Stops translation: on return, the IOMMU reads no table and the devices reach nothing. */
+static void rio_stop(struct rio *rio)
+{
+	writel(0, rio->regs + RIO_REG_CTRL);
+	readl(rio->regs + RIO_REG_STS);
+	pci_clear_master(rio->pdev);
+}
+
+static void rio_release(struct rio *rio)
+{
+	rio_stop(rio);
+	rio_faults_free(rio);
+	rio_bind_free(rio);
+	rio_tables_free(rio);
+	kfree(rio->devices);
+	kfree(rio);
+}
+
+static int rio_start(struct rio *rio)
+{
+	int err = rio_tables_init(rio) ?: rio_faults_init(rio);
+
+	if (err)
+		return err;
+	pci_set_master(rio->pdev);
+	err = rio_request_interrupt(rio);
+	if (err)
+		return err;
+	writeq(virt_to_phys(rio->root), rio->regs + RIO_REG_ROOT);
+	writel(RIO_CTRL_TRANSLATE | RIO_CTRL_FAULTS | RIO_CTRL_INTERRUPT,
+	       rio->regs + RIO_REG_CTRL);
+	return 0;
+}
+
+static void rio_free_interrupt(struct rio *rio)
+{
+	pci_free_irq(rio->pdev, 0, rio);
+	pci_free_irq_vectors(rio->pdev);
+}
+
+static int rio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	struct rio *rio;
+	int err;
+
+	err = pcim_enable_device(pdev);
+	if (err)
+		return err;
+	rio = kzalloc(sizeof(*rio), GFP_KERNEL);
+	if (!rio)
+		return -ENOMEM;
+	rio->pdev = pdev;
+	mutex_init(&rio->mutex);
+	INIT_LIST_HEAD(&rio->endpoints);
+	INIT_DELAYED_WORK(&rio->fault_work, rio_faults_work);
+	rio->regs = pcim_iomap(pdev, 0, 0);
+	if (!rio->regs) {
+		kfree(rio);
+		return -ENOMEM;
+	}
+	err = rio_check(rio) ?: rio_read_devices(rio);
+	if (err) {
+		kfree(rio->devices);
+		kfree(rio);
+		return err;
+	}
+	pci_set_drvdata(pdev, rio);
+	err = rio_start(rio);
+	if (err)
+		goto release;
+	rio_debugfs_add(rio);
+	rio->sleep.notifier_call = rio_pm_event;
+	err = register_pm_notifier(&rio->sleep);
+	if (err)
+		goto remove_files;
+	err = rio_bind_start(rio);
+	if (!err)
+		return 0;
+
+	unregister_pm_notifier(&rio->sleep);
+remove_files:
+	debugfs_remove_recursive(rio->debugfs);
+	rio_free_interrupt(rio);
+release:
+	rio_release(rio);
+	return err;
+}
+
+static void rio_remove(struct pci_dev *pdev)
+{
+	struct rio *rio = pci_get_drvdata(pdev);
+
+	rio_bind_stop(rio);
+	unregister_pm_notifier(&rio->sleep);
+	debugfs_remove_recursive(rio->debugfs);
+	rio_stop(rio);
+	rio_free_interrupt(rio);
+	rio_release(rio);
+}
+
+static const struct pci_device_id rio_ids[] = {
+	{ PCI_DEVICE(RIO_VENDOR, RIO_DEVICE) },
+	{ 0 },
+};
+MODULE_DEVICE_TABLE(pci, rio_ids);
+
+static struct pci_driver rio_driver = {
+	.name = "riommu",
+	.id_table = rio_ids,
+	.probe = rio_probe,
+	.remove = rio_remove,
+};
+
+static int __init rio_init(void)
+{
+	int err;
+
+	if (!rio_slots || rio_slots > RIO_SLOTS_MAX) {
+		pr_err("riommu: slots must be 1 to %u\n", RIO_SLOTS_MAX);
+		return -EINVAL;
+	}
+	rio_debugfs = debugfs_create_dir("riommu", NULL);
+	err = pci_register_driver(&rio_driver);
+	if (err)
+		debugfs_remove_recursive(rio_debugfs);
+	return err;
+}
+
+static void __exit rio_exit(void)
+{
+	pci_unregister_driver(&rio_driver);
+	debugfs_remove_recursive(rio_debugfs);
+}
+
+module_init(rio_init);
+module_exit(rio_exit);
+MODULE_DESCRIPTION("Driver of Ringfence's ring IOMMU");
+MODULE_LICENSE("GPL");

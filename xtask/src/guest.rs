@@ -13,6 +13,7 @@ const RECORD: &str = "tests/guest/record.sh";
 const FETCH: &str = "tests/guest/fetch.sh";
 const LIVE: &str = "tests/guest/live.sh";
 const PVIOMMU: &str = "tests/guest/pviommu.sh";
+const RIOMMU: &str = "tests/guest/riommu.sh";
 const CALIBRATE: &str = "tests/guest/calibrate.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
 const SOAK: &str = "tests/guest/soak.sh";
@@ -67,6 +68,11 @@ pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, PVIOMMU, &[])
 }
 
+/// Like [`live`], behind the ring IOMMU.
+pub(crate) fn riommu(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, RIOMMU, &[])
+}
+
 /// Measures the guests' IOMMUs with `ringfence calibrate --host`.
 pub(crate) fn calibrate(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, CALIBRATE, &[])
@@ -106,6 +112,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
         live(repo)?;
         pviommu(repo)?;
+        riommu(repo)?;
         calibrate(repo)?;
         handover(repo, HANDOVERS)?;
         return Ok(true);

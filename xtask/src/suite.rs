@@ -63,6 +63,7 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("documents that run", console::run).beside(Priority::Normal),
         Step::new("guests", guest::live).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
+        Step::new("guests behind the ring IOMMU", guest::riommu),
         Step::new("guests that measure their IOMMU", guest::calibrate),
         // Its processes wait for each other for a limited time.
         Step::new("guests with hand-over of devices", |repo| {

@@ -139,7 +139,8 @@ impl DeviceTlbUnit {
             permissions,
         };
         let frames = MachineFrames(bench.machine());
-        self.table(device)?.map(&*self.memory, &frames, request)?;
+        let mapped = self.table(device)?.map(&*self.memory, &frames, request);
+        mapped.map_err(LabError::Static)?;
         Ok(())
     }
 

@@ -259,8 +259,8 @@ pub(super) fn with_costs_of_sizes<T>(
     with_costs_of(costs.iter().map(|of| (subject(of.0), of.1)), run)
 }
 
-/// Allocations, allocations from the lists, frees, and the sum of the lists' lengths after each call,
-/// of each run. The lists hold at most `size` freed ranges, and `batch` unmaps free together
+/// Allocations, allocations from the lists, frees, and the sum of the lists' lengths after each
+/// call, of each run. The lists hold at most `size` freed ranges, and `batch` unmaps free together
 /// (EIOVAR section 6).
 #[cfg(test)]
 pub(super) fn counted_by_hand(

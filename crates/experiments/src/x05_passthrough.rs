@@ -210,7 +210,7 @@ fn misses(setting: &Setting, runs: &[Run], size: PageSize) -> Result<u64, LabErr
     let memory = (end + 1).next_multiple_of(large);
     let memory = PhysRange::new(PhysAddr::ZERO, memory);
     let memory = memory.ok_or(LabError::Internal("memory of the buffers"))?;
-    StaticTable::fill(&table, &machine, &[memory])?;
+    StaticTable::fill(&table, &machine, &[memory]).map_err(LabError::Static)?;
     machine.attach(NIC, domain, ContextTarget::Table(table.root()))?;
     let mut live = HashMap::new();
     let mut before = 0;

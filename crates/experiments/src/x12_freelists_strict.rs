@@ -303,8 +303,8 @@ mod tests {
         );
     }
 
-    /// The rows of each port are those of lists by hand: two of a single entry, and one of unbounded
-    /// lists, each beside its own printed number.
+    /// The rows of each port are those of lists by hand: two of a single entry, and one of
+    /// unbounded lists, each beside its own printed number.
     #[test]
     fn rows_of_each_port_have_the_counts_of_their_own_lists() {
         let setting = Setting {

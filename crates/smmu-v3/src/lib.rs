@@ -22,7 +22,8 @@
 //!     let found = Capabilities::read(&registers).ok_or(UnitError::Absent)?;
 //!     let bits = found.stream_id_bits.min(16);
 //!     let bytes = found.stream_table_bytes(bits, frames.frame_size());
-//!     let stream_table = PhysRange::new(region.start(), bytes).ok_or(UnitError::StreamTable { bytes })?;
+//!     let stream_table = PhysRange::new(region.start(), bytes);
+//!     let stream_table = stream_table.ok_or(UnitError::StreamTable { bytes })?;
 //!     let options = Options::new(stream_table, bits);
 //!     let mut unit = Unit::new(registers, memory.clone(), frames, &options)?;
 //!     let domain = DomainId::new(1);

@@ -26,7 +26,7 @@ use crate::virtio::{Device, DmaAddresses, VirtioPci};
 pub(super) struct RecordPaths<'a> {
     /// Requests of the driver.
     pub(super) requests: Option<&'a Path>,
-    /// Maps, unmaps and accesses.
+    /// DMAs of the devices, between maps and unmaps.
     pub(super) dmas: Option<&'a Path>,
 }
 

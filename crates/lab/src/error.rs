@@ -25,6 +25,9 @@ pub enum LabError {
     /// The rings of a device could not be laid out in memory.
     #[error(transparent)]
     Rings(#[from] RingError),
+    /// A table could not map a buffer.
+    #[error(transparent)]
+    Map(#[from] MapError),
     /// The static table could not be filled.
     #[error("cannot map all memory: {0}")]
     Static(#[source] MapError),

@@ -2,6 +2,7 @@
 //! every access.
 
 mod accesses;
+mod batch;
 mod changes;
 mod judge;
 
@@ -16,10 +17,12 @@ use ringfence_types::{
     DomainId, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
+use self::batch::Batch;
 use crate::buffers::Buffers;
 use crate::family::Family;
 use crate::machine::Machine;
 use crate::oracle::{Granted, Mapping};
+use crate::qtest::Qtest;
 use crate::ram::GuestRam;
 use crate::random::Random;
 use crate::read_device::ReadDevice;
@@ -93,11 +96,13 @@ pub fn drive<F: Family>(
     options: &Options,
 ) -> anyhow::Result<Report> {
     let begin = Instant::now();
+    let before = machine.qtest().round_trips();
     let mut driver = Driver::new(machine, unit, options)?;
     while driver.report.accesses < options.accesses {
         driver.step()?;
     }
     let mut report = driver.finish()?;
+    report.round_trips = machine.qtest().round_trips() - before;
     report.elapsed = begin.elapsed();
     Ok(report)
 }
@@ -129,6 +134,7 @@ struct Domain<T> {
 
 struct Driver<'m, F: Family> {
     options: &'m Options,
+    qtest: Rc<Qtest>,
     ram: Rc<GuestRam>,
     buffer_region: PhysRange,
     frames: &'m Frames<Rc<GuestRam>>,
@@ -142,6 +148,7 @@ struct Driver<'m, F: Family> {
     bases: Vec<Pfn>,
     /// Permissions that the format can express.
     permissions: Vec<Permissions>,
+    batch: Batch,
     report: Report,
 }
 
@@ -153,6 +160,7 @@ impl<'m, F: Family> Driver<'m, F> {
         let permissions = permissions(&unit.format());
         let mut driver = Self {
             options,
+            qtest: machine.qtest(),
             ram: machine.ram(),
             buffer_region: machine.buffers(),
             frames: machine.frames(),
@@ -166,6 +174,7 @@ impl<'m, F: Family> Driver<'m, F> {
                 .collect(),
             bases,
             permissions,
+            batch: Batch::default(),
             report: Report::default(),
         };
         for number in 1..=DOMAINS {
@@ -219,6 +228,7 @@ impl<'m, F: Family> Driver<'m, F> {
 
     /// Removes everything, and looks for bytes that landed where no access may.
     fn finish(mut self) -> anyhow::Result<Report> {
+        self.judge_batch()?;
         for device in 0..self.devices.len() {
             self.detach(device)?;
         }

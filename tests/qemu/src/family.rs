@@ -12,7 +12,7 @@ use ringfence_types::{
     Ticket,
 };
 
-use crate::qtest::RegisterRead;
+use crate::qtest::{Commands, RegisterRead};
 
 /// A unit under test.
 pub trait Family: Invalidator {
@@ -96,9 +96,23 @@ pub trait Family: Invalidator {
         64
     }
 
-    /// Returns the reads that [`next_fault`](Self::next_fault) will make if there is one record.
+    /// Returns the reads that [`next_fault`](Self::next_fault) makes until it returns no record.
     /// They share a round trip with the access. The default: none, which is slower.
     fn fault_registers(&self) -> Vec<RegisterRead> {
+        Vec::new()
+    }
+
+    /// Returns true if one message may contain several accesses that are stopped: the [registers of
+    /// faults](Self::fault_registers), read after each, tell which records belong to it. The
+    /// driver's writes until it has seen these records do not change them.
+    fn queues_faults(&self) -> bool {
+        false
+    }
+
+    /// Adds commands that remove the record of one access before another access follows in the same
+    /// message, for units without a queue of records. Returns reads that the driver makes when it
+    /// has removed the record itself. The driver alone removes the last record of each message.
+    fn remove_fault(&self, _commands: &mut Commands) -> Vec<RegisterRead> {
         Vec::new()
     }
 

@@ -20,12 +20,25 @@ const LINE: u64 = 1 << 20;
 pub struct Qtest {
     stream: RefCell<BufReader<UnixStream>>,
     failed: Cell<bool>,
+    /// Commands that the next message begins with.
+    deferred: RefCell<Commands>,
     /// Replies to posted commands that were not read yet.
     posted: Cell<usize>,
     round_trips: Cell<u64>,
-    /// Values that registers had after the last command, in ascending order of use.
-    prefetched: RefCell<Vec<(RegisterRead, u64)>>,
+    prefetched: RefCell<Prefetched>,
 }
+
+/// Values that registers had after an access, in ascending order of use.
+#[derive(Debug, Default)]
+pub struct Prefetched {
+    values: Vec<(RegisterRead, u64)>,
+    /// Posted commands do not change the registers.
+    survives_posts: bool,
+}
+
+/// Reads of registers among [`Commands`].
+#[derive(Debug, Default)]
+pub struct Prefetch(Vec<(RegisterRead, usize)>);
 
 /// A read of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +111,20 @@ impl Commands {
         }
     }
 
+    /// Adds reads of registers. Reads of the same register share a command.
+    pub fn prefetch(&mut self, reads: &[RegisterRead]) -> Prefetch {
+        let mut found: Vec<(RegisterRead, usize)> = Vec::new();
+        for read in reads {
+            let same = found.iter().find(|(known, _)| known == read);
+            let index = match same {
+                Some((_, index)) => *index,
+                None => self.read(*read),
+            };
+            found.push((*read, index));
+        }
+        Prefetch(found)
+    }
+
     /// Adds a write of consecutive 32-bit registers, lowest first.
     pub fn write_many(&mut self, at: u64, values: &[u32]) -> usize {
         let _ = write!(self.text, "write {at:#x} {:#x} 0x", values.len() * 4);
@@ -128,6 +155,20 @@ impl Commands {
     }
 }
 
+impl Prefetch {
+    /// Adds later reads.
+    pub fn append(&mut self, mut later: Self) {
+        self.0.append(&mut later.0);
+    }
+}
+
+impl Prefetched {
+    fn take(&mut self, read: RegisterRead) -> Option<u64> {
+        let index = self.values.iter().position(|(known, _)| *known == read)?;
+        Some(self.values.remove(index).1)
+    }
+}
+
 impl Replies {
     /// Returns the number in the reply of command `index`, as the method that added it returned.
     ///
@@ -152,6 +193,23 @@ impl Replies {
         registers.collect()
     }
 
+    /// Returns the values that `prefetch` read, for [`Qtest::prefetched`].
+    ///
+    /// # Errors
+    /// A reply is no number.
+    pub fn prefetched(
+        &self,
+        prefetch: &Prefetch,
+        survives_posts: bool,
+    ) -> anyhow::Result<Prefetched> {
+        let values = prefetch.0.iter();
+        let values = values.map(|(read, index)| Ok((*read, self.number(*index)?)));
+        Ok(Prefetched {
+            values: values.collect::<anyhow::Result<_>>()?,
+            survives_posts,
+        })
+    }
+
     fn word(&self, index: usize) -> anyhow::Result<&str> {
         let reply = self.0.get(index).context("no such command")?;
         reply.split_whitespace().nth(1).context("no value")
@@ -169,53 +227,53 @@ impl Qtest {
         Ok(Self {
             stream: RefCell::new(BufReader::new(stream)),
             failed: Cell::new(false),
+            deferred: RefCell::default(),
             posted: Cell::new(0),
             round_trips: Cell::new(0),
-            prefetched: RefCell::new(Vec::new()),
+            prefetched: RefCell::default(),
         })
     }
 
-    /// Sends `commands` in one message and waits for all replies.
+    /// Sends all deferred commands and `commands` in one message, and waits for all replies.
     ///
     /// # Errors
     /// QEMU ended, rejected a command, or did not reply in time. This connection then fails for
     /// ever.
     pub fn send(&self, commands: &Commands) -> anyhow::Result<Replies> {
         ensure!(!self.failed.get(), "the connection to QEMU failed earlier");
-        self.prefetched.borrow_mut().clear();
+        self.prefetched.take();
         let replies = self.exchange(commands);
         self.failed.set(replies.is_err());
         self.round_trips.set(self.round_trips.get() + 1);
         replies
     }
 
+    /// Adds `commands` to the front of the next message. They neither read nor write RAM.
+    pub fn defer(&self, commands: &Commands) {
+        let mut prefetched = self.prefetched.borrow_mut();
+        if !prefetched.survives_posts {
+            prefetched.values.clear();
+        }
+        let mut deferred = self.deferred.borrow_mut();
+        deferred.text.push_str(&commands.text);
+        deferred.count += commands.count;
+    }
+
     /// Sends `commands` without waiting for their replies. A failure is reported by the next
     /// [`send`](Self::send).
     pub fn post(&self, commands: &Commands) {
-        self.prefetched.borrow_mut().clear();
+        self.defer(commands);
+        let message = self.deferred.take();
         let mut stream = self.stream.borrow_mut();
-        let written = stream.get_mut().write_all(commands.text.as_bytes());
-        self.posted.set(self.posted.get() + commands.count);
+        let written = stream.get_mut().write_all(message.text.as_bytes());
+        self.posted.set(self.posted.get() + message.count);
         self.failed.set(self.failed.get() || written.is_err());
     }
 
-    /// Sends `commands`, and `reads` in the same message. Each value answers one later
-    /// [`read`](Self::read), as long as no other command is sent.
-    ///
-    /// # Errors
-    /// As for [`send`](Self::send).
-    pub fn send_and_prefetch(
-        &self,
-        mut commands: Commands,
-        reads: &[RegisterRead],
-    ) -> anyhow::Result<Replies> {
-        let indices: Vec<_> = reads.iter().map(|read| commands.read(*read)).collect();
-        let replies = self.send(&commands)?;
-        for (read, index) in reads.iter().zip(indices) {
-            let value = replies.number(index)?;
-            self.prefetched.borrow_mut().push((*read, value));
-        }
-        Ok(replies)
+    /// Lets each of the values answer one later [`read`](Self::read), as long as no message is
+    /// sent.
+    pub fn prefetched(&self, prefetched: Prefetched) {
+        self.prefetched.replace(prefetched);
     }
 
     /// Reads a register.
@@ -223,11 +281,9 @@ impl Qtest {
     /// # Errors
     /// As for [`send`](Self::send).
     pub fn read(&self, read: RegisterRead) -> anyhow::Result<u64> {
-        let mut prefetched = self.prefetched.borrow_mut();
-        if let Some(found) = prefetched.iter().position(|(known, _)| *known == read) {
-            return Ok(prefetched.remove(found).1);
+        if let Some(value) = self.prefetched.borrow_mut().take(read) {
+            return Ok(value);
         }
-        drop(prefetched);
         let mut commands = Commands::default();
         let index = commands.read(read);
         self.send(&commands)?.number(index)
@@ -236,8 +292,9 @@ impl Qtest {
     /// Waits until all posted commands have taken effect.
     pub fn settle(&self) {
         if self.posted.get() != 0 {
-            // The connection remembers a failure.
-            let _ = self.send(&Commands::default());
+            let replies = self.exchange(&Commands::default());
+            self.failed.set(self.failed.get() || replies.is_err());
+            self.round_trips.set(self.round_trips.get() + 1);
         }
     }
 
@@ -253,8 +310,10 @@ impl Qtest {
 
     fn exchange(&self, commands: &Commands) -> anyhow::Result<Replies> {
         let mut stream = self.stream.borrow_mut();
-        stream.get_mut().write_all(commands.text.as_bytes())?;
-        for _ in 0..self.posted.take() {
+        let mut message = self.deferred.take();
+        message.text.push_str(&commands.text);
+        stream.get_mut().write_all(message.text.as_bytes())?;
+        for _ in 0..self.posted.take() + message.count {
             read_reply(&mut stream)?;
         }
         let replies: anyhow::Result<_> = (0..commands.count)

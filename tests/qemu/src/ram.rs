@@ -69,9 +69,10 @@ impl GuestRam {
         )
     }
 
-    /// Returns the byte at `at`; `None` outside RAM.
+    /// Returns the byte at `at`, without waiting for posted commands; `None` outside RAM.
     pub fn byte(&self, at: PhysAddr) -> Option<u8> {
-        let word = self.word(at.align_down(8)).ok()?.load(Ordering::SeqCst);
+        let word = self.settled(at.align_down(8), 1).ok()?.first()?;
+        let word = word.load(Ordering::SeqCst);
         Some((word >> (at.offset_in(8) * 8)) as u8)
     }
 
@@ -111,7 +112,7 @@ impl GuestRam {
         at.offset_from(&self.range.start())
     }
 
-    /// Stores `value` in each of the `bytes` bytes from `at`.
+    /// Stores `value` in each of the `bytes` bytes from `at`, without waiting for posted commands.
     ///
     /// # Errors
     /// A byte lies outside RAM.
@@ -120,7 +121,8 @@ impl GuestRam {
             let at = at.wrapping_add(offset);
             let shift = at.offset_in(8) * 8;
             let merge = |word: u64| Some(word & !(0xff << shift) | u64::from(value) << shift);
-            let word = self.word(at.align_down(8))?;
+            let outside = MemoryError::Outside { at, words: 1 };
+            let word = self.settled(at.align_down(8), 1)?.first().ok_or(outside)?;
             let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, merge);
         }
         Ok(())
@@ -145,6 +147,22 @@ impl PhysMemory for GuestRam {
     }
 
     fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        if let Some(qtest) = &self.qtest {
+            qtest.settle();
+        }
+        self.settled(at, count)
+    }
+
+    fn write_back(&self, _at: PhysAddr, _bytes: u64) {}
+
+    fn drain(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl GuestRam {
+    /// Returns words that no posted command changes.
+    fn settled(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
         if !at.is_aligned(8) {
             return Err(MemoryError::Misaligned { at });
         }
@@ -157,21 +175,12 @@ impl PhysMemory for GuestRam {
         if bytes > self.range.bytes() || offset > self.range.bytes() - bytes {
             return Err(outside);
         }
-        if let Some(qtest) = &self.qtest {
-            qtest.settle();
-        }
         // SAFETY: the words lie in the mapping, which `base` begins, by the comparison above. They
         // are aligned, initialised, live as long as `self`, and are only accessed as atomics here.
         // QEMU accesses them from its own process, as a device would.
         Ok(unsafe {
             std::slice::from_raw_parts(self.base.as_ptr().byte_add(offset as usize), count)
         })
-    }
-
-    fn write_back(&self, _at: PhysAddr, _bytes: u64) {}
-
-    fn drain(&self) {
-        fence(Ordering::SeqCst);
     }
 }
 

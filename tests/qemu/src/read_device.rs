@@ -71,11 +71,32 @@ impl ReadDevice {
 
     fn copy(&self, command: u64, source: u64, target: u64, bytes: u64) -> anyhow::Result<()> {
         let mut commands = Commands::default();
+        self.add_copy(&mut commands, command, source, target, bytes);
+        self.qtest.send(&commands).map(drop)
+    }
+
+    /// Adds a [`read`](Self::read).
+    pub(crate) fn add_read(&self, commands: &mut Commands, iova: Iova, bytes: u64) {
+        self.add_copy(commands, READ, iova.get(), BUFFER, bytes);
+    }
+
+    /// Adds a [`write`](Self::write).
+    pub(crate) fn add_write(&self, commands: &mut Commands, iova: Iova, bytes: u64) {
+        self.add_copy(commands, WRITE, BUFFER, iova.get(), bytes);
+    }
+
+    fn add_copy(
+        &self,
+        commands: &mut Commands,
+        command: u64,
+        source: u64,
+        target: u64,
+        bytes: u64,
+    ) {
         commands.write64(self.bar + SOURCE, source);
         commands.write64(self.bar + TARGET, target);
         commands.write64(self.bar + COUNT, bytes);
         commands.write64(self.bar + COMMAND, command);
         commands.step_clock(COPY);
-        self.qtest.send(&commands).map(drop)
     }
 }

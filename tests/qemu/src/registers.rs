@@ -10,24 +10,40 @@ use crate::qtest::{Commands, Qtest, RegisterRead};
 /// The registers of the unit at `base`.
 ///
 /// Writes are posted: they cost no round trip, and take effect before the next access to registers
-/// or look-up in RAM. A failure of the connection is reported by the next access of a test device.
+/// or look-up in RAM. Writes of [local](Self::with_local) registers wait for the next message. A failure of the connection is reported by the next access of a test device.
 /// Registers then read as all ones.
 #[derive(Debug, Clone)]
 pub struct QtestRegisters {
     qtest: Rc<Qtest>,
     base: u64,
+    local: &'static [u64],
 }
 
 impl QtestRegisters {
     /// Accesses the registers at `base` through `qtest`.
     pub const fn new(qtest: Rc<Qtest>, base: u64) -> Self {
-        Self { qtest, base }
+        Self {
+            qtest,
+            base,
+            local: &[],
+        }
     }
 
-    fn write(&self, add: impl FnOnce(&mut Commands) -> usize) {
+    /// Tells the offsets of registers whose writes neither read nor write RAM, such as the head of
+    /// a queue of fault records.
+    #[must_use]
+    pub const fn with_local(mut self, local: &'static [u64]) -> Self {
+        self.local = local;
+        self
+    }
+
+    fn write(&self, offset: u64, add: impl FnOnce(&mut Commands) -> usize) {
         let mut commands = Commands::default();
         add(&mut commands);
-        self.qtest.post(&commands);
+        match self.local.contains(&offset) {
+            true => self.qtest.defer(&commands),
+            false => self.qtest.post(&commands),
+        }
     }
 }
 
@@ -43,11 +59,15 @@ impl Registers for QtestRegisters {
     }
 
     fn write32(&self, offset: u64, value: u32) {
-        self.write(|commands| commands.write32(self.base + offset, value));
+        self.write(offset, |commands| {
+            commands.write32(self.base + offset, value)
+        });
     }
 
     fn write64(&self, offset: u64, value: u64) {
-        self.write(|commands| commands.write64(self.base + offset, value));
+        self.write(offset, |commands| {
+            commands.write64(self.base + offset, value)
+        });
     }
 }
 
@@ -63,10 +83,14 @@ impl NarrowRegisters for QtestRegisters {
     }
 
     fn write8(&self, offset: u64, value: u8) {
-        self.write(|commands| commands.write8(self.base + offset, value));
+        self.write(offset, |commands| {
+            commands.write8(self.base + offset, value)
+        });
     }
 
     fn write16(&self, offset: u64, value: u16) {
-        self.write(|commands| commands.write16(self.base + offset, value));
+        self.write(offset, |commands| {
+            commands.write16(self.base + offset, value)
+        });
     }
 }

@@ -59,6 +59,8 @@ pub struct Report {
     pub moves: u64,
     /// Accesses that were not made because of a recorded finding.
     pub skipped: u64,
+    /// Messages that were answered.
+    pub round_trips: u64,
     /// Duration of the run.
     pub elapsed: Duration,
 }
@@ -81,10 +83,11 @@ impl fmt::Display for Report {
         let seconds = self.elapsed.as_secs_f64();
         write!(
             f,
-            "{} accesses in {seconds:.2} s ({:.0} per second): {} landed, {} reads, {} faults \
+            "{} accesses in {seconds:.2} s ({:.0} per second, {} round trips): {} landed, {} reads, {} faults \
              compared, {} lost; {} maps ({} large), {} unmaps, {} moves;",
             self.accesses,
             self.accesses as f64 / seconds,
+            self.round_trips,
             self.landed,
             self.reads,
             self.faults,

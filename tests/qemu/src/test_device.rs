@@ -6,7 +6,7 @@ use anyhow::{bail, ensure};
 use ringfence_types::{Iova, RequesterId};
 
 use crate::board::Board;
-use crate::qtest::{Commands, Qtest, RegisterRead};
+use crate::qtest::{Commands, Qtest, Replies};
 
 /// Vendor 1b36, device 0005.
 const ID: u32 = 0x0005_1b36;
@@ -90,28 +90,27 @@ impl TestDevice {
     /// # Errors
     /// QEMU fails, or the device reports neither success nor a stopped access.
     pub fn write(&self, iova: Iova, bytes: u32) -> anyhow::Result<Verdict> {
-        self.write_and_prefetch(iova, bytes, &[])
+        let mut commands = Commands::default();
+        let index = self.add_write(&mut commands, iova, bytes);
+        self.verdict(&self.qtest.send(&commands)?, index)
     }
 
-    /// Like [`write`](Self::write), and reads registers in the same round trip.
-    ///
-    /// # Errors
-    /// As for [`write`](Self::write).
-    pub fn write_and_prefetch(
-        &self,
-        iova: Iova,
-        bytes: u32,
-        reads: &[RegisterRead],
-    ) -> anyhow::Result<Verdict> {
+    /// Adds a write of `bytes` bytes at `iova`.
+    pub(crate) fn add_write(&self, commands: &mut Commands, iova: Iova, bytes: u32) -> usize {
         let (low, high) = (iova.get() as u32, (iova.get() >> 32) as u32);
-        let mut commands = Commands::default();
         commands.write_many(
             self.bar + FIRST_WRITTEN,
             &[low, high, bytes, 0, ARM, NON_SECURE, 0, 0],
         );
-        let read = commands.read_many(self.bar, READ);
-        let replies = self.qtest.send_and_prefetch(commands, reads)?;
-        match replies.many(read)?.last() {
+        commands.read_many(self.bar, READ)
+    }
+
+    /// Returns QEMU's answer to the write that [`add_write`](Self::add_write) added.
+    ///
+    /// # Errors
+    /// The device reports neither success nor a stopped access.
+    pub(crate) fn verdict(&self, replies: &Replies, index: usize) -> anyhow::Result<Verdict> {
+        match replies.many(index)?.last() {
             // The device reads back from another place than the write's, which may differ.
             Some(&(SUCCESS | READ_BACK_FAILED | READ_BACK_DIFFERS)) => Ok(Verdict::Landed),
             Some(&STOPPED) => Ok(Verdict::Stopped),

@@ -107,6 +107,7 @@ fn every_verdict_is_the_oracles() {
         let report = run(case, &Options { seed, ..first })
             .unwrap_or_else(|error| panic!("{case:?}: {error:#}"));
         println!("{case:?}: {report}");
+        assert!(report.round_trips < report.accesses, "{report}");
         for kind in Kind::ALL {
             assert!(report.of(kind) > first.accesses / 100, "{kind:?}: {report}");
         }

@@ -43,6 +43,7 @@ fn run<T: Stage>(
     let report = drive(&machine, &mut unit, &options)?;
     unit.stop()?;
     println!("{properties} {mode:?} {interface:?}: {report}");
+    assert!(report.round_trips < report.accesses, "{report}");
     for kind in Kind::ALL {
         assert!(
             report.of(kind) > options.accesses / 100,

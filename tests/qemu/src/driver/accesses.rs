@@ -14,6 +14,8 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 /// An access to judge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Attempt {
+    /// Number of accesses before this one.
+    pub(super) step: u64,
     pub(super) device: RequesterId,
     /// The domain of the device.
     pub(super) domain: Option<usize>,
@@ -94,6 +96,7 @@ impl<F: Family> Driver<'_, F> {
             _ => kind,
         };
         let attempt = Attempt {
+            step: self.report.accesses,
             device: device.requester(),
             domain,
             kind,
@@ -102,7 +105,7 @@ impl<F: Family> Driver<'_, F> {
             bytes,
         };
         match device {
-            Device::Writer(device) => self.judge_write(&device, &attempt)?,
+            Device::Writer(device) => self.add_write(device, attempt)?,
             Device::Reader(device) => self.judge_read(&device, &attempt)?,
         }
         self.report.accesses += 1;

@@ -24,6 +24,7 @@ const BURST: u64 = 4;
 impl<F: Family> Driver<'_, F> {
     /// Maps 1 to 64 pages, or 2 MiB, at a random free place of the domain.
     pub(super) fn map(&mut self, domain: usize) -> anyhow::Result<()> {
+        self.judge_batch()?;
         let random = &mut self.random;
         let two = Level::new(2).context("no level 2")?;
         let can_be_large = self.unit.format().leaf_size(two) == Some(PageSize::Size2M);
@@ -91,6 +92,7 @@ impl<F: Family> Driver<'_, F> {
                 continue;
             }
             self.probe(domain, &mapping, Kind::Inside)?;
+            self.judge_batch()?;
             if let Some(target) = self.domains.get_mut(domain) {
                 let unmapped = target
                     .table
@@ -112,7 +114,7 @@ impl<F: Family> Driver<'_, F> {
                 target.removed.truncate(REMEMBERED);
             }
         }
-        Ok(())
+        self.judge_batch()
     }
 
     /// Makes the invalidations that the unmapped ranges owe, and waits for them.
@@ -175,6 +177,7 @@ impl<F: Family> Driver<'_, F> {
 
     /// Moves a device to another domain, or blocks it.
     pub(super) fn move_device(&mut self) -> anyhow::Result<()> {
+        self.judge_batch()?;
         let device = self.random.below(self.devices.len() as u64) as usize;
         let domain = self.random.below(self.domains.len() as u64) as usize;
         self.detach(device)?;

@@ -5,7 +5,8 @@ use ringfence_types::{Access, Iova, PageSize, Pfn, PfnRange, PhysAddr};
 use super::Driver;
 use super::accesses::Attempt;
 use crate::family::{Family, Reported};
-use crate::oracle::pages_of;
+use crate::oracle::{Mapping, pages_of};
+use crate::qtest::{Commands, Prefetched};
 use crate::ram::GuestRam;
 use crate::read_device::ReadDevice;
 use crate::report::Disagreement;
@@ -20,31 +21,25 @@ const LOOKS: u64 = 4;
 
 /// One page of an access: the place that the oracle grants, or the place of a removed mapping.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+pub(super) struct Part {
     iova: Iova,
     /// Offset from the first byte of the access.
     offset: u64,
-    bytes: u64,
-    granted: Option<PhysAddr>,
-    removed: Option<PhysAddr>,
+    pub(super) bytes: u64,
+    pub(super) granted: Option<PhysAddr>,
+    pub(super) removed: Option<PhysAddr>,
 }
 
 impl<F: Family> Driver<'_, F> {
-    /// Lets a device write, and compares. All bytes of the buffers are zero before and afterwards.
+    /// Compares a write. All bytes of the buffers were zero before and are zero afterwards.
     pub(super) fn judge_write(
         &mut self,
-        device: &TestDevice,
         attempt: &Attempt,
+        parts: &[Part],
+        verdict: Verdict,
     ) -> anyhow::Result<()> {
-        let parts = self.parts(attempt);
-        let reads = match parts.iter().any(|part| part.granted.is_none()) {
-            true => self.unit.fault_registers(),
-            false => Vec::new(),
-        };
-        let bytes = u32::try_from(attempt.bytes)?;
-        let verdict = device.write_and_prefetch(attempt.iova, bytes, &reads)?;
-        self.compare(attempt, &parts, verdict)?;
-        for part in &parts {
+        self.compare(attempt, parts, verdict)?;
+        for part in parts {
             if let Some(at) = part.granted {
                 self.compare_landed(attempt, part, at, verdict)?;
                 self.ram.fill(at, part.bytes, 0)?;
@@ -63,6 +58,7 @@ impl<F: Family> Driver<'_, F> {
         device: &ReadDevice,
         attempt: &Attempt,
     ) -> anyhow::Result<()> {
+        self.judge_batch()?;
         let parts = self.parts(attempt);
         // No byte is the one that an earlier read left in the device's buffer, nor the zero that a
         // stopped one leaves.
@@ -76,38 +72,63 @@ impl<F: Family> Driver<'_, F> {
                 }
             }
         }
-        device.read(attempt.iova, attempt.bytes)?;
-        for part in &parts {
-            if let Some(at) = part.granted.or(part.removed) {
-                self.ram.fill(at, part.bytes, 0)?;
-            }
-        }
-        self.report.reads += 1;
-        let Some(domain) = attempt.domain.and_then(|domain| self.domains.get(domain)) else {
-            // No window shows the bytes of a blocked device; its fault record is compared.
-            return self.compare(attempt, &parts, Verdict::Stopped);
-        };
-        let window = domain.window;
+        let domain = attempt.domain.and_then(|domain| self.domains.get(domain));
+        let window = domain.map(|domain| domain.window);
         let is_stopped = parts.iter().any(|part| part.granted.is_none());
-        let expected = if is_stopped {
-            Verdict::Stopped
-        } else {
-            Verdict::Landed
-        };
-        // The fault records of the read, before the device shows its bytes.
-        self.compare(attempt, &parts, expected)?;
-        device.write(window.range.lo().iova(), attempt.bytes)?;
-        let is_shown = is_filled(&self.ram, window.pa, attempt.bytes, |index| {
-            secret[index as usize % 8]
+        self.let_read(device, attempt, window.as_ref(), is_stopped)?;
+        self.report.reads += 1;
+        // No window shows the bytes of a blocked device; its fault record is compared.
+        let is_shown = window.map(|window| {
+            is_filled(&self.ram, window.pa, attempt.bytes, |index| {
+                secret[index as usize % 8]
+            })
         });
-        self.ram.fill(window.pa, attempt.bytes, 0)?;
-        if is_shown == is_stopped {
+        let places = parts.iter().filter_map(|part| {
+            let at = part.granted.or(part.removed)?;
+            Some((at, part.bytes))
+        });
+        let shown = window.map(|window| (window.pa, attempt.bytes));
+        for (at, bytes) in places.chain(shown) {
+            self.ram.fill(at, bytes, 0)?;
+        }
+        let expected = match is_stopped {
+            true => Verdict::Stopped,
+            false => Verdict::Landed,
+        };
+        self.compare(attempt, &parts, expected)?;
+        self.qtest.prefetched(Prefetched::default());
+        if is_shown == Some(is_stopped) {
             return self.disagree(attempt, format!("read: expected {expected:?}"));
         }
         Ok(())
     }
 
-    fn parts(&self, attempt: &Attempt) -> Vec<Part> {
+    /// Lets a device read, and then write what it read to the window. The fault registers are read
+    /// in between.
+    fn let_read(
+        &mut self,
+        device: &ReadDevice,
+        attempt: &Attempt,
+        window: Option<&Mapping>,
+        is_stopped: bool,
+    ) -> anyhow::Result<()> {
+        let mut commands = Commands::default();
+        device.add_read(&mut commands, attempt.iova, attempt.bytes);
+        let reads = match is_stopped {
+            true => self.unit.fault_registers(),
+            false => Vec::new(),
+        };
+        let prefetch = commands.prefetch(&reads);
+        if let Some(window) = window {
+            device.add_write(&mut commands, window.range.lo().iova(), attempt.bytes);
+        }
+        let replies = self.qtest.send(&commands)?;
+        let values = replies.prefetched(&prefetch, self.unit.queues_faults())?;
+        self.qtest.prefetched(values);
+        Ok(())
+    }
+
+    pub(super) fn parts(&self, attempt: &Attempt) -> Vec<Part> {
         let domain = attempt.domain.and_then(|domain| self.domains.get(domain));
         let mut offset = 0;
         pages_of(attempt.iova, attempt.bytes)
@@ -258,7 +279,7 @@ impl<F: Family> Driver<'_, F> {
         };
         Err(Disagreement {
             seed: self.options.seed,
-            step: self.report.accesses,
+            step: attempt.step,
             device: attempt.device,
             kind: attempt.kind,
             iova: attempt.iova,

@@ -18,7 +18,9 @@ use crate::registers::QtestRegisters;
 
 /// Address of the registers.
 const BASE: u64 = 0xfed8_0000;
-const EVENT_TAIL: u64 = BASE + 0x2018;
+const EVENT_HEAD: u64 = 0x2010;
+const EVENT_TAIL: u64 = 0x2018;
+const STATUS: u64 = 0x2020;
 /// QEMU's AMDVI-PCI, the function with the capability block.
 const VENDOR_AND_DEVICE: u32 = 0x1022;
 const CAPABILITY_ID: u32 = 0xf;
@@ -54,7 +56,7 @@ impl<'m> AmdVi<'m> {
             interrupts: Interrupts::Pass,
             poll_limit: 1000,
         };
-        let registers = machine.registers(BASE);
+        let registers = machine.registers(BASE).with_local(&[EVENT_HEAD, STATUS]);
         let unit = Unit::new(registers, machine.ram(), machine.frames(), &options)?;
         Ok(Self {
             unit,
@@ -145,7 +147,13 @@ impl Family for AmdVi<'_> {
     }
 
     fn fault_registers(&self) -> Vec<RegisterRead> {
-        vec![RegisterRead::Word(EVENT_TAIL)]
+        [EVENT_TAIL, EVENT_TAIL, STATUS, EVENT_TAIL]
+            .map(|offset| RegisterRead::Word(BASE + offset))
+            .to_vec()
+    }
+
+    fn queues_faults(&self) -> bool {
+        true
     }
 
     fn next_fault(&mut self) -> anyhow::Result<Option<Reported>> {

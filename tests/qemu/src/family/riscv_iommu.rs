@@ -32,7 +32,8 @@ const CONFIG_BAR0: u8 = 0x10;
 const ID: u32 = 0x0014_1b36;
 /// Memory space and bus master.
 const COMMAND: u32 = 0x6;
-/// Registers `fqt` and `fqcsr`.
+/// Registers `fqh`, `fqt` and `fqcsr`.
+const FQH: u64 = 48;
 const FQT: u64 = 52;
 const FQCSR: u64 = 76;
 /// The second stage under nested tables is one domain, and tags of its processes are the driver's.
@@ -270,7 +271,7 @@ pub fn registers(machine: &Machine) -> anyhow::Result<QtestRegisters> {
     board.write_config(&mut commands, UNIT, CONFIG_COMMAND, COMMAND);
     let found = qtest.send(&commands)?.number(id)? as u32;
     ensure!(found == ID, "{UNIT} is {found:08x}, not a RISC-V IOMMU");
-    Ok(machine.registers(BAR))
+    Ok(machine.registers(BAR).with_local(&[FQH]))
 }
 
 impl Invalidator for RiscvIommu<'_> {
@@ -356,9 +357,13 @@ impl Family for RiscvIommu<'_> {
     }
 
     fn fault_registers(&self) -> Vec<RegisterRead> {
-        [FQT, FQT, FQCSR]
+        [FQT, FQT, FQCSR, FQT, FQCSR]
             .map(|offset| RegisterRead::Word(BAR + offset))
             .to_vec()
+    }
+
+    fn queues_faults(&self) -> bool {
+        true
     }
 
     fn next_fault(&mut self) -> anyhow::Result<Option<Reported>> {

@@ -26,6 +26,8 @@ const IDR3: u64 = 0xc;
 const IDR3_RIL: u32 = 1 << 10;
 const GERROR: u64 = 0x60;
 const EVENTQ_PROD: u64 = 0x1_00a8;
+/// EVENTQ_CONS and GERRORN.
+const LOCAL: &[u64] = &[0x1_00ac, 0x64];
 
 /// The stage that the driver's tables are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +50,7 @@ impl SmmuRegisters {
     /// report invalidation of ranges.
     pub fn new(machine: &Machine, has_ranges: bool) -> Self {
         Self {
-            registers: machine.registers(BASE),
+            registers: machine.registers(BASE).with_local(LOCAL),
             has_ranges,
         }
     }
@@ -269,9 +271,13 @@ impl Family for SmmuV3<'_> {
     }
 
     fn fault_registers(&self) -> Vec<RegisterRead> {
-        [EVENTQ_PROD, EVENTQ_PROD, GERROR]
+        [EVENTQ_PROD, EVENTQ_PROD, GERROR, EVENTQ_PROD, GERROR]
             .map(|offset| RegisterRead::Word(BASE + offset))
             .to_vec()
+    }
+
+    fn queues_faults(&self) -> bool {
+        true
     }
 
     fn next_fault(&mut self) -> anyhow::Result<Option<Reported>> {

@@ -10,13 +10,17 @@ use ringfence_vtd::{FaultRecord, Options, Request, Translation, Unit};
 
 use crate::family::{Family, Reported};
 use crate::machine::Machine;
-use crate::qtest::RegisterRead;
+use crate::qtest::{Commands, RegisterRead};
 use crate::ram::GuestRam;
 use crate::registers::QtestRegisters;
 
 /// Address of the registers.
 const BASE: u64 = 0xfed9_0000;
 const FSTS: u64 = 0x34;
+/// The upper half of QEMU's only fault record.
+const RECORD_HIGH: u64 = 0x228;
+/// RECORD_HIGH: the record is valid. A write of 1 clears it.
+const F: u64 = 1 << 63;
 
 type JudgedUnit<'m> = Unit<QtestRegisters, Rc<GuestRam>, &'m Frames<Rc<GuestRam>>>;
 
@@ -63,7 +67,7 @@ impl<'m, T: Stage> Vtd<'m, T> {
     /// # Errors
     /// The unit refuses the options or fails.
     pub fn start(machine: &'m Machine, options: &Options, format: T) -> anyhow::Result<Self> {
-        let registers = machine.registers(BASE);
+        let registers = machine.registers(BASE).with_local(&[FSTS, RECORD_HIGH]);
         let unit = Unit::new(registers, machine.ram(), machine.frames(), options)?;
         Ok(Self { unit, format })
     }
@@ -127,6 +131,16 @@ impl<T: Stage> Family for Vtd<'_, T> {
             RegisterRead::Double(record + 8),
             RegisterRead::Double(record),
         ]
+    }
+
+    fn queues_faults(&self) -> bool {
+        let capabilities = self.unit.capabilities();
+        capabilities.fault_records == 1 && capabilities.fault_records_at + 8 == RECORD_HIGH
+    }
+
+    fn remove_fault(&self, commands: &mut Commands) -> Vec<RegisterRead> {
+        commands.write64(BASE + RECORD_HIGH, F);
+        vec![RegisterRead::Word(BASE + FSTS)]
     }
 
     fn next_fault(&mut self) -> anyhow::Result<Option<Reported>> {

@@ -10,8 +10,9 @@ use crate::qtest::{Commands, Qtest, RegisterRead};
 /// The registers of the unit at `base`.
 ///
 /// Writes are posted: they cost no round trip, and take effect before the next access to registers
-/// or look-up in RAM. Writes of [local](Self::with_local) registers wait for the next message. A failure of the connection is reported by the next access of a test device.
-/// Registers then read as all ones.
+/// or look-up in RAM. Writes of [local](Self::with_local) registers wait for the next message. A
+/// failure of the connection is reported by the next access of a test device. Registers then read
+/// as all ones.
 #[derive(Debug, Clone)]
 pub struct QtestRegisters {
     qtest: Rc<Qtest>,

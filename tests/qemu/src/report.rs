@@ -83,8 +83,8 @@ impl fmt::Display for Report {
         let seconds = self.elapsed.as_secs_f64();
         write!(
             f,
-            "{} accesses in {seconds:.2} s ({:.0} per second, {} round trips): {} landed, {} reads, {} faults \
-             compared, {} lost; {} maps ({} large), {} unmaps, {} moves;",
+            "{} accesses in {seconds:.2} s ({:.0} per second, {} round trips): {} landed, \
+             {} reads, {} faults compared, {} lost; {} maps ({} large), {} unmaps, {} moves;",
             self.accesses,
             self.accesses as f64 / seconds,
             self.round_trips,

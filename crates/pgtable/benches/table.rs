@@ -6,6 +6,8 @@
 
 #[path = "support/floor.rs"]
 mod floor;
+#[path = "support/timing.rs"]
+mod timing;
 
 use std::hint::black_box;
 
@@ -15,21 +17,11 @@ use ringfence_pgtable::{Coherency, DirtyLines, LeafCache, Levels, MapRequest, Se
 use ringfence_types::{
     DomainId, FrameSource, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange,
 };
+use timing::{cycles, quantile};
 
 const FORMAT: SecondStage = SecondStage::new(Levels::Four);
 /// Operations per sample: one burst as in the papers.
 const OPS: u64 = 200;
-
-#[cfg(target_arch = "x86_64")]
-fn cycles() -> u64 {
-    // SAFETY: RDTSC has no memory operands, and Linux permits it in user mode on every x86-64 CPU.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn cycles() -> u64 {
-    std::time::Instant::now().elapsed().as_nanos() as u64
-}
 
 struct Platform {
     mem: &'static Arena,
@@ -346,10 +338,6 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             },
         ));
     }
-}
-
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * part) as usize]
 }
 
 fn report(sides: &mut [Side]) {

@@ -28,63 +28,60 @@ const LONG_OPS: u64 = 10;
 /// Entries from here on have a linked leaf table. Large leaves need one that is not linked.
 const LINKED: u64 = 1 << 16;
 
-/// One kind of work, in entries of the smallest page of the format.
-#[derive(Clone, Copy)]
+/// One kind of work.
 struct Work {
     name: &'static str,
-    entries: u64,
     ops: u64,
-    /// First entry of an operation.
-    first: fn(u64) -> u64,
-    /// Misalignment of the physical address in entries.
-    skew: u64,
     /// Divisor of an operation's cycles.
     units: u64,
 }
 
-const WORKS: [Work; 5] = [
-    Work {
-        name: "pair",
-        entries: 1,
-        ops: OPS,
-        // In ring order: descending.
-        first: |op| LINKED + 1534 - op % 500,
-        skew: 1,
-        units: 1,
-    },
-    Work {
-        name: "16/page",
-        entries: 16,
-        ops: OPS,
-        first: |op| LINKED + op % 31 * 16,
-        skew: 1,
-        units: 16,
-    },
-    Work {
-        name: "16 aligned/page",
-        entries: 16,
-        ops: OPS,
-        first: |op| LINKED + op % 31 * 16,
-        skew: 0,
-        units: 16,
-    },
-    Work {
-        name: "512/page",
-        entries: 512,
-        ops: LONG_OPS,
-        first: |_| LINKED,
-        skew: 1,
-        units: 512,
-    },
-    Work {
-        name: "512 aligned",
-        entries: 512,
-        ops: OPS,
-        first: |op| op % 8 * 512,
-        skew: 0,
-        units: 1,
-    },
+const fn work(name: &'static str, ops: u64, units: u64) -> Work {
+    Work { name, ops, units }
+}
+
+const WORKS: [Work; 6] = [
+    work("pair", OPS, 1),
+    work("16 entries, per entry", OPS, 16),
+    work("16 aligned entries, per entry", OPS, 16),
+    work("16 entries from the 8th, per entry", OPS, 16),
+    work("512 entries, per entry", LONG_OPS, 512),
+    work("512 aligned entries", OPS, 1),
 ];
+
+/// The works of `table`, in the order of [`WORKS`].
+fn works<F: Format>(table: &'static Table<F>, memory: &'static Memory) -> Vec<Box<dyn FnMut()>> {
+    let aligned = |op| LINKED + op % 31 * 16;
+    vec![
+        // In ring order: descending.
+        pairs::<F, 1, 1>(table, memory, OPS, |op| LINKED + 1534 - op % 500),
+        pairs::<F, 16, 1>(table, memory, OPS, aligned),
+        pairs::<F, 16, 0>(table, memory, OPS, aligned),
+        pairs::<F, 16, 0>(table, memory, OPS, move |op| aligned(op) + 8),
+        pairs::<F, 512, 1>(table, memory, LONG_OPS, |_| LINKED),
+        pairs::<F, 512, 0>(table, memory, OPS, |op| op % 8 * 512),
+    ]
+}
+
+/// Maps and unmaps `ENTRIES` entries of the smallest page from `first(op)` on. The physical
+/// address lies `SKEW` entries off the alignment of the IOVA.
+fn pairs<F: Format, const ENTRIES: u64, const SKEW: u64>(
+    table: &'static Table<F>,
+    (mem, frames): &'static Memory,
+    ops: u64,
+    first: impl Fn(u64) -> u64 + 'static,
+) -> Box<dyn FnMut()> {
+    Box::new(move || {
+        for op in 0..ops {
+            let map = request::<F>(black_box(first(op)), ENTRIES, SKEW);
+            table.map(mem, frames, map).expect("free");
+            let range = range::<F>(black_box(first(op)), ENTRIES);
+            assert!(table.unmap(mem, range).is_ok());
+        }
+    })
+}
+
+type Memory = (&'static Arena, Frames<&'static Arena>);
 
 struct Side {
     format: String,
@@ -97,40 +94,22 @@ struct Side {
 /// [`LINKED`] on.
 fn side<F: Format + 'static>(name: &str, format: F) -> Side {
     let granule = F::GRANULE;
-    let bytes = 8 << 20;
+    let bytes = 4 << 20;
     let mem: &'static Arena = Box::leak(Box::new(Arena::new(bytes).expect("arena")));
     let root = Table::root_bytes_of(&format).max(granule.bytes());
     let region = PhysRange::new(PhysAddr::new(root), bytes - root).expect("not empty");
-    let frames: &'static _ = Box::leak(Box::new(Frames::of_size(granule, mem, region)));
-    let table = Table::at(
-        format,
-        DomainId::new(1),
-        Coherency::Coherent,
-        mem,
-        PhysAddr::ZERO,
-    );
+    let frames = Frames::of_size(granule, mem, region);
+    let at = PhysAddr::ZERO;
+    let table = Table::at(format, DomainId::new(1), Coherency::Coherent, mem, at);
     let table: &'static _ = Box::leak(Box::new(table.expect("zeroes")));
-    // One entry at the end of each leaf table stays mapped.
     for last in (LINKED..LINKED + 2048).step_by(512) {
         let entry = request::<F>(last + 511, 1, 0);
-        table.map(mem, frames, entry).expect("frames");
+        table.map(mem, &frames, entry).expect("frames");
         assert!(table.unmap(mem, range::<F>(last + 511, 1)).is_ok());
     }
-    let works = WORKS.map(|work| {
-        let run = move || {
-            for op in 0..work.ops {
-                let first = black_box((work.first)(op));
-                let map = request::<F>(first, work.entries, work.skew);
-                table.map(mem, frames, map).expect("free");
-                let range = range::<F>(black_box(first), work.entries);
-                assert!(table.unmap(mem, range).is_ok());
-            }
-        };
-        Box::new(run) as Box<dyn FnMut()>
-    });
     Side {
         format: name.into(),
-        works: works.into(),
+        works: works(table, Box::leak(Box::new((mem, frames)))),
         medians: vec![Vec::new(); WORKS.len()],
     }
 }
@@ -208,22 +187,27 @@ fn main() {
         let at = arguments.iter().position(|argument| argument == flag)?;
         arguments.get(at + skip).cloned()
     };
-    let mut sides = sides();
     if let Some(name) = after("--count", 1) {
         let work = after("--count", 2).expect("--count NAME WORK");
-        return count(&mut sides, &name, &work);
+        return count(&mut sides(), &name, &work);
     }
-    if let Some(only) = after("--only", 1) {
-        sides.retain(|side| side.format == BASELINE || side.format.contains(&only));
-    }
+    let only = after("--only", 1).unwrap_or_default();
     let quick = arguments
         .iter()
         .any(|argument| argument == "--quick" || argument == "--test");
     let samples = if quick { 20 } else { 200 };
+    let mut results: Vec<Side> = Vec::new();
     for _ in 0..ROUNDS {
+        // New tables for each round: their place in memory changes what the caches do.
+        let mut sides = sides();
+        sides.retain(|side| side.format == BASELINE || side.format.contains(&only));
         round(&mut sides, samples);
+        match results.is_empty() {
+            true => results = sides,
+            false => merge(&mut results, sides),
+        }
     }
-    report(&sides);
+    report(&results);
 }
 
 /// Measures every work of every side `samples` times, in turn.
@@ -245,6 +229,15 @@ fn round(sides: &mut [Side], samples: usize) {
         for (medians, samples) in side.medians.iter_mut().zip(spent) {
             samples.sort_by(f64::total_cmp);
             medians.push(quantile(samples, 0.5));
+        }
+    }
+}
+
+/// Adds the medians of another round.
+fn merge(results: &mut [Side], sides: Vec<Side>) {
+    for (result, side) in results.iter_mut().zip(sides) {
+        for (all, new) in result.medians.iter_mut().zip(side.medians) {
+            all.extend(new);
         }
     }
 }
@@ -280,12 +273,18 @@ fn report(sides: &[Side]) {
     }
 }
 
+/// Function that callgrind counts.
+#[inline(never)]
+fn counted_by_callgrind(run: &mut dyn FnMut()) {
+    for _ in 0..100 {
+        run();
+    }
+    black_box(());
+}
+
 /// Repeats `work` of the format `name` for an instruction counter.
 fn count(sides: &mut [Side], name: &str, work: &str) {
     let side = sides.iter_mut().find(|side| side.format == name);
     let at = WORKS.iter().position(|known| known.name == work);
-    let run = &mut side.expect("a format").works[at.expect("a work")];
-    for _ in 0..50_000 {
-        run();
-    }
+    counted_by_callgrind(&mut side.expect("a format").works[at.expect("a work")]);
 }

@@ -112,6 +112,8 @@ pub enum Entry {
 ///   leaf as readable and writable.
 /// - `decode` accepts any word: hardware and hostile software may write the tables. The level of a
 ///   table is always below that of the entry.
+/// - The words of leaves at consecutive addresses, and of the entries of one leaf, differ by a
+///   constant.
 /// - An entry is absent if certain bits are zero. The bitwise OR of several entries is therefore
 ///   absent if and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
@@ -185,6 +187,14 @@ pub trait Format: Copy + fmt::Debug {
     fn leaf_run(&self, level: Level, most: u32) -> u32 {
         let _ = (level, most);
         0
+    }
+
+    /// Returns false if the present entry `raw` at [`Level::LEAF`] is not part of a leaf of several
+    /// entries. Decoding tells the rest.
+    #[inline]
+    fn may_be_run(&self, raw: u64) -> bool {
+        let _ = raw;
+        self.has_runs()
     }
 
     /// Decodes an entry of a table at `level`.

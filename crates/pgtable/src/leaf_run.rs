@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use ringfence_types::{Iova, PageSize, Permissions, PhysAddr, PhysMemory};
+use ringfence_types::{Iova, PageSize, PhysAddr, PhysMemory};
 
 use crate::{Entry, Format, Level, MapRequest, Table, UnmapError};
 
@@ -108,6 +108,14 @@ impl<F: Format> Table<F> {
         self.format.leaf_run(level, most)
     }
 
+    /// Returns true if some leaf of `request` in a leaf table may have several entries. Both
+    /// addresses of a leaf are aligned to its size, so they agree in the bits below.
+    #[inline]
+    pub(crate) fn may_have_runs(&self, request: &MapRequest) -> bool {
+        let alike = Iova::new(request.iova.get() ^ request.pa.get());
+        self.run_of(Level::LEAF, alike, PhysAddr::ZERO, request.pages) > 0
+    }
+
     /// Returns true if the `entries` entries at `at` are absent.
     pub(crate) fn are_absent<M: PhysMemory + ?Sized>(
         &self,
@@ -121,37 +129,52 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Fills the entries of a leaf table with the largest leaves that fit.
+    /// Fills the entries of a leaf table with the largest leaves that fit. Not inlined, so that runs
+    /// of single entries keep short code.
+    #[inline(never)]
     pub(crate) fn store_runs(&self, words: &[AtomicU64], request: &MapRequest) {
         let (mut words, mut rest) = (words, *request);
         while !words.is_empty() {
             let pages = Self::leaf_pages(words.len() as u64);
             let run = self.run_of(Level::LEAF, rest.iova, rest.pa, pages);
-            let entries = (1_usize << run).min(words.len());
-            let (now, later) = words.split_at(entries);
-            self.store_leaf(Level::LEAF, now, rest.pa, rest.permissions);
+            let entries = match run {
+                0 => self.single_entries(rest.iova),
+                run => 1 << run,
+            };
+            let (now, later) = words.split_at(entries.min(words.len()));
+            self.store_leaves(Level::LEAF, now, run, &rest);
             words = later;
-            rest = rest.after(Self::leaf_pages(entries as u64));
+            rest = rest.after(Self::leaf_pages(now.len() as u64));
         }
     }
 
-    /// Stores the leaf of all of `words`, a power of two of entries, from address `pa` on.
-    pub(crate) fn store_leaf(
+    /// Returns the number of entries from `iova` on, of which none starts a leaf of several entries
+    /// but perhaps the first.
+    #[inline]
+    fn single_entries(&self, iova: Iova) -> usize {
+        let starts = |run: &u32| self.format.leaf_run(Level::LEAF, *run) == *run;
+        let least = (1..usize::BITS - 1).find(starts).unwrap_or(0);
+        let entry = (iova.get() >> F::GRANULE.shift()) as usize;
+        let mask = (1_usize << least).wrapping_sub(1);
+        mask.wrapping_sub(entry & mask).wrapping_add(1)
+    }
+
+    /// Stores `words`, which are one leaf of 2^`run` entries, or single leaves if `run` is zero.
+    pub(crate) fn store_leaves(
         &self,
         level: Level,
         words: &[AtomicU64],
-        pa: PhysAddr,
-        permissions: Permissions,
+        run: u32,
+        request: &MapRequest,
     ) {
-        let run = words.len().trailing_zeros();
-        let bytes = 1_u64.wrapping_shl(self.format.shift(level));
-        let mut at = pa;
-        for word in words {
-            let leaf = self.format.leaf_of_run(level, at, run, permissions);
-            // Release: a walker that reads the entry also sees the contents of the page.
-            word.store(leaf, Ordering::Release);
-            at = at.wrapping_add(bytes);
-        }
+        let format = &self.format;
+        let leaf = |at| format.leaf_of_run(level, at, run, request.permissions);
+        let bytes = 1_u64.wrapping_shl(format.shift(level));
+        store_series(
+            words,
+            leaf(request.pa),
+            leaf(request.pa.wrapping_add(bytes)),
+        );
     }
 
     /// Returns the size of the leaf that entry `raw` of a leaf table belongs to.
@@ -166,7 +189,7 @@ impl<F: Format> Table<F> {
     /// Checks that the present entry `raw` for `iova` is a leaf of one entry.
     #[inline]
     pub(crate) fn check_single(&self, raw: u64, iova: Iova) -> Result<(), UnmapError> {
-        if !self.format.has_runs() {
+        if !self.format.may_be_run(raw) {
             return Ok(());
         }
         let size = self.leaf_size_of(raw);
@@ -182,37 +205,67 @@ impl<F: Format> Table<F> {
     #[inline]
     pub(crate) fn check_present(&self, words: &[AtomicU64], iova: Iova) -> Result<(), UnmapError> {
         let format = self.format;
-        let address = |index: usize| {
-            let bytes = (index as u64).wrapping_shl(F::GRANULE.shift());
-            iova.wrapping_add(bytes)
+        let ends = words.first().zip(words.last());
+        let Some((first, last)) = ends.map(|(f, l)| (load(f), load(l))) else {
+            return Ok(());
         };
-        if format.has_runs()
-            && let Some(first) = words.first()
-        {
-            let size = self.leaf_size_of(first.load(Ordering::Relaxed));
-            if !iova.is_aligned(size.bytes()) {
-                let iova = iova.align_down(size.bytes());
-                return Err(UnmapError::WouldSplit { iova });
-            }
+        if format.may_be_run(first) {
+            self.check_first(first, iova)?;
         }
-        if let Some(hole) = words
-            .iter()
-            .position(|word| format.is_absent(word.load(Ordering::Relaxed)))
-        {
-            return Err(UnmapError::NotMapped {
-                iova: address(hole),
-            });
+        if let Some(hole) = words.iter().position(|word| format.is_absent(load(word))) {
+            let iova = Self::entry_iova(iova, hole);
+            return Err(UnmapError::NotMapped { iova });
         }
-        if format.has_runs()
-            && let Some(last) = words.last()
-        {
-            let size = self.leaf_size_of(last.load(Ordering::Relaxed));
-            if !address(words.len()).is_aligned(size.bytes()) {
-                let last = address(words.len().wrapping_sub(1));
-                let iova = last.align_down(size.bytes());
-                return Err(UnmapError::WouldSplit { iova });
-            }
+        if format.may_be_run(last) {
+            self.check_last(last, Self::entry_iova(iova, words.len()))?;
         }
         Ok(())
+    }
+
+    /// Checks that the leaf of the present entry `raw` begins at `iova`.
+    #[inline(never)]
+    fn check_first(&self, raw: u64, iova: Iova) -> Result<(), UnmapError> {
+        let size = self.leaf_size_of(raw).bytes();
+        if iova.is_aligned(size) {
+            return Ok(());
+        }
+        let iova = iova.align_down(size);
+        Err(UnmapError::WouldSplit { iova })
+    }
+
+    /// Checks that the leaf of the present entry `raw` ends before `end`.
+    #[inline(never)]
+    fn check_last(&self, raw: u64, end: Iova) -> Result<(), UnmapError> {
+        let size = self.leaf_size_of(raw).bytes();
+        if end.is_aligned(size) {
+            return Ok(());
+        }
+        let iova = end.align_down(size);
+        Err(UnmapError::WouldSplit { iova })
+    }
+
+    /// Returns the address of entry `index` after that of `iova` in a leaf table.
+    #[inline]
+    fn entry_iova(iova: Iova, index: usize) -> Iova {
+        iova.wrapping_add((index as u64).wrapping_shl(F::GRANULE.shift()))
+    }
+}
+
+#[inline]
+fn load(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}
+
+/// Stores a series of leaves whose first words are `first` and `second`. By the contract of
+/// [`Format`], consecutive words differ by a constant.
+#[inline]
+pub(crate) fn store_series(words: &[AtomicU64], first: u64, second: u64) {
+    let step = second.wrapping_sub(first);
+    let mut leaf = first;
+    for word in words {
+        // Release: a walker that reads the entry also sees the page contents written before the
+        // map.
+        word.store(leaf, Ordering::Release);
+        leaf = leaf.wrapping_add(step);
     }
 }

@@ -7,7 +7,7 @@ use ringfence_types::{FrameSource, Iova, PageSize, Permissions, Pfn, PhysAddr, P
 
 use crate::entry_count::{EntryCount, NoCount};
 use crate::frame_reserve::FrameReserve;
-use crate::leaf_run::Step;
+use crate::leaf_run::{Step, store_series};
 use crate::table::{Corrupt, WalkResult};
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};
@@ -209,7 +209,7 @@ impl<F: Format> Table<F> {
     }
 
     /// [`store_leaf_entries`](Self::store_leaf_entries) for several pages.
-    #[inline]
+    #[inline(always)]
     fn fill_run<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -254,19 +254,12 @@ impl<F: Format> Table<F> {
 
     #[inline]
     fn store_run(&self, words: &[AtomicU64], request: &MapRequest) {
-        if self.format.has_runs() {
+        if self.may_have_runs(request) {
             return self.store_runs(words, request);
         }
-        // Copy the format: through `self`, the compiler reloads it after every store.
-        let format = self.format;
-        let mut pa = request.pa;
-        for word in words {
-            let leaf = format.leaf(Level::LEAF, pa, request.permissions);
-            // Release: a walker that reads the entry also sees the page contents written before the
-            // map.
-            word.store(leaf, Ordering::Release);
-            pa = pa.wrapping_add(F::GRANULE.bytes());
-        }
+        let leaf = |pa| self.format.leaf(Level::LEAF, pa, request.permissions);
+        let second = request.pa.wrapping_add(F::GRANULE.bytes());
+        store_series(words, leaf(request.pa), leaf(second));
     }
 
     /// Maps a range that needs new tables, spans several tables, or uses larger pages. Checks the
@@ -423,7 +416,8 @@ impl<F: Format> Table<F> {
                 if !words_now.all(absent) {
                     return Err(MapError::AlreadyMapped { iova });
                 }
-                self.store_leaf(target, words, rest.pa, rest.permissions);
+                let run = words.len().trailing_zeros();
+                self.store_leaves(target, words, run, rest);
             }
             write_back.touched(mem, at, entries.wrapping_mul(8));
             entry_count.added(&self.format, lowest.parent, entries);

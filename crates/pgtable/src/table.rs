@@ -274,8 +274,8 @@ impl<F: Format> Table<F> {
     /// Fast path: finds the entries of `pages` pages from `iova` on. The caller need not check the
     /// width.
     ///
-    /// Succeeds only for a four-level table, if the whole path is linked and all entries lie in one
-    /// leaf table. On a non-coherent platform, the path must also be written back.
+    /// Succeeds only for a table of three to six levels, if the whole path is linked and all entries
+    /// lie in one leaf table. On a non-coherent platform, the path must also be written back.
     ///
     /// On `None` the caller falls back to [`walk_linked`](Self::walk_linked), which reports the
     /// reason.
@@ -286,30 +286,56 @@ impl<F: Format> Table<F> {
         iova: Iova,
         pages: u64,
     ) -> Option<LeafEntry<'m>> {
+        // A copy of the descent for each depth, with constant depth, width and shifts.
+        match self.format.root_level() {
+            Level::THREE => self.leaf_entry_below(Level::THREE, mem, iova, pages),
+            Level::FOUR => self.leaf_entry_below(Level::FOUR, mem, iova, pages),
+            Level::FIVE => self.leaf_entry_below(Level::FIVE, mem, iova, pages),
+            Level::MAX => self.leaf_entry_below(Level::MAX, mem, iova, pages),
+            _ => None,
+        }
+    }
+
+    /// [`leaf_entry`](Self::leaf_entry) of a table with its root at `level`.
+    #[inline(always)]
+    fn leaf_entry_below<'m, M: PhysMemory + ?Sized>(
+        &self,
+        mut level: Level,
+        mem: &'m M,
+        iova: Iova,
+        pages: u64,
+    ) -> Option<LeafEntry<'m>> {
         let format = self.format;
-        // Constants: depth, width and shifts fold away.
-        let mut level = Level::FOUR;
-        if format.root_level() != level || !format.translates(iova) {
+        if !format.translates(iova) {
             return None;
         }
-        let mut table = self.root;
+        let mut at = self.entry_address(level, self.root, iova);
         let mut parent = None;
         let mut written_back = u64::MAX;
         while let Some(below) = level.below() {
-            let word = mem.word(self.entry_address(level, table, iova)).ok()?;
+            let word = mem.word(at).ok()?;
             let raw = word.load(Ordering::Acquire);
-            table = format.descend(level, raw)?;
+            let table = format.descend(level, raw)?;
             written_back &= raw;
             parent = Some(word);
             level = below;
+            at = table.wrapping_add(self.index_below_root(level, iova).wrapping_mul(8));
         }
-        let room = self.pages_to_end(iova);
+        let index = self.index_below_root(Level::LEAF, iova);
+        let room = Self::leaf_pages(Self::TABLE_ENTRIES.wrapping_sub(index));
         let in_memory = self.coherency == Coherency::Coherent
             || written_back & F::WRITTEN_BACK == F::WRITTEN_BACK;
-        (pages <= room && in_memory).then(|| LeafEntry {
-            at: self.entry_address(level, table, iova),
-            parent,
-        })
+        (pages <= room && in_memory).then(|| LeafEntry { at, parent })
+    }
+
+    /// Number of entries of every table below the root.
+    const TABLE_ENTRIES: u64 = F::GRANULE.bytes() / 8;
+
+    /// Returns the index of the entry for `iova` in a table of `level`, which is not the root.
+    #[inline(always)]
+    fn index_below_root(&self, level: Level, iova: Iova) -> u64 {
+        let shift = self.format.shift(level);
+        iova.get().wrapping_shr(shift) & (Self::TABLE_ENTRIES - 1)
     }
 
     /// Descends towards `iova` through all linked tables. Makes sure that the path is in memory.

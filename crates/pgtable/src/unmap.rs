@@ -158,7 +158,7 @@ impl<F: Format> Table<F> {
     }
 
     /// [`clear_leaf_entries`](Self::clear_leaf_entries) for several pages.
-    #[inline]
+    #[inline(always)]
     fn clear_run<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,

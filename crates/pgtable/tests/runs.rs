@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::DOMAIN;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    AmdV1, Arm, Coherency, Entry, FirstStage, Format, Granule4K, Level, Levels, MapRequest, RiscV,
-    SecondStage, Table,
+    AmdV1, Arm, Coherency, Entry, FirstStage, Format, Granule4K, Granule16K, Granule64K, Level,
+    Levels, MapRequest, RiscV, SecondStage, Table,
 };
 use ringfence_types::{
     Iova, MemoryError, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange,
@@ -176,4 +176,75 @@ fn a_mixed_range_takes_the_largest_pages() {
         arm.with_pages_up_to(size).with_contiguous_hint(),
         [0, 17, 3],
     );
+}
+
+/// Map chooses the leaves of a run in a leaf table: sizes of consecutive leaves, as binary
+/// logarithms, for an IOVA and physical address that agree in all bits below 2 MiB.
+#[test]
+fn a_run_takes_the_largest_leaves() {
+    fn sizes<F: Format>(format: F, first: u64, entries: u64) -> Vec<u32> {
+        let mem = Arena::new(2 << 20).expect("arena");
+        let region = PhysRange::new(PhysAddr::new(0x2_0000), 0x1e_0000).expect("not empty");
+        let frames = Frames::of_size(F::GRANULE, &mem, region);
+        let at = PhysAddr::ZERO;
+        let table = Table::at(format, DOMAIN, Coherency::Coherent, &mem, at).expect("zeroes");
+        let bytes = F::GRANULE.bytes();
+        let (iova, end) = (first * bytes, (first + entries) * bytes);
+        let map = request(iova, 0x4_0000_0000 + iova, entries * F::GRANULE.granules());
+        table.map(&mem, &frames, map).expect("frames");
+        let mut at = iova;
+        let mut found = Vec::new();
+        while at < end {
+            let leaf = table.walk(&mem, Iova::new(at)).expect("mapped");
+            assert_eq!(leaf.translate(Iova::new(at)).get(), 0x4_0000_0000 + at);
+            found.push(leaf.page.shift());
+            at += leaf.page.bytes();
+        }
+        found
+    }
+    let singles = |shift: u32, count: usize| vec![shift; count];
+    let around = |shift: u32, head: usize, leaf: u32, tail: usize| {
+        [singles(shift, head), vec![leaf], singles(shift, tail)].concat()
+    };
+    let largest = PageSize::Size2M;
+    let vtd = SecondStage::new(Levels::Four).with_pages_up_to(largest);
+    let hint = vtd.with_contiguous_hint();
+    let first = FirstStage::FOUR_LEVELS.with_pages_up_to(largest);
+    let riscv = RiscV::first_stage(Levels::Four).with_pages_up_to(largest);
+    let amd = AmdV1::new(Level::new(4).expect("1 to 6")).with_pages_up_to(largest);
+    let arm = Arm::<Granule4K>::stage1(48).expect("exists");
+    let arm = arm.with_pages_up_to(largest);
+    // 2 MiB where the run covers it, in every format with 4 KiB pages.
+    for found in [
+        sizes(vtd, 512, 512),
+        sizes(first, 512, 512),
+        sizes(riscv, 512, 512),
+        sizes(amd, 512, 512),
+        sizes(arm, 512, 512),
+    ] {
+        assert_eq!(found, [21]);
+    }
+    // From 5 entries before a 64 KiB boundary to 3 after the next one.
+    let odd = (16 - 5, 5 + 16 + 3);
+    assert_eq!(sizes(vtd, odd.0, odd.1), singles(12, 24));
+    assert_eq!(sizes(first, odd.0, odd.1), singles(12, 24));
+    assert_eq!(sizes(hint, odd.0, odd.1), around(12, 5, 16, 3));
+    assert_eq!(
+        sizes(riscv.with_napot(), odd.0, odd.1),
+        around(12, 5, 16, 3)
+    );
+    assert_eq!(sizes(riscv, odd.0, odd.1), singles(12, 24));
+    assert_eq!(
+        sizes(arm.with_contiguous_hint(), odd.0, odd.1),
+        around(12, 5, 16, 3)
+    );
+    assert_eq!(sizes(arm, odd.0, odd.1), singles(12, 24));
+    assert_eq!(sizes(amd, odd.0, odd.1), [12, 14, 16, 13, 12]);
+    // Larger granules: 128 pages of 16 KiB and 32 of 64 KiB are 2 MiB.
+    let arm = Arm::<Granule16K>::stage1(47).expect("exists");
+    let arm = arm.with_pages_up_to(largest).with_contiguous_hint();
+    assert_eq!(sizes(arm, 127, 130), around(14, 1, 21, 1));
+    let arm = Arm::<Granule64K>::stage1(48).expect("exists");
+    let arm = arm.with_pages_up_to(largest).with_contiguous_hint();
+    assert_eq!(sizes(arm, 31, 34), around(16, 1, 21, 1));
 }

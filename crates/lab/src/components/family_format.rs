@@ -101,6 +101,11 @@ impl Format for FamilyFormat {
     }
 
     #[inline]
+    fn may_be_run(&self, raw: u64) -> bool {
+        of!(self, format => format.may_be_run(raw))
+    }
+
+    #[inline]
     fn decode(&self, level: Level, raw: u64) -> Entry {
         of!(self, format => format.decode(level, raw))
     }

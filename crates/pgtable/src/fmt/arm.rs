@@ -312,6 +312,11 @@ impl<G: Granule> Format for Arm<G> {
     }
 
     #[inline]
+    fn may_be_run(&self, raw: u64) -> bool {
+        self.contiguous && raw & CONTIGUOUS != 0
+    }
+
+    #[inline]
     fn decode(&self, level: Level, raw: u64) -> Entry {
         if raw & VALID == 0 {
             return Entry::Absent;

@@ -163,6 +163,14 @@ const fn number_of(at: PhysAddr) -> u64 {
     at.get() >> 12 << PPN_SHIFT & PPN
 }
 
+/// Returns the bits of `raw` on both sides of the page number, without [`WRITTEN_BACK`]. The
+/// rotation makes them fit a constant of 32 bits, which the descent compares at each level.
+#[inline]
+const fn attributes(raw: u64) -> u32 {
+    const ATTRIBUTES: u64 = !(PPN | WRITTEN_BACK);
+    raw.rotate_left(PPN_SHIFT) as u32 & ATTRIBUTES.rotate_left(PPN_SHIFT) as u32
+}
+
 impl Format for RiscV {
     const COUNTS: bool = false;
     const WRITTEN_BACK: u64 = WRITTEN_BACK;
@@ -227,6 +235,11 @@ impl Format for RiscV {
     }
 
     #[inline]
+    fn may_be_run(&self, raw: u64) -> bool {
+        raw & N != 0
+    }
+
+    #[inline]
     fn decode(&self, level: Level, raw: u64) -> Entry {
         if raw & V == 0 {
             return Entry::Absent;
@@ -255,7 +268,8 @@ impl Format for RiscV {
 
     #[inline]
     fn descend(&self, _level: Level, raw: u64) -> Option<PhysAddr> {
-        (raw & !(PPN | WRITTEN_BACK) == V).then(|| PhysAddr::new(address_of(raw)))
+        // The bits above the page number are zero, so the shift alone gives the address.
+        (attributes(raw) == attributes(V)).then(|| PhysAddr::new(raw >> PPN_SHIFT << 12))
     }
 
     /// A writable leaf also allows reads.

@@ -164,6 +164,11 @@ impl Format for SecondStage {
     }
 
     #[inline]
+    fn may_be_run(&self, raw: u64) -> bool {
+        self.contiguous && raw & CONTIGUOUS != 0
+    }
+
+    #[inline]
     fn decode(&self, level: Level, raw: u64) -> Entry {
         let Some(permissions) = Permissions::from_bits(raw) else {
             return Entry::Absent;

@@ -106,14 +106,6 @@ impl AmdV1 {
     }
 }
 
-/// Returns the bits of `raw` on both sides of the address, without [`WRITTEN_BACK`]. The rotation
-/// makes them fit a constant of 32 bits, which the descent compares at each level.
-#[inline]
-const fn attributes(raw: u64) -> u32 {
-    const ATTRIBUTES: u64 = !(ADDR | WRITTEN_BACK);
-    raw.rotate_left(12) as u32 & ATTRIBUTES.rotate_left(12) as u32
-}
-
 impl Format for AmdV1 {
     const COUNTS: bool = false;
     const WRITTEN_BACK: u64 = WRITTEN_BACK;
@@ -194,8 +186,8 @@ impl Format for AmdV1 {
 
     #[inline]
     fn descend(&self, level: Level, raw: u64) -> Option<PhysAddr> {
-        let expected = self.table(level, PhysAddr::ZERO);
-        (attributes(raw) == attributes(expected)).then(|| PhysAddr::new(raw & ADDR))
+        (raw & !(ADDR | WRITTEN_BACK) == self.table(level, PhysAddr::ZERO))
+            .then(|| PhysAddr::new(raw & ADDR))
     }
 
     #[inline]

@@ -139,8 +139,7 @@ impl DeviceTlbUnit {
             permissions,
         };
         let frames = MachineFrames(bench.machine());
-        let mapped = self.table(device)?.map(&*self.memory, &frames, request);
-        mapped.map_err(LabError::Static)?;
+        self.table(device)?.map(&*self.memory, &frames, request)?;
         Ok(())
     }
 

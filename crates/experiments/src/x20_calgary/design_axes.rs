@@ -197,8 +197,7 @@ fn run(design: Design) -> Result<Counts, LabError> {
                 pages: 1,
                 permissions: Permissions::READ_WRITE,
             };
-            let mapped = machine.tables[bus].map(&arena, &frames, request);
-            mapped.map_err(LabError::Static)?;
+            machine.tables[bus].map(&arena, &frames, request)?;
             // The device touches the buffers of its ring in turn, several times each.
             for touch in 0..ACCESSES {
                 let Some(older) = round.checked_sub(touch * RING / ACCESSES) else {

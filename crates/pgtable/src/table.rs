@@ -325,7 +325,7 @@ impl<F: Format> Table<F> {
         let room = Self::leaf_pages(Self::TABLE_ENTRIES.wrapping_sub(index));
         let in_memory = self.coherency == Coherency::Coherent
             || written_back & F::WRITTEN_BACK == F::WRITTEN_BACK;
-        (pages <= room && in_memory).then(|| LeafEntry { at, parent })
+        (pages <= room && in_memory).then_some(LeafEntry { at, parent })
     }
 
     /// Number of entries of every table below the root.

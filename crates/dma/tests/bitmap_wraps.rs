@@ -1,5 +1,7 @@
 //! Bitmaps shared by CPUs under shuttle's schedules. While one CPU flushes for addresses, others
 //! may allocate the released ones; every map succeeds nevertheless.
+// The coroutines of shuttle do not exist for s390x.
+#![cfg(not(target_arch = "s390x"))]
 
 #[path = "support/machine.rs"]
 mod machine;

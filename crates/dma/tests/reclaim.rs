@@ -1,6 +1,8 @@
 //! Table pages that are freed while other maps need new ones in their place, under shuttle's
 //! schedules. No device faults inside a live grant, and no page is freed while a walk cache refers
 //! to it.
+// The coroutines of shuttle do not exist for s390x.
+#![cfg(not(target_arch = "s390x"))]
 
 #[path = "support/machine.rs"]
 mod machine;

@@ -2,6 +2,8 @@
 //! the other before its invalidation. Every buffer is returned once, and only after the hardware
 //! can no longer reach it. If walkers do not snoop, the device sees every entry whose address it
 //! received, and no entry of a returned buffer. This holds whichever CPU wrote the lines back.
+// The coroutines of shuttle do not exist for s390x.
+#![cfg(not(target_arch = "s390x"))]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex as Plain;

@@ -274,7 +274,8 @@ fn errors() {
         ),
         (
             iort_node(6, 1, &le![0_u32, u32::MAX, u32::MAX], &[]),
-            48 + 0xffff_ffff,
+            // An offset that does not fit 32 bits is reported as the largest one.
+            48_usize.saturating_add(0xffff_ffff),
             Truncated,
         ),
         (rmr(0, &[(0x1000, 0)], &[]), 76, Range),

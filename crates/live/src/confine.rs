@@ -73,9 +73,12 @@ const SERVING: &[Rule] = &[
     ioctl(libc::SECCOMP_IOCTL_NOTIF_RECV),
     ioctl(libc::SECCOMP_IOCTL_NOTIF_SEND),
     ioctl(libc::SECCOMP_IOCTL_NOTIF_ADDFD),
+    // AArch64 and RISC-V have neither `poll`, `readlink` nor `unlink`, only their successors.
+    #[cfg(target_arch = "x86_64")]
     allow(libc::SYS_poll),
     allow(libc::SYS_ppoll),
     // `is_eventfd` reads the name of a descriptor.
+    #[cfg(target_arch = "x86_64")]
     allow(libc::SYS_readlink),
     allow(libc::SYS_readlinkat),
     // Interrupts: see event.rs.
@@ -148,6 +151,7 @@ const SERVING: &[Rule] = &[
 /// Further system calls of the main thread: it waits for a signal and removes the sockets.
 const ENDING: &[Rule] = &[
     allow(libc::SYS_pipe2),
+    #[cfg(target_arch = "x86_64")]
     allow(libc::SYS_unlink),
     allow(libc::SYS_unlinkat),
 ];

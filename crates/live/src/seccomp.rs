@@ -8,8 +8,17 @@ use libc::{
     SECCOMP_RET_KILL_PROCESS, sock_filter,
 };
 
-/// `AUDIT_ARCH_X86_64`. Other architectures use other system call numbers.
-const ARCH: u32 = 0xc000_003e;
+/// `AUDIT_ARCH_X86_64` and the like (`linux/audit.h`): the architecture of this program. Other
+/// architectures use other system call numbers.
+const ARCH: u32 = if cfg!(target_arch = "x86_64") {
+    0xc000_003e
+} else if cfg!(target_arch = "aarch64") {
+    0xc000_00b7
+} else if cfg!(target_arch = "riscv64") {
+    0xc000_00f3
+} else {
+    panic!("no value of this architecture")
+};
 /// Offsets in `struct seccomp_data`.
 const AT_NUMBER: u32 = 0;
 const AT_ARCH: u32 = 4;

@@ -2,7 +2,7 @@
 //!
 //! One assembly routine makes all copies. A page that is unmapped or not writable raises a signal
 //! at one of its instructions. The handler recognises the instruction's address and resumes at the
-//! routine's exit, which returns the number of bytes not copied. Kernels copy from user space the
+//! routine's exit, which returns a number other than 0: the bytes not copied. Kernels copy from user space the
 //! same way.
 #![allow(unsafe_code)]
 
@@ -12,17 +12,29 @@ use std::mem::MaybeUninit;
 use crate::grants::sys;
 use crate::grants::windows::{END, FIRST};
 
-core::arch::global_asm!(
-    ".pushsection .text.ringfence_copy, \"ax\", @progbits",
-    ".p2align 4",
-    ".hidden ringfence_copy",
-    ".globl ringfence_copy",
-    ".hidden ringfence_copy_out",
-    ".globl ringfence_copy_out",
-    ".hidden ringfence_copy_end",
-    ".globl ringfence_copy_end",
-    // rdi: to, rsi: from, rdx: bytes. rcx: bytes left, at every instruction that can fault.
-    "ringfence_copy:",
+/// Assembles the routine, with the labels that the handler needs around the instructions.
+macro_rules! copy_routine {
+    ($($instruction:literal),* $(,)?) => {
+        core::arch::global_asm!(
+            ".pushsection .text.ringfence_copy, \"ax\", %progbits",
+            ".p2align 4",
+            ".hidden ringfence_copy",
+            ".globl ringfence_copy",
+            ".hidden ringfence_copy_out",
+            ".globl ringfence_copy_out",
+            ".hidden ringfence_copy_end",
+            ".globl ringfence_copy_end",
+            "ringfence_copy:",
+            $($instruction,)*
+            "ringfence_copy_end:",
+            ".popsection",
+        );
+    };
+}
+
+// rdi: to, rsi: from, rdx: bytes. rcx: bytes left, at every instruction that can fault.
+#[cfg(target_arch = "x86_64")]
+copy_routine!(
     "mov rcx, rdx",
     // Copy ring fields of 2, 4 or 8 bytes with one load and one store.
     "cmp rdx, 8",
@@ -50,8 +62,107 @@ core::arch::global_asm!(
     "mov [rdi], ax",
     "xor eax, eax",
     "ret",
-    "ringfence_copy_end:",
-    ".popsection",
+);
+
+// x0: to, x1: from, x2: bytes. x3: bytes left, at every instruction that can fault; a step of 8
+// bytes that faults counts as not copied.
+#[cfg(target_arch = "aarch64")]
+copy_routine!(
+    "mov x3, x2",
+    // Copy ring fields of 2, 4 or 8 bytes with one load and one store.
+    "cmp x2, #8",
+    "b.eq 8f",
+    "cmp x2, #4",
+    "b.eq 4f",
+    "cmp x2, #2",
+    "b.eq 2f",
+    "1:",
+    "cmp x3, #8",
+    "b.lo 3f",
+    "ldr x4, [x1]",
+    "str x4, [x0]",
+    "add x1, x1, #8",
+    "add x0, x0, #8",
+    "sub x3, x3, #8",
+    "b 1b",
+    "3:",
+    "cbz x3, ringfence_copy_out",
+    "ldrb w4, [x1]",
+    "strb w4, [x0]",
+    "add x1, x1, #1",
+    "add x0, x0, #1",
+    "sub x3, x3, #1",
+    "b 3b",
+    "ringfence_copy_out:",
+    "mov x0, x3",
+    "ret",
+    "8:",
+    "ldr x4, [x1]",
+    "str x4, [x0]",
+    "mov x0, #0",
+    "ret",
+    "4:",
+    "ldr w4, [x1]",
+    "str w4, [x0]",
+    "mov x0, #0",
+    "ret",
+    "2:",
+    "ldrh w4, [x1]",
+    "strh w4, [x0]",
+    "mov x0, #0",
+    "ret",
+);
+
+// a0: to, a1: from, a2: bytes. a3: bytes left, at every instruction that can fault; a step of 8
+// bytes that faults counts as not copied.
+#[cfg(target_arch = "riscv64")]
+copy_routine!(
+    "mv a3, a2",
+    // Copy ring fields of 2, 4 or 8 bytes with one load and one store. Linux emulates misaligned
+    // accesses of user space if the CPU does not have them.
+    "li a4, 2",
+    "beq a2, a4, 2f",
+    "li a4, 4",
+    "beq a2, a4, 4f",
+    "li a4, 8",
+    "beq a2, a4, 8f",
+    "or a5, a0, a1",
+    "andi a5, a5, 7",
+    "bnez a5, 3f",
+    "1:",
+    "bltu a3, a4, 3f",
+    "ld a5, 0(a1)",
+    "sd a5, 0(a0)",
+    "addi a1, a1, 8",
+    "addi a0, a0, 8",
+    "addi a3, a3, -8",
+    "j 1b",
+    "3:",
+    "beqz a3, ringfence_copy_out",
+    "lbu a5, 0(a1)",
+    "sb a5, 0(a0)",
+    "addi a1, a1, 1",
+    "addi a0, a0, 1",
+    "addi a3, a3, -1",
+    "j 3b",
+    "ringfence_copy_out:",
+    "mv a0, a3",
+    "ret",
+    "8:",
+    "ld a5, 0(a1)",
+    "sd a5, 0(a0)",
+    "li a0, 0",
+    "ret",
+    "4:",
+    "lw a5, 0(a1)",
+    "sw a5, 0(a0)",
+    "li a0, 0",
+    "ret",
+    "2:",
+    "lhu a5, 0(a1)",
+    "sh a5, 0(a0)",
+    "li a0, 0",
+    "ret",
 );
 
 unsafe extern "C" {
@@ -129,14 +240,32 @@ extern "C" fn on_fault(_signal: i32, _info: *mut libc::siginfo_t, context: *mut 
     );
     // SAFETY: with `SA_SIGINFO` the third argument is the interrupted thread's context, which the
     // handler may change.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-    let Some(at) = registers.get_mut(libc::REG_RIP as usize) else {
+    let context = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
+    let Some(at) = program_counter(context) else {
         sys::end(1);
     };
     if !(begin..end).contains(&(*at as usize)) {
         sys::end(1);
     }
-    *at = out as i64;
+    *at = out as Register;
+}
+
+/// The type of a register in a context.
+#[cfg(target_arch = "x86_64")]
+type Register = i64;
+#[cfg(target_arch = "aarch64")]
+type Register = u64;
+#[cfg(target_arch = "riscv64")]
+type Register = libc::c_ulong;
+
+/// Returns the register that holds the address of the interrupted instruction.
+fn program_counter(context: &mut libc::mcontext_t) -> Option<&mut Register> {
+    #[cfg(target_arch = "x86_64")]
+    return context.gregs.get_mut(libc::REG_RIP as usize);
+    #[cfg(target_arch = "aarch64")]
+    return Some(&mut context.pc);
+    #[cfg(target_arch = "riscv64")]
+    return context.__gregs.get_mut(libc::REG_PC);
 }
 
 #[cfg(test)]

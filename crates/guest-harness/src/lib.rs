@@ -21,6 +21,7 @@ mod kernel;
 mod linux;
 mod module;
 mod qemu;
+mod rust;
 
 pub use architecture::Architecture;
 pub use bench_read::{READ_BYTES, ReadTimes, bench_reads};
@@ -31,3 +32,4 @@ pub use kernel::{Kernel, LATEST};
 pub use linux::prepare_linux;
 pub use module::build_module;
 pub use qemu::Qemu;
+pub use rust::prepare_rust;

@@ -29,7 +29,7 @@ pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, OwnModule, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
-pub use linux::prepare_linux;
+pub use linux::{archive_with_command, prepare_linux};
 pub use module::build_module;
 pub use qemu::Qemu;
 pub use rust::prepare_rust;

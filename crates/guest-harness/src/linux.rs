@@ -14,6 +14,9 @@ use super::module::build_module;
 /// The guest's only process.
 const INIT: &[u8] = include_bytes!("linux_init.sh");
 
+/// Path of the command in a guest that has it.
+const COMMAND: &str = "bin/ringfence";
+
 /// Drivers of the devices; those without a module are built into the kernel.
 const MODULES: &[&str] = &[
     "pci-host-generic",
@@ -71,6 +74,14 @@ pub fn prepare_linux(
         &initramfs(&kernel, module.as_deref())?,
     )?;
     Ok(dir)
+}
+
+/// Returns an archive that adds the command to a guest. Append it to the guest's initramfs: Linux
+/// unpacks one archive after the other.
+pub fn archive_with_command(command: &[u8]) -> Vec<u8> {
+    let mut archive = Archive::default();
+    archive.program(COMMAND, command);
+    archive.finish()
 }
 
 fn initramfs(kernel: &Kernel, module: Option<&[u8]>) -> Result<Vec<u8>, GuestError> {

@@ -44,6 +44,23 @@ use_card() {
     ping -c 5 -i 0.1 -s 1400 -W 5 10.0.2.2 >/dev/null || fail "$card: no answer"
     ip addr del 10.0.2.15/24 dev "$card"
 }
+# Records with the command, if the guest has it, while the NVMe disk is used. An instance that is set up
+# by hand sees the same events. Both go to the disk `results`, at these offsets in MiB.
+RECORDING=16
+CONTROL=24
+record() {
+    local i=$T/instances/control event
+    mkdir $i
+    for event in dma iommu/map iommu/unmap; do echo 1 >$i/events/$event/enable; done
+    ringfence trace record --buffer 8 -o /tmp/recording -- dd if=/dev/nvme0n1 of=/dev/null bs=4k count=100 \
+        iflag=direct || fail "the command does not record"
+    for event in dma iommu/map iommu/unmap; do echo 0 >$i/events/$event/enable; done
+    save $i/trace $CONTROL
+    rmdir $i
+    ringfence trace info /tmp/recording
+    save /tmp/recording $RECORDING
+}
+save() { dd if="$1" of="$(disk results)" bs=1M seek="$2" conv=fsync 2>/dev/null || fail "$1 is not saved"; }
 events() { wc -l <$T/trace; }
 # Deferred work ends: true if no event happened in half a second.
 quiet() {
@@ -85,6 +102,7 @@ for card in /sys/class/net/eth*; do
     cards=$((cards + 1))
 done
 [ $cards = 2 ] || fail "$cards network cards"
+[ ! -x /bin/ringfence ] || record
 for group in /sys/kernel/iommu_groups/*; do echo "group $(cat "$group/type")" "$group"/devices/*; done
 [ ! -e /modules/map_pages.ko ] || map_pages
 try 30 quiet || fail "the devices do not rest"

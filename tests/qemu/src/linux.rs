@@ -9,7 +9,7 @@ mod tables;
 mod trace;
 mod units;
 
-pub use guest::{Guest, LinuxMachine};
+pub use guest::{Guest, LinuxMachine, Recordings};
 pub use scalable::vtd_scalable;
 pub use tables::{Domain, pages};
 pub use trace::{Comparison, Live};

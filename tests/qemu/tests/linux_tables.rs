@@ -86,6 +86,7 @@ fn arm64_behind_smmu_v3() {
             "max,pauth=off",
         ],
         parameters: "console=ttyAMA0",
+        archive: &[],
     };
     judge(&machine, "smmu-v3", linux::smmu_v3);
 }
@@ -103,6 +104,7 @@ fn riscv64_behind_riscv_iommu() {
             "virt,iommu-sys=on,aia=aplic-imsic,memory-backend=ram",
         ],
         parameters: "console=ttyS0",
+        archive: &[],
     };
     let domains = judge(&machine, "riscv-iommu", linux::riscv_iommu);
     for size in [PageSize::Size4K, PageSize::Size64K, PageSize::Size2M] {
@@ -130,6 +132,7 @@ fn judge_q35(
             device,
         ],
         parameters: &format!("console=ttyS0 no_timer_check {parameter}"),
+        archive: &[],
     };
     judge(&machine, unit, read);
 }

@@ -1,7 +1,7 @@
 //! A Linux guest that uses devices behind an IOMMU and then keeps its mappings.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -48,7 +48,23 @@ pub struct LinuxMachine<'a> {
     pub arguments: &'a [&'a str],
     /// Parameters of the kernel, with the console.
     pub parameters: &'a str,
+    /// An archive that the kernel unpacks after the initramfs; may be empty.
+    pub archive: &'a [u8],
 }
+
+/// What the command `trace record` and an instance of tracefs that was set up by hand recorded at
+/// the same time.
+#[derive(Debug)]
+pub struct Recordings {
+    /// The command's trace.
+    pub command: String,
+    /// The instance's trace.
+    pub control: String,
+}
+
+/// Offsets of the recordings on the disk `results`, as in the guest's init script.
+const COMMAND_AT: usize = 16 << 20;
+const CONTROL_AT: usize = 24 << 20;
 
 /// A stopped guest. Dropping it ends QEMU.
 #[derive(Debug)]
@@ -58,6 +74,8 @@ pub struct Guest {
     ram: GuestRam,
     /// Lines that the guest's init process printed.
     console: Vec<String>,
+    /// The disk `results`.
+    results: Vec<u8>,
     trace: String,
 }
 
@@ -73,7 +91,9 @@ impl Guest {
         let (serial, their_serial) = UnixStream::pair()?;
         let results = file("ringfence-results", RESULTS)?;
         let disks = [(); 3].map(|()| file("ringfence-disk", DISK));
+        let initramfs = initramfs(machine)?;
         let mut command = command(machine, &ram)?;
+        command.arg("-initrd").arg(proc_path(&initramfs));
         for argument in DEVICES.split_whitespace() {
             let argument = argument.replace("{one}", &drive(&disks[0])?);
             let argument = argument.replace("{two}", &drive(&disks[1])?);
@@ -90,11 +110,15 @@ impl Guest {
             monitor: Monitor::new(qmp),
             ram,
             console: Vec::new(),
+            results: Vec::new(),
             trace: String::new(),
         };
         guest.wait(serial)?;
         guest.monitor.execute("stop")?;
-        guest.trace = text(results)?;
+        let mut results = File::from(results);
+        results.rewind()?;
+        results.read_to_end(&mut guest.results)?;
+        guest.trace = guest.text(0, COMMAND_AT)?;
         Ok(guest)
     }
 
@@ -124,6 +148,25 @@ impl Guest {
         &self.trace
     }
 
+    /// Returns the recordings, which exist if the machine's archive has the command.
+    ///
+    /// # Errors
+    /// A recording is missing or too large.
+    pub fn recordings(&self) -> anyhow::Result<Recordings> {
+        Ok(Recordings {
+            command: self.text(COMMAND_AT, CONTROL_AT)?,
+            control: self.text(CONTROL_AT, self.results.len())?,
+        })
+    }
+
+    /// Returns the text that begins at `start` of the disk and ends before `end`.
+    fn text(&self, start: usize, end: usize) -> anyhow::Result<String> {
+        let bytes = self.results.get(start..end).context("no such part")?;
+        let end = bytes.iter().position(|byte| *byte == 0);
+        let text = bytes.get(..end.context("a trace does not fit its part")?);
+        Ok(String::from_utf8(text.unwrap_or_default().to_vec())?)
+    }
+
     /// Returns the guest's RAM.
     pub const fn ram(&self) -> &GuestRam {
         &self.ram
@@ -146,15 +189,25 @@ impl Drop for Guest {
     }
 }
 
+/// Returns a file in memory: the guest's initramfs, followed by the machine's archive.
+fn initramfs(machine: &LinuxMachine<'_>) -> anyhow::Result<OwnedFd> {
+    let guest = Emulator::find()?.linux(machine.architecture);
+    let bytes = std::fs::read(guest.join("initramfs")).with_context(|| {
+        format!(
+            "no Linux guest in {}: run `cargo run -p ringfence-guest-harness --example \
+             fetch_linux`, or set QEMU_LINUX to a directory with the guests",
+            guest.display()
+        )
+    })?;
+    let mut both = File::from(file("ringfence-initramfs", 0)?);
+    both.write_all(&bytes)?;
+    both.write_all(machine.archive)?;
+    Ok(both.into())
+}
+
 fn command(machine: &LinuxMachine<'_>, ram: &GuestRam) -> anyhow::Result<Command> {
     let emulator = Emulator::find()?;
     let guest = emulator.linux(machine.architecture);
-    ensure!(
-        guest.join("initramfs").is_file(),
-        "no Linux guest in {}: run `cargo run -p ringfence-guest-harness --example fetch_linux`, \
-         or set QEMU_LINUX to a directory with the guests",
-        guest.display()
-    );
     let mut command = emulator.command_within(LIMIT, machine.board.program());
     let memory = format!(
         "memory-backend-file,id=ram,size={RAM},mem-path={},share=on",
@@ -170,7 +223,6 @@ fn command(machine: &LinuxMachine<'_>, ram: &GuestRam) -> anyhow::Result<Command
     command.args(["-accel", "tcg", "-smp", "1", "-nodefaults", "-no-reboot"]);
     command.args(["-display", "none", "-append", &parameters]);
     command.arg("-kernel").arg(guest.join("kernel"));
-    command.arg("-initrd").arg(guest.join("initramfs"));
     command.args(["-chardev", "socket,id=qmp,fd=0", "-qmp", "chardev:qmp"]);
     command.args(["-chardev", "socket,id=console,fd=1"]);
     command.args(["-serial", "chardev:console"]);
@@ -192,17 +244,10 @@ fn drive(disk: &anyhow::Result<OwnedFd>) -> anyhow::Result<String> {
 }
 
 fn path(file: &OwnedFd) -> String {
-    let (process, file) = (std::process::id(), file.as_raw_fd());
-    format!("format=raw,file=/proc/{process}/fd/{file},file.locking=off")
+    format!("format=raw,file={},file.locking=off", proc_path(file))
 }
 
-/// Returns the text at the beginning of a disk.
-fn text(disk: OwnedFd) -> anyhow::Result<String> {
-    let mut disk = File::from(disk);
-    let mut bytes = Vec::new();
-    disk.rewind()?;
-    disk.read_to_end(&mut bytes)?;
-    let end = bytes.iter().position(|byte| *byte == 0);
-    bytes.truncate(end.context("the trace does not fit the disk")?);
-    Ok(String::from_utf8(bytes)?)
+/// Returns a path by which a child opens the file.
+fn proc_path(file: &OwnedFd) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
 }

@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use crate::process;
 use crate::repo::Repo;
 
-/// Programs in Debian packages: name, argument that tests their presence, package.
+/// Programs in Debian packages: name, argument that tests their presence, packages.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("python3", "--version", "python3"),
     ("zstd", "--version", "zstd"),
@@ -15,6 +15,32 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
     // Components of guests.
     ("busybox", "--help", "busybox-static"),
     ("xz", "--version", "xz-utils"),
+    // Linkers and an emulator of user programs, for tests on other architectures.
+    (
+        "i686-linux-gnu-gcc",
+        "--version",
+        "gcc-i686-linux-gnu libc6-dev-i386-cross",
+    ),
+    (
+        "s390x-linux-gnu-gcc",
+        "--version",
+        "gcc-s390x-linux-gnu libc6-dev-s390x-cross",
+    ),
+    ("qemu-s390x", "--version", "qemu-user"),
+];
+
+/// Compilers for the architectures of [`targets`](crate::targets) that run the command.
+const CROSS: &[(&str, &str, &str)] = &[
+    (
+        "aarch64-linux-gnu-gcc",
+        "--version",
+        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    ),
+    (
+        "riscv64-linux-gnu-gcc",
+        "--version",
+        "gcc-riscv64-linux-gnu libc6-dev-riscv64-cross",
+    ),
 ];
 
 /// Components of the Rust toolchain: the program that each provides, and its name.
@@ -32,20 +58,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
             installed.push(*component);
         }
     }
-    let packages: Vec<&str> = PROGRAMS
-        .iter()
-        .filter(|(program, argument, _)| !process::available(program, argument))
-        .map(|(_, _, package)| *package)
-        .collect();
-    if !packages.is_empty() {
-        apt(repo, &packages).with_context(|| format!("install {} by hand", packages.join(", ")))?;
-        installed.extend(&packages);
-    }
-    for (program, argument, package) in PROGRAMS {
-        if !process::available(program, argument) {
-            bail!("{program} (package {package}) still does not run");
-        }
-    }
+    installed.extend(programs(repo, PROGRAMS)?);
     if has_nightly() && !has_cargo_fuzz() {
         process::show(
             process::command(&repo.root, "cargo").args(["install", "--locked", "cargo-fuzz"]),
@@ -58,6 +71,33 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     } else {
         format!("installed {}", installed.join(", "))
     })
+}
+
+/// Installs the missing compilers for the architectures that run the command.
+pub(crate) fn cross(repo: &Repo) -> anyhow::Result<()> {
+    programs(repo, PROGRAMS)?;
+    programs(repo, CROSS).map(drop)
+}
+
+/// Installs the packages of those programs that do not run, and returns the packages.
+fn programs(
+    repo: &Repo,
+    programs: &'static [(&str, &str, &str)],
+) -> anyhow::Result<Vec<&'static str>> {
+    let packages: Vec<&str> = programs
+        .iter()
+        .filter(|(program, argument, _)| !process::available(program, argument))
+        .flat_map(|(_, _, packages)| packages.split_whitespace())
+        .collect();
+    if !packages.is_empty() {
+        apt(repo, &packages).with_context(|| format!("install {} by hand", packages.join(", ")))?;
+    }
+    for (program, argument, package) in programs {
+        if !process::available(program, argument) {
+            bail!("{program} (package {package}) still does not run");
+        }
+    }
+    Ok(packages)
 }
 
 /// Returns true if a nightly toolchain, which cargo-fuzz needs, is installed.

@@ -24,6 +24,7 @@ mod suite;
 mod suites;
 mod summary;
 mod table;
+mod targets;
 mod usage;
 mod violation;
 
@@ -64,6 +65,9 @@ enum Task {
     /// Records a trace on a stock kernel in a guest and checks it, or tests the devices of guests.
     /// Fetches a kernel once.
     Guest(guest::Options),
+    /// Tests other architectures: all core crates on 32-bit and big-endian CPUs, and the command on
+    /// arm64 and riscv64. Takes half an hour.
+    Targets,
     /// Checks docs/IDS.md and counts planned ids.
     Ids,
     /// Counts the lines of code of each crate without tests.
@@ -92,6 +96,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
             steps::run_all(&repo, suite::fuzz(&repo, target.as_deref(), *seconds)?)
         }
         Task::Guest(options) => guest::run(&repo, options),
+        Task::Targets => targets::run(&repo),
         Task::Ids => ids::print(&repo),
         Task::Lines => lines::print(&repo),
     }

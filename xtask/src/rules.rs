@@ -19,7 +19,7 @@ use crate::source::Source;
 use crate::violation::Violation;
 
 /// Crates that kernels embed: `no_std`, without unsafe code, without panics.
-const CORE: &[&str] = &[
+pub(crate) const CORE: &[&str] = &[
     "types",
     "iova",
     "pgtable",

@@ -9,7 +9,7 @@ use crate::suites::Kind;
 use crate::summary::Summary;
 use crate::{
     check, console, fuzz, guest, ids, install, limits, links, mutate, nostd, process, product,
-    rules, suites,
+    rules, suites, targets,
 };
 
 /// Names of the steps that other steps wait for.
@@ -44,6 +44,7 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend(check());
     steps.extend([
         Step::new("no_std", nostd::run),
+        Step::new("core crates, 32-bit and big-endian", targets::core).beside(Priority::Normal),
         Step::new(
             "fetch: QEMU that judges drivers, Linux guests",
             guest::fetch_judge,

@@ -50,13 +50,9 @@ pub fn prepare_linux(
     let mut prepare = || {
         let kernel = Kernel::with_busybox(architecture, cache, &root, say)?;
         // Debian's riscv64 kernels lack CONFIG_IOMMU_DMA: nothing in them maps for devices.
-        let module = match architecture {
-            Architecture::Riscv64 => {
-                let module = build_module(&kernel, MAP_PAGES, module_source, cache, say)?;
-                Some(module)
-            }
-            Architecture::Amd64 | Architecture::Arm64 => None,
-        };
+        let module = (architecture == Architecture::Riscv64)
+            .then(|| build_module(&kernel, MAP_PAGES, module_source, cache, say))
+            .transpose()?;
         Ok((kernel, module))
     };
     let (kernel, module) = match prepare() {

@@ -141,6 +141,8 @@ const fn prefix(architecture: Architecture) -> &'static str {
     match architecture {
         Architecture::Amd64 => "",
         Architecture::Arm64 => "aarch64-linux-gnu-",
+        Architecture::I386 => "i686-linux-gnu-",
+        Architecture::S390x => "s390x-linux-gnu-",
         Architecture::Riscv64 => "riscv64-linux-gnu-",
     }
 }

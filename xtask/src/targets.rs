@@ -15,9 +15,9 @@ use crate::{guest, install};
 
 /// An architecture of Linux.
 struct Target {
-    /// Rust's name.
+    /// The target triple of Rust.
     name: &'static str,
-    /// Debian's name.
+    /// Debian's name of the architecture.
     debian: &'static str,
     /// Prefix of the compiler's name, and name of the directory with the C library.
     gnu: &'static str,

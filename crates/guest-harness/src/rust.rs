@@ -1,4 +1,4 @@
-//! Standard libraries of Rust for other targets, from Debian's archive, and the compiler of the same
+//! Standard libraries of Rust for other targets, from Debian's archive, and the compiler of that
 //! version. The compiler runs with its own dynamic loader and libraries, so that the host's C
 //! library does not matter.
 

@@ -2,8 +2,8 @@
 //!
 //! One assembly routine makes all copies. A page that is unmapped or not writable raises a signal
 //! at one of its instructions. The handler recognises the instruction's address and resumes at the
-//! routine's exit, which returns a number other than 0: the bytes not copied. Kernels copy from user space the
-//! same way.
+//! routine's exit, which returns a number other than 0: the bytes not copied. Kernels copy from
+//! user space the same way.
 #![allow(unsafe_code)]
 
 use std::io;

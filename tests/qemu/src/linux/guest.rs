@@ -52,8 +52,8 @@ pub struct LinuxMachine<'a> {
     pub archive: &'a [u8],
 }
 
-/// What the command `trace record` and an instance of tracefs that was set up by hand recorded at
-/// the same time.
+/// Two recordings of the same time: by the command `trace record`, and by an instance of tracefs
+/// that was set up by hand.
 #[derive(Debug)]
 pub struct Recordings {
     /// The command's trace.

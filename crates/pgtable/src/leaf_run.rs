@@ -129,8 +129,8 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Fills the entries of a leaf table with the largest leaves that fit. Not inlined, so that runs
-    /// of single entries keep short code.
+    /// Fills the entries of a leaf table with the largest leaves that fit. Not inlined, so that
+    /// runs of single entries keep short code.
     #[inline(never)]
     pub(crate) fn store_runs(&self, words: &[AtomicU64], request: &MapRequest) {
         let (mut words, mut rest) = (words, *request);

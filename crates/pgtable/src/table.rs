@@ -274,8 +274,9 @@ impl<F: Format> Table<F> {
     /// Fast path: finds the entries of `pages` pages from `iova` on. The caller need not check the
     /// width.
     ///
-    /// Succeeds only for a table of three to six levels, if the whole path is linked and all entries
-    /// lie in one leaf table. On a non-coherent platform, the path must also be written back.
+    /// Succeeds only for a table of three to six levels, if the whole path is linked and all
+    /// entries lie in one leaf table. On a non-coherent platform, the path must also be written
+    /// back.
     ///
     /// On `None` the caller falls back to [`walk_linked`](Self::walk_linked), which reports the
     /// reason.

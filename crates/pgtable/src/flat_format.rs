@@ -32,6 +32,7 @@ pub trait FlatFormat: Copy + fmt::Debug {
 pub trait HalfWord: FlatFormat {}
 
 impl<F: FlatFormat> Format for F {
+    const CONSTANT_STEP: bool = false;
     const ENTRY_BYTES: u64 = F::BYTES;
     const WRITTEN_BACK: u64 = 0;
 

@@ -112,8 +112,6 @@ pub enum Entry {
 ///   leaf as readable and writable.
 /// - `decode` accepts any word: hardware and hostile software may write the tables. The level of a
 ///   table is always below that of the entry.
-/// - The words of leaves at consecutive addresses, and of the entries of one leaf, differ by a
-///   constant.
 /// - An entry is absent if certain bits are zero. The bitwise OR of several entries is therefore
 ///   absent if and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
@@ -128,6 +126,10 @@ pub trait Format: Copy + fmt::Debug {
     /// [`live`](Self::live). Otherwise [`ReclaimingTable`](crate::ReclaimingTable) reads a table
     /// page to see that it is empty.
     const COUNTS: bool = true;
+
+    /// True if the words of leaves at consecutive addresses, and of the entries of one leaf, differ
+    /// by a constant. False for entries in big-endian order.
+    const CONSTANT_STEP: bool = true;
 
     /// Software bit of a table entry. When set, the entry and the table page it points to have been
     /// written back to memory. Zero if the format has no table entries.

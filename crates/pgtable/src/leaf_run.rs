@@ -167,14 +167,36 @@ impl<F: Format> Table<F> {
         run: u32,
         request: &MapRequest,
     ) {
-        let format = &self.format;
-        let leaf = |at| format.leaf_of_run(level, at, run, request.permissions);
-        let bytes = 1_u64.wrapping_shl(format.shift(level));
-        store_series(
-            words,
-            leaf(request.pa),
-            leaf(request.pa.wrapping_add(bytes)),
-        );
+        let format = self.format;
+        let permissions = request.permissions;
+        Self::store_series(words, request.pa, format.shift(level), |at| {
+            format.leaf_of_run(level, at, run, permissions)
+        });
+    }
+
+    /// Stores in each of `words` its `leaf`: of address `pa` in the first, and of an address
+    /// 2^`shift` higher in each further one.
+    #[inline(always)]
+    pub(crate) fn store_series(
+        words: &[AtomicU64],
+        pa: PhysAddr,
+        shift: u32,
+        leaf: impl Fn(PhysAddr) -> u64,
+    ) {
+        let bytes = 1_u64.wrapping_shl(shift);
+        let mut next = leaf(pa);
+        let step = leaf(pa.wrapping_add(bytes)).wrapping_sub(next);
+        let mut at = pa;
+        for word in words {
+            // Release: a walker that reads the entry also sees the page contents written before the
+            // map.
+            word.store(next, Ordering::Release);
+            at = at.wrapping_add(bytes);
+            next = match F::CONSTANT_STEP {
+                true => next.wrapping_add(step),
+                false => leaf(at),
+            };
+        }
     }
 
     /// Returns the size of the leaf that entry `raw` of a leaf table belongs to.
@@ -254,18 +276,4 @@ impl<F: Format> Table<F> {
 #[inline]
 fn load(word: &AtomicU64) -> u64 {
     word.load(Ordering::Relaxed)
-}
-
-/// Stores a series of leaves whose first words are `first` and `second`. By the contract of
-/// [`Format`], consecutive words differ by a constant.
-#[inline]
-pub(crate) fn store_series(words: &[AtomicU64], first: u64, second: u64) {
-    let step = second.wrapping_sub(first);
-    let mut leaf = first;
-    for word in words {
-        // Release: a walker that reads the entry also sees the page contents written before the
-        // map.
-        word.store(leaf, Ordering::Release);
-        leaf = leaf.wrapping_add(step);
-    }
 }

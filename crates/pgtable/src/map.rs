@@ -7,7 +7,7 @@ use ringfence_types::{FrameSource, Iova, PageSize, Permissions, Pfn, PhysAddr, P
 
 use crate::entry_count::{EntryCount, NoCount};
 use crate::frame_reserve::FrameReserve;
-use crate::leaf_run::{Step, store_series};
+use crate::leaf_run::Step;
 use crate::table::{Corrupt, WalkResult};
 use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};
@@ -257,9 +257,11 @@ impl<F: Format> Table<F> {
         if self.may_have_runs(request) {
             return self.store_runs(words, request);
         }
-        let leaf = |pa| self.format.leaf(Level::LEAF, pa, request.permissions);
-        let second = request.pa.wrapping_add(F::GRANULE.bytes());
-        store_series(words, leaf(request.pa), leaf(second));
+        // Copy the format: through `self`, the compiler reloads it after every store.
+        let (format, permissions) = (self.format, request.permissions);
+        Self::store_series(words, request.pa, F::GRANULE.shift(), |at| {
+            format.leaf(Level::LEAF, at, permissions)
+        });
     }
 
     /// Maps a range that needs new tables, spans several tables, or uses larger pages. Checks the

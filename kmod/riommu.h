@@ -46,7 +46,7 @@ struct rio_ring {
 	/* RIO_READ, RIO_WRITE or both. */
 	u8 direction;
 
-	/* Protects all fields below, and the entries of the table. */
+	/* Protects all fields below. */
 	spinlock_t lock;
 	/* Free slots in the order in which they became free: a queue in a ring. */
 	u32 *free;

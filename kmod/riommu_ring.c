@@ -94,21 +94,19 @@ bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova)
 	if (number == RIO_RING_NONE || number >= RIO_RINGS)
 		return false;
 	ring = &endpoint->rings[number];
-	spin_lock_irqsave(&ring->lock, flags);
-	if (slot >= ring->slots || !ring->table[slot].second) {
+	/* Of several unmaps of a slot, one finds its entry valid. It needs no lock for that. */
+	if (slot >= ring->slots || !xchg(&ring->table[slot].second, 0)) {
+		spin_lock_irqsave(&ring->lock, flags);
 		ring->bad++;
 		spin_unlock_irqrestore(&ring->lock, flags);
 		return false;
 	}
-	ring->unmaps++;
-	WRITE_ONCE(ring->table[slot].second, 0);
-	ring->invalidations++;
-	spin_unlock_irqrestore(&ring->lock, flags);
-
 	rio_invalidate(endpoint->rio, rio_inv_ring(endpoint->id, number));
 
 	/* A slot is used again only after the invalidation. */
 	spin_lock_irqsave(&ring->lock, flags);
+	ring->unmaps++;
+	ring->invalidations++;
 	rio_slot_free(ring, slot);
 	spin_unlock_irqrestore(&ring->lock, flags);
 	return true;

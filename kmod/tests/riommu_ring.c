@@ -10,6 +10,7 @@
 #define smp_wmb() ((void)0)
 /* Counted: one before each invalidation. */
 #define wmb() (barriers++)
+#define xchg(at, value) __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST)
 #define kvmalloc_array(count, bytes, gfp) test_array(count, bytes, gfp)
 #define writeq(word, to) test_write(word, (u8 *)(to) - (u8 *)NULL)
 #define readl(from) test_read((u8 *)(from) - (u8 *)NULL)

@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(log.take().map(|r| r.page), Some(Iova::new(0x1000)));
         assert_eq!(log.take().map(|r| r.page), Some(Iova::new(0x6000)));
         assert_eq!((log.take(), log.overflowed(), log.lost()), (None, false, 4));
-        assert_eq!(FaultLog::new(1 << 40).capacity(), FaultLog::MAX_CAPACITY);
+        assert_eq!(FaultLog::new(usize::MAX).capacity(), FaultLog::MAX_CAPACITY);
         let mut none = FaultLog::new(0);
         none.record(&at(0));
         assert_eq!((none.len(), none.lost()), (0, 1));

@@ -148,8 +148,8 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Returns the number of entries from `iova` on, of which none starts a leaf of several entries
-    /// but perhaps the first.
+    /// Returns the number of entries from `iova` on up to the next at which a leaf of several
+    /// entries can start.
     #[inline]
     fn single_entries(&self, iova: Iova) -> usize {
         let starts = |run: &u32| self.format.leaf_run(Level::LEAF, *run) == *run;

@@ -23,7 +23,8 @@ struct Target {
     gnu: &'static str,
     /// The emulator of user programs.
     emulator: &'static str,
-    /// Packages whose tests do not build: `vm-memory`, which they use, needs 64-bit addresses.
+    /// Packages whose tests do not build: `vm-memory` or `congee`, which they use, needs 64-bit
+    /// addresses.
     untested: &'static [&'static str],
 }
 
@@ -32,7 +33,7 @@ const I686: Target = Target {
     debian: "i386",
     gnu: "i686-linux-gnu",
     emulator: "qemu-i386",
-    untested: &["virtio-iommu"],
+    untested: &["virtio-iommu", "pviommu"],
 };
 const S390X: Target = Target {
     name: "s390x-unknown-linux-gnu",

@@ -59,6 +59,8 @@ struct rio_ring {
 	u64 full;
 	/* Unmaps of what was not mapped. */
 	u64 bad;
+	/* Slots whose invalidation the IOMMU did not answer. They are never used again. */
+	u64 lost;
 };
 
 /* A device behind the IOMMU. It stays in the list until the IOMMU is removed. */
@@ -117,7 +119,7 @@ int rio_ring_init(struct rio_ring *ring, u16 number, u32 slots);
 void rio_ring_free(struct rio_ring *ring);
 dma_addr_t rio_ring_map(struct rio_ring *ring, u64 buffer, u64 bytes, u32 offset);
 bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova);
-void rio_invalidate(struct rio *rio, u64 word);
+bool rio_invalidate(struct rio *rio, u64 word);
 
 /* ops.c */
 extern const struct dma_map_ops rio_ops;

@@ -32,5 +32,6 @@ void rio_debugfs_add_endpoint(struct rio_endpoint *endpoint)
 		debugfs_create_u64("invalidations", 0400, dir, &ring->invalidations);
 		debugfs_create_u64("full", 0400, dir, &ring->full);
 		debugfs_create_u64("bad", 0400, dir, &ring->bad);
+		debugfs_create_u64("lost", 0400, dir, &ring->lost);
 	}
 }

@@ -55,6 +55,8 @@ void rio_faults_work(struct work_struct *work)
 		rio->fault_head++;
 		rio->faults++;
 	}
+	if (readl(rio->regs + RIO_REG_STS) & RIO_STS_QUEUE)
+		dev_err_ratelimited(&rio->pdev->dev, "the IOMMU no longer records faults\n");
 	writel(RIO_STS_ALL, rio->regs + RIO_REG_STS);
 	/* If faults came since, the IOMMU interrupts again. */
 	writel(rio->fault_head, rio->regs + RIO_REG_FQ_HEAD);

@@ -95,8 +95,14 @@ static void rio_release(struct rio *rio)
 
 static int rio_start(struct rio *rio)
 {
-	int err = rio_tables_init(rio) ?: rio_faults_init(rio);
+	int err;
 
+	/*
+	 * The kernel before a kexec may have left the IOMMU running. FQ is writable only while it
+	 * records no faults.
+	 */
+	rio_stop(rio);
+	err = rio_tables_init(rio) ?: rio_faults_init(rio);
 	if (err)
 		return err;
 	pci_set_master(rio->pdev);
@@ -175,6 +181,12 @@ static void rio_remove(struct pci_dev *pdev)
 	rio_release(rio);
 }
 
+/* Before a reboot or kexec: the IOMMU must not write faults to the memory of the next kernel. */
+static void rio_shutdown(struct pci_dev *pdev)
+{
+	rio_stop(pci_get_drvdata(pdev));
+}
+
 static const struct pci_device_id rio_ids[] = {
 	{ PCI_DEVICE(RIO_VENDOR, RIO_DEVICE) },
 	{ 0 },
@@ -186,6 +198,7 @@ static struct pci_driver rio_driver = {
 	.id_table = rio_ids,
 	.probe = rio_probe,
 	.remove = rio_remove,
+	.shutdown = rio_shutdown,
 };
 
 static int __init rio_init(void)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The dma_map_ops. Memory is coherent, so the sync operations are not needed. A buffer has a slot
- * of its own, so a device reaches its bytes only.
+ * of its own, so a device reaches its bytes only, unless it needs low bits of their address.
  */
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
@@ -49,7 +49,8 @@ static bool rio_unmap(struct device *dev, dma_addr_t address)
 {
 	if (rio_ring_unmap(rio_endpoint_of(dev), address))
 		return true;
-	dev_err_ratelimited(dev, "riommu: an unmap of what is not mapped: %pad\n", &address);
+	dev_err_ratelimited(dev, "riommu: an unmap failed: %pad is not mapped, or the IOMMU is gone\n",
+			    &address);
 	return false;
 }
 
@@ -102,6 +103,10 @@ static int rio_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	if (nents > rio_ring_for(rio_endpoint_of(dev), direction)->slots)
 		return -EIO;
 	for_each_sg(list, entry, nents, i) {
+		if (!entry->length || entry->length > RIO_MAPPING_BYTES) {
+			rio_unmap_sg(dev, list, i, direction, attrs);
+			return -EIO;
+		}
 		sg_dma_address(entry) = rio_map(dev, sg_phys(entry), entry->length, direction);
 		if (sg_dma_address(entry) == DMA_MAPPING_ERROR) {
 			rio_unmap_sg(dev, list, i, direction, attrs);

@@ -36,14 +36,14 @@ void rio_ring_free(struct rio_ring *ring)
 
 /*
  * Writes an invalidation and waits until no access that used an old entry is in progress. The read
- * is necessary: a write to the bus may be posted.
+ * is necessary: a write to the bus may be posted. Returns false if the IOMMU does not answer.
  */
-void rio_invalidate(struct rio *rio, u64 word)
+bool rio_invalidate(struct rio *rio, u64 word)
 {
 	/* Entries in memory change before the IOMMU reads them again. */
 	wmb();
 	writeq(word, rio->regs + RIO_REG_INV);
-	readl(rio->regs + RIO_REG_STS);
+	return readl(rio->regs + RIO_REG_STS) != U32_MAX;
 }
 
 /* Returns the address of byte offset of the buffer, or DMA_MAPPING_ERROR if no slot is free. */
@@ -90,6 +90,7 @@ bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova)
 	u32 slot = rio_iova_slot(iova);
 	struct rio_ring *ring;
 	unsigned long flags;
+	bool is_complete;
 
 	if (number == RIO_RING_NONE || number >= RIO_RINGS)
 		return false;
@@ -101,13 +102,16 @@ bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova)
 		spin_unlock_irqrestore(&ring->lock, flags);
 		return false;
 	}
-	rio_invalidate(endpoint->rio, rio_inv_ring(endpoint->id, number));
+	is_complete = rio_invalidate(endpoint->rio, rio_inv_ring(endpoint->id, number));
 
 	/* A slot is used again only after the invalidation. */
 	spin_lock_irqsave(&ring->lock, flags);
 	ring->unmaps++;
 	ring->invalidations++;
-	rio_slot_free(ring, slot);
+	if (is_complete)
+		rio_slot_free(ring, slot);
+	else
+		ring->lost++;
 	spin_unlock_irqrestore(&ring->lock, flags);
-	return true;
+	return is_complete;
 }

@@ -43,6 +43,7 @@ static struct rio rio;
 static struct rio_endpoint endpoint = { .rio = &rio, .id = DEVICE };
 static struct rio_ring *ring = &endpoint.rings[RIO_RING_WRITE];
 static unsigned int writes, reads;
+static bool absent;
 /* The slot whose unmap is in progress. */
 static u32 slot;
 
@@ -92,7 +93,7 @@ static u32 test_read(u64 offset)
 	CHECK(offset == RIO_REG_STS && reads + 1 == writes);
 	is_not_free();
 	reads++;
-	return 0;
+	return absent ? U32_MAX : 0;
 }
 
 static dma_addr_t map(u64 buffer)
@@ -150,6 +151,14 @@ int main(void)
 	CHECK(ring->free_count == SLOTS);
 	/* The offset is that of the first byte of the buffer in the slot. */
 	CHECK(rio_ring_map(ring, 0x8000, 0x200, 0x123) % 0x1000 == 0x123);
+	/* Without an answer, the device may still reach the buffer. */
+	absent = true;
+	i = ring->free_count;
+	iova[0] = map(0x8000);
+	slot = rio_iova_slot(iova[0]);
+	CHECK(!rio_ring_unmap(&endpoint, iova[0]) && ring->lost == 1);
+	CHECK(ring->free_count == i - 1);
+	is_not_free();
 	rio_ring_free(ring);
 	puts("all as it should be");
 	return 0;

@@ -4,7 +4,7 @@ use ringfence_riommu_device::{InvalidateScope, InvalidateWord, register};
 use ringfence_vfio_user::SetIrqs;
 use vm_memory::GuestMemoryMmap;
 
-use super::RingIommu;
+use super::{Model, RingIommu};
 use crate::event::PollSource;
 use crate::irq::Vectors;
 use crate::pci::{CONFIG_BYTES, ConfigSpace};
@@ -30,6 +30,8 @@ pub struct RiommuFunction {
     iommu: RingIommu,
     config: ConfigSpace,
     vectors: Vectors,
+    /// An interrupt that came without Bus Master Enable. It is sent when the bit is set.
+    is_due: bool,
 }
 
 impl RiommuFunction {
@@ -39,15 +41,24 @@ impl RiommuFunction {
             iommu,
             config: config(),
             vectors: Vectors::new(1),
+            is_due: false,
         }
     }
 
     /// Writes configuration space registers. When it returns after Bus Master Enable was cleared,
-    /// no access that used the tables is in progress.
+    /// no access that used the tables is in progress. When the bit is set, no entry is cached.
     fn configure(&mut self, offset: usize, data: &[u8]) {
         self.config.write(offset, data);
         let is_master = self.config.bus_master().is_some();
-        self.iommu.model().is_master = is_master;
+        let mut model = self.iommu.model();
+        if is_master && !model.is_master {
+            drop_caches(&mut model);
+        }
+        model.is_master = is_master;
+        drop(model);
+        if std::mem::take(&mut self.is_due) {
+            self.raise();
+        }
     }
 
     fn write_register(&mut self, offset: u64, data: &[u8]) {
@@ -56,13 +67,12 @@ impl RiommuFunction {
             return;
         };
         low.copy_from_slice(data);
-        let counters = &self.iommu.shared.counters;
-        if offset == register::INV {
+        let bytes = data.len() as u64;
+        if (offset, bytes) == (register::INV, 8) {
+            let counters = &self.iommu.shared.counters;
             counters.unit_invalidations.add(1);
         }
-        counters.doorbells.add(1);
         let mut model = self.iommu.model();
-        let bytes = data.len() as u64;
         model.device.write(offset, bytes, u64::from_le_bytes(value));
         let due = model.device.take_interrupt();
         drop(model);
@@ -71,13 +81,21 @@ impl RiommuFunction {
         }
     }
 
-    fn raise(&self) {
-        // An interrupt is a memory write, so it needs Bus Master Enable.
-        if let Some(mastery) = self.config.bus_master() {
-            self.iommu.shared.counters.interrupts.add(1);
-            self.vectors.signal(VECTOR, mastery);
+    /// Sends the interrupt. It is a memory write, so it waits for Bus Master Enable.
+    fn raise(&mut self) {
+        match self.config.bus_master() {
+            Some(mastery) => {
+                self.iommu.shared.counters.interrupts.add(1);
+                self.vectors.signal(VECTOR, mastery);
+            }
+            None => self.is_due = true,
         }
     }
+}
+
+fn drop_caches(model: &mut Model) {
+    let all = InvalidateWord::new(InvalidateScope::All);
+    model.device.write(register::INV, 8, all.get());
 }
 
 fn config() -> ConfigSpace {
@@ -134,8 +152,7 @@ impl Function for RiommuFunction {
     fn memory_changed(&mut self, memory: &GuestMemoryMmap) -> Result<(), FunctionError> {
         let mut model = self.iommu.model();
         model.guest = memory.clone();
-        let all = InvalidateWord::new(InvalidateScope::All);
-        model.device.write(register::INV, 8, all.get());
+        drop_caches(&mut model);
         Ok(())
     }
 
@@ -146,9 +163,13 @@ impl Function for RiommuFunction {
     fn reset(&mut self) -> Result<(), FunctionError> {
         self.config = config();
         self.vectors = Vectors::new(1);
+        self.is_due = false;
         let mut model = self.iommu.model();
         model.is_master = false;
         model.device.reset();
+        drop(model);
+        // A fault before the reset may have woken the thread.
+        self.iommu.clear_interrupts();
         Ok(())
     }
 }

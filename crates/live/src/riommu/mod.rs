@@ -26,8 +26,7 @@ use crate::counters::DeviceCounters;
 pub use function::RiommuFunction;
 pub use view::{RingDma, RingView};
 
-/// Rings with a cached slot. A device has two, for reads and for writes; a network device has two
-/// for each pair of queues.
+/// Rings with a cached slot. Linux's driver has three for each device.
 const RIOTLB_ENTRIES: u32 = 64;
 /// Devices with a cached context.
 const CONTEXT_ENTRIES: u32 = 16;

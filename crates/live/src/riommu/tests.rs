@@ -186,6 +186,17 @@ fn without_bus_master_the_iommu_reads_no_table() {
     assert!(rig.disk_writes(0, b"x"));
 }
 
+/// While the IOMMU was no bus master, the driver may have changed the tables.
+#[test]
+fn bus_mastering_begins_without_cached_entries() {
+    let mut rig = Rig::started();
+    assert!(rig.disk_writes(0, b"x"));
+    rig.set_master(&[2, 0]);
+    rig.store(TABLE, [BUFFER, 0]);
+    rig.set_master(&MEMORY_AND_MASTER);
+    assert!(!rig.disk_writes(0, b"x"));
+}
+
 #[test]
 fn a_stale_entry_is_used_until_the_invalidation_only() {
     let mut rig = Rig::started();
@@ -248,6 +259,20 @@ fn faults_are_queued_and_interrupt_once() {
     assert!(raised(&event));
     rig.write(register::FQ_HEAD, &[3, 0, 0, 0]);
     assert!(!raised(&event));
+}
+
+/// The driver writes FQ_HEAD only after an interrupt, so none may be lost.
+#[test]
+fn an_interrupt_waits_for_bus_mastering() {
+    let mut rig = Rig::started();
+    assert!(!rig.disk_writes(1 << 30, b"x"));
+    rig.set_master(&[2, 0]);
+    rig.function.on_ready();
+    assert_eq!(rig.iommu.interrupts.get(), 0);
+    rig.set_master(&MEMORY_AND_MASTER);
+    assert_eq!(rig.iommu.interrupts.get(), 1);
+    rig.set_master(&MEMORY_AND_MASTER);
+    assert_eq!(rig.iommu.interrupts.get(), 1);
 }
 
 #[test]

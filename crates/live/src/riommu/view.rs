@@ -84,7 +84,8 @@ impl Dma for RingDma {
         result
     }
 
-    /// Does nothing: the client of the IOMMU shares the guest's memory.
+    /// Does nothing: the client of the IOMMU shares the guest's memory, and unmaps from the IOMMU
+    /// what it unmaps from the device.
     fn set_memory(&mut self, _memory: &GuestMemoryMmap) -> Result<(), MemoryInUse> {
         Ok(())
     }

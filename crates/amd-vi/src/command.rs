@@ -24,8 +24,6 @@ const PDE: u64 = 1 << 1;
 const GN: u64 = 1 << 2;
 /// The address that covers all pages.
 const ALL_PAGES: u64 = 0x7fff_ffff_ffff_f000;
-/// PASID of the guest table of requests that have none (DTE\[GIOV\]).
-const PASID: u64 = 0;
 
 /// A command: two words, the opcode in the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +34,7 @@ pub(crate) struct Command(pub(crate) [u64; 2]);
 pub(crate) enum Translations {
     /// Those of the host table.
     Host,
-    /// Those of the guest table of PASID 0.
+    /// Those of the guest table of PASID 0, which requests without a PASID use (DTE\[GIOV\]).
     Guest,
 }
 
@@ -48,8 +46,9 @@ pub(crate) enum Entries {
 }
 
 impl Command {
-    /// Stores `data` at `at` when all earlier commands have completed. `at` is 8-byte aligned: the
-    /// command has no field for the lower bits.
+    /// Stores `data` at `at` when all earlier commands have completed. The command holds bits 51:3
+    /// of `at`. The others are zero: `at` is in a frame of the unit, below 2^52, and a multiple of
+    /// 8.
     pub(crate) const fn completion_wait(at: PhysAddr, data: u64) -> Self {
         Self([COMPLETION_WAIT | STORE | at.get() & STORE_ADDRESS, data])
     }
@@ -83,7 +82,7 @@ impl Command {
             Entries::PagesAndDirectories => PDE,
         };
         Self([
-            INVALIDATE_IOMMU_PAGES | (domain.get() as u64) << DOMAIN_SHIFT | PASID,
+            INVALIDATE_IOMMU_PAGES | (domain.get() as u64) << DOMAIN_SHIFT,
             pages(block) | guest | directories,
         ])
     }
@@ -115,11 +114,16 @@ mod tests {
     #[test]
     fn golden_words() {
         let at = PhysAddr::new(0xf_1234_5678_9ab8);
+        let highest = PhysAddr::new(0xf_ffff_ffff_fff8);
         let device = RequesterId::new(0xabcd);
         for (command, words) in [
             (
                 Command::completion_wait(at, 0x1122_3344_5566_7788),
                 [0x100f_1234_5678_9ab9, 0x1122_3344_5566_7788],
+            ),
+            (
+                Command::completion_wait(highest, 0),
+                [0x100f_ffff_ffff_fff9, 0],
             ),
             (Command::barrier(), [0x1000_0000_0000_0004, 0]),
             (
@@ -149,7 +153,7 @@ mod tests {
             (0x40000, 0x401ff, Guest, PagesAndDirectories, 0x400f_f007),
             // 1 GiB.
             (0x40000, 0x7ffff, Host, Pages, 0x5fff_f001),
-            // The largest size that `encode` does not widen, and the next one.
+            // The largest size that `pages` does not widen, and the next one.
             (0, (1 << 39) - 1, Host, Pages, 0x3_ffff_ffff_f001),
             (0, (1 << 40) - 1, Host, Pages, 0x7fff_ffff_ffff_f001),
             (0, (1 << 52) - 1, Guest, Pages, 0x7fff_ffff_ffff_f005),

@@ -1,4 +1,5 @@
-//! The interface through which device models access memory.
+//! The interface through which device models access memory. A replay only probes addresses: it uses
+//! `bus.rs`.
 
 use ringfence_hw::Translate;
 use ringfence_types::{Iova, PhysMemory, RequesterId};

@@ -1,4 +1,5 @@
 //! The mapping layer of one IOMMU: its domains, its flush policy and a handle for each CPU.
+//! `map.rs` maps and unmaps.
 
 use core::fmt;
 use core::sync::atomic::AtomicU64;

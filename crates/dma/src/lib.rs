@@ -34,7 +34,7 @@ pub mod cache;
 mod coherent;
 mod copy;
 mod detach;
-pub mod dma_ops;
+pub mod dma_ops_choice;
 mod domain_table;
 mod error;
 pub mod flush;

@@ -25,6 +25,7 @@ extern crate std;
 mod adjacent_prefetch;
 mod applicability;
 mod ats;
+mod baseline_and_ring;
 mod cache;
 mod context_cache;
 mod context_lookup;
@@ -35,14 +36,13 @@ mod geometry;
 mod host_bridge;
 mod interrupt;
 mod invalidation;
+mod invalidation_descriptor;
 mod iotlb;
 mod iotlb_prefetch;
 mod nested;
-mod queued_invalidation;
 mod range_commands;
 mod ring;
 mod root_table;
-mod router;
 mod stats;
 mod tag;
 mod translate;
@@ -58,6 +58,7 @@ pub use ats::{
     InvalidationTag, PageGroupResponse, PageRequest, PageRequestQueue, PageRequestStats, PrgIndex,
     ResponseCode, TranslatedCheck, TranslationCompletion, TranslationService,
 };
+pub use baseline_and_ring::{IommuKind, IommuRouter};
 pub use cache::Replacement;
 pub use context_lookup::{ContextEntry, ContextLookup, DeviceTlbPermission, TableRoot};
 pub use dart_register::DartRegister;
@@ -69,14 +70,13 @@ pub use interrupt::{
     CompatibilityFormat, INTERRUPT_RANGE, Interrupt, InterruptEntry, InterruptFault,
     InterruptFaultReason, InterruptRemapping, InterruptRequest, SourceValidation,
 };
+pub use invalidation_descriptor::{BadDescriptor, InvalidationDescriptor};
 pub use nested::{
     NestedFault, NestedInvalidation, NestedStats, NestedUnit, NestedUnitConfig, Stage,
 };
-pub use queued_invalidation::{BadDescriptor, InvalidationDescriptor};
 pub use range_commands::{RISCV_PAGES, RangeCommands};
 pub use ring::{FixedLogic, Prefetch, RingLogic, RingStats, RingUnit, RingUnitConfig};
 pub use root_table::RootTable;
-pub use router::{IommuKind, IommuRouter};
 pub use stats::{InvalidationCounts, IommuStats};
 pub use translate::{MAX_TRANSLATED_BYTES, Translate};
 pub use translation::Translation;

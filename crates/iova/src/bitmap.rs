@@ -134,11 +134,6 @@ impl<L: Lock<BitmapState>> Bitmap<L> {
         let state = BitmapState::new(space)?;
         Ok(Self { state: lock(state) })
     }
-
-    /// Returns the number of freed pages that the next flush releases.
-    pub fn withheld_pages(&self) -> u64 {
-        self.state.with(|state| state.withheld())
-    }
 }
 
 impl<L: Lock<BitmapState>> IovaAllocator for Bitmap<L> {

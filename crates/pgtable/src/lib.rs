@@ -28,12 +28,12 @@ mod flat_format;
 mod fmt;
 mod format;
 mod frame_reserve;
+mod freebsd_reclaim;
 mod half_word_table;
 mod leaf_cache;
 mod leaf_run;
 mod map;
 mod pasid_entry;
-mod reclaim;
 mod ring;
 mod table;
 mod table_memory;
@@ -54,11 +54,11 @@ pub use fmt::{
     RingTable,
 };
 pub use format::{Entry, Format, Level};
+pub use freebsd_reclaim::{ReclaimingTable, UnlinkedTables, WriteBackSpan};
 pub use half_word_table::{DartTable, EmptyEntry, GartTable, HalfWordTable};
 pub use leaf_cache::LeafCache;
 pub use map::MapRequest;
 pub use pasid_entry::NestedEntry;
-pub use reclaim::{ReclaimingTable, UnlinkedTables, WriteBackSpan};
 pub use ring::{RingWalkError, RingWords, ring_words};
 pub use table::Table;
 pub use table_memory::TableMemory;

@@ -122,7 +122,7 @@ mod unit;
 pub use capabilities::{Capabilities, InterruptSupport};
 pub use error::{Feature, UnitError};
 pub use fault::{Cause, FaultEvent, FaultRecord, Transaction};
-pub use msi::{MsiError, MsiPageTable};
+pub use msi::{MsiAddresses, MsiError, MsiPageTable};
 pub use options::{Interrupts, Options};
 pub use page_request::{PageRequest, PageRequestEvent, PageResponse};
 pub use queue::Loss;

@@ -5,13 +5,19 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{Coherency, TableError, TableMemory};
-use ringfence_types::{FrameSource, GuestPhysAddr, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory};
+use ringfence_types::{
+    DomainId, Flushed, FrameSource, GuestPhysAddr, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory,
+    Unmapped,
+};
 
 use crate::translation::MsiTranslation;
 use crate::unit::ADDRESS_BITS;
 
 /// V: the entry is valid.
 const V: u64 = 1;
+/// The entry was unmapped, and its invalidation may not have completed. If V = 0, software may use
+/// all other bits (section "MSI PTE").
+const UNMAPPED: u64 = 1 << 1;
 /// M = 3: basic translate mode.
 const BASIC: u64 = 0b11 << 1;
 /// PPN of the interrupt file.
@@ -42,6 +48,14 @@ pub enum MsiError {
         /// The requested page.
         page: GuestPhysAddr,
     },
+    /// The interrupt file of the guest was unmapped, and [`MsiPageTable::release`] has not received
+    /// the proof that the unit no longer uses the entry.
+    NotInvalidated {
+        /// The requested page.
+        page: GuestPhysAddr,
+    },
+    /// The invalidation was that of another domain.
+    OtherDomain(DomainId),
     /// The interrupt file of the guest is not mapped.
     NotMapped {
         /// The requested page.
@@ -69,6 +83,12 @@ impl fmt::Display for MsiError {
             Self::AlreadyMapped { page } => {
                 write!(f, "the interrupt file at {page} is already mapped")
             }
+            Self::NotInvalidated { page } => {
+                write!(f, "the interrupt file at {page} is not invalidated yet")
+            }
+            Self::OtherDomain(domain) => {
+                write!(f, "the MSI page table is not that of domain {domain}")
+            }
             Self::NotMapped { page } => write!(f, "the interrupt file at {page} is not mapped"),
             Self::Target { at } => write!(f, "no interrupt file of the host can be at {at}"),
         }
@@ -83,17 +103,31 @@ impl From<TableError> for MsiError {
     }
 }
 
+/// The guest-physical pages of the interrupt files of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MsiAddresses {
+    /// Bits of a guest page number that select the interrupt file (`msi_addr_mask`).
+    pub mask: u64,
+    /// The other bits of the guest page numbers (`msi_addr_pattern`).
+    pub pattern: u64,
+}
+
 /// A flat table of up to 256 interrupt files.
+///
+/// ```text
+/// map -> unmap -> Unmapped --Pending::submit, wait--> Flushed -> release -> map
+/// ```
 #[derive(Debug)]
 pub struct MsiPageTable {
     table: PhysAddr,
+    domain: DomainId,
     mask: u64,
     pattern: u64,
 }
 
 impl MsiPageTable {
-    /// Creates a table without entries for the guest pages that match `pattern` in all bits of the
-    /// page number that `mask` does not select.
+    /// Creates a table without entries for the interrupt files at `addresses` of the guest whose
+    /// second stage is `domain`.
     ///
     /// # Errors
     /// [`MsiError::TooManyFiles`], [`MsiError::BeyondPageNumber`] or [`MsiError::Table`]. No frame
@@ -101,9 +135,10 @@ impl MsiPageTable {
     pub fn new<M: PhysMemory, S: FrameSource + ?Sized>(
         memory: &M,
         frames: &S,
-        mask: u64,
-        pattern: u64,
+        domain: DomainId,
+        addresses: MsiAddresses,
     ) -> Result<Self, MsiError> {
+        let MsiAddresses { mask, pattern } = addresses;
         if mask.count_ones() > FILES_PER_FRAME.ilog2() {
             return Err(MsiError::TooManyFiles);
         }
@@ -115,6 +150,7 @@ impl MsiPageTable {
         }
         Ok(Self {
             table: tables(memory).frame(frames)?,
+            domain,
             mask,
             pattern,
         })
@@ -147,12 +183,14 @@ impl MsiPageTable {
         Some(file)
     }
 
-    /// Directs the MSIs to the guest page `page` to the interrupt file at `to`. The caller
-    /// needs no invalidation: the entry was not valid before. If several CPUs map one page, one of
-    /// them succeeds.
+    /// Directs the MSIs to the guest page `page` to the interrupt file at `to`. The caller needs no
+    /// invalidation: a unit caches no MSI PTE whose V bit is clear (RISC-V IOMMU section "Caching
+    /// in-memory data structures"). If several CPUs map one page, one of them succeeds.
     ///
     /// # Errors
-    /// [`MsiError`]; the table is unchanged.
+    /// [`MsiError`]; the table is unchanged. [`MsiError::NotInvalidated`] until the invalidation of
+    /// an earlier entry has completed: the unit may use the old entry until then (section "Changing
+    /// MSI page table entry").
     pub fn map<M: PhysMemory>(
         &self,
         memory: &M,
@@ -164,37 +202,82 @@ impl MsiPageTable {
         }
         let entry = self.entry(page)?;
         // The second word is zero since the creation of the table.
-        let was_free = |word| (word & V == 0).then_some(basic(to));
-        if !update(memory, entry, was_free)? {
-            return Err(MsiError::AlreadyMapped { page });
+        let was_free = |word| (word == 0).then_some(basic(to));
+        match update(memory, entry, was_free)? {
+            Ok(_) => Ok(()),
+            Err(word) if word & V == 0 => Err(MsiError::NotInvalidated { page }),
+            Err(_) => Err(MsiError::AlreadyMapped { page }),
         }
-        Ok(())
     }
 
-    /// Blocks the MSIs to the guest page `page`. Returns the guest-physical pages that the caller
-    /// must invalidate in the guest's domain, as for a page of the second stage.
+    /// Blocks the MSIs to the guest page `page`. Returns the guest-physical page that the caller
+    /// must invalidate, as a page of the second stage. The unit may use the entry until then.
     ///
     /// # Errors
     /// [`MsiError`]; the table is unchanged.
-    #[must_use = "the unit may use the entry until the page is invalidated"]
     pub fn unmap<M: PhysMemory>(
         &self,
         memory: &M,
         page: GuestPhysAddr,
-    ) -> Result<PfnRange, MsiError> {
+    ) -> Result<Unmapped, MsiError> {
         let entry = self.entry(page)?;
         let first = Pfn::new(page.get() >> 12);
         let range = PfnRange::new(first, 1).ok_or(MsiError::NotAnInterruptFile { page })?;
-        let was_mapped = |word| (word & V != 0).then_some(0);
-        if !update(memory, entry, was_mapped)? {
-            return Err(MsiError::NotMapped { page });
+        let was_mapped = |word| (word & V != 0).then_some(UNMAPPED);
+        match update(memory, entry, was_mapped)? {
+            Ok(_) => Ok(Unmapped::attest_cleared(self.domain, range)),
+            Err(_) => Err(MsiError::NotMapped { page }),
         }
-        Ok(range)
+    }
+
+    /// Makes the entries of flushed pages free for other interrupt files.
+    ///
+    /// # Errors
+    /// [`MsiError::OtherDomain`], or [`MsiError::Table`]. The remaining entries stay unusable until
+    /// a call with the returned proof succeeds.
+    pub fn release<M: PhysMemory>(
+        &self,
+        memory: &M,
+        flushed: Flushed,
+    ) -> Result<(), (Flushed, MsiError)> {
+        if flushed.domain() != self.domain {
+            let error = MsiError::OtherDomain(flushed.domain());
+            return Err((flushed, error));
+        }
+        match self.free_entries(memory, flushed.range()) {
+            Ok(()) => Ok(()),
+            Err(error) => Err((flushed, error)),
+        }
+    }
+
+    /// Makes the unmapped entries of `range` free.
+    fn free_entries<M: PhysMemory>(&self, memory: &M, range: PfnRange) -> Result<(), MsiError> {
+        for file in 0..1_u32.wrapping_shl(self.mask.count_ones()) {
+            let page = self.page_of(file);
+            if !(range.lo()..=range.hi()).contains(&page) {
+                continue;
+            }
+            let entry = self.entry(GuestPhysAddr::new(page.get() << 12))?;
+            let _ = update(memory, entry, |word| (word == UNMAPPED).then_some(0))?;
+        }
+        Ok(())
     }
 
     /// Frees the table. The caller must have detached the guest's devices.
     pub fn destroy<S: FrameSource + ?Sized>(self, frames: &S) {
         frames.free(self.table);
+    }
+
+    /// Returns the guest page of an interrupt file: the inverse of [`file`](Self::file).
+    fn page_of(&self, file: u32) -> Pfn {
+        let (mut number, mut packed) = (self.pattern & !self.mask, 0_u32);
+        for bit in 0..PAGE_NUMBER_BITS {
+            if self.mask >> bit & 1 != 0 {
+                number |= (u64::from(file) >> packed & 1) << bit;
+                packed = packed.wrapping_add(1);
+            }
+        }
+        Pfn::new(number)
     }
 
     fn entry(&self, page: GuestPhysAddr) -> Result<PhysAddr, MsiError> {
@@ -211,20 +294,19 @@ const fn tables<M: PhysMemory>(memory: &M) -> TableMemory<'_, M> {
 }
 
 /// Replaces the word at `at` by the one that `change` returns for it, and writes it back. Returns
-/// false if `change` returns none; the word is unchanged.
+/// the old word, as an error if `change` returns none; the word is unchanged then.
 fn update<M: PhysMemory>(
     memory: &M,
     at: PhysAddr,
     change: impl FnMut(u64) -> Option<u64>,
-) -> Result<bool, MsiError> {
+) -> Result<Result<u64, u64>, MsiError> {
     let word = memory.word(at).map_err(|_| TableError::Memory)?;
     let updated = word.fetch_update(Ordering::Release, Ordering::Acquire, change);
-    if updated.is_err() {
-        return Ok(false);
+    if updated.is_ok() {
+        memory.write_back(at, 8);
+        memory.drain();
     }
-    memory.write_back(at, 8);
-    memory.drain();
-    Ok(true)
+    Ok(updated)
 }
 
 /// Returns the first word of an entry in basic translate mode. The second is zero.
@@ -280,6 +362,7 @@ mod tests {
     fn a_table_that_is_not_created_keeps_no_frame() {
         let memory = Arena::new(0x4000).unwrap();
         let (small, large) = (PageSize::Size4K, PageSize::Size2M);
+        let domain = DomainId::new(1);
         for (size, at, mask, pattern, wanted) in [
             (small, 0x4000, 0, 0, MsiError::Table(TableError::Memory)),
             (small, 1 << 40, 0, 0, MsiError::Table(TableError::Memory)),
@@ -289,15 +372,17 @@ mod tests {
             (large, 0x1000, 0, 0, MsiError::Table(TableError::FrameSize)),
         ] {
             let frames = OneFrame::new(size, at);
-            let made = MsiPageTable::new(&&memory, &frames, mask, pattern);
+            let addresses = MsiAddresses { mask, pattern };
+            let made = MsiPageTable::new(&&memory, &frames, domain, addresses);
             assert_eq!(made.map(drop), Err(wanted));
             assert!(frames.is_free.get(), "{wanted}");
         }
         let frames = OneFrame::new(small, 0x1000);
+        let addresses = |mask| MsiAddresses { mask, pattern: 0 };
         let mask = 1 << 51;
-        let table = MsiPageTable::new(&&memory, &frames, mask, 0).unwrap();
+        let table = MsiPageTable::new(&&memory, &frames, domain, addresses(mask)).unwrap();
         assert_eq!(table.file(GuestPhysAddr::new(mask << 12)), Some(1));
-        let second = MsiPageTable::new(&&memory, &frames, 0, 0);
+        let second = MsiPageTable::new(&&memory, &frames, domain, addresses(0));
         assert_eq!(
             second.map(drop),
             Err(MsiError::Table(TableError::OutOfFrames))
@@ -306,12 +391,33 @@ mod tests {
         assert!(frames.is_free.get());
     }
 
+    /// Each number of a file is that of its page, also where the mask has gaps.
+    #[test]
+    fn a_file_and_its_page_name_each_other() {
+        let memory = Arena::new(0x4000).unwrap();
+        let frames = OneFrame::new(PageSize::Size4K, 0x3000);
+        let addresses = MsiAddresses {
+            mask: 0x8_0000_0000_1025,
+            pattern: 0x2_8002,
+        };
+        let table = MsiPageTable::new(&&memory, &frames, DomainId::new(1), addresses).unwrap();
+        for file in 0..32 {
+            let page = table.page_of(file).get();
+            assert_eq!(page & !addresses.mask, 0x2_8002, "{file}");
+            assert_eq!(table.file(GuestPhysAddr::new(page << 12)), Some(file));
+        }
+    }
+
     /// The caller passes another memory than at the creation.
     #[test]
     fn entries_outside_memory_are_an_error() {
         let memory = Arena::new(0x4000).unwrap();
         let frames = OneFrame::new(PageSize::Size4K, 0x3000);
-        let table = MsiPageTable::new(&&memory, &frames, 0x3, 0).unwrap();
+        let addresses = MsiAddresses {
+            mask: 0x3,
+            pattern: 0,
+        };
+        let table = MsiPageTable::new(&&memory, &frames, DomainId::new(1), addresses).unwrap();
         let (page, to) = (GuestPhysAddr::new(0x2000), PhysAddr::new(0x9000));
         let smaller = Arena::new(0x3000).unwrap();
         assert_eq!(
@@ -319,7 +425,7 @@ mod tests {
             Err(MsiError::Table(TableError::Memory))
         );
         assert_eq!(
-            table.unmap(&&smaller, page),
+            table.unmap(&&smaller, page).map(drop),
             Err(MsiError::Table(TableError::Memory))
         );
         table.map(&&memory, page, to).unwrap();

@@ -8,11 +8,12 @@ use common::{
 };
 use ringfence_pgtable::Levels;
 use ringfence_riscv_iommu::{
-    GuestFirstStage, MsiError, MsiPageTable, Options, Privilege, ProcessBits, Translation,
-    UnitError,
+    GuestFirstStage, MsiAddresses, MsiError, MsiPageTable, Options, Privilege, ProcessBits,
+    Translation, UnitError,
 };
 use ringfence_types::{
-    CachedLevels, GuestPhysAddr, Invalidation, Invalidator, Pfn, PfnRange, PhysAddr,
+    CachedLevels, GuestPhysAddr, Invalidation, Invalidator, Pending, Pfn, PfnRange, PhysAddr,
+    Unmapped,
 };
 
 const CAPABILITIES: u64 = BASE | MSI_FLAT;
@@ -275,7 +276,12 @@ fn msis_of_a_guest_reach_interrupt_files() {
     let frames = machine.frames();
     let mut unit = start(&machine, &model, &frames, options());
     let memory = &&machine.memory;
-    let msi = MsiPageTable::new(memory, &frames, 0x3, 0x2_8000).unwrap();
+    let addresses = |mask| MsiAddresses {
+        mask,
+        pattern: 0x2_8000,
+    };
+    let create = |mask| MsiPageTable::new(memory, &frames, domain(1), addresses(mask));
+    let msi = create(0x3).unwrap();
     let file = |number: u64| GuestPhysAddr::new((0x2_8000 + number) << 12);
     let translation = second(GuestFirstStage::Bare, Some(msi.translation()));
     unit.attach(&frames, device(9), domain(1), &translation)
@@ -301,23 +307,54 @@ fn msis_of_a_guest_reach_interrupt_files() {
         at: PhysAddr::new(0x5800),
     };
     assert_eq!(msi.map(memory, file(3), PhysAddr::new(0x5800)), Err(narrow));
-    let range = msi.unmap(memory, file(2)).unwrap();
+    let unmapped = msi.unmap(memory, file(2)).unwrap();
     assert_eq!(read(2), Ok(0x44_4000));
-    done(
-        &mut unit,
-        Invalidation::Pages {
-            domain: domain(1),
-            range,
-            levels: CachedLevels::Leaves,
-        },
-    );
+    // Until the unit has forgotten the old target, no other one replaces it.
+    let early = msi.map(memory, file(2), PhysAddr::new(0x55_5000));
+    assert_eq!(early, Err(MsiError::NotInvalidated { page: file(2) }));
+    let invalidation = Invalidation::Pages {
+        domain: unmapped.domain(),
+        range: unmapped.range(),
+        levels: CachedLevels::Leaves,
+    };
+    let pending = Pending::submit(&mut unit, invalidation, unmapped).unwrap();
+    let flushed = pending.wait(&mut unit).unwrap();
     assert_eq!(read(2), Err(262));
+    msi.release(memory, flushed).unwrap();
+    msi.map(memory, file(2), PhysAddr::new(0x55_5000)).unwrap();
+    assert_eq!(read(2), Ok(0x55_5000));
+    let foreign =
+        Unmapped::attest_cleared(domain(2), PfnRange::new(Pfn::new(0x2_8002), 1).unwrap());
+    let invalidation = Invalidation::Domain(domain(2));
+    let pending = Pending::submit(&mut unit, invalidation, foreign).unwrap();
+    let foreign = msi.release(memory, pending.wait(&mut unit).unwrap());
+    // The proof is not lost: the table of the other domain accepts it.
+    let (proof, error) = foreign.unwrap_err();
+    assert_eq!(error, MsiError::OtherDomain(domain(2)));
+    assert_eq!(
+        (proof.domain(), proof.range().lo()),
+        (domain(2), Pfn::new(0x2_8002))
+    );
+    let addresses = MsiAddresses {
+        mask: 0b11,
+        pattern: 0x2_8000,
+    };
+    let other = MsiPageTable::new(memory, &frames, domain(2), addresses).unwrap();
+    other
+        .map(memory, file(2), PhysAddr::new(0x66_6000))
+        .unwrap();
+    let _ = other.unmap(memory, file(2)).unwrap();
+    let early = other.map(memory, file(2), PhysAddr::new(0x55_5000));
+    assert_eq!(early, Err(MsiError::NotInvalidated { page: file(2) }));
+    other.release(memory, proof).unwrap();
+    other
+        .map(memory, file(2), PhysAddr::new(0x55_5000))
+        .unwrap();
+    other.destroy(&frames);
     unit.detach(&frames, device(9)).unwrap();
     msi.destroy(&frames);
     unit.disable(&frames).map_err(|(_, error)| error).unwrap();
     assert_eq!(frames.in_use(), 0);
-    let many = MsiPageTable::new(memory, &frames, 0x1ff, 0).map(drop);
-    assert_eq!(many, Err(MsiError::TooManyFiles));
-    let all = MsiPageTable::new(memory, &frames, u64::MAX, 0).map(drop);
-    assert_eq!(all, Err(MsiError::TooManyFiles));
+    assert_eq!(create(0x1ff).map(drop), Err(MsiError::TooManyFiles));
+    assert_eq!(create(u64::MAX).map(drop), Err(MsiError::TooManyFiles));
 }

@@ -5,8 +5,8 @@ mod common;
 use common::{ATS, BASE, MSI_FLAT, Machine, Model, NL, S, T2GPA, device, options, start, table};
 use ringfence_pgtable::Levels;
 use ringfence_riscv_iommu::{
-    Ats, Capabilities, Cause, FaultRecord, GuestFirstStage, InterruptSupport, MsiPageTable,
-    MsiTranslation, PageRequest, Privilege, ProcessBits, Transaction, Translation,
+    Ats, Capabilities, Cause, FaultRecord, GuestFirstStage, InterruptSupport, MsiAddresses,
+    MsiPageTable, MsiTranslation, PageRequest, Privilege, ProcessBits, Transaction, Translation,
 };
 use ringfence_types::{
     CachedLevels, DomainId, GuestPhysAddr, Invalidation, Invalidator, Iova, Pfn, PfnRange, PhysAddr,
@@ -317,7 +317,11 @@ fn msi_entries_have_the_words_of_the_specification() {
     let machine = Machine::new();
     let frames = machine.frames();
     // Four harts in bits 0 and 1, two groups in bit 12 of the page number.
-    let msi = MsiPageTable::new(&&machine.memory, &frames, 0x1003, 0x2_8000).unwrap();
+    let addresses = MsiAddresses {
+        mask: 0x1003,
+        pattern: 0x2_8000,
+    };
+    let msi = MsiPageTable::new(&&machine.memory, &frames, DomainId::new(1), addresses).unwrap();
     let page = |number: u64| GuestPhysAddr::new(number << 12 | 0x123);
     assert_eq!(msi.file(page(0x2_8000)), Some(0));
     assert_eq!(msi.file(page(0x2_9002)), Some(6));

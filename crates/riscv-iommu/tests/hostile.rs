@@ -8,8 +8,8 @@ use common::{FRAME, MEMORY, Machine, device, options, table};
 use proptest::prelude::*;
 use ringfence_pgtable::Levels;
 use ringfence_riscv_iommu::{
-    Ats, Capabilities, FaultRecord, GuestFirstStage, MsiPageTable, MsiTranslation, Options,
-    PageRequest, PageResponse, PageTable, Privilege, ProcessBits, Translation, Unit,
+    Ats, Capabilities, FaultRecord, GuestFirstStage, MsiAddresses, MsiPageTable, MsiTranslation,
+    Options, PageRequest, PageResponse, PageTable, Privilege, ProcessBits, Translation, Unit,
 };
 use ringfence_types::{
     CachedLevels, DomainId, GuestPhysAddr, Invalidation, Invalidator, Pfn, PfnRange, PhysAddr,
@@ -227,7 +227,8 @@ proptest! {
             (mask, pattern)
         };
         let memory = &&machine.memory;
-        if let Ok(msi) = MsiPageTable::new(memory, &frames, mask, pattern) {
+        let addresses = MsiAddresses { mask, pattern };
+        if let Ok(msi) = MsiPageTable::new(memory, &frames, DomainId::new(1), addresses) {
             let page = GuestPhysAddr::new(page);
             prop_assert!(msi.file(page).is_none_or(|file| file < 256));
             let _ = msi.map(memory, page, PhysAddr::new(0x1000));

@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// PCI requester ID: the 16 bits of bus, device and function that accompany every DMA
-/// (rIOMMU section 2.2; PCI Express Base Specification, "Transaction Descriptor").
+/// PCI requester ID: the 16 bits of bus, device and function that accompany every DMA (PCI Express
+/// Base Specification, "Transaction Descriptor").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct RequesterId(u16);
@@ -84,6 +84,12 @@ impl Pasid {
     }
 }
 
+impl fmt::Display for Pasid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
 /// Identifier of a domain: one I/O virtual address space and its table. The IOMMU tags IOTLB
 /// entries with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,5 +148,12 @@ mod tests {
     fn a_pasid_has_20_bits() {
         assert_eq!(Pasid::new((1 << 20) - 1).map(Pasid::get), Some(0xf_ffff));
         assert_eq!(Pasid::new(1 << 20), None);
+    }
+
+    #[test]
+    fn a_pasid_and_a_domain_read_as_numbers() {
+        let pasid = Pasid::new(0x1234).unwrap();
+        let domain = DomainId::new(0x4321);
+        assert_eq!(std::format!("{pasid}, {domain}"), "4660, 17185");
     }
 }

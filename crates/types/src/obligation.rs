@@ -3,8 +3,9 @@
 //! ```text
 //! Unmapped --Pending::submit--> Pending<B> --wait--> Flushed<B> --> allocator.free
 //! ```
-//! Only this sequence creates a [`Flushed`]. Code that frees an IOVA before its invalidation has
-//! completed does not compile.
+//! Only this sequence creates a [`Flushed`], which an allocator's `free` takes. Code that frees an
+//! IOVA before its invalidation has completed does not compile, provided that the [`Invalidator`]
+//! keeps its contract and only code that has cleared entries calls [`Unmapped::attest_cleared`].
 
 use crate::{
     CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, PfnRange, Ticket,

@@ -102,6 +102,7 @@ where
         self.domain
     }
 
+    /// A full queue is no error of a map: the unit waits for a free slot.
     fn map<P: Platform>(
         &self,
         (): &mut (),
@@ -112,6 +113,9 @@ where
         mapped.map_err(|error| map_error(error, &request))
     }
 
+    /// Waits for the answers to earlier UNMAPs if the queue is full. If the device does not answer
+    /// them, [`UnmapError::Refused`] names this range, which is unchanged. The invalidations of the
+    /// earlier ranges fail too.
     fn unmap<P: Platform>(
         &self,
         (): &mut (),

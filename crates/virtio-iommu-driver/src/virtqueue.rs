@@ -1,7 +1,8 @@
 //! A split virtqueue (virtio 1.3, section 2.7) in one frame, as the driver uses it.
 //!
-//! The driver reads nothing but the used ring, and believes none of it: indices are masked, and the
-//! caller checks ids and lengths against what it offered.
+//! The driver trusts only the words of the available ring, which only the driver writes. The used
+//! ring is the device's: indices are checked against the chains in flight and masked, and the
+//! caller checks ids and lengths against its requests.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -10,11 +11,13 @@ use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory};
 use crate::error::Failure;
 use crate::transport::QueueParts;
 
-/// Most descriptors of a queue: descriptor table and both rings share a frame.
+/// Most descriptors of a queue. With 256, the next power of two, the descriptor table would fill
+/// the frame that it shares with both rings.
 pub(crate) const MOST_DESCRIPTORS: u16 = 128;
 
+/// Bytes of a word of [`PhysMemory`].
 const WORD: u64 = 8;
-/// Bytes of `struct virtq_desc`, and of its words.
+/// Bytes of `struct virtq_desc`.
 const DESCRIPTOR_BYTES: u64 = 16;
 /// `virtq_desc.flags`: another descriptor follows.
 const NEXT: u64 = 1;
@@ -156,10 +159,11 @@ impl Virtqueue {
         if self.published == self.next {
             return Ok(false);
         }
-        // Section 2.7.13.3: the entries before the index.
+        // Section 2.7.13.3: the device sees the entries before the index.
         fence(Ordering::SeqCst);
         self.store16(memory, 2, self.next)?;
         self.published = self.next;
+        // Section 2.7.13.4: the device sees the index before the caller notifies it.
         fence(Ordering::SeqCst);
         Ok(true)
     }
@@ -182,10 +186,12 @@ impl Virtqueue {
         Ok(())
     }
 
-    /// Returns the next used element. `in_flight` chains are with the device.
+    /// Returns the next used element; `None` if the device has added none. `in_flight` is the
+    /// number of chains that the device owns.
     ///
     /// # Errors
-    /// The index of the used ring passes them.
+    /// [`Failure::UsedIndex`] if the used ring claims more than `in_flight` new elements;
+    /// [`Failure::Memory`].
     pub(crate) fn next_used(
         &mut self,
         memory: &impl PhysMemory,

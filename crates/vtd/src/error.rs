@@ -113,7 +113,7 @@ impl fmt::Display for UnitError {
             }
             Self::Domain(domain) => write!(f, "the unit does not accept domain-id {domain}"),
             Self::OtherTable(domain) => write!(f, "domain {domain} has another table"),
-            Self::PasidBeyondWidth(pasid) => write!(f, "PASID {} is too wide", pasid.get()),
+            Self::PasidBeyondWidth(pasid) => write!(f, "PASID {pasid} is too wide"),
             Self::Misaligned(root) => write!(f, "the table at {root} is misaligned"),
             Self::Attached(device) => write!(f, "device {device} is already attached"),
             Self::NotAttached(device) => write!(f, "device {device} is not attached"),

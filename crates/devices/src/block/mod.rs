@@ -70,12 +70,13 @@ pub struct CompletedIo {
     pub buffers: Vec<Buffer>,
 }
 
-/// A request that was not submitted. None of its buffers is mapped.
+/// A request that was not submitted. The device may still reach buffers that the layer has not
+/// returned.
 #[derive(Debug)]
 pub struct RejectedIo {
-    /// The buffers that the layer has returned.
+    /// The buffers that the layer has returned: all, unless `error` is of their unmap.
     pub buffers: Vec<Buffer>,
-    /// Reason why the request was not submitted.
+    /// Reason why the request was not submitted, or the first error of the unmap of its pages.
     pub error: BlockError,
 }
 

@@ -83,7 +83,8 @@ pub(super) fn alloc_structures<A: DmaApi, const N: usize>(
 /// Maps all buffers of a request.
 ///
 /// # Errors
-/// Nothing stays mapped. Returns the reason and the buffers that the layer has returned.
+/// Returns the reason and the buffers that the layer has returned. Others stay mapped only if their
+/// unmap failed too.
 pub(super) fn map<A: DmaApi>(
     api: &mut A,
     ring: DeviceRing,
@@ -142,7 +143,7 @@ impl CompletedRequests {
     }
 
     /// Unmaps the pages of a request that the disk never owned, and ends their burst. Returns their
-    /// buffers, except those that the layer keeps after an error, and the last error.
+    /// buffers, except those that the layer keeps after an error, and the first error.
     fn undo_map<A: DmaApi>(
         &mut self,
         api: &mut A,
@@ -150,23 +151,25 @@ impl CompletedRequests {
         pages: Vec<MappedPage<A::Handle>>,
     ) -> (Vec<Buffer>, Result<(), BlockError>) {
         let mut back = Vec::with_capacity(pages.len() + 1);
+        let mut withheld = Vec::new();
         let mut result = Ok(());
         for page in pages {
             match api.unmap(ring, page.handle) {
                 Ok(Some(buffer)) => back.push(buffer),
-                Ok(None) => {}
-                Err(failed) => result = Err(failed.into()),
+                Ok(None) => withheld.push(page.at),
+                Err(failed) => result = result.and(Err(failed.into())),
             }
         }
         let ended = api.end_burst(ring, |buffer| {
-            if let Err(buffer) = self.returns.released(buffer) {
+            if let Err(buffer) = self.returns.released(buffer)
+                && withheld.contains(&buffer.start())
+            {
                 back.push(buffer);
             }
+            // Other buffers are those of an earlier rejected request whose burst did not end. They
+            // leak, which is safe.
         });
-        if let Err(failed) = ended {
-            result = Err(failed.into());
-        }
-        (back, result)
+        (back, result.and(ended.map_err(BlockError::from)))
     }
 
     /// Unmaps the pages of a completed request. It is delivered with its buffers; if the layer
@@ -210,7 +213,8 @@ impl CompletedRequests {
         for operation in [Operation::Read, Operation::Write] {
             let ring = DeviceRing::new(queue, operation.direction());
             let ended = api.end_burst(ring, |buffer| {
-                // The request of this buffer was abandoned. The buffer leaks, which is safe.
+                // A buffer that `released` returns belongs to an abandoned request, or to a
+                // rejected one whose burst did not end before. It leaks, which is safe.
                 let _ = self.returns.released(buffer);
             });
             result = result.and(ended.map_err(BlockError::from));
@@ -265,6 +269,8 @@ mod tests {
         withheld: Vec<(DeviceRing, Buffer)>,
         /// True if no burst ends.
         fails: bool,
+        /// True if no page can be unmapped.
+        keeps: bool,
     }
 
     struct NoMemory;
@@ -299,6 +305,9 @@ mod tests {
         }
 
         fn unmap(&mut self, ring: DeviceRing, handle: Buffer) -> Result<Option<Buffer>, ApiError> {
+            if self.keeps {
+                return Err(ApiError::NoSuchRing(ring));
+            }
             self.withheld.push((ring, handle));
             Ok(None)
         }
@@ -382,5 +391,27 @@ mod tests {
         api.fails = false;
         completed.end_bursts(&mut api, RING.queue).unwrap();
         assert!(delivered(&mut completed).is_empty());
+    }
+
+    /// The buffers of a rejected request whose burst did not end belong to no later request.
+    #[test]
+    fn a_rejected_request_returns_only_its_own_buffers() {
+        let (mut api, mut completed) = (WithholdingApi::default(), CompletedRequests::default());
+        let first = pages(&mut api, 9);
+        api.fails = true;
+        completed.reject(&mut api, RING, first, BlockError::Full);
+        api.fails = false;
+        let second = pages(&mut api, 11);
+        let rejected = completed.reject(&mut api, RING, second, BlockError::Full);
+        assert_eq!(rejected.buffers, [buffer(11)]);
+    }
+
+    #[test]
+    fn the_first_error_of_a_rejected_request_is_reported() {
+        let (mut api, mut completed) = (WithholdingApi::default(), CompletedRequests::default());
+        let rejected_pages = pages(&mut api, 9);
+        (api.keeps, api.fails) = (true, true);
+        let rejected = completed.reject(&mut api, RING, rejected_pages, BlockError::Full);
+        assert_eq!(rejected.error, BlockError::Api(ApiError::NoSuchRing(RING)));
     }
 }

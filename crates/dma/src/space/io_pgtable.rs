@@ -236,9 +236,9 @@ impl<F: Format> IoPageTable for PlainTable<F> {
 
 /// A table with a leaf cache for each CPU.
 #[derive(Debug)]
-pub struct CachedTable<F>(pub Table<F>);
+pub struct LeafCachedTable<F>(pub Table<F>);
 
-impl<F: Format> IoPageTable for CachedTable<F> {
+impl<F: Format> IoPageTable for LeafCachedTable<F> {
     type PerCpu = (LeafCache, DirtyLines);
     type Pages = ();
 

@@ -18,7 +18,7 @@ pub use cached::{CacheState, CachedSpace, UnknownUnmap};
 pub use cached_or_cleared::{CachedOrCleared, Expire};
 pub use copied_or_cleared::CopiedOrCleared;
 pub use identity::{Identity, StaticTable};
-pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePages};
+pub use io_pgtable::{IoPageTable, LeafCachedTable, PlainTable, Reclaiming, TablePages};
 pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
 pub use shadow::{

@@ -1,6 +1,7 @@
 //! An IOVA allocator with a page table: the space of every mode that translates by pages.
 
 mod link;
+mod teardown;
 
 use alloc::vec::Vec;
 

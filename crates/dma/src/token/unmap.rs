@@ -8,7 +8,7 @@ use ringfence_types::{CachedLevels, Direction, RingId, Unmapped};
 use super::{DomainHandle, HeldBuffer};
 
 /// A range whose table entries are cleared, and the scope of its invalidation. `T` holds table
-/// pages that the unmap unlinked.
+/// pages that the unmap unlinked. `invalidate` is in `space/io_pgtable.rs`.
 #[must_use = "the range may still be cached by the hardware"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct ClearedRange<T = ()> {

@@ -10,7 +10,7 @@ mod coherent;
 mod descriptors;
 mod detach;
 mod directions;
-mod dma_ops;
+mod dma_ops_choice;
 mod flush_queues;
 mod hybrid;
 mod invalidations;

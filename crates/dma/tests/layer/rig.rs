@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use ringfence_dma::flush::FlushPolicy;
-use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
+use ringfence_dma::space::{IoPageTable, LeafCachedTable, Paged, PlainTable, Reclaiming, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Platform};
 use ringfence_iova::{
     AllocError, AllocRequest, Allocation, Bitmap, BitmapState, CachedTree, Depot, FreeProof,
@@ -244,7 +244,7 @@ pub(crate) type Tree = Locked<CachedTree, RefCell<CachedTree>>;
 pub(crate) type Bits = Bitmap<RefCell<BitmapState>>;
 pub(crate) type Product = Magazines<RefCell<Depot>>;
 pub(crate) type Plain = PlainTable<SecondStage>;
-pub(crate) type Cached = CachedTable<SecondStage>;
+pub(crate) type Cached = LeafCachedTable<SecondStage>;
 pub(crate) type Gas = Reclaiming<SecondStage, RefCell<ReclaimingTable<SecondStage>>>;
 
 /// Allocators that a test can create over pages `1..=last`.
@@ -319,7 +319,7 @@ impl MakeTable for Plain {
 
 impl MakeTable for Cached {
     fn make(board: &Board, domain: DomainId) -> Self {
-        CachedTable(table(board, domain))
+        LeafCachedTable(table(board, domain))
     }
 
     fn leaf(&self, board: &Board, iova: Iova) -> Option<PhysAddr> {

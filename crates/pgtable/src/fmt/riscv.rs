@@ -10,12 +10,13 @@
 //! | 0 | V | present |
 //! | 1, 2, 3 | R, W, X | permissions of a page; all zero: the entry points to a table |
 //! | 4 | U | user access; requests without a PASID, and the second stage, need it |
+//! | 5 | G | the mapping is global; never set |
 //! | 6, 7 | A, D | accessed, dirty; software sets both, so the hardware never writes or faults |
+//! | 8..=9 | RSW | ignored by hardware, used by software |
 //! | 10..=53 | PPN | page number of the table or page |
+//! | 54..=60 | | reserved |
 //! | 61..=62 | PBMT | memory type of a page (Svpbmt); otherwise reserved |
 //! | 63 | N | with PPN bits 0 to 3 = 1000: one of 16 entries of a 64 KiB page (Svnapot) |
-//! | 8..=9 | RSW | ignored by hardware, used by software |
-//! | 54..=60 | | reserved |
 //!
 //! The format has no write-only pages: a writable page also allows reads. A table entry has two
 //! free bits, so [`Format::COUNTS`] is false.

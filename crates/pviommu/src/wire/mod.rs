@@ -18,10 +18,8 @@ pub use address::{Devid, Gpa, GuestPhysical};
 pub use config::{CONFIG_BYTES, Config, ConfigError, DEVICES_LIMIT, PAGES_LIMIT, VERSION};
 pub use crc32c::crc32c;
 pub use event::{EVENT_BYTES, Event, EventReason};
-pub use record::{RECORD_HEADER_BYTES, Record};
-pub use request::{
-    MAP_HEADER_BYTES, Malformed, Map, Request, UNMAP_HEADER_BYTES, Unmap, encode_map, encode_unmap,
-};
+pub use record::Record;
+pub use request::{Malformed, Map, Request, Unmap, encode_map, encode_unmap};
 pub use status::Status;
 pub use stream::{
     MigrationStream, OutOfOrder, STREAM_MAGIC, StreamError, StreamErrorKind, StreamWriter,

@@ -5,9 +5,6 @@ use ringfence_types::{Direction, Iova};
 use super::words::Reader;
 use super::{Devid, Gpa, Gpas, PAGE_BYTES, StreamErrorKind, direction};
 
-/// Bytes of a record before its array.
-pub const RECORD_HEADER_BYTES: usize = 32;
-
 /// Mappings of consecutive GIOVAs with one device and one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {

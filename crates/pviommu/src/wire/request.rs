@@ -8,11 +8,6 @@ use ringfence_types::{Direction, Iova};
 use super::words::Reader;
 use super::{Devid, Giovas, Gpa, Gpas, PAGES_LIMIT, direction};
 
-/// Bytes of a map request before its arrays.
-pub const MAP_HEADER_BYTES: usize = 24;
-/// Bytes of an unmap request before its array.
-pub const UNMAP_HEADER_BYTES: usize = 16;
-
 const TYPE_MAP: u32 = 0;
 const TYPE_UNMAP: u32 = 1;
 

@@ -76,6 +76,7 @@ impl NvmeController {
                 Err(status) => status,
             };
             let completion = NvmeCompletion {
+                result: 0,
                 head: self.head as u16,
                 queue: self.at.queue,
                 id: command.id,

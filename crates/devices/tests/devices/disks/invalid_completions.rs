@@ -81,6 +81,7 @@ fn failing_disk_reports_errors() {
 #[test]
 fn invalid_completions_of_a_controller_have_their_errors() {
     let done = |queue, id| NvmeCompletion {
+        result: 0,
         head: 0xffff,
         queue,
         id,
@@ -224,6 +225,7 @@ fn forge<W: Environment<Handle = H>, H>(
     id: u16,
 ) {
     let done = NvmeCompletion {
+        result: 0,
         head: 0,
         queue: QUEUE,
         id,

@@ -1,6 +1,8 @@
 //! Linux's choice of DMA operations for a machine and a bus (CG04), and the layers that it selects.
 
-use ringfence_dma::dma_ops::{BufferPath, CalgaryBuses, DmaOpsConfig, DmaOpsKind, IommuOption};
+use ringfence_dma::dma_ops_choice::{
+    BufferPath, CalgaryBuses, DmaOpsConfig, DmaOpsKind, IommuOption,
+};
 use ringfence_dma::flush::{Never, Strict};
 use ringfence_dma::space::{Identity, Paged, PlainTable, Rounding};
 use ringfence_dma::{BouncePool, Dma, MapReason};

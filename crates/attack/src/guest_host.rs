@@ -10,28 +10,41 @@ use ringfence_lab::LabError;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, BackendLimits, DeviceSlot, HardwareTables, IoTables, LastTable, OnDemand,
+    Backend, BackendLimits, DeviceSlot, HardwareTables, IoTables, LastTable, OnDemand, SetupError,
 };
 use ringfence_pviommu::wire::{Config, Devid, Gpa, GuestPhysical, encode_map, encode_unmap};
 use ringfence_types::{
-    Access, AddressRange, Direction, DomainId, FrameSource, Iova, IovaRange, OutOfFrames, PhysAddr,
-    RequesterId,
+    Access, AddressRange, Direction, DomainId, FrameSource, Iova, IovaRange, OutOfFrames, PageSize,
+    PhysAddr, RequesterId,
 };
 
 use crate::bench::memory;
 
-pub(crate) const PAGE: u64 = 4096;
-/// The attacker's device and the victim's device.
+pub(crate) const PAGE: u64 = PageSize::Size4K.bytes();
+/// The attacker's device.
 pub(crate) const ATTACKER: Devid = Devid::new(0x10);
+/// The victim's device.
 pub(crate) const VICTIM: Devid = Devid::new(0x11);
 /// First address of the window of both devices.
 pub(crate) const WINDOW: u64 = 0x10_0000;
 /// Bytes of the guest's memory, from address 0.
 pub(crate) const GUEST_BYTES: u64 = 8 << 20;
 
+/// Bytes of the window.
+const WINDOW_BYTES: u64 = 64 << 20;
+/// Most pages of a request.
+const REQUEST_PAGES: u32 = 64;
+
+/// Bytes of the host's memory.
 const ARENA: u64 = 64 << 20;
+/// First address of the frames for tables.
 const TABLES: u64 = 16 << 20;
+/// First address of the frames for the guest, after those for tables.
 const GUEST: u64 = 32 << 20;
+/// Domain of the guest's second stage.
+const SECOND_STAGE: DomainId = DomainId::new(9);
+/// Domains of the devices, by slot.
+const DOMAINS: [DomainId; 2] = [DomainId::new(1), DomainId::new(2)];
 
 /// A shared source of frames.
 #[derive(Debug, Clone)]
@@ -52,27 +65,29 @@ type Tables = HardwareTables<Rc<Arena>, Source, VtdUnit>;
 /// The host. `K` is its pointer to the last table of the guest's second stage.
 pub(crate) struct GuestHost<K: LastTable> {
     pub(crate) arena: Rc<Arena>,
-    /// Frames for tables and for the guest.
+    /// Frames for tables.
     pub(crate) tables: Source,
+    /// Frames for the guest.
     pub(crate) frames: Source,
     pub(crate) backend: Backend<OnDemand<Rc<Arena>, Source, K>, Tables>,
     /// The TLBs of the guest's CPUs.
     pub(crate) processors: VtdUnit,
 }
 
-/// The error of a host that cannot be built.
-pub(crate) const NO_HOST: LabError = LabError::Internal("a host that cannot be built");
-
-/// The configuration of the guest: a window of 64 MiB, requests of up to 64 pages.
+/// The configuration of the guest.
 pub(crate) fn config() -> Result<Config, LabError> {
-    let window = IovaRange::new(Iova::new(WINDOW), 64 << 20).ok_or(NO_HOST)?;
+    let window = IovaRange::new(Iova::new(WINDOW), WINDOW_BYTES).ok_or(LabError::Internal(
+        "the window of the guest host is no range",
+    ))?;
     let devices = [ATTACKER, VICTIM].map(|device| device.get() as u32);
-    Config::new(window, 64, devices).map_err(|_| NO_HOST)
+    let config = Config::new(window, REQUEST_PAGES, devices);
+    config.map_err(|_| LabError::Internal("the configuration of the guest host is invalid"))
 }
 
 /// The guest's memory.
 pub(crate) fn guest_memory() -> Result<AddressRange<GuestPhysical>, LabError> {
-    AddressRange::new(Gpa::new(0), GUEST_BYTES).ok_or(NO_HOST)
+    let memory = AddressRange::new(Gpa::new(0), GUEST_BYTES);
+    memory.ok_or(LabError::Internal("the guest's memory is no range"))
 }
 
 /// Creates memory with a source of frames for tables and one for the guest.
@@ -100,27 +115,33 @@ impl<K: LastTable> GuestHost<K> {
             tables.clone(),
             frames.clone(),
             format,
-            DomainId::new(9),
+            SECOND_STAGE,
             &[guest_memory()?],
             last,
             (),
-        );
-        let domains = [DomainId::new(1), DomainId::new(2)];
+        )
+        .map_err(|error| match error {
+            SetupError::Range => LabError::Internal("no second stage has the guest's memory"),
+            SetupError::Table(error) => error.into(),
+        })?;
         let mut hardware = HardwareTables::new(
             Rc::clone(&arena),
             tables.clone(),
             VtdUnit::vtd(&UnitConfig::UNCACHED),
             format,
             coherency,
-            &domains,
+            &DOMAINS,
         )?;
         let mut contexts = ContextTables::new(coherency, &*arena, &tables)?;
         for (slot, device) in (0..).zip([ATTACKER, VICTIM]) {
-            let context = hardware.context(DeviceSlot::new(slot)).ok_or(NO_HOST)?;
+            let context = hardware
+                .context(DeviceSlot::new(slot))
+                .ok_or(LabError::Internal(
+                    "a device of the guest host has no table",
+                ))?;
             contexts.attach(&*arena, &tables, requester(device), &context)?;
         }
         unchecked(&mut hardware);
-        let backing = backing.map_err(|_| NO_HOST)?;
         let mut backend = Backend::new(config()?, BackendLimits::default(), backing, hardware);
         let unit = backend.tables().invalidator();
         unit.set_root_table(contexts.root());
@@ -147,19 +168,38 @@ fn requester(device: Devid) -> RequesterId {
 }
 
 /// Encodes a request that maps pages: addresses of the device, and of the guest.
-pub(crate) fn map(device: Devid, direction: Direction, pages: &[(u64, u64)]) -> Vec<u8> {
+pub(crate) fn map_request(
+    device: Devid,
+    direction: Direction,
+    pages: &[(u64, u64)],
+) -> Result<Vec<u8>, LabError> {
     let mut bytes = Vec::new();
     let pages = pages
         .iter()
         .map(|(giova, gpa)| (Iova::new(*giova), Gpa::new(*gpa)));
-    // The scenarios encode far fewer pages than a request can have.
-    let _ = encode_map(&mut bytes, device, direction, pages);
-    bytes
+    let encoded = encode_map(&mut bytes, device, direction, pages);
+    encoded.map_err(|_| LabError::Internal("no map request has this number of pages"))?;
+    Ok(bytes)
 }
 
 /// Encodes a request that unmaps pages.
-pub(crate) fn unmap(device: Devid, giovas: &[u64]) -> Vec<u8> {
+pub(crate) fn unmap_request(device: Devid, giovas: &[u64]) -> Result<Vec<u8>, LabError> {
     let mut bytes = Vec::new();
-    let _ = encode_unmap(&mut bytes, device, giovas.iter().map(|at| Iova::new(*at)));
-    bytes
+    let encoded = encode_unmap(&mut bytes, device, giovas.iter().map(|at| Iova::new(*at)));
+    encoded.map_err(|_| LabError::Internal("no unmap request has this number of pages"))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An empty request would be refused by every host, as if the host had found the attack.
+    #[test]
+    fn a_request_that_cannot_be_encoded_is_an_error() {
+        let none = map_request(ATTACKER, Direction::ToDevice, &[]);
+        assert!(matches!(none, Err(LabError::Internal(_))));
+        let none = unmap_request(ATTACKER, &[]);
+        assert!(matches!(none, Err(LabError::Internal(_))));
+    }
 }

@@ -108,15 +108,16 @@ impl Default for Options {
     }
 }
 
-/// Executes `classes` on `modes`. Calls `progress` with the number of finished cells.
+/// Executes `classes` on `modes`. Calls `progress` with the number of finished cells; an error of
+/// it ends the run.
 ///
 /// # Errors
-/// A mode is not built in, or memory is short.
+/// A mode is not built in, or memory is short; those of `progress`.
 pub fn run(
     modes: &[Mode],
     classes: &[&'static Class],
     options: &Options,
-    mut progress: impl FnMut(u64),
+    mut progress: impl FnMut(u64) -> Result<(), LabError>,
 ) -> Result<Matrix, LabError> {
     let mut matrix = Matrix {
         modes: modes
@@ -129,7 +130,7 @@ pub fn run(
     for class in classes {
         for mode in modes {
             matrix.cells.push(cell(class, mode, options)?);
-            progress(matrix.cells.len() as u64);
+            progress(matrix.cells.len() as u64)?;
         }
     }
     Ok(matrix)

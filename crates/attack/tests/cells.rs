@@ -262,7 +262,7 @@ fn a_cell_that_is_not_executed_says_why() {
     for (class, mode) in [("A22", "riommu"), ("A22", "riommu-paper")] {
         let classes = [Class::find(class).unwrap()];
         let modes = [Mode::find(mode).unwrap()];
-        let matrix = run(&modes, &classes, &Options::default(), |_| {}).unwrap();
+        let matrix = run(&modes, &classes, &Options::default(), |_| Ok(())).unwrap();
         let cell = &matrix.cells[0];
         assert_eq!(cell.status, Status::NotExecuted, "{class} {mode}");
         assert!(cell.reason.is_some() && !cell.unexpected, "{class} {mode}");
@@ -308,7 +308,7 @@ fn exposure_scans() {
         ];
         check("A37", mode, &scans);
         let (class, mode) = (Class::find("A37").unwrap(), Mode::find(mode).unwrap());
-        let matrix = run(&[mode], &[class], &Options { scan_pages: 512 }, |_| {}).unwrap();
+        let matrix = run(&[mode], &[class], &Options { scan_pages: 512 }, |_| Ok(())).unwrap();
         let note = format!("exposure in 50 s: {exposure} MB s");
         assert_eq!(matrix.cells[0].executed.notes, [note]);
     }
@@ -361,7 +361,7 @@ fn functions_behind_a_host_bridge() {
 fn composed(class: &str, row: &str) -> ringfence_attack::Cell {
     let classes = [Class::find(class).unwrap()];
     let modes = [ringfence_lab::compose::compose(row).unwrap()];
-    run(&modes, &classes, &Options::default(), |_| {})
+    run(&modes, &classes, &Options::default(), |_| Ok(()))
         .unwrap()
         .cells[0]
         .clone()

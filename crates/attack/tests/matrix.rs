@@ -69,7 +69,7 @@ fn matrix() -> &'static Matrix {
     MATRIX.get_or_init(|| {
         let classes: Vec<&Class> = CLASSES.iter().collect();
         let options = Options { scan_pages: 4096 };
-        run(&Mode::named(), &classes, &options, |_| {}).unwrap()
+        run(&Mode::named(), &classes, &options, |_| Ok(())).unwrap()
     })
 }
 

@@ -21,7 +21,7 @@ use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::hardware::Vtd;
 use ringfence_lab::plan::{Plan, Step, TimedStep};
-use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay_platform::ReplayPlatform;
 
 /// Nanoseconds between two API calls. A packet without protection takes 1816 cycles at 3.1 GHz and
 /// has two buffers, each mapped and unmapped (rIOMMU Fig. 7). Only timers depend on it.

@@ -5,6 +5,7 @@ use std::time::Instant;
 use ringfence_devices::workload::PACKETS_PER_RUN;
 
 use super::finding::{Finding, Findings, Score, Verdict};
+use super::guest_loads::Loads;
 use super::guests::Guests;
 use super::prefetch::PrefetchRow;
 use super::reuse::ReuseRow;
@@ -34,6 +35,8 @@ pub struct Setting {
     pub reuse: Vec<ReuseRow>,
     /// Counts from booted guests (X21).
     pub guests: Guests,
+    /// Counts of loads in booted guests (X29).
+    pub loads: Loads,
 }
 
 impl Setting {
@@ -50,6 +53,7 @@ impl Setting {
             recorded: Vec::new(),
             reuse: Vec::new(),
             guests: Guests::default(),
+            loads: Loads::default(),
         }
     }
 
@@ -135,6 +139,12 @@ impl Experiment {
                 let (packets, repetitions) = (setting.packets, setting.repetitions);
                 super::x28_pools::measure(&setting.profile, packets, repetitions)
             },
+        },
+        Self {
+            id: "X29",
+            title: "Instructions, exits and invalidations under each IOMMU, in one guest kernel",
+            source: "rIOMMU (ASPLOS 2015), Tables 1 to 3 and Fig. 7",
+            measure: |setting| super::x29_iommus::measure(&setting.loads),
         },
     ];
 

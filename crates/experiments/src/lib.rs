@@ -25,6 +25,7 @@ mod catalogue;
 mod claim_loads;
 mod figure;
 mod finding;
+pub mod guest_loads;
 pub mod guests;
 mod history;
 mod loops;
@@ -66,6 +67,7 @@ mod x25_host_side;
 mod x26_windows;
 mod x27_copies;
 mod x28_pools;
+mod x29_iommus;
 
 pub use catalogue::{Experiment, Setting};
 pub use figure::{Figure, Series};

@@ -28,7 +28,7 @@ use super::capture::Run;
 use super::loops::{Loop, LoopBody, Loops, MappedByRing};
 use super::timed::{Cost, sum_of_medians};
 use ringfence_lab::LabError;
-use ringfence_lab::meter::{InvalidationQueue, cycles};
+use ringfence_lab::meter::{TimedInvalidationQueue, cycles};
 use ringfence_lab::plan::{Plan, Step};
 
 /// Bytes of memory for the tables of one port.
@@ -54,7 +54,7 @@ pub(super) enum InvalidationModel {
 /// so.
 #[derive(Debug)]
 struct QueuedUnit<C> {
-    queue: InvalidationQueue,
+    queue: TimedInvalidationQueue,
     model: InvalidationModel,
     /// Reads a counter of cycles.
     now: C,
@@ -250,7 +250,7 @@ impl<'m, P: Protection, C: Fn() -> u64> Port<'m, P, C> {
             outstanding: VecDeque::with_capacity(SLOTS as usize),
         });
         let queue =
-            InvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
+            TimedInvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
         Self {
             memory,
             rings: driver_rings.collect(),

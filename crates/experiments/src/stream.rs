@@ -235,6 +235,12 @@ pub(super) fn relative_throughput(one: &Cost, other: &Cost, profile: &Profile) -
     Measured::counted(median_of_blocks).with_spread(median(&ratios).spread)
 }
 
+/// Gain of throughput of `one` over that of `other`, in percent.
+pub(super) fn gain_percent(one: &Cost, other: &Cost, profile: &Profile) -> Measured {
+    let ratio = relative_throughput(one, other, profile);
+    Measured::counted(100.0 * (ratio.median - 1.0)).with_spread(100.0 * ratio.spread)
+}
+
 /// Returns the last element.
 ///
 /// # Errors
@@ -432,6 +438,8 @@ mod tests {
         near(ratio, 2.0, 3996.0 / 1980.0 - 4004.0 / 2020.0);
         let ratio = relative_throughput(&slow, &fast, &profile);
         near(ratio, 0.5, 2020.0 / 4004.0 - 1980.0 / 3996.0);
+        let gain = gain_percent(&fast, &slow, &profile);
+        near(gain, 100.0, 100.0 * (3996.0 / 1980.0 - 4004.0 / 2020.0));
     }
 
     /// Each capacity and batch has the counts of lists by hand, on every port.

@@ -12,7 +12,7 @@ use ringfence_dma::ring::Ring;
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::meter::{Clock, EmptyLoop};
-use ringfence_lab::mode_dispatch::dispatch;
+use ringfence_lab::mode_dispatch::dispatch_static;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::Plan;
 use ringfence_memory::{Arena, WriteBack};
@@ -113,7 +113,7 @@ impl TimedReplays {
         const LONGEST: usize = 4096;
         let coherency = subject.coherency(profile);
         let make = || match &subject {
-            TimedSubject::Mode(mode) => dispatch(mode, MakeReplica { coherency, arena })?,
+            TimedSubject::Mode(mode) => dispatch_static(mode, MakeReplica { coherency, arena })?,
             TimedSubject::Rings | TimedSubject::RingsNonCoherent => {
                 let burst = Burst::new(LONGEST);
                 rings::<Ring, _>(coherency, arena, burst)

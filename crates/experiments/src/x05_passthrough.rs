@@ -12,7 +12,7 @@ use ringfence_lab::LabError;
 use ringfence_lab::hardware::Vtd;
 use ringfence_lab::layer::ContextTarget;
 use ringfence_lab::plan::Step;
-use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay_platform::ReplayPlatform;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{Access, Direction, DomainId, Iova, PageSize, PhysAddr, PhysRange};
 

@@ -24,7 +24,7 @@ use ringfence_lab::components::ReplayTable;
 use ringfence_lab::hardware::Vtd;
 use ringfence_lab::layer::ContextTarget;
 use ringfence_lab::meter::cycles;
-use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay_platform::ReplayPlatform;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X06",

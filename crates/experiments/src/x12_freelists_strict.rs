@@ -4,11 +4,11 @@ use ringfence_iova::Capacity;
 
 use super::catalogue::{Experiment, Setting};
 use super::figure::{Figure, Series};
-use super::finding::{FindingRow, Findings, Measured, NullModel, Requirement};
+use super::finding::{FindingRow, Findings, NullModel, Requirement};
 use super::published::Sheet;
 use super::stream::{
-    SHAPES, SIZES, by_run, counted, last, name, packet, relative_throughput, runs, runs_of,
-    throughput, timed,
+    SHAPES, SIZES, by_run, counted, gain_percent, last, name, packet, runs, runs_of, throughput,
+    timed,
 };
 use ringfence_lab::LabError;
 use ringfence_lab::modes::FlushKind;
@@ -62,10 +62,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             None => baseline = Some(cost),
             Some(capacity) => {
                 let baseline = baseline.as_ref().ok_or(LabError::Internal("baseline"))?;
-                let gain = relative_throughput(&cost, baseline, &setting.profile);
+                let gain = gain_percent(&cost, baseline, &setting.profile);
                 let wanted = [("protection", "strict"), ("unit", "% better")];
-                let gain =
-                    Measured::counted(100.0 * (gain.median - 1.0)).with_spread(100.0 * gain.spread);
                 let row = |what: &str| {
                     FindingRow::new(format!("{name}: {what}"), "%", gain)
                         .with_null_model(NullModel::exactly(0.0))
@@ -210,6 +208,8 @@ mod tests {
                 let row = row(&format!("{name}: {what}"));
                 assert_eq!(row.requirement, requirement, "{row:?}");
                 assert_eq!(row.published.as_ref().unwrap().value, printed, "{row:?}");
+                // Without an effect, the gain is 0.
+                assert_eq!(row.null_model, Some(NullModel::exactly(0.0)), "{row:?}");
             }
             let held = row(&format!("{name}: freed ranges in the lists, mean"));
             assert_eq!(held.measured.unwrap().median, counts.mean_held());

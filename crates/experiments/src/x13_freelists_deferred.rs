@@ -10,8 +10,8 @@ use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requi
 use super::model::gbps;
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, Sheet};
 use super::stream::{
-    SHAPES, SIZES, by_run, counted, last, name, packet, relative_throughput, runs, runs_of,
-    throughput, timed,
+    SHAPES, SIZES, by_run, counted, gain_percent, last, name, packet, runs, runs_of, throughput,
+    timed,
 };
 use super::timed::Cost;
 use ringfence_lab::LabError;
@@ -263,8 +263,7 @@ fn costs_around_w(
 
 /// Gain of throughput at the second capacity of [`AROUND_W`] over the first, in percent.
 fn gain_at_w([below, at]: &[Cost; 2], profile: &Profile) -> Measured {
-    let gain = relative_throughput(at, below, profile);
-    Measured::counted(100.0 * (gain.median - 1.0)).with_spread(100.0 * gain.spread)
+    gain_percent(at, below, profile)
 }
 
 /// Compares the gain of throughput at W, in percent, with the `printed` one.

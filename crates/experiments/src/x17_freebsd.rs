@@ -28,7 +28,7 @@ use super::x01_breakdown::{Column, column};
 use ringfence_lab::hardware::Vtd;
 use ringfence_lab::meter::{Cycles, FreeInvalidator};
 use ringfence_lab::plan::Step;
-use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay_platform::ReplayPlatform;
 use ringfence_lab::{LabError, Profile};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

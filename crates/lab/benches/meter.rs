@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use ringfence_hw::RingLogic;
 use ringfence_lab::compare::{CompareOptions, meter};
 use ringfence_lab::components::{ModeParts, ReplayTable};
-use ringfence_lab::layer::{DmaOps, InvalidationQueue, LayerPlatform};
+use ringfence_lab::layer::{DmaOps, LayerPlatform, TimedInvalidationQueue};
 use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
     Clock, EmptyLoop, FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, TimedReplay, cycles,
@@ -102,7 +102,7 @@ impl Phased for EmptyLoop {
     }
 }
 
-fn platform() -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+fn platform() -> Result<LayerPlatform<TimedInvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::new(ARENA)?);
     // Touch the pages in advance, so that page faults of this process do not count.
     for page in 0..64 {
@@ -112,7 +112,8 @@ fn platform() -> Result<LayerPlatform<InvalidationQueue>, LabError> {
     }
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("region"))?;
-    let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
+    let queue =
+        TimedInvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
     Ok(LayerPlatform {
         frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
         arena,

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use ringfence_trace::{Chunk, Devices, Operations, Summary};
+use ringfence_trace::{Chunk, Devices, Operations, Summary, TraceError};
 
 use crate::agreement::{Agreement, AgreementCheck, AgreementOptions};
 use crate::error::LabError;
@@ -44,7 +44,8 @@ pub struct Comparison {
 ///
 /// # Errors
 /// The trace is malformed or exceeds a limit, it does not name a device of `options`, or a mode
-/// cannot be built.
+/// cannot be built. [`TraceError::Interrupted`] if the [`Interrupt`](ringfence_trace::Interrupt) of
+/// the trace's options ends the replay.
 pub fn compare<R: Read>(
     name: &str,
     mut operations: Operations<R>,
@@ -81,6 +82,7 @@ pub fn compare<R: Read>(
         limits: options.limits,
         ..AgreementOptions::default()
     }));
+    let interrupt = operations.interrupt().clone();
     each_plan_with(
         &mut operations,
         &mut planner,
@@ -100,6 +102,10 @@ pub fn compare<R: Read>(
                 }
             }
             for runner in &mut runners {
+                if interrupt.is_set() {
+                    let file = name.to_owned();
+                    return Err(TraceError::Interrupted { file }.into());
+                }
                 runner.metered.run(plan, devices)?;
                 if let Some(hostile) = &mut runner.attack {
                     hostile.run(plan, devices)?;

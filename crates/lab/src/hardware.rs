@@ -22,7 +22,7 @@ use ringfence_types::{
 };
 
 use crate::error::LabError;
-use crate::layer::{ContextTarget, InvalidationQueue};
+use crate::layer::{ContextTarget, TimedInvalidationQueue};
 use crate::queue_stats::QueueStats;
 use crate::{IotlbPrefetch, Profile};
 
@@ -190,13 +190,13 @@ pub trait Host: Clone + 'static {
 
 impl Host for () {
     const REMOTE: bool = false;
-    type Invalidator = InvalidationQueue;
+    type Invalidator = TimedInvalidationQueue;
 
     fn for_meter(
         memory: &Rc<Arena>,
         _: Coherency,
-    ) -> Result<(Option<Self>, InvalidationQueue), LabError> {
-        Ok((None, InvalidationQueue::in_first_frames(memory)))
+    ) -> Result<(Option<Self>, TimedInvalidationQueue), LabError> {
+        Ok((None, TimedInvalidationQueue::in_first_frames(memory)))
     }
 }
 

@@ -119,6 +119,17 @@ pub fn dispatch<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, La
         .or_else(|visitor| shared(mode, visitor))
 }
 
+/// Calls `visitor` with the static types of a named mode. It is not compiled for the types that
+/// other modes share.
+///
+/// # Errors
+/// The mode is not built in, or has no static types.
+pub fn dispatch_static<V: ModeVisitor>(mode: &Mode, visitor: V) -> Result<V::Output, LabError> {
+    special(mode, visitor)
+        .or_else(|visitor| named(mode, visitor))
+        .map_err(|_| LabError::NotBuilt(mode.name.clone()))
+}
+
 /// Calls `visitor` with the shared types of `mode`, also if it is a named mode.
 ///
 /// # Errors

@@ -59,6 +59,15 @@ impl Alloc {
             Self::CachedRbTree | Self::Eiovar(_) | Self::FreeBsd | Self::FreeBsd14
         )
     }
+
+    /// Returns true if the allocator searches on from its last address (next fit), so that it
+    /// returns to a freed address only after it has passed the whole space.
+    pub fn is_next_fit(self) -> bool {
+        matches!(
+            self,
+            Self::Bitmap | Self::BitmapAsPublished | Self::TableBitmap
+        )
+    }
 }
 
 /// Axis 2: the structure that the hardware looks up.

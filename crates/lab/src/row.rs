@@ -8,7 +8,7 @@ use crate::machine::{Baseline, DeviceSide, Prices};
 use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
-use crate::oracle::VerdictCounts;
+use crate::oracle::{StaleBytes, VerdictCounts};
 use crate::replay::{Outcomes, Ways};
 use crate::round_trips::{RoundTripCost, RoundTrips};
 
@@ -171,6 +171,9 @@ pub struct Row {
     pub stale_window_max_ns: u64,
     /// Sum over all such windows of bytes times seconds.
     pub stale_byte_seconds: f64,
+    /// Bytes in open windows, over time; not part of the JSON form.
+    #[serde(skip)]
+    pub stale_bytes: StaleBytes,
     /// Time from an unmap to the return of its buffer that half of the buffers do not exceed,
     /// rounded up by at most 1/64, as all percentiles. `None` without an unmap.
     pub release_delay_median_ns: Option<u64>,
@@ -509,6 +512,7 @@ impl Row {
             false_faults: tally.false_faults,
             stale_window_max_ns: metered.stale_max_ns,
             stale_byte_seconds: metered.stale_byte_seconds,
+            stale_bytes: metered.stale_bytes.clone(),
             release_delay_median_ns: all_delays.percentile(50),
             release_delay_p99_ns: all_delays.percentile(99),
             release_delay_max_ns: metered.release_delay_max_ns,

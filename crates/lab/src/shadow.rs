@@ -22,8 +22,8 @@ use crate::layer::{
     LayerPlatform, PoolLayer, SpaceResult,
 };
 use crate::modes::{Alloc, Mode};
-use crate::platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
 use crate::profile::Profile;
+use crate::replay_platform::{MEMORY_BYTES, POOL_BYTES, POOLS};
 use crate::withholds::Withholds;
 
 /// A space with shadow buffers, which the table `T` maps.

@@ -16,8 +16,8 @@ use crate::error::LabError;
 use crate::hardware::{FaultCounts, Hardware};
 use crate::layer::{ContextTarget, DmaOps};
 use crate::oracle::Ownership;
-use crate::platform::SharedPlatform;
 use crate::queue_stats::QueueStats;
+use crate::replay_platform::SharedPlatform;
 
 /// The layer and the hardware of one mode.
 pub struct Testbed {

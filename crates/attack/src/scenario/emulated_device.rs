@@ -14,7 +14,8 @@ use ringfence_types::{Direction, PhysAddr};
 use super::ScenarioResult;
 use crate::evidence::{Evidence, Executed, Found};
 use crate::guest_host::{
-    ATTACKER, GUEST_BYTES, NO_HOST, PAGE, WINDOW, config, guest_memory, host_memory, map, unmap,
+    ATTACKER, GUEST_BYTES, PAGE, WINDOW, config, guest_memory, host_memory, map_request,
+    unmap_request,
 };
 
 const THREAD: &str = "thread of the VMM";
@@ -80,7 +81,7 @@ fn read_all(whole: bool) -> Result<Evidence, LabError> {
         for page in (0..GUEST_BYTES).step_by(PAGE as usize) {
             let all = Direction::Bidirectional;
             let granted = process.grant(slot, PhysAddr::new(page), all);
-            granted.map_err(|_| NO_HOST)?;
+            granted.map_err(|_| LabError::Internal("a page that cannot be granted"))?;
         }
     }
     let format = SecondStage::new(Levels::Four);
@@ -89,12 +90,12 @@ fn read_all(whole: bool) -> Result<Evidence, LabError> {
     let mut backend = Backend::new(config()?, BackendLimits::default(), memory, tables);
     // One page is granted, another one was.
     let requests = [
-        map(
+        map_request(
             ATTACKER,
             Direction::ToDevice,
             &[(WINDOW, 0), (WINDOW + PAGE, PAGE)],
-        ),
-        unmap(ATTACKER, &[WINDOW + PAGE]),
+        )?,
+        unmap_request(ATTACKER, &[WINDOW + PAGE])?,
     ];
     if requests
         .iter()

@@ -11,7 +11,9 @@ use ringfence_types::{Access, Direction, FrameSource, Iova, PhysAddr, PhysMemory
 
 use super::{ScenarioResult, forged_virtio, hypercall};
 use crate::evidence::{Evidence, Executed, Found};
-use crate::guest_host::{ATTACKER, GUEST_BYTES, GuestHost, PAGE, VICTIM, WINDOW, map, unmap};
+use crate::guest_host::{
+    ATTACKER, GUEST_BYTES, GuestHost, PAGE, VICTIM, WINDOW, map_request, unmap_request,
+};
 
 /// Memory of the host outside the guest.
 const SECRET: u64 = 0x1234_5000;
@@ -29,10 +31,10 @@ pub(crate) fn forged_request(mode: &Mode) -> ScenarioResult {
         _ => return Ok(Found::NotApplicable("no host executes requests")),
     }
     let mut evidence = Evidence::default();
-    for (request, valid) in forged() {
+    for (request, valid) in forged()? {
         let with_victim = || {
             let mut host = GuestHost::new(FixedLastTable::default(), |_| ())?;
-            expect(&mut host, &map(VICTIM, TO, &[(WINDOW, 0)]))?;
+            expect(&mut host, &map_request(VICTIM, TO, &[(WINDOW, 0)])?)?;
             Ok::<_, LabError>(host)
         };
         expect(&mut with_victim()?, &valid)?;
@@ -61,47 +63,50 @@ fn reaches<K: LastTable>(host: &mut GuestHost<K>, device: Devid) -> bool {
     host.reach(device, WINDOW, Access::Read).is_some()
 }
 
+/// A request that no correct guest sends, and one that a correct guest may send in its place.
+type Forgery = (Vec<u8>, Vec<u8>);
+
 /// Requests that no correct guest sends, each beside one that a correct guest may send in its
 /// place. The victim's device has one page at [`WINDOW`].
-fn forged() -> Vec<(Vec<u8>, Vec<u8>)> {
-    let one = |device, gpa| map(device, TO, &[(WINDOW, gpa)]);
-    let next = |gpa| map(VICTIM, TO, &[(WINDOW + PAGE, gpa)]);
+fn forged() -> Result<Vec<Forgery>, LabError> {
+    let one = |device, gpa| map_request(device, TO, &[(WINDOW, gpa)]);
+    let next = |gpa| map_request(VICTIM, TO, &[(WINDOW + PAGE, gpa)]);
     let with_pages = |pages: u32| {
-        let mut request = one(ATTACKER, 0);
+        let mut request = one(ATTACKER, 0)?;
         if let Some(field) = request.get_mut(12..16) {
             field.copy_from_slice(&pages.to_le_bytes());
         }
-        request
+        Ok::<_, LabError>(request)
     };
     let valid = || one(ATTACKER, 0);
-    let behind = |gpa| map(ATTACKER, TO, &[(WINDOW, 0), (WINDOW + PAGE, gpa)]);
-    let back = || unmap(VICTIM, &[WINDOW]);
-    let wider = |device| map(device, Direction::Bidirectional, &[(WINDOW, 0)]);
-    vec![
+    let behind = |gpa| map_request(ATTACKER, TO, &[(WINDOW, 0), (WINDOW + PAGE, gpa)]);
+    let back = || unmap_request(VICTIM, &[WINDOW]);
+    let wider = |device| map_request(device, Direction::Bidirectional, &[(WINDOW, 0)]);
+    Ok(vec![
         // A device of the host, and one of another segment.
-        (one(Devid::new(0x20), 0), valid()),
-        (one(Devid::new(0x1_0010), 0), valid()),
+        (one(Devid::new(0x20), 0)?, valid()?),
+        (one(Devid::new(0x1_0010), 0)?, valid()?),
         // Memory of the host, also behind a valid page.
-        (one(ATTACKER, SECRET), valid()),
-        (next(SECRET), next(GUEST_BYTES - PAGE)),
-        (behind(GUEST_BYTES), behind(GUEST_BYTES - PAGE)),
+        (one(ATTACKER, SECRET)?, valid()?),
+        (next(SECRET)?, next(GUEST_BYTES - PAGE)?),
+        (behind(GUEST_BYTES)?, behind(GUEST_BYTES - PAGE)?),
         // A misaligned address of the device, and one of the guest.
-        (map(ATTACKER, TO, &[(WINDOW + 99, 0)]), valid()),
-        (one(ATTACKER, 99), valid()),
+        (map_request(ATTACKER, TO, &[(WINDOW + 99, 0)])?, valid()?),
+        (one(ATTACKER, 99)?, valid()?),
         // Lengths that overflow. 2^28 pages of 16 bytes are 0 in 32-bit arithmetic.
-        (with_pages(u32::MAX), with_pages(1)),
-        (with_pages(1 << 28), with_pages(1)),
+        (with_pages(u32::MAX)?, with_pages(1)?),
+        (with_pages(1 << 28)?, with_pages(1)?),
         // An address of another device, one that was never mapped, one twice.
-        (unmap(ATTACKER, &[WINDOW]), back()),
-        (unmap(VICTIM, &[WINDOW, WINDOW + PAGE]), back()),
-        (unmap(VICTIM, &[WINDOW, WINDOW]), back()),
+        (unmap_request(ATTACKER, &[WINDOW])?, back()?),
+        (unmap_request(VICTIM, &[WINDOW, WINDOW + PAGE])?, back()?),
+        (unmap_request(VICTIM, &[WINDOW, WINDOW])?, back()?),
         (
-            map(ATTACKER, TO, &[(WINDOW, 0), (WINDOW, PAGE)]),
-            behind(PAGE),
+            map_request(ATTACKER, TO, &[(WINDOW, 0), (WINDOW, PAGE)])?,
+            behind(PAGE)?,
         ),
         // More rights for a mapping.
-        (wider(VICTIM), wider(ATTACKER)),
-    ]
+        (wider(VICTIM)?, wider(ATTACKER)?),
+    ])
 }
 
 /// Migration streams of a hostile source: memory outside the guest, and a device of the host. The
@@ -189,7 +194,7 @@ fn taken(counts: bool) -> Result<Evidence, LabError> {
     let mut host = GuestHost::new(FixedLastTable::default(), |_| ())?;
     for page in 0..16 {
         let (giova, gpa) = (WINDOW + page * PAGE, page * PAGE);
-        let request = map(ATTACKER, TO, &[(giova, gpa)]);
+        let request = map_request(ATTACKER, TO, &[(giova, gpa)])?;
         if host.backend.handle(&request) != Status::Ok {
             return Err(LabError::Internal("a request that the host refuses"));
         }
@@ -223,8 +228,8 @@ pub(crate) fn stale_table_pointer(mode: &Mode) -> ScenarioResult {
 fn freed<K: LastTable>(last: K) -> Result<Evidence, LabError> {
     let refused = LabError::Internal("a request that the host refuses");
     let mut host = GuestHost::new(last, |_| ())?;
-    let request = map(ATTACKER, TO, &[(WINDOW, 0)]);
-    let back = unmap(ATTACKER, &[WINDOW]);
+    let request = map_request(ATTACKER, TO, &[(WINDOW, 0)])?;
+    let back = unmap_request(ATTACKER, &[WINDOW])?;
     let done = [&request, &back].map(|request| host.backend.handle(request));
     let backing = host.backend.backing();
     let frame = backing.reclaim(Gpa::new(0), &mut host.processors);

@@ -1,12 +1,12 @@
 //! A04: an address that belongs to a new buffer still reaches the old one.
 //!
-//! Only an access at an address that an earlier buffer had is an attempt. An allocator that
-//! searches on from its last address returns to old ones when it has passed the whole space.
+//! Only an access at an address that an earlier buffer had is an attempt. A next-fit allocator
+//! returns to such addresses when its search has passed the whole space.
 
 use std::collections::HashSet;
 
 use ringfence_lab::LabError;
-use ringfence_lab::modes::{Alloc, FlushKind, Mode};
+use ringfence_lab::modes::{FlushKind, Mode};
 use ringfence_types::{Access, Direction, Iova, Nanos, PageSize};
 
 use super::ScenarioResult;
@@ -26,16 +26,22 @@ const PAUSE: Nanos = Nanos(1_000);
 const LONG_PAUSE: Nanos = Nanos(50_000_000_000);
 /// Buffers between two long pauses.
 const LONG_PAUSE_INTERVAL: u64 = 100;
-/// Bound of the search for the old addresses, in pages: twice the addresses that the driver used.
+/// Buffers that follow each other in a ring of one slot.
+const SAME_SLOT_ROUNDS: u64 = 100;
+/// Most buffers of one page that a search for the old addresses maps: twice the pages that the
+/// driver unmapped before the live ones.
 const SEARCH_BOUND: u64 = 2 * (LARGE + OLD);
 
 /// Number of buffers that the driver maps one after the other. It exceeds the slots of a ring, so
 /// that slots come back.
 const ROUNDS: u64 = SLOTS as u64 + OLD;
 
-/// Maps buffers one after the other. The device reads each recycled address twice: the second read
-/// hits the entry that the first one cached. In a ring of one slot it reads each address once. An
-/// access succeeds as an attack if it reaches an old buffer, and a stopped access is a false fault.
+/// Maps buffers until addresses of earlier ones come back, and lets the device read at these
+/// addresses. A read is a success of the attack if it reaches memory of an earlier buffer, and a
+/// false fault if the hardware stops it.
+///
+/// The device reads each address twice, because the second read hits the IOTLB entry of the first.
+/// In a ring of one slot it reads each address once.
 pub(crate) fn recycled_address(mode: &Mode) -> ScenarioResult {
     if !mode.translates() {
         return Ok(Found::NotApplicable(
@@ -44,13 +50,10 @@ pub(crate) fn recycled_address(mode: &Mode) -> ScenarioResult {
     }
     let mut driver = Driver::new(Bench::new(mode)?);
     let mut executed = Executed::default();
-    if matches!(
-        mode.alloc,
-        Alloc::Bitmap | Alloc::BitmapAsPublished | Alloc::TableBitmap
-    ) {
-        after_a_wrap(&mut driver, &mut executed)?;
+    if mode.alloc.is_next_fit() {
+        reuse_after_wrap(&mut driver, &mut executed)?;
     } else {
-        let mut evidence = one_after_the_other(&mut driver, mode)?;
+        let mut evidence = reuse_soon(&mut driver, mode)?;
         driver.bench.take_false_faults(&mut evidence);
         executed.trial("new buffer at an old address", evidence);
     }
@@ -60,10 +63,11 @@ pub(crate) fn recycled_address(mode: &Mode) -> ScenarioResult {
     Ok(Found::Executed(executed))
 }
 
-/// A driver that maps new memory for each buffer, and the addresses that it had before.
+/// A driver that maps new memory for each buffer.
 struct Driver {
     bench: Bench,
-    old: HashSet<Iova>,
+    /// First addresses of all buffers so far.
+    used: HashSet<Iova>,
     /// Start of the memory of the next buffer.
     next: u64,
 }
@@ -72,7 +76,7 @@ impl Driver {
     fn new(bench: Bench) -> Self {
         Self {
             bench,
-            old: HashSet::new(),
+            used: HashSet::new(),
             next: 0x10_0000,
         }
     }
@@ -85,7 +89,8 @@ impl Driver {
         Ok((id, self.bench.range(id)?.start()))
     }
 
-    /// Maps a page, and lets the device use it. Counts the accesses if the address is an old one.
+    /// Maps a page, and lets the device use it. Counts the accesses if an earlier buffer had the
+    /// address.
     fn map_page(&mut self, evidence: &mut Evidence) -> Result<MapId, LabError> {
         self.map_and_use(1, evidence)
     }
@@ -93,7 +98,7 @@ impl Driver {
     /// As [`map_page`](Self::map_page), with a buffer of `pages` pages.
     fn map_and_use(&mut self, pages: u64, evidence: &mut Evidence) -> Result<MapId, LabError> {
         let (id, iova) = self.map(pages)?;
-        if self.old.insert(iova) {
+        if self.used.insert(iova) {
             self.bench.use_buffer(id)?;
         } else {
             for _ in 0..2 {
@@ -124,19 +129,19 @@ impl Driver {
     }
 
     /// Maps and unmaps large buffers that the device does not use, until an address is lower than
-    /// the one before.
+    /// the previous one.
     fn wrap(&mut self) -> Result<(), LabError> {
-        let mut before = Iova::new(0);
+        let mut previous = Iova::new(0);
         // The addresses differ, the memory need not.
         let start = self.next;
         for _ in 0..PAGES_32_BIT / LARGE + 2 {
             self.next = start;
             let (id, iova) = self.map(LARGE)?;
             self.bench.release(id)?;
-            if iova < before {
+            if iova < previous {
                 return Ok(());
             }
-            before = iova;
+            previous = iova;
         }
         Err(LabError::Internal("the allocator did not wrap"))
     }
@@ -145,7 +150,7 @@ impl Driver {
 /// Runs two trials after the search has wrapped: addresses unmapped before the wrap, and addresses
 /// unmapped after it but still ahead of the search. The flush at the wrap does not cover the
 /// latter.
-fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabError> {
+fn reuse_after_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabError> {
     let mut discarded = Evidence::default();
     // The first large buffer after the wrap takes these addresses, not those of the old buffers.
     let (gap, _) = driver.map(LARGE)?;
@@ -166,8 +171,11 @@ fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabE
         driver.bench.range(last)?.start(),
     );
     driver.wrap()?;
-    let before = Iova::new(first.get().wrapping_sub(PAGE));
-    executed.trial("unmapped before the wrap", driver.reuse_up_to(before)?);
+    // The pages that were unmapped before the wrap are directly below the live ones.
+    let last_unmapped = first.get().checked_sub(PAGE);
+    let last_unmapped = last_unmapped.ok_or(LabError::Internal("a live buffer at address 0"))?;
+    let evidence = driver.reuse_up_to(Iova::new(last_unmapped))?;
+    executed.trial("unmapped before the wrap", evidence);
     for id in live {
         driver.bench.use_buffer(id)?;
         driver.bench.release(id)?;
@@ -178,7 +186,7 @@ fn after_a_wrap(driver: &mut Driver, executed: &mut Executed) -> Result<(), LabE
 
 /// Exercises the other allocators, which reuse a freed address soon, or when their mapping cache
 /// evicts it.
-fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, LabError> {
+fn reuse_soon(driver: &mut Driver, mode: &Mode) -> Result<Evidence, LabError> {
     let mut evidence = Evidence::default();
     for round in 0..ROUNDS {
         let id = driver.map_page(&mut evidence)?;
@@ -212,7 +220,8 @@ fn one_after_the_other(driver: &mut Driver, mode: &Mode) -> Result<Evidence, Lab
 fn same_slot(mode: &Mode) -> Result<Evidence, LabError> {
     let mut bench = Bench::with_slots(mode, 1)?;
     let mut evidence = Evidence::default();
-    for round in 0..100 {
+    let mut used = HashSet::new();
+    for round in 0..SAME_SLOT_ROUNDS {
         let buffer = memory(0x10_0000 + round * PAGE, 64)?;
         let id = match bench.try_map(0, buffer, DIRECTION)? {
             Some(id) => id,
@@ -223,7 +232,11 @@ fn same_slot(mode: &Mode) -> Result<Evidence, LabError> {
             }
         };
         let iova = bench.range(id)?.start();
-        bench.attack(&mut evidence, 0, iova, 64, Access::Read)?;
+        if used.insert(iova) {
+            bench.use_buffer(id)?;
+        } else {
+            bench.attack(&mut evidence, 0, iova, 64, Access::Read)?;
+        }
         bench.unmap(id)?;
     }
     bench.take_false_faults(&mut evidence);
@@ -233,6 +246,32 @@ fn same_slot(mode: &Mode) -> Result<Evidence, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A trial reads the `OLD` addresses twice. The repaired bitmap gives no address ahead of its
+    /// search to another buffer before the next wrap; the published one does.
+    #[test]
+    fn a_next_fit_search_is_tried_before_and_after_its_wrap() {
+        for (mode, ahead) in [("bitmap", false), ("bitmap-paper", true)] {
+            let Found::Executed(executed) = recycled_address(&Mode::find(mode).unwrap()).unwrap()
+            else {
+                panic!("not executed");
+            };
+            let attempts = |name: &str| executed.named(name).unwrap().attempts;
+            assert!(attempts("unmapped before the wrap") >= 2 * OLD, "{mode}");
+            assert_eq!(
+                attempts("unmapped ahead of the search") > 0,
+                ahead,
+                "{mode}"
+            );
+        }
+    }
+
+    /// No earlier buffer had the address of the first one.
+    #[test]
+    fn the_first_buffer_of_a_slot_is_no_attempt() {
+        let evidence = same_slot(&Mode::find("riommu").unwrap()).unwrap();
+        assert_eq!(evidence.attempts, SAME_SLOT_ROUNDS - 1);
+    }
 
     #[test]
     fn a_search_that_does_not_reach_its_end_is_an_error() {

@@ -11,7 +11,7 @@ pub(crate) fn check(class: &str, mode: &str, rows: &[Row]) -> Cell {
     let (found, name) = (Class::find(class).unwrap(), mode);
     let options = Options { scan_pages: 512 };
     let modes = [Mode::find(mode).unwrap()];
-    let matrix = run(&modes, &[found], &options, |_| {}).unwrap();
+    let matrix = run(&modes, &[found], &options, |_| Ok(())).unwrap();
     let cell = &matrix.cells[0];
     for (variant, successes, attempts) in rows {
         let found = cell.executed.named(variant);

@@ -31,6 +31,7 @@ sheets![
     "eiovar_table3_freebsd",
     "fujita_facts",
     "fujita_table1_configs",
+    "guest_count_claims",
     "pool_claims",
     "pviommu_params",
     "pviommu_table1a",

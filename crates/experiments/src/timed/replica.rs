@@ -19,11 +19,11 @@ use ringfence_lab::layer::{
 };
 use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
-    Clock, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing, TimedReplay,
+    Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRing, TimedInvalidationQueue, TimedReplay,
 };
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::plan::{Plan, TimedStep};
-use ringfence_lab::platform::{DATA_BYTES, MEMORY_BYTES};
+use ringfence_lab::replay_platform::{DATA_BYTES, MEMORY_BYTES};
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::shadow::{CopyParts, TimedLayerVisitor};
 use ringfence_memory::{Arena, ArenaError, Frames};
@@ -54,16 +54,17 @@ fn touch(arena: &Arena, addresses: impl Iterator<Item = u64>) {
 }
 
 /// A platform over `arena` whose queue and tables begin at `start`.
-fn platform(arena: Arena, start: u64) -> Result<LayerPlatform<InvalidationQueue>, LabError> {
+fn platform(arena: Arena, start: u64) -> Result<LayerPlatform<TimedInvalidationQueue>, LabError> {
     let arena = Rc::new(arena);
     let page = |number: u64| PhysAddr::new(start + number * PAGE);
+    // If the arena ends before this region, the layer refuses maps: tables are out of memory.
     let frames = PhysRange::new(page(QUEUE_PAGES), TABLE_BYTES - QUEUE_PAGES * PAGE)
         .ok_or(LabError::Internal("the region of the table frames"))?;
     touch(&arena, (0..WARM_PAGES).map(|number| page(number).get()));
     // Same type as in the meter's replicas, so both share one monomorphisation.
     Ok(LayerPlatform {
         frames: Rc::new(Frames::new(Rc::clone(&arena), frames)),
-        invalidator: InvalidationQueue::new(Rc::clone(&arena), page(0), page(1)),
+        invalidator: TimedInvalidationQueue::new(Rc::clone(&arena), page(0), page(1)),
         arena,
         now: Nanos(0),
     })
@@ -77,13 +78,13 @@ pub(super) trait DynReplica: Any {
     /// Performs steps of `plan` as one block of `clock`.
     fn run_block(&mut self, plan: &Plan, steps: &[TimedStep], clock: &mut Clock);
 
-    fn platform(&self) -> &LayerPlatform<InvalidationQueue>;
+    fn platform(&self) -> &LayerPlatform<TimedInvalidationQueue>;
 
     /// Returns the number of refused maps and the first error; `None` if the layer refused no map.
     fn refusals(&self) -> Option<(u64, MapError)>;
 }
 
-impl<L: DmaOps + HasPlatform<InvalidationQueue> + 'static> DynReplica for TimedReplay<L> {
+impl<L: DmaOps + HasPlatform<TimedInvalidationQueue> + 'static> DynReplica for TimedReplay<L> {
     fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
         TimedReplay::prepare(self, plan)
     }
@@ -92,7 +93,7 @@ impl<L: DmaOps + HasPlatform<InvalidationQueue> + 'static> DynReplica for TimedR
         TimedReplay::run_block(self, plan, steps, clock, None);
     }
 
-    fn platform(&self) -> &LayerPlatform<InvalidationQueue> {
+    fn platform(&self) -> &LayerPlatform<TimedInvalidationQueue> {
         self.layer().platform()
     }
 
@@ -109,10 +110,23 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    fn new<L: DmaOps + HasPlatform<InvalidationQueue> + 'static>(replay: TimedReplay<L>) -> Self {
+    fn new<L: DmaOps + HasPlatform<TimedInvalidationQueue> + 'static>(
+        replay: TimedReplay<L>,
+    ) -> Self {
         Self {
             replay: Box::new(replay),
             copies: false,
+        }
+    }
+
+    /// Creates the replica of a layer that copies buffers.
+    fn copying<L>(replay: TimedReplay<L>) -> Self
+    where
+        L: DmaOps + HasPlatform<TimedInvalidationQueue> + 'static,
+    {
+        Self {
+            replay: Box::new(replay),
+            copies: true,
         }
     }
 
@@ -137,14 +151,15 @@ impl Replica {
         }
         replay.prepare(plan)?;
         let mut invalidations = 0;
+        let mut discarded = Clock::blocks();
         for block in blocks {
+            if !block.counts {
+                replay.run_block(plan, block.steps(plan), &mut discarded);
+                continue;
+            }
             let before = replay.platform().invalidator.requests();
             replay.run_block(plan, block.steps(plan), clock);
-            if block.counts {
-                invalidations += replay.platform().invalidator.requests() - before;
-            } else {
-                clock.blocks.pop();
-            }
+            invalidations += replay.platform().invalidator.requests() - before;
         }
         match replay.refusals() {
             None => Ok(invalidations),
@@ -156,14 +171,11 @@ impl Replica {
 /// Makes the replica of a layer with a pool.
 struct MakeCopyingReplica;
 
-impl TimedLayerVisitor<InvalidationQueue> for MakeCopyingReplica {
+impl TimedLayerVisitor<TimedInvalidationQueue> for MakeCopyingReplica {
     type Output = Replica;
 
-    fn visit<L: DmaOps + HasPlatform<InvalidationQueue> + 'static>(self, layer: L) -> Replica {
-        Replica {
-            copies: true,
-            ..Replica::new(TimedReplay::of(Box::new(layer)))
-        }
+    fn visit<L: DmaOps + HasPlatform<TimedInvalidationQueue> + 'static>(self, layer: L) -> Replica {
+        Replica::copying(TimedReplay::of(Box::new(layer)))
     }
 }
 
@@ -177,7 +189,7 @@ impl ModeVisitor for MakeReplica<'_> {
     type Output = Result<Replica, LabError>;
 
     fn identity(self, kind: IdentityKind) -> Self::Output {
-        let make = |of: &AttachInfo, _: &LayerPlatform<InvalidationQueue>| {
+        let make = |of: &AttachInfo, _: &LayerPlatform<TimedInvalidationQueue>| {
             Ok((Identity::new(of.domain), ContextTarget::PassThrough))
         };
         let platform = platform((self.arena)(TABLE_BYTES)?, 0)?;
@@ -228,8 +240,8 @@ impl ModeVisitor for MakeReplica<'_> {
     }
 }
 
-/// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
-/// unmaps of a burst of 200 packets also occupy slots until it ends.
+/// Slots of a ring's table: the power of two above 2448. At most two buffers for each of 1024
+/// descriptors are live, and the two of each packet of a burst of 200 occupy slots until it ends.
 const SLOTS: u32 = 4096;
 
 /// A replica whose driver `D` treats each ring of a port as a device with one table. With
@@ -243,9 +255,9 @@ where
     D: ReplayRing,
     F: FlushPolicy<Rings<D, RefCell<D>>, u64> + 'static,
 {
-    let make = move |of: &AttachInfo, platform: &LayerPlatform<InvalidationQueue>| {
-        let bytes = u64::from(SLOTS) * 16 + PAGE;
-        let base = platform.frames.alloc_contiguous(bytes.div_ceil(PAGE) + 1);
+    let make = move |of: &AttachInfo, platform: &LayerPlatform<TimedInvalidationQueue>| {
+        let bytes = RingTables::new(PhysAddr::ZERO, &[SLOTS])?.memory().bytes();
+        let base = platform.frames.alloc_contiguous(bytes.div_ceil(PAGE));
         let base = base.map_err(|_| {
             LabError::Internal("the arena has no contiguous frames for a ring table")
         })?;

@@ -97,6 +97,11 @@ mod tests {
             .map(|row| row.measured.unwrap().median)
             .collect();
         assert_eq!(ratios, [3.0, 4.5]);
+        let rows = found.rows.iter();
+        let printed: Vec<f64> = rows
+            .map(|row| row.published.as_ref().unwrap().value)
+            .collect();
+        assert_eq!(printed, [7.56, 7.56]);
         assert!(found.explanation[0].contains(": a +1.50. "), "{found:?}");
     }
 

@@ -41,6 +41,13 @@ fn recorded_devices_are_counted_per_claim() {
             .find(|row| row.quantity.contains(what))
             .unwrap()
     };
+    // The small ring has too few uses.
+    for kind in Kind::ALL {
+        let what = format!("recorded devices: {}", kind.name());
+        let row = found.rows.iter().find(|row| row.quantity == what);
+        let devices = f64::from(u8::from(kind == Kind::Ring));
+        assert_eq!(row.unwrap().measured.unwrap().median, devices, "{what}");
+    }
     let row = of("recorded, rings: Markov, history of the ring or more");
     assert_eq!(
         (row.published.as_ref().unwrap().value, row.holds),
@@ -64,6 +71,43 @@ fn recorded_devices_are_counted_per_claim() {
             .iter()
             .all(|row| !row.quantity.starts_with("small"))
     );
+}
+
+/// Two rings whose addresses recur, and a device of new addresses: a claim about rings must hold
+/// for both rings, and one about devices in order for all three.
+#[test]
+fn claims_are_counted_over_all_devices_that_they_cover() {
+    let fresh = Synthetic {
+        rings: vec![256],
+        burst: 1,
+        laps: 5,
+        addresses: Addresses::Fresh,
+        seed: 1,
+    };
+    let fresh = fresh.stream().unwrap();
+    let mut rows = device("one", 256);
+    rows.extend(device("two", 300));
+    rows.extend(feed(&fresh, &histories(&fresh)));
+    let mut found = Findings::default();
+    recorded(&rows, &mut found);
+    let of = |what: &str| {
+        let row = found.rows.iter().find(|row| {
+            let rest = row.quantity.strip_prefix(what);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        });
+        let row = row.expect(what);
+        let printed = row.published.as_ref().map(|printed| printed.value);
+        (row.measured.unwrap().median, printed, row.holds)
+    };
+    assert_eq!(of("recorded devices: ring"), (2.0, None, None));
+    assert_eq!(of("recorded devices: new addresses"), (1.0, None, None));
+    let rings = of("recorded, rings: Markov, history of the ring or more");
+    assert_eq!(rings, (2.0, Some(2.0), Some(true)));
+    let ordered = of("recorded, in order and ahead: two entries, uninvalidated: wrong predictions");
+    assert_eq!(ordered, (3.0, Some(3.0), Some(true)));
+    // A history does not predict an address that never recurs.
+    let new = of("recorded, new addresses: Markov, history of the ring or more");
+    assert_eq!(new, (0.0, None, None));
 }
 
 /// A device whose addresses never recur is counted. The claims about histories do not cover it;

@@ -2,6 +2,7 @@
 
 use ringfence_devices::nic::NicProfile;
 use ringfence_lab::modes::Alloc;
+use ringfence_lab::plan::Step;
 
 use super::*;
 use crate::allocators::Counts;
@@ -70,6 +71,9 @@ fn the_threshold_is_at_w_exactly() {
         } else {
             // Beyond W, the burst that a transmit ring frees at once.
             assert!(most <= (W as u32 + burst) as f64 + 4.0, "{name}: {most}");
+            let shape = (name, adapter, burst);
+            let runs = runs_of(&setting, &shape, setting.runs).unwrap();
+            assert_eq!(most, most_free_by_hand(&runs), "{name}");
         }
     }
     // A group is one configuration: all rings, or the receive rings alone.
@@ -88,6 +92,24 @@ fn the_threshold_is_at_w_exactly() {
     // The law is exact over whole batches; a run ends within a batch.
     let held = of("receive rings alone, k = 64: freed ranges in the lists, mean");
     assert!((held - 32.0).abs() < 2.0, "{held}");
+}
+
+/// Maximum length of one list of free pages, if 250 unmaps free together and all buffers have one
+/// size.
+fn most_free_by_hand(runs: &[Run]) -> f64 {
+    let (mut free, mut waiting, mut most) = (0_usize, 0, 0);
+    for timed in runs.iter().flat_map(|run| &run.plan.steps) {
+        match timed.step {
+            Step::Map { .. } => free = free.saturating_sub(1),
+            Step::Unmap { .. } => waiting += 1,
+            _ => {}
+        }
+        if waiting == 250 {
+            free += std::mem::take(&mut waiting);
+            most = most.max(free);
+        }
+    }
+    most as f64
 }
 
 /// Compares the rows of each size with the counts and invalidations of a deferred mode, and the
@@ -116,6 +138,9 @@ fn assert_rows_and_lines(rows: &[FindingRow], figures: &[Figure], setting: &Sett
         };
         let printed = throughput.published.as_ref().unwrap().value;
         assert_eq!((throughput.requirement, printed), wanted, "{name}");
+        // 1816 cycles per packet without protection, at 3.1 GHz.
+        let null = throughput.null_model.unwrap().value;
+        assert!((null - 37_200.0 / 1816.0).abs() < 1e-9, "{name}: {null}");
         assert_eq!((&line.name, line.points.len()), (&name, runs.len()));
         let (run, drawn) = line.points[runs.len() - 1];
         assert_eq!(run, runs.len() as f64);
@@ -149,6 +174,7 @@ fn assert_rows_and_lines(rows: &[FindingRow], figures: &[Figure], setting: &Sett
         let row = row(&format!("{rings}: throughput at k = 250 over k = 240"));
         assert_eq!(row.published.as_ref().unwrap().value, 26.0, "{rings}");
         assert_eq!(row.requirement, Requirement::Near, "{rings}");
+        assert_eq!(row.null_model, Some(NullModel::exactly(0.0)), "{rings}");
     }
     type Value = fn(&Counts) -> f64;
     let lines: [(&str, Value); 2] = [
@@ -302,8 +328,17 @@ fn gain_at_w_is_that_of_deferred_costs() {
     let [slow, fast] = [cost(10_920.0), cost(920.0)];
     let gain = gain_at_w(&[slow.clone(), fast.clone()], &setting.profile);
     assert!((gain.median - 100.0).abs() < 1e-9, "{gain:?}");
-    let loss = gain_at_w(&[fast, slow], &setting.profile);
+    assert_eq!(gain.spread, 0.0);
+    let loss = gain_at_w(&[fast.clone(), slow], &setting.profile);
     assert!((loss.median + 50.0).abs() < 1e-9, "{loss:?}");
+    // C is 2020 and 1980 cycles: 1% less and more of 2000 on either side of W.
+    let wide = Cost {
+        repetitions: vec![1020.0, 820.0],
+        ..cost(920.0)
+    };
+    let gain = gain_at_w(&[wide, fast], &setting.profile);
+    let spread = 100.0 * (2020.0 - 1980.0) / 2000.0;
+    assert!((gain.spread - spread).abs() < 1e-9, "{gain:?}");
 }
 
 /// A map and an unmap cost another number of cycles with each capacity: each row and each line has

@@ -64,7 +64,7 @@ fn assert_follows_from(rows: &[FindingRow], group: &str, c_none: f64, floor: f64
 /// 110 or 1110 cycles.
 #[test]
 fn five_metrics_follow_from_the_cycles() {
-    let column = |steps, alloc| {
+    let spread_column = |steps, alloc, order_spread| {
         let allocator = HistoryCost {
             steps,
             fresh: CallCycles {
@@ -82,11 +82,12 @@ fn five_metrics_follow_from_the_cycles() {
         };
         let parts = Components {
             cycles,
-            order_spread: 0.25,
+            order_spread,
             ..Components::default()
         };
         Column::new(allocator, parts, 800.0, (20, 10))
     };
+    let column = |steps, alloc| spread_column(steps, alloc, 0.25);
     // A history cannot make a pair cheaper than nothing: 350 cycles, and 410 less.
     let noise = column(0.0, 90.0 - 410.0);
     assert_eq!((noise.extra, noise.modelled), (80.0, 80.0));
@@ -96,6 +97,11 @@ fn five_metrics_follow_from_the_cycles() {
     let frame = Frame::new(1000.0, 0.0);
     assert_eq!(lists.gain(&baseline, &frame).median, 2.0);
     assert_eq!(baseline.gain(&lists, &frame).median, 0.5);
+    // The larger spread of both, in the unit of the ratio.
+    let wide = spread_column(0.0, 200.0, 0.5);
+    assert_eq!(lists.gain(&baseline, &frame).spread, 0.5);
+    assert_eq!(wide.gain(&baseline, &frame).spread, 1.0);
+    assert_eq!(baseline.gain(&wide, &frame).spread, 0.25);
     // A wire that takes 2500 cycles for each frame.
     let wire = Frame::new(1000.0, 2500.0);
     assert_eq!(lists.gain(&baseline, &wire).median, 1.6);
@@ -230,6 +236,35 @@ fn each_row_is_beside_its_own_cell_of_table_2() {
     printed.sort_by(|one, other| one.0.cmp(&other.0));
     wanted.sort_by(|one, other| one.0.cmp(&other.0));
     assert_eq!(printed, wanted);
+}
+
+/// Throughput is judged by its distance from a ratio of 1, CPU utilisation and the searches of all
+/// modes but strict by the printed number. Cycles are those of another processor.
+#[test]
+fn each_metric_has_its_requirement() {
+    let mut judged = [0; 3];
+    for row in FOUND.rows.iter().filter(|row| row.published.is_some()) {
+        let (of, metric) = row.quantity.rsplit_once(": ").unwrap();
+        let strict = of.ends_with(", strict");
+        let (requirement, null_model) = match metric {
+            "throughput" => (Requirement::Overhead, Some(NullModel::RATIO)),
+            "cpu_pct" => (Requirement::Near, None),
+            "search_len" if !strict => (Requirement::Near, None),
+            _ => (Requirement::Shown, None),
+        };
+        assert_eq!(row.requirement, requirement, "{row:?}");
+        // Timings of a loaded machine may fit no frame; its load is then not a number.
+        if metric != "cpu_pct" {
+            assert_eq!(row.null_model, null_model, "{row:?}");
+        }
+        match metric {
+            "throughput" => judged[0] += 1,
+            "cpu_pct" => judged[1] += usize::from(row.null_model.is_some()),
+            _ => judged[2] += usize::from(row.requirement == Requirement::Near),
+        }
+    }
+    // Ten of 20 throughputs are of each protection; request-response has no CPU utilisation.
+    assert_eq!(judged, [20, 32, 30]);
 }
 
 /// The meter of each column drives the layer of its mode, and a frame has the pairs of its runs.

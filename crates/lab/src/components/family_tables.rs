@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ringfence_dma::space::{CachedTable, PlainTable};
+use ringfence_dma::space::{LeafCachedTable, PlainTable};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Table};
 use ringfence_types::{DomainId, PageSize, PhysAddr};
@@ -13,7 +13,7 @@ use crate::hardware::FamilyIommu;
 use crate::iommu_family::IommuFamily;
 
 pub(crate) type FamilyRadix = PlainTable<FamilyFormat>;
-pub(crate) type FamilyCachedRadix = CachedTable<FamilyFormat>;
+pub(crate) type FamilyCachedRadix = LeafCachedTable<FamilyFormat>;
 
 /// Sv48 sign-extends addresses: its lower half ends at 2^47.
 const LAST_PAGE_47_BIT: u64 = (1 << 35) - 1;
@@ -92,5 +92,5 @@ pub(crate) fn family_cached_radix(
     family: IommuFamily,
     size: PageSize,
 ) -> MakeTable<FamilyCachedRadix> {
-    constructor!(CachedTable, family, size)
+    constructor!(LeafCachedTable, family, size)
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming};
+use ringfence_dma::space::{LeafCachedTable, PlainTable, Reclaiming};
 use ringfence_memory::{Arena, Frames};
 use ringfence_papers::whole_table_pages;
 use ringfence_pgtable::{
@@ -16,7 +16,7 @@ use crate::error::LabError;
 use crate::hardware::{Calgary, Vtd};
 
 pub(crate) type PlainRadix = PlainTable<SecondStage>;
-pub(crate) type LeafCachedRadix = CachedTable<SecondStage>;
+pub(crate) type LeafCachedRadix = LeafCachedTable<SecondStage>;
 pub(crate) type FlatTable = PlainTable<CalgaryTce>;
 /// A table that frees empty table pages (FreeBSD).
 pub(crate) type ReclaimingRadix = Reclaiming<SecondStage, ThreadCell<ReclaimingTable<SecondStage>>>;
@@ -62,10 +62,10 @@ impl ReplayTable for LeafCachedRadix {
         match size {
             PageSize::Size4K => make,
             PageSize::Size64K => |domain, coherency, memory, frames, _| {
-                radix(PageSize::Size64K, domain, coherency, memory, frames).map(CachedTable)
+                radix(PageSize::Size64K, domain, coherency, memory, frames).map(LeafCachedTable)
             },
             _ => |domain, coherency, memory, frames, _| {
-                radix(PageSize::Size2M, domain, coherency, memory, frames).map(CachedTable)
+                radix(PageSize::Size2M, domain, coherency, memory, frames).map(LeafCachedTable)
             },
         }
     }
@@ -133,7 +133,7 @@ pub(crate) fn leaf_cached_radix(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<LeafCachedRadix, LabError> {
-    radix(PageSize::Size4K, domain, coherency, memory, frames).map(CachedTable)
+    radix(PageSize::Size4K, domain, coherency, memory, frames).map(LeafCachedTable)
 }
 
 pub(crate) fn flat_table(

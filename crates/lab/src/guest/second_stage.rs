@@ -20,7 +20,7 @@ use ringfence_types::{
 
 use super::LookupStats;
 use crate::error::LabError;
-use crate::platform::MEMORY_BYTES;
+use crate::replay_platform::MEMORY_BYTES;
 
 /// Address of the first frame, above all guest memory.
 const FIRST_FRAME: u64 = 1 << 40;

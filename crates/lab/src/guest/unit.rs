@@ -3,7 +3,7 @@
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 
 use crate::hardware::{Hardware, Vtd};
-use crate::layer::InvalidationQueue;
+use crate::layer::TimedInvalidationQueue;
 
 /// The unit that walks a host's tables.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub enum HostUnit<H = Vtd> {
         count: u64,
     },
     /// The unit of timed replays: it writes descriptors and translates nothing.
-    CostOnly(InvalidationQueue),
+    CostOnly(TimedInvalidationQueue),
 }
 
 impl<H: Hardware> HostUnit<H> {

@@ -10,34 +10,36 @@
 //! UNMAP invalidates nothing, and the flush adds an `IOTLB_FLUSH` and kicks it. No Linux driver has
 //! this yet.
 
+mod table;
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-use ringfence_dma::Platform;
-use ringfence_dma::space::IoPageTable;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
+use ringfence_pgtable::{Coherency, MapRequest};
 use ringfence_types::{
-    Access, CachedLevels, DomainId, Invalidation, InvalidationError, Iova, PfnRange, PhysAddr,
-    Ticket, Unmapped,
+    Access, DomainId, Invalidation, InvalidationError, PfnRange, PhysAddr, Ticket,
 };
 use ringfence_virtio_iommu::lazy::{
     IOTLB_FLUSH_BYTES, VIRTIO_IOMMU_ATTACH_F_LAZY, VIRTIO_IOMMU_T_IOTLB_FLUSH,
 };
 use ringfence_virtio_iommu::spec::{
     ATTACH_BYTES, DETACH_BYTES, MAP_BYTES, TAIL_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_MAP_F_READ,
-    VIRTIO_IOMMU_MAP_F_WRITE, VIRTIO_IOMMU_S_NOMEM, VIRTIO_IOMMU_S_OK, VIRTIO_IOMMU_T_ATTACH,
-    VIRTIO_IOMMU_T_DETACH, VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_UNMAP,
+    VIRTIO_IOMMU_MAP_F_WRITE, VIRTIO_IOMMU_S_OK, VIRTIO_IOMMU_T_ATTACH, VIRTIO_IOMMU_T_DETACH,
+    VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_UNMAP,
 };
 use ringfence_virtio_iommu::{
     Device, DomainId as VirtioDomain, EndpointError, EndpointId, Options, VirtioIommuLimits,
 };
 
+pub use table::VirtioTable;
+pub(crate) use table::virtio_table;
+
 use super::tables::DomainTables;
-use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
-use crate::components::{HostOf, MakeTable, ReplayTable};
+use super::{HostBackend, HostUnit, KickCause, QueueStats};
 use crate::error::LabError;
 use crate::hardware::Vtd;
-use crate::modes::Owner;
 
 /// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
 const SLOTS: usize = 128;
@@ -51,6 +53,21 @@ struct RequestSlot {
     request: [u8; MAP_BYTES],
     bytes: usize,
     reply: [u8; TAIL_BYTES],
+}
+
+/// A domain and an address in it.
+type DomainAddress = (u32, u64);
+
+impl RequestSlot {
+    /// Returns the first and last address of a MAP or UNMAP.
+    fn range(&self) -> Option<RangeInclusive<DomainAddress>> {
+        let (_, fields) = self.request.split_at_checked(4)?;
+        let (domain, fields) = fields.split_first_chunk()?;
+        let (start, fields) = fields.split_first_chunk()?;
+        let domain = u32::from_le_bytes(*domain);
+        let [start, end] = [start, fields.first_chunk()?].map(|at| u64::from_le_bytes(*at));
+        (start <= end).then_some((domain, start)..=(domain, end))
+    }
 }
 
 const EMPTY: RequestSlot = RequestSlot {
@@ -72,8 +89,9 @@ pub struct VirtioHost {
     added: u64,
     /// Position of the last completed request.
     answered: u64,
-    /// Status of the first refused MAP that the driver has not reported yet.
-    refused: Option<u8>,
+    /// Status of each refused MAP that the driver has not reported yet, by domain and first
+    /// address.
+    refused: BTreeMap<DomainAddress, u8>,
     /// True if the device refused an UNMAP or does not answer. It may then still translate any
     /// address.
     broken: bool,
@@ -112,7 +130,7 @@ impl HostBackend for VirtioHost {
             maps_waiting: 0,
             added: 0,
             answered: 0,
-            refused: None,
+            refused: BTreeMap::new(),
             broken: false,
             lazy: Vec::new(),
             traffic: QueueStats::default(),
@@ -183,7 +201,8 @@ impl VirtioHost {
         root.ok_or(LabError::Internal("a domain without a table"))
     }
 
-    /// Completes the waiting requests, then detaches an endpoint.
+    /// Completes the waiting requests, then detaches an endpoint. The domain's mappings end, and
+    /// with them its refusals.
     fn detach(&mut self, domain: VirtioDomain, endpoint: EndpointId) -> Result<(), LabError> {
         self.kick(KickCause::Unmap);
         let mut request = [0; DETACH_BYTES];
@@ -195,6 +214,7 @@ impl VirtioHost {
         if self.broken || answered.is_err() || reply[0] != VIRTIO_IOMMU_S_OK {
             return Err(LabError::Internal("the host detaches no endpoint"));
         }
+        self.refused.retain(|(of, _), _| *of != domain.get());
         Ok(())
     }
 
@@ -265,6 +285,19 @@ impl VirtioHost {
         self.add(&request, KickCause::Unmap);
     }
 
+    /// Returns the status of the first refused MAP of a range, and forgets those of the range.
+    #[inline]
+    fn take_refusal(&mut self, domain: VirtioDomain, range: PfnRange) -> Option<u8> {
+        if self.refused.is_empty() {
+            return None;
+        }
+        let ends = [range.lo(), range.hi()].map(|page| (domain.get(), page.iova().get()));
+        let [first, last] = ends;
+        let status = *self.refused.range(first..=last).next()?.1;
+        self.refused.retain(|at, _| !(first..=last).contains(at));
+        Some(status)
+    }
+
     /// Notifies the host, which completes all waiting requests; then checks the replies.
     #[inline]
     fn kick(&mut self, cause: KickCause) {
@@ -281,17 +314,26 @@ impl VirtioHost {
             }
             batch.commit()
         });
-        if done.is_err() {
-            self.broken = true;
-            self.refused.get_or_insert(u8::MAX);
-        }
+        self.broken |= done.is_err();
         for slot in self.slots.iter().take(self.waiting) {
-            let [status, ..] = slot.reply;
-            if status != VIRTIO_IOMMU_S_OK {
-                match slot.request {
-                    [VIRTIO_IOMMU_T_MAP, ..] => self.refused = self.refused.or(Some(status)),
-                    _ => self.broken = true,
+            let status = match done {
+                Ok(_) => slot.reply[0],
+                Err(_) => u8::MAX,
+            };
+            match (slot.request[0], status) {
+                (VIRTIO_IOMMU_T_UNMAP, VIRTIO_IOMMU_S_OK) if !self.refused.is_empty() => {
+                    // The layer undoes a list, and will not ask for its result.
+                    if let Some(range) = slot.range() {
+                        self.refused.retain(|at, _| !range.contains(at));
+                    }
                 }
+                (_, VIRTIO_IOMMU_S_OK) => {}
+                (VIRTIO_IOMMU_T_MAP, _) => {
+                    if let Some(range) = slot.range() {
+                        self.refused.insert(*range.start(), status);
+                    }
+                }
+                _ => self.broken = true,
             }
         }
         self.answered = self.added;
@@ -309,155 +351,5 @@ pub enum DomainMode {
     Lazy,
 }
 
-/// The guest's table of a domain: it sends requests to the host that owns the table.
-#[derive(Debug)]
-pub struct VirtioTable {
-    host: SharedHost<VirtioHost>,
-    domain: DomainId,
-    name: VirtioDomain,
-    root: PhysAddr,
-}
-
-impl VirtioTable {
-    /// Attaches a new device to a new domain of `host`.
-    ///
-    /// # Errors
-    /// The host is out of memory.
-    pub fn new(
-        host: &SharedHost<VirtioHost>,
-        domain: DomainId,
-        mode: DomainMode,
-    ) -> Result<Self, LabError> {
-        let name = VirtioDomain::new(domain.get().into());
-        let root = host.with(|host| host.attach(domain, mode))?;
-        Ok(Self {
-            host: host.clone(),
-            domain,
-            name,
-            root,
-        })
-    }
-}
-
-/// Creates the table of a domain that a host behind a virtio-iommu owns.
-fn table<const LAZY: bool>(
-    domain: DomainId,
-    _: Coherency,
-    _: &Arena,
-    _: &Frames<Rc<Arena>>,
-    host: Option<&HostOf<VirtioTable>>,
-) -> Result<VirtioTable, LabError> {
-    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
-    let mode = match LAZY {
-        false => DomainMode::Strict,
-        true => DomainMode::Lazy,
-    };
-    VirtioTable::new(host, domain, mode)
-}
-
-/// Returns the constructor of the tables of `owner`, a host behind a virtio-iommu. Replays are
-/// compiled once for both modes of a domain.
-pub(crate) fn virtio_table(owner: Owner) -> MakeTable<VirtioTable> {
-    match owner {
-        Owner::VirtioIommuLazy => table::<true>,
-        _ => table::<false>,
-    }
-}
-
-impl ReplayTable for VirtioTable {
-    type Hardware = VirtIommuHardware<VirtioHost>;
-
-    /// The root of the host's table. The guest does not know it.
-    fn root(&self) -> PhysAddr {
-        self.root
-    }
-}
-
-impl IoPageTable for VirtioTable {
-    type PerCpu = ();
-    type Pages = ();
-
-    fn per_cpu(&self) {}
-
-    #[inline]
-    fn domain(&self) -> DomainId {
-        self.domain
-    }
-
-    #[inline]
-    fn map<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.host.with(|host| {
-            host.add_map(self.name, &request);
-            host.kick(KickCause::Map);
-            match host.refused.take() {
-                None => Ok(()),
-                Some(status) => Err(refusal(status, request.iova)),
-            }
-        })
-    }
-
-    #[inline]
-    fn map_nosync<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.host.with(|host| host.add_map(self.name, &request));
-        Ok(())
-    }
-
-    /// Returns the result of the requests of [`map_nosync`](Self::map_nosync).
-    #[inline]
-    fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
-        match self.host.with(|host| host.refused.take()) {
-            None => Ok(()),
-            Some(_) => Err(InvalidationError::Failed),
-        }
-    }
-
-    /// Queues the unmap. The host clears the entries before the layer's invalidation completes, and
-    /// only that frees the range.
-    #[inline]
-    fn unmap<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        range: PfnRange,
-    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
-        self.host.with(|host| host.add_unmap(self.name, range));
-        let unmapped = Unmapped::attest_cleared(self.domain, range);
-        Ok((unmapped, CachedLevels::Leaves, ()))
-    }
-
-    fn is_empty<P: Platform>(&self, _: &P) -> bool {
-        self.host.with(|host| {
-            host.kick(KickCause::Unmap);
-            host.device.sink().is_empty(self.name)
-        })
-    }
-
-    /// Kicks for maps. Unmaps wait for their invalidation or for the next map.
-    #[inline]
-    fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {
-        self.host.with(|host| {
-            if host.maps_waiting > 0 {
-                host.kick(KickCause::Map);
-            }
-        });
-    }
-}
-
-/// Converts the status of a refused map to an error.
-#[cold]
-fn refusal(status: u8, iova: Iova) -> MapError {
-    match status {
-        VIRTIO_IOMMU_S_NOMEM => MapError::OutOfFrames,
-        _ => MapError::Refused { iova },
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -51,13 +51,19 @@ impl<S: Space, F: FlushPolicy<S, u64>, I: Invalidator> DmaLayer<S, F, I> {
         platform: LayerPlatform<I>,
         make: impl FnMut(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<S> + 'static,
     ) -> Self {
+        Self::boxed(flush, platform, Box::new(make))
+    }
+
+    /// The part of [`new`](Self::new) that layers of one type share.
+    #[inline(never)]
+    fn boxed(flush: F, platform: LayerPlatform<I>, make: MakeSpace<S, I>) -> Self {
         Self {
             dma: Dma::new(flush),
             cpus: Vec::new(),
             attachments: Vec::new(),
             segments: Vec::new(),
             platform,
-            make: Box::new(make),
+            make,
             withholds: Withholds::All,
         }
     }

@@ -6,19 +6,19 @@
 
 mod attachments;
 mod dma_layer;
-mod invalidation_queue;
+mod layer_platform;
 mod mapping_token;
 mod pass_through;
-mod platform;
 mod pool_layer;
+mod timed_invalidation_queue;
 
 pub use attachments::{Attachments, RINGS, ring_index, ring_of};
 pub use dma_layer::{DmaLayer, MakeSpace};
-pub use invalidation_queue::InvalidationQueue;
+pub use layer_platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 pub use mapping_token::{LentBuffer, MappingToken};
 pub use pass_through::PassThrough;
-pub use platform::{DynInvalidator, FreeInvalidator, LayerPlatform};
 pub use pool_layer::{INSPECTED_BYTES, Inspected, LARGEST_BUFFER, PoolLayer};
+pub use timed_invalidation_queue::TimedInvalidationQueue;
 
 use ringfence_dma::space::CopyPool;
 use ringfence_dma::{DmaSegment, MapError, NotInvalidated};

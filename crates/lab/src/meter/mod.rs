@@ -44,7 +44,7 @@ pub use ablations::{Ablations, CONFIG_NAMES, Meter};
 pub use components::{AblationOrders, Components, Cycles, SecondAblation};
 
 pub use crate::alloc_trace::AllocTrace;
-pub use crate::layer::{FreeInvalidator, InvalidationQueue, LayerPlatform};
+pub use crate::layer::{FreeInvalidator, LayerPlatform, TimedInvalidationQueue};
 pub use crate::replay::{Clock, EmptyLoop, TimedReplay, cycles};
 pub use crate::stubs::{
     FlushFor, FlushForRings, NoFind, NullTable, ReplayAlloc, ReplayRing, ReplayedAlloc,

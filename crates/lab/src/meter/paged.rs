@@ -15,18 +15,24 @@ use super::{Ablations, AllocTrace, EmptyLoop, FlushFor, FreeInvalidator, NullTab
 use crate::components::{HostOf, ModeParts, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Host;
-use crate::layer::{AttachInfo, ContextTarget, Dispatch, DmaLayer, LayerPlatform, SpaceResult};
+use crate::layer::{
+    AttachInfo, ContextTarget, Dispatch, DmaLayer, LayerPlatform, MakeSpace, SpaceResult,
+};
 use crate::replay::{DynTimedReplay, TimedReplay};
 
 type Memory = Rc<Arena>;
 type TableFrames = Frames<Rc<Arena>>;
 type Made = Result<Box<dyn DynTimedReplay>, LabError>;
 
+/// Creates the allocator `B` of a domain of a mode. A type that all constructors of `B` share.
+type MakeAblated<A, T, F, B> =
+    Rc<dyn Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>>;
+
 /// Creates a timed replay whose calls have the binding time `X`.
 fn replay<X, S, F, I>(
     flush: fn() -> F,
     platform: LayerPlatform<I>,
-    make: impl Fn(&AttachInfo, &LayerPlatform<X::Invalidator<I>>) -> SpaceResult<S> + 'static,
+    make: MakeSpace<S, X::Invalidator<I>>,
 ) -> Box<dyn DynTimedReplay>
 where
     X: Dispatch,
@@ -49,29 +55,31 @@ struct PagedReplays<A, T: ReplayTable, F> {
 
 impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
     /// Returns a constructor of spaces that calls `make` and stores the coherency of the table.
-    fn storing_coherency<B: IovaAllocator, I>(
+    fn storing_coherency<B: IovaAllocator + 'static, I: 'static>(
         &self,
         make: impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<Paged<B, T>> + 'static,
-    ) -> impl Fn(&AttachInfo, &LayerPlatform<I>) -> SpaceResult<Paged<B, T>> + 'static {
+    ) -> MakeSpace<Paged<B, T>, I> {
         let created = Rc::clone(&self.created);
-        move |of, platform| {
+        Box::new(move |of, platform| {
             let (space, target) = make(of, platform)?;
             let mut known = created.borrow_mut();
             let new = space.table().coherency();
             let new = new.filter(|new| !known.contains(new));
             known.extend(new);
             Ok((space, target))
-        }
+        })
     }
 
     /// Creates a timed replay with table and invalidations.
-    fn with_table<B, E>(&self, alloc: E) -> Made
+    fn with_table<B>(&self, alloc: &MakeAblated<A, T, F, B>) -> Made
     where
         B: IovaAllocator + 'static,
-        E: Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>,
-        E: 'static,
         F: FlushPolicy<Paged<B, T>, u64>,
     {
+        let alloc = Rc::clone(alloc);
+        let alloc = move |parts: &_, memory: &_, frames: &_, table: Option<&_>| {
+            alloc(parts, memory, frames, table)
+        };
         let platform = LayerPlatform::timed()?;
         let (host, invalidator) = HostOf::<T>::for_meter(&platform.arena, self.coherency)?;
         let platform = platform.map_invalidator(|_| invalidator);
@@ -99,25 +107,23 @@ impl<A: ReplayAlloc, T: ReplayTable, F: 'static> PagedReplays<A, T, F> {
     }
 
     /// Creates a timed replay without a table. The allocator is that of a space with a table.
-    fn without_table<B, E, I>(
+    fn without_table<B, I>(
         &self,
-        alloc: E,
+        alloc: &MakeAblated<A, T, F, B>,
         platform: LayerPlatform<I>,
     ) -> Box<dyn DynTimedReplay>
     where
         B: IovaAllocator + 'static,
-        E: Fn(&ModeParts<A, T, F>, &Memory, &TableFrames, Option<&T>) -> Result<B, LabError>,
-        E: 'static,
         F: FlushPolicy<Paged<B, NullTable>, u64>,
         I: Invalidator + 'static,
     {
-        let parts = self.parts;
+        let (parts, alloc) = (self.parts, Rc::clone(alloc));
         let make = move |of: &AttachInfo, platform: &LayerPlatform<_>| {
             let alloc = alloc(&parts, &platform.arena, &platform.frames, None)?;
             let space = Paged::new(alloc, NullTable(of.domain), parts.rounding);
             Ok((space, ContextTarget::PassThrough))
         };
-        replay::<A::Dispatch, _, _, _>(parts.flush, platform, make)
+        replay::<A::Dispatch, _, _, _>(parts.flush, platform, Box::new(make))
     }
 }
 
@@ -137,18 +143,14 @@ impl Ablations {
         F: FlushFor<A, T> + 'static,
     {
         let trace = Rc::new(AllocTrace::default());
-        let replayed = {
+        let own: MakeAblated<A, T, F, A> = Rc::new(ModeParts::allocator);
+        let replayed: MakeAblated<A, T, F, A::Replayed> = {
             let trace = Rc::clone(&trace);
-            move |_: &ModeParts<A, T, F>, _: &Memory, _: &TableFrames, _: Option<&T>| {
-                Ok(A::replayed(Rc::clone(&trace)))
-            }
+            Rc::new(move |_, _, _, _| Ok(A::replayed(Rc::clone(&trace))))
         };
-        let no_find = |parts: &ModeParts<A, T, F>,
-                       memory: &Memory,
-                       frames: &TableFrames,
-                       table: Option<&T>| {
+        let no_find: MakeAblated<A, T, F, A::NoFind> = Rc::new(|parts, memory, frames, table| {
             parts.allocator(memory, frames, table).map(A::without_find)
-        };
+        });
         let created = Rc::default();
         let of = PagedReplays {
             parts,
@@ -159,30 +161,30 @@ impl Ablations {
         // so unused replays are not compiled.
         let remote = HostOf::<T>::REMOTE;
         let free = LayerPlatform::<FreeInvalidator>::without_tables;
-        let recorder = of.with_table(ModeParts::allocator)?;
+        let recorder = of.with_table(&own)?;
         let mut ablations = Self::new(repetitions, trace, recorder, &mut || {
             Ok(AblationSet {
                 replicas: [
-                    Some(of.with_table(ModeParts::allocator)?),
+                    Some(of.with_table(&own)?),
                     if A::HAS_LOOKUP && parts.kind.has_lookup() {
-                        Some(of.with_table(no_find)?)
+                        Some(of.with_table(&no_find)?)
                     } else {
                         None
                     },
-                    Some(of.with_table(replayed.clone())?),
+                    Some(of.with_table(&replayed)?),
                     if remote {
                         None
                     } else {
                         let platform = free()?.with_queue();
-                        Some(of.without_table(replayed.clone(), platform))
+                        Some(of.without_table(&replayed, platform))
                     },
-                    Some(of.without_table(replayed.clone(), free()?)),
+                    Some(of.without_table(&replayed, free()?)),
                     if remote {
                         None
                     } else {
                         Some(of.without_invalidations()?)
                     },
-                    Some(of.without_table(ModeParts::allocator, free()?)),
+                    Some(of.without_table(&own, free()?)),
                     Some(Box::new(EmptyLoop::default())),
                 ],
             })

@@ -22,8 +22,8 @@ use crate::error::LabError;
 use crate::hardware::Host;
 use crate::layer::{DmaLayer, DmaOps, HasPlatform, LayerPlatform};
 use crate::plan::{Plan, Step};
-use crate::platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
 use crate::replay::{DynTimedReplay, PlanResources, TimedReplay};
+use crate::replay_platform::{DATA_BYTES, MEMORY_BYTES, TABLE_BYTES};
 use crate::shadow::{CopyParts, TimedLayerVisitor};
 
 /// A timed replay that copies buffers of `memory`.

@@ -9,11 +9,13 @@ mod bytes;
 mod grants;
 mod owners;
 mod recycled;
+mod timeline;
 mod verdict;
 mod windows;
 
 pub use bytes::{ByteGrantId, ByteOracle, ByteVerdict, Violation};
 pub use grants::{Grant, GrantId, GrantState};
+pub use timeline::{StaleBytes, Timeline};
 pub use verdict::{Verdict, VerdictCounts};
 pub use windows::Windows;
 

@@ -8,7 +8,7 @@ use super::grants::{GrantSlot, Grants};
 /// Pages of one leaf of the array.
 const LEAF_PAGES: usize = 1024;
 /// Pages of the array; higher pages are in the map.
-const LOW_PAGES: u64 = crate::platform::DATA_BYTES >> 12;
+const LOW_PAGES: u64 = crate::replay_platform::DATA_BYTES >> 12;
 
 /// Entry of a page without an owner.
 const NONE: u32 = u32::MAX;

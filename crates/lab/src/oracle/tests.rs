@@ -154,6 +154,9 @@ fn windows_close_only_when_covered() {
     assert_eq!(windows.longest_ns, 0);
     windows.close(&pages(domain, range(4, 4)), Nanos(400));
     assert_eq!((windows.longest_ns, windows.byte_ns), (300, 300 * 0x1800));
+    let bytes = windows.timeline.until(Nanos(900));
+    let area = bytes.mean_bytes.iter().sum::<f64>() * bytes.bin_ns as f64;
+    assert_eq!(area, (300 * 0x1800) as f64);
     windows.finish(Nanos(900));
     assert_eq!((windows.longest_ns, windows.byte_ns), (300, 300 * 0x1800));
 }

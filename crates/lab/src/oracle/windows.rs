@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::timeline::Timeline;
 use ringfence_types::{CachedLevels, DomainId, Invalidation, Nanos, PfnRange};
 
 /// Open windows, and sums over the closed ones.
@@ -20,6 +21,8 @@ pub struct Windows {
     pub byte_ns: u128,
     /// Number of windows, including those of length zero.
     pub count: u64,
+    /// The bytes of open windows, over time.
+    pub timeline: Timeline,
     /// Sums over the windows that no invalidation closes; `None` without any.
     for_good: Option<PermanentWindows>,
 }
@@ -46,6 +49,7 @@ impl Windows {
     /// translate `range`.
     pub fn open(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
+        self.timeline.open(bytes, now);
         self.open.entry(domain).or_default().push(Window {
             domain,
             range,
@@ -57,6 +61,7 @@ impl Windows {
     /// Opens a window of a mapping that the space keeps for the next map of the same memory.
     pub fn keep(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
+        self.timeline.open(bytes, now);
         let window = Window {
             domain,
             range,
@@ -87,6 +92,7 @@ impl Windows {
     }
 
     fn closed(&mut self, window: &Window, now: Nanos) -> u128 {
+        self.timeline.close(window.bytes, now);
         let length = now.since(window.since);
         let byte_ns = u128::from(length) * u128::from(window.bytes);
         self.longest_ns = self.longest_ns.max(length);
@@ -121,6 +127,7 @@ impl Windows {
     /// Opens a window that no invalidation closes: it stays open until [`finish`](Self::finish).
     pub fn open_for_good(&mut self, bytes: u64, now: Nanos) {
         self.count += 1;
+        self.timeline.open(bytes, now);
         let all = self.for_good.get_or_insert(PermanentWindows {
             first: now,
             bytes: 0,
@@ -136,10 +143,12 @@ impl Windows {
             self.close_kept(request, now);
         }
         let (longest, byte_ns) = (&mut self.longest_ns, &mut self.byte_ns);
+        let timeline = &mut self.timeline;
         let mut close = |window: &Window| {
             if !request.covers(window.domain, &window.range, CachedLevels::Leaves) {
                 return true;
             }
+            timeline.close(window.bytes, now);
             let length = now.since(window.since);
             *longest = (*longest).max(length);
             *byte_ns += u128::from(length) * u128::from(window.bytes);

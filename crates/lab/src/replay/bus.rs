@@ -6,7 +6,7 @@ use ringfence_types::Fault;
 use super::oracle_observer::{DeviceIndexTable, OracleObserver};
 use crate::hardware::Hardware;
 use crate::oracle::Oracle;
-use crate::platform::ReplayPlatform;
+use crate::replay_platform::ReplayPlatform;
 
 /// A DMA port that sends accesses through `machine` and reports them to `oracle`.
 pub(super) struct CheckedBus<'a, H> {

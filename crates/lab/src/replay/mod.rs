@@ -1,6 +1,6 @@
 //! The replay of a plan.
 //!
-//! One loop performs the steps ([`Replay`]). Its [hooks](ReplayHooks) add the oracle
+//! One loop performs the steps ([`Replay`] in `steps.rs`). Its [hooks](ReplayHooks) add the oracle
 //! ([`CheckedReplay`]) or the clock ([`TimedReplay`]).
 
 mod attackers;

@@ -3,7 +3,7 @@
 use ringfence_dma::MapError;
 use ringfence_hw::IommuStats;
 
-use crate::oracle::VerdictCounts;
+use crate::oracle::{StaleBytes, VerdictCounts};
 use crate::queue_stats::QueueStats;
 use crate::replay::{ReleaseDelays, Ways};
 
@@ -68,6 +68,8 @@ pub struct Outcomes {
     pub stale_max_ns: u64,
     /// Sum over all stale windows of bytes times seconds.
     pub stale_byte_seconds: f64,
+    /// Bytes in open stale windows, over time.
+    pub stale_bytes: StaleBytes,
     /// Unused mappings that the space still kept at the end of the trace.
     pub kept_at_end: u64,
     /// Share of these mappings in [`stale_byte_seconds`](Self::stale_byte_seconds), up to the end

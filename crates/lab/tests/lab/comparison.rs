@@ -1,8 +1,12 @@
 //! Results of `compare`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use ringfence_lab::compare::{CompareOptions, Comparison, compare};
 use ringfence_lab::row::Row;
 use ringfence_lab::{LabError, MachineProfile, Operation, ReplayStatus};
+use ringfence_trace::{Chunk, Interrupt, Operations, TraceError, TraceOptions};
 
 use crate::script::*;
 
@@ -283,4 +287,34 @@ fn lost_events_and_refused_maps_are_reported() {
         .rows;
     assert_eq!(rows[0].status, ReplayStatus::LostEvents(3));
     assert_eq!(rows[0].safety, "none");
+}
+
+#[test]
+fn an_interrupt_ends_the_replay_between_modes() {
+    let mut text = String::new();
+    for (number, line) in two_devices(10).iter().enumerate() {
+        text += &format!("    task-1 [000] ..1.. 1.{number:06}: {line}\n");
+    }
+    // Returns the number of questions, of which `last` ends the read.
+    let asked = |last: usize, read: &dyn Fn(Operations<&[u8]>)| {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let mut options = TraceOptions::default();
+        options.interrupt = Interrupt::new(move || count.fetch_add(1, Ordering::Relaxed) == last);
+        read(Operations::new("script", text.as_bytes(), options));
+        asked.load(Ordering::Relaxed)
+    };
+    let whole = asked(usize::MAX, &|mut operations| {
+        while operations.next_chunk(&mut Chunk::default()).unwrap() {}
+    });
+    // The read asks `whole` times, so the last question is that before the second mode.
+    let questions = asked(whole + 1, &|operations| {
+        let modes = options(&["none", "linux-strict", "fence"]);
+        let error = compare("script", operations, &modes, |_| {}).unwrap_err();
+        let LabError::Trace(TraceError::Interrupted { file }) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(file, "script");
+    });
+    assert_eq!(questions, whole + 2);
 }

@@ -4,7 +4,7 @@ use ringfence_lab::compare::{compare, meter, runner};
 use ringfence_lab::compose::compose;
 use ringfence_lab::modes::{Mode, Owner, Safety};
 use ringfence_lab::plan::{Plan, Planner};
-use ringfence_lab::platform::{MEMORY_BYTES, POOL_BYTES};
+use ringfence_lab::replay_platform::{MEMORY_BYTES, POOL_BYTES};
 use ringfence_trace::Devices;
 use ringfence_types::Direction;
 

@@ -14,8 +14,8 @@ use ringfence_lab::meter::{Clock, FlushFor, FlushForRings, ReplayAlloc, ReplayRi
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor, dispatch};
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
-use ringfence_lab::platform::{ReplayPlatform, SharedPlatform};
 use ringfence_lab::replay::{Attackers, CheckedReplay, Outcomes};
+use ringfence_lab::replay_platform::{ReplayPlatform, SharedPlatform};
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::shadow::CopyParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};

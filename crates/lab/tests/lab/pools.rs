@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use ringfence_lab::compare::{CompareOptions, compare, runner, testbed};
 use ringfence_lab::layer::{LARGEST_BUFFER, OpKey, UnmapOutcome};
 use ringfence_lab::modes::{Mode, Safety};
-use ringfence_lab::platform::POOL_BYTES;
+use ringfence_lab::replay_platform::POOL_BYTES;
 use ringfence_trace::{DeviceIndex, Devices};
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange, RequesterId};
 

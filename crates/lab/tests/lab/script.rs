@@ -81,10 +81,9 @@ pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
     };
     for ops in chunk.ops.chunks(size.max(1)) {
         let part = Chunk {
-            addresses: Vec::new(),
             ops: ops.to_vec(),
             segments: chunk.segments.clone(),
-            marks: Vec::new(),
+            ..Chunk::default()
         };
         planner.plan(&part, &mut plan).unwrap();
         add(&plan);

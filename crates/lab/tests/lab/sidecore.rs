@@ -9,7 +9,7 @@ use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_iova::{CachedTree, Locked};
 use ringfence_lab::compare::runner;
 use ringfence_lab::layer::{
-    AttachInfo, ContextTarget, DmaLayer, DmaOps, InvalidationQueue, LayerPlatform, OpKey,
+    AttachInfo, ContextTarget, DmaLayer, DmaOps, LayerPlatform, OpKey, TimedInvalidationQueue,
     UnmapOutcome,
 };
 use ringfence_lab::modes::Safety;
@@ -27,7 +27,7 @@ const US: u64 = 1_000;
 const ID: RequesterId = RequesterId::new(0x18);
 
 type Tree = Locked<CachedTree, RefCell<CachedTree>>;
-type PlainLayer = DmaLayer<Paged<Tree, PlainTable<SecondStage>>, Strict, InvalidationQueue>;
+type PlainLayer = DmaLayer<Paged<Tree, PlainTable<SecondStage>>, Strict, TimedInvalidationQueue>;
 
 /// A strict layer on its own memory.
 fn plain_layer() -> PlainLayer {
@@ -42,7 +42,7 @@ fn layer_with(status: PhysAddr) -> PlainLayer {
     let queue = PhysAddr::new(0);
     let platform = LayerPlatform {
         frames: Rc::new(Frames::new(Rc::clone(&arena), region)),
-        invalidator: InvalidationQueue::new(Rc::clone(&arena), queue, status),
+        invalidator: TimedInvalidationQueue::new(Rc::clone(&arena), queue, status),
         arena,
         now: Nanos(0),
     };

@@ -9,7 +9,7 @@ use ringfence_hw::RingLogic;
 use ringfence_lab::components::{HostOf, ModeParts, ReplayTable};
 use ringfence_lab::hardware::Host;
 use ringfence_lab::layer::{
-    AttachInfo, ContextTarget, FreeInvalidator, InvalidationQueue, LayerPlatform, SpaceResult,
+    AttachInfo, ContextTarget, FreeInvalidator, LayerPlatform, SpaceResult, TimedInvalidationQueue,
 };
 use ringfence_lab::mapping_cache::CachedParts;
 use ringfence_lab::meter::{
@@ -44,8 +44,8 @@ fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> LayerPlatform<I> {
     }
 }
 
-fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
-    InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
+fn queued(arena: &Rc<Arena>) -> TimedInvalidationQueue {
+    TimedInvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
 }
 
 /// Replays the plan and returns the result of every map, as text and as a trace.
@@ -181,7 +181,7 @@ where
 {
     let flush: F = (recipe.flush)();
     let played = Rc::clone(tape);
-    let make = move |of: &AttachInfo, bench: &LayerPlatform<InvalidationQueue>| {
+    let make = move |of: &AttachInfo, bench: &LayerPlatform<TimedInvalidationQueue>| {
         let (memory, frames) = (&bench.arena, &bench.frames);
         let (_, rings) = recipe.space(of, &sizes, memory, frames)?;
         let coherency = recipe.setup.coherency;

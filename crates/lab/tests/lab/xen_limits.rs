@@ -1,7 +1,7 @@
 //! Xen's refusals: nothing changes, and the references to frames stay exact.
 
 use ringfence_lab::guest::HostUnit;
-use ringfence_lab::layer::InvalidationQueue;
+use ringfence_lab::layer::TimedInvalidationQueue;
 use ringfence_lab::xen::{
     Domid, FrameReferences, GrantHandle, GrantMap, GrantRef, IommuOp, MAX_MULTICALL, TceFlush,
     XenError as E,
@@ -61,7 +61,7 @@ impl Machine {
     /// Calls `act` while every flush fails.
     fn broken<R>(&mut self, act: impl FnOnce(&mut Self) -> R) -> R {
         let outside = PhysAddr::new(1 << 40);
-        let queue = InvalidationQueue::new(self.arena.clone(), outside, outside);
+        let queue = TimedInvalidationQueue::new(self.arena.clone(), outside, outside);
         let unit = std::mem::replace(&mut self.xen.unit, HostUnit::CostOnly(queue));
         let result = act(self);
         self.xen.unit = unit;

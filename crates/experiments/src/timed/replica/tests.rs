@@ -5,12 +5,13 @@ use std::any::TypeId;
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::RequestResponse;
 use ringfence_dma::MapReason;
-use ringfence_dma::flush::{Deferred, DeferredQueue, Strict};
+use ringfence_dma::flush::{Burst, Deferred, DeferredQueue, Strict};
+use ringfence_dma::ring::Ring;
 use ringfence_dma::space::Paged;
 use ringfence_iova::{CachedTree, Eiovar, Locked};
 use ringfence_lab::Profile;
 use ringfence_lab::components::ThreadCell;
-use ringfence_lab::mode_dispatch::dispatch;
+use ringfence_lab::mode_dispatch::dispatch_static;
 use ringfence_lab::modes::Mode;
 
 use super::*;
@@ -20,7 +21,7 @@ use crate::timed::{TimedReplays, TimedSubject};
 type Tree = Locked<CachedTree, ThreadCell<CachedTree>>;
 type EiovarTree = Locked<Eiovar<CachedTree>, ThreadCell<Eiovar<CachedTree>>>;
 type DeferredFlush = Deferred<ThreadCell<DeferredQueue>>;
-type IdentityLayer = DmaLayer<Identity, Never, InvalidationQueue>;
+type IdentityLayer = DmaLayer<Identity, Never, TimedInvalidationQueue>;
 
 /// Type of the timed replay of a layer.
 fn replay_of<L: DmaOps + 'static>() -> TypeId {
@@ -61,7 +62,7 @@ impl ModeVisitor for TypesOf {
         ModeTypes::Paged {
             allocator: TypeId::of::<A>(),
             flush: TypeId::of::<F>(),
-            replay: replay_of::<DmaLayer<Paged<A, T>, F, InvalidationQueue>>(),
+            replay: replay_of::<DmaLayer<Paged<A, T>, F, TimedInvalidationQueue>>(),
         }
     }
 
@@ -71,7 +72,7 @@ impl ModeVisitor for TypesOf {
 
     fn shadow<P: CopyParts>(self, _: P) -> ModeTypes {
         ModeTypes::Pool {
-            copying: replay_of::<DmaLayer<P::Space, P::Flush, InvalidationQueue>>(),
+            copying: replay_of::<DmaLayer<P::Space, P::Flush, TimedInvalidationQueue>>(),
         }
     }
 
@@ -86,7 +87,7 @@ impl ModeVisitor for TypesOf {
 }
 
 fn types_of(name: &str) -> ModeTypes {
-    dispatch(&Mode::find(name).unwrap(), TypesOf).unwrap()
+    dispatch_static(&Mode::find(name).unwrap(), TypesOf).unwrap()
 }
 
 /// Returns the type of a paged mode's timed replay.
@@ -108,7 +109,9 @@ fn replica(name: &str, coherency: Coherency) -> Replica {
         coherency,
         arena: &Arena::new,
     };
-    dispatch(&Mode::find(name).unwrap(), make).unwrap().unwrap()
+    dispatch_static(&Mode::find(name).unwrap(), make)
+        .unwrap()
+        .unwrap()
 }
 
 #[test]
@@ -150,6 +153,16 @@ fn pool_is_timed_with_the_buffers_of_the_driver_and_copy_with_copies() {
         let replica = replica(name, Coherency::Coherent);
         assert_eq!(type_of(&replica) == copying, copies, "{name}");
     }
+}
+
+#[test]
+fn rings_are_timed_with_their_driver_and_their_flush_policy() {
+    type Layer<D, F> = DmaLayer<Rings<D, RefCell<D>>, F, TimedInvalidationQueue>;
+    let arena: MakeArena<'_> = &Arena::new;
+    let burst = rings::<Ring, _>(Coherency::Coherent, arena, Burst::new(16)).unwrap();
+    assert_eq!(type_of(&burst), replay_of::<Layer<Ring, Burst>>());
+    let strict = rings::<Ring, _>(Coherency::NonCoherent, arena, Strict).unwrap();
+    assert_eq!(type_of(&strict), replay_of::<Layer<Ring, Strict>>());
 }
 
 /// An arena of four pages: the queue has two, the table's root one and its next level one.

@@ -18,7 +18,7 @@ use crate::Profile;
 use crate::error::LabError;
 use crate::hardware::{FaultCounts, Hardware};
 use crate::layer::ContextTarget;
-use crate::platform::MEMORY_BYTES;
+use crate::replay_platform::MEMORY_BYTES;
 
 /// The PASID of requests without a PASID, as Linux chooses it.
 pub(super) const RID_PASID: Pasid = Pasid::NO_PASID;
@@ -168,7 +168,7 @@ impl Hardware for NestedVtd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::platform::DATA_BYTES;
+    use crate::replay_platform::DATA_BYTES;
     use ringfence_pgtable::FirstStage;
     use ringfence_types::Access;
 

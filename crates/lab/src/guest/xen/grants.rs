@@ -13,7 +13,8 @@ impl XenHost {
     pub(super) fn map_grants(&mut self, bdf: RequesterId, request: &MapRequest) {
         let first = Pfn::containing(request.iova).get();
         let mut page = 0;
-        while page < request.pages && self.refused.is_none() {
+        let mut is_refused = false;
+        while page < request.pages && !is_refused {
             let mut maps = Vec::with_capacity(MAX_MULTICALL);
             while page < request.pages && maps.len() < MAX_MULTICALL {
                 let gpfn = (request.pa.get() >> 12) + page;
@@ -29,7 +30,8 @@ impl XenHost {
                         permissions: request.permissions,
                     }),
                     Err(error) => {
-                        self.refused = Some(error);
+                        self.refused.insert((bdf.bus(), first + page), error);
+                        is_refused = true;
                         break;
                     }
                 }
@@ -52,7 +54,8 @@ impl XenHost {
                         self.stored.push(map.page);
                     }
                     Err(error) => {
-                        self.refused = self.refused.or(Some(error));
+                        self.refused.insert((bdf.bus(), map.page.get()), error);
+                        is_refused = true;
                         self.broken |= self.xen.end_access(GUEST, map.reference).is_err();
                     }
                 }
@@ -74,10 +77,11 @@ impl XenHost {
     pub(super) fn unmap_waiting_grants(&mut self) {
         let waiting = std::mem::take(&mut self.waiting_grants);
         for batch in waiting.chunks(MAX_MULTICALL) {
-            let held: Vec<_> = batch
-                .iter()
-                .filter_map(|at| self.grants.remove(at))
-                .collect();
+            let mut held = Vec::with_capacity(batch.len());
+            for at in batch {
+                self.refused.remove(at);
+                held.extend(self.grants.remove(at));
+            }
             let handles: Vec<_> = held.iter().map(|held| held.handle).collect();
             if handles.is_empty() {
                 continue;

@@ -11,18 +11,19 @@ pub use table::XenTable;
 pub(crate) use table::{whole_guest, xen_table};
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DomainId, Invalidation, InvalidationError, Pfn, PhysAddr, RequesterId, Ticket,
+    DomainId, Invalidation, InvalidationError, Pfn, PfnRange, PhysAddr, RequesterId, Ticket,
 };
 
 use super::{HostBackend, HostUnit, KickCause, QueueStats};
 use crate::error::LabError;
 use crate::hardware::Calgary;
-use crate::platform::MEMORY_BYTES;
+use crate::replay_platform::MEMORY_BYTES;
 use crate::xen::{
     Domid, FrameReferences, GrantHandle, GrantRef, IommuOp, MAX_MULTICALL, TceFlush, Xen, XenError,
 };
@@ -92,6 +93,8 @@ pub struct XenHost {
     clearing: Clearing,
     /// Calls that wait for the crossing.
     waiting: Vec<IommuOp>,
+    /// True if maps are among the waiting calls.
+    maps_waiting: bool,
     /// Grants by space and page, in modes that map grants.
     grants: BTreeMap<(u8, u64), HeldGrant>,
     /// Grants whose unmap waits for the crossing.
@@ -100,8 +103,8 @@ pub struct XenHost {
     unflushed: Buses,
     /// Pages that the current map has stored.
     stored: Vec<Pfn>,
-    /// The first refused map that the driver has not reported yet.
-    refused: Option<XenError>,
+    /// Pages, by space, whose map Xen refused. The driver has not reported them yet.
+    refused: BTreeMap<(u8, u64), XenError>,
     /// True if an unmap or a flush failed. The device may then still reach any page.
     broken: bool,
     commits: u64,
@@ -136,11 +139,12 @@ impl HostBackend for XenHost {
             calls: Calls::Single,
             clearing: Clearing::AtFlush,
             waiting: Vec::with_capacity(MAX_MULTICALL),
+            maps_waiting: false,
             grants: BTreeMap::new(),
             waiting_grants: Vec::new(),
             unflushed: Buses::default(),
             stored: Vec::new(),
-            refused: None,
+            refused: BTreeMap::new(),
             broken: false,
             commits: 0,
             traffic: QueueStats::default(),
@@ -178,6 +182,11 @@ impl HostBackend for XenHost {
             ..self.traffic
         }
     }
+}
+
+/// Returns the pages of a range by space, as keys of a map.
+fn pages_of(bdf: RequesterId, range: PfnRange) -> RangeInclusive<(u8, u64)> {
+    (bdf.bus(), range.lo().get())..=(bdf.bus(), range.hi().get())
 }
 
 /// Returns the device of a domain's space: each domain has a bus (see [`Calgary`]).
@@ -226,6 +235,25 @@ impl XenHost {
         Ok(root)
     }
 
+    /// Returns the refusal of the lowest page of a range whose map Xen refused.
+    #[inline]
+    fn refusal(&self, bdf: RequesterId, range: PfnRange) -> Option<XenError> {
+        if self.refused.is_empty() {
+            return None;
+        }
+        let mut refusals = self.refused.range(pages_of(bdf, range));
+        refusals.next().map(|(_, error)| *error)
+    }
+
+    /// As [`refusal`](Self::refusal), and forgets the refusals of all pages of the range.
+    #[inline]
+    fn take_refusal(&mut self, bdf: RequesterId, range: PfnRange) -> Option<XenError> {
+        let lowest = self.refusal(bdf, range)?;
+        let pages = pages_of(bdf, range);
+        self.refused.retain(|at, _| !pages.contains(at));
+        Some(lowest)
+    }
+
     /// Adds a call. Enters the hypervisor if the guest makes single calls or the batch is full.
     #[inline]
     fn add(&mut self, call: IommuOp, cause: KickCause) {
@@ -266,13 +294,16 @@ impl XenHost {
             traffic.kick(cause);
             let done = xen.multicall(GUEST, calls.iter(), |call, result| match (call, result) {
                 (IommuOp::MapEntry { page, .. }, Ok(())) => stored.push(*page),
-                (IommuOp::MapEntry { .. }, Err(error)) => *refused = refused.or(Some(error)),
+                (IommuOp::MapEntry { bdf, page, .. }, Err(error)) => {
+                    refused.insert((bdf.bus(), page.get()), error);
+                }
                 (IommuOp::UnmapEntry { bdf, flush, .. }, Ok(())) => match flush {
                     TceFlush::Now => unflushed.remove(bdf.bus()),
                     TceFlush::Deferred => unflushed.insert(bdf.bus()),
                 },
                 // A refused list leaves pages without entries. The flush is still due.
-                (IommuOp::UnmapEntry { bdf, .. }, Err(XenError::NotMapped)) => {
+                (IommuOp::UnmapEntry { bdf, page, .. }, Err(XenError::NotMapped)) => {
+                    refused.remove(&(bdf.bus(), page.get()));
                     unflushed.insert(bdf.bus());
                 }
                 (IommuOp::FlushIoSpace { bdf }, Ok(())) => unflushed.remove(bdf.bus()),
@@ -282,6 +313,7 @@ impl XenHost {
             *broken |= done.is_err();
         }
         waiting.clear();
+        self.maps_waiting = false;
     }
 
     /// Clears the entries of waiting unmaps and flushes. The last unmap of each space requests its

@@ -1,13 +1,11 @@
 //! The guest's table of an I/O space.
 
-use std::rc::Rc;
-
 use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
-use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
+use ringfence_pgtable::{MapError, MapRequest, UnmapError};
 use ringfence_types::{
-    CachedLevels, DomainId, InvalidationError, Pfn, PfnRange, PhysAddr, RequesterId, Unmapped,
+    CachedLevels, DomainId, InvalidationError, PageSize, Pfn, PfnRange, PhysAddr, RequesterId,
+    Unmapped,
 };
 
 use super::{Calls, Clearing, GUEST, XenHost, device_of};
@@ -57,46 +55,25 @@ fn create(
     })
 }
 
-/// Creates a table whose entries the guest stores.
-fn entry_table<const MULTICALL: bool, const CLEAR_AT_FLUSH: bool>(
-    domain: DomainId,
-    _: Coherency,
-    _: &Arena,
-    _: &Frames<Rc<Arena>>,
-    host: Option<&SharedHost<XenHost>>,
-) -> Result<XenTable, LabError> {
-    let calls = match MULTICALL {
-        true => Calls::Multicall,
-        false => Calls::Single,
-    };
-    let clearing = match CLEAR_AT_FLUSH {
-        true => Clearing::AtFlush,
-        false => Clearing::AtUnmap,
-    };
-    create(domain, host, calls, clearing)
-}
-
-/// Creates a table whose entries the grants of a driver domain store.
-fn grant_table(
-    domain: DomainId,
-    _: Coherency,
-    _: &Arena,
-    _: &Frames<Rc<Arena>>,
-    host: Option<&SharedHost<XenHost>>,
-) -> Result<XenTable, LabError> {
-    create(domain, host, Calls::Grants, Clearing::AtFlush)
-}
-
 /// Returns the constructor of the tables of a mode whose owner is Xen.
 pub(crate) fn xen_table(owner: Owner, flush: FlushKind) -> MakeTable<XenTable> {
+    use Calls::{Grants, Multicall, Single};
+    use Clearing::{AtFlush, AtUnmap};
     // A cache of mappings clears entries only in order to flush them at once.
-    let at_flush = matches!(flush, FlushKind::PerUnmap | FlushKind::Burst) || flush.has_cache();
-    match (owner, at_flush) {
-        (Owner::XenGrant, _) => grant_table,
-        (Owner::XenMulticall, true) => entry_table::<true, true>,
-        (Owner::XenMulticall, false) => entry_table::<true, false>,
-        (_, true) => entry_table::<false, true>,
-        (_, false) => entry_table::<false, false>,
+    let flushes_at_once =
+        matches!(flush, FlushKind::PerUnmap | FlushKind::Burst) || flush.has_cache();
+    let clearing = if flushes_at_once { AtFlush } else { AtUnmap };
+    match (owner, clearing) {
+        (Owner::XenGrant, _) => |domain, _, _, _, host| create(domain, host, Grants, AtFlush),
+        (Owner::XenMulticall, AtFlush) => {
+            |domain, _, _, _, host| create(domain, host, Multicall, AtFlush)
+        }
+        (Owner::XenMulticall, AtUnmap) => {
+            |domain, _, _, _, host| create(domain, host, Multicall, AtUnmap)
+        }
+        (Owner::Xen, AtFlush) => |domain, _, _, _, host| create(domain, host, Single, AtFlush),
+        (Owner::Xen, AtUnmap) => |domain, _, _, _, host| create(domain, host, Single, AtUnmap),
+        _ => |_, _, _, _, _| Err(LabError::Internal("the owner of the table is not Xen")),
     }
 }
 
@@ -123,21 +100,23 @@ impl ReplayTable for XenTable {
 }
 
 impl XenTable {
-    fn add_map(&self, host: &mut XenHost, request: &MapRequest) {
+    /// Adds the calls of a map. Stops when Xen has refused one of its pages.
+    fn add_map(&self, host: &mut XenHost, range: PfnRange, request: &MapRequest) {
         if self.calls == Calls::Grants {
             host.map_grants(self.bdf, request);
             return;
         }
-        let first = Pfn::containing(request.iova).get();
+        host.maps_waiting = true;
+        let frame = request.pa.get() >> PageSize::Size4K.shift();
         for page in 0..request.pages {
             let call = IommuOp::MapEntry {
                 bdf: self.bdf,
-                page: Pfn::new(first + page),
-                gpfn: (request.pa.get() >> 12) + page,
+                page: Pfn::new(range.lo().get() + page),
+                gpfn: frame + page,
                 permissions: request.permissions,
             };
             host.add(call, KickCause::Map);
-            if host.refused.is_some() {
+            if host.refusal(self.bdf, range).is_some() {
                 break;
             }
         }
@@ -181,11 +160,16 @@ impl IoPageTable for XenTable {
         _: &mut P,
         request: MapRequest,
     ) -> Result<(), MapError> {
+        let range = pages_of(&request)?;
         self.host.with(|host| {
+            if host.maps_waiting {
+                // A refusal of this map undoes its own entries, not those of waiting maps.
+                host.cross(KickCause::Map);
+            }
             host.stored.clear();
-            self.add_map(host, &request);
+            self.add_map(host, range, &request);
             host.cross(KickCause::Map);
-            match host.refused.take() {
+            match host.take_refusal(self.bdf, range) {
                 None => Ok(()),
                 Some(error) => {
                     self.undo_map(host);
@@ -202,20 +186,24 @@ impl IoPageTable for XenTable {
         _: &mut P,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        self.host.with(|host| {
-            host.stored.clear();
-            self.add_map(host, &request);
-        });
+        let range = pages_of(&request)?;
+        self.host.with(|host| self.add_map(host, range, &request));
         Ok(())
     }
 
-    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync). Fails if Xen refused one of
-    /// them; the error has no room for the reason. The caller rolls back.
+    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync). Fails if Xen refused a page of
+    /// `range`; the error has no room for the reason. The caller rolls back.
     #[inline]
-    fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
+    fn iotlb_sync_map<P: Platform>(
+        &self,
+        _: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
         self.host.with(|host| {
             host.cross(KickCause::Map);
-            match host.refused.take() {
+            // The caller unmaps a refused list.
+            host.stored.clear();
+            match host.take_refusal(self.bdf, range) {
                 None => Ok(()),
                 Some(_) => Err(InvalidationError::Failed),
             }
@@ -223,7 +211,8 @@ impl IoPageTable for XenTable {
     }
 
     /// Clears the entries, or queues their unmaps. The entries are cleared no later than the commit
-    /// of the invalidation; a failure sets `broken`, which `is_completed` reports.
+    /// of the invalidation. If Xen refuses to clear one, that and all later invalidations of the
+    /// guest fail (`XenHost::broken`).
     #[inline]
     fn unmap<P: Platform>(
         &self,
@@ -269,6 +258,12 @@ impl IoPageTable for XenTable {
     fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
 }
 
+/// Returns the pages of a request.
+fn pages_of(request: &MapRequest) -> Result<PfnRange, MapError> {
+    let first = Pfn::containing(request.iova);
+    PfnRange::new(first, request.pages).ok_or(MapError::Empty)
+}
+
 /// Converts the error of a refused map.
 #[cold]
 fn map_error(error: XenError, request: &MapRequest) -> MapError {
@@ -282,30 +277,4 @@ fn map_error(error: XenError, request: &MapRequest) -> MapError {
 }
 
 #[cfg(test)]
-mod tests {
-    use ringfence_types::{Iova, Permissions};
-
-    use super::*;
-
-    #[test]
-    fn a_refused_map_has_the_reason_of_xen() {
-        let (iova, pa) = (Iova::new(0x7000), PhysAddr::new(0x9000));
-        let request = MapRequest {
-            iova,
-            pa,
-            pages: 1,
-            permissions: Permissions::READ,
-        };
-        for (error, wanted) in [
-            (XenError::NoMemory, MapError::OutOfFrames),
-            (XenError::Occupied, MapError::AlreadyMapped { iova }),
-            (XenError::BeyondSpace, MapError::BeyondWidth { iova }),
-            (XenError::NoFrame, MapError::PhysicalBeyondWidth { at: pa }),
-            (XenError::NoSpace, MapError::Refused { iova }),
-            (XenError::Busy, MapError::Refused { iova }),
-            (XenError::BadGrant, MapError::Refused { iova }),
-        ] {
-            assert_eq!(map_error(error, &request), wanted, "{error}");
-        }
-    }
-}
+mod tests;

@@ -272,7 +272,7 @@ const PARTS: [(&str, [bool; CONFIGS - 1]); 4] = [
         [false, false, false, true, true, false, true],
     ),
     (
-        "::InvalidationQueue>",
+        "::TimedInvalidationQueue>",
         [true, true, true, true, false, false, false],
     ),
 ];
@@ -288,7 +288,7 @@ const RING_PARTS: [(&str, [bool; CONFIGS - 1]); 3] = [
         [false, false, false, true, true, false, false],
     ),
     (
-        "::InvalidationQueue>",
+        "::TimedInvalidationQueue>",
         [true, false, true, true, false, false, false],
     ),
 ];

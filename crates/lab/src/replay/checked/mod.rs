@@ -1,9 +1,9 @@
 //! The oracle replay: a replay with devices, hardware and oracle, which translates and judges every
 //! access.
 
+mod access_and_unmap;
 mod oracle_hooks;
 mod search;
-mod unmap;
 
 use ringfence_devices::DriverEvent;
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
@@ -19,7 +19,7 @@ use crate::limits::ReplayLimits;
 use crate::mapping_cache::CycleParams;
 use crate::oracle::{Ownership, Windows};
 use crate::plan::Plan;
-use crate::platform::SharedPlatform;
+use crate::replay_platform::SharedPlatform;
 
 /// A DMA layer, a platform and an oracle, driven by plans.
 pub struct CheckedReplay<H> {

@@ -9,21 +9,21 @@ use ringfence_types::{
     Direction, DomainId, Iova, IovaRange, Nanos, PageSize, PfnRange, PhysRange, RequesterId,
 };
 
+use super::access_and_unmap::Unmapping;
 use super::search::Search;
-use super::unmap::Unmapping;
 use crate::error::LabError;
 use crate::hardware::Hardware;
 use crate::layer::{DmaOps, MappingToken, OpKey, SpaceTraits, UnmapOutcome};
 use crate::limits::ReplayLimits;
 use crate::oracle::{GrantId, Oracle, Ownership, Windows};
 use crate::plan::Plan;
-use crate::platform::SharedPlatform;
 use crate::reached::with_copies;
 use crate::replay::bus::CheckedBus;
 use crate::replay::hooks::{MapStep, ReplayHooks};
 use crate::replay::oracle_observer::DeviceIndexTable;
 use crate::replay::stalled::ring_number;
 use crate::replay::{Attackers, Outcomes};
+use crate::replay_platform::SharedPlatform;
 
 /// A device of the trace.
 #[derive(Debug, Clone)]
@@ -148,6 +148,7 @@ impl<H: Hardware> OracleHooks<H> {
         outcomes.table_bytes = platform.table_bytes().1;
         outcomes.alive_at_end = self.live;
         outcomes.not_flushed = self.withheld.len() as u64;
+        outcomes.stale_bytes = self.windows.timeline.until(self.now);
         self.windows.finish(self.now);
         outcomes.stale_max_ns = self.windows.longest_ns;
         outcomes.stale_byte_seconds = self.windows.byte_seconds();

@@ -1,5 +1,5 @@
-//! The oracle's part of an unmap: the device's own access just before it (`use_buffer`), the end of
-//! the grant, and the return of the buffer.
+//! The oracle's part of an unmap: the device's own access just before it (`use_buffer` in
+//! `oracle_hooks.rs`), the end of the grant, and the return of the buffer.
 
 use ringfence_devices::{DeviceMapping, DriverEvent};
 use ringfence_types::{Direction, DomainId, PfnRange};

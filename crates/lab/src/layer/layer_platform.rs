@@ -9,7 +9,7 @@ use ringfence_types::{
     Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange, Ticket,
 };
 
-use super::InvalidationQueue;
+use super::TimedInvalidationQueue;
 use crate::error::LabError;
 
 /// Memory of one timed replay: tables only, no buffers.
@@ -97,12 +97,12 @@ impl LayerPlatform<FreeInvalidator> {
 
 impl<I> LayerPlatform<I> {
     /// Returns an invalidation queue in the first frames of the memory.
-    pub(crate) fn queue(&self) -> InvalidationQueue {
-        InvalidationQueue::in_first_frames(&self.arena)
+    pub(crate) fn queue(&self) -> TimedInvalidationQueue {
+        TimedInvalidationQueue::in_first_frames(&self.arena)
     }
 
     /// Replaces the invalidator by an invalidation queue.
-    pub(crate) fn with_queue(self) -> LayerPlatform<InvalidationQueue> {
+    pub(crate) fn with_queue(self) -> LayerPlatform<TimedInvalidationQueue> {
         let queue = self.queue();
         self.map_invalidator(|_| queue)
     }

@@ -86,7 +86,7 @@ pub struct ReplayPlatform<H = Vtd> {
 
 impl<H: Hardware> ReplayPlatform<H> {
     /// Creates the platform that `profile` describes. Its IOMMU translates only if `enabled` is
-    /// true.
+    /// true, and snoops CPU caches: a replay does not see a missing write-back.
     pub fn new(profile: &Profile, enabled: bool) -> Result<Self, LabError> {
         Self::with_memory(Arena::new(MEMORY_BYTES)?, profile, enabled)
     }

@@ -1,6 +1,6 @@
 //! The measured part of an invalidation in a timed replay: writing descriptors as a driver does
 //! (VT-d specification, section 6.5.2). No IOTLB is behind this queue; the profile models the
-//! response time of the hardware. An oracle replay invalidates through `crate::platform`.
+//! response time of the hardware. An oracle replay invalidates through `crate::replay_platform`.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ const ENTRIES: usize = 256;
 
 /// An invalidation queue of 128-bit descriptors in memory. A wait descriptor follows each request.
 #[derive(Debug)]
-pub struct InvalidationQueue {
+pub struct TimedInvalidationQueue {
     memory: Rc<Arena>,
     base: PhysAddr,
     status: PhysAddr,
@@ -24,7 +24,7 @@ pub struct InvalidationQueue {
     sequence: u64,
 }
 
-impl InvalidationQueue {
+impl TimedInvalidationQueue {
     /// Creates a queue in the page at `base` with its status word at `status`.
     pub fn new(memory: Rc<Arena>, base: PhysAddr, status: PhysAddr) -> Self {
         Self {
@@ -110,7 +110,7 @@ fn encode(request: &Invalidation) -> [u64; 2] {
     }
 }
 
-impl Invalidator for InvalidationQueue {
+impl Invalidator for TimedInvalidationQueue {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         const WAIT_AND_WRITE: u64 = 0x5 | 1 << 5;

@@ -67,6 +67,21 @@ impl fmt::Display for ConfigError {
 
 impl core::error::Error for ConfigError {}
 
+/// A saved register has bits that the function never sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UndefinedBits {
+    /// Name of the register.
+    pub register: &'static str,
+}
+
+impl fmt::Display for UndefinedBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "undefined bits in a saved {}", self.register)
+    }
+}
+
+impl core::error::Error for UndefinedBits {}
+
 /// Values of the registers, for a hand-over to another process. The caches are not part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct State {
@@ -320,7 +335,7 @@ impl RiommuDevice {
 
     /// Blocks all devices and sets all registers to 0, as at power-on.
     pub fn reset(&mut self) {
-        self.restore(&State::default());
+        self.set(&State::default());
     }
 
     /// Returns the values of the registers.
@@ -336,12 +351,31 @@ impl RiommuDevice {
         }
     }
 
-    /// Sets the registers to saved values and drops all cached entries. Values from another process
-    /// are as untrusted as those that a guest writes: undefined bits are ignored.
-    pub fn restore(&mut self, state: &State) {
-        self.control = state.control & CTRL_BITS;
-        self.set_root(state.root & ROOT_ADDRESS);
-        self.status = state.status & register::STS_BITS;
+    /// Sets the registers to saved values and drops all cached entries.
+    ///
+    /// # Errors
+    /// [`UndefinedBits`] if no function can have saved the values; nothing has changed. Values from
+    /// another process are as untrusted as those that a guest writes.
+    pub fn restore(&mut self, state: &State) -> Result<(), UndefinedBits> {
+        let mut queue = FaultQueue::default();
+        queue.set(state.fault_queue);
+        let registers = [
+            ("ROOT", state.root & !ROOT_ADDRESS == 0),
+            ("CTRL", state.control & !CTRL_BITS == 0),
+            ("STS", state.status & !register::STS_BITS == 0),
+            ("FQ", queue.get() == state.fault_queue),
+        ];
+        if let Some((register, _)) = registers.into_iter().find(|(_, defined)| !defined) {
+            return Err(UndefinedBits { register });
+        }
+        self.set(state);
+        Ok(())
+    }
+
+    fn set(&mut self, state: &State) {
+        self.control = state.control;
+        self.set_root(state.root);
+        self.status = state.status;
         self.queue.set(state.fault_queue);
         self.queue.head = state.head;
         self.queue.tail = state.tail;

@@ -29,6 +29,6 @@ mod fault_queue;
 mod invalidate;
 pub mod register;
 
-pub use device::{Config, ConfigError, RiommuDevice, State};
+pub use device::{Config, ConfigError, RiommuDevice, State, UndefinedBits};
 pub use fault_queue::FaultEntry;
 pub use invalidate::{InvalidateScope, InvalidateWord};

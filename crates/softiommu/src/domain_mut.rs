@@ -76,11 +76,11 @@ impl<'u, M> DomainMut<'u, M> {
         self.domain.unmap_all(ranges)
     }
 
-    /// Clears the entries of `range` and returns how many were present. Readers may still hold
-    /// their translations until the caller has waited for readers.
+    /// Clears the entries of `range`. Readers may still hold their translations: the caller calls
+    /// [`SoftIommu::synchronize`](crate::SoftIommu::synchronize) before it reuses the memory.
     #[cfg(feature = "virtio-iommu")]
     #[inline]
-    pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {
-        self.domain.clear(range)
+    pub(crate) fn unmap_nosync(&mut self, range: &IovaRange) {
+        self.domain.clear(range);
     }
 }

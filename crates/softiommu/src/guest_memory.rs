@@ -42,6 +42,9 @@ type Slice<'p, M> = VolatileSlice<'p, MS<'p, M>>;
 
 impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
     /// Reads the object at `iova`, of any alignment.
+    ///
+    /// # Errors
+    /// [`AccessError`]: the device may not read the object, or part of it is not in memory.
     #[inline]
     pub fn read<T: ByteValued>(&self, iova: Iova) -> Result<T, AccessError> {
         if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::READ)
@@ -53,6 +56,10 @@ impl<'p, M: GuestMemoryBackend> ReadGuard<'p, M> {
     }
 
     /// Writes `object` at `iova`, of any alignment.
+    ///
+    /// # Errors
+    /// [`AccessError`]: the device may not write the object, or part of it is not in memory.
+    /// Nothing is written.
     #[inline]
     pub fn write<T: ByteValued>(&self, iova: Iova, object: T) -> Result<(), AccessError> {
         if let Some(slice) = self.cached_slice(iova, size_of::<T>(), Permissions::WRITE)

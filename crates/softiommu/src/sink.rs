@@ -198,12 +198,13 @@ impl<M> Sink for IommuSink<M> {
             .map_err(|error| mapped(&error))
     }
 
+    /// Readers may use the mapping until [`commit`](Sink::commit) has waited for them.
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
         let domain = self.domain(domain)?;
         self.unit
             .domain(domain)
             .map_err(changed)?
-            .clear(&mapping.iova);
+            .unmap_nosync(&mapping.iova);
         Ok(())
     }
 

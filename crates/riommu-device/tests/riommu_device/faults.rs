@@ -66,7 +66,7 @@ fn indices_wrap() {
     let mut rig = Rig::started(&cached());
     let mut state = rig.device.save();
     (state.head, state.tail) = (u32::MAX, u32::MAX);
-    rig.device.restore(&state);
+    rig.device.restore(&state).unwrap();
     for slot in 0..3 {
         let _ = rig.access(riova(0, slot, 0), 4, Access::Read);
     }
@@ -92,6 +92,30 @@ fn a_queue_outside_memory_stops_recording() {
         let recording = rig.device.read(register::CTRL, 4);
         assert_eq!(recording & u64::from(register::RECORD_FAULTS), 0);
     }
+}
+
+/// The driver gives the queue another place, and switches recording on again.
+#[test]
+fn a_driver_restarts_a_queue_that_stopped() {
+    let mut rig = Rig::started(&cached());
+    let control = rig.device.read(register::CTRL, 4);
+    let write = |rig: &mut Rig, offset, bytes, value| rig.device.write(offset, bytes, value);
+    write(&mut rig, register::CTRL, 4, register::TRANSLATE.into());
+    write(&mut rig, register::FQ, 8, MEMORY | QUEUE_SHIFT);
+    write(&mut rig, register::CTRL, 4, control);
+    let _ = rig.access(riova(0, 0, 0), 4, Access::Read);
+    assert!(rig.device.take_interrupt());
+    let _ = rig.access(riova(0, 1, 0), 4, Access::Read);
+    assert!(!rig.device.take_interrupt(), "it records no more");
+    write(&mut rig, register::STS, 4, register::QUEUE_ERROR.into());
+    write(&mut rig, register::FQ, 8, QUEUE | QUEUE_SHIFT);
+    write(&mut rig, register::FQ_HEAD, 4, 0);
+    write(&mut rig, register::CTRL, 4, control);
+    let _ = rig.access(riova(0, 2, 0), 4, Access::Read);
+    assert!(rig.device.take_interrupt());
+    let faults = rig.take_faults();
+    assert_eq!((faults.len(), rig.status()), (1, 0));
+    assert_eq!(faults[0].iova(), riova(0, 2, 0));
 }
 
 #[test]

@@ -61,8 +61,8 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         (any::<u32>(), any::<u64>(), any::<u32>(), any::<u32>()).prop_map(
             |(control, queue, head, tail)| Step::Restore {
-                control,
-                queue,
+                control: control & 15,
+                queue: queue & !0xff0,
                 head,
                 tail
             }
@@ -95,11 +95,14 @@ proptest! {
                     state.control = control;
                     state.fault_queue = queue;
                     (state.head, state.tail) = (head, tail);
-                    rig.device.restore(&state);
+                    let before = rig.device.save();
+                    let restored = rig.device.restore(&state);
+                    let kept = if restored.is_ok() { state } else { before };
+                    prop_assert_eq!(rig.device.save(), kept);
                 }
             }
             let state = rig.device.save();
-            rig.device.restore(&state);
+            prop_assert!(rig.device.restore(&state).is_ok());
             prop_assert_eq!(rig.device.save(), state);
         }
     }

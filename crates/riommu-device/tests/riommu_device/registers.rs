@@ -1,6 +1,6 @@
 //! Reads and writes of registers.
 
-use ringfence_riommu_device::{Config, RiommuDevice, State, register};
+use ringfence_riommu_device::{Config, RiommuDevice, State, UndefinedBits, register};
 use ringfence_types::RequesterId;
 
 use crate::rig::{DISK, QUEUE, READ, Rig, cached, riova};
@@ -93,7 +93,7 @@ fn saved_registers_are_restored() {
     assert!(rig.device.take_interrupt());
     let state = rig.device.save();
     let mut other = RiommuDevice::new(&cached(), &[DISK]).unwrap();
-    other.restore(&state);
+    other.restore(&state).unwrap();
     assert_eq!(other.save(), state);
     rig.device = other;
     assert_eq!(rig.reads(riova(0, 0, 0), 4), Ok(0x8000));
@@ -106,23 +106,30 @@ fn saved_registers_are_restored() {
 #[test]
 fn undefined_bits_are_not_restored() {
     let mut device = RiommuDevice::new(&cached(), &[DISK]).unwrap();
-    device.restore(&State {
-        root: u64::MAX,
-        control: u32::MAX,
-        status: u32::MAX,
-        fault_queue: u64::MAX,
-        head: u32::MAX,
-        tail: u32::MAX,
-        raised: true,
-    });
-    let state = State {
+    let valid = State {
         root: !0xfff,
         control: 0b111,
         status: 0b111,
         fault_queue: !0xfff | 12,
         head: u32::MAX,
-        tail: u32::MAX,
+        tail: 5,
         raised: true,
     };
-    assert_eq!(device.save(), state);
+    device.restore(&valid).unwrap();
+    assert_eq!(device.save(), valid);
+    type Change = (&'static str, fn(&mut State));
+    let cases: [Change; 6] = [
+        ("ROOT", |state| state.root |= 0x800),
+        ("CTRL", |state| state.control |= 8),
+        ("STS", |state| state.status |= 8),
+        ("FQ", |state| state.fault_queue |= 0x800),
+        ("FQ", |state| state.fault_queue |= 0x10),
+        ("FQ", |state| state.fault_queue |= 1),
+    ];
+    for (register, change) in cases {
+        let mut state = valid;
+        change(&mut state);
+        assert_eq!(device.restore(&state), Err(UndefinedBits { register }));
+        assert_eq!(device.save(), valid, "unchanged");
+    }
 }

@@ -50,6 +50,11 @@ pub(crate) fn riova(ring: u64, slot: u64, offset: u64) -> Iova {
     Iova::new(ring << 48 | slot << 30 | offset)
 }
 
+/// Returns the address of the disk's context entry.
+const fn context_entry() -> u64 {
+    CONTEXTS + (DISK.get() as u64 & 0xff) * 16
+}
+
 impl Rig {
     /// Writes the tables; the registers are those after power-on.
     pub(crate) fn new(config: &Config) -> Self {
@@ -59,8 +64,7 @@ impl Rig {
         };
         rig.store(ROOT, [CONTEXTS | 1, 0]);
         // Translation type 3, address width 0, domain 1.
-        let context = CONTEXTS + u64::from(DISK.get() & 0xff) * 16;
-        rig.store(context, [DEVICE | 0b11 << 2 | 1, 1 << 8]);
+        rig.store(context_entry(), [DEVICE | 0b11 << 2 | 1, 1 << 8]);
         rig.store(DEVICE, [RINGS, TABLES.len() as u64]);
         for (at, table) in (RINGS..).step_by(16).zip(TABLES) {
             rig.store(at, [table, SLOTS]);
@@ -101,6 +105,11 @@ impl Rig {
         let at = TABLES[ring] + slot * 16;
         let [address, _] = self.load(at);
         self.store(at, [address, 0]);
+    }
+
+    /// Clears the disk's context entry. A cached one remains.
+    pub(crate) fn remove_context(&self) {
+        self.store(context_entry(), [0; 2]);
     }
 
     pub(crate) fn invalidate(&mut self, scope: InvalidateScope) {

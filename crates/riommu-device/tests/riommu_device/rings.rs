@@ -62,6 +62,28 @@ fn each_scope_removes_the_cached_slots_that_it_names() {
     }
 }
 
+/// A removed context entry stays cached over an invalidation of a ring, not over one of the device.
+#[test]
+fn the_cached_context_goes_with_its_device() {
+    let cases = [
+        (InvalidateScope::Ring(DISK, RingId::new(0)), Ok(0x8000)),
+        (
+            InvalidateScope::Device(DISK),
+            Err(FaultReason::ContextNotPresent),
+        ),
+        (InvalidateScope::All, Err(FaultReason::ContextNotPresent)),
+    ];
+    for (scope, expected) in cases {
+        let mut rig = Rig::started(&cached());
+        rig.map(0, 0, 0x8000, 64, READ);
+        assert!(rig.reads(riova(0, 0, 0), 4).is_ok());
+        rig.remove_context();
+        assert!(rig.reads(riova(0, 0, 0), 4).is_ok(), "cached");
+        rig.invalidate(scope);
+        assert_eq!(rig.reads(riova(0, 0, 0), 4), expected, "{scope:?}");
+    }
+}
+
 #[test]
 fn another_devices_invalidation_removes_nothing() {
     let other = RequesterId::new(DISK.get() + 1);

@@ -12,9 +12,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ringfence_softiommu::{IommuSink, Reader, SoftIommuLimits, Width};
-use ringfence_types::{Access, Iova, IovaRange, RequesterId};
+use ringfence_types::{Access as DeviceAccess, Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, SinkHandle};
-use ringfence_virtio_iommu_conformance::{Setup, Subject};
+use ringfence_virtio_iommu_conformance::{Access, NotReturned, Outcome, Setup, Subject};
+
+#[path = "../../../virtio-iommu-conformance/src/bin/virtio-iommu-conformance/options.rs"]
+mod options;
+
+use options::{ENDPOINTS, options, regions};
 
 /// Time for which a long access continues after a request has begun. A device that does not wait
 /// for it replies long before.
@@ -31,7 +36,7 @@ struct LongAccess {
 
 impl LongAccess {
     /// Starts an access of `reader`; `None` if the unit blocks it.
-    fn start(mut reader: Reader<()>, range: IovaRange, access: Access) -> Option<Self> {
+    fn start(mut reader: Reader<()>, range: IovaRange, access: DeviceAccess) -> Option<Self> {
         let active = Arc::new(AtomicBool::new(false));
         let (begins, request) = channel();
         let (started, result): (Sender<bool>, Receiver<bool>) = channel();
@@ -71,8 +76,6 @@ impl Drop for LongAccess {
 pub(crate) struct Unit<S> {
     device: Device<S>,
     unit: fn(&S) -> &IommuSink<()>,
-    /// Endpoint IDs. The requester ID of an endpoint is its index.
-    endpoints: Vec<u32>,
     long: Option<LongAccess>,
 }
 
@@ -90,28 +93,28 @@ impl<S: SinkHandle> Unit<S> {
             ..SoftIommuLimits::default()
         };
         let mut inner = IommuSink::new(limits, ());
-        for (device, (id, _)) in (0..).zip(setup.endpoints) {
+        for (device, id) in (0..).zip(ENDPOINTS) {
             inner
-                .add_endpoint(EndpointId::new(*id), RequesterId::new(device))
+                .add_endpoint(EndpointId::new(id), RequesterId::new(device))
                 .expect("an endpoint");
         }
-        let mut device = Device::new(setup.options, sink(inner)).expect("sound options");
-        for (id, reserved) in setup.endpoints {
+        let mut device = Device::new(options(setup), sink(inner)).expect("sound options");
+        for id in ENDPOINTS {
             device
-                .add_endpoint(EndpointId::new(*id), reserved)
+                .add_endpoint(EndpointId::new(id), &regions(setup, id))
                 .expect("an endpoint");
         }
         Self {
             device,
             unit,
-            endpoints: setup.endpoints.iter().map(|(id, _)| *id).collect(),
             long: None,
         }
     }
 
     /// Returns a reader of the endpoint; `None` if it does not exist.
     fn reader(&self, endpoint: u32) -> Option<Reader<()>> {
-        let place = self.endpoints.iter().position(|id| *id == endpoint)?;
+        // The requester ID of an endpoint is its index.
+        let place = ENDPOINTS.iter().position(|id| *id == endpoint)?;
         let device = RequesterId::new(place as u16);
         let unit = (self.unit)(self.device.sink());
         Some(unit.reader(device).expect("a reader"))
@@ -129,7 +132,41 @@ fn byte(iova: u64) -> Option<IovaRange> {
     IovaRange::new(Iova::new(iova), 1)
 }
 
+const fn kind(access: Access) -> DeviceAccess {
+    match access {
+        Access::Read => DeviceAccess::Read,
+        Access::Write => DeviceAccess::Write,
+    }
+}
+
+impl<S: SinkHandle> Unit<S> {
+    /// Returns the address that an access reaches.
+    fn reach(&mut self, endpoint: u32, iova: u64, access: DeviceAccess) -> Option<u64> {
+        let range = byte(iova)?;
+        match self
+            .device
+            .translate(EndpointId::new(endpoint), range, access)
+        {
+            // The monitor sends an interrupt; no reader is involved.
+            Ok(AccessTarget::Doorbell { .. }) => return None,
+            Ok(AccessTarget::Memory { .. }) => {}
+            Err(denied) => {
+                self.device.report(denied);
+            }
+        }
+        let mut reader = self.reader(endpoint)?;
+        let mut section = reader.online();
+        let found = section.guard().translate(range, access);
+        let found = found.ok()?.only();
+        found.map(|physical| physical.start().get())
+    }
+}
+
 impl<S: SinkHandle> Subject for Unit<S> {
+    fn endpoints(&self) -> [u32; 3] {
+        ENDPOINTS
+    }
+
     fn offered(&self) -> u64 {
         self.device.features()
     }
@@ -149,10 +186,10 @@ impl<S: SinkHandle> Subject for Unit<S> {
             .expect("the sink begins");
     }
 
-    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
+    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> Result<usize, NotReturned> {
         self.begin_request();
         let handled = self.device.handle(readable, writable);
-        handled.expect("the sink begins").used
+        Ok(handled.expect("the sink begins").used)
     }
 
     fn reset(&mut self) {
@@ -160,38 +197,24 @@ impl<S: SinkHandle> Subject for Unit<S> {
         self.device.reset().expect("the sink begins");
     }
 
-    fn reset_system(&mut self) {
+    fn reset_system(&mut self) -> bool {
         self.begin_request();
         self.device.reset_system().expect("the sink begins");
+        true
     }
 
-    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
-        let range = byte(iova)?;
-        match self
-            .device
-            .translate(EndpointId::new(endpoint), range, access)
-        {
-            // The monitor sends an interrupt; no reader is involved.
-            Ok(AccessTarget::Doorbell { .. }) => return None,
-            Ok(AccessTarget::Memory { .. }) => {}
-            Err(denied) => {
-                self.device.report(denied);
-            }
-        }
-        let mut reader = self.reader(endpoint)?;
-        let mut section = reader.online();
-        let found = section.guard().translate(range, access);
-        let found = found.ok()?.only();
-        found.map(|physical| physical.start().get())
+    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Outcome {
+        let reached = self.reach(endpoint, iova, kind(access));
+        reached.map_or(Outcome::Blocked, Outcome::Reached)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
+    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
         // The previous access has ended.
         self.long = None;
         self.long = byte(iova)
             .zip(self.reader(endpoint))
-            .and_then(|(range, reader)| LongAccess::start(reader, range, access));
-        self.long.is_some()
+            .and_then(|(range, reader)| LongAccess::start(reader, range, kind(access)));
+        Some(self.long.is_some())
     }
 
     fn holds(&self) -> bool {
@@ -203,7 +226,7 @@ impl<S: SinkHandle> Subject for Unit<S> {
         self.device.next_event(buffer).unwrap_or(Some(0))
     }
 
-    fn dropped_events(&self) -> u64 {
-        self.device.events_dropped()
+    fn dropped_events(&self) -> Option<u64> {
+        Some(self.device.events_dropped())
     }
 }

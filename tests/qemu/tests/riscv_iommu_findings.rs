@@ -5,8 +5,8 @@ use ringfence_pgtable::{Coherency, Levels, MapRequest, RiscV, Table};
 use ringfence_qemu_judge::family::riscv_iommu::registers;
 use ringfence_qemu_judge::{Board, GuestRam, Machine, QtestRegisters, Setup, Verdict};
 use ringfence_riscv_iommu::{
-    Cause, FaultEvent, FaultRecord, GuestFirstStage, MsiPageTable, Options, PageTable, ProcessBits,
-    Translation, Unit,
+    Cause, FaultEvent, FaultRecord, GuestFirstStage, MsiAddresses, MsiPageTable, Options,
+    PageTable, ProcessBits, Translation, Unit,
 };
 use ringfence_types::{
     DomainId, GuestPhysAddr, Invalidation, InvalidationError, Invalidator, Iova, PageSize,
@@ -302,7 +302,11 @@ fn msis_reach_the_interrupt_file() {
     let pa = machine.buffers().start();
     let format = RiscV::second_stage(Levels::Three);
     let table = table(&machine, format, IOVA, pa, 1, Permissions::READ_WRITE);
-    let msi = MsiPageTable::new(&ram, frames, 0x3, 0x2_8000).unwrap();
+    let addresses = MsiAddresses {
+        mask: 0x3,
+        pattern: 0x2_8000,
+    };
+    let msi = MsiPageTable::new(&ram, frames, DOMAIN, addresses).unwrap();
     let file = GuestPhysAddr::new(0x2_8002 << 12);
     let to = PhysAddr::new(machine.buffers().start().get() + 0x4000);
     let translation = Translation::SecondStage {

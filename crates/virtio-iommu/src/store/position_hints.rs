@@ -59,14 +59,14 @@ impl PositionHints {
     /// Records that the mapping that starts at `start` is in slot `at` of leaf `leaf`.
     pub(super) fn put(&mut self, start: u64, leaf: usize, at: usize) {
         let (bucket, tag) = self.hash(start);
-        let packed = leaf << SLOT_BITS | at;
         let Some(Bucket(ways)) = self.buckets.get_mut(bucket) else {
             return;
         };
         // Higher leaf numbers, beyond at least eight million mappings, get no hints.
-        if packed >> POSITION_BITS != 0 {
+        if leaf >> (POSITION_BITS - SLOT_BITS) != 0 || at >> SLOT_BITS != 0 {
             return;
         }
+        let packed = leaf << SLOT_BITS | at;
         let same = ways.iter().position(|hint| hint >> POSITION_BITS == tag);
         let old = same.unwrap_or(WAYS - 1);
         if let Some(older) = ways.get_mut(..=old) {
@@ -77,7 +77,8 @@ impl PositionHints {
         }
     }
 
-    /// Returns true if the table is too small for this number of mappings.
+    /// Returns true if the table is too small for this number of mappings. Stays true after
+    /// [`rebuild`](Self::rebuild) found no memory, so the next insertion tries again.
     #[inline]
     pub(super) const fn is_too_small(&self, mappings: usize) -> bool {
         mappings > self.buckets.len().saturating_mul(WAYS / 2)
@@ -166,9 +167,15 @@ mod tests {
         hints.put(starts[2], 9, 1);
         assert_eq!(position(&hints, starts[2]), (9, 1));
         assert_eq!(position(&hints, starts[1]), (2, 7));
-        // A leaf number that does not fit gets no hint.
-        hints.put(starts[2], 1 << (POSITION_BITS - SLOT_BITS), 0);
-        assert_eq!(position(&hints, starts[2]), (9, 1));
+        // A position that does not fit gets no hint, even if the shift drops all of its bits.
+        for (leaf, at) in [
+            (1 << (POSITION_BITS - SLOT_BITS), 0),
+            (1 << (usize::BITS - SLOT_BITS), 0),
+            (0, 1 << SLOT_BITS),
+        ] {
+            hints.put(starts[2], leaf, at);
+            assert_eq!(position(&hints, starts[2]), (9, 1), "{leaf:#x}, {at:#x}");
+        }
     }
 
     /// Each insertion asks for a larger table. Without memory for it, none may walk all entries.

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_types::Access;
 use ringfence_virtio_iommu::spec::*;
-use ringfence_virtio_iommu_conformance::{Setup, Subject};
+use ringfence_virtio_iommu_conformance::{Access, NotReturned, Outcome, Setup, Subject};
 
 use super::direct::Direct;
 use super::flaws::Flaw;
@@ -66,7 +65,7 @@ impl Broken {
     /// Sends a request of the flaw itself. Returns its status.
     pub(super) fn ask(&mut self, request: &[u8]) -> u8 {
         let mut reply = [0xff; 4];
-        self.inner.request(request, &mut reply);
+        let _ = self.inner.request(request, &mut reply);
         reply[0]
     }
 
@@ -84,6 +83,10 @@ impl Broken {
 }
 
 impl Subject for Broken {
+    fn endpoints(&self) -> [u32; 3] {
+        self.inner.endpoints()
+    }
+
     fn offered(&self) -> u64 {
         let offered = self.inner.offered();
         match self.flaw {
@@ -96,6 +99,7 @@ impl Subject for Broken {
     fn accept(&mut self, features: u64) {
         self.features = features;
         self.inner.accept(match self.flaw {
+            Flaw::BypassFlagNeedsNoFeature => features | 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG,
             Flaw::HidesMapUnmap => features | 1 << VIRTIO_IOMMU_F_MAP_UNMAP,
             _ => features,
         });
@@ -106,6 +110,8 @@ impl Subject for Broken {
         for (at, byte) in (offset..).zip(bytes) {
             match self.flaw {
                 Flaw::NoPageSize if at < 8 => *byte = 0,
+                Flaw::DomainRangeReversed if (24..28).contains(&at) => *byte = 0xff,
+                Flaw::DomainRangeReversed if (28..32).contains(&at) => *byte = 0,
                 Flaw::BypassReadsWhatWasWritten if at == CONFIG_BYPASS => {
                     if let Some(shadow) = self.shadow {
                         *byte = shadow[at];
@@ -133,15 +139,15 @@ impl Subject for Broken {
         }
     }
 
-    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
+    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> Result<usize, NotReturned> {
         if self.flaw == Flaw::PublishesFirst {
             let snapshot = self.inner.device.snapshot();
             let mut before = Direct::new(&self.setup);
             before.device.restore(&snapshot).expect("its own snapshot");
             self.before = Some(before);
         }
-        if self.flaw == Flaw::FaultsStallRequests && self.faults > 500 {
-            return 0;
+        if self.flaw == Flaw::FaultsStallRequests && self.faults > 200 {
+            return Err(NotReturned::Kept);
         }
         let lengths = [
             0,
@@ -160,17 +166,17 @@ impl Subject for Broken {
             return match self.flaw {
                 Flaw::CutOffIsInval if cut_off => {
                     writable[0] = VIRTIO_IOMMU_S_INVAL;
-                    writable.len().min(4)
+                    Ok(writable.len().min(4))
                 }
                 Flaw::UnknownTypeIsUnsupp if unknown => {
                     writable[..4].copy_from_slice(&[VIRTIO_IOMMU_S_UNSUPP, 0, 0, 0]);
-                    4
+                    Ok(4)
                 }
                 _ => self.inner.request(readable, writable),
             };
         };
         if kind == usize::from(VIRTIO_IOMMU_T_PROBE) {
-            return self.probe(readable, writable);
+            return Ok(self.probe(readable, writable));
         }
         let mut request = readable[..length].to_vec();
         self.before(&mut request);
@@ -189,6 +195,17 @@ impl Subject for Broken {
         // The flaw's replacement for the device's behaviour.
         let instead = match (self.flaw, request[0]) {
             (Flaw::HeadMustBeZero, _) if request[1..4] != [0; 3] => Some(VIRTIO_IOMMU_S_INVAL),
+            (Flaw::ThirdIsNotAttached, VIRTIO_IOMMU_T_ATTACH)
+                if endpoint == self.endpoints()[2] && request[12..20] == [0; 8] =>
+            {
+                Some(VIRTIO_IOMMU_S_OK)
+            }
+            (Flaw::UnmapMindsReserved, VIRTIO_IOMMU_T_UNMAP) if request[24..28] != [0; 4] => {
+                Some(VIRTIO_IOMMU_S_UNSUPP)
+            }
+            (Flaw::EverythingIsRange, VIRTIO_IOMMU_T_UNMAP) if start == 0 && last == u64::MAX => {
+                Some(VIRTIO_IOMMU_S_RANGE)
+            }
             (Flaw::StaysWhereItWas, VIRTIO_IOMMU_T_ATTACH)
                 if elsewhere && request[12..20] == [0; 8] =>
             {
@@ -254,13 +271,13 @@ impl Subject for Broken {
             writable[2] = 0xff;
         }
         if self.flaw == Flaw::FailureWithoutLength && status != VIRTIO_IOMMU_S_OK {
-            return 0;
+            return Ok(0);
         }
         // The status byte alone counts as written.
         if self.flaw == Flaw::FailureWithShortLength && status != VIRTIO_IOMMU_S_OK {
-            return 1;
+            return Ok(1);
         }
-        4
+        Ok(4)
     }
 
     fn idle(&mut self) {
@@ -276,7 +293,11 @@ impl Subject for Broken {
         self.inner.reset();
         self.attached.clear();
         self.maps.clear();
-        self.seen.clear();
+        if self.flaw == Flaw::ReachesUntilAcceptance {
+            self.features = 0;
+        } else {
+            self.seen.clear();
+        }
         if self.flaw == Flaw::ResetRevertsBypass {
             let first = Direct::new(&self.setup);
             let mut byte = [0];
@@ -287,33 +308,34 @@ impl Subject for Broken {
         }
     }
 
-    fn reset_system(&mut self) {
+    fn reset_system(&mut self) -> bool {
         let bypass = self.config_bypass();
         self.inner.reset_system();
         if self.flaw == Flaw::SystemResetKeepsBypass {
             self.set_bypass(bypass);
         }
+        true
     }
 
-    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
+    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Outcome {
         if let Some(before) = &mut self.before {
             return before.access(endpoint, iova, access);
         }
-        let found = self.inner.access(endpoint, iova, access);
+        let found = match self.inner.access(endpoint, iova, access) {
+            Outcome::Reached(at) => Some(at),
+            _ => None,
+        };
         if found.is_none() {
             self.faults += 1;
         }
         let write = access == Access::Write;
-        match self.flaw {
+        let found = match self.flaw {
             Flaw::OpenBeforeAttachment if !self.ever.contains(&endpoint) => Some(iova),
             Flaw::BypassNeedsAcceptance
                 if self.features & 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG == 0
                     && self.ever.is_empty()
                     && self.shadow.is_none()
-                    && self.setup.options.unattached
-                        == (ringfence_virtio_iommu::BypassPolicy::DriverDecides {
-                            bypass_at_first: true,
-                        })
+                    && self.setup.bypass == Some(true)
                     && iova != 4096 =>
             {
                 None
@@ -328,25 +350,41 @@ impl Subject for Broken {
                     })
                 })
             }
+            Flaw::LeaksToOthers if self.attached.contains_key(&endpoint) => found.or_else(|| {
+                let mut others = self.attached.keys();
+                others.find_map(|other| self.inner.peek(*other, iova, access))
+            }),
+            Flaw::BypassDomainBlocks => {
+                let domain = self.attached.get(&endpoint);
+                let bypasses = domain.and_then(|domain| self.bypass_domain(*domain));
+                found.filter(|_| bypasses != Some(true))
+            }
+            Flaw::ByteBelowLands if iova & 0xfff == 0xfff => found.or_else(|| {
+                let above = self.inner.peek(endpoint, iova.checked_add(1)?, access)?;
+                Some(above - 1)
+            }),
+            Flaw::ReservedIsReached if self.covers_reserved(iova, iova) => Some(iova),
             Flaw::WriteNeedsOnlyRead if write => {
                 found.or_else(|| self.inner.peek(endpoint, iova, Access::Read))
             }
             Flaw::ReadNeedsOnlyWrite if !write => {
                 found.or_else(|| self.inner.peek(endpoint, iova, Access::Write))
             }
-            Flaw::ReachesAfterDetach => match found {
+            Flaw::ReachesAfterDetach | Flaw::ReachesUntilAcceptance => match found {
                 Some(at) => {
                     self.seen.insert((endpoint, iova, write), at);
                     found
                 }
+                None if self.flaw == Flaw::ReachesUntilAcceptance && self.features != 0 => None,
                 None if self.attached.contains_key(&endpoint) => None,
                 None => self.seen.get(&(endpoint, iova, write)).copied(),
             },
             _ => found,
-        }
+        };
+        found.map_or(Outcome::Blocked, Outcome::Reached)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
+    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
         self.inner.hold(endpoint, iova, access)
     }
 
@@ -372,15 +410,19 @@ impl Subject for Broken {
             match self.flaw {
                 Flaw::FaultOfAnyone => buffer[8..12].fill(0xff),
                 Flaw::FaultReservedSet => buffer[13] = 1,
+                Flaw::FaultFlagsSet => buffer[7] = 0x80,
+                Flaw::FaultReasonSwapped => buffer[0] ^= 3,
+                Flaw::FaultOfAnotherAddress => buffer[18] ^= 1,
+                Flaw::FaultIsARead => buffer[4] |= 1,
                 _ => {}
             }
         }
         used
     }
 
-    fn dropped_events(&self) -> u64 {
+    fn dropped_events(&self) -> Option<u64> {
         match self.flaw {
-            Flaw::DropsAreNotCounted => 0,
+            Flaw::DropsAreNotCounted => Some(0),
             _ => self.inner.dropped_events(),
         }
     }

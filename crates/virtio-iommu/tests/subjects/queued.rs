@@ -1,8 +1,7 @@
 //! This crate's device behind rings in guest memory, through the queue adapter.
 
-use ringfence_types::Access;
 use ringfence_virtio_iommu::Queues;
-use ringfence_virtio_iommu_conformance::{Setup, Subject};
+use ringfence_virtio_iommu_conformance::{Access, NotReturned, Outcome, Setup, Subject};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
@@ -72,6 +71,10 @@ impl Queued {
 }
 
 impl Subject for Queued {
+    fn endpoints(&self) -> [u32; 3] {
+        self.direct.endpoints()
+    }
+
     fn offered(&self) -> u64 {
         self.direct.offered()
     }
@@ -88,7 +91,7 @@ impl Subject for Queued {
         self.direct.write_config(offset, bytes);
     }
 
-    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
+    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> Result<usize, NotReturned> {
         let memory = &self.memory;
         memory
             .write_slice(readable, GuestAddress(READABLE))
@@ -105,22 +108,22 @@ impl Subject for Queued {
         self.memory
             .read_slice(writable, GuestAddress(WRITABLE))
             .expect("read");
-        self.used(&queue).expect("the chain is back")
+        self.used(&queue).ok_or(NotReturned::Kept)
     }
 
     fn reset(&mut self) {
         self.direct.reset();
     }
 
-    fn reset_system(&mut self) {
-        self.direct.reset_system();
+    fn reset_system(&mut self) -> bool {
+        self.direct.reset_system()
     }
 
-    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
+    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Outcome {
         self.direct.access(endpoint, iova, access)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
+    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
         self.direct.hold(endpoint, iova, access)
     }
 
@@ -142,7 +145,7 @@ impl Subject for Queued {
         self.used(&queue)
     }
 
-    fn dropped_events(&self) -> u64 {
+    fn dropped_events(&self) -> Option<u64> {
         self.direct.dropped_events()
     }
 }

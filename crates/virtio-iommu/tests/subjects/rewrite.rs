@@ -1,8 +1,7 @@
 //! Changes of the flaws to requests and replies.
 
-use ringfence_types::Access;
 use ringfence_virtio_iommu::spec::*;
-use ringfence_virtio_iommu_conformance::Subject;
+use ringfence_virtio_iommu_conformance::{Access, Subject};
 
 use super::broken::{Broken, DOMAIN, ENDPOINT, le32, le64};
 use super::flaws::Flaw;
@@ -39,6 +38,12 @@ impl Broken {
                 request[33..36].fill(0);
             }
             (Flaw::MmioNeedsNoFeature, VIRTIO_IOMMU_T_MAP) => request[32] &= !4,
+            (Flaw::MmioIsUnknown, VIRTIO_IOMMU_T_MAP) if request[32] & 4 != 0 => {
+                request[35] = 0x80;
+            }
+            (Flaw::PhysicalWraps, VIRTIO_IOMMU_T_MAP) if le64(request, 24) > u64::MAX - 0x1000 => {
+                request[24..32].fill(0);
+            }
             (Flaw::OverlapReplaces, VIRTIO_IOMMU_T_MAP) => {
                 let (start, last) = (le64(request, 8), le64(request, 16));
                 if start < last {
@@ -72,6 +77,8 @@ impl Broken {
         let kind = request[0];
         let absent = |this: &Self| this.bypass_domain(le32(request, DOMAIN)).is_none();
         match (self.flaw, kind, status) {
+            (Flaw::DetachReportsFailure, VIRTIO_IOMMU_T_DETACH, OK) => VIRTIO_IOMMU_S_DEVERR,
+            (Flaw::DomainRangeIgnored, VIRTIO_IOMMU_T_ATTACH, RANGE) => OK,
             (Flaw::AttachInventsEndpoints, VIRTIO_IOMMU_T_ATTACH, NOENT) => OK,
             (Flaw::UnknownEndpointIsInval, VIRTIO_IOMMU_T_ATTACH, NOENT) => INVAL,
             (Flaw::ContradictionDetaches, VIRTIO_IOMMU_T_ATTACH, INVAL)
@@ -153,6 +160,10 @@ impl Broken {
                 }
                 status
             }
+            (Flaw::SplitRemovesUntilFound, VIRTIO_IOMMU_T_UNMAP, RANGE) => {
+                self.remove_until_split(request);
+                status
+            }
             (Flaw::SplitIsInval, VIRTIO_IOMMU_T_UNMAP, RANGE) => INVAL,
             (Flaw::UnmapInNoDomainIsOk, VIRTIO_IOMMU_T_UNMAP, NOENT)
                 if absent(self) && le32(request, DOMAIN) == 0 =>
@@ -170,12 +181,41 @@ impl Broken {
         }
     }
 
+    /// Removes the covered mappings that a search tree finds before one that would be split.
+    fn remove_until_split(&mut self, request: &[u8]) {
+        let (start, last) = (le64(request, 8), le64(request, 16));
+        let maps = self.maps.get(&le32(request, DOMAIN));
+        let mut maps = maps.cloned().unwrap_or_default();
+        maps.sort_by_key(|map| le64(map, 8));
+        // The first mapping on the path from the root of a balanced tree.
+        let find = |maps: &[Vec<u8>]| {
+            let (mut low, mut high) = (0, maps.len());
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                if le64(&maps[middle], 16) < start {
+                    low = middle + 1;
+                } else if last < le64(&maps[middle], 8) {
+                    high = middle;
+                } else {
+                    return Some(middle);
+                }
+            }
+            None
+        };
+        while let Some(found) = find(&maps) {
+            let map = maps.remove(found);
+            if le64(&map, 8) < start || last < le64(&map, 16) {
+                return;
+            }
+            let mut unmap = request.to_vec();
+            unmap[8..24].copy_from_slice(&map[8..24]);
+            self.ask(&unmap);
+        }
+    }
+
     pub(super) fn covers_reserved(&self, start: u64, last: u64) -> bool {
-        self.setup
-            .endpoints
-            .iter()
-            .flat_map(|(_, regions)| regions.iter())
-            .any(|region| region.range.start().get() <= last && start <= region.range.last().get())
+        let mut regions = self.setup.regions.iter();
+        regions.any(|region| region.first <= last && start <= region.last)
     }
 
     /// Updates the state that some flaws need.
@@ -221,8 +261,8 @@ impl Broken {
     }
 
     pub(super) fn probe(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
-        let used = self.inner.request(request, reply);
-        let wanted = self.setup.options.probe_bytes as usize;
+        let used = self.inner.request(request, reply).unwrap_or_default();
+        let wanted = if self.setup.probe { 512 } else { 0 };
         match self.flaw {
             Flaw::ProbeOfNobodyIsOk
                 if used == wanted + 4 && reply[used - 4] == VIRTIO_IOMMU_S_NOENT =>
@@ -238,6 +278,11 @@ impl Broken {
             }
             Flaw::ProbeLeavesGarbage if used > 4 => reply[used - 5] = 0xee,
             Flaw::ProbeLengthWithHead if used >= 28 && reply[0] == 1 => reply[2] += 4,
+            Flaw::ProbeMindsReserved if used >= 4 && request[8..72] != [0; 64] => {
+                reply[used - 4] = VIRTIO_IOMMU_S_INVAL;
+            }
+            Flaw::PropertyReservedSet if used >= 28 && reply[0] == 1 => reply[1] |= 0x80,
+            Flaw::RegionReservedSet if used >= 28 && reply[0] == 1 => reply[6] = 1,
             Flaw::TwoMsiRegions if used >= 52 && reply[24] == 1 => {
                 reply[4] = VIRTIO_IOMMU_RESV_MEM_T_MSI
             }

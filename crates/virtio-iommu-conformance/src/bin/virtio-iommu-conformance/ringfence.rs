@@ -1,10 +1,12 @@
-//! This crate's device, called directly.
+//! Ringfence's device, called directly.
 
-use ringfence_types::{Access, Iova, IovaRange};
+use ringfence_types::{Access as DeviceAccess, Iova, IovaRange};
 use ringfence_virtio_iommu::{
     AccessTarget, Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
 };
-use ringfence_virtio_iommu_conformance::{Setup, Subject};
+use ringfence_virtio_iommu_conformance::{Access, NotReturned, Outcome, Setup, Subject};
+
+use super::options::{ENDPOINTS, options, regions};
 
 /// A sink with one reader, which ends its access when the sink waits for it in `commit`.
 #[derive(Debug, Default)]
@@ -69,10 +71,10 @@ pub(crate) struct Direct {
 
 impl Direct {
     pub(crate) fn new(setup: &Setup) -> Self {
-        let mut device = Device::new(setup.options, Reader::default()).expect("sound options");
-        for (id, reserved) in setup.endpoints {
+        let mut device = Device::new(options(setup), Reader::default()).expect("sound options");
+        for id in ENDPOINTS {
             device
-                .add_endpoint(EndpointId::new(*id), reserved)
+                .add_endpoint(EndpointId::new(id), &regions(setup, id))
                 .expect("an endpoint");
         }
         Self { device }
@@ -83,7 +85,7 @@ impl Direct {
         let range = IovaRange::new(Iova::new(iova), 1)?;
         match self
             .device
-            .translate(EndpointId::new(endpoint), range, access)
+            .translate(EndpointId::new(endpoint), range, kind(access))
         {
             Ok(AccessTarget::Memory { physical, .. }) => Some(physical.start().get()),
             Ok(AccessTarget::Doorbell { .. }) | Err(_) => None,
@@ -91,7 +93,18 @@ impl Direct {
     }
 }
 
+const fn kind(access: Access) -> DeviceAccess {
+    match access {
+        Access::Read => DeviceAccess::Read,
+        Access::Write => DeviceAccess::Write,
+    }
+}
+
 impl Subject for Direct {
+    fn endpoints(&self) -> [u32; 3] {
+        ENDPOINTS
+    }
+
     fn offered(&self) -> u64 {
         self.device.features()
     }
@@ -110,34 +123,36 @@ impl Subject for Direct {
             .expect("the sink begins");
     }
 
-    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
-        self.device
-            .handle(readable, writable)
-            .expect("the sink begins")
-            .used
+    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> Result<usize, NotReturned> {
+        let handled = self.device.handle(readable, writable);
+        Ok(handled.expect("the sink begins").used)
     }
 
     fn reset(&mut self) {
         self.device.reset().expect("the sink begins");
     }
 
-    fn reset_system(&mut self) {
+    fn reset_system(&mut self) -> bool {
         self.device.reset_system().expect("the sink begins");
+        true
     }
 
-    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
-        let range = IovaRange::new(Iova::new(iova), 1)?;
+    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Outcome {
+        let Some(range) = IovaRange::new(Iova::new(iova), 1) else {
+            return Outcome::Blocked;
+        };
         let endpoint_id = EndpointId::new(endpoint);
-        if let Err(denied) = self.device.translate(endpoint_id, range, access) {
+        if let Err(denied) = self.device.translate(endpoint_id, range, kind(access)) {
             self.device.report(denied);
         }
-        self.peek(endpoint, iova, access)
+        let reached = self.peek(endpoint, iova, access);
+        reached.map_or(Outcome::Blocked, Outcome::Reached)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
+    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
         let holds = self.peek(endpoint, iova, access).is_some();
         self.device.sink_mut().holds = holds;
-        holds
+        Some(holds)
     }
 
     fn holds(&self) -> bool {
@@ -148,7 +163,7 @@ impl Subject for Direct {
         self.device.next_event(buffer).unwrap_or(Some(0))
     }
 
-    fn dropped_events(&self) -> u64 {
-        self.device.events_dropped()
+    fn dropped_events(&self) -> Option<u64> {
+        Some(self.device.events_dropped())
     }
 }

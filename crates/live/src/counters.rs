@@ -166,6 +166,16 @@ counters! {
         stale,
         /// Injected test accesses that the IOMMU permitted.
         injected_permitted,
+        /// Reads that a cached entry of the ring IOMMU permitted after the driver had cleared its
+        /// slot.
+        reads_after_clear,
+        /// Writes that a cached entry of the ring IOMMU permitted after the driver had cleared its
+        /// slot.
+        writes_after_clear,
+        /// Injected reads of a request's data after its completion that the IOMMU permitted.
+        kept_reads,
+        /// Injected reads after a completion that returned other bytes than the request's.
+        kept_reads_changed,
         /// Flush requests from the guest.
         flushes,
         /// Bytes of data transferred to the guest.

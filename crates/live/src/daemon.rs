@@ -6,13 +6,18 @@ mod disk;
 mod dma_path;
 mod local_config;
 mod mac;
+mod nvme_disk;
+mod offer;
 mod options;
 mod paused;
 mod rebuild;
 mod sandboxed_disk;
+mod saved_transport;
 mod take_over;
+mod threads;
 
 pub use local_config::LocalConfig;
+pub use offer::HandOverOffer;
 pub use rebuild::RestoredDevices;
 
 use std::fs::{self, File};
@@ -22,21 +27,19 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 
 use self::attach::RecordPaths;
 use self::mac::random_mac;
+use self::offer::{OfferSockets, OfferState};
 use self::paused::PausedDevice;
+use self::threads::Threads;
 use crate::access::SocketAccess;
 use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
-use crate::handover::{
-    CONTROL, HandOverFunction, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome,
-    StateError, serve_destination,
-};
+use crate::handover::{HandOverFunction, PauseHandle, StateError};
 use crate::iommu::GuestIommu;
 use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::link;
@@ -47,7 +50,8 @@ use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 
 pub use options::{
-    DeviceOptions, Disk, DiskMode, GuestDevices, Iommu, NetOptions, VfioUserDevices, VhostUserDisk,
+    DeviceOptions, Disk, DiskBus, DiskMode, GuestDevices, Iommu, NetOptions, VfioUserDevices,
+    VhostUserDisk,
 };
 
 /// Receives log lines: the name of a device, and an event.
@@ -73,7 +77,7 @@ pub struct Daemon {
     /// Rules for the memory that clients share.
     rules: MemoryRules,
     stop: StopSignal,
-    threads: Vec<JoinHandle<io::Result<()>>>,
+    threads: Threads,
     /// Sockets and the memory file, which the daemon removes at its end.
     paths_to_remove: Vec<PathBuf>,
     counters: Vec<NamedCounters>,
@@ -81,10 +85,7 @@ pub struct Daemon {
     pause_handles: Vec<(&'static str, PauseHandle)>,
     /// Devices whose threads are not started yet.
     paused: Vec<PausedDevice>,
-    /// The thread that serves the counters and the offer of a hand-over share the listener. `None`
-    /// once the devices are offered.
-    metrics: Option<Arc<UnixListener>>,
-    control: Option<UnixListener>,
+    offer: OfferState,
     /// Largest size in bytes of a file that the devices write.
     file_bytes: u64,
     /// True once another process has taken over the devices.
@@ -98,17 +99,6 @@ pub enum EndReason {
     Stopped,
     /// Another process has taken over the devices.
     HandedOver,
-}
-
-/// Result of [`Daemon::offer_hand_over`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandOverOffer {
-    /// Another process can take over the devices.
-    Offered,
-    /// An earlier call has offered them. Its timeouts and its log stay in use.
-    AlreadyOffered,
-    /// QEMU's IOMMU translates for the devices, so they cannot be taken over.
-    QemuTranslates,
 }
 
 const IOMMU_SLOT: PciSlot = PciSlot(3);
@@ -125,8 +115,8 @@ impl Daemon {
     ///
     /// # Errors
     /// The options or the permissions of the directory are invalid; the disk could not be opened;
-    /// or an IOMMU, a socket, the memory file, a record or the network link could not be created.
-    /// The error names the path.
+    /// or an IOMMU, a socket, the memory file, a record, the network link or a thread could not be
+    /// created. The error names the path. No thread runs, and no socket or memory file remains.
     pub fn start(
         dir: &Path,
         options: &DeviceOptions,
@@ -136,16 +126,21 @@ impl Daemon {
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         options.check().map_err(invalid).map_err(&at)?;
         let dir = options.access.check_directory(dir).map_err(&at)?;
-        let mut daemon = Self::without_devices(&dir).map_err(&at)?;
+        let mut daemon = Self::without_devices(&dir, log).map_err(&at)?;
         match daemon.attach_and_launch(options, log) {
             Ok(()) => Ok(daemon),
             Err(error) => {
-                // Remove the sockets created so far.
-                daemon.stop.stop();
-                daemon.remove_files();
+                daemon.abandon();
                 Err(error)
             }
         }
+    }
+
+    /// Ends the threads that have started, and removes the sockets and the memory file.
+    fn abandon(self) {
+        self.stop.stop();
+        // The caller reports why the start failed.
+        let _ = self.join();
     }
 
     fn attach_and_launch(
@@ -160,8 +155,7 @@ impl Daemon {
             GuestDevices::VhostUser(disk) => self.back_end(BLK, disk, &options.limits, log)?,
         }
         self.listen_metrics()?;
-        self.launch();
-        Ok(())
+        self.launch().map_err(at(&self.machine.dir))
     }
 
     /// Attaches the devices that QEMU reaches through vfio-user.
@@ -218,7 +212,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn without_devices(dir: &Path) -> io::Result<Self> {
+    fn without_devices(dir: &Path, log: &Log) -> io::Result<Self> {
         Ok(Self {
             machine: QemuArgs {
                 dir: dir.to_owned(),
@@ -234,13 +228,12 @@ impl Daemon {
             },
             rules: MemoryRules::default(),
             stop: StopSignal::new()?,
-            threads: Vec::new(),
+            threads: Threads::new(log),
             paths_to_remove: Vec::new(),
             counters: Vec::new(),
             pause_handles: Vec::new(),
             paused: Vec::new(),
-            metrics: None,
-            control: None,
+            offer: OfferState::default(),
             file_bytes: 0,
             handed_over: Arc::default(),
         })
@@ -292,80 +285,40 @@ impl Daemon {
     }
 
     /// Starts the threads of all prepared devices.
-    fn launch(&mut self) {
+    ///
+    /// # Errors
+    /// A thread could not be started; the caller must [`abandon`](Self::abandon) the daemon.
+    fn launch(&mut self) -> io::Result<()> {
         let kept = match self.rules.locked {
             Locked::Nothing => CapabilitySet::empty(),
             _ => confine::allow_locking(),
         };
         let prepared = confine::prepare();
         let paused = std::mem::take(&mut self.paused);
-        let threads = paused.into_iter().map(|paused| {
-            let confine = move || confine::serving_thread(prepared, kept);
-            thread::spawn(move || paused.serve(confine))
-        });
-        self.threads.extend(threads);
-        if let Some(listener) = self.metrics.clone() {
-            let (stop, counters) = (self.stop.clone(), self.counters.clone());
-            self.threads.push(thread::spawn(move || {
-                confine::serving_thread(prepared, CapabilitySet::empty())?;
-                serve_text(&listener, SocketAccess::OwnUser, &stop, || text(&counters))
-            }));
+        for paused in paused {
+            self.threads.spawn(paused.name(), move || {
+                confine::serving_thread(prepared, kept)?;
+                paused.serve()
+            })?;
         }
+        if let Some(OfferSockets { metrics, .. }) = self.offer.sockets() {
+            let metrics = Arc::clone(metrics);
+            let (stop, counters) = (self.stop.clone(), self.counters.clone());
+            self.threads.spawn(METRICS, move || {
+                confine::serving_thread(prepared, CapabilitySet::empty())?;
+                serve_text(&metrics, SocketAccess::OwnUser, &stop, || text(&counters))
+            })?;
+        }
+        Ok(())
     }
 
     fn listen_metrics(&mut self) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.dir.join(METRICS);
-        self.metrics = Some(Arc::new(self.listen(&path, SocketAccess::OwnUser)?));
+        self.offer = OfferState::Possible(OfferSockets {
+            metrics: Arc::new(self.listen(&path, SocketAccess::OwnUser)?),
+            control: None,
+        });
         Ok(())
-    }
-
-    /// Lets another process of the same user take over the devices, through `control.sock` in the
-    /// directory. Devices behind QEMU's IOMMU cannot be taken over.
-    ///
-    /// # Errors
-    /// Listening failed.
-    pub fn offer_hand_over(
-        &mut self,
-        timeouts: HandOverTimeouts,
-        log: &Log,
-    ) -> io::Result<HandOverOffer> {
-        if self.machine.qemu_iommu.is_some() {
-            return Ok(HandOverOffer::QemuTranslates);
-        }
-        let Some(metrics) = self.metrics.clone() else {
-            return Ok(HandOverOffer::AlreadyOffered);
-        };
-        let control = match self.control.take() {
-            Some(control) => control,
-            None => {
-                let path = self.machine.dir.join(CONTROL);
-                let listener = self.listen(&path, SocketAccess::OwnUser);
-                listener.map_err(|(_, error)| error)?
-            }
-        };
-        // From here on, the devices are offered. After an earlier error, the caller can try again.
-        self.metrics = None;
-        let offered = HandOverSource {
-            control,
-            metrics,
-            devices: self.pause_handles.clone(),
-            limits: timeouts,
-        };
-        let (stop, handed_over, log) = (
-            self.stop.clone(),
-            Arc::clone(&self.handed_over),
-            Arc::clone(log),
-        );
-        let prepared = confine::prepare();
-        self.threads.push(thread::spawn(move || {
-            confine::serving_thread(prepared, CapabilitySet::empty())?;
-            let say = |why: &str| log("hand-over", &ServeEvent::Kept(why));
-            if serve_destination(offered, &stop, say)? == SourceOutcome::HandedOver {
-                handed_over.store(true, Ordering::Release);
-            }
-            Ok(())
-        }));
-        Ok(HandOverOffer::Offered)
     }
 
     /// Returns the QEMU arguments, for changes before the start of QEMU.
@@ -383,30 +336,16 @@ impl Daemon {
     /// an error of its own.
     ///
     /// # Errors
-    /// The first error of a thread, in the order of their start. If the thread serves a device, the
-    /// log has had the error since the thread ended. The other threads continue until the stop.
-    pub fn join(mut self) -> io::Result<EndReason> {
-        let mut result = Ok(());
-        for thread in self.threads.drain(..) {
-            let ended = thread
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("a device thread panicked")));
-            if result.is_ok() {
-                result = ended;
-            }
-        }
+    /// The first error of a thread, in the order of their ends. The log has had each error since
+    /// the thread ended. The other threads continue until the stop.
+    pub fn join(self) -> io::Result<EndReason> {
+        let result = self.threads.join();
         // The sockets now belong to the other process.
         if self.handed_over.load(Ordering::Acquire) {
             return result.map(|()| EndReason::HandedOver);
         }
-        self.remove_files();
+        remove_files(&self.paths_to_remove);
         result.map(|()| EndReason::Stopped)
-    }
-
-    fn remove_files(&self) {
-        for socket in &self.paths_to_remove {
-            let _ = fs::remove_file(socket);
-        }
     }
 
     /// Confines the calling thread, which from then on only waits for the others and removes the
@@ -421,6 +360,12 @@ impl Daemon {
     /// Returns the signal that stops the daemon.
     pub fn stopper(&self) -> StopSignal {
         self.stop.clone()
+    }
+}
+
+fn remove_files(paths: &[PathBuf]) {
+    for path in paths {
+        let _ = fs::remove_file(path);
     }
 }
 

@@ -28,6 +28,9 @@ pub enum InjectedDma {
     /// receives as many faults as it can handle. It begins with a request of [`LARGE_BYTES`] or
     /// more: a kernel makes none while it boots.
     Storm(Iova),
+    /// Goes on reading the data of each write request after its completion and the interrupt, until
+    /// the IOMMU stops a read, at most [`KEPT_READS`] times. Counted, not reported.
+    KeepReading,
 }
 
 /// Names of all classes, in the syntax of [`InjectedDma::from_str`].
@@ -39,10 +42,14 @@ pub const CLASSES: &[&str] = &[
     "foreign",
     "after-revoke",
     "storm:ADDRESS",
+    "keep-reading",
 ];
 
 /// Number of writes of an [`InjectedDma::Storm`].
 pub const STORM: u32 = 1_000_000;
+
+/// Most reads of an [`InjectedDma::KeepReading`] after one request.
+pub const KEPT_READS: u32 = 100_000;
 
 /// Minimum data size of a request whose pages are remembered for [`InjectedDma::AfterUnmap`], or
 /// that starts an [`InjectedDma::Storm`].
@@ -58,6 +65,7 @@ impl FromStr for InjectedDma {
             "read-write-only" => Self::ReadWriteOnly,
             "foreign" => Self::Foreign,
             "after-revoke" => Self::AfterRevoke,
+            "keep-reading" => Self::KeepReading,
             _ => {
                 let found = text.split_once(':').and_then(|(class, digits)| {
                     let digits = digits.strip_prefix("0x").unwrap_or(digits);
@@ -89,6 +97,7 @@ impl std::fmt::Display for InjectedDma {
             Self::Foreign => "foreign",
             Self::AfterRevoke => "after-revoke",
             Self::Storm(_) => "storm",
+            Self::KeepReading => "keep-reading",
         })
     }
 }
@@ -130,12 +139,14 @@ mod tests {
         assert_eq!("storm:dead0000".parse(), Ok(storm));
         assert_eq!("stray:dead0000".parse(), Ok(stray));
         assert_eq!("stray:0xdead0000".parse(), Ok(stray));
-        for (class, injected) in CLASSES.iter().skip(1).zip([
+        let without_address = CLASSES.iter().filter(|class| !class.contains(':'));
+        for (class, injected) in without_address.zip([
             InjectedDma::AfterUnmap,
             InjectedDma::WriteReadOnly,
             InjectedDma::ReadWriteOnly,
             InjectedDma::Foreign,
             InjectedDma::AfterRevoke,
+            InjectedDma::KeepReading,
         ]) {
             assert_eq!(class.parse(), Ok(injected));
             assert_eq!(&injected.to_string(), class);

@@ -51,8 +51,13 @@ impl Vectors {
         Ok(())
     }
 
-    pub(crate) fn count(&self) -> u32 {
-        u32::try_from(self.events.len()).unwrap_or(u32::MAX)
+    /// Returns the number of vectors of this interrupt type (VFIO). Clients expect one for errors.
+    pub(crate) fn count(&self, index: u32) -> u32 {
+        match index {
+            MSIX_IRQ => u32::try_from(self.events.len()).unwrap_or(u32::MAX),
+            ERROR_IRQ => 1,
+            _ => 0,
+        }
     }
 
     pub(crate) fn has(&self, vector: u16) -> bool {

@@ -4,6 +4,7 @@ mod event;
 mod poll;
 mod stream;
 
+use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -67,8 +68,8 @@ pub trait PolledFunction: Function {
     /// Does a bounded part of the remaining work.
     fn continue_work(&mut self) {}
 
-    /// Returns the reason for a broken queue, once per failure.
-    fn take_queue_error(&mut self) -> Option<QueueBroken> {
+    /// Returns the reason why the device stopped until its driver resets it, once per failure.
+    fn take_failure(&mut self) -> Option<Box<dyn Error + Send + Sync>> {
         None
     }
 }
@@ -298,8 +299,8 @@ impl<F: PolledFunction> ClientConnection<F> {
         loop {
             let unmapping = session.is_unmapping();
             let function = session.function();
-            if let Some(broken) = function.take_queue_error() {
-                words.log(ServeEvent::Broken(&broken), &mut *report);
+            if let Some(broken) = function.take_failure() {
+                words.log(ServeEvent::Broken(&*broken), &mut *report);
             }
             let unfinished = function.unfinished();
             let (main, extra) = (Some(stream.as_fd()), function.waits_for());

@@ -3,6 +3,10 @@
 //! answers late, never, or with a refusal (`kmod/tests/frontend.c` and `host.c`). They also run its
 //! event queue (`kmod/tests/events.c`). They load it without parameters and unload it
 //! (`kmod/tests/load.c`). The ring IOMMU's driver has vectors too (`kmod/tests/riommu_vectors.c`).
+//! Its slots, their queue and its bursts run against an IOMMU that checks each invalidation
+//! (`kmod/tests/riommu_ring.c`, `riommu_free.c`, `riommu_burst.c`), and its fault queue against one
+//! that stops it (`riommu_faults.c`). The pools of shadow buffers have programs, too: their slots
+//! and operations (`kmod/tests/pool.c`), their devices and memory (`pool_bind.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -117,7 +121,14 @@ fn with_a_host(name: &str) {
             compiler
                 .args(["-std=gnu11", "-fsanitize=address"])
                 .args(["-Wno-unused-parameter", "-Wno-unused-function"])
-                .args(["-D__KERNEL__", "-D__EXPORTED_HEADERS__", "-include"])
+                .args(["-D__KERNEL__", "-D__EXPORTED_HEADERS__"])
+                .args(
+                    (name == "threads")
+                        .then_some(["-DTEST_THREADS", "-pthread"])
+                        .iter()
+                        .flatten(),
+                )
+                .arg("-include")
                 .arg(tests.join("kernel.h"))
                 .arg("-I")
                 .arg(empty_headers());
@@ -144,6 +155,30 @@ fn the_modules_cache_keeps_its_limit_and_its_addresses() {
     with_a_host("cache");
 }
 
+/// The module pviommu-as-published has the paper's cache, whose defects give the device accesses.
+#[test]
+fn the_published_cache_is_another_module() {
+    with_a_host("as_published");
+}
+
+/// A map and its unmap complete while another CPU holds the locks of all other shards.
+#[test]
+fn callers_do_not_wait_for_each_other() {
+    with_a_host("shards");
+}
+
+/// Memory of single pages is consecutive for the device, and freed only after its unmap.
+#[test]
+fn coherent_memory_need_not_be_contiguous() {
+    with_a_host("memory");
+}
+
+/// Threads map and unmap for one device while cycles end. Nothing is lost, and nothing is left.
+#[test]
+fn threads_leave_nothing_behind() {
+    with_a_host("threads");
+}
+
 /// Without parameters an unmap reaches the host at once. The module leaves the error state of its
 /// endpoints to the PCI core.
 #[test]
@@ -151,8 +186,41 @@ fn the_module_loads_without_a_cache_and_unloads() {
     with_a_host("load");
 }
 
+/// Interruptions of a take or a put give no slot to two owners and lose none.
+#[test]
+fn free_slots_have_one_owner() {
+    with_a_host("riommu_free");
+}
+
+/// Mode `burst`: no page of a buffer is freed before the invalidation of its slot, and references
+/// are dropped once. Mode `burst-paper`: a page is freed before it. In both, no slot is reused.
+#[test]
+fn bursts_hold_pages_until_their_invalidation() {
+    with_a_host("riommu_burst");
+}
+
 /// The ring driver clears a slot before its invalidation, waits, and only then uses it again.
 #[test]
 fn slots_are_used_again_after_their_invalidation() {
     with_a_host("riommu_ring");
+}
+
+/// An IOMMU that could not record a fault is started again, once in each pause, but not after the
+/// driver has stopped it.
+#[test]
+fn stopped_fault_queue_is_restarted() {
+    with_a_host("riommu_faults");
+}
+
+/// A device reads only what its pool was given, no two buffers share a slot, and an empty pool
+/// fails a map.
+#[test]
+fn pools_keep_buffers_apart() {
+    with_a_host("pool");
+}
+
+/// The device's own IOMMU maps a pool, which stays until the last unmap of what drivers leave.
+#[test]
+fn pools_exist_while_their_device_needs_them() {
+    with_a_host("pool_bind");
 }

@@ -9,7 +9,6 @@ use std::cell::{Cell, RefCell};
 
 use ringfence_hw::VtdUnit;
 use ringfence_memory::Arena;
-use ringfence_pviommu::wire::PAGE_BYTES;
 use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
 use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::GuestMemorySliceIterator;
@@ -18,7 +17,7 @@ use vm_memory::{
     GuestMemoryRegion, GuestMemoryResult, Permissions,
 };
 
-use crate::dma::{Part, PartSlices};
+use crate::dma::{PAGE_BYTES, Part, PartSlices, RangeAccess};
 use crate::host::FrameRmap;
 
 /// Memory that a device can access while it holds the hardware's lock.
@@ -42,32 +41,15 @@ impl HardwareView<'_> {
         count: usize,
         wanted: Permissions,
     ) -> Result<Vec<Part>, GuestMemoryError> {
-        let accesses: &[Access] = match wanted {
-            Permissions::Read => &[Access::Read],
-            Permissions::Write => &[Access::Write],
-            Permissions::ReadWrite => &[Access::Write, Access::Read],
-            Permissions::No => &[],
+        let range = RangeAccess {
+            device: self.device,
+            addr,
+            bytes: count,
+            wanted,
         };
-        let mut parts = Vec::new();
-        // An access of zero bytes needs no translation. An access without a direction fails.
-        if count == 0 {
-            return Ok(parts);
-        }
-        let nowhere = || GuestMemoryError::InvalidGuestAddress(addr);
-        if accesses.is_empty() {
-            return Err(nowhere());
-        }
-        for access in accesses {
-            parts = self
-                .translated(Iova::new(addr.0), count as u64, *access)
-                .map_err(|fault| {
-                    if self.fault.get().is_none() {
-                        self.fault.set(Some(fault));
-                    }
-                    nowhere()
-                })?;
-        }
-        Ok(parts)
+        range.translate(&self.fault, |iova, bytes, access| {
+            self.translated(iova, bytes, access)
+        })
     }
 
     fn translated(&self, iova: Iova, bytes: u64, access: Access) -> Result<Vec<Part>, Fault> {

@@ -8,10 +8,10 @@ use ringfence_types::RequesterId;
 
 use super::{BLK, Daemon, IOMMU_SLOT, Log, NET, RNG, VfioUserDevices, at, rate_limited_log};
 use crate::counters::DeviceCounters;
-use crate::dma::Direct;
+use crate::dma::{Direct, Dma};
 use crate::handover::HandOverFunction;
 use crate::host::HostPagePool;
-use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
+use crate::iommu::{EndpointDma, GuestIommu, Recorder, VirtioIommu};
 use crate::limits::GuestLimits;
 use crate::memory::Locked;
 use crate::pviommu::PvIommu;
@@ -61,8 +61,8 @@ impl Daemon {
             DmaAddresses::GuestPhysical,
             Arc::clone(&counters),
         );
-        self.machine.iommu = Some(IOMMU_SLOT);
         self.listen_for(IOMMU, function, counters, log)?;
+        self.machine.iommu = Some(IOMMU_SLOT);
         Ok(iommu)
     }
 
@@ -103,8 +103,7 @@ impl Daemon {
             DmaAddresses::GuestPhysical,
             Arc::clone(&counters),
         );
-        self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-        self.listen_for(PVIOMMU, function, counters, log)?;
+        self.attach_at((IOMMU_SLOT, PVIOMMU), function, counters, log)?;
         Ok(iommu)
     }
 
@@ -120,17 +119,16 @@ impl Daemon {
         let counters = self.add_counters(RIOMMU);
         let iommu = RingIommu::new(&endpoints(devices), Arc::clone(&counters));
         let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
-        self.machine.devices.push((IOMMU_SLOT, RIOMMU));
         let function = RiommuFunction::new(iommu.clone());
-        self.listen_for(RIOMMU, function, counters, log)?;
+        self.attach_at((IOMMU_SLOT, RIOMMU), function, counters, log)?;
         Ok(iommu)
     }
 
     /// Attaches a device behind the IOMMU. Without an IOMMU the device can access all of memory.
     ///
     /// # Errors
-    /// The IOMMU takes no further endpoint, or the socket could not be created. The error names the
-    /// path.
+    /// The IOMMU does not know the device or takes no further endpoint, or the socket could not be
+    /// created. The error names the path.
     pub(super) fn attach<D: Device + Send + 'static>(
         &mut self,
         (slot, name): (PciSlot, &'static str),
@@ -139,7 +137,7 @@ impl Daemon {
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
-        self.machine.devices.push((slot, name));
+        let place = (slot, name);
         let Some(iommu) = iommu else {
             let function = VirtioPci::new(
                 device,
@@ -147,24 +145,38 @@ impl Daemon {
                 DmaAddresses::GuestPhysical,
                 Arc::clone(&counters),
             );
-            return self.listen_for(name, function, counters, log);
+            return self.attach_at(place, function, counters, log);
         };
-        let id = RequesterId::new(slot.address());
-        if let GuestIommu::Ring(iommu) = iommu {
-            let dma = iommu.endpoint(id, Arc::clone(&counters));
-            let addresses = DmaAddresses::Translated;
-            let function = VirtioPci::new(device, dma, addresses, Arc::clone(&counters));
-            return self.listen_for(name, function, counters, log);
+        let added = iommu.add_endpoint(RequesterId::new(slot.address()), &counters);
+        let dma = added.map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
+        match dma {
+            EndpointDma::Software(dma) => {
+                let function = translated(device, *dma, &counters);
+                self.attach_at(place, function, counters, log)
+            }
+            EndpointDma::Ring(dma) => {
+                let function = translated(device, dma, &counters);
+                self.attach_at(place, function, counters, log)
+            }
         }
-        let dma = iommu
-            .add_endpoint(id)
-            .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
-        let function = VirtioPci::new(device, dma, DmaAddresses::Translated, Arc::clone(&counters));
-        self.listen_for(name, function, counters, log)
+    }
+
+    /// Listens on the socket of the device in a PCI slot, prepares the thread that serves it, and
+    /// adds it to the machine.
+    pub(super) fn attach_at<F: HandOverFunction + Send + 'static>(
+        &mut self,
+        (slot, name): (PciSlot, &'static str),
+        function: F,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        self.listen_for(name, function, counters, log)?;
+        self.machine.devices.push((slot, name));
+        Ok(())
     }
 
     /// Listens on the device's socket and prepares the thread that serves it.
-    pub(super) fn listen_for<F: HandOverFunction + Send + 'static>(
+    fn listen_for<F: HandOverFunction + Send + 'static>(
         &mut self,
         name: &'static str,
         function: F,
@@ -179,6 +191,15 @@ impl Daemon {
         let prepared = self.prepare(name, slot, counters, log);
         prepared.map_err(|error| (path, io::Error::other(error)))
     }
+}
+
+/// Returns the function of a device whose addresses an IOMMU translates.
+fn translated<D: Device, A: Dma>(
+    device: D,
+    dma: A,
+    counters: &Arc<DeviceCounters>,
+) -> VirtioPci<D, A> {
+    VirtioPci::new(device, dma, DmaAddresses::Translated, Arc::clone(counters))
 }
 
 /// Returns the requester IDs of the selected devices.

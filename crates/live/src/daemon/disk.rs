@@ -4,12 +4,11 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 use ringfence_types::RequesterId;
 use rustix::thread::CapabilitySet;
 
-use super::options::{Disk, DiskMode, SANDBOX_NEEDS_IOMMU, VhostUserDisk};
+use super::options::{Disk, DiskBus, DiskMode, SANDBOX_NEEDS_IOMMU, VhostUserDisk};
 use super::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
 use super::{BLK, Daemon, Log, RNG, at, rate_limited_log};
 use crate::assigned::AssignedDma;
@@ -36,6 +35,9 @@ impl Daemon {
     ) -> Result<(), (PathBuf, io::Error)> {
         let at = at(&options.path);
         let (mut disk, counters) = self.open_disk(&options.path, options.read_only, limits, log)?;
+        if options.bus == DiskBus::Nvme {
+            return self.attach_nvme(&disk, options, limits, (iommu, counters), log);
+        }
         if !matches!(options.mode, DiskMode::Sandbox(_)) {
             inject_dma(&mut disk, &options.inject_dma, iommu, &counters, log);
         }
@@ -73,7 +75,6 @@ impl Daemon {
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
-        self.machine.devices.push((slot, name));
         let id = RequesterId::new(slot.address());
         let dma = match iommu {
             Some(iommu) => iommu.assign(id, Arc::clone(&counters)),
@@ -85,7 +86,7 @@ impl Daemon {
             None => DmaAddresses::GuestPhysical,
         };
         let function = VirtioPci::new(device, dma, addresses, Arc::clone(&counters));
-        self.listen_for(name, function, counters, log)
+        self.attach_at((slot, name), function, counters, log)
     }
 
     /// Serves a disk behind the IOMMU of a vhost-user front-end.
@@ -98,10 +99,10 @@ impl Daemon {
     ) -> Result<(), (PathBuf, io::Error)> {
         let (mut disk, counters) = self.open_disk(&options.path, options.read_only, limits, log)?;
         inject_dma(&mut disk, &options.inject_dma, None, &counters, log);
-        self.machine.qemu_iommu = Some(options.iommu);
-        self.machine.devices.push((slot, name));
         let access = self.machine.access;
         let listener = self.listen(&self.machine.socket(name), access)?;
+        self.machine.qemu_iommu = Some(options.iommu);
+        self.machine.devices.push((slot, name));
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
         let settings = Settings {
             device: RequesterId::new(slot.address()),
@@ -109,15 +110,15 @@ impl Daemon {
         };
         let report: EventHandler = Arc::new(move |event| log(name, event));
         let prepared = confine::prepare();
-        self.threads.push(thread::spawn(move || {
+        let started = self.threads.spawn(name, move || {
             confine::serving_thread(prepared, CapabilitySet::empty())?;
             let clients = Clients {
                 listener: &listener,
                 access,
             };
             vhost_user::serve(&clients, disk, &settings, &counters, &stop, &report)
-        }));
-        Ok(())
+        });
+        started.map_err(at(&self.machine.dir))
     }
 
     /// Opens the image of a disk.
@@ -139,8 +140,7 @@ impl Daemon {
     }
 }
 
-/// Attaches an injector of the selected classes to the disk. The entropy device performs the
-/// accesses of another device.
+/// Attaches an injector of the selected classes to the disk.
 fn inject_dma(
     disk: &mut Blk,
     classes: &[InjectedDma],
@@ -148,12 +148,25 @@ fn inject_dma(
     counters: &Arc<DeviceCounters>,
     log: &Log,
 ) {
+    if let Some(injector) = dma_injector(classes, iommu, counters, log) {
+        disk.inject_dma(injector);
+    }
+}
+
+/// Returns an injector of the selected classes; `None` if there is none. The entropy device
+/// performs the accesses of another device.
+pub(super) fn dma_injector(
+    classes: &[InjectedDma],
+    iommu: Option<&GuestIommu>,
+    counters: &Arc<DeviceCounters>,
+    log: &Log,
+) -> Option<DmaInjector> {
     if classes.is_empty() {
-        return;
+        return None;
     }
     let other = RequesterId::new(RNG.0.address());
     let other = iommu.and_then(|iommu| iommu.add_reader(other).ok());
     let log = Arc::clone(log);
     let tell = move |tried: &InjectionResult| log(BLK.1, &ServeEvent::InjectedDma(tried));
-    disk.inject_dma(DmaInjector::new(classes, other, tell, Arc::clone(counters)));
+    Some(DmaInjector::new(classes, other, tell, Arc::clone(counters)))
 }

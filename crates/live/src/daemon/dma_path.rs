@@ -12,8 +12,8 @@ use super::{BLK, IOMMU_SLOT, LocalConfig, NET, RNG, rate_limited_log};
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
 use crate::handover::{DeviceState, DiskKind, StateError};
-use crate::iommu::{EndpointMemory, GuestIommu};
-use crate::qemu::{IOMMU, PVIOMMU, PciSlot};
+use crate::iommu::{EndpointDma, GuestIommu};
+use crate::qemu::{IOMMU, PVIOMMU, PciSlot, RIOMMU};
 use crate::sandbox::DiskProxy;
 use crate::virtio::blk::Blk;
 
@@ -24,6 +24,7 @@ pub(super) fn slot_and_name(state: &DeviceState) -> (PciSlot, &'static str) {
         DeviceState::Net(_) => NET,
         DeviceState::Iommu { .. } => (IOMMU_SLOT, IOMMU),
         DeviceState::PvIommu(_) => (IOMMU_SLOT, PVIOMMU),
+        DeviceState::Ring(_) => (IOMMU_SLOT, RIOMMU),
     }
 }
 
@@ -52,7 +53,7 @@ fn is_disk(state: &DeviceState, wanted: DiskKind) -> bool {
 pub(super) enum DmaPath {
     /// Direct access, without an IOMMU.
     Direct,
-    Translated(Box<EndpointMemory>),
+    Translated(EndpointDma),
     Assigned(AssignedDma),
     /// The hardware model, with all guest memory identity-mapped by the host.
     AssignedIdentity(AssignedDma),
@@ -72,8 +73,8 @@ impl DmaPath {
             (None, true) => Self::AssignedIdentity(AssignedDma::identity_mapped(id, counters)?),
             (Some(iommu), true) => Self::Assigned(iommu.assign(id, counters)?),
             (Some(iommu), false) => {
-                let added = iommu.add_endpoint(id);
-                Self::Translated(Box::new(added.map_err(io::Error::other)?))
+                let added = iommu.add_endpoint(id, &counters);
+                Self::Translated(added.map_err(io::Error::other)?)
             }
         })
     }

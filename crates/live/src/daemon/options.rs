@@ -127,6 +127,8 @@ pub struct Disk {
     pub path: PathBuf,
     /// True if the disk is read-only.
     pub read_only: bool,
+    /// Interface of the disk.
+    pub bus: DiskBus,
     /// Process that serves the disk, and unit that translates its accesses.
     pub mode: DiskMode,
     /// For tests: illegal DMA by the disk.
@@ -139,10 +141,21 @@ impl Disk {
         Self {
             path: path.into(),
             read_only: false,
+            bus: DiskBus::default(),
             mode: DiskMode::default(),
             inject_dma: Vec::new(),
         }
     }
+}
+
+/// Interface of a disk for its driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskBus {
+    /// A virtio block device.
+    #[default]
+    Virtio,
+    /// An NVMe controller with one namespace.
+    Nvme,
 }
 
 /// Process that serves a disk, and unit that translates its accesses.
@@ -230,6 +243,7 @@ impl VfioUserDevices {
         let records_dmas = matches!(self.iommu, Iommu::Virtio { dmas: Some(_), .. });
         let is_sandboxed = |disk: &Disk| matches!(disk.mode, DiskMode::Sandbox(_));
         let sandboxed = self.disk.as_ref().is_some_and(is_sandboxed);
+        let is_nvme = |disk: &Disk| disk.bus == DiskBus::Nvme;
         let injects = |class| {
             let disk = self.disk.as_ref();
             disk.is_some_and(|disk| disk.inject_dma.contains(&class))
@@ -280,6 +294,16 @@ impl VfioUserDevices {
             (
                 is_ring && injects(InjectedDma::Foreign),
                 "--inject-dma foreign requires --iommu virtio or --iommu pviommu",
+            ),
+            (
+                sandboxed && self.disk.as_ref().is_some_and(is_nvme),
+                "--disk bus=nvme requires mode=emulated or mode=assigned",
+            ),
+            (
+                injects(InjectedDma::KeepReading)
+                    && (sandboxed || self.disk.as_ref().is_some_and(is_nvme)),
+                "--inject-dma keep-reading requires --disk bus=virtio, and mode=emulated or \
+                mode=assigned",
             ),
         ];
         let broken = rules.into_iter().find(|(broken, _)| *broken);

@@ -1,32 +1,31 @@
 //! Rebuilds devices from the state that another process has handed over.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_types::RequesterId;
-use ringfence_vfio_user::Inbox;
-use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::dma_path::{DmaPath, device_id, disk, is_assigned, slot_and_name, start_sandbox};
+use super::offer::{OfferSockets, OfferState};
 use super::paused::PausedDevice;
+use super::saved_transport::{SavedConnection, SavedTransport, listener, rebuild_slot};
 use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, rate_limited_log};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::handover::{
-    CONTROL, DeviceState, FunctionState, HandOverBlocker, SavedDevice, SavedDevices, SessionState,
-    StateError,
+    CONTROL, DeviceState, FunctionState, HandOverBlocker, HandOverFunction, SavedDevice,
+    SavedDevices, StateError,
 };
-use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
-use crate::memory::{GuestRam, Locked};
+use crate::iommu::{EndpointDma, GuestIommu, Recorder, VirtioIommu};
+use crate::memory::Locked;
 use crate::pviommu::PvIommu;
-use crate::qemu::{IOMMU, PVIOMMU};
+use crate::qemu::{IOMMU, PVIOMMU, RIOMMU};
 use crate::record::DmaRecord;
+use crate::riommu::{RingIommu, RiommuFunction, RiommuState};
 use crate::sandbox::{DiskProxy, Grants};
-use crate::server::{ClientConnection, ClientSlot, LogBudget};
-use crate::session::Session;
 use crate::virtio::blk::SECTOR_BYTES;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
@@ -52,7 +51,7 @@ impl Daemon {
         saved: SavedDevices,
     ) -> Result<Self, StateError> {
         config.check(&saved.devices)?;
-        let mut daemon = Self::without_devices(config.dir)?;
+        let mut daemon = Self::without_devices(config.dir, config.log)?;
         daemon.rules = config.memory.clone();
         daemon.machine.access = config.access;
         let disks = saved
@@ -63,12 +62,7 @@ impl Daemon {
                 _ => None,
             });
         daemon.file_bytes = disks.max().unwrap_or(0).max(config.limits.record_bytes);
-        let is_iommu = |device: &SavedDevice| {
-            matches!(
-                device.state,
-                DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
-            )
-        };
+        let is_iommu = |device: &SavedDevice| device.state.is_iommu();
         let (mut iommus, others): (Vec<_>, Vec<_>) = saved.devices.into_iter().partition(is_iommu);
         let iommu_device = iommus.pop();
         if !iommus.is_empty() {
@@ -79,25 +73,7 @@ impl Daemon {
         let assigned: Vec<RequesterId> = assigned.map(|one| device_id(&one.state)).collect();
         let iommu_device = iommu_device.map(|device| {
             let counters = daemon.add_counters(slot_and_name(&device.state).1);
-            let unit = match &device.state {
-                DeviceState::PvIommu(_) => {
-                    let known = Arc::clone(&counters);
-                    let unit = PvIommu::with_assigned(
-                        &endpoints,
-                        &assigned,
-                        config.host_page_pool,
-                        known,
-                    )?;
-                    if config.memory.locked == Locked::Mapped {
-                        unit.lock_mapped();
-                    }
-                    GuestIommu::Para(unit)
-                }
-                _ => GuestIommu::Virtio(VirtioIommu::with_limits(
-                    config.limits,
-                    Arc::clone(&counters),
-                )?),
-            };
+            let unit = guest_iommu(&device.state, &endpoints, &assigned, &counters, config)?;
             Ok::<_, StateError>((unit, device, counters))
         });
         let iommu_device = iommu_device.transpose()?;
@@ -126,8 +102,11 @@ impl Daemon {
                     DmaAddresses::GuestPhysical,
                     left,
                 ),
-                DmaPath::Translated(dma) => {
+                DmaPath::Translated(EndpointDma::Software(dma)) => {
                     daemon.rebuild_device(state, process, *dma, DmaAddresses::Translated, left)
+                }
+                DmaPath::Translated(EndpointDma::Ring(dma)) => {
+                    daemon.rebuild_device(state, process, dma, DmaAddresses::Translated, left)
                 }
                 DmaPath::Assigned(dma) => {
                     daemon.rebuild_device(state, process, dma, DmaAddresses::Translated, left)
@@ -152,8 +131,10 @@ impl Daemon {
         let devices = devices.map(|(name, _)| daemon.machine.socket(name));
         let sockets: Vec<PathBuf> = devices.chain(names).collect();
         daemon.paths_to_remove.extend(sockets);
-        daemon.metrics = Some(Arc::new(listener(saved.metrics)?));
-        daemon.control = Some(listener(saved.control)?);
+        daemon.offer = OfferState::Possible(OfferSockets {
+            metrics: Arc::new(listener(saved.metrics)?),
+            control: Some(listener(saved.control)?),
+        });
         Ok(daemon)
     }
 
@@ -163,7 +144,7 @@ impl Daemon {
         state: DeviceState,
         rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
-        let begun = rest.function.common.begun();
+        let begun = rest.begun();
         let counters = Arc::clone(&rest.counters);
         // Restore the memory first, because the mappings refer to it.
         match (iommu, state) {
@@ -212,6 +193,12 @@ impl Daemon {
                 }
                 unit.unit().restore(&state)?;
             }
+            // The devices behind it are still paused: their first access finds the registers, and
+            // the memory of its client.
+            (GuestIommu::Ring(iommu), DeviceState::Ring(state)) => {
+                self.machine.devices.push((IOMMU_SLOT, RIOMMU));
+                self.restore_ring(RiommuFunction::new(iommu.clone()), &state, rest)?;
+            }
             _ => return Err(StateError::Register { what: "IOMMU" }),
         }
         Ok(())
@@ -244,7 +231,7 @@ impl Daemon {
                 self.restore_device(disk, dma, addresses, rest)
             }
             (DeviceState::Net(state), _) => {
-                let begun = rest.function.common.begun();
+                let begun = rest.begun();
                 let mut net = Net::restore(*state, begun, counters)?;
                 // The socket belongs to the old process until this daemon serves and ends.
                 self.paths_to_remove.extend(net.link().name());
@@ -262,9 +249,50 @@ impl Daemon {
         addresses: DmaAddresses,
         rest: SavedTransport<'_>,
     ) -> Result<(), StateError> {
-        let function = VirtioPci::new(device, dma, addresses, Arc::clone(&rest.counters));
-        let (name, counters, log) = (rest.name, Arc::clone(&rest.counters), rest.config.log);
-        self.prepare(name, rebuild_slot(function, rest)?, counters, log)
+        let mut function = VirtioPci::new(device, dma, addresses, Arc::clone(&rest.counters));
+        let FunctionState::Virtio(registers) = rest.function else {
+            return Err(StateError::Register { what: "registers" });
+        };
+        function.restore(registers)?;
+        self.resume(
+            function,
+            rest.name,
+            rest.connection,
+            rest.counters,
+            rest.config,
+        )
+    }
+
+    fn restore_ring(
+        &mut self,
+        mut function: RiommuFunction,
+        state: &RiommuState,
+        rest: SavedTransport<'_>,
+    ) -> Result<(), StateError> {
+        let FunctionState::Plain(registers) = rest.function else {
+            return Err(StateError::Register { what: "registers" });
+        };
+        function.restore(registers, state)?;
+        self.resume(
+            function,
+            rest.name,
+            rest.connection,
+            rest.counters,
+            rest.config,
+        )
+    }
+
+    /// Prepares a thread that serves a restored function to its client.
+    fn resume<F: HandOverFunction + Send + 'static>(
+        &mut self,
+        function: F,
+        name: &'static str,
+        connection: SavedConnection,
+        counters: Arc<DeviceCounters>,
+        config: LocalConfig<'_>,
+    ) -> Result<(), StateError> {
+        let slot = rebuild_slot(function, connection, config)?;
+        self.prepare(name, slot, counters, config.log)
     }
 }
 
@@ -283,9 +311,10 @@ impl RestoredDevices {
             Some(socket) => socket.as_fd().try_clone_to_owned(),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
+        let sockets = daemon.offer.sockets();
         Ok(SavedDevices {
-            metrics: clone(daemon.metrics.as_deref())?,
-            control: clone(daemon.control.as_ref())?,
+            metrics: clone(sockets.map(|sockets| &*sockets.metrics))?,
+            control: clone(sockets.and_then(|sockets| sockets.control.as_ref()))?,
             devices: daemon
                 .paused
                 .iter()
@@ -295,88 +324,24 @@ impl RestoredDevices {
     }
 }
 
-/// A handed-over device without its own state: registers, sockets and session.
-struct SavedTransport<'h> {
-    name: &'static str,
-    listener: OwnedFd,
-    function: FunctionState,
-    session: Option<SessionState>,
-    counters: Arc<DeviceCounters>,
-    config: LocalConfig<'h>,
-}
-
-impl<'h> SavedTransport<'h> {
-    fn of(
-        device: SavedDevice,
-        counters: Arc<DeviceCounters>,
-        config: LocalConfig<'h>,
-    ) -> (DeviceState, Self) {
-        let SavedDevice {
-            state,
-            listener,
-            function,
-            session,
-            requests: _,
-        } = device;
-        let name = slot_and_name(&state).1;
-        (
-            state,
-            Self {
-                name,
-                listener,
-                function,
-                session,
-                counters,
-                config,
-            },
-        )
-    }
-}
-
-fn rebuild_slot<D: Device, A: Dma>(
-    mut function: VirtioPci<D, A>,
-    rest: SavedTransport<'_>,
-) -> Result<ClientSlot<VirtioPci<D, A>>, StateError> {
-    function.restore(rest.function)?;
-    let rules = rest.config.memory.clone();
-    let socket = listener(rest.listener)?;
-    let Some(session) = rest.session else {
-        let slot = ClientSlot::new(socket, function);
-        return Ok(slot
-            .with_memory_rules(rules)
-            .with_access(rest.config.access));
-    };
-    let stream = socket_of(session.stream, false)?;
-    let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
-    let inbox = inbox.ok_or(StateError::Register {
-        what: "partial message",
-    })?;
-    let ram = GuestRam::restore(rules.clone(), session.ranges).map_err(StateError::Memory)?;
-    let conversation = ClientConnection {
-        stream: UnixStream::from(stream),
-        session: Session::resume(function, ram, session.agreed),
-        inbox,
-        words: LogBudget::default(),
-    };
-    let slot = ClientSlot::with(socket, conversation);
-    Ok(slot
-        .with_memory_rules(rules)
-        .with_access(rest.config.access))
-}
-
-fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {
-    socket_of(fd, true).map(UnixListener::from)
-}
-
-/// Checks that `fd` is a local stream socket that listens, or is connected.
-fn socket_of(fd: OwnedFd, listens: bool) -> Result<OwnedFd, StateError> {
-    let socket = fd.as_fd();
-    let fits = sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
-        && sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM)
-        && sockopt::socket_acceptconn(socket).is_ok_and(|one| one == listens);
-    if fits {
-        Ok(fd)
-    } else {
-        Err(StateError::NotA { what: "socket" })
-    }
+/// Creates the unit of the guest's IOMMU, before its state is restored.
+fn guest_iommu(
+    state: &DeviceState,
+    endpoints: &[RequesterId],
+    assigned: &[RequesterId],
+    counters: &Arc<DeviceCounters>,
+    config: LocalConfig<'_>,
+) -> Result<GuestIommu, StateError> {
+    let known = Arc::clone(counters);
+    Ok(match state {
+        DeviceState::PvIommu(_) => {
+            let unit = PvIommu::with_assigned(endpoints, assigned, config.host_page_pool, known)?;
+            if config.memory.locked == Locked::Mapped {
+                unit.lock_mapped();
+            }
+            GuestIommu::Para(unit)
+        }
+        DeviceState::Ring(_) => GuestIommu::Ring(RingIommu::new(endpoints, known)?),
+        _ => GuestIommu::Virtio(VirtioIommu::with_limits(config.limits, known)?),
+    })
 }

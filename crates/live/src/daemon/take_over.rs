@@ -78,7 +78,10 @@ fn complete_take_over(
         config,
         precopy_requests,
     )?;
-    daemon.launch();
+    if let Err(error) = daemon.launch() {
+        daemon.abandon();
+        return Err(TakeOverError::Orphaned(error.to_string()));
+    }
     taken.pause = asked.elapsed();
     // The take-over is complete even if no further hand-over is possible.
     if let Err(error) = daemon.offer_hand_over(HandOverTimeouts::default(), config.log) {

@@ -3,6 +3,7 @@
 mod endpoint_memory;
 mod part_slices;
 mod recorded_view;
+mod translated;
 
 use std::io;
 
@@ -12,6 +13,7 @@ pub use endpoint_memory::EndpointMemory;
 pub(crate) use endpoint_memory::FaultReporter;
 pub(crate) use part_slices::{Part, PartSlices};
 pub use recorded_view::RecordedView;
+pub(crate) use translated::{PAGE_BYTES, RangeAccess};
 
 /// A killed device process is stuck in the kernel and may still access the old guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

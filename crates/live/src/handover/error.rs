@@ -25,8 +25,8 @@ pub enum TakeOverError {
     /// The source did not release the devices, for the given reason, and has resumed them.
     #[error("the source kept the devices: {0}")]
     Kept(String),
-    /// The source released the devices but cannot stop one of them, for the given reason. No
-    /// process serves the devices.
+    /// No process serves the devices, for the given reason: the source released them, but it cannot
+    /// stop one of them, or this process cannot start a thread.
     #[error("no process serves the devices: {0}")]
     Orphaned(String),
     /// The source sent a malformed or unexpected message.

@@ -39,15 +39,17 @@ pub(crate) use pause::{PauseCommand, PauseHandle, PauseReply, PauseRequester};
 pub(crate) use serve_loop::{HandOverFunction, save, serve_device};
 pub use source::HandOverTimeouts;
 pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
-pub use state::{SavedDevice, SavedDevices, VERSION};
+pub use state::{FunctionState, SavedDevice, SavedDevices, VERSION};
 
 pub use crate::iommu::RecordState;
 pub use crate::link::{LinkState, PeerState};
 pub use crate::memory::RangeState;
+pub use crate::pci::PlainState;
 pub use crate::pviommu::PviommuState;
+pub use crate::riommu::RiommuState;
 pub use crate::saved_state::{HandOverBlocker, MAX_STREAM_BYTES, StateError};
 pub use crate::virtio::net::{NetState, PendingFrameState};
-pub use crate::virtio::{CommonState, DeviceState, DiskKind, FunctionState, QueueSlot};
+pub use crate::virtio::{CommonState, DeviceState, DiskKind, QueueSlot, VirtioState};
 
 /// Name of the socket at which the source waits for a destination.
 pub const CONTROL: &str = "control.sock";

@@ -3,13 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{PauseCommand, PauseHandle, PauseReply, SavedDevice, SessionState};
+use super::{FunctionState, PauseCommand, PauseHandle, PauseReply, SavedDevice, SessionState};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::nvme::NvmeFunction;
 use crate::riommu::RiommuFunction;
 use crate::saved_state::HandOverBlocker;
 use crate::server::{ClientSlot, PolledFunction, ServeEnd, ServeEvent, StopSignal};
-use crate::virtio::{Device, DeviceState, FunctionState, VirtioPci};
+use crate::virtio::{Device, DeviceState, VirtioPci};
 
 /// A function whose state another process can receive.
 pub(crate) trait HandOverFunction: PolledFunction {
@@ -22,13 +23,21 @@ pub(crate) trait HandOverFunction: PolledFunction {
 
 impl<D: Device, A: Dma> HandOverFunction for VirtioPci<D, A> {
     fn saved(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
-        self.save()
+        let (registers, state) = self.save()?;
+        Ok((FunctionState::Virtio(registers), state))
     }
 }
 
 impl HandOverFunction for RiommuFunction {
     fn saved(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
-        Err(HandOverBlocker::Unsupported("a ring IOMMU"))
+        let (registers, state) = self.save()?;
+        Ok((FunctionState::Plain(registers), DeviceState::Ring(state)))
+    }
+}
+
+impl<A: Dma> HandOverFunction for NvmeFunction<A> {
+    fn saved(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+        Err(HandOverBlocker::Unsupported("an NVMe disk"))
     }
 }
 

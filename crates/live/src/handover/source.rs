@@ -263,7 +263,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::handover::{CommonState, DeviceState, FunctionState};
+    use crate::handover::{CommonState, DeviceState, FunctionState, VirtioState};
 
     fn fd() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
@@ -273,7 +273,7 @@ mod tests {
         SavedDevice {
             state: DeviceState::Rng,
             listener: fd(),
-            function: FunctionState {
+            function: FunctionState::Virtio(VirtioState {
                 config: [0; 256],
                 isr: 0,
                 vectors: Vec::new(),
@@ -287,7 +287,7 @@ mod tests {
                     selected: 0,
                     queues: Vec::new(),
                 },
-            },
+            }),
             session: None,
             requests: 0,
         }

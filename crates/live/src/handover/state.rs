@@ -8,15 +8,17 @@
 //! | 4 | CRC-32C of all preceding bytes |
 //!
 //! A device consists of its kind and device-specific state, its listening socket and its PCI and
-//! virtio registers. Its client's session, if any, and the number of completed requests follow.
+//! virtio registers; the ring IOMMU has no virtio registers. Its client's session, if any, and the
+//! number of completed requests follow.
 
 use std::os::fd::OwnedFd;
 
 use ringfence_pviommu::wire::crc32c;
 
 use super::client::SessionState;
-use crate::saved_state::{Reader, SaveState, StateError, Writer, save_fields};
-use crate::virtio::{DeviceState, FunctionState};
+use crate::pci::PlainState;
+use crate::saved_state::{Reader, SaveState, StateError, Writer};
+use crate::virtio::{CommonState, DeviceState, VirtioState};
 
 /// Version of the stream format.
 pub const VERSION: u32 = 1;
@@ -38,6 +40,40 @@ pub struct SavedDevices {
     pub devices: Vec<SavedDevice>,
 }
 
+/// Registers of a device's function.
+#[derive(Debug)]
+pub enum FunctionState {
+    /// A virtio device.
+    Virtio(VirtioState),
+    /// A function without virtio's registers: the ring IOMMU.
+    Plain(PlainState),
+}
+
+impl FunctionState {
+    /// Returns virtio's common configuration; `None` for another function.
+    pub fn common_mut(&mut self) -> Option<&mut CommonState> {
+        match self {
+            Self::Virtio(state) => Some(&mut state.common),
+            Self::Plain(_) => None,
+        }
+    }
+
+    fn encode(self, out: &mut Writer) {
+        match self {
+            Self::Virtio(state) => state.encode(out),
+            Self::Plain(state) => state.encode(out),
+        }
+    }
+
+    /// Reads the registers of a device of the kind of `state`.
+    fn decode(state: &DeviceState, input: &mut Reader<'_>) -> Result<Self, StateError> {
+        match state {
+            DeviceState::Ring(_) => PlainState::decode(input).map(Self::Plain),
+            _ => VirtioState::decode(input).map(Self::Virtio),
+        }
+    }
+}
+
 /// State of a device, its function and its client.
 #[derive(Debug)]
 pub struct SavedDevice {
@@ -45,7 +81,7 @@ pub struct SavedDevice {
     pub state: DeviceState,
     /// Socket at which clients connect to the device.
     pub listener: OwnedFd,
-    /// PCI and virtio registers.
+    /// PCI registers, and virtio's.
     pub function: FunctionState,
     /// Session of the connected client, if any.
     pub session: Option<SessionState>,
@@ -131,20 +167,28 @@ impl SavedDevices {
     /// Returns the number of requests that the devices completed, without those of the IOMMU.
     pub fn requests(&self) -> u64 {
         let devices = self.devices.iter();
-        let devices = devices.filter(|device| {
-            !matches!(
-                device.state,
-                DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
-            )
-        });
+        let devices = devices.filter(|device| !device.state.is_iommu());
         devices.fold(0, |sum, device| sum.wrapping_add(device.requests))
     }
 }
 
-save_fields!(SavedDevice {
-    state,
-    listener,
-    function,
-    session,
-    requests
-});
+impl SaveState for SavedDevice {
+    fn encode(self, out: &mut Writer) {
+        self.state.encode(out);
+        self.listener.encode(out);
+        self.function.encode(out);
+        self.session.encode(out);
+        self.requests.encode(out);
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        let state = DeviceState::decode(input)?;
+        Ok(Self {
+            listener: SaveState::decode(input)?,
+            function: FunctionState::decode(&state, input)?,
+            session: SaveState::decode(input)?,
+            requests: SaveState::decode(input)?,
+            state,
+        })
+    }
+}

@@ -11,13 +11,12 @@ use subject::Unit;
 
 #[test]
 fn every_statement_holds_over_the_sink_of_live_guests() {
-    assert_eq!(STATEMENTS.len(), 40);
     for statement in STATEMENTS {
-        let verdict = statement.run(&|setup: &Setup| -> Option<Box<dyn Subject>> {
-            Some(Box::new(Unit::new(setup, GuestIommuSink::new, |sink| {
+        let verdict = statement.run(&|setup: &Setup| -> Result<Box<dyn Subject>, String> {
+            Ok(Box::new(Unit::new(setup, GuestIommuSink::new, |sink| {
                 &sink.inner
             })))
         });
-        assert_eq!(verdict, Verdict::Holds, "{statement}");
+        assert_eq!(verdict, Verdict::Pass, "{statement}");
     }
 }

@@ -11,7 +11,7 @@ use crate::counters::DeviceCounters;
 use crate::dma::{EndpointMemory, FaultReporter};
 use crate::grants::Grants;
 use crate::pviommu::PvIommu;
-use crate::riommu::RingIommu;
+use crate::riommu::{RingDma, RingIommu};
 
 /// An IOMMU of the guest. Clones share it.
 #[derive(Clone, Debug)]
@@ -20,22 +20,38 @@ pub enum GuestIommu {
     Virtio(VirtioIommu),
     /// The para-virtual IOMMU.
     Para(PvIommu),
-    /// The ring IOMMU. Its devices are emulated, and access memory through
-    /// [`RingIommu::endpoint`].
+    /// The ring IOMMU. Its devices are emulated.
     Ring(RingIommu),
+}
+
+/// An endpoint's view of guest memory.
+#[derive(Debug)]
+pub enum EndpointDma {
+    /// The software IOMMU translates.
+    Software(Box<EndpointMemory>),
+    /// The ring IOMMU translates.
+    Ring(RingDma),
 }
 
 impl GuestIommu {
     /// Adds an endpoint under its requester ID and returns its view of guest memory. The
-    /// para-virtual IOMMU must already know the device.
+    /// para-virtual and the ring IOMMU must already know the device.
     ///
     /// # Errors
-    /// The endpoint exists already, or there are too many.
-    pub fn add_endpoint(&self, device: RequesterId) -> Result<EndpointMemory, AddError> {
+    /// The endpoint exists already or is unknown, or there are too many.
+    pub fn add_endpoint(
+        &self,
+        device: RequesterId,
+        counters: &Arc<DeviceCounters>,
+    ) -> Result<EndpointDma, AddError> {
+        let software = |memory| EndpointDma::Software(Box::new(memory));
         match self {
-            Self::Virtio(iommu) => iommu.add_endpoint(device),
-            Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
-            Self::Ring(_) => Err(AddError::Ring(device)),
+            Self::Virtio(iommu) => iommu.add_endpoint(device).map(software),
+            Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit).map(software),
+            Self::Ring(iommu) => {
+                let dma = iommu.endpoint(device, Arc::clone(counters));
+                dma.map(EndpointDma::Ring).ok_or(AddError::Unlisted(device))
+            }
         }
     }
 

@@ -26,7 +26,7 @@ use ringfence_virtio_iommu::{
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
-pub use guest_iommu::GuestIommu;
+pub use guest_iommu::{EndpointDma, GuestIommu};
 
 pub use crate::dma::EndpointMemory;
 pub use crate::record::{PENDING_BYTES, RecordState, Recorder};
@@ -76,6 +76,9 @@ pub enum AddError {
     /// This device cannot be sandboxed.
     #[error("device {0} cannot run in a sandbox process")]
     Sandboxed(RequesterId),
+    /// The ring IOMMU does not list the device.
+    #[error("device {0} is not behind the ring IOMMU")]
+    Unlisted(RequesterId),
     /// The device is not emulated, or would need a second reader.
     #[error("device {0} cannot be behind a ring IOMMU: it has to be emulated")]
     Ring(RequesterId),

@@ -5,9 +5,10 @@ use ringfence_vfio_user::fields::{copy_part, u32_at};
 
 use super::layout;
 use crate::saved_state::StateError;
+use crate::session::{CONFIG_REGION, Region};
 
 /// Bytes of a conventional configuration space.
-pub(crate) const CONFIG_BYTES: usize = 256;
+pub(super) const CONFIG_BYTES: usize = 256;
 
 /// Identification of a function.
 #[derive(Clone, Copy, Debug)]
@@ -20,11 +21,29 @@ pub(crate) struct Identity {
     pub(crate) vectors: u16,
 }
 
+/// Identification and layout of a function without virtio's capabilities.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainIdentity {
+    /// PCI device ID.
+    pub(crate) device: u16,
+    /// Base class, subclass and programming interface.
+    pub(crate) class: [u8; 3],
+    /// Bytes of BAR 0, a power of two.
+    pub(crate) bar_bytes: u32,
+    /// Number of MSI-X vectors.
+    pub(crate) vectors: u16,
+    /// Offset of the MSI-X table in the BAR. The client emulates the table.
+    pub(crate) msix_table: u32,
+    /// Offset of the MSI-X pending bit array in the BAR.
+    pub(crate) msix_pba: u32,
+}
+
 /// The registers, with a mask of their writable bits.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSpace {
     bytes: [u8; CONFIG_BYTES],
     writable: [u8; CONFIG_BYTES],
+    bar_bytes: u32,
 }
 
 const VENDOR_VIRTIO: u16 = 0x1af4;
@@ -71,19 +90,30 @@ impl ConfigSpace {
         space
     }
 
-    /// Creates the space of a function without virtio's capabilities. It has one BAR of
-    /// `bar_bytes` bytes and one MSI-X vector, with table and pending bits at `msix` in the BAR.
-    pub(crate) fn plain(device: u16, class: [u8; 3], bar_bytes: u32, msix: [u32; 2]) -> Self {
-        let mut space = Self::header(device, class, bar_bytes);
+    /// Creates the space of a function without virtio's capabilities.
+    pub(crate) fn plain(identity: &PlainIdentity) -> Self {
+        let mut space = Self::header(identity.device, identity.class, identity.bar_bytes);
         space.set(0x34, &[low_byte(FIRST_CAPABILITY)]);
-        space.msix(FIRST_CAPABILITY, 0, 1, msix);
+        let tables = [identity.msix_table, identity.msix_pba];
+        space.msix(FIRST_CAPABILITY, 0, identity.vectors, tables);
         space
+    }
+
+    /// Returns the region of the function with this index: the space itself, or BAR 0.
+    pub(crate) fn region(&self, index: u32) -> Region {
+        let bytes = match index {
+            CONFIG_REGION => CONFIG_BYTES as u64,
+            _ if index == u32::from(layout::BAR) => self.bar_bytes.into(),
+            _ => 0,
+        };
+        Region { bytes }
     }
 
     fn header(device: u16, class: [u8; 3], bar_bytes: u32) -> Self {
         let mut space = Self {
             bytes: [0; CONFIG_BYTES],
             writable: [0; CONFIG_BYTES],
+            bar_bytes,
         };
         space.set(0x00, &VENDOR_VIRTIO.to_le_bytes());
         space.set(0x02, &device.to_le_bytes());

@@ -39,7 +39,7 @@ pub struct QemuArgs {
     /// True to count instructions as time and complete doorbells before the guest continues, so
     /// that two runs make the same requests.
     pub icount: bool,
-    /// Further arguments, placed before the devices.
+    /// Further arguments, placed between the IOMMU and the devices.
     pub extra: Vec<String>,
 }
 
@@ -120,7 +120,6 @@ impl QemuArgs {
         if self.icount {
             arguments.extend(COUNTED.map(str::to_owned));
         }
-        arguments.extend(self.extra.iter().cloned());
         if let Some(slot) = self.iommu {
             let path = self.dir.join("viot.bin");
             let endpoints: Vec<u16> = self.devices.iter().map(|(s, _)| s.address()).collect();
@@ -134,6 +133,7 @@ impl QemuArgs {
         if let Some(foreign) = self.qemu_iommu {
             arguments.extend(["-device".into(), foreign.argument().into()]);
         }
+        arguments.extend(self.extra.iter().cloned());
         for (slot, name) in &self.devices {
             if self.qemu_iommu.is_some() {
                 arguments.extend(self.back_end(*slot, name));

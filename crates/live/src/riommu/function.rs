@@ -1,33 +1,35 @@
 //! The ring IOMMU as a PCI function: configuration space, registers, interrupt.
 
-use ringfence_riommu_device::{InvalidateScope, InvalidateWord, register};
+use ringfence_riommu_device::{InvalidateScope, InvalidateWord, UndefinedBits, register};
 use ringfence_vfio_user::SetIrqs;
 use vm_memory::GuestMemoryMmap;
 
-use super::{Model, RingIommu};
+use super::{Model, RingIommu, RiommuState};
 use crate::event::PollSource;
 use crate::irq::Vectors;
-use crate::pci::{CONFIG_BYTES, ConfigSpace};
+use crate::pci::{ConfigSpace, PlainIdentity, PlainState};
+use crate::saved_state::{HandOverBlocker, StateError};
 use crate::server::PolledFunction;
-use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
+use crate::session::{CONFIG_REGION, Function, FunctionError, Region};
 
-/// PCI device ID. No registry assigns it.
-const DEVICE_ID: u16 = 0x10f7;
-/// Other system peripheral.
-const CLASS: [u8; 3] = [0x08, 0x80, 0x00];
-/// Region of the registers.
-const BAR: u32 = 0;
-/// MSI-X table, which the client emulates, and pending bit array; both behind the registers.
-const MSIX_TABLE: u32 = 0x1000;
-const MSIX_PBA: u32 = 0x2000;
-const BAR_BYTES: u32 = 0x4000;
+const IDENTITY: PlainIdentity = PlainIdentity {
+    // No registry assigns it.
+    device: 0x10f7,
+    // Other system peripheral.
+    class: [0x08, 0x80, 0x00],
+    bar_bytes: 0x4000,
+    vectors: 1,
+    // Both behind the registers.
+    msix_table: 0x1000,
+    msix_pba: 0x2000,
+};
 /// The only vector.
 const VECTOR: u16 = 0;
 
 /// The PCI function.
 #[derive(Debug)]
 pub struct RiommuFunction {
-    iommu: RingIommu,
+    pub(super) iommu: RingIommu,
     config: ConfigSpace,
     vectors: Vectors,
     /// An interrupt that came without Bus Master Enable. It is sent when the bit is set.
@@ -39,10 +41,50 @@ impl RiommuFunction {
     pub fn new(iommu: RingIommu) -> Self {
         Self {
             iommu,
-            config: config(),
-            vectors: Vectors::new(1),
+            config: ConfigSpace::plain(&IDENTITY),
+            vectors: Vectors::new(IDENTITY.vectors),
             is_due: false,
         }
+    }
+
+    /// Returns the registers for another process. Every device behind the IOMMU must be paused.
+    ///
+    /// # Errors
+    /// The host has no descriptors left.
+    pub(crate) fn save(&self) -> Result<(PlainState, RiommuState), HandOverBlocker> {
+        let registers = PlainState {
+            config: self.config.save(),
+            vectors: self.vectors.save()?,
+        };
+        let state = RiommuState {
+            registers: self.iommu.model().device.save(),
+            is_due: self.is_due || self.iommu.has_interrupt(),
+        };
+        Ok((registers, state))
+    }
+
+    /// Restores the registers of another process. No entry is cached: the guest's tables hold all
+    /// mappings.
+    ///
+    /// # Errors
+    /// [`StateError`] if the state is invalid; the function must not be used then.
+    pub(crate) fn restore(
+        &mut self,
+        registers: PlainState,
+        state: &RiommuState,
+    ) -> Result<(), StateError> {
+        self.config.restore(registers.config)?;
+        self.vectors.restore(registers.vectors)?;
+        let mut model = self.iommu.model();
+        let restored = model.device.restore(&state.registers);
+        restored.map_err(|UndefinedBits { register }| StateError::Register { what: register })?;
+        model.is_master = self.config.bus_master().is_some();
+        drop(model);
+        if state.is_due {
+            // The thread sends it when it serves the function.
+            self.iommu.wake();
+        }
+        Ok(())
     }
 
     /// Writes configuration space registers. When it returns after Bus Master Enable was cleared,
@@ -98,35 +140,23 @@ fn drop_caches(model: &mut Model) {
     model.device.write(register::INV, 8, all.get());
 }
 
-fn config() -> ConfigSpace {
-    ConfigSpace::plain(DEVICE_ID, CLASS, BAR_BYTES, [MSIX_TABLE, MSIX_PBA])
-}
-
 impl Function for RiommuFunction {
     fn region(&self, index: u32) -> Region {
-        let bytes = match index {
-            CONFIG_REGION => CONFIG_BYTES as u64,
-            BAR => BAR_BYTES.into(),
-            _ => 0,
-        };
-        Region { bytes }
+        self.config.region(index)
     }
 
     fn vectors(&self, index: u32) -> u32 {
-        match index {
-            MSIX_IRQ => self.vectors.count(),
-            ERROR_IRQ => 1,
-            _ => 0,
-        }
+        self.vectors.count(index)
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
-        let place = self.region(region).check(region, offset, data.len())?;
+        let offset = self.region(region).check(region, offset, data.len())?;
         if region == CONFIG_REGION {
-            self.config.read(place as usize, data);
+            self.config.read(offset as usize, data);
             return Ok(());
         }
-        let value = self.iommu.model().device.read(offset, data.len() as u64);
+        let bytes = data.len() as u64;
+        let value = self.iommu.model().device.read(offset.into(), bytes);
         data.fill(0);
         for (to, from) in data.iter_mut().zip(value.to_le_bytes()) {
             *to = from;
@@ -135,11 +165,11 @@ impl Function for RiommuFunction {
     }
 
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
-        let place = self.region(region).check(region, offset, data.len())?;
+        let offset = self.region(region).check(region, offset, data.len())?;
         if region == CONFIG_REGION {
-            self.configure(place as usize, data);
+            self.configure(offset as usize, data);
         } else {
-            self.write_register(offset, data);
+            self.write_register(offset.into(), data);
         }
         Ok(())
     }
@@ -161,8 +191,8 @@ impl Function for RiommuFunction {
     }
 
     fn reset(&mut self) -> Result<(), FunctionError> {
-        self.config = config();
-        self.vectors = Vectors::new(1);
+        self.config = ConfigSpace::plain(&IDENTITY);
+        self.vectors = Vectors::new(IDENTITY.vectors);
         self.is_due = false;
         let mut model = self.iommu.model();
         model.is_master = false;

@@ -4,8 +4,11 @@
 //! The guest's memory is that which the client of the IOMMU shares. Tables and fault queue lie in
 //! it, so the unit reads what the guest wrote.
 
+mod clear_oracle;
+mod fair_lock;
 mod function;
 mod memory;
+mod state;
 mod view;
 
 #[cfg(test)]
@@ -13,17 +16,20 @@ mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use ringfence_hw::{Geometry, Prefetch};
 use ringfence_riommu_device::{Config, RiommuDevice};
 use ringfence_types::RequesterId;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vm_memory::GuestMemoryMmap;
 
 use crate::counters::DeviceCounters;
 
+use self::clear_oracle::ClearOracle;
+use self::fair_lock::{FairGuard, FairLock};
 pub use function::RiommuFunction;
+pub use state::RiommuState;
 pub use view::{RingDma, RingView};
 
 /// Rings with a cached slot. Linux's driver has three for each device.
@@ -40,8 +46,8 @@ pub struct RingIommu {
 #[derive(Debug)]
 struct Shared {
     /// An access holds this lock from its translation to its last byte. A register write takes the
-    /// lock, so an invalidation waits for all earlier accesses.
-    model: Mutex<Model>,
+    /// lock, so an invalidation waits for all earlier accesses, and for no later one.
+    model: FairLock<Model>,
     /// Eventfd that is readable while an interrupt is due.
     interrupts: OwnedFd,
     counters: Arc<DeviceCounters>,
@@ -51,6 +57,7 @@ struct Shared {
 #[derive(Debug)]
 struct Model {
     device: RiommuDevice,
+    oracle: ClearOracle,
     /// The guest's memory as the client shares it.
     guest: GuestMemoryMmap,
     /// Bus Master Enable of the IOMMU: without it, it reads no tables and all devices are blocked.
@@ -73,8 +80,9 @@ impl RingIommu {
         let interrupts = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             shared: Arc::new(Shared {
-                model: Mutex::new(Model {
+                model: FairLock::new(Model {
                     device,
+                    oracle: ClearOracle::new(),
                     guest: GuestMemoryMmap::default(),
                     is_master: false,
                 }),
@@ -84,17 +92,17 @@ impl RingIommu {
         })
     }
 
-    /// Returns the view of guest memory of a device behind the IOMMU. An unlisted device is
-    /// blocked.
-    pub fn endpoint(&self, device: RequesterId, counters: Arc<DeviceCounters>) -> RingDma {
-        RingDma::new(self.clone(), device, counters)
+    /// Returns the view of guest memory of a device behind the IOMMU. `None` if it is not listed:
+    /// the guest would not know that the IOMMU blocks it.
+    pub fn endpoint(&self, device: RequesterId, counters: Arc<DeviceCounters>) -> Option<RingDma> {
+        let is_listed = self.model().device.devices().contains(&device);
+        is_listed.then(|| RingDma::new(self.clone(), device, counters))
     }
 
     /// Locks the IOMMU. A panic of another thread leaves it consistent: a translation changes
     /// caches, counters and the fault queue only.
-    fn model(&self) -> MutexGuard<'_, Model> {
-        let model = self.shared.model.lock();
-        model.unwrap_or_else(PoisonError::into_inner)
+    fn model(&self) -> FairGuard<'_, Model> {
+        self.shared.model.lock()
     }
 
     /// Wakes the IOMMU's thread to deliver an interrupt.
@@ -104,6 +112,12 @@ impl RingIommu {
 
     fn interrupts(&self) -> BorrowedFd<'_> {
         self.shared.interrupts.as_fd()
+    }
+
+    /// Returns true if an interrupt is to be delivered.
+    fn has_interrupt(&self) -> bool {
+        let mut waits = [PollFd::new(&self.shared.interrupts, PollFlags::IN)];
+        poll(&mut waits, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     fn clear_interrupts(&self) {

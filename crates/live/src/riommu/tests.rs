@@ -1,5 +1,6 @@
 //! The function and the devices behind it, without a client.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringfence_riommu_device::{FaultEntry, InvalidateScope, InvalidateWord, register};
@@ -11,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 use super::{RingDma, RingIommu, RiommuFunction};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::HandOverFunction;
+use crate::handover::{DeviceState, FunctionState, HandOverFunction};
 use crate::server::PolledFunction;
 use crate::session::{CONFIG_REGION, Function, FunctionError, MSIX_IRQ};
 
@@ -36,6 +37,7 @@ const VALID: u64 = 1 << 32;
 struct Rig {
     function: RiommuFunction,
     disk: RingDma,
+    disk_counters: Arc<DeviceCounters>,
     memory: GuestMemoryMmap,
     iommu: Arc<DeviceCounters>,
 }
@@ -50,8 +52,10 @@ impl Rig {
             // Adjacent, but another mapping.
             (GuestAddress(0x9000), 0x1000),
         ]);
+        let disk_counters: Arc<DeviceCounters> = Arc::default();
         let mut rig = Self {
-            disk: iommu.endpoint(DISK, Arc::default()),
+            disk: iommu.endpoint(DISK, Arc::clone(&disk_counters)).unwrap(),
+            disk_counters,
             function: RiommuFunction::new(iommu),
             memory: memory.unwrap(),
             iommu: counters,
@@ -99,6 +103,17 @@ impl Rig {
         self.function
             .write(CONFIG_REGION, COMMAND, command)
             .unwrap();
+    }
+
+    fn interrupts(&mut self, event: &OwnedFd) {
+        let request = SetIrqs {
+            index: MSIX_IRQ,
+            start: 0,
+            count: 1,
+            action: IrqAction::Trigger,
+            data: IrqData::Events(vec![event.try_clone().unwrap()]),
+        };
+        self.function.set_irqs(request).unwrap();
     }
 
     fn disk_writes(&mut self, iova: u64, bytes: &[u8]) -> bool {
@@ -209,6 +224,57 @@ fn a_stale_entry_is_used_until_the_invalidation_only() {
     assert_eq!(rig.iommu.unit_invalidations.get(), 1);
 }
 
+/// The oracle counts what a cached entry permits after its slot was cleared, by device and
+/// direction, and changes no decision.
+#[test]
+fn accesses_after_a_clear_are_counted() {
+    let mut rig = Rig::started();
+    let counted = |rig: &Rig| {
+        let counters = &rig.disk_counters;
+        (
+            counters.reads_after_clear.get(),
+            counters.writes_after_clear.get(),
+        )
+    };
+    assert!(rig.disk_writes(0, b"x"), "walked");
+    assert!(rig.disk_writes(0, b"x"), "cached and mapped");
+    assert_eq!(counted(&rig), (0, 0));
+    rig.store(TABLE, [BUFFER, 0]);
+    assert!(rig.disk_writes(0, b"x"));
+    assert!(rig.disk_reads(0, 1).is_some());
+    assert!(rig.disk_reads(99, 1).is_some());
+    assert_eq!(counted(&rig), (2, 1));
+    // Outside the cached buffer: stopped, and not counted.
+    assert!(!rig.disk_writes(99, b"xy"));
+    // Another buffer in the slot.
+    rig.map(0x8200, 100, READ | WRITE);
+    assert!(rig.disk_reads(0, 1).is_some());
+    assert_eq!(counted(&rig), (3, 1));
+    // The same buffer again.
+    rig.map(BUFFER, 100, READ | WRITE);
+    assert!(rig.disk_reads(0, 1).is_some());
+    assert_eq!(counted(&rig), (3, 1));
+    rig.store(TABLE, [BUFFER, 0]);
+    let word = InvalidateWord::new(InvalidateScope::Ring(DISK, RingId::new(0)));
+    rig.write(register::INV, &word.get().to_le_bytes());
+    assert!(!rig.disk_writes(0, b"x"));
+    assert_eq!(counted(&rig), (3, 1));
+    let before = rig.iommu.reads_after_clear.get() + rig.iommu.writes_after_clear.get();
+    assert_eq!(before, 0, "counted for the device that accessed");
+}
+
+/// The unit has read the next slot in advance: no walk sees that the driver clears it.
+#[test]
+fn accesses_by_a_prefetched_slot_after_its_clear_are_counted() {
+    let mut rig = Rig::started();
+    let next = 0x8200;
+    rig.store(TABLE + 16, [next, 100 | READ | VALID]);
+    assert!(rig.disk_writes(0, b"x"));
+    rig.store(TABLE + 16, [next, 0]);
+    assert!(rig.disk_reads(1 << 30, 1).is_some(), "prefetched");
+    assert_eq!(rig.disk_counters.reads_after_clear.get(), 1);
+}
+
 #[test]
 fn other_memory_and_a_reset_drop_cached_entries() {
     let mut rig = Rig::started();
@@ -223,7 +289,6 @@ fn other_memory_and_a_reset_drop_cached_entries() {
     rig.function.reset().unwrap();
     assert!(!rig.disk_writes(0, b"x"));
     assert_eq!(rig.read(register::CTRL), 0);
-    assert!(rig.function.saved().is_err());
 }
 
 /// A fault of the disk's thread wakes the IOMMU's thread, which sends the interrupt.
@@ -231,15 +296,7 @@ fn other_memory_and_a_reset_drop_cached_entries() {
 fn faults_are_queued_and_interrupt_once() {
     let mut rig = Rig::started();
     let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let events = IrqData::Events(vec![event.try_clone().unwrap()]);
-    let request = SetIrqs {
-        index: MSIX_IRQ,
-        start: 0,
-        count: 1,
-        action: IrqAction::Trigger,
-        data: events,
-    };
-    rig.function.set_irqs(request).unwrap();
+    rig.interrupts(&event);
     let raised = |event| rustix::io::read(event, &mut [0; 8]).is_ok();
     for _ in 0..3 {
         assert!(!rig.disk_writes(1 << 30, b"x"));
@@ -297,4 +354,74 @@ fn accesses_outside_a_region_are_refused() {
     let mut all = [0xff; 64];
     rig.function.read(BAR, 0, &mut all).unwrap();
     assert_eq!(all, [0; 64]);
+}
+
+/// Hands the function over as a second process restores it, without a client's session.
+fn handed_over(rig: &mut Rig) {
+    let (FunctionState::Plain(registers), DeviceState::Ring(state)) = rig.function.saved().unwrap()
+    else {
+        panic!("a ring IOMMU");
+    };
+    let counters: Arc<DeviceCounters> = Arc::default();
+    let iommu = RingIommu::new(&[DISK], Arc::clone(&counters)).unwrap();
+    rig.disk = iommu.endpoint(DISK, Arc::default()).unwrap();
+    rig.function = RiommuFunction::new(iommu);
+    rig.function.restore(registers, &state).unwrap();
+    rig.function.memory_changed(&rig.memory).unwrap();
+    rig.iommu = counters;
+}
+
+/// A fault has woken the first process' thread, which has sent no interrupt yet.
+#[test]
+fn a_second_process_sends_the_interrupt_that_is_due() {
+    let mut rig = Rig::started();
+    let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    rig.interrupts(&event);
+    assert!(!rig.disk_writes(1 << 30, b"x"));
+    for bus_master in [true, false] {
+        if !bus_master {
+            rig.set_master(&[2, 0]);
+            rig.function.on_ready();
+        }
+        handed_over(&mut rig);
+        assert!(rig.function.iommu.has_interrupt());
+    }
+    rig.function.on_ready();
+    assert!(
+        rustix::io::read(&event, &mut [0; 8]).is_err(),
+        "no bus master"
+    );
+    rig.set_master(&MEMORY_AND_MASTER);
+    assert!(rustix::io::read(&event, &mut [0; 8]).is_ok());
+    assert_eq!(rig.read(register::FQ_TAIL), 1);
+    handed_over(&mut rig);
+    assert!(!rig.function.iommu.has_interrupt(), "it was sent");
+    // No further one until the driver has read the queue.
+    assert!(!rig.disk_writes(1 << 30, b"x"));
+    assert!(!rig.function.iommu.has_interrupt());
+}
+
+#[test]
+fn a_second_process_has_the_registers_and_no_cached_entry() {
+    let mut rig = Rig::started();
+    assert!(rig.disk_writes(0, b"x"));
+    handed_over(&mut rig);
+    assert!(rig.disk_writes(0, b"x"));
+    rig.store(TABLE, [BUFFER, 0]);
+    handed_over(&mut rig);
+    assert!(!rig.disk_writes(0, b"x"));
+    rig.map(BUFFER, 100, READ | WRITE);
+    rig.set_master(&[2, 0]);
+    handed_over(&mut rig);
+    assert!(!rig.disk_writes(0, b"x"), "no bus master");
+}
+
+#[test]
+fn a_device_that_is_not_listed_is_refused() {
+    let iommu = RingIommu::new(&[DISK], Arc::default()).unwrap();
+    assert!(
+        iommu
+            .endpoint(RequesterId::new(0x28), Arc::default())
+            .is_none()
+    );
 }

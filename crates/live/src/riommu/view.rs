@@ -7,7 +7,6 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use ringfence_hw::RingStats;
-use ringfence_pviommu::wire::PAGE_BYTES;
 use ringfence_riommu_device::RiommuDevice;
 use ringfence_types::{Access, Fault, FaultReason, Iova, PhysRange, RequesterId};
 use vm_memory::bitmap::BS;
@@ -17,10 +16,11 @@ use vm_memory::{
     GuestMemoryRegion, GuestMemoryResult, Permissions,
 };
 
+use super::clear_oracle::ClearOracle;
 use super::memory::GuestWords;
 use super::{Model, RingIommu};
 use crate::counters::DeviceCounters;
-use crate::dma::{Dma, MemoryInUse, Part, PartSlices};
+use crate::dma::{Dma, MemoryInUse, PAGE_BYTES, Part, PartSlices, RangeAccess};
 
 /// Memory view of a device behind the ring IOMMU.
 #[derive(Debug)]
@@ -60,14 +60,16 @@ impl Dma for RingDma {
         let mut model = self.iommu.model();
         let Model {
             device: iommu,
+            oracle,
             guest,
             is_master,
         } = &mut *model;
         let before = *iommu.unit().stats();
         let view = RingView {
-            iommu: is_master.then_some(RefCell::new(&mut *iommu)),
+            iommu: is_master.then_some(RefCell::new((&mut *iommu, oracle))),
             guest,
             device: self.device,
+            counters: &self.counters,
             fault: Cell::new(None),
         };
         let result = access(&view);
@@ -95,9 +97,10 @@ impl Dma for RingDma {
 #[derive(Debug)]
 pub struct RingView<'a> {
     /// `None` while the IOMMU may not read its tables.
-    iommu: Option<RefCell<&'a mut RiommuDevice>>,
+    iommu: Option<RefCell<(&'a mut RiommuDevice, &'a mut ClearOracle)>>,
     guest: &'a GuestMemoryMmap,
     device: RequesterId,
+    counters: &'a DeviceCounters,
     /// First fault of the access.
     fault: Cell<Option<Fault>>,
 }
@@ -110,34 +113,18 @@ impl RingView<'_> {
         count: usize,
         wanted: Permissions,
     ) -> Result<Vec<Part>, GuestMemoryError> {
-        let accesses: &[Access] = match wanted {
-            Permissions::Read => &[Access::Read],
-            Permissions::Write => &[Access::Write],
-            Permissions::ReadWrite => &[Access::Write, Access::Read],
-            Permissions::No => &[],
+        let range = RangeAccess {
+            device: self.device,
+            addr,
+            bytes: count,
+            wanted,
         };
-        let mut parts = Vec::new();
-        // An access of zero bytes needs no translation. An access without a direction fails.
-        if count == 0 {
-            return Ok(parts);
-        }
-        let nowhere = || GuestMemoryError::InvalidGuestAddress(addr);
-        if accesses.is_empty() {
-            return Err(nowhere());
-        }
-        for access in accesses {
-            let range = self.translated(Iova::new(addr.0), count as u64, *access);
-            parts = pages(range.map_err(|fault| {
-                if self.fault.get().is_none() {
-                    self.fault.set(Some(fault));
-                }
-                nowhere()
-            })?);
-        }
-        Ok(parts)
+        range.translate(&self.fault, |iova, bytes, access| {
+            self.translated(iova, bytes, access)
+        })
     }
 
-    fn translated(&self, iova: Iova, bytes: u64, access: Access) -> Result<PhysRange, Fault> {
+    fn translated(&self, iova: Iova, bytes: u64, access: Access) -> Result<Vec<Part>, Fault> {
         let Some(iommu) = &self.iommu else {
             return Err(Fault {
                 device: self.device,
@@ -147,9 +134,30 @@ impl RingView<'_> {
             });
         };
         let memory = GuestWords(self.guest);
-        let mut iommu = iommu.borrow_mut();
-        iommu.translate(&memory, self.device, iova, bytes, access)
+        let (iommu, oracle) = &mut *iommu.borrow_mut();
+        let before = cached(iommu);
+        let found = iommu.translate(&memory, self.device, iova, bytes, access)?;
+        if cached(iommu) != before {
+            let translated = (self.device, iova, access);
+            if oracle.is_cleared(iommu, &memory, translated, found) {
+                self.count_after_clear(access);
+            }
+        }
+        Ok(pages(found))
     }
+
+    fn count_after_clear(&self, access: Access) {
+        match access {
+            Access::Read => self.counters.reads_after_clear.add(1),
+            Access::Write => self.counters.writes_after_clear.add(1),
+        }
+    }
+}
+
+/// Returns the number of accesses by cached slots. All others have read the tables.
+fn cached(iommu: &RiommuDevice) -> u64 {
+    let stats = iommu.unit().stats();
+    stats.hits.wrapping_add(stats.prefetch_hits)
 }
 
 /// Splits a range at page boundaries, because a range of pages may lie in several mappings.

@@ -248,6 +248,7 @@ impl Field for InjectedDma {
             Self::Foreign => [5, 0],
             Self::AfterRevoke => [6, 0],
             Self::Storm(iova) => [7, iova.get()],
+            Self::KeepReading => [8, 0],
         });
     }
 
@@ -261,6 +262,7 @@ impl Field for InjectedDma {
             5 => Self::Foreign,
             6 => Self::AfterRevoke,
             7 => Self::Storm(iova),
+            8 => Self::KeepReading,
             _ => return None,
         })
     }

@@ -21,8 +21,9 @@ pub enum ServeEvent<'a> {
     Refused(&'a (dyn Error + 'a)),
     /// The connection failed or could not be parsed further, and was closed.
     Closed(&'a (dyn Error + 'a)),
-    /// A queue is broken and needs a reset.
-    Broken(&'a QueueBroken),
+    /// The device has stopped until its driver resets it: a queue is broken, or its controller has
+    /// failed.
+    Broken(&'a (dyn Error + 'a)),
     /// The device performed a requested fault injection.
     InjectedDma(&'a InjectionResult),
     /// The device's process was killed; the device is broken.

@@ -111,6 +111,11 @@ impl Blk {
         &self.file
     }
 
+    /// Returns true if the driver must not write the disk.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Returns the capacity in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.sectors.saturating_mul(SECTOR_BYTES)
@@ -350,12 +355,22 @@ impl Device for Blk {
         queue: &mut Queue,
         dma: &mut A,
     ) -> Result<QuantumResult, QueueBroken> {
+        if let Some(injector) = &mut self.injector {
+            injector.keep_reading(dma);
+        }
         let counters = Arc::clone(&self.counters);
-        serve_chains(queue, dma, &counters, |chain, dma| {
+        let served = serve_chains(queue, dma, &counters, |chain, dma| {
             if let Some(injector) = &mut self.injector {
                 injector.on_request(chain, dma);
             }
             ChainOutcome::Used(self.serve(chain, dma))
-        })
+        });
+        let mut turn = served?;
+        // The next turn comes after the interrupt of this one.
+        turn.more |= self
+            .injector
+            .as_ref()
+            .is_some_and(DmaInjector::has_kept_data);
+        Ok(turn)
     }
 }

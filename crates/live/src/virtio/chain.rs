@@ -97,6 +97,14 @@ pub struct Segments {
     segments: Vec<ChainSegment>,
 }
 
+impl FromIterator<ChainSegment> for Segments {
+    fn from_iter<T: IntoIterator<Item = ChainSegment>>(segments: T) -> Self {
+        Self {
+            segments: segments.into_iter().collect(),
+        }
+    }
+}
+
 impl Segments {
     /// Returns the total length in bytes.
     pub fn bytes(&self) -> u64 {

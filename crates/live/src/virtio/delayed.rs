@@ -4,24 +4,19 @@
 //! driver is always waiting.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use virtio_queue::Queue;
 
 use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken, ResetPending};
+use crate::delay_timer::DelayTimer;
 use crate::dma::Dma;
 
 /// Delays the work of the device `D`, which must have no poll source.
 #[derive(Debug)]
 pub struct Delayed<D> {
     device: D,
-    timer: OwnedFd,
-    delay: Duration,
+    timer: DelayTimer,
     /// Queue whose doorbell rang and whose delay has not expired.
     kicked: Option<usize>,
     /// Queue whose delay has expired.
@@ -34,24 +29,12 @@ impl<D: Device> Delayed<D> {
     /// # Errors
     /// The host has no free descriptors.
     pub fn new(device: D, delay: Duration) -> io::Result<Self> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self {
             device,
-            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
-            // A timer value of zero would disarm the timer.
-            delay: delay.max(Duration::from_nanos(1)),
+            timer: DelayTimer::new(delay)?,
             kicked: None,
             due: None,
         })
-    }
-
-    fn set_timer(&self) -> io::Result<()> {
-        let once = Itimerspec {
-            it_interval: Timespec::default(),
-            it_value: Timespec::try_from(self.delay).map_err(|_| io::ErrorKind::InvalidInput)?,
-        };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
-        Ok(())
     }
 }
 
@@ -93,8 +76,7 @@ impl<D: Device> Device for Delayed<D> {
     }
 
     fn waits_for(&self) -> Option<PollSource<'_>> {
-        self.kicked
-            .map(|_| PollSource::readable(self.timer.as_fd()))
+        self.kicked.map(|_| self.timer.source())
     }
 
     fn on_ready(&mut self) {
@@ -113,7 +95,7 @@ impl<D: Device> Device for Delayed<D> {
     ) -> Result<QuantumResult, QueueBroken> {
         // Only one queue at a time is delayed; if the timer fails, none is.
         let late = self.due.is_none() && self.kicked.is_none_or(|rung| rung == index);
-        if late && (self.kicked.is_some() || self.set_timer().is_ok()) {
+        if late && (self.kicked.is_some() || self.timer.start().is_ok()) {
             self.kicked = Some(index);
             return Ok(QuantumResult::default());
         }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use super::net::NetState;
 use crate::iommu::RecordState;
 use crate::pviommu::PviommuState;
+use crate::riommu::RiommuState;
 use crate::saved_state::{
     HandOverBlocker, MAX_STREAM_BYTES, Reader, SaveState, StateError, Writer, wire_numbers,
 };
@@ -23,6 +24,7 @@ wire_numbers! {
         SandboxedDisk = 8,
         /// A virtio-iommu that records the DMAs, and maybe the requests.
         TracedIommu = 9,
+        Riommu = 10,
     }
 }
 
@@ -40,6 +42,8 @@ pub enum DeviceState {
     },
     /// The para-virtual IOMMU.
     PvIommu(PviommuState),
+    /// The ring IOMMU. It is not a virtio device.
+    Ring(RiommuState),
     /// The entropy device.
     Rng,
     /// The network device.
@@ -77,6 +81,7 @@ impl DeviceState {
             Self::Iommu { record: None, .. } => StateKind::Iommu,
             Self::Iommu { .. } => StateKind::RecordedIommu,
             Self::PvIommu(_) => StateKind::PvIommu,
+            Self::Ring(_) => StateKind::Riommu,
             Self::Rng => StateKind::Rng,
             Self::Net(_) => StateKind::Net,
             Self::Blk { kind, .. } => match kind {
@@ -92,10 +97,16 @@ impl DeviceState {
         match self {
             Self::Iommu { .. } => 1,
             Self::PvIommu(_) => 2,
-            Self::Rng => 3,
-            Self::Net(_) => 4,
-            Self::Blk { .. } => 5,
+            Self::Ring(_) => 3,
+            Self::Rng => 4,
+            Self::Net(_) => 5,
+            Self::Blk { .. } => 6,
         }
+    }
+
+    /// Returns true for an IOMMU.
+    pub(crate) fn is_iommu(&self) -> bool {
+        matches!(self, Self::Iommu { .. } | Self::PvIommu(_) | Self::Ring(_))
     }
 
     /// Marks the state as that of an assigned device.
@@ -131,6 +142,7 @@ impl SaveState for DeviceState {
                 }
             }
             Self::PvIommu(state) => state.encode(out),
+            Self::Ring(state) => state.encode(out),
             Self::Rng => {}
             Self::Net(state) => state.encode(out),
             Self::Blk {
@@ -177,6 +189,7 @@ impl SaveState for DeviceState {
                 })
             }
             StateKind::PvIommu => PviommuState::decode(input).map(Self::PvIommu),
+            StateKind::Riommu => RiommuState::decode(input).map(Self::Ring),
             StateKind::Rng => Ok(Self::Rng),
             StateKind::Net => NetState::decode(input).map(|state| Self::Net(Box::new(state))),
             StateKind::Disk => disk(input, DiskKind::Plain),

@@ -9,6 +9,7 @@ use ringfence_types::{Access, Iova, IovaRange};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::{Chain, ChainSegment};
+use super::kept_data::KeptData;
 use crate::counters::DeviceCounters;
 use crate::dma::{Dma, EndpointMemory};
 use crate::dma_fault_injection::{InjectedDma, InjectionResult, LARGE_BYTES, STORM};
@@ -17,7 +18,8 @@ const PAGE_BYTES: u64 = 4096;
 /// Bytes of an injected access.
 const BYTES: u64 = 8;
 
-/// Injects each class once into one device, at most one class per request.
+/// Injects each class once into one device, at most one class per request, and
+/// [`InjectedDma::KeepReading`] after each write request.
 pub struct DmaInjector {
     pending: Vec<InjectedDma>,
     other_endpoint: Option<EndpointMemory>,
@@ -25,6 +27,9 @@ pub struct DmaInjector {
     counters: Arc<DeviceCounters>,
     /// Data buffers of an earlier large request.
     unmapped: Vec<ChainSegment>,
+    keeps_reading: bool,
+    /// Data of the last write request of this turn, for [`InjectedDma::KeepReading`].
+    kept: Option<KeptData>,
 }
 
 impl std::fmt::Debug for DmaInjector {
@@ -42,8 +47,13 @@ impl DmaInjector {
         report: impl Fn(&InjectionResult) + Send + 'static,
         counters: Arc<DeviceCounters>,
     ) -> Self {
+        let (repeated, pending): (Vec<_>, Vec<_>) = classes
+            .iter()
+            .partition(|class| **class == InjectedDma::KeepReading);
         Self {
-            pending: classes.to_vec(),
+            pending,
+            keeps_reading: !repeated.is_empty(),
+            kept: None,
             other_endpoint,
             report: Box::new(report),
             counters,
@@ -58,6 +68,9 @@ impl DmaInjector {
             Some((at, *injected, access, iova))
         });
         self.remember(chain);
+        if self.keeps_reading {
+            self.kept = KeptData::of(chain, dma).or(self.kept.take());
+        }
         let Some((at, injected, access, iova)) = found else {
             return;
         };
@@ -91,10 +104,24 @@ impl DmaInjector {
         });
     }
 
+    /// Returns true if [`keep_reading`](Self::keep_reading) is to be called after the interrupt.
+    pub(crate) fn has_kept_data(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Reads the data of a request that the driver has seen complete.
+    pub(crate) fn keep_reading<A: Dma>(&mut self, dma: &mut A) {
+        if let Some(kept) = self.kept.take() {
+            kept.read(dma, &self.counters);
+        }
+    }
+
     fn opportunity(&self, injected: InjectedDma, chain: &Chain) -> Option<(Access, Iova)> {
         let start = |segment: &ChainSegment| Iova::new(segment.start.0);
         let long = |segment: &&ChainSegment| u64::from(segment.bytes) >= BYTES;
         match injected {
+            // Its accesses come after the request.
+            InjectedDma::KeepReading => None,
             InjectedDma::Stray(iova) => Some((Access::Write, iova)),
             InjectedDma::Storm(iova) => {
                 (chain.writable.bytes() >= LARGE_BYTES).then_some((Access::Write, iova))
@@ -135,14 +162,22 @@ impl DmaInjector {
         if chain.writable.bytes() > PAGE_BYTES + 1 {
             return None;
         }
-        let page = |segment: &ChainSegment| segment.start.0 / PAGE_BYTES;
-        let used = |past: &ChainSegment| {
+        let used = |past: u64| {
             let mut now = chain.readable.iter().chain(chain.writable.iter());
-            now.any(|segment| page(segment).abs_diff(page(past)) <= 1)
+            now.any(|segment| (segment.start.0 / PAGE_BYTES).abs_diff(past) <= 1)
         };
-        let free = self.unmapped.iter().find(|past| !used(past))?;
-        Some(Iova::new(free.start.0))
+        let mut pages = self.unmapped.iter().flat_map(pages);
+        let free = pages.find(|page| !used(page / PAGE_BYTES))?;
+        Some(Iova::new(free))
     }
+}
+
+/// Returns the first address of each page that begins in the segment, and the segment's own.
+fn pages(segment: &ChainSegment) -> impl Iterator<Item = u64> {
+    let (first, bytes) = (segment.start.0, u64::from(segment.bytes));
+    let end = first.saturating_add(bytes);
+    let rest = (first / PAGE_BYTES + 1..end.div_ceil(PAGE_BYTES)).map(|page| page * PAGE_BYTES);
+    std::iter::once(first).chain(rest)
 }
 
 /// Returns true if the access succeeds.
@@ -153,4 +188,40 @@ fn reach<A: Dma>(dma: &mut A, access: Access, iova: Iova) -> bool {
         Access::Read => memory.read_slice(&mut bytes, at).is_ok(),
         Access::Write => memory.write_slice(&bytes, at).is_ok(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(start: u64, bytes: u32) -> Chain {
+        let segment = ChainSegment {
+            start: GuestAddress(start),
+            bytes,
+        };
+        Chain {
+            head: 0,
+            readable: Default::default(),
+            writable: std::iter::once(segment).collect(),
+            malformed: false,
+        }
+    }
+
+    /// The IOMMU gives a long request one range, and the next request the page below it.
+    #[test]
+    fn a_page_within_a_long_range_is_unmapped() {
+        let mut injector = DmaInjector::new(
+            &[InjectedDma::AfterUnmap],
+            None,
+            |_| {},
+            Arc::new(DeviceCounters::default()),
+        );
+        injector.remember(&read(0xfffe_0200, 0x1_0000));
+        let found = |start| injector.unmapped(&read(start, 4096));
+        assert_eq!(found(0xfffd_f000), Some(Iova::new(0xfffe_1000)));
+        assert_eq!(found(0xfffe_0000), Some(Iova::new(0xfffe_2000)));
+        assert_eq!(found(0xffff_f000), Some(Iova::new(0xfffe_0200)));
+        // A large request uses what it maps.
+        assert_eq!(injector.unmapped(&read(0x1000, 0x1_0000)), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! PCI and virtio registers of a function.
+//! PCI and virtio registers of a virtio device.
 
 use std::os::fd::OwnedFd;
 
@@ -11,9 +11,9 @@ const CONFIG_BYTES: usize = 256;
 const MAX_QUEUES: usize = 64;
 const MAX_VECTORS: usize = MAX_QUEUES + 1;
 
-/// Registers of a function.
+/// Registers of a virtio device.
 #[derive(Debug)]
-pub struct FunctionState {
+pub struct VirtioState {
     /// PCI configuration space.
     pub config: [u8; CONFIG_BYTES],
     /// Interrupt status register.
@@ -24,7 +24,7 @@ pub struct FunctionState {
     pub common: CommonState,
 }
 
-save_fields!(FunctionState {
+save_fields!(VirtioState {
     config,
     isr,
     vectors: list("vectors", MAX_VECTORS),

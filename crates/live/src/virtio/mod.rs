@@ -8,6 +8,7 @@ mod device_state;
 mod dma_injector;
 mod function_state;
 pub mod iommu;
+mod kept_data;
 pub mod net;
 pub mod pviommu;
 mod quantum;
@@ -23,7 +24,7 @@ use crate::saved_state::HandOverBlocker;
 
 pub use device_state::{DeviceState, DiskKind};
 pub use dma_injector::DmaInjector;
-pub use function_state::{CommonState, FunctionState, QueueSlot};
+pub use function_state::{CommonState, QueueSlot, VirtioState};
 pub use quantum::{ChainOutcome, QUANTUM_BYTES, QuantumResult, serve_chains};
 pub use transport::{DmaAddresses, VirtioPci, is_doorbell};
 

@@ -1,5 +1,6 @@
 //! A virtio device as a PCI function.
 
+use std::error::Error;
 use std::io;
 use std::time::Instant;
 
@@ -11,14 +12,14 @@ use super::{
     BusMasterStuck, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1,
     PollSource, QueueBroken, ResetPending,
 };
-use super::{DeviceState, FunctionState};
+use super::{DeviceState, VirtioState};
 use crate::counters::DeviceCounters;
 use crate::dma::{Dma, MemoryInUse};
 use crate::irq::Vectors;
 use crate::pci::{BusMasterGate, ConfigSpace, Identity, WINDOW_DATA, layout};
 use crate::saved_state::{HandOverBlocker, StateError};
 use crate::server::PolledFunction;
-use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
+use crate::session::{CONFIG_REGION, Function, FunctionError, Region};
 
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
@@ -102,13 +103,13 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     ///
     /// # Errors
     /// [`HandOverBlocker`] if the device cannot be handed over.
-    pub(crate) fn save(&self) -> Result<(FunctionState, DeviceState), HandOverBlocker> {
+    pub(crate) fn save(&self) -> Result<(VirtioState, DeviceState), HandOverBlocker> {
         if self.common.is_resetting() {
             return Err(HandOverBlocker::Unsupported(
                 "a device whose reset is incomplete",
             ));
         }
-        let registers = FunctionState {
+        let registers = VirtioState {
             config: self.config.save(),
             isr: self.isr,
             vectors: self.vectors.save()?,
@@ -126,7 +127,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     ///
     /// # Errors
     /// [`StateError`] if the state is invalid; the function must not be used then.
-    pub(crate) fn restore(&mut self, state: FunctionState) -> Result<(), StateError> {
+    pub(crate) fn restore(&mut self, state: VirtioState) -> Result<(), StateError> {
         if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
             return Err(StateError::Register {
                 what: "interrupt status",
@@ -282,20 +283,11 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
 
 impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     fn region(&self, index: u32) -> Region {
-        let bytes = match index {
-            CONFIG_REGION => crate::pci::CONFIG_BYTES as u64,
-            _ if index == u32::from(layout::BAR) => layout::BAR_BYTES.into(),
-            _ => 0,
-        };
-        Region { bytes }
+        self.config.region(index)
     }
 
     fn vectors(&self, index: u32) -> u32 {
-        match index {
-            MSIX_IRQ => self.vectors.count(),
-            ERROR_IRQ => 1,
-            _ => 0,
-        }
+        self.vectors.count(index)
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
@@ -420,7 +412,7 @@ impl<D: Device, A: Dma> PolledFunction for VirtioPci<D, A> {
         self.work_on_due();
     }
 
-    fn take_queue_error(&mut self) -> Option<QueueBroken> {
-        self.broken.take()
+    fn take_failure(&mut self) -> Option<Box<dyn Error + Send + Sync>> {
+        self.broken.take().map(Into::into)
     }
 }

@@ -1,10 +1,11 @@
 //! The disk, with a scripted driver: against a model, and with requests that no driver makes.
 
 use proptest::prelude::*;
+use ringfence_live::dma_fault_injection::{InjectedDma, KEPT_READS};
 use ringfence_live::limits::{GuestLimits, RateLimitedLog};
 use ringfence_live::server::PolledFunction;
-use ringfence_live::virtio::QUANTUM_BYTES;
 use ringfence_live::virtio::delayed::Delayed;
+use ringfence_live::virtio::{DmaInjector, QUANTUM_BYTES};
 
 use crate::rig::*;
 
@@ -125,6 +126,46 @@ fn a_turn_is_bounded_by_bytes() {
     assert_eq!(client.used().0, 15);
     client.session.function().continue_work();
     assert!(!client.session.function().unfinished());
+}
+
+/// The injected reads follow the turn that sends the interrupt. They are those of a write's data,
+/// are bounded, and end at the first one that is stopped.
+#[test]
+fn a_disk_keeps_reading_after_the_interrupt() {
+    let mut client = fresh();
+    let counters = std::sync::Arc::clone(&client.counters);
+    let classes = [InjectedDma::KeepReading];
+    let injector = DmaInjector::new(&classes, None, |_| (), std::sync::Arc::clone(&counters));
+    client.session.function().device().inject_dma(injector);
+    client.agree();
+    client.share_memory();
+    client.begin(1 << 9);
+    let counted = || (counters.kept_reads.get(), counters.kept_reads_changed.get());
+    let all = u64::from(KEPT_READS);
+    let cases = [
+        ("a read", IN, true, false, (0, 0)),
+        ("a write", OUT, true, false, (all, 0)),
+        ("a write whose data changes", OUT, true, true, (all, all)),
+        ("a write whose data is unmapped", OUT, false, false, (0, 0)),
+    ];
+    let mut expected = (0, 0);
+    for (count, (name, kind, mapped, changes, more)) in (1..).zip(cases) {
+        client.poke(DATA, &[0x11; 512]);
+        assert_eq!(ask(&mut client, count, kind, 0, 512).0, 0, "{name}");
+        assert_eq!(counted(), expected, "{name}: before the interrupt");
+        assert_eq!(client.session.function().unfinished(), kind == OUT);
+        if changes {
+            client.poke(DATA + 7, &[0x12]);
+        }
+        if !mapped {
+            client.unmap(0, RAM_BYTES, 0);
+            assert_eq!(client.map(0, DATA, 0, 3).errno, 0);
+        }
+        client.session.function().continue_work();
+        expected = (expected.0 + more.0, expected.1 + more.1);
+        assert_eq!(counted(), expected, "{name}");
+        assert!(!client.session.function().unfinished(), "{name}");
+    }
 }
 
 /// A delayed disk does nothing at a doorbell, and serves all requests when the delay is over. A

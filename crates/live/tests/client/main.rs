@@ -35,7 +35,12 @@ fn process_of(name: &str) -> std::process::Command {
 
 /// Runs the ignored test `name` in its own process, where it must pass.
 fn alone(name: &str) {
-    let output = process_of(name).env(ALONE, "1").output().unwrap();
+    passes(process_of(name).env(ALONE, "1"));
+}
+
+/// Runs a command of [`process_of`], whose test must pass.
+fn passes(command: &mut std::process::Command) {
+    let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && said.contains("1 passed"),

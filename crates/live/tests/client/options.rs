@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use ringfence_live::Locked;
 use ringfence_live::daemon::{
-    Daemon, DeviceOptions, Disk, DiskMode, Iommu, Log, NetOptions, VfioUserDevices, VhostUserDisk,
+    Daemon, DeviceOptions, Disk, DiskBus, DiskMode, Iommu, Log, NetOptions, VfioUserDevices,
+    VhostUserDisk,
 };
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::host::HostPagePool;
@@ -26,7 +27,7 @@ fn disk(devices: &mut VfioUserDevices) -> &mut Disk {
 }
 
 /// All options, with the disk image `disk.img` in the current directory.
-const SETTINGS: [Setting; 30] = [
+const SETTINGS: [Setting; 32] = [
     ("iommu=none", |devices, _| devices.iommu = Iommu::None),
     ("iommu=virtio, requests", |devices, _| {
         let requests = Some("requests".into());
@@ -71,6 +72,7 @@ const SETTINGS: [Setting; 30] = [
             arguments: Vec::new(),
         });
     }),
+    ("bus=nvme", |devices, _| disk(devices).bus = DiskBus::Nvme),
     ("readonly", |devices, _| disk(devices).read_only = true),
     ("inject-dma stray", |devices, _| {
         let stray = InjectedDma::Stray(Iova::new(0xdead_0000));
@@ -94,6 +96,9 @@ const SETTINGS: [Setting; 30] = [
     }),
     ("inject-dma after-revoke", |devices, _| {
         disk(devices).inject_dma.push(InjectedDma::AfterRevoke);
+    }),
+    ("inject-dma keep-reading", |devices, _| {
+        disk(devices).inject_dma.push(InjectedDma::KeepReading);
     }),
     ("rng", |devices, _| devices.entropy = true),
     ("net", |devices, _| {
@@ -125,6 +130,7 @@ const LATE: Option<Duration> = Some(Duration::from_millis(1));
 
 const SANDBOX: &str = "--disk mode=sandbox requires --iommu virtio or --iommu pviommu, which grant \
     the process its pages";
+const NVME: &str = "--disk bus=nvme requires mode=emulated or mode=assigned";
 const FOREIGN_SANDBOX: &str = "--inject-dma foreign requires --disk mode=emulated or \
     mode=assigned: the entropy device cannot act for a disk in another process";
 const FOREIGN: &str = "--inject-dma foreign requires --iommu virtio or --iommu pviommu";
@@ -133,6 +139,8 @@ const NO_RNG: &str =
 const DMAS: &str = "--record-dmas requires --disk mode=emulated: the IOMMU of this process does \
     not see the DMAs of another disk";
 const REVOKED: &str = "--inject-dma after-revoke requires --disk mode=sandbox";
+const KEPT: &str =
+    "--inject-dma keep-reading requires --disk bus=virtio, and mode=emulated or mode=assigned";
 const LOCKED: &str = "--lock mapped requires a guest with --iommu pviommu";
 const LIMITS: &str = "--max-mappings, --max-domains and --max-tables limit the virtio-iommu: \
     remove them, or choose --iommu virtio";
@@ -150,7 +158,10 @@ fn alone(name: &str) -> Option<&'static str> {
 }
 
 /// Messages that refuse pairs of options, in either order; `*` matches any end of a name.
-const PAIRS: [(&str, &str, &str); 7] = [
+const PAIRS: [(&str, &str, &str); 10] = [
+    ("bus=nvme", "mode=sandbox", NVME),
+    ("bus=nvme", "inject-dma keep-reading", KEPT),
+    ("mode=sandbox", "inject-dma keep-reading", KEPT),
     ("iommu=none", "mode=sandbox", SANDBOX),
     ("inject-dma foreign", "mode=sandbox", FOREIGN_SANDBOX),
     ("iommu=virtio, dmas", "mode=sandbox", DMAS),

@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ringfence_live::MemoryRules;
 use ringfence_live::access::SocketAccess;
 use ringfence_live::daemon::{
     Daemon, DeviceOptions, Disk, GuestDevices, HandOverOffer, Log, VfioUserDevices, VhostUserDisk,
@@ -176,5 +177,51 @@ fn non_disk_files_are_rejected() {
             error.starts_with(path) && error.contains("regular file or a block device"),
             "{error}"
         );
+    }
+}
+
+/// The kernel has no room for a stack of 1 EiB.
+#[test]
+fn a_thread_that_cannot_start_is_an_error() {
+    let mut process = crate::process_of("private::without_threads");
+    process.arg("--test-threads=1").env(crate::ALONE, "1");
+    crate::passes(process.env("RUST_MIN_STACK", (1u64 << 60).to_string()));
+}
+
+/// Runs in its own process, whose threads need a large stack.
+#[test]
+#[ignore = "started by another test"]
+fn without_threads() {
+    if !crate::is_alone() {
+        return;
+    }
+    let dir = Dir::new("threads");
+    let memory = MemoryRules {
+        file: Some(dir.0.join("memory")),
+        ..MemoryRules::default()
+    };
+    let vfio_user = VfioUserDevices {
+        disk: Some(Disk::new(dir.disk())),
+        memory,
+        ..VfioUserDevices::default()
+    };
+    let vhost_user = VhostUserDisk {
+        iommu: QemuIommu::Intel,
+        path: dir.disk(),
+        read_only: false,
+        inject_dma: Vec::new(),
+    };
+    let vhost_user = DeviceOptions {
+        devices: GuestDevices::VhostUser(vhost_user),
+        ..devices("", false)
+    };
+    for options in [vfio_user.into(), vhost_user] {
+        let told = refused(&dir.0, &options);
+        let path = dir.0.display();
+        assert!(
+            told.starts_with(&format!("{path}: cannot start thread ")),
+            "{told}"
+        );
+        assert_eq!(dir.names(), ["disk.img"]);
     }
 }

@@ -19,14 +19,14 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::rig::*;
 
 /// Endpoint ID of the disk.
-const ENDPOINT: u32 = 0x20;
+pub(super) const ENDPOINT: u32 = 0x20;
 const DOMAIN: u32 = 1;
 /// Difference between an IOVA and its guest-physical address.
 pub(super) const AWAY: u64 = 1 << 44;
 const IOMMU_QUEUE: u64 = 0x4_0000;
 const EVENT_QUEUE: u64 = 0x5_0000;
 const FAULT: u64 = 0x7_0000;
-const DATA: u64 = 0x1_0000;
+pub(super) const DATA: u64 = 0x1_0000;
 /// Most polls of a process that must answer. Each poll is a message and its reply, and far fewer
 /// suffice.
 const MOST_LOOKS: u32 = 1 << 20;

@@ -15,7 +15,7 @@ use ringfence_pviommu::backend::EVENTS;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::guest::{Dir, Guest, daemon_of, end, log};
-use super::refused::Second;
+use super::refused::{Second, common};
 use crate::rig::{longs, words};
 
 const STREAM: u32 = 4;
@@ -161,7 +161,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
         } else {
             "invalid accepted features of the virtio-iommu"
         };
-        let without = refused(&|handed| handed.devices[0].function.common.status &= !DRIVER_OK);
+        let without = refused(&|handed| common(handed).status &= !DRIVER_OK);
         assert!(without.unwrap().contains(other_driver));
         if para {
             let stopped = refused(&|handed| {
@@ -183,7 +183,7 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
             assert!(with(EVENTS + 1).unwrap().contains("events"));
         } else {
             // Without the feature VIRTIO_IOMMU_F_INPUT_RANGE.
-            let fewer = refused(&|handed| handed.devices[0].function.common.accepted &= !1);
+            let fewer = refused(&|handed| common(handed).accepted &= !1);
             assert!(fewer.unwrap().contains(other_driver));
         }
         guest.read(3);

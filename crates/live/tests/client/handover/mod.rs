@@ -20,6 +20,7 @@ mod net;
 mod net_driver;
 mod record;
 mod refused;
+mod ring;
 mod sandboxed;
 mod stream;
 mod success;

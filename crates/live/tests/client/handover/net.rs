@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::guest::{Dir, end};
 use super::net_driver::*;
+use super::refused::common;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -241,15 +242,15 @@ fn impossible_state_is_rejected() {
         ("held frame", &|h| held(h).frame.truncate(13)),
         ("held frame", &|h| held(h).frame = vec![0; 1519]),
         ("state of a network device without a driver", &|h| {
-            h.devices[0].function.common.status &= !4;
+            common(h).status &= !4;
             net(h).active = 1;
             held(h).pair = 0;
         }),
         ("active queue pair count", &|h| {
-            h.devices[0].function.common.status &= !4;
+            common(h).status &= !4;
         }),
         ("active queue pair count", &|h| {
-            h.devices[0].function.common.accepted &= !(1 << 22);
+            common(h).accepted &= !(1 << 22);
         }),
         ("partial frame", &|h| peer_state(h).missing += 1),
         ("partial frame", &|h| {

@@ -6,9 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, DiskMode, Iommu, VfioUserDevices};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, Disk, DiskBus, DiskMode, Iommu, VfioUserDevices,
+};
 use ringfence_live::dma_fault_injection::InjectedDma;
-use ringfence_live::handover::{HandOverTimeouts, SavedDevices};
+use ringfence_live::handover::{CommonState, HandOverTimeouts, SavedDevices};
 use ringfence_live::host::HostPagePool;
 use ringfence_live::virtio::pviommu::{InjectedReply, ReplyFault};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -64,6 +66,11 @@ impl Second {
         assert_eq!(kind, STREAM);
         (bytes, fds)
     }
+}
+
+/// Returns virtio's registers of the first device.
+pub(super) fn common(handed: &mut SavedDevices) -> &mut CommonState {
+    handed.devices[0].function.common_mut().unwrap()
 }
 
 /// Sends a doorbell for a request, which paused devices do not serve.
@@ -219,6 +226,16 @@ fn unsupported_device_names_the_reason() {
                 disk: Some(Disk {
                     inject_dma: vec![InjectedDma::AfterRevoke],
                     mode: DiskMode::Sandbox(super::sandboxed::program("")),
+                    ..disk()
+                }),
+                ..VfioUserDevices::default()
+            },
+        ),
+        (
+            "blk: cannot hand over an NVMe disk",
+            VfioUserDevices {
+                disk: Some(Disk {
+                    bus: DiskBus::Nvme,
                     ..disk()
                 }),
                 ..VfioUserDevices::default()

@@ -11,7 +11,9 @@ use ringfence_live::daemon::{
     Daemon, DeviceOptions, Disk, DiskMode, EndReason, LocalConfig, Log, RestoredDevices,
     VfioUserDevices,
 };
-use ringfence_live::handover::{DeviceState, DiskKind, HandOverTimeouts, SavedDevices, StateError};
+use ringfence_live::handover::{
+    DeviceState, DiskKind, FunctionState, HandOverTimeouts, SavedDevices, StateError,
+};
 use ringfence_live::host::HostPagePool;
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::sandbox::SandboxProgram;
@@ -98,7 +100,10 @@ fn slot(handed: &SavedDevices) -> &ringfence_live::handover::QueueSlot {
             ..
         }
     ));
-    &disk.function.common.queues[0]
+    let FunctionState::Virtio(registers) = &disk.function else {
+        panic!("a disk");
+    };
+    &registers.common.queues[0]
 }
 
 /// Returns the processes that have the image open, without this one. A child of another test holds

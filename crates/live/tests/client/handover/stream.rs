@@ -9,11 +9,12 @@ use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
 use ringfence_live::handover::{
     CommonState, DeviceState, DiskKind, FunctionState, HandOverTimeouts, LinkState, NetState,
-    PeerState, PendingFrameState, PviommuState, QueueSlot, RangeState, RecordState, SavedDevice,
-    SavedDevices, SessionState,
+    PeerState, PendingFrameState, PlainState, PviommuState, QueueSlot, RangeState, RecordState,
+    RiommuState, SavedDevice, SavedDevices, SessionState, VirtioState,
 };
 use ringfence_live::virtio::net::FLOWS;
 use ringfence_pviommu::wire::crc32c;
+use ringfence_riommu_device::State;
 use ringfence_types::{Iova, IovaRange};
 use virtio_queue::QueueState;
 
@@ -62,8 +63,8 @@ prop_compose! {
         shorts in any::<[u16; 2]>(),
         status in any::<u8>(),
         queues in prop::collection::vec(queue(), 0..5),
-    ) -> FunctionState {
-        FunctionState {
+    ) -> VirtioState {
+        VirtioState {
             config: config.try_into().unwrap(),
             isr,
             vectors: vectors.into_iter().map(|some| some.then(fd)).collect(),
@@ -129,8 +130,20 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> DeviceState {
             events: bytes.clone(),
             records: bytes,
         }),
-        2 => DeviceState::Rng,
-        3 => DeviceState::Net(Box::new(NetState {
+        2 => DeviceState::Ring(RiommuState {
+            registers: State {
+                root: bytes.len() as u64,
+                control: 7,
+                status: u32::from(flag),
+                fault_queue: 12,
+                head: 3,
+                tail: bytes.len() as u32,
+                raised: flag,
+            },
+            is_due: !flag,
+        }),
+        3 => DeviceState::Rng,
+        4 => DeviceState::Net(Box::new(NetState {
             mac: [bytes.len() as u8; 6],
             offered: bytes.len() as u16,
             active: 1,
@@ -173,7 +186,7 @@ fn link(bytes: Vec<u8>, flag: bool) -> LinkState {
 
 prop_compose! {
     fn handed()(
-        kinds in prop::sample::subsequence(vec![0usize, 1, 2, 3, 4], 0..=5),
+        kinds in prop::sample::subsequence(vec![0usize, 1, 2, 3, 4, 5], 0..=6),
         parts in prop::collection::vec(
             (
                 bytes(60),
@@ -182,14 +195,21 @@ prop_compose! {
                 prop::option::of(session()),
                 any::<u64>(),
             ),
-            5,
+            6,
         ),
     ) -> SavedDevices {
         let devices = kinds.into_iter().zip(parts);
         let devices = devices.map(|(kind, (bytes, flag, function, session, requests))| SavedDevice {
             state: own(kind, bytes, flag),
             listener: fd(),
-            function,
+            // Kind 2 is no virtio device.
+            function: match kind {
+                2 => FunctionState::Plain(PlainState {
+                    config: function.config,
+                    vectors: function.vectors,
+                }),
+                _ => FunctionState::Virtio(function),
+            },
             session,
             requests,
         });

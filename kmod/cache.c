@@ -8,7 +8,7 @@
  * a page share its mapping, which stays until both are unmapped. A mapping serves only its own
  * direction: a bidirectional one would let a device write to read-only buffers. Unused mappings are
  * listed in the order in which they lost their last user; one request removes those of a whole
- * cycle. The parameter as_published selects the paper's behaviour.
+ * cycle.
  *
  * Cached mappings, in use or unused, have at most pvi_cache_pages pages. A mapping that does not
  * fit is unmapped with its last user, and a worker (evict.c) evicts the oldest sixteenth.
@@ -41,18 +41,38 @@ static unsigned int pvi_table_bits(void)
 	return max(ilog2(pvi_cache_pages), PVI_TABLE_BITS_MIN + 1) - 1;
 }
 
+/* As many shards as CPUs, so that few CPUs wait for each other. */
+static int pvi_shards_init(struct pvi_endpoint *endpoint)
+{
+	unsigned int count = min_t(unsigned int, roundup_pow_of_two(num_possible_cpus()),
+				   PVI_SHARDS_MAX);
+	unsigned int i;
+
+	endpoint->shards = kcalloc(count, sizeof(*endpoint->shards), GFP_KERNEL);
+	if (!endpoint->shards)
+		return -ENOMEM;
+	for (i = 0; i < count; i++) {
+		spin_lock_init(&endpoint->shards[i].giova_lock);
+		spin_lock_init(&endpoint->shards[i].page_lock);
+		INIT_LIST_HEAD(&endpoint->shards[i].unused);
+	}
+	endpoint->shard_count = count;
+	endpoint->shard_shift = endpoint->table_bits - ilog2(count);
+	return 0;
+}
+
 int pvi_cache_init(struct pvi_endpoint *endpoint)
 {
 	size_t buckets;
 
 	endpoint->table_bits = pvi_table_bits();
 	buckets = (size_t)1 << endpoint->table_bits;
-	spin_lock_init(&endpoint->lock);
-	INIT_LIST_HEAD(&endpoint->unused);
 	INIT_WORK(&endpoint->trim, pvi_trim_work);
 	endpoint->by_page = kvcalloc(buckets, sizeof(*endpoint->by_page), GFP_KERNEL);
 	endpoint->by_giova = kvcalloc(buckets, sizeof(*endpoint->by_giova), GFP_KERNEL);
-	if (endpoint->by_page && endpoint->by_giova)
+	endpoint->counts = alloc_percpu(struct pvi_counts);
+	if (endpoint->by_page && endpoint->by_giova && endpoint->counts &&
+	    !pvi_shards_init(endpoint))
 		return 0;
 	pvi_cache_free(endpoint);
 	return -ENOMEM;
@@ -61,27 +81,48 @@ int pvi_cache_init(struct pvi_endpoint *endpoint)
 /* The worker has finished with the endpoint, and the host no longer uses its addresses. */
 void pvi_cache_free(struct pvi_endpoint *endpoint)
 {
+	size_t buckets = atomic_long_read(&endpoint->orphans) ? (size_t)1 << endpoint->table_bits :
+								 0;
 	struct pvi_mapping *mapping;
 	struct hlist_node *next;
 	size_t i;
 
 	/* Mappings that unbound drivers never unmapped. */
-	for (i = 0; endpoint->orphans && i < (size_t)1 << endpoint->table_bits; i++) {
+	for (i = 0; i < buckets; i++) {
 		hlist_for_each_entry_safe(mapping, next, &endpoint->by_giova[i], by_giova)
 			kmem_cache_free(pvi_mapping_slab, mapping);
 	}
 	kvfree(endpoint->by_page);
 	kvfree(endpoint->by_giova);
+	kfree(endpoint->shards);
+	free_percpu(endpoint->counts);
 }
 
-/* Caller holds endpoint->lock. Removes the mapping from the tables. */
-void pvi_unhash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+/* Returns the sum of a counter over all CPUs. */
+u64 pvi_count(const u64 __percpu *counter)
 {
-	if (mapping->shared) {
-		hlist_del(&mapping->by_page);
-		endpoint->cached_pages -= mapping->pages;
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		sum += READ_ONCE(*per_cpu_ptr(counter, cpu));
+	return sum;
+}
+
+/* Removes evicted mappings from by_giova. Until then, an unmap finds them without a user. */
+void pvi_unhash_giovas(struct pvi_endpoint *endpoint, struct list_head *mappings)
+{
+	struct pvi_mapping *mapping;
+	unsigned long flags;
+
+	list_for_each_entry(mapping, mappings, list) {
+		u32 index = pvi_giova_index(endpoint, mapping->giova);
+		struct pvi_shard *shard = pvi_shard_of(endpoint, index);
+
+		spin_lock_irqsave(&shard->giova_lock, flags);
+		hlist_del(&mapping->by_giova);
+		spin_unlock_irqrestore(&shard->giova_lock, flags);
 	}
-	hlist_del(&mapping->by_giova);
 }
 
 /* Peer-to-peer memory does not belong to the guest, so the host does not map it. */
@@ -122,6 +163,7 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 		return ERR_PTR(-ENOSPC);
 	}
 	mapping->gpa = gpa;
+	mapping->frames = NULL;
 	mapping->pages = pages;
 	mapping->users = 1;
 	mapping->direction = direction;
@@ -146,13 +188,8 @@ void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings
 		kmem_cache_free(pvi_mapping_slab, mapping);
 	}
 	INIT_LIST_HEAD(mappings);
-	if (lost) {
-		unsigned long flags;
-
-		spin_lock_irqsave(&endpoint->lock, flags);
-		endpoint->lost += pages;
-		spin_unlock_irqrestore(&endpoint->lock, flags);
-	}
+	if (lost)
+		this_cpu_add(endpoint->counts->lost, pages);
 }
 
 /*
@@ -161,33 +198,47 @@ void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings
  */
 void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs)
 {
-	unsigned long flags;
-
-	spin_lock_irqsave(&endpoint->lock, flags);
-	endpoint->failures++;
-	spin_unlock_irqrestore(&endpoint->lock, flags);
+	this_cpu_inc(endpoint->counts->failures);
 	if (attrs & DMA_ATTR_NO_WARN || (err == -EIO && READ_ONCE(endpoint->pvi->queue.broken)))
 		return;
 	/* The PCI device may be gone, so log with the virtio device. */
-	dev_err_ratelimited(&endpoint->pvi->vdev->dev, "%s: %s failed (%d)\n", endpoint->name,
+	dev_err_ratelimited(&endpoint->pvi->vdev->dev, "%s: %s failed (%d)\n", endpoint->core.name,
 			    what, err);
 }
 
-/* Caller holds endpoint->lock. A mapping that does not fit into the cache belongs to its user. */
+/* Returns false if the cache would exceed its limit. */
+static bool pvi_reserve(struct pvi_endpoint *endpoint, u32 pages)
+{
+	if (atomic_long_add_return(pages, &endpoint->cached_pages) <= pvi_cache_pages)
+		return true;
+	atomic_long_sub(pages, &endpoint->cached_pages);
+	return false;
+}
+
+/* Adds the mapping to the tables. If it does not fit into the cache, it belongs to its user. */
 static void pvi_hash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
-	if (mapping->shared && mapping->pages > pvi_cache_pages - endpoint->cached_pages) {
+	u32 page = pvi_page_index(endpoint, mapping->gpa, mapping->pages, mapping->direction);
+	u32 giova = pvi_giova_index(endpoint, mapping->giova);
+	struct pvi_shard *giova_shard = pvi_shard_of(endpoint, giova);
+	struct pvi_shard *page_shard = pvi_shard_of(endpoint, page);
+	unsigned long flags;
+
+	if (mapping->shared && !pvi_reserve(endpoint, mapping->pages)) {
 		mapping->shared = false;
-		endpoint->full++;
+		this_cpu_inc(endpoint->counts->full);
 		pvi_request_room(endpoint);
 	}
+	/* A hit can be unmapped at once, so both tables have the mapping or none. */
+	spin_lock_irqsave(&giova_shard->giova_lock, flags);
+	hlist_add_head(&mapping->by_giova, &endpoint->by_giova[giova]);
 	if (mapping->shared) {
-		endpoint->cached_pages += mapping->pages;
-		hlist_add_head(&mapping->by_page,
-			       pvi_page_bucket(endpoint, mapping->gpa, mapping->pages,
-					       mapping->direction));
+		spin_lock(&page_shard->page_lock);
+		hlist_add_head(&mapping->by_page, &endpoint->by_page[page]);
+		spin_unlock(&page_shard->page_lock);
 	}
-	hlist_add_head(&mapping->by_giova, pvi_giova_bucket(endpoint, mapping->giova));
+	spin_unlock_irqrestore(&giova_shard->giova_lock, flags);
+	this_cpu_inc(endpoint->counts->live);
 }
 
 /*
@@ -198,8 +249,7 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 		  bool *undone)
 {
 	enum dma_data_direction direction;
-	struct pvi_mapping *mapping;
-	unsigned long flags;
+	struct pvi_mapping *mapping, *next;
 	int err;
 
 	direction = list_first_entry(fresh, struct pvi_mapping, list)->direction;
@@ -213,29 +263,25 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 		pvi_mappings_free(endpoint, fresh, !*undone);
 		return err;
 	}
-	spin_lock_irqsave(&endpoint->lock, flags);
-	list_for_each_entry(mapping, fresh, list) {
+	list_for_each_entry_safe(mapping, next, fresh, list)
 		pvi_hash_mapping(endpoint, mapping);
-		endpoint->live++;
-	}
-	spin_unlock_irqrestore(&endpoint->lock, flags);
 	return 0;
 }
 
-/* Caller holds endpoint->lock. Frees an orphan, and its addresses unless they are lost. */
+/* Caller holds its giova_lock. Frees an orphan, and its addresses unless they are lost. */
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost)
 {
-	pvi_unhash_mapping(endpoint, mapping);
-	endpoint->orphans--;
+	hlist_del(&mapping->by_giova);
+	atomic_long_dec(&endpoint->orphans);
 	if (lost)
-		endpoint->lost += mapping->pages;
+		this_cpu_add(endpoint->counts->lost, mapping->pages);
 	else
 		pvi_iova_free(endpoint, mapping->giova, mapping->pages);
 	kmem_cache_free(pvi_mapping_slab, mapping);
 }
 
 /*
- * Caller holds endpoint->lock. Removes a user of a mapping whose driver has unbound. The last one
+ * Caller holds its giova_lock. Removes a user of a mapping whose driver has unbound. The last one
  * frees its addresses if the host has unmapped it. While the host is unmapping it, returns
  * -EINPROGRESS.
  */
@@ -243,6 +289,8 @@ int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	bool unmapped = mapping->orphan == PVI_UNMAPPED;
 
+	if (!mapping->users)
+		return pvi_unmap_unknown();
 	if (!--mapping->users && unmapped)
 		pvi_orphan_free(endpoint, mapping, false);
 	return unmapped ? 0 : -EINPROGRESS;

@@ -6,6 +6,7 @@
  */
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/timex.h>
@@ -16,6 +17,22 @@
 static char *device = "0000:00:04.0";
 module_param(device, charp, 0444);
 MODULE_PARM_DESC(device, "the PCI device to map for, which has a driver");
+
+static unsigned int bytes = PAGE_SIZE;
+module_param(bytes, uint, 0444);
+MODULE_PARM_DESC(bytes, "size of the buffer, at most a page");
+
+static bool to_device;
+module_param(to_device, bool, 0444);
+MODULE_PARM_DESC(to_device, "map for the device to read, not to write");
+
+static bool skip_sync;
+module_param(skip_sync, bool, 0444);
+MODULE_PARM_DESC(skip_sync, "map and unmap without a copy (DMA_ATTR_SKIP_CPU_SYNC)");
+
+static unsigned int coherent;
+module_param(coherent, uint, 0444);
+MODULE_PARM_DESC(coherent, "allocate this many bytes of coherent memory instead");
 
 static struct pci_dev *count_device(void)
 {
@@ -30,13 +47,52 @@ static struct pci_dev *count_device(void)
 
 static int count_pairs(struct device *dev, struct page *page, int pairs)
 {
+	enum dma_data_direction direction = to_device ? DMA_TO_DEVICE : DMA_FROM_DEVICE;
+	unsigned long attrs = skip_sync ? DMA_ATTR_SKIP_CPU_SYNC : 0;
+
 	while (pairs--) {
-		dma_addr_t address = dma_map_page(dev, page, 0, PAGE_SIZE, DMA_FROM_DEVICE);
+		dma_addr_t address = dma_map_page_attrs(dev, page, 0, bytes, direction, attrs);
 
 		if (dma_mapping_error(dev, address))
 			return -EIO;
-		dma_unmap_page(dev, address, PAGE_SIZE, DMA_FROM_DEVICE);
+		dma_unmap_page_attrs(dev, address, bytes, direction, attrs);
 	}
+	return 0;
+}
+
+static int count(struct device *dev, struct page *page)
+{
+	unsigned long flags;
+	cycles_t begun;
+	int err;
+
+	err = count_pairs(dev, page, COUNT_WARM_UP);
+	if (err)
+		return err;
+	/* As in a NAPI poll: modes that wait for the end of a burst do so there. */
+	local_bh_disable();
+	local_irq_save(flags);
+	begun = get_cycles();
+	err = count_pairs(dev, page, COUNT_PAIRS);
+	begun = get_cycles() - begun;
+	local_irq_restore(flags);
+	local_bh_enable();
+	pr_info("dma_count: %s: %llu for %d maps and unmaps\n", device, begun, COUNT_PAIRS);
+	return err;
+}
+
+/* Allocates coherent memory, writes all of it, and frees it. */
+static int allocate(struct device *dev)
+{
+	dma_addr_t address;
+	void *memory = dma_alloc_coherent(dev, coherent, &address, GFP_KERNEL);
+
+	if (!memory)
+		return -ENOMEM;
+	memset(memory, 0xa5, coherent);
+	pr_info("dma_count: %s: %u bytes of coherent memory, %s\n", device, coherent,
+		is_vmalloc_addr(memory) ? "single pages" : "contiguous");
+	dma_free_coherent(dev, coherent, memory, address);
 	return 0;
 }
 
@@ -44,19 +100,16 @@ static int __init count_init(void)
 {
 	struct pci_dev *pdev = count_device();
 	struct page *page = alloc_page(GFP_KERNEL);
-	unsigned long flags;
-	cycles_t begun;
 	int err = -ENODEV;
 
-	if (pdev && page)
-		err = count_pairs(&pdev->dev, page, COUNT_WARM_UP);
-	if (!err) {
-		local_irq_save(flags);
-		begun = get_cycles();
-		err = count_pairs(&pdev->dev, page, COUNT_PAIRS);
-		begun = get_cycles() - begun;
-		local_irq_restore(flags);
-		pr_info("dma_count: %s: %llu for %d maps and unmaps\n", device, begun, COUNT_PAIRS);
+	if (!page)
+		err = -ENOMEM;
+	if (pdev && page && bytes <= PAGE_SIZE) {
+		/* Its driver stays. */
+		device_lock(&pdev->dev);
+		if (pdev->dev.driver)
+			err = coherent ? allocate(&pdev->dev) : count(&pdev->dev, page);
+		device_unlock(&pdev->dev);
 	}
 	if (page)
 		__free_page(page);

@@ -11,64 +11,46 @@
 
 #include "pviommu.h"
 
-/*
- * With as_published=1, these functions behave like the PVIOMMU paper's cache, to demonstrate its
- * defects. Nothing else depends on the parameter.
- *
- * The paper's key is the page alone: a map gets the existing mapping of its page, with any length
- * and direction. One bit marks a mapping as in use, so the first of two users releases it, and the
- * unmap of the other one is ignored.
- *
- * pvi_as_published is tested only where the fixed cache would fail, so it costs nothing on a hit.
- */
-static __always_inline bool pvi_covers(const struct pvi_mapping *mapping, u32 pages,
-				       enum dma_data_direction direction)
+/* A module can be compiled with another key. */
+#ifndef PVI_KEY_HEADER
+#define PVI_KEY_HEADER "key.h"
+#endif
+#include PVI_KEY_HEADER
+
+/* Indices of the buckets in the two tables. */
+static __always_inline u32 pvi_giova_index(struct pvi_endpoint *endpoint, u64 giova)
 {
-	return (mapping->pages == pages && mapping->direction == direction) || pvi_as_published;
+	return hash_64(giova, endpoint->table_bits);
 }
 
-static __always_inline bool pvi_used_after_put(struct pvi_mapping *mapping)
+static __always_inline u32 pvi_page_index(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
+					  enum dma_data_direction direction)
 {
-	if (!--mapping->users)
-		return false;
-	if (!pvi_as_published)
-		return true;
-	mapping->users = 0;
-	return false;
+	return hash_64(pvi_key(gpa, pages, direction), endpoint->table_bits);
 }
 
-static __always_inline int pvi_unmap_unknown(void)
+static __always_inline struct pvi_shard *pvi_shard_of(struct pvi_endpoint *endpoint, u32 index)
 {
-	return pvi_as_published ? 0 : -ENOENT;
+	return &endpoint->shards[index >> endpoint->shard_shift];
 }
 
-static __always_inline struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *endpoint, u64 giova)
+/* The shard of a cached mapping's bucket in by_page. */
+static __always_inline struct pvi_shard *pvi_page_shard(struct pvi_endpoint *endpoint,
+							const struct pvi_mapping *mapping)
 {
-	return &endpoint->by_giova[hash_64(giova, endpoint->table_bits)];
+	return pvi_shard_of(endpoint, pvi_page_index(endpoint, mapping->gpa, mapping->pages,
+						     mapping->direction));
 }
 
-/*
- * Hashes the whole key, so that mappings of one page with different lengths do not share a bucket.
- * The paper's cache hashes the page alone.
- */
-static __always_inline struct hlist_head *pvi_page_bucket(struct pvi_endpoint *endpoint, u64 gpa,
-							  u32 pages,
-							  enum dma_data_direction direction)
-{
-	u64 key = gpa;
-
-	if (!pvi_as_published)
-		key += pages * 4ULL + direction;
-	return &endpoint->by_page[hash_64(key, endpoint->table_bits)];
-}
-
-static __always_inline struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa,
-						    u32 pages, enum dma_data_direction direction,
-						    u64 limit)
+/* Caller holds the bucket's page_lock. */
+static __always_inline struct pvi_mapping *pvi_find_page(struct hlist_head *bucket, u64 gpa,
+							 u32 pages,
+							 enum dma_data_direction direction,
+							 u64 limit)
 {
 	struct pvi_mapping *mapping;
 
-	hlist_for_each_entry(mapping, pvi_page_bucket(endpoint, gpa, pages, direction), by_page) {
+	hlist_for_each_entry(mapping, bucket, by_page) {
 		if (mapping->gpa == gpa && pvi_covers(mapping, pages, direction) &&
 		    mapping->users != U32_MAX &&
 		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
@@ -77,57 +59,102 @@ static __always_inline struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoin
 	return NULL;
 }
 
+/* Caller holds the bucket's giova_lock. */
+static __always_inline struct pvi_mapping *pvi_find_giova(struct hlist_head *bucket, u64 giova)
+{
+	struct pvi_mapping *mapping;
+
+	hlist_for_each_entry(mapping, bucket, by_giova) {
+		if (mapping->giova == giova)
+			return mapping;
+	}
+	return NULL;
+}
+
 /*
- * Caller holds endpoint->lock. Adds a user to the mapping of these pages, if all its addresses are
- * at most limit.
+ * Adds a user to the mapping of these pages, if all its addresses are at most limit. The mapping
+ * stays valid as long as it has a user.
  */
 static __always_inline struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa,
 							 u32 pages,
 							 enum dma_data_direction direction,
 							 u64 limit)
 {
-	struct pvi_mapping *mapping = pvi_find(endpoint, gpa, pages, direction, limit);
+	u32 index = pvi_page_index(endpoint, gpa, pages, direction);
+	struct pvi_shard *shard = pvi_shard_of(endpoint, index);
+	struct pvi_mapping *mapping;
+	unsigned long flags;
 
-	if (!mapping)
-		return NULL;
-	if (!mapping->users++) {
+	spin_lock_irqsave(&shard->page_lock, flags);
+	mapping = pvi_find_page(&endpoint->by_page[index], gpa, pages, direction, limit);
+	if (mapping && !mapping->users++) {
 		list_del(&mapping->list);
-		endpoint->kept--;
-		endpoint->kept_pages -= mapping->pages;
-		endpoint->live++;
+		this_cpu_dec(endpoint->counts->kept);
+		this_cpu_sub(endpoint->counts->kept_pages, mapping->pages);
+		this_cpu_inc(endpoint->counts->live);
 	}
+	spin_unlock_irqrestore(&shard->page_lock, flags);
+	if (mapping)
+		this_cpu_inc(endpoint->counts->hits);
+	else
+		this_cpu_inc(endpoint->counts->misses);
 	return mapping;
 }
 
+/* Caller holds the mapping's giova_lock. Removes a user of a cached mapping. */
+static __always_inline int pvi_put_cached(struct pvi_endpoint *endpoint,
+					  struct pvi_mapping *mapping)
+{
+	struct pvi_shard *shard = pvi_page_shard(endpoint, mapping);
+	int err = 0;
+
+	spin_lock(&shard->page_lock);
+	if (!mapping->users) {
+		err = pvi_unmap_unknown();
+	} else if (!pvi_used_after_put(mapping)) {
+		mapping->cycle = READ_ONCE(endpoint->pvi->cycle);
+		list_add_tail(&mapping->list, &shard->unused);
+		this_cpu_dec(endpoint->counts->live);
+		this_cpu_inc(endpoint->counts->kept);
+		this_cpu_add(endpoint->counts->kept_pages, mapping->pages);
+	}
+	spin_unlock(&shard->page_lock);
+	return err;
+}
+
 /*
- * Caller holds endpoint->lock. Removes a user of the mapping at this address. Returns the mapping
- * if it was the last user and the mapping is not cached; it is then out of the tables, and the
- * caller must release it. Otherwise returns NULL, or an error pointer.
+ * Removes a user of the mapping at this address. Returns the mapping if it is not cached; it is
+ * then out of the tables, and the caller must release it. Otherwise returns NULL, or an error
+ * pointer.
  */
 static __always_inline struct pvi_mapping *pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova)
 {
 	struct pvi_mapping *mapping;
+	struct pvi_shard *shard;
+	unsigned long flags;
+	int err = 0;
+	u32 index;
 
 	giova &= ~(PVI_PAGE_BYTES - 1);
-	hlist_for_each_entry(mapping, pvi_giova_bucket(endpoint, giova), by_giova) {
-		if (mapping->giova != giova || !mapping->users)
-			continue;
-		if (mapping->orphan != PVI_OWNED)
-			return ERR_PTR(pvi_put_orphan(endpoint, mapping));
-		if (pvi_used_after_put(mapping))
-			return NULL;
-		endpoint->live--;
-		if (!mapping->shared) {
-			pvi_unhash_mapping(endpoint, mapping);
-			return mapping;
-		}
-		mapping->cycle = READ_ONCE(endpoint->pvi->cycle);
-		list_add_tail(&mapping->list, &endpoint->unused);
-		endpoint->kept++;
-		endpoint->kept_pages += mapping->pages;
-		return NULL;
+	index = pvi_giova_index(endpoint, giova);
+	shard = pvi_shard_of(endpoint, index);
+	spin_lock_irqsave(&shard->giova_lock, flags);
+	mapping = pvi_find_giova(&endpoint->by_giova[index], giova);
+	if (!mapping) {
+		err = pvi_unmap_unknown();
+	} else if (mapping->orphan != PVI_OWNED) {
+		err = pvi_put_orphan(endpoint, mapping);
+		mapping = NULL;
+	} else if (mapping->shared) {
+		err = pvi_put_cached(endpoint, mapping);
+		mapping = NULL;
+	} else {
+		hlist_del(&mapping->by_giova);
+		this_cpu_dec(endpoint->counts->live);
 	}
-	return ERR_PTR(pvi_unmap_unknown());
+	spin_unlock_irqrestore(&shard->giova_lock, flags);
+	this_cpu_inc(endpoint->counts->unmaps);
+	return err ? ERR_PTR(err) : mapping;
 }
 
 #endif

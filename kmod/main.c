@@ -5,14 +5,15 @@
  */
 #include <linux/debugfs.h>
 #include <linux/module.h>
+#include <linux/pm.h>
 #include <linux/slab.h>
-#include <linux/suspend.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ring.h>
 
+#include "hit.h"
 #include "pviommu.h"
 
-bool pvi_cache;
+bool pvi_cache = PVI_CACHE_DEFAULT;
 module_param_named(cache, pvi_cache, bool, 0444);
 MODULE_PARM_DESC(cache, "keep unused mappings for at most T x (C + 1): devices can access buffers for that time after their unmap (default: off)");
 
@@ -20,17 +21,13 @@ unsigned int pvi_cache_pages = 65536;
 module_param_named(limit, pvi_cache_pages, uint, 0444);
 MODULE_PARM_DESC(limit, "maximum number of 4096-byte pages that a device's cache maps, 1 to 1048576 (default: 65536, or 256 MiB)");
 
-bool pvi_as_published;
-module_param_named(as_published, pvi_as_published, bool, 0444);
-MODULE_PARM_DESC(as_published, "with cache=1: the paper's key (the page alone) and its one bit instead of a count of users, to show the defects (default: off)");
-
 unsigned int pvi_cycle_ms = 10000;
 module_param_named(t_ms, pvi_cycle_ms, uint, 0444);
 MODULE_PARM_DESC(t_ms, "T: length of the cache's cycle in ms (default: 10000)");
 
 unsigned int pvi_cycles = 3;
 module_param_named(c, pvi_cycles, uint, 0444);
-MODULE_PARM_DESC(c, "C: whole cycles for which an unused mapping is kept (default: 3)");
+MODULE_PARM_DESC(c, "C: whole cycles for which an unused mapping is kept, 0 to 1000 (default: 3)");
 
 struct dentry *pvi_debugfs;
 /* Unbound, because its work waits for the host. */
@@ -117,38 +114,27 @@ static void pvi_release(struct pvi *pvi)
 	/* The reset device cannot queue it again. */
 	cancel_delayed_work_sync(&pvi->events);
 	pvi->vdev->config->del_vqs(pvi->vdev);
-	pvi_bind_free(pvi);
+	core_free(&pvi->core);
 	pvi_queue_free(pvi);
 	kfree(pvi->event_buffers);
 	kfree(pvi->devices);
 	kfree(pvi);
 }
 
-/*
- * A resume resets the device, which drops every mapping, and the drivers would not map again.
- * Suspend therefore fails, before any device is suspended.
- */
-static int pvi_pm_event(struct notifier_block *block, unsigned long event, void *data)
-{
-	struct pvi *pvi = container_of(block, struct pvi, sleep);
-
-	if (event != PM_SUSPEND_PREPARE && event != PM_HIBERNATION_PREPARE)
-		return NOTIFY_DONE;
-	dev_err(&pvi->vdev->dev, "the devices behind it cannot be suspended\n");
-	return notifier_from_errno(-EOPNOTSUPP);
-}
-
 static int pvi_probe(struct virtio_device *vdev)
 {
-	struct pvi *pvi = kzalloc(sizeof(*pvi), GFP_KERNEL);
+	struct pvi *pvi;
 	int err;
 
+	err = core_check_machine(&vdev->dev);
+	if (err)
+		return err;
+	pvi = kzalloc(sizeof(*pvi), GFP_KERNEL);
 	if (!pvi)
 		return -ENOMEM;
 	pvi->vdev = vdev;
 	vdev->priv = pvi;
-	mutex_init(&pvi->mutex);
-	INIT_LIST_HEAD(&pvi->endpoints);
+	core_init(&pvi->core, &pvi_engine, &vdev->dev);
 	INIT_DELAYED_WORK(&pvi->tick, pvi_tick);
 	INIT_DELAYED_WORK(&pvi->events, pvi_events_work);
 	err = pvi_read_config(pvi);
@@ -163,23 +149,15 @@ static int pvi_probe(struct virtio_device *vdev)
 		return err;
 	}
 	pvi_debugfs_add(pvi);
-	pvi->sleep.notifier_call = pvi_pm_event;
-	err = register_pm_notifier(&pvi->sleep);
-	if (err)
-		goto release;
-	err = pvi_bind_start(pvi);
-	if (err)
-		goto unregister;
+	err = core_start(&pvi->core);
+	if (err) {
+		debugfs_remove_recursive(pvi->debugfs);
+		pvi_release(pvi);
+		return err;
+	}
 	if (pvi_cache)
 		queue_delayed_work(pvi_workqueue, &pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
 	return 0;
-
-unregister:
-	unregister_pm_notifier(&pvi->sleep);
-release:
-	debugfs_remove_recursive(pvi->debugfs);
-	pvi_release(pvi);
-	return err;
 }
 
 static void pvi_remove(struct virtio_device *vdev)
@@ -187,11 +165,41 @@ static void pvi_remove(struct virtio_device *vdev)
 	struct pvi *pvi = vdev->priv;
 
 	cancel_delayed_work_sync(&pvi->tick);
-	pvi_bind_stop(pvi);
-	unregister_pm_notifier(&pvi->sleep);
+	core_stop(&pvi->core);
 	debugfs_remove_recursive(pvi->debugfs);
 	pvi_release(pvi);
 }
+
+/*
+ * Before a reboot or kexec, after the shutdown of the devices behind it. The reset ends all
+ * mappings, and the host no longer writes answers and events to the memory of this kernel.
+ */
+static void pvi_shutdown(struct virtio_device *vdev)
+{
+	struct pvi *pvi = vdev->priv;
+
+	pvi_queue_stop(pvi);
+	cancel_delayed_work_sync(&pvi->tick);
+	virtio_reset_device(vdev);
+	cancel_delayed_work_sync(&pvi->events);
+}
+
+#ifndef PVI_HAVE_VIRTIO_SHUTDOWN
+/* The bus of these kernels has no shutdown of its own. */
+static void pvi_driver_shutdown(struct device *dev)
+{
+	pvi_shutdown(dev_to_virtio(dev));
+}
+#endif
+
+static int pvi_prepare(struct device *dev)
+{
+	struct pvi *pvi = dev_to_virtio(dev)->priv;
+
+	return core_refuse_sleep(&pvi->core);
+}
+
+static const struct dev_pm_ops pvi_pm = { .prepare = pvi_prepare };
 
 /*
  * Without indirect descriptors and event indices, a request takes two descriptors and a kick is a
@@ -212,16 +220,25 @@ static const struct virtio_device_id pvi_ids[] = {
 	{ PVI_DEVICE_TYPE, VIRTIO_DEV_ANY_ID },
 	{ 0 },
 };
+
+#ifndef PVI_LOADED_BY_HAND
 MODULE_DEVICE_TABLE(virtio, pvi_ids);
+#endif
 
 static struct virtio_driver pvi_driver = {
 	.driver.name = "pviommu",
+	.driver.pm = pm_sleep_ptr(&pvi_pm),
 	.feature_table = pvi_features,
 	.feature_table_size = ARRAY_SIZE(pvi_features),
 	.id_table = pvi_ids,
 	.validate = pvi_validate,
 	.probe = pvi_probe,
 	.remove = pvi_remove,
+#ifdef PVI_HAVE_VIRTIO_SHUTDOWN
+	.shutdown = pvi_shutdown,
+#else
+	.driver.shutdown = pvi_driver_shutdown,
+#endif
 };
 
 static int __init pvi_init(void)
@@ -229,13 +246,12 @@ static int __init pvi_init(void)
 	int err;
 
 	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000 || !pvi_cache_pages ||
-	    pvi_cache_pages > PVI_LIMIT_MAX || (pvi_as_published && !pvi_cache)) {
-		pr_err("pviommu: t_ms must be 1 to 3600000, limit 1 to %u, and as_published=1 requires cache=1\n",
-		       PVI_LIMIT_MAX);
+	    pvi_cache_pages > PVI_LIMIT_MAX || pvi_cycles > PVI_CYCLES_MAX) {
+		pr_err("pviommu: t_ms must be 1 to 3600000, limit 1 to %u, c 0 to %u\n",
+		       PVI_LIMIT_MAX, PVI_CYCLES_MAX);
 		return -EINVAL;
 	}
-	if (pvi_as_published)
-		pr_warn("pviommu: as_published=1, the paper's key and one bit: devices can access buffers that they must not, and lose access to others\n");
+	pvi_warn_of_key();
 	/* Freeing memory may depend on a disk behind this device. */
 	pvi_workqueue = alloc_workqueue("pviommu", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	if (!pvi_workqueue)

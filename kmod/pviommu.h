@@ -2,41 +2,43 @@
 /*
  * The frontend of the para-virtual IOMMU: interfaces between its parts.
  *
- *   ops     the dma_map_ops that drivers call
- *   hit     fast path of a map with a cache hit, and of its unmap
- *   cache   mappings of one endpoint: lookup, sharing, removal
- *   leave   removal of mappings: at expiry, for room, on driver unbind
- *   iova    allocation of an endpoint's addresses
- *   queue   requests to the host and waiting for their answers
- *   bind    selection of the PCI devices that are endpoints
- *   events  accesses that the host blocked
+ *   ops       the dma_map_ops that drivers call
+ *   hit       fast path of a map with a cache hit, and of its unmap
+ *   cache     mappings of one endpoint: lookup, sharing, removal
+ *   evict     removal of mappings: at expiry, for room, on driver unbind
+ *   iova      allocation of an endpoint's addresses
+ *   queue     requests to the host and waiting for their answers
+ *   slots     start and end of the request queue
+ *   endpoint  the devices that the host translates for
+ *   events    accesses that the host blocked
  */
 #ifndef PVIOMMU_H
 #define PVIOMMU_H
 
+#include <linux/atomic.h>
+#include <linux/cache.h>
 #include <linux/dma-direction.h>
-#include <linux/dma-map-ops.h>
 #include <linux/iova.h>
 #include <linux/ktime.h>
 #include <linux/list.h>
-#include <linux/mutex.h>
-#include <linux/notifier.h>
-#include <linux/pci.h>
+#include <linux/percpu.h>
 #include <linux/spinlock.h>
 #include <linux/virtio.h>
 #include <linux/workqueue.h>
 
+#include "core.h"
 #include "wire.h"
-
-#if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
-/* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
-#error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
-#endif
 
 /* Minimum size of an endpoint's two hash tables, as a power of two. */
 #define PVI_TABLE_BITS_MIN 11
+/* Pages of a map in an ordinary slot of the request queue. */
+#define PVI_SLOT_PAGES 64
+/* Maximum number of an endpoint's shards, a power of two. */
+#define PVI_SHARDS_MAX 16
 /* Maximum value of pvi_cache_pages: 4 GiB of memory. */
 #define PVI_LIMIT_MAX 1048576
+/* Maximum value of pvi_cycles. */
+#define PVI_CYCLES_MAX 1000
 
 /* A request to the host. The host owns its memory until it has answered. */
 struct pvi_slot {
@@ -69,6 +71,7 @@ struct pvi_queue {
 
 /* A PVIOMMU device. */
 struct pvi {
+	struct core_iommu core;
 	struct virtio_device *vdev;
 	struct pvi_queue queue;
 	/* The event queue, used only by the work item. NULL without events. */
@@ -85,15 +88,6 @@ struct pvi {
 	/* The devices that it translates for, in ascending order. */
 	u32 *devices;
 	u32 device_count;
-
-	/*
-	 * Protects the list of endpoints and their devices. Taken in sleepable context, never held
-	 * during a request to the host. Endpoints stay in the list until the device is removed.
-	 */
-	struct mutex mutex;
-	struct list_head endpoints;
-	struct notifier_block binding;
-	struct notifier_block sleep;
 
 	/* Number of the current cycle of the cache. */
 	u64 cycle;
@@ -119,6 +113,8 @@ struct pvi_mapping {
 	/* Addresses of the first page. */
 	u64 giova;
 	u64 gpa;
+	/* Pages that are not contiguous, valid until the host has mapped them. Or NULL. */
+	struct page **frames;
 	u32 pages;
 	/* Number of buffers that use it. */
 	u32 users;
@@ -131,43 +127,25 @@ struct pvi_mapping {
 };
 
 /*
- * A PCI address whose DMA this module maps. It outlives an unplugged device: addresses that the
- * host did not unmap must not be reused for the next device there.
+ * A part of an endpoint's mappings. CPUs that map at the same time rarely use the same one. The
+ * locks are held for short sections, never while waiting.
  */
-struct pvi_endpoint {
-	struct list_head list;
-	struct pvi *pvi;
-	/* The device, or NULL. Without a device, no mapping is in use. */
-	struct pci_dev *pdev;
-	/* Unplugged devices that left mappings. They keep our dma_map_ops. */
-	struct list_head unplugged;
-	u32 devid;
-	/* PCI address. */
-	char name[16];
-	/* A copy of pvi_ops. container_of() on it finds the endpoint. */
-	const struct dma_map_ops ops;
-	struct iova_domain iovad;
-	/* Removes expired mappings and makes room. */
-	struct work_struct trim;
-
-	/* Protects all fields below. */
-	spinlock_t lock;
-	struct hlist_head *by_page;
-	struct hlist_head *by_giova;
-	unsigned int table_bits;
+struct pvi_shard {
+	/* Protects the buckets of by_giova, and orphans in them. Taken before a page_lock. */
+	spinlock_t giova_lock;
+	/* Protects the buckets of by_page, the users of their mappings, and the list below. */
+	spinlock_t page_lock ____cacheline_aligned_in_smp;
 	/* Unused mappings, in the order in which they lost their last user. */
 	struct list_head unused;
-	u64 live;
-	u64 kept;
-	/* Pages of unused mappings, which the device can still access. */
-	u64 kept_pages;
-	/* Pages of cached mappings, in use or unused: at most pvi_cache_pages. */
-	u64 cached_pages;
-	/* Mappings of unbound drivers: unmapped, but their addresses are still reserved. */
-	u64 orphans;
-	/* True if the worker must remove some of the unused mappings. */
-	bool room_requested;
+} ____cacheline_aligned_in_smp;
 
+/* Counters of an endpoint on one CPU. Only their sums have a meaning (pvi_count). */
+struct pvi_counts {
+	/* Mappings in use. */
+	u64 live;
+	/* Unused mappings, and their pages, which the device can still access. */
+	u64 kept;
+	u64 kept_pages;
 	u64 maps;
 	u64 unmaps;
 	u64 hits;
@@ -180,6 +158,33 @@ struct pvi_endpoint {
 	u64 failures;
 	/* Pages whose unmap the host did not confirm. Their addresses are never reused. */
 	u64 lost;
+};
+
+/* A PCI address whose DMA this module maps. */
+struct pvi_endpoint {
+	struct core_endpoint core;
+	struct pvi *pvi;
+	struct iova_domain iovad;
+	/* Removes expired mappings and makes room. */
+	struct work_struct trim;
+
+	/* Hash tables. Each shard has the same part of both. */
+	struct hlist_head *by_page;
+	struct hlist_head *by_giova;
+	unsigned int table_bits;
+	struct pvi_shard *shards;
+	unsigned int shard_count;
+	/* Shift from the index of a bucket to that of its shard. */
+	unsigned int shard_shift;
+	/* The shard from which the next map that needs room evicts. */
+	unsigned int next_shard;
+	/* Pages of cached mappings, in use or unused: at most pvi_cache_pages. */
+	atomic_long_t cached_pages;
+	/* Mappings of unbound drivers: unmapped, but their addresses are still reserved. */
+	atomic_long_t orphans;
+	/* True if the worker must remove some of the unused mappings. */
+	bool room_requested;
+	struct pvi_counts __percpu *counts;
 };
 
 /*
@@ -209,16 +214,18 @@ struct pvi_call {
 
 /* main.c */
 extern bool pvi_cache;
-extern bool pvi_as_published;
 extern unsigned int pvi_cycle_ms;
 extern unsigned int pvi_cycles;
 extern unsigned int pvi_cache_pages;
 extern struct workqueue_struct *pvi_workqueue;
 extern struct dentry *pvi_debugfs;
 
-/* queue.c */
+/* slots.c */
 int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq);
+void pvi_queue_stop(struct pvi *pvi);
 void pvi_queue_free(struct pvi *pvi);
+
+/* queue.c */
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		  enum dma_data_direction direction, struct pvi_call *call, bool *undone);
 int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
@@ -238,8 +245,9 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 				    enum dma_data_direction direction, u64 limit, bool shared,
 				    struct pvi_call *call);
 void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs);
-void pvi_unhash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
+u64 pvi_count(const u64 __percpu *counter);
 void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost);
+void pvi_unhash_giovas(struct pvi_endpoint *endpoint, struct list_head *mappings);
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost);
 int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct pvi_call *call,
 		  bool *undone);
@@ -259,10 +267,8 @@ void pvi_trim_work(struct work_struct *work);
 /* ops.c */
 extern const struct dma_map_ops pvi_ops;
 
-/* bind.c */
-int pvi_bind_start(struct pvi *pvi);
-void pvi_bind_stop(struct pvi *pvi);
-void pvi_bind_free(struct pvi *pvi);
+/* endpoint.c */
+extern const struct core_engine pvi_engine;
 void pvi_trim_all(struct pvi *pvi);
 
 /* events.c */

@@ -16,7 +16,6 @@
 #include <linux/rcupdate.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
-#include <linux/slab.h>
 
 #include "pviommu.h"
 
@@ -26,11 +25,6 @@
 /* Sleep between two polls in sleepable context, in microseconds. */
 #define PVI_SLEEP_MIN		50
 #define PVI_SLEEP_MAX		200
-/* Pages of a map in an ordinary slot. */
-#define PVI_SLOT_PAGES		64
-/* Pages of an unmap in the large slot. It is filled with interrupts disabled. */
-#define PVI_LARGE_PAGES		4096
-#define PVI_SLOTS_MAX		64
 /* Maximum number of requests in flight per caller. */
 #define PVI_GROUP		8
 
@@ -46,7 +40,10 @@ struct pvi_cursor {
 
 /* A request in flight and its pages. */
 struct pvi_sent {
-	/* Slot of the request, until it is answered. Protected by queue->lock. */
+	/*
+	 * Slot of the request, until it is answered. Written with queue->lock; its caller reads it
+	 * without.
+	 */
 	struct pvi_slot *slot;
 	/* Result of the request. */
 	int err;
@@ -64,7 +61,10 @@ static struct pvi_cursor pvi_cursor_at_first(struct list_head *mappings)
 	return cursor;
 }
 
-/* Returns the page at the cursor and advances. The caller must not pass the end. */
+/*
+ * Returns the page at the cursor and advances. The caller must not pass the end. gpa is NULL for an
+ * unmap.
+ */
 static void pvi_cursor_next(struct pvi_cursor *cursor, u64 *giova, u64 *gpa)
 {
 	u64 offset;
@@ -73,9 +73,13 @@ static void pvi_cursor_next(struct pvi_cursor *cursor, u64 *giova, u64 *gpa)
 		cursor->mapping = list_next_entry(cursor->mapping, list);
 		cursor->page = 0;
 	}
-	offset = (u64)cursor->page++ << PVI_PAGE_SHIFT;
+	offset = (u64)cursor->page << PVI_PAGE_SHIFT;
 	*giova = cursor->mapping->giova + offset;
-	*gpa = cursor->mapping->gpa + offset;
+	if (gpa && cursor->mapping->frames)
+		*gpa = page_to_phys(cursor->mapping->frames[cursor->page]);
+	else if (gpa)
+		*gpa = cursor->mapping->gpa + offset;
+	cursor->page++;
 }
 
 static void pvi_break_queue(struct pvi *pvi, const char *why)
@@ -145,7 +149,8 @@ static void pvi_collect(struct pvi_queue *queue)
 	while ((slot = virtqueue_get_buf(queue->vq, &bytes))) {
 		if (slot->sent) {
 			slot->sent->err = pvi_error(READ_ONCE(slot->status));
-			slot->sent->slot = NULL;
+			/* The caller can return at once, and with it the memory at sent. */
+			smp_store_release(&slot->sent->slot, NULL);
 			slot->sent = NULL;
 		}
 		pvi_put_slot(queue, slot);
@@ -177,9 +182,9 @@ static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
 	pages = min_t(u64, pages, left);
 	sent->pages = pages;
 
-	pvi_begin(slot->request, endpoint->devid, type, (enum pvi_direction)direction, pages);
+	pvi_begin(slot->request, endpoint->core.devid, type, (enum pvi_direction)direction, pages);
 	for (i = 0; i < pages; i++) {
-		pvi_cursor_next(cursor, &giova, &gpa);
+		pvi_cursor_next(cursor, &giova, type == PVI_MAP ? &gpa : NULL);
 		if (type == PVI_MAP)
 			pvi_set_map(slot->request, pages, i, giova, gpa);
 		else
@@ -252,6 +257,23 @@ static void pvi_poll_timeout_pause(struct pvi_poll_timeout *timeout)
 	timeout->since = 0;
 }
 
+/*
+ * Returns true if the request is answered. While another caller has the lock, it collects the
+ * answers, ours included, so callers do not wait for each other.
+ */
+static bool pvi_poll(struct pvi_queue *queue, struct pvi_sent *sent)
+{
+	unsigned long flags;
+
+	/* Pairs with smp_store_release() in pvi_collect(): the result is in sent. */
+	if (smp_load_acquire(&sent->slot) && spin_trylock_irqsave(&queue->lock, flags)) {
+		pvi_collect(queue);
+		spin_unlock_irqrestore(&queue->lock, flags);
+	}
+	/* As above. */
+	return !smp_load_acquire(&sent->slot);
+}
+
 /* Waits for the host's answer and returns its status as an error code. */
 static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_poll_timeout *timeout)
 {
@@ -260,12 +282,9 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_poll_time
 	unsigned long flags;
 
 	do {
-		spin_lock_irqsave(&queue->lock, flags);
-		pvi_collect(queue);
-		answered = !sent->slot;
+		/* Read first: an answer that came before the queue broke counts. */
 		broken = virtqueue_is_broken(queue->vq);
-		spin_unlock_irqrestore(&queue->lock, flags);
-		if (answered) {
+		if (pvi_poll(queue, sent)) {
 			pvi_poll_timeout_pause(timeout);
 			return sent->err;
 		}
@@ -276,6 +295,7 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_poll_time
 	 * returns.
 	 */
 	spin_lock_irqsave(&queue->lock, flags);
+	pvi_collect(queue);
 	answered = !sent->slot;
 	if (!answered)
 		sent->slot->sent = NULL;
@@ -416,66 +436,4 @@ int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
 {
 	return pvi_unmap_from(endpoint, pvi_cursor_at_first(mappings), pvi_pages_of(mappings),
 			      timeout);
-}
-
-static int pvi_slot_init(struct pvi_slot *slot, size_t room)
-{
-	slot->request = kmalloc(room, GFP_KERNEL | __GFP_NOWARN);
-	if (!slot->request)
-		return -ENOMEM;
-	slot->room = room;
-	return 0;
-}
-
-int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq)
-{
-	size_t room = pvi_request_bytes(PVI_MAP, PVI_SLOT_PAGES);
-	u32 large = min_t(u32, pvi->pages_max, PVI_LARGE_PAGES);
-	size_t most = pvi_request_bytes(PVI_UNMAP, large);
-	struct pvi_queue *queue = &pvi->queue;
-	unsigned int count, i;
-	int err;
-
-	spin_lock_init(&queue->lock);
-	INIT_LIST_HEAD(&queue->free);
-	queue->vq = vq;
-	/* A request takes two descriptors. */
-	count = min_t(unsigned int, virtqueue_get_vring_size(vq) / 2, PVI_SLOTS_MAX);
-	if (count < 2)
-		return -EINVAL;
-	queue->slots = kcalloc(count, sizeof(*queue->slots), GFP_KERNEL);
-	if (!queue->slots)
-		return -ENOMEM;
-	/* pvi_queue_free() frees this many slots. */
-	queue->slot_count = count;
-	for (i = 0; i < count - 1; i++) {
-		err = pvi_slot_init(&queue->slots[i], room);
-		if (err)
-			goto free;
-		list_add(&queue->slots[i].free, &queue->free);
-	}
-	queue->large = &queue->slots[i];
-	/* Allocate as much as memory allows. Batches are split at its size. */
-	for (most = max(most, room); (err = pvi_slot_init(queue->large, most)); most /= 2) {
-		if (most < room)
-			goto free;
-	}
-	return 0;
-
-free:
-	pvi_queue_free(pvi);
-	return err;
-}
-
-/* Call this after a reset of the device: the host no longer writes to slots. */
-void pvi_queue_free(struct pvi *pvi)
-{
-	struct pvi_queue *queue = &pvi->queue;
-	unsigned int i;
-
-	for (i = 0; i < queue->slot_count; i++)
-		kfree(queue->slots[i].request);
-	kfree(queue->slots);
-	queue->slots = NULL;
-	queue->slot_count = 0;
 }

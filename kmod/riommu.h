@@ -2,31 +2,29 @@
 /*
  * The driver of a ring IOMMU: interfaces between its parts.
  *
- *   tables  root, context and device tables in memory
- *   ring    slots of a ring: allocation, map, unmap, invalidation
- *   ops     the dma_map_ops that drivers call
- *   bind    selection of the PCI devices behind the IOMMU
- *   faults  accesses that the IOMMU stopped
+ *   tables    root, context and device tables in memory
+ *   ring      slots of a ring: map, unmap, invalidation
+ *   free      which slots are free
+ *   ops       the dma_map_ops that drivers call
+ *   burst     unmaps whose invalidation comes at the end of a burst
+ *   shadow    copies of small buffers whose pages a burst cannot hold
+ *   endpoint  the devices behind the IOMMU
+ *   faults    accesses that the IOMMU stopped
  */
 #ifndef RIOMMU_H
 #define RIOMMU_H
 
+#include <linux/atomic.h>
 #include <linux/dma-direction.h>
-#include <linux/dma-map-ops.h>
+#include <linux/hrtimer.h>
+#include <linux/interrupt.h>
 #include <linux/io.h>
-#include <linux/list.h>
-#include <linux/mutex.h>
-#include <linux/notifier.h>
 #include <linux/pci.h>
-#include <linux/spinlock.h>
 #include <linux/workqueue.h>
 
+#include "core.h"
+#include "riommu_free.h"
 #include "riommu_regs.h"
-
-#if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
-/* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
-#error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
-#endif
 
 /* Rings of a device. No buffer has address 0, because ring 0 has no slots. */
 enum {
@@ -38,47 +36,91 @@ enum {
 	RIO_RINGS,
 };
 
+enum rio_mode {
+	/* An invalidation for each unmap of a buffer or of a list. */
+	RIO_STRICT,
+	/* One at the end of a burst. The pages of its buffers are held until then. */
+	RIO_BURST,
+	/* One at the end of a burst, as published: the device reaches freed pages until then. */
+	RIO_BURST_PAPER,
+};
+
+/* Largest shadow: a packet of an Ethernet link fits. */
+#define RIO_SHADOW_BYTES 2048
+
+/* State of a slot in addition to its entry. */
+struct rio_state {
+	/* Next slot in a chain of cleared slots, or RIO_NO_SLOT. */
+	u32 next;
+	/* The buffer whose pages are held by reference; without bytes, none are. */
+	u32 held_bytes;
+	u64 held;
+	/* The buffer that the device uses a shadow of; without bytes, it uses the buffer. */
+	u64 shadowed;
+	void *shadow;
+	u32 shadow_bytes;
+	/* The driver unbound without an unmap of this slot. */
+	bool is_left;
+};
+
+/* Cleared slots that one invalidation makes free, linked from the last to the first one. */
+struct rio_chain {
+	u32 last, first;
+	int count;
+	/* All of them can wait for the end of a burst. */
+	bool is_deferred;
+};
+
 /* A ring: a flat table, and which of its slots are free. */
 struct rio_ring {
 	struct rio_entry *table;
+	struct rio_state *states;
 	u32 slots;
 	u16 number;
 	/* RIO_READ, RIO_WRITE or both. */
 	u8 direction;
+	struct rio_free free;
 
-	/* Protects all fields below. */
-	spinlock_t lock;
-	/* Free slots in the order in which they became free: a queue in a ring. */
-	u32 *free;
-	u32 free_first;
-	u32 free_count;
-	u64 maps;
-	u64 unmaps;
-	u64 invalidations;
+	/* Cleared slots of the present burst, the last one first. */
+	u32 pending;
+	atomic_t pending_count;
+	/* A burst ends when it has this many slots. */
+	int burst_slots;
+
+	atomic64_t invalidations;
+	/* Unmaps that waited for the end of a burst, and those among them that held pages. */
+	atomic64_t deferred;
+	atomic64_t held;
+	/* Maps of shadows. */
+	atomic64_t shadows_used;
 	/* Maps that found no free slot. */
-	u64 full;
+	atomic64_t full;
 	/* Unmaps of what was not mapped. */
-	u64 bad;
+	atomic64_t bad;
 	/* Slots whose invalidation the IOMMU did not answer. They are never used again. */
-	u64 lost;
+	atomic64_t lost;
+	/* Slots that drivers left: their entries are cleared. */
+	atomic64_t left;
 };
 
-/* A device behind the IOMMU. It stays in the list until the IOMMU is removed. */
+/* A device behind the IOMMU. */
 struct rio_endpoint {
-	struct list_head list;
+	struct core_endpoint core;
 	struct rio *rio;
-	/* The device, or NULL if it is unplugged. */
-	struct pci_dev *pdev;
 	u16 id;
-	/* A copy of rio_ops. container_of() on it finds the endpoint. */
-	const struct dma_map_ops ops;
 	/* A page: the rDEVICE, then the rRINGs. */
 	struct rio_entry *rdevice;
 	struct rio_ring rings[RIO_RINGS];
+
+	/* End bursts: as published after the present softirq; after rio_burst_us at the latest. */
+	struct tasklet_struct burst_end;
+	struct hrtimer burst_limit;
+	bool is_limit_set;
 };
 
 /* A ring IOMMU. */
 struct rio {
+	struct core_iommu core;
 	struct pci_dev *pdev;
 	void __iomem *regs;
 	struct rio_entry *root;
@@ -88,23 +130,21 @@ struct rio {
 	u16 *devices;
 	u32 device_count;
 
-	/* Protects the list of endpoints and their devices. */
-	struct mutex mutex;
-	struct list_head endpoints;
-	struct notifier_block binding;
-	struct notifier_block sleep;
-
 	struct rio_entry *fault_queue;
 	u32 fault_entries;
 	/* Number of entries read, modulo 2^32. Used by the work item only. */
 	u32 fault_head;
 	u64 faults;
+	/* Restarts of the queue. */
+	u64 fault_restarts;
 	struct delayed_work fault_work;
 	struct dentry *debugfs;
 };
 
 /* main.c */
 extern unsigned int rio_slots;
+extern enum rio_mode rio_mode;
+extern unsigned int rio_burst_us;
 extern struct dentry *rio_debugfs;
 
 /* tables.c */
@@ -117,21 +157,43 @@ void rio_rdevice_free(struct rio_endpoint *endpoint);
 /* ring.c */
 int rio_ring_init(struct rio_ring *ring, u16 number, u32 slots);
 void rio_ring_free(struct rio_ring *ring);
-dma_addr_t rio_ring_map(struct rio_ring *ring, u64 buffer, u64 bytes, u32 offset);
-bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova);
-bool rio_invalidate(struct rio *rio, u64 word);
+bool rio_ring_unmap_left(struct rio_endpoint *endpoint, struct rio_ring *ring, u32 slot);
+u64 rio_ring_unbind(struct rio_endpoint *endpoint, struct rio_ring *ring);
+
+/* burst.c */
+void rio_burst_init(struct rio_endpoint *endpoint);
+void rio_burst_stop(struct rio_endpoint *endpoint);
+bool rio_burst_can_hold(u64 buffer, u32 bytes);
+bool rio_burst_defers(struct rio_ring *ring, u32 slot, u64 second, unsigned long attrs);
+bool rio_burst_unmap(struct rio_endpoint *endpoint, struct rio_ring *ring,
+		     const struct rio_chain *chain);
+u32 rio_burst_take(struct rio_endpoint *endpoint, struct rio_ring *ring);
+void rio_burst_end_all(struct rio_endpoint *endpoint);
+
+/* shadow.c */
+u64 rio_shadow_map(struct rio_ring *ring, u32 slot, u64 buffer, u32 bytes, unsigned long attrs);
+void rio_shadow_unmap(struct rio_ring *ring, u32 slot, unsigned long attrs);
+void rio_shadow_free(struct rio_state *state);
+void rio_sync_for_cpu(struct device *dev, dma_addr_t address, size_t size,
+		      enum dma_data_direction direction);
+void rio_sync_for_device(struct device *dev, dma_addr_t address, size_t size,
+			 enum dma_data_direction direction);
+void rio_sync_list_for_cpu(struct device *dev, struct scatterlist *list, int nents,
+			   enum dma_data_direction direction);
+void rio_sync_list_for_device(struct device *dev, struct scatterlist *list, int nents,
+			      enum dma_data_direction direction);
 
 /* ops.c */
 extern const struct dma_map_ops rio_ops;
+extern const struct dma_map_ops rio_burst_ops;
 
-/* bind.c */
-int rio_bind_start(struct rio *rio);
-void rio_bind_stop(struct rio *rio);
-void rio_bind_free(struct rio *rio);
+/* endpoint.c */
+extern const struct core_engine rio_engine;
 
 /* faults.c */
 int rio_faults_init(struct rio *rio);
 void rio_faults_work(struct work_struct *work);
+void rio_faults_stop(struct rio *rio);
 void rio_faults_free(struct rio *rio);
 irqreturn_t rio_faults_interrupt(int irq, void *data);
 

@@ -2,7 +2,8 @@
 /*
  * Stopped accesses. A device can cause any number. The IOMMU interrupts once until the driver has
  * written FQ_HEAD, and the work item does that at most every RIO_FAULTS_PAUSE_MS. It logs at most
- * 10 faults in 5 seconds.
+ * 10 faults in 5 seconds. An IOMMU that could not write a fault stops recording, and the work item
+ * restarts it, so there is at most one restart in the same time.
  */
 #include <linux/gfp.h>
 
@@ -44,22 +45,42 @@ static void rio_log(struct rio *rio, const struct rio_entry *entry)
 			    rio_reason(rio_fault_reason(second)));
 }
 
+/* A write of FQ sets FQ_HEAD and FQ_TAIL to 0. FQ is writable, because recording has stopped. */
+static void rio_set_queue(struct rio *rio)
+{
+	writeq(virt_to_phys(rio->fault_queue) | ilog2(rio->fault_entries),
+	       rio->regs + RIO_REG_FQ);
+	rio->fault_head = 0;
+}
+
 void rio_faults_work(struct work_struct *work)
 {
 	struct rio *rio = container_of(to_delayed_work(work), struct rio, fault_work);
+	/* Before FQ_TAIL: a stopped queue does not grow. */
+	u32 status = readl(rio->regs + RIO_REG_STS);
 	u32 tail = readl(rio->regs + RIO_REG_FQ_TAIL);
 	u32 unread = min(tail - rio->fault_head, rio->fault_entries);
+	bool is_stopped = status & RIO_STS_QUEUE;
 
 	while (unread--) {
 		rio_log(rio, &rio->fault_queue[rio->fault_head % rio->fault_entries]);
 		rio->fault_head++;
 		rio->faults++;
 	}
-	if (readl(rio->regs + RIO_REG_STS) & RIO_STS_QUEUE)
-		dev_err_ratelimited(&rio->pdev->dev, "the IOMMU no longer records faults\n");
-	writel(RIO_STS_ALL, rio->regs + RIO_REG_STS);
+	/* Not the bits that were set since. */
+	writel(status, rio->regs + RIO_REG_STS);
+	if (is_stopped) {
+		dev_err_ratelimited(&rio->pdev->dev, "the IOMMU could not record a fault, and is restarted\n");
+		rio_set_queue(rio);
+		rio->fault_restarts++;
+	}
 	/* If faults came since, the IOMMU interrupts again. */
 	writel(rio->fault_head, rio->regs + RIO_REG_FQ_HEAD);
+	if (is_stopped)
+		writel(RIO_CTRL_RUN, rio->regs + RIO_REG_CTRL);
+	else if (readl(rio->regs + RIO_REG_STS) & RIO_STS_QUEUE)
+		/* It stopped since the first look, and interrupts only if it has unread faults. */
+		schedule_delayed_work(&rio->fault_work, msecs_to_jiffies(RIO_FAULTS_PAUSE_MS));
 }
 
 irqreturn_t rio_faults_interrupt(int irq, void *data)
@@ -79,13 +100,18 @@ int rio_faults_init(struct rio *rio)
 	rio->fault_queue = (struct rio_entry *)get_zeroed_page(GFP_KERNEL);
 	if (!rio->fault_queue)
 		return -ENOMEM;
-	writeq(virt_to_phys(rio->fault_queue) | shift, rio->regs + RIO_REG_FQ);
+	rio_set_queue(rio);
 	return 0;
 }
 
-/* Call this when the IOMMU no longer records faults, and its interrupt is freed. */
+/* On return, the work item does not run again, so nothing sets CTRL's bits but the caller. */
+void rio_faults_stop(struct rio *rio)
+{
+	disable_delayed_work_sync(&rio->fault_work);
+}
+
+/* Call this when the IOMMU no longer records faults, and its work is stopped. */
 void rio_faults_free(struct rio *rio)
 {
-	cancel_delayed_work_sync(&rio->fault_work);
 	free_page((unsigned long)rio->fault_queue);
 }

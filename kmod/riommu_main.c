@@ -7,13 +7,28 @@
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
-#include <linux/suspend.h>
 
 #include "riommu.h"
 
 unsigned int rio_slots = 4096;
 module_param_named(slots, rio_slots, uint, 0444);
 MODULE_PARM_DESC(slots, "slots of each ring, 1 to 262143 (default: 4096)");
+
+static char *mode = "strict";
+module_param(mode, charp, 0444);
+MODULE_PARM_DESC(mode, "strict: an invalidation for each unmap (default); burst: one for each burst, whose pages are held by reference until then; burst-paper: as published, devices reach freed memory until then");
+
+/* As for the flush queues of Linux (10 ms). */
+unsigned int rio_burst_us = 10000;
+module_param_named(burst_us, rio_burst_us, uint, 0444);
+MODULE_PARM_DESC(burst_us, "maximum time of a burst in microseconds, 1 to 1000000 (default: 10000)");
+
+enum rio_mode rio_mode;
+static const char * const rio_modes[] = {
+	[RIO_STRICT] = "strict",
+	[RIO_BURST] = "burst",
+	[RIO_BURST_PAPER] = "burst-paper",
+};
 
 struct dentry *rio_debugfs;
 
@@ -61,33 +76,26 @@ static int rio_request_interrupt(struct rio *rio)
 	return pci_request_irq(rio->pdev, 0, rio_faults_interrupt, NULL, rio, "riommu");
 }
 
-/*
- * A resume resets the IOMMU, which then blocks all devices, and the drivers would not map again.
- * Suspend therefore fails, before any device is suspended.
- */
-static int rio_pm_event(struct notifier_block *block, unsigned long event, void *data)
-{
-	struct rio *rio = container_of(block, struct rio, sleep);
-
-	if (event != PM_SUSPEND_PREPARE && event != PM_HIBERNATION_PREPARE)
-		return NOTIFY_DONE;
-	dev_err(&rio->pdev->dev, "the devices behind it cannot be suspended\n");
-	return notifier_from_errno(-EOPNOTSUPP);
-}
-
 /* Stops translation: on return, the IOMMU reads no table and the devices reach nothing. */
-static void rio_stop(struct rio *rio)
+static void rio_stop_registers(struct rio *rio)
 {
 	writel(0, rio->regs + RIO_REG_CTRL);
 	readl(rio->regs + RIO_REG_STS);
 	pci_clear_master(rio->pdev);
 }
 
+/* The work item would set CTRL's bits again, so it ends first. */
+static void rio_stop(struct rio *rio)
+{
+	rio_faults_stop(rio);
+	rio_stop_registers(rio);
+}
+
 static void rio_release(struct rio *rio)
 {
 	rio_stop(rio);
 	rio_faults_free(rio);
-	rio_bind_free(rio);
+	core_free(&rio->core);
 	rio_tables_free(rio);
 	kfree(rio->devices);
 	kfree(rio);
@@ -101,7 +109,7 @@ static int rio_start(struct rio *rio)
 	 * The kernel before a kexec may have left the IOMMU running. FQ is writable only while it
 	 * records no faults.
 	 */
-	rio_stop(rio);
+	rio_stop_registers(rio);
 	err = rio_tables_init(rio) ?: rio_faults_init(rio);
 	if (err)
 		return err;
@@ -110,8 +118,7 @@ static int rio_start(struct rio *rio)
 	if (err)
 		return err;
 	writeq(virt_to_phys(rio->root), rio->regs + RIO_REG_ROOT);
-	writel(RIO_CTRL_TRANSLATE | RIO_CTRL_FAULTS | RIO_CTRL_INTERRUPT,
-	       rio->regs + RIO_REG_CTRL);
+	writel(RIO_CTRL_RUN, rio->regs + RIO_REG_CTRL);
 	return 0;
 }
 
@@ -126,15 +133,14 @@ static int rio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	struct rio *rio;
 	int err;
 
-	err = pcim_enable_device(pdev);
+	err = core_check_machine(&pdev->dev) ?: pcim_enable_device(pdev);
 	if (err)
 		return err;
 	rio = kzalloc(sizeof(*rio), GFP_KERNEL);
 	if (!rio)
 		return -ENOMEM;
 	rio->pdev = pdev;
-	mutex_init(&rio->mutex);
-	INIT_LIST_HEAD(&rio->endpoints);
+	core_init(&rio->core, &rio_engine, &pdev->dev);
 	INIT_DELAYED_WORK(&rio->fault_work, rio_faults_work);
 	rio->regs = pcim_iomap(pdev, 0, 0);
 	if (!rio->regs) {
@@ -152,16 +158,10 @@ static int rio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (err)
 		goto release;
 	rio_debugfs_add(rio);
-	rio->sleep.notifier_call = rio_pm_event;
-	err = register_pm_notifier(&rio->sleep);
-	if (err)
-		goto remove_files;
-	err = rio_bind_start(rio);
+	err = core_start(&rio->core);
 	if (!err)
 		return 0;
 
-	unregister_pm_notifier(&rio->sleep);
-remove_files:
 	debugfs_remove_recursive(rio->debugfs);
 	rio_free_interrupt(rio);
 release:
@@ -173,8 +173,7 @@ static void rio_remove(struct pci_dev *pdev)
 {
 	struct rio *rio = pci_get_drvdata(pdev);
 
-	rio_bind_stop(rio);
-	unregister_pm_notifier(&rio->sleep);
+	core_stop(&rio->core);
 	debugfs_remove_recursive(rio->debugfs);
 	rio_stop(rio);
 	rio_free_interrupt(rio);
@@ -186,6 +185,15 @@ static void rio_shutdown(struct pci_dev *pdev)
 {
 	rio_stop(pci_get_drvdata(pdev));
 }
+
+static int rio_prepare(struct device *dev)
+{
+	struct rio *rio = dev_get_drvdata(dev);
+
+	return core_refuse_sleep(&rio->core);
+}
+
+static const struct dev_pm_ops rio_pm = { .prepare = rio_prepare };
 
 static const struct pci_device_id rio_ids[] = {
 	{ PCI_DEVICE(RIO_VENDOR, RIO_DEVICE) },
@@ -199,16 +207,26 @@ static struct pci_driver rio_driver = {
 	.probe = rio_probe,
 	.remove = rio_remove,
 	.shutdown = rio_shutdown,
+	.driver.pm = pm_sleep_ptr(&rio_pm),
 };
 
 static int __init rio_init(void)
 {
 	int err;
 
-	if (!rio_slots || rio_slots > RIO_SLOTS_MAX) {
-		pr_err("riommu: slots must be 1 to %u\n", RIO_SLOTS_MAX);
+	if (!rio_slots || rio_slots > RIO_SLOTS_MAX || !rio_burst_us || rio_burst_us > 1000000) {
+		pr_err("riommu: slots must be 1 to %u, and burst_us 1 to 1000000\n",
+		       RIO_SLOTS_MAX);
 		return -EINVAL;
 	}
+	err = match_string(rio_modes, ARRAY_SIZE(rio_modes), mode);
+	if (err < 0) {
+		pr_err("riommu: mode must be strict, burst or burst-paper\n");
+		return err;
+	}
+	rio_mode = err;
+	if (rio_mode == RIO_BURST_PAPER)
+		pr_warn("riommu: mode=burst-paper, as published: devices can access memory after its unmap\n");
 	rio_debugfs = debugfs_create_dir("riommu", NULL);
 	err = pci_register_driver(&rio_driver);
 	if (err)

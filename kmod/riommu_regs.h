@@ -31,11 +31,12 @@
 #define RIO_CTRL_TRANSLATE	0x1
 #define RIO_CTRL_FAULTS		0x2
 #define RIO_CTRL_INTERRUPT	0x4
+/* All of them. */
+#define RIO_CTRL_RUN		0x7
 
 #define RIO_STS_OVERFLOW	0x1
 #define RIO_STS_QUEUE		0x2
 #define RIO_STS_INVALIDATION	0x4
-#define RIO_STS_ALL		0x7
 
 #define RIO_SLOTS_MAX		((1U << 18) - 1)
 #define RIO_BUFFER_MAX		((1ULL << 30) - 1)
@@ -84,6 +85,11 @@ static inline __u64 rio_rpte_second(__u64 bytes, unsigned int direction)
 	return bytes | (__u64)direction << 30 | 1ULL << 32;
 }
 
+static inline __u32 rio_rpte_bytes(__u64 second)
+{
+	return second & ((1U << 30) - 1);
+}
+
 static inline __u64 rio_iova(__u16 ring, __u32 slot, __u32 offset)
 {
 	return (__u64)ring << 48 | (__u64)slot << 30 | offset;
@@ -97,6 +103,11 @@ static inline __u16 rio_iova_ring(__u64 iova)
 static inline __u32 rio_iova_slot(__u64 iova)
 {
 	return iova >> 30 & ((1U << 18) - 1);
+}
+
+static inline __u32 rio_iova_offset(__u64 iova)
+{
+	return iova & ((1U << 30) - 1);
 }
 
 static inline __u16 rio_fault_device(__u64 second)

@@ -1,117 +1,87 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * A ring: a map writes two words, an unmap clears one and invalidates the ring. Slots become free
- * in any order. They are used again in the order in which they became free, so drivers that unmap
- * in order use them in order, and the IOMMU's prefetch finds the next one.
+ * in any order, and only after the invalidation.
  */
+#include <linux/log2.h>
 #include <linux/slab.h>
 
-#include "riommu.h"
+#include "riommu_ring.h"
 
 int rio_ring_init(struct rio_ring *ring, u16 number, u32 slots)
 {
-	u32 slot;
+	u32 cells = roundup_pow_of_two(slots);
 
-	spin_lock_init(&ring->lock);
 	ring->number = number;
 	ring->direction = (number != RIO_RING_WRITE ? RIO_READ : 0) |
 			  (number != RIO_RING_READ ? RIO_WRITE : 0);
 	ring->slots = slots;
+	ring->pending = RIO_NO_SLOT;
+	/* The paper's bursts have about 200 unmaps. */
+	ring->burst_slots = clamp(slots / 4, 1, 256);
 	ring->table = alloc_pages_exact(slots * sizeof(*ring->table), GFP_KERNEL | __GFP_ZERO);
-	ring->free = kvmalloc_array(slots, sizeof(*ring->free), GFP_KERNEL);
-	if (!ring->table || !ring->free)
+	ring->states = kvcalloc(slots, sizeof(*ring->states), GFP_KERNEL);
+	ring->free.cells = kvcalloc(cells, sizeof(*ring->free.cells), GFP_KERNEL);
+	if (!ring->table || !ring->states || !ring->free.cells)
 		return -ENOMEM;
-	for (slot = 0; slot < slots; slot++)
-		ring->free[slot] = slot;
-	ring->free_count = slots;
+	ring->free.mask = cells - 1;
+	rio_free_fill(&ring->free, slots);
 	return 0;
 }
 
 void rio_ring_free(struct rio_ring *ring)
 {
+	u32 slot;
+
 	if (ring->table)
 		free_pages_exact(ring->table, ring->slots * sizeof(*ring->table));
-	kvfree(ring->free);
+	for (slot = 0; ring->states && slot < ring->slots; slot++)
+		rio_shadow_free(&ring->states[slot]);
+	kvfree(ring->states);
+	kvfree(ring->free.cells);
+}
+
+/* An unmap of a slot whose entry is not valid. Returns true if an earlier driver left it. */
+bool rio_ring_unmap_left(struct rio_endpoint *endpoint, struct rio_ring *ring, u32 slot)
+{
+	if (slot < ring->slots && xchg(&ring->states[slot].is_left, false)) {
+		bool is_complete = rio_ring_invalidate(endpoint, ring);
+
+		if (is_complete)
+			rio_shadow_free(&ring->states[slot]);
+		rio_slot_free(ring, slot, is_complete);
+		atomic64_dec(&ring->left);
+		return is_complete;
+	}
+	atomic64_inc(&ring->bad);
+	return false;
 }
 
 /*
- * Writes an invalidation and waits until no access that used an old entry is in progress. The read
- * is necessary: a write to the bus may be posted. Returns false if the IOMMU does not answer.
+ * The endpoint's driver has unbound: unmaps its slots. They stay out of use until they are unmapped
+ * by their owners. Returns their number.
  */
-bool rio_invalidate(struct rio *rio, u64 word)
+u64 rio_ring_unbind(struct rio_endpoint *endpoint, struct rio_ring *ring)
 {
-	/* Entries in memory change before the IOMMU reads them again. */
-	wmb();
-	writeq(word, rio->regs + RIO_REG_INV);
-	return readl(rio->regs + RIO_REG_STS) != U32_MAX;
-}
-
-/* Returns the address of byte offset of the buffer, or DMA_MAPPING_ERROR if no slot is free. */
-dma_addr_t rio_ring_map(struct rio_ring *ring, u64 buffer, u64 bytes, u32 offset)
-{
-	struct rio_entry *entry;
-	unsigned long flags;
+	u64 left = 0;
 	u32 slot;
 
-	spin_lock_irqsave(&ring->lock, flags);
-	if (!ring->free_count) {
-		ring->full++;
-		spin_unlock_irqrestore(&ring->lock, flags);
-		return DMA_MAPPING_ERROR;
+	for (slot = 0; slot < ring->slots; slot++) {
+		struct rio_state *state = &ring->states[slot];
+
+		if (!READ_ONCE(ring->table[slot].second))
+			continue;
+		/* An unmap that finds the entry cleared finds the mark. */
+		WRITE_ONCE(state->is_left, true);
+		atomic64_inc(&ring->left);
+		if (xchg(&ring->table[slot].second, 0)) {
+			state->shadow_bytes = 0;
+			left++;
+		} else if (xchg(&state->is_left, false)) {
+			atomic64_dec(&ring->left);
+		}
 	}
-	slot = ring->free[ring->free_first];
-	if (++ring->free_first == ring->slots)
-		ring->free_first = 0;
-	ring->free_count--;
-	ring->maps++;
-	entry = &ring->table[slot];
-	WRITE_ONCE(entry->first, cpu_to_le64(buffer));
-	/* The word with `valid` is the last one. */
-	smp_wmb();
-	WRITE_ONCE(entry->second, cpu_to_le64(rio_rpte_second(bytes, ring->direction)));
-	spin_unlock_irqrestore(&ring->lock, flags);
-	return rio_iova(ring->number, slot, offset);
-}
-
-static void rio_slot_free(struct rio_ring *ring, u32 slot)
-{
-	u32 last = ring->free_first + ring->free_count;
-
-	if (last >= ring->slots)
-		last -= ring->slots;
-	ring->free[last] = slot;
-	ring->free_count++;
-}
-
-/* On true, the device can no longer access the buffer. */
-bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova)
-{
-	u16 number = rio_iova_ring(iova);
-	u32 slot = rio_iova_slot(iova);
-	struct rio_ring *ring;
-	unsigned long flags;
-	bool is_complete;
-
-	if (number == RIO_RING_NONE || number >= RIO_RINGS)
-		return false;
-	ring = &endpoint->rings[number];
-	/* Of several unmaps of a slot, one finds its entry valid. It needs no lock for that. */
-	if (slot >= ring->slots || !xchg(&ring->table[slot].second, 0)) {
-		spin_lock_irqsave(&ring->lock, flags);
-		ring->bad++;
-		spin_unlock_irqrestore(&ring->lock, flags);
-		return false;
-	}
-	is_complete = rio_invalidate(endpoint->rio, rio_inv_ring(endpoint->id, number));
-
-	/* A slot is used again only after the invalidation. */
-	spin_lock_irqsave(&ring->lock, flags);
-	ring->unmaps++;
-	ring->invalidations++;
-	if (is_complete)
-		rio_slot_free(ring, slot);
-	else
-		ring->lost++;
-	spin_unlock_irqrestore(&ring->lock, flags);
-	return is_complete;
+	if (left)
+		rio_ring_invalidate(endpoint, ring);
+	return left;
 }

@@ -5,7 +5,7 @@
  */
 #include <linux/gfp.h>
 
-#include "riommu.h"
+#include "riommu_ring.h"
 
 /* Position of the first rRING in the page of the rDEVICE. */
 #define RIO_RRINGS	1

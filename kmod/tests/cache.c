@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Runs cache.c and evict.c in user space, with the environment of host.c: residency and limit of
- * the cache (crates/pviommu/vectors/cache.txt), room for maps, and mappings left by a driver. With
- * as_published=1 the device gets the accesses that the PVIOMMU paper's cache allows; with
- * as_published=0 it does not.
+ * the cache (crates/pviommu/vectors/cache.txt), room for maps, mappings left by a driver, and
+ * accesses that only the PVIOMMU paper's cache permits (attacks.c).
  */
+#define AS_PUBLISHED false
 #include "host.c"
+#include "attacks.c"
 #include "cache_vectors.c"
 
 static void cycles(void)
@@ -29,20 +30,20 @@ static void cycles(void)
 		pvi_cache_expire(endpoint, cycle);
 		if (cycle == 8)
 			unmap(later);
-		CHECK(endpoint->kept == 3 && !pvi.queue.requests);
+		CHECK(COUNTS->kept == 3 && !pvi.queue.requests);
 	}
 	/* A map in the other direction does not reuse it. */
 	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) != one);
 	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == one);
-	CHECK(endpoint->kept == 2);
+	CHECK(COUNTS->kept == 2);
 	pvi.queue.requests = 0;
 	pvi.cycle = cycle;
 	pvi_cache_expire(endpoint, cycle);
-	CHECK(endpoint->kept == 1 && endpoint->expired == 1 && pvi.queue.requests == 1);
+	CHECK(COUNTS->kept == 1 && COUNTS->expired == 1 && pvi.queue.requests == 1);
 	pvi_cache_expire(endpoint, cycle + 1);
-	CHECK(endpoint->kept == 0 && endpoint->expired == 2 && pvi.queue.requests == 2);
+	CHECK(COUNTS->kept == 0 && COUNTS->expired == 2 && pvi.queue.requests == 2);
 	/* Mappings in use stay. A driver that never unmaps them leaves them behind. */
-	CHECK(endpoint->live == 3 && host.mapped_count == 3);
+	CHECK(COUNTS->live == 3 && host.mapped_count == 3);
 	end();
 	CHECK(test_complaints == 1 && !host.mapped_count);
 }
@@ -71,17 +72,17 @@ static void as_many_as_the_limit(void)
 	begin_with_queue("as many as the limit", true, 64);
 	pvi_cache_pages = 64;
 	keep(64, 1);
-	CHECK(endpoint->kept == 64 && endpoint->kept_pages == 64 && !endpoint->trim.queued);
+	CHECK(COUNTS->kept == 64 && COUNTS->kept_pages == 64 && !endpoint->trim.queued);
 	pvi.queue.requests = 0;
 	one = map(64 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(pvi.queue.requests == 1 && endpoint->full == 1 && endpoint->kept == 64);
+	CHECK(pvi.queue.requests == 1 && COUNTS->full == 1 && COUNTS->kept == 64);
 	unmap(one);
-	CHECK(pvi.queue.requests == 2 && !device_writes(one, 'a') && endpoint->kept == 64);
+	CHECK(pvi.queue.requests == 2 && !device_writes(one, 'a') && COUNTS->kept == 64);
 	/* The worker evicts the oldest sixteenth with one request. */
 	work();
-	CHECK(pvi.queue.requests == 3 && endpoint->kept == 60 && endpoint->forced == 4);
-	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) && endpoint->hits == 0);
-	CHECK(map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE) && endpoint->hits == 1);
+	CHECK(pvi.queue.requests == 3 && COUNTS->kept == 60 && COUNTS->forced == 4);
+	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) && COUNTS->hits == 0);
+	CHECK(map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE) && COUNTS->hits == 1);
 	end();
 
 	/* The limit counts pages, in use or unused. */
@@ -89,17 +90,17 @@ static void as_many_as_the_limit(void)
 	pvi_cache_pages = 64;
 	one = map(0, 40 * PAGE_SIZE, DMA_FROM_DEVICE);
 	two = map(40 * PAGE_SIZE, 25 * PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(endpoint->cached_pages == 40 && endpoint->full == 1 && !endpoint->trim.queued);
+	CHECK(CACHED_PAGES == 40 && COUNTS->full == 1 && !endpoint->trim.queued);
 	unmap(two);
-	CHECK(host.mapped_count == 40 && !endpoint->kept);
+	CHECK(host.mapped_count == 40 && !COUNTS->kept);
 	two = map(40 * PAGE_SIZE, 24 * PAGE_SIZE, DMA_FROM_DEVICE);
 	unmap(one);
 	unmap(two);
-	CHECK(endpoint->kept_pages == 64 && host.mapped_count == 64);
+	CHECK(COUNTS->kept_pages == 64 && host.mapped_count == 64);
 	/* The oldest mapping is evicted even if it exceeds a sixteenth alone. */
 	one = map(80 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
 	work();
-	CHECK(endpoint->kept_pages == 24 && host.mapped_count == 25);
+	CHECK(COUNTS->kept_pages == 24 && host.mapped_count == 25);
 	unmap(one);
 	end();
 }
@@ -114,7 +115,7 @@ static void no_room_in_the_host(void)
 	begin_with_queue("no room, thousands kept", true, 64);
 	pvi_cache_pages = 16384;
 	keep(4000, 1);
-	CHECK(endpoint->kept == 4000);
+	CHECK(COUNTS->kept == 4000);
 	host.room = 4000;
 	pvi.queue.requests = 0;
 	test_most_steps = 0;
@@ -122,12 +123,12 @@ static void no_room_in_the_host(void)
 	begun = test_now_us;
 	one = map(4000 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
 	CHECK(one != DMA_MAPPING_ERROR && pvi.queue.requests == 3);
-	CHECK(endpoint->kept == 4000 - PVI_ROOM_PAGES && test_now_us - begun < 1000);
+	CHECK(COUNTS->kept == 4000 - PVI_ROOM_PAGES && test_now_us - begun < 1000);
 	CHECK(test_most_steps <= PVI_ROOM_PAGES);
 	unmap(one);
 	test_atomic = false;
 	work();
-	CHECK(endpoint->kept == 4001 - PVI_ROOM_PAGES - 1024 && test_naps == 0);
+	CHECK(COUNTS->kept == 4001 - PVI_ROOM_PAGES - 1024 && test_naps == 0);
 	end();
 
 	/* A map that needs more room than one request makes fails, and the worker continues. */
@@ -136,8 +137,8 @@ static void no_room_in_the_host(void)
 	host.room = 2000;
 	pvi.queue.requests = 0;
 	one = map(4096 * PAGE_SIZE, 200 * PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(one == DMA_MAPPING_ERROR && endpoint->kept == 2000 - PVI_ROOM_PAGES);
-	CHECK(pvi.queue.requests <= 6 && endpoint->failures == 1 && !endpoint->lost);
+	CHECK(one == DMA_MAPPING_ERROR && COUNTS->kept == 2000 - PVI_ROOM_PAGES);
+	CHECK(pvi.queue.requests <= 6 && COUNTS->failures == 1 && !COUNTS->lost);
 	/* A list makes room once, not for each of its entries. */
 	host.room = 100;
 	pvi.queue.requests = 0;
@@ -145,9 +146,9 @@ static void no_room_in_the_host(void)
 	for (one = 0; one < 8; one++)
 		list[one].memory = buffers + (5000 + one) * PAGE_SIZE;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 8, DMA_FROM_DEVICE, 0) == -ENOMEM);
-	CHECK(pvi.queue.requests == 3 && endpoint->kept == 2000 - 2 * PVI_ROOM_PAGES);
+	CHECK(pvi.queue.requests == 3 && COUNTS->kept == 2000 - 2 * PVI_ROOM_PAGES);
 	work();
-	CHECK(!endpoint->kept);
+	CHECK(!COUNTS->kept);
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 8, DMA_FROM_DEVICE, 0) == 8);
 	pvi_ops.unmap_sg(&pdev.dev, list, 8, DMA_FROM_DEVICE, 0);
 	end();
@@ -165,14 +166,14 @@ static void no_addresses_left(void)
 	pvi.queue.requests = 0;
 	one = map(2000 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
 	CHECK(one != DMA_MAPPING_ERROR && pvi.queue.requests == 2);
-	CHECK(endpoint->kept == 1000 - PVI_ROOM_PAGES);
+	CHECK(COUNTS->kept == 1000 - PVI_ROOM_PAGES);
 	unmap(one);
 	pvi.queue.requests = 0;
 	/* Its first entry would fit then, and the second would need as much again. */
 	fill(list, 3, 200 * PAGE_SIZE);
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 3, DMA_FROM_DEVICE, 0) == -ENOMEM);
-	CHECK(pvi.queue.requests == 1 && !endpoint->live);
-	CHECK(endpoint->kept == 1001 - 2 * PVI_ROOM_PAGES);
+	CHECK(pvi.queue.requests == 1 && !COUNTS->live);
+	CHECK(COUNTS->kept == 1001 - 2 * PVI_ROOM_PAGES);
 	work();
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 3, DMA_FROM_DEVICE, 0) == 3);
 	pvi_ops.unmap_sg(&pdev.dev, list, 3, DMA_FROM_DEVICE, 0);
@@ -196,7 +197,7 @@ static void lengths_of_one_page(void)
 			length++;
 		longest = max(longest, length);
 	}
-	CHECK(endpoint->kept + endpoint->full == 300 && longest <= 8);
+	CHECK(COUNTS->kept + COUNTS->full == 300 && longest <= 8);
 	CHECK(1u << endpoint->table_bits >= pvi_cache_pages / 2);
 	end();
 }
@@ -219,28 +220,28 @@ static void left_by_a_driver(void)
 			CHECK(map(8 * PAGE_SIZE + 64, 64, DMA_FROM_DEVICE) == shared + 64);
 		memory = pvi_ops.alloc(&pdev.dev, PAGE_SIZE, &address, 0, 0);
 		pvi_cache_unbind(endpoint);
-		CHECK(!host.mapped_count && !endpoint->live && endpoint->orphans == 3);
-		CHECK(test_complaints == 1 && endpoint->lost == 0);
+		CHECK(!host.mapped_count && !COUNTS->live && ORPHANS == 3);
+		CHECK(test_complaints == 1 && COUNTS->lost == 0);
 		/* The next driver, and a late unmap. */
 		next = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
 		CHECK(next != left && next != shared && next != address);
-		CHECK(endpoint->hits == (cached ? 1 : 0));
+		CHECK(COUNTS->hits == (cached ? 1 : 0));
 		unmap(left);
-		CHECK(device_writes(next, 'a') && endpoint->orphans == 2);
+		CHECK(device_writes(next, 'a') && ORPHANS == 2);
 		unmap(shared);
 		if (cached) {
-			CHECK(endpoint->orphans == 2);
+			CHECK(ORPHANS == 2);
 			unmap(shared + 64);
 		}
 		pvi_ops.free(&pdev.dev, PAGE_SIZE, memory, address, 0);
-		CHECK(!endpoint->orphans && !pages_lent && test_complaints == 1);
-		CHECK(device_writes(next, 'a') && endpoint->live == 1);
+		CHECK(!ORPHANS && !pages_lent && test_complaints == 1);
+		CHECK(device_writes(next, 'a') && COUNTS->live == 1);
 		/* Their addresses are free now, and a second unmap finds no mapping. */
 		CHECK(map(16 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE) == left);
 		unmap(next);
 		unmap(left);
 		unmap(address);
-		CHECK(endpoint->failures == 1);
+		CHECK(COUNTS->failures == 1);
 		end();
 	}
 
@@ -252,7 +253,7 @@ static void left_by_a_driver(void)
 		host.refuse_after = 1;
 		host.refuse_with = PVI_FAILED;
 		pvi_cache_unbind(endpoint);
-		CHECK(endpoint->lost == 3 && !endpoint->orphans && !endpoint->live);
+		CHECK(COUNTS->lost == 3 && !ORPHANS && !COUNTS->live);
 		unmap(left);
 		if (refused)
 			CHECK(map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE) > left);
@@ -280,88 +281,8 @@ static void left_and_unmapped_meanwhile(void)
 	host.prompt = false;
 	on_wait = host_answers_after_a_late_unmap;
 	pvi_cache_unbind(endpoint);
-	CHECK(!endpoint->orphans && !host.mapped_count && !endpoint->live);
+	CHECK(!ORPHANS && !host.mapped_count && !COUNTS->live);
 	CHECK(map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE) == left);
-	end();
-}
-
-/* A buffer for device reads, in a page that the device has written before (A28). */
-static void kept_for_the_other_direction(bool as_published)
-{
-	dma_addr_t one, two;
-
-	begin_with_queue("kept for the other direction", true, 64);
-	pvi_as_published = as_published;
-	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
-	unmap(one);
-	buffers[8] = 'a';
-	two = map(8, 64, DMA_TO_DEVICE);
-	CHECK(device_writes(two, 'b') == as_published);
-	CHECK(buffers[8] == (as_published ? 'b' : 'a'));
-	CHECK(leads(two, virt_to_phys(buffers) + 8, 64, DMA_TO_DEVICE) == !as_published);
-	CHECK((one + 8 == two) == as_published && endpoint->hits == as_published);
-	unmap(two);
-	CHECK(!endpoint->live && endpoint->kept == (as_published ? 1 : 2) && !test_complaints);
-	end();
-}
-
-/* A buffer of two pages, one of which is mapped, followed by another buffer's page (A28). */
-static void kept_for_another_length(bool as_published)
-{
-	dma_addr_t one, other, two;
-
-	begin_with_queue("kept for another length", true, 64);
-	pvi_as_published = as_published;
-	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
-	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(other == one + PAGE_SIZE);
-	unmap(one);
-	buffers[PAGE_SIZE] = 'a';
-	buffers[4 * PAGE_SIZE] = 'a';
-	two = map(0, 2 * PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(device_writes(two + PAGE_SIZE, 'b'));
-	CHECK(buffers[PAGE_SIZE] == (as_published ? 'a' : 'b'));
-	CHECK(buffers[4 * PAGE_SIZE] == (as_published ? 'b' : 'a'));
-	unmap(two);
-	/*
-	 * The longer mapping does not serve a shorter buffer either, because it would expose more.
-	 */
-	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == as_published);
-	unmap(one);
-	unmap(other);
-	CHECK(!endpoint->live && !test_complaints);
-	end();
-}
-
-/* Two buffers in a page, one of which is unmapped (A29). */
-static void two_users(bool as_published)
-{
-	dma_addr_t one, two, other;
-
-	begin_with_queue("two users", true, 64);
-	pvi_as_published = as_published;
-	one = map(0, 64, DMA_FROM_DEVICE);
-	two = map(64, 64, DMA_FROM_DEVICE);
-	CHECK(two == one + 64 && endpoint->live == 1);
-	unmap(one);
-	CHECK(endpoint->live == !as_published && endpoint->kept == as_published);
-	pvi_cache_expire(endpoint, pvi_cycles + 1);
-	/* The device loses access to a buffer in use. */
-	CHECK(device_writes(two, 'a') == !as_published);
-	/*
-	 * The device then reaches another buffer by its address, until the driver unmaps that as
-	 * well.
-	 */
-	buffers[4 * PAGE_SIZE + 64] = 'a';
-	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK((other == one) == as_published && device_writes(two, 'b'));
-	CHECK(buffers[4 * PAGE_SIZE + 64] == (as_published ? 'b' : 'a'));
-	unmap(two);
-	pvi_cache_evict_unused(endpoint);
-	CHECK(device_writes(other, 'c') == !as_published);
-	/* An unmap without a mapping is ignored. */
-	unmap(other);
-	CHECK(!endpoint->live && !endpoint->failures && !test_complaints);
 	end();
 }
 
@@ -388,8 +309,6 @@ static void room_from_a_slow_host(void)
 
 int main(int argc, char **argv)
 {
-	bool as_published = false;
-
 	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
 	if (argc != 2 || !buffers) {
 		fprintf(stderr, "usage: %s DIRECTORY\n", argv[0]);
@@ -402,12 +321,7 @@ int main(int argc, char **argv)
 	lengths_of_one_page();
 	left_by_a_driver();
 	left_and_unmapped_meanwhile();
-	do {
-		kept_for_the_other_direction(as_published);
-		kept_for_another_length(as_published);
-		two_users(as_published);
-		as_published = !as_published;
-	} while (as_published);
+	attacks();
 	vectors(argv[1]);
 	room_from_a_slow_host();
 	free(buffers);

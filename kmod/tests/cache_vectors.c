@@ -17,13 +17,13 @@ static unsigned int held_count;
 static void vector_map(const char *line, u64 page, u32 pages, unsigned int direction,
 		       const char *outcome)
 {
-	u64 hits = endpoint->hits, full = endpoint->full;
+	u64 hits = COUNTS->hits, full = COUNTS->full;
 	const char *found = "miss";
 	dma_addr_t address = map(page * PAGE_SIZE, (size_t)pages * PAGE_SIZE, direction);
 
-	if (endpoint->hits != hits)
+	if (COUNTS->hits != hits)
 		found = "hit";
-	else if (endpoint->full != full)
+	else if (COUNTS->full != full)
 		found = "full";
 	if (strcmp(found, outcome) || address == DMA_MAPPING_ERROR) {
 		fprintf(stderr, "%s: %s\n", line, found);
@@ -65,7 +65,7 @@ static void vector_evicted(const char *line, char *list, u64 left)
 		struct pvi_mapping *mapping;
 
 		left--;
-		list_for_each_entry(mapping, &endpoint->unused, list) {
+		list_for_each_entry(mapping, &endpoint->shards[0].unused, list) {
 			if (mapping->gpa == virt_to_phys(buffers) + page * PAGE_SIZE &&
 			    mapping->pages == pages) {
 				fprintf(stderr, "%s: still there\n", line);
@@ -94,7 +94,7 @@ static void vectors(const char *directory)
 		exit(2);
 	}
 	while (fgets(line, sizeof(line), file)) {
-		u64 before = endpoint && begun ? endpoint->forced + endpoint->expired : 0;
+		u64 before = endpoint && begun ? COUNTS->forced + COUNTS->expired : 0;
 
 		if (*line == '#' || *line == '\n')
 			continue;
@@ -114,15 +114,15 @@ static void vectors(const char *directory)
 		} else if (sscanf(line, "tick %127s", list) == 1) {
 			pvi.cycle++;
 			pvi_cache_expire(endpoint, pvi.cycle);
-			vector_evicted(line, list, endpoint->forced + endpoint->expired - before);
+			vector_evicted(line, list, COUNTS->forced + COUNTS->expired - before);
 		} else if (sscanf(line, "evict %127s", list) == 1) {
 			pvi_cache_evict_share(endpoint);
-			vector_evicted(line, list, endpoint->forced + endpoint->expired - before);
+			vector_evicted(line, list, COUNTS->forced + COUNTS->expired - before);
 		} else if (sscanf(line, "holds %llu %llu", &kept, &page) == 2) {
-			if (endpoint->kept != kept || endpoint->cached_pages != page) {
+			if (COUNTS->kept != kept || CACHED_PAGES != page) {
 				fprintf(stderr, "%s: %llu, %llu\n", line,
-					(unsigned long long)endpoint->kept,
-					(unsigned long long)endpoint->cached_pages);
+					(unsigned long long)COUNTS->kept,
+					(unsigned long long)CACHED_PAGES);
 				exit(1);
 			}
 		} else {

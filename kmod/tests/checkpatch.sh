@@ -12,6 +12,7 @@ set -euo pipefail
 kmod=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${GUEST_CACHE:-${CARGO_TARGET_DIR:-$kmod/../target}/guest}
 readonly PACKAGE=linux-source-6.12
+. "$kmod/tests/download.sh"
 
 # fetch DIR: has checkpatch and its lists of words in DIR, whole or not at all.
 fetch() {
@@ -22,7 +23,7 @@ fetch() {
     trap "rm -rf '$scratch'" EXIT
     (
         cd "$scratch"
-        apt-get -qq download $PACKAGE || { apt-get -qq update && apt-get -qq download $PACKAGE; }
+        download $PACKAGE
         dpkg --fsys-tarfile $PACKAGE*.deb | tar -xO ./usr/src/$PACKAGE.tar.xz | xz -dc |
             tar -x --strip-components=2 $PACKAGE/scripts/{checkpatch.pl,spelling.txt,const_structs.checkpatch}
         rm ./*.deb

@@ -4,14 +4,7 @@
  * sends an interrupt each time, even if interrupts are disabled.
  */
 #include "../events.c"
-
-#define CHECK(what)                                                                                \
-	do {                                                                                       \
-		if (!(what)) {                                                                     \
-			fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);             \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
+#include "check.h"
 
 struct workqueue_struct *pvi_workqueue;
 u64 test_now_us;

@@ -19,12 +19,12 @@ static void maps_and_unmaps(void)
 		two = map(0x20, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
 		CHECK(leads(one, virt_to_phys(buffers) + 0x10, 100, DMA_TO_DEVICE));
 		CHECK(leads(two, virt_to_phys(buffers) + 0x20, 3 * PAGE_SIZE, DMA_FROM_DEVICE));
-		CHECK(pvi.queue.requests == 2 && endpoint->live == 2);
+		CHECK(pvi.queue.requests == 2 && COUNTS->live == 2);
 		unmap(one);
 		unmap(two);
-		CHECK(host.mapped_count == (cached ? 5 : 0) && !endpoint->live);
+		CHECK(host.mapped_count == (cached ? 5 : 0) && !COUNTS->live);
 		CHECK(map(0x30, 8, DMA_TO_DEVICE) == (one & ~(PAGE_SIZE - 1)) + 0x30);
-		CHECK(endpoint->hits == (cached ? 1 : 0));
+		CHECK(COUNTS->hits == (cached ? 1 : 0));
 		unmap(one);
 
 		/* A list takes one request and one kick, and so does its unmap. */
@@ -41,7 +41,7 @@ static void maps_and_unmaps(void)
 		if (cached) {
 			CHECK(pvi_ops.map_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0) == 60);
 			pvi_ops.unmap_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0);
-			CHECK(pvi.queue.requests == 1 && endpoint->hits == 61);
+			CHECK(pvi.queue.requests == 1 && COUNTS->hits == 61);
 		}
 		/* Pages that exceed a request take several requests with one kick. */
 		pvi_cache_evict_unused(endpoint);
@@ -53,7 +53,7 @@ static void maps_and_unmaps(void)
 		CHECK(host.mapped_count == 1600);
 		asked = pvi.queue.requests;
 		pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
-		CHECK(endpoint->live == 0 && test_complaints == 0 && nobody_waits());
+		CHECK(COUNTS->live == 0 && test_complaints == 0 && nobody_waits());
 		/* The large slot is free again. */
 		pvi_cache_evict_unused(endpoint);
 		pvi.queue.requests = 0;
@@ -73,13 +73,13 @@ static void memory_that_is_shared(void)
 	memory = pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0);
 	CHECK(memory && leads(address, virt_to_phys(memory), 5000, DMA_BIDIRECTIONAL));
 	pvi_ops.free(&pdev.dev, 5000, memory, address, 0);
-	CHECK(!host.mapped_count && !pages_lent && !endpoint->kept);
+	CHECK(!host.mapped_count && !pages_lent && !COUNTS->kept);
 	/* The host has not unmapped it, so the memory is not freed. */
 	memory = pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0);
 	host.refuse_after = 1;
 	host.refuse_with = PVI_FAILED;
 	pvi_ops.free(&pdev.dev, 5000, memory, address, 0);
-	CHECK(pages_lent == 1 && endpoint->lost == 2);
+	CHECK(pages_lent == 1 && COUNTS->lost == 2);
 	/* The memory is not freed either if the map was not answered. */
 	host.prompt = false;
 	CHECK(!pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0) && pages_lent == 2);
@@ -92,7 +92,7 @@ static void memory_that_is_shared(void)
 	begin_with_queue("memory that is shared, by pages", true, 64);
 	host.prompt = false;
 	CHECK(!pvi_ops.alloc_pages_op(&pdev.dev, PAGE_SIZE, &address, DMA_FROM_DEVICE, 0));
-	CHECK(pages_lent == 1 && endpoint->lost == 1);
+	CHECK(pages_lent == 1 && COUNTS->lost == 1);
 	end();
 
 	begin_with_queue("memory that is not unmapped, by pages", true, 64);
@@ -101,7 +101,7 @@ static void memory_that_is_shared(void)
 	host.refuse_after = 1;
 	host.refuse_with = PVI_FAILED;
 	pvi_ops.free_pages(&pdev.dev, PAGE_SIZE, page, address, DMA_FROM_DEVICE);
-	CHECK(pages_lent == 1 && endpoint->lost == 1);
+	CHECK(pages_lent == 1 && COUNTS->lost == 1);
 	end();
 
 	begin_with_queue("memory within the mask", true, 64);
@@ -129,7 +129,7 @@ static void late_answers(void)
 	host.prompt = false;
 	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
 	CHECK(test_now_us - begun >= 10000000 && test_now_us - begun < 10100000);
-	CHECK(test_complaints == 2 && endpoint->lost == 1 && host.asked_count == 1);
+	CHECK(test_complaints == 2 && COUNTS->lost == 1 && host.asked_count == 1);
 	CHECK(nobody_waits());
 	/* No further request is sent, and maps fail at once without a log message. */
 	begun = test_now_us;
@@ -147,7 +147,7 @@ static void late_answers(void)
 	fill(list, 200, 8 * PAGE_SIZE);
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
 	asked = host.asked_count;
-	CHECK(asked > 3 && endpoint->lost == 1600 && test_complaints == 2 && nobody_waits());
+	CHECK(asked > 3 && COUNTS->lost == 1600 && test_complaints == 2 && nobody_waits());
 	host.broken = false;
 	host_answers_all();
 	pvi_collect(&pvi.queue);
@@ -214,24 +214,24 @@ static void refusals(void)
 	host.refuse_after = 3;
 	host.refuse_with = PVI_BAD_GPA;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
-	CHECK(!host.mapped_count && !endpoint->lost && endpoint->failures == 1);
+	CHECK(!host.mapped_count && !COUNTS->lost && COUNTS->failures == 1);
 	CHECK(test_complaints == 1);
 	/* The host refuses a request of the second group. */
 	pvi.pages_max = 64;
 	host.refuse_after = 12;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
-	CHECK(!host.mapped_count && !endpoint->lost);
+	CHECK(!host.mapped_count && !COUNTS->lost);
 	/* The host refuses the first of several unmaps: none of the addresses is reused. */
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
 	host.refuse_after = 1;
 	pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
-	CHECK(endpoint->lost == 1600 && host.mapped_count == 64);
-	endpoint->failures = 1;
+	CHECK(COUNTS->lost == 1600 && host.mapped_count == 64);
+	COUNTS->failures = 1;
 	test_complaints = 1;
 	/* DMA_ATTR_NO_WARN suppresses the log message. */
 	host.refuse_after = 1;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 1, DMA_TO_DEVICE, DMA_ATTR_NO_WARN) == -EIO);
-	CHECK(endpoint->failures == 2 && test_complaints == 1);
+	CHECK(COUNTS->failures == 2 && test_complaints == 1);
 	end();
 
 	begin_with_queue("no status", false, 64);
@@ -252,7 +252,7 @@ static void refusals(void)
 	unmap(kept);
 	/* Evicting unused mappings makes room. */
 	other = map(2 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE);
-	CHECK(other == PAGE_SIZE && !endpoint->kept);
+	CHECK(other == PAGE_SIZE && !COUNTS->kept);
 	CHECK(map(8 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
 	unmap(other);
 	/* A mapping serves a device only if its limit covers the whole mapping. */
@@ -268,7 +268,7 @@ static void refusals(void)
 	host.refuse_after = 1;
 	host.refuse_with = PVI_NO_ROOM;
 	other = map(PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
-	CHECK(other != DMA_MAPPING_ERROR && host.mapped_count == 1 && !endpoint->kept);
+	CHECK(other != DMA_MAPPING_ERROR && host.mapped_count == 1 && !COUNTS->kept);
 	CHECK(!test_complaints);
 	unmap(other);
 	end();
@@ -282,13 +282,13 @@ static void refusals(void)
 	list[1].length = 0;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 2, DMA_TO_DEVICE, 0) < 0);
 	unmap(kept);
-	CHECK(!endpoint->live && endpoint->kept == 1);
+	CHECK(!COUNTS->live && COUNTS->kept == 1);
 	/* An unmap without a mapping, or a second unmap, has no effect. */
 	unmap(0x123000);
 	unmap(kept);
-	CHECK(map(PAGE_SIZE + 8, 8, DMA_TO_DEVICE) == kept && endpoint->live == 1);
+	CHECK(map(PAGE_SIZE + 8, 8, DMA_TO_DEVICE) == kept && COUNTS->live == 1);
 	unmap(kept);
-	CHECK(endpoint->kept == 1 && host.mapped_count == 1);
+	CHECK(COUNTS->kept == 1 && host.mapped_count == 1);
 	end();
 }
 
@@ -306,8 +306,8 @@ static void lists_with_an_entry_that_is_not_mapped(void)
 			CHECK(pvi_ops.map_sg(&pdev.dev, list, 4, DMA_FROM_DEVICE, 0) == 4);
 			unmap(sg_dma_address(&list[stray]));
 			pvi_ops.unmap_sg(&pdev.dev, list, 4, DMA_FROM_DEVICE, 0);
-			CHECK(!endpoint->live && endpoint->unmaps == 5);
-			CHECK(endpoint->failures == 1 && test_complaints == 1);
+			CHECK(!COUNTS->live && COUNTS->unmaps == 5);
+			CHECK(COUNTS->failures == 1 && test_complaints == 1);
 			pvi_cache_evict_unused(endpoint);
 			for (i = 0; i < 4; i++)
 				CHECK(!device_writes(sg_dma_address(&list[i]), 'a'));
@@ -399,7 +399,7 @@ static void peers(void)
 	fill(list, 2, 8);
 	list[1].memory = buffers + PAGE_SIZE;
 	CHECK(pvi_ops.map_sg(&pdev.dev, list, 2, DMA_TO_DEVICE, 0) == -EREMOTEIO);
-	CHECK(!pvi.queue.requests && !host.mapped_count && !endpoint->live);
+	CHECK(!pvi.queue.requests && !host.mapped_count && !COUNTS->live);
 	end();
 }
 

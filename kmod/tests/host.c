@@ -7,6 +7,7 @@
  */
 #define PVI_HAVE_MAP_PHYS
 #include "../queue.c"
+#include "../slots.c"
 #include "../cache.c"
 #include "../evict.c"
 #include "../ops.c"
@@ -20,6 +21,10 @@
 		}                                                                                  \
 	} while (0)
 
+/* Counters of the endpoint, on one CPU. */
+#define COUNTS (endpoint->counts)
+#define ORPHANS ((u64)atomic_long_read(&endpoint->orphans))
+#define CACHED_PAGES ((u64)atomic_long_read(&endpoint->cached_pages))
 #define ASKED_MAX 256
 #define MAPPED_MAX 65536
 #define BUFFERS (64 << 20)
@@ -27,7 +32,6 @@
 static const char *test_case = "";
 #ifndef TEST_PARAMETERS_OF_MAIN
 bool pvi_cache;
-bool pvi_as_published;
 unsigned int pvi_cycle_ms = 10000;
 unsigned int pvi_cycles = 3;
 unsigned int pvi_cache_pages = 65536;
@@ -35,7 +39,8 @@ struct workqueue_struct *pvi_workqueue;
 #endif
 u64 test_now_us;
 unsigned int test_complaints, test_steps, test_most_steps, test_naps, test_yields;
-bool test_atomic;
+bool test_atomic, test_other_cpu;
+unsigned int test_cpus = 1, test_refused_locks;
 phys_addr_t test_peer;
 
 /* A pending or answered request of the host. */
@@ -79,8 +84,10 @@ static struct {
 static void (*on_wait)(void);
 static unsigned int allocations, allocations_left = ~0u;
 /* Allocated pages. Leaked ones are freed at the end. */
-static void *lent[64];
+static void *lent[4096];
 static unsigned int lent_count, pages_lent;
+/* Maximum size of contiguous memory. */
+static size_t contiguous_bytes = ~0UL;
 
 static struct virtio_device vdev;
 static struct pci_dev pdev;
@@ -134,7 +141,7 @@ static void host_answers(void)
 	memmove(host.asked, host.asked + 1, --host.asked_count * sizeof(asked));
 	host.told -= host.told > 0;
 	CHECK(asked.bytes == pvi_request_bytes(request->type, request->len));
-	CHECK(request->devid == endpoint->devid && request->len &&
+	CHECK(request->devid == endpoint->core.devid && request->len &&
 	      request->len <= pvi.pages_max);
 	if (host.refuse_after && !--host.refuse_after)
 		status = host.refuse_with;
@@ -237,12 +244,24 @@ void __virtqueue_break(struct virtqueue *vq)
 	host.broken = true;
 }
 
+static bool a_lock_is_held(void)
+{
+	unsigned int i;
+
+	if (pvi.queue.lock.held)
+		return true;
+	for (i = 0; i < endpoint->shard_count; i++)
+		if (endpoint->shards[i].giova_lock.held || endpoint->shards[i].page_lock.held)
+			return true;
+	return false;
+}
+
 void test_time_passes(void)
 {
 	void (*come)(void) = on_wait;
 
 	test_now_us++;
-	CHECK(!pvi.queue.lock.held && !endpoint->lock.held);
+	CHECK(test_other_cpu || !a_lock_is_held());
 	if (host.delay_us && host.asked_count && test_now_us - host.told_at >= host.delay_us) {
 		host_answers();
 		host.told_at = test_now_us;
@@ -259,7 +278,7 @@ void test_sleeps(unsigned int us)
 	test_naps += !!us;
 	while (us--)
 		test_time_passes();
-	CHECK(!pvi.queue.lock.held && !endpoint->lock.held);
+	CHECK(test_other_cpu || !a_lock_is_held());
 }
 
 /* Runs the queued worker. */
@@ -276,7 +295,7 @@ void *test_alloc(size_t bytes)
 		return NULL;
 	allocations_left--;
 	allocations++;
-	return calloc(1, bytes);
+	return test_aligned(bytes);
 }
 
 void test_free(void *memory)
@@ -300,10 +319,13 @@ struct kmem_cache *test_slab(size_t bytes)
 
 void *alloc_pages_exact(size_t bytes, gfp_t gfp)
 {
-	void *memory = aligned_alloc(PAGE_SIZE, PAGE_ALIGN(bytes));
+	void *memory;
 
 	(void)gfp;
-	CHECK(memory && lent_count < 64);
+	if (bytes > contiguous_bytes)
+		return NULL;
+	memory = aligned_alloc(PAGE_SIZE, PAGE_ALIGN(bytes));
+	CHECK(memory && lent_count < 4096);
 	lent[lent_count++] = memory;
 	pages_lent++;
 	return memory;
@@ -314,6 +336,8 @@ void free_pages_exact(void *memory, size_t bytes)
 	CHECK(!host_may_reach(virt_to_phys(memory), PAGE_ALIGN(bytes), true));
 	pages_lent--;
 }
+
+#include "paged.c"
 
 /* Allocates the lowest free addresses, so that one freed too early is reused at once. */
 static u8 taken[MAPPED_MAX];
@@ -353,7 +377,6 @@ static void begin(const char *name, bool cached, unsigned int chains)
 	host.chains = chains;
 	host.prompt = true;
 	pvi_cache = cached;
-	pvi_as_published = false;
 	pvi_cache_pages = 65536;
 	on_wait = NULL;
 	test_complaints = 0;
@@ -364,11 +387,11 @@ static void begin(const char *name, bool cached, unsigned int chains)
 	pvi.vdev = &vdev;
 	pvi.pages_max = 512;
 	endpoint = calloc(1, sizeof(*endpoint));
-	memcpy((void *)&endpoint->ops, &pvi_ops, sizeof(pvi_ops));
+	memcpy((void *)&endpoint->core.ops, &pvi_ops, sizeof(pvi_ops));
 	endpoint->pvi = &pvi;
-	endpoint->pdev = &pdev;
-	endpoint->devid = 0x20;
-	pdev.dev.ops = &endpoint->ops;
+	endpoint->core.pdev = &pdev;
+	endpoint->core.devid = 0x20;
+	pdev.dev.ops = &endpoint->core.ops;
 	pdev.dev.mask = ~0ULL;
 	pdev.dev.coherent_dma_mask = DMA_BIT_MASK(32);
 	CHECK(!pvi_mapping_slab_init() && !pvi_cache_init(endpoint));
@@ -385,8 +408,8 @@ static void end(void)
 {
 	test_atomic = false;
 	pvi_cache_unbind(endpoint);
-	CHECK(!endpoint->live && !endpoint->kept && !endpoint->kept_pages);
-	CHECK(!endpoint->cached_pages && test_most_steps <= PVI_LOCKED_STEPS);
+	CHECK(!COUNTS->live && !COUNTS->kept && !COUNTS->kept_pages);
+	CHECK(!CACHED_PAGES && test_most_steps <= PVI_LOCKED_STEPS);
 	host.asked_count = 0;
 	pvi_queue_free(&pvi);
 	pvi_cache_free(endpoint);

@@ -38,6 +38,7 @@ typedef u64 phys_addr_t;
 #define PAGE_ALIGN(x) (((x) + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1))
 #define DMA_MAPPING_ERROR (~(dma_addr_t)0)
 #define DMA_BIT_MASK(n) ((1ULL << (n)) - 1)
+#define DMA_ATTR_SKIP_CPU_SYNC (1UL << 5)
 #define DMA_ATTR_NO_WARN (1UL << 8)
 #define DMA_ATTR_MMIO (1UL << 10)
 #define GFP_ATOMIC 0
@@ -55,12 +56,21 @@ typedef u64 phys_addr_t;
 #define le64_to_cpu(x) (x)
 
 #define noinline __attribute__((noinline))
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#define ____cacheline_aligned_in_smp __attribute__((aligned(64)))
+#define __percpu
+#define __force
 #define READ_ONCE(x) (*(volatile __typeof__(x) *)&(x))
 #define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value))
 #define container_of(at, type, member) ((type *)((char *)(at) - offsetof(type, member)))
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
 #define clamp(x, least, most) min(max(x, least), most)
+#define fls64(x) ((x) ? 64 - __builtin_clzll(x) : 0)
 #define min_t(type, a, b) min((type)(a), (type)(b))
 #define min3(a, b, c) min(min(a, b), c)
 #define ilog2(x) (31 - __builtin_clz(x))
@@ -126,6 +136,16 @@ static inline void list_move_tail(struct list_head *one, struct list_head *head)
 	list_add_tail(one, head);
 }
 
+static inline void list_splice_tail(struct list_head *from, struct list_head *head)
+{
+	if (list_empty(from))
+		return;
+	from->next->prev = head->prev;
+	head->prev->next = from->next;
+	from->prev->next = head;
+	head->prev = from->prev;
+}
+
 #define list_first_entry(head, type, member) container_of((head)->next, type, member)
 #define list_first_entry_or_null(head, type, member)                                               \
 	(list_empty(head) ? NULL : list_first_entry(head, type, member))
@@ -176,29 +196,40 @@ static inline u32 hash_64(u64 value, unsigned int bits)
 	return (value * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
 }
 
-/* A lock that detects recursive locking. */
-typedef struct {
-	bool held;
-} spinlock_t;
-
-static inline void test_lock(spinlock_t *lock)
-{
-	if (lock->held)
-		abort();
-	lock->held = true;
-	test_steps = 0;
-}
-
-static inline void test_unlock(spinlock_t *lock)
-{
-	lock->held = false;
-	if (test_steps > test_most_steps)
-		test_most_steps = test_steps;
-}
+#ifdef TEST_THREADS
+#include "threads.h"
+#else
+#include "single.h"
+#endif
 
 #define spin_lock_init(lock) ((lock)->held = false)
+#define spin_lock(lock) test_lock(lock)
+#define spin_unlock(lock) test_unlock(lock)
+#define spin_trylock_irqsave(lock, flags) ((void)((flags) = 0), test_trylock(lock))
 #define spin_lock_irqsave(lock, flags) ((void)((flags) = 0), test_lock(lock))
 #define spin_unlock_irqrestore(lock, flags) ((void)(flags), test_unlock(lock))
+
+#define smp_load_acquire(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+#define smp_store_release(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
+
+#define alloc_percpu(type) ((type *)test_alloc(sizeof(type)))
+#define free_percpu(memory) test_free(memory)
+#define per_cpu_ptr(at, cpu) ((void)(cpu), (at))
+#define for_each_possible_cpu(cpu) for (cpu = 0; cpu < 1; cpu++)
+/* Number of CPUs that the module is made for. */
+extern unsigned int test_cpus;
+#define num_possible_cpus() test_cpus
+#define roundup_pow_of_two(n) ((n) > 1 ? 2U << ilog2((n) - 1) : 1U)
+
+#define xchg(at, value) __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST)
+
+/* Structures for cache lines of their own have sizes and addresses of whole lines. */
+static inline void *test_aligned(size_t bytes)
+{
+	void *memory = bytes && !(bytes % 64) ? aligned_alloc(64, bytes) : malloc(bytes);
+
+	return memory ? memset(memory, 0, bytes) : NULL;
+}
 
 /* Memory. The test limits it and checks what is freed. */
 void *test_alloc(size_t bytes);
@@ -228,22 +259,45 @@ struct page;
 #define page_to_phys(page) ((phys_addr_t)(uintptr_t)(page))
 #define page_to_pfn(page) (page_to_phys(page) >> PAGE_SHIFT)
 #define virt_to_page(memory) ((struct page *)(memory))
-#define get_order(bytes) (bytes)
+#define page_address(page) ((void *)(page))
+#define get_order(bytes) (64 - __builtin_clzll(((bytes) - 1) >> PAGE_SHIFT | 1) -                  \
+			  !(((bytes) - 1) >> PAGE_SHIFT))
 #define dev_to_node(dev) 0
-#define alloc_pages_node(node, gfp, order) ((struct page *)alloc_pages_exact(order, gfp))
-#define __free_pages(page, order) free_pages_exact(page, order)
+#define alloc_pages_node(node, gfp, order)                                                         \
+	((struct page *)alloc_pages_exact(PAGE_SIZE << (order), gfp))
+#define __free_pages(page, order) free_pages_exact(page, PAGE_SIZE << (order))
+/* The end of an allocation that is rounded up to a power of two. */
+#define split_page(page, order) ((void)(page))
+#define free_page(at) ((void)(at))
 /* A page of another device; 0 for none. */
 extern phys_addr_t test_peer;
 #define pfn_valid(pfn) ((pfn) != 0)
 #define pfn_to_page(pfn) ((struct page *)((uintptr_t)(pfn) << PAGE_SHIFT))
+#define is_zone_device_page(page) is_pci_p2pdma_page(page)
 #define is_pci_p2pdma_page(page) (test_peer && page_to_phys(page) == test_peer)
 
 struct vm_area_struct {
 	unsigned long vm_start, vm_pgoff, vm_page_prot;
 };
 
-#define vma_pages(vma) 1UL
+#define vma_pages(vma) 2UL
 #define remap_pfn_range(vma, start, pfn, bytes, prot) 0
+
+/* Memory that is contiguous for the CPU only: one range at a time. */
+#define MAX_PAGE_ORDER 10
+#define __GFP_NORETRY 0
+#define VM_MAP 0
+#define VM_MAP_PUT_PAGES 0
+#define PAGE_KERNEL 0
+#define gfpflags_allow_blocking(gfp) ((void)(gfp), !test_atomic)
+void *vmap(struct page **pages, unsigned int count, unsigned long flags, int prot);
+void vfree(void *memory);
+bool is_vmalloc_addr(const void *memory);
+struct page *vmalloc_to_page(const void *at);
+struct sg_table;
+int vm_insert_page(struct vm_area_struct *vma, unsigned long at, struct page *page);
+int sg_alloc_table_from_pages(struct sg_table *table, struct page **pages, unsigned int count,
+			      unsigned int offset, unsigned long bytes, gfp_t gfp);
 
 /* Time: each waiting poll takes a microsecond. */
 extern u64 test_now_us;
@@ -273,6 +327,8 @@ struct dma_map_ops;
 struct device {
 	const struct dma_map_ops *ops;
 	u64 mask, coherent_dma_mask, bus_dma_limit;
+	u64 *dma_mask;
+	bool dma_iommu, dma_skip_sync;
 	struct device *parent;
 	void *driver;
 };
@@ -284,7 +340,14 @@ struct pci_dev {
 	struct device dev;
 	void *bus;
 	unsigned int id, error_state;
+	bool untrusted, is_pcie;
+	unsigned int pcie_type;
+	unsigned long *dma_alias_mask;
 };
+
+/* PCI devices: the bus of a device is the number of its segment. */
+#define pci_domain_nr(bus) ((int)(uintptr_t)(bus))
+#define pci_dev_id(pdev) ((pdev)->id)
 
 struct virtio_config_ops;
 
@@ -295,6 +358,8 @@ struct virtio_device {
 };
 
 extern unsigned int test_complaints;
+
+#define pr_warn(...) ((void)test_complaints++)
 
 static inline void test_complains(struct device *dev, const char *format, ...)
 {
@@ -313,6 +378,7 @@ struct mutex {
 
 struct notifier_block {
 	int (*notifier_call)(struct notifier_block *block, unsigned long event, void *data);
+	int priority;
 };
 
 /* Work items. The test decides when they run. */
@@ -354,13 +420,12 @@ struct sg_table {
 	struct scatterlist *sgl;
 };
 
+#define sg_page(entry) ((struct page *)((uintptr_t)(entry)->memory & ~(PAGE_SIZE - 1)))
 #define sg_phys(entry) ((phys_addr_t)(uintptr_t)(entry)->memory)
 #define sg_dma_address(entry) ((entry)->dma_address)
 #define sg_dma_len(entry) ((entry)->dma_length)
 #define for_each_sg(list, entry, count, i)                                                         \
 	for (i = 0, entry = (list); i < (int)(count); i++, entry++)
-#define sg_set_page(entry, page, bytes, offset) ((entry)->memory = (page), (entry)->length = (bytes))
-#define sg_alloc_table(table, count, gfp) ((void)(table), -ENOMEM)
 
 static inline void sg_init_one(struct scatterlist *entry, void *memory, unsigned int bytes)
 {
@@ -409,9 +474,18 @@ struct dma_map_ops {
 		      enum dma_data_direction direction, unsigned long attrs);
 	void (*unmap_sg)(struct device *dev, struct scatterlist *list, int nents,
 			 enum dma_data_direction direction, unsigned long attrs);
+	void (*sync_single_for_cpu)(struct device *dev, dma_addr_t address, size_t size,
+				    enum dma_data_direction direction);
+	void (*sync_single_for_device)(struct device *dev, dma_addr_t address, size_t size,
+				       enum dma_data_direction direction);
+	void (*sync_sg_for_cpu)(struct device *dev, struct scatterlist *list, int nents,
+				enum dma_data_direction direction);
+	void (*sync_sg_for_device)(struct device *dev, struct scatterlist *list, int nents,
+				   enum dma_data_direction direction);
 	int (*dma_supported)(struct device *dev, u64 mask);
 	u64 (*get_required_mask)(struct device *dev);
 	size_t (*max_mapping_size)(struct device *dev);
+	size_t (*opt_mapping_size)(void);
 };
 
 #endif

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Loads the module without parameters and unloads it: main.c and bind.c over the host and the
- * environment of host.c (kernel.h, module.h). A driver of one PCI device binds and unbinds.
+ * Loads the module without parameters and unloads it: main.c, endpoint.c, core_bind.c and
+ * core_refuse.c over the host and the environment of host.c (kernel.h, module.h). A driver of one
+ * PCI device binds and unbinds.
  */
 #include "module.h"
 #define TEST_PARAMETERS_OF_MAIN
+#define PVI_HAVE_VIRTIO_SHUTDOWN
 #include "host.c"
 
 /* The state of the virtio device is a variable of host.c. */
@@ -16,7 +18,9 @@ static void free_unless_static(void *memory)
 
 #undef kfree
 #define kfree(memory) free_unless_static(memory)
-#include "../bind.c"
+#include "../core_bind.c"
+#include "../core_refuse.c"
+#include "../endpoint.c"
 #include "../main.c"
 
 #define DEVICES 2
@@ -27,6 +31,9 @@ static union {
 } space;
 struct pvi_config *test_config = &space.config;
 struct notifier_block *test_notifier;
+bool test_encrypted;
+int test_links;
+struct device *test_consumer, *test_supplier;
 static struct virtqueue requests;
 /* The virtio device whose transport the PCI device is, and the driver's last mapping. */
 static struct virtio_device child;
@@ -62,9 +69,9 @@ static void notify(unsigned long event)
 static void driver_binds(void)
 {
 	notify(BUS_NOTIFY_BIND_DRIVER);
-	CHECK(pvi.endpoints.next != &pvi.endpoints);
-	endpoint = list_first_entry(&pvi.endpoints, struct pvi_endpoint, list);
-	CHECK(pdev.dev.ops == &endpoint->ops && endpoint->devid == 0x20);
+	CHECK(pvi.core.endpoints.next != &pvi.core.endpoints);
+	endpoint = list_first_entry(&pvi.core.endpoints, struct pvi_endpoint, core.list);
+	CHECK(pdev.dev.ops == &endpoint->core.ops && endpoint->core.devid == 0x20);
 	pdev.dev.driver = &pdev;
 }
 
@@ -203,7 +210,7 @@ static void an_unmap_reaches_the_host_by_default(void)
 		CHECK(host.mapped_count == 3 && device_writes(mapping, 1));
 		unmap(mapping);
 		CHECK(!host.mapped_count && !device_writes(mapping, 1));
-		CHECK(!endpoint->kept && !endpoint->hits);
+		CHECK(!COUNTS->kept && !COUNTS->hits);
 	}
 	mapping = 0;
 	pvi_exit();
@@ -231,13 +238,31 @@ static void the_error_state_of_a_device_is_not_written(void)
 	}
 }
 
+/* After a shutdown the host knows no memory of this kernel, and nothing is sent to it. */
+static void a_shutdown_ends_all_mappings(void)
+{
+	load("shutdown");
+	driver_binds();
+	mapping = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(device_writes(mapping, 1));
+	pvi_driver.shutdown(&vdev);
+	CHECK(resets == 1 && !device_writes(mapping, 1) && host.broken);
+	CHECK(!pvi.tick.work.queued && !pvi.events.work.queued);
+	pvi.queue.requests = 0;
+	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) == DMA_MAPPING_ERROR);
+	unmap(mapping);
+	CHECK(!pvi.queue.requests && !host.asked_count);
+	mapping = 0;
+	pvi_exit();
+}
+
 /* A device whose driver is bound when the module loads gets the operations, too. */
 static void a_bound_driver_binds_again(void)
 {
 	load("before");
 	pvi_exit();
 	pdev.dev.driver = &pdev;
-	CHECK(!pvi_init() && pdev.dev.driver && pdev.dev.ops == &endpoint->ops);
+	CHECK(!pvi_init() && pdev.dev.driver && pdev.dev.ops == &endpoint->core.ops);
 	pvi_exit();
 	CHECK(!pdev.dev.driver && !pdev.dev.ops);
 }
@@ -247,7 +272,7 @@ static bool is_bound(struct pci_dev *of)
 {
 	test_notifier->notifier_call(test_notifier, BUS_NOTIFY_BIND_DRIVER, &of->dev);
 	if (of->dev.ops)
-		endpoint = list_first_entry(&pvi.endpoints, struct pvi_endpoint, list);
+		endpoint = list_first_entry(&pvi.core.endpoints, struct pvi_endpoint, core.list);
 	return of->dev.ops;
 }
 
@@ -262,43 +287,165 @@ static void other_devices_get_no_operations(void)
 	};
 
 	load("not in the host's list");
-	CHECK(!is_bound(&unlisted) && list_empty(&pvi.endpoints));
-	CHECK(is_bound(&pdev) && !list_empty(&pvi.endpoints));
+	CHECK(!is_bound(&unlisted) && list_empty(&pvi.core.endpoints));
+	CHECK(is_bound(&pdev) && !list_empty(&pvi.core.endpoints));
 	pdev.dev.driver = &pdev;
 	pvi_exit();
 
 	load("the device of the IOMMU itself");
 	vdev.dev.parent = &pdev.dev;
-	CHECK(!is_bound(&pdev) && list_empty(&pvi.endpoints));
+	CHECK(!is_bound(&pdev) && list_empty(&pvi.core.endpoints));
 	vdev.dev.parent = NULL;
 	pvi_exit();
 
 	/* Segment 0 has a listed device 0x20, and segment 2 a listed device 0x30. */
 	load("of another segment");
-	CHECK(!is_bound(&segments[0]) && !is_bound(&segments[1]) && list_empty(&pvi.endpoints));
-	CHECK(is_bound(&segments[2]) && endpoint->devid == 0x20030);
-	CHECK(segments[2].dev.ops == &endpoint->ops);
+	CHECK(!is_bound(&segments[0]) && !is_bound(&segments[1]));
+	CHECK(list_empty(&pvi.core.endpoints));
+	CHECK(is_bound(&segments[2]) && endpoint->core.devid == 0x20030);
+	CHECK(segments[2].dev.ops == &endpoint->core.ops);
 	pvi_exit();
 	CHECK(!segments[2].dev.ops);
 
-	pvi_device_count = 1;
-	pvi_devices[0] = "0000:00:05.0";
+	core_device_count = 1;
+	core_devices[0] = "0000:00:05.0";
 	load("not selected");
-	CHECK(!is_bound(&pdev) && !is_bound(&unlisted) && list_empty(&pvi.endpoints));
+	CHECK(!is_bound(&pdev) && !is_bound(&unlisted) && list_empty(&pvi.core.endpoints));
 	pvi_exit();
-	pvi_devices[0] = "0000:00:04.0";
+	core_devices[0] = "0000:00:04.0";
 	load("selected");
 	CHECK(is_bound(&pdev) && !is_bound(&unlisted));
 	pdev.dev.driver = &pdev;
 	pvi_exit();
-	pvi_device_count = 2;
-	pvi_devices[0] = "0000:00:05.0";
-	pvi_devices[1] = "0000:00:04.0";
+	core_device_count = 2;
+	core_devices[0] = "0000:00:05.0";
+	core_devices[1] = "0000:00:04.0";
 	load("selected as the second");
 	CHECK(is_bound(&pdev));
 	pdev.dev.driver = &pdev;
 	pvi_exit();
-	pvi_device_count = 0;
+	core_device_count = 0;
+}
+
+/* A device at the address of an unplugged one gets its endpoint, another device another one. */
+static void a_device_is_replaced(void)
+{
+	struct pci_dev next = { .id = 0x20, .dev.mask = ~0ULL };
+	struct pci_dev other = { .bus = (void *)2, .id = 0x30, .dev.mask = ~0ULL };
+	struct pvi_endpoint *first;
+
+	load("replaced");
+	CHECK(is_bound(&pdev));
+	first = endpoint;
+	mapping = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(host.mapped_count == 1);
+	notify(BUS_NOTIFY_REMOVED_DEVICE);
+	/* What the driver left is not mapped, and its owner can unmap it later. */
+	CHECK(!host.mapped_count && pdev.dev.ops == &first->core.ops && ORPHANS == 1);
+	CHECK(is_bound(&next) && endpoint == first && endpoint->core.pdev == &next);
+	CHECK(is_bound(&other) && endpoint != first);
+	endpoint = first;
+	unmap(mapping);
+	CHECK(!ORPHANS && test_complaints);
+	mapping = 0;
+	pvi_exit();
+	CHECK(!pdev.dev.ops && !next.dev.ops && !other.dev.ops);
+}
+
+/* Devices of such a guest reach only pages that it shares: its IOMMU is not driven. */
+static void a_guest_with_encrypted_memory_is_refused(void)
+{
+	test_case = "encrypted";
+	test_encrypted = true;
+	test_complaints = 0;
+	CHECK(pvi_init() == -EOPNOTSUPP && !test_notifier && test_complaints == 1);
+	test_encrypted = false;
+}
+
+/* Maps nothing for a device, and returns true if its driver fails. */
+static bool is_refused(struct pci_dev *of)
+{
+	struct scatterlist entry = { .memory = buffers, .length = 8 };
+	const struct dma_map_ops *ops;
+	dma_addr_t address;
+	bool is_mapped;
+
+	test_notifier->notifier_call(test_notifier, BUS_NOTIFY_BIND_DRIVER, &of->dev);
+	ops = of->dev.ops;
+	if (ops != &core_refusing_ops)
+		return false;
+	is_mapped = ops->map_phys(&of->dev, 0, 8, DMA_TO_DEVICE, 0) != DMA_MAPPING_ERROR ||
+		    ops->alloc(&of->dev, PAGE_SIZE, &address, 0, 0) ||
+		    ops->map_sg(&of->dev, &entry, 1, DMA_TO_DEVICE, 0) > 0;
+	CHECK(!is_mapped && !ops->dma_supported(&of->dev, ~0ULL));
+	of->dev.ops = NULL;
+	return true;
+}
+
+/* Untrusted devices, and devices whose requests have the ID of another one, are refused. */
+static void devices_that_cannot_be_isolated_are_refused(void)
+{
+	unsigned long mask = 1;
+	struct pci_dev bridge = { .is_pcie = true, .pcie_type = PCI_EXP_TYPE_ROOT_PORT };
+	struct pci_bus bus = { .self = &bridge };
+	struct pci_bus virtual = { .parent = &bus };
+	struct pci_dev of = { .id = 0x20, .dev.mask = ~0ULL };
+
+	load("refused");
+	of.untrusted = true;
+	CHECK(is_refused(&of) && list_empty(&pvi.core.endpoints) && test_complaints);
+	of.untrusted = false;
+	of.dma_alias_mask = &mask;
+	CHECK(is_refused(&of));
+	of.dma_alias_mask = NULL;
+	CHECK(!core_has_alias(&of));
+	of.bus = &virtual;
+	CHECK(!core_has_alias(&of));
+	bridge.pcie_type = PCI_EXP_TYPE_PCI_BRIDGE;
+	CHECK(core_has_alias(&of));
+	bridge.is_pcie = false;
+	bridge.pcie_type = PCI_EXP_TYPE_ROOT_PORT;
+	CHECK(core_has_alias(&of));
+	pvi_exit();
+	/* A driver that is bound to a refused device is unbound with the module. */
+	load("refused and bound");
+	pdev.untrusted = true;
+	notify(BUS_NOTIFY_BIND_DRIVER);
+	pdev.dev.driver = &pdev;
+	CHECK(pdev.dev.ops == &core_refusing_ops);
+	pvi_exit();
+	CHECK(!pdev.dev.ops && !pdev.dev.driver);
+}
+
+/* The device is suspended and shut down before its IOMMU, which refuses to be suspended. */
+static void an_endpoint_is_linked_to_its_iommu(void)
+{
+	test_links = 0;
+	load("linked");
+	driver_binds();
+	CHECK(test_links == 1 && test_consumer == &pdev.dev && test_supplier == &vdev.dev);
+	device_release_driver(&pdev.dev);
+	driver_binds();
+	CHECK(test_links == 1);
+	CHECK(pvi_driver.driver.pm->prepare(&vdev.dev) == -EBUSY);
+	pdev.dev.driver = NULL;
+	notify(BUS_NOTIFY_REMOVED_DEVICE);
+	CHECK(!test_links);
+	CHECK(is_bound(&pdev) && test_links == 1);
+	pvi_exit();
+	CHECK(!test_links);
+}
+
+/* Parameters that make no sense are refused, before any device is probed. */
+static void parameters_have_limits(void)
+{
+	test_case = "parameters";
+	pvi_cycles = PVI_CYCLES_MAX + 1;
+	CHECK(pvi_init() == -EINVAL && !test_notifier);
+	pvi_cycles = 3;
+	pvi_cache_pages = PVI_LIMIT_MAX + 1;
+	CHECK(pvi_init() == -EINVAL && !test_notifier);
+	pvi_cache_pages = 65536;
 }
 
 int main(void)
@@ -307,8 +454,14 @@ int main(void)
 	CHECK(buffers);
 	an_unmap_reaches_the_host_by_default();
 	the_error_state_of_a_device_is_not_written();
+	a_shutdown_ends_all_mappings();
 	a_bound_driver_binds_again();
 	other_devices_get_no_operations();
+	a_device_is_replaced();
+	a_guest_with_encrypted_memory_is_refused();
+	devices_that_cannot_be_isolated_are_refused();
+	an_endpoint_is_linked_to_its_iommu();
+	parameters_have_limits();
 	CHECK(!allocations);
 	free(buffers);
 	puts("all as it should be");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Kernel interfaces of main.c and bind.c for user space, in addition to kernel.h. */
+/* Kernel interfaces of main.c, endpoint.c and core_bind.c for user space, in addition to kernel.h. */
 #ifndef TEST_MODULE_H
 #define TEST_MODULE_H
 
@@ -15,7 +15,6 @@
 #define module_init(function)
 #define module_exit(function)
 #define pr_err(...) ((void)test_complaints++)
-#define pr_warn(...) ((void)test_complaints++)
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
 #define iova_cache_get() 0
 #define iova_cache_put() ((void)0)
@@ -35,29 +34,16 @@
 void *test_zeroed(size_t bytes);
 #define kzalloc(bytes, gfp) test_zeroed(bytes)
 
-static inline void *kmemdup(const void *from, size_t bytes, gfp_t gfp)
-{
-	void *memory = test_alloc(bytes);
-
-	(void)gfp;
-	return memory ? memcpy(memory, from, bytes) : NULL;
-}
-
 /* Notifiers. */
 enum {
 	NOTIFY_DONE,
 	NOTIFY_OK,
-	PM_SUSPEND_PREPARE,
-	PM_HIBERNATION_PREPARE,
 	BUS_NOTIFY_BIND_DRIVER,
 	BUS_NOTIFY_UNBOUND_DRIVER,
 	BUS_NOTIFY_DRIVER_NOT_BOUND,
 	BUS_NOTIFY_REMOVED_DEVICE,
 };
 
-#define notifier_from_errno(err) (err)
-#define register_pm_notifier(block) ((void)(block), 0)
-#define unregister_pm_notifier(block) ((void)(block))
 extern struct notifier_block *test_notifier;
 #define bus_register_notifier(bus, block) (test_notifier = (block), 0)
 #define bus_unregister_notifier(bus, block) ((void)(block), test_notifier = NULL)
@@ -66,9 +52,6 @@ extern struct notifier_block *test_notifier;
 enum { pci_channel_io_normal = 1, pci_channel_io_frozen, pci_channel_io_perm_failure };
 
 #define to_pci_dev(one) container_of((struct device *)(one), struct pci_dev, dev)
-/* The bus of a device is the number of its segment. */
-#define pci_domain_nr(bus) ((int)(uintptr_t)(bus))
-#define pci_dev_id(pdev) ((pdev)->id)
 const char *pci_name(const struct pci_dev *pdev);
 #define pci_dev_get(pdev) (pdev)
 #define pci_dev_put(pdev) ((void)(pdev))
@@ -81,6 +64,35 @@ struct pci_dev *test_next_device(struct pci_dev *before);
 void device_release_driver(struct device *dev);
 int device_attach(struct device *dev);
 #define put_iova_domain(domain) ((void)(domain))
+
+/* Buses with small numbers are root buses, the others are of this type. */
+struct pci_bus {
+	struct pci_bus *parent;
+	struct pci_dev *self;
+};
+
+#define pci_is_root_bus(bus) ((uintptr_t)(bus) < 16)
+enum { PCI_EXP_TYPE_ROOT_PORT, PCI_EXP_TYPE_UPSTREAM, PCI_EXP_TYPE_DOWNSTREAM,
+       PCI_EXP_TYPE_PCI_BRIDGE };
+#define pci_is_pcie(pdev) ((pdev)->is_pcie)
+#define pci_pcie_type(pdev) ((pdev)->pcie_type)
+
+/* A guest with encrypted memory, and links from endpoints to the IOMMU. */
+#define CC_ATTR_MEM_ENCRYPT 1
+extern bool test_encrypted;
+#define cc_platform_has(attribute) ((void)(attribute), test_encrypted)
+extern int test_links;
+extern struct device *test_consumer, *test_supplier;
+#define DL_FLAG_STATELESS 1
+#define device_link_add(consumer, supplier, flags)                                                 \
+	(test_consumer = (consumer), test_supplier = (supplier), ++test_links)
+#define device_link_remove(consumer, supplier) ((void)(consumer), (void)(supplier), test_links--)
+
+struct dev_pm_ops {
+	int (*prepare)(struct device *dev);
+};
+
+#define pm_sleep_ptr(ops) (ops)
 
 /* Its driver is virtio's: the virtio device is its child. */
 #define is_virtio_device(device) true
@@ -109,6 +121,7 @@ struct virtio_device_id {
 struct virtio_driver {
 	struct {
 		const char *name;
+		const struct dev_pm_ops *pm;
 	} driver;
 	const unsigned int *feature_table;
 	unsigned int feature_table_size;
@@ -116,6 +129,7 @@ struct virtio_driver {
 	int (*validate)(struct virtio_device *vdev);
 	int (*probe)(struct virtio_device *vdev);
 	void (*remove)(struct virtio_device *vdev);
+	void (*shutdown)(struct virtio_device *vdev);
 };
 
 #define VIRTIO_DEV_ANY_ID U32_MAX

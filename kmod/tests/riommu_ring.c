@@ -1,137 +1,119 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs riommu_ring.c in user space (kernel.h), against an IOMMU that checks each invalidation: the
- * slot's entry is cleared before it, and the slot is not free before it is complete.
+ * Runs riommu_ring.c and riommu_ops.c in user space (kernel.h), against an IOMMU that checks each
+ * invalidation: the entries are cleared before it, and no slot is free before it is complete.
  */
-#define __iomem
-#define irqreturn_t int
-#define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
-/* There is one CPU. */
-#define smp_wmb() ((void)0)
-/* Counted: one before each invalidation. */
-#define wmb() (barriers++)
-#define xchg(at, value) __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST)
-#define kvmalloc_array(count, bytes, gfp) test_array(count, bytes, gfp)
-#define writeq(word, to) test_write(word, (u8 *)(to) - (u8 *)NULL)
-#define readl(from) test_read((u8 *)(from) - (u8 *)NULL)
-
-static unsigned int barriers;
-#include "../riommu.h"
-
-static void test_write(u64 word, u64 offset);
-static u32 test_read(u64 offset);
-static void *test_array(size_t count, size_t bytes, gfp_t gfp);
-
-#include "../riommu_ring.c"
-
-#define CHECK(what)                                                                                \
-	do {                                                                                       \
-		if (!(what)) {                                                                     \
-			fprintf(stderr, "%s:%d: not %s\n", __FILE__, __LINE__, #what);             \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
+#define PVI_HAVE_MAP_PHYS
+#include "riommu_kernel.h"
 
 #define SLOTS 4
 #define DEVICE 0x20
 #define VALID 0x100000000ULL
 
-u64 test_now_us;
-unsigned int test_complaints, test_steps, test_most_steps;
-/* Registers at address 0. */
 static struct rio rio;
 static struct rio_endpoint endpoint = { .rio = &rio, .id = DEVICE };
 static struct rio_ring *ring = &endpoint.rings[RIO_RING_WRITE];
+static struct device dev = { .ops = &endpoint.core.ops };
 static unsigned int writes, reads;
 static bool absent;
-/* The slot whose unmap is in progress. */
-static u32 slot;
+/* The slots that an unmap in progress clears. */
+static u32 cleared[SLOTS];
+static unsigned int cleared_count;
 
-void *test_alloc(size_t bytes)
+/* The position of a slot in the queue of free ones, or -1. */
+static int place_of(u32 slot)
 {
-	return calloc(1, bytes);
+	u64 at;
+
+	for (at = ring->free.head; at < ring->free.tail; at++)
+		if ((u32)ring->free.cells[at & ring->free.mask] == slot)
+			return at - ring->free.head;
+	return -1;
 }
 
-void test_free(void *memory)
+static unsigned int free_count(void)
 {
-	free(memory);
+	return ring->free.tail - ring->free.head;
 }
 
-static void *test_array(size_t count, size_t bytes, gfp_t gfp)
+static void are_not_free(void)
 {
-	return calloc(count, bytes);
-}
+	unsigned int i;
 
-void *alloc_pages_exact(size_t bytes, gfp_t gfp)
-{
-	return calloc(1, bytes);
-}
-
-void free_pages_exact(void *memory, size_t bytes)
-{
-	free(memory);
-}
-
-static void is_not_free(void)
-{
-	u32 i;
-
-	for (i = 0; i < ring->free_count; i++)
-		CHECK(ring->free[(ring->free_first + i) % SLOTS] != slot);
+	for (i = 0; i < cleared_count; i++)
+		CHECK(place_of(cleared[i]) < 0);
 }
 
 static void test_write(u64 word, u64 offset)
 {
+	unsigned int i;
+
 	CHECK(offset == RIO_REG_INV && word == rio_inv_ring(DEVICE, RIO_RING_WRITE));
-	CHECK(!ring->lock.held && barriers > writes && !ring->table[slot].second);
-	is_not_free();
+	CHECK(barriers > writes);
+	for (i = 0; i < cleared_count; i++)
+		CHECK(!ring->table[cleared[i]].second);
+	are_not_free();
 	writes++;
+}
+
+static void test_freed(struct folio *folio)
+{
 }
 
 static u32 test_read(u64 offset)
 {
 	CHECK(offset == RIO_REG_STS && reads + 1 == writes);
-	is_not_free();
+	are_not_free();
 	reads++;
 	return absent ? U32_MAX : 0;
 }
 
 static dma_addr_t map(u64 buffer)
 {
-	return rio_ring_map(ring, buffer, 100, 0);
+	return rio_ops.map_phys(&dev, buffer, 100, DMA_FROM_DEVICE, 0);
 }
 
 static void unmap(dma_addr_t iova)
 {
-	slot = rio_iova_slot(iova);
+	unsigned int before = writes;
+
+	cleared[0] = rio_iova_slot(iova);
+	cleared_count = 1;
 	CHECK(rio_ring_unmap(&endpoint, iova));
 	/* An invalidation, and the read that waits for it. */
-	CHECK(reads == writes && reads == ring->unmaps && reads == ring->invalidations);
+	CHECK(writes == before + 1 && reads == writes);
+	CHECK((long)writes == atomic64_read(&ring->invalidations));
+	CHECK(place_of(cleared[0]) == (int)free_count() - 1);
 }
 
-int main(void)
+static void unmaps_of_what_is_not_mapped(void)
 {
-	dma_addr_t iova[SLOTS], bad[] = {
-		rio_iova(RIO_RING_NONE, 0, 0),
-		rio_iova(RIO_RINGS, 0, 0),
-		rio_iova(0xffff, 0, 0),
-		rio_iova(RIO_RING_WRITE, SLOTS, 0),
+	static const dma_addr_t bad[] = {
+		(dma_addr_t)RIO_RING_NONE << 48,
+		(dma_addr_t)RIO_RINGS << 48,
+		0xffffULL << 48,
+		(dma_addr_t)RIO_RING_WRITE << 48 | (dma_addr_t)SLOTS << 30,
 		DMA_MAPPING_ERROR,
 	};
-	unsigned int i, round;
+	unsigned int i;
 
-	CHECK(!rio_ring_init(ring, RIO_RING_WRITE, SLOTS));
 	for (i = 0; i < ARRAY_SIZE(bad); i++)
 		CHECK(!rio_ring_unmap(&endpoint, bad[i]));
+	CHECK(!writes && atomic64_read(&ring->bad) == 1);
+}
+
+static void slots_come_back_in_order(void)
+{
+	dma_addr_t iova[SLOTS];
+	unsigned int i, round;
+
 	for (i = 0; i < SLOTS; i++) {
 		iova[i] = map(0x8000 + i);
 		CHECK(iova[i] == rio_iova(RIO_RING_WRITE, i, 0));
 		CHECK(ring->table[i].first == 0x8000 + i);
 		CHECK(ring->table[i].second == (100 | (u64)RIO_WRITE << 30 | VALID));
 	}
-	CHECK(map(0x9000) == DMA_MAPPING_ERROR && ring->full == 1 && !writes);
-
-	/* Slots come back in the order of their unmaps. */
+	CHECK(map(0x9000) == DMA_MAPPING_ERROR && atomic64_read(&ring->full) == 1 && !writes);
 	unmap(iova[2]);
 	unmap(iova[0]);
 	CHECK(map(0x9000) == iova[2] && map(0x9000) == iova[0]);
@@ -139,26 +121,164 @@ int main(void)
 
 	/* The second unmap of a slot changes nothing. */
 	unmap(iova[1]);
-	i = ring->bad;
-	CHECK(!rio_ring_unmap(&endpoint, iova[1]) && ring->bad == i + 1);
-	CHECK(ring->free_count == 1);
+	i = atomic64_read(&ring->bad);
+	CHECK(!rio_ring_unmap(&endpoint, iova[1]) && atomic64_read(&ring->bad) == i + 1);
+	CHECK(free_count() == 1);
 
 	unmap(iova[3]);
 	unmap(iova[0]);
 	unmap(iova[2]);
 	for (round = 0; round < 1000; round++)
 		unmap(map(0x8000));
-	CHECK(ring->free_count == SLOTS);
-	/* The offset is that of the first byte of the buffer in the slot. */
-	CHECK(rio_ring_map(ring, 0x8000, 0x200, 0x123) % 0x1000 == 0x123);
-	/* Without an answer, the device may still reach the buffer. */
+	CHECK(free_count() == SLOTS);
+}
+
+/*
+ * A device that needs low bits of addresses reaches the bytes from the last multiple of the
+ * alignment to the buffer, and none behind the buffer.
+ */
+static void low_bits_of_addresses(void)
+{
+	static const struct {
+		u32 mask;
+		u64 buffer, from;
+	} cases[] = {
+		{ 0, 0x8fff, 0x8fff },
+		{ 0x1ff, 0x8623, 0x8600 },
+		{ 0xfff, 0x8123, 0x8000 },
+		{ 0xfff, 0x8000, 0x8000 },
+		{ 0xfff, 0x8fff, 0x8000 },
+	};
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		u64 before = cases[i].buffer - cases[i].from;
+		struct rio_entry *entry;
+		dma_addr_t iova;
+
+		test_min_align_mask = cases[i].mask;
+		iova = map(cases[i].buffer);
+		entry = &ring->table[rio_iova_slot(iova)];
+		CHECK(rio_iova_offset(iova) == before && entry->first == cases[i].from);
+		CHECK((iova & cases[i].mask) == (cases[i].buffer & cases[i].mask));
+		CHECK(rio_rpte_bytes(entry->second) == before + 100);
+		unmap(iova);
+	}
+	test_min_align_mask = 0;
+}
+
+/* One invalidation for a list, after all its entries are cleared. */
+static void lists(void)
+{
+	struct scatterlist list[SLOTS + 1] = {};
+	unsigned int before = writes;
+	unsigned int i;
+
+	for (i = 0; i <= SLOTS; i++)
+		sg_init_one(&list[i], (void *)(uintptr_t)(0x8000 + 0x1000 * i), 100);
+	CHECK(rio_ops.map_sg(&dev, list, SLOTS, DMA_FROM_DEVICE, 0) == SLOTS && !free_count());
+	for (i = 0; i < SLOTS; i++) {
+		cleared[i] = rio_iova_slot(sg_dma_address(&list[i]));
+		CHECK(ring->table[cleared[i]].first == 0x8000 + 0x1000 * i);
+	}
+	cleared_count = SLOTS;
+	rio_ops.unmap_sg(&dev, list, SLOTS, DMA_FROM_DEVICE, 0);
+	CHECK(writes == before + 1 && free_count() == SLOTS);
+	for (i = 0; i < SLOTS; i++)
+		CHECK(place_of(cleared[i]) == (int)i);
+
+	/* An entry that is named twice is unmapped once. */
+	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == 2);
+	list[1].dma_address = list[0].dma_address;
+	cleared_count = 0;
+	rio_ops.unmap_sg(&dev, list, 2, DMA_FROM_DEVICE, 0);
+	CHECK(free_count() == SLOTS - 1 && writes == before + 2);
+	for (i = 0; !ring->table[i].second; i++)
+		;
+	unmap(rio_iova(RIO_RING_WRITE, i, 0));
+
+	/* Only a full ring is worth a retry. What is mapped before the failure is unmapped. */
+	before = writes;
+	cleared_count = 0;
+	CHECK(rio_ops.map_sg(&dev, list, SLOTS + 1, DMA_FROM_DEVICE, 0) == -EINVAL);
+	list[1].length = 0;
+	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == -EINVAL);
+	list[1].length = 1 << 30;
+	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == -EINVAL);
+	list[1].length = 100;
+	test_peer = 0x9000;
+	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == -EREMOTEIO);
+	CHECK(map(0x9000) == DMA_MAPPING_ERROR && free_count() == SLOTS);
+	test_peer = 0;
+	CHECK(writes == before + 3);
+	map(0x8000);
+	CHECK(rio_ops.map_sg(&dev, list, SLOTS, DMA_FROM_DEVICE, 0) == -ENOMEM);
+	CHECK(free_count() == SLOTS - 1);
+	for (i = 0; !ring->table[i].second; i++)
+		;
+	unmap(rio_iova(RIO_RING_WRITE, i, 0));
+	CHECK(free_count() == SLOTS);
+}
+
+/* A driver unbinds and leaves two buffers: they are not reached, and their slots are not reused. */
+static void slots_that_a_driver_leaves(void)
+{
+	dma_addr_t left[2] = { map(0x8000), map(0x9000) }, other;
+	unsigned int before = writes;
+
+	unmap(map(0xa000));
+	cleared_count = 2;
+	cleared[0] = rio_iova_slot(left[0]);
+	cleared[1] = rio_iova_slot(left[1]);
+	CHECK(rio_ring_unbind(&endpoint, ring) == 2 && writes == before + 2);
+	CHECK(atomic64_read(&ring->left) == 2 && free_count() == SLOTS - 2);
+	CHECK(!rio_ring_unbind(&endpoint, ring) && writes == before + 2);
+	other = map(0xb000);
+	map(0xb000);
+	CHECK(map(0xb000) == DMA_MAPPING_ERROR);
+	/* A late unmap concerns no buffer of the next driver. */
+	unmap(left[0]);
+	CHECK(!rio_ring_unmap(&endpoint, left[0]) && atomic64_read(&ring->left) == 1);
+	CHECK(rio_iova_slot(map(0xc000)) == rio_iova_slot(left[0]));
+	unmap(left[0]);
+	unmap(other);
+	unmap(left[1]);
+	CHECK(!atomic64_read(&ring->left));
+	cleared_count = 0;
+	rio_ring_unbind(&endpoint, ring);
+}
+
+/* Without an answer, the device may still reach the buffer. */
+static void an_absent_iommu(void)
+{
+	unsigned int before;
+	dma_addr_t iova;
+
+	rio_ring_free(ring);
+	memset(ring, 0, sizeof(*ring));
+	CHECK(!rio_ring_init(ring, RIO_RING_WRITE, SLOTS));
 	absent = true;
-	i = ring->free_count;
-	iova[0] = map(0x8000);
-	slot = rio_iova_slot(iova[0]);
-	CHECK(!rio_ring_unmap(&endpoint, iova[0]) && ring->lost == 1);
-	CHECK(ring->free_count == i - 1);
-	is_not_free();
+	before = free_count();
+	iova = map(0x8000);
+	cleared[0] = rio_iova_slot(iova);
+	cleared_count = 1;
+	CHECK(!rio_ring_unmap(&endpoint, iova) && atomic64_read(&ring->lost) == 1);
+	CHECK(free_count() == before - 1);
+	are_not_free();
+	absent = false;
+	cleared_count = 0;
+}
+
+int main(void)
+{
+	memcpy((void *)&endpoint.core.ops, &rio_ops, sizeof(rio_ops));
+	CHECK(!rio_ring_init(ring, RIO_RING_WRITE, SLOTS));
+	unmaps_of_what_is_not_mapped();
+	slots_come_back_in_order();
+	low_bits_of_addresses();
+	lists();
+	slots_that_a_driver_leaves();
+	an_absent_iommu();
 	rio_ring_free(ring);
 	puts("all as it should be");
 	return 0;

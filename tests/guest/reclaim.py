@@ -85,10 +85,13 @@ def take(name, path, log, times):
         time.sleep(0.1)
     before, stayed = resident(path), []
     while len(stayed) < times or gains(stayed) and len(stayed) < 10 * times:
+        # Only what the disk has can be taken.
+        with open(path, "r+b") as memory:
+            os.fsync(memory.fileno())
         try:
             (directory / file).write_text(word)
         except OSError:
-            # Less than all of it could be taken: what is locked, and what a busy disk has not written out yet.
+            # Less than all of it could be taken: what is locked, and what was written since.
             time.sleep(0.2)
         stayed.append((resident(path), sum(locked(directory))))
     print(f"resident before: {before}, then, of which locked: {stayed}")

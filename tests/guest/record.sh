@@ -21,76 +21,7 @@ here=$repo/tests/guest
 cache=$repo/target/guest/$SUITE
 mkdir -p "$cache"
 
-die() {
-    echo "record.sh: FAIL: $*" >&2
-    exit 1
-}
-
-# Installs missing packages; the arguments are pairs of a program or file and its Debian package.
-packages() {
-    local missing=() pair what
-    for pair in "$@"; do
-        what=${pair%%=*}
-        [[ $what == /* && -e $what ]] || command -v "$what" >/dev/null || missing+=("${pair#*=}")
-    done
-    ((${#missing[@]})) || return 0
-    local sudo=()
-    if ((EUID)); then
-        sudo=(sudo --non-interactive)
-        command -v sudo >/dev/null || die "these packages are missing: ${missing[*]}; install them as root"
-    fi
-    echo "installing ${missing[*]}"
-    {
-        "${sudo[@]}" apt-get update -q
-        "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends "${missing[@]}"
-    } >"$cache/apt.log" 2>&1 || die "packages cannot be installed: ${missing[*]}; see $cache/apt.log"
-}
-
-# Fetches the suite's newest kernel into $cache/kernel with a separate apt configuration. The host's
-# sources stay unmodified, and signatures are checked.
-fetch_kernel() {
-    [[ -e $cache/kernel/complete ]] && return
-    local apt=$cache/apt
-    rm -rf "$cache"/{kernel,vmlinuz} "$apt"
-    mkdir -p "$apt"/state/lists/partial "$apt"/cache/archives/partial
-    : >"$apt/state/status"
-    [[ -e $KEYRING ]] || die "$KEYRING is missing: install debian-archive-keyring"
-    [[ -n $MIRROR ]] || die "no package source found: set DEBIAN_MIRROR to one"
-    echo "deb [arch=amd64 signed-by=$KEYRING] $MIRROR $SUITE main" >"$apt/sources.list"
-    local options=(-q -o Dir::State="$apt/state" -o Dir::State::status="$apt/state/status" -o Dir::Cache="$apt/cache"
-        -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o APT::Architecture=amd64
-        -o Acquire::Languages=none)
-    # apt's own user cannot read files below a home directory.
-    ((EUID)) || options+=(-o APT::Sandbox::User=root)
-    echo "fetching the kernel of $SUITE"
-    apt-get "${options[@]}" update >"$cache/apt.log" 2>&1 || die "$SUITE cannot be read; see $cache/apt.log"
-    local package parts
-    package=$(apt-cache "${options[@]}" depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p')
-    [[ $package == linux-image-* ]] || die "$SUITE has no kernel: '$package'"
-    # Since 7.x the image and the modules are in separate packages.
-    mapfile -t parts < <(apt-cache "${options[@]}" depends "$package" | sed -n 's/^ *Depends: \(linux-\(binary\|modules\)-.*\)/\1/p')
-    (cd "$apt" && apt-get "${options[@]}" download "$package" "${parts[@]}") >>"$cache/apt.log" 2>&1 ||
-        die "$package cannot be fetched; see $cache/apt.log"
-    local deb
-    for deb in "$apt"/*.deb; do dpkg-deb -x "$deb" "$cache/kernel"; done
-    rm -rf "$apt"
-    # Below /boot or, since 7.x, next to its modules.
-    cp "$(find "$cache/kernel" -name 'vmlinuz*' -type f -print -quit)" "$cache/vmlinuz"
-    touch "$cache/kernel/complete"
-}
-
-# Decompresses a module and its dependencies into the initramfs, and writes their load order.
-modules() {
-    local name=$1 order=$2 path needs need
-    grep -qx "$name" "$order" 2>/dev/null && return
-    path=$(find -H "$cache/kernel" -name "${name//[-_]/[-_]}.ko.xz" -print -quit)
-    # Without a file, the module is built in.
-    [[ $path ]] || return 0
-    xz -dc "$path" >"$root/modules/$name.ko"
-    needs=$(tr '\0' '\n' <"$root/modules/$name.ko" | sed -n 's/^depends=//p')
-    for need in ${needs//,/ }; do modules "$need" "$order"; done
-    echo "$name" >>"$order"
-}
+. "$here/kernel.sh"
 
 initramfs() {
     root=$cache/root
@@ -99,16 +30,9 @@ initramfs() {
     chmod 1777 "$root/tmp"
     cp "$(command -v busybox)" "$root/bin/busybox"
     cp "$here/init.sh" "$root/init"
-    # Remove debugging information if `strip` is available.
-    strip -o "$root/bin/ringfence" "$ringfence" 2>/dev/null || cp "$ringfence" "$root/bin/ringfence"
-    chmod 755 "$root/init" "$root/bin/ringfence"
+    chmod 755 "$root/init"
     printf 'root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n' >"$root/etc/passwd"
-    # The command is linked dynamically: copy its libraries to the paths where it looks for them.
-    local library
-    for library in $(ldd "$ringfence" | grep -o '/[^ ]*'); do
-        mkdir -p "$root/$(dirname "$library")"
-        cp -L "$library" "$root/$library"
-    done
+    command_with_libraries "$ringfence"
     modules nvme "$root/modules/nvme.order"
     modules e1000e "$root/modules/e1000e.order"
     [[ -s $root/modules/nvme.order && -s $root/modules/e1000e.order ]] || die "the kernel package lacks nvme or e1000e"
@@ -143,12 +67,7 @@ packages qemu-system-x86_64=qemu-system-x86 busybox=busybox-static cpio=cpio xz=
 if [[ $(ldd "$(command -v busybox)" 2>&1) == *"=>"* ]]; then
     die "busybox is linked dynamically: install busybox-static"
 fi
-ringfence=${RINGFENCE:-}
-if [[ ! $ringfence ]]; then
-    ringfence=${CARGO_TARGET_DIR:-$repo/target}/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli)
-fi
-[[ -x $ringfence ]] || die "$ringfence is no program"
+choose_command
 fetch_kernel
 initramfs
 boot

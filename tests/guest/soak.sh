@@ -8,7 +8,7 @@ set -uo pipefail
 
 readonly SECONDS_EACH=${SOAK_SECONDS:-60}
 # soak.py goes on up to six times as long, and the guest boots before.
-readonly DEFAULT_LIMIT=$((6 * SECONDS_EACH + 120))
+readonly DEFAULT_LIMIT=$((6 * SECONDS_EACH + 600))
 export GUEST_JOBS=1
 . "$(dirname "$0")/guests.sh"
 

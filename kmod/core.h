@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The core: what the modules share. Each module links core_bind.o and includes core_ops.h in one
+ * file. It adds an engine, which translates the addresses of devices.
+ *
+ *   core_bind   selection of PCI devices, binding, unbinding, unplugging
+ *   core_refuse devices and guests that the engines cannot handle, refusal of suspend
+ *   core_ops    the dma_map_ops that drivers call, over the functions of the engine
+ */
+#ifndef CORE_H
+#define CORE_H
+
+#include <linux/dma-map-ops.h>
+#include <linux/list.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/notifier.h>
+#include <linux/pci.h>
+#include <linux/scatterlist.h>
+
+#if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
+/* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
+#error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
+#endif
+
+struct core_engine;
+
+/* An IOMMU, in the structure of its engine. */
+struct core_iommu {
+	const struct core_engine *engine;
+	/* The device whose driver the engine is, for messages. */
+	struct device *dev;
+	/*
+	 * Protects the list of endpoints and their devices. Taken in sleepable context, never held
+	 * during a request to the host. Endpoints stay in the list until the IOMMU is removed.
+	 */
+	struct mutex mutex;
+	struct list_head endpoints;
+	struct notifier_block binding;
+};
+
+/*
+ * A PCI address whose DMA an engine maps: the first member of the engine's endpoint. It outlives an
+ * unplugged device: addresses that the device may still reach must not be reused for the next
+ * device there.
+ */
+struct core_endpoint {
+	struct list_head list;
+	struct core_iommu *iommu;
+	/* The device, or NULL. Without a device, no mapping is in use. */
+	struct pci_dev *pdev;
+	/* Unplugged devices that left mappings. They keep our dma_map_ops. */
+	struct list_head unplugged;
+	/* Segment in bits 16 to 31, requester ID in bits 0 to 15. */
+	u32 devid;
+	/* PCI address. */
+	char name[16];
+	/* A copy of the engine's operations. container_of() on it finds the endpoint. */
+	const struct dma_map_ops ops;
+};
+
+/* All functions are called in sleepable context. Optional ones may be NULL. */
+struct core_engine {
+	/* For messages. */
+	const char *name;
+	const struct dma_map_ops *ops;
+	/* Size of the engine's endpoint. */
+	size_t endpoint_bytes;
+	/* True if devices reach whole pages, also beside a buffer. */
+	bool maps_pages;
+	/* Returns true if the IOMMU translates for the device. False for the IOMMU itself. */
+	bool (*translates)(struct core_iommu *iommu, struct pci_dev *pdev);
+	/* Prepares an endpoint, whose memory is zero except for `core`. */
+	int (*init)(struct core_endpoint *endpoint);
+	/* The reverse of init. The IOMMU no longer translates. */
+	void (*free)(struct core_endpoint *endpoint);
+	/* Optional. A driver's probe failed. Its allocations are freed after this call. */
+	void (*not_bound)(struct core_endpoint *endpoint);
+	/*
+	 * The driver has unbound, or the device is unplugged. On return, the device reaches no
+	 * memory. The driver may unmap later what it left.
+	 */
+	void (*unbound)(struct core_endpoint *endpoint);
+	/* Number of mappings that unbound drivers may still unmap. */
+	u64 (*left)(struct core_endpoint *endpoint);
+	/* Optional. No driver is bound, and none will be. The endpoint's work must end. */
+	void (*stop)(struct core_endpoint *endpoint);
+	/* Optional. The device's driver is about to be unbound, because the IOMMU is removed. */
+	void (*will_release)(struct core_iommu *iommu, struct pci_dev *pdev);
+};
+
+static inline u32 core_devid(struct pci_dev *pdev)
+{
+	return (u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+}
+
+/* The endpoint of a device that has our operations. */
+static __always_inline struct core_endpoint *core_endpoint_of(struct device *dev)
+{
+	return container_of(get_dma_ops(dev), struct core_endpoint, ops);
+}
+
+/* Memory of another device does not belong to the guest, so an IOMMU does not reach it. */
+static __always_inline bool core_is_peer(const struct page *page)
+{
+	return unlikely(is_zone_device_page(page)) && is_pci_p2pdma_page(page);
+}
+
+typedef dma_addr_t (*core_map_function)(struct device *dev, phys_addr_t phys, size_t size,
+					enum dma_data_direction direction, unsigned long attrs);
+typedef void (*core_unmap_list_function)(struct device *dev, struct scatterlist *list, int nents,
+					 enum dma_data_direction direction, unsigned long attrs);
+
+/*
+ * Maps a list entry by entry, each of at most `most` bytes. Inlined, so that the calls are direct.
+ * Returns the number of entries, or an error of dma_map_sgtable(): only after -ENOMEM may a retry
+ * succeed.
+ */
+static __always_inline int core_map_each(struct device *dev, struct scatterlist *list, int nents,
+					 enum dma_data_direction direction, unsigned long attrs,
+					 size_t most, core_map_function map,
+					 core_unmap_list_function unmap_list)
+{
+	struct scatterlist *entry;
+	int err = 0;
+	int i;
+
+	for_each_sg(list, entry, nents, i) {
+		if (!entry->length || entry->length > most)
+			err = -EINVAL;
+		else if (core_is_peer(sg_page(entry)))
+			err = -EREMOTEIO;
+		else
+			sg_dma_address(entry) = map(dev, sg_phys(entry), entry->length, direction,
+						    attrs);
+		if (!err && sg_dma_address(entry) == DMA_MAPPING_ERROR)
+			err = -ENOMEM;
+		if (err) {
+			unmap_list(dev, list, i, direction, attrs);
+			return err;
+		}
+		sg_dma_len(entry) = entry->length;
+	}
+	return nents;
+}
+
+/* core_refuse.c */
+extern const struct dma_map_ops core_refusing_ops;
+int core_check_machine(struct device *dev);
+const char *core_refusal(struct core_iommu *iommu, struct pci_dev *pdev);
+int core_refuse_sleep(struct core_iommu *iommu);
+
+/* core_bind.c */
+void core_init(struct core_iommu *iommu, const struct core_engine *engine, struct device *dev);
+int core_start(struct core_iommu *iommu);
+void core_stop(struct core_iommu *iommu);
+void core_free(struct core_iommu *iommu);
+
+#endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The free slots of a ring, first in, first out, without a lock. Drivers that unmap in order use
+ * the slots in order, and the IOMMU's prefetch finds the next one.
+ *
+ * Position p is in cell p modulo their number. A cell holds the position and the slot, so one
+ * compare-and-exchange fills it and no position is filled twice. A cell is not cleared when its
+ * slot is taken: it is overwritten a lap later. There are at least as many cells as slots, and the
+ * slot that is put is not in the queue, so the slot in the overwritten cell has been taken.
+ */
+#ifndef RIOMMU_FREE_H
+#define RIOMMU_FREE_H
+
+#include <linux/cache.h>
+#include <linux/types.h>
+
+#define RIO_NO_SLOT	U32_MAX
+
+struct rio_free {
+	/* Low half of the position in bits 32 to 63, slot in bits 0 to 31. */
+	u64 *cells;
+	/* Number of cells, a power of two, minus 1. */
+	u32 mask;
+	/* Positions that were taken: each is a map. */
+	u64 head ____cacheline_aligned_in_smp;
+	/* Positions that were filled. It lags while a put is in progress. */
+	u64 tail ____cacheline_aligned_in_smp;
+};
+
+static __always_inline u64 rio_cell(u64 position, u32 slot)
+{
+	return position << 32 | slot;
+}
+
+/* Fills the queue with all slots. There are mask + 1 cells. */
+static inline void rio_free_fill(struct rio_free *free, u32 slots)
+{
+	u64 i;
+
+	for (i = 0; i <= free->mask; i++)
+		free->cells[i] = i < slots ? rio_cell(i, i) : rio_cell(i - free->mask - 1, 0);
+	free->head = 0;
+	free->tail = slots;
+}
+
+/* Returns RIO_NO_SLOT if no slot is free. */
+static __always_inline u32 rio_free_take(struct rio_free *free)
+{
+	u64 head = READ_ONCE(free->head);
+
+	for (;;) {
+		u64 cell = READ_ONCE(free->cells[head & free->mask]);
+		u64 now;
+
+		if (likely(cell >> 32 == (u32)head)) {
+			if (likely(try_cmpxchg(&free->head, &head, head + 1)))
+				return cell;
+			continue;
+		}
+		/* The cell was not filled at a time when head was its position. */
+		smp_rmb();
+		now = READ_ONCE(free->head);
+		if (now == head)
+			return RIO_NO_SLOT;
+		head = now;
+	}
+}
+
+static __always_inline void rio_free_put(struct rio_free *free, u32 slot)
+{
+	u64 tail = READ_ONCE(free->tail);
+
+	for (;;) {
+		u64 *cell = &free->cells[tail & free->mask];
+		u64 old = READ_ONCE(*cell);
+
+		if (likely(old >> 32 == (u32)(tail - free->mask - 1)) &&
+		    likely(try_cmpxchg(cell, &old, rio_cell(tail, slot)))) {
+			cmpxchg(&free->tail, tail, tail + 1);
+			return;
+		}
+		/* Another put has filled this position, and may not have advanced the tail yet. */
+		cmpxchg(&free->tail, tail, tail + 1);
+		tail = READ_ONCE(free->tail);
+	}
+}
+
+#endif

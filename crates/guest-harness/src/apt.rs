@@ -1,14 +1,30 @@
 //! Downloads packages of other Debian suites through an apt that shares nothing with the host's.
 
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use super::GuestError;
 use super::architecture::Architecture;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR_VARIABLE: &str = "DEBIAN_MIRROR";
+
+/// Pauses before the second and later attempts after a temporary failure.
+const PAUSES: [Duration; 4] = [
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+    Duration::from_secs(30),
+    Duration::from_secs(60),
+];
+/// Begins apt's message about a file that it could not fetch. The reason follows.
+const NOT_FETCHED: &str = "E: Failed to fetch ";
+/// Answers of a server that another attempt does not change. apt itself repeats no answer, so an
+/// overloaded server fails it at once.
+const REFUSALS: [&str; 4] = ["  401  ", "  403  ", "  404  ", "  410  "];
 
 /// An apt for some suites. Dropping it removes its working directory.
 #[derive(Debug)]
@@ -84,6 +100,8 @@ impl Apt {
             // apt's sandbox user cannot read users' directories.
             "APT::Sandbox::User=root".into(),
             "Debug::NoLocking=1".into(),
+            // Otherwise an update without some of the lists succeeds.
+            "APT::Update::Error-Mode=any".into(),
         ] {
             command.arg("-o").arg(option);
         }
@@ -91,32 +109,52 @@ impl Apt {
         command
     }
 
-    /// Runs a program for its effect; its output goes to the log.
+    /// Runs a program for its effect; its output goes to the log. Repeats it after a temporary
+    /// failure.
     fn run(&self, what: &str, program: &'static str, arguments: &[&str]) -> Result<(), GuestError> {
-        let log = File::options()
+        if succeeds(&PAUSES, || self.run_once(program, arguments))? {
+            return Ok(());
+        }
+        Err(GuestError::Fetch {
+            what: what.to_owned(),
+            log: self.log.clone(),
+        })
+    }
+
+    /// Runs a program once. Returns its output if it failed.
+    fn run_once(
+        &self,
+        program: &'static str,
+        arguments: &[&str],
+    ) -> Result<Option<String>, GuestError> {
+        let failed = || GuestError::io(&self.log);
+        let mut log = File::options()
             .create(true)
+            .read(true)
             .append(true)
             .open(&self.log)
-            .map_err(GuestError::io(&self.log))?;
-        let copy = log.try_clone().map_err(GuestError::io(&self.log))?;
+            .map_err(failed())?;
+        let begin = log.seek(SeekFrom::End(0)).map_err(failed())?;
         let status = self
             .command(program)
             .args(arguments)
-            .stdout(log)
-            .stderr(copy)
+            .stdout(log.try_clone().map_err(failed())?)
+            .stderr(log.try_clone().map_err(failed())?)
             .status();
         match status {
-            Ok(status) if status.success() => Ok(()),
+            Ok(status) if status.success() => Ok(None),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Err(GuestError::Missing {
                     program,
                     package: "apt",
                 })
             }
-            _ => Err(GuestError::Fetch {
-                what: what.to_owned(),
-                log: self.log.clone(),
-            }),
+            _ => {
+                let mut output = Vec::new();
+                log.seek(SeekFrom::Start(begin)).map_err(failed())?;
+                log.read_to_end(&mut output).map_err(failed())?;
+                Ok(Some(String::from_utf8_lossy(&output).into_owned()))
+            }
         }
     }
 
@@ -235,4 +273,71 @@ fn mirror() -> Result<String, GuestError> {
         .find(|line| line.trim_end_matches('/').ends_with("/debian"))
         .map(str::to_owned)
         .ok_or(missing)
+}
+
+/// Returns true if `attempt`, which returns the output of a failure, succeeds. Repeats it after
+/// temporary failures, once after each of `pauses`.
+fn succeeds<E>(
+    pauses: &[Duration],
+    mut attempt: impl FnMut() -> Result<Option<String>, E>,
+) -> Result<bool, E> {
+    let mut pauses = pauses.iter();
+    while let Some(output) = attempt()? {
+        match pauses.next() {
+            Some(pause) if is_temporary(&output) => thread::sleep(*pause),
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// Returns true if files could not be fetched, and no server refused one.
+fn is_temporary(output: &str) -> bool {
+    let failed = output.lines().filter(|line| line.starts_with(NOT_FETCHED));
+    let failed: Vec<&str> = failed.collect();
+    let refused = |line: &&str| REFUSALS.iter().any(|answer| line.contains(answer));
+    !failed.is_empty() && !failed.iter().any(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FETCH: &str = "E: Failed to fetch http://mirror/dists/trixie/InRelease";
+
+    /// Returns the number of attempts of which the first `failures` fail so, and the result.
+    fn attempts(failures: usize, error: &str) -> (usize, bool) {
+        let mut made = 0;
+        let output = format!("Reading package lists...\n{FETCH}  {error}\nE: Some index files\n");
+        let done = succeeds::<()>(&[Duration::ZERO; 3], || {
+            made += 1;
+            Ok((made <= failures).then(|| output.clone()))
+        });
+        (made, done.unwrap())
+    }
+
+    #[test]
+    fn a_temporary_failure_is_repeated_a_few_times() {
+        for error in [
+            "503  Service Unavailable [IP: 127.0.0.1 80]",
+            "504  Gateway Time-out [IP: 127.0.0.1 80]",
+            "Connection failed [IP: 127.0.0.1 80]",
+            "Could not connect to mirror:80 (127.0.0.1), connection timed out",
+            "Temporary failure resolving 'mirror'",
+        ] {
+            assert_eq!(attempts(0, error), (1, true), "{error}");
+            assert_eq!(attempts(3, error), (4, true), "{error}");
+            assert_eq!(attempts(9, error), (4, false), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_final() {
+        for error in ["404  Not Found [IP: 127.0.0.1 80]", "403  Forbidden"] {
+            assert_eq!(attempts(1, error), (1, false), "{error}");
+        }
+        let one = format!("{FETCH}  503  Unavailable\n{FETCH}  404  Not Found\n");
+        assert!(!is_temporary(&one), "one of two files");
+        assert!(!is_temporary("E: Unable to locate package linux-image\n"));
+    }
 }

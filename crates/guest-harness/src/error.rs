@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 
 /// Reason why a guest did not boot, or did not end properly.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,28 @@ pub enum GuestError {
         version: String,
         /// Names of the kernel packages in the archive.
         known: Vec<String>,
+    },
+    /// The cache has no debug kernel.
+    #[error("the cache has no debug kernel: build it with `cargo xtask guest --debug-kernel`")]
+    NoDebugKernel,
+    /// The configuration of the debug kernel names options that the kernel does not have, or whose
+    /// dependencies are off.
+    #[error("the debug kernel does not take {}", .missing.join(", "))]
+    Configuration {
+        /// Lines of the configuration.
+        missing: Vec<String>,
+    },
+    /// The guest's kernel reported a defect.
+    #[error(
+        "the guest's kernel reported {}; its console is {}",
+        .reports.join("; "),
+        .console.display()
+    )]
+    Reported {
+        /// First lines of the reports.
+        reports: Vec<String>,
+        /// Console log of the guest.
+        console: PathBuf,
     },
     /// The kernel's package lacks a module that the guest needs.
     #[error("the kernel's package has no {module}")]
@@ -92,7 +115,7 @@ pub enum GuestError {
     },
     /// The guest ended without reporting the command's exit code.
     #[error(
-        "the guest {}; its console is {}: {last}",
+        "the guest {} ({ended}); its console is {}: {last}",
         how_it_ended(*.out_of_time),
         .console.display()
     )]
@@ -101,6 +124,8 @@ pub enum GuestError {
         console: PathBuf,
         /// Last line of the console.
         last: String,
+        /// Exit status of QEMU, or of `timeout` if that ended it.
+        ended: ExitStatus,
         /// True if the guest was still running when its time was over.
         out_of_time: bool,
     },

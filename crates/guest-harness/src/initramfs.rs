@@ -47,8 +47,9 @@ mount -t debugfs debugfs /sys/kernel/debug
 while read -r module parameters; do insmod "/modules/$module.ko" $parameters "#,
     r#"|| echo "init: $module does not load"; done </modules/order
 # Disks come a little after their driver.
-for _ in $(seq 100); do [ -b /dev/vda ] && break; "#,
-    r#"[ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || break; usleep 50000; done
+for _ in $(seq 100); do [ -b /dev/vda ] || [ -b /dev/nvme0n1 ] && break; "#,
+    r#"[ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || [ -d /sys/module/nvme ] || break; "#,
+    r#"usleep 50000; done
 ip link set lo up
 [ -e /interactive ] || stty -F /dev/ttyS1 raw -echo
 # When the leader of a session ends, its terminal is hung up, and what it has not "#,

@@ -27,6 +27,12 @@ pub(super) struct Module {
 /// Selects the newest kernel in trixie and its backports.
 pub const LATEST: &str = "latest";
 
+/// Selects the debug kernel, which [`prepare_debug_kernel`](crate::prepare_debug_kernel) builds.
+pub const DEBUG_KERNEL: &str = "debug";
+
+/// Precedes the digest in the release name of a debug kernel.
+pub(super) const DEBUG_MARK: &str = "-debug-";
+
 /// Suites in order of preference; the second list is used only if the first has no matching kernel.
 pub(super) const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
 
@@ -48,6 +54,9 @@ impl Kernel {
         let root = cache.join("kernels").join(version);
         let complete = root.join("complete");
         if !complete.is_file() {
+            if version == DEBUG_KERNEL {
+                return Err(GuestError::NoDebugKernel);
+            }
             say(&format!("fetching Debian's kernel {version} (110 MB)"));
             let _ = fs::remove_dir_all(&root);
             fetch(version, cache, &root)?;
@@ -140,11 +149,17 @@ impl Kernel {
         if loaded.iter().any(|module| module.name == name) {
             return Ok(());
         }
-        let file = format!("{name}.ko.xz");
-        let Some(path) = find(&self.root, &|found| found.replace('-', "_") == file) else {
+        let is = |found: &str| {
+            let found = found.strip_suffix(".xz").unwrap_or(found);
+            found.strip_suffix(".ko").map(|stem| stem.replace('-', "_")) == Some(name.clone())
+        };
+        let Some(path) = find(&self.root, &is) else {
             return Ok(());
         };
-        let bytes = decompress(&path)?;
+        let bytes = match path.extension() {
+            Some(end) if end == "xz" => decompress(&path)?,
+            _ => fs::read(&path).map_err(GuestError::io(&path))?,
+        };
         for need in needs(&bytes) {
             self.load(&need, loaded)?;
         }
@@ -281,6 +296,38 @@ mod tests {
         );
         assert_eq!(needs(b"depends=\0"), [""; 0]);
         assert_eq!(needs(b"nothing"), [""; 0]);
+    }
+
+    #[test]
+    fn modules_are_found_compressed_or_not() {
+        let scratch = tempfile::tempdir().unwrap();
+        let modules = scratch.path().join("usr/lib/modules/6.12.0-debug-1/kernel");
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(scratch.path().join("vmlinuz-6.12.0-debug-1"), "").unwrap();
+        fs::write(modules.join("jbd2.ko"), "\0depends=\0").unwrap();
+        fs::write(modules.join("virtio-blk.ko"), "\0depends=jbd2\0").unwrap();
+        fs::write(modules.join("virtio_net.ko.old"), "").unwrap();
+        let archive = Command::new("sh")
+            .args(["-c", r"printf '\0depends=jbd2\0' | xz >ext4.ko.xz"])
+            .current_dir(&modules)
+            .status();
+        assert!(archive.unwrap().success());
+        let kernel = Kernel::unpacked(scratch.path().to_owned(), Architecture::Amd64).unwrap();
+        let found = kernel.modules(&["virtio_blk", "virtio_net", "ext4"]);
+        let names: Vec<_> = found
+            .unwrap()
+            .into_iter()
+            .map(|module| module.name)
+            .collect();
+        assert_eq!(names, ["jbd2", "virtio_blk", "ext4"]);
+    }
+
+    #[test]
+    fn the_debug_kernel_is_not_downloaded() {
+        let scratch = tempfile::tempdir().unwrap();
+        let say = &mut |text: &str| panic!("{text}");
+        let missing = Kernel::prepare(DEBUG_KERNEL, scratch.path(), say);
+        assert!(matches!(missing, Err(GuestError::NoDebugKernel)));
     }
 
     #[test]

@@ -6,18 +6,18 @@
 //! and no root privileges are needed.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::apt::Apt;
 use super::architecture::Architecture;
-use super::kernel::{Kernel, SUITES};
+use super::kernel::{DEBUG_MARK, Kernel, SUITES};
 use super::{GuestError, initramfs::save};
 
 /// Packages that make needs besides the compiler and its dependencies.
-const TOOLS: &[&str] = &[
+pub(super) const TOOLS: &[&str] = &[
     // Creates the links /bin and /lib64.
     "base-files",
     "make",
@@ -33,17 +33,25 @@ const TOOLS: &[&str] = &[
     "zlib1g",
 ];
 
-/// Script that runs make in the root: $0 is the root, $1 the kernel's release, $2 the source
-/// directory, $3 the program that removes debug information. Some makefiles call `awk` by this
-/// name.
-const MAKE: &str = concat!(
+/// Name of the root directory of the debug kernel.
+pub(super) const DEBUG_ROOT: &str = "root-debug";
+
+/// Script that runs another script in the root: $0 is the root, $1 the script, and its arguments
+/// follow. Some makefiles call `awk` by this name.
+const ENTER: &str = concat!(
     r#"mkdir -p "$0/dev" "$0/proc" && mount --rbind /dev "$0/dev" && "#,
     r#"mount --rbind /proc "$0/proc" && ln -sf mawk "$0/usr/bin/awk" &&
-exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C sh -c '
-    make -C "/usr/src/linux-headers-$0" M="$1" CONFIG_DEBUG_INFO_BTF_MODULES= modules "#,
-    r#"&& "$2" --strip-debug "$1"/*.ko
-' "$1" "$2" "$3""#
+script=$1 && shift &&
+exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C sh -c "$script" sh "$@""#
 );
+
+/// Script that builds modules in the root: $1 is the kernel's release, $2 the source directory, $3
+/// the program that removes debug information. Guests also use the modules that are for tests only.
+const MAKE: &str = r#"
+make -C "/usr/src/linux-headers-$1" M="$2" CONFIG_DEBUG_INFO_BTF_MODULES= \
+    RINGFENCE_TEST_MODULES=m modules &&
+"$3" --strip-debug "$2"/*.ko
+"#;
 
 /// Builds the module `name` from the sources in `from` for `kernel`, unless `cache` has a build of
 /// the same sources. Returns the module's bytes.
@@ -62,6 +70,7 @@ pub fn build_module(
     let architecture = kernel.architecture();
     let base = cache.join("modules");
     let root = base.join(match architecture {
+        Architecture::Amd64 if release.contains(DEBUG_MARK) => DEBUG_ROOT.to_owned(),
         Architecture::Amd64 => "root".to_owned(),
         // Compilers of several suites share no root.
         cross => format!("root-{cross}"),
@@ -87,8 +96,8 @@ pub fn build_module(
             save(&dir.join(file), bytes)?;
         }
         let strip = format!("{}strip", prefix(architecture));
-        let arguments = [&release, &format!("/{inside}"), &strip];
-        make(&root, &arguments, &base.join("log"))?;
+        let inside = format!("/{inside}");
+        run_in(&root, MAKE, &[&release, &inside, &strip], &base.join("log"))?;
         save(&done, &sources.digest())?;
     }
     fs::read(&module).map_err(GuestError::io(&module))
@@ -163,9 +172,12 @@ fn prepare(
     root: &Path,
     say: &mut dyn FnMut(&str),
 ) -> Result<(), GuestError> {
-    let complete = root.join(format!("headers-{release}"));
+    let complete = marker(root, release);
     if complete.is_file() {
         return Ok(());
+    }
+    if release.contains(DEBUG_MARK) {
+        return Err(GuestError::NoDebugKernel);
     }
     say(&format!(
         "fetching what modules for {release} are built with (90 to 105 MB)"
@@ -238,12 +250,24 @@ fn fetch(
     Ok(true)
 }
 
-fn make(root: &Path, arguments: &[&String], log: &Path) -> Result<(), GuestError> {
+/// Returns the path of the file that exists if `root` has the headers of the kernel `release`.
+pub(super) fn marker(root: &Path, release: &str) -> PathBuf {
+    root.join(format!("headers-{release}"))
+}
+
+/// Runs a script of the shell in `root`. Its output is in `log`.
+pub(super) fn run_in(
+    root: &Path,
+    script: &str,
+    arguments: &[&str],
+    log: &Path,
+) -> Result<(), GuestError> {
     let out = File::create(log).map_err(GuestError::io(log))?;
     let copy = out.try_clone().map_err(GuestError::io(log))?;
     let status = Command::new("unshare")
-        .args(["--map-root-user", "--mount", "sh", "-c", MAKE])
+        .args(["--map-root-user", "--mount", "sh", "-c", ENTER])
         .arg(root)
+        .arg(script)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(out)

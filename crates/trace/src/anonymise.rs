@@ -399,7 +399,11 @@ impl Rewrite {
                     *text = format!("mark {}", self.marks);
                 }
             }
-            RawKind::IommuUnmap { .. } | RawKind::Sync { .. } | RawKind::Void { .. } => {}
+            // The reader of this module skips the events of the page allocator.
+            RawKind::IommuUnmap { .. }
+            | RawKind::Sync { .. }
+            | RawKind::Void { .. }
+            | RawKind::Page(_) => {}
         }
     }
 

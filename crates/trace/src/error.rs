@@ -1,5 +1,6 @@
 //! Errors of reading a trace, with their position.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
@@ -132,6 +133,18 @@ pub enum TraceError {
         /// A program that decompresses the file to standard output.
         reader: &'static str,
     },
+    /// The trace has no event of the page allocator, which `trace judge` needs.
+    #[error("{file}: no kmem:mm_page_alloc event; record with `ringfence trace record --pages`")]
+    NoPageEvents {
+        /// Name of the trace.
+        file: String,
+    },
+    /// The caller's [`Interrupt`](crate::Interrupt) ended the read.
+    #[error("{file}: interrupted")]
+    Interrupted {
+        /// Name of the trace.
+        file: String,
+    },
     /// A Parquet file cannot be read.
     #[error("{file}: {problem}")]
     Parquet {
@@ -140,6 +153,51 @@ pub enum TraceError {
         /// The error in the file.
         problem: ParquetProblem,
     },
+}
+
+impl TraceError {
+    /// Returns the name of the trace, as given when it was opened.
+    pub fn file(&self) -> Cow<'_, str> {
+        match self {
+            Self::Io { file, .. }
+            | Self::Compression { file, .. }
+            | Self::Malformed { file, .. }
+            | Self::TooManyDevices { file, .. }
+            | Self::TooManyMappings { file, .. }
+            | Self::PhysicalSpaceExhausted { file, .. }
+            | Self::FreshFramesTooLarge { file, .. }
+            | Self::SegmentWraps { file, .. }
+            | Self::Limit { file, .. }
+            | Self::Archive { file, .. }
+            | Self::NoPageEvents { file }
+            | Self::Interrupted { file, .. }
+            | Self::Parquet { file, .. } => Cow::Borrowed(file),
+            Self::TraceCmdMissing { file, .. } | Self::TraceCmdFailed { file, .. } => {
+                file.to_string_lossy()
+            }
+        }
+    }
+
+    /// Returns the line of the error, from 1. `None` for an error of the whole file.
+    pub fn line(&self) -> Option<u64> {
+        match self {
+            Self::Io { line, .. }
+            | Self::Compression { line, .. }
+            | Self::Malformed { line, .. }
+            | Self::TooManyDevices { line, .. }
+            | Self::TooManyMappings { line, .. }
+            | Self::PhysicalSpaceExhausted { line, .. }
+            | Self::FreshFramesTooLarge { line, .. }
+            | Self::SegmentWraps { line, .. }
+            | Self::Limit { line, .. } => Some(*line).filter(|line| *line > 0),
+            Self::TraceCmdMissing { .. }
+            | Self::TraceCmdFailed { .. }
+            | Self::Archive { .. }
+            | Self::NoPageEvents { .. }
+            | Self::Interrupted { .. }
+            | Self::Parquet { .. } => None,
+        }
+    }
 }
 
 /// An error in a line. `include/trace/events/dma.h` and `iommu.h` define the kernel's formats.
@@ -197,6 +255,9 @@ pub enum Malformed {
     /// A single mapping is longer than 64 GiB.
     #[error("the mapping is larger than 64 GiB")]
     SizeTooLarge,
+    /// The order of a page is above 20; Linux has no larger blocks.
+    #[error("order is above 20")]
+    OrderTooLarge,
     /// The end of an `iommu:*` range is not start + size.
     #[error("the end of the range is not its start + size")]
     RangeMismatch,
@@ -227,6 +288,8 @@ pub enum Field {
     Iova,
     Paddr,
     UnmappedSize,
+    Pfn,
+    Order,
 }
 
 impl Field {
@@ -250,6 +313,8 @@ impl Field {
             Self::Iova => "iova",
             Self::Paddr => "paddr",
             Self::UnmappedSize => "unmapped_size",
+            Self::Pfn => "pfn",
+            Self::Order => "order",
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Statistics of a trace: amount of mappings, reuse of pages, and similarity of unmap order to a
 //! ring.
 
+mod bursts;
 mod flow;
 mod flows;
 mod lines;
@@ -14,6 +15,8 @@ use serde::Serialize;
 use crate::error::TraceError;
 use crate::op::Chunk;
 use crate::operations::Operations;
+
+pub use bursts::{Burst, FlowBurst, FlowBursts};
 
 use flows::Flows;
 use lines::LineCounts;
@@ -76,6 +79,14 @@ pub struct Info {
     pub marks: Vec<(u64, String)>,
 }
 
+/// Counts by powers of two: place n counts what is at least 2^n and less than 2^(n+1).
+pub type Histogram = [u64; 12];
+
+/// Returns the place of `value` in a [`Histogram`]; 0 belongs to the first place.
+fn place(value: u64) -> usize {
+    (value.max(1).ilog2() as usize).min(Histogram::default().len() - 1)
+}
+
 /// Use of 4 KiB pages, as in Table 5 of the PVIOMMU paper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Pages {
@@ -83,6 +94,11 @@ pub struct Pages {
     pub distinct: u64,
     /// Number of times that a page was mapped.
     pub touches: u64,
+    /// Pages that were mapped at least 2^n and fewer than 2^(n+1) times, in place n; the last
+    /// place has no upper end. Mappings of more than 512 pages do not count. Not part of the JSON
+    /// form.
+    #[serde(skip)]
+    pub by_touches: Histogram,
 }
 
 impl Pages {
@@ -160,6 +176,10 @@ pub struct Bursts {
     pub p99: Option<u64>,
     /// Length of the longest burst.
     pub max: Option<u64>,
+    /// Bursts of at least 2^n and fewer than 2^(n+1) unmaps, in place n; the last place has no
+    /// upper end. Not part of the JSON form.
+    #[serde(skip)]
+    pub by_length: Histogram,
 }
 
 impl Bursts {

@@ -153,6 +153,24 @@ pub enum LimitExceeded {
         /// The limit, in rows plus segments.
         limit: u64,
     },
+    /// The pages that devices can reach exceed the limit of a judgement.
+    #[error("devices can reach more than {limit} pages at once; `--max-pages` raises this limit")]
+    Pages {
+        /// The limit in pages of 4 KiB, counted once for each mapping.
+        limit: usize,
+    },
+    /// Too many mappings of one page are reachable at once.
+    #[error("devices can reach a page through more than {limit} mappings at once")]
+    Sharing {
+        /// The limit in mappings.
+        limit: usize,
+    },
+    /// The page events touch too many reachable pages.
+    #[error("page events touch more than {limit} reachable pages so far")]
+    Visits {
+        /// The limit, which grows with the number of page events.
+        limit: u64,
+    },
     /// The marks exceed [`TraceLimits::marks`].
     #[error("marks take more than {limit} bytes; `--max-marks` raises this limit")]
     Marks {

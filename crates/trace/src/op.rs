@@ -5,6 +5,7 @@ use core::fmt;
 use ringfence_types::{Direction, Nanos, PhysRange};
 
 use crate::addresses::AddressEvent;
+use crate::page::PageEvent;
 
 /// Row of a device in [`Devices`](crate::Devices): dense, in order of first appearance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +55,16 @@ pub enum MapClass {
 impl MapClass {
     /// All classes, in order of declaration.
     pub const ALL: [Self; 4] = [Self::Single, Self::Sg, Self::Coherent, Self::IommuOnly];
+
+    /// Returns the name, as tables of operations have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Sg => "sg",
+            Self::Coherent => "coherent",
+            Self::IommuOnly => "iommu-only",
+        }
+    }
 }
 
 /// Properties of a mapping: a set of flags in one byte.
@@ -205,6 +216,32 @@ pub struct Chunk {
     /// lines. This is the kernel's order of allocations and frees on each CPU, unlike the order of
     /// `ops`, which follows the `dma:*` lines.
     pub addresses: Vec<AddressEvent>,
+    /// With [`PageEvents::Keep`](crate::PageEvents::Keep), the events of the page allocator.
+    pub page_events: Vec<PageOp>,
+    /// With [`PageEvents::Keep`](crate::PageEvents::Keep), one entry for each of `ops`.
+    pub positions: Vec<Position>,
+}
+
+/// Position of a line in the trace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Position {
+    /// Number of the line, from 1.
+    pub line: u64,
+    /// Time as printed. Unlike [`Op::time`], it can be earlier than that of the previous line.
+    pub time: Nanos,
+}
+
+/// An event of the page allocator between the operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PageOp {
+    /// Index in [`Chunk::ops`] of the operation that follows.
+    pub before_op: u32,
+    /// Position of its line.
+    pub position: Position,
+    /// PID of the task.
+    pub pid: u32,
+    /// The pages, and the task that allocated or freed them.
+    pub event: PageEvent,
 }
 
 impl Chunk {
@@ -221,6 +258,7 @@ impl Chunk {
             || self.segments.len() >= Self::SEGMENTS
             || self.marks.len() >= Self::MARKS
             || self.addresses.len() >= Self::OPS
+            || self.page_events.len() >= Self::OPS
     }
 
     /// Returns the buffer of a map in this chunk; empty if the span is out of range.
@@ -238,5 +276,7 @@ impl Chunk {
         self.segments.clear();
         self.marks.clear();
         self.addresses.clear();
+        self.page_events.clear();
+        self.positions.clear();
     }
 }

@@ -4,9 +4,11 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::devices::Devices;
+use crate::domain_type::DomainType;
 use crate::error::TraceError;
 use crate::input::TraceSource;
-use crate::op::{Chunk, MappingId};
+use crate::interrupt::Interrupt;
+use crate::op::{Chunk, DeviceIndex, MappingId};
 use crate::options::TraceOptions;
 use crate::pair::Pairing;
 #[cfg(feature = "parquet")]
@@ -18,7 +20,10 @@ use crate::text::{RawChunk, RawEvent};
 
 /// The operations of a trace, read as a stream.
 #[derive(Debug)]
-pub struct Operations<R>(Kind<R>);
+pub struct Operations<R> {
+    kind: Kind<R>,
+    interrupt: Interrupt,
+}
 
 #[derive(Debug)]
 enum Kind<R> {
@@ -36,30 +41,60 @@ impl Operations<TraceSource> {
     pub fn open(path: &Path, options: TraceOptions) -> Result<Self, TraceError> {
         #[cfg(feature = "parquet")]
         if TraceSource::is_parquet(path)? {
-            return Ok(Self(Kind::Parquet(Box::new(Rows::open(
-                path,
-                options.limits,
-            )?))));
+            let interrupt = options.interrupt.clone();
+            let kind = Kind::Parquet(Box::new(Rows::open(path, options.limits)?));
+            return Ok(Self { kind, interrupt });
         }
         let source = TraceSource::open(path)?.with_limits(&options.limits);
-        let text = Pairing::new(&path.display().to_string(), options).metered(source.meter());
         let reread = path.is_file().then(|| path.to_owned());
-        Ok(Self(Kind::Text(source, Box::new(text.rereadable(reread)))))
+        let meter = source.meter();
+        let name = path.display().to_string();
+        Ok(Self::of_text(&name, source, options, |text| {
+            text.metered(meter).rereadable(reread)
+        }))
+    }
+
+    /// Reads the bundled sample, [`SAMPLE`](crate::SAMPLE).
+    ///
+    /// # Errors
+    /// As [`TraceSource::from_reader`].
+    pub fn sample(options: TraceOptions) -> Result<Self, TraceError> {
+        let source = TraceSource::from_reader("sample", crate::SAMPLE)?;
+        Ok(Self::from_source("sample", source, options))
     }
 
     /// Reads the text of a trace from `source`. Limits relative to the input count the compressed
     /// bytes of `source`; errors show `name`.
     pub fn from_source(name: &str, source: TraceSource, options: TraceOptions) -> Self {
         let source = source.with_limits(&options.limits);
-        let text = Pairing::new(name, options).metered(source.meter());
-        Self(Kind::Text(source, Box::new(text)))
+        let meter = source.meter();
+        Self::of_text(name, source, options, |text| text.metered(meter))
     }
 }
 
 impl<R: Read> Operations<R> {
     /// Reads the text of a trace from `reader`; errors show `name`.
     pub fn new(name: &str, reader: R, options: TraceOptions) -> Self {
-        Self(Kind::Text(reader, Box::new(Pairing::new(name, options))))
+        Self::of_text(name, reader, options, |text| text)
+    }
+
+    fn of_text(
+        name: &str,
+        reader: R,
+        options: TraceOptions,
+        with: impl FnOnce(Pairing) -> Pairing,
+    ) -> Self {
+        let interrupt = options.interrupt.clone();
+        let text = with(Pairing::new(name, options));
+        Self {
+            kind: Kind::Text(reader, Box::new(text)),
+            interrupt,
+        }
+    }
+
+    /// Returns the interrupt of the options, for a replay that works long on each chunk.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
     }
 
     /// Fills `chunk` with about [`Chunk::OPS`] operations. Returns false at the end of the trace,
@@ -69,8 +104,10 @@ impl<R: Read> Operations<R> {
     /// See [`TraceError`]. `chunk` holds the operations before the error; further calls return
     /// false.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Text(source, text) => text.next_chunk_with(source, chunk, &mut |_, _| {}),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) if self.interrupt.is_set() => Err(rows.interrupted()),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => rows.next_chunk(chunk),
         }
@@ -83,17 +120,36 @@ impl<R: Read> Operations<R> {
         chunk: &mut Chunk,
         tap: &mut dyn FnMut(&RawEvent, &RawChunk),
     ) -> Result<bool, TraceError> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Text(source, text) => text.next_chunk_with(source, chunk, tap),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => Err(rows.refuse(ParquetProblem::NoLines)),
         }
     }
 
+    /// Returns the type of a device's IOMMU domain, if the recording has it and the options keep
+    /// [`PageEvents`](crate::PageEvents).
+    pub fn domain_type(&self, device: DeviceIndex) -> Option<DomainType> {
+        match &self.kind {
+            Kind::Text(_, text) => text.domain_type(device),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(_) => None,
+        }
+    }
+
+    /// Returns the name that errors show.
+    pub(crate) fn name(&self) -> &str {
+        match &self.kind {
+            Kind::Text(_, text) => text.name(),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) => rows.name(),
+        }
+    }
+
     /// Returns the devices seen so far. A device appears here before its first operation is
     /// delivered.
     pub fn devices(&self) -> &Devices {
-        match &self.0 {
+        match &self.kind {
             Kind::Text(_, text) => text.devices(),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => rows.devices(),
@@ -103,7 +159,7 @@ impl<R: Read> Operations<R> {
     /// Returns the counts so far, which are complete after `next_chunk` has returned false. For
     /// Parquet, the counts are always those of the complete original trace.
     pub fn summary(&self) -> &Summary {
-        match &self.0 {
+        match &self.kind {
             Kind::Text(_, text) => text.summary(),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => rows.summary(),
@@ -113,7 +169,7 @@ impl<R: Read> Operations<R> {
     /// Returns the mappings that are live after the operations delivered so far, in order of their
     /// ids.
     pub fn live(&self) -> Box<dyn Iterator<Item = MappingId> + '_> {
-        match &self.0 {
+        match &self.kind {
             Kind::Text(_, text) => Box::new(text.live()),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => Box::new(rows.live()),

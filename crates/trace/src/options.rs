@@ -1,5 +1,6 @@
 //! Options for reading a trace.
 
+use crate::interrupt::Interrupt;
 use crate::limits::TraceLimits;
 
 /// Options for reading a trace. [`TraceOptions::default`] suits all traces that Linux writes.
@@ -17,6 +18,10 @@ pub struct TraceOptions {
     pub attribution: Attribution,
     /// With [`Addresses::Keep`], the reader also returns the addresses that the kernel recorded.
     pub addresses: Addresses,
+    /// With [`PageEvents::Keep`], the reader also returns the events of the page allocator.
+    pub page_events: PageEvents,
+    /// Ends the read early.
+    pub interrupt: Interrupt,
 }
 
 impl Default for TraceOptions {
@@ -27,6 +32,8 @@ impl Default for TraceOptions {
             look_ahead: 4096,
             attribution: Attribution::Auto,
             addresses: Addresses::Skip,
+            page_events: PageEvents::Skip,
+            interrupt: Interrupt::default(),
         }
     }
 }
@@ -45,6 +52,13 @@ impl TraceOptions {
         self.addresses = Addresses::Keep;
         self
     }
+
+    /// Returns these options with [`PageEvents::Keep`].
+    #[must_use]
+    pub fn with_page_events(mut self) -> Self {
+        self.page_events = PageEvents::Keep;
+        self
+    }
 }
 
 /// Contents of [`Chunk::addresses`](crate::Chunk::addresses).
@@ -54,6 +68,17 @@ pub enum Addresses {
     #[default]
     Skip,
     /// The reader fills them from the `iommu:*` lines of a text.
+    Keep,
+}
+
+/// Contents of [`Chunk::page_events`](crate::Chunk::page_events).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PageEvents {
+    /// The reader counts the events of the page allocator as unknown.
+    #[default]
+    Skip,
+    /// The reader returns them, and the position of each operation's line. The segments of the
+    /// operations are the physical addresses of the trace: the reader renames none.
     Keep,
 }
 

@@ -11,6 +11,8 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::domain_type::DomainTypes;
+
 mod error;
 mod stale_instances;
 
@@ -29,6 +31,9 @@ const SIGNAL_DELAY: Duration = Duration::from_millis(100);
 /// Clocks of tracefs that print seconds and agree between CPUs ("trace_clock" of ftrace.rst).
 const AGREEING_CLOCKS: [&str; 5] = ["global", "mono", "mono_raw", "boot", "tai"];
 
+/// Events of the page allocator.
+const PAGE_EVENTS: [&str; 3] = ["mm_page_alloc", "mm_page_free", "mm_page_free_batched"];
+
 /// Settings of a recording.
 #[derive(Debug, Clone)]
 pub struct Recording {
@@ -38,6 +43,24 @@ pub struct Recording {
     pub instance: String,
     /// Buffer size per CPU, in KiB.
     pub buffer_kib: u32,
+    /// Records the events of the page allocator too, for a [`Judgement`](crate::Judgement), and
+    /// writes the types of the IOMMU domains as comments.
+    pub pages: Option<PageRecording>,
+}
+
+/// Settings for the events of the page allocator.
+#[derive(Debug, Clone)]
+pub struct PageRecording {
+    /// Directory of the IOMMU groups; `/sys/kernel/iommu_groups` on a host.
+    pub iommu_groups: PathBuf,
+}
+
+impl Default for PageRecording {
+    fn default() -> Self {
+        Self {
+            iommu_groups: PathBuf::from("/sys/kernel/iommu_groups"),
+        }
+    }
 }
 
 impl Default for Recording {
@@ -46,6 +69,7 @@ impl Default for Recording {
             tracefs: PathBuf::from("/sys/kernel/tracing"),
             instance: stale_instances::name(std::process::id()),
             buffer_kib: 65_536,
+            pages: None,
         }
     }
 }
@@ -173,10 +197,20 @@ impl Recording {
             instance.write("events/iommu/map/enable", "1")?;
             instance.write("events/iommu/unmap/enable", "1")?;
         }
+        let mut bytes = 0;
+        if let Some(pages) = &self.pages {
+            for event in PAGE_EVENTS {
+                instance.write(&format!("events/kmem/{event}/enable"), "1")?;
+            }
+            let types = domain_types(&pages.iommu_groups);
+            out.write_all(types.as_bytes())
+                .map_err(|source| RecordError::Output { source })?;
+            bytes += types.len() as u64;
+        }
         instance.write("tracing_on", "1")?;
         let status = workload.wait(stop)?;
         instance.write("tracing_on", "0")?;
-        let mut bytes = copy(&instance.path.join("trace"), out)?;
+        bytes += copy(&instance.path.join("trace"), out)?;
         let losses = losses(&instance.path)?;
         for loss in losses.iter().filter(|loss| loss.dropped > 0) {
             // The header counts overwritten events, but not events dropped at a full buffer. The
@@ -280,6 +314,25 @@ impl WaitTimer {
         self.0 += TICK;
         false
     }
+}
+
+/// Returns a comment with the type of the domain of each device; the devices and groups that cannot
+/// be read are left out.
+fn domain_types(groups: &Path) -> String {
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+    let mut lines = Vec::new();
+    for group in entries(groups) {
+        let Ok(kind) = fs::read_to_string(group.path().join("type")) else {
+            continue;
+        };
+        for device in entries(&group.path().join("devices")) {
+            let device = device.file_name();
+            let key = DomainTypes::KEY;
+            lines.push(format!("#{key}{} {}\n", device.display(), kind.trim()));
+        }
+    }
+    lines.sort_unstable();
+    lines.concat()
 }
 
 fn copy(from: &Path, out: &mut impl Write) -> Result<u64, RecordError> {
@@ -412,6 +465,44 @@ mod tests {
         drop(instance);
         assert_eq!(read(&path, "tracing_on"), "0");
         assert_eq!(read(&path, "events/enable"), "0");
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn page_events_are_enabled_and_domains_are_named() {
+        let instance = instance("pages");
+        let path = instance.path.clone();
+        for event in PAGE_EVENTS {
+            fs::create_dir_all(path.join("events/kmem").join(event)).unwrap();
+        }
+        let groups = tempfile::tempdir().unwrap();
+        for (group, device, kind) in [("0", "0000:00:04.0", "DMA\n"), ("1", "usb", "DMA-FQ\n")] {
+            fs::create_dir_all(groups.path().join(group).join("devices").join(device)).unwrap();
+            fs::write(groups.path().join(group).join("type"), kind).unwrap();
+        }
+        fs::create_dir(groups.path().join("2")).unwrap();
+        let recording = Recording {
+            pages: Some(PageRecording {
+                iommu_groups: groups.path().to_owned(),
+            }),
+            ..Recording::default()
+        };
+        let (stop, mut out) = (AtomicBool::new(true), Vec::new());
+        let workload = Workload::Time(Duration::ZERO);
+        let recorded = recording
+            .record(&instance, true, workload, &stop, &mut out)
+            .unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let types = "# iommu_group 0000:00:04.0 DMA\n# iommu_group usb DMA-FQ\n";
+        assert!(
+            text.starts_with(&format!("{types}# tracer: nop\n")),
+            "{text}"
+        );
+        assert_eq!(recorded.bytes, text.len() as u64);
+        for event in PAGE_EVENTS {
+            assert_eq!(read(&path, &format!("events/kmem/{event}/enable")), "1");
+        }
+        drop(instance);
         fs::remove_dir_all(path).unwrap();
     }
 

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use ringfence_types::{Direction, Nanos};
 
+use crate::page::{KernelPfn, PageChange};
 use crate::text::{ListSpan, RawChunk, RawEvent, RawKind};
 
 /// Writes one event as a line without a line end. `device` returns the name of a device, which is
@@ -148,6 +149,21 @@ pub fn render(
             iova.get(),
             iova.get().wrapping_add(size)
         ),
+        RawKind::Page(page) => {
+            let KernelPfn(pfn) = page.pfn;
+            let order = page.order;
+            match page.change {
+                PageChange::Allocated => write!(
+                    out,
+                    "mm_page_alloc: page=(____ptrval____) pfn=0x{pfn:x} order={order} \
+                    migratetype=0 gfp_flags=0"
+                ),
+                PageChange::Freed => write!(
+                    out,
+                    "mm_page_free: page=(____ptrval____) pfn=0x{pfn:x} order={order}"
+                ),
+            }
+        }
         RawKind::Mark(index) => {
             let text = chunk.marks.get(index as usize);
             write!(

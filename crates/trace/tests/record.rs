@@ -32,6 +32,7 @@ impl Tree {
             tracefs: self.0.clone(),
             instance: "rf".to_owned(),
             buffer_kib: 1234,
+            pages: None,
         }
     }
 

@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::{Bursts, Flow};
-
-/// Longest gap in ns within a burst of unmaps, as in the replay.
-const BURST_GAP_NS: u64 = 50_000;
+use super::bursts::{Burst, OpenBursts};
+use super::{Bursts, Flow, Histogram, place};
 
 /// State of one flow during the read.
 #[derive(Debug, Default)]
@@ -16,15 +14,20 @@ pub(super) struct FlowState {
     pub(super) base: u64,
     pub(super) last_ended: Option<u64>,
     pub(super) sizes: HashMap<u64, u64>,
-    /// Open bursts by CPU: time of the last unmap and length so far.
-    pub(super) open: HashMap<u16, (u64, u64)>,
+    pub(super) open: OpenBursts,
+    /// Number of ended bursts by length.
     pub(super) bursts: BTreeMap<u64, u64>,
 }
 
 impl FlowState {
     pub(super) fn close_burst(&mut self, cpu: u16) {
-        if let Some((_, length)) = self.open.remove(&cpu) {
-            *self.bursts.entry(length).or_default() += 1;
+        let ended = self.open.map(cpu);
+        self.count(ended);
+    }
+
+    fn count(&mut self, ended: Option<Burst>) {
+        if let Some(burst) = ended {
+            *self.bursts.entry(burst.unmaps).or_default() += 1;
         }
     }
 
@@ -45,20 +48,13 @@ impl FlowState {
             self.flow.exact_next += 1;
         }
         self.last_ended = Some(serial);
-        let length = match self.open.get(&cpu) {
-            Some(&(last, length)) if now.saturating_sub(last) <= BURST_GAP_NS => length + 1,
-            _ => {
-                self.close_burst(cpu);
-                1
-            }
-        };
-        self.open.insert(cpu, (now, length));
+        let ended = self.open.unmap(cpu, now);
+        self.count(ended);
     }
 
     pub(super) fn finish(mut self) -> Flow {
-        let cpus: Vec<u16> = self.open.keys().copied().collect();
-        for cpu in cpus {
-            self.close_burst(cpu);
+        for burst in std::mem::take(&mut self.open).finish() {
+            self.count(Some(burst));
         }
         let mut sizes: Vec<(u64, u64)> = self.sizes.into_iter().collect();
         sizes.sort_by_key(|&(size, count)| (std::cmp::Reverse(count), size));
@@ -74,7 +70,12 @@ impl FlowState {
             });
             found.map(|(&length, _)| length)
         };
+        let mut by_length = Histogram::default();
+        for (length, bursts) in &self.bursts {
+            by_length[place(*length)] += bursts;
+        }
         self.flow.bursts = Bursts {
+            by_length,
             count,
             unmaps: self
                 .bursts

@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_types::Direction;
-
+use super::bursts::{FlowKey, flow_of};
 use super::flow::FlowState;
 use super::pages::PageSet;
 use super::{DeviceInfo, Info};
 use crate::op::{Chunk, DeviceIndex, MapClass, Op, OpKind};
 use crate::summary::Summary;
-
-/// Key of a flow; ordered, so that reports are ordered.
-type FlowKey = (DeviceIndex, Direction, bool);
 
 /// A live mapping: its flow and its serial number there.
 type LiveMapping = Option<(FlowKey, u64)>;
@@ -38,11 +34,10 @@ impl Flows {
                 segments,
                 ..
             } => {
-                if class == MapClass::Coherent {
+                let Some(key) = flow_of(op.device, direction, class) else {
                     return;
-                }
-                let iommu_only = class == MapClass::IommuOnly;
-                let key = (op.device, direction, iommu_only);
+                };
+                let iommu_only = key.2;
                 let state = self.flows.entry(key).or_default();
                 state.close_burst(op.cpu);
                 let serial = state.base + state.live.len() as u64;

@@ -49,7 +49,7 @@ impl LineCounts {
                 }
             }
             RawKind::IommuUnmap { .. } => info.iommu_unmap += 1,
-            RawKind::Void { .. } | RawKind::Mark(_) => {}
+            RawKind::Void { .. } | RawKind::Page(_) | RawKind::Mark(_) => {}
         }
     }
 

@@ -1,9 +1,9 @@
 //! Counts the pages named and how often each was named.
 
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
 
-use super::Pages;
+use super::{Histogram, Pages, place};
 use crate::runs::Runs;
 
 /// Longest range whose pages are stored one by one; longer ranges are stored by their ends. A line
@@ -13,7 +13,8 @@ const ONE_BY_ONE: u64 = 512;
 /// A set of pages, and the number of times that pages were named.
 #[derive(Debug, Default)]
 pub(super) struct PageSet {
-    seen: FxHashSet<u64>,
+    /// Single pages, with the number of times that each was named.
+    seen: FxHashMap<u64, u32>,
     long: Runs,
     touches: u64,
 }
@@ -25,7 +26,12 @@ impl PageSet {
         let pages = last - first + 1;
         self.touches = self.touches.saturating_add(pages);
         match pages <= ONE_BY_ONE {
-            true => self.seen.extend(first..=last),
+            true => {
+                for page in first..=last {
+                    let touches = self.seen.entry(page).or_default();
+                    *touches = touches.saturating_add(1);
+                }
+            }
             false => self.long.add(first, last + 1),
         }
     }
@@ -40,9 +46,14 @@ impl PageSet {
         let short = |page: &&u64| !self.long.contains(**page);
         let short = match self.long.is_empty() {
             true => self.seen.len(),
-            false => self.seen.iter().filter(short).count(),
+            false => self.seen.keys().filter(short).count(),
         };
+        let mut by_touches = Histogram::default();
+        for touches in self.seen.values() {
+            by_touches[place(u64::from(*touches))] += 1;
+        }
         Pages {
+            by_touches,
             distinct: self.long.pages().saturating_add(short as u64),
             touches: self.touches,
         }

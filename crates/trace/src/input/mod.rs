@@ -3,6 +3,6 @@
 mod dat;
 mod source;
 
-pub use source::TraceSource;
+pub use source::{TraceSource, short_name};
 
 pub(crate) use source::{ByteCounter, read_error};

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::dat::{self, Report};
 use crate::error::TraceError;
 use crate::limits::{LimitExceeded, TraceLimits};
+use crate::printable::printable;
 use crate::problem::ParquetProblem;
 
 /// First bytes of a zstd frame (RFC 8878, section 3.1.1).
@@ -100,6 +101,17 @@ pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError
         Ok(ReadError::LimitExceeded(excess)) => TraceError::Limit { file, line, excess },
         Err(source) => TraceError::Io { file, line, source },
     }
+}
+
+/// Returns a short name for the trace at `path`: the file name without the extensions of traces.
+pub fn short_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    let mut name = name.as_ref();
+    for ending in [".zst", ".txt", ".trace", ".dat", ".parquet"] {
+        name = name.strip_suffix(ending).unwrap_or(name);
+    }
+    printable(name).into_owned()
 }
 
 impl TraceSource {

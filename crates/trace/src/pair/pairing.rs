@@ -9,10 +9,12 @@ use super::resolve::{ResolveError, Resolver};
 use super::window::{Window, WindowOutput};
 use crate::addresses::{AddressEvent, AddressKind};
 use crate::devices::Devices;
+use crate::domain_type::DomainType;
 use crate::error::TraceError;
 use crate::input::{ByteCounter, TraceSource};
+use crate::interrupt::Interrupt;
 use crate::limits::{Progress, TraceLimits};
-use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
+use crate::op::{Chunk, DeviceIndex, MappingId, Mark, PageOp, Position};
 use crate::options::{Addresses, Attribution, TraceOptions};
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind, Text, TraceReader};
@@ -39,6 +41,7 @@ pub(crate) struct Pairing {
     progress: Progress,
     /// Counts the input bytes if the input is not the text itself.
     input: Option<ByteCounter>,
+    interrupt: Interrupt,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +57,7 @@ impl Pairing {
         Self {
             text: Text::new(name, &options),
             window: Window::new(options.look_ahead, options.addresses),
-            resolver: Resolver::new(options.limits.clone()),
+            resolver: Resolver::new(options.limits.clone(), options.page_events),
             raw: RawChunk::default(),
             taken: 0,
             attribution: options.attribution,
@@ -66,6 +69,7 @@ impl Pairing {
             limits: options.limits,
             progress: Progress::default(),
             input: None,
+            interrupt: options.interrupt,
         }
     }
 
@@ -99,11 +103,23 @@ impl Pairing {
             }
         }
         self.count();
-        Ok(!chunk.ops.is_empty() || !chunk.marks.is_empty() || !chunk.addresses.is_empty())
+        Ok(!chunk.ops.is_empty()
+            || !chunk.marks.is_empty()
+            || !chunk.addresses.is_empty()
+            || !chunk.page_events.is_empty())
     }
 
     pub(crate) fn devices(&self) -> &Devices {
         self.text.devices()
+    }
+
+    pub(crate) fn domain_type(&self, device: DeviceIndex) -> Option<DomainType> {
+        self.text.domain_type(device)
+    }
+
+    /// Returns the name that errors show.
+    pub(crate) fn name(&self) -> &str {
+        self.text.name()
     }
 
     pub(crate) fn summary(&self) -> &Summary {
@@ -141,6 +157,10 @@ impl Pairing {
                 None => Ok(()),
             };
         }
+        if self.interrupt.is_set() {
+            let file = self.text.name().to_owned();
+            return Err(TraceError::Interrupted { file });
+        }
         self.taken = 0;
         let read = self.text.next_chunk(source, &mut self.raw);
         self.progress.input = match &self.input {
@@ -175,6 +195,18 @@ impl Pairing {
                     pieces,
                     lines,
                 } => {
+                    if let RawKind::Page(page) = event.kind {
+                        chunk.page_events.push(PageOp {
+                            before_op: u32::try_from(chunk.ops.len()).unwrap_or(u32::MAX),
+                            position: Position {
+                                line: event.line,
+                                time: event.time,
+                            },
+                            pid: event.context.pid,
+                            event: page,
+                        });
+                        continue;
+                    }
                     if let RawKind::Mark(_) = event.kind {
                         let time = self.resolver.advance_to(&event);
                         let text = self.marks.pop_front().unwrap_or_default();

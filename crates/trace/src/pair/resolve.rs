@@ -14,7 +14,8 @@ use super::physical::{NoFrames, OutOfGranules, ReplayArena};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
 use crate::limits::{Budget, LimitExceeded, Progress, TraceLimits};
-use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId};
+use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Position};
+use crate::options::PageEvents;
 use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};
 
@@ -111,13 +112,17 @@ pub(super) struct Resolver {
     segments: Vec<Segment>,
     now: Nanos,
     budget: Budget,
+    page_events: PageEvents,
+    /// Position of the line that is resolved.
+    position: Position,
     /// Progress of the reader.
     pub(super) progress: Progress,
 }
 
 impl Resolver {
-    pub(super) fn new(limits: TraceLimits) -> Self {
+    pub(super) fn new(limits: TraceLimits, page_events: PageEvents) -> Self {
         Self {
+            page_events,
             budget: Budget::new(limits),
             ..Self::default()
         }
@@ -240,6 +245,7 @@ impl Resolver {
             RawKind::Access { .. }
             | RawKind::IommuMap { .. }
             | RawKind::IommuUnmap { .. }
+            | RawKind::Page(_)
             | RawKind::Mark(_) => {}
         }
         Ok(())
@@ -345,6 +351,10 @@ impl Resolver {
     /// Keeps time from running backwards when the lines of two CPUs were merged out of order.
     fn at(&mut self, event: &RawEvent, lines: u16) -> OpContext {
         self.now = self.now.max(event.time);
+        self.position = Position {
+            line: event.line,
+            time: event.time,
+        };
         OpContext {
             time: self.now,
             cpu: event.cpu,

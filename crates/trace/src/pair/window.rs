@@ -108,6 +108,21 @@ struct Slot {
     call: Option<(DeviceIndex, u64)>,
 }
 
+impl Slot {
+    fn ready(event: &RawEvent) -> Self {
+        Self {
+            event: *event,
+            state: State::Ready,
+            next: None,
+            lists: Lists::default(),
+            pieces: FifoSpan::default(),
+            lines: 1,
+            cut: false,
+            call: None,
+        }
+    }
+}
+
 /// A waiting line.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
@@ -193,6 +208,11 @@ impl Window {
     /// Adds the next event of the trace; its lists are in `chunk`.
     pub(super) fn push(&mut self, event: &RawEvent, chunk: &RawChunk) {
         let cpu = usize::from(event.cpu);
+        if let RawKind::Page(_) = event.kind {
+            // A map can allocate pages, so such a line says nothing about the lines that wait.
+            self.slots.push_back(Slot::ready(event));
+            return;
+        }
         if self.cpus.len() <= cpu {
             self.cpus.resize_with(cpu + 1, Cpu::default);
         }
@@ -200,16 +220,7 @@ impl Window {
             cpu.lines += 1;
         }
         let number = self.base.wrapping_add(self.slots.len() as u64);
-        let mut slot = Slot {
-            event: *event,
-            state: State::Ready,
-            next: None,
-            lists: Lists::default(),
-            pieces: FifoSpan::default(),
-            lines: 1,
-            cut: false,
-            call: None,
-        };
+        let mut slot = Slot::ready(event);
         let partner = match event.kind {
             RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } => {
                 self.add_iommu_line(number, &mut slot)
@@ -349,6 +360,7 @@ impl Window {
             RawKind::Sync { .. }
             | RawKind::Access { .. }
             | RawKind::Void { .. }
+            | RawKind::Page(_)
             | RawKind::Mark(_)
             | RawKind::IommuMap { .. }
             | RawKind::IommuUnmap { .. } => {}

@@ -87,6 +87,11 @@ pub(super) fn damaged(error: ParquetError) -> ParquetProblem {
 }
 
 impl Rows {
+    /// Returns the name that errors show.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Opens a file and reads its footer.
     ///
     /// # Errors
@@ -193,6 +198,13 @@ impl Rows {
             }
             Err(problem) => Err(self.refuse(problem)),
         }
+    }
+
+    /// Ends the read early.
+    pub(crate) fn interrupted(&mut self) -> TraceError {
+        self.ended = true;
+        let file = self.name.clone();
+        TraceError::Interrupted { file }
     }
 
     /// Ends the read with an error.
@@ -461,5 +473,5 @@ fn direction_of(name: &str) -> Option<Direction> {
 
 fn class_of(name: &str) -> Option<MapClass> {
     let mut all = MapClass::ALL.into_iter();
-    all.find(|&class| schema::class_name(class) == name)
+    all.find(|&class| class.name() == name)
 }

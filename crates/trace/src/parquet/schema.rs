@@ -22,8 +22,6 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::{ColumnPath, Type, TypePtr};
 use ringfence_types::Direction;
 
-use crate::op::MapClass;
-
 /// Key and value of the metadata that identify the version of the schema.
 pub(super) const VERSION: (&str, &str) = ("ringfence.schema", "1");
 /// Key of the devices, as JSON.
@@ -35,16 +33,6 @@ pub(super) const SUMMARY: &str = "ringfence.summary";
 pub(super) const MAP: &str = "map";
 pub(super) const UNMAP: &str = "unmap";
 pub(super) const MARK: &str = "mark";
-
-/// Values of `class`.
-pub(super) const fn class_name(class: MapClass) -> &'static str {
-    match class {
-        MapClass::Single => "single",
-        MapClass::Sg => "sg",
-        MapClass::Coherent => "coherent",
-        MapClass::IommuOnly => "iommu-only",
-    }
-}
 
 /// Values of `direction`.
 pub(super) const fn direction_name(direction: Direction) -> &'static str {

@@ -178,7 +178,7 @@ impl Data {
                 self.mapping.push(Some(id.0 as i32));
                 self.direction
                     .push(Some(schema::direction_name(direction).into()));
-                self.class.push(Some(schema::class_name(class).into()));
+                self.class.push(Some(class.name().into()));
                 self.flags.push(Some(i32::from(flags.bits())));
                 let segments = chunk.segments_of(segments);
                 for (index, segment) in segments.iter().enumerate() {

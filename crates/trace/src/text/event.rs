@@ -3,6 +3,7 @@
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr};
 
 use crate::op::DeviceIndex;
+use crate::page::PageEvent;
 
 /// The context of a CPU when it printed a line. A line and the lines that belong to it come from
 /// the same context of the same CPU. An interrupt between them has another context.
@@ -155,6 +156,8 @@ pub enum RawKind {
         /// Size in bytes.
         size: u64,
     },
+    /// An event of the page allocator; only with [`PageEvents::Keep`](crate::PageEvents::Keep).
+    Page(PageEvent),
     /// `tracing_mark_write`: an index into [`RawChunk::marks`].
     Mark(u32),
 }
@@ -173,7 +176,7 @@ impl RawKind {
             | Self::Sync { device }
             | Self::Access { device, .. }
             | Self::Void { device } => Some(device),
-            Self::IommuMap { .. } | Self::IommuUnmap { .. } | Self::Mark(_) => None,
+            Self::IommuMap { .. } | Self::IommuUnmap { .. } | Self::Page(_) | Self::Mark(_) => None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Parses the fields of events, in the formats of `include/trace/events/dma.h` and `iommu.h`.
+//! Parses the fields of events, in the formats of `include/trace/events/dma.h`, `iommu.h` and
+//! `kmem.h`.
 //!
 //! The parser expects fields in the order in which the kernel prints them, which is fast. It
 //! searches the rest of the line for a field that is not next, so it also reads kernels that add
@@ -15,6 +16,8 @@ use crate::devices::Devices;
 use crate::error::{Field, Malformed};
 use crate::limits::mark_text;
 use crate::op::DeviceIndex;
+use crate::options::PageEvents;
+use crate::page::{KernelPfn, PageChange, PageEvent, TaskName};
 
 use fields::{
     check_range, check_size, decimal, direction, field, hex, is_null, list, optional_direction,
@@ -89,6 +92,7 @@ pub(super) fn parse(
     line: u64,
     chunk: &mut RawChunk,
     interner: &mut Interner,
+    page_events: PageEvents,
 ) -> Result<bool, PayloadError> {
     let mut text = prefix.rest;
     let (system, name) = names(&mut text)?;
@@ -130,6 +134,12 @@ pub(super) fn parse(
             out.event(RawKind::Sync { device });
         }
         b"dma_access" => access(text, interner, out)?,
+        b"mm_page_alloc" if page_events == PageEvents::Keep => {
+            page(text, PageChange::Allocated, out)?;
+        }
+        b"mm_page_free" | b"mm_page_free_batched" if page_events == PageEvents::Keep => {
+            page(text, PageChange::Freed, out)?;
+        }
         b"tracing_mark_write" => mark(text.rest, out),
         // trace-cmd prints a mark as `print: tracing_mark_write: ...`.
         b"print" => mark(
@@ -410,6 +420,39 @@ fn iommu(text: &mut Cursor<'_>, is_map: bool, out: &mut Output<'_>) -> Result<()
         phys: PhysAddr::new(phys),
         size,
     });
+    Ok(())
+}
+
+/// Parses `page=%p pfn=0x%lx order=%d`, which more fields may follow. Kernels before 5.12 print the
+/// number in decimal. An allocation that failed has the number 0.
+fn page(text: &mut Cursor<'_>, change: PageChange, out: &mut Output<'_>) -> Result<(), Malformed> {
+    /// Largest order that a kernel can be built with, and more.
+    const MAX_ORDER: u64 = 20;
+    const PFN_BITS: u32 = 48;
+    field(text, b" pfn=", Field::Pfn)?;
+    let pfn = match text.rest.starts_with(b"0x") {
+        true => text.prefixed_hex(),
+        false => text.decimal(),
+    };
+    let pfn = pfn
+        .filter(|_| text.at_end_of_field())
+        .ok_or(Malformed::BadNumber(Field::Pfn))?;
+    let order = decimal(text, b" order=", Field::Order)?;
+    let order = u8::try_from(order)
+        .ok()
+        .filter(|&order| u64::from(order) <= MAX_ORDER);
+    let order = order.ok_or(Malformed::OrderTooLarge)?;
+    if pfn >> PFN_BITS != 0 {
+        return Err(Malformed::RangeWraps(Field::Pfn));
+    }
+    if pfn != 0 {
+        out.event(RawKind::Page(PageEvent {
+            change,
+            pfn: KernelPfn(pfn),
+            order,
+            task: TaskName::new(out.prefix.task_name()),
+        }));
+    }
     Ok(())
 }
 

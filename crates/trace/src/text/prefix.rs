@@ -18,7 +18,29 @@ pub(super) struct Prefix<'a> {
     pub(super) time: Nanos,
     pub(super) cpu: u16,
     pub(super) context: Context,
+    /// The columns before the CPU: the name and the PID of the task.
+    task: &'a [u8],
     pub(super) rest: Cursor<'a>,
+}
+
+impl<'a> Prefix<'a> {
+    /// Returns the name of the task.
+    pub(super) fn task_name(&self) -> &'a [u8] {
+        let mut text = self.task.trim_ascii();
+        if text.ends_with(b")")
+            && let Some(open) = memchr::memrchr(b'(', text)
+        {
+            text = text.get(..open).unwrap_or(&[]).trim_ascii_end();
+        }
+        // The PID, and for perf the PID and the thread's.
+        let digits = text
+            .iter()
+            .rev()
+            .take_while(|byte| byte.is_ascii_digit() || **byte == b'/');
+        let length = text.len() - digits.count();
+        let name = text.get(..length).unwrap_or(&[]);
+        name.strip_suffix(b"-").unwrap_or(name).trim_ascii_end()
+    }
 }
 
 /// Parses the prefix of `line`.
@@ -31,7 +53,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Prefix<'_>, Malformed> {
     {
         let (before, after) = line.split_at(from + offset);
         if let Some(pid) = pid_at_end_of(before) {
-            match behind_bracket(after.get(1..).unwrap_or(&[]), pid) {
+            match behind_bracket(before, after.get(1..).unwrap_or(&[]), pid) {
                 Ok(prefix) => return Ok(prefix),
                 Err(reason) if problem == Malformed::NoCpu => problem = reason,
                 Err(_) => {}
@@ -44,7 +66,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Prefix<'_>, Malformed> {
 
 /// Parses the rest of the prefix, from the CPU number on.
 #[inline]
-fn behind_bracket(bytes: &[u8], pid: u32) -> Result<Prefix<'_>, Malformed> {
+fn behind_bracket<'a>(task: &'a [u8], bytes: &'a [u8], pid: u32) -> Result<Prefix<'a>, Malformed> {
     let mut rest = Cursor::new(bytes);
     let Some(cpu) = rest.decimal() else {
         return Err(Malformed::BadCpu);
@@ -68,6 +90,7 @@ fn behind_bracket(bytes: &[u8], pid: u32) -> Result<Prefix<'_>, Malformed> {
         time,
         cpu,
         context: Context { pid, level },
+        task,
         rest,
     })
 }

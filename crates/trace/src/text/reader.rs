@@ -8,9 +8,11 @@ use super::lines::{Line, Lines};
 use super::payload::{self, Interner, PayloadError};
 use super::prefix;
 use crate::devices::Devices;
+use crate::domain_type::{DomainType, DomainTypes};
 use crate::error::{Malformed, TraceError};
 use crate::input;
-use crate::options::TraceOptions;
+use crate::op::DeviceIndex;
+use crate::options::{PageEvents, TraceOptions};
 
 /// Counts of the reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,6 +78,8 @@ pub(crate) struct Text {
     lines: Lines,
     lenient: bool,
     max_line: usize,
+    page_events: PageEvents,
+    domain_types: DomainTypes,
     interner: Interner,
     counts: Counts,
     ended: bool,
@@ -88,6 +92,8 @@ impl Text {
             lines: Lines::new(options.limits.line),
             lenient: options.lenient,
             max_line: options.limits.line,
+            page_events: options.page_events,
+            domain_types: DomainTypes::default(),
             interner: Interner::default(),
             counts: Counts::default(),
             ended: false,
@@ -100,6 +106,12 @@ impl Text {
 
     pub(crate) fn devices_mut(&mut self) -> &mut Devices {
         &mut self.interner.devices
+    }
+
+    /// Returns the type of a device's domain, if a comment gave it.
+    pub(crate) fn domain_type(&self, device: DeviceIndex) -> Option<DomainType> {
+        let row = self.devices().get(device)?;
+        self.domain_types.get(&row.name)
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -157,8 +169,14 @@ impl Text {
                     1 => text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text),
                     _ => text,
                 };
+                if let (PageEvents::Keep, Some(comment)) =
+                    (self.page_events, text.strip_prefix(b"#"))
+                {
+                    self.domain_types.add(comment);
+                }
                 let (words, marks) = (chunk.words.len(), chunk.marks.len());
-                match parse_line(text, number, chunk, &mut self.interner, &mut self.counts) {
+                let (interner, counts) = (&mut self.interner, &mut self.counts);
+                match parse_line(text, number, chunk, interner, counts, self.page_events) {
                     Ok(()) => return Ok(()),
                     Err(refusal) => {
                         chunk.words.truncate(words);
@@ -208,6 +226,7 @@ fn parse_line(
     chunk: &mut RawChunk,
     interner: &mut Interner,
     counts: &mut Counts,
+    page_events: PageEvents,
 ) -> Result<(), PayloadError> {
     // Most lines are events and begin with the padding of the task's name. Only lines without
     // padding are checked for other contents first.
@@ -224,7 +243,7 @@ fn parse_line(
             };
         }
     };
-    let known = payload::parse(&prefix, line, chunk, interner)?;
+    let known = payload::parse(&prefix, line, chunk, interner, page_events)?;
     counts.events += 1;
     counts.unknown += u64::from(!known);
     Ok(())

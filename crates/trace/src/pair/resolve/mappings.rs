@@ -4,6 +4,7 @@ use ringfence_types::{PhysAddr, PhysRange};
 
 use super::{OpContext, PendingMap, ResolveError, Resolver};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
+use crate::options::PageEvents;
 use crate::pair::live_mappings::Key;
 
 impl Resolver {
@@ -103,7 +104,7 @@ impl Resolver {
                     start: PhysAddr::new(start),
                 });
             };
-            if flags.contains(MapFlags::FRESH_FRAMES) {
+            if flags.contains(MapFlags::FRESH_FRAMES) || self.page_events == PageEvents::Keep {
                 chunk.segments.push(range);
                 continue;
             }
@@ -170,6 +171,9 @@ impl Resolver {
             self.budget.unmap(id.index());
         }
         chunk.ops.push(op);
+        if self.page_events == PageEvents::Keep {
+            chunk.positions.push(self.position);
+        }
     }
 
     pub(super) fn free_fresh_frames(&mut self, id: MappingId) {

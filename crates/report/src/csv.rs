@@ -1,9 +1,9 @@
 //! Rows as comma-separated values (RFC 4180). Each number and text of the JSON row has a column,
 //! named by its path.
 
-use serde::Serialize;
 use serde_json::Value;
 
+use super::table::{Column, row_table};
 use ringfence_lab::row::Row;
 use ringfence_trace::printable_line;
 
@@ -11,34 +11,19 @@ use ringfence_trace::printable_line;
 /// fields: `violations.total`, `components.map_table_cycles`,
 /// `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {
-    // The header comes from a row with every optional field, so it does not depend on the rows.
-    table_of(&Row::of_run(true, true), rows)
+    lines(&row_table(rows))
 }
 
-/// Formats a line for each of `rows` under the field names of `full`.
-pub(super) fn table_of(full: &impl Serialize, rows: &[impl Serialize]) -> String {
-    let mut header = Vec::new();
-    leaves(
-        &serde_json::to_value(full).unwrap_or_default(),
-        "",
-        &mut header,
-    );
-    let columns: Vec<String> = header.into_iter().map(|(name, _)| name).collect();
-    let mut out = columns.join(",");
+/// Formats the names of `columns` and a line for each row.
+pub(super) fn lines(columns: &[Column]) -> String {
+    let names = columns.iter().map(|column| column.name.as_str());
+    let mut out = names.collect::<Vec<_>>().join(",");
     out.push_str("\r\n");
-    for row in rows {
-        let mut cells = Vec::new();
-        leaves(
-            &serde_json::to_value(row).unwrap_or_default(),
-            "",
-            &mut cells,
-        );
-        let line: Vec<String> = columns
-            .iter()
-            .map(|column| {
-                let cell = cells.iter().find(|(name, _)| name == column);
-                cell.map(|(_, text)| quoted(text)).unwrap_or_default()
-            })
+    let rows = columns.first().map_or(0, |column| column.cells.len());
+    for row in 0..rows {
+        let cells = columns.iter().map(|column| column.cells.get(row));
+        let line: Vec<String> = cells
+            .map(|cell| cell.map_or_else(String::new, text))
             .collect();
         out.push_str(&line.join(","));
         out.push_str("\r\n");
@@ -46,20 +31,11 @@ pub(super) fn table_of(full: &impl Serialize, rows: &[impl Serialize]) -> String
     out
 }
 
-fn leaves(value: &Value, prefix: &str, out: &mut Vec<(String, String)>) {
-    let join = |key: &str| match prefix {
-        "" => key.to_owned(),
-        _ => format!("{prefix}.{key}"),
-    };
-    match value {
-        Value::Object(fields) => fields.iter().for_each(|(k, v)| leaves(v, &join(k), out)),
-        Value::Array(items) => {
-            let items = items.iter().enumerate();
-            items.for_each(|(index, v)| leaves(v, &join(&index.to_string()), out));
-        }
-        Value::String(text) => out.push((prefix.to_owned(), text.clone())),
-        Value::Null => out.push((prefix.to_owned(), String::new())),
-        other => out.push((prefix.to_owned(), other.to_string())),
+fn text(cell: &Value) -> String {
+    match cell {
+        Value::Null => String::new(),
+        Value::String(text) => quoted(text),
+        other => other.to_string(),
     }
 }
 

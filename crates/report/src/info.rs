@@ -1,9 +1,21 @@
 //! The summary of a trace for people.
 
+use serde::Serialize;
+
 use ringfence_trace::{Flow, Info, Pages, printable_line};
 
 use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::number::{bytes, count, or_dash, percent_of};
+
+/// The statistics of a trace, as an element of the output of `trace info --json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NamedInfo {
+    /// Name of the trace.
+    pub trace: String,
+    /// Statistics of its maps, unmaps and devices.
+    #[serde(flatten)]
+    pub info: Info,
+}
 
 /// Formats a headline, a table of the devices' flows, and oddities.
 pub fn trace_info(name: &str, info: &Info, look: TableStyle) -> String {

@@ -44,6 +44,18 @@ pub fn recommend(rows: &[&Row], profile: &MachineProfile) -> Result<String, Stri
     text.map(with_rings).map_err(with_rings)
 }
 
+/// Returns the row that [`recommend`] tells to use; `None` if it recommends no mode.
+pub(super) fn recommended<'a>(rows: &[&'a Row], profile: &MachineProfile) -> Option<&'a Row> {
+    recommend(rows, profile).ok()?;
+    let existing = rows.iter().copied().filter(|row| !has_rings(&row.mode));
+    best_strict(&existing.collect::<Vec<_>>())
+}
+
+/// Returns true if the row is valid, promises strict protection, and kept its promise.
+pub(super) fn verified(row: &Row) -> bool {
+    row.status.is_ok() && is_safe(row)
+}
+
 /// Returns the text of a recommendation or the reason for recommending no mode.
 pub(super) fn advice(rows: &[&Row], profile: &MachineProfile) -> String {
     recommend(rows, profile).unwrap_or_else(|reason| reason)
@@ -123,7 +135,7 @@ fn existing(rows: &[&Row], profile: &MachineProfile) -> Result<String, String> {
     if let Some(unknown) = unknown_cost(rows, profile) {
         return Err(unknown);
     }
-    let Some(strict) = best(rows, |row| is_safe(row) && late(row).is_none()) else {
+    let Some(strict) = best_strict(rows) else {
         return Err(no_strict(rows));
     };
     Ok(format!(
@@ -206,6 +218,11 @@ fn best<'a>(rows: &[&'a Row], mut wanted: impl FnMut(&Row) -> bool) -> Option<&'
     let rows = rows.iter().copied().filter(timed);
     let rows = rows.filter(|row| wanted(row));
     rows.max_by(|a, b| throughput(a).total_cmp(&throughput(b)))
+}
+
+/// Returns the fastest row that is safe and returns buffers in time.
+fn best_strict<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
+    best(rows, |row| is_safe(row) && late(row).is_none())
 }
 
 fn no_strict(rows: &[&Row]) -> String {

@@ -3,6 +3,15 @@
 use std::borrow::Cow;
 
 use ringfence_trace::steers_terminal;
+use serde::Serialize;
+
+/// Returns indented JSON with a final newline, safe for a terminal.
+pub fn json(value: &impl Serialize) -> String {
+    // Our own types always serialise: keys are strings, and non-finite floats become null.
+    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
+    text.push('\n');
+    printable_json(&text).into_owned()
+}
 
 /// Escapes characters that control a terminal as `\u`; JSON itself requires that only for C0. A
 /// JSON parser reads the same text.

@@ -5,6 +5,7 @@ mod tables;
 
 pub use page::attack_page;
 pub use tables::{attack_markdown, attack_terminal};
+pub(crate) use tables::{remarks, summary};
 
 use ringfence_attack::{Cell, Status};
 
@@ -22,7 +23,7 @@ fn symbol(cell: &Cell) -> &'static str {
 }
 
 /// Returns the outcome of a cell in words.
-fn word(cell: &Cell) -> &'static str {
+pub(crate) fn word(cell: &Cell) -> &'static str {
     match cell.status {
         Status::Succeeded => "succeeded",
         Status::Stopped => "stopped",

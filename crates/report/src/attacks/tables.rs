@@ -47,7 +47,7 @@ pub fn attack_markdown(matrix: &Matrix) -> String {
 }
 
 /// Returns the number of cells with each outcome, in a sentence.
-pub(super) fn summary(matrix: &Matrix) -> String {
+pub(crate) fn summary(matrix: &Matrix) -> String {
     format!(
         "{} cells: {} succeeded, {} stopped, {} not applicable, {} not executed; {} unexpected, \
         {} of them in modes that promise strict safety",
@@ -155,7 +155,7 @@ fn windows(matrix: &Matrix) -> Option<Grid> {
 }
 
 /// Lists of remarks with their titles; empty lists are left out.
-pub(super) fn remarks(matrix: &Matrix) -> Vec<(&'static str, Vec<String>)> {
+pub(crate) fn remarks(matrix: &Matrix) -> Vec<(&'static str, Vec<String>)> {
     let mut unexpected = Vec::new();
     for cell in matrix.unexpected() {
         let late = if cell.exceeds_bound {

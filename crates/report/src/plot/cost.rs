@@ -5,7 +5,7 @@
 //! cost of a good layer. On a common scale one would hide the other.
 
 use super::scale::{Linear, drawable, end_of_bars};
-use super::svg::{Anchor, COLOURS, Svg, text_width};
+use super::svg::{Anchor, COLOURS, InlineSvg, Svg, text_width};
 use crate::number::cycles;
 use ringfence_lab::MachineProfile;
 use ringfence_lab::row::Row;
@@ -59,11 +59,21 @@ fn parts(row: &Row) -> [f64; PARTS.len()] {
 }
 
 pub(super) fn plot(trace: &str, rows: &[&Row], profile: &MachineProfile) -> String {
+    let title = format!("{trace}: cycles of a map and an unmap");
+    draw(&title, rows, profile).finish(&title)
+}
+
+/// Draws the plot for a page, which names the trace itself.
+pub(crate) fn inline_cost(rows: &[&Row], profile: &MachineProfile) -> InlineSvg {
+    const TITLE: &str = "Cycles of a map and an unmap";
+    draw(TITLE, rows, profile).finish_inline(TITLE)
+}
+
+fn draw(title: &str, rows: &[&Row], profile: &MachineProfile) -> Svg {
     let bottom = TOP + ROW * rows.len() as f64;
     let width = LEFT + MEASURED_WIDTH + BETWEEN + TOTAL + RIGHT;
     let mut svg = Svg::new(width, bottom + 44.0);
-    let title = format!("{trace}: cycles of a map and an unmap");
-    svg.text(14.0, 26.0, Anchor::Start, "title", &title);
+    svg.text(14.0, 26.0, Anchor::Start, "title", title);
     legend(&mut svg);
 
     let measured: Vec<f64> = rows.iter().map(|row| parts(row).iter().sum()).collect();
@@ -111,7 +121,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &MachineProfile) -> Stri
     }
     let note = "In brackets: relative throughput, c / (c + map + unmap).";
     svg.text(width - 14.0, bottom + 36.0, Anchor::End, "faint", note);
-    svg.finish(&title)
+    svg
 }
 
 fn modelled(row: &Row) -> f64 {

@@ -1,7 +1,7 @@
 //! Plots of lines and crosses over two scales, the form of most figures in the papers.
 
 use super::scale::{Linear, drawable};
-use super::svg::{Anchor, COLOURS, Svg, text_width};
+use super::svg::{Anchor, COLOURS, InlineSvg, Svg, text_width};
 use crate::number::cycles;
 use ringfence_experiments::Figure;
 
@@ -11,6 +11,9 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 26.0;
 const PLOT: f64 = 210.0;
 const LEGEND_LINE: f64 = 18.0;
+/// Dashes of the series in each pass through [`COLOURS`], so that two series with one colour
+/// differ. The first pass has solid lines.
+const DASHES: [Option<&str>; 3] = [None, Some("6 3"), Some("2 2")];
 
 /// The horizontal scale.
 struct XAxis {
@@ -79,6 +82,15 @@ impl XAxis {
 /// Draws the figure without its title, which the page prints above it as breakable text. Omits
 /// values that cannot be drawn.
 pub(crate) fn lines(figure: &Figure) -> String {
+    draw(figure).finish(&figure.title)
+}
+
+/// Draws the same figure for a page whose style sheet has the classes.
+pub(crate) fn inline_lines(figure: &Figure) -> InlineSvg {
+    draw(figure).finish_inline(&figure.title)
+}
+
+fn draw(figure: &Figure) -> Svg {
     // Lay out the legend first: its number of lines determines the top of the plot.
     let mut places = Vec::new();
     let (mut x, mut line) = (LEFT, 0.0);
@@ -127,6 +139,10 @@ pub(crate) fn lines(figure: &Figure) -> String {
 
     for (place, (series, (x, y))) in figure.series.iter().zip(places).enumerate() {
         let class = format!("series s{}", place % COLOURS.len());
+        let dashes = DASHES[place / COLOURS.len() % DASHES.len()];
+        if let Some(dashes) = dashes {
+            svg.begin_dashes(dashes);
+        }
         let points: Vec<(f64, f64)> = series
             .points
             .iter()
@@ -144,9 +160,12 @@ pub(crate) fn lines(figure: &Figure) -> String {
             svg.polyline(&points, &class);
             svg.line((x, y - 4.0), (x + 16.0, y - 4.0), &class);
         }
+        if dashes.is_some() {
+            svg.end_dashes();
+        }
         svg.text(x + 20.0, y, Anchor::Start, "", &series.name);
     }
-    svg.finish(&figure.title)
+    svg
 }
 
 fn tick_text(value: f64, step: f64) -> String {
@@ -193,5 +212,35 @@ mod tests {
                 assert!(drawn.ends_with("</svg>\n"));
             }
         }
+    }
+
+    /// The line and its legend have a colour, and dashes from the eighth series on.
+    #[test]
+    fn series_of_one_colour_have_other_dashes() {
+        let points = || vec![(0.0, 1.0), (1.0, 2.0)];
+        let figure = Figure {
+            title: String::new(),
+            x: "x",
+            y: "y",
+            log_x: false,
+            series: (0..21)
+                .map(|place| Series::line(format!("line {place}"), points()))
+                .collect(),
+        };
+        let drawn = lines(&figure);
+        let mut dashes = "";
+        let mut seen = std::collections::BTreeMap::new();
+        for line in drawn.lines() {
+            if let Some((_, pattern)) = line.split_once("<g stroke-dasharray=\"") {
+                dashes = pattern.trim_end_matches("\">");
+            } else if line == "</g>" {
+                dashes = "";
+            } else if let Some((_, class)) = line.split_once("class=\"series ") {
+                *seen.entry((class, dashes)).or_insert(0) += 1;
+            }
+        }
+        // A line in the plot and one in the legend.
+        assert_eq!(seen.len(), 21, "{seen:?}");
+        assert!(seen.values().all(|count| *count == 2), "{seen:?}");
     }
 }

@@ -2,6 +2,7 @@
 //! light and dark backgrounds.
 
 mod cost;
+mod histogram;
 mod lines;
 mod safety;
 mod scale;
@@ -9,7 +10,11 @@ mod search;
 mod svg;
 
 use super::data::Report;
-pub(super) use lines::lines;
+pub(super) use cost::inline_cost;
+pub(super) use histogram::histogram;
+pub(super) use lines::{inline_lines, lines};
+pub(super) use safety::inline_safety;
+pub(super) use svg::InlineSvg;
 
 /// A plot and its file name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The safety plot: relative throughput against exposure in byte-seconds.
 
 use super::scale::drawable;
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, InlineSvg, Svg, text_width};
 use crate::number::count;
 use ringfence_lab::row::Row;
 
@@ -53,10 +53,20 @@ fn decades(rows: &[&Row]) -> (i32, i32) {
 }
 
 pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
+    let title = format!("{trace}: cost and exposure of each mode");
+    draw(&title, rows).finish(&title)
+}
+
+/// Draws the plot for a page, which names the trace itself.
+pub(crate) fn inline_safety(rows: &[&Row]) -> InlineSvg {
+    const TITLE: &str = "Cost and exposure of each mode";
+    draw(TITLE, rows).finish_inline(TITLE)
+}
+
+fn draw(title: &str, rows: &[&Row]) -> Svg {
     let bottom = TOP + LOG + ZERO;
     let mut svg = Svg::new(WIDTH, bottom + 62.0);
-    let title = format!("{trace}: cost and exposure of each mode");
-    svg.text(14.0, 26.0, Anchor::Start, "title", &title);
+    svg.text(14.0, 26.0, Anchor::Start, "title", title);
     let note = "Right is cheaper, down is safer. Exposure: bytes times seconds from an unmap's \
         return to its invalidation.";
     svg.text(14.0, 46.0, Anchor::Start, "faint", note);
@@ -121,7 +131,7 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
             TOP + LOG + 40.0
         }
     });
-    svg.finish(&title)
+    svg
 }
 
 fn power_of_ten(power: i32) -> String {

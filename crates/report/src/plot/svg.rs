@@ -22,6 +22,20 @@ pub(super) struct Svg {
     body: String,
 }
 
+/// Width from which an image is too detailed for a narrow screen.
+const WIDE: f64 = 500.0;
+
+/// An image within a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct InlineSvg(String);
+
+impl InlineSvg {
+    /// Returns the element `svg`.
+    pub(crate) fn markup(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Colours of the components (classes `c0` and up, filled) and of the series (`s0` and up, drawn),
 /// in the order of Paul Tol's "bright" scheme. The grey is darker than in the scheme, so that lines
 /// are visible on white.
@@ -59,7 +73,7 @@ impl Svg {
         let _ = writeln!(self.body, "{shape}");
     }
 
-    pub(super) fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
+    pub(super) fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &'static str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -112,6 +126,16 @@ impl Svg {
         ));
     }
 
+    /// Begins shapes that are drawn with dashes of these lengths.
+    pub(super) fn begin_dashes(&mut self, dashes: &str) {
+        self.push(format_args!(r#"<g stroke-dasharray="{dashes}">"#));
+    }
+
+    /// Ends the shapes of [`begin_dashes`](Self::begin_dashes).
+    pub(super) fn end_dashes(&mut self) {
+        self.push(format_args!("</g>"));
+    }
+
     /// Draws the break mark of a bar that exceeds its scale.
     pub(super) fn break_mark(&mut self, x: f64, y: f64, height: f64) {
         for shift in [0.0, 5.0] {
@@ -124,6 +148,22 @@ impl Svg {
                 half + 1.0
             ));
         }
+    }
+
+    /// Returns the image for a page whose style sheet has the classes. Screen readers read
+    /// `about`.
+    pub(super) fn finish_inline(self, about: &str) -> InlineSvg {
+        let Self {
+            width,
+            height,
+            body,
+        } = self;
+        let about = escape(about);
+        let size = if width > WIDE { "chart wide" } else { "chart" };
+        InlineSvg(format!(
+            "<svg class=\"{size}\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+            role=\"img\">\n<title>{about}</title>\n{body}</svg>\n"
+        ))
     }
 
     /// Returns the file. Screen readers read `about`. Control characters are removed from it, as
@@ -148,9 +188,9 @@ impl Svg {
 
 /// Returns the classes of [`COLOURS`].
 fn colour_classes() -> String {
-    let places = COLOURS.iter().enumerate();
-    places
-        .map(|(place, colour)| format!(".c{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}"))
+    let numbered = COLOURS.iter().enumerate();
+    numbered
+        .map(|(number, colour)| format!(".c{number}{{fill:{colour}}}.s{number}{{stroke:{colour}}}"))
         .collect()
 }
 
@@ -167,8 +207,9 @@ fn escape(text: &str) -> String {
         .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;");
-    // Removes control characters; XML 1.0 forbids most of them.
-    text.chars().filter(|c| !c.is_control()).collect()
+    // XML 1.0 forbids most control characters, and these two (section 2.2, production 2).
+    let is_allowed = |c: &char| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}');
+    text.chars().filter(is_allowed).collect()
 }
 
 /// Returns the approximate width of a text.
@@ -189,16 +230,20 @@ mod tests {
     #[test]
     fn a_component_and_a_series_of_one_number_have_one_colour() {
         let classes = colour_classes();
-        for (place, colour) in COLOURS.iter().enumerate() {
+        for (number, colour) in COLOURS.iter().enumerate() {
             for class in [
-                format!(".c{place}{{fill:{colour}}}"),
-                format!(".s{place}{{stroke:{colour}}}"),
+                format!(".c{number}{{fill:{colour}}}"),
+                format!(".s{number}{{stroke:{colour}}}"),
             ] {
                 assert_eq!(classes.matches(&class).count(), 1, "{class} in {classes}");
             }
-            assert!(!COLOURS[..place].contains(colour), "{colour}");
+            assert!(!COLOURS[..number].contains(colour), "{colour}");
         }
         assert!(Svg::new(1.0, 1.0).finish("").contains(&classes));
+        // The page has the same colours.
+        let page = include_str!("../page/page.css");
+        let rules = classes.split_inclusive('}');
+        rules.for_each(|rule| assert!(page.contains(&format!(".chart {rule}")), "{rule}"));
     }
 
     #[test]
@@ -214,7 +259,8 @@ mod tests {
 
     #[test]
     fn a_text_cannot_leave_its_element() {
-        let text = body(|svg| svg.text(1.0, 2.0, Anchor::Start, "", "a<b>&c\u{1b}\n"));
+        let hostile = "a<b>&c\u{1b}\u{fffe}\u{ffff}\n";
+        let text = body(|svg| svg.text(1.0, 2.0, Anchor::Start, "", hostile));
         assert!(text.ends_with(">a&lt;b&gt;&amp;c</text>\n"), "{text}");
         let file = Svg::new(1.0, 1.0).finish("</title>");
         assert!(file.contains("<title>&lt;/title&gt;</title>"), "{file}");

@@ -5,7 +5,9 @@ mod rows;
 mod tables;
 
 pub use plots::sizing_plots;
-pub use rows::sizing_csv;
+pub(crate) use plots::{hits, stalls};
+pub use rows::{sizing_csv, sizing_table};
+pub(crate) use tables::iotlb;
 pub use tables::{sizing_markdown, sizing_terminal};
 
 use serde::Serialize;

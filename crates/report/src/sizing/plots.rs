@@ -23,7 +23,8 @@ pub fn sizing_plots(sizing: &Sizing) -> Vec<Plot> {
     out
 }
 
-fn stalls(trace: &TraceSizing) -> Figure {
+/// Returns the share of maps that wait, by the size of their ring.
+pub(crate) fn stalls(trace: &TraceSizing) -> Figure {
     let mut series = Vec::new();
     // Rings without a stall at any size would be lines on the axis.
     let rings = trace.rings.iter().filter(|ring| {
@@ -51,7 +52,8 @@ fn stalls(trace: &TraceSizing) -> Figure {
     }
 }
 
-fn hits(trace: &TraceSizing) -> Figure {
+/// Returns the hit rates of the IOTLB, by its entries.
+pub(crate) fn hits(trace: &TraceSizing) -> Figure {
     let mut series = Vec::new();
     for mode in &trace.iotlb {
         for ways in WAYS {

@@ -1,9 +1,11 @@
-//! The sweep of every ring as comma-separated values, with the advice at each point.
+//! The sweep of every ring as a table and as comma-separated values, with the advice at each
+//! point.
 
 use serde::Serialize;
 
 use super::Sizing;
-use crate::csv::table_of;
+use crate::csv::lines;
+use crate::table::{Column, table_of};
 use ringfence_lab::size::{Fit, SizePoint};
 
 /// One line: a ring at one size.
@@ -28,6 +30,11 @@ struct Line<'a> {
 
 /// Formats all points under one header; dots name nested fields.
 pub fn sizing_csv(sizing: &Sizing) -> String {
+    lines(&sizing_table(sizing))
+}
+
+/// The columns of all points: a row for each ring and size.
+pub fn sizing_table(sizing: &Sizing) -> Vec<Column> {
     let rings = sizing
         .traces
         .iter()

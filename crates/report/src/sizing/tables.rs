@@ -212,7 +212,8 @@ fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
     ]
 }
 
-fn iotlb(advice: &[IotlbAdvice]) -> Grid {
+/// Returns the hit rate of each geometry.
+pub(crate) fn iotlb(advice: &[IotlbAdvice]) -> Grid {
     const HITS: &str = "hit rate by entries";
     const ENTRIES_FOR: &str = "entries for";
     let mut columns = vec![

@@ -1,0 +1,96 @@
+//! The plots that only the page has: released bytes over time, and histograms.
+
+use ringfence_experiments::{Figure, Series};
+use ringfence_lab::row::Row;
+use ringfence_trace::Histogram;
+
+use crate::plot::{InlineSvg, histogram, inline_lines};
+
+/// Most lines of a plot.
+const MAX_LINES: usize = 7;
+
+/// Returns the plot of the released bytes that a device still reaches, over time; `None` if no
+/// mode with protection exposes any.
+pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
+    let mut shown: Vec<&Row> = rows
+        .iter()
+        .copied()
+        .filter(|row| row.safety != "none" && row.stale_byte_seconds > 0.0)
+        .filter(|row| !row.stale_bytes.mean_bytes.is_empty())
+        .collect();
+    shown.sort_by(|a, b| b.stale_byte_seconds.total_cmp(&a.stale_byte_seconds));
+    shown.truncate(MAX_LINES);
+    let all = shown.iter().flat_map(|row| &row.stale_bytes.mean_bytes);
+    let most = all.copied().fold(0.0, f64::max);
+    if most <= 0.0 {
+        return None;
+    }
+    let (unit, y) = match most {
+        ..4096.0 => (1.0, "bytes"),
+        ..4_194_304.0 => (1024.0, "KiB"),
+        _ => (1_048_576.0, "MiB"),
+    };
+    let longest = |row: &&Row| row.stale_bytes.bin_ns * row.stale_bytes.mean_bytes.len() as u64;
+    let length = shown.iter().map(longest).max().unwrap_or(0);
+    let (second, x) = match length {
+        ..10_000_000 => (1e3, "us since the first unmap"),
+        10_000_000..10_000_000_000 => (1e6, "ms since the first unmap"),
+        _ => (1e9, "s since the first unmap"),
+    };
+    let series = shown.iter().map(|row| {
+        let bytes = &row.stale_bytes;
+        let points = bytes.mean_bytes.iter().enumerate().map(|(bin, mean)| {
+            let middle = (bin as f64 + 0.5) * bytes.bin_ns as f64;
+            (middle / second, mean / unit)
+        });
+        Series::line(row.mode.clone(), points.collect())
+    });
+    Some(inline_lines(&Figure {
+        title: "Released bytes that the device still reaches, over time".into(),
+        x,
+        y,
+        log_x: false,
+        series: series.collect(),
+    }))
+}
+
+/// Returns a histogram; `None` if it counts nothing. `one` names what place 0 counts.
+pub(super) fn powers_of_two(title: &str, x: &'static str, counts: &Histogram) -> Option<InlineSvg> {
+    let used = counts.iter().rposition(|count| *count > 0)? + 1;
+    let last = counts.len() - 1;
+    let bars: Vec<(String, u64)> = counts
+        .iter()
+        .take(used)
+        .enumerate()
+        .map(|(place, count)| {
+            let from = 1u64 << place;
+            let label = match place {
+                0 => "1".to_owned(),
+                _ if place == last => format!("{from}+"),
+                _ => format!("{from}-{}", 2 * from - 1),
+            };
+            (label, *count)
+        })
+        .collect();
+    Some(histogram(title, x, &bars))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_name_their_ranges_and_end_at_the_last_count() {
+        let mut counts = Histogram::default();
+        assert!(powers_of_two("t", "x", &counts).is_none());
+        counts[2] = 5;
+        let plot = powers_of_two("t", "x", &counts).unwrap();
+        for label in [">1<", ">2-3<", ">4-7<", ">5<"] {
+            assert!(plot.markup().contains(label), "{label}: {}", plot.markup());
+        }
+        assert!(!plot.markup().contains("8-15"));
+        counts[11] = 1;
+        let plot = powers_of_two("t", "x", &counts).unwrap();
+        assert!(plot.markup().contains(">2048+<"));
+    }
+}

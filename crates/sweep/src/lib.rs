@@ -1,0 +1,49 @@
+//! Sweeps: traces, modes and parameters as tasks.
+//!
+//! A [`Plan`] expands into [`Task`]s in a fixed order. The name of a task is a digest of all that
+//! its result depends on. [`run`] replays a task, and [`encode`] turns the outcome into a Parquet
+//! file of one row. A task whose file exists and is intact is not run again. `docs/SWEEP.md`
+//! specifies plans and columns.
+//!
+//! ```no_run
+//! use ringfence_sweep::{Machine, Plan, ensure, store};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dir = std::path::Path::new("results");
+//! let machine = Machine::this();
+//! for task in Plan::load("plan.toml".as_ref())?.tasks()? {
+//!     ensure(dir, &task, &machine, false, store)?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod columns;
+mod combine;
+mod digest;
+mod ensure;
+mod error;
+mod list;
+mod machine;
+mod mode;
+mod plan;
+mod run;
+mod seal;
+mod shard;
+mod store;
+mod table;
+mod task;
+mod traces;
+
+pub use columns::{Column, ColumnType, columns};
+pub use combine::{ADDITIVE, MAXIMA};
+pub use ensure::{EnsureError, Ensured, ensure};
+pub use error::{PlanError, Problem};
+pub use list::{read_list, task_of_line};
+pub use machine::Machine;
+pub use plan::{MAX_TASKS, Plan};
+pub use run::{Outcome, run};
+pub use shard::Shard;
+pub use store::{PartFile, Stored, file_name, store, stored};
+pub use table::{EncodeError, encode};
+pub use task::{CacheCycles, OUTPUT, Task, TaskContent};

@@ -6,25 +6,31 @@ mod disk;
 mod guest;
 mod limits;
 mod live;
+mod report;
 mod reproduce;
 mod size;
+mod sweep;
 mod trace;
 mod values;
 
 pub(crate) use attack::AttackArgs;
-pub(crate) use compare::CompareArgs;
-pub(crate) use disk::{DiskArg, DiskModeArg, IommuKind};
+pub(crate) use compare::{CompareArgs, ReplayArgs};
+pub(crate) use disk::{DiskArg, DiskBusArg, DiskModeArg, IommuKind};
 pub(crate) use guest::GuestCommand;
 pub(crate) use guest::{
-    GuestArgs, GuestBenchReadArgs, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs, ModuleArgs,
+    Datagrams, GuestArgs, GuestBenchNetArgs, GuestBenchReadArgs, GuestPrepareArgs, GuestRunArgs,
+    GuestVerifyQemuArgs, ModuleArgs,
 };
 pub(crate) use limits::{ReplayLimitArgs, TraceLimitArgs};
 pub(crate) use live::{DeviceArgs, GuestLimitArgs};
 pub(crate) use live::{ServeArgs, TopArgs};
-pub(crate) use reproduce::{ReproduceArgs, ReproduceGuestArgs};
+pub(crate) use report::ReportArgs;
+pub(crate) use reproduce::{ReproduceArgs, ReproduceGuestArgs, ReproduceLoadArgs};
 pub(crate) use size::SizeArgs;
+pub(crate) use sweep::SweepArgs;
 pub(crate) use trace::{
-    AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand, VerifyArgs,
+    AnonymiseArgs, ConvertArgs, InfoArgs, JudgeArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand,
+    VerifyArgs,
 };
 
 use std::path::PathBuf;
@@ -70,12 +76,18 @@ pub(crate) enum Command {
     /// Replay traces through protection modes; print the cost and the exposure of each
     #[command(long_about = compare::COMPARE_LONG)]
     Compare(Box<CompareArgs>),
+    /// Write one page on traces: the mode to use, its cost, and its exposure
+    #[command(long_about = report::REPORT_LONG)]
+    Report(Box<ReportArgs>),
     /// Execute attack classes on protection modes under the oracle; print which succeed
     #[command(long_about = attack::ATTACK_LONG)]
     Attack(AttackArgs),
     /// Compute the sizes of rings and of the IOTLB that a trace needs
     #[command(long_about = size::SIZE_LONG)]
     Size(SizeArgs),
+    /// Run a plan of traces, modes and parameters; write one Parquet file for each task
+    #[command(long_about = sweep::SWEEP_LONG)]
+    Sweep(SweepArgs),
     /// Print the modes: the choice on each of four axes, the promised safety and its bound
     Modes(ModesArgs),
     /// Compare two reports of `compare --json`

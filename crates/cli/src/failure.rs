@@ -7,12 +7,14 @@ use std::process::{ExitCode, ExitStatus};
 
 use ringfence_guest_harness::GuestError;
 use ringfence_lab::{LabError, ProfileError};
-use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableRow};
+use ringfence_report::{
+    ComparisonError, ConditionError, DiffError, FailedCondition, IncomparableRow, ProfileFileError,
+};
+use ringfence_sweep::{EncodeError, PlanError};
 use ringfence_trace::{RecordError, TraceError};
 
 use crate::function_profiler::ProfilerError;
 use crate::output::{print_error_line, print_status};
-use crate::profile_file::ProfileFileError;
 
 /// Exit codes, as `--help` lists them.
 const ERROR: u8 = 1;
@@ -66,18 +68,8 @@ pub(crate) enum Failure {
         reason: &'static str,
     },
     /// The profile's costs are those of another family of IOMMUs.
-    #[error(
-        "profile {profile} is of a machine with {has}, and its costs are not those of {wanted}; \
-        give a profile of {wanted}, or none"
-    )]
-    OtherFamily {
-        /// Name of the profile.
-        profile: String,
-        /// The profile's family.
-        has: &'static str,
-        /// The family of `--iommu`.
-        wanted: &'static str,
-    },
+    #[error(transparent)]
+    OtherFamily(ComparisonError),
     /// A condition that applies to nothing.
     #[error("--fail-if: {0}")]
     Condition(#[from] ConditionError),
@@ -101,6 +93,10 @@ pub(crate) enum Failure {
     /// `trace verify --from-boot`: an address differs, or the trace allows no conclusion.
     #[error("trace verify --from-boot: not all addresses agree")]
     Disagreement,
+    /// `trace judge`: a device could reach pages of somebody else. The report is on standard
+    /// output.
+    #[error("trace judge: a device could reach pages of somebody else")]
+    PagesReached,
     /// `diff --max-regression`: the reports do not allow a comparison.
     #[error("--max-regression: {0}")]
     NotComparable(IncomparableRow),
@@ -151,6 +147,26 @@ pub(crate) enum Failure {
     /// The command line names traces, but no selected experiment reads traces.
     #[error("--trace requires X07, X22 or --all: no other experiment reads traces")]
     TraceUnread,
+    /// An error of a plan or of a list of tasks.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The plan has no task of the name of `--task`.
+    #[error("{} has no task {name}; `ringfence sweep PLAN --list` lists its tasks", plan.display())]
+    NoSuchTask {
+        /// Name on the command line.
+        name: String,
+        /// Path of the plan.
+        plan: PathBuf,
+    },
+    /// The file of a task cannot be composed.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// `sweep`: number of failed tasks, whose rows give the reasons.
+    #[error(
+        "{0} tasks failed; the column `error` of their files gives the reasons, and \
+        `--retry-failed` runs them again"
+    )]
+    TasksFailed(usize),
     /// The reader of standard output has closed the pipe.
     #[error("output closed")]
     Closed,
@@ -160,6 +176,24 @@ fn failed_guests(number: usize) -> String {
     match number {
         1 => "a guest failed; the reason is printed above".into(),
         _ => format!("{number} guests failed; the reasons are printed above"),
+    }
+}
+
+impl From<ComparisonError> for Failure {
+    fn from(error: ComparisonError) -> Self {
+        match error {
+            ComparisonError::Profile(error) => Self::Platform(error),
+            ComparisonError::NotApplicable {
+                option,
+                mode,
+                reason,
+            } => Self::NotApplicable {
+                option,
+                mode,
+                reason,
+            },
+            other @ ComparisonError::OtherFamily { .. } => Self::OtherFamily(other),
+        }
     }
 }
 
@@ -191,9 +225,11 @@ impl Failure {
     /// Returns the exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Held(_) | Self::Worse(_) | Self::AttacksSucceed(_) | Self::Disagreement => {
-                CONDITION
-            }
+            Self::Held(_)
+            | Self::Worse(_)
+            | Self::AttacksSucceed(_)
+            | Self::Disagreement
+            | Self::PagesReached => CONDITION,
             Self::Condition(_)
             | Self::NotComparable(_)
             | Self::SameFile(_)
@@ -201,7 +237,7 @@ impl Failure {
             | Self::Platform(_)
             | Self::StdinTwice
             | Self::NotApplicable { .. }
-            | Self::OtherFamily { .. }
+            | Self::OtherFamily(_)
             | Self::NoWorkload
             | Self::TraceUnread => USAGE,
             Self::Devices(_) => USAGE,

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable};
+use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable, short_name};
 
 use crate::failure::Failure;
 use crate::spool::Spool;
@@ -61,17 +61,7 @@ impl Input {
         match self {
             Self::Sample => "sample".into(),
             Self::Stdin | Self::Spooled(_) => "stdin".into(),
-            Self::File(path) => {
-                let name = path
-                    .file_name()
-                    .unwrap_or(path.as_os_str())
-                    .to_string_lossy();
-                let mut name = name.as_ref();
-                for ending in [".zst", ".txt", ".trace", ".dat", ".parquet"] {
-                    name = name.strip_suffix(ending).unwrap_or(name);
-                }
-                printable(name).into_owned()
-            }
+            Self::File(path) => short_name(path),
         }
     }
 
@@ -122,7 +112,7 @@ impl Input {
     ) -> Result<Operations<TraceSource>, Failure> {
         Ok(match self {
             Self::File(path) => Operations::open(path, options)?,
-            Self::Sample => Operations::from_source("sample", self.source()?, options),
+            Self::Sample => Operations::sample(options)?,
             Self::Stdin | Self::Spooled(_) => {
                 Operations::from_source("stdin", self.source()?, options)
             }
@@ -155,12 +145,12 @@ impl Input {
         }
     }
 
-    /// Returns true if a replay is so short that only many repetitions give stable cycles.
-    pub(crate) fn is_short(&self) -> bool {
+    /// Returns the stored bytes of the trace; `None` if they are unknown.
+    pub(crate) fn bytes(&self) -> Option<u64> {
         match self {
-            Self::Sample => true,
-            Self::Stdin | Self::Spooled(_) => false,
-            Self::File(path) => fs::metadata(path).is_ok_and(|meta| meta.len() < 128 << 10),
+            Self::Sample => Some(SAMPLE.len() as u64),
+            Self::Stdin | Self::Spooled(_) => None,
+            Self::File(path) => fs::metadata(path).ok().map(|meta| meta.len()),
         }
     }
 }

@@ -11,12 +11,10 @@ mod directory;
 mod failure;
 mod function_profiler;
 mod graph_tracer;
-mod input_file;
 mod inputs;
 mod interrupt;
 mod out_file;
 mod output;
-mod profile_file;
 mod profiler_switch;
 mod progress;
 mod spool;
@@ -50,8 +48,10 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Compare(args) => commands::compare(&args),
+        Command::Report(args) => commands::report(&args),
         Command::Attack(args) => commands::attack(&args),
         Command::Size(args) => commands::size(&args),
+        Command::Sweep(args) => commands::sweep(&args),
         Command::Modes(args) => commands::modes(&args),
         Command::Reproduce(args) => commands::reproduce(&args),
         Command::Diff(args) => commands::diff(&args),

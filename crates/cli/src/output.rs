@@ -48,5 +48,7 @@ pub(crate) fn print_status(text: &str) {
 
 /// Writes one line to standard error, as [`print_status`] does, without the prefix.
 pub(crate) fn print_error_line(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", printable_line(text));
+    // One write, so that lines of several processes do not mix.
+    let line = format!("{}\n", printable_line(text));
+    let _ = io::stderr().write_all(line.as_bytes());
 }

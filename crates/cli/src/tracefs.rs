@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
-use crate::input_file;
+use ringfence_report::read_open_file;
 
 /// An open tracefs directory.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Tracefs {
     /// # Errors
     /// The file cannot be read, is no regular file, is longer, or is not UTF-8.
     pub(crate) fn read(&self, name: &str, limit: u64) -> io::Result<String> {
-        input_file::read_open(self.file(name, OFlags::RDONLY)?, limit)
+        read_open_file(self.file(name, OFlags::RDONLY)?, limit)
     }
 
     /// Opens a regular file to read a part of it.

@@ -65,10 +65,9 @@ violations with --no-attack), or on a trace without a map.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 
-/// Arguments of `compare`.
+/// Traces, modes and platform of a comparison.
 #[derive(Debug, Args)]
-#[command(after_help = COMPARE_EXAMPLES)]
-pub(crate) struct CompareArgs {
+pub(crate) struct ReplayArgs {
     /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is
     /// standard input [default: a bundled sample]
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
@@ -248,10 +247,6 @@ pub(crate) struct CompareArgs {
     )]
     pub inspected_bytes: u32,
 
-    /// Form of the output.
-    #[command(flatten)]
-    pub format: Format,
-
     /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
@@ -259,6 +254,19 @@ pub(crate) struct CompareArgs {
     /// Limits on the replay.
     #[command(flatten)]
     pub replay_limits: ReplayLimitArgs,
+}
+
+/// Arguments of `compare`.
+#[derive(Debug, Args)]
+#[command(after_help = COMPARE_EXAMPLES)]
+pub(crate) struct CompareArgs {
+    /// Traces, modes and platform.
+    #[command(flatten)]
+    pub replay: ReplayArgs,
+
+    /// Form of the output.
+    #[command(flatten)]
+    pub format: Format,
 
     /// Write SVG plots into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]

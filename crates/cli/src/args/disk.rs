@@ -36,19 +36,31 @@ pub(crate) enum DiskModeArg {
     Sandbox,
 }
 
+/// Interface of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum DiskBusArg {
+    /// A virtio block device.
+    #[default]
+    Virtio,
+    /// An NVMe controller.
+    Nvme,
+}
+
 /// A parsed `--disk`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DiskArg {
     /// Path of the image file.
     pub file: Option<PathBuf>,
+    /// The interface, if the option names one.
+    pub bus: Option<DiskBusArg>,
     /// The mode, if the option names one.
     pub mode: Option<DiskModeArg>,
     /// True for a disk that the guest cannot write.
     pub read_only: bool,
 }
 
-/// Parses the value of `--disk`: `[FILE][,mode=MODE][,readonly=on|off]`. A comma in FILE is
-/// doubled.
+/// Parses the value of `--disk`: `[FILE][,bus=BUS][,mode=MODE][,readonly=on|off]`. A comma in FILE
+/// is doubled.
 pub(crate) fn disk(text: &OsStr) -> Result<DiskArg, String> {
     let mut disk = DiskArg::default();
     for (at, word) in words(text).into_iter().enumerate() {
@@ -61,6 +73,13 @@ pub(crate) fn disk(text: &OsStr) -> Result<DiskArg, String> {
                     _ => return Err("mode must be emulated, assigned or sandbox".into()),
                 });
             }
+            Some(("bus", bus)) => {
+                disk.bus = Some(match bus {
+                    "virtio" => DiskBusArg::Virtio,
+                    "nvme" => DiskBusArg::Nvme,
+                    _ => return Err("bus must be virtio or nvme".into()),
+                });
+            }
             Some(("readonly", switch)) => {
                 disk.read_only = match switch {
                     "on" => true,
@@ -71,8 +90,8 @@ pub(crate) fn disk(text: &OsStr) -> Result<DiskArg, String> {
             _ if at == 0 && !word.is_empty() => disk.file = Some(word.into()),
             _ => {
                 return Err(format!(
-                    "{word:?} is neither mode=MODE nor readonly=on; write a comma in the name of \
-                    FILE twice"
+                    "{word:?} is neither bus=BUS nor mode=MODE nor readonly=on; write a comma in \
+                    the name of FILE twice"
                 ));
             }
         }
@@ -140,6 +159,15 @@ mod tests {
         ] {
             assert_eq!(read(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_disk_has_an_interface() {
+        let bus = |text: &str| disk(text.as_ref()).map(|disk| disk.bus);
+        assert_eq!(bus("a,bus=nvme"), Ok(Some(DiskBusArg::Nvme)));
+        assert_eq!(bus("bus=virtio,mode=sandbox"), Ok(Some(DiskBusArg::Virtio)));
+        assert_eq!(bus("a"), Ok(None));
+        assert!(bus("a,bus=scsi").is_err() && bus("a,bus").is_err());
     }
 
     /// A path need not be UTF-8.

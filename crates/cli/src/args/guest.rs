@@ -1,8 +1,9 @@
 //! The command line of `guest`.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
 use super::disk::IommuKind;
 use super::live::DeviceArgs;
@@ -16,16 +17,19 @@ pub(crate) enum GuestCommand {
     /// Fetch and build the components of a guest, and print their paths
     #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
     Prepare(GuestPrepareArgs),
-    /// Inside a guest: time direct reads of 4 KiB
+    /// Inside a guest: time direct reads
     #[command(long_about = GUEST_BENCH_READ_LONG)]
     BenchRead(GuestBenchReadArgs),
+    /// Inside a guest: time datagrams, as a stream or as round trips
+    #[command(long_about = GUEST_BENCH_NET_LONG)]
+    BenchNet(GuestBenchNetArgs),
     /// Compare the software IOMMU with QEMU's own, over the mappings of a stock Linux guest
     #[command(long_about = GUEST_VERIFY_QEMU_LONG)]
     VerifyQemu(GuestVerifyQemuArgs),
 }
 
 const GUEST_BENCH_READ_LONG: &str = "\
-Inside a guest: time direct reads of 4 KiB.
+Inside a guest: time direct reads.
 
 In a guest booted with --icount, a nanosecond is an instruction. The command reports the CPU's \
 work per read without the wait for the disk; an idle thread measures the wait. Reads that \
@@ -46,6 +50,67 @@ pub(crate) struct GuestBenchReadArgs {
         value_parser = clap::value_parser!(u32).range(1..=10_000),
     )]
     pub count: u32,
+    /// Bytes of a read
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 4096,
+        value_parser = clap::value_parser!(u32).range(512..=1 << 20),
+    )]
+    pub bytes: u32,
+    /// Before each read, read this many bytes, which are not timed
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_parser = clap::value_parser!(u32).range(512..=1 << 20),
+    )]
+    pub after: Option<u32>,
+}
+
+const GUEST_BENCH_NET_LONG: &str = "\
+Inside a guest: time datagrams, as a stream or as round trips.
+
+The method is that of `guest bench-read`. stream sends datagrams of 1472 bytes to port 9 of the \
+peer, and reports the CPU's work of all. round-trips sends datagrams of one byte to port 7, each \
+after the answer to the one before, and reports the work of one. Both use 16 flows. --pairs sets \
+the number of the interface's queue pairs, which Linux limits to the number of CPUs by default.";
+
+/// Datagrams of `guest bench-net`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Datagrams {
+    /// As many as fit
+    Stream,
+    /// One after the other
+    RoundTrips,
+}
+
+/// Arguments of `guest bench-net`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestBenchNetArgs {
+    /// Datagrams to send
+    #[arg(value_enum)]
+    pub datagrams: Datagrams,
+    /// Address of the peer
+    pub peer: Ipv4Addr,
+    /// Number of datagrams
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+    )]
+    pub count: u32,
+    /// Set the number of queue pairs of this interface before
+    #[arg(long, value_name = "NAME", requires = "pairs")]
+    pub interface: Option<String>,
+    /// Number of queue pairs
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "interface",
+        value_parser = clap::value_parser!(u32).range(1..=8),
+    )]
+    pub pairs: Option<u32>,
 }
 
 const GUEST_VERIFY_QEMU_LONG: &str = "\
@@ -107,7 +172,8 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
     /// Debian kernel: the beginning of its version; `latest`, the newest one at the time of the
-    /// fetch; or the path of a directory with unpacked packages
+    /// fetch; `debug`, which `cargo xtask guest --debug-kernel` builds; or the path of a directory
+    /// with unpacked packages
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub kernel: String,
     /// Invalidate at each unmap, so that devices cannot reach a page after the kernel's unmap
@@ -138,11 +204,20 @@ pub(crate) struct GuestArgs {
     pub command: Vec<String>,
 }
 
+/// Parses the name of a module, which is part of file names.
+fn module_name(text: &str) -> Result<String, &'static str> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    match !text.is_empty() && text.chars().all(is_name) {
+        true => Ok(text.to_owned()),
+        false => Err("expected lower-case letters, digits and underscores"),
+    }
+}
+
 /// Options of this project's modules in the guest.
 #[derive(Debug, Args)]
 pub(crate) struct ModuleArgs {
-    /// Parameters of the module that drives the para-virtual IOMMU, as for insmod: "cache=0
-    /// t_ms=1000". Needs --iommu pviommu
+    /// Parameters of the module that is loaded, as for insmod: "cache=0 t_ms=1000". Needs --iommu
+    /// pviommu, --iommu riommu or --module
     #[arg(
         long,
         value_name = "WORDS",
@@ -150,8 +225,18 @@ pub(crate) struct ModuleArgs {
         hide_default_value = true
     )]
     pub module_args: String,
+    /// Drive the para-virtual IOMMU with pviommu-as-published: the cache of the PVIOMMU paper, with
+    /// its defects. Needs --iommu pviommu
+    #[arg(long)]
+    pub as_published: bool,
+    /// Load this module before the drivers
+    #[arg(long, value_name = "NAME", value_parser = ["pooldma"])]
+    pub module: Option<String>,
+    /// Load this driver of the kernel's package too, such as nvme; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub driver: Vec<String>,
     /// Put this module into the guest, at /modules/NAME.ko, for the command to load
-    #[arg(long, value_name = "NAME", value_parser = ["dma_count"])]
+    #[arg(long, value_name = "NAME", value_parser = module_name)]
     pub with_module: Option<String>,
     /// Directory of the modules' sources
     #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
@@ -228,12 +313,25 @@ pub(crate) struct GuestRunArgs {
     /// continues
     #[arg(long)]
     pub icount: bool,
+    /// Further arguments of QEMU, separated by white space, for devices of its own; its IOMMU
+    /// translates for them
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub qemu_args: String,
     /// Put this program into the guest
     #[arg(long)]
     pub with_ringfence: bool,
     /// Print the devices' counters to standard error at the end
     #[arg(long)]
     pub metrics: bool,
+    /// Fail if the guest's kernel reports a defect: an oops, a warning, or a finding of lockdep,
+    /// KASAN, UBSAN or the DMA API's checks
+    #[arg(long)]
+    pub check_kernel_log: bool,
     /// Options of the devices; without a FILE the disk is an empty one of 64 MiB.
     #[command(flatten)]
     pub devices: DeviceArgs,

@@ -99,11 +99,12 @@ pub(crate) struct DeviceArgs {
     /// the IOMMU translates its accesses in software. mode=sandbox: a sandboxed process serves it,
     /// which has only the guest memory that the IOMMU maps for the disk. mode=assigned: the
     /// hardware model translates its accesses, with an IOTLB and tables in memory that the IOMMU
-    /// maintains; with --iommu none, the host maps all guest memory there. Write a comma in FILE
-    /// twice
+    /// maintains; with --iommu none, the host maps all guest memory there. bus=virtio (the
+    /// default): a virtio block device. bus=nvme: an NVMe controller, which cannot have
+    /// mode=sandbox and cannot be handed over. Write a comma in FILE twice
     #[arg(
         long,
-        value_name = "FILE[,mode=MODE][,readonly=on]",
+        value_name = "FILE[,bus=BUS][,mode=MODE][,readonly=on]",
         value_parser = OsStringValueParser::new().try_map(|text| disk(&text)),
         value_hint = ValueHint::FilePath,
     )]
@@ -123,7 +124,8 @@ pub(crate) struct DeviceArgs {
     /// Inject illegal DMA of the disk: stray:ADDRESS (a write there), after-unmap, write-read-only,
     /// read-write-only, foreign (the entropy device writes to the disk's buffers; requires --rng),
     /// after-revoke (bypasses the device's own translation; requires mode=sandbox), storm:ADDRESS
-    /// (a million writes there). Separate several by commas; each is injected once
+    /// (a million writes there), keep-reading (the data of each write request after its interrupt;
+    /// requires bus=virtio). Separate several by commas; all but the last are injected once
     #[arg(long, value_name = "CLASS", value_delimiter = ',')]
     pub inject_dma: Vec<InjectedDma>,
     /// Record the requests of the guest's virtio-iommu driver in this file, one per line, up to

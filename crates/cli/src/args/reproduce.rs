@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueHint};
 use ringfence_experiments::Experiment;
+use ringfence_experiments::guest_loads::{Load, Protection};
 use ringfence_experiments::guests::{Configuration, Kind};
 
-use super::values::{configuration, experiment, kind};
+use super::values::{configuration, experiment, kind, load, protection};
 
 pub(super) const REPRODUCE_LONG: &str = "\
 Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU papers; print their numbers next to \
@@ -29,7 +30,8 @@ Examples:
   ringfence reproduce X07 --trace traces/*.zst        recorded devices and synthetic rings
   ringfence reproduce X21                             boots guests; fetches what they need (see \
   guest run)
-  ringfence reproduce X21 --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict";
+  ringfence reproduce X21 --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict
+  ringfence reproduce X29 --load-kernel 6.12 --load-iommu none,riommu-strict --load read-4k";
 
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
@@ -66,11 +68,36 @@ pub(crate) struct ReproduceArgs {
     /// Options of the guests.
     #[command(flatten)]
     pub guests: ReproduceGuestArgs,
+    /// Options of the guests of X29.
+    #[command(flatten)]
+    pub loads: ReproduceLoadArgs,
 }
 
-/// Options of the guests of X21. With --all they boot only if their components are in the cache.
+/// Selection of the guests of X29, which also has the options of the guests of X21 that are no
+/// selection.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Guests of X21")]
+#[command(next_help_heading = "Guests of X29")]
+pub(crate) struct ReproduceLoadArgs {
+    /// Kernels, in the form of `guest run --kernel`
+    #[arg(
+        long,
+        value_name = "VERSION",
+        value_delimiter = ',',
+        default_values = ["6.12", "7.2"],
+    )]
+    pub load_kernel: Vec<String>,
+    /// Only these IOMMUs, such as riommu-strict,intel-lazy
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = protection)]
+    pub load_iommu: Vec<&'static Protection>,
+    /// Only these loads: read-4k, read-128k, stream, round-trip, nvme-read-4k, nvme-read-128k
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', value_parser = load)]
+    pub load: Vec<Load>,
+}
+
+/// Options of the guests of X21 and X29. With --all they boot only if their components are in the
+/// cache.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Guests of X21 and X29")]
 pub(crate) struct ReproduceGuestArgs {
     /// Directory for components fetched for guests
     #[arg(
@@ -80,7 +107,7 @@ pub(crate) struct ReproduceGuestArgs {
         value_hint = ValueHint::DirPath,
     )]
     pub guest_cache: PathBuf,
-    /// Kernel of the guests, in the form of `guest run --kernel`
+    /// Kernel of the guests of X21, in the form of `guest run --kernel`
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub guest_kernel: String,
     /// Maximum run time of each guest in seconds
@@ -91,10 +118,10 @@ pub(crate) struct ReproduceGuestArgs {
         value_parser = clap::value_parser!(u64).range(1..=86400),
     )]
     pub guest_timeout: u64,
-    /// Only these kinds of device: assigned, emulated, simulated, many-queues
+    /// X21 only: these kinds of device: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub guest_kind: Vec<Kind>,
-    /// Only these configurations: kvm-baseline, pviommu, rtc-paper, pviommu+rtc,
+    /// X21 only: these configurations: kvm-baseline, pviommu, rtc-paper, pviommu+rtc,
     /// pviommu+rtc+hopt, virtio-strict, virtio-lazy
     #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',', value_parser = configuration)]
     pub guest_configuration: Vec<Configuration>,

@@ -7,11 +7,12 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Subcommand, ValueHint};
 
 use ringfence_lab::ReplayLimits;
-use ringfence_types::{Pfn, PfnRange};
+use ringfence_trace::{JudgeOptions, StaleWindow};
+use ringfence_types::{Nanos, Pfn, PfnRange};
 
 use super::TraceLimitArgs;
 use super::limits::size;
-use super::values::seconds;
+use super::values::{kernel_page_shift, nanos, seconds};
 
 /// Subcommands of `trace`.
 #[derive(Debug, Subcommand)]
@@ -24,6 +25,8 @@ pub(crate) enum TraceCommand {
     Anonymise(AnonymiseArgs),
     /// Compare the addresses that the kernel recorded with those of the model of its allocator
     Verify(VerifyArgs),
+    /// Report pages that were given to somebody else while a device could still reach them
+    Judge(JudgeArgs),
     /// Write a trace's operations as Parquet, for tools that read tables; `compare` reads it too
     Convert(ConvertArgs),
 }
@@ -76,6 +79,9 @@ pub(crate) struct RecordArgs {
     /// Record while this command runs
     #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+    /// Record the events of the page allocator too, for `trace judge`
+    #[arg(long)]
+    pub pages: bool,
     /// Buffer size per CPU; events that do not fit are lost
     #[arg(
         long,
@@ -92,6 +98,103 @@ pub(crate) struct RecordArgs {
         value_hint = ValueHint::DirPath,
     )]
     pub tracefs: PathBuf,
+}
+
+const JUDGE_LONG: &str = "\
+Report pages that were given to somebody else while a device could still reach them.
+
+In the IOMMU's lazy mode, Linux flushes the IOTLB some milliseconds after an unmap. A page that is \
+freed and allocated again in between belongs to its new owner, and the device still reaches it. \
+The command finds such pages in a trace with the events of the page allocator, which `trace record \
+--pages` and --record write. It needs no change of the kernel.
+
+The trace shows no flush. The window after an unmap is an upper bound: that of Linux's flush \
+queue, or --window. A recording has the types of the IOMMU domains; in a strict domain, a window \
+has no length. docs/JUDGE.md explains the report and what a trace does not show.";
+
+const JUDGE_EXAMPLES: &str = "\
+Examples:
+  sudo ringfence trace judge --record 10
+  sudo ringfence trace judge --record 10 --keep host.trace.zst
+  sudo ringfence trace record --pages -o fio.trace.zst -- fio job.fio
+  ringfence trace judge fio.trace.zst
+  ringfence trace judge --window 1ms --json fio.trace.zst
+
+Exit codes: 0 no such page is seen, 1 error, 2 wrong usage, 3 a device could reach a page of \
+somebody else. If events are lost, 0 proves nothing.";
+
+/// Arguments of `trace judge`.
+#[derive(Debug, Args)]
+#[command(
+    long_about = JUDGE_LONG,
+    after_help = JUDGE_EXAMPLES,
+    group = ArgGroup::new("source").required(true).args(["traces", "record"]),
+)]
+pub(crate) struct JudgeArgs {
+    /// Traces with the events of the page allocator; - is standard input
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+    /// Record this host for this many seconds and judge the recording (root; Linux 6.12 or later)
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub record: Option<Duration>,
+    /// Keep the recording in this file, readable by the user alone; compressed if the name ends in
+    /// .zst
+    #[arg(long, value_name = "FILE", requires = "record", value_hint = ValueHint::FilePath)]
+    pub keep: Option<PathBuf>,
+    /// Longest time until the flush, such as 500us, 10ms or 1s [default: the rule of Linux's flush
+    /// queue, 10 ms or 256 entries per CPU]
+    #[arg(long, value_name = "TIME", value_parser = nanos)]
+    pub window: Option<Nanos>,
+    /// Page size of the recorded kernel
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = kernel_page_shift)]
+    pub page_size: u8,
+    /// Print a JSON array with one object per trace (docs/JUDGE.md)
+    #[arg(long)]
+    pub json: bool,
+    /// Count malformed lines instead of stopping at the first
+    #[arg(long)]
+    pub lenient: bool,
+    /// Buffer size per CPU for --record; events that do not fit are lost
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BUFFER_MIB)),
+    )]
+    pub buffer: u32,
+    /// Mount point of tracefs
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/sys/kernel/tracing",
+        value_hint = ValueHint::DirPath,
+    )]
+    pub tracefs: PathBuf,
+    /// Limits on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+    /// Maximum number of pages that devices can reach at once, each counted once per mapping
+    /// [default: 4M]
+    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    pub max_pages: Option<u64>,
+}
+
+impl JudgeArgs {
+    /// Returns the options of the judgement.
+    pub(crate) fn options(&self) -> JudgeOptions {
+        let mut options = JudgeOptions::default();
+        if let Some(longest) = self.window {
+            options.window = StaleWindow {
+                longest,
+                queue: None,
+            };
+        }
+        options.page_shift = self.page_size;
+        if let Some(pages) = self.max_pages {
+            options.pages = usize::try_from(pages).unwrap_or(usize::MAX);
+        }
+        options
+    }
 }
 
 /// Maximum of `--buffer`.

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use ringfence_attack::Class;
 use ringfence_experiments::Experiment;
+use ringfence_experiments::guest_loads::{Load, PROTECTIONS, Protection};
 use ringfence_experiments::guests::{Configuration, Kind};
 use ringfence_lab::mapping_cache::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::{IommuFamily, IotlbPrefetch, LabError, Operation};
 use ringfence_report::{Condition, ConditionError};
-use ringfence_types::PageSize;
+use ringfence_types::{Nanos, PageSize};
 
 pub(super) fn named_mode(name: &str) -> Result<Mode, LabError> {
     Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))
@@ -47,6 +48,16 @@ pub(super) fn kind(name: &str) -> Result<Kind, String> {
 pub(super) fn configuration(name: &str) -> Result<Configuration, String> {
     let known = || Configuration::ALL.map(Configuration::name).join(", ");
     Configuration::called(name).ok_or_else(|| format!("the configurations are {}", known()))
+}
+
+pub(super) fn protection(name: &str) -> Result<&'static Protection, String> {
+    let known = || PROTECTIONS.iter().map(|one| one.name).collect::<Vec<_>>();
+    Protection::called(name).ok_or_else(|| format!("the protections are {}", known().join(", ")))
+}
+
+pub(super) fn load(name: &str) -> Result<Load, String> {
+    let known = || Load::ALL.map(Load::name).join(", ");
+    Load::called(name).ok_or_else(|| format!("the loads are {}", known()))
 }
 
 pub(super) fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
@@ -116,6 +127,36 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 1e6 => Ok(Duration::from_secs_f64(value)),
         _ => Err("expected seconds, above 0".into()),
+    }
+}
+
+/// Parses a time with its unit, at most 1000 seconds.
+pub(super) fn nanos(text: &str) -> Result<Nanos, String> {
+    const MAX: u64 = 1_000_000_000_000;
+    let wrong = || format!("{text:?} is no time from 0s to 1000s, such as 500us, 10ms or 1s");
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match text.get(digits.len()..) {
+        Some("ns") => 1,
+        Some("us") => 1_000,
+        Some("ms") => 1_000_000,
+        Some("s") => 1_000_000_000,
+        _ => return Err(wrong()),
+    };
+    let number: Option<u64> = digits.parse().ok();
+    let nanos = number.and_then(|number| number.checked_mul(unit));
+    nanos
+        .filter(|&nanos| nanos <= MAX)
+        .map(Nanos)
+        .ok_or_else(wrong)
+}
+
+/// Parses the page size of a kernel and returns its base-2 logarithm.
+pub(super) fn kernel_page_shift(text: &str) -> Result<u8, String> {
+    match text {
+        "4k" => Ok(12),
+        "16k" => Ok(14),
+        "64k" => Ok(16),
+        _ => Err("the page sizes of kernels are 4k, 16k and 64k".into()),
     }
 }
 
@@ -196,6 +237,28 @@ mod tests {
         }
         for wrong in ["0", "255", "-1", "1.5"] {
             assert!(cycles(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        let cases = [
+            ("0s", Some(0)),
+            ("500us", Some(500_000)),
+            ("10ms", Some(10_000_000)),
+            ("1000s", Some(1_000_000_000_000)),
+            ("7ns", Some(7)),
+            ("1001s", None),
+            ("99999999999999999999s", None),
+            ("10", None),
+            ("ms", None),
+            ("-1s", None),
+            ("1.5s", None),
+            ("1h", None),
+            ("", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(nanos(text).ok(), expected.map(Nanos), "{text}");
         }
     }
 

@@ -20,7 +20,8 @@ pub(crate) fn attack(args: &AttackArgs) -> Result<(), Failure> {
     let cells = (modes.len() * classes.len()) as u64;
     let bar = Progress::of_units("attack", Some(cells), "cells");
     let matrix = run(&modes, &classes, &Options::default(), |done| {
-        bar.update(done)
+        bar.update(done);
+        Ok(())
     })?;
     drop(bar);
     let text = if args.form.json {

@@ -6,14 +6,14 @@ use std::path::Path;
 use ringfence_live::MemoryRules;
 use ringfence_live::access::{Gid, SocketAccess};
 use ringfence_live::daemon::{
-    DeviceOptions, Disk, DiskMode, GuestDevices, Iommu, VfioUserDevices, VhostUserDisk,
+    DeviceOptions, Disk, DiskBus, DiskMode, GuestDevices, Iommu, VfioUserDevices, VhostUserDisk,
 };
 use ringfence_live::host::HostPagePool;
 use ringfence_live::limits::GuestLimits;
 use ringfence_live::qemu::QemuIommu;
 use ringfence_live::sandbox::SandboxProgram;
 
-use crate::args::{DeviceArgs, DiskArg, DiskModeArg, GuestLimitArgs, IommuKind};
+use crate::args::{DeviceArgs, DiskArg, DiskBusArg, DiskModeArg, GuestLimitArgs, IommuKind};
 use crate::failure::Failure;
 
 /// Returns the devices of a guest. A disk without a file uses `image`, and with an `image` there is
@@ -99,6 +99,10 @@ fn vfio_user_devices(
         Ok(Disk {
             path: path.to_owned(),
             read_only: disk.read_only,
+            bus: match disk.bus.unwrap_or_default() {
+                DiskBusArg::Virtio => DiskBus::Virtio,
+                DiskBusArg::Nvme => DiskBus::Nvme,
+            },
             mode: match disk.mode.unwrap_or_default() {
                 DiskModeArg::Emulated => DiskMode::default(),
                 DiskModeArg::Assigned => DiskMode::ASSIGNED,
@@ -125,6 +129,11 @@ fn vhost_user_disk(
         "--iommu qemu-intel and --iommu qemu-virtio require --disk, a vhost-user back-end",
     ))?;
     refuse(&[
+        (
+            disk.bus.is_some(),
+            "--disk bus= requires --iommu virtio, pviommu, riommu or none: behind QEMU's IOMMU the \
+            disk is a vhost-user back-end",
+        ),
         (
             disk.mode.is_some(),
             "--disk mode= requires --iommu virtio, pviommu or none: behind QEMU's IOMMU the disk \

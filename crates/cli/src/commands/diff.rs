@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use ringfence_report::Diff;
+use ringfence_report::{Diff, read_file};
 
 use super::json;
 use crate::args::DiffArgs;
 use crate::failure::Failure;
-use crate::input_file;
 use crate::output::{print, table_style};
 
 /// Maximum size of a report in bytes: some 30,000 rows.
@@ -15,7 +14,7 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// Compares two reports.
 pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
-    let read = |path: &Path| input_file::read(path, MAX_BYTES).map_err(Failure::io(path));
+    let read = |path: &Path| read_file(path, MAX_BYTES).map_err(Failure::io(path));
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     let diff = Diff::of(&before, &after).map_err(|(which, source)| Failure::Diff {
         path: if which == 0 {

@@ -1,5 +1,7 @@
 //! `ringfence guest`: boots a Debian guest whose devices run in this process.
 
+mod bench;
+
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,28 +12,31 @@ use ringfence_guest_harness::differential::{
     DifferentialReport, DifferentialSettings, DifferentialTest,
 };
 use ringfence_guest_harness::{
-    Boot, GuestError, Initramfs, Kernel, OwnModule, Qemu, READ_BYTES, bench_reads, boot,
-    build_initramfs, build_module,
+    Boot, GuestError, Initramfs, Kernel, LOG_WORDS, OwnModule, Qemu, boot, build_initramfs,
+    build_module, check_kernel_log,
 };
 use ringfence_live::access::{SocketAccess, make_cache};
 use ringfence_live::daemon::{DiskMode, GuestDevices, VfioUserDevices};
 use ringfence_live::qemu::{COUNTED_WORDS, QemuArgs, QemuIommu};
 
+use self::bench::{bench_net, bench_read};
 use super::device_options::device_options;
 use super::serve::{quote, start};
 use crate::args::{
-    GuestArgs, GuestBenchReadArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs,
-    GuestVerifyQemuArgs, IommuKind, ModuleArgs,
+    DiskBusArg, GuestArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs,
+    IommuKind, ModuleArgs,
 };
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
 use crate::out_file::{FileAccess, OutFile, write_into};
-use crate::output::{print, print_status};
+use crate::output::{print, print_error_line, print_status};
 
 /// Driver of the standard IOMMU, virtio-iommu.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
 /// Driver of the para-virtual IOMMU, a module of this project.
 const PVIOMMU: &str = "pviommu";
+/// The same with the cache of the PVIOMMU paper and its defects.
+const PVIOMMU_AS_PUBLISHED: &str = "pviommu-as-published";
 /// Driver of the ring IOMMU, a module of this project.
 const RIOMMU: &str = "riommu";
 /// Drivers that the guest needs for the devices and a file system.
@@ -42,6 +47,8 @@ const MODULES: &[&str] = &[
     "crc32c_generic",
     "ext4",
 ];
+/// Driver of a disk with `bus=nvme`.
+const NVME: &str = "nvme";
 /// Size of the disk in bytes if no disk is named.
 const SCRATCH_BYTES: u64 = 64 << 20;
 
@@ -55,6 +62,7 @@ pub(crate) fn guest(command: &GuestCommand) -> Result<ExitCode, Failure> {
         GuestCommand::Run(args) => run(args),
         GuestCommand::VerifyQemu(args) => verify_qemu(args),
         GuestCommand::BenchRead(args) => bench_read(args).map(|()| ExitCode::SUCCESS),
+        GuestCommand::BenchNet(args) => bench_net(args).map(|()| ExitCode::SUCCESS),
         GuestCommand::Prepare(args) => prepare(args).map(|()| ExitCode::SUCCESS),
     }
 }
@@ -69,7 +77,7 @@ struct Prepared {
 impl Prepared {
     fn new(
         args: &GuestArgs,
-        iommu: IommuKind,
+        (iommu, bus): (IommuKind, DiskBusArg),
         module: Option<&ModuleArgs>,
         command: &[String],
         files: &[(String, Vec<u8>)],
@@ -84,18 +92,27 @@ impl Prepared {
         };
         let mut own = Vec::new();
         let mut files = files.to_vec();
-        if let (Some(args), Some(driver)) = (module, own_driver(iommu)) {
+        if let Some((args, name)) = module.and_then(|a| Some((a, loaded_module(iommu, a)?))) {
             own.push(OwnModule {
-                bytes: build(args, driver)?,
-                name: driver.to_owned(),
+                bytes: build(args, name)?,
+                name: name.to_owned(),
                 parameters: args.module_args.clone(),
             });
         }
         if let Some((args, name)) = module.and_then(|a| Some((a, a.with_module.as_ref()?))) {
             files.push((format!("/modules/{name}.ko"), build(args, name)?));
         }
-        let stock = own.is_empty().then_some(VIRTIO_IOMMU);
-        let modules: Vec<&str> = stock.into_iter().chain(MODULES.iter().copied()).collect();
+        let stock = module
+            .is_none_or(|args| own_driver(iommu, args).is_none())
+            .then_some(VIRTIO_IOMMU);
+        let disk = (bus == DiskBusArg::Nvme).then_some(NVME);
+        let drivers = module.into_iter().flat_map(|args| &args.driver);
+        let modules: Vec<&str> = stock
+            .into_iter()
+            .chain(MODULES.iter().copied())
+            .chain(disk)
+            .chain(drivers.map(String::as_str))
+            .collect();
         let initramfs = build_initramfs(
             &kernel,
             &Initramfs {
@@ -118,7 +135,8 @@ fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
     check_module(args.iommu, &args.module)?;
     let files = program(args.with_ringfence)?;
     let module = Some(&args.module);
-    let prepared = Prepared::new(&args.guest, args.iommu, module, &args.guest.command, &files)?;
+    let devices = (args.iommu, DiskBusArg::default());
+    let prepared = Prepared::new(&args.guest, devices, module, &args.guest.command, &files)?;
     let path = &args.initramfs;
     let mut out = OutFile::create(path, FileAccess::Umask)?;
     out.write_all(&prepared.initramfs)
@@ -157,19 +175,33 @@ fn kernel_line(args: &GuestArgs, iommu: IommuKind) -> String {
     format!("{line} {words}")
 }
 
-/// Refuses parameters for a module that the guest does not load.
+/// Refuses a second module, and parameters for a module that the guest does not load.
 fn check_module(iommu: IommuKind, args: &ModuleArgs) -> Result<(), Failure> {
-    if own_driver(iommu).is_some() || args.module_args.is_empty() {
+    if args.as_published && iommu != IommuKind::Pviommu {
+        return Err(Failure::Devices("--as-published requires --iommu pviommu"));
+    }
+    if own_driver(iommu, args).is_some() && args.module.is_some() {
+        return Err(Failure::Devices(
+            "--module requires an IOMMU whose driver is the kernel's, or none",
+        ));
+    }
+    if loaded_module(iommu, args).is_some() || args.module_args.is_empty() {
         return Ok(());
     }
     Err(Failure::Devices(
-        "--module-args requires --iommu pviommu or --iommu riommu",
+        "--module-args requires --iommu pviommu, --iommu riommu or --module",
     ))
 }
 
+/// Returns the name of this project's module that the guest loads before the drivers.
+fn loaded_module(iommu: IommuKind, args: &ModuleArgs) -> Option<&str> {
+    own_driver(iommu, args).or(args.module.as_deref())
+}
+
 /// Returns the name of the module that drives the IOMMU, if it is one of this project.
-fn own_driver(iommu: IommuKind) -> Option<&'static str> {
+fn own_driver(iommu: IommuKind, args: &ModuleArgs) -> Option<&'static str> {
     match iommu {
+        IommuKind::Pviommu if args.as_published => Some(PVIOMMU_AS_PUBLISHED),
         IommuKind::Pviommu => Some(PVIOMMU),
         IommuKind::Riommu => Some(RIOMMU),
         _ => None,
@@ -183,7 +215,9 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     let checked = device_options(&args.devices, Some("disk.img".as_ref()))?;
     let files = program(args.with_ringfence)?;
     let module = Some(&args.module);
-    let prepared = Prepared::new(&args.guest, iommu, module, &args.guest.command, &files)?;
+    let bus = args.devices.disk.as_ref().and_then(|disk| disk.bus);
+    let devices = (iommu, bus.unwrap_or_default());
+    let prepared = Prepared::new(&args.guest, devices, module, &args.guest.command, &files)?;
     let dir = Directory::new(args.dir.as_deref(), checked.access)?;
     let named = args.devices.disk.as_ref();
     let mut options = if named.is_some_and(|disk| disk.file.is_some()) {
@@ -196,8 +230,14 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         line = format!("{line} {COUNTED_WORDS}");
         delay_disk(&mut options.devices);
     }
+    if args.check_kernel_log {
+        line = format!("{line} {LOG_WORDS}");
+    }
     let mut daemon = start(dir.path(), &options, &args.devices)?;
-    daemon.qemu_args_mut().icount = args.icount;
+    let machine = daemon.qemu_args_mut();
+    machine.icount = args.icount;
+    let words = args.qemu_args.split_whitespace();
+    machine.extra.extend(words.map(str::to_owned));
     let ended = boot(&Boot {
         machine: daemon.qemu_args_mut(),
         qemu: &prepared.qemu,
@@ -212,6 +252,10 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     }
     daemon.stopper().stop();
     daemon.join().map_err(Failure::io(dir.path()))?;
+    let ended = match args.check_kernel_log {
+        true => check_kernel_log(dir.path(), ended, &mut |text| print_error_line(text)),
+        false => ended,
+    };
     let code = dir.keep_on_error(ended)?;
     Ok(ExitCode::from(code))
 }
@@ -249,27 +293,6 @@ fn program(wanted: bool) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     files.into_iter().map(read).collect()
 }
 
-/// Times reads; runs inside the guest.
-fn bench_read(args: &GuestBenchReadArgs) -> Result<(), Failure> {
-    let count = usize::try_from(args.count).unwrap_or(usize::MAX);
-    let times = bench_reads(&args.file, count).map_err(Failure::io(&args.file))?;
-    let mut text = format!("{count} reads of {READ_BYTES} bytes\n");
-    for (name, mut times) in [("waited", times.waited), ("at once", times.at_once)] {
-        times.sort_unstable();
-        let all = times.len();
-        let (Some(cheapest), Some(median), Some(dearest)) =
-            (times.first(), times.get(all / 2), times.last())
-        else {
-            continue;
-        };
-        text.push_str(&format!(
-            "{name}: {all} of them, {median} ns of work the median, {cheapest} the cheapest, \
-            {dearest} the dearest\n"
-        ));
-    }
-    print(&text)
-}
-
 /// Reads and writes of several sizes, which map and unmap repeatedly.
 const JUDGED: &str = "for n in $(seq 12); do
     dd if=/dev/vda of=/dev/null bs=4k count=4 iflag=direct
@@ -283,7 +306,8 @@ fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
     }
     let iommu = IommuKind::QemuIntel;
-    let prepared = Prepared::new(&args.guest, iommu, None, &command, &[])?;
+    let devices = (iommu, DiskBusArg::default());
+    let prepared = Prepared::new(&args.guest, devices, None, &command, &[])?;
     let dir = Directory::new(None, SocketAccess::OwnUser)?;
     let disk = scratch(dir.path())?;
     let mut options = fs::File::options();

@@ -1,9 +1,13 @@
 //! `ringfence reproduce`: runs the papers' experiments and compares their published numbers.
 
+mod echo_peer;
 mod guest_counters;
 mod guest_runner;
 mod guests;
 mod interrupt;
+mod load_counters;
+mod load_runner;
+mod loads;
 
 use std::fs;
 use std::io::IsTerminal;
@@ -11,13 +15,12 @@ use std::path::{Path, PathBuf};
 
 use ringfence_experiments::{Experiment, Setting, prefetch, reuse};
 use ringfence_report::{
-    Reproduction, TableStyle, experiments_table, finding_markdown, finding_terminal, findings_page,
-    findings_terminal,
+    MeasuredOn, Reproduction, TableStyle, experiments_table, finding_markdown, finding_terminal,
+    findings_page, findings_terminal,
 };
 
 use ringfence_trace::TraceOptions;
 
-use super::compare::measured_on;
 use super::json;
 use crate::args::ReproduceArgs;
 use crate::failure::Failure;
@@ -25,10 +28,11 @@ use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
 use crate::output::{print, print_status, table_style};
 
-/// The experiments that read recorded traces (X07, X22), and the one that boots guests (X21).
+/// The experiments that read recorded traces (X07, X22), and those that boot guests (X21, X29).
 const PREFETCHERS: &str = "X07";
 const REUSE: &str = "X22";
 const GUESTS: &str = "X21";
+const LOADS: &str = "X29";
 
 /// Runs experiments of the papers and prints their findings.
 pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
@@ -52,13 +56,16 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         }
         recorded(&args.traces, wanted, &mut setting)?;
     }
-    let mut reproduction = Reproduction::new(measured_on(), setting.profile.clone());
+    let mut reproduction = Reproduction::new(MeasuredOn::this_machine(), setting.profile.clone());
     let mut interrupted = false;
     for (place, experiment) in experiments.iter().enumerate() {
         progress(place, experiments.len(), experiment);
         if experiment.id == GUESTS {
             // Do not fetch anything if X21 is only one of all experiments.
             (setting.guests, interrupted) = guests::count(&args.guests, !args.all)?;
+        }
+        if experiment.id == LOADS {
+            (setting.loads, interrupted) = loads::count(&args.guests, &args.loads, !args.all)?;
         }
         let finding = experiment.run(&setting)?;
         if !args.json {
@@ -77,7 +84,7 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     if let Some(dir) = &args.out {
         write(&reproduction, dir)?;
     }
-    match setting.guests.failed() {
+    match setting.guests.failed() + setting.loads.failed() {
         _ if interrupted => Err(Failure::Interrupted),
         0 => Ok(()),
         failed => Err(Failure::Guests(failed)),

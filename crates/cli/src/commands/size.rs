@@ -5,8 +5,10 @@ use std::path::Path;
 
 use ringfence_lab::MachineProfile;
 use ringfence_lab::compare::check_devices;
-use ringfence_lab::size::{SizeOptions, advise, measure_demand, readings};
-use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
+use ringfence_lab::size::{SizeOptions, TraceSizing, advise, measure_demand, readings};
+use ringfence_report::{
+    Sizing, load_profile, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal,
+};
 use ringfence_trace::TraceOptions;
 
 use super::json;
@@ -15,7 +17,6 @@ use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
 use crate::output::{print, print_status, table_style};
-use crate::profile_file;
 use crate::progress::Progress;
 
 /// Counts the ring entries and IOTLB entries that traces need, tries sizes, and prints
@@ -45,29 +46,14 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let mut sizing = Sizing::new(profile.clone());
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
-        let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
-        if let Some(names) = &devices {
-            check_devices(&name, input.operations(reading.clone())?, names)?;
-        }
-        let lines = Progress::is_visible().then(|| input.lines()).flatten();
-        let bar = Progress::new(&format!("{name}, counted"), lines);
-        let operations = input.operations(reading.clone())?;
-        let usage = measure_demand(operations, devices.as_deref(), limits, |line| {
-            bar.update(line)
-        })?;
-        drop(bar);
         let options = SizeOptions {
             profile: profile.for_replay(),
-            devices,
+            devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
             entries: args.ring_entries.clone(),
             modes: args.modes.clone(),
             limits,
         };
-        let all = lines.map(|lines| lines * readings(&usage, &options));
-        let bar = Progress::new(&format!("{name}, replayed"), all);
-        let open = || input.operations(reading.clone());
-        let advice = advise(&name, open, &usage, &options, |line| bar.update(line))?;
-        drop(bar);
+        let advice = advice(input, &name, &reading, &options)?;
         sizing.traces.push(advice);
     }
 
@@ -87,8 +73,30 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     }
 }
 
+/// Counts the demand of one trace and tries sizes. The input must be reusable.
+pub(super) fn advice(
+    input: &Input,
+    name: &str,
+    reading: &TraceOptions,
+    options: &SizeOptions,
+) -> Result<TraceSizing, Failure> {
+    let devices = options.devices.as_deref();
+    if let Some(names) = devices {
+        check_devices(name, input.operations(reading.clone())?, names)?;
+    }
+    let lines = Progress::is_visible().then(|| input.lines()).flatten();
+    let bar = Progress::new(&format!("{name}, counted"), lines);
+    let operations = input.operations(reading.clone())?;
+    let usage = measure_demand(operations, devices, options.limits, |line| bar.update(line))?;
+    drop(bar);
+    let all = lines.map(|lines| lines * readings(&usage, options));
+    let bar = Progress::new(&format!("{name}, replayed"), all);
+    let open = || input.operations(reading.clone());
+    advise(name, open, &usage, options, |line| bar.update(line))
+}
+
 fn profile(args: &SizeArgs) -> Result<MachineProfile, Failure> {
-    let profile = profile_file::load(&args.profile)?;
+    let profile = load_profile(&args.profile)?;
     profile.validate().map_err(Failure::Platform)?;
     Ok(profile)
 }

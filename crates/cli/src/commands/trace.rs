@@ -10,15 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringfence_lab::agreement::{self, Agreement, AgreementOptions, FreeTime, TraceBegin, Verdict};
-use ringfence_report::{trace_agreement, trace_info};
+use ringfence_report::{NamedInfo, trace_agreement, trace_info};
 use ringfence_trace::{
-    Anonymise, AnonymiseError, ConvertError, Info, Recording, RecordingSummary, TraceOptions,
-    Workload, stale_instances, write_parquet,
+    Anonymise, AnonymiseError, ConvertError, Info, PageRecording, Recording, RecordingSummary,
+    TraceOptions, Workload, stale_instances, write_parquet,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
 
 use super::json;
+use super::judge::judge;
 use crate::args::{
     AnonymiseArgs, ConvertArgs, InfoArgs, MAX_BUFFER_MIB, RecordArgs, TraceCommand, TraceLimitArgs,
     VerifyArgs,
@@ -37,18 +38,11 @@ pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
         TraceCommand::Anonymise(args) => anonymise(&args),
         TraceCommand::Convert(args) => convert(&args),
         TraceCommand::Verify(args) => verify(&args),
+        TraceCommand::Judge(args) => judge(&args),
     }
 }
 
-/// Entry of one trace in the JSON array.
-#[derive(Serialize)]
-struct Named {
-    trace: String,
-    #[serde(flatten)]
-    info: Info,
-}
-
-fn options(lenient: bool, limits: &TraceLimitArgs) -> TraceOptions {
+pub(super) fn options(lenient: bool, limits: &TraceLimitArgs) -> TraceOptions {
     let mut options = TraceOptions::default();
     options.lenient = lenient;
     options.limits = limits.limits();
@@ -61,7 +55,7 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
     for (input, trace) in inputs.iter().zip(Input::names(&inputs)) {
         let mut operations = input.operations(options(args.lenient, &args.limits))?;
         let info = Info::read(&mut operations)?;
-        all.push(Named { trace, info });
+        all.push(NamedInfo { trace, info });
     }
     if args.json {
         return print(&json(&all));
@@ -80,20 +74,14 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
     let recording = Recording {
         tracefs: args.tracefs.clone(),
         buffer_kib: args.buffer * 1024,
+        pages: args.pages.then(PageRecording::default),
         ..Recording::default()
     };
     // A recording contains physical addresses and IOVAs, so only the user may read it.
     let mut out = OutFile::create(&args.output, FileAccess::User)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    // Without the handler, Ctrl-C would leave the tracefs instance behind; with it, the recorded
-    // text is kept. Opening a FIFO blocks until it has a reader, so the handler is installed after
-    // the open. Until then, Ctrl-C ends the command.
-    let handled = on_interrupt(move || {
-        flag.store(true, Ordering::Relaxed);
-        AfterSignal::GoOn
-    });
-    handled.map_err(Failure::system("handle Ctrl-C"))?;
+    // Opening a FIFO blocks until it has a reader, so the handler is installed after the open.
+    // Until then, Ctrl-C ends the command.
+    let stop = stop_on_interrupt()?;
     let mut command;
     let workload = match (args.seconds, workload_command(args)) {
         (Some(seconds), _) => Workload::Time(seconds),
@@ -108,14 +96,27 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         .run(workload, &stop, &mut out)
         .map_err(Failure::Record)?;
     out.finish()?;
-    report(&recorded, args);
+    report(&recorded, &args.output, args.buffer);
     match recorded.status {
         Some(status) if !status.success() => Err(Failure::Workload(status)),
         _ => Ok(()),
     }
 }
 
-fn warn_of_stale_instances(tracefs: &Path) {
+/// Returns a flag that Ctrl-C sets. Without the handler, Ctrl-C would leave the tracefs instance
+/// behind; with it, the recorded text is kept.
+pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let handled = on_interrupt(move || {
+        flag.store(true, Ordering::Relaxed);
+        AfterSignal::GoOn
+    });
+    handled.map_err(Failure::system("handle Ctrl-C"))?;
+    Ok(stop)
+}
+
+pub(super) fn warn_of_stale_instances(tracefs: &Path) {
     for path in stale_instances(tracefs) {
         let path = path.display();
         print_status(&format!(
@@ -137,11 +138,11 @@ fn workload_command(args: &RecordArgs) -> Option<Command> {
     Some(command)
 }
 
-fn report(recorded: &RecordingSummary, args: &RecordArgs) {
+pub(super) fn report(recorded: &RecordingSummary, output: &Path, buffer: u32) {
     print_status(&format!(
         "{} bytes of text to {}{}",
         recorded.bytes,
-        args.output.display(),
+        output.display(),
         if recorded.iommu_events {
             ""
         } else {
@@ -149,8 +150,8 @@ fn report(recorded: &RecordingSummary, args: &RecordArgs) {
         }
     ));
     if recorded.lost > 0 {
-        let advice = match args.buffer.saturating_mul(4).min(MAX_BUFFER_MIB) {
-            larger if larger > args.buffer => format!("record again with --buffer {larger}"),
+        let advice = match buffer.saturating_mul(4).min(MAX_BUFFER_MIB) {
+            larger if larger > buffer => format!("record again with --buffer {larger}"),
             _ => "record for a shorter time".to_owned(),
         };
         print_status(&format!(
@@ -199,7 +200,7 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
 }
 
 /// Refuses an output name that ends in .parquet, because readers expect Parquet there.
-fn refuse_parquet(output: &Path) -> Result<(), Failure> {
+pub(super) fn refuse_parquet(output: &Path) -> Result<(), Failure> {
     if output.extension() != Some(OsStr::new("parquet")) {
         return Ok(());
     }

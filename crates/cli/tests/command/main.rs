@@ -13,12 +13,15 @@ mod files;
 mod guest_files;
 mod hostile;
 mod json;
+mod judge;
 mod large_entries;
 mod line_rates;
 mod live;
 mod other_commands;
 mod profiles;
+mod report;
 mod size;
+mod sweep;
 mod untrusted;
 mod verify;
 

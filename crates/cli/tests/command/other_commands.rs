@@ -280,7 +280,7 @@ fn experiments_are_listed_run_and_written_down() {
     let unknown = ringfence(&["reproduce", "X99"]);
     let error = String::from_utf8_lossy(&unknown.stderr);
     assert!(
-        error.contains("X01, X02") && error.contains("X28"),
+        error.contains("X01, X02") && error.contains("X29"),
         "{error}"
     );
 }

@@ -98,6 +98,7 @@ impl Switches {
         args.iommu = iommu;
         args.disk = self.disk.then(|| DiskArg {
             file: Some("disk.img".into()),
+            bus: None,
             mode,
             read_only: self.read_only,
         });

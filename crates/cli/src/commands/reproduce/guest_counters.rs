@@ -27,7 +27,7 @@ pub(super) struct GuestCounters {
 }
 
 /// Returns the counter of a device from Prometheus text; `None` if it is missing.
-fn counter(metrics: &str, name: &str, device: &str) -> Option<f64> {
+pub(super) fn counter(metrics: &str, name: &str, device: &str) -> Option<f64> {
     let begin = format!("ringfence_{name}_total{{device=\"{device}\"}} ");
     let line = metrics.lines().find_map(|line| line.strip_prefix(&begin));
     line.and_then(|value| value.trim().parse().ok())
@@ -42,7 +42,7 @@ fn debugfs(out: &str, place: &str, name: &str) -> Option<f64> {
 }
 
 /// Returns the number before ` unit`, from the last space before it.
-fn before(line: &str, unit: &str) -> Option<f64> {
+pub(super) fn before(line: &str, unit: &str) -> Option<f64> {
     let (head, _) = line.split_once(unit)?;
     head.rsplit(' ').next()?.parse().ok()
 }

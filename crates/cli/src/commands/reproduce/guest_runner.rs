@@ -67,8 +67,9 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
             vec![
                 "--iommu",
                 "pviommu",
+                "--as-published",
                 "--module-args",
-                "cache=1 as_published=1",
+                "cache=1",
             ]
         }
     }
@@ -128,14 +129,16 @@ type Checkpoint = (String, String);
 pub(super) struct GuestRunner<'a> {
     pub(super) program: PathBuf,
     pub(super) dir: PathBuf,
+    /// Kernel in the form of `guest run --kernel`.
+    pub(super) kernel: &'a str,
     pub(super) args: &'a ReproduceGuestArgs,
     pub(super) stop: &'a Interrupt,
 }
 
 impl GuestRunner<'_> {
-    fn command(&self, which: &str) -> Command {
+    pub(super) fn command(&self, which: &str) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(["guest", which, "--kernel", &self.args.guest_kernel]);
+        command.args(["guest", which, "--kernel", self.kernel]);
         command.arg("--cache").arg(&self.args.guest_cache);
         command.arg("--module-source").arg(&self.args.module_source);
         command.args(["--with-module", "dma_count"]);
@@ -143,11 +146,11 @@ impl GuestRunner<'_> {
         command
     }
 
-    /// Fetches and builds the shared components before guests run in parallel. Returns the kernel's
-    /// version.
-    pub(super) fn prepare(&self) -> Result<String, String> {
+    /// Fetches and builds the shared components, with the driver of `iommu`, before guests run in
+    /// parallel. Returns the kernel's version.
+    pub(super) fn prepare(&self, iommu: &str) -> Result<String, String> {
         let mut command = self.command("prepare");
-        command.args(["--iommu", "pviommu", "--initramfs"]);
+        command.args(["--iommu", iommu, "--initramfs"]);
         command.arg(self.dir.join("initramfs"));
         command.args(["--", "true"]).stdin(Stdio::null());
         let mut assignments = String::new();
@@ -155,7 +158,7 @@ impl GuestRunner<'_> {
             out.read_to_string(&mut assignments).map(drop)
         })?;
         let version = kernel_version(&assignments);
-        Ok(version.unwrap_or(&self.args.guest_kernel).to_owned())
+        Ok(version.unwrap_or(self.kernel).to_owned())
     }
 
     /// Returns the counts per operation in a cell, or the reason for their absence.
@@ -206,7 +209,7 @@ impl GuestRunner<'_> {
 
     /// Runs a command, passes its output to `reads`, and waits for its end. If the command fails,
     /// the error is its last message.
-    fn run(
+    pub(super) fn run(
         &self,
         command: &mut Command,
         reads: impl FnOnce(Option<ChildStdin>, &mut Output) -> io::Result<()>,
@@ -252,7 +255,7 @@ type Output = BufReader<ChildStdout>;
 
 /// Reads the output of a guest to its end. At each checkpoint, reads its counters and lets it
 /// continue.
-fn watch(
+pub(super) fn watch(
     mut input: impl Write,
     out: &mut impl BufRead,
     counters: impl Fn() -> io::Result<String>,
@@ -313,7 +316,14 @@ mod tests {
             ),
             (
                 RtcAsPublished,
-                [&pviommu[..], &["cache=1 as_published=1"]].concat(),
+                [
+                    "--iommu",
+                    "pviommu",
+                    "--as-published",
+                    "--module-args",
+                    "cache=1",
+                ]
+                .to_vec(),
             ),
         ];
         assert_eq!(configurations.len(), Configuration::ALL.len());
@@ -321,6 +331,7 @@ mod tests {
         let runner = GuestRunner {
             program: "ringfence".into(),
             dir: "x".into(),
+            kernel: "6.12",
             args: &args,
             stop: &stop,
         };
@@ -455,6 +466,7 @@ mod tests {
         let booth = GuestRunner {
             program: "sh".into(),
             dir: "d".into(),
+            kernel: "6.12",
             args: &args,
             stop: &stop,
         };
@@ -481,6 +493,7 @@ mod tests {
         let booth = GuestRunner {
             program: "sh".into(),
             dir: "d".into(),
+            kernel: "6.12",
             args: &args,
             stop: &stop,
         };

@@ -37,10 +37,11 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
     let runner = GuestRunner {
         program,
         dir: dir.path().to_owned(),
+        kernel: &args.guest_kernel,
         args,
         stop: &stop,
     };
-    let guests = match runner.prepare() {
+    let guests = match runner.prepare("pviommu") {
         Err(why) => Guests::Failed(why),
         Ok(kernel) => Guests::Counted {
             kernel,

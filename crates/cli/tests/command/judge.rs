@@ -1,0 +1,124 @@
+//! `trace judge`: pages of somebody else that a device could reach.
+
+use serde_json::Value;
+
+use crate::{Scratch, failed, ringfence, ringfence_with, root, stdout, succeeded};
+
+fn data(name: &str) -> String {
+    let path = root().join("crates/trace/tests/data/judge").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_find_is_code_3_and_the_verdict_comes_first() {
+    let lazy = data("lazy.txt");
+    let output = ringfence(&["trace", "judge", &lazy]);
+    let error = failed(&output, 3);
+    assert!(error.contains("pages of somebody else"), "{error}");
+    let text = stdout(&output);
+    let text = text.replace('\n', " ").replace("  ", " ");
+    let verdict =
+        "lazy: 1 page was given to somebody else and reachable by a device for up to 3.00 ms";
+    assert!(text.starts_with(verdict), "{text}");
+    let exposure = "0000:00:04.0 could write 0x12345000 for 3.00 ms until its free: single mapping \
+        of line 4, freed by fio-100 (line 6), allocated by bash-200 (line 8, order 0) 300 us after \
+        the unmap (line 5)";
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&text).contains(&words(exposure)), "{text}");
+    assert!(text.contains("Not seen: objects of kmalloc"), "{text}");
+
+    let output = ringfence(&["trace", "judge", "--json", &lazy, &data("strict.txt")]);
+    failed(&output, 3);
+    let found: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(
+        (&found[0]["trace"], &found[0]["found"]),
+        (&"lazy".into(), &true.into())
+    );
+    assert_eq!(found[0]["stale"]["longest_ns"], 3_000_000);
+    assert_eq!(found[0]["longest"][0]["allocated"]["task"], "bash");
+    assert_eq!(found[0]["longest"][0]["end"], "freed");
+    assert_eq!(found[0]["devices"][0]["domain"], "lazy");
+    assert_eq!(
+        (&found[1]["found"], &found[1]["complete"]),
+        (&false.into(), &true.into())
+    );
+    assert_eq!(found[1]["devices"][0]["domain"], "strict");
+}
+
+#[test]
+fn nothing_found_is_code_0() {
+    let text = succeeded(&ringfence(&["trace", "judge", &data("strict.txt")]));
+    assert!(
+        text.starts_with("strict: no page was given to somebody else"),
+        "{text}"
+    );
+    // The window of the user replaces the rule.
+    let lazy = data("lazy.txt");
+    let text = succeeded(&ringfence(&["trace", "judge", "--window", "200us", &lazy]));
+    assert!(
+        text.contains("at most 200 us, as given by --window"),
+        "{text}"
+    );
+    // Lost events leave no proof.
+    let lost = std::fs::read(data("lost.txt")).unwrap();
+    let args = ["trace", "judge", "--window", "0s", "-"];
+    let text = succeeded(&ringfence_with(&args, &lost));
+    assert!(
+        text.contains("proves nothing") && text.contains("7 events are lost"),
+        "{text}"
+    );
+    // A device without translation is named, and not judged.
+    let text = succeeded(&ringfence(&["trace", "judge", &data("physical.txt")]));
+    assert!(text.contains("identity: reaches all memory"), "{text}");
+}
+
+#[test]
+fn errors_have_codes_1_and_2() {
+    let error = failed(&ringfence(&["trace", "judge", &data("no-pages.txt")]), 1);
+    assert!(
+        error.contains("record with `ringfence trace record --pages`"),
+        "{error}"
+    );
+    let error = failed(
+        &ringfence(&["trace", "judge", "--max-pages", "0", &data("lazy.txt")]),
+        1,
+    );
+    assert!(
+        error.contains("lazy.txt:4: ") && error.contains("--max-pages"),
+        "{error}"
+    );
+    for args in [
+        &["trace", "judge"][..],
+        &["trace", "judge", "--window", "10", "x"],
+        &["trace", "judge", "--page-size", "8k", "x"],
+        &["trace", "judge", "--record", "1", "x"],
+        &["trace", "judge", "--keep", "y", "x"],
+    ] {
+        failed(&ringfence(args), 2);
+    }
+}
+
+/// Without the kernel's events, nothing is recorded and nothing kept.
+#[test]
+fn a_failed_recording_keeps_no_file() {
+    let scratch = Scratch::new("judge");
+    let tracefs = scratch.path("tracefs");
+    std::fs::create_dir_all(format!("{tracefs}/instances")).unwrap();
+    let keep = scratch.path("kept.trace");
+    let args = [
+        "trace",
+        "judge",
+        "--record",
+        "1",
+        "--tracefs",
+        &tracefs,
+        "--keep",
+        &keep,
+    ];
+    let error = failed(&ringfence(&args), 1);
+    assert!(error.contains("no dma events"), "{error}");
+    assert!(std::fs::metadata(&keep).is_err());
+    let args = ["trace", "judge", "--record", "1", "--keep", "x.parquet"];
+    let error = failed(&ringfence(&args), 2);
+    assert!(error.contains("trace convert"), "{error}");
+}

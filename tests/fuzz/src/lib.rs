@@ -17,6 +17,7 @@ pub mod pviommu_request;
 pub mod pviommu_stream;
 pub mod random;
 pub mod replay;
+pub mod riommu;
 pub mod rtranslate;
 pub mod serve;
 pub mod trace_operations;
@@ -82,6 +83,11 @@ pub const TARGETS: &[Target] = &[
         name: "replay",
         run: replay::run,
         outcomes: replay::OUTCOMES,
+    },
+    Target {
+        name: "riommu",
+        run: riommu::run,
+        outcomes: riommu::OUTCOMES,
     },
     Target {
         name: "rtranslate",

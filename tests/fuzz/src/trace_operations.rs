@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, OpStore, Operations, Summary,
-    TraceError, TraceOptions,
+    Chunk, DeviceIndex, JudgeOptions, Judgement, MapClass, MapFlags, MappingId, Op, OpKind,
+    OpStore, Operations, Summary, TraceError, TraceOptions,
 };
 use ringfence_types::PhysRange;
 
@@ -39,6 +39,8 @@ pub const OUTCOMES: &[&str] = &[
     "setup map",
     "cut line",
     "alive at the end",
+    "stale exposure",
+    "mapped exposure",
     "Malformed",
     "PhysicalSpaceExhausted",
     "FreshFramesTooLarge",
@@ -91,6 +93,37 @@ pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     for outcome in [&strict, &lenient] {
         report(outcome, reached);
     }
+    judge(data, reached);
+}
+
+/// Judges the pages of the input. The limit is low, because a line can map many pages.
+fn judge(data: &[u8], reached: OutcomeHook<'_>) {
+    let mut reading = TraceOptions::default().lenient().with_page_events();
+    reading.limits.line = MAX_LINE;
+    let mut options = JudgeOptions::default();
+    options.pages = 4096;
+    let judged = Judgement::read(&mut Operations::new("input", data, reading), &options);
+    let Ok(judgement) = judged else {
+        return;
+    };
+    let stale: u64 = judgement.devices.iter().map(|one| one.stale.count).sum();
+    let mapped: u64 = judgement.devices.iter().map(|one| one.mapped.count).sum();
+    for (name, all, devices) in [
+        ("stale exposure", judgement.stale, stale),
+        ("mapped exposure", judgement.mapped, mapped),
+    ] {
+        assert_eq!(devices, all.count, "{name}: the devices' sum");
+        if all.count > 0 {
+            reached(name);
+        }
+    }
+    let longest = judgement.longest.iter().map(|one| one.reachable_ns);
+    let expected = judgement.stale.longest_ns.max(judgement.mapped.longest_ns);
+    assert_eq!(
+        longest.max().unwrap_or(0),
+        expected,
+        "the longest is described"
+    );
 }
 
 /// Result of a read.

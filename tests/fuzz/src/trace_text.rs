@@ -180,6 +180,7 @@ fn check(kind: &RawKind, chunk: &RawChunk) {
             listed(phys_addrs);
         }
         RawKind::Mark(index) => assert!((index as usize) < chunk.marks.len()),
+        RawKind::Page(_) => panic!("these options keep no event of the page allocator"),
         RawKind::Sync { .. } | RawKind::Void { .. } => {}
     }
 }
@@ -197,6 +198,7 @@ const fn kind(kind: &RawKind) -> &'static str {
         RawKind::Void { .. } => "Void",
         RawKind::IommuMap { .. } => "IommuMap",
         RawKind::IommuUnmap { .. } => "IommuUnmap",
+        RawKind::Page(_) => "Page",
         RawKind::Mark(_) => "Mark",
     }
 }

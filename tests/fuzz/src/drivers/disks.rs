@@ -196,6 +196,7 @@ impl<H> Hostile<H> for NvmeOf<H> {
 
     fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])> {
         let done = NvmeCompletion {
+            result: 0,
             head: step.b,
             queue: (step.c >> 24) as u16 & 3,
             id: (step.c & 15) as u16,

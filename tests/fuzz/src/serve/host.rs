@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringfence_live::daemon::{
-    Daemon, DeviceOptions, Disk, DiskMode, EndReason, Iommu, Log, NetOptions, VfioUserDevices,
-    VhostUserDisk,
+    Daemon, DeviceOptions, Disk, DiskBus, DiskMode, EndReason, Iommu, Log, NetOptions,
+    VfioUserDevices, VhostUserDisk,
 };
 use ringfence_live::handover::HandOverTimeouts;
 use ringfence_live::link::Address;
@@ -66,11 +66,20 @@ pub(super) enum Setup {
     Para,
     /// The disk as a vhost-user back-end.
     VhostUser,
+    /// The disk with an NVMe interface, without an IOMMU.
+    Nvme,
 }
 
 impl Setup {
     pub(super) fn of(byte: u8) -> Self {
-        [Self::Virtio, Self::Sandbox, Self::Para, Self::VhostUser][usize::from(byte % 4)]
+        let all = [
+            Self::Virtio,
+            Self::Sandbox,
+            Self::Para,
+            Self::VhostUser,
+            Self::Nvme,
+        ];
+        all[usize::from(byte) % all.len()]
     }
 
     fn options(self, directory: &Path) -> DeviceOptions {
@@ -90,12 +99,15 @@ impl Setup {
             arguments: vec![SANDBOX_ARGUMENT.into()],
         };
         let mut disk = Disk::new(image);
-        if self != Self::Virtio {
-            disk.mode = DiskMode::Sandbox(sandbox);
+        match self {
+            Self::Virtio => {}
+            Self::Nvme => disk.bus = DiskBus::Nvme,
+            _ => disk.mode = DiskMode::Sandbox(sandbox),
         }
         let devices = VfioUserDevices {
             iommu: match self {
                 Self::Para => Iommu::PVIOMMU,
+                Self::Nvme => Iommu::None,
                 _ => Iommu::default(),
             },
             disk: Some(disk),
@@ -155,6 +167,7 @@ impl Host {
         use Socket::{Disk, Iommu, Metrics, Net};
         match self.setup {
             Setup::VhostUser => vec![Disk, Metrics],
+            Setup::Nvme => vec![Disk, Net, Metrics],
             _ => vec![Disk, Net, Iommu, Metrics],
         }
     }
@@ -251,6 +264,7 @@ impl Host {
             ("sandbox: fault", Setup::Sandbox, faults),
             ("para: disk served", Setup::Para, served),
             ("para: fault", Setup::Para, faults),
+            ("nvme: disk served", Setup::Nvme, served),
         ] {
             if holds && self.setup == setup {
                 reached(outcome);

@@ -41,6 +41,7 @@ pub const OUTCOMES: &[&str] = &[
     "sandbox: fault",
     "para: disk served",
     "para: fault",
+    "nvme: disk served",
     "vhost-user: answered",
     "frame received",
 ];

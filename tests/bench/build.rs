@@ -14,7 +14,7 @@ use ringfence_lab::mapping_cache::{CachedParts, CycleParams, DynCachedSpace};
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use ringfence_lab::mode_dispatch::{IdentityKind, ModeVisitor};
 use ringfence_lab::oracle::Ownership;
-use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay_platform::ReplayPlatform;
 use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_lab::shadow::CopyParts;
 use ringfence_pgtable::{Levels, SecondStage, Table};
@@ -79,7 +79,8 @@ impl ModeVisitor for Build {
                     let (memory, frames) = (&**machine.arena(), machine.frames());
                     let coherency = machine.coherency();
                     let table = Table::new(format, domain, coherency, memory, frames).unwrap();
-                    let all = PhysRange::new(PhysAddr::ZERO, ringfence_lab::platform::DATA_BYTES);
+                    let all =
+                        PhysRange::new(PhysAddr::ZERO, ringfence_lab::replay_platform::DATA_BYTES);
                     StaticTable::fill(&table, machine, &[all.unwrap()]).unwrap();
                     ContextTarget::Table(table.root())
                 } else {

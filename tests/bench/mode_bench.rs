@@ -13,8 +13,8 @@ use ringfence_dma::{
 use ringfence_lab::hardware::Hardware;
 use ringfence_lab::layer::Attachments;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Verdict, VerdictCounts};
-use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::reached::with_copies;
+use ringfence_lab::replay_platform::ReplayPlatform;
 use ringfence_types::{
     Access, Direction, Fault, Iova, IovaRange, Nanos, PageSize, PhysRange, RequesterId,
 };

@@ -51,7 +51,7 @@ struct Live {
 
 /// Returns true if memory belongs to a pool of copies.
 fn is_copy(at: PhysAddr) -> bool {
-    at.get() >= ringfence_lab::platform::DATA_BYTES
+    at.get() >= ringfence_lab::replay_platform::DATA_BYTES
 }
 
 /// Returns the bytes of `pieces` on whole pages.

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::flush::{Burst, Deferred, FlushPolicy, Strict};
-use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
+use ringfence_dma::space::{IoPageTable, LeafCachedTable, Paged, PlainTable, Reclaiming, Rounding};
 use ringfence_dma::{Dma, DmaSegment, Platform, SgLimits, SgRequest};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{CachedTree, Locked};
@@ -173,10 +173,10 @@ fn non_coherent_walkers_see_cleared_entries() {
         let root = table.root();
         (PlainTable(table), root)
     }
-    fn cached(board: &Board, domain: DomainId) -> (CachedTable<SecondStage>, PhysAddr) {
+    fn cached(board: &Board, domain: DomainId) -> (LeafCachedTable<SecondStage>, PhysAddr) {
         let table = table(board, domain);
         let root = table.root();
-        (CachedTable(table), root)
+        (LeafCachedTable(table), root)
     }
     type Gas = Reclaiming<SecondStage, RefCell<ReclaimingTable<SecondStage>>>;
     fn gas(board: &Board, domain: DomainId) -> (Gas, PhysAddr) {

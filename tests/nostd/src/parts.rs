@@ -8,6 +8,7 @@ use ringfence_dma::{Dma, Platform, Released};
 use ringfence_firmware::Viot;
 use ringfence_hw::{Iommu, UnitConfig, VtdUnit};
 use ringfence_iova::{AllocRequest, CachedRbTree, CachedTree, IovaAllocator};
+use ringfence_nvme_device::Controller;
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
@@ -37,6 +38,7 @@ pub(crate) const ALL: &[fn() -> Option<()>] = &[
     hw,
     dma,
     virtio_iommu,
+    nvme_device,
     firmware,
     virtio_iommu_driver,
     pviommu,
@@ -279,6 +281,11 @@ fn pviommu() -> Option<()> {
     let mut answers = UnmapCompletions::new(&link);
     let ticket = answers.submit(Invalidation::Domain(domain)).ok()?;
     ensure(answers.poll(ticket) == Ok(true) && mapped() == 0 && cleared.range() == range)
+}
+
+fn nvme_device() -> Option<()> {
+    let controller = Controller::new(&ringfence_nvme_device::Config::new(1));
+    ensure(controller.read(ringfence_nvme_device::register::VS, 4) == 0x0001_0400)
 }
 
 fn riommu_device() -> Option<()> {

@@ -69,13 +69,16 @@ enum Driver {
     Random,
 }
 
-/// Runs each of `targets` at random for `random` seconds, and under libFuzzer for `libfuzzer`
-/// seconds unless it is `None`. Returns a note, or the error, of each run.
+/// Returns the run time of a target in seconds.
+pub(crate) type RunTime<'a> = &'a (dyn Fn(&str) -> u64 + Sync);
+
+/// Runs each of `targets` at random for the time that `random` returns, and under libFuzzer for
+/// that of `libfuzzer` unless it is `None`. Returns a note, or the error, of each run.
 pub(crate) fn run(
     repo: &Repo,
     targets: &[String],
-    random: u64,
-    libfuzzer: Option<u64>,
+    random: RunTime<'_>,
+    libfuzzer: Option<RunTime<'_>>,
 ) -> anyhow::Result<Vec<anyhow::Result<Option<String>>>> {
     let directory = repo.target_directory()?;
     if libfuzzer.is_some() {
@@ -94,9 +97,12 @@ pub(crate) fn run(
     let runs: Vec<_> = drivers
         .flat_map(|driver| targets.iter().map(move |target| (driver, target)))
         .collect();
-    side_by_side(&runs, |((driver, seconds), target)| match driver {
-        Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, *seconds).map(|()| None),
-        Driver::Random => random_one(repo, &random_program, target, *seconds).map(Some),
+    side_by_side(&runs, |((driver, seconds), target)| {
+        let seconds = seconds(target);
+        match driver {
+            Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, seconds).map(|()| None),
+            Driver::Random => random_one(repo, &random_program, target, seconds).map(Some),
+        }
     })
 }
 
@@ -178,7 +184,8 @@ fn libfuzzer_one(repo: &Repo, directory: &Path, target: &str, seconds: u64) -> a
         .arg(repo.root.join(CORPUS).join(target))
         .arg("--")
         .arg(format!("-max_total_time={seconds}"))
-        .args(["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+        // A busy host may give a target no CPU for seconds.
+        .args(["-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1"]);
     // Several targets run in parallel. Print the output of each as one block, and only a summary
     // unless it failed.
     let output = process::collect(&mut command)?;

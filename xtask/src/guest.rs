@@ -1,6 +1,7 @@
-//! Guests with real kernels (tests/guest/README.md): `trace record` in a guest, or guests with
-//! devices of `ringfence`. Scripts do the work.
+//! Guests with real kernels (tests/guest/README.md): `trace record` and `trace judge` in a guest,
+//! or guests with devices of `ringfence`. Scripts do the work.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context;
@@ -10,16 +11,26 @@ use crate::product;
 use crate::repo::Repo;
 
 const RECORD: &str = "tests/guest/record.sh";
+const PAGES: &str = "tests/guest/pages.sh";
 const FETCH: &str = "tests/guest/fetch.sh";
 const LIVE: &str = "tests/guest/live.sh";
 const PVIOMMU: &str = "tests/guest/pviommu.sh";
 const RIOMMU: &str = "tests/guest/riommu.sh";
+const NVME: &str = "tests/guest/nvme.sh";
+const POOLDMA: &str = "tests/guest/pooldma.sh";
 const CALIBRATE: &str = "tests/guest/calibrate.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
 const SOAK: &str = "tests/guest/soak.sh";
+const REPORTS: &str = "tests/guest/reports.sh";
+/// Configuration of the debug kernel, and its name among the guests' kernels.
+const DEBUG_CONFIGURATION: &str = "tests/guest/debug.config";
+const DEBUG: (&str, &str) = ("GUEST_KERNELS", "debug");
 const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
-/// Number of consecutive hand-overs when a developer runs the task.
+const INSTALL: &str = "kmod/tests/install.sh";
+const SPARSE: &str = "kmod/tests/sparse.sh";
+/// Number of consecutive hand-overs, and of kills, when a developer runs the task.
 const HANDOVERS: u32 = 20;
+const KILLS: u32 = 20;
 
 /// Options of `guest`.
 #[derive(Debug, clap::Args)]
@@ -30,6 +41,10 @@ pub(crate) struct Options {
     /// Tests guests with devices of `ringfence` instead of recording.
     #[arg(long, conflicts_with = "suite")]
     live: bool,
+    /// Builds the debug kernel instead of recording, which takes minutes once; with --live, runs
+    /// the tests of the modules under it.
+    #[arg(long, conflicts_with = "suite")]
+    debug_kernel: bool,
     /// Maximum run time of the guest in seconds; it takes one to three minutes.
     #[arg(long, default_value_t = 600)]
     limit: u32,
@@ -38,6 +53,30 @@ pub(crate) struct Options {
 /// Fetches the components of guests and builds their modules.
 pub(crate) fn fetch(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, FETCH, &[])
+}
+
+/// Builds the debug kernel, unless the cache has one of the same configuration.
+pub(crate) fn build_debug_kernel(repo: &Repo) -> anyhow::Result<String> {
+    let mut command = process::command(&repo.root, "cargo");
+    command.args(["run", "--quiet", "--package", "ringfence-guest-harness"]);
+    command.args(["--example", "debug_kernel", "--", DEBUG_CONFIGURATION]);
+    command.arg(cache(repo)?);
+    process::show(&mut command, |_| {})?;
+    Ok(String::new())
+}
+
+/// Runs the tests of the modules under the debug kernel, after those that show that a report fails
+/// a test. `names` are prefixes of the wanted cases; all if empty.
+pub(crate) fn debug(repo: &Repo, names: &[&str]) -> anyhow::Result<String> {
+    let ringfence = product::build(repo)?;
+    let mut lines = Vec::new();
+    for (test, names) in [(REPORTS, &[][..]), (RIOMMU, names), (PVIOMMU, names)] {
+        lines.push(script(repo, test, |command| {
+            command.args(names).env("RINGFENCE", &ringfence);
+            command.env(DEBUG.0, DEBUG.1);
+        })?);
+    }
+    Ok(lines.join("; "))
 }
 
 /// Fetches the QEMUs that judge drivers, and the Linux guests whose page tables are read
@@ -57,10 +96,20 @@ pub(crate) fn checkpatch(repo: &Repo) -> anyhow::Result<String> {
     script(repo, CHECKPATCH, |_| {})
 }
 
+/// Installs the modules as a user does, below a directory.
+pub(crate) fn install_modules(repo: &Repo) -> anyhow::Result<String> {
+    script(repo, INSTALL, |_| {})
+}
+
+/// Runs sparse on the modules.
+pub(crate) fn sparse(repo: &Repo) -> anyhow::Result<String> {
+    script(repo, SPARSE, |_| {})
+}
+
 /// Runs all cases of standard guests with devices of `ringfence`. Fetches QEMU and kernels that are
-/// not cached.
-pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, LIVE, &[])
+/// not cached. The process that serves the devices is killed `kills` times.
+pub(crate) fn live(repo: &Repo, kills: u32) -> anyhow::Result<String> {
+    cases(repo, LIVE, &[("GUEST_KILLS", kills.to_string())])
 }
 
 /// Like [`live`], behind the para-virtual IOMMU; builds modules for the guests' kernels.
@@ -71,6 +120,16 @@ pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
 /// Like [`live`], behind the ring IOMMU.
 pub(crate) fn riommu(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, RIOMMU, &[])
+}
+
+/// Like [`live`], with an NVMe disk behind each IOMMU.
+pub(crate) fn nvme(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, NVME, &[])
+}
+
+/// Tests shadow buffers for devices that QEMU emulates, behind its own IOMMUs.
+pub(crate) fn pooldma(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, POOLDMA, &[])
 }
 
 /// Measures the guests' IOMMUs with `ringfence calibrate --host`.
@@ -96,11 +155,16 @@ fn cases(repo: &Repo, name: &str, options: &[(&str, String)]) -> anyhow::Result<
     })
 }
 
+/// Returns the directory of the guests' components.
+fn cache(repo: &Repo) -> anyhow::Result<PathBuf> {
+    Ok(repo.target_directory()?.join("guest"))
+}
+
 /// Runs a script and returns its last line.
 fn script(repo: &Repo, name: &str, set: impl FnOnce(&mut Command)) -> anyhow::Result<String> {
     let mut last = String::new();
     let mut command = process::command(&repo.root, name);
-    command.env("GUEST_CACHE", repo.target_directory()?.join("guest"));
+    command.env("GUEST_CACHE", cache(repo)?);
     set(&mut command);
     process::show(&mut command, |line| last = line.to_owned()).with_context(|| last.clone())?;
     Ok(last)
@@ -109,10 +173,19 @@ fn script(repo: &Repo, name: &str, set: impl FnOnce(&mut Command)) -> anyhow::Re
 /// Builds, boots, records and checks. Installs missing packages, which needs root or sudo, and the
 /// network.
 pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
+    if options.debug_kernel {
+        build_debug_kernel(repo)?;
+        if options.live {
+            debug(repo, &[])?;
+        }
+        return Ok(true);
+    }
     if options.live {
-        live(repo)?;
+        live(repo, KILLS)?;
         pviommu(repo)?;
         riommu(repo)?;
+        nvme(repo)?;
+        pooldma(repo)?;
         calibrate(repo)?;
         handover(repo, HANDOVERS)?;
         return Ok(true);
@@ -122,11 +195,52 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
         kernel are fetched once",
         options.suite, options.limit
     );
-    process::show(
-        process::command(&repo.root, RECORD)
-            .env("GUEST_SUITE", &options.suite)
-            .env("GUEST_LIMIT", options.limit.to_string()),
-        |_| {},
-    )?;
+    for test in [RECORD, PAGES] {
+        process::show(
+            process::command(&repo.root, test)
+                .env("GUEST_SUITE", &options.suite)
+                .env("GUEST_LIMIT", options.limit.to_string()),
+            |_| {},
+        )?;
+    }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The checks that documents promise. The build requires that the kernel takes each option.
+    #[test]
+    fn the_debug_kernel_has_its_checks() {
+        let repo = Repo::find().unwrap();
+        let text = std::fs::read_to_string(repo.root.join(DEBUG_CONFIGURATION)).unwrap();
+        for check in [
+            "PROVE_LOCKING",
+            "PROVE_RCU",
+            "DEBUG_ATOMIC_SLEEP",
+            "DEBUG_PREEMPT",
+            "KASAN_GENERIC",
+            "SLUB_DEBUG",
+            "DEBUG_LIST",
+            "DEBUG_SG",
+            "UBSAN_BOUNDS",
+            "DMA_API_DEBUG",
+            "DMA_API_DEBUG_SG",
+            "DEBUG_OBJECTS_TIMERS",
+            "DEBUG_OBJECTS_WORK",
+            "DETECT_HUNG_TASK",
+        ] {
+            let line = format!("CONFIG_{check}=y");
+            assert!(text.lines().any(|option| option == line), "{line}");
+        }
+    }
+
+    #[test]
+    fn scripts_exist() {
+        let repo = Repo::find().unwrap();
+        for name in [REPORTS, RIOMMU, PVIOMMU, RECORD, PAGES, DEBUG_CONFIGURATION] {
+            assert!(repo.root.join(name).is_file(), "{name}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 
 mod check;
 mod console;
+mod dist;
 mod fuzz;
 mod guest;
 mod ids;
@@ -14,8 +15,11 @@ mod links;
 mod mutate;
 mod nostd;
 mod output;
+mod page;
 mod process;
 mod product;
+mod python;
+mod registry;
 mod repo;
 mod rules;
 mod source;
@@ -68,6 +72,9 @@ enum Task {
     /// Tests other architectures: all core crates on 32-bit and big-endian CPUs, and the command on
     /// arm64 and riscv64. Takes half an hour.
     Targets,
+    /// Packs the command, its manual pages, completions and module sources: an archive and a Debian
+    /// package in the target directory.
+    Dist(dist::Options),
     /// Checks docs/IDS.md and counts planned ids.
     Ids,
     /// Counts the lines of code of each crate without tests.
@@ -97,6 +104,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         }
         Task::Guest(options) => guest::run(&repo, options),
         Task::Targets => targets::run(&repo),
+        Task::Dist(options) => dist::run(&repo, options),
         Task::Ids => ids::print(&repo),
         Task::Lines => lines::print(&repo),
     }

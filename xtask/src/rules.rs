@@ -26,6 +26,7 @@ pub(crate) const CORE: &[&str] = &[
     "hw",
     "dma",
     "pviommu",
+    "nvme-device",
     "riommu-device",
     "virtio-iommu",
     "virtio-iommu-driver",

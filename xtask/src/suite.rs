@@ -8,20 +8,29 @@ use crate::steps::Step;
 use crate::suites::Kind;
 use crate::summary::Summary;
 use crate::{
-    check, console, fuzz, guest, ids, install, limits, links, mutate, nostd, process, product,
-    rules, suites, targets,
+    check, console, dist, fuzz, guest, ids, install, limits, links, mutate, nostd, page, process,
+    product, python, registry, rules, suites, targets,
 };
 
 /// Names of the steps that other steps wait for.
 const RELEASE: &str = "build: the command, optimised";
 const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
+const DEBUG_KERNEL: &str = "build: debug kernel";
 
-/// Run time of each fuzz target in `test`.
-const FUZZ_SECONDS: u64 = 60;
+/// Cases of the modules' tests that run under the debug kernel in `test`; all take three times as
+/// long. They load and unload the modules, map from two CPUs, log faults, and unplug devices.
+const DEBUG_CASES: &[&str] = &["files: debug", "errant", "replugged"];
+
+/// Run time of each fuzz target in `test`, and of those whose corpus is still young.
+const FUZZ_SECONDS: u64 = 20;
+const YOUNG_TARGETS: (&[&str], u64) = (&["riommu"], 60);
 
 /// Number of hand-overs per guest in `test`; the script by itself makes 20.
 const HANDOVERS: u32 = 5;
+
+/// Number of kills behind each IOMMU in `test`; the script by itself makes 20.
+const KILLS: u32 = 10;
 
 /// Seconds of each of the soak's three cases in `test`; the script by itself takes 60.
 const SOAK_SECONDS: u32 = 20;
@@ -39,6 +48,8 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new(RELEASE, product::build_all).beside(Priority::Lowest),
         Step::new(FETCHED, guest::fetch).beside(Priority::Lowest),
         Step::new("checkpatch", guest::checkpatch).beside(Priority::Lowest),
+        Step::new("sparse", guest::sparse).beside(Priority::Lowest),
+        Step::new("modules installed", guest::install_modules).beside(Priority::Lowest),
         Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(Priority::Lowest),
     ];
     steps.extend(check());
@@ -62,10 +73,22 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("exact instruction counts", instruction_counts).beside(Priority::Normal),
         Step::new("memory bounds of hostile traces", limits::run).beside(Priority::Normal),
         Step::new("documents that run", console::run).beside(Priority::Normal),
-        Step::new("guests", guest::live).after(FETCHED),
+        Step::new("python: wheel, tests, notebook", python::run).beside(Priority::Normal),
+        Step::new("page in a browser", page::run).beside(Priority::Normal),
+        Step::new("release archive and package", dist::check).beside(Priority::Normal),
+        Step::new("dry run of publishing", registry::dry_run).beside(Priority::Normal),
+        // It uses the time in which guests wait.
+        Step::new(DEBUG_KERNEL, guest::build_debug_kernel).beside(Priority::Lowest),
+        Step::new("guests", |repo| guest::live(repo, KILLS)).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
         Step::new("guests behind the ring IOMMU", guest::riommu),
+        Step::new("guests with an NVMe disk", guest::nvme),
+        Step::new("guests with shadow buffers", guest::pooldma),
         Step::new("guests that measure their IOMMU", guest::calibrate),
+        Step::new("guests under the debug kernel", |repo| {
+            guest::debug(repo, DEBUG_CASES)
+        })
+        .after(DEBUG_KERNEL),
         // Its processes wait for each other for a limited time.
         Step::new("guests with hand-over of devices", |repo| {
             guest::handover(repo, HANDOVERS)
@@ -76,7 +99,7 @@ pub(crate) fn test() -> Vec<Step> {
             guest::soak(repo, SOAK_SECONDS)
         })
         .alone(),
-        Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),
+        Step::new("fuzzing", |repo| fuzz_all(repo, None, &test_seconds)).after(LIBFUZZER),
     ]);
     steps
 }
@@ -104,6 +127,8 @@ pub(crate) fn check() -> Vec<Step> {
         Step::new("temporary files rule", rules::temporary),
         Step::new("language rule", rules::language),
         Step::new("file-size rule", rules::sizes),
+        Step::new("manifests for the registry", registry::manifests),
+        Step::new("licences and sources of dependencies", registry::deny),
         Step::new("ids", ids::check),
         Step::new("links", links::check),
         Step::new("mutations apply", mutate::check),
@@ -127,12 +152,22 @@ pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::R
         Step::new("tools", install::run),
         Step::new("fuzz corpora", fuzz::corpora),
         Step::new("fuzzing", move |repo| {
-            fuzz_all(repo, target.as_deref(), seconds)
+            fuzz_all(repo, target.as_deref(), &|_| seconds)
         }),
     ])
 }
 
-fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<String> {
+/// Returns the run time of a fuzz target in `test`.
+fn test_seconds(target: &str) -> u64 {
+    let (young, seconds) = YOUNG_TARGETS;
+    match young.contains(&target) {
+        true => seconds,
+        false => FUZZ_SECONDS,
+    }
+}
+
+/// Runs the fuzz targets, each for the seconds that `seconds` returns for its name.
+fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: fuzz::RunTime<'_>) -> anyhow::Result<String> {
     let nightly = install::has_nightly();
     // With a nightly toolchain, libFuzzer must run.
     ensure!(
@@ -143,8 +178,8 @@ fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<Str
     targets.retain(|target| only.is_none_or(|only| only == target));
     let mut failures = Vec::new();
     let mut notes = Vec::new();
-    let (random, libfuzzer) = match nightly {
-        true => (BRIEF_SECONDS, Some(seconds)),
+    let (random, libfuzzer): (fuzz::RunTime<'_>, _) = match nightly {
+        true => (&|_| BRIEF_SECONDS, Some(seconds)),
         false => (seconds, None),
     };
     for outcome in fuzz::run(repo, &targets, random, libfuzzer)? {

@@ -506,8 +506,8 @@ ringfence_status ringfence_dma_detach(const struct ringfence_dma *dma,
 // The device reaches whole pages of 4 KiB: all bytes of the first and of the last page of the
 // buffer, too. To protect what lies beside a buffer, allocate buffers in whole pages.
 //
-// After a map the program owes a unit in caching mode an invalidation of the range, and a unit with
-// a write buffer a flush.
+// After a map the program owes a unit in caching mode an invalidation of the range, and a unit
+// with a write buffer a flush.
 ringfence_status ringfence_dma_map(const struct ringfence_dma *dma,
                                    uint64_t attachment,
                                    uint64_t phys,
@@ -680,8 +680,8 @@ ringfence_status ringfence_table_root(const struct ringfence_table *table, uint6
 // Maps `bytes` bytes from `iova` on to `phys`, in whole pages of 4 KiB. `permissions` is
 // `RINGFENCE_READ`, `RINGFENCE_WRITE`, or both. After an error the table is unchanged.
 //
-// After a map the program owes a unit in caching mode an invalidation of the range, and a unit with
-// a write buffer a flush.
+// After a map the program owes a unit in caching mode an invalidation of the range, and a unit
+// with a write buffer a flush.
 ringfence_status ringfence_table_map(const struct ringfence_table *table,
                                      uint64_t iova,
                                      uint64_t phys,

@@ -107,9 +107,7 @@ impl<R: Read> Operations<R> {
         match &mut self.kind {
             Kind::Text(source, text) => text.next_chunk_with(source, chunk, &mut |_, _| {}),
             #[cfg(feature = "parquet")]
-            Kind::Parquet(rows) if self.interrupt.is_set() => Err(rows.interrupted()),
-            #[cfg(feature = "parquet")]
-            Kind::Parquet(rows) => rows.next_chunk(chunk),
+            Kind::Parquet(rows) => rows.next_chunk(chunk, &self.interrupt),
         }
     }
 

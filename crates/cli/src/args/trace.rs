@@ -139,7 +139,13 @@ pub(crate) struct JudgeArgs {
     pub record: Option<Duration>,
     /// Keep the recording in this file, readable by the user alone; compressed if the name ends in
     /// .zst
-    #[arg(long, value_name = "FILE", requires = "record", value_hint = ValueHint::FilePath)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "record",
+        conflicts_with = "traces",
+        value_hint = ValueHint::FilePath
+    )]
     pub keep: Option<PathBuf>,
     /// Longest time until the flush, such as 500us, 10ms or 1s [default: the rule of Linux's flush
     /// queue, 10 ms or 256 entries per CPU]

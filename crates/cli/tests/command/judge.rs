@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{Scratch, failed, ringfence, ringfence_with, root, stdout, succeeded};
+use crate::{Scratch, failed, ringfence, ringfence_with, root, stderr, stdout, succeeded};
 
 fn data(name: &str) -> String {
     let path = root().join("crates/trace/tests/data/judge").join(name);
@@ -94,7 +94,7 @@ fn errors_have_codes_1_and_2() {
         &["trace", "judge", "--record", "1", "x"],
         &["trace", "judge", "--keep", "y", "x"],
     ] {
-        failed(&ringfence(args), 2);
+        assert_eq!(ringfence(args).status.code(), Some(2), "{args:?}");
     }
 }
 
@@ -115,7 +115,9 @@ fn a_failed_recording_keeps_no_file() {
         "--keep",
         &keep,
     ];
-    let error = failed(&ringfence(&args), 1);
+    let output = ringfence(&args);
+    let error = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("no dma events"), "{error}");
     assert!(std::fs::metadata(&keep).is_err());
     let args = ["trace", "judge", "--record", "1", "--keep", "x.parquet"];

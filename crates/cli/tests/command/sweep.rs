@@ -26,12 +26,14 @@ fn sweep(plan: &str, dir: &str, more: &[&str]) -> Value {
     counts
 }
 
-/// The inode of each file of a directory. A file that is written again has another.
-fn files(dir: &str) -> BTreeMap<String, u64> {
+/// The inode and the time of modification of each file of a directory. A file that is written again
+/// has another time, and may have the inode of a removed one.
+fn files(dir: &str) -> BTreeMap<String, (u64, i64, i64)> {
     let files = fs::read_dir(dir).unwrap().map(|file| {
         let file = file.unwrap();
         let name = file.file_name().into_string().unwrap();
-        (name, file.metadata().unwrap().ino())
+        let about = file.metadata().unwrap();
+        (name, (about.ino(), about.mtime(), about.mtime_nsec()))
     });
     files.collect()
 }
@@ -78,7 +80,7 @@ fn a_resumed_sweep_runs_what_is_missing_or_damaged_alone() {
     );
 }
 
-fn names_of(files: &BTreeMap<String, u64>) -> Vec<&String> {
+fn names_of(files: &BTreeMap<String, (u64, i64, i64)>) -> Vec<&String> {
     files.keys().collect()
 }
 

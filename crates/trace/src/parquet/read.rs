@@ -16,6 +16,7 @@ use super::column::{Column, check_group, column};
 use super::{footer, meta, schema};
 use crate::devices::Devices;
 use crate::error::TraceError;
+use crate::interrupt::Interrupt;
 use crate::limits::{LimitExceeded, TraceLimits, mark_text};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 use crate::problem::ParquetProblem;
@@ -186,10 +187,19 @@ impl Rows {
     }
 
     /// Fills `chunk` as [`Operations::next_chunk`](crate::Operations::next_chunk) does.
-    pub(crate) fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
+    pub(crate) fn next_chunk(
+        &mut self,
+        chunk: &mut Chunk,
+        interrupt: &Interrupt,
+    ) -> Result<bool, TraceError> {
         chunk.clear();
         if self.ended {
             return Ok(false);
+        }
+        if interrupt.is_set() {
+            self.ended = true;
+            let file = self.name.clone();
+            return Err(TraceError::Interrupted { file });
         }
         match guarded(|| self.fill(chunk)) {
             Ok(more) => {
@@ -198,13 +208,6 @@ impl Rows {
             }
             Err(problem) => Err(self.refuse(problem)),
         }
-    }
-
-    /// Ends the read early.
-    pub(crate) fn interrupted(&mut self) -> TraceError {
-        self.ended = true;
-        let file = self.name.clone();
-        TraceError::Interrupted { file }
     }
 
     /// Ends the read with an error.

@@ -98,13 +98,26 @@ static inline u32 core_devid(struct pci_dev *pdev)
 /* The endpoint of a device that has our operations. */
 static __always_inline struct core_endpoint *core_endpoint_of(struct device *dev)
 {
-	return container_of(get_dma_ops(dev), struct core_endpoint, ops);
+	/* Not get_dma_ops(), which serves devices without operations too. */
+	return container_of(dev->dma_ops, struct core_endpoint, ops);
+}
+
+/* Low bits that an address has in common with its buffer. */
+static __always_inline u32 core_min_align_mask(struct device *dev)
+{
+	/* Not dma_get_min_align_mask(): each PCI device has parameters, from pci_device_add(). */
+	return dev->dma_parms->min_align_mask;
 }
 
 /* Memory of another device does not belong to the guest, so an IOMMU does not reach it. */
 static __always_inline bool core_is_peer(const struct page *page)
 {
-	return unlikely(is_zone_device_page(page)) && is_pci_p2pdma_page(page);
+#ifdef CONFIG_ZONE_DEVICE
+	/* One bit, which no other zone has, if the kernel has all zones. */
+	return unlikely(page_zonenum(page) & ZONE_DEVICE) && is_pci_p2pdma_page(page);
+#else
+	return false;
+#endif
 }
 
 typedef dma_addr_t (*core_map_function)(struct device *dev, phys_addr_t phys, size_t size,

@@ -41,29 +41,32 @@
 /* Slots that a CPU keeps of each size, at most. */
 #define POOL_CACHE_SLOTS	16
 #define POOL_CACHE_BYTES	(64UL << 10)
-/* pool_slot.first of coherent memory. */
+/* pool_first() of coherent memory: it is mapped at no address. */
 #define POOL_COHERENT		U32_MAX
 
 /* State of a slot. */
 struct pool_slot {
 	union {
-		/* In use: physical address of the driver's memory for byte 0 of the slot. */
+		/* In use: physical address of the driver's buffer. */
 		u64 phys;
-		/* Free: the next one of the chunk, or of the CPU. */
+		/* Free: the next one of the chunk. */
 		struct pool_slot *next;
 	};
 	u8 *shadow;
-	/* Device address. */
+	/* Device addresses of the slot and of the buffer in it. */
 	u32 address;
-	/* The buffer is from byte first up to byte end of the slot. A free slot has end 0. */
-	u32 end;
-	u32 first;
+	u32 buffer;
+	/* Size of the buffer. A free slot has 0. */
+	u32 bytes;
 	u8 class;
+	/* Offset of the cache of its class in pool_cpu. */
+	u16 cache_offset;
 };
 
 struct pool_chunk {
 	u8 *memory;
 	dma_addr_t address;
+	/* The slot that begins at each multiple of the smallest size. */
 	struct pool_slot *slots;
 	/* Constant while a slot is in use. */
 	u8 shift;
@@ -76,19 +79,21 @@ struct pool_chunk {
 	struct pool_slot *free;
 };
 
-/* Free slots of a size. */
+/* Free slots of a size, the one that was used last at the end. */
 struct pool_cache {
-	struct pool_slot *free;
 	u32 count;
-	/* Slots that the CPU may keep. */
+	/* Slots that the CPU may keep, at most POOL_CACHE_SLOTS. */
 	u32 limit;
-};
+	struct pool_slot *slots[POOL_CACHE_SLOTS];
+	/* Maps and unmaps of this size. */
+	u64 maps;
+	u64 unmaps;
+	/* A shift finds the cache of a class. */
+} __aligned(256);
 
 /* Used with interrupts off, by its CPU only. */
 struct pool_cpu {
 	struct pool_cache caches[POOL_CLASSES];
-	u64 maps;
-	u64 unmaps;
 	/* Maps that found no free slot. */
 	u64 full;
 	/* Unmaps and syncs of what was not mapped. */
@@ -140,6 +145,8 @@ void pool_slots_orphan(struct pool *pool, bool is_orphaned);
 bool pool_cache_fill(struct pool *pool, unsigned int class);
 void pool_cache_spill(struct pool *pool, struct pool_slot *slot);
 void pool_count_bad(struct pool *pool);
+u64 pool_maps(const struct pool *pool);
+u64 pool_unmaps(const struct pool *pool);
 u64 pool_live(const struct pool *pool);
 
 /* pool_memory.c */

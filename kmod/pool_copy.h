@@ -18,161 +18,172 @@
 
 #include "pool.h"
 
-/* The first of several cached slots, which the CPU keeps in the order of their last use. */
-static __always_inline struct pool_slot *pool_take(struct pool *pool, unsigned int class)
+/*
+ * The CPU's cache of slots of a size, by its offset in pool_cpu. Classes are below POOL_CLASSES and
+ * counts at most POOL_CACHE_SLOTS, so no access needs a check of an array's bounds.
+ */
+static __always_inline struct pool_cache *pool_cache_of(struct pool *pool, unsigned long offset)
 {
-	struct pool_cache *cache;
-	struct pool_slot *slot;
-	struct pool_cpu *cpu;
-	unsigned long flags;
-
-	local_irq_save(flags);
-	cpu = this_cpu_ptr(pool->cpus);
-	cache = &cpu->caches[class];
-	slot = cache->free;
-	if (likely(slot)) {
-		cache->free = slot->next;
-		cache->count--;
-		cpu->maps++;
-	}
-	local_irq_restore(flags);
-	return slot;
+	return (void *)this_cpu_ptr(pool->cpus) + offset;
 }
 
-/* The same if the cache is empty. Returns NULL if the pool has no free slot. */
+/* Interrupts are off. Takes the slot that the CPU used last; returns false if it keeps none. */
+static __always_inline bool pool_take(struct pool *pool, unsigned long class,
+				      struct pool_slot **slot)
+{
+	struct pool_cache *cache = pool_cache_of(pool, class * sizeof(*cache));
+	u32 count = cache->count;
+
+	if (unlikely(!count))
+		return false;
+	count--;
+	cache->count = count;
+	cache->maps++;
+	*slot = *((struct pool_slot **)cache->slots + count);
+	return true;
+}
+
+/* Interrupts are off. Returns NULL if the pool has no free slot. */
 static struct pool_slot *pool_take_slowly(struct pool *pool, unsigned int class)
 {
-	struct pool_slot *slot = NULL;
-	unsigned long flags;
+	struct pool_slot *slot;
 
-	local_irq_save(flags);
-	if (this_cpu_ptr(pool->cpus)->caches[class].free || pool_cache_fill(pool, class))
-		slot = pool_take(pool, class);
+	if (pool_take(pool, class, &slot))
+		return slot;
+	return pool_cache_fill(pool, class) && pool_take(pool, class, &slot) ? slot : NULL;
+}
+
+/* Interrupts are off, and are restored. Returns a slot that the CPU does not keep. */
+static noinline __noclone void pool_put_slowly(struct pool *pool, struct pool_slot *slot,
+					       unsigned long flags)
+{
+	/* Before the call, which counts the mappings that are left. */
+	pool_cache_of(pool, slot->cache_offset)->unmaps++;
+	pool_cache_spill(pool, slot);
 	local_irq_restore(flags);
-	return slot;
 }
 
 static __always_inline void pool_put(struct pool *pool, struct pool_slot *slot)
 {
 	struct pool_cache *cache;
-	struct pool_cpu *cpu;
 	unsigned long flags;
 
 	local_irq_save(flags);
-	cpu = this_cpu_ptr(pool->cpus);
-	/* Before the slow path, which counts the mappings that are left. */
-	cpu->unmaps++;
-	cache = &cpu->caches[slot->class];
-	if (likely(cache->count < READ_ONCE(cache->limit))) {
-		slot->next = cache->free;
-		cache->free = slot;
-		cache->count++;
-	} else {
-		pool_cache_spill(pool, slot);
+	cache = pool_cache_of(pool, slot->cache_offset);
+	/* Another CPU may change the limit. */
+	if (unlikely(cache->count >= data_race(cache->limit))) {
+		pool_put_slowly(pool, slot, flags);
+		return;
 	}
+	*((struct pool_slot **)cache->slots + cache->count) = slot;
+	cache->count++;
+	cache->unmaps++;
 	local_irq_restore(flags);
+}
+
+static __always_inline struct pool_chunk *pool_chunk_at(struct pool *pool, dma_addr_t address)
+{
+	u64 number = address >> POOL_CHUNK_SHIFT;
+
+	return likely(number < POOL_CHUNKS_MAX) ? pool->index[number] : NULL;
 }
 
 /* Returns the slot that contains an address, in use or not; NULL if the pool does not. */
 static __always_inline struct pool_slot *pool_find(struct pool *pool, dma_addr_t address)
 {
-	struct pool_chunk *chunk;
+	struct pool_chunk *chunk = pool_chunk_at(pool, address);
 	u32 offset = address & (POOL_CHUNK_BYTES - 1);
+	u32 shift;
 
-	if (unlikely(address >> 32))
-		return NULL;
-	chunk = pool->index[address >> POOL_CHUNK_SHIFT];
 	if (unlikely(!chunk))
 		return NULL;
-	return &chunk->slots[offset >> READ_ONCE(chunk->shift)];
+	/* Below 32, without a check. */
+	shift = READ_ONCE(chunk->shift) & 31;
+	return &chunk->slots[offset >> shift << (shift - POOL_SLOT_SHIFT)];
 }
 
-/* The size class of a buffer's slot. The slot's address has the low bits that mask selects as 0. */
-static __always_inline unsigned int pool_class(u32 first, u32 size, u32 mask)
+/* The buffer's first byte in its slot. */
+static __always_inline u32 pool_first(const struct pool_slot *slot)
 {
-	/* Bit 0 makes the size class of the smallest buffers 0. */
-	return __fls(max(first + size - 1, mask) >> (POOL_SLOT_SHIFT - 1) | 1);
+	return slot->buffer - slot->address;
 }
 
-/* Initial contents of the shadow. */
-static __always_inline void pool_copy_out(u8 *shadow, u64 phys, size_t size,
-					  enum dma_data_direction direction, unsigned long attrs)
+/*
+ * The size class of a buffer's slot, at least POOL_CLASSES for a buffer that no slot can hold and
+ * for size 0. The slot's address has the low bits that mask selects as 0.
+ */
+static __always_inline unsigned long pool_class(u32 first, size_t size, u32 mask)
 {
+	u64 last = size - 1;
+
+	/* The highest bit of three numbers. Bit 0 makes the class of the smallest buffers 0. */
+	return __fls((last | (last + first) | mask) >> (POOL_SLOT_SHIFT - 1) | 1);
+}
+
+/* Not inlined: without a call in their middle, map and unmap save no registers. */
+static noinline __noclone dma_addr_t pool_copy_out(struct pool_slot *slot, u64 phys, size_t size,
+						   enum dma_data_direction direction,
+						   unsigned long attrs, dma_addr_t address)
+{
+	u8 *shadow = slot->shadow + pool_first(slot);
+
 	if (direction == DMA_FROM_DEVICE ? READ_ONCE(pool_preserve) :
 					   !(attrs & DMA_ATTR_SKIP_CPU_SYNC))
 		memcpy(shadow, phys_to_virt(phys), size);
 	else if (direction != DMA_TO_DEVICE)
 		memset(shadow, 0, size);
-}
-
-static __always_inline dma_addr_t pool_fill(struct pool_slot *slot, u64 phys, u32 first, u32 size,
-					    enum dma_data_direction direction, unsigned long attrs)
-{
-	dma_addr_t address = slot->address + first;
-
-	slot->phys = phys - first;
-	slot->first = first;
-	WRITE_ONCE(slot->end, first + size);
-	pool_copy_out(slot->shadow + first, phys, size, direction, attrs);
 	return address;
 }
 
-static noinline dma_addr_t pool_map_slowly(struct pool *pool, u64 phys, u32 first, u32 size,
-					   unsigned int class, enum dma_data_direction direction,
-					   unsigned long attrs)
+/* Returns the address of the shadow, after it has its initial contents. */
+static __always_inline dma_addr_t pool_fill(struct pool_slot *slot, u64 phys, u32 first,
+					    size_t size, enum dma_data_direction direction,
+					    unsigned long attrs)
 {
-	struct pool_slot *slot = pool_take_slowly(pool, class);
+	u32 address = slot->address + first;
 
-	return slot ? pool_fill(slot, phys, first, size, direction, attrs) : DMA_MAPPING_ERROR;
+	slot->phys = phys;
+	slot->buffer = address;
+	WRITE_ONCE(slot->bytes, size);
+	if (direction == DMA_TO_DEVICE && attrs & DMA_ATTR_SKIP_CPU_SYNC)
+		return address;
+	return pool_copy_out(slot, phys, size, direction, attrs, address);
 }
 
 /*
- * Returns the address of the buffer's shadow, or DMA_MAPPING_ERROR. The address has the same bits
- * as phys where mask has ones.
- */
-static __always_inline dma_addr_t pool_map_copy(struct pool *pool, u64 phys, size_t size, u32 mask,
-						enum dma_data_direction direction,
-						unsigned long attrs)
-{
-	u32 first = phys & mask;
-	unsigned int class = pool_class(first, size, mask);
-	struct pool_slot *slot;
-
-	/* A size of 0 is too large here. */
-	if (unlikely(size - 1 >= POOL_CHUNK_BYTES || class >= POOL_CLASSES))
-		return DMA_MAPPING_ERROR;
-	slot = pool_take(pool, class);
-	if (unlikely(!slot))
-		return pool_map_slowly(pool, phys, first, size, class, direction, attrs);
-	return pool_fill(slot, phys, first, size, direction, attrs);
-}
-
-/*
- * Ends the use of a slot by its driver. Of several calls, one succeeds. Returns the end of the
+ * Ends the use of a slot by its driver. Of several calls, one succeeds. Returns the size of the
  * buffer.
  */
 static __always_inline u32 pool_claim(struct pool_slot *slot)
 {
-	return xchg(&slot->end, 0);
+	return xchg(&slot->bytes, 0);
 }
 
-/* Returns false if no buffer is mapped at the address. */
-static __always_inline bool pool_unmap_copy(struct pool *pool, dma_addr_t address, size_t size,
-					    enum dma_data_direction direction, unsigned long attrs)
+/* Copies to the driver's buffer, and returns a claimed slot. */
+static noinline __noclone void pool_put_copied(struct pool *pool, struct pool_slot *slot,
+					       size_t size, u32 bytes)
 {
-	struct pool_slot *slot = pool_find(pool, address);
-	u32 end;
-
-	if (unlikely(!slot || slot->address + slot->first != (u32)address))
-		return false;
-	end = pool_claim(slot);
-	if (unlikely(!end))
-		return false;
-	if (direction != DMA_TO_DEVICE && !(attrs & DMA_ATTR_SKIP_CPU_SYNC))
-		memcpy(phys_to_virt(slot->phys + slot->first), slot->shadow + slot->first,
-		       min_t(size_t, size, end - slot->first));
+	memcpy(phys_to_virt(slot->phys), slot->shadow + pool_first(slot),
+	       min_t(size_t, size, bytes));
 	pool_put(pool, slot);
-	return true;
+}
+
+/*
+ * Claims the slot that begins with the buffer at an address. Returns the size of the buffer, or 0.
+ * What else the entry of the smallest size has there has no size.
+ */
+static __always_inline u32 pool_claim_at(struct pool *pool, dma_addr_t address,
+					 struct pool_slot **claimed)
+{
+	struct pool_chunk *chunk = pool_chunk_at(pool, address);
+	u32 offset = address & (POOL_CHUNK_BYTES - 1);
+	struct pool_slot *slot;
+
+	if (unlikely(!chunk))
+		return 0;
+	slot = &chunk->slots[offset >> POOL_SLOT_SHIFT];
+	*claimed = slot;
+	return likely(slot->buffer == (u32)address) ? pool_claim(slot) : 0;
 }
 
 /* Copies a part of a buffer. Returns false if it is not within one buffer. */
@@ -180,16 +191,19 @@ static __always_inline bool pool_sync_copy(struct pool *pool, dma_addr_t address
 					   bool is_for_cpu)
 {
 	struct pool_slot *slot = pool_find(pool, address);
-	u32 offset, end;
+	u32 first, offset, bytes, end;
 	void *buffer;
 
 	if (unlikely(!slot))
 		return false;
+	first = pool_first(slot);
 	offset = (u32)address - slot->address;
-	end = READ_ONCE(slot->end);
-	if (unlikely(offset < slot->first || offset > end || size > end - offset))
+	bytes = READ_ONCE(slot->bytes);
+	end = first + bytes;
+	/* Coherent memory has no address that is at least its first one. */
+	if (unlikely(!bytes || offset < first || offset > end || size > end - offset))
 		return false;
-	buffer = phys_to_virt(slot->phys + offset);
+	buffer = phys_to_virt(slot->phys + (offset - first));
 	if (is_for_cpu)
 		memcpy(buffer, slot->shadow + offset, size);
 	else

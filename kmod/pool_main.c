@@ -28,8 +28,6 @@ struct pool_counter {
 };
 
 static const struct pool_counter pool_counters[] = {
-	{ "maps", offsetof(struct pool_cpu, maps) },
-	{ "unmaps", offsetof(struct pool_cpu, unmaps) },
 	{ "full", offsetof(struct pool_cpu, full) },
 	{ "bad", offsetof(struct pool_cpu, bad) },
 };
@@ -49,6 +47,8 @@ static int pool_counters_show(struct seq_file *file, void *unused)
 	const struct pool *pool = file->private;
 	size_t i;
 
+	seq_printf(file, "maps %llu\n", pool_maps(pool));
+	seq_printf(file, "unmaps %llu\n", pool_unmaps(pool));
 	for (i = 0; i < ARRAY_SIZE(pool_counters); i++)
 		seq_printf(file, "%s %llu\n", pool_counters[i].name,
 			   pool_sum(pool, pool_counters[i].offset));

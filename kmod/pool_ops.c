@@ -21,19 +21,78 @@ static noinline void pool_is_bad(struct device *dev, const char *what, dma_addr_
 	dev_err_ratelimited(dev, "pooldma: %s of %pad, which is not mapped\n", what, &address);
 }
 
+/* Interrupts are off, and are restored. A map for which the CPU keeps no slot. */
+static noinline __noclone dma_addr_t pool_map_slowly(struct device *dev, phys_addr_t phys,
+						     size_t size,
+						     enum dma_data_direction direction,
+						     unsigned long attrs, unsigned long flags)
+{
+	u32 mask = core_min_align_mask(dev);
+	u32 first = phys & mask;
+	struct pool_slot *slot = pool_take_slowly(pool_of(dev), pool_class(first, size, mask));
+
+	local_irq_restore(flags);
+	return slot ? pool_fill(slot, phys, first, size, direction, attrs) : DMA_MAPPING_ERROR;
+}
+
+/* The address has the same bits as phys where the device's mask has ones. */
 static __always_inline dma_addr_t pool_map(struct device *dev, phys_addr_t phys, size_t size,
 					   enum dma_data_direction direction, unsigned long attrs)
 {
-	u32 mask = dma_get_min_align_mask(dev);
+	u32 mask = core_min_align_mask(dev);
+	u32 first = phys & mask;
+	unsigned long class = pool_class(first, size, mask);
+	struct pool_slot *slot;
+	unsigned long flags;
 
-	return pool_map_copy(pool_of(dev), phys, size, mask, direction, attrs);
+	if (unlikely(class >= POOL_CLASSES))
+		return DMA_MAPPING_ERROR;
+	local_irq_save(flags);
+	if (unlikely(!pool_take(pool_of(dev), class, &slot)))
+		return pool_map_slowly(dev, phys, size, direction, attrs, flags);
+	local_irq_restore(flags);
+	return pool_fill(slot, phys, first, size, direction, attrs);
+}
+
+/* Returns a claimed slot, after a copy to the driver's buffer of this size. */
+static __always_inline void pool_return(struct pool *pool, struct pool_slot *slot, u32 bytes,
+					size_t size, enum dma_data_direction direction,
+					unsigned long attrs)
+{
+	if (direction != DMA_TO_DEVICE && !(attrs & DMA_ATTR_SKIP_CPU_SYNC))
+		pool_put_copied(pool, slot, size, bytes);
+	else
+		pool_put(pool, slot);
+}
+
+/* The buffer does not begin with its slot, or is not mapped. */
+static noinline __noclone void pool_unmap_slowly(struct device *dev, dma_addr_t address,
+						 size_t size, enum dma_data_direction direction,
+						 unsigned long attrs)
+{
+	struct pool *pool = pool_of(dev);
+	struct pool_slot *slot = pool_find(pool, address);
+	u32 bytes = 0;
+
+	if (slot && slot->buffer == (u32)address)
+		bytes = pool_claim(slot);
+	if (bytes)
+		pool_return(pool, slot, bytes, size, direction, attrs);
+	else
+		pool_is_bad(dev, "unmap", address);
 }
 
 static __always_inline void pool_unmap(struct device *dev, dma_addr_t address, size_t size,
 				       enum dma_data_direction direction, unsigned long attrs)
 {
-	if (unlikely(!pool_unmap_copy(pool_of(dev), address, size, direction, attrs)))
-		pool_is_bad(dev, "unmap", address);
+	struct pool *pool = pool_of(dev);
+	struct pool_slot *slot;
+	u32 bytes = pool_claim_at(pool, address, &slot);
+
+	if (unlikely(!bytes))
+		pool_unmap_slowly(dev, address, size, direction, attrs);
+	else
+		pool_return(pool, slot, bytes, size, direction, attrs);
 }
 
 static void pool_unmap_list(struct device *dev, struct scatterlist *list, int nents,
@@ -56,7 +115,7 @@ static void pool_undo_list(struct device *dev, struct scatterlist *list, int nen
 /* Returns the bytes of the slot that an entry needs, or 0 if no pool can hold it. */
 static size_t pool_bytes_for(struct device *dev, struct scatterlist *entry)
 {
-	u32 mask = dma_get_min_align_mask(dev);
+	u32 mask = core_min_align_mask(dev);
 	u32 first = sg_phys(entry) & mask;
 	size_t end = (size_t)first + entry->length;
 
@@ -107,15 +166,18 @@ static void *pool_alloc(struct device *dev, size_t size, dma_addr_t *address, gf
 			unsigned long attrs)
 {
 	struct pool_slot *slot;
+	unsigned long flags;
 
 	if (!size || size > POOL_CHUNK_BYTES)
 		return NULL;
 	size = PAGE_ALIGN(size);
+	local_irq_save(flags);
 	slot = pool_take_slowly(pool_of(dev), pool_class(0, size, 0));
+	local_irq_restore(flags);
 	if (!slot)
 		return NULL;
-	slot->first = POOL_COHERENT;
-	WRITE_ONCE(slot->end, size);
+	slot->buffer = slot->address + POOL_COHERENT;
+	WRITE_ONCE(slot->bytes, size);
 	*address = slot->address;
 	return memset(slot->shadow, 0, size);
 }
@@ -125,7 +187,8 @@ static void pool_free(struct device *dev, size_t size, void *memory, dma_addr_t 
 {
 	struct pool_slot *slot = pool_find(pool_of(dev), address);
 
-	if (slot && slot->address == address && slot->first == POOL_COHERENT && pool_claim(slot))
+	if (slot && slot->address == address && pool_first(slot) == POOL_COHERENT &&
+	    pool_claim(slot))
 		pool_put(pool_of(dev), slot);
 	else
 		pool_is_bad(dev, "free", address);
@@ -147,7 +210,7 @@ static u64 pool_required_mask(struct device *dev)
 /* The alignment of the device may place a buffer behind the beginning of its slot. */
 static size_t pool_max_mapping_size(struct device *dev)
 {
-	return POOL_CHUNK_BYTES - ALIGN(dma_get_min_align_mask(dev), 1UL << POOL_SLOT_SHIFT);
+	return POOL_CHUNK_BYTES - ALIGN(core_min_align_mask(dev), 1UL << POOL_SLOT_SHIFT);
 }
 
 static size_t pool_opt_mapping_size(void)

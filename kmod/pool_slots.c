@@ -29,10 +29,12 @@ static struct pool_slot *pool_chunk_take(struct pool *pool, unsigned int class)
 	} else {
 		u32 offset = chunk->fresh << chunk->shift;
 
-		slot = &chunk->slots[chunk->fresh++];
+		slot = &chunk->slots[offset >> POOL_SLOT_SHIFT];
+		chunk->fresh++;
 		slot->shadow = chunk->memory + offset;
 		slot->address = chunk->address + offset;
 		slot->class = class;
+		slot->cache_offset = class * sizeof(struct pool_cache);
 	}
 	chunk->used++;
 	if (chunk->used == POOL_SLOTS >> class)
@@ -70,9 +72,7 @@ bool pool_cache_fill(struct pool *pool, unsigned int class)
 
 		if (!slot)
 			break;
-		slot->next = cache->free;
-		cache->free = slot;
-		cache->count++;
+		cache->slots[cache->count++] = slot;
 	}
 	raw_spin_unlock(&pool->lock);
 	if (cache->count)
@@ -89,12 +89,8 @@ void pool_cache_spill(struct pool *pool, struct pool_slot *slot)
 
 	raw_spin_lock(&pool->lock);
 	pool_chunk_put(pool, slot);
-	while (cache->count > left) {
-		slot = cache->free;
-		cache->free = slot->next;
-		cache->count--;
-		pool_chunk_put(pool, slot);
-	}
+	while (cache->count > left)
+		pool_chunk_put(pool, cache->slots[--cache->count]);
 	raw_spin_unlock(&pool->lock);
 	if (READ_ONCE(pool->is_orphaned))
 		schedule_work(&pool->settle);
@@ -109,18 +105,39 @@ void pool_count_bad(struct pool *pool)
 	local_irq_restore(flags);
 }
 
-/* Calls of map that succeeded, less those of unmap. */
-u64 pool_live(const struct pool *pool)
+/* Calls of map that succeeded. */
+u64 pool_maps(const struct pool *pool)
 {
-	u64 live = 0;
+	unsigned int class;
+	u64 sum = 0;
 	int cpu;
 
 	for_each_possible_cpu(cpu) {
-		const struct pool_cpu *one = per_cpu_ptr(pool->cpus, cpu);
-
-		live += READ_ONCE(one->maps) - READ_ONCE(one->unmaps);
+		for (class = 0; class < POOL_CLASSES; class++)
+			sum += READ_ONCE(per_cpu_ptr(pool->cpus, cpu)->caches[class].maps);
 	}
-	return live;
+	return sum;
+}
+
+u64 pool_unmaps(const struct pool *pool)
+{
+	unsigned int class;
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu) {
+		for (class = 0; class < POOL_CLASSES; class++)
+			sum += READ_ONCE(per_cpu_ptr(pool->cpus, cpu)->caches[class].unmaps);
+	}
+	return sum;
+}
+
+/* Mappings in use. Unmaps are counted first, so none is counted without its map. */
+u64 pool_live(const struct pool *pool)
+{
+	u64 unmaps = pool_unmaps(pool);
+
+	return pool_maps(pool) - unmaps;
 }
 
 /*
@@ -173,7 +190,7 @@ void pool_slots_init(struct pool *pool)
 	}
 	for_each_possible_cpu(cpu) {
 		for (i = 0; i < POOL_CLASSES; i++)
-			per_cpu_ptr(pool->cpus, cpu)->caches[i] = (struct pool_cache) {};
+			per_cpu_ptr(pool->cpus, cpu)->caches[i].count = 0;
 	}
 	pool_slots_orphan(pool, false);
 }

@@ -76,9 +76,12 @@ struct rio_ring {
 	struct rio_entry *table;
 	struct rio_state *states;
 	u32 slots;
-	u16 number;
 	/* RIO_READ, RIO_WRITE or both. */
 	u8 direction;
+	/* What all of its addresses, of its entries' second words and its invalidations have. */
+	u64 iova, second, invalidation;
+	/* The IOMMU's registers. */
+	void __iomem *regs;
 	struct rio_free free;
 
 	/* Cleared slots of the present burst, the last one first. */
@@ -111,6 +114,8 @@ struct rio_endpoint {
 	/* A page: the rDEVICE, then the rRINGs. */
 	struct rio_entry *rdevice;
 	struct rio_ring rings[RIO_RINGS];
+	/* The ring for each direction of a buffer. */
+	struct rio_ring *by_direction[DMA_NONE + 1];
 
 	/* End bursts: as published after the present softirq; after rio_burst_us at the latest. */
 	struct tasklet_struct burst_end;
@@ -155,10 +160,10 @@ void rio_rdevice_attach(struct rio_endpoint *endpoint);
 void rio_rdevice_free(struct rio_endpoint *endpoint);
 
 /* ring.c */
-int rio_ring_init(struct rio_ring *ring, u16 number, u32 slots);
+int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots);
 void rio_ring_free(struct rio_ring *ring);
-bool rio_ring_unmap_left(struct rio_endpoint *endpoint, struct rio_ring *ring, u32 slot);
-u64 rio_ring_unbind(struct rio_endpoint *endpoint, struct rio_ring *ring);
+bool rio_ring_unmap_left(struct rio_ring *ring, u32 slot);
+u64 rio_ring_unbind(struct rio_ring *ring);
 
 /* burst.c */
 void rio_burst_init(struct rio_endpoint *endpoint);

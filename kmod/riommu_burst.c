@@ -150,7 +150,7 @@ static bool rio_burst_end(struct rio_endpoint *endpoint, struct rio_ring *ring, 
 
 	if (pending == RIO_NO_SLOT && chain == RIO_NO_SLOT)
 		return true;
-	is_complete = rio_ring_invalidate(endpoint, ring);
+	is_complete = rio_ring_invalidate(ring);
 	atomic_sub(rio_chain_free(ring, pending, is_complete), &ring->pending_count);
 	rio_chain_free(ring, chain, is_complete);
 	return is_complete;

@@ -64,7 +64,7 @@ static void rio_endpoint_unbound(struct core_endpoint *core)
 
 	rio_burst_end_all(endpoint);
 	for (i = RIO_RING_READ; i < RIO_RINGS; i++)
-		left += rio_ring_unbind(endpoint, &endpoint->rings[i]);
+		left += rio_ring_unbind(&endpoint->rings[i]);
 	if (left)
 		dev_warn(core->iommu->dev,
 			 "%s: the driver left %llu mappings: they are unmapped, and their slots stay reserved\n",

@@ -43,8 +43,8 @@ static inline void rio_free_fill(struct rio_free *free, u32 slots)
 	free->tail = slots;
 }
 
-/* Returns RIO_NO_SLOT if no slot is free. */
-static __always_inline u32 rio_free_take(struct rio_free *free)
+/* Returns false if no slot is free. */
+static __always_inline bool rio_free_try_take(struct rio_free *free, u32 *slot)
 {
 	u64 head = READ_ONCE(free->head);
 
@@ -53,17 +53,27 @@ static __always_inline u32 rio_free_take(struct rio_free *free)
 		u64 now;
 
 		if (likely(cell >> 32 == (u32)head)) {
-			if (likely(try_cmpxchg(&free->head, &head, head + 1)))
-				return cell;
+			if (likely(try_cmpxchg(&free->head, &head, head + 1))) {
+				*slot = cell;
+				return true;
+			}
 			continue;
 		}
 		/* The cell was not filled at a time when head was its position. */
 		smp_rmb();
 		now = READ_ONCE(free->head);
 		if (now == head)
-			return RIO_NO_SLOT;
+			return false;
 		head = now;
 	}
+}
+
+/* Returns RIO_NO_SLOT if no slot is free. */
+static __always_inline u32 rio_free_take(struct rio_free *free)
+{
+	u32 slot;
+
+	return rio_free_try_take(free, &slot) ? slot : RIO_NO_SLOT;
 }
 
 static __always_inline void rio_free_put(struct rio_free *free, u32 slot)

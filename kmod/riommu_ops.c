@@ -13,30 +13,48 @@
 /* Well below the largest buffer of a slot. */
 #define RIO_MAPPING_BYTES	(512UL << 20)
 
-static __always_inline struct rio_ring *rio_ring_for(struct rio_endpoint *endpoint,
-						     enum dma_data_direction direction)
+/*
+ * A map in a mode with bursts. Not inlined, like all that mode strict does not need: without a call
+ * in their middle, its map and its unmap save no registers.
+ */
+static noinline dma_addr_t rio_map_in_burst(struct rio_endpoint *endpoint, struct rio_ring *ring,
+					    u64 buffer, u64 bytes, u32 offset, unsigned long attrs)
 {
-	switch (direction) {
-	case DMA_TO_DEVICE:
-		return &endpoint->rings[RIO_RING_READ];
-	case DMA_FROM_DEVICE:
-		return &endpoint->rings[RIO_RING_WRITE];
-	default:
-		return &endpoint->rings[RIO_RING_BOTH];
+	u32 slot = rio_free_take(&ring->free);
+
+	if (unlikely(slot == RIO_NO_SLOT)) {
+		slot = rio_burst_take(endpoint, ring);
+		if (slot == RIO_NO_SLOT) {
+			atomic64_inc(&ring->full);
+			return DMA_MAPPING_ERROR;
+		}
 	}
+	if (rio_mode == RIO_BURST && bytes <= RIO_SHADOW_BYTES && !offset &&
+	    !rio_burst_can_hold(buffer, bytes))
+		buffer = rio_shadow_map(ring, slot, buffer, bytes, attrs);
+	return rio_slot_set(ring, slot, buffer, bytes, offset);
 }
 
+/* Returns DMA_MAPPING_ERROR if no slot is free. */
 static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, size_t size,
 					  enum dma_data_direction direction, unsigned long attrs)
 {
 	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
 	struct rio_ring *ring = rio_ring_for(endpoint, direction);
 	/* Some devices (NVMe) need these low bits of the address; the slot then begins earlier. */
-	u32 offset = phys & dma_get_min_align_mask(dev);
+	u32 offset = phys & core_min_align_mask(dev);
+	u32 slot;
 
 	if (unlikely(!size || size > RIO_MAPPING_BYTES))
 		return DMA_MAPPING_ERROR;
-	return rio_ring_map(endpoint, ring, phys - offset, size + offset, offset, attrs);
+	if (rio_mode != RIO_STRICT)
+		return rio_map_in_burst(endpoint, ring, phys - offset, size + offset, offset,
+					attrs);
+	if (unlikely(!rio_free_try_take(&ring->free, &slot))) {
+		atomic64_inc(&ring->full);
+		return DMA_MAPPING_ERROR;
+	}
+	return rio_slot_set(ring, slot, phys - offset, size + offset, offset);
 }
 
 static noinline void rio_unmap_failed(struct device *dev, dma_addr_t address)
@@ -46,9 +64,10 @@ static noinline void rio_unmap_failed(struct device *dev, dma_addr_t address)
 }
 
 /* An unmap in a mode with bursts. */
-static noinline void rio_unmap_in_burst(struct rio_endpoint *endpoint, struct device *dev,
-					dma_addr_t address, unsigned long attrs)
+static noinline void rio_unmap_in_burst(struct device *dev, dma_addr_t address,
+					unsigned long attrs)
 {
+	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
 	struct rio_ring *ring = rio_ring_of(endpoint, address);
 	struct rio_chain chain = rio_chain();
 	u32 slot = rio_iova_slot(address);
@@ -59,8 +78,23 @@ static noinline void rio_unmap_in_burst(struct rio_endpoint *endpoint, struct de
 		rio_chain_add(ring, &chain, slot, second, attrs);
 		is_complete = rio_burst_unmap(endpoint, ring, &chain);
 	} else {
-		is_complete = ring && rio_ring_unmap_left(endpoint, ring, slot);
+		is_complete = ring && rio_ring_unmap_left(ring, slot);
 	}
+	if (!is_complete)
+		rio_unmap_failed(dev, address);
+}
+
+/* An unmap that found no valid entry in this ring: another ring's, or one of no valid entry. */
+static noinline void rio_unmap_elsewhere(struct device *dev, dma_addr_t address,
+					 struct rio_ring *tried)
+{
+	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
+	bool is_complete;
+
+	if (rio_ring_of(endpoint, address) == tried)
+		is_complete = rio_ring_unmap_left(tried, rio_iova_slot(address));
+	else
+		is_complete = rio_ring_unmap(endpoint, address);
 	if (!is_complete)
 		rio_unmap_failed(dev, address);
 }
@@ -68,11 +102,14 @@ static noinline void rio_unmap_in_burst(struct rio_endpoint *endpoint, struct de
 static __always_inline void rio_unmap(struct device *dev, dma_addr_t address, size_t size,
 				      enum dma_data_direction direction, unsigned long attrs)
 {
-	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
+	struct rio_ring *ring = rio_ring_for(rio_endpoint_of(dev), direction);
+	u64 slot = rio_ring_slot(ring, address);
 
 	if (rio_mode != RIO_STRICT)
-		rio_unmap_in_burst(endpoint, dev, address, attrs);
-	else if (unlikely(!rio_ring_unmap(endpoint, address)))
+		rio_unmap_in_burst(dev, address, attrs);
+	else if (unlikely(!rio_slot_clear(ring, slot)))
+		rio_unmap_elsewhere(dev, address, ring);
+	else if (unlikely(!rio_slot_release(ring, slot)))
 		rio_unmap_failed(dev, address);
 }
 

@@ -90,9 +90,11 @@ static inline __u32 rio_rpte_bytes(__u64 second)
 	return second & ((1U << 30) - 1);
 }
 
+#define RIO_IOVA_SLOT_SHIFT	30
+
 static inline __u64 rio_iova(__u16 ring, __u32 slot, __u32 offset)
 {
-	return (__u64)ring << 48 | (__u64)slot << 30 | offset;
+	return (__u64)ring << 48 | (__u64)slot << RIO_IOVA_SLOT_SHIFT | offset;
 }
 
 static inline __u16 rio_iova_ring(__u64 iova)
@@ -102,7 +104,7 @@ static inline __u16 rio_iova_ring(__u64 iova)
 
 static inline __u32 rio_iova_slot(__u64 iova)
 {
-	return iova >> 30 & ((1U << 18) - 1);
+	return iova >> RIO_IOVA_SLOT_SHIFT & ((1U << 18) - 1);
 }
 
 static inline __u32 rio_iova_offset(__u64 iova)

@@ -8,13 +8,25 @@
 
 #include "riommu_ring.h"
 
-int rio_ring_init(struct rio_ring *ring, u16 number, u32 slots)
+int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots)
 {
+	static const enum dma_data_direction directions[RIO_RINGS] = {
+		[RIO_RING_READ] = DMA_TO_DEVICE,
+		[RIO_RING_WRITE] = DMA_FROM_DEVICE,
+		[RIO_RING_BOTH] = DMA_BIDIRECTIONAL,
+	};
+	struct rio_ring *ring = &endpoint->rings[number];
 	u32 cells = roundup_pow_of_two(slots);
 
-	ring->number = number;
+	endpoint->by_direction[directions[number]] = ring;
+	if (number == RIO_RING_BOTH)
+		endpoint->by_direction[DMA_NONE] = ring;
 	ring->direction = (number != RIO_RING_WRITE ? RIO_READ : 0) |
 			  (number != RIO_RING_READ ? RIO_WRITE : 0);
+	ring->iova = rio_iova(number, 0, 0);
+	ring->second = rio_rpte_second(0, ring->direction);
+	ring->invalidation = rio_inv_ring(endpoint->id, number);
+	ring->regs = endpoint->rio->regs;
 	ring->slots = slots;
 	ring->pending = RIO_NO_SLOT;
 	/* The paper's bursts have about 200 unmaps. */
@@ -42,10 +54,10 @@ void rio_ring_free(struct rio_ring *ring)
 }
 
 /* An unmap of a slot whose entry is not valid. Returns true if an earlier driver left it. */
-bool rio_ring_unmap_left(struct rio_endpoint *endpoint, struct rio_ring *ring, u32 slot)
+bool rio_ring_unmap_left(struct rio_ring *ring, u32 slot)
 {
 	if (slot < ring->slots && xchg(&ring->states[slot].is_left, false)) {
-		bool is_complete = rio_ring_invalidate(endpoint, ring);
+		bool is_complete = rio_ring_invalidate(ring);
 
 		if (is_complete)
 			rio_shadow_free(&ring->states[slot]);
@@ -61,7 +73,7 @@ bool rio_ring_unmap_left(struct rio_endpoint *endpoint, struct rio_ring *ring, u
  * The endpoint's driver has unbound: unmaps its slots. They stay out of use until they are unmapped
  * by their owners. Returns their number.
  */
-u64 rio_ring_unbind(struct rio_endpoint *endpoint, struct rio_ring *ring)
+u64 rio_ring_unbind(struct rio_ring *ring)
 {
 	u64 left = 0;
 	u32 slot;
@@ -82,6 +94,6 @@ u64 rio_ring_unbind(struct rio_endpoint *endpoint, struct rio_ring *ring)
 		}
 	}
 	if (left)
-		rio_ring_invalidate(endpoint, ring);
+		rio_ring_invalidate(ring);
 	return left;
 }

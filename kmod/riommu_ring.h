@@ -14,45 +14,38 @@ static __always_inline struct rio_endpoint *rio_endpoint_of(struct device *dev)
  * Writes an invalidation and waits until no access that used an old entry is in progress. The read
  * is necessary: a write to the bus may be posted. Returns false if the IOMMU does not answer.
  */
-static __always_inline bool rio_invalidate(struct rio *rio, u64 word)
+static __always_inline bool rio_invalidate(void __iomem *regs, u64 word)
 {
 	/* Entries in memory change before the IOMMU reads them again. */
 	wmb();
-	writeq(word, rio->regs + RIO_REG_INV);
-	return readl(rio->regs + RIO_REG_STS) != U32_MAX;
+	writeq(word, regs + RIO_REG_INV);
+	return readl(regs + RIO_REG_STS) != U32_MAX;
 }
 
-static __always_inline bool rio_ring_invalidate(struct rio_endpoint *endpoint,
-						struct rio_ring *ring)
+static __always_inline bool rio_ring_invalidate(struct rio_ring *ring)
 {
 	atomic64_inc(&ring->invalidations);
-	return rio_invalidate(endpoint->rio, rio_inv_ring(endpoint->id, ring->number));
+	return rio_invalidate(ring->regs, ring->invalidation);
 }
 
-/* Returns the address of byte offset of the buffer, or DMA_MAPPING_ERROR if no slot is free. */
-static __always_inline dma_addr_t rio_ring_map(struct rio_endpoint *endpoint,
-					       struct rio_ring *ring, u64 buffer, u64 bytes,
-					       u32 offset, unsigned long attrs)
+static __always_inline struct rio_ring *rio_ring_for(struct rio_endpoint *endpoint,
+						     enum dma_data_direction direction)
 {
-	u32 slot = rio_free_take(&ring->free);
-	struct rio_entry *entry;
+	/* Of four. The mask is instead of a check of the array's bounds. */
+	return endpoint->by_direction[direction & DMA_NONE];
+}
 
-	if (unlikely(slot == RIO_NO_SLOT)) {
-		slot = rio_burst_take(endpoint, ring);
-		if (slot == RIO_NO_SLOT) {
-			atomic64_inc(&ring->full);
-			return DMA_MAPPING_ERROR;
-		}
-	}
-	if (rio_mode == RIO_BURST && bytes <= RIO_SHADOW_BYTES && !offset &&
-	    !rio_burst_can_hold(buffer, bytes))
-		buffer = rio_shadow_map(ring, slot, buffer, bytes, attrs);
-	entry = &ring->table[slot];
+/* Makes a slot's entry valid. Returns the address of byte offset of the buffer. */
+static __always_inline dma_addr_t rio_slot_set(struct rio_ring *ring, u32 slot, u64 buffer,
+					       u64 bytes, u32 offset)
+{
+	struct rio_entry *entry = &ring->table[slot];
+
 	WRITE_ONCE(entry->first, cpu_to_le64(buffer));
 	/* The word with `valid` is the last one. */
 	smp_wmb();
-	WRITE_ONCE(entry->second, cpu_to_le64(rio_rpte_second(bytes, ring->direction)));
-	return rio_iova(ring->number, slot, offset);
+	WRITE_ONCE(entry->second, cpu_to_le64(ring->second | bytes));
+	return ring->iova | rio_iova(0, slot, offset);
 }
 
 /* The ring of an address, or NULL. Its slot may not exist. */
@@ -65,8 +58,14 @@ static __always_inline struct rio_ring *rio_ring_of(struct rio_endpoint *endpoin
 	return &endpoint->rings[number];
 }
 
+/* The slot of an address, or a number that no slot has for an address of another ring. */
+static __always_inline u64 rio_ring_slot(struct rio_ring *ring, dma_addr_t iova)
+{
+	return (iova - ring->iova) >> RIO_IOVA_SLOT_SHIFT;
+}
+
 /* Of several unmaps of a slot, one finds its entry valid and gets its second word, not 0. */
-static __always_inline u64 rio_slot_clear(struct rio_ring *ring, u32 slot)
+static __always_inline u64 rio_slot_clear(struct rio_ring *ring, u64 slot)
 {
 	return likely(slot < ring->slots) ? le64_to_cpu(xchg(&ring->table[slot].second, 0)) : 0;
 }
@@ -97,20 +96,26 @@ static __always_inline void rio_slot_free(struct rio_ring *ring, u32 slot, bool 
 		atomic64_inc(&ring->lost);
 }
 
+/* Invalidates a cleared slot. On true, the device can no longer access the buffer. */
+static __always_inline bool rio_slot_release(struct rio_ring *ring, u32 slot)
+{
+	bool is_complete = rio_ring_invalidate(ring);
+
+	rio_slot_free(ring, slot, is_complete);
+	return is_complete;
+}
+
 /* On true, the device can no longer access the buffer, in all modes. */
 static __always_inline bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_addr_t iova)
 {
 	struct rio_ring *ring = rio_ring_of(endpoint, iova);
 	u32 slot = rio_iova_slot(iova);
-	bool is_complete;
 
 	if (unlikely(!ring))
 		return false;
 	if (unlikely(!rio_slot_clear(ring, slot)))
-		return rio_ring_unmap_left(endpoint, ring, slot);
-	is_complete = rio_ring_invalidate(endpoint, ring);
-	rio_slot_free(ring, slot, is_complete);
-	return is_complete;
+		return rio_ring_unmap_left(ring, slot);
+	return rio_slot_release(ring, slot);
 }
 
 #endif

@@ -68,7 +68,7 @@ int rio_rdevice_init(struct rio_endpoint *endpoint)
 	for (i = RIO_RING_READ; i < RIO_RINGS; i++) {
 		struct rio_ring *ring = &endpoint->rings[i];
 
-		if (rio_ring_init(ring, i, rio_slots))
+		if (rio_ring_init(endpoint, i, rio_slots))
 			return -ENOMEM;
 		rio_store(&endpoint->rdevice[RIO_RRINGS + i], virt_to_phys(ring->table),
 			  ring->slots);
@@ -89,7 +89,7 @@ void rio_rdevice_attach(struct rio_endpoint *endpoint)
 	/* The first word has the present bit. */
 	smp_wmb();
 	WRITE_ONCE(context->first, cpu_to_le64(first));
-	rio_invalidate(rio, rio_inv_device(endpoint->id));
+	rio_invalidate(rio->regs, rio_inv_device(endpoint->id));
 }
 
 /* Call this when the IOMMU no longer translates. */

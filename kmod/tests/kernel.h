@@ -56,6 +56,8 @@ typedef u64 phys_addr_t;
 #define le64_to_cpu(x) (x)
 
 #define noinline __attribute__((noinline))
+#define __noclone __attribute__((noclone))
+#define data_race(value) (value)
 #ifndef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 #endif
@@ -273,7 +275,9 @@ struct page;
 extern phys_addr_t test_peer;
 #define pfn_valid(pfn) ((pfn) != 0)
 #define pfn_to_page(pfn) ((struct page *)((uintptr_t)(pfn) << PAGE_SHIFT))
-#define is_zone_device_page(page) is_pci_p2pdma_page(page)
+#define CONFIG_ZONE_DEVICE
+enum { ZONE_DEVICE = 4 };
+#define page_zonenum(page) (is_pci_p2pdma_page(page) ? ZONE_DEVICE : 2)
 #define is_pci_p2pdma_page(page) (test_peer && page_to_phys(page) == test_peer)
 
 struct vm_area_struct {
@@ -331,8 +335,12 @@ struct device {
 	bool dma_iommu, dma_skip_sync;
 	struct device *parent;
 	void *driver;
+	struct {
+		unsigned int min_align_mask;
+	} dma_parms[1];
 };
 
+#define dma_ops ops
 #define get_dma_ops(dev) ((dev)->ops)
 #define dma_get_mask(dev) ((dev)->mask)
 

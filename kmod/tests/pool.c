@@ -132,7 +132,7 @@ static void misuse_is_refused(void)
 	dma_addr_t bad[] = {
 		0, 1, address + 1, address + 4096, ~0ULL, 1ULL << 32 | address, LAST + 1,
 	};
-	u64 unmaps = cpus[0].unmaps;
+	u64 unmaps = pool_unmaps(&pool);
 	struct vm_area_struct area = {};
 	size_t i;
 
@@ -148,20 +148,26 @@ static void misuse_is_refused(void)
 	}
 	unmap(coherent, 5000, DMA_BIDIRECTIONAL, 0);
 	pool_ops.free(&dev, 5000, memory, address, 0);
-	CHECK(cpus[0].bad == 2 * ARRAY_SIZE(bad) + 2 && cpus[0].unmaps == unmaps);
+	/* No driver has a buffer there. */
+	memset(buffer, 'b', 5000);
+	pool_ops.sync_single_for_cpu(&dev, coherent, 10, DMA_BIDIRECTIONAL);
+	CHECK(is_all(buffer, 5000, 'b') && cpus[0].bad == 2 * ARRAY_SIZE(bad) + 3);
+	cpus[0].bad--;
+	CHECK(cpus[0].bad == 2 * ARRAY_SIZE(bad) + 2 && pool_unmaps(&pool) == unmaps);
 	unmap(address, 5000, DMA_TO_DEVICE, 0);
 	unmap(address, 5000, DMA_TO_DEVICE, 0);
 	pool_ops.free(&dev, 5000, memory, coherent, 0);
 	pool_ops.free(&dev, 5000, memory, coherent, 0);
-	CHECK(cpus[0].bad == 2 * ARRAY_SIZE(bad) + 4 && cpus[0].unmaps == unmaps + 2);
+	CHECK(cpus[0].bad == 2 * ARRAY_SIZE(bad) + 4 && pool_unmaps(&pool) == unmaps + 2);
 	cpus[0].bad = 0;
 
 	CHECK(map(buffer, 0, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
 	CHECK(map(buffer, POOL_CHUNK_BYTES + 1, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
 	CHECK(map(buffer, -100, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
-	test_align_mask = 511;
+	CHECK(map(buffer, (1UL << 32) + 1, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
+	dev.dma_parms->min_align_mask = 511;
 	CHECK(map(buffer + 200, -100, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
-	test_align_mask = 0;
+	dev.dma_parms->min_align_mask = 0;
 	CHECK(map(buffer, 1, DMA_TO_DEVICE, DMA_ATTR_MMIO) == DMA_MAPPING_ERROR);
 	CHECK(!pool_ops.alloc(&dev, POOL_CHUNK_BYTES + 1, &coherent, 0, 0));
 	CHECK(!pool_ops.alloc(&dev, 0, &coherent, 0, 0));
@@ -175,7 +181,7 @@ static void low_bits_are_kept(void)
 	size_t i, offset;
 
 	for (i = 0; i < ARRAY_SIZE(masks); i++) {
-		test_align_mask = masks[i];
+		dev.dma_parms->min_align_mask = masks[i];
 		for (offset = 1; offset < 4096; offset += 509) {
 			dma_addr_t address = map(buffer + offset, 3000, DMA_TO_DEVICE, 0), other;
 
@@ -192,9 +198,9 @@ static void low_bits_are_kept(void)
 	}
 	/* The last of these does not fit behind its offset. */
 	CHECK(map(buffer + 4095, POOL_CHUNK_BYTES, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
-	test_align_mask = POOL_CHUNK_BYTES;
+	dev.dma_parms->min_align_mask = POOL_CHUNK_BYTES;
 	CHECK(map(buffer, 1, DMA_TO_DEVICE, 0) == DMA_MAPPING_ERROR);
-	test_align_mask = 0;
+	dev.dma_parms->min_align_mask = 0;
 	CHECK(!cpus[0].bad && pool_live(&pool) == 0);
 }
 

@@ -17,7 +17,6 @@
 #define xchg(at, value) __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST)
 #define phys_to_virt(phys) ((void *)(uintptr_t)(phys))
 #define page_address(page) ((void *)(page))
-#define dma_ops ops
 
 /* Of these, kernel.h has the versions of one CPU. */
 #undef for_each_possible_cpu
@@ -37,14 +36,12 @@
 
 static int test_cpu, test_irqs_off;
 static bool test_raw_held;
-static unsigned int test_align_mask;
 static unsigned long test_boundary = UINT32_MAX;
 
 #define raw_spinlock_t bool
 #define raw_spin_lock(lock) (test_raw_held || !test_irqs_off ? abort() : (void)0,                  \
 			     test_raw_held = true)
 #define raw_spin_unlock(lock) (test_raw_held = false)
-#define dma_get_min_align_mask(dev) test_align_mask
 #define dma_get_seg_boundary(dev) test_boundary
 
 static inline void list_del_init(struct list_head *one)

@@ -87,7 +87,7 @@ static void begin(enum rio_mode mode, bool is_interrupt)
 	}
 	memset(&endpoint.rings, 0, sizeof(endpoint.rings));
 	for (i = RIO_RING_READ; i < RIO_RINGS; i++)
-		CHECK(!rio_ring_init(&endpoint.rings[i], i, SLOTS));
+		CHECK(!rio_ring_init(&endpoint, i, SLOTS));
 	memset(&endpoint.burst_end, 0, sizeof(endpoint.burst_end));
 	memset(&endpoint.burst_limit, 0, sizeof(endpoint.burst_limit));
 	endpoint.is_limit_set = false;

@@ -48,8 +48,6 @@ typedef atomic64_t atomic_t;
 #define atomic64_dec(at) ((void)__atomic_fetch_sub(&(at)->value, 1, __ATOMIC_SEQ_CST))
 #define atomic64_read(at) __atomic_load_n(&(at)->value, __ATOMIC_SEQ_CST)
 #define roundup_pow_of_two(n) ((n) > 1 ? 2U << ilog2((n) - 1) : 1U)
-#define dma_get_min_align_mask(dev) test_min_align_mask
-static u32 test_min_align_mask;
 
 /* Softirqs, and a timer. */
 static bool test_is_interrupt;
@@ -184,7 +182,8 @@ void test_free(void *memory)
 
 void *alloc_pages_exact(size_t bytes, gfp_t gfp)
 {
-	return aligned_alloc(PAGE_SIZE, PAGE_ALIGN(bytes));
+	/* As with __GFP_ZERO. */
+	return memset(aligned_alloc(PAGE_SIZE, PAGE_ALIGN(bytes)), 0, bytes);
 }
 
 void free_pages_exact(void *memory, size_t bytes)

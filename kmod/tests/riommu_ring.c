@@ -134,6 +134,56 @@ static void slots_come_back_in_order(void)
 }
 
 /*
+ * What drivers call. The ring of the address counts, not the direction. An unmap of another address
+ * changes nothing, and is reported.
+ */
+static void unmaps_of_drivers(void)
+{
+	struct rio_ring *other = &endpoint.rings[RIO_RING_READ];
+	unsigned int before = writes, complaints = test_complaints;
+	dma_addr_t iova[2] = { map(0x8000), map(0x9000) };
+	long bad = atomic64_read(&ring->bad);
+
+	CHECK(!rio_ring_init(&endpoint, RIO_RING_READ, SLOTS));
+	cleared_count = 1;
+	cleared[0] = rio_iova_slot(iova[0]);
+	rio_ops.unmap_phys(&dev, iova[0], 100, DMA_FROM_DEVICE, 0);
+	CHECK(writes == before + 1 && free_count() == SLOTS - 1);
+	cleared[0] = rio_iova_slot(iova[1]);
+	rio_ops.unmap_phys(&dev, iova[1], 100, DMA_TO_DEVICE, 0);
+	CHECK(writes == before + 2 && free_count() == SLOTS && test_complaints == complaints);
+	cleared_count = 0;
+
+	rio_ops.unmap_phys(&dev, iova[1], 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&dev, rio_iova(RIO_RING_WRITE, SLOTS, 0), 100, DMA_FROM_DEVICE, 0);
+	CHECK(test_complaints == complaints + 2 && atomic64_read(&ring->bad) == bad + 2);
+	/* The same slot of another ring. */
+	iova[0] = map(0x8000);
+	rio_ops.unmap_phys(&dev, rio_iova(RIO_RING_READ, rio_iova_slot(iova[0]), 0), 100,
+			   DMA_FROM_DEVICE, 0);
+	CHECK(test_complaints == complaints + 3 && atomic64_read(&other->bad) == 1);
+	CHECK(ring->table[rio_iova_slot(iova[0])].second && writes == before + 2);
+	unmap(iova[0]);
+	cleared_count = 0;
+	rio_ops.unmap_phys(&dev, rio_iova(RIO_RING_NONE, 0, 0), 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&dev, rio_iova(RIO_RINGS, 0, 0), 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&dev, DMA_MAPPING_ERROR, 100, DMA_TO_DEVICE, 0);
+	CHECK(test_complaints == complaints + 6 && writes == before + 3);
+	CHECK(free_count() == SLOTS && other->free.tail - other->free.head == SLOTS);
+
+	/* Without an answer, the slot is lost. */
+	absent = true;
+	iova[0] = map(0x8000);
+	rio_ops.unmap_phys(&dev, iova[0], 100, DMA_FROM_DEVICE, 0);
+	absent = false;
+	CHECK(test_complaints == complaints + 7 && atomic64_read(&ring->lost) == 1);
+	CHECK(free_count() == SLOTS - 1);
+	rio_free_put(&ring->free, rio_iova_slot(iova[0]));
+	atomic64_dec(&ring->lost);
+	rio_ring_free(other);
+}
+
+/*
  * A device that needs low bits of addresses reaches the bytes from the last multiple of the
  * alignment to the buffer, and none behind the buffer.
  */
@@ -156,7 +206,7 @@ static void low_bits_of_addresses(void)
 		struct rio_entry *entry;
 		dma_addr_t iova;
 
-		test_min_align_mask = cases[i].mask;
+		dev.dma_parms->min_align_mask = cases[i].mask;
 		iova = map(cases[i].buffer);
 		entry = &ring->table[rio_iova_slot(iova)];
 		CHECK(rio_iova_offset(iova) == before && entry->first == cases[i].from);
@@ -164,7 +214,7 @@ static void low_bits_of_addresses(void)
 		CHECK(rio_rpte_bytes(entry->second) == before + 100);
 		unmap(iova);
 	}
-	test_min_align_mask = 0;
+	dev.dma_parms->min_align_mask = 0;
 }
 
 /* One invalidation for a list, after all its entries are cleared. */
@@ -230,9 +280,9 @@ static void slots_that_a_driver_leaves(void)
 	cleared_count = 2;
 	cleared[0] = rio_iova_slot(left[0]);
 	cleared[1] = rio_iova_slot(left[1]);
-	CHECK(rio_ring_unbind(&endpoint, ring) == 2 && writes == before + 2);
+	CHECK(rio_ring_unbind(ring) == 2 && writes == before + 2);
 	CHECK(atomic64_read(&ring->left) == 2 && free_count() == SLOTS - 2);
-	CHECK(!rio_ring_unbind(&endpoint, ring) && writes == before + 2);
+	CHECK(!rio_ring_unbind(ring) && writes == before + 2);
 	other = map(0xb000);
 	map(0xb000);
 	CHECK(map(0xb000) == DMA_MAPPING_ERROR);
@@ -245,7 +295,7 @@ static void slots_that_a_driver_leaves(void)
 	unmap(left[1]);
 	CHECK(!atomic64_read(&ring->left));
 	cleared_count = 0;
-	rio_ring_unbind(&endpoint, ring);
+	rio_ring_unbind(ring);
 }
 
 /* Without an answer, the device may still reach the buffer. */
@@ -256,7 +306,7 @@ static void an_absent_iommu(void)
 
 	rio_ring_free(ring);
 	memset(ring, 0, sizeof(*ring));
-	CHECK(!rio_ring_init(ring, RIO_RING_WRITE, SLOTS));
+	CHECK(!rio_ring_init(&endpoint, RIO_RING_WRITE, SLOTS));
 	absent = true;
 	before = free_count();
 	iova = map(0x8000);
@@ -272,9 +322,10 @@ static void an_absent_iommu(void)
 int main(void)
 {
 	memcpy((void *)&endpoint.core.ops, &rio_ops, sizeof(rio_ops));
-	CHECK(!rio_ring_init(ring, RIO_RING_WRITE, SLOTS));
+	CHECK(!rio_ring_init(&endpoint, RIO_RING_WRITE, SLOTS));
 	unmaps_of_what_is_not_mapped();
 	slots_come_back_in_order();
+	unmaps_of_drivers();
 	low_bits_of_addresses();
 	lists();
 	slots_that_a_driver_leaves();

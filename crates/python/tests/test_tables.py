@@ -159,7 +159,7 @@ def test_report_columns_have_the_types_of_the_fields():
     schema = pa.table(report.rows).schema
     for name in ["maps", "invalidations", "violations.total", "table_bytes"]:
         assert schema.field(name).type == pa.uint64(), name
-    for name in ["map_cycles", "relative_throughput", "components.map_alloc_cycles"]:
+    for name in ["map_cycles", "relative_throughput", "components.map_iova_alloc_cycles"]:
         assert schema.field(name).type == pa.float64(), name
     for name in ["trace", "mode", "status", "limited_by"]:
         assert schema.field(name).type == pa.string(), name

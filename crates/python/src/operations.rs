@@ -392,7 +392,7 @@ impl Mappings {
         rows.finish()
     }
 
-    /// Returns the rows of live mappings, of [`Chunk::OPS`] identifiers.
+    /// Returns the rows of the live mappings among the [`Chunk::OPS`] identifiers from `from` on.
     fn remaining(&self, from: usize, devices: &Devices) -> Vec<ArrayRef> {
         let mut rows = MappingRows::default();
         let live = self.live.iter().skip(from).take(Chunk::OPS);
@@ -429,7 +429,7 @@ impl MappingRows {
         self.map_cpus.append_value(mapping.cpu);
         self.unmap_times.append_option(unmap.map(|op| op.time.0));
         self.unmap_cpus.append_option(unmap.map(|op| op.cpu));
-        // The rules of the replay unmap a replaced mapping, without a line of the trace.
+        // The reader unmaps a replaced mapping itself: no line of the trace shows this unmap.
         self.replaced
             .append_value(unmap.is_some_and(|op| op.lines == 0));
         self.bytes.append_value(mapping.bytes);

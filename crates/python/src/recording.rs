@@ -28,8 +28,8 @@ const MAX_BUFFER_MIB: u32 = 65_536;
 const MAX_SECONDS: f64 = 1e6;
 
 /// Records the DMA mappings of this host into a file that only the user may read; it is compressed
-/// if its name ends in .zst. Needs root and Linux 6.12 or later. Ctrl-C ends the recording and
-/// keeps the file.
+/// if its name ends in .zst. Needs root and Linux 6.12 or later. Ctrl-C ends the recording, keeps
+/// the file and raises `KeyboardInterrupt`.
 #[pyfunction]
 #[pyo3(
     signature = (

@@ -1,7 +1,7 @@
 //! Runs work without the interpreter's lock, and ends it at a signal.
 //!
-//! The interpreter only notes a signal. Its handler runs on the main thread, once that thread asks.
-//! Readers and replays ask between chunks and modes, through an [`Interrupt`].
+//! The interpreter only notes a signal. The signal's handler runs when the main thread checks for
+//! signals. Readers and replays check between chunks and modes, through an [`Interrupt`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -12,15 +12,15 @@ use ringfence_trace::Interrupt;
 
 use crate::error::Failure;
 
-/// Shortest time between two questions. Another thread may hold the lock of the interpreter for 5
-/// ms, its switch interval.
+/// Shortest time between two checks. A check may wait for the interpreter's lock for 5 ms, the
+/// switch interval of its threads.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// The signals of one call.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    /// The thread that made the call. Only this thread asks: it holds the lock of the interpreter
-    /// or has released it. Another thread might wait for a lock whose holder waits for that thread.
+    /// The thread that made the call. Only this thread checks for signals. Another thread would
+    /// wait for the interpreter's lock, whose holder may wait for that thread.
     thread: ThreadId,
     state: Mutex<State>,
 }

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import lines
+from conftest import DATA, lines
 
 import ringfence
 
@@ -190,10 +190,7 @@ def test_attack_equals_the_command(command):
 
 
 def test_a_recorded_trace_equals_the_command(command):
-    """CI sets a recorded trace; without one, the sample stands for it."""
-    path = os.environ.get("RINGFENCE_TRACE")
-    if path is None:
-        pytest.skip("RINGFENCE_TRACE is not set")
+    path = str(DATA.parents[1] / "trace/tests/data/recorded-6.12.trace.zst")
     report = ringfence.compare(path, modes=["linux-strict", "fence"], repeat=0)
     expected = command(
         "compare", "--json", "--repeat", "0", "--modes", "linux-strict,fence", path
@@ -249,7 +246,7 @@ def test_memory_does_not_grow_with_the_trace():
     program = """
 import os, resource, sys, threading
 import pyarrow as pa, ringfence
-from conftest import lines
+from conftest import DATA, lines
 
 def peak(pairs):
     path = sys.argv[1] + str(pairs)

@@ -33,12 +33,12 @@ pub enum EnsureError {
     Encode(#[from] EncodeError),
 }
 
-/// Runs a task unless its intact file exists in `dir`, and stores its file with `store`, which is
-/// [`store`](crate::store()) or removes the temporary file on a signal too. A failed task runs
-/// again if `retry_failed`.
+/// Runs a task unless its intact file exists in `dir`. `store` writes the file: pass
+/// [`store`](crate::store()), or a function that also removes the temporary file on a signal. A
+/// failed task runs again if `retry_failed`.
 ///
 /// # Errors
-/// The file cannot be read or written. A failed task is no error.
+/// The file cannot be read or written, or the row cannot be encoded. A failed task is no error.
 pub fn ensure(
     dir: &Path,
     task: &Task,

@@ -8,7 +8,7 @@ use crate::error::{PlanError, Problem};
 use crate::plan::MAX_TASKS;
 use crate::task::{OUTPUT, Task};
 
-/// Maximum number of bytes of a line. A task has about 1000.
+/// Maximum number of bytes of a line. A task has about 650 and its path.
 const MAX_LINE: u64 = 64 << 10;
 
 /// Parses one line of a list.

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::seal::{self, Sealed};
 
-/// Maximum number of bytes of the file of a task. One row has about 20 KiB.
+/// Maximum number of bytes of the file of a task. One row has about 12 KiB.
 const MAX_BYTES: u64 = 1 << 20;
 /// Number of random letters and digits in the name of a temporary file.
 const RANDOM: usize = 12;
@@ -80,8 +80,8 @@ impl PartFile {
         self.0.path()
     }
 
-    /// Writes the file of the task `name` and renames it into `dir`. The bytes are on the disk
-    /// before the name is, and the name is when this returns.
+    /// Writes the file of the task `name` and renames it into `dir`. Syncs the bytes before the
+    /// rename, and the directory after it.
     ///
     /// # Errors
     /// The file cannot be written; the temporary file is removed.

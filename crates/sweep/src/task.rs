@@ -34,7 +34,7 @@ pub struct Task {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskContent {
-    /// Version of the columns; [`OUTPUT`] in a file of this program.
+    /// Version of the results; [`OUTPUT`] in a file of this program.
     pub output: u32,
     /// Version of the program.
     pub engine: String,

@@ -134,11 +134,11 @@ impl Excess {
     }
 }
 
-/// Translation of the devices' DMA addresses. A device without translation reaches all memory at
-/// all times, so its unmaps end nothing.
+/// Devices whose DMA addresses the IOMMU translates. A device without translation reaches all
+/// memory at all times, also after an unmap.
 #[derive(Debug, Default)]
 struct Addressing {
-    /// By device: true if an address of it differed from the physical address.
+    /// By device: true if one of its DMA addresses differs from the physical address.
     translated: HashMap<DeviceIndex, bool>,
     /// By device: the type of its domain, if the recording has it.
     types: Vec<Option<DomainType>>,
@@ -164,7 +164,7 @@ impl Addressing {
         *self.translated.entry(device).or_default() |= translated;
     }
 
-    /// Takes over the types of the domains of new devices.
+    /// Copies the domain types of devices that have appeared since the last call.
     fn ask<R: Read>(&mut self, operations: &Operations<R>) {
         let devices = operations.devices().iter().skip(self.types.len());
         let types = devices.map(|(device, _)| operations.domain_type(device));

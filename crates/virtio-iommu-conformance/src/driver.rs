@@ -259,7 +259,8 @@ impl<'a> Driver<'a> {
         result
     }
 
-    /// Returns true if a page of memory is where page `page` reaches, for reads and writes.
+    /// Returns true if reads and writes of `endpoint` at page `page` reach page `to` of memory; if
+    /// `to` is `None`, true if both are blocked.
     pub(crate) fn reaches(
         &mut self,
         endpoint: u32,

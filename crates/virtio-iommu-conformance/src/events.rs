@@ -16,8 +16,8 @@ struct Report {
     reason: u8,
 }
 
-/// Checks the reports of three writes: not mapped, not writable, not attached. `None` if the device
-/// reports nothing.
+/// Checks the reports of three writes: not mapped, not writable, not attached. Not applicable if
+/// the device reports nothing.
 fn each(bench: &Bench<'_>, check: impl Fn(&Report) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut driver = Driver::attached(bench, &USUAL)?;
     let status = driver.map(1, driver.pages(1, 1), driver.at(0), READ)?;

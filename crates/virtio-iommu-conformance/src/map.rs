@@ -202,8 +202,8 @@ pub(crate) fn bypass_domain(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Maps one page for each combination of permissions and accesses it. Returns true for each access
-/// that succeeds without permission.
+/// Maps one page for each combination of permissions and accesses it. Fails if an access succeeds
+/// without the permission `needed`.
 fn excess(
     bench: &Bench<'_>,
     needed: u32,

@@ -14,7 +14,8 @@ pub const VIRTIO_IOMMU_F_INPUT_RANGE: u32 = 0;
 pub const VIRTIO_IOMMU_F_DOMAIN_RANGE: u32 = 1;
 /// Feature bit: MAP and UNMAP requests are available.
 pub const VIRTIO_IOMMU_F_MAP_UNMAP: u32 = 2;
-/// Feature bit: unattached endpoints bypass the IOMMU. Superseded; this device never offers it.
+/// Feature bit: unattached endpoints bypass the IOMMU. [`VIRTIO_IOMMU_F_BYPASS_CONFIG`] supersedes
+/// it.
 pub const VIRTIO_IOMMU_F_BYPASS: u32 = 3;
 /// Feature bit: the PROBE request is available.
 pub const VIRTIO_IOMMU_F_PROBE: u32 = 4;
@@ -54,8 +55,7 @@ pub const VIRTIO_IOMMU_T_PROBE: u8 = 5;
 
 /// Status (section 5.13.6): success.
 pub const VIRTIO_IOMMU_S_OK: u8 = 0;
-/// Status: virtio communication error. The driver sets it for a used length of 0; this device never
-/// writes it.
+/// Status: virtio communication error. The driver sets it for a used length of 0.
 pub const VIRTIO_IOMMU_S_IOERR: u8 = 1;
 /// Status: unsupported request.
 pub const VIRTIO_IOMMU_S_UNSUPP: u8 = 2;

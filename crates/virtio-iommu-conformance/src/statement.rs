@@ -21,7 +21,8 @@ pub enum Level {
     Text,
     /// The specification says MAY: a device that differs conforms.
     May,
-    /// The specification is silent: what a monitor needs against a hostile driver, or Linux.
+    /// The specification is silent: a monitor needs the behaviour against a hostile driver, or
+    /// Linux relies on it.
     Robustness,
 }
 

@@ -46,8 +46,8 @@ impl fmt::Display for NotReturned {
 
 /// A virtio-iommu under test: the interfaces of the driver, of endpoints and of the machine.
 ///
-/// Methods with a default observe what not every monitor can observe. Statements that need them are
-/// then not applicable.
+/// Not every adapter can implement `reset_system`, `hold` and `dropped_events`. With their
+/// defaults, the statements that need them are not applicable.
 pub trait Subject {
     /// Returns the ids of three endpoints. The device has no other endpoint from 0x99 to 0xff.
     fn endpoints(&self) -> [u32; 3];
@@ -83,8 +83,7 @@ pub trait Subject {
     fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Outcome;
 
     /// Adds an event buffer of `bytes` bytes, which [`next_event`](Self::next_event) returns after
-    /// the next fault. An adapter of a device that keeps reports until there are buffers needs not
-    /// implement this.
+    /// the next fault. The default suffices for a device that keeps reports until it has buffers.
     fn add_event_buffer(&mut self, _bytes: usize) {}
 
     /// Returns the used length of the oldest used event buffer, and its content in `buffer`. If

@@ -19,7 +19,7 @@ pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     }
 }
 
-/// One page, a gap, four pages, one page.
+/// Creates a driver whose domain has three mappings: page 1, pages 4 to 7, and page 8.
 fn islands<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
     let mut driver = Driver::attached(bench, &USUAL)?;
     driver.map_page(1, 6)?;

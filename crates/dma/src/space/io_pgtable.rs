@@ -1,5 +1,5 @@
-//! The I/O page table as the mapping layer uses it: the tables with and without a leaf cache, and how
-//! an unmap submits its invalidation and waits for it.
+//! The I/O page table as the mapping layer uses it: the tables with and without a leaf cache, and
+//! how an unmap submits its invalidation and waits for it.
 
 use ringfence_pgtable::{
     DirtyLines, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Table, UnlinkedTables,

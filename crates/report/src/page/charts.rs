@@ -6,7 +6,7 @@ use ringfence_trace::Histogram;
 
 use crate::plot::{InlineSvg, histogram, inline_lines};
 
-/// Most lines of a plot.
+/// Most lines of the plot of released bytes.
 const MAX_LINES: usize = 7;
 
 /// Returns the plot of the released bytes that a device still reaches, over time; `None` if no
@@ -54,7 +54,8 @@ pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
     }))
 }
 
-/// Returns a histogram; `None` if it counts nothing. `one` names what place 0 counts.
+/// Returns a histogram whose bar n counts the values from 2^n to 2^(n+1) - 1; `None` if all counts
+/// are 0. The last bar has no upper end.
 pub(super) fn powers_of_two(title: &str, x: &'static str, counts: &Histogram) -> Option<InlineSvg> {
     let used = counts.iter().rposition(|count| *count > 0)? + 1;
     let last = counts.len() - 1;

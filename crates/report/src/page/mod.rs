@@ -1,4 +1,4 @@
-//! The report as one page for a person who decides: static HTML that a browser reads from a file.
+//! The report as one page: static HTML that a browser reads from a file.
 //!
 //! The page needs no network and no script; a small script adds sorting, filters and the choice of
 //! colours. Its size is bounded whatever the traces contain (decision 0054).

@@ -326,7 +326,7 @@ pub(super) fn method(html: &mut Html, report: &Report, notes: &TraceNotes, rows:
     html.list(&remarks(report, notes, rows));
 }
 
-/// Writes a folded part.
+/// Writes a `details` element, which a reader expands.
 pub(super) fn details(html: &mut Html, summary: &str, body: impl FnOnce(&mut Html)) {
     html.open("details", &[]).element("summary", &[], summary);
     body(html);

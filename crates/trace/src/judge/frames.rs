@@ -11,13 +11,13 @@ use crate::limits::LimitExceeded;
 use crate::op::{DeviceIndex, MapClass, Position};
 use crate::page::TaskName;
 
-/// Maximum number of mappings of one page that are reachable at once.
+/// Maximum number of live and stale mappings of one page.
 const SHARING: usize = 4096;
 
 /// Maximum number of flush queues that are followed. Beyond it, only the time bounds a window.
 const QUEUES: usize = 4096;
 
-/// Entries that page events may visit: a part for the trace, and a part per page event.
+/// Maximum number of entries that page events visit: a constant, and a number for each page event.
 const VISITS: u64 = 64 << 20;
 const VISITS_PER_EVENT: u64 = 4096;
 
@@ -47,7 +47,7 @@ pub(super) struct Mapping {
     /// True if the unmap returns after the invalidation: the mapping has no window.
     strict: bool,
     pub(super) map: Position,
-    /// Position of the unmap; its time is the time that counts.
+    /// Position of the unmap, with the time of the sorted order.
     pub(super) unmap: Option<Position>,
     until: Nanos,
     frames: Vec<(u64, u64)>,
@@ -79,7 +79,7 @@ impl Mapping {
     }
 }
 
-/// The new owner of a page that a device reaches.
+/// An exposure that has not ended: the new owner of a page that a device reaches.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) allocated: Owner,

@@ -100,7 +100,7 @@ impl Reorder {
         self.waiting.push(Reverse(item));
     }
 
-    /// Returns the earliest event if more events wait than the queue holds.
+    /// Returns the earliest event if more events or ranges wait than the queue holds.
     pub(super) fn pop_full(&mut self) -> Option<Item> {
         match self.waiting.len() > EVENTS || self.ranges > RANGES {
             true => self.pop(),
@@ -108,8 +108,8 @@ impl Reorder {
         }
     }
 
-    /// Returns the earliest event. An event that arrives after a later one has left gets the time
-    /// of that one.
+    /// Returns the earliest event. If it is earlier than an event that was already returned, it
+    /// gets the time of that event and counts as late.
     pub(super) fn pop(&mut self) -> Option<Item> {
         let Reverse(mut item) = self.waiting.pop()?;
         self.ranges -= item.step.ranges();

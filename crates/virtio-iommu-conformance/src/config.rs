@@ -80,7 +80,7 @@ pub(crate) fn ranges(bench: &Bench<'_>) -> Result<(), Failure> {
         let first = driver.config64(CONFIG_INPUT_RANGE);
         let last = driver.config64(CONFIG_INPUT_RANGE + 8);
         ensure(
-            first < last || !driver.offers(VIRTIO_IOMMU_F_INPUT_RANGE),
+            first <= last || !driver.offers(VIRTIO_IOMMU_F_INPUT_RANGE),
             "input_range does not end before it begins",
         )?;
         let first = driver.config32(CONFIG_DOMAIN_RANGE);

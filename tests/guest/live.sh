@@ -217,7 +217,7 @@ killed() {
     exec {reports}<&-
     python3 - "$case/done" "$image" "$after" <<'END' || return 1
 import re, sys
-reported = [int(n) for n in re.findall(rb"^done (\d+)\r*$", open(sys.argv[1], "rb").read(), re.M)]
+reported = [int(n) for n in re.findall(rb"^done (\d+)\r*\n", open(sys.argv[1], "rb").read(), re.M)]
 image = open(sys.argv[2], "rb").read()
 if len(reported) < int(sys.argv[3]) or reported != list(range(1, len(reported) + 1)):
     sys.exit(f"reported: {reported[-3:]}")

@@ -166,10 +166,9 @@ suspended() {
 # Rings with few slots, and requests of at most 16 pages: maps fail until unmaps free slots, the
 # driver retries, and all data is correct.
 full() {
-    local few=${FILES/count=200/count=40}
     local mode=$1
     shift
-    behind --module-args "slots=24 mode=$mode" "$@" --metrics -- sh -c "echo 64 >/sys/block/vda/queue/max_sectors_kb; ${few/count=1000/count=100}" || return 1
+    behind --module-args "slots=20 mode=$mode" "$@" --metrics -- sh -c "echo 64 >/sys/block/vda/queue/max_sectors_kb; ${FILES/count=1000/count=100}" || return 1
     said '^same' && said '^again' && said 'ringfence_faults_total{device="riommu"} 0' && holds read/bad -eq 0 && holds write/bad -eq 0 || return 1
     (($(counter read/full) + $(counter write/full) > 10)) || return 1
     echo "$(counter read/full) and $(counter write/full) maps found the ring full" >"$case/note"

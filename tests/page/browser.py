@@ -14,7 +14,7 @@ import zlib
 import websocket
 
 # Longest time for one command of the protocol, in seconds.
-LIMIT = 60
+LIMIT = 300
 ARGUMENTS = [
     "--headless=new",
     "--no-sandbox",

@@ -163,7 +163,7 @@ fn apt(repo: &Repo, packages: &[&str]) -> anyhow::Result<()> {
             sudo
         };
         command
-            .args(["-o", "Acquire::Retries=6"])
+            .args(["-o", "Acquire::Retries=6", "-o", "DPkg::Lock::Timeout=600"])
             .args(arguments)
             .env("DEBIAN_FRONTEND", "noninteractive");
         repeat_fetch(&PAUSES, || {

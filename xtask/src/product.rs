@@ -51,7 +51,14 @@ pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
     let command = directory.join("ringfence");
     // The previous copy may be running, so rename instead of overwriting.
     let new = directory.join("ringfence.new");
-    fs::copy(target.join("release/ringfence"), &new)?;
+    let built = target.join("release/ringfence");
+    // A running copy starts its own path again, which a replacement would take away: an equal copy
+    // stays.
+    let bytes = fs::read(&built)?;
+    if fs::read(&command).is_ok_and(|previous| previous == bytes) {
+        return Ok(command);
+    }
+    fs::copy(built, &new)?;
     fs::rename(new, &command)?;
     Ok(command)
 }

@@ -54,8 +54,11 @@ pub(crate) fn dry_run(repo: &Repo) -> anyhow::Result<String> {
 
 /// Returns the warnings of a dry run but those that it is one.
 fn warnings(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .filter(|line| line.trim_start().starts_with("warning") && *line != DRY_RUN)
+    // cargo repeats such a request.
+    let repeated = "warning: spurious network error";
+    text.lines().filter(move |line| {
+        line.trim_start().starts_with("warning") && *line != DRY_RUN && !line.starts_with(repeated)
+    })
 }
 
 /// Checks the licences and the sources of all dependencies: deny.toml.

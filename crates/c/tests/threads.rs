@@ -7,7 +7,7 @@
 mod support;
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::thread;
 
 use ringfence::*;
@@ -36,7 +36,7 @@ fn fault_at(iova: u64) -> Fault {
 }
 
 /// Sends misses from a device thread until `done`, and returns their number.
-fn misses(iotlb: *const Iotlb, first: u64, done: &AtomicBool) -> u64 {
+fn misses(iotlb: *const Iotlb, first: u64, done: &AtomicBool, begun: &AtomicUsize) -> u64 {
     let mut sent = 0;
     while !done.load(Ordering::Relaxed) {
         let mut miss = IotlbMiss {
@@ -57,6 +57,9 @@ fn misses(iotlb: *const Iotlb, first: u64, done: &AtomicBool) -> u64 {
         ));
         assert_eq!((status, result), (Status::Ok, MissResult::Refused as u32));
         sent += 1;
+        if sent == 1 {
+            begun.fetch_add(1, Ordering::Relaxed);
+        }
     }
     sent
 }
@@ -93,11 +96,17 @@ fn misses_of_device_threads_delay_invalidations_and_lose_none() {
     };
     assert_eq!((receive(UPDATE), check()), (Status::Ok, Status::Ok));
     let (done, shared) = (AtomicBool::new(false), AtomicPtr::new(iotlb));
+    let begun = AtomicUsize::new(0);
     thread::scope(|scope| {
-        let device = |first| misses(shared.load(Ordering::Relaxed), first, &done);
+        let device = |first| misses(shared.load(Ordering::Relaxed), first, &done, &begun);
         let devices = [0x100_0000, 0x200_0000].map(|first| scope.spawn(move || device(first)));
         // Ends the device threads if an assertion below fails.
         let end = End(&done);
+        // A busy host starts the threads late.
+        let ended = || devices.iter().any(|device| device.is_finished());
+        while begun.load(Ordering::Relaxed) < devices.len() && !ended() {
+            thread::yield_now();
+        }
         for round in 0..ROUNDS {
             assert_eq!(receive(INVALIDATE), Status::Ok, "round {round}");
             assert_eq!(check(), Status::Fault, "round {round}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 /// Most seconds that QEMU may take for one message.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Most bytes of a line.
 const LINE: u64 = 1 << 20;

@@ -113,6 +113,15 @@ fn riscv64_behind_riscv_iommu() {
     }
 }
 
+/// Returns the kernel parameter with the frequency of the clock (`tests/guest/tsc.py`). Empty if
+/// the frequency is not known.
+fn clock() -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/tsc.py");
+    let output = std::process::Command::new("python3").arg(script).output();
+    let output = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).trim().to_owned()
+}
+
 /// Judges the tables that a guest on a q35 machine writes for the IOMMU `device`.
 fn judge_q35(
     device: &str,
@@ -131,7 +140,7 @@ fn judge_q35(
             "-device",
             device,
         ],
-        parameters: &format!("console=ttyS0 no_timer_check {parameter}"),
+        parameters: &format!("console=ttyS0 no_timer_check {} {parameter}", clock()),
         archive: &[],
     };
     judge(&machine, unit, read);

@@ -19,7 +19,11 @@ fn packed(mode: u32) -> (tempfile::TempDir, Made) {
     let repo = Repo::find().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let binary = directory.path().join("command");
-    fs::write(&binary, COMMAND).unwrap();
+    // Another process writes the file: a thread that forks could keep it open for writing, and
+    // executing it would fail.
+    let mut write = process::command(directory.path(), "sh");
+    write.args(["-c", r#"printf %s "$1" >"$0""#]);
+    process::capture(write.arg(&binary).arg(COMMAND)).unwrap();
     fs::set_permissions(&binary, fs::Permissions::from_mode(mode)).unwrap();
     let made = pack(&repo, &binary, &directory.path().join("out")).unwrap();
     (directory, made)

@@ -28,7 +28,7 @@ const QUIET: u32 = 8;
 /// Accesses tried in each stop of the guest.
 const CASES_PER_STOP: u32 = 50;
 /// Longest wait for QEMU's answer, in seconds.
-const REPLY_TIMEOUT_S: i64 = 20;
+const REPLY_TIMEOUT_S: i64 = 120;
 const PAGE_BYTES: u64 = 4096;
 /// Possible offsets of the data before its specified place. QEMU places the data before its
 /// structure's padding, the specification after it.

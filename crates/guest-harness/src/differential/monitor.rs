@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Longest time for QEMU to complete a line that it has begun.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Monitor {
     stream: BufReader<UnixStream>,

@@ -221,7 +221,11 @@ fn cut_short_behind<I: Boundary>() {
     I::wait_for_a_fault(guest);
     let data: Vec<u8> = (0..EACH).map(|at| (at / 7) as u8).collect();
     let (mut cut, mut offered) = (0, 0u16);
-    for round in 0..24 {
+    for round in 0..2400 {
+        // The process may take this thread's CPU at each doorbell for a while.
+        if round >= 24 && cut > 0 {
+            break;
+        }
         guest.disk.poke(0x8000, &request(0, 0));
         guest.disk.poke(0x8_0000, &vec![0; bytes as usize]);
         for chain in 0..chains {
@@ -239,7 +243,7 @@ fn cut_short_behind<I: Boundary>() {
         guest.disk.poke(QUEUE + 0x1002, &offered.to_le_bytes());
         guest.disk.ring(0);
         // Vary the moment at which the bit is cleared.
-        (0..round * 300).for_each(|_| std::hint::spin_loop());
+        (0..round % 24 * 300).for_each(|_| std::hint::spin_loop());
         guest.disk.master(false);
         let before = ram(guest);
         let done = guest.disk.used().0;
@@ -259,7 +263,7 @@ fn cut_short_behind<I: Boundary>() {
         let all = guest.disk.peek(0x8_0000, bytes as usize);
         assert!(all.chunks(EACH as usize).all(|one| one == data));
     }
-    println!("{cut} of 24 turns were cut short");
+    println!("{cut} turns were cut short");
     assert!(cut > 0);
     let counters = &guest.disk.counters;
     assert_eq!(counters.requests.get(), u64::from(offered), "none twice");

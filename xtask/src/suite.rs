@@ -73,10 +73,6 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("exact instruction counts", instruction_counts).beside(Priority::Normal),
         Step::new("memory bounds of hostile traces", limits::run).beside(Priority::Normal),
         Step::new("documents that run", console::run).beside(Priority::Normal),
-        Step::new("python: wheel, tests, notebook", python::run).beside(Priority::Normal),
-        Step::new("page in a browser", page::run).beside(Priority::Normal),
-        Step::new("release archive and package", dist::check).beside(Priority::Normal),
-        Step::new("dry run of publishing", registry::dry_run).beside(Priority::Normal),
         // It uses the time in which guests wait.
         Step::new(DEBUG_KERNEL, guest::build_debug_kernel).beside(Priority::Lowest),
         Step::new("guests", |repo| guest::live(repo, KILLS)).after(FETCHED),
@@ -85,6 +81,11 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("guests with an NVMe disk", guest::nvme),
         Step::new("guests with shadow buffers", guest::pooldma),
         Step::new("guests that measure their IOMMU", guest::calibrate),
+        // The tests in the background take longer than the guests.
+        Step::new("python: wheel, tests, notebook", python::run),
+        Step::new("page in a browser", page::run),
+        Step::new("release archive and package", dist::check),
+        Step::new("dry run of publishing", registry::dry_run),
         Step::new("guests under the debug kernel", |repo| {
             guest::debug(repo, DEBUG_CASES)
         })

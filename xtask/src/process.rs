@@ -136,7 +136,8 @@ pub(crate) fn show(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::
 }
 
 /// Runs `command`, shows its standard error, and passes its standard output line by line to `see`.
-/// If this thread keeps its output, `see` receives standard error too.
+/// If this thread keeps its output, `see` receives standard error too. The error of a failed
+/// command quotes lines of its output that report failures.
 pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
     output::line(&format!("$ {}", shown(command)));
     let (reader, writer) = std::io::pipe()?;
@@ -147,19 +148,46 @@ pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyho
     // The pipe ends when all copies of its write end are closed.
     command.stdout(Stdio::null()).stderr(Stdio::inherit());
     let mut child = child.with_context(|| shown(command))?;
+    let mut failures = String::new();
     for line in BufReader::new(reader).split(b'\n') {
-        see(&String::from_utf8_lossy(&line?));
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        if reports_failure(&line) && failures.len() < MAX_FAILURES {
+            failures.push_str(&format!("\n    {}", line.trim()));
+        }
+        see(&line);
     }
     let status = usage::wait(&mut child)?;
     if !status.success() {
-        bail!("{}: {status}", shown(command));
+        bail!("{}: {status}{failures}", shown(command));
     }
     Ok(())
+}
+
+/// Most bytes of quoted lines in an error, but for the last line.
+const MAX_FAILURES: usize = 2000;
+
+/// Returns true for the lines in which guest scripts, Rust's test runner, pytest and the check of
+/// the page report a failure.
+fn reports_failure(line: &str) -> bool {
+    line.starts_with("FAIL") || line.ends_with("... FAILED") || line.contains("panicked at")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_quotes_the_failures() {
+        let script = "echo 'test a ... ok'; echo 'test b ... FAILED'; echo 'FAIL c (3 s)'; exit 2";
+        let mut command = Command::new("sh");
+        let error = observe(command.args(["-c", script]), |_| ()).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.ends_with("exit status: 2\n    test b ... FAILED\n    FAIL c (3 s)"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn background_output_is_whole_at_low_priority() {

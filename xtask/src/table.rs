@@ -16,7 +16,8 @@ pub(crate) struct StepOutcome {
 }
 
 /// Returns one line per step, in the order in which they ended, and the sums; `time` is the total
-/// time.
+/// time. The failures are at the end, in full, because some viewers show only the end of the
+/// output.
 pub(crate) fn table(outcomes: &[StepOutcome], time: Duration) -> String {
     let names = outcomes.iter().map(|outcome| outcome.name.chars().count());
     let width = names.max().unwrap_or(0);
@@ -47,6 +48,11 @@ pub(crate) fn table(outcomes: &[StepOutcome], time: Duration) -> String {
         used.as_secs_f64(),
         outcomes.len() - failed,
     ));
+    for outcome in outcomes {
+        if let Err(error) = &outcome.result {
+            lines.push(format!("FAILED: {}: {error}", outcome.name));
+        }
+    }
     lines.join("\n")
 }
 
@@ -73,7 +79,9 @@ pass     12.3 s*    20.0 s  build
 pass     12.3 s      4.0 s  tests    7 passed
 FAIL     12.3 s      0.0 s  fuzzing  broken
 * in the background
-3 steps in 25 s, 24 s of processors: 2 passed, 1 failed";
+3 steps in 25 s, 24 s of processors: 2 passed, 1 failed
+FAILED: fuzzing: broken
+more";
         assert_eq!(table(&outcomes, Duration::from_secs(25)), expected);
     }
 }

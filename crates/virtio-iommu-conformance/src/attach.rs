@@ -2,7 +2,7 @@
 
 use crate::Setup;
 use crate::driver::{
-    BOTH, Bench, Driver, Failure, NOBODY, USUAL, attach, detach, ensure, not_applicable,
+    BOTH, Driver, Failure, NOBODY, TestContext, USUAL, attach, detach, ensure, not_applicable,
 };
 use crate::spec::*;
 
@@ -10,12 +10,12 @@ const OK: u8 = VIRTIO_IOMMU_S_OK;
 const INVAL: u8 = VIRTIO_IOMMU_S_INVAL;
 const NOENT: u8 = VIRTIO_IOMMU_S_NOENT;
 
-pub(crate) fn domain_range(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn domain_range(context: &TestContext<'_>) -> Result<(), Failure> {
     let setup = Setup {
         domains: (3, 9),
         ..USUAL
     };
-    let mut driver = Driver::new(bench, &setup)?;
+    let mut driver = Driver::new(context, &setup)?;
     driver.needs(VIRTIO_IOMMU_F_DOMAIN_RANGE, "DOMAIN_RANGE")?;
     let first = driver.config32(CONFIG_DOMAIN_RANGE);
     let last = driver.config32(CONFIG_DOMAIN_RANGE + 4);
@@ -39,8 +39,8 @@ pub(crate) fn domain_range(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     for reserved in [1, 1 << 8, 1 << 31, u32::MAX] {
         ensure(
             driver.status(&attach(1, driver.one, 0, reserved))? == INVAL,
@@ -53,8 +53,8 @@ pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn flags(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn flags(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     for bit in 1..32 {
         ensure(
             driver.status(&attach(1, driver.one, 1 << bit, 0))? == INVAL,
@@ -68,8 +68,8 @@ pub(crate) fn flags(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// The bypass flag exists only after its feature was accepted.
-pub(crate) fn bypass_flag(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::reset(bench, &USUAL)?;
+pub(crate) fn bypass_flag(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::reset(context, &USUAL)?;
     let without = driver.subject.offered() & !(1 << VIRTIO_IOMMU_F_BYPASS_CONFIG);
     driver.subject.accept(without);
     ensure(
@@ -78,8 +78,8 @@ pub(crate) fn bypass_flag(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn endpoint(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     for endpoint in [NOBODY, NOBODY + 1, 0xff] {
         ensure(
             driver.attach(1, endpoint)? == NOENT,
@@ -89,8 +89,8 @@ pub(crate) fn endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn alias(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn alias(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     for bit in [16, 24, 31] {
         let other = driver.one | 1 << bit;
         if driver.subject.endpoints().contains(&other) {
@@ -104,8 +104,8 @@ pub(crate) fn alias(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn effect(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn effect(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     for (domain, endpoint) in [(1, driver.one), (2, driver.two), (3, driver.three)] {
         if driver.attach(domain, endpoint)? != OK {
             continue;
@@ -120,8 +120,8 @@ pub(crate) fn effect(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn contradiction(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn contradiction(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.bypass_domain(2, driver.two)?;
     ensure(
         driver.attach_bypass(1, driver.three)? == INVAL,
@@ -133,9 +133,9 @@ pub(crate) fn contradiction(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn rejection(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn rejection(context: &TestContext<'_>) -> Result<(), Failure> {
     for number in 0..4 {
-        let mut driver = Driver::attached(bench, &USUAL)?;
+        let mut driver = Driver::attached(context, &USUAL)?;
         driver.map_page(1, 7)?;
         driver.bypass_domain(2, driver.two)?;
         let (one, two) = (driver.one, driver.two);
@@ -161,8 +161,8 @@ pub(crate) fn rejection(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn again(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn again(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     match driver.attach(2, driver.one)? {
         VIRTIO_IOMMU_S_UNSUPP => {
@@ -190,8 +190,8 @@ pub(crate) fn again(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Section 5.13.6.3, "Multiple endpoints can be attached to the same domain".
-pub(crate) fn join(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn join(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     match driver.attach(1, driver.three)? {
         VIRTIO_IOMMU_S_UNSUPP => return not_applicable("the device attaches one endpoint only"),
@@ -214,8 +214,8 @@ pub(crate) fn join(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn isolation(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn isolation(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     ensure(driver.attach(2, driver.three)? == OK, "ATTACH succeeds")?;
     driver.map_page(1, 7)?;
     let status = driver.map(2, driver.pages(2, 1), driver.at(8), BOTH)?;
@@ -226,16 +226,16 @@ pub(crate) fn isolation(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn detach_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn detach_reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     ensure(
         driver.status(&detach(1, driver.one, u64::MAX))? == OK,
         "reserved bytes of DETACH are ignored",
     )
 }
 
-pub(crate) fn detach_endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn detach_endpoint(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for endpoint in [NOBODY, 0xff] {
         ensure(
             driver.detach(1, endpoint)? == NOENT,
@@ -245,8 +245,8 @@ pub(crate) fn detach_endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn detach_domain(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn detach_domain(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     ensure(driver.attach(3, driver.three)? == OK, "ATTACH succeeds")?;
     for (domain, endpoint) in [(2, driver.one), (3, driver.one), (1, driver.three)] {
@@ -261,8 +261,8 @@ pub(crate) fn detach_domain(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn detached(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn detached(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     ensure(
         driver.reaches(driver.one, 1, Some(7))?,
@@ -277,8 +277,8 @@ pub(crate) fn detached(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Section 5.13.6.4, "it ceases to exist and its ID can be reused".
-pub(crate) fn last_detach(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn last_detach(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     driver.detach(1, driver.one)?;
     ensure(

@@ -1,12 +1,12 @@
 //! Bypass mode and unattached endpoints (section 5.13.6).
 
 use crate::Setup;
-use crate::driver::{Bench, Driver, Failure, USUAL, ensure, not_applicable};
+use crate::driver::{Driver, Failure, TestContext, USUAL, ensure, not_applicable};
 use crate::spec::*;
 
-pub(crate) fn unattached(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn unattached(context: &TestContext<'_>) -> Result<(), Failure> {
     for bypass in [None, Some(false)] {
-        let mut driver = Driver::new(bench, &Setup { bypass, ..USUAL })?;
+        let mut driver = Driver::new(context, &Setup { bypass, ..USUAL })?;
         let offered = driver.offers(VIRTIO_IOMMU_F_BYPASS_CONFIG);
         if offered && driver.bypass() != 0 {
             driver.set_bypass(0);
@@ -39,12 +39,12 @@ pub(crate) fn unattached(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Section 5.13.6, "An endpoint is in bypass mode if".
-pub(crate) fn without_acceptance(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn without_acceptance(context: &TestContext<'_>) -> Result<(), Failure> {
     let setup = Setup {
         bypass: Some(true),
         ..USUAL
     };
-    let mut driver = Driver::reset(bench, &setup)?;
+    let mut driver = Driver::reset(context, &setup)?;
     driver.needs(VIRTIO_IOMMU_F_BYPASS_CONFIG, "BYPASS_CONFIG")?;
     if driver.bypass() != 1 {
         return not_applicable("bypass is not 1 at first");
@@ -62,8 +62,8 @@ pub(crate) fn without_acceptance(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn domain(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn domain(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.bypass_domain(2, driver.two)?;
     ensure(
         driver.reaches_itself(driver.two, 3)?,

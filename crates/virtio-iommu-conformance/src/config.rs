@@ -1,7 +1,7 @@
 //! Features, configuration and resets (sections 5.13.3 to 5.13.5).
 
 use crate::Setup;
-use crate::driver::{Bench, Driver, Failure, USUAL, ensure, not_applicable};
+use crate::driver::{Driver, Failure, TestContext, USUAL, ensure, not_applicable};
 use crate::spec::*;
 
 /// The usual device, with each way to treat unattached endpoints.
@@ -13,13 +13,13 @@ const fn kind(bypass: Option<bool>) -> Setup {
 
 /// Runs `check` on each kind of device that can be created, at least one.
 fn each(
-    bench: &Bench<'_>,
+    context: &TestContext<'_>,
     check: impl Fn(Driver<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut reason = None;
     let mut any = false;
     for setup in &KINDS {
-        match Driver::reset(bench, setup) {
+        match Driver::reset(context, setup) {
             Ok(driver) => {
                 any = true;
                 check(driver)?;
@@ -34,8 +34,8 @@ fn each(
 }
 
 /// Creates a driver that has negotiated BYPASS_CONFIG.
-fn with_bypass<'a>(bench: &'a Bench<'_>, at_first: bool) -> Result<Driver<'a>, Failure> {
-    let mut driver = Driver::reset(bench, &kind(Some(at_first)))?;
+fn with_bypass<'a>(context: &'a TestContext<'_>, at_first: bool) -> Result<Driver<'a>, Failure> {
+    let mut driver = Driver::reset(context, &kind(Some(at_first)))?;
     driver.needs(VIRTIO_IOMMU_F_BYPASS_CONFIG, "BYPASS_CONFIG")?;
     driver.accept_all();
     Ok(driver)
@@ -46,8 +46,8 @@ fn note_features(driver: &Driver<'_>) {
     driver.note(alloc::format!("features {offered:#x} are offered"));
 }
 
-pub(crate) fn map_unmap(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |driver| {
+pub(crate) fn map_unmap(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |driver| {
         note_features(&driver);
         ensure(
             driver.offers(VIRTIO_IOMMU_F_MAP_UNMAP),
@@ -56,8 +56,8 @@ pub(crate) fn map_unmap(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn bypass_superseded(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |driver| {
+pub(crate) fn bypass_superseded(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |driver| {
         note_features(&driver);
         ensure(
             !driver.offers(VIRTIO_IOMMU_F_BYPASS),
@@ -66,16 +66,16 @@ pub(crate) fn bypass_superseded(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn page_size_mask(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |driver| {
+pub(crate) fn page_size_mask(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |driver| {
         let _ = driver.config();
         let mask = driver.config64(CONFIG_PAGE_SIZE_MASK);
         ensure(mask != 0, "page_size_mask is not zero")
     })
 }
 
-pub(crate) fn ranges(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |driver| {
+pub(crate) fn ranges(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |driver| {
         let _ = driver.config();
         let first = driver.config64(CONFIG_INPUT_RANGE);
         let last = driver.config64(CONFIG_INPUT_RANGE + 8);
@@ -96,8 +96,8 @@ pub(crate) fn ranges(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn bypass_value(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |mut driver| {
+pub(crate) fn bypass_value(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |mut driver| {
         driver.accept_all();
         for value in [2, 1, 0x80, 0xff, 0, 3] {
             driver.set_bypass(value);
@@ -107,9 +107,9 @@ pub(crate) fn bypass_value(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn bypass_reset(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn bypass_reset(context: &TestContext<'_>) -> Result<(), Failure> {
     for at_first in [false, true] {
-        let mut driver = with_bypass(bench, at_first)?;
+        let mut driver = with_bypass(context, at_first)?;
         let first = driver.bypass();
         for value in [1 - first.min(1), first, 1 - first.min(1)] {
             driver.accept_all();
@@ -128,9 +128,9 @@ pub(crate) fn bypass_reset(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn bypass_system_reset(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn bypass_system_reset(context: &TestContext<'_>) -> Result<(), Failure> {
     for at_first in [false, true] {
-        let mut driver = with_bypass(bench, at_first)?;
+        let mut driver = with_bypass(context, at_first)?;
         let first = driver.bypass();
         driver.set_bypass(1 - first.min(1));
         if !driver.subject.reset_system() {
@@ -145,8 +145,8 @@ pub(crate) fn bypass_system_reset(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Section 5.13.4.1: the driver must not write other fields.
-pub(crate) fn other_fields(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn other_fields(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     let before = driver.config();
     for offset in (0..CONFIG_BYTES + 8).filter(|offset| *offset != CONFIG_BYPASS) {
         let value = before.get(offset).map_or(1, |byte| byte ^ 1);
@@ -160,8 +160,8 @@ pub(crate) fn other_fields(bench: &Bench<'_>) -> Result<(), Failure> {
     ensure(driver.config() == before, "only bypass can be written")
 }
 
-pub(crate) fn reset_detaches(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn reset_detaches(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     ensure(
         driver.reaches(driver.one, 1, Some(7))?,

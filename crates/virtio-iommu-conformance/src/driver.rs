@@ -69,7 +69,7 @@ pub(crate) const fn ensure(holds: bool, requirement: &'static str) -> Result<(),
 }
 
 /// Source of devices, and the last observation of any of them.
-pub(crate) struct Bench<'a> {
+pub(crate) struct TestContext<'a> {
     pub(crate) make: Make<'a>,
     pub(crate) seen: RefCell<String>,
 }
@@ -90,11 +90,11 @@ pub(crate) struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     /// Creates a driver of a device of which nothing is negotiated.
-    pub(crate) fn reset(bench: &'a Bench<'_>, setup: &Setup) -> Result<Self, Failure> {
-        let subject = (bench.make)(setup).map_err(Failure::NotApplicable)?;
+    pub(crate) fn reset(context: &'a TestContext<'_>, setup: &Setup) -> Result<Self, Failure> {
+        let subject = (context.make)(setup).map_err(Failure::NotApplicable)?;
         let [one, two, three] = subject.endpoints();
         let mut driver = Self {
-            seen: &bench.seen,
+            seen: &context.seen,
             one,
             two,
             three,
@@ -111,8 +111,8 @@ impl<'a> Driver<'a> {
 
     /// Creates a driver that has accepted all features. Unattached endpoints are not in bypass
     /// mode, if the device allows that.
-    pub(crate) fn new(bench: &'a Bench<'_>, setup: &Setup) -> Result<Self, Failure> {
-        let mut driver = Self::reset(bench, setup)?;
+    pub(crate) fn new(context: &'a TestContext<'_>, setup: &Setup) -> Result<Self, Failure> {
+        let mut driver = Self::reset(context, setup)?;
         driver.accept_all();
         if setup.bypass == Some(false) && driver.offers(VIRTIO_IOMMU_F_BYPASS_CONFIG) {
             driver.set_bypass(0);
@@ -121,8 +121,8 @@ impl<'a> Driver<'a> {
     }
 
     /// Creates a driver with endpoint `one` in domain 1.
-    pub(crate) fn attached(bench: &'a Bench<'_>, setup: &Setup) -> Result<Self, Failure> {
-        let mut driver = Self::new(bench, setup)?;
+    pub(crate) fn attached(context: &'a TestContext<'_>, setup: &Setup) -> Result<Self, Failure> {
+        let mut driver = Self::new(context, setup)?;
         ensure(driver.attach(1, driver.one)? == OK, "ATTACH succeeds")?;
         Ok(driver)
     }

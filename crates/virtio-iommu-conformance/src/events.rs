@@ -1,7 +1,7 @@
 //! Fault reports (section 5.13.6.9).
 
 use crate::driver::{
-    BOTH, Bench, Driver, Failure, READ, USUAL, ensure, le32, le64, not_applicable,
+    BOTH, Driver, Failure, READ, TestContext, USUAL, ensure, le32, le64, not_applicable,
 };
 use crate::spec::*;
 
@@ -18,8 +18,11 @@ struct Report {
 
 /// Checks the reports of three writes: not mapped, not writable, not attached. Not applicable if
 /// the device reports nothing.
-fn each(bench: &Bench<'_>, check: impl Fn(&Report) -> Result<(), Failure>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+fn each(
+    context: &TestContext<'_>,
+    check: impl Fn(&Report) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let status = driver.map(1, driver.pages(1, 1), driver.at(0), READ)?;
     ensure(status == VIRTIO_IOMMU_S_OK, "MAP of a page succeeds")?;
     let page = driver.page;
@@ -50,8 +53,8 @@ fn each(bench: &Bench<'_>, check: impl Fn(&Report) -> Result<(), Failure>) -> Re
     Ok(())
 }
 
-pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |Report { event, .. }| {
+pub(crate) fn reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |Report { event, .. }| {
         ensure(
             event.get(1..4) == Some(&[0; 3]) && le32(event, 12) == 0,
             "reserved fields of a report are zero",
@@ -59,14 +62,14 @@ pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn flags(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |Report { event, .. }| {
+pub(crate) fn flags(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |Report { event, .. }| {
         ensure(le32(event, 4) & !ALL_FLAGS == 0, "undefined flags are zero")
     })
 }
 
-pub(crate) fn endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |report| {
+pub(crate) fn endpoint(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |report| {
         ensure(
             le32(&report.event, 8) == report.endpoint,
             "a report names the endpoint",
@@ -74,8 +77,8 @@ pub(crate) fn endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn reason(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |report| {
+pub(crate) fn reason(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |report| {
         let reported = report.event.first().copied().unwrap_or_default();
         ensure(
             reported == VIRTIO_IOMMU_FAULT_R_UNKNOWN || reported == report.reason,
@@ -84,8 +87,8 @@ pub(crate) fn reason(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn address(bench: &Bench<'_>) -> Result<(), Failure> {
-    each(bench, |Report { event, iova, .. }| {
+pub(crate) fn address(context: &TestContext<'_>) -> Result<(), Failure> {
+    each(context, |Report { event, iova, .. }| {
         let flags = le32(event, 4);
         ensure(
             flags & VIRTIO_IOMMU_FAULT_F_READ == 0,
@@ -98,8 +101,8 @@ pub(crate) fn address(bench: &Bench<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn split(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn split(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.subject.add_event_buffer(FAULT_BYTES);
     driver.write(driver.one, 0xdead_0000)?;
     let mut event = [0x77; FAULT_BYTES];
@@ -128,8 +131,8 @@ pub(crate) fn split(bench: &Bench<'_>) -> Result<(), Failure> {
 /// Faults without event buffers.
 const FAULTS: u64 = 300;
 
-fn many<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+fn many<'a>(context: &'a TestContext<'_>) -> Result<Driver<'a>, Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for number in 0..FAULTS {
         let iova = (number + 100) * driver.page;
         driver.write(driver.one, iova)?;
@@ -138,8 +141,8 @@ fn many<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
 }
 
 /// Section 5.13.6.9, "If no buffer is available".
-pub(crate) fn no_buffer(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = many(bench)?;
+pub(crate) fn no_buffer(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = many(context)?;
     driver.map_page(1, 7)?;
     ensure(
         driver.reaches(driver.one, 1, Some(7))?,
@@ -147,8 +150,8 @@ pub(crate) fn no_buffer(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn counted(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = many(bench)?;
+pub(crate) fn counted(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = many(context)?;
     if driver.subject.dropped_events().is_none() {
         return not_applicable("the adapter has no count of dropped reports");
     }

@@ -1,20 +1,22 @@
 //! MAP (section 5.13.6.5).
 
 use crate::Setup;
-use crate::driver::{BOTH, Bench, Driver, Failure, READ, USUAL, WRITE, ensure, not_applicable};
+use crate::driver::{
+    BOTH, Driver, Failure, READ, TestContext, USUAL, WRITE, ensure, not_applicable,
+};
 use crate::spec::*;
 
 const OK: u8 = VIRTIO_IOMMU_S_OK;
 const INVAL: u8 = VIRTIO_IOMMU_S_INVAL;
 
 /// Section 5.13.6, "Any mapping request to virtual addresses outside of this range fails".
-pub(crate) fn input_range(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn input_range(context: &TestContext<'_>) -> Result<(), Failure> {
     let setup = Setup {
         input: (16 << 16, (64 << 16) - 1),
         regions: &[],
         ..USUAL
     };
-    let mut driver = Driver::attached(bench, &setup)?;
+    let mut driver = Driver::attached(context, &setup)?;
     let (first, last) = driver.input_range();
     if (first, last) == (0, u64::MAX) {
         return not_applicable("input_range has all addresses");
@@ -44,8 +46,8 @@ pub(crate) fn input_range(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn translation(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn translation(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let (start, last) = driver.pages(2, 3);
     let to = driver.at(7);
     let status = driver.map(1, (start, last), to, BOTH)?;
@@ -70,8 +72,8 @@ pub(crate) fn translation(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn top(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn top(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let (_, last) = driver.input_range();
     let range = (last - (driver.page - 1), last);
     let to = driver.at(3);
@@ -89,8 +91,8 @@ pub(crate) fn top(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn misaligned(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn misaligned(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let mask = driver.config64(CONFIG_PAGE_SIZE_MASK);
     let granule = mask & mask.wrapping_neg();
     if granule <= 1 {
@@ -114,8 +116,8 @@ pub(crate) fn misaligned(bench: &Bench<'_>) -> Result<(), Failure> {
     ensure(driver.reaches(driver.one, 2, None)?, "nothing was mapped")
 }
 
-pub(crate) fn overlapping(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn overlapping(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let status = driver.map(1, driver.pages(2, 2), driver.at(7), BOTH)?;
     ensure(status == OK, "MAP of two pages succeeds")?;
     for (first, count) in [(2, 2), (2, 1), (3, 1), (1, 2), (3, 2), (1, 4), (0, 9)] {
@@ -140,8 +142,8 @@ pub(crate) fn overlapping(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn flags(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn flags(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for bit in 3..32 {
         ensure(
             driver.map(1, driver.pages(1, 1), driver.at(0), READ | 1 << bit)? == INVAL,
@@ -157,9 +159,9 @@ const WITH_MMIO: Setup = Setup {
 };
 
 /// Both a device without MMIO and one whose driver does not accept it.
-pub(crate) fn mmio_not_negotiated(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn mmio_not_negotiated(context: &TestContext<'_>) -> Result<(), Failure> {
     for setup in [&USUAL, &WITH_MMIO] {
-        let mut driver = Driver::reset(bench, setup)?;
+        let mut driver = Driver::reset(context, setup)?;
         let offered = driver.subject.offered();
         driver.subject.accept(offered & !(1 << VIRTIO_IOMMU_F_MMIO));
         driver.attach(1, driver.one)?;
@@ -172,8 +174,8 @@ pub(crate) fn mmio_not_negotiated(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn mmio(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &WITH_MMIO)?;
+pub(crate) fn mmio(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &WITH_MMIO)?;
     driver.needs(VIRTIO_IOMMU_F_MMIO, "MMIO")?;
     let flags = BOTH | VIRTIO_IOMMU_MAP_F_MMIO;
     ensure(
@@ -182,8 +184,8 @@ pub(crate) fn mmio(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn absent_domain(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn absent_domain(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for domain in driver.absent_domains() {
         ensure(
             driver.map(domain, driver.pages(1, 1), driver.at(0), BOTH)? == VIRTIO_IOMMU_S_NOENT,
@@ -193,8 +195,8 @@ pub(crate) fn absent_domain(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn bypass_domain(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn bypass_domain(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     driver.bypass_domain(2, driver.one)?;
     ensure(
         driver.map(2, driver.pages(1, 1), driver.at(0), BOTH)? == INVAL,
@@ -205,11 +207,11 @@ pub(crate) fn bypass_domain(bench: &Bench<'_>) -> Result<(), Failure> {
 /// Maps one page for each combination of permissions and accesses it. Fails if an access succeeds
 /// without the permission `needed`.
 fn excess(
-    bench: &Bench<'_>,
+    context: &TestContext<'_>,
     needed: u32,
     access: impl Fn(&mut Driver<'_>, u64) -> Result<Option<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+    let mut driver = Driver::attached(context, &USUAL)?;
     for (page, flags) in [(1, 0), (2, READ), (3, WRITE), (4, BOTH)] {
         let status = driver.map(1, driver.pages(page, 1), driver.at(page), flags)?;
         // A device may not support a mapping without READ.
@@ -231,10 +233,12 @@ fn excess(
     Ok(())
 }
 
-pub(crate) fn write_permission(bench: &Bench<'_>) -> Result<(), Failure> {
-    excess(bench, WRITE, |driver, iova| driver.write(driver.one, iova))
+pub(crate) fn write_permission(context: &TestContext<'_>) -> Result<(), Failure> {
+    excess(context, WRITE, |driver, iova| {
+        driver.write(driver.one, iova)
+    })
 }
 
-pub(crate) fn read_permission(bench: &Bench<'_>) -> Result<(), Failure> {
-    excess(bench, READ, |driver, iova| driver.read(driver.one, iova))
+pub(crate) fn read_permission(context: &TestContext<'_>) -> Result<(), Failure> {
+    excess(context, READ, |driver, iova| driver.read(driver.one, iova))
 }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::Setup;
 use crate::driver::{
-    Bench, Driver, Failure, NOBODY, UNTOUCHED, USUAL, ensure, not_applicable, probe,
+    Driver, Failure, NOBODY, TestContext, UNTOUCHED, USUAL, ensure, not_applicable, probe,
 };
 use crate::spec::*;
 
@@ -15,8 +15,8 @@ fn status_of(reply: &[u8]) -> u8 {
 }
 
 /// Creates a driver of a device with PROBE.
-pub(crate) fn driver<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
-    let driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn driver<'a>(context: &'a TestContext<'_>) -> Result<Driver<'a>, Failure> {
+    let driver = Driver::new(context, &USUAL)?;
     driver.needs(VIRTIO_IOMMU_F_PROBE, "PROBE")?;
     Ok(driver)
 }
@@ -63,8 +63,8 @@ pub(crate) fn parse(list: &[u8]) -> Option<Properties<'_>> {
     complete.then_some(properties)
 }
 
-pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let room = driver.probe_size() + TAIL_BYTES;
     let (_, reply) = driver.send(&probe(driver.two, 0xff), room)?;
     ensure(
@@ -73,8 +73,8 @@ pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn endpoint(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let room = driver.probe_size() + TAIL_BYTES;
     let (_, reply) = driver.send(&probe(NOBODY, 0), room)?;
     ensure(
@@ -83,13 +83,13 @@ pub(crate) fn endpoint(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn not_offered(bench: &Bench<'_>) -> Result<(), Failure> {
+pub(crate) fn not_offered(context: &TestContext<'_>) -> Result<(), Failure> {
     let without = Setup {
         probe: false,
         regions: &[],
         ..USUAL
     };
-    let mut driver = Driver::new(bench, &without)?;
+    let mut driver = Driver::new(context, &without)?;
     if driver.offers(VIRTIO_IOMMU_F_PROBE) {
         return not_applicable("the device offers PROBE");
     }
@@ -103,8 +103,8 @@ pub(crate) fn not_offered(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn property_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn property_reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     for endpoint in driver.subject.endpoints() {
         let list = list(&mut driver, endpoint)?;
         let found = parse(&list).map(|(found, _)| found).unwrap_or_default();
@@ -116,8 +116,8 @@ pub(crate) fn property_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn lengths(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn lengths(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let mut regions = 0;
     for endpoint in driver.subject.endpoints() {
         let list = list(&mut driver, endpoint)?;
@@ -145,8 +145,8 @@ pub(crate) fn lengths(bench: &Bench<'_>) -> Result<(), Failure> {
     }
 }
 
-pub(crate) fn short(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn short(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let size = driver.probe_size();
     for missing in [1, 3, size / 2, size] {
         let room = size.saturating_sub(missing) + TAIL_BYTES;
@@ -164,8 +164,8 @@ pub(crate) fn short(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn rest(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn rest(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let size = driver.probe_size();
     for endpoint in driver.subject.endpoints() {
         let (used, reply) = driver.send(&probe(endpoint, 0), size + TAIL_BYTES)?;

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::driver::{BOTH, Bench, Driver, Failure, ensure, le64, not_applicable};
+use crate::driver::{BOTH, Driver, Failure, TestContext, ensure, le64, not_applicable};
 use crate::probe::{driver, list, parse};
 use crate::spec::*;
 
@@ -39,8 +39,8 @@ fn regions(driver: &mut Driver<'_>) -> Result<Vec<Found>, Failure> {
     Ok(regions)
 }
 
-pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let regions = regions(&mut driver)?;
     ensure(
         regions.iter().all(|region| region.reserved == [0; 3]),
@@ -48,16 +48,16 @@ pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn one_msi(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn one_msi(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let regions = regions(&mut driver)?;
     let doorbells = regions.iter().filter(|region| region.msi).count();
     driver.note(alloc::format!("{doorbells} regions are doorbells"));
     ensure(doorbells <= 1, "at most one region is for MSIs")
 }
 
-pub(crate) fn overlap(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn overlap(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let regions = regions(&mut driver)?;
     for (number, one) in regions.iter().enumerate() {
         ensure(
@@ -73,8 +73,8 @@ pub(crate) fn overlap(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn map(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn map(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let regions = regions(&mut driver)?;
     ensure(
         driver.attach(1, driver.two)? == VIRTIO_IOMMU_S_OK,
@@ -106,8 +106,8 @@ pub(crate) fn map(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn access(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = driver(bench)?;
+pub(crate) fn access(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = driver(context)?;
     let regions = regions(&mut driver)?;
     let Some(region) = regions.iter().find(|region| !region.msi) else {
         return not_applicable("all regions are for MSIs");

@@ -3,14 +3,15 @@
 use alloc::vec;
 
 use crate::driver::{
-    BOTH, Bench, Driver, Failure, NOBODY, UNTOUCHED, USUAL, attach, detach, ensure, map, unmap,
+    BOTH, Driver, Failure, NOBODY, TestContext, UNTOUCHED, USUAL, attach, detach, ensure, map,
+    unmap,
 };
 use crate::spec::*;
 
 const OK: u8 = VIRTIO_IOMMU_S_OK;
 
-pub(crate) fn status_ok(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn status_ok(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     ensure(driver.reaches(driver.one, 1, Some(7))?, "MAP has an effect")?;
     let page = driver.pages(1, 1);
@@ -19,8 +20,8 @@ pub(crate) fn status_ok(bench: &Bench<'_>) -> Result<(), Failure> {
     ensure(driver.detach(1, driver.one)? == OK, "DETACH succeeds")
 }
 
-pub(crate) fn unknown_type(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn unknown_type(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for kind in [0, 6, 7, 0x7f, 0x80, 0xff] {
         for length in [HEAD_BYTES, MAP_BYTES, PROBE_BYTES] {
             let mut request = vec![0; length];
@@ -38,8 +39,8 @@ pub(crate) fn unknown_type(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Returns a driver and the four requests that every device knows.
-fn four<'a>(bench: &'a Bench<'_>) -> Result<(Driver<'a>, [vec::Vec<u8>; 4]), Failure> {
-    let driver = Driver::attached(bench, &USUAL)?;
+fn four<'a>(context: &'a TestContext<'_>) -> Result<(Driver<'a>, [vec::Vec<u8>; 4]), Failure> {
+    let driver = Driver::attached(context, &USUAL)?;
     let (start, last) = driver.pages(1, 1);
     let requests = [
         attach(2, driver.two, 0, 0),
@@ -51,8 +52,8 @@ fn four<'a>(bench: &'a Bench<'_>) -> Result<(Driver<'a>, [vec::Vec<u8>; 4]), Fai
 }
 
 /// Section 5.13.6, "When the device fails to parse a request".
-pub(crate) fn short(bench: &Bench<'_>) -> Result<(), Failure> {
-    let (mut driver, valid) = four(bench)?;
+pub(crate) fn short(context: &TestContext<'_>) -> Result<(), Failure> {
+    let (mut driver, valid) = four(context)?;
     for request in &valid {
         for length in 0..request.len() {
             let short = request.get(..length).unwrap_or_default();
@@ -69,8 +70,8 @@ pub(crate) fn short(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn no_tail(bench: &Bench<'_>) -> Result<(), Failure> {
-    let (mut driver, valid) = four(bench)?;
+pub(crate) fn no_tail(context: &TestContext<'_>) -> Result<(), Failure> {
+    let (mut driver, valid) = four(context)?;
     for request in &valid {
         for room in 0..TAIL_BYTES {
             let (used, reply) = driver.send(request, room)?;
@@ -88,8 +89,8 @@ pub(crate) fn no_tail(bench: &Bench<'_>) -> Result<(), Failure> {
 
 /// Section 5.13.6.1: the driver treats a used length of 0 as a failure, and Linux then overwrites
 /// the status.
-pub(crate) fn failures_are_written(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn failures_are_written(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 0)?;
     let (one, two) = (driver.one, driver.two);
     let (start, last) = driver.pages(1, 1);
@@ -131,8 +132,8 @@ fn life(driver: &Driver<'_>) -> [vec::Vec<u8>; 4] {
     ]
 }
 
-pub(crate) fn head_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn head_reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     for mut request in life(&driver) {
         if let Some(reserved) = request.get_mut(1..HEAD_BYTES) {
             reserved.fill(0xa5);
@@ -145,8 +146,8 @@ pub(crate) fn head_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn tail_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn tail_reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     let failure = detach(1, NOBODY, 0);
     for request in life(&driver).iter().chain([&failure]) {
         let (_, reply) = driver.send(request, TAIL_BYTES)?;
@@ -160,8 +161,8 @@ pub(crate) fn tail_reserved(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Linux spins on the used ring under a lock, and then relies on the request's effect.
-pub(crate) fn complete_when_published(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn complete_when_published(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let (start, last) = driver.pages(1, 1);
     let to = driver.at(7);
     driver.send_at_once(&map(1, start, last, to, BOTH), TAIL_BYTES)?;

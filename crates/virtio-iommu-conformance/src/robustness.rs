@@ -1,6 +1,6 @@
 //! Behaviour that the specification does not require, against a hostile driver.
 
-use crate::driver::{BOTH, Bench, Driver, Failure, READ, USUAL, ensure, not_applicable};
+use crate::driver::{BOTH, Driver, Failure, READ, TestContext, USUAL, ensure, not_applicable};
 use crate::spec::*;
 use crate::{Access, Caps, Setup};
 
@@ -13,8 +13,8 @@ fn reversed(driver: &Driver<'_>) -> [(u64, u64); 4] {
     [(page, 0), (page, page - 1), (u64::MAX, 0), (top, page - 1)]
 }
 
-pub(crate) fn map_reversed(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn map_reversed(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for range in reversed(&driver) {
         ensure(
             driver.map(1, range, driver.at(0), BOTH)? != OK,
@@ -24,8 +24,8 @@ pub(crate) fn map_reversed(bench: &Bench<'_>) -> Result<(), Failure> {
     driver.map_page(1, 7)
 }
 
-pub(crate) fn unmap_reversed(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn unmap_reversed(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     for range in reversed(&driver) {
         ensure(
@@ -40,8 +40,8 @@ pub(crate) fn unmap_reversed(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn physical_wrap(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn physical_wrap(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     let top = u64::MAX - (driver.page - 1);
     ensure(
         driver.map(1, driver.pages(1, 2), top, READ)? != OK,
@@ -50,22 +50,25 @@ pub(crate) fn physical_wrap(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// The driver reuses the page as soon as it sees the reply.
-pub(crate) fn outstanding(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn outstanding(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for access in [Access::Read, Access::Write] {
         driver.map_page(1, 7)?;
         let range = driver.pages(1, 1);
-        match driver.subject.hold(driver.one, range.0, access) {
+        match driver.subject.begin_access(driver.one, range.0, access) {
             None => return not_applicable("the adapter has no long accesses"),
-            Some(held) => ensure(held && driver.subject.holds(), "an access can begin")?,
+            Some(allowed) => ensure(
+                allowed && driver.subject.access_is_outstanding(),
+                "an access can begin",
+            )?,
         }
         ensure(driver.unmap(1, range)? == OK, "UNMAP succeeds")?;
         ensure(
-            !driver.subject.holds(),
+            !driver.subject.access_is_outstanding(),
             "an access that began before the UNMAP is over when it is answered",
         )?;
         ensure(
-            driver.subject.hold(driver.one, range.0, access) == Some(false),
+            driver.subject.begin_access(driver.one, range.0, access) == Some(false),
             "no access begins after the UNMAP",
         )?;
     }
@@ -73,13 +76,13 @@ pub(crate) fn outstanding(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Creates a driver of a device with caps that tests reach.
-fn capped<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
+fn capped<'a>(context: &'a TestContext<'_>) -> Result<Driver<'a>, Failure> {
     let setup = Setup {
         caps: Some(CAPS),
         regions: &[],
         ..USUAL
     };
-    Driver::new(bench, &setup)
+    Driver::new(context, &setup)
 }
 
 const CAPS: Caps = Caps {
@@ -87,8 +90,8 @@ const CAPS: Caps = Caps {
     domains: 2,
 };
 
-pub(crate) fn domain_cap(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = capped(bench)?;
+pub(crate) fn domain_cap(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = capped(context)?;
     for (domain, endpoint) in [(0, driver.one), (1, driver.two)] {
         ensure(
             driver.attach(domain, endpoint)? == OK,
@@ -105,8 +108,8 @@ pub(crate) fn domain_cap(bench: &Bench<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn mapping_cap(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = capped(bench)?;
+pub(crate) fn mapping_cap(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = capped(context)?;
     for (domain, endpoint) in [(0, driver.one), (1, driver.two)] {
         ensure(driver.attach(domain, endpoint)? == OK, "ATTACH succeeds")?;
     }

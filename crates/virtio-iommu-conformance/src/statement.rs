@@ -5,7 +5,7 @@ use alloc::string::String;
 use core::cell::RefCell;
 use core::fmt;
 
-use crate::driver::{Bench, Failure};
+use crate::driver::{Failure, TestContext};
 use crate::{
     Make, attach, bypass, config, events, map, probe, regions, requests, robustness, unmap,
 };
@@ -66,22 +66,22 @@ pub struct Statement {
     /// Obligation of the device under the section.
     pub level: Level,
     /// Text of the statement.
-    pub says: &'static str,
-    check: fn(&Bench<'_>) -> Result<(), Failure>,
+    pub text: &'static str,
+    check: fn(&TestContext<'_>) -> Result<(), Failure>,
 }
 
 impl Statement {
     /// Checks the statement on devices that `make` creates.
     pub fn run(&self, make: Make<'_>) -> Verdict {
-        let bench = Bench {
+        let context = TestContext {
             make,
             seen: RefCell::default(),
         };
-        match (self.check)(&bench) {
+        match (self.check)(&context) {
             Ok(()) => Verdict::Pass,
             Err(Failure::NotApplicable(reason)) => Verdict::NotApplicable(reason),
             Err(Failure::Broken(requirement)) => {
-                let seen = bench.seen.take();
+                let seen = context.seen.take();
                 Verdict::Fail(match seen.is_empty() {
                     true => requirement.into(),
                     false => format!("{requirement}: {seen}"),
@@ -93,19 +93,19 @@ impl Statement {
 
 impl fmt::Display for Statement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.id, self.says)
+        write!(f, "{}: {}", self.id, self.text)
     }
 }
 
 macro_rules! statements {
-    ($($id:literal $section:literal $level:ident $check:path: $says:literal;)*) => {
+    ($($id:literal $section:literal $level:ident $check:path: $text:literal;)*) => {
         /// All statements, in the order of the specification.
         pub const STATEMENTS: &[Statement] = &[
             $(Statement {
                 id: $id,
                 section: $section,
                 level: Level::$level,
-                says: $says,
+                text: $text,
                 check: $check,
             },)*
         ];

@@ -46,7 +46,7 @@ impl fmt::Display for NotReturned {
 
 /// A virtio-iommu under test: the interfaces of the driver, of endpoints and of the machine.
 ///
-/// Not every adapter can implement `reset_system`, `hold` and `dropped_events`. With their
+/// Not every adapter can implement `reset_system`, `begin_access` and `dropped_events`. With their
 /// defaults, the statements that need them are not applicable.
 pub trait Subject {
     /// Returns the ids of three endpoints. The device has no other endpoint from 0x99 to 0xff.
@@ -105,12 +105,12 @@ pub trait Subject {
     /// Starts a long access of `endpoint` to the byte at `iova`, which ends when the device
     /// requests it or waits for it. Returns true if the device allows it; `None` if the adapter has
     /// no such accesses.
-    fn hold(&mut self, _endpoint: u32, _iova: u64, _access: Access) -> Option<bool> {
+    fn begin_access(&mut self, _endpoint: u32, _iova: u64, _access: Access) -> Option<bool> {
         None
     }
 
     /// Returns true if the long access can still reach the byte.
-    fn holds(&self) -> bool {
+    fn access_is_outstanding(&self) -> bool {
         false
     }
 

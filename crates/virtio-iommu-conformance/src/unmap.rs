@@ -1,13 +1,13 @@
 //! UNMAP (section 5.13.6.6).
 
-use crate::driver::{BOTH, Bench, Driver, Failure, USUAL, ensure, unmap};
+use crate::driver::{BOTH, Driver, Failure, TestContext, USUAL, ensure, unmap};
 use crate::spec::*;
 
 const OK: u8 = VIRTIO_IOMMU_S_OK;
 const INVAL: u8 = VIRTIO_IOMMU_S_INVAL;
 
-pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn reserved(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 7)?;
     let (start, last) = driver.pages(1, 1);
     match driver.status(&unmap(1, start, last, u32::MAX))? {
@@ -20,8 +20,8 @@ pub(crate) fn reserved(bench: &Bench<'_>) -> Result<(), Failure> {
 }
 
 /// Creates a driver whose domain has three mappings: page 1, pages 4 to 7, and page 8.
-fn islands<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+fn three_mappings<'a>(context: &'a TestContext<'_>) -> Result<Driver<'a>, Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     driver.map_page(1, 6)?;
     let status = driver.map(1, driver.pages(4, 4), driver.at(9), BOTH)?;
     ensure(status == OK, "MAP of four pages succeeds")?;
@@ -32,8 +32,8 @@ fn islands<'a>(bench: &'a Bench<'_>) -> Result<Driver<'a>, Failure> {
 /// Ranges of pages that split the four pages.
 const SPLITTING: [(u64, u64); 6] = [(0, 5), (1, 6), (5, 4), (5, 1), (4, 3), (7, 13)];
 
-pub(crate) fn split(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = islands(bench)?;
+pub(crate) fn split(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = three_mappings(context)?;
     for (first, count) in SPLITTING {
         ensure(
             driver.unmap(1, driver.pages(first, count))? == VIRTIO_IOMMU_S_RANGE,
@@ -43,8 +43,8 @@ pub(crate) fn split(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn split_keeps(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = islands(bench)?;
+pub(crate) fn split_keeps(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = three_mappings(context)?;
     for (first, count) in SPLITTING {
         // Another statement checks the status.
         driver.unmap(1, driver.pages(first, count))?;
@@ -55,15 +55,15 @@ pub(crate) fn split_keeps(bench: &Bench<'_>) -> Result<(), Failure> {
             )?;
         }
     }
-    row_keeps(bench)
+    row_keeps(context)
 }
 
 /// Seven mappings of two pages. Half of the first or of the last one is outside the range. A search
 /// tree finds one in the middle first.
-fn row_keeps(bench: &Bench<'_>) -> Result<(), Failure> {
+fn row_keeps(context: &TestContext<'_>) -> Result<(), Failure> {
     const ROW: u64 = 7;
     for first in [2, 1] {
-        let mut driver = Driver::attached(bench, &USUAL)?;
+        let mut driver = Driver::attached(context, &USUAL)?;
         for number in 0..ROW {
             let range = driver.pages(1 + 2 * number, 2);
             let status = driver.map(1, range, driver.at(1 + 2 * number), BOTH)?;
@@ -120,9 +120,9 @@ const GAPS: &[Example] = &[
     example(&[(1, 1), (3, 3), (5, 5), (7, 7)], (2, 6), &[0, 3], true),
 ];
 
-fn run(bench: &Bench<'_>, examples: &[Example]) -> Result<(), Failure> {
+fn run(context: &TestContext<'_>, examples: &[Example]) -> Result<(), Failure> {
     for example in examples {
-        let mut driver = Driver::attached(bench, &USUAL)?;
+        let mut driver = Driver::attached(context, &USUAL)?;
         for &(first, last) in example.maps {
             let range = driver.pages(first, last + 1 - first);
             let status = driver.map(1, range, driver.at(first), BOTH)?;
@@ -147,16 +147,16 @@ fn run(bench: &Bench<'_>, examples: &[Example]) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn examples(bench: &Bench<'_>) -> Result<(), Failure> {
-    run(bench, EXAMPLES)
+pub(crate) fn examples(context: &TestContext<'_>) -> Result<(), Failure> {
+    run(context, EXAMPLES)
 }
 
-pub(crate) fn gaps(bench: &Bench<'_>) -> Result<(), Failure> {
-    run(bench, GAPS)
+pub(crate) fn gaps(context: &TestContext<'_>) -> Result<(), Failure> {
+    run(context, GAPS)
 }
 
-pub(crate) fn everything(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = islands(bench)?;
+pub(crate) fn everything(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = three_mappings(context)?;
     let range = driver.input_range();
     ensure(
         driver.unmap(1, range)? == OK,
@@ -171,8 +171,8 @@ pub(crate) fn everything(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn absent_domain(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::attached(bench, &USUAL)?;
+pub(crate) fn absent_domain(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::attached(context, &USUAL)?;
     for domain in driver.absent_domains() {
         ensure(
             driver.unmap(domain, driver.pages(1, 1))? == VIRTIO_IOMMU_S_NOENT,
@@ -182,8 +182,8 @@ pub(crate) fn absent_domain(bench: &Bench<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn bypass_domain(bench: &Bench<'_>) -> Result<(), Failure> {
-    let mut driver = Driver::new(bench, &USUAL)?;
+pub(crate) fn bypass_domain(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = Driver::new(context, &USUAL)?;
     driver.bypass_domain(2, driver.one)?;
     ensure(
         driver.unmap(2, driver.pages(1, 1))? == INVAL,

@@ -208,7 +208,7 @@ impl<S: SinkHandle> Subject for Unit<S> {
         reached.map_or(Outcome::Blocked, Outcome::Reached)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
+    fn begin_access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
         // The previous access has ended.
         self.long = None;
         self.long = byte(iova)
@@ -217,7 +217,7 @@ impl<S: SinkHandle> Subject for Unit<S> {
         Some(self.long.is_some())
     }
 
-    fn holds(&self) -> bool {
+    fn access_is_outstanding(&self) -> bool {
         let long = self.long.as_ref();
         long.is_some_and(|long| long.active.load(Ordering::SeqCst))
     }

@@ -384,12 +384,12 @@ impl Subject for Broken {
         found.map_or(Outcome::Blocked, Outcome::Reached)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
-        self.inner.hold(endpoint, iova, access)
+    fn begin_access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
+        self.inner.begin_access(endpoint, iova, access)
     }
 
-    fn holds(&self) -> bool {
-        self.inner.holds()
+    fn access_is_outstanding(&self) -> bool {
+        self.inner.access_is_outstanding()
     }
 
     fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {

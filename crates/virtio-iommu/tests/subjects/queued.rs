@@ -123,12 +123,12 @@ impl Subject for Queued {
         self.direct.access(endpoint, iova, access)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
-        self.direct.hold(endpoint, iova, access)
+    fn begin_access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
+        self.direct.begin_access(endpoint, iova, access)
     }
 
-    fn holds(&self) -> bool {
-        self.direct.holds()
+    fn access_is_outstanding(&self) -> bool {
+        self.direct.access_is_outstanding()
     }
 
     fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {

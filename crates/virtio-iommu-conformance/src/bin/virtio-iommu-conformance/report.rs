@@ -62,18 +62,22 @@ fn reason(verdict: &Verdict) -> Option<&str> {
 
 /// Returns the statements, one a line.
 pub(crate) fn list(statements: &[&Statement]) -> String {
-    let mut text = String::new();
+    let mut lines = String::new();
     for Statement {
         id,
         section,
         level,
-        says,
+        text,
         ..
     } in statements
     {
-        let _ = writeln!(text, "{id:27} {section:14} {:10} {says}", level.to_string());
+        let _ = writeln!(
+            lines,
+            "{id:27} {section:14} {:10} {text}",
+            level.to_string()
+        );
     }
-    text
+    lines
 }
 
 pub(crate) fn render(format: Format, statements: &[&Statement], columns: &[Column]) -> String {
@@ -130,7 +134,7 @@ fn markdown(statements: &[&Statement], columns: &[Column]) -> String {
         let _ = write!(
             text,
             "| {} | {} | {} | {} |",
-            statement.id, statement.says, statement.section, statement.level
+            statement.id, statement.text, statement.section, statement.level
         );
         for column in columns {
             let _ = write!(text, " {} |", word(&column.verdicts[number]));
@@ -182,7 +186,7 @@ fn json(statements: &[&Statement], columns: &[Column]) -> String {
                 "id": statement.id,
                 "section": statement.section,
                 "level": statement.level.to_string(),
-                "text": statement.says,
+                "text": statement.text,
             })
         })
         .collect();

@@ -11,7 +11,7 @@ use super::options::{ENDPOINTS, options, regions};
 /// A sink with one reader, which ends its access when the sink waits for it in `commit`.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    pub(crate) holds: bool,
+    pub(crate) outstanding: bool,
     /// Flaw: the sink does not wait.
     pub(crate) hasty: bool,
 }
@@ -59,7 +59,7 @@ impl Sink for Reader {
 
     fn commit(&mut self) -> Result<(), SinkError> {
         if !self.hasty {
-            self.holds = false;
+            self.outstanding = false;
         }
         Ok(())
     }
@@ -149,14 +149,14 @@ impl Subject for Direct {
         reached.map_or(Outcome::Blocked, Outcome::Reached)
     }
 
-    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
-        let holds = self.peek(endpoint, iova, access).is_some();
-        self.device.sink_mut().holds = holds;
-        Some(holds)
+    fn begin_access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<bool> {
+        let allowed = self.peek(endpoint, iova, access).is_some();
+        self.device.sink_mut().outstanding = allowed;
+        Some(allowed)
     }
 
-    fn holds(&self) -> bool {
-        self.device.sink().holds
+    fn access_is_outstanding(&self) -> bool {
+        self.device.sink().outstanding
     }
 
     fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {

@@ -7,15 +7,15 @@
 //! |---|---|
 //! | `attachment.rs` | a device in a domain, and the limits of its addresses |
 //! | `mapping.rs` | live mappings |
-//! | `unmap.rs` | mappings from their unmap to the return of the buffer |
+//! | `unmap_states.rs` | mappings from their unmap to the return of the buffer |
 
 mod attachment;
 mod mapping;
-mod unmap;
+mod unmap_states;
 
 pub use attachment::{AddressLimits, Attachment};
 pub use mapping::{BounceSlot, DmaSegment, MapResult, Mapping};
-pub use unmap::{
+pub use unmap_states::{
     BurstKey, ClearedRange, NotInvalidated, Outcome, PendingUnmap, Released, ReleasedOrWithheld,
     ReleasedStale, StillMapped, Withheld,
 };

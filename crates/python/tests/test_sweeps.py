@@ -154,6 +154,28 @@ def test_a_failed_task_is_a_row(client, tmp_path):
     assert set(rows(directory)["outcome"].to_pylist()) == {"failed"}
 
 
+@pytest.mark.parametrize("engine", ["local", "dask"])
+def test_failed_tasks_run_again_on_request(client, tmp_path, engine):
+    trace = tmp_path / "bad.txt"
+    trace.write_text("x-1 [000] ..... 1.000000: dma_map_phys: nonsense\n")
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'traces = ["{trace.name}"]\nmodes = ["none", "fence"]\n')
+    directory = tmp_path / "results"
+
+    def counts(**retry):
+        done = sweep(plan, directory, engine=engine, client=client, command=PROGRAM, **retry)
+        return done["run"], done["present"], done["failed"]
+
+    assert counts() == (2, 0, 2)
+    before = files(directory)
+    assert counts() == (0, 2, 2)
+    assert files(directory) == before
+    assert counts(retry_failed=True) == (2, 0, 2)
+    after = files(directory)
+    assert after.keys() == before.keys()
+    assert all(after[name] != before[name] for name in before)
+
+
 def test_a_task_without_a_file_is_an_error(client, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text('modes = ["none", "fence"]\n')

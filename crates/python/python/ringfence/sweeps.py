@@ -29,17 +29,22 @@ def tasks(plan: str | PathLike[str], *, command: str = "ringfence") -> list[str]
 
 
 def run_task(
-    line: str, directory: str | PathLike[str], *, command: str = "ringfence"
+    line: str,
+    directory: str | PathLike[str],
+    *,
+    command: str = "ringfence",
+    retry_failed: bool = False,
 ) -> dict[str, int]:
     """Run one task and write its file, unless its intact file exists; return the counts.
 
-    A task that fails has a file too, and counts as ``failed``.
+    A task that fails has a file too, and counts as ``failed``. With ``retry_failed``, a task whose
+    file says that it failed runs again.
     """
     name = json.loads(line)["name"]
     with tempfile.TemporaryDirectory(prefix="ringfence-") as scratch:
         task = Path(scratch, "task.jsonl")
         task.write_text(line + "\n")
-        words = ["--task", name, "--jobs", "1", "--json", "--out", fspath(directory)]
+        words = ["--task", name, "--jobs", "1", *_options(directory, retry_failed)]
         done = _run([command, "sweep", str(task), *words])
     # A failed task ends the command with 1 too, after its counts.
     if not done.stdout:
@@ -55,17 +60,18 @@ def sweep(
     engine: Literal["local", "dask", "ray"] = "local",
     client: Any = None,
     command: str = "ringfence",
+    retry_failed: bool = False,
 ) -> dict[str, int]:
     """Run the tasks of a plan or list; return the sums of the counts.
 
     ``local`` runs them on the processors of this machine. ``dask`` runs them on the workers of
     ``client``, a ``distributed.Client``, or of the current client. ``ray`` runs them on the cluster
     that ``ray.init`` has joined. The other tasks run to their end before an exception says that a
-    task has no file.
+    task has no file. With ``retry_failed``, tasks run again whose files say that they failed.
     """
     path = Path(directory).absolute()
     if engine == "local":
-        done = _run([command, "sweep", fspath(plan), "--json", "--out", fspath(path)])
+        done = _run([command, "sweep", fspath(plan), *_options(path, retry_failed)])
         if not done.stdout:
             raise Error(done.stderr.strip())
         counts = json.loads(done.stdout)
@@ -76,7 +82,7 @@ def sweep(
     lines = tasks(plan, command=command)
     sums = dict.fromkeys(COUNTS, 0)
     errors: list[BaseException] = []
-    for outcome in engines[engine](lines, path, client, command):
+    for outcome in engines[engine](lines, path, client, command, retry_failed):
         if isinstance(outcome, BaseException):
             errors.append(outcome)
             continue
@@ -90,14 +96,23 @@ def sweep(
 _Outcomes = Iterator[dict[str, int] | BaseException]
 
 
-def _on_dask(lines: list[str], directory: Path, client: Any, command: str) -> _Outcomes:
+def _on_dask(
+    lines: list[str], directory: Path, client: Any, command: str, retry_failed: bool
+) -> _Outcomes:
     import distributed
 
     # The package has no types for its functions.
     as_completed: Any = distributed.as_completed
     get_client: Any = distributed.get_client
     client = client or get_client()
-    futures = client.map(run_task, lines, directory=directory, command=command, pure=False)
+    futures = client.map(
+        run_task,
+        lines,
+        directory=directory,
+        command=command,
+        retry_failed=retry_failed,
+        pure=False,
+    )
     try:
         for future in as_completed(futures):
             error = future.exception()
@@ -106,19 +121,29 @@ def _on_dask(lines: list[str], directory: Path, client: Any, command: str) -> _O
         client.cancel(futures)
 
 
-def _on_ray(lines: list[str], directory: Path, client: Any, command: str) -> _Outcomes:
+def _on_ray(
+    lines: list[str], directory: Path, client: Any, command: str, retry_failed: bool
+) -> _Outcomes:
     # CI does not install the package, so its types are unknown.
     ray: Any = __import__("ray")
 
     # Ray runs a task of a dead worker again, up to `max_retries` times.
     remote = ray.remote(max_retries=3)(run_task)
-    waiting = [remote.remote(line, directory, command=command) for line in lines]
+    waiting = [
+        remote.remote(line, directory, command=command, retry_failed=retry_failed)
+        for line in lines
+    ]
     while waiting:
         [ended], waiting = ray.wait(waiting, num_returns=1)
         try:
             yield ray.get(ended)
         except Exception as error:
             yield error
+
+
+def _options(directory: str | PathLike[str], retry_failed: bool) -> list[str]:
+    retry = ["--retry-failed"] if retry_failed else []
+    return ["--json", "--out", fspath(directory), *retry]
 
 
 def _run(words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -182,7 +182,7 @@ pub(crate) fn attack(
         };
         let matrix =
             ringfence_attack::run(&modes, &classes, &Options::default(), |_| {
-                match signals.is_raised() {
+                match signals.check() {
                     false => Ok(()),
                     true => Err(LabError::Trace(TraceError::Interrupted {
                         file: "attack".to_owned(),

@@ -23,7 +23,7 @@ use crate::source::Source;
 
 /// A table of a trace.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum OperationTable {
+pub(crate) enum TraceTable {
     /// One row for each map, unmap and mark, with the columns of a Parquet file of operations.
     /// `device` is the name.
     Ops,
@@ -33,7 +33,7 @@ pub(crate) enum OperationTable {
     Bursts,
 }
 
-impl OperationTable {
+impl TraceTable {
     /// Returns the columns.
     pub(crate) fn schema(self) -> SchemaRef {
         use DataType::{Boolean, UInt8, UInt16, UInt32, UInt64, Utf8};
@@ -245,7 +245,7 @@ fn name(devices: &Devices, device: DeviceIndex) -> &str {
     devices.get(device).map_or("", |device| &device.name)
 }
 
-/// Returns the columns of [`OperationTable::Ops`].
+/// Returns the columns of [`TraceTable::Ops`].
 fn ops(chunk: &Chunk, devices: &Devices) -> Vec<ArrayRef> {
     let mut times = UInt64Builder::new();
     let mut events = StringBuilder::new();
@@ -403,7 +403,7 @@ impl Mappings {
     }
 }
 
-/// The columns of [`OperationTable::Mappings`].
+/// The columns of [`TraceTable::Mappings`].
 #[derive(Default)]
 struct MappingRows {
     devices: StringBuilder,
@@ -453,7 +453,7 @@ impl MappingRows {
     }
 }
 
-/// Returns the columns of [`OperationTable::Bursts`].
+/// Returns the columns of [`TraceTable::Bursts`].
 fn burst_rows(bursts: impl Iterator<Item = FlowBurst>, devices: &Devices) -> Vec<ArrayRef> {
     let (mut names, mut directions) = (StringBuilder::new(), StringBuilder::new());
     let mut iommu_only = BooleanBuilder::new();

@@ -123,7 +123,7 @@ fn until_signal(
         });
         while !recorder.is_finished() {
             thread::park_timeout(TICK);
-            if signals.is_raised() {
+            if signals.check() {
                 stop.store(true, Ordering::Relaxed);
             }
         }

@@ -27,7 +27,7 @@ pub(crate) struct Signals {
 
 #[derive(Debug)]
 struct State {
-    asked: Instant,
+    checked: Instant,
     /// The exception that a handler raised.
     raised: Option<PyErr>,
 }
@@ -38,7 +38,7 @@ impl Signals {
         Arc::new(Self {
             thread: thread::current().id(),
             state: Mutex::new(State {
-                asked: Instant::now(),
+                checked: Instant::now(),
                 raised: None,
             }),
         })
@@ -47,11 +47,11 @@ impl Signals {
     /// Returns the interrupt that is set once a handler has raised an exception.
     pub(crate) fn interrupt(self: &Arc<Self>) -> Interrupt {
         let signals = Arc::clone(self);
-        Interrupt::new(move || signals.is_raised())
+        Interrupt::new(move || signals.check())
     }
 
     /// Runs the handlers of pending signals. Returns true if one has raised an exception.
-    pub(crate) fn is_raised(&self) -> bool {
+    pub(crate) fn check(&self) -> bool {
         if thread::current().id() != self.thread {
             return false;
         }
@@ -60,10 +60,10 @@ impl Signals {
             if state.raised.is_some() {
                 return true;
             }
-            if state.asked.elapsed() < INTERVAL {
+            if state.checked.elapsed() < INTERVAL {
                 return false;
             }
-            state.asked = Instant::now();
+            state.checked = Instant::now();
         }
         // A handler is any Python code, which may come back here.
         let raised = Python::attach(|py| py.check_signals()).err();

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::operations::OperationTable;
+use crate::operations::TraceTable;
 use crate::signals::{Signals, detached};
 use crate::source::Source;
 
@@ -25,7 +25,7 @@ pub(crate) struct Stream(Contents);
 enum Contents {
     Batch(RecordBatch),
     /// Read from the trace, one batch after the other.
-    Trace(Source, OperationTable),
+    Trace(Source, TraceTable),
 }
 
 impl Stream {
@@ -33,7 +33,7 @@ impl Stream {
         Self(Contents::Batch(batch))
     }
 
-    pub(crate) fn of_trace(source: Source, table: OperationTable) -> Self {
+    pub(crate) fn of_trace(source: Source, table: TraceTable) -> Self {
         Self(Contents::Trace(source, table))
     }
 

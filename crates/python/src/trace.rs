@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use ringfence_report::{NamedInfo, json};
 use ringfence_trace::{Info, TraceOptions};
 
-use crate::operations::OperationTable;
+use crate::operations::TraceTable;
 use crate::signals::detached;
 use crate::source::{SAMPLE_NAME, Source};
 use crate::stream::Stream;
@@ -75,20 +75,20 @@ impl Trace {
     /// The operations: maps, unmaps and marks.
     #[getter]
     fn ops(&self) -> Stream {
-        Stream::of_trace(self.source.clone(), OperationTable::Ops)
+        Stream::of_trace(self.source.clone(), TraceTable::Ops)
     }
 
     /// The mappings: each map with its unmap.
     #[getter]
     fn mappings(&self) -> Stream {
-        Stream::of_trace(self.source.clone(), OperationTable::Mappings)
+        Stream::of_trace(self.source.clone(), TraceTable::Mappings)
     }
 
     /// The bursts of unmaps: consecutive unmaps of one device and direction on one CPU, at most 50
     /// us apart, without a map between them.
     #[getter]
     fn bursts(&self) -> Stream {
-        Stream::of_trace(self.source.clone(), OperationTable::Bursts)
+        Stream::of_trace(self.source.clone(), TraceTable::Bursts)
     }
 
     fn __repr__(&self) -> String {

@@ -99,7 +99,7 @@ impl Judgement {
             if !operations.next_chunk_with(&mut chunk, tap)? {
                 break;
             }
-            addressing.ask(operations);
+            addressing.update(operations);
             let result = reader.chunk(&chunk, &addressing);
             result.map_err(|problem| problem.of(operations.name()))?;
         }
@@ -165,7 +165,7 @@ impl Addressing {
     }
 
     /// Copies the domain types of devices that have appeared since the last call.
-    fn ask<R: Read>(&mut self, operations: &Operations<R>) {
+    fn update<R: Read>(&mut self, operations: &Operations<R>) {
         let devices = operations.devices().iter().skip(self.types.len());
         let types = devices.map(|(device, _)| operations.domain_type(device));
         self.types.extend(types);

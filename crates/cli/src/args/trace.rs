@@ -48,6 +48,30 @@ pub(crate) struct InfoArgs {
     pub limits: TraceLimitArgs,
 }
 
+/// Arguments of a recording.
+#[derive(Debug, Args)]
+pub(crate) struct RecordingArgs {
+    /// Buffer size per CPU; events that do not fit are lost
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BUFFER_MIB)),
+    )]
+    pub buffer: u32,
+    /// Mount point of tracefs
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/sys/kernel/tracing",
+        value_hint = ValueHint::DirPath,
+    )]
+    pub tracefs: PathBuf,
+}
+
+/// Maximum of `--buffer`.
+pub(crate) const MAX_BUFFER_MIB: u32 = 65_536;
+
 const RECORD_EXAMPLES: &str = "\
 Examples:
   sudo ringfence trace record --seconds 10 -o idle.trace.zst
@@ -82,22 +106,9 @@ pub(crate) struct RecordArgs {
     /// Record the events of the page allocator too, for `trace judge`
     #[arg(long)]
     pub pages: bool,
-    /// Buffer size per CPU; events that do not fit are lost
-    #[arg(
-        long,
-        value_name = "MIB",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BUFFER_MIB)),
-    )]
-    pub buffer: u32,
-    /// Mount point of tracefs
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/sys/kernel/tracing",
-        value_hint = ValueHint::DirPath,
-    )]
-    pub tracefs: PathBuf,
+    /// Buffer and tracefs of the recording.
+    #[command(flatten)]
+    pub recording: RecordingArgs,
 }
 
 const JUDGE_LONG: &str = "\
@@ -123,12 +134,15 @@ Examples:
 Exit codes: 0 no such page is seen, 1 error, 2 wrong usage, 3 a device could reach a page of \
 somebody else. If events are lost, 0 proves nothing.";
 
+const JUDGE_BUFFER: &str = "Buffer size per CPU for --record; events that do not fit are lost";
+
 /// Arguments of `trace judge`.
 #[derive(Debug, Args)]
 #[command(
     long_about = JUDGE_LONG,
     after_help = JUDGE_EXAMPLES,
     group = ArgGroup::new("source").required(true).args(["traces", "record"]),
+    mut_arg("buffer", |buffer| buffer.help(JUDGE_BUFFER)),
 )]
 pub(crate) struct JudgeArgs {
     /// Traces with the events of the page allocator; - is standard input
@@ -160,22 +174,9 @@ pub(crate) struct JudgeArgs {
     /// Count malformed lines instead of stopping at the first
     #[arg(long)]
     pub lenient: bool,
-    /// Buffer size per CPU for --record; events that do not fit are lost
-    #[arg(
-        long,
-        value_name = "MIB",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BUFFER_MIB)),
-    )]
-    pub buffer: u32,
-    /// Mount point of tracefs
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "/sys/kernel/tracing",
-        value_hint = ValueHint::DirPath,
-    )]
-    pub tracefs: PathBuf,
+    /// Buffer and tracefs of the recording.
+    #[command(flatten)]
+    pub recording: RecordingArgs,
     /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
@@ -202,9 +203,6 @@ impl JudgeArgs {
         options
     }
 }
-
-/// Maximum of `--buffer`.
-pub(crate) const MAX_BUFFER_MIB: u32 = 65_536;
 
 /// Arguments of `trace anonymise`.
 #[derive(Debug, Args)]

@@ -78,10 +78,10 @@ fn reading(args: &JudgeArgs) -> TraceOptions {
 /// Records this host and judges the recording, which a temporary file without a name holds unless
 /// the user keeps it.
 fn record(args: &JudgeArgs, seconds: Duration) -> Result<Judgement, Failure> {
-    warn_of_stale_instances(&args.tracefs);
+    warn_of_stale_instances(&args.recording.tracefs);
     let recording = Recording {
-        tracefs: args.tracefs.clone(),
-        buffer_kib: args.buffer * 1024,
+        tracefs: args.recording.tracefs.clone(),
+        buffer_kib: args.recording.buffer * 1024,
         pages: Some(PageRecording::default()),
         ..Recording::default()
     };

@@ -70,10 +70,10 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
 
 fn record(args: &RecordArgs) -> Result<(), Failure> {
     refuse_parquet(&args.output)?;
-    warn_of_stale_instances(&args.tracefs);
+    warn_of_stale_instances(&args.recording.tracefs);
     let recording = Recording {
-        tracefs: args.tracefs.clone(),
-        buffer_kib: args.buffer * 1024,
+        tracefs: args.recording.tracefs.clone(),
+        buffer_kib: args.recording.buffer * 1024,
         pages: args.pages.then(PageRecording::default),
         ..Recording::default()
     };
@@ -96,7 +96,7 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         .run(workload, &stop, &mut out)
         .map_err(Failure::Record)?;
     out.finish()?;
-    report(&recorded, &args.output, args.buffer);
+    report(&recorded, &args.output, args.recording.buffer);
     match recorded.status {
         Some(status) if !status.success() => Err(Failure::Workload(status)),
         _ => Ok(()),

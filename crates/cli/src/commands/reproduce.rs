@@ -3,6 +3,7 @@
 mod echo_peer;
 mod guest_counters;
 mod guest_runner;
+mod guest_session;
 mod guests;
 mod interrupt;
 mod load_counters;

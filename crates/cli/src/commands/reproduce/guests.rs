@@ -1,58 +1,33 @@
 //! Guests for X21: one for each configuration and kind of device; prints each result immediately.
 
-use std::io::{self, IsTerminal};
-use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Instant;
-
 use ringfence_experiments::guests::{
     Configuration, FalseFaults, GuestCell, GuestCounts, Guests, Kind, Uncounted,
 };
 
-use super::guest_runner::GuestRunner;
+use super::guest_session::{GuestSession, boot_all, not_prepared};
 use super::interrupt::Interrupt;
 use crate::args::ReproduceGuestArgs;
-use crate::directory::PrivateDir;
 use crate::failure::Failure;
-use crate::output::print_status;
 
 /// Boots a guest for every requested cell, as many in parallel as there are CPUs. With `fetch`
 /// false the function fetches nothing, and returns [`Guests::None`] with the reason if no guest was
 /// booted before. The boolean is true if Ctrl-C interrupted it.
 pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
-    if !fetch && !args.guest_cache.join("kernels").is_dir() {
-        let none = format!(
-            "no guest was prepared in {}; run `ringfence reproduce X21`, which fetches one, or \
-            name another directory with --guest-cache",
-            args.guest_cache.display()
-        );
-        return Ok((Guests::None(none), false));
+    if !fetch && let Some(why) = not_prepared(args, "X21") {
+        return Ok((Guests::None(why), false));
     }
-    let program = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
-    // Below the system's temporary directory, because socket paths must be short.
-    let dir = PrivateDir::new()?;
-    let stop = Arc::new(Interrupt::default());
-    stop.install_handler()
-        .map_err(Failure::io("Ctrl-C".as_ref()))?;
-    let runner = GuestRunner {
-        program,
-        dir: dir.path().to_owned(),
-        kernel: &args.guest_kernel,
-        args,
-        stop: &stop,
-    };
+    let session = GuestSession::new()?;
+    let runner = session.runner(args, &args.guest_kernel);
     let guests = match runner.prepare("pviommu") {
         Err(why) => Guests::Failed(why),
         Ok(kernel) => Guests::Counted {
             kernel,
-            cells: all(args, &stop, |kind, configuration| {
+            cells: all(args, session.stop(), |kind, configuration| {
                 runner.count_operation(kind, configuration)
             }),
         },
     };
-    drop(dir);
-    stop.finish();
-    Ok((guests, stop.is_requested()))
+    Ok((guests, session.finish()))
 }
 
 /// Returns every cell; cells that the user did not request have no guest.
@@ -68,7 +43,7 @@ fn cells(args: &ReproduceGuestArgs) -> Vec<GuestCell> {
     let cells = pairs.map(|(kind, configuration)| {
         let why = match asked(kind, configuration) {
             false => Uncounted::Unasked,
-            true => Uncounted::Failed("not booted".into()),
+            true => Uncounted::Failed("interrupted".into()),
         };
         GuestCell {
             kind,
@@ -87,44 +62,16 @@ fn all(
     count_operation: impl Fn(Kind, Configuration) -> Result<GuestCounts, Uncounted> + Sync,
 ) -> Vec<GuestCell> {
     let mut cells = cells(args);
-    let booted: Vec<&mut GuestCell> = cells.iter_mut().filter(|cell| cell.failed()).collect();
-    let count = booted.len();
-    let next = Mutex::new(booted.into_iter().enumerate());
-    let workers = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        for _ in 0..workers.min(count) {
-            scope.spawn(|| {
-                loop {
-                    let taken = next.lock().ok().and_then(|mut next| next.next());
-                    let Some((place, cell)) = taken else { break };
-                    if stop.is_requested() {
-                        cell.counts = Err(Uncounted::Failed("interrupted".into()));
-                        continue;
-                    }
-                    let name = format!(
-                        "guest {}/{count} {}, {}",
-                        place + 1,
-                        cell.kind.name(),
-                        cell.configuration.name()
-                    );
-                    if io::stderr().is_terminal() {
-                        print_status(&name);
-                    }
-                    let begun = Instant::now();
-                    let counts = count_operation(cell.kind, cell.configuration);
-                    let result = match &counts {
-                        Ok(counts) => line(cell.kind, counts),
-                        Err(Uncounted::FalseFaults(seen)) => no_line(cell.kind, seen),
-                        Err(Uncounted::Failed(why)) => format!("failed: {why}"),
-                        Err(Uncounted::Unasked) => "not requested".into(),
-                    };
-                    // Always print: the user sees partial results before the table, or without it
-                    // after an error.
-                    let seconds = begun.elapsed().as_secs_f64();
-                    print_status(&format!("{name}: {result} ({seconds:.0} s)"));
-                    cell.counts = counts;
-                }
-            });
+    let booted = cells.iter_mut().filter(|cell| cell.failed()).collect();
+    let name =
+        |cell: &&mut GuestCell| format!("{}, {}", cell.kind.name(), cell.configuration.name());
+    boot_all(booted, stop, name, |cell| {
+        cell.counts = count_operation(cell.kind, cell.configuration);
+        match &cell.counts {
+            Ok(counts) => line(cell.kind, counts),
+            Err(Uncounted::FalseFaults(seen)) => no_line(cell.kind, seen),
+            Err(Uncounted::Failed(why)) => format!("failed: {why}"),
+            Err(Uncounted::Unasked) => "not requested".into(),
         }
     });
     cells
@@ -181,6 +128,9 @@ fn no_line(kind: Kind, seen: &FalseFaults) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::thread;
+
     use super::*;
 
     fn args() -> ReproduceGuestArgs {

@@ -1,3 +1,5 @@
+use std::sync::Mutex;
+
 use super::*;
 use ringfence_experiments::guest_loads::LoadCounts;
 

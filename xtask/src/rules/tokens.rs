@@ -23,8 +23,7 @@ const ATTESTATIONS: &[Attestation] = &[
             "crates/dma/src/space",
             // Tables on the other side of a virtqueue: cleared when the host answers. The
             // invalidation of the range waits for the answer.
-            "crates/lab/src/guest/virtio/table.rs",
-            "crates/lab/src/guest/xen/table.rs",
+            "crates/lab/src/guest/request_table.rs",
             "crates/pviommu/src/frontend/remote_table.rs",
             "crates/virtio-iommu-driver/src/map.rs",
             // Replaces a table when the meter leaves the table out: it has no entries.

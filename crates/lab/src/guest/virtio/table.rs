@@ -2,30 +2,21 @@
 
 use std::rc::Rc;
 
-use ringfence_dma::Platform;
-use ringfence_dma::space::IoPageTable;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
-use ringfence_types::{
-    CachedLevels, DomainId, InvalidationError, Iova, Pfn, PfnRange, PhysAddr, Unmapped,
-};
+use ringfence_pgtable::{Coherency, MapError, MapRequest};
+use ringfence_types::{DomainId, InvalidationError, Iova, PfnRange, PhysAddr};
 use ringfence_virtio_iommu::DomainId as VirtioDomain;
 use ringfence_virtio_iommu::spec::VIRTIO_IOMMU_S_NOMEM;
 
 use super::{DomainMode, VirtioHost};
 use crate::components::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
+use crate::guest::request_table::{RequestTable, TableRequests, pages_of};
 use crate::guest::{KickCause, SharedHost, VirtIommuHardware};
 use crate::modes::Owner;
 
 /// A domain's table in a guest.
-#[derive(Debug)]
-pub struct VirtioTable {
-    host: SharedHost<VirtioHost>,
-    domain: DomainId,
-    name: VirtioDomain,
-    root: PhysAddr,
-}
+pub type VirtioTable = RequestTable<VirtioHost>;
 
 impl VirtioTable {
     /// Attaches a new device to a new domain of `host`.
@@ -39,12 +30,7 @@ impl VirtioTable {
     ) -> Result<Self, LabError> {
         let name = VirtioDomain::new(domain.get().into());
         let root = host.with(|host| host.attach(domain, mode))?;
-        Ok(Self {
-            host: host.clone(),
-            domain,
-            name,
-            root,
-        })
+        Ok(Self::from_parts(host, domain, name, root))
     }
 }
 
@@ -76,96 +62,59 @@ pub(crate) fn virtio_table(owner: Owner) -> MakeTable<VirtioTable> {
 impl ReplayTable for VirtioTable {
     type Hardware = VirtIommuHardware<VirtioHost>;
 
-    /// The root of the host's table. The guest does not know it.
     fn root(&self) -> PhysAddr {
-        self.root
+        self.host_root()
     }
 }
 
-impl IoPageTable for VirtioTable {
-    type PerCpu = ();
-    type Pages = ();
-
-    fn per_cpu(&self) {}
+impl TableRequests for VirtioHost {
+    type Name = VirtioDomain;
 
     #[inline]
-    fn domain(&self) -> DomainId {
-        self.domain
+    fn map(&mut self, table: VirtioDomain, request: &MapRequest) -> Result<(), MapError> {
+        let range = pages_of(request)?;
+        self.add_map(table, request);
+        self.kick(KickCause::Map);
+        match self.take_refusal(table, range) {
+            None => Ok(()),
+            Some(status) => Err(refusal(status, request.iova)),
+        }
     }
 
     #[inline]
-    fn map<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        let range = PfnRange::new(Pfn::containing(request.iova), request.pages);
-        let range = range.ok_or(MapError::Empty)?;
-        self.host.with(|host| {
-            host.add_map(self.name, &request);
-            host.kick(KickCause::Map);
-            match host.take_refusal(self.name, range) {
-                None => Ok(()),
-                Some(status) => Err(refusal(status, request.iova)),
-            }
-        })
-    }
-
-    #[inline]
-    fn map_nosync<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.host.with(|host| host.add_map(self.name, &request));
+    fn queue_map(&mut self, table: VirtioDomain, request: &MapRequest) -> Result<(), MapError> {
+        self.add_map(table, request);
         Ok(())
     }
 
-    /// Returns the result of the requests of [`map_nosync`](Self::map_nosync).
     #[inline]
-    fn iotlb_sync_map<P: Platform>(
-        &self,
-        _: &mut P,
+    fn map_result(
+        &mut self,
+        table: VirtioDomain,
         range: PfnRange,
     ) -> Result<(), InvalidationError> {
-        let refused = self.host.with(|host| host.take_refusal(self.name, range));
-        match refused {
+        match self.take_refusal(table, range) {
             None => Ok(()),
             Some(_) => Err(InvalidationError::Failed),
         }
     }
 
-    /// Queues the unmap. The host clears the entries before the layer's invalidation completes, and
-    /// only that frees the range.
     #[inline]
-    fn unmap<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        range: PfnRange,
-    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
-        self.host.with(|host| host.add_unmap(self.name, range));
-        let unmapped = Unmapped::attest_cleared(self.domain, range);
-        Ok((unmapped, CachedLevels::Leaves, ()))
+    fn unmap(&mut self, table: VirtioDomain, range: PfnRange) {
+        self.add_unmap(table, range);
     }
 
-    fn is_empty<P: Platform>(&self, _: &P) -> bool {
-        self.host.with(|host| {
-            host.kick(KickCause::Unmap);
-            host.device.sink().is_empty(self.name)
-        })
+    fn is_empty(&mut self, table: VirtioDomain) -> bool {
+        self.kick(KickCause::Unmap);
+        self.device.sink().is_empty(table)
     }
 
     /// Kicks for maps. Unmaps wait for their invalidation or for the next map.
     #[inline]
-    fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {
-        self.host.with(|host| {
-            if host.maps_waiting > 0 {
-                host.kick(KickCause::Map);
-            }
-        });
+    fn sync(&mut self) {
+        if self.maps_waiting > 0 {
+            self.kick(KickCause::Map);
+        }
     }
 }
 

@@ -1,28 +1,26 @@
 //! The guest's table of an I/O space.
 
-use ringfence_dma::Platform;
-use ringfence_dma::space::IoPageTable;
-use ringfence_pgtable::{MapError, MapRequest, UnmapError};
+use ringfence_pgtable::{MapError, MapRequest};
 use ringfence_types::{
-    CachedLevels, DomainId, InvalidationError, PageSize, Pfn, PfnRange, PhysAddr, RequesterId,
-    Unmapped,
+    DomainId, InvalidationError, PageSize, Pfn, PfnRange, PhysAddr, RequesterId,
 };
 
 use super::{Calls, Clearing, GUEST, XenHost, device_of};
 use crate::components::{HostOf, LAST_PAGE_32_BIT, MakeTable, ReplayTable};
 use crate::error::LabError;
+use crate::guest::request_table::{RequestTable, TableRequests, pages_of};
 use crate::guest::{KickCause, SharedHost, VirtIommuHardware};
 use crate::modes::{FlushKind, Owner};
 use crate::xen::{Domid, IommuOp, TceFlush, XenError};
 
 /// Table of a domain's I/O space in Xen. Each change is a hypercall.
-#[derive(Debug)]
-pub struct XenTable {
-    host: SharedHost<XenHost>,
-    calls: Calls,
-    domain: DomainId,
+pub type XenTable = RequestTable<XenHost>;
+
+/// An I/O space, and the hypercalls that change its table.
+#[derive(Debug, Clone, Copy)]
+pub struct XenSpace {
     bdf: RequesterId,
-    root: PhysAddr,
+    calls: Calls,
 }
 
 fn host_of(host: Option<&SharedHost<XenHost>>) -> Result<&SharedHost<XenHost>, LabError> {
@@ -46,13 +44,13 @@ fn create(
         host.clearing = clearing;
         host.create_space(domain, owner)
     })?;
-    Ok(XenTable {
-        host: host.clone(),
-        calls,
+    let bdf = device_of(domain);
+    Ok(XenTable::from_parts(
+        host,
         domain,
-        bdf: device_of(domain),
+        XenSpace { bdf, calls },
         root,
-    })
+    ))
 }
 
 /// Returns the constructor of the tables of a mode whose owner is Xen.
@@ -95,28 +93,28 @@ impl ReplayTable for XenTable {
     const LAST_PAGE: u64 = LAST_PAGE_32_BIT;
 
     fn root(&self) -> PhysAddr {
-        self.root
+        self.host_root()
     }
 }
 
-impl XenTable {
+impl XenHost {
     /// Adds the calls of a map. Stops when Xen has refused one of its pages.
-    fn add_map(&self, host: &mut XenHost, range: PfnRange, request: &MapRequest) {
-        if self.calls == Calls::Grants {
-            host.map_grants(self.bdf, request);
+    fn add_map_calls(&mut self, space: XenSpace, range: PfnRange, request: &MapRequest) {
+        if space.calls == Calls::Grants {
+            self.map_grants(space.bdf, request);
             return;
         }
-        host.maps_waiting = true;
+        self.maps_waiting = true;
         let frame = request.pa.get() >> PageSize::Size4K.shift();
         for page in 0..request.pages {
             let call = IommuOp::MapEntry {
-                bdf: self.bdf,
+                bdf: space.bdf,
                 page: Pfn::new(range.lo().get() + page),
                 gpfn: frame + page,
                 permissions: request.permissions,
             };
-            host.add(call, KickCause::Map);
-            if host.refusal(self.bdf, range).is_some() {
+            self.add(call, KickCause::Map);
+            if self.refusal(space.bdf, range).is_some() {
                 break;
             }
         }
@@ -124,144 +122,94 @@ impl XenTable {
 
     /// Removes the entries that a refused map has stored. Its calls count as calls of the map.
     #[cold]
-    fn undo_map(&self, host: &mut XenHost) {
-        for page in std::mem::take(&mut host.stored) {
-            if self.calls == Calls::Grants {
-                host.waiting_grants.push((self.bdf.bus(), page.get()));
+    fn undo_map(&mut self, space: XenSpace) {
+        for page in std::mem::take(&mut self.stored) {
+            if space.calls == Calls::Grants {
+                self.waiting_grants.push((space.bdf.bus(), page.get()));
                 continue;
             }
             let call = IommuOp::UnmapEntry {
-                bdf: self.bdf,
+                bdf: space.bdf,
                 page,
                 flush: TceFlush::Now,
             };
-            host.add(call, KickCause::Map);
+            self.add(call, KickCause::Map);
         }
-        host.unmap_waiting_grants();
-        host.cross(KickCause::Map);
+        self.unmap_waiting_grants();
+        self.cross(KickCause::Map);
     }
 }
 
-impl IoPageTable for XenTable {
-    type PerCpu = ();
-    type Pages = ();
-
-    fn per_cpu(&self) {}
+impl TableRequests for XenHost {
+    type Name = XenSpace;
 
     #[inline]
-    fn domain(&self) -> DomainId {
-        self.domain
+    fn map(&mut self, space: XenSpace, request: &MapRequest) -> Result<(), MapError> {
+        let range = pages_of(request)?;
+        if self.maps_waiting {
+            // A refusal of this map undoes its own entries, not those of waiting maps.
+            self.cross(KickCause::Map);
+        }
+        self.stored.clear();
+        self.add_map_calls(space, range, request);
+        self.cross(KickCause::Map);
+        match self.take_refusal(space.bdf, range) {
+            None => Ok(()),
+            Some(error) => {
+                self.undo_map(space);
+                Err(map_error(error, request))
+            }
+        }
     }
 
     #[inline]
-    fn map<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        let range = pages_of(&request)?;
-        self.host.with(|host| {
-            if host.maps_waiting {
-                // A refusal of this map undoes its own entries, not those of waiting maps.
-                host.cross(KickCause::Map);
-            }
-            host.stored.clear();
-            self.add_map(host, range, &request);
-            host.cross(KickCause::Map);
-            match host.take_refusal(self.bdf, range) {
-                None => Ok(()),
-                Some(error) => {
-                    self.undo_map(host);
-                    Err(map_error(error, &request))
-                }
-            }
-        })
-    }
-
-    #[inline]
-    fn map_nosync<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        let range = pages_of(&request)?;
-        self.host.with(|host| self.add_map(host, range, &request));
+    fn queue_map(&mut self, space: XenSpace, request: &MapRequest) -> Result<(), MapError> {
+        let range = pages_of(request)?;
+        self.add_map_calls(space, range, request);
         Ok(())
     }
 
-    /// Sends the waiting maps of [`map_nosync`](Self::map_nosync). Fails if Xen refused a page of
-    /// `range`; the error has no room for the reason. The caller rolls back.
+    /// Sends the waiting maps. The caller unmaps a refused list.
     #[inline]
-    fn iotlb_sync_map<P: Platform>(
-        &self,
-        _: &mut P,
-        range: PfnRange,
-    ) -> Result<(), InvalidationError> {
-        self.host.with(|host| {
-            host.cross(KickCause::Map);
-            // The caller unmaps a refused list.
-            host.stored.clear();
-            match host.take_refusal(self.bdf, range) {
-                None => Ok(()),
-                Some(_) => Err(InvalidationError::Failed),
-            }
-        })
+    fn map_result(&mut self, space: XenSpace, range: PfnRange) -> Result<(), InvalidationError> {
+        self.cross(KickCause::Map);
+        self.stored.clear();
+        match self.take_refusal(space.bdf, range) {
+            None => Ok(()),
+            Some(_) => Err(InvalidationError::Failed),
+        }
     }
 
     /// Clears the entries, or queues their unmaps. The entries are cleared no later than the commit
     /// of the invalidation. If Xen refuses to clear one, that and all later invalidations of the
     /// guest fail (`XenHost::broken`).
     #[inline]
-    fn unmap<P: Platform>(
-        &self,
-        (): &mut (),
-        _: &mut P,
-        range: PfnRange,
-    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
-        self.host.with(|host| {
-            for page in range.lo().get()..=range.hi().get() {
-                if self.calls == Calls::Grants {
-                    host.traffic.requests += 1;
-                    host.waiting_grants.push((self.bdf.bus(), page));
-                    continue;
-                }
-                let call = IommuOp::UnmapEntry {
-                    bdf: self.bdf,
-                    page: Pfn::new(page),
-                    flush: TceFlush::Deferred,
-                };
-                // The last call waits for the flush. The others need no flush of their own.
-                if host.clearing == Clearing::AtFlush && page == range.hi().get() {
-                    host.push(call, KickCause::Unmap);
-                } else {
-                    host.add(call, KickCause::Unmap);
-                }
+    fn unmap(&mut self, space: XenSpace, range: PfnRange) {
+        for page in range.lo().get()..=range.hi().get() {
+            if space.calls == Calls::Grants {
+                self.traffic.requests += 1;
+                self.waiting_grants.push((space.bdf.bus(), page));
+                continue;
             }
-        });
-        let unmapped = Unmapped::attest_cleared(self.domain, range);
-        Ok((unmapped, CachedLevels::Leaves, ()))
+            let call = IommuOp::UnmapEntry {
+                bdf: space.bdf,
+                page: Pfn::new(page),
+                flush: TceFlush::Deferred,
+            };
+            // The last call waits for the flush. The others need no flush of their own.
+            if self.clearing == Clearing::AtFlush && page == range.hi().get() {
+                self.push(call, KickCause::Unmap);
+            } else {
+                self.add(call, KickCause::Unmap);
+            }
+        }
     }
 
     /// Sends the waiting calls and flushes first.
-    fn is_empty<P: Platform>(&self, _: &P) -> bool {
-        self.host.with(|host| {
-            host.flush_waiting();
-            host.xen.is_empty(self.bdf)
-        })
+    fn is_empty(&mut self, space: XenSpace) -> bool {
+        self.flush_waiting();
+        self.xen.is_empty(space.bdf)
     }
-
-    /// Has no effect: [`iotlb_sync_map`](Self::iotlb_sync_map) sends waiting maps, and the flush or
-    /// the next map sends waiting unmaps.
-    #[inline]
-    fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
-}
-
-/// Returns the pages of a request.
-fn pages_of(request: &MapRequest) -> Result<PfnRange, MapError> {
-    let first = Pfn::containing(request.iova);
-    PfnRange::new(first, request.pages).ok_or(MapError::Empty)
 }
 
 /// Converts the error of a refused map.

@@ -1,5 +1,6 @@
 //! Tests of refused maps.
 
+use ringfence_dma::space::IoPageTable;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidation, Invalidator, Iova, Permissions};
 
@@ -148,7 +149,7 @@ fn a_refused_map_removes_its_own_entries_and_no_others() {
     for (mut guest, mode) in guests() {
         let waiting = guest.map_piece(request(5, 1, FRAME));
         let half = request(9, 2, NO_FRAME - 1);
-        let refused = match guest.table.calls {
+        let refused = match guest.table.name.calls {
             // The device's domain has no grant of such a page.
             Calls::Grants => MapError::Refused { iova: half.iova },
             _ => MapError::PhysicalBeyondWidth { at: half.pa },

@@ -210,6 +210,19 @@ suspended() {
     behind "$@" -- sh -c "$SUSPENDED" && said 'cannot be suspended' && ! said '^slept' && said '^same'
 }
 
+# A second kernel, started with kexec, finds the disk as the first one left it. Linux resets the IOMMU
+# again before it loads a module.
+second_kernel() {
+    local kernel=$1 cache_on=$2
+    start_disk "$kernel" || return 1
+    behind --kernel "$kernel" --module-args "cache=$cache_on" --disk "${case//,/,,}/disk" --metrics -- \
+        sh -c "$KEXEC" kexec true /sys/kernel/debug/pviommu 2>&1 | grep -v 'service_seconds\|^#'
+    [[ ${PIPESTATUS[0]} == 0 ]] || return 1
+    said '^first kernel' && said '^second kernel' && said '^same' && said '^written' && said '^clean' &&
+        said 'ringfence_faults_total{device="pviommu"} 0' && said 'ringfence_failed_total{device="pviommu"} 0' &&
+        holds maps -gt 0 && holds failures -eq 0 && holds lost -eq 0
+}
+
 # Coherent memory of 8 MiB is more than the kernel has in one piece: single pages, which the host
 # maps and unmaps.
 readonly COHERENT='insmod /modules/dma_count.ko coherent=65536; insmod /modules/dma_count.ko coherent=8388608
@@ -294,6 +307,8 @@ for kernel in $KERNELS; do
     try "expired: $kernel" expired --kernel "$kernel"
     try "full: $kernel" full --kernel "$kernel"
     try "stormed: $kernel" in_storm stormed --kernel "$kernel"
+    # The debug kernel has no kexec_file_load.
+    [[ $kernel == debug ]] || try "kexec: $kernel, cached" second_kernel "$kernel" 1
     try "network between guests: $kernel" network --kernel "$kernel"
     # The debug kernel's checks cost instructions.
     [[ $kernel == debug ]] || try "counted: $kernel" counted "$kernel"

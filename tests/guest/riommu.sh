@@ -163,6 +163,20 @@ suspended() {
     behind "$@" -- sh -c "$SUSPENDED" && said 'cannot be suspended' && ! said '^slept' && said '^same'
 }
 
+# A second kernel, started with kexec, finds the IOMMU stopped and the disk as the first one left it.
+# The register is CTRL.
+readonly CONTROL='iommu=$(dirname $(grep -l 0x10f7 /sys/bus/pci/devices/*/device))
+read registers _ <$iommu/resource; devmem $((registers + 0x18)) 32'
+second_kernel() {
+    local kernel=$1
+    start_disk "$kernel" || return 1
+    behind --kernel "$kernel" --disk "${case//,/,,}/disk" --metrics -- \
+        sh -c "$KEXEC" kexec "$CONTROL" /sys/kernel/debug/riommu 2>&1 | grep -v 'service_seconds\|^#'
+    [[ ${PIPESTATUS[0]} == 0 ]] || return 1
+    said '^first kernel' && said '^second kernel: 0x00000000' && said '^same' && said '^written' && said '^clean' &&
+        said 'ringfence_faults_total{device="riommu"} 0' && holds read/maps -gt 0 && holds write/maps -gt 0 && sound
+}
+
 # Rings with few slots, and requests of at most 16 pages: maps fail until unmaps free slots, the
 # driver retries, and all data is correct.
 full() {
@@ -230,8 +244,9 @@ for kernel in $KERNELS; do
     try "suspended is refused: $kernel" suspended --kernel "$kernel"
     try "full: $kernel" full strict --kernel "$kernel"
     try "stormed: $kernel" in_storm stormed --kernel "$kernel"
-    # The debug kernel has no /dev/mem.
+    # The debug kernel has no /dev/mem and no kexec_file_load.
     [[ $kernel == debug ]] || try "restarted: $kernel" in_storm restarted --kernel "$kernel"
+    [[ $kernel == debug ]] || try "kexec: $kernel" second_kernel "$kernel"
     try "network between guests: $kernel" network strict 1000 --kernel "$kernel"
     for mode in burst burst-paper; do
         try "$mode: files: $kernel, two processors" files $mode --kernel "$kernel" --cpus 2

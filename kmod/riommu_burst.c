@@ -22,14 +22,14 @@
 
 #include "riommu_ring.h"
 
-/* Most bytes of a buffer whose pages a burst holds. */
+/* Most bytes of a buffer whose pages a burst holds, unless one compound page has all of them. */
 #define RIO_HELD_BYTES	(64UL << 10)
 
 /*
  * Calls a function for the pages of a buffer, compound pages once. Returns false, and the address
- * where it ended, if the function does.
+ * where it ended, if the function does. Inlined, so that the function is too.
  */
-static bool rio_for_pages(u64 from, u64 *end, bool (*function)(struct folio *folio))
+static __always_inline bool rio_for_pages(u64 from, u64 *end, bool (*function)(struct folio *folio))
 {
 	u64 at = from & PAGE_MASK;
 
@@ -66,8 +66,12 @@ static bool rio_drop(struct folio *folio)
 
 static bool rio_has_pages(u64 buffer, u64 bytes)
 {
-	return bytes <= RIO_HELD_BYTES && pfn_valid(PHYS_PFN(buffer)) &&
-	       pfn_valid(PHYS_PFN(buffer + bytes - 1));
+	u64 first = PHYS_PFN(buffer), last = PHYS_PFN(buffer + bytes - 1);
+
+	if (!pfn_valid(first) || (first != last && !pfn_valid(last)))
+		return false;
+	return bytes <= RIO_HELD_BYTES ||
+	       page_folio(pfn_to_page(first)) == page_folio(pfn_to_page(last));
 }
 
 bool rio_burst_can_hold(u64 buffer, u32 bytes)

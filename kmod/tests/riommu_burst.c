@@ -183,6 +183,28 @@ static void pages_are_held_until_the_invalidation(void)
 	end();
 }
 
+/* One reference holds a compound page, of any size, but only for a buffer within it. */
+static void long_buffers_in_compound_pages(void)
+{
+	begin(RIO_BURST, true);
+	join(1, 20);
+	unmap(map(0x1800, (64 << 10) + 1));
+	CHECK(!writes && test_folios[1].references == 2);
+	folio_put(&test_folios[1]);
+	CHECK(!freed);
+	burst_ends();
+	CHECK(writes == 1 && freed == 1 && !violations);
+	end();
+	begin(RIO_BURST, true);
+	join(1, 17);
+	unmap(map(0x1800, 17 * PAGE_SIZE));
+	CHECK(writes == 1 && test_folios[1].references == 1 && !atomic64_read(&ring->held));
+	/* Its last page is none. */
+	unmap(map(TEST_PAGES * PAGE_SIZE - 0x800, 0x1000));
+	CHECK(writes == 2 && !atomic64_read(&ring->held));
+	end();
+}
+
 /* As published: the slot is not used again, but the device reaches a page of another user. */
 static void as_published(void)
 {
@@ -453,6 +475,7 @@ int main(void)
 {
 	memcpy((void *)&endpoint.core.ops, &rio_ops, sizeof(rio_ops));
 	pages_are_held_until_the_invalidation();
+	long_buffers_in_compound_pages();
 	as_published();
 	small_buffers_in_slabs();
 	shadows_of_buffers_that_are_read();

@@ -238,4 +238,24 @@ mod tests {
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
+
+    /// A comment on a subcommand's variant replaces the long help of its arguments.
+    #[test]
+    fn subcommands_print_their_long_help() {
+        let mut cli = Cli::command();
+        cli.build();
+        let trace = cli.find_subcommand_mut("trace").unwrap();
+        for (name, text) in [
+            ("judge", trace::JUDGE_LONG),
+            ("verify", trace::VERIFY_LONG),
+            ("convert", trace::CONVERT_LONG),
+        ] {
+            let long = trace.find_subcommand(name).unwrap().get_long_about();
+            assert_eq!(
+                long.map(ToString::to_string).as_deref(),
+                Some(text),
+                "{name}"
+            );
+        }
+    }
 }

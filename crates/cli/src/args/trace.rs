@@ -24,10 +24,13 @@ pub(crate) enum TraceCommand {
     /// Rename addresses, devices and tasks; keep the structure
     Anonymise(AnonymiseArgs),
     /// Compare the addresses that the kernel recorded with those of the model of its allocator
+    #[command(long_about = VERIFY_LONG)]
     Verify(VerifyArgs),
     /// Report pages that were given to somebody else while a device could still reach them
+    #[command(long_about = JUDGE_LONG)]
     Judge(JudgeArgs),
     /// Write a trace's operations as Parquet, for tools that read tables; `compare` reads it too
+    #[command(long_about = CONVERT_LONG)]
     Convert(ConvertArgs),
 }
 
@@ -111,7 +114,7 @@ pub(crate) struct RecordArgs {
     pub recording: RecordingArgs,
 }
 
-const JUDGE_LONG: &str = "\
+pub(crate) const JUDGE_LONG: &str = "\
 Report pages that were given to somebody else while a device could still reach them.
 
 In the IOMMU's lazy mode, Linux flushes the IOTLB some milliseconds after an unmap. A page that is \
@@ -139,7 +142,6 @@ const JUDGE_BUFFER: &str = "Buffer size per CPU for --record; events that do not
 /// Arguments of `trace judge`.
 #[derive(Debug, Args)]
 #[command(
-    long_about = JUDGE_LONG,
     after_help = JUDGE_EXAMPLES,
     group = ArgGroup::new("source").required(true).args(["traces", "record"]),
     mut_arg("buffer", |buffer| buffer.help(JUDGE_BUFFER)),
@@ -227,7 +229,7 @@ pub(crate) struct AnonymiseArgs {
     pub limits: TraceLimitArgs,
 }
 
-const VERIFY_LONG: &str = "\
+pub(crate) const VERIFY_LONG: &str = "\
 Compare the addresses that the kernel recorded with those of the model of its allocator.
 
 The command repeats the allocations and frees of a trace, in their order and on their CPUs, with \
@@ -243,7 +245,6 @@ Exit code 3: with --from-boot, an address differs or the trace allows no conclus
 
 /// Arguments of `trace verify`.
 #[derive(Debug, Args)]
-#[command(long_about = VERIFY_LONG)]
 pub(crate) struct VerifyArgs {
     /// The trace; - is standard input
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
@@ -306,7 +307,7 @@ fn address_range(text: &str) -> Result<PfnRange, String> {
         .ok_or_else(|| format!("{text:?} is no range of addresses, such as c0000000-febfffff"))
 }
 
-const CONVERT_LONG: &str = "\
+pub(crate) const CONVERT_LONG: &str = "\
 Write a trace's operations as Parquet, for tools that read tables.
 
 The file has one row for each operation (map, unmap) or mark, in the order of the trace: time, \
@@ -317,7 +318,6 @@ trace, which `trace info` and `trace anonymise` need.";
 
 /// Arguments of `trace convert`.
 #[derive(Debug, Args)]
-#[command(long_about = CONVERT_LONG)]
 pub(crate) struct ConvertArgs {
     /// The trace; - is standard input
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]

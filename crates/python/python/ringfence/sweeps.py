@@ -67,7 +67,7 @@ def sweep(
     ``local`` runs them on the processors of this machine. ``dask`` runs them on the workers of
     ``client``, a ``distributed.Client``, or of the current client. ``ray`` runs them on the cluster
     that ``ray.init`` has joined. The other tasks run to their end before an exception says that a
-    task has no file. With ``retry_failed``, tasks run again whose files say that they failed.
+    task has no file. With ``retry_failed``, tasks run again if their file says that they failed.
     """
     path = Path(directory).absolute()
     if engine == "local":

@@ -137,7 +137,7 @@ pub(crate) fn show(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::
 
 /// Runs `command`, shows its standard error, and passes its standard output line by line to `see`.
 /// If this thread keeps its output, `see` receives standard error too. The error of a failed
-/// command quotes lines of its output that report failures.
+/// command quotes the lines with failures among those that `see` receives.
 pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
     output::line(&format!("$ {}", shown(command)));
     let (reader, writer) = std::io::pipe()?;
@@ -170,7 +170,9 @@ const MAX_FAILURES: usize = 2000;
 /// Returns true for the lines in which guest scripts, Rust's test runner, pytest and the check of
 /// the page report a failure.
 fn reports_failure(line: &str) -> bool {
-    line.starts_with("FAIL") || line.ends_with("... FAILED") || line.contains("panicked at")
+    let line = line.trim_end();
+    let is_start = line.starts_with("FAIL") || line.starts_with("ERROR ");
+    is_start || line.ends_with("... FAILED") || line.contains("panicked at")
 }
 
 #[cfg(test)]

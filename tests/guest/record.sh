@@ -48,7 +48,7 @@ boot() {
         -device intel-iommu,caching-mode=off,intremap=off \
         -display none -nodefaults -no-reboot -serial stdio \
         -kernel "$cache/vmlinuz" -initrd "$cache/initrd.gz" \
-        -append "console=ttyS0 quiet panic=-1 intel_iommu=on iommu.strict=1" \
+        -append "console=ttyS0 quiet panic=-1 tsc=nowatchdog intel_iommu=on iommu.strict=1" \
         -drive if=none,id=workload,format=raw,file="$cache/workload.img" \
         -device nvme,drive=workload,serial=workload \
         -drive if=none,id=results,format=raw,file="$cache/results.img" \

@@ -178,10 +178,11 @@ impl QemuArgs {
     /// Returns the kernel command line. With `strict`, the kernel invalidates on every unmap;
     /// otherwise it batches invalidations (lazy mode).
     pub fn kernel_line(strict: bool) -> String {
-        // On a busy host the kernel's timer check takes too long and fails, and a check of the TSC
-        // during the boot of Linux 7.2 can wait forever, with interrupts disabled, for the jiffies
-        // that it compares with (`watchdog_check_skew`). A device probed before its IOMMU would get
-        // untranslated memory, so its driver waits for the IOMMU instead.
+        // On a busy host the kernel's timer check takes too long and fails. During the boot of
+        // Linux 7.2 with two CPUs, `watchdog_check_skew` can wait forever for the other CPU: it has
+        // disabled interrupts, so its time limit, counted in jiffies until the switch to the TSC,
+        // does not pass. A device probed before its IOMMU would get untranslated memory, so its
+        // driver waits for the IOMMU instead.
         format!(
             "console=ttyS0 quiet panic=-1 no_timer_check tsc=nowatchdog deferred_probe_timeout=-1 \
              iommu.strict={}",

@@ -13,7 +13,7 @@ use super::{HostBackend, SharedHost};
 
 /// Requests of a guest that change a table of its host.
 pub trait TableRequests: HostBackend {
-    /// Names a table in requests.
+    /// Identifies a table, and how requests change it.
     type Name: Debug + Copy;
 
     /// Maps pages, and waits for the result.
@@ -112,8 +112,8 @@ impl<H: TableRequests> IoPageTable for RequestTable<H> {
         self.host.with(|host| host.queue_map(self.name, &request))
     }
 
-    /// Returns the result of the requests of [`map_nosync`](Self::map_nosync). The caller rolls
-    /// back.
+    /// Returns the result of the requests of [`map_nosync`](Self::map_nosync). On an error,
+    /// the caller unmaps `range`.
     #[inline]
     fn iotlb_sync_map<P: Platform>(
         &self,

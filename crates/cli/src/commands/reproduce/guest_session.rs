@@ -34,11 +34,11 @@ impl GuestSession {
         Ok(Self { program, dir, stop })
     }
 
-    pub(super) fn stop(&self) -> &Interrupt {
+    pub(super) fn interrupt(&self) -> &Interrupt {
         &self.stop
     }
 
-    /// Returns what boots guests of `kernel`.
+    /// Returns the runner of guests with `kernel`.
     pub(super) fn runner<'a>(
         &'a self,
         args: &'a ReproduceGuestArgs,

@@ -22,7 +22,7 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
         Err(why) => Guests::Failed(why),
         Ok(kernel) => Guests::Counted {
             kernel,
-            cells: all(args, session.stop(), |kind, configuration| {
+            cells: all(args, session.interrupt(), |kind, configuration| {
                 runner.count_operation(kind, configuration)
             }),
         },

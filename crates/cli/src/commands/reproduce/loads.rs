@@ -33,7 +33,7 @@ pub(super) fn count(
         let guests = all(
             protections(selected),
             &version,
-            session.stop(),
+            session.interrupt(),
             |protection| runner.count_loads(protection, &loads),
         );
         kernels.push(KernelLoads {

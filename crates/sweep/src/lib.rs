@@ -5,16 +5,28 @@
 //! file of one row. A task whose file exists and is intact is not run again. `docs/SWEEP.md`
 //! specifies plans and columns.
 //!
-//! ```no_run
-//! use ringfence_sweep::{Machine, Plan, ensure, store};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let dir = std::path::Path::new("results");
+//! ```
+//! use ringfence_sweep::{Machine, Plan, Stored, ensure, store, stored};
+//!
+//! # let scratch = tempfile::tempdir()?;
+//! # let dir = scratch.path();
+//! // A plan without traces sweeps the bundled one.
+//! let plan = "modes = [\"fence\", \"linux-lazy\"]\nrepetitions = 0\n";
+//! std::fs::write(dir.join("plan.toml"), plan)?;
+//!
+//! let tasks = Plan::load(&dir.join("plan.toml"))?.tasks()?;
 //! let machine = Machine::this();
-//! for task in Plan::load("plan.toml".as_ref())?.tasks()? {
-//!     ensure(dir, &task, &machine, false, store)?;
+//! for task in &tasks {
+//!     let done = ensure(dir, task, &machine, false, store)?;
+//!     assert!(done.run && !done.failed);
+//!     assert_eq!(stored(dir, &task.name)?, Stored::Intact { failed: false });
 //! }
-//! # Ok(())
-//! # }
+//! // Another worker with the same plan finds both files.
+//! assert_eq!(tasks.len(), 2);
+//! for task in &tasks {
+//!     assert!(!ensure(dir, task, &machine, false, store)?.run);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
 

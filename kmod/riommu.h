@@ -41,7 +41,10 @@ enum rio_mode {
 	RIO_STRICT,
 	/* One at the end of a burst. The pages of its buffers are held until then. */
 	RIO_BURST,
-	/* One at the end of a burst, as published: the device reaches freed pages until then. */
+	/*
+	 * One at the end of a burst, as published: the device reaches freed pages until then. Only
+	 * the module riommu-as-published has it.
+	 */
 	RIO_BURST_PAPER,
 };
 
@@ -158,6 +161,16 @@ void rio_tables_free(struct rio *rio);
 int rio_rdevice_init(struct rio_endpoint *endpoint);
 void rio_rdevice_attach(struct rio_endpoint *endpoint);
 void rio_rdevice_free(struct rio_endpoint *endpoint);
+
+/* True in the mode that devices reach freed pages in. The module riommu has no code for it. */
+static __always_inline bool rio_is_as_published(void)
+{
+#ifdef RIO_AS_PUBLISHED
+	return rio_mode == RIO_BURST_PAPER;
+#else
+	return false;
+#endif
+}
 
 /* ring.c */
 int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots);

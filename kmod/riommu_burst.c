@@ -7,9 +7,10 @@
  * A burst ends when it has burst_slots slots, when a map finds no free slot, with any invalidation
  * of its ring, and after rio_burst_us.
  *
- * With RIO_BURST_PAPER, it also ends when the present softirq ends, with NAPI polls and completions
- * of blocks, by a tasklet; for a caller that has disabled softirqs, when it enables them. Nothing
- * marks an end in process context with softirqs enabled: its unmaps invalidate at once.
+ * With RIO_BURST_PAPER (riommu-as-published.c), it also ends when the present softirq ends, with
+ * NAPI polls and completions of blocks, by a tasklet; for a caller that has disabled softirqs, when
+ * it enables them. Nothing marks an end in process context with softirqs enabled: its unmaps
+ * invalidate at once.
  *
  * With RIO_BURST, no page of a buffer goes to another user before the invalidation: the burst holds
  * a reference, so it need not end with the softirq. Memory whose lifetime is not a count of
@@ -22,7 +23,10 @@
 
 #include "riommu_ring.h"
 
-/* Most bytes of a buffer whose pages a burst holds, unless one compound page has all of them. */
+/*
+ * Most bytes of a buffer whose pages a burst holds, unless one compound page has all of them. It
+ * limits the walk over single pages; slots limit how many compound pages a burst holds.
+ */
 #define RIO_HELD_BYTES	(64UL << 10)
 
 /*
@@ -108,7 +112,7 @@ bool rio_burst_defers(struct rio_ring *ring, u32 slot, u64 second, unsigned long
 
 	if (is_shadow)
 		rio_shadow_unmap(ring, slot, attrs);
-	if (rio_mode == RIO_BURST_PAPER)
+	if (rio_is_as_published())
 		return in_interrupt();
 	return rio_mode == RIO_BURST && (is_shadow || rio_burst_hold(ring, slot, second));
 }
@@ -192,7 +196,7 @@ bool rio_burst_unmap(struct rio_endpoint *endpoint, struct rio_ring *ring,
 	if (atomic_add_return(chain->count, &ring->pending_count) >= ring->burst_slots)
 		return rio_burst_end(endpoint, ring, RIO_NO_SLOT);
 	rio_burst_set_limit(endpoint);
-	if (rio_mode == RIO_BURST_PAPER)
+	if (rio_is_as_published())
 		tasklet_schedule(&endpoint->burst_end);
 	return true;
 }

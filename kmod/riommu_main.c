@@ -14,9 +14,15 @@ unsigned int rio_slots = 4096;
 module_param_named(slots, rio_slots, uint, 0444);
 MODULE_PARM_DESC(slots, "slots of each ring, 1 to 262143 (default: 4096)");
 
+#ifdef RIO_AS_PUBLISHED
+static char *mode = "burst-paper";
+module_param(mode, charp, 0444);
+MODULE_PARM_DESC(mode, "burst-paper: bursts as published, devices reach freed memory until their end (default); strict, burst: as in riommu");
+#else
 static char *mode = "strict";
 module_param(mode, charp, 0444);
-MODULE_PARM_DESC(mode, "strict: an invalidation for each unmap (default); burst: one for each burst, whose pages are held by reference until then; burst-paper: as published, devices reach freed memory until then");
+MODULE_PARM_DESC(mode, "strict: an invalidation for each unmap (default); burst: one for each burst, whose pages are held by reference until then");
+#endif
 
 /* As for the flush queues of Linux (10 ms). */
 unsigned int rio_burst_us = 10000;
@@ -27,7 +33,9 @@ enum rio_mode rio_mode;
 static const char * const rio_modes[] = {
 	[RIO_STRICT] = "strict",
 	[RIO_BURST] = "burst",
+#ifdef RIO_AS_PUBLISHED
 	[RIO_BURST_PAPER] = "burst-paper",
+#endif
 };
 
 struct dentry *rio_debugfs;
@@ -199,7 +207,10 @@ static const struct pci_device_id rio_ids[] = {
 	{ PCI_DEVICE(RIO_VENDOR, RIO_DEVICE) },
 	{ 0 },
 };
+
+#ifndef RIO_AS_PUBLISHED
 MODULE_DEVICE_TABLE(pci, rio_ids);
+#endif
 
 static struct pci_driver rio_driver = {
 	.name = "riommu",
@@ -221,12 +232,17 @@ static int __init rio_init(void)
 	}
 	err = match_string(rio_modes, ARRAY_SIZE(rio_modes), mode);
 	if (err < 0) {
-		pr_err("riommu: mode must be strict, burst or burst-paper\n");
+		pr_err("riommu: mode must be strict or burst; only the module riommu-as-published has burst-paper\n");
 		return err;
 	}
 	rio_mode = err;
-	if (rio_mode == RIO_BURST_PAPER)
-		pr_warn("riommu: mode=burst-paper, as published: devices can access memory after its unmap\n");
+	/* The timer of a burst frees pages in interrupt context, where such a kernel cannot. */
+	if (IS_ENABLED(CONFIG_PREEMPT_RT) && rio_mode == RIO_BURST) {
+		pr_err("riommu: mode=burst needs a kernel without PREEMPT_RT\n");
+		return -EINVAL;
+	}
+	if (rio_is_as_published())
+		pr_warn("riommu-as-published: mode=burst-paper: devices can access memory after its unmap\n");
 	rio_debugfs = debugfs_create_dir("riommu", NULL);
 	err = pci_register_driver(&rio_driver);
 	if (err)

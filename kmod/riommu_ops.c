@@ -2,6 +2,7 @@
 /*
  * Maps and unmaps of drivers: the functions of the engine that core_ops.h needs. A buffer has a
  * slot of its own, so a device reaches its bytes only, unless it needs low bits of their address.
+ * Such a device is refused if it is untrusted.
  */
 #include <linux/dma-mapping.h>
 #include <linux/scatterlist.h>
@@ -13,17 +14,28 @@
 /* Well below the largest buffer of a slot. */
 #define RIO_MAPPING_BYTES	(512UL << 20)
 
-/*
- * A map in a mode with bursts. Not inlined, like all that mode strict does not need: without a call
- * in their middle, its map and its unmap save no registers.
- */
-static noinline dma_addr_t rio_map_in_burst(struct rio_endpoint *endpoint, struct rio_ring *ring,
-					    u64 buffer, u64 bytes, u32 offset, unsigned long attrs)
+/* For an untrusted device whose slots would begin before its buffers. */
+static noinline dma_addr_t rio_map_refused(struct device *dev)
 {
-	u32 slot = rio_free_take(&ring->free);
+	dev_err_ratelimited(dev, "riommu: refused: it is untrusted, and it would reach bytes before its buffers\n");
+	return DMA_MAPPING_ERROR;
+}
 
+/*
+ * A map in a mode with bursts, or with a slot that begins before its buffer. Not inlined, like all
+ * that mode strict does not need: without a call in their middle, its map and its unmap save no
+ * registers.
+ */
+static noinline dma_addr_t rio_map_general(struct device *dev, struct rio_ring *ring, u64 buffer,
+					   u64 bytes, u32 offset, unsigned long attrs)
+{
+	u32 slot;
+
+	if (unlikely(offset) && to_pci_dev(dev)->untrusted)
+		return rio_map_refused(dev);
+	slot = rio_free_take(&ring->free);
 	if (unlikely(slot == RIO_NO_SLOT)) {
-		slot = rio_burst_take(endpoint, ring);
+		slot = rio_burst_take(rio_endpoint_of(dev), ring);
 		if (slot == RIO_NO_SLOT) {
 			atomic64_inc(&ring->full);
 			return DMA_MAPPING_ERROR;
@@ -39,22 +51,21 @@ static noinline dma_addr_t rio_map_in_burst(struct rio_endpoint *endpoint, struc
 static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, size_t size,
 					  enum dma_data_direction direction, unsigned long attrs)
 {
-	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
-	struct rio_ring *ring = rio_ring_for(endpoint, direction);
+	struct rio_ring *ring = rio_ring_for(rio_endpoint_of(dev), direction);
 	/* Some devices (NVMe) need these low bits of the address; the slot then begins earlier. */
 	u32 offset = phys & core_min_align_mask(dev);
 	u32 slot;
 
 	if (unlikely(!size || size > RIO_MAPPING_BYTES))
 		return DMA_MAPPING_ERROR;
-	if (rio_mode != RIO_STRICT)
-		return rio_map_in_burst(endpoint, ring, phys - offset, size + offset, offset,
-					attrs);
+	/* One branch for both: strict is 0. */
+	if (rio_mode | offset)
+		return rio_map_general(dev, ring, phys - offset, size + offset, offset, attrs);
 	if (unlikely(!rio_free_try_take(&ring->free, &slot))) {
 		atomic64_inc(&ring->full);
 		return DMA_MAPPING_ERROR;
 	}
-	return rio_slot_set(ring, slot, phys - offset, size + offset, offset);
+	return rio_slot_set(ring, slot, phys, size, 0);
 }
 
 static noinline void rio_unmap_failed(struct device *dev, dma_addr_t address)
@@ -153,6 +164,9 @@ static dma_addr_t rio_map_memory(struct device *dev, phys_addr_t phys, size_t si
 				 enum dma_data_direction direction, unsigned long attrs,
 				 bool *is_reached)
 {
+	/* No slot would begin earlier, but the driver cannot use the device: it must not bind. */
+	if (core_min_align_mask(dev) && to_pci_dev(dev)->untrusted)
+		return rio_map_refused(dev);
 	return rio_map(dev, phys, size, direction, attrs);
 }
 

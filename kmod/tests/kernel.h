@@ -19,6 +19,7 @@
 #define CONFIG_X86_64 1
 #define CONFIG_ARCH_HAS_DMA_OPS 1
 #define CONFIG_PREEMPT_COUNT 1
+#define CONFIG_PREEMPT_RT 0
 #define IS_ENABLED(option) (option)
 
 typedef uint8_t u8;

@@ -290,6 +290,36 @@ static void restart_does_not_follow_a_stop(void)
 	CHECK(!control && !interrupt);
 }
 
+/* The mode in which devices reach freed pages is one of another module. */
+static void modes(void)
+{
+	static const struct {
+		char *name;
+		int mode;
+	} cases[] = {
+		{ "strict", RIO_STRICT },
+		{ "burst", RIO_BURST },
+		{ "burst-paper", -EINVAL },
+		{ "none", -EINVAL },
+	};
+	unsigned int i;
+
+	CHECK(!strcmp(mode, "strict"));
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		bool is_one = cases[i].mode >= 0;
+
+		test_complaints = 0;
+		mode = cases[i].name;
+		CHECK(rio_init() == (is_one ? 0 : -EINVAL) && test_complaints == !is_one);
+		CHECK(!is_one || (int)rio_mode == cases[i].mode);
+		if (is_one)
+			rio_exit();
+	}
+	mode = "strict";
+	rio_mode = RIO_STRICT;
+	test_complaints = 0;
+}
+
 int main(void)
 {
 	struct rio *rio = probe();
@@ -300,6 +330,7 @@ int main(void)
 	is_over = true;
 	rio_remove(&pdev);
 	restart_does_not_follow_a_stop();
+	modes();
 	printf("all as it should be\n");
 	return 0;
 }

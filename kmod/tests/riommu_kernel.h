@@ -9,6 +9,7 @@
 #define __iomem
 #define irqreturn_t int
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
+#define to_pci_dev(one) container_of((struct device *)(one), struct pci_dev, dev)
 
 #define smp_wmb() __atomic_thread_fence(__ATOMIC_RELEASE)
 #define smp_rmb() __atomic_thread_fence(__ATOMIC_ACQUIRE)

@@ -18,7 +18,6 @@
 #define module_exit(function)
 #define pr_err(...) ((void)test_complaints++)
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
-#define match_string(strings, count, string) ((void)(string), 0)
 #define debugfs_create_dir(name, parent) NULL
 #define debugfs_remove_recursive(dir) ((void)(dir))
 #define smp_rmb()
@@ -42,6 +41,16 @@ struct hrtimer {
 #define get_zeroed_page(gfp) ((uintptr_t)aligned_alloc(PAGE_SIZE, PAGE_SIZE))
 #undef free_page
 #define free_page(at) free((void *)(at))
+
+static inline int match_string(const char *const *strings, size_t count, const char *string)
+{
+	size_t i;
+
+	for (i = 0; i < count && strings[i]; i++)
+		if (!strcmp(strings[i], string))
+			return i;
+	return -EINVAL;
+}
 
 /* The work item, which also may be disabled. */
 #define INIT_DELAYED_WORK(one, with) ((one)->work.does = (with))

@@ -13,7 +13,7 @@
 static struct rio rio;
 static struct rio_endpoint endpoint = { .rio = &rio, .id = DEVICE };
 static struct rio_ring *ring = &endpoint.rings[RIO_RING_WRITE];
-static struct device dev = { .ops = &endpoint.core.ops };
+static struct pci_dev pdev = { .dev.ops = &endpoint.core.ops };
 static unsigned int writes, reads;
 static bool absent;
 /* The slots that an unmap in progress clears. */
@@ -70,7 +70,7 @@ static u32 test_read(u64 offset)
 
 static dma_addr_t map(u64 buffer)
 {
-	return rio_ops.map_phys(&dev, buffer, 100, DMA_FROM_DEVICE, 0);
+	return rio_ops.map_phys(&pdev.dev, buffer, 100, DMA_FROM_DEVICE, 0);
 }
 
 static void unmap(dma_addr_t iova)
@@ -147,34 +147,34 @@ static void unmaps_of_drivers(void)
 	CHECK(!rio_ring_init(&endpoint, RIO_RING_READ, SLOTS));
 	cleared_count = 1;
 	cleared[0] = rio_iova_slot(iova[0]);
-	rio_ops.unmap_phys(&dev, iova[0], 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, iova[0], 100, DMA_FROM_DEVICE, 0);
 	CHECK(writes == before + 1 && free_count() == SLOTS - 1);
 	cleared[0] = rio_iova_slot(iova[1]);
-	rio_ops.unmap_phys(&dev, iova[1], 100, DMA_TO_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, iova[1], 100, DMA_TO_DEVICE, 0);
 	CHECK(writes == before + 2 && free_count() == SLOTS && test_complaints == complaints);
 	cleared_count = 0;
 
-	rio_ops.unmap_phys(&dev, iova[1], 100, DMA_FROM_DEVICE, 0);
-	rio_ops.unmap_phys(&dev, rio_iova(RIO_RING_WRITE, SLOTS, 0), 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, iova[1], 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, rio_iova(RIO_RING_WRITE, SLOTS, 0), 100, DMA_FROM_DEVICE, 0);
 	CHECK(test_complaints == complaints + 2 && atomic64_read(&ring->bad) == bad + 2);
 	/* The same slot of another ring. */
 	iova[0] = map(0x8000);
-	rio_ops.unmap_phys(&dev, rio_iova(RIO_RING_READ, rio_iova_slot(iova[0]), 0), 100,
+	rio_ops.unmap_phys(&pdev.dev, rio_iova(RIO_RING_READ, rio_iova_slot(iova[0]), 0), 100,
 			   DMA_FROM_DEVICE, 0);
 	CHECK(test_complaints == complaints + 3 && atomic64_read(&other->bad) == 1);
 	CHECK(ring->table[rio_iova_slot(iova[0])].second && writes == before + 2);
 	unmap(iova[0]);
 	cleared_count = 0;
-	rio_ops.unmap_phys(&dev, rio_iova(RIO_RING_NONE, 0, 0), 100, DMA_FROM_DEVICE, 0);
-	rio_ops.unmap_phys(&dev, rio_iova(RIO_RINGS, 0, 0), 100, DMA_FROM_DEVICE, 0);
-	rio_ops.unmap_phys(&dev, DMA_MAPPING_ERROR, 100, DMA_TO_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, rio_iova(RIO_RING_NONE, 0, 0), 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, rio_iova(RIO_RINGS, 0, 0), 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, DMA_MAPPING_ERROR, 100, DMA_TO_DEVICE, 0);
 	CHECK(test_complaints == complaints + 6 && writes == before + 3);
 	CHECK(free_count() == SLOTS && other->free.tail - other->free.head == SLOTS);
 
 	/* Without an answer, the slot is lost. */
 	absent = true;
 	iova[0] = map(0x8000);
-	rio_ops.unmap_phys(&dev, iova[0], 100, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_phys(&pdev.dev, iova[0], 100, DMA_FROM_DEVICE, 0);
 	absent = false;
 	CHECK(test_complaints == complaints + 7 && atomic64_read(&ring->lost) == 1);
 	CHECK(free_count() == SLOTS - 1);
@@ -206,7 +206,7 @@ static void low_bits_of_addresses(void)
 		struct rio_entry *entry;
 		dma_addr_t iova;
 
-		dev.dma_parms->min_align_mask = cases[i].mask;
+		pdev.dev.dma_parms->min_align_mask = cases[i].mask;
 		iova = map(cases[i].buffer);
 		entry = &ring->table[rio_iova_slot(iova)];
 		CHECK(rio_iova_offset(iova) == before && entry->first == cases[i].from);
@@ -214,7 +214,37 @@ static void low_bits_of_addresses(void)
 		CHECK(rio_rpte_bytes(entry->second) == before + 100);
 		unmap(iova);
 	}
-	dev.dma_parms->min_align_mask = 0;
+	pdev.dev.dma_parms->min_align_mask = 0;
+}
+
+/*
+ * An untrusted device must not reach bytes before a buffer. If it needs low bits of addresses, it
+ * gets no coherent memory either, so that its driver fails at once.
+ */
+static void low_bits_of_an_untrusted_device(void)
+{
+	unsigned int complaints = test_complaints;
+	struct scatterlist list[2] = {};
+	dma_addr_t iova;
+
+	pdev.untrusted = true;
+	iova = map(0x8123);
+	CHECK(ring->table[rio_iova_slot(iova)].first == 0x8123);
+	unmap(iova);
+	unmap(rio_map_memory(&pdev.dev, 0x8000, 100, DMA_FROM_DEVICE, 0, NULL));
+	pdev.dev.dma_parms->min_align_mask = 0xfff;
+	unmap(map(0x8000));
+	cleared_count = 0;
+	CHECK(test_complaints == complaints && map(0x8123) == DMA_MAPPING_ERROR);
+	CHECK(test_complaints == complaints + 1 && free_count() == SLOTS);
+	CHECK(rio_map_memory(&pdev.dev, 0x8000, 100, DMA_FROM_DEVICE, 0, NULL) ==
+	      DMA_MAPPING_ERROR);
+	sg_init_one(&list[0], (void *)0x8000, 100);
+	sg_init_one(&list[1], (void *)0x9001, 100);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, 2, DMA_FROM_DEVICE, 0) == -ENOMEM);
+	CHECK(free_count() == SLOTS && test_complaints == complaints + 3);
+	pdev.dev.dma_parms->min_align_mask = 0;
+	pdev.untrusted = false;
 }
 
 /* One invalidation for a list, after all its entries are cleared. */
@@ -226,22 +256,22 @@ static void lists(void)
 
 	for (i = 0; i <= SLOTS; i++)
 		sg_init_one(&list[i], (void *)(uintptr_t)(0x8000 + 0x1000 * i), 100);
-	CHECK(rio_ops.map_sg(&dev, list, SLOTS, DMA_FROM_DEVICE, 0) == SLOTS && !free_count());
+	CHECK(rio_ops.map_sg(&pdev.dev, list, SLOTS, DMA_FROM_DEVICE, 0) == SLOTS && !free_count());
 	for (i = 0; i < SLOTS; i++) {
 		cleared[i] = rio_iova_slot(sg_dma_address(&list[i]));
 		CHECK(ring->table[cleared[i]].first == 0x8000 + 0x1000 * i);
 	}
 	cleared_count = SLOTS;
-	rio_ops.unmap_sg(&dev, list, SLOTS, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_sg(&pdev.dev, list, SLOTS, DMA_FROM_DEVICE, 0);
 	CHECK(writes == before + 1 && free_count() == SLOTS);
 	for (i = 0; i < SLOTS; i++)
 		CHECK(place_of(cleared[i]) == (int)i);
 
 	/* An entry that is named twice is unmapped once. */
-	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == 2);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, 2, DMA_FROM_DEVICE, 0) == 2);
 	list[1].dma_address = list[0].dma_address;
 	cleared_count = 0;
-	rio_ops.unmap_sg(&dev, list, 2, DMA_FROM_DEVICE, 0);
+	rio_ops.unmap_sg(&pdev.dev, list, 2, DMA_FROM_DEVICE, 0);
 	CHECK(free_count() == SLOTS - 1 && writes == before + 2);
 	for (i = 0; !ring->table[i].second; i++)
 		;
@@ -250,19 +280,19 @@ static void lists(void)
 	/* Only a full ring is worth a retry. What is mapped before the failure is unmapped. */
 	before = writes;
 	cleared_count = 0;
-	CHECK(rio_ops.map_sg(&dev, list, SLOTS + 1, DMA_FROM_DEVICE, 0) == -EINVAL);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, SLOTS + 1, DMA_FROM_DEVICE, 0) == -EINVAL);
 	list[1].length = 0;
-	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == -EINVAL);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, 2, DMA_FROM_DEVICE, 0) == -EINVAL);
 	list[1].length = 1 << 30;
-	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == -EINVAL);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, 2, DMA_FROM_DEVICE, 0) == -EINVAL);
 	list[1].length = 100;
 	test_peer = 0x9000;
-	CHECK(rio_ops.map_sg(&dev, list, 2, DMA_FROM_DEVICE, 0) == -EREMOTEIO);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, 2, DMA_FROM_DEVICE, 0) == -EREMOTEIO);
 	CHECK(map(0x9000) == DMA_MAPPING_ERROR && free_count() == SLOTS);
 	test_peer = 0;
 	CHECK(writes == before + 3);
 	map(0x8000);
-	CHECK(rio_ops.map_sg(&dev, list, SLOTS, DMA_FROM_DEVICE, 0) == -ENOMEM);
+	CHECK(rio_ops.map_sg(&pdev.dev, list, SLOTS, DMA_FROM_DEVICE, 0) == -ENOMEM);
 	CHECK(free_count() == SLOTS - 1);
 	for (i = 0; !ring->table[i].second; i++)
 		;
@@ -327,6 +357,7 @@ int main(void)
 	slots_come_back_in_order();
 	unmaps_of_drivers();
 	low_bits_of_addresses();
+	low_bits_of_an_untrusted_device();
 	lists();
 	slots_that_a_driver_leaves();
 	an_absent_iommu();

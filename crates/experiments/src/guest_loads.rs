@@ -109,7 +109,13 @@ pub const PROTECTIONS: &[Protection] = &[
     Protection {
         name: "riommu-burst-paper",
         machine: Machine::Ringfence,
-        options: &["--iommu", "riommu", "--module-args", "mode=burst-paper"],
+        options: &[
+            "--iommu",
+            "riommu",
+            "--as-published",
+            "--module-args",
+            "mode=burst-paper",
+        ],
         promise: Promise::Burst,
         paper: Some("riommu"),
     },

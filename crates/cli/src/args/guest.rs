@@ -225,8 +225,9 @@ pub(crate) struct ModuleArgs {
         hide_default_value = true
     )]
     pub module_args: String,
-    /// Drive the para-virtual IOMMU with pviommu-as-published: the cache of the PVIOMMU paper, with
-    /// its defects. Needs --iommu pviommu
+    /// Drive the IOMMU with the module pviommu-as-published, which has the cache of the PVIOMMU
+    /// paper, or riommu-as-published, which has the bursts of the rIOMMU paper: with their defects.
+    /// Needs --iommu pviommu or riommu
     #[arg(long)]
     pub as_published: bool,
     /// Load this module before the drivers

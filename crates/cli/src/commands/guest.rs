@@ -39,6 +39,8 @@ const PVIOMMU: &str = "pviommu";
 const PVIOMMU_AS_PUBLISHED: &str = "pviommu-as-published";
 /// Driver of the ring IOMMU, a module of this project.
 const RIOMMU: &str = "riommu";
+/// The same with the bursts of the rIOMMU paper and their defect.
+const RIOMMU_AS_PUBLISHED: &str = "riommu-as-published";
 /// Drivers that the guest needs for the devices and a file system.
 const MODULES: &[&str] = &[
     "virtio_blk",
@@ -177,8 +179,11 @@ fn kernel_line(args: &GuestArgs, iommu: IommuKind) -> String {
 
 /// Refuses a second module, and parameters for a module that the guest does not load.
 fn check_module(iommu: IommuKind, args: &ModuleArgs) -> Result<(), Failure> {
-    if args.as_published && iommu != IommuKind::Pviommu {
-        return Err(Failure::Devices("--as-published requires --iommu pviommu"));
+    let is_published = matches!(iommu, IommuKind::Pviommu | IommuKind::Riommu);
+    if args.as_published && !is_published {
+        return Err(Failure::Devices(
+            "--as-published requires --iommu pviommu or riommu",
+        ));
     }
     if own_driver(iommu, args).is_some() && args.module.is_some() {
         return Err(Failure::Devices(
@@ -203,6 +208,7 @@ fn own_driver(iommu: IommuKind, args: &ModuleArgs) -> Option<&'static str> {
     match iommu {
         IommuKind::Pviommu if args.as_published => Some(PVIOMMU_AS_PUBLISHED),
         IommuKind::Pviommu => Some(PVIOMMU),
+        IommuKind::Riommu if args.as_published => Some(RIOMMU_AS_PUBLISHED),
         IommuKind::Riommu => Some(RIOMMU),
         _ => None,
     }
@@ -401,3 +407,6 @@ impl Directory {
         ended
     }
 }
+
+#[cfg(test)]
+mod tests;

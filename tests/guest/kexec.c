@@ -20,6 +20,10 @@ int main(int argc, char **argv)
 	}
 	kernel = open(argv[1], O_RDONLY);
 	initramfs = open(argv[2], O_RDONLY);
+	if (kernel < 0 || initramfs < 0) {
+		perror(kernel < 0 ? argv[1] : argv[2]);
+		return 1;
+	}
 	if (syscall(SYS_kexec_file_load, kernel, initramfs, strlen(argv[3]) + 1, argv[3], 0UL)) {
 		perror("kexec_file_load");
 		return 1;

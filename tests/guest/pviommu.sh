@@ -210,8 +210,8 @@ suspended() {
     behind "$@" -- sh -c "$SUSPENDED" && said 'cannot be suspended' && ! said '^slept' && said '^same'
 }
 
-# A second kernel, started with kexec, finds the disk as the first one left it. Linux resets the IOMMU
-# again before it loads a module.
+# A second kernel, started with kexec, finds the disk as the first one left it. Linux resets the
+# IOMMU again before it loads a module.
 second_kernel() {
     local kernel=$1 cache_on=$2
     start_disk "$kernel" || return 1

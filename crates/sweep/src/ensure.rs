@@ -35,8 +35,8 @@ pub enum EnsureError {
 
 /// Runs a task unless its intact file exists in `dir`. `store` writes the file: pass
 /// [`store`](crate::store()), or a function that also removes the temporary file on a signal. A
-/// failed task runs again if `retry_failed`. A failure never replaces the file of a task that did not
-/// fail.
+/// failed task runs again if `retry_failed`. A failure never replaces the file of a task that did
+/// not fail.
 ///
 /// # Errors
 /// The file cannot be read or written, or the row cannot be encoded. A failed task is no error.

@@ -1,6 +1,5 @@
 //! Physical memory in a private mapping that the host backs on first write.
 
-use core::fmt;
 use core::sync::atomic::AtomicU64;
 
 use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
@@ -207,15 +206,23 @@ impl PhysMemory for Arena {
 }
 
 /// The reason why an arena cannot be created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
     /// The size is zero, not a multiple of 4 KiB, or more than the host can address.
+    #[error(
+        "invalid arena size {bytes}: expected a non-zero multiple of 4096 that this host can \
+        address"
+    )]
     BadSize {
         /// Requested size in bytes.
         bytes: u64,
     },
     /// The host refused to map that much.
+    #[error(
+        "cannot map {bytes} bytes: {}; allow memory overcommit or use a smaller arena",
+        std::io::Error::from_raw_os_error(*errno)
+    )]
     Refused {
         /// Requested size in bytes.
         bytes: u64,
@@ -223,25 +230,6 @@ pub enum ArenaError {
         errno: i32,
     },
     /// The host lacks the instruction.
+    #[error("this CPU lacks {0}")]
     NoSuchInstruction(WriteBack),
 }
-
-impl fmt::Display for ArenaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BadSize { bytes } => write!(
-                f,
-                "invalid arena size {bytes}: expected a non-zero multiple of 4096 that this host \
-                 can address"
-            ),
-            Self::Refused { bytes, errno } => write!(
-                f,
-                "cannot map {bytes} bytes: {}; allow memory overcommit or use a smaller arena",
-                std::io::Error::from_raw_os_error(*errno)
-            ),
-            Self::NoSuchInstruction(kind) => write!(f, "this CPU lacks {kind}"),
-        }
-    }
-}
-
-impl std::error::Error for ArenaError {}

@@ -81,6 +81,24 @@ fn sizes_that_cannot_be() {
 }
 
 #[test]
+fn errors_name_the_size_and_the_remedy() {
+    let text = |error: ArenaError| error.to_string();
+    assert_eq!(
+        text(ArenaError::BadSize { bytes: 1 }),
+        "invalid arena size 1: expected a non-zero multiple of 4096 that this host can address"
+    );
+    let (bytes, errno) = (1 << 40, 12);
+    let refused = text(ArenaError::Refused { bytes, errno });
+    assert!(refused.starts_with("cannot map 1099511627776 bytes: "));
+    assert!(refused.ends_with("; allow memory overcommit or use a smaller arena"));
+    let kind = WriteBack::FenceOnly;
+    assert_eq!(
+        text(ArenaError::NoSuchInstruction(kind)),
+        format!("this CPU lacks {kind}")
+    );
+}
+
+#[test]
 fn every_write_back_instruction_runs_and_changes_nothing() {
     for kind in WriteBack::available() {
         let arena = Arena::with_write_back(SIZE, kind).expect("available");

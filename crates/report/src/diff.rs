@@ -60,24 +60,20 @@ pub struct RowDiff {
 
 /// The reason why two reports give no verdict: a row and the fields that it lacks. `None` if the
 /// reports have no row in common.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{}", incomparable(.0.as_ref()))]
 pub struct IncomparableRow(pub Option<(String, Vec<&'static str>)>);
 
-impl fmt::Display for IncomparableRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            None => f.write_str("the reports have no row in common"),
-            Some((row, fields)) => write!(
-                f,
-                "{row}: {} not measured in both reports; compare with --repeat above 0 and with \
-                the attacker",
-                fields.join(", ")
-            ),
-        }
-    }
+fn incomparable(row: Option<&(String, Vec<&'static str>)>) -> String {
+    let Some((row, fields)) = row else {
+        return "the reports have no row in common".into();
+    };
+    format!(
+        "{row}: {} not measured in both reports; compare with --repeat above 0 and with the \
+        attacker",
+        fields.join(", ")
+    )
 }
-
-impl std::error::Error for IncomparableRow {}
 
 /// The fields that a verdict needs.
 const JUDGED: [&str; 5] = [

@@ -4,6 +4,35 @@
 //! All of these formats render a [`Report`]. This crate computes no results. It derives
 //! recommendations, conditions and differences from rows, and names those rows. A
 //! [`ComparisonSetup`] fills a report through the `lab` crate, for the command and for Python.
+//!
+//! A report of the bundled trace, and a condition on its rows as in `compare --fail-if`:
+//!
+//! ```
+//! use ringfence_lab::LabError;
+//! use ringfence_lab::modes::Mode;
+//! use ringfence_report::{ComparisonOptions, ComparisonSetup, Condition, csv, markdown};
+//! use ringfence_trace::Operations;
+//!
+//! let options = ComparisonOptions {
+//!     named: ["fence", "linux-lazy"].iter().filter_map(|name| Mode::find(name)).collect(),
+//!     repetitions: Some(0),
+//!     ..ComparisonOptions::new(None, None)?
+//! };
+//! let setup = ComparisonSetup::new(options)?;
+//! let mut report = setup.report(None);
+//! let open = |options| Operations::sample(options).map_err(LabError::from);
+//! setup.add(&mut report, "sample", open, |_| {})?;
+//!
+//! assert!(markdown(&report).contains("linux-lazy"));
+//! assert_eq!(csv(&report.results).lines().count(), 3);
+//! let mut failed = Vec::new();
+//! for condition in Condition::parse_all("violations>0")? {
+//!     failed.extend(condition.matching_rows(&report.results)?);
+//! }
+//! let failed: Vec<&str> = failed.iter().map(|failed| failed.mode.as_str()).collect();
+//! assert_eq!(failed, ["linux-lazy"]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod agreement;

@@ -343,7 +343,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Owner, &str)] = {
         "Ringfence: small buffers are copied; large transmit buffers wait for a batch"),
     ("pool",             Pool,                T::Radix,            PerUnmap,            Kernel,
         "packet buffers from a pool that stays mapped; the driver copies headers (DAMN)"),
-    ("fs-literal",       Contiguous,          T::Radix,            DescriptorAsPublished, Kernel,
+    ("fs-paper",         Contiguous,          T::Radix,            DescriptorAsPublished, Kernel,
         "F&S as published: pages of a descriptor are released before their unmap"),
     ("fs",               Contiguous,          T::CachedRadix,      Descriptor,       Kernel,
         "F&S, fixed: one invalidation per descriptor of 64 pages, which are withheld until then"),

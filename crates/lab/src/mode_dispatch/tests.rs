@@ -139,7 +139,7 @@ fn timed_modes_have_their_own_allocator_policy_and_rounding() {
         ("fence-burst", "::Magazines<", "::Burst", Exact),
         ("fs", "::Contiguous<", "::Descriptors", Exact),
         (
-            "fs-literal",
+            "fs-paper",
             "::Contiguous<",
             "::DescriptorsAsPublished",
             Exact,

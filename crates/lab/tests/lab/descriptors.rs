@@ -220,7 +220,7 @@ fn one_invalidation_ends_a_descriptor_of_64_pages() {
         assert_eq!(outcomes.tally.false_faults, 0);
     }
     // As published, the pages of a descriptor are back for up to 63 us before the invalidation.
-    let (metered, hostile) = replay("fs-literal", &plan, &alive);
+    let (metered, hostile) = replay("fs-paper", &plan, &alive);
     assert_eq!(
         (metered.invalidations, metered.release_delay_max_ns),
         (64, 0)
@@ -229,7 +229,7 @@ fn one_invalidation_ends_a_descriptor_of_64_pages() {
     assert!(hostile.tally.violations() >= 63 * 64, "{:?}", hostile.tally);
 }
 
-/// A device that falls silent: `fs` returns its buffers within the longest duration, `fs-literal`
+/// A device that falls silent: `fs` returns its buffers within the longest duration, `fs-paper`
 /// leaves the pages of the incomplete descriptor exposed.
 #[test]
 fn an_incomplete_descriptor_ends_in_time_or_never() {
@@ -251,9 +251,9 @@ fn an_incomplete_descriptor_ends_in_time_or_never() {
         let (_, hostile) = replay("fs", &plan, &alive);
         assert_eq!(hostile.release_delay_max_ns, longest);
         assert_eq!((hostile.invalidations, hostile.tally.violations()), (1, 0));
-        let (_, literal) = replay("fs-literal", &plan, &alive);
-        assert_eq!(literal.invalidations, 0);
-        assert!(literal.stale_max_ns > 10_000 * US && literal.tally.violations() > 0);
+        let (_, published) = replay("fs-paper", &plan, &alive);
+        assert_eq!(published.invalidations, 0);
+        assert!(published.stale_max_ns > 10_000 * US && published.tally.violations() > 0);
     }
 }
 

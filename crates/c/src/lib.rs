@@ -5,10 +5,38 @@
 //! here. `README.md` states the rules for pointers, threads and errors. Decision 0049 has the
 //! reasons.
 //!
-//! # Safety of all functions A pointer is NULL, or points to a live object or structure of its
-//! type. A handle of an allocator or a reader is used by one thread at a time. No other call uses
-//! an object during its destroy or later. A structure with a field `size` has at least that field.
-//! A callback obeys the contract in its structure.
+//! A program in C calls the functions in this order; `examples/nic.c` drives a device with them:
+//!
+//! ```
+//! use std::ptr::null_mut;
+//!
+//! use ringfence::*;
+//!
+//! let (mut space, mut cpu, mut first) = (null_mut(), null_mut(), 0);
+//! // SAFETY: all pointers are to variables that live here, or to objects of the library.
+//! unsafe {
+//!     let kind = IovaKind::Magazines as u32;
+//!     assert_eq!(ringfence_iova_create(kind, 1, 0xf_ffff, 0, &mut space), Status::Ok);
+//!     assert_eq!(ringfence_iova_cpu_create(space, &mut cpu), Status::Ok);
+//!
+//!     // Four pages for a device with 32 address bits.
+//!     assert_eq!(ringfence_iova_alloc(cpu, 4, 0, 0xf_ffff, &mut first), Status::Ok);
+//!     assert_eq!(ringfence_iova_free(cpu, first, 4), Status::Ok);
+//!     // A second free is an error, and changes nothing.
+//!     assert_eq!(ringfence_iova_free(cpu, first, 4), Status::NotAllocated);
+//!
+//!     assert_eq!(ringfence_iova_cpu_destroy(&mut cpu), Status::Ok);
+//!     assert_eq!(ringfence_iova_destroy(&mut space), Status::Ok);
+//! }
+//! assert!(space.is_null() && cpu.is_null());
+//! ```
+//!
+//! # Safety of all functions
+//!
+//! A pointer is NULL, or points to a live object or structure of its type. A handle of an allocator
+//! or a reader is used by one thread at a time. No other call uses an object during its destroy or
+//! later. A structure with a field `size` has at least that field. A callback obeys the contract in
+//! its structure.
 #![deny(unsafe_op_in_unsafe_fn)]
 // The contract of the pointers is the same for all functions: see above.
 #![allow(clippy::missing_safety_doc)]

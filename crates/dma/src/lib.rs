@@ -23,6 +23,105 @@
 //! | `token/` | the states of a mapping: who owns its buffer |
 //! | `space/` | spaces: an IOVA allocator with an I/O page table, or one object for both |
 //! | `flush/` | flush policies: when the range of an unmap is invalidated and freed |
+//!
+//! A receive buffer belongs to the layer from its map until the device cannot reach it any more:
+//!
+//! ```
+//! use std::cell::RefCell;
+//!
+//! use ringfence_dma::flush::Strict;
+//! use ringfence_dma::space::{Paged, PlainTable, Rounding};
+//! use ringfence_dma::{Dma, Platform, Released};
+//! use ringfence_iova::{MagazineLimits, Magazines};
+//! use ringfence_memory::{Arena, Frames};
+//! use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
+//! use ringfence_types::{
+//!     Direction, Invalidation, InvalidationError, Invalidator, Iova, Nanos, Pfn, PfnRange,
+//!     PhysAddr, PhysRange, RequesterId, Ticket,
+//! };
+//!
+//! /// Your IOMMU. This one completes each invalidation at once.
+//! #[derive(Default)]
+//! struct Unit(u64);
+//!
+//! impl Invalidator for Unit {
+//!     fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+//!         self.0 += 1;
+//!         Ok(Ticket::new(self.0))
+//!     }
+//!     fn poll(&mut self, _: Ticket) -> Result<bool, InvalidationError> {
+//!         Ok(true)
+//!     }
+//! }
+//!
+//! /// Your ports.
+//! struct Machine<'a> {
+//!     memory: &'a Arena,
+//!     frames: Frames<&'a Arena>,
+//!     unit: Unit,
+//! }
+//!
+//! impl<'a> Platform for Machine<'a> {
+//!     type Memory = Arena;
+//!     type Frames = Frames<&'a Arena>;
+//!     type Invalidator = Unit;
+//!
+//!     fn memory(&self) -> &Arena {
+//!         self.memory
+//!     }
+//!     fn frames(&self) -> &Self::Frames {
+//!         &self.frames
+//!     }
+//!     fn invalidator(&mut self) -> &mut Unit {
+//!         &mut self.unit
+//!     }
+//!     fn now(&self) -> Nanos {
+//!         Nanos(0)
+//!     }
+//! }
+//!
+//! let memory = Arena::new(16 << 20)?;
+//! let tables = PhysRange::new(PhysAddr::new(8 << 20), 8 << 20).ok_or("no room for tables")?;
+//! let mut machine = Machine {
+//!     memory: &memory,
+//!     frames: Frames::new(&memory, tables),
+//!     unit: Unit::default(),
+//! };
+//!
+//! // Attach a network card to a new domain. `Strict` invalidates at each unmap.
+//! let mut dma = Dma::new(Strict);
+//! let at = dma
+//!     .attach(RequesterId::new(0x18), Iova::new(u64::from(u32::MAX)), |domain| {
+//!         let format = SecondStage::new(Levels::Four);
+//!         let table = Table::new(format, domain, Coherency::Coherent, &memory, &machine.frames)
+//!             .map_err(|_| "no frames")?;
+//!         let pages = PfnRange::inclusive(Pfn::new(1), Pfn::new(0xf_ffff)).ok_or("no pages")?;
+//!         let alloc = Magazines::new(pages, MagazineLimits::DEFAULT, RefCell::new)
+//!             .map_err(|_| "no allocator")?;
+//!         Ok::<_, &str>(Paged::new(alloc, PlainTable(table), Rounding::Exact))
+//!     })
+//!     .map_err(|_| "not attached")?;
+//! let reaches = |iova| {
+//!     let space = dma.space(&at)?;
+//!     Some(space.table().0.lookup(&memory, iova)?.translate(iova))
+//! };
+//!
+//! let mut cpu = dma.cpu();
+//! let bytes = PhysRange::new(PhysAddr::new(0x5040), 1500).ok_or("no buffer")?;
+//! let (mapping, _) = dma
+//!     .map_single(&mut cpu, &mut machine, &at, vec![0_u8; 1500], bytes, Direction::FromDevice)
+//!     .map_err(|(_, error)| error.to_string())?;
+//! let iova = mapping.iova();
+//! assert_eq!(reaches(iova), Some(bytes.start()));
+//!
+//! // `Released` returns the buffer: the invalidation has completed.
+//! let Released(buffer) = dma
+//!     .unmap_single(&mut cpu, &mut machine, &at, mapping)
+//!     .map_err(|_| "not invalidated")?;
+//! assert_eq!((buffer.len(), machine.unit.0), (1500, 1));
+//! assert_eq!(reaches(iova), None);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 

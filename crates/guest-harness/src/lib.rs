@@ -5,6 +5,32 @@
 //! The host's packages and sources stay unchanged, and no root privileges are needed.
 //! [`differential`] compares the software IOMMU with QEMU's, and [`bench_reads`], [`bench_stream`]
 //! and [`bench_round_trips`] measure inside a guest.
+//!
+//! A debug kernel reports defects of a module on its console. They fail a guest that ended well:
+//!
+//! ```
+//! use ringfence_guest_harness::{GuestError, check_kernel_log};
+//!
+//! # let scratch = tempfile::tempdir()?;
+//! # let dir = scratch.path();
+//! // `boot` writes the console of the machine in `dir` to this file.
+//! std::fs::write(
+//!     dir.join("console.log"),
+//!     "[    1.500000] riommu: loading out-of-tree module\n\
+//!      [    2.000000] BUG: KASAN: slab-out-of-bounds in riommu_map+0x40/0x90 [riommu]\n",
+//! )?;
+//! let mut shown = Vec::new();
+//! let ended = Ok(0);
+//! match check_kernel_log(dir, ended, &mut |line| shown.push(line.to_owned())) {
+//!     Err(GuestError::Reported { reports, .. }) => {
+//!         assert_eq!(reports.len(), 1);
+//!         assert!(reports[0].starts_with("BUG: KASAN: slab-out-of-bounds"));
+//!     }
+//!     other => panic!("{other:?}"),
+//! }
+//! assert_eq!(shown.len(), 2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

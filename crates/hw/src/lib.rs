@@ -15,6 +15,55 @@
 //! An access enters at [`translate`](Iommu::translate) (`translate.rs`) and looks up the IOTLB
 //! (`iotlb.rs`). On a miss it uses the walk caches and [`walk`](ringfence_pgtable::walk)
 //! (`walker.rs`). It ends as a [`Translation`] or in the [`FaultLog`].
+//!
+//! A cleared entry stays usable until the invalidation of the IOTLB:
+//!
+//! ```
+//! use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
+//! use ringfence_memory::{Arena, Frames};
+//! use ringfence_pgtable::{
+//!     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
+//! };
+//! use ringfence_types::{
+//!     Access, DomainId, Invalidation, Invalidator, Iova, Permissions, Pfn, PfnRange, PhysAddr,
+//!     PhysRange, RequesterId,
+//! };
+//!
+//! let memory = Arena::new(1 << 20)?;
+//! let frames = Frames::new(&memory, PhysRange::new(PhysAddr::ZERO, 1 << 20).ok_or("empty")?);
+//! let (nic, domain) = (RequesterId::new(0x18), DomainId::new(1));
+//!
+//! // The driver builds a table that maps one page for writes, and the context of the device.
+//! let (format, coherent) = (SecondStage::new(Levels::Four), Coherency::Coherent);
+//! let table = Table::new(format, domain, coherent, &memory, &frames)?;
+//! let (iova, pa, permissions) = (Iova::new(0x4000), PhysAddr::new(0x9_0000), Permissions::WRITE);
+//! table.map(&memory, &frames, MapRequest { iova, pa, pages: 1, permissions })?;
+//! let translation = TranslationType::Table { root: table.root(), levels: Levels::Four };
+//! let mut contexts = ContextTables::new(coherent, &memory, &frames)?;
+//! contexts.attach(&memory, &frames, nic, &Context { domain, translation })?;
+//!
+//! // The unit has an IOTLB of 16 sets and 4 ways.
+//! let config = UnitConfig { iotlb: Geometry::new(16, 4)?, ..UnitConfig::UNCACHED };
+//! let mut unit = VtdUnit::vtd(&config);
+//! unit.set_root_table(contexts.root());
+//! unit.enable();
+//! let write = |unit: &mut VtdUnit| {
+//!     let written = unit.translate(&memory, nic, iova, 64, Access::Write);
+//!     written.map(|translation| translation.first().start())
+//! };
+//! assert_eq!(write(&mut unit), Ok(pa));
+//!
+//! // After the unmap, the device still reaches the page.
+//! let page = PfnRange::new(Pfn::containing(iova), 1).ok_or("empty")?;
+//! let (_unmapped, levels) = table.unmap(&memory, page)?;
+//! assert_eq!(write(&mut unit), Ok(pa));
+//! // After the invalidation it faults, and the unit has recorded the access.
+//! let ticket = unit.submit(Invalidation::Pages { domain, range: page, levels })?;
+//! unit.wait(ticket)?;
+//! assert!(write(&mut unit).is_err());
+//! assert!(unit.faults().take().is_some_and(|fault| fault.source == nic));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -17,6 +17,50 @@
 //! `space` is the range of pages to allocate from. The last argument creates the lock around the
 //! shared state: `RefCell::new` on one thread, `Mutex::new` or a kernel's own lock elsewhere. Each
 //! CPU has a handle for its own state.
+//!
+//! A range is free again only with the proof that no translation cache holds it:
+//!
+//! ```
+//! use std::cell::RefCell;
+//!
+//! use ringfence_iova::{AllocRequest, IovaAllocator, MagazineLimits, Magazines};
+//! use ringfence_types::{
+//!     CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Pending, Pfn,
+//!     PfnRange, Ticket, Unmapped,
+//! };
+//!
+//! /// Your IOMMU. This one completes each invalidation at once.
+//! struct Unit;
+//!
+//! impl Invalidator for Unit {
+//!     fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+//!         Ok(Ticket::new(0))
+//!     }
+//!     fn poll(&mut self, _: Ticket) -> Result<bool, InvalidationError> {
+//!         Ok(true)
+//!     }
+//! }
+//!
+//! let space = PfnRange::inclusive(Pfn::new(1), Pfn::MAX).ok_or("empty")?;
+//! let alloc = Magazines::new(space, MagazineLimits::DEFAULT, RefCell::new)?;
+//! let mut cpu = alloc.per_cpu();
+//!
+//! // Four pages for a device that drives 32 address bits.
+//! let request = AllocRequest::new(4, Pfn::new(0xf_ffff));
+//! let range = alloc.alloc(&mut cpu, &request)?.range;
+//! assert!(range.pages() == 4 && range.hi() <= request.limit);
+//!
+//! // After the DMA: the table has cleared the entries, and the unit invalidates them.
+//! let domain = DomainId::new(1);
+//! let unmapped = Unmapped::attest_cleared(domain, range);
+//! let invalidation = Invalidation::Pages { domain, range, levels: CachedLevels::Leaves };
+//! let pending = Pending::submit(&mut Unit, invalidation, unmapped).map_err(|(_, error)| error)?;
+//! let flushed = pending.wait(&mut Unit).map_err(|(_, error)| error)?;
+//! alloc.free(&mut cpu, flushed);
+//! // This CPU's magazine supplies the same range again.
+//! assert_eq!(alloc.alloc(&mut cpu, &request)?.range, range);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -6,6 +6,26 @@
 //! [`oracle`] or with a clock. [`meter`] splits the measured cycles by component. [`compare`] runs
 //! both for each mode and builds its [`row`]. The `report` crate formats the rows. [`testbed`]
 //! gives attack scenarios the same layers and the same hardware.
+//!
+//! The bundled trace in two modes. With flushes in batches, an attacker reaches unmapped buffers:
+//!
+//! ```
+//! use ringfence_lab::compare::{CompareOptions, compare};
+//! use ringfence_lab::modes::Mode;
+//! use ringfence_trace::{Operations, TraceOptions};
+//!
+//! let options = CompareOptions {
+//!     modes: ["fence", "linux-lazy"].iter().filter_map(|name| Mode::find(name)).collect(),
+//!     repetitions: 0, // no timed replay
+//!     ..CompareOptions::new()
+//! };
+//! let sample = Operations::sample(TraceOptions::default())?;
+//! let comparison = compare("sample", sample, &options, |_| {})?;
+//! let stale = comparison.rows.iter().map(|row| row.violations.map(|found| found.stale));
+//! let stale: Option<Vec<u64>> = stale.collect();
+//! assert!(matches!(stale.as_deref(), Some([0, reached]) if *reached > 0));
+//! # Ok::<(), ringfence_lab::LabError>(())
+//! ```
 
 #![deny(unsafe_code)]
 

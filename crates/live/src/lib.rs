@@ -5,6 +5,41 @@
 //! connection.
 //! `virtio` and `pci` implement the PCI function that the client drives. [`dma`] is a device's
 //! access to the guest's memory. None of these uses a socket: [`server`] does.
+//!
+//! A daemon serves a disk and a random generator, and prints the arguments for QEMU:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use ringfence_live::access::SocketAccess;
+//! use ringfence_live::daemon::{Daemon, DeviceOptions, Disk, Log, VfioUserDevices};
+//!
+//! # let scratch = tempfile::tempdir()?;
+//! # let image = scratch.path().join("disk.img");
+//! # std::fs::write(&image, vec![0; 1 << 20])?;
+//! let dir = scratch.path().join("sockets");
+//! SocketAccess::OwnUser.make_directory(&dir)?;
+//! let devices = VfioUserDevices {
+//!     disk: Some(Disk::new(&image)),
+//!     entropy: true,
+//!     ..VfioUserDevices::default()
+//! };
+//! let log: Log = Arc::new(|device, event| eprintln!("{device}: {event:?}"));
+//! let mut daemon = Daemon::start(&dir, &DeviceOptions::from(devices), &log)
+//!     .map_err(|(path, error)| format!("{}: {error}", path.display()))?;
+//!
+//! let machine = daemon.qemu_args_mut();
+//! assert!(machine.socket("blk").exists() && machine.socket("rng").exists());
+//! let arguments = machine.device_arguments().map_err(|(_, error)| error)?;
+//! assert!(arguments.join(" ").contains("vfio-user-pci"));
+//! // Start QEMU with them. `metrics.sock` serves the counters meanwhile.
+//! assert!(daemon.metrics().contains("blk"));
+//!
+//! daemon.stopper().stop();
+//! daemon.join()?;
+//! assert!(!dir.join("blk.sock").exists());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -13,6 +13,44 @@
 //!
 //! The tables lie in memory that the caller provides as
 //! [`PhysMemory`](ringfence_types::PhysMemory), in the bit layout that the hardware reads.
+//!
+//! Four pages of a VT-d second stage, mapped, walked as a unit would, and unmapped:
+//!
+//! ```
+//! use ringfence_memory::{Arena, Frames};
+//! use ringfence_pgtable::{Coherency, Levels, MapRequest, SecondStage, Table, WalkErrorKind};
+//! use ringfence_types::{
+//!     Access, CachedLevels, DomainId, Iova, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
+//! };
+//!
+//! let memory = Arena::new(1 << 20)?;
+//! let frames = Frames::new(&memory, PhysRange::new(PhysAddr::ZERO, 1 << 20).ok_or("empty")?);
+//! let format = SecondStage::new(Levels::Four);
+//! let table = Table::new(format, DomainId::new(1), Coherency::Coherent, &memory, &frames)?;
+//! table.map(
+//!     &memory,
+//!     &frames,
+//!     MapRequest {
+//!         iova: Iova::new(0x10_0000),
+//!         pa: PhysAddr::new(0x9_0000),
+//!         pages: 4,
+//!         permissions: Permissions::READ,
+//!     },
+//! )?;
+//!
+//! let address = Iova::new(0x10_2040);
+//! let leaf = table.walk(&memory, address)?;
+//! assert_eq!(leaf.translate(address), PhysAddr::new(0x9_2040));
+//! assert!(!leaf.permissions.allows(Access::Write));
+//!
+//! let pages = PfnRange::new(Pfn::new(0x100), 4).ok_or("empty")?;
+//! let (unmapped, levels) = table.unmap(&memory, pages)?;
+//! // The table pages stay linked: an invalidation of the leaves is enough.
+//! assert_eq!((unmapped.range(), levels), (pages, CachedLevels::Leaves));
+//! let walked = table.walk(&memory, address).map_err(|error| error.kind);
+//! assert_eq!(walked, Err(WalkErrorKind::NotPresent));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 

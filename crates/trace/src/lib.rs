@@ -4,6 +4,43 @@
 //! script` print into raw events. [`Operations`] turns raw events into the operations of a replay:
 //! maps and unmaps with physical addresses, each unmap paired with its map. Both stages stream, so
 //! memory use does not grow with the trace.
+//!
+//! A network card receives one frame:
+//!
+//! ```
+//! use ringfence_trace::{Chunk, OpKind, Operations, TraceOptions};
+//! use ringfence_types::Direction;
+//!
+//! let text = "\
+//! irq/1-9 [000] ..... 1.000100: dma_map_page: 0000:00:03.0 dir=FROM_DEVICE dma_addr=fffff040 \
+//!     size=1500 phys_addr=12345040 attrs=
+//! irq/1-9 [000] ..... 1.000350: dma_unmap_page: 0000:00:03.0 dir=FROM_DEVICE dma_addr=fffff040 \
+//!     size=1500 attrs=
+//! ";
+//! let mut operations = Operations::new("frame", text.as_bytes(), TraceOptions::default());
+//! let mut chunk = Chunk::default();
+//! let mut held = Vec::new();
+//! while operations.next_chunk(&mut chunk)? {
+//!     for op in &chunk.ops {
+//!         match op.kind {
+//!             OpKind::Map { id, direction, segments, .. } => {
+//!                 assert_eq!(direction, Direction::FromDevice);
+//!                 let buffer = chunk.segments_of(segments)[0];
+//!                 assert_eq!((buffer.start().get(), buffer.bytes()), (0x1234_5040, 1500));
+//!                 held.push((id, op.time));
+//!             }
+//!             // The unmap names its map, although the kernel prints only the address.
+//!             OpKind::Unmap { id } => {
+//!                 assert_eq!(held[0].0, id);
+//!                 assert_eq!(op.time.0 - held[0].1.0, 250_000);
+//!             }
+//!         }
+//!     }
+//! }
+//! let summary = operations.summary();
+//! assert_eq!((summary.maps, summary.unmaps, summary.live_at_end), (1, 1, 0));
+//! # Ok::<(), ringfence_trace::TraceError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod addresses;

@@ -4,6 +4,54 @@
 //!
 //! Every other crate depends on this one (`docs/ARCHITECTURE.md`). It is `no_std`, does not
 //! allocate, performs no I/O and does not panic on any input.
+//!
+//! The obligations order unmap, invalidation and reuse. [`Pending`] takes an [`Unmapped`] range and
+//! a request that covers it, and becomes the [`Flushed`] with which an allocator frees the range:
+//!
+//! ```
+//! use ringfence_types::{
+//!     CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Iova, IovaRange,
+//!     Pending, PfnRange, Ticket, Unmapped,
+//! };
+//!
+//! /// The port to a unit whose queue completes one request between two polls.
+//! #[derive(Default)]
+//! struct Queue {
+//!     submitted: u64,
+//!     completed: u64,
+//! }
+//!
+//! impl Invalidator for Queue {
+//!     fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+//!         self.submitted += 1;
+//!         Ok(Ticket::new(self.submitted))
+//!     }
+//!     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+//!         self.completed += 1;
+//!         Ok(self.completed > ticket.get())
+//!     }
+//! }
+//!
+//! let (mut queue, domain) = (Queue::default(), DomainId::new(1));
+//! let buffer = IovaRange::new(Iova::new(0xffff_d040), 9000).ok_or("wraps")?;
+//! let pages = PfnRange::covering(&buffer);
+//! assert_eq!(pages.pages(), 3);
+//! let invalidate = |range| Invalidation::Pages { domain, range, levels: CachedLevels::Leaves };
+//!
+//! // The table's unmap returns this after it has cleared the entries.
+//! let unmapped = Unmapped::attest_cleared(domain, pages);
+//! // An invalidation of the first page alone does not release all three.
+//! let first = PfnRange::new(pages.lo(), 1).ok_or("empty")?;
+//! let Err((unmapped, error)) = Pending::submit(&mut queue, invalidate(first), unmapped) else {
+//!     panic!("two pages are still cached");
+//! };
+//! assert_eq!(error, InvalidationError::ScopeTooNarrow);
+//!
+//! let pending = Pending::submit(&mut queue, invalidate(pages), unmapped).map_err(|(_, e)| e)?;
+//! let flushed = pending.wait(&mut queue).map_err(|(_, e)| e)?;
+//! assert_eq!((flushed.domain(), flushed.range()), (domain, pages));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

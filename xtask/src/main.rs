@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod commits;
 mod console;
 mod dist;
+mod documents;
 mod fuzz;
 mod guest;
 mod ids;

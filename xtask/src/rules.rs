@@ -1,6 +1,7 @@
 //! Rules on sources that neither the compiler nor clippy checks, one rule per file.
 
 mod core_crates;
+mod examples;
 mod language;
 mod layers;
 mod modules;
@@ -64,6 +65,11 @@ pub(crate) fn core_crates(repo: &Repo) -> anyhow::Result<String> {
     let mut found = core_crates::check(sources);
     found.extend(panics::check(sources));
     verdict(&found)
+}
+
+/// Checks that each library has an example that `cargo test` runs.
+pub(crate) fn examples(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&examples::check(repo.sources()?))
 }
 
 /// Checks that unsafe code is only in listed files, with a reason.

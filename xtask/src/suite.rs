@@ -8,8 +8,8 @@ use crate::steps::Step;
 use crate::suites::Kind;
 use crate::summary::Summary;
 use crate::{
-    check, console, dist, fuzz, guest, ids, install, limits, links, mutate, nostd, page, process,
-    product, python, registry, rules, suites, targets,
+    check, commits, console, dist, documents, fuzz, guest, ids, install, limits, links, mutate,
+    nostd, page, process, product, python, registry, rules, suites, targets,
 };
 
 /// Names of the steps that other steps wait for.
@@ -123,6 +123,7 @@ pub(crate) fn check() -> Vec<Step> {
         Step::new("layer rule", rules::layers),
         Step::new("module rule", rules::modules),
         Step::new("core rule", rules::core_crates),
+        Step::new("example rule", rules::examples),
         Step::new("unsafe rule", rules::unsafe_code),
         Step::new("token rule", rules::tokens),
         Step::new("temporary files rule", rules::temporary),
@@ -132,6 +133,8 @@ pub(crate) fn check() -> Vec<Step> {
         Step::new("licences and sources of dependencies", registry::deny),
         Step::new("ids", ids::check),
         Step::new("links", links::check),
+        Step::new("lengths of documents", documents::check),
+        Step::new("subjects of commits", commits::check),
         Step::new("mutations apply", mutate::check),
         Step::new("clippy", check::clippy),
         Step::new("rustdoc", check::rustdoc),

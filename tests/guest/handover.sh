@@ -45,9 +45,11 @@ done
 echo "rounds $n sum $(md5sum </tmp/back)"
 nc 10.9.0.2 8 </dev/null
 dmesg | grep -i -e "page fault" -e "timed out" -e "NETDEV"; true'
-# The other guest: runs until a connection to port 8 ends it.
+# The other guest: runs until a connection to port 8 ends it. It sends the data back when it has all
+# of them. If it echoed, both ends could wait forever in a write, all buffers full (seen in 1 of 27
+# guests): `nc` does not read while it writes.
 readonly ANSWERS='ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up
-while :; do nc -l -p 7 -e cat; done &
+while :; do nc -l -p 7 -e sh -c "cat >/tmp/taken; cat /tmp/taken"; done &
 nc -l -p 8 >/dev/null'
 
 # column N: the Nth number of each line about a hand-over.
@@ -181,7 +183,7 @@ hand() {
         -serial 'file:"$case/status"' <"$input" >"$out" &
     qemu=$!
     exec {input}>"$input"
-    until grep -q '^begun' "$out"; do kill -0 $qemu || { tail -n 5 "$case/console"; cat "$out" "$case/status"; return 1; }; sleep 0.2; done
+    until grep -q '^begun' "$out"; do kill -0 $qemu || { tail -n 5 "$case/console" ${other:+"$case/other"}; cat "$out" "$case/status"; return 1; }; sleep 0.2; done
     taken "$run" || return 1
     no_more_taken || return 1
     "$ringfence" top "$run" --once >"$case/top"

@@ -41,7 +41,8 @@ choose_kernels() {
     local kernel
     for kernel in ${GUEST_KERNELS:-6.12 7.2}; do
         if ! prepare "$kernel" "$@"; then
-            [[ ! ${GUEST_KERNELS:-} ]] && prepare latest "$@" || exit 1
+            [[ ! ${GUEST_KERNELS:-} && $(prepare "$kernel" "$@" 2>&1) == *'archive has no kernel'* ]] &&
+                prepare latest "$@" || exit 1
             echo "kernel $kernel is not to be had: the newest instead"
             kernel=latest
         fi

@@ -70,7 +70,8 @@ pub(crate) fn build_debug_kernel(repo: &Repo) -> anyhow::Result<String> {
 pub(crate) fn debug(repo: &Repo, names: &[&str]) -> anyhow::Result<String> {
     let ringfence = product::build(repo)?;
     let mut lines = Vec::new();
-    for (test, names) in [(REPORTS, &[][..]), (RIOMMU, names), (PVIOMMU, names)] {
+    let modules = [RIOMMU, PVIOMMU, NVME, POOLDMA].map(|test| (test, names));
+    for (test, names) in std::iter::once((REPORTS, &[][..])).chain(modules) {
         lines.push(script(repo, test, |command| {
             command.args(names).env("RINGFENCE", &ringfence);
             command.env(DEBUG.0, DEBUG.1);

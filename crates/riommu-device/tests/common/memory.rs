@@ -10,8 +10,8 @@ pub(crate) const PAGES: u64 = 8;
 /// Distance between two pages. Only their first words are memory, so that tables and the fault
 /// queue can leave it.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Words of a page that are memory.
-pub(crate) const PAGE_WORDS: u64 = 64;
+/// Words of a page that are memory: as many as [`Memory::unchecked`] has bits for.
+pub(crate) const PAGE_WORDS: u64 = u64::BITS as u64;
 const WORDS: usize = (PAGES * PAGE_WORDS) as usize;
 /// Bytes of an entry of any table.
 pub(crate) const ENTRY_BYTES: u64 = 16;
@@ -61,7 +61,11 @@ pub(crate) struct Memory {
     words: Box<[AtomicU64; WORDS]>,
     /// The values that the words must have: all but the function changes memory through
     /// [`store`](Self::store).
-    known: RefCell<[u64; WORDS]>,
+    known: RefCell<Box<[u64; WORDS]>>,
+    /// Words that [`check`](Self::check) has to compare, one bit for each word of a page: those
+    /// that the function could store to, and those that it must have stored. Only
+    /// [`words`](PhysMemory::words) gives it access to memory.
+    unchecked: [Cell<u64>; PAGES as usize],
     /// Time: the number of changes so far.
     now: Cell<u64>,
     formers: RefCell<Vec<Former>>,
@@ -75,7 +79,8 @@ impl Memory {
     pub(crate) fn new() -> Self {
         Self {
             words: Box::new([const { AtomicU64::new(0) }; WORDS]),
-            known: RefCell::new([0; WORDS]),
+            known: RefCell::new(Box::new([0; WORDS])),
+            unchecked: [const { Cell::new(0) }; PAGES as usize],
             now: Cell::new(0),
             formers: RefCell::default(),
             pending: Cell::new(None),
@@ -99,6 +104,7 @@ impl Memory {
     /// Notes that the function must have stored a word; returns true if that changed it.
     pub(crate) fn expect(&self, word: WordIndex, value: u64) -> bool {
         let WordIndex(index) = word;
+        self.check_later(word, 1);
         let former = std::mem::replace(&mut self.known.borrow_mut()[index], value);
         if former == value {
             return false;
@@ -113,12 +119,35 @@ impl Memory {
         true
     }
 
-    /// Panics if the function has stored anything but what it must store.
+    /// Notes that `count` words of one page are to be compared.
+    fn check_later(&self, WordIndex(first): WordIndex, count: usize) {
+        let (page, word) = (first / PAGE_WORDS as usize, first % PAGE_WORDS as usize);
+        let unused = PAGE_WORDS as u32 - count as u32;
+        let bits = u64::MAX.checked_shr(unused).unwrap_or(0) << word;
+        let unchecked = &self.unchecked[page];
+        unchecked.set(unchecked.get() | bits);
+    }
+
+    /// Panics if the function has stored anything but what it must store since the last check.
     pub(crate) fn check(&self) {
         let known = self.known.borrow();
-        for (index, (word, known)) in self.words.iter().zip(known.iter()).enumerate() {
-            assert_eq!(word.load(Ordering::Relaxed), *known, "word {index}");
+        for (page, unchecked) in self.unchecked.iter().enumerate() {
+            let mut bits = unchecked.take();
+            while bits != 0 {
+                let index = page * PAGE_WORDS as usize + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let word = self.words[index].load(Ordering::Relaxed);
+                assert_eq!(word, known[index], "word {index}");
+            }
         }
+    }
+
+    /// Panics if any word of memory is not what it must be.
+    pub(crate) fn check_all(&self) {
+        let known = self.known.borrow();
+        let mut words = self.words.iter().zip(known.iter());
+        let wrong = words.position(|(word, known)| word.load(Ordering::Relaxed) != *known);
+        assert_eq!(wrong, None, "a word has changed");
     }
 
     pub(crate) fn load(&self, WordIndex(index): WordIndex) -> u64 {
@@ -208,11 +237,13 @@ impl PhysMemory for Memory {
         if !at.is_aligned(8) {
             return Err(MemoryError::Misaligned { at });
         }
-        let WordIndex(first) = WordIndex::at(at.get()).ok_or(outside)?;
+        let word = WordIndex::at(at.get()).ok_or(outside)?;
+        let WordIndex(first) = word;
         let left = PAGE_WORDS as usize - first % PAGE_WORDS as usize;
         if count > left {
             return Err(outside);
         }
+        self.check_later(word, count);
         self.words.get(first..first + count).ok_or(outside)
     }
 

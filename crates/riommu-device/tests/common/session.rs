@@ -55,6 +55,7 @@ pub(crate) fn run(data: &[u8], reached: &mut dyn FnMut(&'static str)) {
         session.step(step, reached);
         session.check(reached);
     }
+    session.memory.check_all();
 }
 
 struct Session {

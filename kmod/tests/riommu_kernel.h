@@ -171,25 +171,40 @@ u64 test_now_us;
 unsigned int test_complaints, test_steps, test_most_steps;
 phys_addr_t test_peer;
 
+/* Allocations in use, and those that succeed before all fail. */
+static int test_allocations, test_allocations_left = INT32_MAX;
+
+static bool test_may_alloc(void)
+{
+	if (!test_allocations_left)
+		return false;
+	test_allocations_left--;
+	test_allocations++;
+	return true;
+}
+
 void *test_alloc(size_t bytes)
 {
-	return calloc(1, bytes);
+	return test_may_alloc() ? calloc(1, bytes) : NULL;
 }
 
 void test_free(void *memory)
 {
+	test_allocations -= !!memory;
 	free(memory);
 }
 
 void *alloc_pages_exact(size_t bytes, gfp_t gfp)
 {
+	if (!test_may_alloc())
+		return NULL;
 	/* As with __GFP_ZERO. */
 	return memset(aligned_alloc(PAGE_SIZE, PAGE_ALIGN(bytes)), 0, bytes);
 }
 
 void free_pages_exact(void *memory, size_t bytes)
 {
-	free(memory);
+	test_free(memory);
 }
 
 /* The module. */

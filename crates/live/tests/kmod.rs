@@ -4,9 +4,10 @@
 //! event queue (`kmod/tests/events.c`). They load it without parameters and unload it
 //! (`kmod/tests/load.c`). The ring IOMMU's driver has vectors too (`kmod/tests/riommu_vectors.c`).
 //! Its slots, their queue and its bursts run against an IOMMU that checks each invalidation
-//! (`kmod/tests/riommu_ring.c`, `riommu_free.c`, `riommu_burst.c`), and its fault queue against one
-//! that stops it (`riommu_faults.c`). The pools of shadow buffers have programs, too: their slots
-//! and operations (`kmod/tests/pool.c`), their devices and memory (`pool_bind.c`).
+//! (`kmod/tests/riommu_ring.c`, `riommu_free.c`, `riommu_burst.c`), its tables against one that
+//! walks them (`riommu_tables.c`), and its fault queue against one that stops it
+//! (`riommu_faults.c`). The pools of shadow buffers have programs, too: their slots and operations
+//! (`kmod/tests/pool.c`), their devices and memory (`pool_bind.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -217,6 +218,13 @@ fn slots_are_used_again_after_their_invalidation() {
 #[test]
 fn stopped_fault_queue_is_restarted() {
     with_a_host("riommu_faults");
+}
+
+/// A device reaches the slots of its own rings once its context entry is complete, and none after
+/// its driver has unbound. A failed initialization leaves nothing.
+#[test]
+fn ring_tables_are_complete_before_they_are_reached() {
+    with_a_host("riommu_tables");
 }
 
 /// A device reads only what its pool was given, no two buffers share a slot, and an empty pool

@@ -160,7 +160,7 @@ impl DeviceEntry {
     pub(crate) const fn translates_as(&self, other: &Self) -> bool {
         let [first, _, third, _] = self.0;
         let [other_first, _, other_third, _] = other.0;
-        // The GCR3 tables of two devices lie at different places.
+        // The GCR3 tables of two devices lie at different addresses.
         let gcr3 = if first & GV == 0 {
             0
         } else {

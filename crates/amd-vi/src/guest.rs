@@ -41,7 +41,7 @@ pub(crate) struct GuestDomains {
 
 impl GuestDomains {
     pub(crate) fn contains<M: PhysMemory>(&self, mem: &M, domain: DomainId) -> bool {
-        let Some((at, bit)) = self.place(domain) else {
+        let Some((at, bit)) = self.locate(domain) else {
             return false;
         };
         mem.word(at)
@@ -66,7 +66,7 @@ impl GuestDomains {
     }
 
     pub(crate) fn insert<M: PhysMemory>(&self, mem: &M, domain: DomainId) {
-        if let Some((at, bit)) = self.place(domain)
+        if let Some((at, bit)) = self.locate(domain)
             && let Ok(word) = mem.word(at)
         {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl GuestDomains {
     }
 
     pub(crate) fn remove<M: PhysMemory>(&self, mem: &M, domain: DomainId) {
-        if let Some((at, bit)) = self.place(domain)
+        if let Some((at, bit)) = self.locate(domain)
             && let Ok(word) = mem.word(at)
         {
             word.fetch_and(!bit, Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl GuestDomains {
     }
 
     /// Returns the word and the bit of `domain`; `None` without frames.
-    fn place(&self, domain: DomainId) -> Option<(PhysAddr, u64)> {
+    fn locate(&self, domain: DomainId) -> Option<(PhysAddr, u64)> {
         let [first, second] = self.frames?;
         let frame = if domain.get() < DOMAINS {
             first

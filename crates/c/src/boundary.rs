@@ -69,7 +69,7 @@ pub(crate) fn numbered<T: Copy, const N: usize>(
     found.ok_or(Status::InvalidArgument)
 }
 
-/// A place for a result, which need not be initialised.
+/// Pointer to the memory for a result, which need not be initialised.
 #[derive(Debug)]
 pub(crate) struct Output<T>(*mut T);
 
@@ -116,7 +116,7 @@ pub(crate) unsafe fn take<T>(variable: *mut *mut T) -> Result<Option<Box<T>>, St
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: the pointer came from `Box::into_raw`, and this is the only place that frees it.
+    // SAFETY: the pointer came from `Box::into_raw`, and only this call frees it.
     Ok(Some(unsafe { Box::from_raw(pointer) }))
 }
 

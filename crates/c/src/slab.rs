@@ -61,8 +61,8 @@ impl<T> Slab<T> {
 
     /// Returns the token of the first object for which `matches` returns true.
     pub(crate) fn find(&self, mut matches: impl FnMut(&T) -> bool) -> Option<u64> {
-        let place = |slot: &Slot<T>| slot.value.as_ref().is_some_and(&mut matches);
-        let index = self.slots.iter().position(place)?;
+        let is_found = |slot: &Slot<T>| slot.value.as_ref().is_some_and(&mut matches);
+        let index = self.slots.iter().position(is_found)?;
         let slot = self.slots.get(index)?;
         Some(token(slot.generation, index as u32))
     }

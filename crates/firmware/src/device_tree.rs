@@ -149,7 +149,7 @@ impl<'a> DeviceTree<'a> {
         })
     }
 
-    /// Reads the entry of `iommus` at `at`. Returns the place of the next entry too.
+    /// Reads the entry of `iommus` at `at`. Returns the offset of the next entry too.
     fn endpoint(
         &self,
         iommus: &Bytes<'a>,

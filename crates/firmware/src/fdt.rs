@@ -131,7 +131,7 @@ impl<'a> Properties<'a> {
     }
 }
 
-/// A node, at the place in the tree where a walk is.
+/// A node at the current position of a walk of the tree.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawNode<'a> {
     pub(crate) name: &'a [u8],

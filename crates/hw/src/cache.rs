@@ -87,15 +87,15 @@ impl<V: Copy> SetAssociative<V> {
 
     #[inline]
     fn set(&mut self, selector: u64) -> &mut [Slot<V>] {
-        let places = self.set_range(selector);
-        self.slots.get_mut(places).unwrap_or_default()
+        let range = self.set_range(selector);
+        self.slots.get_mut(range).unwrap_or_default()
     }
 
     /// Returns the value under `key` and counts as a use.
     #[inline]
     pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<&mut V> {
-        let places = self.set_range(selector);
-        let set = self.slots.get_mut(places)?;
+        let range = self.set_range(selector);
+        let set = self.slots.get_mut(range)?;
         let mut at = 0;
         if set.first()?.key != key {
             at = set.iter().position(|slot| slot.key == key)?;

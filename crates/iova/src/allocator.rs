@@ -13,7 +13,7 @@ pub struct AllocRequest {
     pub align_order: u8,
     /// The highest page that the range may include (from the device's DMA mask).
     pub limit: Pfn,
-    /// The accesses of the mapping. [`Contiguous`](crate::Contiguous) places ranges of equal
+    /// The accesses of the mapping. [`Contiguous`](crate::Contiguous) keeps ranges of equal
     /// permissions together; other allocators ignore it.
     pub permissions: Permissions,
 }

@@ -97,7 +97,7 @@ struct OpenBlock {
 impl OpenBlock {
     /// Returns the index of the request's first page; `None` if the block has no room for it.
     #[inline]
-    fn place(&self, request: &AllocRequest) -> Option<u64> {
+    fn index_for(&self, request: &AllocRequest) -> Option<u64> {
         let mask = (1_u64 << request.align_order.min(BLOCK_ORDER)) - 1;
         let first = (self.next + mask) & !mask;
         let fits = first.saturating_add(request.pages) <= BLOCK_PAGES;
@@ -290,7 +290,7 @@ impl<A: IovaAllocator<FreeProof = Flushed>, L: Lock<FreeBlocks>> Contiguous<A, L
     ) -> Option<PfnRange> {
         let slot = cpu.open.get_mut(index_of(request.permissions))?;
         let open = slot.as_mut()?;
-        let first = open.place(request)?;
+        let first = open.index_for(request)?;
         if !is_within(open.block, request.limit) {
             return None;
         }

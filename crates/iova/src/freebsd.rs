@@ -243,7 +243,7 @@ mod tests {
     const LIVE: usize = 2048;
 
     /// Frees a range. Returns true if the tree recolours a node other than the successor, which
-    /// takes the place and the colour of the erased node. Every repair recolours such a node.
+    /// takes the position and the colour of the erased node. Every repair recolours such a node.
     fn free_rebalances(tree: &mut FreeBsdTree, range: PfnRange) -> bool {
         let node = tree.tree.containing(range.lo().get());
         let successor = match (tree.tree.left(node), tree.tree.right(node)) {

@@ -147,7 +147,7 @@ fn eiovar_is_last_in_first_out() {
 }
 
 /// EIOVAR section 7: about 11 nodes per allocation. The number depends on the order of the frees,
-/// which places the lowest gap in the tree.
+/// which puts the lowest gap in the tree.
 #[test]
 fn freebsd_visits_a_path_of_the_tree() {
     let one = AllocRequest::new(1, LIMIT);
@@ -402,7 +402,7 @@ fn freebsd_of_today_leaves_a_page_between_ranges() {
     }
 }
 
-/// Holes of one page at random places cost `linux_maple` a path of the tree, and not a walk.
+/// Holes of one page at random addresses cost `linux_maple` a path of the tree, and not a walk.
 #[test]
 fn linux_maple_visits_a_path_of_the_tree() {
     let one = AllocRequest::new(1, LIMIT);

@@ -17,11 +17,11 @@ fn at(raw: u64) -> PhysAddr {
 fn sixty_four_gibibytes_and_more_are_sparse() {
     let size = (64 << 30) + (1 << 30);
     let arena = Arena::new(size).expect("address space for a sparse arena");
-    for place in [0, 1 << 30, (64 << 30) - 8, size - 8] {
-        let word = arena.word(at(place)).expect("inside");
+    for offset in [0, 1 << 30, (64 << 30) - 8, size - 8] {
+        let word = arena.word(at(offset)).expect("inside");
         assert_eq!(word.load(Ordering::Relaxed), 0);
-        word.store(place ^ 0x5a, Ordering::Relaxed);
-        assert_eq!(arena.read_byte(at(place)), Ok((place ^ 0x5a) as u8));
+        word.store(offset ^ 0x5a, Ordering::Relaxed);
+        assert_eq!(arena.read_byte(at(offset)), Ok((offset ^ 0x5a) as u8));
     }
     assert_eq!(
         arena.word(at(size)).err(),
@@ -150,17 +150,17 @@ proptest! {
     ) {
         let arena = Arena::new(SIZE).expect("arena");
         let mut model = vec![0_u8; 400];
-        for (place, bytes) in &writes {
-            arena.write_bytes(at(*place), bytes).expect("inside");
-            model[*place as usize..][..bytes.len()].copy_from_slice(bytes);
+        for (offset, bytes) in &writes {
+            arena.write_bytes(at(*offset), bytes).expect("inside");
+            model[*offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
-        for (place, length) in reads {
+        for (offset, length) in reads {
             let mut got = vec![0xaa; length];
-            arena.read_bytes(at(place), &mut got).expect("inside");
-            prop_assert_eq!(&got[..], &model[place as usize..][..length]);
+            arena.read_bytes(at(offset), &mut got).expect("inside");
+            prop_assert_eq!(&got[..], &model[offset as usize..][..length]);
         }
-        for (place, want) in model.iter().enumerate() {
-            prop_assert_eq!(arena.read_byte(at(place as u64)), Ok(*want));
+        for (offset, want) in model.iter().enumerate() {
+            prop_assert_eq!(arena.read_byte(at(offset as u64)), Ok(*want));
         }
     }
 }

@@ -198,7 +198,7 @@ fn main() {
     let samples = if quick { 20 } else { 200 };
     let mut results: Vec<Side> = Vec::new();
     for _ in 0..ROUNDS {
-        // New tables for each round: their place in memory changes what the caches do.
+        // New tables for each round: their address in memory changes what the caches do.
         let mut sides = sides();
         sides.retain(|side| side.format == BASELINE || side.format.contains(&only));
         round(&mut sides, samples);

@@ -45,8 +45,8 @@ impl Platform {
             .expect("frames");
         // Warm up: link 48 leaf tables and leave one page mapped in each.
         for leaf in 0..48 {
-            let place = request(leaf * 512 + 511, 1);
-            table.map(self.mem, &self.frames, place).expect("frames");
+            let page = request(leaf * 512 + 511, 1);
+            table.map(self.mem, &self.frames, page).expect("frames");
         }
         table
     }
@@ -217,24 +217,24 @@ fn single_pages(
     platform: &'static Platform,
     table: &'static Table<SecondStage>,
     name: &str,
-    place: impl Fn(u64) -> u64 + Copy + 'static,
+    page_of: impl Fn(u64) -> u64 + Copy + 'static,
 ) {
     let (mem, frames) = (platform.mem, &platform.frames);
     sides.push(side(&format!("plain walk pair, {name}"), OPS, move || {
         for op in 0..OPS {
-            plain_pair(table, mem, frames, place(op), 1);
+            plain_pair(table, mem, frames, page_of(op), 1);
         }
     }));
     let bare = Bare::new(mem, table.root());
     sides.push(side(&format!("floor of a pair, {name}"), OPS, move || {
         for op in 0..OPS {
-            bare_pair(&bare, place(op), 1);
+            bare_pair(&bare, page_of(op), 1);
         }
     }));
     let cache = leaf_cache(table);
     sides.push(side(&format!("leaf cache pair, {name}"), OPS, move || {
         for op in 0..OPS {
-            cached_pair(cache, table, mem, frames, place(op), 1);
+            cached_pair(cache, table, mem, frames, page_of(op), 1);
         }
     }));
 }
@@ -357,17 +357,17 @@ fn report(sides: &mut [Side]) {
             println!("{what:<64} {:>7.4}  (wanted: {bound})", a / b);
         }
     };
-    for place in ["ring", "48 tables in turn"] {
+    for pages in ["ring", "48 tables in turn"] {
         ratio(
-            &format!("plain walk pair / its floor, {place}"),
-            &format!("plain walk pair, {place}"),
-            &format!("floor of a pair, {place}"),
+            &format!("plain walk pair / its floor, {pages}"),
+            &format!("plain walk pair, {pages}"),
+            &format!("floor of a pair, {pages}"),
             "20 cycles",
         );
         ratio(
-            &format!("leaf cache pair / plain walk pair, {place}"),
-            &format!("leaf cache pair, {place}"),
-            &format!("plain walk pair, {place}"),
+            &format!("leaf cache pair / plain walk pair, {pages}"),
+            &format!("leaf cache pair, {pages}"),
+            &format!("plain walk pair, {pages}"),
             "<= 0.5",
         );
     }

@@ -82,7 +82,7 @@ fn entries() {
 fn rings_and_devices() {
     let ring = RingTable::new(pa(0x12_3450), 0x2_0001).expect("fits");
     assert_eq!(ring.encode(), [0x12_3450, 0x2_0001]);
-    // Fig. 9b places software fields above the size. The hardware reads only 18 bits.
+    // Fig. 9b puts software fields above the size. The hardware reads only 18 bits.
     assert_eq!(RingTable::decode([0x12_3450, !0x1_fffe]), Ok(ring));
     assert_eq!(ring.entry(slot(0x2_0000)), Some(pa(0x12_3450 + 0x20_0000)));
     assert_eq!(ring.entry(slot(0x2_0001)), None);

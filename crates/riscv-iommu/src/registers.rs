@@ -33,7 +33,7 @@ pub(crate) const DDTP_OFF: u64 = 0;
 /// `1LVL`; `2LVL` and `3LVL` follow.
 pub(crate) const DDTP_1LVL: u64 = 2;
 pub(crate) const DDTP_BUSY: u64 = 1 << 4;
-/// `ddtp.PPN`, and the field of the same place in `cqb`, `fqb`, `pqb` and in directory entries.
+/// `ddtp.PPN`, and the field at the same bits of `cqb`, `fqb`, `pqb` and directory entries.
 pub(crate) const PPN: u64 = 0x003f_ffff_ffff_fc00;
 /// Right shift from an address to the PPN field.
 pub(crate) const PPN_FROM_ADDRESS: u32 = 2;

@@ -41,9 +41,9 @@ pub struct Capabilities {
     pub command_queue: u32,
     /// Binary logarithm of the most records in the queue (EVENTQS).
     pub event_queue: u32,
-    /// Hardware fixed the place of the queues (QUEUES_PRESET).
+    /// Hardware fixed the address of the queues (QUEUES_PRESET).
     pub queues_preset: bool,
-    /// Hardware fixed the place of the stream table (TABLES_PRESET).
+    /// Hardware fixed the address of the stream table (TABLES_PRESET).
     pub tables_preset: bool,
     /// Invalidation of ranges of addresses (RIL).
     pub range_invalidation: bool,

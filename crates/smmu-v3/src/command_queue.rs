@@ -85,7 +85,7 @@ impl CommandQueue {
     }
 
     /// Writes the base and equal indices. The queue must be disabled.
-    pub(crate) fn place<R: Registers>(&mut self, unit: &R) {
+    pub(crate) fn write_base<R: Registers>(&mut self, unit: &R) {
         let log2 = u64::from(self.entries.trailing_zeros());
         unit.write64(CMDQ_BASE, self.frame.get() & QUEUE_ADDRESS | log2);
         self.restart(unit);

@@ -67,8 +67,8 @@ impl Contexts {
         let frame = memory.frame(frames)?;
         self.frames.push(frame);
         let count = frames.frame_size().bytes() / ENTRY_BYTES;
-        let place = |index: u64| frame.wrapping_add(index.wrapping_mul(ENTRY_BYTES));
-        self.free.extend((1..count).rev().map(place));
+        let address = |index: u64| frame.wrapping_add(index.wrapping_mul(ENTRY_BYTES));
+        self.free.extend((1..count).rev().map(address));
         Ok(frame)
     }
 

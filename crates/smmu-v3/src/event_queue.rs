@@ -46,7 +46,7 @@ impl EventQueue {
     }
 
     /// Writes the base and equal indices. The queue must be disabled.
-    pub(crate) fn place<R: Registers>(&self, unit: &R) {
+    pub(crate) fn write_base<R: Registers>(&self, unit: &R) {
         let log2 = u64::from(self.entries.trailing_zeros());
         unit.write64(EVENTQ_BASE, self.frame.get() & QUEUE_ADDRESS | log2);
         unit.write32(EVENTQ_PROD, 0);

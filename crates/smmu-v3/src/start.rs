@@ -97,9 +97,9 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             .write64(STRTAB_BASE, self.streams.top().get());
         self.registers
             .write32(STRTAB_BASE_CFG, shape.configuration());
-        self.commands.place(&self.registers);
+        self.commands.write_base(&self.registers);
         self.commands.recover_at(0);
-        self.events.place(&self.registers);
+        self.events.write_base(&self.registers);
         self.enable(CR0_CMDQEN)?;
         // Caches keep their entries while the unit is off.
         let ticket = self.submit_everything()?;

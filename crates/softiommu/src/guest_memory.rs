@@ -223,13 +223,13 @@ impl<M: GuestMemoryBackend> ReadGuard<'_, M> {
         let byte = IovaRange::inclusive(iova, iova)?;
         let at = match self.translate_cached(&byte, required) {
             Some(at) => at,
-            None => self.place_of(byte, required)?,
+            None => self.translate_uncached(byte, required)?,
         };
         self.memory().to_region_addr(GuestAddress(at.start().get()))
     }
 
     #[inline(never)]
-    fn place_of(&self, byte: IovaRange, required: Permissions) -> Option<PhysRange> {
+    fn translate_uncached(&self, byte: IovaRange, required: Permissions) -> Option<PhysRange> {
         match self.walk(byte, required) {
             Ok(pieces) => Some(pieces.first()),
             Err(fault) => {

@@ -147,7 +147,7 @@ impl<M> SoftIommu<M> {
     /// use ringfence_softiommu::SoftIommu;
     /// use ringfence_types::DomainId;
     ///
-    /// // The domains of two units cannot change places.
+    /// // The domains of two units cannot be swapped.
     /// fn swap(a: &mut SoftIommu<()>, b: &mut SoftIommu<()>, id: DomainId) {
     ///     if let (Ok(a), Ok(b)) = (a.domain(id), b.domain(id)) {
     ///         std::mem::swap(a, b);

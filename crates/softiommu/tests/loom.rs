@@ -171,9 +171,9 @@ fn parked() -> (Unit, Arc<Pages>) {
 
 /// Translates `at` for a read and reads the page.
 fn access(pin: &ReadGuard<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
-    let place = pin.translate(at, Access::Read)?.first().start().get() >> 12;
-    pin.memory().look(place as usize);
-    Ok(place)
+    let page = pin.translate(at, Access::Read)?.first().start().get() >> 12;
+    pin.memory().look(page as usize);
+    Ok(page)
 }
 
 /// A device thread with one read section of one request, for page 0.

@@ -452,7 +452,7 @@ impl RequestQueue {
     }
 }
 
-/// Returns the word with the status of a reply, and the status' place in it.
+/// Returns the word with the status of a reply, and the status' shift in it.
 fn tail_of(
     memory: &impl PhysMemory,
     reply: PhysAddr,

@@ -162,7 +162,7 @@ impl MappingStore {
         self.len += 1;
         self.hot = leaf;
         if self.hints.is_too_small(self.len) {
-            self.hints.rebuild(self.len, self.leaves.places());
+            self.hints.rebuild(self.len, self.leaves.slots());
         }
         if let Some(leaf) = self.leaves.number(leaf) {
             self.hints.put(entry.start, leaf, at);

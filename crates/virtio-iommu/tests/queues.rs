@@ -347,12 +347,12 @@ fn an_indirect_chain_longer_than_the_queue_is_returned_unread() {
         // The request first, then empty descriptors, then the tail.
         for at in 0..descriptors {
             let last = at + 1 == descriptors;
-            let (place, bytes, flags) = match at {
+            let (address, bytes, flags) = match at {
                 0 => (READABLE, attach.len() as u32, NEXT),
                 _ if last => (WRITABLE, 4, WRITE),
                 _ => (READABLE, 0, NEXT),
             };
-            let descriptor = Descriptor::new(place, bytes, flags, at + 1);
+            let descriptor = Descriptor::new(address, bytes, flags, at + 1);
             let to = GuestAddress(table + u64::from(at) * 16);
             memory
                 .write_obj(RawDescriptor::from(descriptor), to)

@@ -184,8 +184,8 @@ impl CompletedRequests {
         outcome: RequestOutcome,
         pages: Vec<MappedPage<A::Handle>>,
     ) -> Result<(), BlockError> {
-        let places = pages.iter().map(|_| None).collect();
-        let number = self.returns.begin(outcome, places, pages.len());
+        let buffers = pages.iter().map(|_| None).collect();
+        let number = self.returns.begin(outcome, buffers, pages.len());
         let mut result = Ok(());
         for (page_index, page) in pages.into_iter().enumerate() {
             match api.unmap(ring, page.handle) {

@@ -267,10 +267,10 @@ fn settle<W: OracleChecked, D: Disk<W>>(
 ) {
     for done in driver.work(env, disk) {
         assert!(done.succeeded);
-        let place = pending.iter().position(|other| other.tag == done.tag);
+        let index = pending.iter().position(|other| other.tag == done.tag);
         let Pending {
             request, expected, ..
-        } = pending.swap_remove(place.unwrap());
+        } = pending.swap_remove(index.unwrap());
         assert_eq!(done.operation, request.operation);
         let mut found = Vec::new();
         for buffer in done.buffers {
@@ -332,22 +332,22 @@ impl<H> NvmeQueues<H> {
 impl<W: Environment> Disk<W> for NvmeQueues<W::Handle> {
     /// Queues take requests in turn, as if each CPU had one.
     fn submit(&mut self, env: &mut W, io: DiskRequest) -> Result<u16, RejectedIo> {
-        let place = self.next;
-        let tag = self.queues[place].queue.submit(&mut env.api(), io)?;
-        self.next = (place + 1) % self.queues.len();
+        let index = self.next;
+        let tag = self.queues[index].queue.submit(&mut env.api(), io)?;
+        self.next = (index + 1) % self.queues.len();
         let busy = self
             .queues
             .iter()
             .filter(|nvme| nvme.queue.outstanding() > 0);
         self.busy = self.busy.max(busy.count());
-        Ok(place as u16 * self.entries + tag)
+        Ok(index as u16 * self.entries + tag)
     }
 
     fn work(&mut self, env: &mut W, disk: &mut RamDisk) -> Vec<CompletedIo> {
         let mut all = Vec::new();
-        for (place, nvme) in (0..).zip(&mut self.queues) {
+        for (index, nvme) in (0..).zip(&mut self.queues) {
             let tagged = |done: CompletedIo| CompletedIo {
-                tag: place * self.entries + done.tag,
+                tag: index * self.entries + done.tag,
                 ..done
             };
             all.extend(nvme.work(env, disk).into_iter().map(tagged));

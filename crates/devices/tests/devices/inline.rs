@@ -44,7 +44,7 @@ fn cost_of_a_frame<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
         assert_eq!(nic.reclaim(&mut env.api(), 0, 10), Ok(1));
         let (stats, accesses) = (*nic.stats(), env.judge().accesses);
         let now = [stats.maps, stats.unmaps, stats.bursts, accesses];
-        cost = core::array::from_fn(|place| now[place] - before[place]);
+        cost = core::array::from_fn(|index| now[index] - before[index]);
         before = now;
     }
     nic.close(&mut env.api()).unwrap();
@@ -203,7 +203,7 @@ fn follows_its_records<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
                 written += 1;
                 claims.push_back(claim);
             }
-            Act::Rewrite(place, inline) => {
+            Act::Rewrite(index, inline) => {
                 let segment = match inline {
                     true => DescriptorSegment::inline(104),
                     false => DescriptorSegment {
@@ -211,7 +211,7 @@ fn follows_its_records<W: OracleChecked + Environment<Handle = Mapping<B>>, B>(
                         ..DescriptorSegment::NONE
                     },
                 };
-                let entry = at.descriptors.entry(place);
+                let entry = at.descriptors.entry(index);
                 env.bus().write(rig::NIC, entry, &segment.encode()).unwrap();
             }
             Act::Reclaim(budget) => {

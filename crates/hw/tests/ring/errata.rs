@@ -12,12 +12,12 @@ use crate::ring_logic::{ByValue, LogicAsPublished};
 fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, slots: u32, live: u32) -> Rig<'_, L> {
     let rig = Rig::new(mem, &roomy(Prefetch::Immediate), slots);
     for slot in 0..live {
-        rig.map(NIC, 0, slot, pte(place(slot), 64, RW));
+        rig.map(NIC, 0, slot, pte(address_of(slot), 64, RW));
     }
     rig
 }
 
-fn place(slot: u32) -> u64 {
+fn address_of(slot: u32) -> u64 {
     u64::from(slot + 1) << 12
 }
 
@@ -28,7 +28,10 @@ fn a_straddle() {
     let mem = arena();
     let at = iova(0, 0, 63);
     let mut as_published = filled::<LogicAsPublished>(&mem, 8, 1);
-    assert_eq!(as_published.dma(NIC, at, 64, READ), Ok((place(0) + 63, 64)));
+    assert_eq!(
+        as_published.dma(NIC, at, 64, READ),
+        Ok((address_of(0) + 63, 64))
+    );
     assert_eq!(
         as_published.dma(NIC, iova(0, 0, 64), 1, READ),
         Err((iova(0, 0, 64), BeyondBuffer))
@@ -38,7 +41,7 @@ fn a_straddle() {
         fixed.dma(NIC, at, 64, READ),
         Err((iova(0, 0, 64), BeyondBuffer))
     );
-    assert_eq!(fixed.dma(NIC, at, 1, READ), Ok((place(0) + 63, 1)));
+    assert_eq!(fixed.dma(NIC, at, 1, READ), Ok((address_of(0) + 63, 1)));
 }
 
 /// Errata 6: after a walk to a slot without a valid successor, the published unit keeps the `next`
@@ -48,16 +51,16 @@ fn a_next_that_is_not_cleared() {
     fn outcome<L: RingLogic>() -> crate::rig::Seen {
         let mem = arena();
         let mut rig = filled::<L>(&mem, 8, 2);
-        rig.map(NIC, 0, 5, pte(place(5), 64, RW));
+        rig.map(NIC, 0, 5, pte(address_of(5), 64, RW));
         // Slot 0 is current and 1 is prefetched. Then slot 5 becomes current; its successor 6 is
         // not mapped.
-        assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
-        assert_eq!(rig.touch(NIC, 0, 5), Ok((place(5), 1)));
+        assert_eq!(rig.touch(NIC, 0, 0), Ok((address_of(0), 1)));
+        assert_eq!(rig.touch(NIC, 0, 5), Ok((address_of(5), 1)));
         rig.touch(NIC, 0, 6)
     }
     assert_eq!(
         outcome::<LogicAsPublished>(),
-        Ok((place(1), 1)),
+        Ok((address_of(1), 1)),
         "slot 6 leads to slot 1's buffer"
     );
     assert_eq!(outcome::<FixedLogic>(), Err((iova(0, 6, 0), NotPresent)));
@@ -69,9 +72,9 @@ fn a_next_that_is_not_cleared() {
 fn entries_passed_by_value() {
     let mem = arena();
     let mut rig = filled::<ByValue>(&mem, 8, 3);
-    assert_eq!(rig.touch(NIC, 0, 1), Ok((place(1), 1)));
+    assert_eq!(rig.touch(NIC, 0, 1), Ok((address_of(1), 1)));
     for slot in [0, 2] {
-        assert_eq!(rig.touch(NIC, 0, slot), Ok((place(1), 1)));
+        assert_eq!(rig.touch(NIC, 0, slot), Ok((address_of(1), 1)));
     }
     assert_eq!(rig.touch(NIC, 0, 3), Err((iova(0, 3, 0), NotPresent)));
     assert_eq!(
@@ -81,7 +84,7 @@ fn entries_passed_by_value() {
     );
     let mut meant = filled::<LogicAsPublished>(&mem, 8, 3);
     for slot in [1, 0, 2] {
-        assert_eq!(meant.touch(NIC, 0, slot), Ok((place(slot), 1)));
+        assert_eq!(meant.touch(NIC, 0, slot), Ok((address_of(slot), 1)));
     }
 }
 
@@ -93,13 +96,17 @@ fn the_two_stale_entries() {
     fn outcome<L: RingLogic>() {
         let mem = arena();
         let mut rig = filled::<L>(&mem, 8, 4);
-        assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
+        assert_eq!(rig.touch(NIC, 0, 0), Ok((address_of(0), 1)));
         rig.unmap(NIC, 0, 0);
-        assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)), "the current entry");
+        assert_eq!(
+            rig.touch(NIC, 0, 0),
+            Ok((address_of(0), 1)),
+            "the current entry"
+        );
         rig.unmap(NIC, 0, 1);
         assert_eq!(
             rig.touch(NIC, 0, 1),
-            Ok((place(1), 1)),
+            Ok((address_of(1), 1)),
             "the prefetched one"
         );
         assert_eq!(
@@ -112,7 +119,7 @@ fn the_two_stale_entries() {
         for slot in 0..3 {
             assert_eq!(rig.touch(NIC, 0, slot), Err((iova(0, slot, 0), NotPresent)));
         }
-        assert_eq!(rig.touch(NIC, 0, 3), Ok((place(3), 1)));
+        assert_eq!(rig.touch(NIC, 0, 3), Ok((address_of(3), 1)));
     }
     outcome::<LogicAsPublished>();
     outcome::<FixedLogic>();
@@ -132,7 +139,7 @@ fn buffers_reached_after_their_unmap() {
         let mem = arena();
         let mut rig = Rig::<L>::new(&mem, &roomy(prefetch), 256);
         for slot in 0..200 {
-            rig.map(NIC, 0, slot, pte(place(slot), 64, RW));
+            rig.map(NIC, 0, slot, pte(address_of(slot), 64, RW));
         }
         for slot in 0..200 {
             assert!(rig.touch(NIC, 0, slot).is_ok());
@@ -165,6 +172,6 @@ fn a_live_slot_overwritten() {
     let mut rig = filled::<LogicAsPublished>(&mem, 2, 2);
     rig.unmap(NIC, 0, 1);
     rig.invalidate(NIC, 0);
-    store_as_published(pte(place(7), 64, RW), rig.words(NIC, 0, 0));
-    assert_eq!(rig.touch(NIC, 0, 0), Ok((place(7), 1)));
+    store_as_published(pte(address_of(7), 64, RW), rig.words(NIC, 0, 0));
+    assert_eq!(rig.touch(NIC, 0, 0), Ok((address_of(7), 1)));
 }

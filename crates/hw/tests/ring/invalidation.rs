@@ -164,17 +164,24 @@ fn capacity() {
 fn every_device_and_ring_has_its_own() {
     let mem = arena();
     let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(Prefetch::Immediate), 2);
-    let place = |device, ring: u16| 0x10_0000 + (u64::from(ring) << 12) + (number(device) << 16);
+    let address_of =
+        |device, ring: u16| 0x10_0000 + (u64::from(ring) << 12) + (number(device) << 16);
     let devices = DEVICES.map(|(device, _)| device);
     for device in devices {
         for ring in 0..RINGS {
-            RingPte::store(pte(place(device, ring), 64, RW), rig.words(device, ring, 0));
+            RingPte::store(
+                pte(address_of(device, ring), 64, RW),
+                rig.words(device, ring, 0),
+            );
         }
     }
     for _ in 0..2 {
         for ring in 0..RINGS {
             for device in devices {
-                assert_eq!(rig.touch(device, ring, 0), Ok((place(device, ring), 1)));
+                assert_eq!(
+                    rig.touch(device, ring, 0),
+                    Ok((address_of(device, ring), 1))
+                );
             }
         }
     }

@@ -6,14 +6,14 @@ use ringfence_types::FaultReason::NotPresent;
 use crate::rig::{NIC, RW, Rig, Seen, arena, geometry, iova, pte, roomy};
 use crate::ring_logic::LogicAsPublished;
 
-fn place(slot: u32) -> u64 {
+fn address_of(slot: u32) -> u64 {
     u64::from(slot + 1) << 12
 }
 
 fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, prefetch: Prefetch) -> Rig<'_, L> {
     let rig = Rig::new(mem, &roomy(prefetch), 8);
     for slot in 0..8 {
-        rig.map(NIC, 0, slot, pte(place(slot), 64, RW));
+        rig.map(NIC, 0, slot, pte(address_of(slot), 64, RW));
     }
     rig
 }
@@ -31,7 +31,7 @@ fn a_device_in_ring_order() {
         let mut rig = filled::<FixedLogic>(&mem, prefetch);
         for access in 0..20 {
             let slot = access % 8;
-            assert_eq!(rig.touch(NIC, 0, slot), Ok((place(slot), 1)));
+            assert_eq!(rig.touch(NIC, 0, slot), Ok((address_of(slot), 1)));
             while complete && rig.unit.complete_prefetch(&mem) {}
         }
         let stats = rig.unit.stats();
@@ -76,7 +76,7 @@ fn late_prefetches() {
     assert_eq!(rig.unit.stats().prefetches, 0);
     assert!(rig.unit.complete_prefetch(&mem));
     assert_eq!(rig.unit.stats().prefetches, 1);
-    assert_eq!(rig.touch(NIC, 0, 5), Ok((place(5), 1)));
+    assert_eq!(rig.touch(NIC, 0, 5), Ok((address_of(5), 1)));
     assert_eq!(rig.unit.stats().prefetch_hits, 1);
 }
 
@@ -86,9 +86,9 @@ fn a_ring_of_one_slot_has_no_next_slot() {
     let mem = arena();
     for prefetch in [Prefetch::Immediate, Prefetch::Deferred] {
         let mut rig = Rig::<FixedLogic>::new(&mem, &roomy(prefetch), 1);
-        rig.map(NIC, 0, 0, pte(place(0), 64, RW));
+        rig.map(NIC, 0, 0, pte(address_of(0), 64, RW));
         for _ in 0..3 {
-            assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
+            assert_eq!(rig.touch(NIC, 0, 0), Ok((address_of(0), 1)));
             while rig.unit.complete_prefetch(&mem) {}
         }
         let stats = rig.unit.stats();
@@ -108,10 +108,10 @@ fn between_a_walk_and_its_late_prefetch() {
         assert!(rig.touch(NIC, 0, 4).is_ok());
         rig.touch(NIC, 0, 5)
     }
-    assert_eq!(outcome::<FixedLogic>(), Ok((place(5), 1)));
+    assert_eq!(outcome::<FixedLogic>(), Ok((address_of(5), 1)));
     assert_eq!(
         outcome::<LogicAsPublished>(),
-        Ok((place(1), 1)),
+        Ok((address_of(1), 1)),
         "slot 1's buffer"
     );
 }
@@ -128,12 +128,12 @@ fn late_prefetches_and_replacement() {
     let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
     for ring in 0..3 {
         for slot in 0..8 {
-            rig.map(NIC, ring, slot, pte(place(slot), 64, RW));
+            rig.map(NIC, ring, slot, pte(address_of(slot), 64, RW));
         }
     }
     assert!(rig.touch(NIC, 0, 0).is_ok() && rig.touch(NIC, 1, 0).is_ok());
     assert!(rig.unit.complete_prefetch(&mem), "ring 0's");
-    assert!(rig.touch(NIC, 2, 0).is_ok(), "in the place of ring 0");
+    assert!(rig.touch(NIC, 2, 0).is_ok(), "instead of ring 0");
     assert!(rig.touch(NIC, 1, 0).is_ok());
     assert_eq!((rig.unit.stats().hits, rig.unit.stats().evictions), (1, 1));
     for slot in 1..8 {
@@ -158,7 +158,7 @@ fn a_unit_without_entries_prefetches_nothing() {
         ..roomy(Prefetch::Deferred)
     };
     let mut rig = Rig::<FixedLogic>::new(&mem, &config, 8);
-    rig.map(NIC, 0, 0, pte(place(0), 64, RW));
+    rig.map(NIC, 0, 0, pte(address_of(0), 64, RW));
     assert!(rig.touch(NIC, 0, 0).is_ok());
     assert_eq!(rig.unit.stats().prefetches_dropped, 1);
     assert!(!rig.unit.complete_prefetch(&mem));

@@ -13,14 +13,14 @@ use crate::rig::{NIC, R, READ, RW, Rig, SSD, W, WRITE, arena, cases, geometry, i
 const SLOTS: u32 = 6;
 const USED_RINGS: u16 = 3;
 
-type Place = (RequesterId, u16, u32);
+type SlotKey = (RequesterId, u16, u32);
 
 /// The buffers that a device may reach, modelled without a cache.
 #[derive(Default)]
 struct Truth {
-    live: HashMap<Place, RingPte>,
+    live: HashMap<SlotKey, RingPte>,
     /// Unmapped since the last invalidation of their ring.
-    stale: HashMap<Place, RingPte>,
+    stale: HashMap<SlotKey, RingPte>,
 }
 
 #[derive(Debug, Clone)]
@@ -63,20 +63,20 @@ fn probe_all(rig: &Rig<'_, FixedLogic>, truth: &Truth, cached: bool) -> Result<(
             let mut stale = HashSet::new();
             for slot in 0..SLOTS {
                 for access in [READ, WRITE] {
-                    let place = (device, ring, slot);
+                    let key = (device, ring, slot);
                     let seen = rig.clone().dma(device, iova(ring, slot, 0), 1, access);
-                    match (truth.live.get(&place), seen) {
+                    match (truth.live.get(&key), seen) {
                         (Some(pte), seen) => {
                             // Neither a false fault nor another buffer.
                             let expected = pte.allows(access).then(|| (pte.start().get(), 1));
-                            prop_assert_eq!(seen.ok(), expected, "live {:?}", place);
+                            prop_assert_eq!(seen.ok(), expected, "live {:?}", key);
                         }
                         (None, Ok(at)) => {
-                            let was = truth.stale.get(&place);
+                            let was = truth.stale.get(&key);
                             prop_assert!(
                                 was.is_some_and(|was| inside(was, at)),
                                 "{:?} reaches {:?}",
-                                place,
+                                key,
                                 at
                             );
                             stale.insert(slot);
@@ -104,21 +104,21 @@ fn run(config: &RingUnitConfig, steps: &[(usize, u16, u32, Step)]) -> Result<(),
     let mut truth = Truth::default();
     for (number, (device, ring, slot, step)) in steps.iter().enumerate() {
         let (device, ring, slot) = ([NIC, SSD][*device], *ring, *slot);
-        let place = (device, ring, slot);
+        let key = (device, ring, slot);
         match *step {
             // A driver that follows the rules: it overwrites no live slot and reuses no slot before
             // the invalidation.
             Step::Map { bytes, dir } => {
-                if !truth.live.contains_key(&place) && !truth.stale.contains_key(&place) {
+                if !truth.live.contains_key(&key) && !truth.stale.contains_key(&key) {
                     let pte = pte((number as u64 + 1) << 20 | 0x123, bytes, [R, W, RW][dir]);
                     rig.map(device, ring, slot, pte);
-                    truth.live.insert(place, pte);
+                    truth.live.insert(key, pte);
                 }
             }
             Step::Unmap => {
-                if let Some(pte) = truth.live.remove(&place) {
+                if let Some(pte) = truth.live.remove(&key) {
                     rig.unmap(device, ring, slot);
-                    truth.stale.insert(place, pte);
+                    truth.stale.insert(key, pte);
                 }
             }
             Step::Invalidate => {
@@ -136,15 +136,15 @@ fn run(config: &RingUnitConfig, steps: &[(usize, u16, u32, Step)]) -> Result<(),
                 let seen = rig.dma(device, iova(ring, slot, offset), bytes, access);
                 let allowed =
                     |pte: &&RingPte| pte.allows(access) && u64::from(offset) + bytes <= pte.bytes();
-                let live = truth.live.get(&place);
+                let live = truth.live.get(&key);
                 if let Some(pte) = live.filter(allowed) {
                     prop_assert_eq!(seen, Ok((pte.start().get() + u64::from(offset), bytes)));
                 } else if let Ok(at) = seen {
-                    let was = truth.stale.get(&place).filter(allowed);
+                    let was = truth.stale.get(&key).filter(allowed);
                     prop_assert!(
                         live.is_none() && was.is_some_and(|was| inside(was, at)),
                         "{:?} {:?}",
-                        place,
+                        key,
                         at
                     );
                 }

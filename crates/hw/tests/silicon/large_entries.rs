@@ -147,7 +147,7 @@ fn unmap_refuses_a_part_of_a_group() {
     rig.unmap(&table, 0x10_0000, 16);
 }
 
-/// An operation of the property test: pages and places within 1 MiB.
+/// An operation of the property test: numbers of pages, and pages within 1 MiB.
 #[derive(Debug, Clone)]
 enum Op {
     Map { iova: u64, pa: u64, pages: u64 },
@@ -156,9 +156,9 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let place = || prop_oneof![3 => (0_u64..16).prop_map(|group| group * 16), 1 => 0_u64..256];
+    let page = || prop_oneof![3 => (0_u64..16).prop_map(|group| group * 16), 1 => 0_u64..256];
     prop_oneof![
-        3 => (place(), place(), prop_oneof![1_u64..50, Just(16_u64), Just(32_u64)])
+        3 => (page(), page(), prop_oneof![1_u64..50, Just(16_u64), Just(32_u64)])
             .prop_map(|(iova, pa, pages)| Op::Map { iova, pa, pages }),
         2 => any::<usize>().prop_map(Op::Unmap),
         6 => (0_u64..320).prop_map(Op::Access),

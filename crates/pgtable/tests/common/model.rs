@@ -185,8 +185,8 @@ impl Model {
             .map(|(at, _)| page(*at))
     }
 
-    /// The largest leaf for the page `at`: aligned, not longer than the rest, and in no place where
-    /// a table is linked.
+    /// The largest leaf for the page `at`: aligned, not longer than the rest, and not where a
+    /// table is linked.
     fn best(&self, at: u64, pa: u64, left: u64) -> (usize, PageSize) {
         for (level, of_level) in self.shape.levels.iter().enumerate().rev() {
             for shift in of_level.leaves.iter().rev() {

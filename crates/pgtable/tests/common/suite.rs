@@ -18,19 +18,19 @@ use crate::model::{Model, Shape};
 #[derive(Debug, Clone)]
 enum Op {
     Map {
-        place: usize,
+        boundary: usize,
         delta: i64,
         pa: usize,
         pages: usize,
         bits: u64,
     },
     Unmap {
-        place: usize,
+        boundary: usize,
         delta: i64,
         pages: usize,
     },
     /// Unmaps exactly the leaf that holds the page, if the page is mapped.
-    UnmapLeaf { place: usize, delta: i64 },
+    UnmapLeaf { boundary: usize, delta: i64 },
 }
 
 const LENGTHS: [u64; 12] = [1, 1, 2, 3, 8, 16, 511, 512, 513, 1024, 1536, 1 << 18];
@@ -38,24 +38,24 @@ const PHYSICAL: [u64; 6] = [0, 1, 512, 1 << 18, (1 << 36) - 512, (1 << 40) - 1];
 
 /// Pages near which all operations happen: the boundaries of tables and leaves at every level, and
 /// the ends of the address space.
-fn places(shape: &Shape) -> Vec<u64> {
-    let mut places = vec![0, 512 * shape.unit(), 1024 * shape.unit(), (1 << 18) + 512];
+fn boundaries(shape: &Shape) -> Vec<u64> {
+    let mut boundaries = vec![0, 512 * shape.unit(), 1024 * shape.unit(), (1 << 18) + 512];
     for level in &shape.levels {
-        places.extend([1 << (level.shift - 12), 2 << (level.shift - 12)]);
-        places.extend(level.leaves.iter().map(|leaf| 3_u64 << (leaf - 12)));
+        boundaries.extend([1 << (level.shift - 12), 2 << (level.shift - 12)]);
+        boundaries.extend(level.leaves.iter().map(|leaf| 3_u64 << (leaf - 12)));
     }
     for end in shape.ends() {
         let before =
             [512 * shape.unit(), 1 << 18, shape.unit()].map(|pages| end.saturating_sub(pages));
-        places.extend(before);
-        // An index that is too narrow makes these equal to other places.
-        places.extend([end, end >> 1, end >> 2]);
+        boundaries.extend(before);
+        // An index that is too narrow makes these equal to other boundaries.
+        boundaries.extend([end, end >> 1, end >> 2]);
     }
     if shape.sign_extended {
-        places.extend([(1 << 52) - (1 << 18), (1 << 52) - 1]);
+        boundaries.extend([(1 << 52) - (1 << 18), (1 << 52) - 1]);
     }
-    places.retain(|place| *place <= 1 << 52 && place.is_multiple_of(shape.unit()));
-    places
+    boundaries.retain(|boundary| *boundary <= 1 << 52 && boundary.is_multiple_of(shape.unit()));
+    boundaries
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -63,10 +63,17 @@ fn op() -> impl Strategy<Value = Op> {
     let delta = || delta.clone();
     prop_oneof![
         4 => (any::<usize>(), delta(), any::<usize>(), any::<usize>(), 1_u64..4)
-            .prop_map(|(place, delta, pa, pages, bits)| Op::Map { place, delta, pa, pages, bits }),
+            .prop_map(|(boundary, delta, pa, pages, bits)| Op::Map {
+                boundary,
+                delta,
+                pa,
+                pages,
+                bits,
+            }),
         1 => (any::<usize>(), delta(), any::<usize>())
-            .prop_map(|(place, delta, pages)| Op::Unmap { place, delta, pages }),
-        2 => (any::<usize>(), delta()).prop_map(|(place, delta)| Op::UnmapLeaf { place, delta }),
+            .prop_map(|(boundary, delta, pages)| Op::Unmap { boundary, delta, pages }),
+        2 => (any::<usize>(), delta())
+            .prop_map(|(boundary, delta)| Op::UnmapLeaf { boundary, delta }),
     ]
 }
 
@@ -89,26 +96,27 @@ fn check<F: Format, T: TableInterface<F>>(
     let frames = frames_after_root(&mem, bytes, granule);
     let mut front = front(&mem, &frames);
     let mut model = Model::new(shape, reclaims);
-    let places = places(shape);
-    let mut probes: Vec<u64> = places
+    let boundaries = boundaries(shape);
+    let mut probes: Vec<u64> = boundaries
         .iter()
         .flat_map(|p| [p.saturating_sub(1), *p, p + 1, p + 511])
         .collect();
     for op in ops {
-        let pfn = |place: usize, delta: i64| {
-            places[place % places.len()].saturating_add_signed(delta * shape.unit() as i64)
+        let pfn = |boundary: usize, delta: i64| {
+            boundaries[boundary % boundaries.len()]
+                .saturating_add_signed(delta * shape.unit() as i64)
         };
         let ranged = |first: u64, pages: u64| PfnRange::new(Pfn::new(first), pages);
         match *op {
             Op::Map {
-                place,
+                boundary,
                 delta,
                 pa,
                 pages,
                 bits,
             } => {
                 let pages = LENGTHS[pages % LENGTHS.len()] * shape.unit();
-                let first = pfn(place, delta);
+                let first = pfn(boundary, delta);
                 let pa = (PHYSICAL[pa % PHYSICAL.len()] * shape.unit()) << 12;
                 // Mapping 1 GiB in small pages takes too long.
                 let gigabyte = shape.largest() >= 30 && delta == 0 && pa.is_multiple_of(1 << 30);
@@ -129,12 +137,12 @@ fn check<F: Format, T: TableInterface<F>>(
                 probes.extend([first, first + pages - 1, first + pages]);
             }
             Op::Unmap {
-                place,
+                boundary,
                 delta,
                 pages,
             } => {
                 let pages = LENGTHS[pages % LENGTHS.len()] * shape.unit();
-                if let Some(range) = ranged(pfn(place, delta), pages) {
+                if let Some(range) = ranged(pfn(boundary, delta), pages) {
                     assert_eq!(
                         front.unmap(&mem, &frames, range),
                         model.unmap(&range),
@@ -142,8 +150,8 @@ fn check<F: Format, T: TableInterface<F>>(
                     );
                 }
             }
-            Op::UnmapLeaf { place, delta } => {
-                if let Some((first, leaf)) = model.leaf_of(pfn(place, delta)) {
+            Op::UnmapLeaf { boundary, delta } => {
+                if let Some((first, leaf)) = model.leaf_of(pfn(boundary, delta)) {
                     let range = common::range(first, leaf.size.granules());
                     assert_eq!(
                         front.unmap(&mem, &frames, range),

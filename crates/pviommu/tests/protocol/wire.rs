@@ -333,9 +333,9 @@ proptest! {
         pages in 0..4_u32,
     ) {
         let mut bytes = bytes;
-        if let Some(place) = bytes.get_mut(8..16) {
-            place[..4].copy_from_slice(&kind.to_le_bytes());
-            place[4..].copy_from_slice(&pages.to_le_bytes());
+        if let Some(fields) = bytes.get_mut(8..16) {
+            fields[..4].copy_from_slice(&kind.to_le_bytes());
+            fields[4..].copy_from_slice(&pages.to_le_bytes());
         }
         if let Ok(request) = Request::decode(&bytes, 4) {
             prop_assert_eq!(encode(&request), bytes);

@@ -94,7 +94,7 @@ fn a_queue_outside_memory_stops_recording() {
     }
 }
 
-/// The driver gives the queue another place, and switches recording on again.
+/// The driver gives the queue another address, and switches recording on again.
 #[test]
 fn a_driver_restarts_a_queue_that_stopped() {
     let mut rig = Rig::started(&cached());

@@ -1,4 +1,4 @@
-//! CPU pinning for threads that must run concurrently. The scheduler may otherwise place two of
+//! CPU pinning for threads that must run concurrently. The scheduler may otherwise put two of
 //! them on one CPU, where they alternate.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

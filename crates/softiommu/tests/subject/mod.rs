@@ -114,8 +114,8 @@ impl<S: SinkHandle> Unit<S> {
     /// Returns a reader of the endpoint; `None` if it does not exist.
     fn reader(&self, endpoint: u32) -> Option<Reader<()>> {
         // The requester ID of an endpoint is its index.
-        let place = ENDPOINTS.iter().position(|id| *id == endpoint)?;
-        let device = RequesterId::new(place as u16);
+        let index = ENDPOINTS.iter().position(|id| *id == endpoint)?;
+        let device = RequesterId::new(index as u16);
         let unit = (self.unit)(self.device.sink());
         Some(unit.reader(device).expect("a reader"))
     }

@@ -52,7 +52,7 @@ pub struct Location {
     pub bytes: u32,
 }
 
-/// The places of a virtio device's structures, from its vendor-specific capabilities.
+/// The locations of a virtio device's structures, from its vendor-specific capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PciCapabilities {
     /// Status, features and queues.
@@ -169,7 +169,7 @@ pub struct VirtioPci<R> {
 }
 
 impl<R: NarrowRegisters> VirtioPci<R> {
-    /// Wraps the structures of `capabilities`; `map` returns the registers at a place.
+    /// Wraps the structures of `capabilities`; `map` returns the registers at a location.
     pub fn new(capabilities: &PciCapabilities, mut map: impl FnMut(&Location) -> R) -> Self {
         Self {
             common: map(&capabilities.common),

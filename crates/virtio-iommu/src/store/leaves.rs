@@ -77,7 +77,7 @@ impl Leaves {
     }
 
     /// Returns every mapping's start, the number of its leaf, and its slot.
-    pub(super) fn places(&self) -> impl Iterator<Item = (u64, usize, usize)> {
+    pub(super) fn slots(&self) -> impl Iterator<Item = (u64, usize, usize)> {
         self.runs.iter().enumerate().flat_map(|(number, run)| {
             let slots = run.iter().enumerate();
             slots.map(move |(at, entry)| (entry.start, number, at))

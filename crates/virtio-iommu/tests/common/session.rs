@@ -330,15 +330,15 @@ impl Session<'_> {
     fn snapshot(&mut self, bytes: &mut Bytes<'_>) {
         let mut snapshot = self.device.snapshot();
         let how = bytes.next();
-        let place = usize::from(bytes.next()) | usize::from(bytes.next()) << 8;
+        let offset = usize::from(bytes.next()) | usize::from(bytes.next()) << 8;
         let length = snapshot.len();
         match how & 7 {
             0 | 1 => {}
-            2 => snapshot.truncate(place % (length + 1)),
+            2 => snapshot.truncate(offset % (length + 1)),
             3 => snapshot.push(bytes.next()),
-            4 => snapshot = bytes.take(place & 255).to_vec(),
+            4 => snapshot = bytes.take(offset & 255).to_vec(),
             _ => {
-                snapshot[place % length] ^= bytes.next();
+                snapshot[offset % length] ^= bytes.next();
             }
         }
         let mut other = Device::new(*self.device.options(), Recorder::default()).expect("sound");

@@ -131,9 +131,9 @@ impl Subject for Broken {
         self.inner.write_config(offset, bytes);
         let mut shadow = [0; CONFIG_BYTES];
         self.read_config(0, &mut shadow);
-        if let Some(place) = shadow.get_mut(offset..offset.wrapping_add(bytes.len())) {
+        if let Some(field) = shadow.get_mut(offset..offset.wrapping_add(bytes.len())) {
             let flag = bytes.iter().all(|byte| *byte <= 1) && offset == CONFIG_BYPASS;
-            place.copy_from_slice(bytes);
+            field.copy_from_slice(bytes);
             // A valid flag is stored as a flag.
             self.shadow = (!flag).then_some(shadow);
         }

@@ -73,9 +73,9 @@ fn a_write_buffer_is_flushed_before_the_unit_reads_the_root() {
     let frames = model::frames(&model);
     let _unit = model::start(&model, &frames, Mode::Legacy).unwrap();
     let events = model.take();
-    let place = |wanted: Event| events.iter().position(|event| *event == wanted);
-    let flush = place(Event::Write(GCMD, 1 << 27 | 1 << 26)).unwrap();
-    assert!(flush < place(Event::Write(GCMD, 1 << 30 | 1 << 26)).unwrap());
+    let index_of = |wanted: Event| events.iter().position(|event| *event == wanted);
+    let flush = index_of(Event::Write(GCMD, 1 << 27 | 1 << 26)).unwrap();
+    assert!(flush < index_of(Event::Write(GCMD, 1 << 30 | 1 << 26)).unwrap());
 }
 
 #[test]

@@ -125,8 +125,8 @@ pub(crate) fn write(
         let room = WORD.saturating_sub(lead) as usize;
         let (now, later) = left.split_at(room.min(left.len()));
         let mut bytes = [0; WORD as usize];
-        let place = bytes.iter_mut().skip(lead as usize);
-        place.zip(now).for_each(|(to, byte)| *to = *byte);
+        let destination = bytes.iter_mut().skip(lead as usize);
+        destination.zip(now).for_each(|(to, byte)| *to = *byte);
         let end = lead.saturating_add(now.len() as u64);
         let mask = from_byte(lead) & below_byte(end);
         merge(word, u64::from_le_bytes(bytes), mask);

@@ -75,11 +75,11 @@ impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Fl
         item: PendingUnmap<ClearedRange, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, NotInvalidated<B>)> {
         home.sync(platform);
-        let place = item.burst_key.index();
-        if place >= own.0.len() {
-            own.0.resize(place + 1, None);
+        let index = item.burst_key.index();
+        if index >= own.0.len() {
+            own.0.resize(index + 1, None);
         }
-        if let Some(open) = own.0.get_mut(place) {
+        if let Some(open) = own.0.get_mut(index) {
             *open = Some(home.invalidation_of(&item.result));
         }
         home.release_current(item.result.unmapped);

@@ -86,10 +86,10 @@ struct BurstState<B> {
 }
 
 impl<B> BurstCpu<B> {
-    /// Adds bursts up to index `place`, each with space for `room` unmaps.
+    /// Adds bursts up to `index`, each with space for `room` unmaps.
     #[cold]
-    fn grow(&mut self, place: usize, room: usize) {
-        self.open.resize_with(place + 1, || BurstState {
+    fn grow(&mut self, index: usize, room: usize) {
+        self.open.resize_with(index + 1, || BurstState {
             ranges: RangeBatch::with_capacity(room),
             withheld: Vec::with_capacity(room.min(ROOM)),
             safe: Vec::new(),
@@ -212,12 +212,12 @@ impl<R: BurstUnmap, S: RingSpace<UnmapResult = R>, B> FlushPolicy<S, B> for Burs
             Ok(item) => item,
             Err(outcome) => return Ok(outcome),
         };
-        let place = item.burst_key.index();
-        if place >= own.open.len() {
+        let index = item.burst_key.index();
+        if index >= own.open.len() {
             // The new bursts of lower-numbered rings may stay unused: allocate when they fill.
-            own.grow(place, 0);
+            own.grow(index, 0);
         }
-        let Some(open) = own.open.get_mut(place) else {
+        let Some(open) = own.open.get_mut(index) else {
             return Err((InvalidationError::Failed, NotInvalidated::new(item)));
         };
         if open.withheld.len() >= self.longest {

@@ -40,8 +40,8 @@ impl<'m> Cursor<'m> {
     /// Returns the address of the next slot.
     #[inline]
     pub(super) fn at(&self) -> RingIova {
-        let place = self.words.as_slice().as_ptr().addr() as u64;
-        Iova::new((place << SHIFT).wrapping_add(self.origin)).into()
+        let address = self.words.as_slice().as_ptr().addr() as u64;
+        Iova::new((address << SHIFT).wrapping_add(self.origin)).into()
     }
 
     /// Returns the number of remaining slots.

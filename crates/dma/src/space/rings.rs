@@ -186,11 +186,11 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
             return &mut cpu.none;
         }
         let known = cpu.changed.iter().position(|(id, _)| *id == ring);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             cpu.changed.push((ring, DirtyRingLines::none()));
             cpu.changed.len() - 1
         });
-        match cpu.changed.get_mut(place) {
+        match cpu.changed.get_mut(index) {
             Some((_, lines)) => lines,
             None => &mut cpu.none,
         }

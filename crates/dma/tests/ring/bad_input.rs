@@ -95,19 +95,19 @@ fn sizes_that_no_ring_has() {
 
 #[test]
 fn places_where_no_table_can_be() {
-    let place = |at| RingTables::new(PhysAddr::new(at), &[8]);
-    assert_eq!(place(0x1010), Err(RingError::Memory));
-    assert_eq!(place(!0xfff).map(|t| t.memory().bytes()), Ok(64 + 128));
+    let tables_at = |at| RingTables::new(PhysAddr::new(at), &[8]);
+    assert_eq!(tables_at(0x1010), Err(RingError::Memory));
+    assert_eq!(tables_at(!0xfff).map(|t| t.memory().bytes()), Ok(64 + 128));
     assert!(RingTables::new(PhysAddr::new(!0xfff), &[256]).is_err());
     let board = Board::new(Coherency::Coherent);
     let setup = RingSetup {
         choice: SlotChoice::Tail,
         coherency: Coherency::Coherent,
     };
-    let outside = lay_out(&*board.memory, &place(1 << 40).unwrap(), setup);
+    let outside = lay_out(&*board.memory, &tables_at(1 << 40).unwrap(), setup);
     assert_eq!(outside.err(), Some(RingError::Memory));
     drop(board.rings(SlotChoice::Tail, &[8]));
-    let again = lay_out(&*board.memory, &place(TABLES.get()).unwrap(), setup);
+    let again = lay_out(&*board.memory, &tables_at(TABLES.get()).unwrap(), setup);
     assert_eq!(again.err(), Some(RingError::NotEmpty));
 }
 

@@ -22,7 +22,7 @@ const SLOTS: [u32; 2] = [3, 8];
 struct Known {
     ring: usize,
     direction: Direction,
-    pieces: Vec<(Place, PhysRange)>,
+    pieces: Vec<(SlotKey, PhysRange)>,
     /// True if the device received the address.
     told: bool,
     /// The CPU that unmapped it, while the buffer is withheld.
@@ -159,12 +159,12 @@ impl Checked<'_> {
     /// Unmap accepts only a live mapping, with its own range and ring.
     fn claim(&mut self, ring: usize, slot: u64) {
         let start = Iova::new((ring as u64) << 48 | slot << 30);
-        let place = (ring as u16, slot as u32);
-        let here = |known: &&Known| known.pieces.iter().any(|(at, _)| *at == place);
+        let key = (ring as u16, slot as u32);
+        let here = |known: &&Known| known.pieces.iter().any(|(at, _)| *at == key);
         let (mut wrong, mut right) = (vec![1 << 29], None);
         if let Some(known) = self.known.values().find(here) {
-            let is_head = known.pieces[0].0 == place;
-            let (_, piece) = known.pieces.iter().find(|(at, _)| *at == place).unwrap();
+            let is_head = known.pieces[0].0 == key;
+            let (_, piece) = known.pieces.iter().find(|(at, _)| *at == key).unwrap();
             wrong.push(piece.bytes() + 1);
             if is_head && known.withheld.is_none() {
                 right = Some(piece.bytes());
@@ -198,14 +198,14 @@ impl Checked<'_> {
     ) {
         let before = words(&self.board);
         // The slots in use, and the event that frees each.
-        let mut taken: BTreeMap<Place, FullReason> = BTreeMap::new();
+        let mut taken: BTreeMap<SlotKey, FullReason> = BTreeMap::new();
         for known in self.known.values() {
             let wait = if known.withheld.is_none() {
                 FullReason::Unmap
             } else {
                 FullReason::BurstEnd
             };
-            taken.extend(known.pieces.iter().map(|(place, _)| (*place, wait)));
+            taken.extend(known.pieces.iter().map(|(key, _)| (*key, wait)));
         }
         match self
             .subject
@@ -216,16 +216,16 @@ impl Checked<'_> {
                 for iova in &found {
                     assert_eq!(iova.offset(), 0);
                     assert_eq!(
-                        taken.insert(place(*iova), FullReason::Unmap),
+                        taken.insert(slot_key(*iova), FullReason::Unmap),
                         None,
                         "{iova} is taken"
                     );
                     if choice == SlotChoice::Tail {
-                        assert_eq!(place(*iova).1, self.tail[ring], "not at the tail");
+                        assert_eq!(slot_key(*iova).1, self.tail[ring], "not at the tail");
                         self.tail[ring] = (self.tail[ring] + 1) % SLOTS[ring];
                     }
                 }
-                let pieces = found.into_iter().map(place).zip(pieces.iter().copied());
+                let pieces = found.into_iter().map(slot_key).zip(pieces.iter().copied());
                 let known = Known {
                     ring,
                     direction,
@@ -237,12 +237,12 @@ impl Checked<'_> {
             }
             Err(MapReason::RingFull(full)) => {
                 assert_eq!(words(&self.board), before, "a stalled map changes nothing");
-                let place = (full.ring.get(), full.slot.get());
-                assert_eq!(taken.get(&place), Some(&full.reason), "{full}");
+                let key = (full.ring.get(), full.slot.get());
+                assert_eq!(taken.get(&key), Some(&full.reason), "{full}");
                 if choice == SlotChoice::Tail {
                     let next = (0..pieces.len() as u32)
                         .map(|n| (ring as u16, (self.tail[ring] + n) % SLOTS[ring]));
-                    let mut taken = next.filter(|place| taken.contains_key(place));
+                    let mut taken = next.filter(|key| taken.contains_key(key));
                     assert!(
                         taken.next().is_some(),
                         "{full}, the slots at the tail are free"
@@ -304,29 +304,29 @@ impl Checked<'_> {
     /// whose address it received.
     fn check(&mut self, op: &Op) {
         let reachable = self.board.reachable();
-        let mut granted: BTreeMap<Place, [u64; 2]> = BTreeMap::new();
+        let mut granted: BTreeMap<SlotKey, [u64; 2]> = BTreeMap::new();
         for known in self.known.values() {
-            for (place, piece) in &known.pieces {
-                let twice = granted.insert(*place, known.words(piece));
-                assert_eq!(twice, None, "{place:?} is given twice");
+            for (key, piece) in &known.pieces {
+                let twice = granted.insert(*key, known.words(piece));
+                assert_eq!(twice, None, "{key:?} is given twice");
             }
         }
-        for (place, entries) in &reachable {
-            let held: BTreeSet<_> = granted.get(place).copied().into_iter().collect();
+        for (key, entries) in &reachable {
+            let held: BTreeSet<_> = granted.get(key).copied().into_iter().collect();
             assert!(
                 entries.is_subset(&held),
-                "after {op:?} the device reaches {entries:x?} by {place:?}, held are {held:x?}"
+                "after {op:?} the device reaches {entries:x?} by {key:?}, held are {held:x?}"
             );
         }
         for known in self.known.values().filter(|k| k.withheld.is_none()) {
             if !known.told && self.board.coherency == Coherency::NonCoherent {
                 continue;
             }
-            for (place, piece) in &known.pieces {
+            for (key, piece) in &known.pieces {
                 assert_eq!(
-                    self.board.entry(*place).words(),
+                    self.board.entry(*key).words(),
                     known.words(piece),
-                    "{place:?}"
+                    "{key:?}"
                 );
             }
         }

@@ -24,7 +24,7 @@ const BYTES: u64 = 8 << 20;
 pub(crate) type Memory = Rc<NonCoherent<Rc<Arena>>>;
 
 /// A slot of the device: ring and slot index.
-pub(crate) type Place = (u16, u32);
+pub(crate) type SlotKey = (u16, u32);
 
 /// The invalidation port of a unit with the worst possible cache: it keeps every valid entry that
 /// it ever saw until the ring is invalidated.
@@ -35,7 +35,7 @@ pub(crate) struct Port {
     pub(crate) refuse: usize,
     pub(crate) fail: usize,
     failed: BTreeSet<u64>,
-    cached: BTreeMap<Place, BTreeSet<[u64; 2]>>,
+    cached: BTreeMap<SlotKey, BTreeSet<[u64; 2]>>,
 }
 
 impl Invalidator for Port {
@@ -133,7 +133,7 @@ impl Board {
     }
 
     /// Returns the entry of a slot as the unit reads it.
-    pub(crate) fn entry(&self, (ring, slot): Place) -> RingPte {
+    pub(crate) fn entry(&self, (ring, slot): SlotKey) -> RingPte {
         let device = RingDevice::read(self.view(), TABLES).unwrap();
         let table = RingTable::read(self.view(), &device, RingId::new(ring)).unwrap();
         RingPte::read(self.view(), &table, RingSlot::new(slot).unwrap()).unwrap()
@@ -152,13 +152,13 @@ impl Board {
                 }
             }
         }
-        for (place, words) in seen {
-            self.port.cached.entry(place).or_default().insert(words);
+        for (key, words) in seen {
+            self.port.cached.entry(key).or_default().insert(words);
         }
     }
 
     /// Returns every entry that the device may use, cached or in memory, by slot.
-    pub(crate) fn reachable(&mut self) -> BTreeMap<Place, BTreeSet<[u64; 2]>> {
+    pub(crate) fn reachable(&mut self) -> BTreeMap<SlotKey, BTreeSet<[u64; 2]>> {
         self.warm();
         self.port.cached.clone()
     }
@@ -192,7 +192,7 @@ pub(crate) fn buffer(start: u64, bytes: u64) -> PhysRange {
     PhysRange::new(PhysAddr::new(start), bytes).unwrap()
 }
 
-pub(crate) fn place(iova: RingIova) -> Place {
+pub(crate) fn slot_key(iova: RingIova) -> SlotKey {
     (iova.ring().get(), iova.slot().get())
 }
 

@@ -92,7 +92,7 @@ impl<V: Default> Lru<V> {
             None => self.nodes.len() as u32,
         };
         match self.nodes.get_mut(id as usize) {
-            Some(place) => *place = node,
+            Some(slot) => *slot = node,
             None => self.nodes.push(node),
         }
         self.index.insert(key, id);
@@ -200,11 +200,11 @@ mod tests {
                 prop_assert_eq!(lru.len(), list.len());
                 prop_assert!(lru.nodes.len() <= capacity as usize);
                 for key in 0..12 {
-                    let place = at(&list, key);
-                    prop_assert_eq!(lru.contains(key), place.is_some());
-                    prop_assert_eq!(lru.get_mut(key).copied(), place.map(|at| list[at].1));
+                    let position = at(&list, key);
+                    prop_assert_eq!(lru.contains(key), position.is_some());
+                    prop_assert_eq!(lru.get_mut(key).copied(), position.map(|at| list[at].1));
                     let beside =
-                        |by: usize| place.and_then(|at| Some(list.get(at.wrapping_add(by))?.0));
+                        |by: usize| position.and_then(|at| Some(list.get(at.wrapping_add(by))?.0));
                     prop_assert_eq!(lru.neighbours(key), [beside(1), beside(usize::MAX)]);
                 }
             }

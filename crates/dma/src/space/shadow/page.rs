@@ -15,7 +15,7 @@ const MORE: u32 = 1 << 29;
 /// Flag of a piece word: the piece is a part of a buffer whose other pages are mapped themselves.
 const PART: u32 = 1 << 30;
 
-/// The place of a piece in its mapping.
+/// The position of a piece in its mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PieceFlags(u32);
 

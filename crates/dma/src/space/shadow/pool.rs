@@ -60,8 +60,8 @@ impl ShadowDepot {
     pub(super) fn take_run(&mut self, kind: SlotKind, total: u32) -> Option<(u32, u32)> {
         let wanted = RUN_PAGES.max(kind.pages());
         let fits = |run: &(u32, u32)| run.1 >= kind.pages();
-        if let Some(place) = self.refused.iter().position(fits) {
-            let (first, pages) = self.refused.swap_remove(place);
+        if let Some(index) = self.refused.iter().position(fits) {
+            let (first, pages) = self.refused.swap_remove(index);
             let slots = wanted.min(pages) / kind.pages();
             let used = slots.saturating_mul(kind.pages());
             if used < pages {
@@ -391,8 +391,8 @@ impl<L> ShadowPool<L> {
     ) -> Result<(), MemoryError> {
         let end = offset.saturating_add(bytes);
         for number in 0..pages {
-            let place = index.saturating_add(number);
-            let Some(page) = self.page(place) else {
+            let page_index = index.saturating_add(number);
+            let Some(page) = self.page(page_index) else {
                 return Ok(());
             };
             let from = u64::from(number) << GRANULE.shift();
@@ -402,7 +402,7 @@ impl<L> ShadowPool<L> {
                 hi: within(end),
             };
             if let Some(old) = page.replace_residue(new) {
-                self.zero_parts(memory, place, old.without(new))?;
+                self.zero_parts(memory, page_index, old.without(new))?;
             }
         }
         Ok(())

@@ -71,7 +71,7 @@ where
         kind: SlotKind,
         limits: AddressLimits,
     ) -> Result<Option<(u32, SlotKind)>, MapReason> {
-        // A refill adds to the free lists, so that there is one place where a slot is taken.
+        // A refill adds to the free lists, so that only one statement takes a slot.
         let mut kind = kind;
         if cpu.free.of(kind).is_none_or(|own| own.is_empty()) {
             match self.refill(cpu, platform, kind, limits)? {

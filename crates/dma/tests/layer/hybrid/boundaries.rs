@@ -131,11 +131,11 @@ fn an_unmap_copies_the_received_bytes_of_a_part() {
         m.unmap_received(mapping, received);
         let lead = (start - (BASE - PAGE)) as usize;
         for (at, byte) in m.read(BASE - PAGE, AROUND).into_iter().enumerate() {
-            let place = (at as u64).wrapping_sub(lead as u64);
+            let offset = (at as u64).wrapping_sub(lead as u64);
             // The device wrote the whole page itself.
-            let is_written = (head..tail).contains(&place) || place < received.min(bytes);
+            let is_written = (head..tail).contains(&offset) || offset < received.min(bytes);
             let wanted = if is_written { 0xdd } else { frame[at] };
-            assert_eq!(byte, wanted, "{received} bytes, at {place:#x}");
+            assert_eq!(byte, wanted, "{received} bytes, at {offset:#x}");
         }
     }
 }

@@ -65,7 +65,7 @@ fn other_board(arena: Rc<Arena>) -> Board {
 }
 
 /// Two devices share a domain. One reaches 8 MiB. While its first map waits for the pool's lock,
-/// the other device's first map places the pool above.
+/// the other device's first map puts the pool above.
 #[test]
 fn a_pool_that_another_cpu_places_lies_within_the_mask() {
     let mask = Iova::new(0x7f_ffff);

@@ -43,8 +43,8 @@ pub(super) struct Parts {
 impl Parts {
     #[inline]
     pub(super) fn push(&mut self, part: Part) {
-        match self.few.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(part),
+        match self.few.iter_mut().find(|entry| entry.is_none()) {
+            Some(entry) => *entry = Some(part),
             None => self.more.push(part),
         }
     }

@@ -283,10 +283,10 @@ mod tests {
             |p| p.iotlb_ways = 1 << 30,
             |p| p.walk_cache_entries[1] = 0,
         ];
-        for (place, slip) in slips.iter().enumerate() {
+        for (index, slip) in slips.iter().enumerate() {
             let mut profile = Profile::r210_2015();
             slip(&mut profile);
-            assert!(profile.validate().is_err(), "slip {place}");
+            assert!(profile.validate().is_err(), "slip {index}");
         }
     }
 }

@@ -18,10 +18,10 @@ impl Shard {
     /// Returns the tasks of this part: every `count`th. The modes of a long trace are next to each
     /// other in a list, so a part gets a share of each.
     pub fn of<T>(self, tasks: Vec<T>) -> Vec<T> {
-        let mine = |place: usize| place % self.count == self.index - 1;
+        let mine = |position: usize| position % self.count == self.index - 1;
         let tasks = tasks.into_iter().enumerate();
         tasks
-            .filter_map(|(place, task)| mine(place).then_some(task))
+            .filter_map(|(position, task)| mine(position).then_some(task))
             .collect()
     }
 }

@@ -71,8 +71,8 @@ fn a_wrong_line_is_named() {
     for (text, line, message) in cases {
         let path = scratch.path().join("plan.toml");
         let error = Plan::parse(&path, text).unwrap_err().to_string();
-        let place = format!("{}:{line}: ", path.display());
-        assert!(error.starts_with(&place), "{text}: {error}");
+        let prefix = format!("{}:{line}: ", path.display());
+        assert!(error.starts_with(&prefix), "{text}: {error}");
         assert!(error.contains(message), "{text}: {error}");
     }
 }

@@ -24,10 +24,10 @@ fn write(path: &Path, parts: u64) -> u64 {
             let (front, rest) = line.split_once("  1.").unwrap();
             let second = number + 1;
             writeln!(file, "{front}  {second}.{rest}").unwrap();
-            let (place, _) = front.split_once(" .").unwrap();
+            let (prefix, _) = front.split_once(" .").unwrap();
             writeln!(
                 file,
-                "{place} .....  {second}.{}: console: {other}",
+                "{prefix} .....  {second}.{}: console: {other}",
                 &rest[..6]
             )
             .unwrap();

@@ -473,15 +473,15 @@ mod tests {
         }
         for seed in 0..100 {
             let runs = PageRenaming::lay_out(&full, seed);
-            let mut places: Vec<_> = runs
+            let mut ranges: Vec<_> = runs
                 .runs
                 .iter()
                 .map(|(first, (end, target))| (*target, target + end - first))
                 .collect();
-            places.sort_unstable();
+            ranges.sort_unstable();
             assert!(
-                places.windows(2).all(|pair| pair[0].1 < pair[1].0),
-                "{places:?}"
+                ranges.windows(2).all(|pair| pair[0].1 < pair[1].0),
+                "{ranges:?}"
             );
         }
     }

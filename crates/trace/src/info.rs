@@ -79,11 +79,11 @@ pub struct Info {
     pub marks: Vec<(u64, String)>,
 }
 
-/// Counts by powers of two: place n counts what is at least 2^n and less than 2^(n+1).
+/// Counts by powers of two: bucket n counts what is at least 2^n and less than 2^(n+1).
 pub type Histogram = [u64; 12];
 
-/// Returns the place of `value` in a [`Histogram`]; 0 belongs to the first place.
-fn place(value: u64) -> usize {
+/// Returns the bucket of `value` in a [`Histogram`]; 0 belongs to the first bucket.
+fn bucket(value: u64) -> usize {
     (value.max(1).ilog2() as usize).min(Histogram::default().len() - 1)
 }
 
@@ -94,8 +94,8 @@ pub struct Pages {
     pub distinct: u64,
     /// Number of times that a page was mapped.
     pub touches: u64,
-    /// Pages that were mapped at least 2^n and fewer than 2^(n+1) times, in place n; the last
-    /// place has no upper end. Mappings of more than 512 pages do not count. Not part of the JSON
+    /// Pages that were mapped at least 2^n and fewer than 2^(n+1) times, in bucket n; the last
+    /// bucket has no upper end. Mappings of more than 512 pages do not count. Not part of the JSON
     /// form.
     #[serde(skip)]
     pub by_touches: Histogram,
@@ -176,8 +176,8 @@ pub struct Bursts {
     pub p99: Option<u64>,
     /// Length of the longest burst.
     pub max: Option<u64>,
-    /// Bursts of at least 2^n and fewer than 2^(n+1) unmaps, in place n; the last place has no
-    /// upper end. Not part of the JSON form.
+    /// Bursts of at least 2^n and fewer than 2^(n+1) unmaps, in bucket n; the last bucket has
+    /// no upper end. Not part of the JSON form.
     #[serde(skip)]
     pub by_length: Histogram,
 }

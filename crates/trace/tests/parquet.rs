@@ -235,8 +235,8 @@ fn a_harmed_file_is_an_error_or_other_operations() {
     // those of the test.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|info| {
-        let place = info.location().map(|place| place.file().to_owned());
-        if !place.is_some_and(|file| file.contains("parquet-")) {
+        let path = info.location().map(|location| location.file().to_owned());
+        if !path.is_some_and(|file| file.contains("parquet-")) {
             eprintln!("{info}");
         }
     }));

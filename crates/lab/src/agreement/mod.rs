@@ -191,7 +191,7 @@ impl AgreementCheck {
             }
         };
         self.allocations += 1;
-        let place = self.allocations;
+        let allocation = self.allocations;
         let before = domain.live_ranges();
         let compared = domain.allocate(event, self.cpus.len())?;
         self.live_ranges = self.live_ranges.saturating_sub(before) + domain.live_ranges();
@@ -201,7 +201,7 @@ impl AgreementCheck {
         {
             self.first_difference = Some(Difference {
                 line: event.line,
-                allocation: place,
+                allocation,
                 device: device_name(devices, index),
                 cpu: event.cpu,
                 pages: event.range.pages(),

@@ -139,11 +139,11 @@ pub struct DeviceAgreement {
     pub compared: u64,
     /// Those for which the model returns the recorded address.
     pub agreeing: u64,
-    /// The place from which on the trace does not determine the device's addresses.
+    /// The position from which on the trace does not determine the device's addresses.
     pub stop: Option<Stop>,
 }
 
-/// The place from which on a trace does not determine a device's addresses.
+/// The position from which on a trace does not determine a device's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Stop {
     /// Line of the first allocation that was not compared.

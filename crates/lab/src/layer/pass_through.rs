@@ -61,8 +61,8 @@ impl IommuDriver {
     /// mask reaches all memory.
     #[inline]
     fn is_pass_through<L: 'static>(&self, device: &Device<L>) -> bool {
-        let place = usize::from(device.domain.get());
-        let is_static = self.pass_through.get(place) == Some(&true);
+        let domain_index = usize::from(device.domain.get());
+        let is_static = self.pass_through.get(domain_index) == Some(&true);
         let required = u64::MAX.unbounded_shr(self.last_byte.leading_zeros());
         is_static && device.mask >= required
     }
@@ -187,11 +187,11 @@ impl<L: DmaOps + 'static> DmaOps for PassThrough<L> {
         device: RequesterId,
     ) -> Result<(DomainId, ContextTarget), LabError> {
         let (domain, target) = self.layer.attach(index, device)?;
-        let place = usize::from(domain.get());
-        if self.iommu.pass_through.len() <= place {
-            self.iommu.pass_through.resize(place + 1, false);
+        let domain_index = usize::from(domain.get());
+        if self.iommu.pass_through.len() <= domain_index {
+            self.iommu.pass_through.resize(domain_index + 1, false);
         }
-        self.iommu.pass_through[place] = true;
+        self.iommu.pass_through[domain_index] = true;
         if self.devices.len() <= index.index() {
             self.devices.resize_with(index.index() + 1, || None);
         }

@@ -218,9 +218,9 @@ fn invalid_profiles_are_refused() {
             ProfileError::NoSuchField("speed".into()),
         ),
     ];
-    for (place, (change, expected)) in cases.into_iter().enumerate() {
+    for (index, (change, expected)) in cases.into_iter().enumerate() {
         let mut profile = MachineProfile::r210_2015();
         change(&mut profile);
-        assert_eq!(profile.validate(), Err(expected), "case {place}");
+        assert_eq!(profile.validate(), Err(expected), "case {index}");
     }
 }

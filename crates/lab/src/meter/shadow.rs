@@ -84,7 +84,7 @@ impl<I> TimedLayerVisitor<I> for Timed {
 }
 
 /// The host of a table, and the platform of its layer.
-type Place<T> = (
+type HostAndPlatform<T> = (
     Option<HostOf<T>>,
     LayerPlatform<<HostOf<T> as Host>::Invalidator>,
 );
@@ -109,7 +109,7 @@ impl Platforms {
     }
 
     /// Returns the host that owns the table, if the mode has one, and the platform of its guest.
-    fn next<T: ReplayTable>(&self, coherency: Coherency) -> Result<Place<T>, LabError> {
+    fn next<T: ReplayTable>(&self, coherency: Coherency) -> Result<HostAndPlatform<T>, LabError> {
         let number = self.made.replace(self.made.get() + 1);
         let start = PhysAddr::new(DATA_BYTES + number * self.tables);
         let region = PhysRange::new(start, self.tables).ok_or(LabError::Internal("tables"))?;

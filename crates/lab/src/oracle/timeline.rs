@@ -80,8 +80,8 @@ impl Timeline {
             mean_bytes: Vec::new(),
         };
         let mut open = 0i128;
-        for (place, bin) in wide.bins.iter().enumerate() {
-            let start = wide.width_ns.saturating_mul(place as u64);
+        for (index, bin) in wide.bins.iter().enumerate() {
+            let start = wide.width_ns.saturating_mul(index as u64);
             let stop = end.min(wide.width_ns.saturating_add(start));
             let length = i128::from(stop.saturating_sub(start));
             if length == 0 {

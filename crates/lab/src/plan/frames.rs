@@ -1,9 +1,10 @@
 //! Contiguous frames for large buffers: a permutation of the frames of a trace.
 //!
 //! The pages of a buffer of at least 16 pages (64 KiB) move to contiguous, aligned frames, and the
-//! pages whose place they take move to theirs. The frame of a page never changes once a buffer has
-//! used the page. So two buffers of the plan share a page exactly if they share one in the trace,
-//! and buffers of fewer pages stay where they were recorded, unless they use a moved page.
+//! pages of those frames move to the frames that become free. The frame of a page never changes
+//! once a buffer has used the page. So two buffers of the plan share a page exactly if they share
+//! one in the trace, and buffers of fewer pages stay where they were recorded, unless they use a
+//! moved page.
 
 use ringfence_trace::ARENA_BYTES;
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
@@ -51,11 +52,12 @@ impl ContiguousFrames {
         }
     }
 
-    /// Returns the pieces of `buffer` in their frames.
+    /// Assigns frames to the pages of `buffer` that no buffer has used yet. Returns the pieces of
+    /// `buffer` in their frames.
     ///
     /// # Errors
     /// Moved pages split the buffers of the trace into too many pieces.
-    pub(super) fn place(&mut self, buffer: &[PhysRange]) -> Result<&[PhysRange], LabError> {
+    pub(super) fn assign(&mut self, buffer: &[PhysRange]) -> Result<&[PhysRange], LabError> {
         let count: u64 = buffer.iter().map(count).sum();
         self.settle(buffer, count);
         self.pieces.clear();
@@ -79,16 +81,16 @@ impl ContiguousFrames {
             }
             return;
         }
-        // The place in the buffer of each page that no buffer has used yet.
+        // The index in the buffer of each page that no buffer has used yet.
         let mut fresh = std::mem::take(&mut self.pages);
         fresh.clear();
-        let mut place = 0;
+        let mut index = 0;
         for piece in buffer {
             each(piece, |page| {
                 if self.mark(page) {
-                    fresh.extend([place, page]);
+                    fresh.extend([index, page]);
                 }
-                place += 1;
+                index += 1;
             });
         }
         let aligned = self.is_aligned(buffer);
@@ -217,11 +219,11 @@ mod tests {
         let mut frames = ContiguousFrames::new();
         frames.max_splits = 64;
         // Every second page moves, so the whole range becomes 32 pieces.
-        let scattered: Vec<_> = (0..16).map(|place| pages(2 * place + 1, 1)).collect();
-        assert_eq!(frames.place(&scattered).unwrap().len(), 1);
-        assert_eq!(frames.place(&[pages(0, 32)]).unwrap().len(), 32);
-        assert_eq!(frames.place(&[pages(0, 32)]).unwrap().len(), 32);
-        let over = frames.place(&[pages(0, 32)]);
+        let scattered: Vec<_> = (0..16).map(|index| pages(2 * index + 1, 1)).collect();
+        assert_eq!(frames.assign(&scattered).unwrap().len(), 1);
+        assert_eq!(frames.assign(&[pages(0, 32)]).unwrap().len(), 32);
+        assert_eq!(frames.assign(&[pages(0, 32)]).unwrap().len(), 32);
+        let over = frames.assign(&[pages(0, 32)]);
         assert!(matches!(over, Err(LabError::SplitBuffers { limit: 64 })));
     }
 }

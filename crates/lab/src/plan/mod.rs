@@ -397,7 +397,7 @@ impl Planner {
                 }
                 let mut frames = self.frames.take();
                 let pieces = match &mut frames {
-                    Some(frames) => frames.place(recorded)?,
+                    Some(frames) => frames.assign(recorded)?,
                     None => recorded,
                 };
                 let key = (op.device, cpu, direction);

@@ -105,12 +105,12 @@ pub struct Exposure {
 }
 
 impl Outcomes {
-    /// Returns the counts of the ring with index `place`.
+    /// Returns the counts of the ring at `index`.
     #[cold]
-    pub(super) fn ring(&mut self, place: usize) -> &mut RingOutcomes {
-        if self.rings.len() <= place {
-            self.rings.resize(place + 1, RingOutcomes::default());
+    pub(super) fn ring(&mut self, index: usize) -> &mut RingOutcomes {
+        if self.rings.len() <= index {
+            self.rings.resize(index + 1, RingOutcomes::default());
         }
-        &mut self.rings[place]
+        &mut self.rings[index]
     }
 }

@@ -55,11 +55,11 @@ impl Delays {
             .div_ceil(100)
             .max(1);
         let mut below = 0;
-        let place = self.buckets.iter().position(|in_bucket| {
+        let index = self.buckets.iter().position(|in_bucket| {
             below += u128::from(*in_bucket);
             below >= rank
         })?;
-        Some(last_of(place).min(self.max_ns))
+        Some(last_of(index).min(self.max_ns))
     }
 }
 
@@ -121,10 +121,10 @@ mod tests {
     fn buckets_cover_all_values_without_gaps() {
         assert_eq!(bucket(u64::MAX), 3775);
         assert_eq!(last_of(3775), u64::MAX);
-        for place in 0..3775 {
-            let last = last_of(place);
-            assert_eq!(bucket(last), place, "{last}");
-            assert_eq!(bucket(last + 1), place + 1, "{last}");
+        for index in 0..3775 {
+            let last = last_of(index);
+            assert_eq!(bucket(last), index, "{last}");
+            assert_eq!(bucket(last + 1), index + 1, "{last}");
         }
     }
 

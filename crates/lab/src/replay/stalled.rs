@@ -59,12 +59,12 @@ impl StalledMaps {
     /// Appends a map to the queue of its ring.
     #[cold]
     pub fn push_back(&mut self, device: DeviceIndex, direction: Direction, map: StalledMap) {
-        let place = ring_number(device, direction);
-        if self.queues.len() <= place {
-            self.queues.resize_with(place + 1, BTreeMap::new);
+        let ring = ring_number(device, direction);
+        if self.queues.len() <= ring {
+            self.queues.resize_with(ring + 1, BTreeMap::new);
         }
         self.turns.insert(map.id, self.next);
-        self.queues[place].insert(self.next, map);
+        self.queues[ring].insert(self.next, map);
         self.next += 1;
     }
 

@@ -20,12 +20,12 @@ impl<T> Bursts<T> {
     /// Withholds `item` until the burst of `cpu` ends. If the burst has reached the maximum length,
     /// returns the items withheld so far.
     pub(super) fn withhold(&mut self, cpu: u16, item: T) -> Vec<T> {
-        let place = self.open.iter().position(|(of, _)| *of == cpu);
-        let place = place.unwrap_or_else(|| {
+        let index = self.open.iter().position(|(of, _)| *of == cpu);
+        let index = index.unwrap_or_else(|| {
             self.open.push((cpu, Vec::new()));
             self.open.len() - 1
         });
-        let held = &mut self.open[place].1;
+        let held = &mut self.open[index].1;
         let part = if held.len() >= PART {
             std::mem::take(held)
         } else {

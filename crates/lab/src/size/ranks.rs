@@ -14,8 +14,8 @@ pub(super) struct Ranks {
     count: usize,
 }
 
-fn lowest_bit(place: usize) -> usize {
-    place & place.wrapping_neg()
+fn lowest_bit(node: usize) -> usize {
+    node & node.wrapping_neg()
 }
 
 impl Ranks {
@@ -28,10 +28,10 @@ impl Ranks {
     pub(super) fn push(&mut self, number: u64) {
         self.numbers.push(number);
         self.present.push(true);
-        let place = self.numbers.len();
+        let node = self.numbers.len();
         let mut sum = 1;
-        let mut below = place - 1;
-        while below > place - lowest_bit(place) {
+        let mut below = node - 1;
+        while below > node - lowest_bit(node) {
             sum += self.tree[below - 1];
             below -= lowest_bit(below);
         }
@@ -47,15 +47,15 @@ impl Ranks {
         }
         self.count -= 1;
         let mut smaller = 0;
-        let mut place = index;
-        while place > 0 {
-            smaller += self.tree[place - 1] as usize;
-            place -= lowest_bit(place);
+        let mut node = index;
+        while node > 0 {
+            smaller += self.tree[node - 1] as usize;
+            node -= lowest_bit(node);
         }
-        let mut place = index + 1;
-        while place <= self.tree.len() {
-            self.tree[place - 1] -= 1;
-            place += lowest_bit(place);
+        let mut node = index + 1;
+        while node <= self.tree.len() {
+            self.tree[node - 1] -= 1;
+            node += lowest_bit(node);
         }
         if self.numbers.len() > SMALL && self.count * 2 < self.numbers.len() {
             self.compact();
@@ -92,9 +92,9 @@ mod tests {
                 ranks.push(step);
                 list.push(step);
             } else if !list.is_empty() {
-                let place = random(list.len());
-                let number = list.remove(place);
-                assert_eq!(ranks.remove(number), Some(place));
+                let rank = random(list.len());
+                let number = list.remove(rank);
+                assert_eq!(ranks.remove(number), Some(rank));
                 assert_eq!(ranks.remove(number), None);
             }
             assert_eq!(ranks.len(), list.len());

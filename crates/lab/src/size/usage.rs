@@ -85,10 +85,10 @@ impl RingDemand {
     fn unmap(&mut self, cpu: u16, first: u64, count: u32) {
         self.unmaps += 1;
         self.live -= u64::from(count);
-        if let Some(place) = self.alive.remove(first) {
-            self.out_of_order += u64::from(place > 0);
-            self.overtaken_sum += place as u64;
-            self.overtaken_max = self.overtaken_max.max(place as u64);
+        if let Some(rank) = self.alive.remove(first) {
+            self.out_of_order += u64::from(rank > 0);
+            self.overtaken_sum += rank as u64;
+            self.overtaken_max = self.overtaken_max.max(rank as u64);
         }
         self.next_in_turn += u64::from(first == self.next);
         self.next = first + u64::from(count);

@@ -103,9 +103,9 @@ impl ReplayedRing {
             return;
         }
         let line = at.get() / LINE;
-        let place = &mut self.changed[change as usize];
-        if *place != Some(line)
-            && let Some(old) = place.replace(line)
+        let changed = &mut self.changed[change as usize];
+        if *changed != Some(line)
+            && let Some(old) = changed.replace(line)
         {
             mem.write_back(PhysAddr::new(old * LINE), LINE);
         }

@@ -205,8 +205,8 @@ fn traces_without_addresses_and_with_lost_events_allow_no_conclusion() {
 /// Maps every MiB from the top of the 32-bit space to the MSI window.
 fn above_the_msi_window() -> Script {
     let mut script = Script::default();
-    for place in (0xfef..=0xfff_u64).rev() {
-        script.map(0, place << 8, 256);
+    for mib in (0xfef..=0xfff_u64).rev() {
+        script.map(0, mib << 8, 256);
     }
     script
 }
@@ -321,11 +321,11 @@ fn a_depot_that_a_timer_trims_ends_the_comparison() {
     let mut script = Script::default();
     // The loaded and the previous magazine hold 254 ranges; each 127 more fill one of the depot.
     let ranges = 127 * 3 + 128;
-    for place in 0..ranges {
-        script.map(0, 0xf_ffff - place, 1);
+    for number in 0..ranges {
+        script.map(0, 0xf_ffff - number, 1);
     }
-    for place in 0..ranges {
-        script.unmap(0, 0xf_ffff - place, 1);
+    for number in 0..ranges {
+        script.unmap(0, 0xf_ffff - number, 1);
     }
     let line = script.map(0, 0xf_ffff - (ranges - 1), 1);
     let found = script.verified_from_boot();
@@ -366,14 +366,14 @@ fn devices_processors_and_searches_are_bounded() {
 #[test]
 fn processors_that_only_free_are_bounded() {
     let mut script = Script::default();
-    for place in 0..3 {
-        script.map(0, 0xf_ffff - place, 1);
+    for number in 0..3 {
+        script.map(0, 0xf_ffff - number, 1);
     }
     let mut options = from_boot();
     options.limits.device_cpus = 2;
     assert!(script.verify(options.clone()).is_ok());
-    for place in 0..3_u16 {
-        script.unmap(place, 0xf_ffff - u64::from(place), 1);
+    for cpu in 0..3_u16 {
+        script.unmap(cpu, 0xf_ffff - u64::from(cpu), 1);
     }
     let refused = script.verify(options);
     assert!(matches!(refused, Err(LabError::DeviceCpus { limit: 2 })));
@@ -385,8 +385,8 @@ fn processors_that_only_free_are_bounded() {
 fn searches_of_a_full_space_are_bounded() {
     let mut script = Script::default();
     let ranges = (1 << 20) / 64;
-    for place in 0..ranges + 100 {
-        script.map(0, 0xf_ffc0 - place, 64);
+    for number in 0..ranges + 100 {
+        script.map(0, 0xf_ffc0 - number, 64);
     }
     let mut options = from_boot();
     // Addresses below the MSI window are compared as well.
@@ -424,9 +424,9 @@ fn a_range_that_is_mapped_twice_ends_the_comparison() {
 #[test]
 fn live_ranges_are_bounded() {
     let mut script = Script::default();
-    for place in 0..3 {
-        script.map(0, 0xf_ffff - place, 1);
-        script.unmap(0, 0xf_ffff - place, 1);
+    for number in 0..3 {
+        script.map(0, 0xf_ffff - number, 1);
+        script.unmap(0, 0xf_ffff - number, 1);
     }
     let limited = |script: &Script, limit| {
         let mut options = from_boot();
@@ -434,8 +434,8 @@ fn live_ranges_are_bounded() {
         script.verify(options)
     };
     assert!(limited(&script, 1).is_ok());
-    for place in 0..3 {
-        script.map(0, 0xf_ff00 - place, 1);
+    for number in 0..3 {
+        script.map(0, 0xf_ff00 - number, 1);
     }
     assert!(limited(&script, 3).is_ok());
     let refused = limited(&script, 2);

@@ -112,7 +112,7 @@ fn rows_of_a_request_response_trace_have_its_round_trips() {
         assert!(trip.added_ns.unwrap() > 0.0, "{}: {trip:?}", row.mode);
     }
     // Two invalidations of 2150 cycles at 3.1 GHz, which are modelled; fs withholds the replies.
-    let added = |place: usize| trips[place].unwrap().added_ns.unwrap();
+    let added = |index: usize| trips[index].unwrap().added_ns.unwrap();
     assert!(added(0) > 2.0 * 2150.0 / 3.1, "{}", added(0));
     let delay = comparison.rows[1].receive_delay_p99_ns.unwrap();
     assert!(

@@ -178,10 +178,10 @@ fn the_threshold_is_where_a_copy_costs_as_much_as_a_mapping() {
         (|c| c.mappings_per_invalidation = 0.0, u64::MAX),
         (|c| c.invalidation_cycles = f64::NAN, u64::MAX),
     ];
-    for (place, (change, wanted)) in cases.into_iter().enumerate() {
+    for (index, (change, wanted)) in cases.into_iter().enumerate() {
         let mut costs = costs;
         change(&mut costs);
-        assert_eq!(costs.threshold(), wanted, "case {place}");
+        assert_eq!(costs.threshold(), wanted, "case {index}");
         // A buffer of that size costs at least as much to copy; one page less, less.
         let copy = |bytes: u64| bytes as f64 * costs.copy_cycles_per_byte;
         let map = |bytes: u64| {
@@ -190,10 +190,10 @@ fn the_threshold_is_where_a_copy_costs_as_much_as_a_mapping() {
                 + (bytes / PAGE) as f64 * costs.page_cycles
         };
         if wanted < u64::MAX {
-            assert!(copy(wanted) >= map(wanted), "case {place}");
+            assert!(copy(wanted) >= map(wanted), "case {index}");
             assert!(
                 wanted == PAGE || copy(wanted - PAGE) < map(wanted - PAGE),
-                "case {place}"
+                "case {index}"
             );
         }
     }

@@ -18,9 +18,9 @@ const US: u64 = 1_000;
 
 /// The scattered pages of buffer `number`: no two are adjacent.
 fn scattered(number: u64, pages: u64) -> Vec<PhysRange> {
-    let page = |place| 0x1000 + 2 * (number * pages + pages - place);
+    let page = |index| 0x1000 + 2 * (number * pages + pages - index);
     (0..pages)
-        .map(|place| memory(page(place) * PAGE, PAGE))
+        .map(|index| memory(page(index) * PAGE, PAGE))
         .collect()
 }
 

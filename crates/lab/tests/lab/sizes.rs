@@ -155,13 +155,13 @@ proptest! {
         }
         let usage = usage(&plan);
         for (_, _, direction, ring) in usage.rings() {
-            let place = usize::from(direction == TX);
+            let index = usize::from(direction == TX);
             for (choice, need) in [
                 (SlotChoice::Tail, ring.in_order_need),
                 (SlotChoice::NextFree, ring.any_order_need),
             ] {
                 prop_assert!(need <= ring.in_order_need && ring.any_order_need <= ring.rule());
-                let at = |slots: u64| both(choice, &plan, &planner, slots as u32)[place].0;
+                let at = |slots: u64| both(choice, &plan, &planner, slots as u32)[index].0;
                 prop_assert_eq!(at(need), Stalls::default(), "{:?} of {}", choice, need);
                 if need > 1 {
                     prop_assert_ne!(at(need - 1), Stalls::default(), "{:?} of one less", choice);

@@ -72,8 +72,8 @@ pub(crate) fn trace(devices: u32, maps: u32, seed: u64) -> String {
             "dma_unmap_phys: {device} dir={direction} dma_addr={iova:x} size={size} attrs="
         ));
         if live.len() > 24 {
-            let place = next(8) as usize;
-            line(&mut text, live.remove(place));
+            let index = next(8) as usize;
+            line(&mut text, live.remove(index));
         }
     }
     for unmap in live {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::bursts::{Burst, OpenBursts};
-use super::{Bursts, Flow, Histogram, place};
+use super::{Bursts, Flow, Histogram, bucket};
 
 /// State of one flow during the read.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl FlowState {
         };
         let mut by_length = Histogram::default();
         for (length, bursts) in &self.bursts {
-            by_length[place(*length)] += bursts;
+            by_length[bucket(*length)] += bursts;
         }
         self.flow.bursts = Bursts {
             by_length,

@@ -3,7 +3,7 @@
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 use rustc_hash::FxHashMap;
 
-use super::{Histogram, Pages, place};
+use super::{Histogram, Pages, bucket};
 use crate::runs::Runs;
 
 /// Longest range whose pages are stored one by one; longer ranges are stored by their ends. A line
@@ -50,7 +50,7 @@ impl PageSet {
         };
         let mut by_touches = Histogram::default();
         for touches in self.seen.values() {
-            by_touches[place(u64::from(*touches))] += 1;
+            by_touches[bucket(u64::from(*touches))] += 1;
         }
         Pages {
             by_touches,

@@ -200,7 +200,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn place(
+    fn rename(
         arena: &mut ReplayArena,
         start: u64,
         bytes: u64,
@@ -221,39 +221,39 @@ mod tests {
     fn low_addresses_stay_and_high_ones_move_for_good() {
         let mut arena = ReplayArena::default();
         assert_eq!(
-            place(&mut arena, 5 * GIB + 7, 100),
+            rename(&mut arena, 5 * GIB + 7, 100),
             Ok((vec![(5 * GIB + 7, 100)], false))
         );
-        let high = place(&mut arena, 1000 * GIB + 7, 100);
+        let high = rename(&mut arena, 1000 * GIB + 7, 100);
         assert_eq!(high, Ok((vec![(65 * GIB + 7, 100)], true)));
-        assert_eq!(place(&mut arena, 1000 * GIB + 7, 100), high);
+        assert_eq!(rename(&mut arena, 1000 * GIB + 7, 100), high);
         // Its neighbours stay adjacent, above and below, so buffers across a boundary stay
         // contiguous.
         assert_eq!(
-            place(&mut arena, 1001 * GIB - 10, 20),
+            rename(&mut arena, 1001 * GIB - 10, 20),
             Ok((vec![(66 * GIB - 10, 20)], true))
         );
         assert_eq!(
-            place(&mut arena, 1000 * GIB - 4096, 8192),
+            rename(&mut arena, 1000 * GIB - 4096, 8192),
             Ok((vec![(65 * GIB - 4096, 8192)], true))
         );
         // Renamed granules never take the address of a granule that keeps its own.
         for granule in [0, 63] {
             assert_eq!(
-                place(&mut arena, granule * GIB, 1),
+                rename(&mut arena, granule * GIB, 1),
                 Ok((vec![(granule * GIB, 1)], false))
             );
         }
-        let next = place(&mut arena, 65 * GIB, 1);
+        let next = rename(&mut arena, 65 * GIB, 1);
         assert!(next.is_ok_and(|(parts, renamed)| renamed && parts[0].0 > 66 * GIB));
     }
 
     #[test]
     fn a_buffer_across_64_gib_stays_whole() {
         let mut arena = ReplayArena::default();
-        place(&mut arena, 700 * GIB, 1).unwrap();
+        rename(&mut arena, 700 * GIB, 1).unwrap();
         assert_eq!(
-            place(&mut arena, 64 * GIB - 10, 20),
+            rename(&mut arena, 64 * GIB - 10, 20),
             Ok((vec![(64 * GIB - 10, 20)], false))
         );
     }
@@ -264,9 +264,9 @@ mod tests {
         // 1000 to 1003 are at 65 to 68, 2000 at 70 and its predecessor at 69, so 1004 cannot follow
         // 1003.
         for granule in [1000, 1001, 1002, 1003, 2000, 1999] {
-            place(&mut arena, granule * GIB, 1).unwrap();
+            rename(&mut arena, granule * GIB, 1).unwrap();
         }
-        let torn = place(&mut arena, 1004 * GIB - 10, 20);
+        let torn = rename(&mut arena, 1004 * GIB - 10, 20);
         assert_eq!(torn, Ok((vec![(69 * GIB - 10, 10), (72 * GIB, 10)], true)));
     }
 
@@ -278,7 +278,7 @@ mod tests {
         let order = (0..1024).map(|n| (n * 37) % 1024);
         let mut refused = 0;
         for granule in order {
-            match place(&mut arena, granule * GIB, 1) {
+            match rename(&mut arena, granule * GIB, 1) {
                 Ok((parts, _)) => assert!(seen.insert(parts[0].0)),
                 Err(OutOfGranules) => refused += 1,
             }
@@ -287,7 +287,7 @@ mod tests {
         assert!(seen.iter().all(|&start| start < ARENA_BYTES));
         assert_eq!(arena.fresh(1), Err(NoFrames::OutOfGranules));
         assert!(
-            place(&mut arena, 37 * GIB, 1).is_ok(),
+            rename(&mut arena, 37 * GIB, 1).is_ok(),
             "known ones still work"
         );
     }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn the_end_of_the_address_space_is_no_trap() {
         let mut arena = ReplayArena::default();
-        let (parts, _) = place(&mut arena, u64::MAX - 9, 10).unwrap();
+        let (parts, _) = rename(&mut arena, u64::MAX - 9, 10).unwrap();
         assert_eq!(parts, [(66 * GIB - 10, 10)]);
         let mut out = Vec::new();
         let all = PhysRange::inclusive(PhysAddr::ZERO, PhysAddr::new(u64::MAX)).unwrap();

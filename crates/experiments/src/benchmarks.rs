@@ -108,8 +108,8 @@ fn cycles_of(
     packets: u64,
 ) -> Result<Vec<(&'static str, Measured)>, LabError> {
     let of = |(mode, costs): (&'static str, &Vec<Cost>)| {
-        let place = WITHOUT_LISTS.iter().position(|(name, _)| *name == mode);
-        let aged = place.and_then(|place| aged.get(place));
+        let index = WITHOUT_LISTS.iter().position(|(name, _)| *name == mode);
+        let aged = index.and_then(|index| aged.get(index));
         Ok((mode, per_frame(&last(costs)?, aged, price, packets)))
     };
     MODES.into_iter().zip(costs).map(of).collect()
@@ -191,7 +191,7 @@ mod tests {
     fn costs_of_the_workloads_have_their_histories() {
         // Each mode has a cost of its own.
         let costs = [900.0, 800.0, 700.0, 600.0, 500.0, 400.0];
-        let modes: [_; 6] = std::array::from_fn(|place| (MODES[place], costs[place]));
+        let modes: [_; 6] = std::array::from_fn(|index| (MODES[index], costs[index]));
         let calls = |alloc| CallCycles { alloc, free: 9.0 };
         let history = |fresh, aged, steps| HistoryCost {
             steps,

@@ -57,7 +57,7 @@ pub struct Protection {
     pub options: &'static [&'static str],
     /// End of a device's access.
     pub promise: Promise,
-    /// Mode of the rIOMMU paper whose place it takes.
+    /// Mode of the rIOMMU paper that it stands for.
     pub paper: Option<&'static str>,
 }
 

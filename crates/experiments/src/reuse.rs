@@ -108,11 +108,11 @@ impl ReuseCounter {
     /// Counts the maps and unmaps of a chunk. Coherent mappings do not count.
     pub(super) fn add(&mut self, chunk: &Chunk) {
         for op in &chunk.ops {
-            let place = op.device.index();
-            if self.devices.len() <= place {
-                self.devices.resize_with(place + 1, || None);
+            let index = op.device.index();
+            if self.devices.len() <= index {
+                self.devices.resize_with(index + 1, || None);
             }
-            let Some(slot) = self.devices.get_mut(place) else {
+            let Some(slot) = self.devices.get_mut(index) else {
                 continue;
             };
             let Nanos(now) = op.time;
@@ -153,9 +153,9 @@ impl ReuseCounter {
             .devices
             .iter()
             .enumerate()
-            .filter_map(|(place, device)| {
+            .filter_map(|(index, device)| {
                 let device = device.as_ref()?;
-                let device_name = names.get(place).map_or("?", String::as_str);
+                let device_name = names.get(index).map_or("?", String::as_str);
                 Some(ReuseRow {
                     source: format!("{trace} {device_name}"),
                     seconds: device.now.saturating_sub(device.begun) as f64 / 1e9,
@@ -268,12 +268,12 @@ mod tests {
         let cycle = |time: u64| (time - begun) / 10_000_000_000;
         let maps = events.iter().enumerate().filter(|(_, event)| event.is_map);
         let (mut creates, mut hits, mut pages) = (0, 0, Vec::new());
-        for (place, map) in maps {
+        for (index, map) in maps {
             creates += 1;
             if !pages.contains(&map.page) {
                 pages.push(map.page);
             }
-            let same = events.iter().take(place);
+            let same = events.iter().take(index);
             let same =
                 same.filter(|event| (event.page, event.direction) == (map.page, map.direction));
             let mut mapped = 0;

@@ -168,16 +168,16 @@ pub(super) fn run_in_turns(
     #[cfg(test)]
     let mut ran = vec![None; subjects.len()];
     let longest = subjects.iter().map(|subject| subject.replicas.len()).max();
-    let blocks = turns(subjects.len(), longest.unwrap_or(0), |place, repetition| {
-        let TimedReplays { subject, replicas } = &mut subjects[place];
+    let blocks = turns(subjects.len(), longest.unwrap_or(0), |index, repetition| {
+        let TimedReplays { subject, replicas } = &mut subjects[index];
         let Some(replica) = replicas.get_mut(repetition) else {
             return Ok(None);
         };
         let mut clock = Clock::blocks();
-        invalidations[place] = replica.drive(plan(subject).0, &parts, &mut clock)?;
+        invalidations[index] = replica.drive(plan(subject).0, &parts, &mut clock)?;
         #[cfg(test)]
         {
-            ran[place] = Some(subject.clone());
+            ran[index] = Some(subject.clone());
         }
         Ok(Some(clock.blocks))
     })?;
@@ -206,8 +206,8 @@ fn turns<T>(
     let mut results: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
     for repetition in 0..repetitions {
         for turn in 0..count {
-            let place = (turn + repetition) % count;
-            results[place].extend(run(place, repetition)?);
+            let index = (turn + repetition) % count;
+            results[index].extend(run(index, repetition)?);
         }
     }
     Ok(results)
@@ -258,9 +258,9 @@ mod tests {
     #[test]
     fn subjects_take_turns_and_keep_their_own_results() {
         let mut order = Vec::new();
-        let results = turns(3, 4, |place, repetition| {
-            order.push(place);
-            Ok((place != 2 || repetition < 2).then_some((place, repetition)))
+        let results = turns(3, 4, |index, repetition| {
+            order.push(index);
+            Ok((index != 2 || repetition < 2).then_some((index, repetition)))
         });
         assert_eq!(
             results.unwrap(),

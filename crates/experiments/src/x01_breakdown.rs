@@ -325,8 +325,8 @@ mod tests {
         assert!((riommu.modelled_part.unwrap() - wanted).abs() < 1e-9);
         assert!(riommu.measured_part.unwrap() > 0.0, "{riommu:?}");
         // Both are the measured ones in the first stage. Strict is that of Table 1 after five more.
-        let stage = |place: usize| {
-            let row = &found.rows[found.rows.len() - 8 + place];
+        let stage = |index: usize| {
+            let row = &found.rows[found.rows.len() - 8 + index];
             row.measured.unwrap().median
         };
         let total = row(&found.rows, "strict: map and unmap");

@@ -345,10 +345,10 @@ fn with_clflush(
         ratios.push(format!("{:.2} over {name}", ratio.median));
         let what = format!("throughput with CLFLUSH, riommu / {name}");
         let cell = MLX_STREAM.throughput[Variant::Coherent as usize];
-        let place = BASELINES
+        let index = BASELINES
             .iter()
             .position(|baseline| baseline.name() == *name);
-        let printed = place.and_then(|place| cell.get(place)).copied();
+        let printed = index.and_then(|index| cell.get(index)).copied();
         let row = FindingRow::new(what, "", ratio);
         let printed =
             Published::derived(printed.unwrap_or(f64::NAN), "riommu_table2.csv, mlx stream");

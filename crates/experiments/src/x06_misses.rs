@@ -84,7 +84,7 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
     // Interleave the choices, so that disturbances on the CPU affect both. The first round of each
     // warms the caches and does not count.
     for round in 0..=amount.repetitions {
-        for (place, choice) in choices.iter_mut().enumerate() {
+        for (index, choice) in choices.iter_mut().enumerate() {
             // Send one uncounted frame first, so that misses that the other choice causes do not
             // count.
             let mut bus = Bus::new(&mut machine.iommu.hardware.unit, &*arena, ());
@@ -98,9 +98,9 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
             let spent = clock().saturating_sub(begin);
             if round > 0 {
                 let now = machine.iommu.hardware.unit.stats();
-                counted[place].iotlb_misses += now.iotlb_misses - before.iotlb_misses;
-                counted[place].walk_references += now.walk_references - before.walk_references;
-                times[place].push(spent as f64 / amount.frames as f64);
+                counted[index].iotlb_misses += now.iotlb_misses - before.iotlb_misses;
+                counted[index].walk_references += now.walk_references - before.walk_references;
+                times[index].push(spent as f64 / amount.frames as f64);
             }
         }
     }
@@ -113,11 +113,11 @@ fn sent<S: Space, F: FlushPolicy<S, Buffer>>(
     };
     pool.close(&mut api).map_err(|_| failed())?;
     let frames = (amount.frames * amount.repetitions as u64).max(1) as f64;
-    Ok([0, 1].map(|place| {
-        let Median { middle, spread } = median(&times[place]);
+    Ok([0, 1].map(|index| {
+        let Median { middle, spread } = median(&times[index]);
         SendCost {
-            misses: counted[place].iotlb_misses as f64 / frames,
-            references: counted[place].walk_references as f64 / frames,
+            misses: counted[index].iotlb_misses as f64 / frames,
+            references: counted[index].walk_references as f64 / frames,
             cycles: middle,
             spread,
         }

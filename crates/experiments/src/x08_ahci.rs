@@ -106,9 +106,9 @@ fn out_of_order(run: &Run) -> f64 {
             Step::Unmap { id, direction, .. } => {
                 let alive = &mut alive[ringfence_lab::ring::ring_index(direction)];
                 unmaps += 1;
-                if let Some(place) = alive.iter().position(|live| *live == id.0) {
-                    out += u64::from(place > 0);
-                    alive.remove(place);
+                if let Some(position) = alive.iter().position(|live| *live == id.0) {
+                    out += u64::from(position > 0);
+                    alive.remove(position);
                 }
             }
             Step::EndBurst { .. }
@@ -228,7 +228,7 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
 /// emulated drive.
 fn recorded(setting: &Setting, found: &mut Findings) {
     let all = summarise(&setting.recorded);
-    // A trace identifies a device only by its file name and its place on the bus.
+    // A trace identifies a device only by its file name and its address on the bus.
     let ports = all.iter().filter(|one| one.source.contains("ahci"));
     let mut count = 0;
     for port in ports.filter(|port| port.first_misses >= USES) {

@@ -155,8 +155,8 @@ fn table_8(found: &mut Findings) -> Result<(), LabError> {
     let sheet = Sheet::named("pviommu_table8_space")?;
     for row in space(HEADER_AS_PUBLISHED) {
         let cell = |column: &str| sheet.printed(&[("node", row.kind.name())], column);
-        for (side, place) in [("inner", 0), ("leaf", 1)] {
-            let of = |values: &[f64; 2]| values.get(place).copied().unwrap_or(f64::NAN);
+        for (side, index) in [("inner", 0), ("leaf", 1)] {
+            let of = |values: &[f64; 2]| values.get(index).copied().unwrap_or(f64::NAN);
             let bytes = row.bytes.map(|bytes| bytes as f64);
             for (what, value, column) in [
                 ("bytes", of(&bytes), format!("{side}_bytes")),

@@ -143,15 +143,15 @@ impl Diff {
     pub fn of(before: &str, after: &str) -> Result<Self, (usize, DiffError)> {
         let before = rows(before).map_err(|e| (0, e))?;
         let after = rows(after).map_err(|e| (1, e))?;
-        let mut places: HashMap<(&str, &str), VecDeque<usize>> = HashMap::new();
-        for (place, (trace, mode, _)) in after.iter().enumerate() {
-            places.entry((trace, mode)).or_default().push_back(place);
+        let mut indices: HashMap<(&str, &str), VecDeque<usize>> = HashMap::new();
+        for (index, (trace, mode, _)) in after.iter().enumerate() {
+            indices.entry((trace, mode)).or_default().push_back(index);
         }
         let mut diff = Self::default();
         for (trace, mode, old) in &before {
-            let same = places.get_mut(&(trace.as_str(), mode.as_str()));
+            let same = indices.get_mut(&(trace.as_str(), mode.as_str()));
             let same = same.and_then(VecDeque::pop_front);
-            match same.and_then(|place| after.get(place)) {
+            match same.and_then(|index| after.get(index)) {
                 Some((_, _, new)) => {
                     let row = RowDiff::of(trace.clone(), mode.clone(), old, new);
                     diff.rows.push(row);
@@ -159,9 +159,9 @@ impl Diff {
                 None => diff.only_before.push(format!("{trace} {mode}")),
             }
         }
-        let mut rest: Vec<usize> = places.into_values().flatten().collect();
+        let mut rest: Vec<usize> = indices.into_values().flatten().collect();
         rest.sort_unstable();
-        let rest = rest.into_iter().filter_map(|place| after.get(place));
+        let rest = rest.into_iter().filter_map(|index| after.get(index));
         let rest = rest.map(|(trace, mode, _)| format!("{trace} {mode}"));
         diff.only_after = rest.collect();
         Ok(diff)

@@ -208,11 +208,11 @@ impl Grid {
         for row in &self.rows {
             let mut line = String::new();
             let mut blanks = 0;
-            for (place, (c, column, width)) in picked.iter().enumerate() {
+            for (index, (c, column, width)) in picked.iter().enumerate() {
                 let cell = row.get(*c).cloned().unwrap_or_default();
                 let fill = width.saturating_sub(cell.text.width());
                 let (before, after) = if column.left { (0, fill) } else { (fill, 0) };
-                blanks += before + if place > 0 { GAP } else { 0 };
+                blanks += before + if index > 0 { GAP } else { 0 };
                 if !cell.text.is_empty() {
                     line.push_str(&" ".repeat(blanks));
                     blanks = 0;

@@ -39,8 +39,8 @@ fn table(report: &Report, rows: &[&Row], gbps: f64) -> Grid {
         let Some(rate) = report.line_rates.iter().find(of_row) else {
             continue;
         };
-        let number = |value: Option<f64>, places: usize| {
-            Cell::new(or_dash(value, |value| format!("{value:.places$}")))
+        let number = |value: Option<f64>, decimals: usize| {
+            Cell::new(or_dash(value, |value| format!("{value:.decimals$}")))
         };
         let count = |value: Option<u32>| Cell::new(or_dash(value, |value| value.to_string()));
         let pages = (row.accesses > 0).then_some(row.accesses as f64);
@@ -129,8 +129,8 @@ mod tests {
     fn each_rate_has_a_table_of_all_modes() {
         let (report, row) = report("cascade-lake-2024", &[400.0, 800.0]);
         let tables = line_rates(&report, &[&row]);
-        let cells = |place: usize| -> Vec<&str> {
-            let row = tables[place].1.rows[0].iter();
+        let cells = |index: usize| -> Vec<&str> {
+            let row = tables[index].1.rows[0].iter();
             row.map(|cell| cell.text.as_str()).collect()
         };
         assert_eq!(

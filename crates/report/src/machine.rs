@@ -35,8 +35,8 @@ pub(super) fn device_side(report: &Report, rows: &[&Row]) -> Option<Grid> {
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
-        let number = |value: Option<f64>, places: usize| {
-            Cell::new(or_dash(value, |value| format!("{value:.places$}")))
+        let number = |value: Option<f64>, decimals: usize| {
+            Cell::new(or_dash(value, |value| format!("{value:.decimals$}")))
         };
         let walk = row
             .misses_per_page

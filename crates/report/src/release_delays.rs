@@ -57,8 +57,8 @@ mod tests {
         };
         assert!(release_delays(&[&fence]).is_none());
         let grid = release_delays(&[&fence, &burst]).unwrap();
-        let texts = |place: usize| -> Vec<&str> {
-            let row = grid.rows[place].iter();
+        let texts = |index: usize| -> Vec<&str> {
+            let row = grid.rows[index].iter();
             row.map(|cell| cell.text.as_str()).collect()
         };
         assert_eq!(texts(0), ["fence", "0", "0", "0", "0", "0"]);

@@ -80,8 +80,8 @@ mod tests {
         assert!(round_trips(&[&row("fence", None)]).is_none());
         let rows = [row("fence", Some(2_600.0)), row("fs", None)];
         let grid = round_trips(&[&rows[0], &rows[1]]).unwrap();
-        let texts = |place: usize| -> Vec<&str> {
-            let row = grid.rows[place].iter();
+        let texts = |index: usize| -> Vec<&str> {
+            let row = grid.rows[index].iter();
             row.map(|cell| cell.text.as_str()).collect()
         };
         assert_eq!(texts(0), ["fence", "300 us", "2.60 us", "0.9%"]);

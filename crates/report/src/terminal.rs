@@ -477,7 +477,7 @@ mod tests {
         });
         row.unmap_cycles = Some(9.0);
         let grid = cost(&[&row]);
-        let texts = [6, 11].map(|place| grid.rows[0][place].text.as_str());
+        let texts = [6, 11].map(|column| grid.rows[0][column].text.as_str());
         assert_eq!(texts, ["<12", "9.0"]);
         // A mode that was not timed has no resolution.
         let untimed = cost(&[&Row::of_run(false, true)]);

@@ -142,8 +142,8 @@ pub(crate) fn ordered_pairs(rows: &[FindingRow]) -> Vec<([&FindingRow; 2], Optio
     });
     let usable: Vec<_> = usable.collect();
     let mut out = Vec::new();
-    for (place, (row, group, printed, measured)) in usable.iter().enumerate() {
-        for (other_row, other_group, other_printed, other) in usable.iter().skip(place + 1) {
+    for (index, (row, group, printed, measured)) in usable.iter().enumerate() {
+        for (other_row, other_group, other_printed, other) in usable.iter().skip(index + 1) {
             let wanted = printed.value - other_printed.value;
             let rounding = printed.rounding + other_printed.rounding;
             let binary = BINARY * printed.value.abs().max(other_printed.value.abs());
@@ -256,8 +256,8 @@ mod tests {
             (vec![row(3.0, 3.1, Above)], Verdict::Reproduced),
             (vec![row(0.0, 0.0, Above)], Verdict::NumbersOff),
         ];
-        for (place, (rows, wanted)) in cases.into_iter().enumerate() {
-            assert_eq!(Verdict::of(&rows), wanted, "case {place}");
+        for (index, (rows, wanted)) in cases.into_iter().enumerate() {
+            assert_eq!(Verdict::of(&rows), wanted, "case {index}");
         }
     }
 
@@ -274,10 +274,10 @@ mod tests {
 
     /// Orders of two rows: the printed texts, the measured medians, and their spreads.
     fn order(printed: [&str; 2], medians: [f64; 2], spreads: [f64; 2]) -> (usize, usize, usize) {
-        let rows = [0, 1].map(|place| {
-            let text = printed[place];
+        let rows = [0, 1].map(|index| {
+            let text = printed[index];
             let value = text.parse().unwrap();
-            let measured = Measured::counted(medians[place]).with_spread(spreads[place]);
+            let measured = Measured::counted(medians[index]).with_spread(spreads[index]);
             FindingRow::new("", "", measured)
                 .beside(Published::new(text, value, "test"))
                 .ordered_within("g")

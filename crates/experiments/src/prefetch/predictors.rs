@@ -183,8 +183,8 @@ fn each_row_has_the_predictions_of_its_predictor() {
         let of = wanted.iter().filter(move |of| of.0 == predictor);
         of.map(|of| of.2).collect::<Vec<Counters>>()
     };
-    for (place, predictor) in Predictor::PREFETCHERS.into_iter().enumerate() {
-        for other in &Predictor::PREFETCHERS[..place] {
+    for (index, predictor) in Predictor::PREFETCHERS.into_iter().enumerate() {
+        for other in &Predictor::PREFETCHERS[..index] {
             assert_ne!(of(predictor), of(*other), "{predictor:?} and {other:?}");
         }
     }

@@ -264,8 +264,8 @@ mod tests {
     fn every_kind_is_classified() {
         // Pages in an irregular order that differs from lap to lap.
         let shuffled = |number: u32| {
-            let (lap, place) = (u64::from(number / 64), u64::from(number % 64));
-            (place * (2 * lap + 1) + lap * 17) % 64
+            let (lap, slot) = (u64::from(number / 64), u64::from(number % 64));
+            (slot * (2 * lap + 1) + lap * 17) % 64
         };
         for (stream, wanted) in [
             (ring(64, 1000, false, |n| u64::from(n % 64)), Kind::Ring),

@@ -122,10 +122,10 @@ impl Sheet {
         };
         let mut rows = self.rows.iter().enumerate();
         match rows.find(|(_, row)| holds(row)) {
-            Some((place, row)) => {
+            Some((index, row)) => {
                 let cell = row.get(column).ok_or(missing)?;
                 // One for the header, and one because line numbers start at 1.
-                Ok((place + 2, cell))
+                Ok((index + 2, cell))
             }
             None => Err(missing),
         }

@@ -237,18 +237,18 @@ pub(super) mod tests {
         let modes = ["strict", "strict+", "defer", "defer+"];
         let columns: Vec<_> = (1..)
             .zip(modes)
-            .map(|(place, mode)| {
-                let place = f64::from(place);
-                let mut of = column(mode, (0.0, 0.0, place / 4.0, 0.0, 0.0, 0.0));
+            .map(|(number, mode)| {
+                let number = f64::from(number);
+                let mut of = column(mode, (0.0, 0.0, number / 4.0, 0.0, 0.0, 0.0));
                 of.parts.cycles = Cycles {
-                    map_iova_alloc: 1000.0 * place,
-                    map_table: 2000.0 * place,
-                    map_other: 4000.0 * place,
-                    unmap_iova_find: 8000.0 * place,
-                    unmap_iova_free: 16_000.0 * place,
-                    unmap_table: 32_000.0 * place,
-                    unmap_invalidation: 64_000.0 * place,
-                    unmap_other: 128_000.0 * place,
+                    map_iova_alloc: 1000.0 * number,
+                    map_table: 2000.0 * number,
+                    map_other: 4000.0 * number,
+                    unmap_iova_find: 8000.0 * number,
+                    unmap_iova_free: 16_000.0 * number,
+                    unmap_table: 32_000.0 * number,
+                    unmap_invalidation: 64_000.0 * number,
+                    unmap_other: 128_000.0 * number,
                     ..Cycles::default()
                 };
                 of
@@ -257,13 +257,13 @@ pub(super) mod tests {
         let mut found = Findings::default();
         tabulate(&columns, 2000.0, &mut found).unwrap();
         let thousands = [1.0, 2.0, 4.0, 7.0, 8.0, 16.0, 32.0, 64.0, 128.0, 248.0];
-        for (place, mode) in modes.into_iter().enumerate() {
-            let times = (place + 1) as f64;
+        for (index, mode) in modes.into_iter().enumerate() {
+            let times = (index + 1) as f64;
             for ((what, cells, invalidates), cycles) in TABLE_1.into_iter().zip(thousands) {
                 let row = row(&found.rows, &format!("{mode}: {what}"));
                 assert_eq!(
                     row.published.as_ref().unwrap().value,
-                    cells[place],
+                    cells[index],
                     "{row:?}"
                 );
                 let measured = row.measured.unwrap();

@@ -113,7 +113,7 @@ fn assert_crosses(rows: &[FindingRow], figure: &Figure) {
     let modes = [
         "strict", "strict+", "defer", "defer+", "riommu-", "riommu", "none",
     ];
-    for (place, mode) in modes.into_iter().enumerate() {
+    for (index, mode) in modes.into_iter().enumerate() {
         let cycles = row(rows, &format!("{mode}: C"));
         let speed = row(rows, &format!("{mode}: throughput by the model"));
         let cross = (
@@ -121,14 +121,14 @@ fn assert_crosses(rows: &[FindingRow], figure: &Figure) {
             speed.measured.unwrap().median,
         );
         assert!((cross.1 - 37_200.0 / cross.0).abs() < 1e-9, "{mode}");
-        assert_eq!(here.points[place].0, cross.0, "{mode}");
-        assert!((here.points[place].1 - cross.1).abs() < 1e-9, "{mode}");
+        assert_eq!(here.points[index].0, cross.0, "{mode}");
+        assert!((here.points[index].1 - cross.1).abs() < 1e-9, "{mode}");
         let printed = printed_crosses()
             .into_iter()
             .find(|(name, _)| *name == mode);
         let (_, printed) = printed.unwrap();
         let printed = (printed.cycles.value, printed.gbps.value);
-        assert_eq!(paper.points[place], printed, "{mode}");
+        assert_eq!(paper.points[index], printed, "{mode}");
         let value = |row: &FindingRow| row.published.as_ref().unwrap().value;
         assert_eq!((value(cycles), value(speed)), printed, "{mode}");
     }

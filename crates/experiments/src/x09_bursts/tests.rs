@@ -118,9 +118,9 @@ fn each_burst_of_the_sweep_has_its_rows_and_points() {
     let bursts = [1, 2, 5, 10, 20, 25, 50, 75, 100, 150, 200, 250, 300, 400];
     let found = found(&Setting::smoke(), |packets| Ok(point(packets))).unwrap();
     let rows = found.rows.iter().filter_map(|row| {
-        let (place, what) = row.quantity.split_once(": ")?;
+        let (prefix, what) = row.quantity.split_once(": ")?;
         let of_point = what.starts_with("map, unmap and share of the invalidation");
-        of_point.then(|| place.strip_prefix("interrupt at ")?.parse::<u32>().ok())?
+        of_point.then(|| prefix.strip_prefix("interrupt at ")?.parse::<u32>().ok())?
     });
     assert!(rows.eq(bursts), "{:?}", found.rows);
     assert_eq!(found.rows.len(), 4 * bursts.len() + 2 + 2);
@@ -131,8 +131,8 @@ fn each_burst_of_the_sweep_has_its_rows_and_points() {
     assert_eq!(found.rows[found.rows.len() - 2..], wanted.rows);
     assert_eq!(found.figures[2..], wanted.figures);
     for line in found.figures[..2].iter().flat_map(|figure| &figure.series) {
-        let places = line.points.iter().map(|point| point.0);
-        assert!(places.eq(bursts.map(f64::from)), "{line:?}");
+        let x_values = line.points.iter().map(|point| point.0);
+        assert!(x_values.eq(bursts.map(f64::from)), "{line:?}");
     }
 }
 

@@ -255,9 +255,9 @@ fn assert_thresholds(rows: &[FindingRow], setting: &Setting) {
         assert_eq!(row.requirement, demand, "{row:?}");
     };
     smallest("receive rings alone", &alone, Requirement::Exact);
-    for (place, shape) in SHAPES.iter().enumerate() {
+    for (index, shape) in SHAPES.iter().enumerate() {
         let runs = runs_of(setting, shape, setting.runs).unwrap();
-        let demand = match place {
+        let demand = match index {
             0 => Requirement::Near,
             _ => Requirement::Shown,
         };

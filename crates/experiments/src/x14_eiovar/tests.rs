@@ -211,20 +211,20 @@ const TABLE_2: [Table2Row; 20] = [
 fn each_row_is_beside_its_own_cell_of_table_2() {
     let mut wanted = Vec::new();
     for (nic, protection, metric, baseline, eiovar) in TABLE_2 {
-        for (place, (name, _)) in BENCHMARKS.into_iter().enumerate() {
+        for (index, (name, _)) in BENCHMARKS.into_iter().enumerate() {
             let plus = format!("{nic} {name}, {protection}+");
             match (metric, name) {
                 ("throughput", _) => wanted.push((
                     format!("{plus} over {protection}: throughput"),
-                    eiovar[place],
+                    eiovar[index],
                 )),
                 ("cpu_pct", "rr") => {}
                 _ => wanted.extend([
                     (
                         format!("{nic} {name}, {protection}: {metric}"),
-                        baseline[place],
+                        baseline[index],
                     ),
-                    (format!("{plus}: {metric}"), eiovar[place]),
+                    (format!("{plus}: {metric}"), eiovar[index]),
                 ]),
             }
         }
@@ -329,12 +329,12 @@ fn searches_are_those_of_the_tree_of_their_protection() {
 fn gains_and_loads_follow_from_the_frame_of_each_adapter_and_benchmark() {
     let cycles = |nic: Nic, benchmark: Benchmark| {
         let of = BENCHMARKS.iter().position(|(_, other)| *other == benchmark);
-        let place = 5 * usize::from(nic == Nic::Brcm) + of.unwrap();
-        let c_none = 1000.0 * (place + 1) as f64;
+        let index = 5 * usize::from(nic == Nic::Brcm) + of.unwrap();
+        let c_none = 1000.0 * (index + 1) as f64;
         let floor = match nic {
             Nic::Mlx => 0.0,
             // Above and below the cycles of most modes.
-            Nic::Brcm => c_none + [1e6, 5e3][place % 2],
+            Nic::Brcm => c_none + [1e6, 5e3][index % 2],
         };
         (c_none, floor)
     };

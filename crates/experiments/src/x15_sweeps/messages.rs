@@ -81,18 +81,18 @@ fn rows(costs: &[(u32, Vec<Measured>)], found: &mut Findings) -> Result<(), LabE
         .collect();
     let mut saturates = None;
     for (message, of_message) in costs {
-        for (place, ((name, _), cost)) in MODES.iter().zip(of_message).enumerate() {
+        for (index, ((name, _), cost)) in MODES.iter().zip(of_message).enumerate() {
             let cycles = c_none + cost.median;
             let (gbps, bound) = throughput(*message, cycles);
-            series[place].points.push((f64::from(*message), gbps));
-            if place == 0 && bound {
+            series[index].points.push((f64::from(*message), gbps));
+            if index == 0 && bound {
                 saturates.get_or_insert(*message);
             }
             let what = format!("{message} bytes: {name}");
             let added = FindingRow::new(format!("{what}, {ADDED}"), "cycles", *cost);
             found.push(added);
             let row = FindingRow::new(what, "Gbit/s", Measured::timed(gbps, cost.spread / cycles));
-            found.push(match (*message, place) {
+            found.push(match (*message, index) {
                 // At 64 bytes the packet rate bounds all four: the paper's E15, which prints no
                 // number, so the row is not judged.
                 (64, _) => row.beside(port_limit()),

@@ -183,8 +183,8 @@ fn both_sweeps_have_their_rows_and_lines() {
         row.and_then(|row| row.measured).unwrap().median
     };
     let steps = CLIENTS.map(steps);
-    for (place, of) in steps.iter().enumerate() {
-        assert!(!steps[..place].contains(of), "{steps:?}");
+    for (index, of) in steps.iter().enumerate() {
+        assert!(!steps[..index].contains(of), "{steps:?}");
     }
     let growth = of(&format!("bursts of at most {RX_FRAMES}, 32 clients over 1"));
     assert_eq!(growth.0, Requirement::Above);

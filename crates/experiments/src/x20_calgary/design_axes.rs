@@ -31,7 +31,7 @@ enum Invalidate {
     Every(u64),
 }
 
-/// The place of the IOTLB.
+/// The location of the IOTLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Location {
     /// In the processor: one IOTLB for all devices, whose walks read the processor's caches.
@@ -242,7 +242,7 @@ fn run(design: Design) -> Result<Counts, LabError> {
     Ok(counts)
 }
 
-/// Drives a design with the IOTLB in each place.
+/// Drives a design with the IOTLB in each location.
 fn at_locations(design: Design) -> Result<[(Location, Counts); 3], LabError> {
     let at = |location| {
         let counts = run(Design { location, ..design })?;

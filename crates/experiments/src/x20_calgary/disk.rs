@@ -273,13 +273,13 @@ mod tests {
                 let lines = [line("IOMMU off", [0.0; 6]), line("IOMMU on", added)];
                 assert_eq!(figure.series, lines, "{}", figure.title);
             }
-            for (kind, place) in [("random", 0), ("sequential, 128 KiB", 5)] {
+            for (kind, index) in [("random", 0), ("sequential, 128 KiB", 5)] {
                 let of = format!("disk, {name}, {kind}: ");
                 let crossed = row(&format!("{of}crossings per command and direction"));
-                assert_eq!(crossed.measured.unwrap().median, costs[place].crossed);
+                assert_eq!(crossed.measured.unwrap().median, costs[index].crossed);
                 for (factor, with) in [(0.5, "0.5"), (1.0, ""), (2.0, "2")] {
-                    let off = rate(scenario, sizes[place], 0.0, factor);
-                    let on = rate(scenario, sizes[place], added[place], factor);
+                    let off = rate(scenario, sizes[index], 0.0, factor);
+                    let on = rate(scenario, sizes[index], added[index], factor);
                     let lost = 100.0 * (1.0 - on.megabytes / off.megabytes);
                     let more = 100.0 * (on.busy / off.busy - 1.0);
                     for (what, value, limit) in [

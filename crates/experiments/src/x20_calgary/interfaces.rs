@@ -161,11 +161,11 @@ mod tests {
             ),
         ] {
             let crossing = profile.crossing_cycles(mode(mode_name).unwrap().owner) as f64;
-            for (place, group) in [1, 32, 64].into_iter().enumerate() {
-                let crossings = per_pair[place];
+            for (index, group) in [1, 32, 64].into_iter().enumerate() {
+                let crossings = per_pair[index];
                 assert_eq!(value(interface, group, "crossings per pair"), crossings);
                 let flushes = value(interface, group, "flushes per pair");
-                assert_eq!(flushes, flushed[place], "{interface} {group}");
+                assert_eq!(flushes, flushed[index], "{interface} {group}");
                 let cycles = value(interface, group, "modelled cycles of a map and an unmap");
                 let wanted = crossings * crossing + flushes * invalidation;
                 assert!((cycles - wanted).abs() < 1e-9, "{interface} {group}");

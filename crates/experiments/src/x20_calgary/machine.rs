@@ -53,7 +53,7 @@ pub(super) fn profile(setting: &Profile) -> Profile {
     }
 }
 
-/// The place of the netperf server.
+/// The system that the netperf server runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scenario {
     /// A kernel without a hypervisor.

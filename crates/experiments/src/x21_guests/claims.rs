@@ -149,15 +149,15 @@ mod tests {
         // A cache that does not save all requests, and one that takes more instructions than none.
         // Each kind is judged.
         for (requests, map_unmap) in [(2.0, 470.0), (0.0, 3600.0)] {
-            for place in [2, 6] {
+            for index in [2, 6] {
                 let mut cells = cells();
-                assert_eq!(cells[place].configuration, Configuration::PviommuRtc);
-                cells[place].counts = Ok(counts(requests, map_unmap));
+                assert_eq!(cells[index].configuration, Configuration::PviommuRtc);
+                cells[index].counts = Ok(counts(requests, map_unmap));
                 let wrong = found(cells).verdict;
                 assert_ne!(
                     wrong,
                     Verdict::Reproduced,
-                    "{place}: {requests} {map_unmap}"
+                    "{index}: {requests} {map_unmap}"
                 );
             }
         }

@@ -153,7 +153,7 @@ fn spread_is_that_of_the_whole_row() {
 
 #[test]
 fn published_tree_loses_pages_and_maps_them_again() {
-    // The tree stores a node's 33rd key outside the array. Each later key takes two places,
+    // The tree stores a node's 33rd key outside the array. Each later key takes two slots,
     // because Insert does not find the newest, so the 48th is also outside (erratum 11).
     for (pages, again) in [(32, 0), (33, 1), (47, 1), (48, 2), (95, 2)] {
         let mut found = Findings::default();

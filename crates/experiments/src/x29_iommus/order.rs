@@ -95,9 +95,9 @@ fn added(of: Published, none: &Published, unit: &str) -> Published {
     Published::new(text, value, of.source).rounded_by(of.rounding + none.rounding)
 }
 
-/// Adds the rows of the modes with a counterpart, for the kernel at `place`.
+/// Adds the rows of the modes with a counterpart, for the kernel at `index`.
 pub(super) fn rows(
-    place: usize,
+    index: usize,
     kernel: &KernelLoads,
     found: &mut Findings,
 ) -> Result<(), LabError> {
@@ -115,7 +115,7 @@ pub(super) fn rows(
                 quantity.name()
             );
             let row = FindingRow::new(what, "", value).beside(quantity.printed(mode)?);
-            found.push(match quantity.groups().get(place) {
+            found.push(match quantity.groups().get(index) {
                 Some(group) => row.ordered_within(group),
                 None => row,
             });

@@ -126,9 +126,9 @@ fn order_of_the_paper_is_judged_in_both_kernels() {
         // The devices of QEMU have a baseline of their own.
         ("none-qemu", &|guest| guest.map_unmap += 1000.0),
     ];
-    for (place, (name, change)) in changes.into_iter().enumerate() {
+    for (index, (name, change)) in changes.into_iter().enumerate() {
         let wrong = changed(name, change);
-        assert_eq!(wrong.verdict, Verdict::Differs, "{place}");
+        assert_eq!(wrong.verdict, Verdict::Differs, "{index}");
     }
 }
 
@@ -192,7 +192,7 @@ fn targets_are_judged() {
     assert_eq!(judged(&slower, what), [Some(true), Some(false)]);
     assert_eq!(slower.verdict, Verdict::OrderingOnly);
     // A burst ends after at least 20 unmaps, and reads take at most 3% more than without an IOMMU.
-    for (what, place, change) in [
+    for (what, load, change) in [
         (
             "riommu-burst: stream, invalidations per unmap",
             2,
@@ -208,7 +208,7 @@ fn targets_are_judged() {
             guest.loads[2].1.invalidations = 0.049 * guest.loads[2].1.unmaps.unwrap();
         });
         assert_eq!(judged(&held, what), [judged(&right, what)[0], Some(true)]);
-        let missed = changed("riommu-burst", |guest| change(&mut guest.loads[place].1));
+        let missed = changed("riommu-burst", |guest| change(&mut guest.loads[load].1));
         assert_eq!(judged(&missed, what)[1], Some(false), "{what}");
     }
     let what = "pool: instructions per map and unmap without the copy, against the target";
@@ -350,7 +350,7 @@ fn failed_guests_have_no_rows() {
         let note = format!("{begin}failed, no answer.");
         assert!(found.notes.contains(&note), "{name}");
     }
-    // Without their baseline, the modes behind QEMU have no place in the order.
+    // Without their baseline, the modes behind QEMU have no position in the order.
     let placed = found.rows.iter().filter(|row| row.group.is_some());
     assert_eq!(placed.count(), 2 * 4);
 }

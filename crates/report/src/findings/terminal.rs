@@ -52,15 +52,15 @@ const MIN_NAME_WIDTH: usize = 28;
 /// second table if the terminal is too narrow.
 fn table(rows: &[FindingRow], style: TableStyle) -> String {
     let all: Vec<usize> = (1..COLUMNS.len()).collect();
-    let widest = |place: usize| {
+    let widest = |column: usize| {
         let cells = rows
             .iter()
-            .filter_map(|row| cells(row).get(place).map(|cell| cell.width()));
-        let name = COLUMNS.get(place).map_or(0, |name| name.width());
+            .filter_map(|row| cells(row).get(column).map(|cell| cell.width()));
+        let name = COLUMNS.get(column).map_or(0, |name| name.width());
         cells.max().unwrap_or(0).max(name) + 2
     };
-    let room = |places: &[usize]| {
-        let taken: usize = places.iter().map(|place| widest(*place)).sum();
+    let room = |columns: &[usize]| {
+        let taken: usize = columns.iter().map(|column| widest(*column)).sum();
         style.width.map(|width| width.saturating_sub(taken))
     };
     if room(&all).is_none_or(|room| room >= MIN_NAME_WIDTH) {
@@ -93,17 +93,17 @@ fn table(rows: &[FindingRow], style: TableStyle) -> String {
     out
 }
 
-/// Formats the columns in `places`, after names of at most `room` letters per line.
+/// Formats the columns at `indices`, after names of at most `room` letters per line.
 fn columns_table(
     rows: &[FindingRow],
-    places: &[usize],
+    indices: &[usize],
     room: Option<usize>,
     style: TableStyle,
 ) -> String {
     let mut columns = vec![Column::left(COLUMNS[0])];
-    let names = places
+    let names = indices
         .iter()
-        .filter_map(|place| COLUMNS.get(*place).copied());
+        .filter_map(|index| COLUMNS.get(*index).copied());
     columns.extend(names.map(|name| Column::right("", name)));
     let mut grid = Grid::new(&columns);
     let narrow = TableStyle {
@@ -126,11 +126,11 @@ fn columns_table(
                 .map(|line| vec![Cell::new(line)])
                 .collect();
             let texts = cells(row);
-            let picked = places.iter().map(|place| {
-                let text = texts.get(*place).cloned().unwrap_or_default();
+            let picked = indices.iter().map(|index| {
+                let text = texts.get(*index).cloned().unwrap_or_default();
                 Cell::toned(
                     text,
-                    if *place == HOLDS {
+                    if *index == HOLDS {
                         holds_style(row)
                     } else {
                         CellStyle::Plain
@@ -209,8 +209,8 @@ fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, styl
     let text = format!("{title} ({source})");
     let blank = vec![Cell::default(); cells.len()];
     let wrapped = wrap(&text, narrow, 0);
-    for (place, line) in wrapped.lines().enumerate() {
-        let mut row = if place == 0 {
+    for (index, line) in wrapped.lines().enumerate() {
+        let mut row = if index == 0 {
             std::mem::take(&mut cells)
         } else {
             blank.clone()

@@ -63,11 +63,11 @@ pub(super) fn powers_of_two(title: &str, x: &'static str, counts: &Histogram) ->
         .iter()
         .take(used)
         .enumerate()
-        .map(|(place, count)| {
-            let from = 1u64 << place;
-            let label = match place {
+        .map(|(bucket, count)| {
+            let from = 1u64 << bucket;
+            let label = match bucket {
                 0 => "1".to_owned(),
-                _ if place == last => format!("{from}+"),
+                _ if bucket == last => format!("{from}+"),
                 _ => format!("{from}-{}", 2 * from - 1),
             };
             (label, *count)

@@ -66,20 +66,20 @@ pub fn report_page(contents: &PageContents<'_>) -> String {
         "<header><h1>Ringfence report</h1>\
          <button type=\"button\" id=\"theme\" hidden>Dark colours</button></header>\n<main>\n",
     );
-    for (place, notes) in report.traces.iter().take(MAX_TRACES).enumerate() {
+    for (index, notes) in report.traces.iter().take(MAX_TRACES).enumerate() {
         let rows = report.rows_of(&notes.trace);
-        let id = format!("trace-{place}");
+        let id = format!("trace-{index}");
         html.open("section", &[("aria-labelledby", &id)]);
         html.element("h2", &[("id", &id)], &headline(notes, &rows));
         verdict::verdict(&mut html, report, contents.matrix, &rows);
-        sections::modes(&mut html, report, place, &rows);
+        sections::modes(&mut html, report, index, &rows);
         sections::components(&mut html, report, &rows);
         sections::windows(&mut html, &rows);
-        if let Some(info) = contents.infos.get(place) {
-            sections::traffic(&mut html, place, info);
+        if let Some(info) = contents.infos.get(index) {
+            sections::traffic(&mut html, index, info);
         }
-        if let Some(sizing) = contents.sizing.traces.get(place) {
-            sections::sizes(&mut html, place, sizing);
+        if let Some(sizing) = contents.sizing.traces.get(index) {
+            sections::sizes(&mut html, index, sizing);
         }
         sections::method(&mut html, report, notes, &rows);
         html.close("section");

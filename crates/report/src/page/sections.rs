@@ -21,7 +21,7 @@ use crate::terminal::{COST, EXPOSURE, cost, omitted, remarks, safety};
 use crate::ways::{WAYS, ways};
 
 /// Writes the table of modes, and cost against exposure.
-pub(super) fn modes(html: &mut Html, report: &Report, place: usize, rows: &[&Row]) {
+pub(super) fn modes(html: &mut Html, report: &Report, index: usize, rows: &[&Row]) {
     html.element("h3", &[], "Cost against exposure");
     if report.repetitions > 0 {
         html.plot("Cost against exposure", &inline_safety(rows));
@@ -65,7 +65,7 @@ pub(super) fn modes(html: &mut Html, report: &Report, place: usize, rows: &[&Row
         _ => recommended(rows, &report.profile),
     };
     let table = SortableTable {
-        id: format!("modes-{place}"),
+        id: format!("modes-{index}"),
         caption: "Modes: cycles of a map and an unmap, relative throughput, and exposure under \
             attack",
         headings: HEADINGS,
@@ -131,7 +131,7 @@ pub(super) fn windows(html: &mut Html, rows: &[&Row]) {
 }
 
 /// Writes the reuse of pages and the bursts of unmaps.
-pub(super) fn traffic(html: &mut Html, place: usize, info: &Info) {
+pub(super) fn traffic(html: &mut Html, index: usize, info: &Info) {
     html.element("h3", &[], "Reuse and bursts");
     let mut lengths = Histogram::default();
     let mut reuse = Histogram::default();
@@ -214,7 +214,7 @@ pub(super) fn traffic(html: &mut Html, place: usize, info: &Info) {
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|a, b| b[2].value().total_cmp(&a[2].value()));
     let table = SortableTable {
-        id: format!("traffic-{place}"),
+        id: format!("traffic-{index}"),
         caption: "Devices by direction: order of unmaps, lengths of bursts, and maps of each page",
         headings: HEADINGS,
         classes: Some(1),
@@ -231,7 +231,7 @@ fn add(sum: &mut Histogram, more: &Histogram) {
 }
 
 /// Writes the sizes of rings and of the IOTLB.
-pub(super) fn sizes(html: &mut Html, place: usize, sizing: &TraceSizing) {
+pub(super) fn sizes(html: &mut Html, index: usize, sizing: &TraceSizing) {
     html.element("h3", &[], "Sizes of rings and of the IOTLB");
     html.element("p", &[], &sizing.recommendation);
     html.markup("<div class=\"pair\">");
@@ -290,7 +290,7 @@ pub(super) fn sizes(html: &mut Html, place: usize, sizing: &TraceSizing) {
     let mut rings: Vec<&RingAdvice> = sizing.rings.iter().collect();
     rings.sort_by_key(|ring| std::cmp::Reverse(ring.maps));
     let table = SortableTable {
-        id: format!("rings-{place}"),
+        id: format!("rings-{index}"),
         caption: "Rings: slots mapped at once (L), slots that bursts withhold (B), slots without \
             a stall, and the N to choose",
         headings: HEADINGS,

@@ -108,8 +108,8 @@ impl SortableTable<'_> {
             html.element("th", &[("scope", "col"), ("class", class)], heading.name);
         }
         html.markup("</tr></thead>\n<tbody>\n");
-        for (place, row) in self.rows.iter().take(MAX_ROWS).enumerate() {
-            let chosen = self.chosen == Some(place);
+        for (index, row) in self.rows.iter().take(MAX_ROWS).enumerate() {
+            let chosen = self.chosen == Some(index);
             html.open("tr", &[("class", if chosen { "chosen" } else { "" })]);
             for (column, cell) in row.iter().enumerate() {
                 self.cell(html, column, cell);
@@ -211,8 +211,8 @@ pub(super) fn grid_table(html: &mut Html, caption: &str, grid: &Grid) {
     html.markup("</tr></thead>\n<tbody>\n");
     for row in grid.rows.iter().take(MAX_ROWS) {
         html.markup("<tr>");
-        for (place, cell) in row.iter().enumerate() {
-            let left = grid.columns.get(place).is_some_and(|column| column.left);
+        for (index, cell) in row.iter().enumerate() {
+            let left = grid.columns.get(index).is_some_and(|column| column.left);
             let class = match (left, cell.tone) {
                 (true, CellStyle::Good) => "good",
                 (true, CellStyle::Bad) => "bad",
@@ -221,7 +221,7 @@ pub(super) fn grid_table(html: &mut Html, caption: &str, grid: &Grid) {
                 (false, CellStyle::Bad) => "number bad",
                 (false, _) => "number",
             };
-            if place == 0 && !cell.text.is_empty() {
+            if index == 0 && !cell.text.is_empty() {
                 html.element("th", &[("scope", "row"), ("class", class)], &cell.text);
             } else {
                 html.element("td", &[("class", class)], &cell.text);

@@ -33,7 +33,7 @@ impl Results {
             processors: 2,
         };
         let mut report = Report::new(MachineProfile::r210_2015(), measured_on, 3, true, &[], &[]);
-        let names: Vec<String> = (0..devices).map(|place| format!("{name}{place}")).collect();
+        let names: Vec<String> = (0..devices).map(|index| format!("{name}{index}")).collect();
         report.traces.push(TraceNotes {
             trace: name.into(),
             devices: names.clone(),

@@ -93,10 +93,10 @@ fn draw(title: &str, rows: &[&Row], profile: &MachineProfile) -> Svg {
     let note = format!("with the cycles modelled by profile {}", profile.name);
     frame(&mut svg, &right, bottom, &note);
 
-    for (place, (row, (measured, total))) in
+    for (index, (row, (measured, total))) in
         rows.iter().zip(measured.iter().zip(&totals)).enumerate()
     {
-        let y = TOP + ROW * place as f64 + (ROW - BAR) / 2.0;
+        let y = TOP + ROW * index as f64 + (ROW - BAR) / 2.0;
         let base = y + BAR - 3.5;
         svg.text(LEFT - 8.0, base, Anchor::End, "strong", &row.mode);
         let segments: Vec<(f64, String)> = parts(row)

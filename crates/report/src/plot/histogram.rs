@@ -17,8 +17,8 @@ pub(crate) fn histogram(title: &str, x: &'static str, bars: &[(String, u64)]) ->
     let most = bars.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let up = Linear::reaching(most as f64, 0.0, PLOT - 18.0);
     let each = (WIDTH - LEFT - RIGHT) / bars.len().max(1) as f64;
-    for (place, (label, number)) in bars.iter().enumerate() {
-        let from = LEFT + place as f64 * each;
+    for (index, (label, number)) in bars.iter().enumerate() {
+        let from = LEFT + index as f64 * each;
         let height = up.at(*number as f64);
         let width = (each * 0.8).min(60.0);
         let middle = from + each / 2.0;
@@ -28,7 +28,7 @@ pub(crate) fn histogram(title: &str, x: &'static str, bars: &[(String, u64)]) ->
             svg.text(middle, bottom - height - 5.0, Anchor::Middle, "", &text);
         }
         // Labels of many bars alternate between two lines.
-        let line = if bars.len() > 6 { place % 2 } else { 0 };
+        let line = if bars.len() > 6 { index % 2 } else { 0 };
         let y = bottom + 15.0 + 12.0 * line as f64;
         svg.text(middle, y, Anchor::Middle, "faint", label);
     }

@@ -92,14 +92,14 @@ pub(crate) fn inline_lines(figure: &Figure) -> InlineSvg {
 
 fn draw(figure: &Figure) -> Svg {
     // Lay out the legend first: its number of lines determines the top of the plot.
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     let (mut x, mut line) = (LEFT, 0.0);
     for series in &figure.series {
         let width = 34.0 + text_width(&series.name);
         if x + width > WIDTH - RIGHT && x > LEFT {
             (x, line) = (LEFT, line + 1.0);
         }
-        places.push((x, LEGEND_LINE + line * LEGEND_LINE));
+        positions.push((x, LEGEND_LINE + line * LEGEND_LINE));
         x += width;
     }
     let top = (line + 2.0) * LEGEND_LINE + 20.0;
@@ -137,9 +137,9 @@ fn draw(figure: &Figure) -> Svg {
     svg.text(middle, bottom + 36.0, Anchor::Middle, "faint", figure.x);
     svg.text(14.0, top - 12.0, Anchor::Start, "faint", figure.y);
 
-    for (place, (series, (x, y))) in figure.series.iter().zip(places).enumerate() {
-        let class = format!("series s{}", place % COLOURS.len());
-        let dashes = DASHES[place / COLOURS.len() % DASHES.len()];
+    for (index, (series, (x, y))) in figure.series.iter().zip(positions).enumerate() {
+        let class = format!("series s{}", index % COLOURS.len());
+        let dashes = DASHES[index / COLOURS.len() % DASHES.len()];
         if let Some(dashes) = dashes {
             svg.begin_dashes(dashes);
         }
@@ -224,7 +224,7 @@ mod tests {
             y: "y",
             log_x: false,
             series: (0..21)
-                .map(|place| Series::line(format!("line {place}"), points()))
+                .map(|index| Series::line(format!("line {index}"), points()))
                 .collect(),
         };
         let drawn = lines(&figure);

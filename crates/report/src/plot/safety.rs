@@ -265,8 +265,8 @@ fn free_label_position(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
     // band.
     let down = if y > TOP + LOG { 1.0 } else { -1.0 };
     let shifts = (0..12).flat_map(|n| [f64::from(n) * down, f64::from(-n) * down]);
-    let mut places = shifts.flat_map(|shift| [at(1.0, shift), at(-1.0, shift)]);
-    places.find(fits).unwrap_or_else(|| at(1.0, 0.0))
+    let mut positions = shifts.flat_map(|shift| [at(1.0, shift), at(-1.0, shift)]);
+    positions.find(fits).unwrap_or_else(|| at(1.0, 0.0))
 }
 
 #[cfg(test)]
@@ -291,9 +291,9 @@ mod tests {
             Safety::OwnPool,
             Safety::Strict,
         ];
-        for (place, safety) in classes.into_iter().enumerate() {
+        for (index, safety) in classes.into_iter().enumerate() {
             assert!(legend.contains(&format!("class=\"{safety}\"")), "{safety}");
-            let others = classes[..place].iter();
+            let others = classes[..index].iter();
             assert!(others.clone().all(|other| shape(*other) != shape(safety)));
         }
         assert_eq!(shape(Safety::ByteGranular), shape(Safety::Strict));

@@ -45,8 +45,8 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
             svg.text(x, TOP - 8.0, Anchor::Middle, "faint", &count(tick.into()));
         }
     }
-    for (place, row) in rows.iter().enumerate() {
-        let y = TOP + ROW * (place as f64 + 0.5);
+    for (index, row) in rows.iter().enumerate() {
+        let y = TOP + ROW * (index as f64 + 0.5);
         svg.text(LEFT - 10.0, y + 4.0, Anchor::End, "strong", &row.mode);
         let Some(mean_len) = row.search_steps_mean else {
             continue;

@@ -172,8 +172,8 @@ fn sweep(trace: &TraceSizing) -> Grid {
         Column::right(ANY, "no slot"),
     ]);
     for ring in &trace.rings {
-        for (place, point) in ring.sweep.iter().enumerate() {
-            let name = match place {
+        for (index, point) in ring.sweep.iter().enumerate() {
+            let name = match index {
                 0 => format!("{} {}", ring.device, ring.direction),
                 _ => String::new(),
             };
@@ -226,8 +226,8 @@ pub(crate) fn iotlb(advice: &[IotlbAdvice]) -> Grid {
     columns.extend(["16", "64", "256", "1024", "4096"].map(|name| Column::right(HITS, name)));
     let mut grid = Grid::new(&columns);
     for mode in advice {
-        for (place, ways) in WAYS.into_iter().enumerate() {
-            let mut cells = match place {
+        for (index, ways) in WAYS.into_iter().enumerate() {
+            let mut cells = match index {
                 0 => vec![
                     Cell::toned(&mode.mode, CellStyle::Strong),
                     Cell::new(count(mode.lookups)),

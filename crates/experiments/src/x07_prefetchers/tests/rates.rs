@@ -143,9 +143,9 @@ fn a_summary_has_the_rates_of_its_predictors() {
         riotlb_mispredicted: 16,
     };
     assert_eq!(found, wanted);
-    for (place, rate) in [(0, 0.07), (3, 0.08), (4, 0.09)] {
-        rows[place].first_hit_rate = rate;
-        assert_eq!(summary(&rows).best_baseline, rate, "{place}");
+    for (index, rate) in [(0, 0.07), (3, 0.08), (4, 0.09)] {
+        rows[index].first_hit_rate = rate;
+        assert_eq!(summary(&rows).best_baseline, rate, "{index}");
     }
 }
 

@@ -125,7 +125,7 @@ fn rows_of_sets_ways_and_locations() {
         ["misses", "wait"].map(|of| value(&format!("IOMMU in the {location}: {of} per access")))
     };
     let [core, chip, device] = ["core", "chip", "device"].map(at);
-    // One IOTLB for both devices, which misses as often in either place and waits differently.
+    // One IOTLB for both devices, which misses as often in either location and waits differently.
     assert_eq!(core[0], 4726.0 / 12226.0);
     assert_eq!(chip[0], core[0]);
     assert_eq!(core[1], 100.0 * core[0]);
@@ -137,14 +137,14 @@ fn rows_of_sets_ways_and_locations() {
     assert!(device[1] > chip[1] && device[0] >= chip[0], "{device:?}");
 }
 
-/// The places of the IOTLB miss as often in the rows, because each ring fits its share. With a
-/// flush at each unmap they do not: each place has the counts of its own run.
+/// The IOTLB misses as often in each location in the rows, because each ring fits its share. With
+/// a flush at each unmap it does not: each location has the counts of its own run.
 #[test]
 fn each_location_has_its_own_counts() {
     let [(core, of_core), (chip, of_chip), (device, of_device)] = at_locations(BASE).unwrap();
-    let places = [Location::Core, Location::Chip, Location::Device];
-    assert_eq!([core, chip, device], places);
-    let [core, chip, device] = places.map(|location| run(Design { location, ..BASE }).unwrap());
+    let locations = [Location::Core, Location::Chip, Location::Device];
+    assert_eq!([core, chip, device], locations);
+    let [core, chip, device] = locations.map(|location| run(Design { location, ..BASE }).unwrap());
     assert_eq!([of_core, of_chip, of_device], [core, chip, device]);
     assert_ne!(of_chip, of_device);
 }

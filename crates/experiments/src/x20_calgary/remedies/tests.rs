@@ -78,9 +78,9 @@ fn assert_same(found: &[RemedyRow], wanted: &[RemedyRow]) {
     assert_eq!(found.len(), wanted.len());
 }
 
-/// A cost whose numbers all differ from those of other places.
-fn cost_by_hand(place: usize) -> ModeCost {
-    let unit = (place + 1) as f64;
+/// A cost whose numbers all differ from those of other indices.
+fn cost_by_hand(index: usize) -> ModeCost {
+    let unit = (index + 1) as f64;
     ModeCost {
         measured: 100.0 * unit,
         spread: 10.0,
@@ -88,8 +88,8 @@ fn cost_by_hand(place: usize) -> ModeCost {
         crossings: 500.0 + 7.0 * unit,
         crossed: 0.01 * unit,
         flushed: 0.002 * unit,
-        reached: 40 + place as u64,
-        window_ns: 1_000_000 * (place as u64 + 1),
+        reached: 40 + index as u64,
+        window_ns: 1_000_000 * (index as u64 + 1),
         ran: None,
     }
 }
@@ -99,7 +99,7 @@ fn cost_by_hand(place: usize) -> ModeCost {
 fn rows_of_the_remedies_follow_from_their_costs() {
     use Requirement::{AtLeast, AtMost, Exact};
     let by_remedy: Vec<_> = (0..12)
-        .map(|place| (SLIDES[place].0, cost_by_hand(place)))
+        .map(|index| (SLIDES[index].0, cost_by_hand(index)))
         .collect();
     let mut found = Findings::with_method("test");
     add(&mut found, &by_remedy);

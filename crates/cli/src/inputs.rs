@@ -74,10 +74,10 @@ impl Input {
             .iter()
             .zip(&short)
             .enumerate()
-            .map(|(place, (input, name))| match input {
+            .map(|(index, (input, name))| match input {
                 Self::File(path) if !unique(name) => {
                     let given = printable(&path.display().to_string()).into_owned();
-                    let again = inputs.iter().take(place).filter(|other| *other == input);
+                    let again = inputs.iter().take(index).filter(|other| *other == input);
                     match again.count() {
                         0 => given,
                         // The same file is given twice: a comparison of a trace with itself.

@@ -128,12 +128,12 @@ pub(crate) struct RemoveOnSignal(PathBuf);
 impl Drop for RemoveOnSignal {
     fn drop(&mut self) {
         let mut state = state();
-        if let Some(place) = state
+        if let Some(index) = state
             .temporary_paths
             .iter()
             .position(|path| *path == self.0)
         {
-            state.temporary_paths.swap_remove(place);
+            state.temporary_paths.swap_remove(index);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Files of a tracefs directory, which root reads and writes.
 //!
-//! The directory is opened once: whoever renames it meanwhile leads no file elsewhere. Links in the
-//! place of its files are not followed.
+//! The directory is opened once: whoever renames it meanwhile leads no file elsewhere. A link
+//! with the name of a file is not followed.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -59,8 +59,8 @@ impl Sample {
     }
 
     fn device(&mut self, name: &str) -> &mut Readings {
-        let place = self.devices.iter().position(|(other, _)| other == name);
-        let at = place.unwrap_or_else(|| {
+        let known = self.devices.iter().position(|(other, _)| other == name);
+        let at = known.unwrap_or_else(|| {
             self.devices.push((name.to_owned(), Readings::default()));
             self.devices.len() - 1
         });

@@ -257,8 +257,8 @@ fn ops(chunk: &Chunk, devices: &Devices) -> Vec<ArrayRef> {
     let (mut starts, mut sizes, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
     let mut texts = StringBuilder::new();
     let mut marks = chunk.marks.iter().peekable();
-    for place in 0..=chunk.ops.len() {
-        while let Some(mark) = marks.next_if(|mark| mark.before_op as usize <= place) {
+    for index in 0..=chunk.ops.len() {
+        while let Some(mark) = marks.next_if(|mark| mark.before_op as usize <= index) {
             times.append_value(mark.time.0);
             events.append_value("mark");
             names.append_null();
@@ -271,7 +271,7 @@ fn ops(chunk: &Chunk, devices: &Devices) -> Vec<ArrayRef> {
             lengths.push(0);
             texts.append_value(&mark.text);
         }
-        let Some(op) = chunk.ops.get(place) else {
+        let Some(op) = chunk.ops.get(index) else {
             break;
         };
         times.append_value(op.time.0);

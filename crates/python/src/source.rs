@@ -1,4 +1,4 @@
-//! The place of a trace, which every pass over it opens again.
+//! The file or bundled sample with a trace, which every pass over the trace opens again.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::error::Failure;
 /// The name of the bundled trace.
 pub(crate) const SAMPLE_NAME: &str = "sample";
 
-/// The place of a trace, and the options to read it.
+/// The file or bundled sample with a trace, and the options to read it.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
     /// Path of the file; `None` for the bundled sample.

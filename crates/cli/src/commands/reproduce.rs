@@ -59,8 +59,8 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     }
     let mut reproduction = Reproduction::new(MeasuredOn::this_machine(), setting.profile.clone());
     let mut interrupted = false;
-    for (place, experiment) in experiments.iter().enumerate() {
-        progress(place, experiments.len(), experiment);
+    for (index, experiment) in experiments.iter().enumerate() {
+        progress(index, experiments.len(), experiment);
         if experiment.id == GUESTS {
             // Do not fetch anything if X21 is only one of all experiments.
             (setting.guests, interrupted) = guests::count(&args.guests, !args.all)?;
@@ -105,9 +105,9 @@ fn recorded(
         return Err(Failure::StdinTwice);
     }
     let names = Input::names(&inputs);
-    for (place, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
+    for (index, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
         if std::io::stderr().is_terminal() {
-            print_status(&format!("trace {}/{} {name}", place + 1, names.len()));
+            print_status(&format!("trace {}/{} {name}", index + 1, names.len()));
         }
         // An input for both experiments is read twice.
         let input = if prefetchers && reused {
@@ -129,10 +129,10 @@ fn recorded(
 }
 
 /// Prints the current experiment to standard error if that is a terminal.
-fn progress(place: usize, count: usize, experiment: &Experiment) {
+fn progress(index: usize, count: usize, experiment: &Experiment) {
     if std::io::stderr().is_terminal() {
         let (id, title) = (experiment.id, experiment.title);
-        print_status(&format!("{}/{count} {id} {title}", place + 1));
+        print_status(&format!("{}/{count} {id} {title}", index + 1));
     }
 }
 

@@ -131,8 +131,8 @@ fn unmeasured_fields_are_null_in_every_format() {
         "violations.total",
         "attack_accesses",
     ] {
-        let place = header.iter().position(|name| *name == field).unwrap();
-        assert_eq!(cells[place], "", "{field}");
+        let column = header.iter().position(|name| *name == field).unwrap();
+        assert_eq!(cells[column], "", "{field}");
     }
     let text = with("--markdown");
     assert!(

@@ -125,8 +125,8 @@ fn a_failed_guest_leaves_its_console_and_nothing_else() {
     let Some(rig) = Rig::new() else { return };
     let output = rig.run("fail");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let place = rig.read("where");
-    let name = Path::new(place.trim()).file_name().unwrap();
+    let directory = rig.read("where");
+    let name = Path::new(directory.trim()).file_name().unwrap();
     assert_eq!(rig.left(), [name.to_str().unwrap()]);
     rig.papers_are_there();
 }

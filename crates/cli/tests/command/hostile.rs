@@ -78,9 +78,9 @@ fn limit_errors_name_line_and_option() {
             };
             let args = [command, low, &[path.as_str()]].concat();
             let text = failed(&ringfence(&args), 1);
-            let place = format!("{path}:{line}: ");
+            let prefix = format!("{path}:{line}: ");
             assert!(
-                text.contains(&place) && text.contains(option),
+                text.contains(&prefix) && text.contains(option),
                 "{args:?}: {text}"
             );
             if command[0] == "trace" {

@@ -30,7 +30,7 @@ const CASES_PER_STOP: u32 = 50;
 /// Longest wait for QEMU's answer, in seconds.
 const REPLY_TIMEOUT_S: i64 = 120;
 const PAGE_BYTES: u64 = 4096;
-/// Possible offsets of the data before its specified place. QEMU places the data before its
+/// Possible offsets of the data before its specified position. QEMU puts the data before its
 /// structure's padding, the specification after it.
 const GAPS: [usize; 2] = [0, 4];
 
@@ -44,7 +44,8 @@ pub(super) struct Comparison {
     random: Random,
     cases_wanted: u32,
     doorbells: u32,
-    /// Offset in bytes of QEMU's data before its specified place, detected before the first case.
+    /// Offset in bytes of QEMU's data before its specified position, detected before the first
+    /// case.
     reply_padding: Option<usize>,
     /// Doorbells that arrived while the guest was being stopped.
     deferred: Vec<Message>,
@@ -167,7 +168,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Reads mapped pages until their bytes show where QEMU places the data in a reply. `None` if
+    /// Reads mapped pages until their bytes show where QEMU puts the data in a reply. `None` if
     /// no page decides.
     fn find_reply_padding(&mut self) -> io::Result<Option<usize>> {
         let ranges: Vec<IovaRange> = self

@@ -73,7 +73,7 @@ impl QemuLink {
 
     /// Requests an access to memory on the device's behalf and returns the request's ID. `data` is
     /// the data to write, or a buffer of the length to read. It starts `gap` bytes before its
-    /// specified place.
+    /// specified position.
     pub(super) fn ask(
         &mut self,
         access: Access,

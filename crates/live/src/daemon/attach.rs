@@ -137,7 +137,7 @@ impl Daemon {
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
-        let place = (slot, name);
+        let slot_and_name = (slot, name);
         let Some(iommu) = iommu else {
             let function = VirtioPci::new(
                 device,
@@ -145,18 +145,18 @@ impl Daemon {
                 DmaAddresses::GuestPhysical,
                 Arc::clone(&counters),
             );
-            return self.attach_at(place, function, counters, log);
+            return self.attach_at(slot_and_name, function, counters, log);
         };
         let added = iommu.add_endpoint(RequesterId::new(slot.address()), &counters);
         let dma = added.map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
         match dma {
             EndpointDma::Software(dma) => {
                 let function = translated(device, *dma, &counters);
-                self.attach_at(place, function, counters, log)
+                self.attach_at(slot_and_name, function, counters, log)
             }
             EndpointDma::Ring(dma) => {
                 let function = translated(device, dma, &counters);
-                self.attach_at(place, function, counters, log)
+                self.attach_at(slot_and_name, function, counters, log)
             }
         }
     }

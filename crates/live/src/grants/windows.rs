@@ -1,4 +1,5 @@
-//! Allocator of window addresses: the places in the process where granted pages are mapped.
+//! Allocator of window addresses: the addresses in the process at which granted pages are
+//! mapped.
 
 /// First address of the first window. Position-independent programs, their heaps, libraries and
 /// stacks lie above [`END`], other programs below `FIRST`.

@@ -101,8 +101,8 @@ impl SavedDevices {
         out.list(self.devices);
         let Writer { mut bytes, fds } = out;
         let count = u32::try_from(fds.len()).unwrap_or(u32::MAX);
-        if let Some(place) = bytes.get_mut(HEADER_BYTES - 4..HEADER_BYTES) {
-            place.copy_from_slice(&count.to_le_bytes());
+        if let Some(field) = bytes.get_mut(HEADER_BYTES - 4..HEADER_BYTES) {
+            field.copy_from_slice(&count.to_le_bytes());
         }
         let sum = crc32c(&bytes);
         bytes.extend(sum.to_le_bytes());

@@ -60,9 +60,9 @@ impl TapLink {
             flags: TAP | NO_INFORMATION,
             unused: [0; 22],
         };
-        let place = request.name.get_mut(..name.len().min(MAX_NAME_BYTES));
-        match place {
-            Some(place) if place.len() == name.len() => place.copy_from_slice(name.as_bytes()),
+        let destination = request.name.get_mut(..name.len().min(MAX_NAME_BYTES));
+        match destination {
+            Some(field) if field.len() == name.len() => field.copy_from_slice(name.as_bytes()),
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();

@@ -180,11 +180,11 @@ pub struct CopyFault;
 /// # Errors
 /// [`CopyFault`] if part of the source is outside the windows, or unmapped.
 pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
-    let place = checked_pointer(from, to.len())?;
+    let source = checked_pointer(from, to.len())?;
     // SAFETY: the source lies within the window addresses, where only guest memory is ever mapped.
     // If it is unmapped, the handler ends the copy. The destination is `to`. Guest memory may
     // change during the copy; bytes have no invalid values.
-    check_complete(unsafe { ringfence_copy(to.as_mut_ptr(), place, to.len()) })
+    check_complete(unsafe { ringfence_copy(to.as_mut_ptr(), source, to.len()) })
 }
 
 /// Copies to the window address `to`. On an error some bytes may have been written.
@@ -192,9 +192,9 @@ pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
 /// # Errors
 /// [`CopyFault`] if part of the destination is outside the windows, unmapped or not writable.
 pub fn write(to: u64, from: &[u8]) -> Result<(), CopyFault> {
-    let place = checked_pointer(to, from.len())?;
+    let destination = checked_pointer(to, from.len())?;
     // SAFETY: as in `read`, with the window as the destination. No Rust object lies there.
-    check_complete(unsafe { ringfence_copy(place.cast_mut(), from.as_ptr(), from.len()) })
+    check_complete(unsafe { ringfence_copy(destination.cast_mut(), from.as_ptr(), from.len()) })
 }
 
 fn checked_pointer(at: u64, bytes: usize) -> Result<*const u8, CopyFault> {

@@ -284,7 +284,7 @@ proptest! {
             client.descriptor(0, HEADER, 16, NEXT, 1);
             let mut at = DATA;
             let mut index = 1;
-            let mut places = Vec::new();
+            let mut buffers = Vec::new();
             for sectors in &pieces {
                 let bytes = sectors * 512;
                 client.descriptor(
@@ -295,16 +295,16 @@ proptest! {
                     index + 1,
                 );
                 client.poke(at, &vec![fill ^ index as u8; bytes as usize]);
-                places.push((at, bytes as usize));
+                buffers.push((at, bytes as usize));
                 // Leave gaps between the pieces.
                 at += u64::from(bytes) + 64;
                 index += 1;
             }
             client.descriptor(index, STATUS, 1, WRITE, 0);
-            let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
+            let total: usize = buffers.iter().map(|(_, bytes)| bytes).sum();
             let start = sector as usize * 512;
             let fits = start + total <= model.len();
-            let contents: Vec<u8> = places
+            let contents: Vec<u8> = buffers
                 .iter()
                 .flat_map(|(at, bytes)| client.peek(*at, *bytes))
                 .collect();
@@ -314,7 +314,7 @@ proptest! {
             if fits && write {
                 model[start..start + total].copy_from_slice(&contents);
             } else if fits {
-                let read: Vec<u8> = places
+                let read: Vec<u8> = buffers
                     .iter()
                     .flat_map(|(at, bytes)| client.peek(*at, *bytes))
                     .collect();

@@ -9,16 +9,16 @@ use ringfence_live::link::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-struct Place(PathBuf);
+struct SocketPath(PathBuf);
 
-impl Place {
+impl SocketPath {
     fn new(name: &str) -> Self {
         let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
         Self(made.keep().join("socket"))
     }
 }
 
-impl Drop for Place {
+impl Drop for SocketPath {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
     }
@@ -47,11 +47,11 @@ fn ready(link: &impl NetLink, input: bool, output: bool) -> bool {
 }
 
 /// Returns a listening link and its first peer.
-fn listening(place: &Place) -> (StreamLink, UnixStream) {
-    let mut link = StreamLink::open(&place.0).unwrap();
+fn listening(path: &SocketPath) -> (StreamLink, UnixStream) {
+    let mut link = StreamLink::open(&path.0).unwrap();
     assert_eq!(link.send(&[1; 60]), SendOutcome::Lost, "nobody is there");
     assert!(!ready(&link, true, false));
-    let peer = UnixStream::connect(&place.0).unwrap();
+    let peer = UnixStream::connect(&path.0).unwrap();
     assert!(ready(&link, true, false));
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing), "taken in");
     assert!(link.connected());
@@ -60,8 +60,8 @@ fn listening(place: &Place) -> (StreamLink, UnixStream) {
 
 #[test]
 fn frames_cross_a_stream() {
-    let place = Place::new("cross");
-    let (mut link, mut peer) = listening(&place);
+    let path = SocketPath::new("cross");
+    let (mut link, mut peer) = listening(&path);
     let frame: Vec<u8> = (0..200).collect();
     assert_eq!(link.send(&frame), SendOutcome::Taken);
     let mut got = vec![0; 204];
@@ -86,8 +86,8 @@ fn frames_cross_a_stream() {
 
 #[test]
 fn a_slow_peer_gets_whole_frames_in_order() {
-    let place = Place::new("slow");
-    let (mut link, mut peer) = listening(&place);
+    let path = SocketPath::new("slow");
+    let (mut link, mut peer) = listening(&path);
     let frame = |number: u32| {
         let mut frame = vec![number as u8; 14 + number as usize % 1500];
         frame[..4].copy_from_slice(&number.to_be_bytes());
@@ -101,7 +101,7 @@ fn a_slow_peer_gets_whole_frames_in_order() {
     assert!(!ready(&link, false, true));
     let mut bytes: Vec<u8> = Vec::new();
     let mut piece = [0; 4000];
-    // Read little and send little, so that frames are cut at all places.
+    // Read little and send little, so that frames are cut at all offsets.
     peer.set_nonblocking(true).unwrap();
     let end = sent + 1000;
     loop {
@@ -127,8 +127,8 @@ fn a_slow_peer_gets_whole_frames_in_order() {
 
 #[test]
 fn malformed_peer_is_dropped_for_the_next_one() {
-    let place = Place::new("lies");
-    let (mut link, mut peer) = listening(&place);
+    let path = SocketPath::new("lies");
+    let (mut link, mut peer) = listening(&path);
     for (bytes, dropped) in [
         (framed(&[]), 1),
         (framed(&[1; 13]), 1),
@@ -151,14 +151,14 @@ fn malformed_peer_is_dropped_for_the_next_one() {
     let mut end = [0];
     assert!(matches!(peer.read(&mut end), Ok(0) | Err(_)));
     // The next peer disconnects inside a frame; the peer after it starts with a new frame.
-    let mut peer = UnixStream::connect(&place.0).unwrap();
+    let mut peer = UnixStream::connect(&path.0).unwrap();
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     peer.write_all(&framed(&[8; 60])[..30]).unwrap();
     drop(peer);
     assert!(ready(&link, true, false));
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     assert_eq!(link.send(&[1; 60]), SendOutcome::Lost);
-    let mut peer = UnixStream::connect(&place.0).unwrap();
+    let mut peer = UnixStream::connect(&path.0).unwrap();
     assert_eq!(receive(&mut link), Err(ReceiveOutcome::Nothing));
     peer.write_all(&framed(&[9; 60])).unwrap();
     assert_eq!(receive(&mut link), Ok(vec![9; 60]));
@@ -171,27 +171,27 @@ fn malformed_peer_is_dropped_for_the_next_one() {
 
 #[test]
 fn first_process_listens() {
-    let place = Place::new("first");
+    let path = SocketPath::new("first");
     // A stale socket of a process that has ended.
-    drop(UnixListener::bind(&place.0).unwrap());
-    let mut first = StreamLink::open(&place.0).unwrap();
-    let mut second = StreamLink::open(&place.0).unwrap();
+    drop(UnixListener::bind(&path.0).unwrap());
+    let mut first = StreamLink::open(&path.0).unwrap();
+    let mut second = StreamLink::open(&path.0).unwrap();
     assert!(second.connected());
     assert_eq!(receive(&mut first), Err(ReceiveOutcome::Nothing));
     assert_eq!(second.send(&[4; 60]), SendOutcome::Taken);
     assert_eq!(receive(&mut first), Ok(vec![4; 60]));
     // Only the listener has a name. The file remains, since another process may have the link.
-    assert_eq!(first.name(), Some(place.0.clone()));
+    assert_eq!(first.name(), Some(path.0.clone()));
     assert_eq!(second.name(), None);
     drop(first);
     assert_eq!(receive(&mut second), Err(ReceiveOutcome::Nothing));
     assert!(second.waits_for(true, true).is_none());
-    assert!(place.0.exists());
+    assert!(path.0.exists());
 }
 
 #[test]
 fn datagrams_are_frames() {
-    let (here, there) = (Place::new("here"), Place::new("there"));
+    let (here, there) = (SocketPath::new("here"), SocketPath::new("there"));
     drop(UnixDatagram::bind(&here.0).unwrap());
     let mut link = DatagramLink::open(&here.0, &there.0).unwrap();
     assert!(

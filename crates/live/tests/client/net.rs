@@ -93,14 +93,14 @@ fn link(card: &mut Card) -> &mut Script {
 /// flags without NEXT) begin at `head`.
 fn offer(card: &mut Card, queue: u16, count: u16, head: u16, chain: &[(u64, u32, u16)]) {
     let at = rings(queue);
-    for (place, (address, bytes, flags)) in (0u16..).zip(chain) {
-        let next = if usize::from(place) + 1 < chain.len() {
+    for (index, (address, bytes, flags)) in (0u16..).zip(chain) {
+        let next = if usize::from(index) + 1 < chain.len() {
             NEXT
         } else {
             0
         };
-        let raw = descriptor(*address, *bytes, flags | next, (head + place + 1) % 16);
-        card.poke(at + 16 * u64::from((head + place) % 16), &raw);
+        let raw = descriptor(*address, *bytes, flags | next, (head + index + 1) % 16);
+        card.poke(at + 16 * u64::from((head + index) % 16), &raw);
     }
     let slot = u64::from((count - 1) % 16);
     card.poke(at + 0x1004 + 2 * slot, &head.to_le_bytes());
@@ -357,7 +357,7 @@ fn the_control_queue_sets_the_pairs_and_nothing_else() {
         &[(0xf_0000, 4, 0), (RAM_BYTES, 1, WRITE)],
     );
     assert_eq!(used(&card, 8), (11, 0));
-    // Without the multiqueue feature the control queue takes the place of the second pair, and sets
+    // Without the multiqueue feature the control queue has the number of the second pair, and sets
     // nothing.
     let mut card = self::card(4, 1 << 17);
     assert_eq!(use_pairs(&mut card, 2, 1, &[4, 0, 2, 0]), (1, 1));

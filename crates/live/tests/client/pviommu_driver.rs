@@ -138,8 +138,8 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
             let table = REQUESTS + 32 * slot;
             ram.poke(table, &descriptor(at, bytes, NEXT, head + 1));
             ram.poke(table + 16, &descriptor(status, 1, WRITE, 0));
-            let place = u64::from(self.requests % 16);
-            ram.poke(REQUESTS + 0x1004 + 2 * place, &head.to_le_bytes());
+            let available = u64::from(self.requests % 16);
+            ram.poke(REQUESTS + 0x1004 + 2 * available, &head.to_le_bytes());
             self.requests += 1;
         }
         ram.poke(REQUESTS + 0x1002, &self.requests.to_le_bytes());
@@ -181,8 +181,8 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
             let at = EVENT + 64 * slot;
             self.iommu
                 .poke(EVENT_QUEUE + 16 * slot, &descriptor(at, 24, WRITE, 0));
-            let place = EVENT_QUEUE + 0x1004 + 2 * slot;
-            self.iommu.poke(place, &(slot as u16).to_le_bytes());
+            let address = EVENT_QUEUE + 0x1004 + 2 * slot;
+            self.iommu.poke(address, &(slot as u16).to_le_bytes());
         }
         self.iommu.poke(EVENT_QUEUE + 0x1002, &[2, 0]);
         self.iommu.ring(1);

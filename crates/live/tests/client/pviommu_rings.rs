@@ -48,10 +48,10 @@ fn ready() -> Guest<Blk, Para> {
 
 /// Makes the chain at descriptor 0 available, after the earlier ones.
 fn offer(guest: &mut Guest<Blk, Para>) {
-    let place = u64::from(guest.requests % 16);
+    let slot = u64::from(guest.requests % 16);
     guest.requests += 1;
     let ram = &guest.iommu;
-    ram.poke(REQUESTS + 0x1004 + 2 * place, &[0, 0]);
+    ram.poke(REQUESTS + 0x1004 + 2 * slot, &[0, 0]);
     ram.poke(REQUESTS + 0x1002, &guest.requests.to_le_bytes());
     guest.iommu.ring(0);
 }
@@ -132,9 +132,9 @@ fn chains_that_no_driver_makes() {
             Status(1),
         ),
         ("no request", &[status], &[], Status(1)),
-        ("no place for a status", &[(AT, 40, 0, 0)], &[], Broken),
+        ("no room for a status", &[(AT, 40, 0, 0)], &[], Broken),
         (
-            "a place of no bytes",
+            "room of no bytes for a status",
             &[whole, (STATUS, 0, WRITE, 0)],
             &[],
             Broken,
@@ -295,11 +295,11 @@ fn a_status_that_cannot_be_written_undoes_nothing() {
         .iter()
         .enumerate()
         {
-            let place = REQUESTS + 16 * (2 * chain + index as u64);
-            guest.iommu.poke(place, raw);
+            let address = REQUESTS + 16 * (2 * chain + index as u64);
+            guest.iommu.poke(address, raw);
         }
-        let place = REQUESTS + 0x1004 + 2 * u64::from(guest.requests % 16);
-        guest.iommu.poke(place, &head.to_le_bytes());
+        let address = REQUESTS + 0x1004 + 2 * u64::from(guest.requests % 16);
+        guest.iommu.poke(address, &head.to_le_bytes());
         guest.requests += 1;
     }
     let index = guest.requests.to_le_bytes();

@@ -34,9 +34,9 @@ pub(super) fn counter(metrics: &str, name: &str, device: &str) -> Option<f64> {
 }
 
 /// Returns the number after `name` and a colon in the module's debugfs output for the device at
-/// `place`.
-fn debugfs(out: &str, place: &str, name: &str) -> Option<f64> {
-    let end = format!("/{place}/{name}:");
+/// `address`.
+fn debugfs(out: &str, address: &str, name: &str) -> Option<f64> {
+    let end = format!("/{address}/{name}:");
     let line = out.lines().find_map(|line| line.split_once(&end));
     line.and_then(|(_, value)| value.trim().parse().ok())
 }
@@ -48,12 +48,12 @@ pub(super) fn before(line: &str, unit: &str) -> Option<f64> {
 }
 
 /// Parses the output `out` of a guest since its previous checkpoint, and its devices' counters, for
-/// the device `name` at `place`.
+/// the device `name` at `address`.
 pub(super) fn parse(
     out: &str,
     metrics: &str,
     name: &str,
-    place: &str,
+    address: &str,
 ) -> Result<GuestCounters, String> {
     // The kernel also prints a line about loading the module.
     let counted = out.lines().filter(|line| line.contains("dma_count: "));
@@ -82,8 +82,8 @@ pub(super) fn parse(
         unanswered: of_device("malformed"),
         failed: of_device("failed"),
         stopped: of_iommu("faults"),
-        maps: debugfs(out, place, "maps"),
-        hits: debugfs(out, place, "hits"),
+        maps: debugfs(out, address, "maps"),
+        hits: debugfs(out, address, "hits"),
         instructions: out
             .lines()
             .filter(|line| line.starts_with("waited: "))

@@ -28,7 +28,7 @@ const MOMENT: &str = "ringfence: moment";
 /// guest spins at a checkpoint: the icount clock of an idle guest would jump past the timeout of
 /// the cache.
 const COUNTED: &str =
-    "for once in 1 2; do insmod /modules/dma_count.ko device=$PLACE; rmmod dma_count; done
+    "for once in 1 2; do insmod /modules/dma_count.ko device=$ADDRESS; rmmod dma_count; done
 dmesg | grep dma_count:
 for operations in $*; do
     operate $operations
@@ -38,11 +38,11 @@ for operations in $*; do
 done";
 
 /// Reads of the disk.
-const READS: &str = "PLACE=0000:00:04.0
+const READS: &str = "ADDRESS=0000:00:04.0
 operate() { ringfence guest bench-read /dev/vda --count $1; }";
 
 /// Sends a frame per 10 ms to a neighbour that does not answer, on each CPU and thus on each queue.
-const FRAMES: &str = "PLACE=0000:00:05.0
+const FRAMES: &str = "ADDRESS=0000:00:05.0
 echo 1 2>/dev/null >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
 ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
 for i in 0 1 2 3; do arp -s 10.9.0.$((i + 2)) 02:00:00:00:00:0$i; done
@@ -241,10 +241,10 @@ fn counters_at_checkpoints(
     kind: Kind,
     moments: &[Checkpoint],
 ) -> Result<[GuestCounters; 2], String> {
-    let (name, place) = device(kind);
+    let (name, address) = device(kind);
     let said = moments
         .iter()
-        .map(|(out, metrics)| parse(out, metrics, name, place));
+        .map(|(out, metrics)| parse(out, metrics, name, address));
     let said: Vec<GuestCounters> = said.collect::<Result<_, _>>()?;
     let count = said.len();
     said.try_into()
@@ -374,9 +374,9 @@ mod tests {
     fn scripts_operate_the_device_that_is_counted() {
         for kind in Kind::ALL {
             let script = script(kind);
-            let (name, place) = device(kind);
-            let set = script.lines().find(|line| line.starts_with("PLACE="));
-            assert_eq!(set, Some(&format!("PLACE={place}")[..]), "{kind:?}");
+            let (name, address) = device(kind);
+            let set = script.lines().find(|line| line.starts_with("ADDRESS="));
+            assert_eq!(set, Some(&format!("ADDRESS={address}")[..]), "{kind:?}");
             let (operation, other) = match kind {
                 Kind::ManyQueue => ("ping -q -c", "bench-read"),
                 _ => ("ringfence guest bench-read /dev/vda --count $1;", "ping"),
@@ -417,7 +417,7 @@ mod tests {
     /// The smaller of two means is shown: the script loads the module twice, and prints both.
     #[test]
     fn scripts_count_maps_and_unmaps_twice() {
-        let first = "for once in 1 2; do insmod /modules/dma_count.ko device=$PLACE; \
+        let first = "for once in 1 2; do insmod /modules/dma_count.ko device=$ADDRESS; \
                      rmmod dma_count; done\ndmesg | grep dma_count:\n";
         assert!(COUNTED.starts_with(first), "{COUNTED}");
     }

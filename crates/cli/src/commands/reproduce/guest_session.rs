@@ -89,11 +89,11 @@ pub(super) fn boot_all<G: Send>(
             scope.spawn(|| {
                 loop {
                     let taken = next.lock().ok().and_then(|mut next| next.next());
-                    let Some((place, guest)) = taken else { break };
+                    let Some((index, guest)) = taken else { break };
                     if stop.is_requested() {
                         continue;
                     }
-                    let name = format!("guest {}/{count} {}", place + 1, name(&guest));
+                    let name = format!("guest {}/{count} {}", index + 1, name(&guest));
                     if io::stderr().is_terminal() {
                         print_status(&name);
                     }

@@ -3,7 +3,7 @@
 use ringfence_experiments::guest_loads::{Exposure, GuestLoads, Load, LoadCounts, Machine};
 
 use super::guest_counters::{before, counter};
-use super::load_runner::places;
+use super::load_runner::device_addresses;
 
 /// Output of a guest up to a checkpoint, and the counters at that time.
 pub(super) type Checkpoint = (String, String);
@@ -65,13 +65,13 @@ impl Totals {
 
 /// Returns the unmaps that a module counts for the device of a load, in all of its rings.
 fn module_unmaps(out: &str, load: Load, machine: Machine) -> Option<f64> {
-    let (disk, net, _) = places(machine);
-    let place = match load {
+    let (disk, net, _) = device_addresses(machine);
+    let address = match load {
         Load::Stream | Load::RoundTrip => net,
         Load::Read4K | Load::Read128K | Load::NvmeRead4K | Load::NvmeRead128K => disk,
     };
     let unmaps = out.lines().filter_map(|line| {
-        let (_, counter) = line.split_once(place)?;
+        let (_, counter) = line.split_once(address)?;
         let (name, value) = counter.trim().rsplit_once([':', ' '])?;
         // pooldma has a file for each device, the other modules a directory.
         let own = name == ":unmaps" || name.ends_with("/unmaps");

@@ -79,7 +79,7 @@ fn command(load: Load) -> String {
 }
 
 /// Returns the addresses of the counted disk and network device, and the network's queue pairs.
-pub(super) const fn places(machine: Machine) -> (&'static str, &'static str, u32) {
+pub(super) const fn device_addresses(machine: Machine) -> (&'static str, &'static str, u32) {
     match machine {
         Machine::Ringfence => ("0000:00:04.0", "0000:00:05.0", PAIRS),
         Machine::Qemu => ("0000:00:06.0", "0000:00:07.0", 1),
@@ -106,7 +106,7 @@ fn configure(machine: Machine, bus: Bus) -> String {
 
 /// Returns the script of the guest with a disk on `bus`.
 fn script(protection: &Protection, bus: Bus, loads: &[Load]) -> String {
-    let (disk, net, pairs) = places(protection.machine);
+    let (disk, net, pairs) = device_addresses(protection.machine);
     let mut text = format!("BLK={disk}; NET={net}; PAIRS={pairs}\n{COUNT}\n");
     if protection.promise == Promise::Pool {
         text.push_str(&format!("echo '{UNCOPIED}'\n{COUNT_UNCOPIED}\n"));
@@ -275,19 +275,19 @@ struct Sampler<'a> {
 
 impl<'a> Sampler<'a> {
     fn new(dir: &'a Path, machine: Machine, loads: &[Load]) -> Self {
-        let place = loads.iter().position(|load| *load == Load::RoundTrip);
+        let position = loads.iter().position(|load| *load == Load::RoundTrip);
         Self {
             dir,
             machine,
-            meets_peer: place.map(|place| 2 * place),
+            meets_peer: position.map(|position| 2 * position),
             taken: Cell::new(0),
             peer: Cell::new(None),
         }
     }
 
     fn sample(&self) -> io::Result<String> {
-        let place = self.taken.replace(self.taken.get() + 1);
-        if self.meets_peer == Some(place) {
+        let checkpoint = self.taken.replace(self.taken.get() + 1);
+        if self.meets_peer == Some(checkpoint) {
             let peer = EchoPeer::start(&self.dir.join(THERE), self.dir.join(HERE))?;
             self.peer.set(Some(peer));
         }

@@ -34,7 +34,7 @@ fn domain_of(device: DeviceSlot) -> DomainId {
 
 impl Domains {
     /// Creates a domain for each of `devices`, in the order of their requester IDs; no device is
-    /// attached. `places` must know the page of every frame that is mapped.
+    /// attached. `rmap` must know the page of every frame that is mapped.
     pub(super) fn new(devices: &[RequesterId], rmap: Arc<FrameRmap>) -> Result<Self, IommuError> {
         let mut iommu = SoftIommu::new(SoftIommuLimits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {

@@ -1,9 +1,8 @@
 //! Hand-over of a network device to another process.
 //!
-//! Between two turns, frames in transit are in three places. One received frame may wait for a
-//! buffer. Frames that the link did not accept are in the driver's rings. The link may hold a
-//! partial frame. The state contains all of them, so a hand-over neither loses nor duplicates a
-//! frame.
+//! Between two turns, frames may be in transit. One received frame may wait for a buffer. Frames
+//! that the link did not accept are in the driver's rings. The link may hold a partial frame. The
+//! state contains all of them, so a hand-over neither loses nor duplicates a frame.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
@@ -127,11 +126,11 @@ impl Net<Box<dyn NetLink>> {
         if let Some(PendingFrameState { frame, pair }) = state.pending_frame {
             let bytes = frame.len();
             let end = HEADER_BYTES + bytes;
-            let place = net.incoming.get_mut(HEADER_BYTES..end);
+            let destination = net.incoming.get_mut(HEADER_BYTES..end);
             let is_frame = (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes);
             let fits = is_frame && pair < active.get();
-            let place = place.filter(|_| fits).ok_or(register("held frame"))?;
-            place.copy_from_slice(&frame);
+            let destination = destination.filter(|_| fits).ok_or(register("held frame"))?;
+            destination.copy_from_slice(&frame);
             net.received = Some(ReceivedFrame {
                 bytes,
                 queue: usize::from(pair) * 2,

@@ -446,8 +446,8 @@ impl Guest {
             self.iommu.register(0x14, 1);
         }
         let report = self.peek(FAULT, 24);
-        let place = if self.para { 0 } else { 8 };
-        assert_eq!(report[place..place + 4], ENDPOINT.to_le_bytes());
+        let offset = if self.para { 0 } else { 8 };
+        assert_eq!(report[offset..offset + 4], ENDPOINT.to_le_bytes());
         assert_eq!(report[16..24], at.to_le_bytes());
         let _ = rustix::io::read(&self.interrupt, &mut [0; 8]);
         assert_eq!(self.unmap(AWAY, DATA), 0);
@@ -460,16 +460,16 @@ impl Guest {
 
     /// Returns the address ranges at which a process has mapped this guest's memory.
     pub(super) fn mapped_in(&self, process: &str) -> Vec<String> {
-        let place = self.place();
+        let inode = self.device_and_inode();
         let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-        let ours = maps.lines().filter(|line| line.contains(&place));
+        let ours = maps.lines().filter(|line| line.contains(&inode));
         let range = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
         ours.map(range).collect()
     }
 
     /// Returns the KiB of guest memory that this process has locked, over all its mappings.
     pub(super) fn locked(&self) -> u64 {
-        let place = self.place();
+        let inode = self.device_and_inode();
         let maps = fs::read_to_string("/proc/self/smaps").unwrap();
         let (mut ours, mut bytes, mut locked) = (false, 0, 0);
         for line in maps.lines() {
@@ -482,7 +482,7 @@ impl Guest {
                     bytes = size.parse::<u64>().unwrap();
                 }
                 // The first line of a mapping has the file's device number.
-                _ if line.contains(" 0") && line.contains('-') => ours = line.contains(&place),
+                _ if line.contains(" 0") && line.contains('-') => ours = line.contains(&inode),
                 _ => {}
             }
         }
@@ -490,7 +490,7 @@ impl Guest {
     }
 
     /// Returns the memory file's device and inode as /proc shows them.
-    fn place(&self) -> String {
+    fn device_and_inode(&self) -> String {
         use std::os::unix::fs::MetadataExt;
         let about = self.ram.metadata().unwrap();
         let (major, minor) = (

@@ -80,8 +80,8 @@ pub(super) fn frame(number: u32, bytes: usize) -> Vec<u8> {
         0x88,
         0xb5,
     ];
-    let places = frame.iter_mut().zip(head);
-    places.for_each(|(place, byte)| *place = byte);
+    let destinations = frame.iter_mut().zip(head);
+    destinations.for_each(|(destination, byte)| *destination = byte);
     if bytes >= 18 {
         frame[14..18].copy_from_slice(&number.to_be_bytes());
     }

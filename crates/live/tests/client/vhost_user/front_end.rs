@@ -248,7 +248,7 @@ impl FrontEnd {
     pub(super) fn offer(&mut self, sector: u64, bytes: u32) {
         self.poke(HEADER, 0, &request(0, sector));
         self.poke(STATUS, 0, &[0xee]);
-        for (at, (place, bytes, flags, next)) in [
+        for (at, (address, bytes, flags, next)) in [
             (HEADER, 16, 1_u16, 1_u16),
             (DATA, bytes, 3, 2),
             (STATUS, 1, 2, 0),
@@ -256,7 +256,7 @@ impl FrontEnd {
         .into_iter()
         .enumerate()
         {
-            let mut descriptor = longs(&[place.0]);
+            let mut descriptor = longs(&[address.0]);
             descriptor.extend(halves(&[bytes]));
             descriptor.extend([flags, next].into_iter().flat_map(u16::to_le_bytes));
             self.poke(DESCRIPTORS, at as u64 * 16, &descriptor);

@@ -14,8 +14,8 @@ const SENT: &str = "operations: 400\r\nsent: 200 of them, 900000 ns of work toge
 
 /// The module's counters of two devices with three rings.
 fn debugfs(disk: u32, net: u32) -> String {
-    let line = |place: &str, name: &str, value: u32| {
-        format!("/sys/kernel/debug/riommu/0000:00:03.0/0000:00:{place}/{name}:{value}\r\n")
+    let line = |address: &str, name: &str, value: u32| {
+        format!("/sys/kernel/debug/riommu/0000:00:03.0/0000:00:{address}/{name}:{value}\r\n")
     };
     [
         line("04.0", "read/unmaps", disk),
@@ -123,7 +123,7 @@ fn counters_of_a_pool_are_parsed() {
     }
 }
 
-/// The loads of an NVMe disk are counted at the place of the disk, and its doorbells are `blk`.
+/// The loads of an NVMe disk are counted at the address of the disk, and its doorbells are `blk`.
 #[test]
 fn nvme_loads_are_counted_at_their_disk() {
     let checkpoints = [

@@ -136,7 +136,7 @@ fn scripts_of_nvme_guests_read_their_nvme_disk() {
 
 #[test]
 fn scripts_run_each_load_between_two_checkpoints() {
-    for (name, places) in [
+    for (name, addresses) in [
         (
             "virtio-lazy",
             "BLK=0000:00:04.0; NET=0000:00:05.0; PAIRS=4\n",
@@ -148,7 +148,7 @@ fn scripts_run_each_load_between_two_checkpoints() {
     ] {
         let protection = Protection::called(name).unwrap();
         let text = script(protection, Bus::Virtio, &[Load::Read128K, Load::RoundTrip]);
-        let begin = format!("{places}{COUNT}\n{ACCESS}{CONFIGURE}\n{MOMENT}\n");
+        let begin = format!("{addresses}{COUNT}\n{ACCESS}{CONFIGURE}\n{MOMENT}\n");
         assert_eq!(
             text.strip_prefix(&begin).unwrap(),
             "moment; for round in 1 2 3; do ringfence guest bench-read $disk --count 128 --bytes \

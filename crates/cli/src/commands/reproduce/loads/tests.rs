@@ -27,9 +27,9 @@ fn selected(iommus: &[&str], loads: &[Load]) -> ReproduceLoadArgs {
 
 /// Counts that differ for each protection.
 fn counts(protection: &Protection) -> GuestLoads {
-    let place = PROTECTIONS.iter().position(|one| one == protection);
+    let index = PROTECTIONS.iter().position(|one| one == protection);
     GuestLoads {
-        map_unmap: place.unwrap() as f64,
+        map_unmap: index.unwrap() as f64,
         uncopied: None,
         exposure: None,
         loads: Vec::new(),

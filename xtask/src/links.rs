@@ -32,8 +32,8 @@ pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
                 }
             }
             for (line, name) in file_names(&text) {
-                let places = places(&repo.root, &directory, &name);
-                if !places.is_empty() && !places.iter().any(|place| place.exists()) {
+                let candidates = candidates(&repo.root, &directory, &name);
+                if !candidates.is_empty() && !candidates.iter().any(|path| path.exists()) {
                     missing(line, &name);
                 }
             }
@@ -72,9 +72,9 @@ fn file_names(text: &str) -> Vec<(usize, String)> {
     names.filter(|(_, name)| is_path(name)).collect()
 }
 
-/// Returns the places that `name` may refer to: below the root, the document's directory, or
+/// Returns the paths that `name` may refer to: below the root, the document's directory, or
 /// `crates`, there with or without `src`. Empty if it does not name a file of the tree.
-fn places(root: &Path, directory: &Path, name: &str) -> Vec<PathBuf> {
+fn candidates(root: &Path, directory: &Path, name: &str) -> Vec<PathBuf> {
     let Some((first, rest)) = name.split_once('/') else {
         return Vec::new();
     };
@@ -137,8 +137,8 @@ mod tests {
         std::fs::create_dir_all(root.join("crates/dma/src")).unwrap();
         std::fs::write(root.join("crates/dma/src/map.rs"), "").unwrap();
         let exists = |directory: &str, name: &str| {
-            let places = places(root, &root.join(directory), name);
-            (!places.is_empty()).then(|| places.iter().any(|place| place.exists()))
+            let candidates = candidates(root, &root.join(directory), name);
+            (!candidates.is_empty()).then(|| candidates.iter().any(|path| path.exists()))
         };
         for (directory, name, expected) in [
             ("docs", "crates/dma/src/map.rs", Some(true)),

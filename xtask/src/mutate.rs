@@ -99,14 +99,14 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     let mut time_unmodified: BTreeMap<&TestCommand, Option<Duration>> = BTreeMap::new();
     let mut rows: Vec<Row<'_>> = Vec::new();
     for (index, mutation) in mutations.iter().enumerate() {
-        let place = format!("[{:>2}/{}]", index + 1, mutations.len());
+        let progress = format!("[{:>2}/{}]", index + 1, mutations.len());
         let name = mutation.name();
         let (fate, time) = if let Some(known) = journal.known(&name) {
             known
         } else {
             let start = Instant::now();
             if !time_unmodified.contains_key(&mutation.kill) {
-                say(&format!("{place} unchanged: {}", mutation.kill));
+                say(&format!("{progress} unchanged: {}", mutation.kill));
                 time_unmodified.insert(&mutation.kill, scratch.time_unmodified(&mutation.kill)?);
             }
             let fate = match time_unmodified.get(&mutation.kill) {
@@ -122,7 +122,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
             fate,
             time,
         };
-        say(&format!("{place} {}", row.line()));
+        say(&format!("{progress} {}", row.line()));
         rows.push(row);
     }
     say(&format!("\n{}", closing(&rows)));

@@ -76,8 +76,8 @@ impl Step {
     }
 
     /// Runs the step under its heading.
-    fn run(self, repo: &Repo, place: &str) -> StepOutcome {
-        output::line(&format!("\n==== {place} {} ====", self.name));
+    fn run(self, repo: &Repo, progress: &str) -> StepOutcome {
+        output::line(&format!("\n==== {progress} {} ====", self.name));
         let start = Instant::now();
         let used = usage::so_far();
         let result = (self.action)(repo).map_err(|error| format!("{error:#}"));
@@ -113,9 +113,9 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
         let (send_outcome, results) = channel();
         scope.spawn(move || {
             output::keep();
-            for (place, step) in steps_to_run {
+            for (progress, step) in steps_to_run {
                 process::set_priority(step.beside.unwrap_or_default());
-                let outcome = step.run(repo, &place);
+                let outcome = step.run(repo, &progress);
                 if send_outcome.send((output::take(), outcome)).is_err() {
                     break;
                 }
@@ -126,13 +126,13 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
             running: VecDeque::new(),
         };
         for (index, step) in steps.into_iter().enumerate() {
-            let place = format!("{}/{count}", index + 1);
+            let progress = format!("{}/{count}", index + 1);
             if step.beside.is_some() {
-                println!("\n==== {place} {}: in the background ====", step.name);
+                println!("\n==== {progress} {}: in the background ====", step.name);
                 beside.running.push_back(step.name);
                 // The send fails only if the background thread has panicked; the scope then panics
                 // too.
-                let _ = send_step.send((place, step));
+                let _ = send_step.send((progress, step));
                 continue;
             }
             outcomes.extend(match step.waits {
@@ -140,7 +140,7 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
                 Waits::One(name) => beside.wait_for(name),
                 Waits::All => beside.wait_for_all(),
             });
-            outcomes.push(step.run(repo, &place));
+            outcomes.push(step.run(repo, &progress));
             outcomes.extend(beside.finished());
         }
         drop(send_step);

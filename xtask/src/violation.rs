@@ -12,7 +12,7 @@ pub(crate) enum Severity {
     Note,
 }
 
-/// One place that breaks a rule.
+/// A line or a file that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Violation {
     severity: Severity,

@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Bump {
         if layout.align() > ALIGN {
             return ptr::null_mut();
         }
-        let place = |used: usize| {
+        let bounds = |used: usize| {
             let start = used.checked_next_multiple_of(layout.align())?;
             let end = start.checked_add(layout.size())?;
             (end <= BYTES).then_some((start, end))
@@ -47,9 +47,9 @@ unsafe impl GlobalAlloc for Bump {
         let before = self
             .used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                place(used).map(|(_, end)| end)
+                bounds(used).map(|(_, end)| end)
             });
-        match before.ok().and_then(place) {
+        match before.ok().and_then(bounds) {
             // SAFETY: `start` lies inside the block, because its end does.
             Some((start, _)) => unsafe { self.block.0.get().cast::<u8>().add(start) },
             None => ptr::null_mut(),

@@ -8,14 +8,14 @@ use ringfence_types::{PageSize, PhysAddr, PhysRange};
 use crate::random::Random;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
-/// Random places tried before the memory counts as full.
+/// Random addresses tried before the memory counts as full.
 const TRIES: usize = 64;
 
 /// The pages of RAM that mappings use.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     region: PhysRange,
-    /// First byte and number of pages of each used place.
+    /// First byte and number of pages of each used range.
     used: BTreeMap<u64, u64>,
 }
 
@@ -27,7 +27,7 @@ impl Buffers {
         }
     }
 
-    /// Takes `pages` pages, aligned to `align` bytes; `None` if no place was found.
+    /// Takes `pages` pages, aligned to `align` bytes; `None` if no range was found.
     pub(crate) fn take(&mut self, random: &mut Random, pages: u64, align: u64) -> Option<PhysAddr> {
         let bytes = pages * PAGE;
         for _ in 0..TRIES {
@@ -43,7 +43,7 @@ impl Buffers {
         None
     }
 
-    /// Gives back the place at `at`.
+    /// Gives back the range at `at`.
     pub(crate) fn free(&mut self, at: PhysAddr) {
         self.used.remove(&at.get());
     }

@@ -88,7 +88,7 @@ impl Options {
 /// first and afterwards.
 ///
 /// # Errors
-/// [`Disagreement`](crate::Disagreement) if QEMU's verdict, the place of an access or a fault
+/// [`Disagreement`](crate::Disagreement) if QEMU's verdict, the address of an access or a fault
 /// record differs from the oracle's. Otherwise QEMU or the unit failed.
 pub fn drive<F: Family>(
     machine: &Machine,

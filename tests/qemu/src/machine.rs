@@ -100,7 +100,7 @@ impl Machine {
             let device = ReadDevice::enable(qtest, self.board, requester, bar())?;
             self.readers.push(device);
         }
-        // Boards place things there for firmware, such as a device tree.
+        // Boards put data there for firmware, such as a device tree.
         self.ram.clear(self.buffers)?;
         Ok(())
     }

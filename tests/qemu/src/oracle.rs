@@ -58,7 +58,7 @@ impl Granted {
         (page <= mapping.range.hi()).then_some(*mapping)
     }
 
-    /// Returns the place of the byte at `iova`; `None` if `access` is not granted.
+    /// Returns the physical address of the byte at `iova`; `None` if `access` is not granted.
     pub(crate) fn translate(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
         let mapping = self.find(iova)?;
         if !mapping.permissions.allows(access) {

@@ -111,7 +111,7 @@ impl TestDevice {
     /// The device reports neither success nor a stopped access.
     pub(crate) fn verdict(&self, replies: &Replies, index: usize) -> anyhow::Result<Verdict> {
         match replies.many(index)?.last() {
-            // The device reads back from another place than the write's, which may differ.
+            // The device reads back from another address than the write's, which may differ.
             Some(&(SUCCESS | READ_BACK_FAILED | READ_BACK_DIFFERS)) => Ok(Verdict::Landed),
             Some(&STOPPED) => Ok(Verdict::Stopped),
             other => bail!("the test device {} reports {other:x?}", self.requester),

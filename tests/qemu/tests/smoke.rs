@@ -213,7 +213,7 @@ fn forgotten_invalidations_are_caught() {
     assert_eq!(found, Some((Kind::AfterUnmap, expected)), "{error}");
 }
 
-/// The driver compares fault records and places, not verdicts only.
+/// The driver compares fault records and addresses, not verdicts only.
 #[test]
 fn false_reports_and_tables_are_caught() {
     for (lie, problem) in [

@@ -72,14 +72,14 @@ impl Graph {
         let text = |id: &str, field: &str| by_id[id][field].as_str().map(str::to_owned);
         let mut ids: Vec<&str> = found.into_iter().collect();
         ids.sort_by_key(|id| (text(id, "name"), text(id, "version")));
-        let place = |id: &str| ids.iter().position(|known| *known == id);
+        let index_of = |id: &str| ids.iter().position(|known| *known == id);
         let checksums = checksums(lock);
         let packages = ids
             .iter()
             .map(|id| {
                 let name = text(id, "name").context("a package has no name")?;
                 let version = text(id, "version").context("a package has no version")?;
-                let mut links: Vec<usize> = linked(id).into_iter().filter_map(place).collect();
+                let mut links: Vec<usize> = linked(id).into_iter().filter_map(index_of).collect();
                 links.sort_unstable();
                 let manifest = text(id, "manifest_path").unwrap_or_default();
                 Ok(Package {
@@ -93,7 +93,7 @@ impl Graph {
             })
             .collect::<anyhow::Result<_>>()?;
         Ok(Self {
-            root: place(root).context("the root is in the graph")?,
+            root: index_of(root).context("the root is in the graph")?,
             packages,
         })
     }

@@ -22,7 +22,7 @@ const LARGE: u64 = PageSize::Size2M.bytes();
 const BURST: u64 = 4;
 
 impl<F: Family> Driver<'_, F> {
-    /// Maps 1 to 64 pages, or 2 MiB, at a random free place of the domain.
+    /// Maps 1 to 64 pages, or 2 MiB, at a random free address of the domain.
     pub(super) fn map(&mut self, domain: usize) -> anyhow::Result<()> {
         self.judge_batch()?;
         let random = &mut self.random;

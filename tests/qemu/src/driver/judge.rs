@@ -19,7 +19,7 @@ const RECORDS: usize = 2048;
 /// Stopped accesses per look for further fault records.
 const LOOKS: u64 = 4;
 
-/// One page of an access: the place that the oracle grants, or the place of a removed mapping.
+/// One page of an access: the address that the oracle grants, or that of a removed mapping.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     iova: Iova,
@@ -83,12 +83,12 @@ impl<F: Family> Driver<'_, F> {
                 secret[index as usize % 8]
             })
         });
-        let places = parts.iter().filter_map(|part| {
+        let addresses = parts.iter().filter_map(|part| {
             let at = part.granted.or(part.removed)?;
             Some((at, part.bytes))
         });
         let shown = window.map(|window| (window.pa, attempt.bytes));
-        for (at, bytes) in places.chain(shown) {
+        for (at, bytes) in addresses.chain(shown) {
             self.ram.fill(at, bytes, 0)?;
         }
         let expected = match is_stopped {

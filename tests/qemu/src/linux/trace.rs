@@ -156,13 +156,13 @@ fn agree(outcome: &Outcome, found: &[Found<'_>]) -> bool {
     let mut outcome = outcome.clone();
     outcome.sort_by_key(|mapping| mapping.device.is_none());
     let all = outcome.iter().all(|mapping| {
-        let place = left.iter().position(|(phys, permissions, domain)| {
+        let index = left.iter().position(|(phys, permissions, domain)| {
             let of_device = |device| domain.devices.contains(&device);
             mapping.phys == *phys
                 && mapping.device.is_none_or(of_device)
                 && mapping.permissions.is_none_or(|may| may == *permissions)
         });
-        place.map(|place| left.remove(place)).is_some()
+        index.map(|index| left.remove(index)).is_some()
     });
     all && left.is_empty()
 }

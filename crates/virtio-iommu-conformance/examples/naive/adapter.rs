@@ -61,10 +61,10 @@ impl Subject for Adapter {
 
     fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {
         let report = self.0.faults.first()?.bytes();
-        let Some(place) = buffer.get_mut(..report.len()) else {
+        let Some(destination) = buffer.get_mut(..report.len()) else {
             return Some(0);
         };
-        place.copy_from_slice(&report);
+        destination.copy_from_slice(&report);
         self.0.faults.remove(0);
         Some(report.len())
     }

@@ -224,10 +224,10 @@ impl Naive {
             return INVAL;
         }
         let regions = self.reserved.iter().filter(|one| one.endpoint == endpoint);
-        for (region, place) in regions.zip(properties.chunks_exact_mut(24)) {
-            place[..5].copy_from_slice(&[1, 0, 20, 0, region.msi.into()]);
-            place[8..16].copy_from_slice(&region.first.to_le_bytes());
-            place[16..24].copy_from_slice(&region.last.to_le_bytes());
+        for (region, property) in regions.zip(properties.chunks_exact_mut(24)) {
+            property[..5].copy_from_slice(&[1, 0, 20, 0, region.msi.into()]);
+            property[8..16].copy_from_slice(&region.first.to_le_bytes());
+            property[16..24].copy_from_slice(&region.last.to_le_bytes());
         }
         OK
     }

@@ -115,13 +115,13 @@ replugged() {
 readonly FULL='set -e
 dd if=/dev/urandom of=/data bs=1M count=4 2>/dev/null; md5sum </data >/sum
 for d in vdb nvme0n1; do dd if=/data of=/dev/$d bs=1M oflag=direct 2>/dev/null; done
-for n in $(seq 6); do
+for n in $(seq 3); do
     for d in vdb nvme0n1; do dd if=/dev/$d bs=4M count=1 iflag=direct 2>/dev/null | md5sum | cmp - /sum & jobs="$jobs $!"; done
 done
 for job in $jobs; do wait $job; done; echo same
 '$COUNTERS
 full() {
-    pooled qemu-intel mib=8 "$(disks ,throttling.iops-total=10)" "$@" -- sh -c "$FULL" || return 1
+    pooled qemu-intel mib=8 "$(disks ,throttling.iops-total=4)" "$@" -- sh -c "$FULL" || return 1
     said '^same' && said '^clean' && holds $VIRTIO bad -eq 0 && holds $NVME bad -eq 0 || return 1
     (($(counter $VIRTIO full) + $(counter $NVME full) > 0)) || { echo "no map found a pool full"; return 1; }
     echo "$(counter $VIRTIO full) and $(counter $NVME full) maps found the pool full" >"$case/note"

@@ -230,7 +230,7 @@ pub(crate) struct ModuleArgs {
     /// Needs --iommu pviommu or riommu
     #[arg(long)]
     pub as_published: bool,
-    /// Load this module before the drivers
+    /// Load this module before the drivers; --iommu loads riommu and pviommu
     #[arg(long, value_name = "NAME", value_parser = ["pooldma"])]
     pub module: Option<String>,
     /// Load this driver of the kernel's package too, such as nvme; may be repeated

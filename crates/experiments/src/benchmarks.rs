@@ -6,10 +6,10 @@ use ringfence_devices::workload::{Apache, Memcached, NetperfStream, RequestRespo
 
 use super::allocators::W;
 use super::capture::{Capture, Run};
-use super::catalogue::Setting;
 use super::finding::Measured;
 use super::history::{HistoryCost, run_history};
 use super::published::{Benchmark, Nic};
+use super::setting::Setting;
 use super::stream::{in_turns_of, last};
 use super::timed::{Cost, CountedSteps, TimedSubject};
 use ringfence_lab::LabError;

@@ -1,89 +1,6 @@
-//! The list of experiments, and the settings that they run with.
+//! The list of experiments.
 
-use std::time::Instant;
-
-use ringfence_devices::workload::PACKETS_PER_RUN;
-
-use super::finding::{Finding, Findings, Score, Verdict};
-use super::guest_loads::Loads;
-use super::guests::Guests;
-use super::prefetch::PrefetchRow;
-use super::reuse::ReuseRow;
-use ringfence_lab::LabError;
-use ringfence_lab::Profile;
-
-/// Workload size and inputs of the experiments.
-#[derive(Debug, Clone)]
-pub struct Setting {
-    /// Cost profile of the modelled machine.
-    pub profile: Profile,
-    /// Consecutive runs of a workload on one interface. Allocator state carries over from run to
-    /// run: decision 0011 calls it history.
-    pub runs: usize,
-    /// Runs of the allocators alone (X03, X04, X11, X14, X15).
-    pub history: usize,
-    /// Packets of a run.
-    pub packets: u64,
-    /// Passes over the whole IOVA space (X19). X26 makes one, or none if this is 0.
-    pub wraps: u64,
-    /// Timed repetitions of each run.
-    pub repetitions: usize,
-    /// Prefetcher results on recorded traces (X07), from [`of_trace`](super::prefetch::of_trace),
-    /// concatenated trace by trace.
-    pub recorded: Vec<PrefetchRow>,
-    /// Page reuse of recorded devices (X22), from [`of_trace`](super::reuse::of_trace).
-    pub reuse: Vec<ReuseRow>,
-    /// Counts from booted guests (X21).
-    pub guests: Guests,
-    /// Counts of loads in booted guests (X29).
-    pub loads: Loads,
-}
-
-impl Setting {
-    /// The setting of `ringfence reproduce`. It makes ten of the papers' hundred runs, on a profile
-    /// whose page walks do not snoop (rIOMMU section 3.2; decision 0011).
-    pub fn full() -> Self {
-        Self {
-            profile: Profile::r210_2015(),
-            runs: 10,
-            history: 100,
-            packets: PACKETS_PER_RUN,
-            wraps: 2,
-            repetitions: 5,
-            recorded: Vec::new(),
-            reuse: Vec::new(),
-            guests: Guests::default(),
-            loads: Loads::default(),
-        }
-    }
-
-    /// A minimal workload for tests of structure. Its timed numbers are meaningless.
-    pub fn smoke() -> Self {
-        Self {
-            runs: 1,
-            history: 3,
-            packets: 2048,
-            wraps: 1,
-            repetitions: 1,
-            ..Self::full()
-        }
-    }
-}
-
-/// An experiment of one of the papers.
-#[derive(Debug, Clone, Copy)]
-pub struct Experiment {
-    /// Id: `X01`, `X02`, ...
-    pub id: &'static str,
-    /// Subject of the experiment, as a heading.
-    pub title: &'static str,
-    /// Paper and section.
-    pub source: &'static str,
-    pub(super) measure: Measure,
-}
-
-/// Function that runs an experiment.
-pub(super) type Measure = fn(&Setting) -> Result<Findings, LabError>;
+use super::experiment::Experiment;
 
 impl Experiment {
     /// All experiments, in the order of their ids.
@@ -153,33 +70,12 @@ impl Experiment {
         let same = |experiment: &&Self| experiment.id.eq_ignore_ascii_case(id);
         Self::ALL.iter().find(same)
     }
-
-    /// Runs the experiment and derives its verdict.
-    ///
-    /// # Errors
-    /// A replay or a workload of the experiment failed.
-    pub fn run(&self, setting: &Setting) -> Result<Finding, LabError> {
-        let begin = Instant::now();
-        let found = (self.measure)(setting)?;
-        Ok(Finding {
-            id: self.id,
-            title: self.title,
-            source: self.source,
-            method: found.method,
-            verdict: Verdict::of(&found.rows),
-            score: Score::of(&found.rows),
-            explanation: found.explanation,
-            notes: found.notes,
-            rows: found.rows,
-            figures: found.figures,
-            seconds: begin.elapsed().as_secs_f64(),
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::setting::Setting;
 
     #[test]
     fn ids_are_in_order_and_found_in_any_case() {

@@ -23,6 +23,7 @@ mod benchmarks;
 mod capture;
 mod catalogue;
 mod claim_loads;
+mod experiment;
 mod figure;
 mod finding;
 pub mod guest_loads;
@@ -36,6 +37,7 @@ mod page_reuse_workload;
 pub mod prefetch;
 pub mod published;
 pub mod reuse;
+mod setting;
 mod stream;
 mod substitution;
 mod timed;
@@ -69,9 +71,10 @@ mod x27_copies;
 mod x28_pools;
 mod x29_iommus;
 
-pub use catalogue::{Experiment, Setting};
+pub use experiment::Experiment;
 pub use figure::{Figure, Series};
 pub use finding::{
     Finding, FindingRow, Findings, Measured, NullModel, NullScore, OrderScore, Published,
     Requirement, Score, TOLERANCE, Verdict,
 };
+pub use setting::Setting;

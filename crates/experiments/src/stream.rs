@@ -10,12 +10,12 @@ use ringfence_iova::Capacity;
 
 use super::allocators::{Counts, DrivenAllocator};
 use super::capture::{Capture, Run};
-use super::catalogue::Setting;
 #[cfg(test)]
 use super::figure::Figure;
 use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
+use super::setting::Setting;
 #[cfg(test)]
 use super::timed::with_costs_of;
 use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};

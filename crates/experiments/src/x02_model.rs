@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use ringfence_memory::WriteBack;
 
 use super::capture::Run;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, TOLERANCE, median};
 use super::model::{
@@ -17,6 +17,7 @@ use super::published::{
     BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, IOVAS_PER_PACKET, MLX_STREAM, Sheet, TABLE_1,
     Variant,
 };
+use super::setting::Setting;
 use super::stream::{in_turns, last, packet, packets, relative_throughput, runs, throughput};
 use super::substitution::{paged, ring};
 use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};

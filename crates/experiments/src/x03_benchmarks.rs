@@ -4,7 +4,7 @@
 mod explanations;
 
 use super::benchmarks::{Extra, extra, timed_first};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, NullModel};
 use super::history::timed_runs;
 use super::model::PACKET_BYTES;
@@ -12,6 +12,7 @@ use super::published::{
     BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
     TABLE_3, Table2Row, Variant,
 };
+use super::setting::Setting;
 use super::timed::CountedSteps;
 use ringfence_lab::LabError;
 

@@ -1,9 +1,10 @@
 //! X04: round-trip times of request-response (rIOMMU Table 3).
 
 use super::benchmarks::extra;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, NullModel};
 use super::published::{Benchmark, CLOCK_GHZ, Nic, Sheet};
+use super::setting::Setting;
 use super::timed::CountedSteps;
 use ringfence_lab::LabError;
 

@@ -17,9 +17,10 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{Access, Direction, DomainId, Iova, PageSize, PhysAddr, PhysRange};
 
 use super::capture::{Capture, NIC, Run};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, Nic, Sheet};
+use super::setting::Setting;
 use super::stream::{in_turns, in_turns_of, last, runs};
 use super::timed::{Cost, CountedSteps, TimedSubject};
 

@@ -15,9 +15,11 @@ use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{Iova, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
+
 use super::finding::{FindingRow, Findings, Measured, Median, Published, median};
 use super::published::Sheet;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;
 use ringfence_lab::components::ReplayTable;

@@ -1,13 +1,15 @@
 //! X07: TLB prefetchers compared with the rIOTLB's two entries per ring (rIOMMU section 5.4), on
 //! synthetic rings and on recorded devices.
 
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
+
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::prefetch::{
     AccessSource, Kind, Predictor, PrefetchRow, PrefetchSummary, Shape, USES, bundled, rows_of,
     summarise, synthetic_streams,
 };
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

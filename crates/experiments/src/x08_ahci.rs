@@ -8,11 +8,12 @@ use ringfence_devices::{Buffer, Pool};
 use ringfence_types::{PhysAddr, PhysRange};
 
 use super::capture::{NIC, Run, UnprotectedPlatform};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, Published};
 use super::prefetch::{USES, summarise};
 use super::published::{CLOCK_GHZ, Sheet};
+use super::setting::Setting;
 use super::timed::{Cost, TimedReplays, TimedSubject};
 use ringfence_lab::LabError;
 use ringfence_lab::plan::Step;

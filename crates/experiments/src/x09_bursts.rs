@@ -6,11 +6,12 @@ use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{NetperfStream, PACKETS_PER_RUN};
 
 use super::capture::{Capture, Run};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::owned::{InvalidationModel, costs, refused};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
+use super::setting::Setting;
 use super::timed::{Cost, TimedReplays, TimedSubject};
 use ringfence_lab::LabError;
 use ringfence_lab::Profile;

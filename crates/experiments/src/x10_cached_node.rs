@@ -4,9 +4,10 @@ use ringfence_iova::{AllocRequest, CachedTree, RangeStore};
 use ringfence_types::Pfn;
 
 use super::allocators::{flushed, pages};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

@@ -6,10 +6,11 @@ use ringfence_iova::Capacity;
 
 use super::allocators::{DrivenAllocator, W};
 use super::capture::{Capture, Run};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series, thinned};
 use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::published::Sheet;
+use super::setting::Setting;
 use super::stream::{MAPPED, counted, last, runs, runs_of};
 use ringfence_lab::LabError;
 

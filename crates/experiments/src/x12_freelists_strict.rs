@@ -2,10 +2,12 @@
 
 use ringfence_iova::Capacity;
 
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
+
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, NullModel, Requirement};
 use super::published::Sheet;
+use super::setting::Setting;
 use super::stream::{
     SHAPES, SIZES, by_run, counted, gain_percent, last, name, packet, runs, runs_of, throughput,
     timed,

@@ -4,11 +4,12 @@ use ringfence_iova::Capacity;
 
 use super::allocators::{DrivenAllocator, W};
 use super::capture::Run;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::model::gbps;
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, Sheet};
+use super::setting::Setting;
 use super::stream::{
     SHAPES, SIZES, by_run, counted, gain_percent, last, name, packet, runs, runs_of, throughput,
     timed,

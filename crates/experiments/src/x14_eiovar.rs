@@ -6,10 +6,11 @@ use ringfence_iova::Capacity;
 
 use super::allocators::W;
 use super::capture::{Capture, Run};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, NullModel, Requirement};
 use super::history::{HistoryCost, run_history};
 use super::published::{Benchmark, Nic, Sheet};
+use super::setting::Setting;
 use super::x01_breakdown;
 use super::x03_benchmarks::Frame;
 use ringfence_lab::LabError;

@@ -8,10 +8,11 @@ use ringfence_devices::workload::{Memcached, PACKETS_PER_RUN, Workload};
 use self::messages::messages;
 use super::allocators::DrivenAllocator;
 use super::capture::Capture;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::published::Sheet;
+use super::setting::Setting;
 use super::timed::{CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use ringfence_lab::LabError;
 

@@ -6,9 +6,10 @@ use ringfence_iova::Capacity;
 
 use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Requirement};
 use super::published::Sheet;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

@@ -18,10 +18,11 @@ use ringfence_types::{
 
 use super::allocators::{TOP, pages};
 use super::capture::Run;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
+use super::setting::Setting;
 use super::stream::{relative_throughput, runs};
 use super::timed::{Cost, CountedSteps, TimedReplays, TimedSubject, run_in_turns};
 use super::x01_breakdown::{Column, column};

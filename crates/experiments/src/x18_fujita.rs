@@ -6,9 +6,10 @@ use ringfence_devices::nic::Environment;
 use ringfence_types::{Nanos, PhysAddr, PhysRange};
 
 use super::capture::{CALL_NS, Run, UnprotectedPlatform};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, NullModel, Published, Requirement};
 use super::published::Sheet;
+use super::setting::Setting;
 use super::stream::{in_turns, last};
 use super::timed::{Cost, TimedSubject};
 use ringfence_lab::LabError;

@@ -8,9 +8,10 @@ use ringfence_papers::{BitmapAsPublished, DeferredUnmaps};
 use ringfence_types::{Nanos, Pfn};
 
 use super::allocators::{TOP, pages};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
+use super::setting::Setting;
 use super::timed::{TimedReplays, TimedSubject};
 use super::x18_fujita::Requests;
 use ringfence_lab::LabError;

@@ -14,9 +14,10 @@ mod table_1;
 use self::claims::{claims, host_side};
 use self::rows::cell;
 use self::table_1::table_1;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::Findings;
 use super::guests::{GuestCell, Guests, Kind, Uncounted};
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

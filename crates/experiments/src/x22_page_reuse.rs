@@ -1,10 +1,12 @@
 //! X22: page reuse of DMA buffers (PVIOMMU Table 5), on which the reverse translation cache
 //! depends.
 
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
+
 use super::finding::{FindingRow, Findings, Published, Requirement, median};
 use super::published::Sheet;
 use super::reuse::ReuseRow;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

@@ -4,9 +4,11 @@
 use ringfence_papers::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
 use ringfence_papers::rtc::tree::{NodeKind, Tree};
 
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
+
 use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

@@ -7,10 +7,11 @@ use ringfence_papers::rtc::{Rtc, RtcAsPublished};
 use ringfence_pviommu::rtc::{Cycles, FlatCache, ResidencyPolicy, ReverseCache};
 
 use self::exposure::exposed;
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::figure::{Figure, Series};
 use super::finding::{FindingRow, Findings, Published, Requirement};
 use super::published::Sheet;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

@@ -18,9 +18,10 @@ use self::fixture::{
 };
 use self::modes::in_modes;
 use self::reclaim_migration::{migration, overcommit};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Measured, Published, median};
 use super::published::Sheet;
+use super::setting::Setting;
 use ringfence_lab::LabError;
 use ringfence_lab::meter::cycles;
 

@@ -9,9 +9,10 @@ use ringfence_trace::{Chunk, Operations, TraceOptions, TraceSource};
 use ringfence_types::Nanos;
 
 use super::capture::{CALL_NS, Capture, Run};
-use super::catalogue::{Experiment, Setting};
+use super::experiment::Experiment;
 use super::finding::{FindingRow, Findings, Published};
 use super::published::Sheet;
+use super::setting::Setting;
 use super::x18_fujita::{REQUEST_NS, Requests};
 use ringfence_lab::LabError;
 use ringfence_lab::compare::{CompareOptions, runner};

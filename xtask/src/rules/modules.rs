@@ -15,9 +15,6 @@ use crate::violation::Violation;
 /// Number of modules that may depend on each other in a circle.
 const ALLOWED: usize = 2;
 
-/// Crates that do not keep the rule yet, with the size of their largest cycle. It must not grow.
-const LARGER: &[(&str, usize)] = &[("experiments", 28)];
-
 /// The modules of one crate.
 #[derive(Debug, Default)]
 struct Modules {
@@ -39,22 +36,13 @@ pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
     for (root, files) in crates {
         let modules = Modules::read(&files);
         let cycle = modules.largest_cycle();
-        let name = root.components().nth(1).map(|name| name.as_os_str());
-        let known = LARGER
-            .iter()
-            .find(|(larger, _)| name == Some(larger.as_ref()));
-        let bound = known.map_or(ALLOWED, |(_, bound)| *bound);
         let (size, list) = (cycle.len(), cycle.join(", "));
-        let lib = root.join("lib.rs");
-        if size > bound {
+        if size > ALLOWED {
             let message = format!(
-                "a cycle of {size} modules, at most {bound} allowed: {list}; move what they share \
-                into a module below them"
+                "a cycle of {size} modules, at most {ALLOWED} allowed: {list}; move what they \
+                share into a module below them"
             );
-            found.push(Violation::error(&lib, 0, message));
-        } else if size < bound && known.is_some() {
-            let message = format!("the largest cycle has {size} modules: lower its bound {bound}");
-            found.push(Violation::note(&lib, 0, message));
+            found.push(Violation::error(&root.join("lib.rs"), 0, message));
         }
     }
     found

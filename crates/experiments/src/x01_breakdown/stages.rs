@@ -2,9 +2,9 @@
 
 use super::Column;
 use crate::capture::Run;
-use crate::catalogue::Setting;
 use crate::finding::{FindingRow, Findings, Measured};
 use crate::published::Sheet;
+use crate::setting::Setting;
 use crate::stream::in_turns;
 use crate::substitution::{Stage, stages};
 use crate::timed::{Cost, TimedSubject};

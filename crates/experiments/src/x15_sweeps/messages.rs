@@ -5,10 +5,10 @@ use ringfence_devices::workload::{BURST, NetperfStream};
 
 use super::{LastRun, last_of};
 use crate::capture::Capture;
-use crate::catalogue::Setting;
 use crate::figure::{Figure, Series};
 use crate::finding::{FindingRow, Findings, Measured, Published};
 use crate::published::{CLOCK_GHZ, Sheet};
+use crate::setting::Setting;
 use ringfence_lab::LabError;
 
 /// Netperf message sizes, in bytes.

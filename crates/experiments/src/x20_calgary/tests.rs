@@ -2,8 +2,9 @@
 
 use super::modes::cost;
 use super::*;
-use crate::catalogue::{Experiment, Setting};
+use crate::experiment::Experiment;
 use crate::finding::Requirement;
+use crate::setting::Setting;
 
 #[test]
 fn rows_are_judged_against_the_slides_and_the_remedies_keep_their_promises() {

@@ -1,9 +1,10 @@
 use super::*;
-use crate::catalogue::{Experiment, Setting};
+use crate::experiment::Experiment;
 use crate::finding::{Finding, Verdict};
 use crate::guest_loads::{
     Exposure, GuestLoads, KernelLoads, Load, LoadCounts, PROTECTIONS, Promise,
 };
+use crate::setting::Setting;
 
 /// Counts of a protection whose values all differ: `cost` is added to each of them.
 fn counts(cost: f64, promise: Promise) -> GuestLoads {

@@ -5,6 +5,7 @@
 #   RINGFENCE=PATH          this command instead of building it
 #   GUEST_KERNELS="6.12"    these kernels only (default: 6.12 and 7.2)
 #   GUEST_CACHE=DIR         directory of fetched components (default: guest in the target directory)
+#   GUEST_ALTERNATE=1       each case on one kernel, the kernels in turn (default: on all)
 #   GUEST_JOBS=1            this many guests in parallel (default: number of CPUs)
 #   GUEST_LIMIT=SECONDS     maximum run time of one guest, which takes 10 to 40 s here, and up to
 #                           five times as long on a busy host (default 600)
@@ -79,14 +80,23 @@ prepare() {
     "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" "$@" --initramfs "$work/initramfs" -- true >/dev/null
 }
 
-# try NAME COMMAND...: runs the case if it is wanted.
+# try NAME COMMAND...: runs the case if it is wanted, and not the other kernel's.
 wanted=("$@")
-try() { ! is_wanted "$1" || judge "$@"; }
+try() { ! is_wanted "$1" || ! is_in_turn "$1" || judge "$@"; }
 is_wanted() {
     ((${#wanted[@]})) || return 0
     local one
     for one in "${wanted[@]}"; do [[ $1 != "$one"* ]] || return 0; done
     return 1
+}
+# is_in_turn NAME: with GUEST_ALTERNATE, the first case whose name has $kernel runs on the first of
+# KERNELS, the second on the second, and so on.
+declare -A turns
+is_in_turn() {
+    [[ ${GUEST_ALTERNATE:-} && ${kernel:-} && $1 == *"$kernel"* ]] || return 0
+    local kernels=($KERNELS) base=${1/"$kernel"/}
+    : "${turns[$base]:=${#turns[@]}}"
+    [[ ${kernels[turns[$base] % ${#kernels[@]}]} == "$kernel" ]]
 }
 
 # In the guest, logged COUNT TEXT: waits until this many lines of the kernel's log have the text, for

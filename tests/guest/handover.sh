@@ -224,8 +224,6 @@ for kernel in $KERNELS; do
     try "ring: $kernel" handed "$kernel" --iommu riommu -- --iommu riommu
     try "recorded: $kernel" recorded "$kernel" --record-requests CASE/requests -- --strict
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
-    # With few hand-overs, the following cases run on one kernel only.
-    ((HANDOVERS >= 20)) || [[ $kernel == "${KERNELS%% *}" ]] || continue
     try "assigned: $kernel" in_mode assigned handed "$kernel" -- --strict
     try "assigned, para-virtual, memory in a file: $kernel" in_mode assigned reclaimed "$kernel" --iommu pviommu --host-page-pool --memory-file CASE/memory --lock mapped \
         -- --iommu pviommu --module-args cache=1

@@ -22,15 +22,49 @@ const CALIBRATE: &str = "tests/guest/calibrate.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
 const SOAK: &str = "tests/guest/soak.sh";
 const REPORTS: &str = "tests/guest/reports.sh";
-/// Configuration of the debug kernel, and its name among the guests' kernels.
+/// Configuration of the debug kernel.
 const DEBUG_CONFIGURATION: &str = "tests/guest/debug.config";
-const DEBUG: (&str, &str) = ("GUEST_KERNELS", "debug");
 const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
 const INSTALL: &str = "kmod/tests/install.sh";
 const SPARSE: &str = "kmod/tests/sparse.sh";
-/// Number of consecutive hand-overs, and of kills, when a developer runs the task.
-const HANDOVERS: u32 = 20;
-const KILLS: u32 = 20;
+
+/// How much of the scripts a run does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Effort {
+    /// Each case runs on one kernel, and the kernels alternate; otherwise on every kernel.
+    alternate: bool,
+    /// Number of kills of the process that serves the devices, behind each IOMMU.
+    kills: u32,
+    /// Number of consecutive hand-overs.
+    handovers: u32,
+}
+
+impl Effort {
+    /// Of `cargo xtask test`.
+    pub(crate) const BRIEF: Self = Self {
+        alternate: true,
+        kills: 4,
+        handovers: 5,
+    };
+    /// Of `cargo xtask guest --live`.
+    const FULL: Self = Self {
+        alternate: false,
+        kills: 20,
+        handovers: 20,
+    };
+
+    /// Returns the variables of the scripts.
+    fn variables(self) -> Vec<(&'static str, String)> {
+        let mut variables = vec![
+            ("GUEST_KILLS", self.kills.to_string()),
+            ("GUEST_HANDOVERS", self.handovers.to_string()),
+        ];
+        if self.alternate {
+            variables.push(("GUEST_ALTERNATE", "1".to_owned()));
+        }
+        variables
+    }
+}
 
 /// Options of `guest`.
 #[derive(Debug, clap::Args)]
@@ -56,33 +90,21 @@ pub(crate) fn fetch(repo: &Repo) -> anyhow::Result<String> {
 }
 
 /// Builds the debug kernel, unless the cache has one of the same configuration.
-pub(crate) fn build_debug_kernel(repo: &Repo) -> anyhow::Result<String> {
+fn build_debug_kernel(repo: &Repo) -> anyhow::Result<()> {
     let mut command = process::command(&repo.root, "cargo");
     command.args(["run", "--quiet", "--package", "ringfence-guest-harness"]);
     command.args(["--example", "debug_kernel", "--", DEBUG_CONFIGURATION]);
     command.arg(cache(repo)?);
-    process::show(&mut command, |_| {})?;
-    Ok(String::new())
+    process::show(&mut command, |_| {})
 }
 
 /// Runs the tests of the modules under the debug kernel, after those that show that a report fails
-/// a test. `names` are prefixes of the wanted cases; all if empty. A selection excludes the cases
-/// with an NVMe disk, which take longest.
-pub(crate) fn debug(repo: &Repo, names: &[&str]) -> anyhow::Result<String> {
-    let ringfence = product::build(repo)?;
-    let mut lines = Vec::new();
-    let mut tests = vec![(REPORTS, &[][..])];
-    tests.extend([RIOMMU, PVIOMMU, POOLDMA].map(|test| (test, names)));
-    if names.is_empty() {
-        tests.push((NVME, names));
+/// a test.
+fn debug(repo: &Repo) -> anyhow::Result<()> {
+    for test in [REPORTS, RIOMMU, PVIOMMU, POOLDMA, NVME] {
+        cases(repo, test, &[("GUEST_KERNELS", "debug".to_owned())])?;
     }
-    for (test, names) in tests {
-        lines.push(script(repo, test, |command| {
-            command.args(names).env("RINGFENCE", &ringfence);
-            command.env(DEBUG.0, DEBUG.1);
-        })?);
-    }
-    Ok(lines.join("; "))
+    Ok(())
 }
 
 /// Fetches the QEMUs that judge drivers, and the Linux guests whose page tables are read
@@ -112,40 +134,40 @@ pub(crate) fn sparse(repo: &Repo) -> anyhow::Result<String> {
     script(repo, SPARSE, |_| {})
 }
 
-/// Runs all cases of standard guests with devices of `ringfence`. Fetches QEMU and kernels that are
-/// not cached. The process that serves the devices is killed `kills` times.
-pub(crate) fn live(repo: &Repo, kills: u32) -> anyhow::Result<String> {
-    cases(repo, LIVE, &[("GUEST_KILLS", kills.to_string())])
+/// Runs the cases of standard guests with devices of `ringfence`. Fetches QEMU and kernels that are
+/// not cached.
+pub(crate) fn live(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, LIVE, &effort.variables())
 }
 
 /// Like [`live`], behind the para-virtual IOMMU; builds modules for the guests' kernels.
-pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, PVIOMMU, &[])
+pub(crate) fn pviommu(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, PVIOMMU, &effort.variables())
 }
 
 /// Like [`live`], behind the ring IOMMU.
-pub(crate) fn riommu(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, RIOMMU, &[])
+pub(crate) fn riommu(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, RIOMMU, &effort.variables())
 }
 
 /// Like [`live`], with an NVMe disk behind each IOMMU.
-pub(crate) fn nvme(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, NVME, &[])
+pub(crate) fn nvme(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, NVME, &effort.variables())
 }
 
 /// Tests shadow buffers for devices that QEMU emulates, behind its own IOMMUs.
-pub(crate) fn pooldma(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, POOLDMA, &[])
+pub(crate) fn pooldma(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, POOLDMA, &effort.variables())
 }
 
 /// Measures the guests' IOMMUs with `ringfence calibrate --host`.
-pub(crate) fn calibrate(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, CALIBRATE, &[])
+pub(crate) fn calibrate(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, CALIBRATE, &effort.variables())
 }
 
-/// Hands devices over from one process to the next, `times` times in a row.
-pub(crate) fn handover(repo: &Repo, times: u32) -> anyhow::Result<String> {
-    cases(repo, HANDOVER, &[("GUEST_HANDOVERS", times.to_string())])
+/// Hands devices over from one process to the next.
+pub(crate) fn handover(repo: &Repo, effort: Effort) -> anyhow::Result<String> {
+    cases(repo, HANDOVER, &effort.variables())
 }
 
 /// Runs hostile clients next to a working guest, for `seconds` seconds per case.
@@ -182,18 +204,14 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.debug_kernel {
         build_debug_kernel(repo)?;
         if options.live {
-            debug(repo, &[])?;
+            debug(repo)?;
         }
         return Ok(true);
     }
     if options.live {
-        live(repo, KILLS)?;
-        pviommu(repo)?;
-        riommu(repo)?;
-        nvme(repo)?;
-        pooldma(repo)?;
-        calibrate(repo)?;
-        handover(repo, HANDOVERS)?;
+        for suite in [live, pviommu, riommu, nvme, pooldma, calibrate, handover] {
+            suite(repo, Effort::FULL)?;
+        }
         return Ok(true);
     }
     println!(

@@ -2,6 +2,7 @@
 
 use anyhow::{bail, ensure};
 
+use crate::guest::Effort;
 use crate::process::Priority;
 use crate::repo::Repo;
 use crate::steps::Step;
@@ -16,21 +17,10 @@ use crate::{
 const RELEASE: &str = "build: the command, optimised";
 const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
-const DEBUG_KERNEL: &str = "build: debug kernel";
-
-/// Cases of the modules' tests that run under the debug kernel in `test`; all take three times as
-/// long. They load and unload the modules, map from two CPUs, log faults, and unplug devices.
-const DEBUG_CASES: &[&str] = &["files: debug", "errant", "replugged"];
 
 /// Run time of each fuzz target in `test`, and of those whose corpus is still young.
-const FUZZ_SECONDS: u64 = 20;
+const FUZZ_SECONDS: u64 = 10;
 const YOUNG_TARGETS: (&[&str], u64) = (&["riommu"], 60);
-
-/// Number of hand-overs per guest in `test`; the script by itself makes 20.
-const HANDOVERS: u32 = 5;
-
-/// Number of kills behind each IOMMU in `test`; the script by itself makes 20.
-const KILLS: u32 = 10;
 
 /// Seconds of each of the soak's three cases in `test`; the script by itself takes 60.
 const SOAK_SECONDS: u32 = 20;
@@ -47,10 +37,6 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("tools", install::run),
         Step::new(RELEASE, product::build_all).beside(Priority::Lowest),
         Step::new(FETCHED, guest::fetch).beside(Priority::Lowest),
-        Step::new("checkpatch", guest::checkpatch).beside(Priority::Lowest),
-        Step::new("sparse", guest::sparse).beside(Priority::Lowest),
-        Step::new("modules installed", guest::install_modules).beside(Priority::Lowest),
-        Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(Priority::Lowest),
     ];
     steps.extend(check());
     steps.extend([
@@ -73,28 +59,23 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("exact instruction counts", instruction_counts).beside(Priority::Normal),
         Step::new("memory bounds of hostile traces", limits::run).beside(Priority::Normal),
         Step::new("documents that run", console::run).beside(Priority::Normal),
-        // It uses the time in which guests wait.
-        Step::new(DEBUG_KERNEL, guest::build_debug_kernel).beside(Priority::Lowest),
-        Step::new("guests", |repo| guest::live(repo, KILLS)).after(FETCHED),
-        Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
-        Step::new("guests behind the ring IOMMU", guest::riommu),
-        Step::new("guests with an NVMe disk", guest::nvme),
-        Step::new("guests with shadow buffers", guest::pooldma),
-        Step::new("guests that measure their IOMMU", guest::calibrate),
+        Step::new("checkpatch", guest::checkpatch).beside(Priority::Lowest),
+        Step::new("sparse", guest::sparse).beside(Priority::Lowest),
+        Step::new("modules installed", guest::install_modules).beside(Priority::Lowest),
+        Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(Priority::Lowest),
+        guests("guests", guest::live).after(FETCHED),
+        guests("guests behind the para-virtual IOMMU", guest::pviommu),
+        guests("guests behind the ring IOMMU", guest::riommu),
+        guests("guests with an NVMe disk", guest::nvme),
+        guests("guests with shadow buffers", guest::pooldma),
+        guests("guests that measure their IOMMU", guest::calibrate),
         // The tests in the background take longer than the guests.
         Step::new("python: wheel, tests, notebook", python::run),
         Step::new("page in a browser", page::run),
         Step::new("release archive and package", dist::check),
         Step::new("dry run of publishing", registry::dry_run),
-        Step::new("guests under the debug kernel", |repo| {
-            guest::debug(repo, DEBUG_CASES)
-        })
-        .after(DEBUG_KERNEL),
         // Its processes wait for each other for a limited time.
-        Step::new("guests with hand-over of devices", |repo| {
-            guest::handover(repo, HANDOVERS)
-        })
-        .alone(),
+        guests("guests with hand-over of devices", guest::handover).alone(),
         // It measures throughput and waits for device processes.
         Step::new("guests with malicious clients", |repo| {
             guest::soak(repo, SOAK_SECONDS)
@@ -103,6 +84,11 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("fuzzing", |repo| fuzz_all(repo, None, &test_seconds)).after(LIBFUZZER),
     ]);
     steps
+}
+
+/// Returns a step with guests, as brief as `test` has it.
+fn guests(name: &'static str, suite: fn(&Repo, Effort) -> anyhow::Result<String>) -> Step {
+    Step::new(name, move |repo| suite(repo, Effort::BRIEF))
 }
 
 /// Returns all steps of [`test()`], or those whose names contain one of `patterns`.

@@ -136,10 +136,10 @@ readonly INTERRUPTS='interrupts() { awk "/$1/ { for (i = 2; \$i ~ /^[0-9]+\$/; i
 # storm_of WHAT: the numbers that the guest printed of a storm of faults.
 storm_of() { sed -n "s/^storm: \([0-9]*\) $1, \([0-9]*\) interrupts, \([0-9]*\) naps, \([0-9]*\) hundredths, \([0-9]*\) lines.*/\1 \2 \3 \4 \5/p" "$log"; }
 
-# In the guest, kexec LOOK DIRECTORY: writes 16 MiB to the disk, and starts a second kernel, whose
-# image the disk has (start_disk). There, the commands LOOK run before any module is loaded. The
-# second command prints their output, compares the 16 MiB, writes others, and prints the counters in
-# the directory.
+# In the guest, kexec LOOK REPORT [--crash]: writes 16 MiB to the disk, and starts a second kernel,
+# whose image the disk has (start_disk). There, the commands LOOK run before any module is loaded. The
+# second command prints their output, compares the 16 MiB, writes others, and runs the commands
+# REPORT. With --crash, the first kernel crashes while it reads the disk.
 readonly KEXEC='set -e; mkdir /next; cd /next; tar xf /dev/vda
 cat >/look <<END
 #!/bin/busybox sh
@@ -155,14 +155,15 @@ look | cmp - /sum; echo same
 dd if=/dev/urandom of=/new bs=1M count=16 2>/dev/null
 dd if=/new of=/dev/vda bs=1M seek=32 oflag=direct 2>/dev/null
 [ "\$(look)" = "\$(md5sum </new)" ]; echo written
-grep -r . $2; dmesg | grep "was stopped" || echo clean
+$2; dmesg | grep "was stopped" || echo clean
 END
 chmod +x /look
 dd if=/dev/urandom of=/random bs=1M count=16 2>/dev/null; md5sum </random >/sum
 dd if=/random of=/dev/vda bs=1M seek=32 oflag=direct 2>/dev/null
 (cd /; { printf "%s\\n" bin dev proc sys tmp init look command sum bin/busybox; find modules; } | cpio -o -H newc) >initramfs 2>/dev/null
 echo "first kernel"
-./kexec vmlinuz initramfs "$(cat /proc/cmdline) rdinit=/look"'
+if [ $3 ]; then dd if=/dev/vda of=/dev/null bs=4k iflag=direct 2>/dev/null & fi
+./kexec $3 vmlinuz initramfs "$(cat /proc/cmdline) rdinit=/look"'
 # start_disk KERNEL: makes the image of a disk, $case/disk. It begins with an archive, which has the
 # kernel and a program that starts it.
 start_disk() {

@@ -203,14 +203,31 @@ suspended() {
 # first one left it.
 readonly CONTROL='iommu=$(dirname $(grep -l 0x10f7 /sys/bus/pci/devices/*/device))
 read registers _ <$iommu/resource; devmem $((registers + 0x18)) 32'
+readonly COUNTERS='grep -r . /sys/kernel/debug/riommu'
 second_kernel() {
     local kernel=$1
     start_disk "$kernel" || return 1
     behind --kernel "$kernel" --disk "${case//,/,,}/disk" --metrics -- \
-        sh -c "$KEXEC" kexec "$CONTROL" /sys/kernel/debug/riommu 2>&1 | grep -v 'service_seconds\|^#'
+        sh -c "$KEXEC" kexec "$CONTROL" "$COUNTERS" 2>&1 | grep -v 'service_seconds\|^#'
     [[ ${PIPESTATUS[0]} == 0 ]] || return 1
     said '^first kernel' && said '^second kernel: 0x00000000' && said '^same' && said '^written' && said '^clean' &&
         said 'ringfence_faults_total{device="riommu"} 0' && holds read/maps -gt 0 && holds write/maps -gt 0 && sound
+}
+
+# The kernel crashes while the disk works, so nothing is shut down. The crash kernel finds the IOMMU
+# running with the tables of the first one (register CTRL). The module stops it, gives it another
+# fault queue (register FQ, which a running IOMMU ignores), and the disk is as the first kernel left it.
+readonly QUEUE='echo queue $(devmem $((registers + 0x28)) 64)'
+crash_kernel() {
+    local kernel=$1 append="$append crashkernel=192M"
+    start_disk "$kernel" || return 1
+    # The log of a crash is no report.
+    limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --append "$append" --module-source "$repo/kmod" --iommu riommu \
+        --memory 768 --kernel "$kernel" --disk "${case//,/,,}/disk" --metrics -- \
+        sh -c "$KEXEC" kdump "$CONTROL; $QUEUE" "$COUNTERS; $CONTROL; $QUEUE" --crash 2>&1 | grep -v 'service_seconds\|^#'
+    [[ ${PIPESTATUS[0]} == 0 ]] || return 1
+    said '^first kernel' && said '^second kernel: 0x00000007' && said '^same' && said '^written' && said '^clean' &&
+        [[ $(grep '^queue 0x' "$log" | sort -u | wc -l) == 2 ]] && holds read/maps -gt 0 && holds write/maps -gt 0 && sound
 }
 
 # Rings with few slots, and requests of at most 16 pages: maps fail until unmaps free slots, the
@@ -281,6 +298,7 @@ for kernel in $KERNELS; do
     # The debug kernel has no /dev/mem and no kexec_file_load.
     [[ $kernel == debug ]] || try "restarted: $kernel" in_storm restarted --kernel "$kernel"
     [[ $kernel == debug ]] || try "kexec: $kernel" second_kernel "$kernel"
+    [[ $kernel == debug ]] || try "kdump: $kernel" crash_kernel "$kernel"
     try "network between guests: $kernel" network strict 1000 --kernel "$kernel"
     for mode in burst burst-paper; do
         try "$mode: files: $kernel, two processors" files $mode --kernel "$kernel" --cpus 2

@@ -24,6 +24,10 @@ static unsigned int writes = 500;
 module_param(writes, uint, 0444);
 MODULE_PARM_DESC(writes, "number of writes, one at a time");
 
+static unsigned int order;
+module_param(order, uint, 0444);
+MODULE_PARM_DESC(order, "binary logarithm of the pages of a write, which are one compound page (default: 0)");
+
 struct reuse {
 	struct completion done;
 	struct page *page;
@@ -38,13 +42,13 @@ static void reuse_end(struct bio *bio)
 	struct page *next;
 
 	reuse->status = bio->bi_status;
-	__free_page(reuse->page);
+	__free_pages(reuse->page, order);
 	/* The allocator of this CPU returns the page that was freed last. */
-	next = alloc_page(GFP_ATOMIC);
+	next = alloc_pages(GFP_ATOMIC | __GFP_COMP, order);
 	if (next) {
 		reuse->reused += next == reuse->page;
-		memset(page_address(next), REUSE_SECRET, PAGE_SIZE);
-		__free_page(next);
+		memset(page_address(next), REUSE_SECRET, PAGE_SIZE << order);
+		__free_pages(next, order);
 	}
 	complete(&reuse->done);
 }
@@ -53,15 +57,15 @@ static int reuse_write(struct block_device *bdev, struct reuse *reuse)
 {
 	struct bio *bio;
 
-	reuse->page = alloc_page(GFP_KERNEL);
+	reuse->page = alloc_pages(GFP_KERNEL | __GFP_COMP, order);
 	if (!reuse->page)
 		return -ENOMEM;
-	memset(page_address(reuse->page), REUSE_WRITTEN, PAGE_SIZE);
+	memset(page_address(reuse->page), REUSE_WRITTEN, PAGE_SIZE << order);
 	init_completion(&reuse->done);
 	bio = bio_alloc(bdev, 1, REQ_OP_WRITE | REQ_SYNC, GFP_KERNEL);
 	bio->bi_private = reuse;
 	bio->bi_end_io = reuse_end;
-	__bio_add_page(bio, reuse->page, PAGE_SIZE, 0);
+	__bio_add_page(bio, reuse->page, PAGE_SIZE << order, 0);
 	submit_bio(bio);
 	wait_for_completion(&reuse->done);
 	bio_put(bio);
@@ -71,10 +75,13 @@ static int reuse_write(struct block_device *bdev, struct reuse *reuse)
 static int __init reuse_init(void)
 {
 	struct reuse reuse = {};
-	struct file *file = bdev_file_open_by_path(device, BLK_OPEN_WRITE, NULL, NULL);
+	struct file *file;
 	unsigned int n;
 	int err = 0;
 
+	if (order > MAX_PAGE_ORDER)
+		return -EINVAL;
+	file = bdev_file_open_by_path(device, BLK_OPEN_WRITE, NULL, NULL);
 	if (IS_ERR(file))
 		return PTR_ERR(file);
 	for (n = 0; n < writes && !err; n++)

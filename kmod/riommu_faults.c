@@ -48,7 +48,7 @@ static void rio_log(struct rio *rio, const struct rio_entry *entry)
 /* A write of FQ sets FQ_HEAD and FQ_TAIL to 0. FQ is writable, because recording has stopped. */
 static void rio_set_queue(struct rio *rio)
 {
-	writeq(virt_to_phys(rio->fault_queue) | ilog2(rio->fault_entries),
+	writeq(rio_fq(virt_to_phys(rio->fault_queue), ilog2(rio->fault_entries)),
 	       rio->regs + RIO_REG_FQ);
 	rio->fault_head = 0;
 }

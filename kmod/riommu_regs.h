@@ -26,6 +26,7 @@
 #define RIO_MAJOR(version)	((version) >> 16)
 #define RIO_CAP_DEVICES(cap)	((__u32)(cap) & 0xffff)
 #define RIO_CAP_QUEUE(cap)	((__u32)((cap) >> 16) & 0x1f)
+#define RIO_CAP_PREFETCH	0x1000000
 #define RIO_DEVICES_MAX		768
 
 #define RIO_CTRL_TRANSLATE	0x1
@@ -62,6 +63,12 @@ static inline __u64 rio_inv_device(__u16 device)
 static inline __u64 rio_inv_all(void)
 {
 	return 2ULL << 32;
+}
+
+/* The queue has 2^size entries. */
+static inline __u64 rio_fq(__u64 address, unsigned int size)
+{
+	return address | size;
 }
 
 static inline __u64 rio_root_first(__u64 contexts)

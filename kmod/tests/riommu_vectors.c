@@ -19,6 +19,10 @@ static unsigned long long word_of(const char *text)
 /* Encodes a line's fields. Returns the number of words, or 0 for an unknown kind. */
 static int encode(const char *kind, const unsigned long long *field, unsigned long long *word)
 {
+	if (!strcmp(kind, "root")) {
+		word[0] = rio_root_first(field[0]);
+		return 2;
+	}
 	if (!strcmp(kind, "context")) {
 		word[0] = rio_context_first(field[1]);
 		word[1] = rio_context_second(field[0]);
@@ -43,12 +47,17 @@ static int encode(const char *kind, const unsigned long long *field, unsigned lo
 		word[0] = rio_inv_device(field[0]);
 	else if (!strcmp(kind, "invalidate-all"))
 		word[0] = rio_inv_all();
+	else if (!strcmp(kind, "fq"))
+		word[0] = rio_fq(field[0], field[1]);
+	else if (!strcmp(kind, "ctrl"))
+		word[0] = field[0] * RIO_CTRL_TRANSLATE | field[1] * RIO_CTRL_FAULTS |
+			  field[2] * RIO_CTRL_INTERRUPT;
 	else
 		return 0;
 	return 1;
 }
 
-/* The driver decodes what it reads: the fault's fields, and ring and slot of an address. */
+/* The driver decodes what it reads: CAP, the fault's fields, and ring and slot of an address. */
 static int is_decoded(const char *kind, const unsigned long long *field,
 		      const unsigned long long *word)
 {
@@ -56,9 +65,18 @@ static int is_decoded(const char *kind, const unsigned long long *field,
 		return word[0] == field[1] && rio_fault_device(word[1]) == field[0] &&
 		       (unsigned long long)rio_fault_is_write(word[1]) == field[2] &&
 		       rio_fault_reason(word[1]) == field[3];
+	if (!strcmp(kind, "cap"))
+		return RIO_CAP_DEVICES(word[0]) == field[0] && RIO_CAP_QUEUE(word[0]) == field[1] &&
+		       !(word[0] & RIO_CAP_PREFETCH) == !field[2];
 	if (!strcmp(kind, "riova"))
 		return rio_iova_ring(word[0]) == field[0] && rio_iova_slot(word[0]) == field[1];
 	return 1;
+}
+
+/* What the driver only reads, and what it never writes. */
+static int is_only_decoded(const char *kind)
+{
+	return !strcmp(kind, "fault") || !strcmp(kind, "cap") || !strcmp(kind, "not-invalidation");
 }
 
 static int is_right(char *line)
@@ -80,7 +98,7 @@ static int is_right(char *line)
 	want[1] = word_of(strtok(NULL, " "));
 	if (!is_decoded(kind, field, want))
 		return 0;
-	if (!strcmp(kind, "fault"))
+	if (is_only_decoded(kind))
 		return 1;
 	count = encode(kind, field, word);
 	return count && word[0] == want[0] && word[1] == want[1];

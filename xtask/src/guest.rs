@@ -28,7 +28,7 @@ const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
 const INSTALL: &str = "kmod/tests/install.sh";
 const SPARSE: &str = "kmod/tests/sparse.sh";
 
-/// How much of the scripts a run does.
+/// Work that a run of the scripts does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
     /// Each case runs on one kernel, and the kernels alternate; otherwise on every kernel.
@@ -40,13 +40,13 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    /// Of `cargo xtask test`.
+    /// The effort of `cargo xtask test`.
     pub(crate) const BRIEF: Self = Self {
         alternate: true,
         kills: 4,
         handovers: 5,
     };
-    /// Of `cargo xtask guest --live`.
+    /// The effort of `cargo xtask guest --live`.
     const FULL: Self = Self {
         alternate: false,
         kills: 20,

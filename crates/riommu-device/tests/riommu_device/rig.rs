@@ -52,7 +52,12 @@ pub(crate) fn riova(ring: u64, slot: u64, offset: u64) -> Iova {
 
 /// Returns the address of the disk's context entry.
 const fn context_entry() -> u64 {
-    CONTEXTS + (DISK.get() as u64 & 0xff) * 16
+    context_entry_in(CONTEXTS)
+}
+
+/// Returns the same in another context table.
+pub(crate) const fn context_entry_in(contexts: u64) -> u64 {
+    contexts + (DISK.get() as u64 & 0xff) * 16
 }
 
 impl Rig {
@@ -82,7 +87,7 @@ impl Rig {
         rig
     }
 
-    fn store(&self, at: u64, words: [u64; 2]) {
+    pub(crate) fn store(&self, at: u64, words: [u64; 2]) {
         let stored = self.memory.words(PhysAddr::new(at), 2).unwrap();
         for (to, word) in stored.iter().zip(words) {
             to.store(word, Ordering::Release);

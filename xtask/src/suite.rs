@@ -13,7 +13,8 @@ use crate::{
     nostd, page, process, product, python, registry, rules, suites, targets,
 };
 
-/// Names of the steps that other steps wait for.
+/// Names of the steps that others need.
+const TOOLS: &str = "tools";
 const RELEASE: &str = "build: the command, optimised";
 const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
@@ -34,7 +35,7 @@ const BRIEF_SECONDS: u64 = 5;
 /// them. They have the guests' priority, because some wait for a process for a limited time.
 pub(crate) fn test() -> Vec<Step> {
     let mut steps = vec![
-        Step::new("tools", install::run),
+        Step::new(TOOLS, install::run),
         Step::new(RELEASE, product::build_all).beside(Priority::Lowest),
         Step::new(FETCHED, guest::fetch).beside(Priority::Lowest),
     ];
@@ -91,14 +92,19 @@ fn guests(name: &'static str, suite: fn(&Repo, Effort) -> anyhow::Result<String>
     Step::new(name, move |repo| suite(repo, Effort::BRIEF))
 }
 
-/// Returns all steps of [`test()`], or those whose names contain one of `patterns`.
+/// Returns all steps of [`test()`], or those whose names contain one of `patterns`. All but the
+/// quick ones need the tools, and come after their step.
 pub(crate) fn chosen(patterns: &[String]) -> anyhow::Result<Vec<Step>> {
     let mut steps = test();
-    if !patterns.is_empty() {
-        let fits = |step: &Step| patterns.iter().any(|pattern| step.name().contains(pattern));
-        steps.retain(fits);
-        ensure!(!steps.is_empty(), "no step has such a name");
+    if patterns.is_empty() {
+        return Ok(steps);
     }
+    let fits = |step: &Step| patterns.iter().any(|pattern| step.name().contains(pattern));
+    ensure!(steps.iter().any(fits), "no step has such a name");
+    let quick: Vec<_> = check().iter().map(Step::name).collect();
+    let needs_tools = |step: &Step| fits(step) && !quick.contains(&step.name());
+    let are_tools_needed = steps.iter().any(needs_tools);
+    steps.retain(|step| fits(step) || (are_tools_needed && step.name() == TOOLS));
     Ok(steps)
 }
 
@@ -139,7 +145,7 @@ pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::R
     }
     let target = target.map(str::to_owned);
     Ok(vec![
-        Step::new("tools", install::run),
+        Step::new(TOOLS, install::run),
         Step::new("fuzz corpora", fuzz::corpora),
         Step::new("fuzzing", move |repo| {
             fuzz_all(repo, target.as_deref(), &|_| seconds)
@@ -210,4 +216,22 @@ fn instruction_counts(repo: &Repo) -> anyhow::Result<String> {
     ensure!(repo.root.join(TEST).is_file(), "{TEST} does not exist");
     let arguments = [&product::SELECTION[..], &["--", "--include-ignored"]].concat();
     cargo_test(repo, &arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_has_its_steps_and_the_tools_that_they_need() {
+        let names = |pattern: &str| {
+            let steps = chosen(&[pattern.to_owned()]).unwrap();
+            steps.iter().map(Step::name).collect::<Vec<_>>()
+        };
+        assert_eq!(names("links"), ["links"]);
+        assert_eq!(names("doc tests"), [TOOLS, "doc tests"]);
+        assert_eq!(names("tools"), [TOOLS]);
+        assert!(chosen(&["no such step".to_owned()]).is_err());
+        assert_eq!(chosen(&[]).unwrap().len(), test().len());
+    }
 }

@@ -14,11 +14,18 @@ trap 'finish_pool' EXIT
 
 # Kills all running cases by their process IDs, and removes the directories.
 finish_pool() {
-    local pids
-    pids=$(jobs -rp)
-    [[ ! $pids ]] || kill $pids 2>/dev/null
+    local pid
+    for pid in $(jobs -rp); do kill_tree $pid; done
     wait
     rm -rf "${scratch[@]}"
+}
+
+# kill_tree PID: kills a process, which thus starts nothing more, and then its children.
+kill_tree() {
+    local children child
+    children=$(cat /proc/$1/task/*/children 2>/dev/null)
+    kill $1 2>/dev/null
+    for child in $children; do kill_tree $child; done
 }
 
 # judge NAME COMMAND...: starts the case as soon as a slot is free.

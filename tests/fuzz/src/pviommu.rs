@@ -252,8 +252,8 @@ fn request<'a>(kind: u8, rest: &mut &'a [u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Checks that devices reach each tested address exactly if the model maps it, and at the right
-/// place.
+/// Checks that devices reach each tested address exactly if the model maps it, and in the right
+/// frame.
 fn compare(host: &mut Host, model: &Model) {
     let mut pins = BTreeMap::new();
     for (page, _) in model.values() {

@@ -225,22 +225,22 @@ impl Session<'_> {
     ) -> Option<(u64, Permissions)> {
         let offset = user.checked_sub(USER)?;
         let end = offset.checked_add(range.last().get() - range.start().get())?;
-        let place = (page * PAGE)
+        let address = (page * PAGE)
             .wrapping_add(offset)
             .wrapping_sub(range.start().get());
-        if end >= self.shared * PAGE || !place.is_multiple_of(PAGE) {
+        if end >= self.shared * PAGE || !address.is_multiple_of(PAGE) {
             return None;
         }
-        let place = place / PAGE;
+        let reached = address / PAGE;
         let (start, last) = (page * PAGE, page * PAGE + (PAGE - 1));
         if range.start().get() <= start && last <= range.last().get() {
-            return Some((place, said));
+            return Some((reached, said));
         }
         // The update covers a part of the page: the rights for the other part remain where both
         // agree.
         let (frame, had) = self.said.get(&page)?;
         let both = Permissions::from_bits(had.bits() & said.bits())?;
-        (*frame == place).then_some((place, both))
+        (*frame == reached).then_some((reached, both))
     }
 
     fn check(&mut self, page: u64) {

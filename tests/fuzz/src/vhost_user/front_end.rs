@@ -390,7 +390,7 @@ impl<'f, 'r> FrontEnd<'f, 'r> {
         let data = if flags & 2 == 0 { DATA } else { 1 << 40 };
         let towards_us = if kind == 1 { 1_u16 } else { 3 };
         let end = flags & 1;
-        for (at, (place, bytes, flags, next)) in [
+        for (at, (address, bytes, flags, next)) in [
             (HEADER, 16, 1, 1_u16),
             (data, sectors << 9, towards_us, 2),
             (STATUS, 1, 2 | u16::from(end), 0),
@@ -398,7 +398,7 @@ impl<'f, 'r> FrontEnd<'f, 'r> {
         .into_iter()
         .enumerate()
         {
-            let mut descriptor = place.to_le_bytes().to_vec();
+            let mut descriptor = address.to_le_bytes().to_vec();
             descriptor.extend(u32::to_le_bytes(bytes));
             descriptor.extend(u16::to_le_bytes(flags));
             descriptor.extend(next.to_le_bytes());

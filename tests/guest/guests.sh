@@ -82,7 +82,11 @@ prepare() {
 
 # try NAME COMMAND...: runs the case if it is wanted, and not the other kernel's.
 wanted=("$@")
-try() { ! is_wanted "$1" || ! is_in_turn "$1" || judge "$@"; }
+try() {
+    ((++offered))
+    if is_wanted "$1" && is_in_turn "$1"; then judge "$@"; fi
+    ((++decided))
+}
 is_wanted() {
     ((${#wanted[@]})) || return 0
     local one
@@ -91,11 +95,12 @@ is_wanted() {
 }
 # is_in_turn NAME: with GUEST_ALTERNATE, the first case whose name has $kernel runs on the first of
 # KERNELS, the second on the second, and so on.
-declare -A turns
+declare -A turns=()
+next_turn=0
 is_in_turn() {
     [[ ${GUEST_ALTERNATE:-} && ${kernel:-} && $1 == *"$kernel"* ]] || return 0
     local kernels=($KERNELS) base=${1/"$kernel"/}
-    : "${turns[$base]:=${#turns[@]}}"
+    [[ ${turns[$base]:-} ]] || turns[$base]=$((next_turn++))
     [[ ${kernels[turns[$base] % ${#kernels[@]}]} == "$kernel" ]]
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::output;
 use crate::process;
+use crate::product;
 use crate::repo::Repo;
 use crate::summary::Summary;
 
@@ -53,10 +54,15 @@ pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
 pub(crate) fn run(repo: &Repo, kind: Kind) -> anyhow::Result<String> {
     let mut programs = programs(repo)?;
     programs.retain(|program| program.kind == kind);
-    run_each(&repo.root, &programs)
+    // Tests of the command replay traces, so they run the optimised one.
+    let ringfence = match kind {
+        Kind::Unit => None,
+        Kind::Outside => Some(product::build(repo)?),
+    };
+    run_each(&repo.root, &programs, ringfence.as_deref())
 }
 
-fn run_each(root: &Path, programs: &[Program]) -> anyhow::Result<String> {
+fn run_each(root: &Path, programs: &[Program], ringfence: Option<&Path>) -> anyhow::Result<String> {
     let mut summary = Summary::default();
     let mut failed = Vec::new();
     for program in programs {
@@ -68,6 +74,7 @@ fn run_each(root: &Path, programs: &[Program]) -> anyhow::Result<String> {
         let path = program.path.to_string_lossy();
         let mut command = process::command(&program.package, &path);
         command.env("CARGO_MANIFEST_DIR", &program.package);
+        command.envs(ringfence.map(|path| ("RINGFENCE", path)));
         // A failure of one program does not hide another.
         if let Err(error) = process::show(&mut command, |line| summary.add_line(line)) {
             failed.push(format!("{error:#}"));
@@ -179,7 +186,8 @@ mod tests {
             "empty",
             "echo 'test result: ok. 0 passed; 0 failed; 0 ignored'",
         );
-        let run = |programs: &[Program]| run_each(&directory, programs).map_err(|e| e.to_string());
+        let run =
+            |programs: &[Program]| run_each(&directory, programs, None).map_err(|e| e.to_string());
         let error = run(&[bad, good]).unwrap_err();
         assert!(error.starts_with("3 passed, 1 failed: "), "{error}");
         assert!(error.ends_with("/bad: exit status: 101"), "{error}");

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{failed, ringfence, stderr, stdout, succeeded};
+use crate::{failed, program, ringfence, stderr, stdout, succeeded};
 
 fn fail_if(conditions: &[&str]) -> std::process::Output {
     let mut args = vec![
@@ -58,7 +58,7 @@ fn a_closed_standard_error_does_not_change_the_exit_code() {
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+        let output = Command::new(program())
             .args(args)
             .stderr(writer)
             .output()

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use ringfence_trace::SAMPLE;
 
 use crate::ringfence_with;
-use crate::{Scratch, failed, ringfence, succeeded};
+use crate::{Scratch, failed, program, ringfence, succeeded};
 
 fn anonymise(trace: &str, output: &str) -> std::process::Output {
     ringfence(&["trace", "anonymise", trace, "--seed", "1", "-o", output])
@@ -212,7 +212,7 @@ fn a_signal_leaves_no_part() {
         let fifo = scratch.path("trace");
         make_fifo(&fifo);
         let old = scratch.file("out.parquet", b"old");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+        let mut child = Command::new(program())
             .args(["trace", "convert", &fifo, "-o", &old])
             .spawn()
             .unwrap();
@@ -303,7 +303,7 @@ fn signal_ends_a_recording_without_a_reader() {
     let scratch = Scratch::new("unread");
     let fifo = scratch.path("fifo");
     make_fifo(&fifo);
-    let mut record = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+    let mut record = Command::new(program())
         .args(["trace", "record", "-o", &fifo, "--", "true"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::{Scratch, stderr};
+use crate::{Scratch, program, stderr};
 
 /// Answers as a QEMU that is fit; then tells of the directory that it was given, and does as $THEN
 /// says.
@@ -65,8 +65,8 @@ impl Rig {
             "umask 0; for name in ringfence ringfence-x21; do ln -s ../papers tmp/$name-$$; done; \
             exec \"$@\"",
             "sh",
-            env!("CARGO_BIN_EXE_ringfence"),
         ]);
+        command.arg(program());
         command.args(["guest", "run", "--timeout", "30", "--kernel", "./kernel"]);
         command.args(options).args(["--", "true"]);
         command.current_dir(self.0.path("."));

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::{Scratch, failed, ringfence, root, succeeded};
+use crate::{Scratch, failed, program, ringfence, root, succeeded};
 
 fn map(device: &str, at: u64, bytes: u64) -> String {
     format!(
@@ -133,12 +133,12 @@ fn standard_input_is_kept_up_to_a_limit() {
 #[test]
 fn output_of_trace_cmd_is_bounded() {
     let scratch = Scratch::new("trace-cmd");
-    let program = scratch.file("trace-cmd", b"#!/bin/sh\nexec yes '# nothing'\n");
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let trace_cmd = scratch.file("trace-cmd", b"#!/bin/sh\nexec yes '# nothing'\n");
+    std::fs::set_permissions(&trace_cmd, PermissionsExt::from_mode(0o755)).unwrap();
     let path = scratch.file("endless.dat", b"\x17\x08\x44tracing, and more");
     let paths = format!("{}:{}", scratch.path(""), std::env::var("PATH").unwrap());
     for command in COMMANDS {
-        let output = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+        let output = Command::new(program())
             .args(command)
             .arg(&path)
             .env("PATH", &paths)
@@ -203,7 +203,7 @@ fn other_compressions_name_the_program_that_reads_them() {
 fn memory_is_bounded_by_the_size_of_the_file() {
     let output = Command::new("python3")
         .arg(root().join("tests/limits/amplify.py"))
-        .arg(env!("CARGO_BIN_EXE_ringfence"))
+        .arg(program())
         .args(["--megabytes", "0.02", "--case", "text-"])
         .args(["--command", "info,strict,rtc"])
         .output()

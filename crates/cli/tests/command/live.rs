@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-use crate::{Scratch, failed, ringfence, stderr, succeeded};
+use crate::{Scratch, failed, program, ringfence, stderr, succeeded};
 
 #[test]
 fn top_shows_the_counters() {
@@ -84,7 +84,7 @@ fn server_drops_privileges() {
         let scratch = Scratch::new("serves");
         let (dir, disk) = (scratch.path("run"), scratch.path("disk.img"));
         fs::write(&disk, [0; 512]).unwrap();
-        let mut serve = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+        let mut serve = Command::new(program())
             .args(["serve", "--dir", &dir, "--disk", &format!("{disk}{mode}")])
             .args(more)
             .stdout(Stdio::piped())

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::{Scratch, failed, ringfence, stderr, stdout, succeeded};
+use super::{Scratch, failed, program, ringfence, stderr, stdout, succeeded};
 
 const PLAN: &str = "modes = [\"none\", \"linux-strict\", \"fence\", \"riommu\"]\n\
     [parameters]\nring_entries = [256, 512]\niotlb = [\"16x4\", \"32x4\"]\n";
@@ -176,7 +176,7 @@ fn a_signal_leaves_complete_files_alone() {
     let plan = scratch.file("plan.toml", plan.as_bytes());
     let dir = scratch.path("out");
     fs::create_dir(&dir).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+    let mut child = Command::new(program())
         .args(["sweep", &plan, "-o", &dir, "--jobs", "2"])
         .stderr(Stdio::null())
         .spawn()

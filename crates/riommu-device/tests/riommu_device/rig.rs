@@ -55,7 +55,7 @@ const fn context_entry() -> u64 {
     context_entry_in(CONTEXTS)
 }
 
-/// Returns the same in another context table.
+/// Returns the address of the disk's context entry in the context table at `contexts`.
 pub(crate) const fn context_entry_in(contexts: u64) -> u64 {
     contexts + (DISK.get() as u64 & 0xff) * 16
 }

@@ -15,9 +15,10 @@ mod scratch;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
 use crate::process;
@@ -43,12 +44,41 @@ pub(crate) struct Options {
     /// Runs only mutations whose name contains PATTERN; may be given more than once.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
+    /// Runs a part of them: every Nth name, from the Kth on. K begins at 0.
+    #[arg(long, value_name = "K/N")]
+    shard: Option<Shard>,
     /// Reuses the kills of earlier runs on an identical tree.
     #[arg(long)]
     resume: bool,
     /// Prints one JSON object to standard output, and the progress to standard error.
     #[arg(long)]
     json: bool,
+}
+
+/// One of `count` parts of the mutations. The names are in order, so each part has its share of every
+/// crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shard {
+    index: usize,
+    count: usize,
+}
+
+impl Shard {
+    fn of<T>(self, items: Vec<T>) -> Vec<T> {
+        let part = items.into_iter().skip(self.index).step_by(self.count);
+        part.collect()
+    }
+}
+
+impl FromStr for Shard {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let (index, count) = text.split_once('/').context("expected K/N")?;
+        let (index, count) = (index.parse()?, count.parse()?);
+        ensure!(index < count, "K must be less than N");
+        Ok(Self { index, count })
+    }
 }
 
 /// Result of one mutation.
@@ -89,7 +119,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
             println!("{line}");
         }
     };
-    let mutations = chosen(repo, &options.only)?;
+    let mutations = chosen(repo, options)?;
     let directory = repo.target_directory()?.join("mutants");
     let scratch = Scratch::prepare(repo, &directory)?;
     let mut journal = Journal::open(&directory, scratch.fingerprint(), options.resume)?;
@@ -134,7 +164,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
 
 /// Returns the requested mutations, grouped by test command: each command reuses the build of the
 /// previous run.
-fn chosen(repo: &Repo, only: &[String]) -> anyhow::Result<Vec<Mutation>> {
+fn chosen(repo: &Repo, options: &Options) -> anyhow::Result<Vec<Mutation>> {
+    let only = &options.only;
     let mut mutations = Vec::new();
     for path in patches(repo)? {
         let mutation = Mutation::read(repo, &path)?;
@@ -143,7 +174,10 @@ fn chosen(repo: &Repo, only: &[String]) -> anyhow::Result<Vec<Mutation>> {
             mutations.push(mutation);
         }
     }
-    ensure!(!mutations.is_empty(), "no mutation of that name");
+    if let Some(shard) = options.shard {
+        mutations = shard.of(mutations);
+    }
+    ensure!(!mutations.is_empty(), "no mutation is selected");
     mutations.sort_by(|a, b| (&a.kill, &a.path).cmp(&(&b.kill, &b.path)));
     Ok(mutations)
 }
@@ -218,6 +252,23 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+
+    #[test]
+    fn shards_are_disjoint_and_complete() {
+        let items: Vec<u32> = (0..11).collect();
+        let shard = |text: &str| text.parse::<Shard>();
+        let mut all = Vec::new();
+        for text in ["0/3", "1/3", "2/3"] {
+            let part = shard(text).unwrap().of(items.clone());
+            assert!(matches!(part.len(), 3 | 4), "{text}: {part:?}");
+            all.extend(part);
+        }
+        all.sort_unstable();
+        assert_eq!(all, items);
+        for text in ["3/3", "1/0", "0/0", "1", "/", "-1/3", "a/3"] {
+            assert!(shard(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn summary_names_survivors() {

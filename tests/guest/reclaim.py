@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The host takes memory of a running guest back: all that it can, by the memory controller of its control groups.
+"""Reclaims all reclaimable memory of a running guest, through the memory controller of its group.
 
-    tests/guest/reclaim.py enter GROUP COMMAND...   makes the group, runs the command in it, removes it
-    tests/guest/reclaim.py take GROUP FILE LOG N    waits until LOG says "ready", then takes back N times; says what stayed of FILE
+    reclaim.py enter GROUP COMMAND...   creates the group, runs the command in it and removes it
+    reclaim.py take GROUP FILE LOG N    waits until LOG contains "ready" and reclaims N times, more
+                                        often while that helps; prints the resident pages of FILE
+    reclaim.py join GROUP PID           creates the group and moves the process PID into it
+    reclaim.py during GROUP FILE STOP   reclaims until the file STOP exists; prints how much of FILE
+                                        is resident
+    reclaim.py leave GROUP PID          moves PID and this process out of the group and removes it
 
-    tests/guest/reclaim.py join GROUP PID           makes the group, with this process in it
-    tests/guest/reclaim.py during GROUP FILE STOP   takes back again and again until the file STOP is there; says what stayed of FILE
-    tests/guest/reclaim.py leave GROUP PID          removes it; this process is the last in it
-
-`take` and `during` fail if a locked page has left the memory. GROUP is a name.
+GROUP is the name of a control group. FILE is the memory of the guest. N is at least 2. `take` and
+`during` fail if fewer pages are resident than locked. `take` fails if the guest ends too early.
 """
 
 import ctypes
@@ -19,86 +21,118 @@ import subprocess
 import sys
 import time
 
+CGROUP = pathlib.Path("/sys/fs/cgroup")
+MEMORY_V1 = CGROUP / "memory"
+ENDED = "the guest ended before its memory was reclaimed"
+
 
 def group_directory(name):
-    """Below the group that this process is in; and the file that takes memory back, with what to write there."""
-    groups = dict(line.split(":", 2)[1:] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines())
-    first = pathlib.Path("/sys/fs/cgroup/memory")
-    if "memory" in groups and first.is_dir():
-        directory = first / groups["memory"].lstrip("/")
-        # Or in it, if this process has joined it.
-        return directory if directory.name == name else directory / name, "memory.force_empty", "0"
-    # Of the second version, the first group that may have others with the memory controller.
-    return pathlib.Path("/sys/fs/cgroup") / name, "memory.reclaim", str(1 << 40)
+    """Returns the directory of a group, the file that starts a reclaim, and what to write to it."""
+    lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    groups = dict(line.split(":", 2)[1:] for line in lines)
+    if "memory" in groups and MEMORY_V1.is_dir():
+        own = MEMORY_V1 / groups["memory"].lstrip("/")
+        # After `join`, this process is in the group itself; otherwise it is in the parent group.
+        return own if own.name == name else own / name, "memory.force_empty", "0"
+    # In cgroup v2, the children of a group with processes have no memory controller. The root is
+    # exempt.
+    return CGROUP / name, "memory.reclaim", str(1 << 40)
 
 
 def enter(name, command):
     directory, *_ = group_directory(name)
     directory.mkdir()
     try:
-        join = lambda: (directory / "cgroup.procs").write_text(str(os.getpid()))
-        return subprocess.run(command, preexec_fn=join, check=False).returncode
+        join_group = lambda: (directory / "cgroup.procs").write_text(str(os.getpid()))
+        return subprocess.run(command, preexec_fn=join_group, check=False).returncode
     finally:
         directory.rmdir()
 
 
-def resident(path):
-    """Which pages of the file are in memory."""
+def resident_pages(path):
+    """Returns the number of pages of the file that are in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
         anchor = ctypes.c_char.from_buffer(view)
         pages = (ctypes.c_ubyte * (len(view) // mmap.PAGESIZE))()
-        if libc.mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(len(view)), pages):
+        address, length = ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(len(view))
+        if libc.mincore(address, length, pages):
             raise OSError(ctypes.get_errno(), "mincore")
         del anchor
         return sum(page & 1 for page in pages)
 
 
-def locked(directory):
-    """Pages that each process of the group has locked."""
-    each = []
+def locked_pages(directory):
+    """Returns the number of locked pages of each process of the group."""
+    counts = []
     for process in (directory / "cgroup.procs").read_text().split():
         try:
             status = pathlib.Path(f"/proc/{process}/status").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # It has gone, and what it had locked is not.
+            continue  # The process has ended. Its pages are not locked any more.
         kib = sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmLck:"))
-        each.append(kib * 1024 // mmap.PAGESIZE)
-    return each
+        counts.append(kib * 1024 // mmap.PAGESIZE)
+    return counts
 
 
-def gains(stayed):
-    """Whether the last time took more than a hundredth of what had stayed."""
-    (before, _), (after, _) = stayed[-2:]
+def reclaim(directory, control, request):
+    """Asks the kernel to reclaim all memory of the group, and returns whether it could."""
+    try:
+        (directory / control).write_text(request)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # The kernel cannot reclaim locked pages, nor pages that were written in the meantime.
+        return False
+    return True
+
+
+def still_helps(samples):
+    """Returns whether the last reclaim removed more than a hundredth of the resident pages."""
+    (before, _), (after, _) = samples[-2:]
     return after * 100 < before * 99
 
 
-def take(name, path, log, times):
-    directory, file, word = group_directory(name)
-    # The group is there as long as the guest lives, which is limited.
-    begun = False
-    while "ready" not in pathlib.Path(log).read_text(errors="replace"):
-        there = directory.is_dir()
-        if begun and not there:
-            sys.exit("the guest has ended and was never ready")
-        begun |= there
-        time.sleep(0.1)
-    before, stayed = resident(path), []
-    while len(stayed) < times or gains(stayed) and len(stayed) < 10 * times:
-        # Only what the disk has can be taken.
-        with open(path, "r+b") as memory:
-            os.fsync(memory.fileno())
-        try:
-            (directory / file).write_text(word)
-        except OSError:
-            # Less than all of it could be taken: what is locked, and what was written since.
+def sample_after_reclaim(name, path):
+    """Reclaims once; returns the numbers of resident and locked pages, or None without a guest."""
+    directory, control, request = group_directory(name)
+    # The kernel reclaims only pages that the disk has too.
+    with open(path, "r+b") as memory:
+        os.fsync(memory.fileno())
+    try:
+        if not reclaim(directory, control, request):
             time.sleep(0.2)
-        stayed.append((resident(path), sum(locked(directory))))
-    print(f"resident before: {before}, then, of which locked: {stayed}")
-    if any(there < kept for there, kept in stayed):
-        sys.exit("a locked page has left the memory")
-    there, kept = min(stayed)
-    print(f"taken: {before} {there} {kept}")
+        resident, locked = resident_pages(path), locked_pages(directory)
+    except OSError:
+        # `enter` removes the group when the guest has ended.
+        if directory.is_dir():
+            raise
+        return None
+    return (resident, sum(locked)) if locked else None
+
+
+def take(name, path, log, times):
+    directory, *_ = group_directory(name)
+    # The group exists while the guest runs, and the guest's run time is limited.
+    started = False
+    while "ready" not in pathlib.Path(log).read_text(errors="replace"):
+        exists = directory.is_dir()
+        if started and not exists:
+            sys.exit("the guest ended and was never ready")
+        started |= exists
+        time.sleep(0.1)
+    before, samples = resident_pages(path), []
+    while len(samples) < times or still_helps(samples) and len(samples) < 10 * times:
+        sample = sample_after_reclaim(name, path)
+        if sample is None:
+            sys.exit(ENDED)
+        samples.append(sample)
+    print(f"resident pages: {before}; resident and locked pages after each reclaim: {samples}")
+    if any(resident < locked for resident, locked in samples):
+        sys.exit("a locked page is not resident")
+    resident, locked = min(samples)
+    # pviommu.sh reads this line.
+    print(f"taken: {before} {resident} {locked}")
 
 
 def join(name, process):
@@ -109,27 +143,27 @@ def join(name, process):
 
 def leave(name, process):
     directory, *_ = group_directory(name)
-    for mover in process, str(os.getpid()):
-        (directory.parent / "cgroup.procs").write_text(mover)
+    for member in process, str(os.getpid()):
+        (directory.parent / "cgroup.procs").write_text(member)
     directory.rmdir()
 
 
 def during(name, path, stop):
-    directory, file, word = group_directory(name)
-    found = []
-    # Once at least, however soon it is over.
-    while not found or not pathlib.Path(stop).exists():
-        try:
-            (directory / file).write_text(word)
-        except OSError:
-            pass  # As above.
-        # Of two daemons each has locked the same.
-        found.append((resident(path), max(locked(directory), default=0)))
+    directory, control, request = group_directory(name)
+    samples = []
+    # At least one reclaim, even if STOP exists already.
+    while not samples or not pathlib.Path(stop).exists():
+        reclaim(directory, control, request)
+        # During a hand-over, two daemons have locked the same pages.
+        samples.append((resident_pages(path), max(locked_pages(directory), default=0)))
         time.sleep(0.1)
-    if any(there < kept for there, kept in found):
-        sys.exit(f"a locked page has left the memory: {found}")
-    there, kept = min(found)
-    print(f"taken back {len(found)} times meanwhile: {there // 256} MiB stayed, {kept} pages of them locked")
+    if any(resident < locked for resident, locked in samples):
+        sys.exit(f"a locked page is not resident; resident and locked pages: {samples}")
+    resident, locked = min(samples)
+    print(
+        f"the host reclaimed memory {len(samples)} times: {resident // 256} MiB remained resident, "
+        f"{locked} pages of them locked"
+    )
 
 
 if __name__ == "__main__":

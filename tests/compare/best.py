@@ -8,10 +8,10 @@
 Strict and byte-granular modes compete if their status is ok. Prints a Markdown table: the relative
 throughput of `none` and `linux-lazy`, and for the best mode its relative throughput, its share of
 `none`, its ratio to `linux-lazy`, the 99th percentile of its release delays (receive and transmit
-buffers, us), its loss of a round trip, and its accesses let through. Then the median and the least
-share of `none` by kind of trace: NIC traces with buffers up to 4 KiB, those with larger ones, and
-storage. Exits with 1 if a strict-class row has a violation, or a byte-granular row a colocated
-access.
+buffers, us), its loss of round-trip rate, its violations and its colocated accesses. A second table
+has the median and the minimum of both ratios for each kind of trace: NIC traces with buffers of at
+most 4 KiB on average, NIC traces with larger buffers, and storage. Exits with 1 if a row of a
+strict class has a violation, or a byte-granular row has a colocated access.
 """
 
 import json
@@ -20,7 +20,7 @@ import sys
 
 STRICT = ("strict", "byte-granular")
 STORAGE = ("nvme", "ahci", "boot", "mixed")
-# The mean bytes of a mapping above which a NIC trace has large segments.
+# A NIC trace has large segments if its mappings have more bytes than this on average.
 LARGE = 4096
 
 
@@ -28,8 +28,8 @@ def kind(trace, rows):
     if any(word in trace for word in STORAGE):
         return "storage or mixed"
     copied = rows["copy"]["ways"]["pooled"] if "copy" in rows else None
-    largest = copied["bytes"] / max(copied["buffers"], 1) if copied else 0
-    return "NIC, large segments" if largest > LARGE else "NIC, up to MTU"
+    mean = copied["bytes"] / max(copied["buffers"], 1) if copied else 0
+    return "NIC, large segments" if mean > LARGE else "NIC, up to MTU"
 
 
 def main():
@@ -44,7 +44,7 @@ def main():
         for trace in dict.fromkeys(row["trace"] for row in results):
             rows = {row["mode"]: row for row in results if row["trace"] == trace}
             none, lazy = (rows[mode]["relative_throughput"] for mode in ("none", "linux-lazy"))
-            best = []
+            candidates = []
             for row in rows.values():
                 if row["safety"] not in STRICT or row["status_code"] != "ok":
                     continue
@@ -54,12 +54,12 @@ def main():
                     broken = True
                     print(f"{trace} {row['mode']}: {violations} violations, {colocated} colocated",
                           file=sys.stderr)
-                best.append(row)
-            if not best:
+                candidates.append(row)
+            if not candidates:
                 print(f"| `{trace}` | {none:.2f} | {lazy:.2f} | {rows['none']['status_code']} "
                       "| | | | | | |")
                 continue
-            row = max(best, key=lambda row: row["relative_throughput"])
+            row = max(candidates, key=lambda row: row["relative_throughput"])
             best = row["relative_throughput"]
             shares.setdefault(kind(trace, rows), []).append((best / none, best / lazy))
             trip = row.get("round_trip")

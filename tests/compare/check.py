@@ -8,17 +8,17 @@ A mode whose status is not ok claims nothing: the script lists it and does not c
 two exceptions. A broken promise is an error. If a ring does not fit the driver, the maps that got a
 slot are checked. All other modes must satisfy these rules:
 
-- strict modes, and `pool`: attack accesses >= unmaps, no violation, no false fault;
+- strict modes and `pool`: attack accesses >= unmaps, no violation, no false fault;
 - bounded modes: violations and a stale window if more than 1000 mappings ended;
 - modes with rings: no colocated access; modes that use any free slot never stall a map;
-- modes with a pool that stays mapped: no invalidation, no stale window; a pool if buffers were
-  mapped, which attackers reach after unmaps. Those that map large buffers need no pool, and
-  invalidate at most once for each unmap;
+- modes with a pool that stays mapped: no invalidation and no stale window. If buffers were mapped,
+  there is a pool, and attackers access it after unmaps. Modes that map large buffers need no pool,
+  and invalidate at most once for each unmap;
 - modes that map pages: colocated accesses in all of them, or in none if every buffer fills its
   pages;
-- a para-virtual host: at least one word read per lookup, one frame per page. With the host
-  optimisations (hopt) requests, kicks and frames stay equal; words read, walks and awaited frames
-  do not increase;
+- a para-virtual host: at least one frame if the guest maps, and at least one word read per frame.
+  With the host optimisations (hopt), requests, kicks and frames stay equal; words read, walks and
+  awaited frames do not increase;
 - modes with a cache: no window longer than their bound (T x (C + 1), 4 ms), and at most as many
   requests and kicks as without the cache;
 - other modes with a host: at least as many requests as unmaps, and at most as many kicks as
@@ -47,6 +47,8 @@ POOLS = (*COPIES, "pool")
 KEEPS = ("pool", "premap")
 PAPER = (*PAPER_RINGS, "rtc-paper")
 CACHES = ("pviommu+rtc", "pviommu+rtc+hopt", "pviommu+rtc-adaptive", "pviommu+map-cache")
+# Modes that the rule on colocated accesses does not cover: no IOMMU, pass-through, rings, pools.
+NO_PAGES = ("none", "hwpt", "swpt", "kvm-baseline", "rtc-paper", *RINGS, *POOLS)
 # The same host without and with the optimisations of the PVIOMMU paper.
 HOSTS = ("pviommu+rtc", "pviommu+rtc+hopt")
 
@@ -68,10 +70,11 @@ def broken(row):
         if not row["attack_accesses"] and row["maps"]:
             yield "no attack access"
     if row["safety"] == "byte-granular" and row["colocated"]:
-        yield f"{row['colocated']} colocated"
+        yield f"{row['colocated']} colocated accesses"
     if row["mode"] in POOLS:
         if row["mode"] not in SPLITS and row["invalidations"] or row["stale_window_max_ns"]:
-            yield f"{row['invalidations']} invalidations, a window of {row['stale_window_max_ns']} ns"
+            window = row["stale_window_max_ns"]
+            yield f"{row['invalidations']} invalidations, a stale window of {window} ns"
         if row["invalidations"] > row["unmaps"]:
             yield f"{row['invalidations']} invalidations for {row['unmaps']} unmaps"
         needs_pool = row["mode"] not in SPLITS and row["maps"] > 0
@@ -83,63 +86,70 @@ def broken(row):
     elif row["pool_bytes"] or row["shadow_accesses"] and row["mode"] != "premap":
         yield f"a pool of {row['pool_bytes']} bytes in a mode without one"
     if row["mutable_after_release"] and row["mode"] not in KEEPS:
-        yield f"{row['mutable_after_release']} mutable in a mode whose drivers own their buffers"
+        count = row["mutable_after_release"]
+        yield f"{count} writes to released buffers in a mode whose drivers have no pool"
     if row["mode"] == "riommu-ooo" and row["stalled_maps"]:
         yield f"{row['stalled_maps']} maps waited"
     if row["mode"].startswith("pviommu"):
         if row["host_frames"] < (row["maps"] > 0) or row["host_frames"] > row["host_words_read"]:
-            yield f"{row['host_frames']} frames for {row['host_words_read']} words read from the second stage"
+            frames, words = row["host_frames"], row["host_words_read"]
+            yield f"{frames} frames for {words} words read from the second stage"
     elif row["host_words_read"] and row["mode"] not in PAPER:
         yield f"{row['host_words_read']} words read without a second stage"
     if row["mode"] in CACHES:
         if row["kicks"] > row["requests"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks"
-        # "40 s: 10 s x 4", looked at once a millisecond. A map cache has no bound.
+        # The bound has the form "40 s: 10 s x 4". The cache checks it once a millisecond. A map
+        # cache has no bound.
         bound = float((row.get("bound") or "inf s").split(" s")[0]) * 1e9
-        if row["stale_window_max_ns"] > bound + 1e6:
-            yield f"a window of {row['stale_window_max_ns']} ns exceeds the bound {row.get('bound')}"
+        window = row["stale_window_max_ns"]
+        if window > bound + 1e6:
+            yield f"a stale window of {window} ns exceeds the bound {row.get('bound')}"
     elif row["mode"] == "virtio-bounce":
         # A request maps at least a run of 16 pages, or one larger slot.
         if row["kicks"] != row["requests"] or row["requests"] > row["pool_bytes"] // 4096:
-            yield f"{row['requests']} requests and {row['kicks']} kicks for {row['pool_bytes']} bytes"
+            requests, kicks = row["requests"], row["kicks"]
+            yield f"{requests} requests and {kicks} kicks for {row['pool_bytes']} bytes"
     elif row["mode"].startswith(("emulated-", "nested-", "virtio-", "pviommu")):
         if not row["unmaps"] <= row["kicks"] <= row["requests"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks for {row['unmaps']} unmaps"
         more = row["kicks"] - row["maps"] - row["unmaps"]
-        # A nested guest maps without its host.
+        # A nested guest sends no request for a map.
         strict = ("emulated-strict", "virtio-strict", "pviommu")
         if row["mode"] == "nested-strict" and not row["kicks"] == row["requests"] == row["unmaps"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks for {row['unmaps']} unmaps"
         if row["mode"] in strict and not 0 <= more <= row["requests"] // QUEUE:
             yield f"{row['kicks']} kicks for {row['maps']} maps and {row['unmaps']} unmaps"
     elif row["mode"].startswith("xen"):
-        # An operation of the table is an entry. A single call crosses once for each.
+        # Each operation writes one table entry. Single calls enter the hypervisor for each one.
         if row["requests"] < row["maps"] + row["unmaps"]:
             yield f"{row['requests']} operations for {row['maps']} maps and {row['unmaps']} unmaps"
         single = row["mode"] in ("xen", "xen-lazy")
         if row["kicks"] > row["requests"] or single and row["kicks"] != row["requests"]:
-            yield f"{row['kicks']} crossings for {row['requests']} operations"
+            yield f"{row['kicks']} hypercalls for {row['requests']} operations"
     elif row["requests"]:
         yield f"{row['requests']} requests without a host"
     if row["mode"] == "optimistic" and row["stale_window_max_ns"] > 5e6:
-        yield f"a window of {row['stale_window_max_ns']} ns exceeds the bound {row.get('bound')}"
+        window = row["stale_window_max_ns"]
+        yield f"a stale window of {window} ns exceeds the bound {row.get('bound')}"
     if row["safety"] == "bounded" and row["unmaps"] > MANY:
         if not row["violations"]["total"]:
-            yield "deferred without a violation"
+            yield "a bounded mode without a violation"
         if not row["stale_window_max_ns"]:
-            yield "deferred without a stale window"
+            yield "a bounded mode without a stale window"
 
 
 def unoptimised(plain, optimised):
-    """Yields the counts with which a host with pool and pointer breaks its rule."""
+    """Yields the counts of an optimised host that break the rule of the host optimisations."""
     for field in ("requests", "kicks", "invalidations", "host_frames"):
         if optimised[field] != plain[field]:
-            yield f"{field} {optimised[field]}, without {plain[field]}"
+            yield f"{field} {optimised[field]}, without the optimisations {plain[field]}"
     for field in ("host_words_read", "host_walks", "host_frames_awaited"):
         if optimised[field] > plain[field]:
-            yield f"{field} {optimised[field]}, without {plain[field]}"
+            yield f"{field} {optimised[field]}, without the optimisations {plain[field]}"
     if plain["host_frames_awaited"] != plain["host_frames"]:
-        yield f"{plain['host_frames_awaited']} of {plain['host_frames']} frames awaited without a pool"
+        awaited, frames = plain["host_frames_awaited"], plain["host_frames"]
+        yield f"{awaited} of {frames} frames awaited without a pool"
 
 
 def main(paths):
@@ -152,67 +162,85 @@ def main(paths):
         for row in report["results"]:
             traces.setdefault(row["trace"], {})[row["mode"]] = row
     failures = 0
-    searched = []
+    long_searches = []
     for name, rows in traces.items():
-        told = []
+        lines = []
         for mode, row in rows.items():
             if row["status_code"] == "broken-promise":
                 failures += 1
-                told.append(f"{mode}: BROKEN: {row['status']}")
+                lines.append(f"{mode}: BROKEN: {row['status']}")
                 continue
             if row["status_code"] == "ring-does-not-fit":
-                told.append(f"{mode}: {row['status']}")
+                lines.append(f"{mode}: {row['status']}")
                 row = {**row, "safety": "byte-granular"}
             elif row["status"] != "ok":
-                told.append(f"{mode}: not checked: {row['status']}")
+                lines.append(f"{mode}: not checked: {row['status']}")
                 continue
-            found = list(broken(row))
-            failures += len(found)
-            told += [f"{mode}: BROKEN: {what}" for what in found]
+            promises = list(broken(row))
+            failures += len(promises)
+            lines += [f"{mode}: BROKEN: {promise}" for promise in promises]
         uncached = rows.get("pviommu")
         for mode in CACHES:
             if uncached and mode in rows and uncached["status"] == rows[mode]["status"] == "ok":
-                asked = [(row["requests"], row["kicks"]) for row in (rows[mode], uncached)]
-                if asked[0][0] > asked[1][0] or asked[0][1] > asked[1][1]:
+                pair = (rows[mode], uncached)
+                requests, kicks = ([row[field] for row in pair] for field in ("requests", "kicks"))
+                if requests[0] > requests[1] or kicks[0] > kicks[1]:
                     failures += 1
-                    told.append(f"BROKEN: {mode} asks {asked[0]} times, pviommu {asked[1]}")
+                    lines.append(
+                        f"BROKEN: {mode} sends {requests[0]} requests and {kicks[0]} kicks, "
+                        f"pviommu {requests[1]} and {kicks[1]}"
+                    )
                 kept = rows[mode]["kept_mappings_at_end"]
-                told.append(f"{mode}: {asked[0][0]} requests in place of {asked[1][0]}, {kept} mappings kept at the end")
+                lines.append(
+                    f"{mode}: {requests[0]} requests instead of {requests[1]}, "
+                    f"{kept} mappings kept at the end"
+                )
         hosts = [rows.get(mode) for mode in HOSTS]
         if all(row and row["status"] == "ok" for row in hosts):
-            found = list(unoptimised(*hosts))
-            failures += len(found)
-            told += [f"{HOSTS[1]}: BROKEN: {what}" for what in found]
-            for what in ("walks", "words_read", "frames_awaited"):
-                counts = [row[f"host_{what}"] for row in hosts]
-                told.append(f"{HOSTS[1]}: {counts[1]} {what} of its host in place of {counts[0]}")
-        judged = [row for row in rows.values() if row["status"] == "ok"]
-        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", "rtc-paper", *RINGS, *POOLS)]
-        beside = [row for row in paged if row["colocated"]]
-        if 0 < len(beside) < len(paged):
+            promises = list(unoptimised(*hosts))
+            failures += len(promises)
+            lines += [f"{HOSTS[1]}: BROKEN: {promise}" for promise in promises]
+            for counter in ("walks", "words_read", "frames_awaited"):
+                counts = [row[f"host_{counter}"] for row in hosts]
+                lines.append(
+                    f"{HOSTS[1]}: {counts[1]} {counter} of its host instead of {counts[0]}"
+                )
+        checked = [row for row in rows.values() if row["status"] == "ok"]
+        paged = [row for row in checked if row["mode"] not in NO_PAGES]
+        colocated = [row for row in paged if row["colocated"]]
+        if 0 < len(colocated) < len(paged):
             failures += 1
-            told.append(f"BROKEN: colocated in {len(beside)} of {len(paged)} modes that translate")
-        if len(told) == len(rows) and len({line.split(": ", 1)[1] for line in told}) == 1:
-            told = [f"all modes: {told[0].split(': ', 1)[1]}"]
+            lines.append(
+                f"BROKEN: colocated accesses in {len(colocated)} of {len(paged)} modes that map "
+                "pages"
+            )
+        if len(lines) == len(rows) and len({line.split(": ", 1)[1] for line in lines}) == 1:
+            lines = [f"all modes: {lines[0].split(': ', 1)[1]}"]
         strict, plus = rows.get("strict"), rows.get("strict+")
         if strict and plus and (strict["search_steps_mean"] or 0) >= 5 and timed:
             costs = [row["components"]["map_iova_alloc_cycles"] for row in (strict, plus)]
-            searched.append(f"{name} {costs[0]:.0f}/{costs[1]:.0f}")
+            long_searches.append(f"{name} {costs[0]:.0f}/{costs[1]:.0f}")
             if costs[0] <= costs[1]:
                 failures += 1
-                told.append(f"BROKEN: strict allocates in {costs[0]:.0f} cycles, strict+ in {costs[1]:.0f}")
+                lines.append(
+                    f"BROKEN: strict allocates in {costs[0]:.0f} cycles, strict+ in {costs[1]:.0f}"
+                )
         unmaps = max(row["unmaps"] for row in rows.values())
-        page = "colocated" if beside else "nothing colocated"
-        print(f"{name}: {len(judged)} of {len(rows)} modes checked, {unmaps} unmaps, {page}")
-        for line in told:
+        page = "colocated accesses" if colocated else "no colocated access"
+        print(f"{name}: {len(checked)} of {len(rows)} modes checked, {unmaps} unmaps, {page}")
+        for line in lines:
             print(f"  {line}")
         for mode in RINGS:
             if mode in rows and rows[mode]["stalled_maps"]:
-                maps = rows[mode]["maps"] + rows[mode]["maps_without_slot"]
-                stalled = f"{rows[mode]['stalled_maps']} of {maps} maps waited, {rows[mode]['maps_without_slot']} in vain"
-                print(f"  {mode}: {stalled}")
-    print(f"strict searches 5 or more on {len(searched)} traces; cycles of alloc, strict/strict+: {', '.join(searched)}")
-    print(f"{len(traces)} traces, {sum(map(len, traces.values()))} rows, {failures} broken promises")
+                stalled, without_slot = rows[mode]["stalled_maps"], rows[mode]["maps_without_slot"]
+                maps = rows[mode]["maps"] + without_slot
+                print(f"  {mode}: {stalled} of {maps} maps waited, {without_slot} got no slot")
+    print(
+        f"the mean search of strict takes 5 or more steps on {len(long_searches)} traces; cycles "
+        f"of an allocation, strict/strict+: {', '.join(long_searches)}"
+    )
+    row_count = sum(map(len, traces.values()))
+    print(f"{len(traces)} traces, {row_count} rows, {failures} broken promises")
     return 1 if failures else 0
 
 

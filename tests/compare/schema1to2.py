@@ -10,8 +10,8 @@ traces. `run` replays all modes with the attack pass and without timed repetitio
 that exist. `compare` checks every number and text that does not depend on the clock: modes, counts,
 safety, bounds, status codes, notes on the trace, and the profile.
 
-Schema 1 has 0 where schema 2 has null, because the number was not measured: these are equal. Texts
-for people (`status`, `source`) are not compared; `status_code` is.
+If a number was not measured, schema 1 has 0 and schema 2 has null; these are equal. `compare`
+ignores texts for people (`status`, `source`), but not `status_code`.
 
 Prints a line for each difference and a summary. Exits with 1 if there is a difference.
 """
@@ -90,7 +90,7 @@ def renamed(fields, names):
 
 
 def mode_name(name):
-    """The suffix of as-published modes was -literal; FreeBSD's mode had none."""
+    """Returns the new name of a mode; as-published modes had the suffix -literal, or none."""
     if name in FREEBSD:
         return FREEBSD[name]
     return f"{name.removesuffix('-literal')}-paper" if name.endswith("-literal") else name

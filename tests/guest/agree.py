@@ -1,31 +1,34 @@
 #!/usr/bin/env python3
-"""Do the guest's tracepoints and the requests that its IOMMU saw agree, event for event?
+"""Compares the events of the guest's tracepoints with the requests that its IOMMU received.
 
     tests/guest/agree.py REQUESTS TRACE
 
-REQUESTS is what `ringfence guest run --record-requests` wrote, TRACE the text of tracefs with iommu:map and iommu:unmap since boot, from one guest
-with one device behind the IOMMU. The events have to be all the requests, in their order:
+REQUESTS is the output of `ringfence guest run --record-requests`. TRACE is the text of tracefs with
+iommu:map and iommu:unmap since boot. Both are of one guest with one device behind the IOMMU. The
+events must contain all requests in their order, with these differences:
 
-- a request can be a part of an event: the kernel asks once for each size of page;
-- an event is written a little after its request was queued, so two processes can be written the other way round. Never so two events
-  of one address: those have to be in the requests' order.
+- a request can be a part of an event, because the kernel sends one for each page size;
+- the kernel writes an event shortly after it queues the request, so the events of two processes can
+  be swapped. The events of one address must be in the order of the requests.
 
-Prints what agrees and exits with 0, or what does not and 1.
+Prints a summary. Exits with 0 if events and requests agree, otherwise with 1.
 """
 
 import re
 import sys
 from collections import defaultdict
 
-MAP = re.compile(r"\bmap: IOMMU: iova=(?:0x)?([0-9a-f]+)(?: - 0x[0-9a-f]+)? paddr=(?:0x)?([0-9a-f]+) size=(0x[0-9a-f]+|\d+)")
-UNMAP = re.compile(r"\bunmap: IOMMU: iova=(?:0x)?([0-9a-f]+)(?: - 0x[0-9a-f]+)? size=(0x[0-9a-f]+|\d+) unmapped_size=(0x[0-9a-f]+|\d+)")
+IOVA = r"iova=(?:0x)?([0-9a-f]+)(?: - 0x[0-9a-f]+)?"
+SIZE = r"size=(0x[0-9a-f]+|\d+)"
+MAP = re.compile(rf"\bmap: IOMMU: {IOVA} paddr=(?:0x)?([0-9a-f]+) {SIZE}")
+UNMAP = re.compile(rf"\bunmap: IOMMU: {IOVA} {SIZE} unmapped_{SIZE}")
 
 
 def requests(path):
-    """(op, first, last, physical) of each MAP and UNMAP."""
+    """Yields (op, first, last, physical) of each MAP and UNMAP."""
     lines = open(path).read().splitlines()
     if not lines or lines[-1] != "end":
-        sys.exit(f"{path}: not whole")
+        sys.exit(f"{path}: the last line is not \"end\"; the record is incomplete")
     for line in lines:
         words = line.split()
         if words[0] not in ("map", "unmap"):
@@ -38,24 +41,24 @@ def requests(path):
 
 
 def events(path):
-    """The same of each event."""
+    """Yields (op, first, last, physical) of each event."""
     for line in open(path, errors="replace"):
         if "LOST" in line and "EVENTS" in line:
-            sys.exit(f"{path}: {line.strip()}: a larger buffer (trace_buf_size)")
+            sys.exit(f"{path}: {line.strip()}: increase trace_buf_size")
         if found := MAP.search(line):
             start, physical, size = int(found[1], 16), int(found[2], 16), int(found[3], 0)
             yield "map", start, start + size - 1, physical
         elif found := UNMAP.search(line):
             start, size, unmapped = int(found[1], 16), int(found[2], 0), int(found[3], 0)
             if size != unmapped:
-                sys.exit(f"{path}: not all was unmapped: {line.strip()}")
+                sys.exit(f"{path}: the kernel unmapped only a part: {line.strip()}")
             yield "unmap", start, start + size - 1, None
         elif " map: " in line or " unmap: " in line:
-            sys.exit(f"{path}: not understood: {line.strip()}")
+            sys.exit(f"{path}: unknown format: {line.strip()}")
 
 
 def by_page(operations):
-    """For each page, what happened to it, in order: splits of ranges do not show, orders of one address do."""
+    """Returns the operations of each page in order, which do not depend on the splits of ranges."""
     pages = defaultdict(list)
     for op, first, last, physical in operations:
         for page in range(first, last + 1, 4096):
@@ -64,25 +67,30 @@ def by_page(operations):
 
 
 def main():
-    asked, seen = list(requests(sys.argv[1])), list(events(sys.argv[2]))
-    if not seen:
-        sys.exit("no events")
-    wrong = []
-    asked_by_page, seen_by_page = by_page(asked), by_page(seen)
-    for page in sorted(asked_by_page.keys() | seen_by_page.keys()):
-        if asked_by_page[page] != seen_by_page[page]:
-            ours, theirs = asked_by_page[page], seen_by_page[page]
-            at = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
-            wrong.append(f"{page:#x}: {len(ours)} requests, {len(theirs)} events; from the {at + 1}th on {ours[at:at + 2]} and {theirs[at:at + 2]}")
-    exact = sum(a == b for a, b in zip(asked, seen))
-    counts = {op: sum(1 for one in seen if one[0] == op) for op in ("map", "unmap")}
+    recorded, traced = list(requests(sys.argv[1])), list(events(sys.argv[2]))
+    if not traced:
+        sys.exit(f"{sys.argv[2]}: no events")
+    differences = []
+    recorded_by_page, traced_by_page = by_page(recorded), by_page(traced)
+    for page in sorted(recorded_by_page.keys() | traced_by_page.keys()):
+        if recorded_by_page[page] != traced_by_page[page]:
+            asked, seen = recorded_by_page[page], traced_by_page[page]
+            pairs = enumerate(zip(asked, seen))
+            at = next((n for n, (a, b) in pairs if a != b), min(len(asked), len(seen)))
+            differences.append(
+                f"{page:#x}: {len(asked)} requests, {len(seen)} events; from number {at + 1} on "
+                f"{asked[at:at + 2]} and {seen[at:at + 2]}"
+            )
+    same_position = sum(a == b for a, b in zip(recorded, traced))
+    counts = {op: sum(1 for event in traced if event[0] == op) for op in ("map", "unmap")}
     print(
-        f"{len(seen)} events ({counts['map']} maps, {counts['unmap']} unmaps), {len(asked)} requests: "
-        f"{len(wrong)} addresses of {len(seen_by_page)} differ; {exact} at the same place of the whole order"
+        f"{len(traced)} events ({counts['map']} maps, {counts['unmap']} unmaps), "
+        f"{len(recorded)} requests: {len(differences)} of {len(traced_by_page)} addresses differ; "
+        f"{same_position} requests have the same position as their events"
     )
-    for line in wrong[:10]:
+    for line in differences[:10]:
         print(f"  {line}")
-    sys.exit(bool(wrong))
+    sys.exit(bool(differences))
 
 
 main()

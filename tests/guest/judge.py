@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
-"""Judges what the guest of record.sh recorded. Usage: judge.py RINGFENCE OUT COUNT
+"""Checks the traces that the guest of record.sh recorded.
 
-- every case of the guest passed, and the last came;
-- the NVMe recording holds, event by event, what an instance set up by hand saw meanwhile;
-- `trace info` equals the count of another program, and says that nothing is lost or unmatched;
-- `compare` replays every mode: strict ones show no violation, deferred ones do.
-The last line is the verdict; exit code 0 or 1.
+    judge.py RINGFENCE OUT COUNT
+
+RINGFENCE is the command, OUT the directory with the guest's results, COUNT the path of count.py.
+
+- Every case of the guest passed, and the guest completed the last one.
+- The NVMe recording has the same events as a tracing instance that the guest configured by hand.
+- `trace info` equals the result of count.py. No event is lost or unmatched.
+- `compare` replays every mode. Strict modes have no violation, deferred ones have some.
+
+The last line is the verdict. Exits with 0 or 1.
 """
+
 import json
 import pathlib
 import re
@@ -14,38 +20,57 @@ import subprocess
 import sys
 from collections import Counter
 
-LINE = re.compile(r"^\s*(?P<task>.+)-(?P<pid>\d+)\s+\[(?P<cpu>\d+)\]\s+\S+\s+[\d.]+: (?P<event>.*)$")
-WORKLOADS = {"nvme": 1000, "e1000e": 1500}  # and the fewest maps of each
+LINE = re.compile(
+    r"^\s*(?P<task>.+)-(?P<pid>\d+)\s+\[(?P<cpu>\d+)\]\s+\S+\s+[\d.]+: (?P<event>.*)$"
+)
+# The workloads and their minimum numbers of maps.
+WORKLOADS = {"nvme": 1000, "e1000e": 1500}
+# Counts of both `trace info` and count.py.
+COUNTS = (
+    "lines",
+    "events",
+    "map_events",
+    "unmap_events",
+    "allocs",
+    "frees",
+    "iommu_map",
+    "iommu_unmap",
+    "unmatched_unmaps",
+    "live_at_end",
+    "max_live",
+)
 
 failures = []
 passed = 0
 
 
-def check(name, condition, why=""):
+def check(name, holds, reason=""):
     global passed
-    if condition:
+    if holds:
         passed += 1
     else:
         failures.append(name)
-        print(f"FAIL {name}: {why}")
+        print(f"FAIL {name}: {reason}")
 
 
 def run(*command):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    check(f"{command[1:3]} ends well", done.returncode == 0, f"exit {done.returncode}: {done.stderr.strip()}")
+    reason = f"exit status {done.returncode}: {done.stderr.strip()}"
+    check(f"{command[1:3]} succeeds", done.returncode == 0, reason)
     return done.stdout
 
 
 def text(path):
     if path.suffix == ".zst":
-        return subprocess.run(["zstd", "-dcq", path], capture_output=True, text=True, check=True).stdout
+        command = ["zstd", "-dcq", path]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return path.read_text()
 
 
 def events(path):
-    """Events with process, processor and content: all but their times and flags."""
-    found = (LINE.match(line) for line in text(path).splitlines() if not line.startswith("#"))
-    return Counter((m["task"].strip(), m["pid"], m["cpu"], m["event"]) for m in found if m)
+    """Counts events by task, process ID, CPU and content. Their times and flags do not count."""
+    matches = (LINE.match(line) for line in text(path).splitlines() if not line.startswith("#"))
+    return Counter((m["task"].strip(), m["pid"], m["cpu"], m["event"]) for m in matches if m)
 
 
 def main():
@@ -53,61 +78,72 @@ def main():
     checks = (out / "checks").read_text().splitlines()
     for line in checks:
         if line.startswith(("ok ", "FAIL ")):
-            check(line.removeprefix("FAIL ").removeprefix("ok "), line.startswith("ok "), "in the guest")
-    check("the guest came to its end", checks[-1:] == ["done"], checks[-1:])
+            name = line.removeprefix("FAIL ").removeprefix("ok ")
+            check(name, line.startswith("ok "), "the check failed in the guest")
+    check("the guest completed all cases", checks[-1:] == ["done"], checks[-1:])
     print(checks[0])
 
-    recorded, judge = events(out / "nvme.trace.zst"), events(out / "nvme.judge")
-    check("nvme: as the other instance saw it", recorded == judge,
-          f"only recorded {list((recorded - judge).items())[:3]}, only seen {list((judge - recorded).items())[:3]}")
+    recorded, expected = events(out / "nvme.trace.zst"), events(out / "nvme.judge")
+    extra, missing = recorded - expected, expected - recorded
+    check(
+        "nvme: the recording equals that of the other instance",
+        recorded == expected,
+        f"extra events {list(extra.items())[:3]}, missing events {list(missing.items())[:3]}",
+    )
 
     for name, least in WORKLOADS.items():
         path = out / f"{name}.trace.zst"
         [info] = json.loads(run(ringfence, "trace", "info", "--json", path))
         [counted] = map(json.loads, run("python3", count, path).splitlines())
-        same = [key for key in ("lines", "events", "map_events", "unmap_events", "allocs", "frees", "iommu_map",
-                                "iommu_unmap", "unmatched_unmaps", "live_at_end", "max_live")
-                if info[key] != counted[key]]
-        check(f"{name}: info equals the count", not same, same)
-        check(f"{name}: a workload", info["map_events"] >= least, f"{info['map_events']} maps")
+        different = [key for key in COUNTS if info[key] != counted[key]]
+        check(f"{name}: `trace info` equals count.py", not different, different)
+        maps = info["map_events"]
+        check(f"{name}: at least {least} maps", maps >= least, f"{maps} maps")
         for key in ("lost", "malformed", "unmatched_unmaps"):
             check(f"{name}: no {key}", info[key] == 0, info[key])
         devices = [device["name"] for device in info["devices"]]
-        print(f"{name}: {info['map_events']} maps, {info['iommu_map']} iommu maps, {info['events']} events of {devices}")
+        print(
+            f"{name}: {maps} maps, {info['iommu_map']} iommu maps, {info['events']} events of "
+            f"{devices}"
+        )
 
         compared = json.loads(run(ringfence, "compare", "--all-modes", "--json", path))
         rows = compared["results"]
-        check(f"{name}: modes", len(rows) >= 15, len(rows))
+        check(f"{name}: at least 15 modes", len(rows) >= 15, len(rows))
         for row in rows:
-            what = f"{name}: {row['mode']}"
-            check(f"{what} is sound", row["status"] == "ok", row["status"])
-            check(f"{what} unmaps", row["unmaps"] >= least, row["unmaps"])
-            check(f"{what} has no false faults", row["false_faults"] == 0, row["false_faults"])
+            mode, accesses = f"{name}: {row['mode']}", row["attack_accesses"]
+            check(f"{mode}: the status is ok", row["status"] == "ok", row["status"])
+            check(f"{mode}: at least {least} unmaps", row["unmaps"] >= least, row["unmaps"])
+            check(f"{mode}: no false faults", row["false_faults"] == 0, row["false_faults"])
             if row["safety"] in ("strict", "byte-granular"):
-                check(f"{what} was attacked", row["attack_accesses"] >= row["unmaps"], row["attack_accesses"])
-                check(f"{what} is safe", row["violations"]["total"] == 0, row["violations"])
+                check(f"{mode}: an attack for each unmap", accesses >= row["unmaps"], accesses)
+                check(f"{mode}: no violation", row["violations"]["total"] == 0, row["violations"])
             elif row["mode"] in ("defer", "linux-lazy", "none"):
-                check(f"{what} is not safe", row["violations"]["total"] > 0, row["violations"])
+                check(f"{mode}: violations", row["violations"]["total"] > 0, row["violations"])
 
     for name in ("INT", "TERM", "HUP", "failing", "stdout"):
         [info] = json.loads(run(ringfence, "trace", "info", "--json", out / f"{name}.trace"))
-        check(f"{name}: a whole trace", info["malformed"] == 0 and info["lines"] > 0, info["lines"])
+        is_complete = info["malformed"] == 0 and info["lines"] > 0
+        check(f"{name}: the trace is complete", is_complete, info["lines"])
     [info] = json.loads(run(ringfence, "trace", "info", "--json", out / "lost.trace.zst"))
-    check("small buffer: the trace knows what is lost", info["lost"] > 0, info["lost"])
-    said = re.search(r"(\d+) events did not fit", (out / "log").read_text())
-    check("small buffer: trace and recorder agree", said and int(said[1]) == info["lost"], f"{said} {info['lost']}")
+    lost = info["lost"]
+    check("small buffer: the trace counts lost events", lost > 0, lost)
+    found = re.search(r"(\d+) events did not fit", (out / "log").read_text())
+    reported = found and int(found[1])
+    check("small buffer: trace and recorder agree", reported == lost, f"{reported}, {lost}")
 
 
-def verdict():
-    """Judges, and whatever comes in between, says so in one last line."""
+def run_checks():
+    """Runs the checks and prints the verdict, also after an exception. Returns true on failure."""
     try:
         main()
     except (OSError, ValueError, KeyError, IndexError, subprocess.CalledProcessError) as error:
-        check("the traces can be judged", False, f"{type(error).__name__}: {error}")
+        check("the results can be read", False, f"{type(error).__name__}: {error}")
     first = f": {'; '.join(failures[:5])}" if failures else ""
-    print(f"record.sh: {'FAIL' if failures else 'PASS'}: {passed} checks hold, {len(failures)} do not{first}")
+    verdict = "FAIL" if failures else "PASS"
+    print(f"record.sh: {verdict}: {passed} checks hold, {len(failures)} do not{first}")
     return bool(failures)
 
 
 if __name__ == "__main__":
-    sys.exit(verdict())
+    sys.exit(run_checks())

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Hostile clients beside a working guest.
+"""Attacks the daemons of a working guest with hostile clients, and measures the guest.
 
     soak.py --seconds N --guest DIR:PID [--other DIR:PID] [--peer SOCKET]
 
 DIR is the directory of a running `ringfence serve`, PID its process. The guest of --guest uses
-blk.sock and iommu.sock; the attackers use every other socket of both directories, and also try
-these two.
+blk.sock and iommu.sock. The attackers use every other socket of both directories, and also connect
+to these two.
 
-Phases with and without attackers alternate (A B B A), so that drift of the host cancels within
-four phases: their ratio is one sample. The guest's throughput is read from metrics.sock. After each
-quiet phase the memory, descriptors and threads of every daemon are read. Fails if the median ratio
-of throughput under attack to throughput alone is below 0.9, if an attacker got nothing done, or if
-a daemon grew. While the ratio is too low, phases go on up to six times as long: on a busy host a
-few samples say little. They also go on while an attacker has got nothing done.
+Phases without (A) and with (B) attackers follow in the order A B B A, so drift of the host cancels
+within four phases: their ratio is one sample. metrics.sock has the guest's throughput. After each
+group of four phases, the script reads the memory, descriptors and threads of every daemon. It fails
+if the median ratio of throughput under attack to throughput alone is below 0.9, if an attacker sent
+nothing, or if a daemon grew. If the ratio is too low, or an attacker has sent nothing, the phases
+continue for up to six times N seconds: on a busy host, few samples are not enough.
 """
 
 import argparse
@@ -30,20 +30,20 @@ import time
 
 # A phase is long enough for a few hundred requests of a guest without KVM.
 PHASE_SECONDS = 1.5
-# After a switch: attackers notice it within this time, and the daemon ends what it had begun.
+# Attackers start or stop within this time, and the daemon completes what it had begun.
 SETTLE_SECONDS = 0.5
-# The longest time in which a daemon closes the connections of attackers that have ended.
+# Maximum time until a daemon has closed the connections of attackers that have ended.
 SETTLE_LIMIT_SECONDS = 60
 LEAST_RATIO = 0.9
 MOST_TIMES = 6
-# Allocators keep some of what was freed; a leak of one page per connection would be far above this.
+# Allocators keep some freed memory. A leak of one page per connection would be far above this.
 GROWTH_BYTES = 16 << 20
 SEED = 20261122
 
 
 @dataclasses.dataclass
 class Daemon:
-    """A `ringfence serve` that is attacked."""
+    """A running `ringfence serve`."""
 
     directory: pathlib.Path
     pid: int
@@ -54,10 +54,10 @@ class Daemon:
         return cls(pathlib.Path(directory), int(pid))
 
     def usage(self):
-        """Resident bytes, descriptors, threads."""
+        """Returns the numbers of resident bytes, descriptors and threads."""
         with open(f"/proc/{self.pid}/status") as status:
             resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-        count = lambda what: len(os.listdir(f"/proc/{self.pid}/{what}"))
+        count = lambda directory: len(os.listdir(f"/proc/{self.pid}/{directory}"))
         return resident * 1024, count("fd"), count("task")
 
 
@@ -69,7 +69,7 @@ def connect(path, timeout=0.3):
 
 
 def requests(daemon):
-    """Requests that the guest's disk has completed, from metrics.sock."""
+    """Returns the number of requests that the guest's disk has completed, from metrics.sock."""
     with connect(daemon.directory / "metrics.sock", 20) as stream:
         text = b"".join(iter(lambda: stream.recv(65536), b"")).decode()
     names = ('ringfence_requests_total{device="blk"} ', 'ringfence_requests_total{device="disk"} ')
@@ -77,7 +77,7 @@ def requests(daemon):
 
 
 class Hostile:
-    """Random values at the edges of what a field may say."""
+    """Random values, mostly at the limits of a field."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -108,7 +108,7 @@ VFIO_VERSION = b'{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":1048576}}
 
 
 def vfio_message(hostile, number):
-    """A vfio-user message: 16 bytes of header, then a body that is mostly right in form."""
+    """Returns a vfio-user message: a header of 16 bytes, and a body of mostly valid length."""
     choose, u32, u64 = hostile.random.choice, hostile.u32, hostile.u64
     command = choose((1, 2, 2, 2, 3, 4, 5, 7, 8, 8, 9, 9, 9, 10, 10, 10, 13, 15, u32() & 0xFFFF))
     if command == 2:
@@ -135,7 +135,7 @@ def vfio_message(hostile, number):
 
 
 def vhost_message(hostile, _):
-    """A vhost-user message: 12 bytes of header; memory, rings, descriptors, IOTLB messages."""
+    """Returns a vhost-user message: a header of 12 bytes, and a body of mostly valid length."""
     choose, u32, u64 = hostile.random.choice, hostile.u32, hostile.u64
     request = choose((1, 2, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 22, hostile.u32() & 63))
     if request == 5:
@@ -163,7 +163,7 @@ def vhost_message(hostile, _):
 
 
 def converse(hostile, path, on, done, message, hello):
-    """One connection: a greeting, then messages until the daemon has enough."""
+    """Sends a greeting and messages on one connection until the daemon closes it."""
     with connect(path) as stream:
         if hello and hostile.random.random() < 0.95:
             body = struct.pack("<HH", 0, 1) + VFIO_VERSION
@@ -186,7 +186,7 @@ def speak(message, hello):
 
 
 def crowd(hostile, path, on, done):
-    """Many connections that say nothing, or half a message, and never read."""
+    """Opens many connections that send nothing or a part of a message, and never read."""
     streams = []
     try:
         for _ in range(64):
@@ -202,7 +202,7 @@ def crowd(hostile, path, on, done):
 
 
 def trickle(hostile, path, on, done):
-    """One byte at a time, as slowly as the daemon endures."""
+    """Sends a message slowly, one byte at a time."""
     with connect(path) as stream:
         for byte in vfio_message(hostile, 0):
             if not on.is_set():
@@ -214,7 +214,7 @@ def trickle(hostile, path, on, done):
 
 
 def garbage(hostile, path, on, done):
-    """A network peer: lengths that lie, frames of any bytes, and nothing is read."""
+    """Sends frames with wrong lengths as a network peer, and never reads."""
     with connect(path) as stream:
         while on.is_set():
             length = hostile.random.choice((64, 1514, 0, hostile.u32()))
@@ -223,10 +223,10 @@ def garbage(hostile, path, on, done):
 
 
 def attack(name, act, path, seed, on, over, done):
-    """The body of an attacker's process.
+    """Runs an attacker in its process.
 
-    It runs only when a processor has nothing else to do: what an attack costs the guest is then the
-    work of the daemon, and not the time of the attackers themselves, which the host has to limit.
+    The attacker runs only on an idle CPU. The attack then costs the guest the work of the daemon,
+    but not the CPU time of the attacker, which the host has to limit.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     pin(-1)
@@ -237,19 +237,19 @@ def attack(name, act, path, seed, on, over, done):
         try:
             act(hostile, path, on, done)
         except (OSError, ValueError):
-            # The daemon hung up, refused, or its queue of connections is full: that is its right.
+            # The daemon may close or refuse a connection, and its queue of connections may be full.
             time.sleep(0.01)
 
 
-def pin(which):
-    """To the first (0) or last (-1) processor, where there are several."""
-    processors = sorted(os.sched_getaffinity(0))
-    if len(processors) > 1:
-        os.sched_setaffinity(0, {processors[which]})
+def pin(index):
+    """Pins this process to the first (0) or last (-1) CPU if there are several."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) > 1:
+        os.sched_setaffinity(0, {cpus[index]})
 
 
 def attackers(guest, others, peer):
-    """Name, act and socket of each attacker."""
+    """Returns name, function and socket of each attacker."""
     vfio, vhost = speak(vfio_message, True), speak(vhost_message, False)
     control = [path for path in (guest.directory / "control.sock",) if path.exists()]
     out = [(f"vfio-user on {path.stem}", vfio, path) for path in free_sockets(guest)]
@@ -279,7 +279,7 @@ def free_sockets(daemon):
 
 
 def measure(guest, seconds):
-    """Requests per second of the guest's disk."""
+    """Returns the requests per second of the guest's disk."""
     first, begun = requests(guest), time.monotonic()
     time.sleep(seconds)
     last, ended = requests(guest), time.monotonic()
@@ -338,7 +338,7 @@ def main():
 
 
 def settled(daemon, first):
-    """The usage of a daemon without attackers: it may still have to close what they have closed."""
+    """Returns the usage of a daemon after it has closed the connections of the attackers."""
     begun = time.monotonic()
     while True:
         last = daemon.usage()
@@ -349,7 +349,7 @@ def settled(daemon, first):
 
 
 def ratio_of(rates):
-    """The median over groups of four phases of the attacked two to the two alone."""
+    """Returns the median of the samples: throughput under attack to throughput alone."""
     groups = [
         sum(pair) / max(sum(alone), 1e-9)
         for pair, alone in zip(pairs(rates[True]), pairs(rates[False]))
@@ -366,14 +366,14 @@ def report(crew, rates, usage):
     for name, _, done in crew:
         print(f"attacker: {name}: {done.value}")
         if not done.value:
-            problems.append(f"attacker did nothing: {name}")
+            problems.append(f"attacker sent nothing: {name}")
     ratio = ratio_of(rates)
     print(
         f"requests per second: alone {spread(rates[False])}, attacked {spread(rates[True])}, "
         f"ratio {ratio:.3f}, {len(rates[True])} phases each"
     )
     if not ratio >= LEAST_RATIO:
-        problems.append(f"throughput under attack is {ratio:.3f} of alone, below {LEAST_RATIO}")
+        problems.append(f"ratio of throughput {ratio:.3f}, below {LEAST_RATIO}")
     for pid, samples in usage.items():
         (before, files, threads), (after, more_files, more_threads) = samples[0], samples[-1]
         peak = max(sample[0] for sample in samples)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Prints the kernel parameter that gives guests the frequency of the host's time stamp counter.
 
-QEMU's emulator passes that counter on to guests. A guest compares it with a timer at boot, and on
-a loaded host, which does not run it in the meantime, Linux has taken a 26th of the frequency: the
-guest's clock is then 26 times too fast until it notices, and time limits expire in its kernel.
+QEMU's emulator passes that counter on to guests. At boot, a guest compares the counter with a
+timer. If a loaded host does not run the guest meanwhile, Linux measures a frequency that is too
+low, for example by a factor of 26. The guest's clock is then too fast by this factor until Linux
+corrects it, and time limits in the kernel expire.
 Prints nothing on other architectures.
 """
 
@@ -19,7 +20,7 @@ SECONDS = 0.1
 
 
 def pair(rdtsc):
-    """Returns counter and nanoseconds of one moment: those that were read in the least time."""
+    """Returns the counter and the time in ns at one moment, from the fastest of several reads."""
     pairs = []
     for _ in range(READS):
         before = time.monotonic_ns()

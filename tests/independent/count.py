@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Counts a DMA trace independently of the Rust reader: another language, another approach.
+"""Counts the events of DMA traces, independently of the Rust reader.
 
-Usage: count.py TRACE...      TRACE is tracefs text, plain or *.zst (decompressed with the `zstd` program)
+    count.py TRACE...
 
-Prints one JSON object a line. Definitions, all on the recorded lines, nothing inferred:
-  map_events      dma_map_phys, dma_map_page, dma_map_resource, dma_map_sg lines
-  unmap_events    the unmaps of those
-  allocs, frees   dma_alloc and dma_free lines (frees of the null pointer apart)
-  iommu_map/unmap iommu:map and iommu:unmap lines
-  live            by (device, dma_addr), for scatterlists by (device, dir, length, first 128 phys_addrs); a key
-                  mapped again replaces; coherent buffers are not counted
-  dma_pages       4 KiB pages of the phys ranges of single maps; of lists, the ranges where the line has a size
-                  for each phys_addr, else the pages that the phys_addrs name
-  iommu_pages     pages of the paddr ranges of iommu:map lines
-  ring            per device and direction: unmaps, and how many of them ended the oldest live mapping
-  bursts          per (device, direction, cpu): consecutive unmaps, ended by a map of the same key or 50 us
+TRACE is tracefs text, plain or *.zst, which the program `zstd` decompresses. Prints one JSON object
+per line. All counts are of recorded lines:
+
+  map_events      dma_map_phys, dma_map_page, dma_map_resource and dma_map_sg
+  unmap_events    the corresponding unmaps
+  allocs, frees   dma_alloc, and dma_free of other pointers than null
+  iommu_map       iommu:map
+  iommu_unmap     iommu:unmap
+  live            mappings by (device, dma_addr); scatterlists by (device, dir, length, first 128
+                  phys_addrs). A map with the key of a live single mapping replaces it. Coherent
+                  buffers are not counted.
+  dma_pages       4 KiB pages of the physical ranges. If the line of a scatterlist does not have a
+                  size for each phys_addr, only the pages of the phys_addrs count.
+  iommu_pages     4 KiB pages of the paddr ranges of iommu:map
+  ring            for each device and direction: unmaps, and unmaps of the oldest live mapping
+  bursts          for each device, direction and CPU: consecutive unmaps, until a map of the same
+                  key or a pause of more than 50 us
 """
 import json
 import re
@@ -62,12 +67,12 @@ class Pages:
 
 def count(path):
     total = dict.fromkeys(
-        ["lines", "events", "map_events", "unmap_events", "allocs", "frees", "iommu_map", "iommu_unmap",
-         "unmatched_unmaps", "replaced"], 0)
+        ["lines", "events", "map_events", "unmap_events", "allocs", "frees", "iommu_map",
+         "iommu_unmap", "unmatched_unmaps", "replaced"], 0)
     dma_pages, iommu_pages = Pages(), Pages()
-    live = {}            # key -> list of (serial, (device, dir)), oldest first; single keys hold one
+    live = {}  # key -> list of (serial, (device, dir)), oldest first; one item for single mappings
     alive, max_live, serial = 0, 0, 0
-    order = {}           # (device, dir) -> dict serial -> None, in insertion order
+    order = {}  # (device, dir) -> dict serial -> None, in insertion order
     ring = {}
     burst_at, bursts = {}, {}
     first = last = None
@@ -171,7 +176,10 @@ def count(path):
         "dma_pages": dma_pages.json(),
         "iommu_pages": iommu_pages.json(),
         "ring": {" ".join(where): row for where, row in sorted(ring.items())},
-        "bursts": {" ".join(where): [len(runs), sum(runs), max(runs)] for where, runs in sorted(bursts.items())},
+        "bursts": {
+            " ".join(where): [len(runs), sum(runs), max(runs)]
+            for where, runs in sorted(bursts.items())
+        },
     }
 
 

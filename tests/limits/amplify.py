@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Measure how much memory and time hostile traces cost, against their size.
+"""Measures the memory and time that hostile traces cost, relative to their size.
 
     amplify.py RINGFENCE [--megabytes 1,10,100] [--case PATTERN] [--command NAME,...]
                [--seconds N] [--directory DIR]
 
-For each format, kind of trace and size in 10^6 bytes it runs `trace info`, `size` and `compare`
-and prints a row: bytes of the file, peak memory, memory per byte beyond 64 MiB for each pass, and
-processor time. Exits with 1 if a run exceeds 100 bytes of memory a byte of the file plus 64 MiB
-for each pass, ends by a signal, or takes more than N processor seconds and 3 more for each MB and
-pass. A run that refuses the trace by an error is a good one; but without --case each format must
-have a trace that each command completes.
+For each format, kind of trace and size in 10^6 bytes, the script runs `trace info`, `size` and
+`compare`. It prints a row: bytes of the file, peak memory, memory per byte of the file without 64
+MiB for each pass, and CPU time. Exits with 1 if a run
+
+- needs more memory than 100 bytes per byte of the file and 64 MiB for each pass,
+- is killed by a signal, or
+- takes more than N CPU seconds and 3 more for each MB and pass.
+
+A run that refuses the trace with an error passes. But without --case, each command must complete
+at least one trace of each format.
 """
 import argparse
 import os
@@ -21,8 +25,9 @@ import tempfile
 MIB = 1 << 20
 RATIO = 100
 BASE = 64 * MIB
-# Passes that live side by side: `compare` of one mode has a metered and a hostile one; `size`
-# has two rings of eight sizes each, and two modes with 15 shapes of the IOTLB.
+# The number is that of passes in memory at the same time. `compare` of one mode has a measured pass
+# and an attack pass. `size` has two rings with eight sizes each, and two modes with 15 geometries
+# of the IOTLB.
 COMMANDS = [
     ("info", ["trace", "info"], 1),
     ("strict", ["compare", "--repeat", "0", "--modes", "strict"], 2),
@@ -36,7 +41,8 @@ def line(what, t=0, cpu=0):
 
 
 def mapped(at, size=4096, device="0000:00:03.0"):
-    return f"dma_map_phys: {device} dir=TO_DEVICE dma_addr={at:x} size={size} phys_addr={at:x} attrs="
+    fields = f"dma_addr={at:x} size={size} phys_addr={at:x} attrs="
+    return f"dma_map_phys: {device} dir=TO_DEVICE {fields}"
 
 
 def unmapped(at, size=4096, device="0000:00:03.0"):
@@ -44,7 +50,7 @@ def unmapped(at, size=4096, device="0000:00:03.0"):
 
 
 def alive():
-    """Every mapping stays alive, each on a separate page."""
+    """Mappings of separate pages that are never unmapped."""
     n = 0
     while True:
         n += 1
@@ -52,17 +58,17 @@ def alive():
 
 
 def shared():
-    """Every mapping stays alive, all on one page."""
+    """Mappings of the same page that are never unmapped."""
     n = 0
     while True:
         n += 1
-        # Each has a different DMA address; the physical page is the same.
+        # The DMA addresses differ; the physical page is the same.
         what = f"dma_map_phys: d dir=TO_DEVICE dma_addr={n << 12:x} size=64 phys_addr=1000 attrs="
         yield line(what, n)
 
 
 def reverse():
-    """Blocks of 4096 mappings that are unmapped youngest first, behind one that stays."""
+    """Blocks of 4096 mappings, unmapped youngest first, after one that is never unmapped."""
     yield line(mapped(0), 0)
     base, t = 1, 0
     while True:
@@ -76,7 +82,7 @@ def reverse():
 
 
 def stack():
-    """As many mappings as there is room for, unmapped youngest first, again and again."""
+    """Rounds of 60000 mappings, unmapped youngest first."""
     t = 0
     while True:
         for n in range(60000):
@@ -109,7 +115,7 @@ def rests():
 
 
 def holes():
-    """Holes of a page between mappings that stay, then mappings of two pages beside them."""
+    """Free single pages between mappings that stay, and mappings of two pages that do not fit."""
     n = t = 0
     while True:
         for at in range(n, n + 2000):
@@ -123,7 +129,7 @@ def holes():
 
 
 def large():
-    """Mappings of 64 MiB that come and go."""
+    """Mappings of 64 MiB, each unmapped at once."""
     n = 0
     while True:
         at = (n % 500) << 26
@@ -150,7 +156,7 @@ def lists():
 
 
 def bursts():
-    """Unmaps of every device and processor while the clock stands still, and pages mapped again."""
+    """Maps and unmaps of many devices and CPUs, all with the same time stamp."""
     n = 0
     while True:
         device, cpu = n % 250, (n // 250) % 512
@@ -164,7 +170,7 @@ def accessed(at, size=64, device="0000:00:03.0", direction="TO_DEVICE"):
 
 
 def accesses():
-    """DMAs into each page of a mapping, which then goes."""
+    """DMAs to each page of a mapping, and its unmap."""
     n = t = 0
     while True:
         at = (n << 18) % (60 << 30)
@@ -177,16 +183,17 @@ def accesses():
 
 
 def strays():
-    """DMAs of many devices, both ways, where nothing is mapped."""
+    """DMAs of many devices in both directions to unmapped addresses."""
     n = 0
     while True:
         n += 1
-        way = "FROM_DEVICE" if n % 2 else "TO_DEVICE"
-        yield line(accessed((n * 0x9E3779B97F4A7000) % 2**64, 2**32 - 1, f"d{n % 250}", way), n)
+        direction = "FROM_DEVICE" if n % 2 else "TO_DEVICE"
+        at = (n * 0x9E3779B97F4A7000) % 2**64
+        yield line(accessed(at, 2**32 - 1, f"d{n % 250}", direction), n)
 
 
 def marks():
-    """Nothing but marks."""
+    """Only short trace marks."""
     n = 0
     while True:
         n += 1
@@ -194,20 +201,20 @@ def marks():
 
 
 def long_marks():
-    """Marks of a kibibyte."""
+    """Only trace marks of 5000 bytes."""
     while True:
         yield line("tracing_mark_write: " + "m" * 5000)
 
 
 def idle():
-    """The same line, which says nothing."""
+    """Copies of a line with an unrelated event."""
     while True:
         yield line("sched_switch: x")
 
 
 CASES = [
-    alive, shared, reverse, stack, gaps, rests, holes, large, lists, bursts, accesses, strays, marks,
-    long_marks, idle,
+    alive, shared, reverse, stack, gaps, rests, holes, large, lists, bursts, accesses, strays,
+    marks, long_marks, idle,
 ]
 
 
@@ -221,7 +228,7 @@ def write_text(case, path, size):
 
 
 def write_zstd(case, path, size):
-    """Compresses until the file has its size, or 300 times as much text went in."""
+    """Compresses text until the file has the size, at most 300 times as much text."""
     left = 300 * size
     with open(path, "wb") as out:
         pack = subprocess.Popen(["zstd", "-q", "-1", "-c"], stdin=subprocess.PIPE, stdout=out)
@@ -230,7 +237,7 @@ def write_zstd(case, path, size):
             block.append(text)
             left -= len(text)
             held += len(text)
-            # A child's peak is at least this process's size when it starts: it stays small.
+            # The peak of a child is at least the size of this process, which must stay small.
             if held > MIB or left < 0:
                 held = 0
                 pack.stdin.write("".join(block).encode())
@@ -242,17 +249,18 @@ def write_zstd(case, path, size):
 
 
 def write_parquet(binary, case, path, size):
-    """Converts as much text as makes about the size: 20 bytes of text a byte."""
+    """Converts text; a file of Parquet has about a twentieth of its size."""
     text = path + ".text"
     write_text(case, text, 20 * size)
-    run = [binary, "trace", "convert", text, "-o", path]
-    done = subprocess.run(run + ["--max-segments", "1T", "--max-live", "1T", "--max-mapped", "1T"], capture_output=True)
+    command = [binary, "trace", "convert", text, "-o", path]
+    limits = ["--max-segments", "1T", "--max-live", "1T", "--max-mapped", "1T"]
+    done = subprocess.run(command + limits, capture_output=True, check=False)
     os.remove(text)
     return done.returncode == 0
 
 
 def measure(command):
-    """Peak memory in bytes, processor seconds, exit status and the last line of its errors."""
+    """Returns peak memory in bytes, CPU seconds, exit status and the last line of the errors."""
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
@@ -276,8 +284,8 @@ def main():
     formats = ["text", "zstd", "parquet"]
     bad = 0
     outcomes = {}
-    print("| format | trace | command | file, bytes | peak memory, MiB | bytes a byte "
-          "| processor time, s | outcome |")
+    print("| format | trace | command | file, bytes | peak memory, MiB | bytes per byte "
+          "| CPU time, s | outcome |")
     print("|---|---|---|---|---|---|---|---|")
     try:
         for megabytes in args.megabytes.split(","):
@@ -287,7 +295,7 @@ def main():
                     name = f"{form}-{case.__name__}"
                     if args.case not in name:
                         continue
-                    # `trace convert` writes only files that have the ending.
+                    # `trace convert` finds the format by the extension.
                     path = os.path.join(directory, f"{name}.{form}")
                     if form == "text":
                         write_text(case, path, size)
@@ -303,13 +311,13 @@ def main():
                             continue
                         if (form, label) == ("parquet", "info"):
                             continue
-                        peak, seconds, code, said = measure([args.binary] + command + [path])
+                        peak, seconds, code, error = measure([args.binary] + command + [path])
                         ratio = max(0, peak / passes - BASE) / max(held, 1)
                         within = ratio <= RATIO and code in (0, 1)
                         within &= seconds <= args.seconds + 3 * size / 1e6 * passes
                         bad += not within
                         outcomes.setdefault((form, label), set()).add(code)
-                        outcome = "done" if code == 0 else said.split(": ", 2)[-1]
+                        outcome = "done" if code == 0 else error.split(": ", 2)[-1]
                         outcome = outcome if within else "BEYOND: " + outcome
                         print(f"| {form} | {case.__name__} | {label} | {held} | {peak / MIB:.0f} "
                               f"| {ratio:.1f} | {seconds:.2f} | {outcome[:80]} |", flush=True)

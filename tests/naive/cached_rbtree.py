@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Naive transcription of EIOVAR Fig. 2 and of what Linux 3.4 adds to it, over a sorted list instead of a tree.
+"""Naive transcription of EIOVAR Fig. 2, with the additions of Linux 3.4, over a sorted list.
 
 Reads sequences from standard input and prints one line per operation:
 
-    space LO HI          a new, empty space
-    seed C LO HI ...     allocated ranges, C the first page of the cached one (- for none)
-    a PAGES ORDER LIMIT  -> "LO STEPS C", or "x C" when nothing fits
-    f LO HI              -> "f C"; "r C" when refused
+    space LO HI          creates a new, empty space; prints nothing
+    seed C LO HI ...     adds allocated ranges; prints nothing
+    a PAGES ORDER LIMIT  allocates; prints "LO STEPS C", or "x C" if nothing fits
+    f LO HI              frees; prints "f C", or "r C" if the range is not allocated
 
-C is the first page of the cached range, - for none.
+C is the first page of the cached range, or - for none.
 """
 import bisect
 import sys
@@ -19,7 +19,7 @@ LAST_32BIT = 0xFFFFF
 class Space:
     def __init__(self, lo, hi):
         self.lo, self.hi = lo, hi
-        self.los, self.his = [], []  # sorted, in step
+        self.los, self.his = [], []  # First and last pages of the ranges, sorted.
         self.cache = None
         self.cached_limit = min(hi, LAST_32BIT)
 
@@ -29,7 +29,10 @@ class Space:
         self.his.insert(at, hi)
 
     def walk(self, at, top, pages, order):
-        """Goes down from the gap between range number `at` - 1 and `top`; returns (lo or None, iterations)."""
+        """Searches downwards from the gap between range `at` - 1 and `top`.
+
+        Returns the first page, or None, and the number of iterations.
+        """
         n = 0
         while True:
             floor = self.his[at - 1] + 1 if at > 0 else self.lo
@@ -65,8 +68,8 @@ class Space:
         if self.his[at] != hi:
             return False
         if self.cache is not None and lo >= self.cache:
-            following = self.los[at + 1] if at + 1 < len(self.los) else None
-            self.cache = following if following is not None and following < self.cached_limit else None
+            following = self.los[at + 1] if at + 1 < len(self.los) else self.cached_limit
+            self.cache = following if following < self.cached_limit else None
         del self.los[at], self.his[at]
         return True
 

@@ -13,7 +13,7 @@ import zlib
 
 import websocket
 
-# Longest time for one command of the protocol, in seconds.
+# Maximum time of one command of the protocol, in seconds.
 LIMIT = 300
 ARGUMENTS = [
     "--headless=new",
@@ -32,7 +32,7 @@ ARGUMENTS = [
     "--remote-debugging-port=0",
 ]
 DOMAINS = ["Page", "Runtime", "Log", "Network", "DOM", "CSS"]
-# The fonts that the browser finds. Others on the machine would change the pictures.
+# The fonts that the browser may use. Other fonts of the machine would change the pictures.
 FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "urn:fontconfig:fonts.dtd">
 <fontconfig>
@@ -85,7 +85,7 @@ class Browser:
             text=True,
             env={**os.environ, "FONTCONFIG_FILE": str(fonts)},
         )
-        # A browser that ends without the line ends the loop too.
+        # If the browser ends without this line, the loop ends as well.
         found = None
         for line in self.process.stderr:
             found = re.search(r"DevTools listening on (ws://\S+)", line)
@@ -93,7 +93,7 @@ class Browser:
                 break
         if not found:
             raise RuntimeError(f"{program} did not start")
-        # A browser that fills the pipe would wait for ever.
+        # A browser whose pipe is full waits until someone reads.
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
         self.socket = websocket.create_connection(
             found[1], timeout=LIMIT, suppress_origin=True, enable_multithread=False
@@ -133,28 +133,28 @@ class Browser:
             message["sessionId"] = self.session
         self.socket.send(json.dumps(message))
         while True:
-            answer = self.receive()
-            if answer.get("id") == self.last:
+            response = self.receive()
+            if response.get("id") == self.last:
                 break
-        if "error" in answer:
-            raise RuntimeError(f"{method}: {answer['error']}")
-        return answer["result"]
+        if "error" in response:
+            raise RuntimeError(f"{method}: {response['error']}")
+        return response["result"]
 
     def open(self, url):
-        """Loads a page and forgets the events of earlier ones."""
+        """Loads a page and deletes the events of earlier ones."""
         self.events.clear()
         self.send("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.receive()
 
     def run(self, expression):
-        """Returns the value of an expression, or of the promise that it gives."""
-        answer = self.send(
+        """Returns the value of an expression, or of its promise."""
+        response = self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        if "exceptionDetails" in answer:
-            raise RuntimeError(json.dumps(answer["exceptionDetails"])[:2000])
-        return answer["result"].get("value")
+        if "exceptionDetails" in response:
+            raise RuntimeError(json.dumps(response["exceptionDetails"])[:2000])
+        return response["result"].get("value")
 
     def press(self, key, code, text=""):
         event = {"key": key, "code": key, "windowsVirtualKeyCode": code}
@@ -180,8 +180,8 @@ class Browser:
         width, height, pixels = self.run(f"{PIXELS}('{encoded}')")
         return width, height, base64.b64decode(pixels)
 
-    def smaller(self, picture):
-        """Returns the same picture, without filters: texts on one colour compress better so."""
+    def without_filters(self, picture):
+        """Returns the same picture without PNG filters, which make pictures of texts larger."""
         width, height, pixels = self.pixels(picture)
         rows = (pixels[at : at + 3 * width] for at in range(0, len(pixels), 3 * width))
         data = zlib.compress(b"".join(b"\0" + row for row in rows), 9)
@@ -193,17 +193,17 @@ class Browser:
         )
 
     def picture(self, width, height, scale):
-        """Returns a PNG of the top of the page; of the whole page without a height."""
+        """Returns a PNG of the top of the page, or of the whole page if the height is None."""
         if height is None:
             height = self.run("document.documentElement.scrollHeight")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
-        answer = self.send(
+        response = self.send(
             "Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True
         )
-        return base64.b64decode(answer["data"])
+        return base64.b64decode(response["data"])
 
     def fonts(self, selector):
-        """Returns the names of the fonts that show the texts of an element."""
+        """Returns the names of the fonts of an element's texts."""
         root = self.send("DOM.getDocument")["root"]["nodeId"]
         node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         used = self.send("CSS.getPlatformFontsForNode", nodeId=node)["fonts"]
@@ -212,19 +212,19 @@ class Browser:
     def pdf(self):
         return base64.b64decode(self.send("Page.printToPDF", preferCSSPageSize=True)["data"])
 
-    def complaints(self):
-        """Returns the errors of the console and the requests beside that for the page."""
-        found = []
+    def errors(self):
+        """Returns errors and warnings, dialogs, and requests for other documents than the page."""
+        errors = []
         for event in self.events:
-            method, what = event["method"], event["params"]
+            method, params = event["method"], event["params"]
             if method == "Runtime.exceptionThrown":
-                found.append(what["exceptionDetails"]["text"])
-            elif method == "Log.entryAdded" and what["entry"]["level"] in ("error", "warning"):
-                found.append(what["entry"]["text"])
-            elif method == "Runtime.consoleAPICalled" and what["type"] in ("error", "warning"):
-                found.append(json.dumps(what["args"]))
-            elif method == "Network.requestWillBeSent" and what.get("type") != "Document":
-                found.append(f"requests {what['request']['url'][:200]}")
+                errors.append(params["exceptionDetails"]["text"])
+            elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+                errors.append(params["entry"]["text"])
+            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+                errors.append(json.dumps(params["args"]))
+            elif method == "Network.requestWillBeSent" and params.get("type") != "Document":
+                errors.append(f"requests {params['request']['url'][:200]}")
             elif method == "Page.javascriptDialogOpening":
-                found.append(f"opens a dialog: {what['message']}")
-        return found
+                errors.append(f"opens a dialog: {params['message']}")
+        return errors

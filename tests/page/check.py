@@ -3,8 +3,8 @@
 
 check.py --axe AXE.js --assets DIR [--write] [--keep DIR] SAMPLE.html HOSTILE.html
 
-The sample is compared with the pictures in DIR; --write replaces them. --keep stores all pictures
-and the printed page. Needs websocket-client.
+The script compares the sample with the pictures in the directory of --assets; --write replaces
+them. --keep stores all pictures and the printed page. Needs the package websocket-client.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from browser import Browser
 
 PROGRAMS = ["chromium", "chromium-browser", "google-chrome"]
 WIDE, PHONE = 1280, 360
-# Name, width, height (none: the whole page), scale, colours.
+# Name, width, height (None: the whole page), scale, colour scheme.
 PICTURES = [
     ("page-light", WIDE, 1500, 0.7, "light"),
     ("page-dark", WIDE, 1500, 0.7, "dark"),
@@ -25,13 +25,14 @@ PICTURES = [
     ("page-phone-dark", PHONE, 1400, 0.75, "dark"),
     ("page-whole", WIDE, None, 0.2, "light"),
 ]
-# Largest committed picture, in bytes.
+# Maximum size of a committed picture, in bytes.
 LARGEST = 120 << 10
-# Largest difference of a pixel in one colour, of 255, for another rasterizer's antialiasing.
+# Maximum difference of two pixels in one colour channel, 0 to 255. The antialiasing of rasterizers
+# differs.
 TOLERANCE = 40
 FONT = "DejaVu Sans"
 
-# Returns the texts whose contrast with their ground is below 4.5.
+# Returns the texts whose contrast with their background is below 4.5.
 CONTRAST = """
 (() => {
   const parse = (text) => {
@@ -45,7 +46,7 @@ CONTRAST = """
     });
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const ground = (element) => {
+  const background = (element) => {
     for (let up = element; up; up = up.parentElement) {
       const colour = parse(getComputedStyle(up).backgroundColor);
       if (colour.alpha === 1) return colour.rgb;
@@ -62,7 +63,7 @@ CONTRAST = """
     texts += 1;
     const style = getComputedStyle(element);
     const ink = parse(element.closest('svg') ? style.fill : style.color);
-    const [high, low] = [luminance(ink.rgb), luminance(ground(element))].sort((a, b) => b - a);
+    const [high, low] = [luminance(ink.rgb), luminance(background(element))].sort((a, b) => b - a);
     const ratio = (high + 0.05) / (low + 0.05);
     if (ratio < 4.5 || ink.alpha < 1) bad.push(`${node.data.slice(0, 40)}: ${ratio.toFixed(2)}`);
   }
@@ -70,7 +71,7 @@ CONTRAST = """
 })()
 """
 
-# Returns the order of a column: texts, and numbers with null for a missing one.
+# Returns the order of a column: its texts, or its numbers, with null for a missing number.
 COLUMN = """
 ((table, column) => {
   const rows = [...document.querySelectorAll('table.sortable')[table].tBodies[0].rows];
@@ -87,7 +88,7 @@ COLUMN = """
   };
 })
 """
-# Changes that a comparison of pictures must find: a part, one digit, one colour, two pixels.
+# Changes that a comparison of pictures must find: an element, a digit, a colour, a few pixels.
 CHANGES = [
     "document.querySelector('.verdict').remove()",
     "document.querySelector('#modes-0 tbody td.number').firstChild.data = '53'",
@@ -97,7 +98,7 @@ CHANGES = [
 
 
 class Check:
-    """The failures so far."""
+    """Counts checks and prints those that fail."""
 
     def __init__(self):
         self.failures = []
@@ -112,7 +113,7 @@ class Check:
 
 def is_sorted(values, numeric, descending):
     if not numeric:
-        # Compared without case and marks, which the browser's order treats by its own rules.
+        # The browser has its own rules for case and punctuation, so the comparison omits them.
         keys = ["".join(c for c in value.lower() if c.isalnum()) for value in values]
         return keys == sorted(keys, reverse=descending)
     present = [value for value in values if value is not None]
@@ -122,14 +123,14 @@ def is_sorted(values, numeric, descending):
 
 def keyboard(browser, check):
     """Reaches every control with Tab, and sorts every column with Enter and the space bar."""
-    # A folded part holds controls too.
+    # Closed details contain controls as well.
     browser.run("document.querySelectorAll('details').forEach((it) => { it.open = true; })")
     browser.run("window.reached = new Set(); document.activeElement.blur(); scrollTo(0, 0)")
-    wanted = browser.run(
+    expected = browser.run(
         "document.querySelectorAll('button, input, select, summary, [tabindex=\"0\"]').length"
     )
     reached = 0
-    for _ in range(2 * wanted + 10):
+    for _ in range(2 * expected + 10):
         browser.press("Tab", 9)
         state = browser.run(
             "(() => { const e = document.activeElement; if (e === document.body) return null;"
@@ -141,7 +142,7 @@ def keyboard(browser, check):
             break
         reached += 1
         check.that(state["outline"], f"no visible focus on {state['text']}")
-    check.that(reached == wanted, f"Tab reaches {reached} of {wanted} controls")
+    check.that(reached == expected, f"Tab reaches {reached} of {expected} controls")
 
     tables = browser.run("document.querySelectorAll('table.sortable').length")
     check.that(tables >= 4, f"{tables} sortable tables")
@@ -170,8 +171,8 @@ def filters(browser, check):
     browser.run("document.querySelector('#modes-0-text').focus()")
     browser.send("Input.insertText", text="FENCE")
     shown = browser.run(f"{rows}.map((row) => row.textContent)")
-    fits = all("fence" in row.lower() for row in shown)
-    check.that(0 < len(shown) < every and fits, f"the filter shows {shown}")
+    match = all("fence" in row.lower() for row in shown)
+    check.that(0 < len(shown) < every and match, f"the filter shows {shown}")
     output = browser.run("document.querySelector('[data-for=\"modes-0\"] output').textContent")
     check.that(output == f"{len(shown)} of {every} rows", f"the filter says {output}")
     browser.run("document.querySelector('#modes-0-text').select()")
@@ -191,8 +192,8 @@ def colours(browser, check, name):
     check.that(not found["bad"], f"{name}: contrast below 4.5: {found['bad'][:10]}")
 
 
-def judge(browser, check, axe, name):
-    """Runs axe-core."""
+def accessibility(browser, check, axe, name):
+    """Checks the page with axe-core."""
     browser.run(axe + "; undefined")
     found = browser.run(
         "axe.run(document, { resultTypes: ['violations'] }).then((result) => result.violations"
@@ -204,7 +205,7 @@ def judge(browser, check, axe, name):
 
 
 def differ(browser, one, other):
-    """Returns the number of pixels that differ: all of them between pictures of two sizes."""
+    """Returns the number of pixels that differ: all of them if the sizes differ."""
     (*size, one), (*other_size, other) = browser.pixels(one), browser.pixels(other)
     if size != other_size:
         return max(len(one), len(other)) // 3
@@ -222,7 +223,7 @@ def pictures(browser, url, check, options):
         browser.open(url)
         browser.run("document.fonts.ready.then(() => true)")
         taken[name] = browser.picture(width, height, scale)
-    # The same page with a small change.
+    # Pictures of the same page with one small change each.
     changed = {}
     for change in CHANGES:
         browser.size(WIDE, 900)
@@ -237,7 +238,7 @@ def pictures(browser, url, check, options):
     for name, picture in taken.items():
         path = options.assets / f"{name}.png"
         if options.write:
-            path.write_bytes(browser.smaller(picture))
+            path.write_bytes(browser.without_filters(picture))
         if not path.is_file():
             check.that(False, f"{path} does not exist; --write creates it")
             continue
@@ -257,14 +258,14 @@ def sample(browser, url, check, options):
     browser.size(WIDE, 900)
     browser.media(prefers_color_scheme="light")
     browser.open(url)
-    check.that(not browser.complaints(), f"complaints: {browser.complaints()[:5]}")
+    check.that(not browser.errors(), f"errors of the page: {browser.errors()[:5]}")
     for landmark in ("header", "main", "footer"):
         check.that(browser.run(f"document.querySelectorAll('{landmark}').length") == 1, landmark)
     for selector in ("h1", "td", "svg"):
         fonts = browser.fonts(selector)
         check.that(fonts == {FONT}, f"{selector} has the fonts {fonts}; install {FONT}")
     colours(browser, check, "light")
-    judge(browser, check, axe, "light")
+    accessibility(browser, check, axe, "light")
     browser.open(url)
     keyboard(browser, check)
     browser.open(url)
@@ -275,10 +276,10 @@ def sample(browser, url, check, options):
     browser.open(url)
     browser.run("document.querySelectorAll('details').forEach((it) => { it.open = true; })")
     colours(browser, check, "dark")
-    judge(browser, check, axe, "dark")
+    accessibility(browser, check, axe, "dark")
     browser.run("document.querySelector('#theme').click()")
     colours(browser, check, "light by the button")
-    check.that(not browser.complaints(), f"complaints: {browser.complaints()[:5]}")
+    check.that(not browser.errors(), f"errors of the page: {browser.errors()[:5]}")
 
     browser.size(PHONE, 800)
     browser.media(prefers_color_scheme="light", prefers_reduced_motion="reduce")
@@ -289,7 +290,7 @@ def sample(browser, url, check, options):
     motion = browser.run("getComputedStyle(document.documentElement).scrollBehavior")
     check.that(motion == "auto", f"with reduced motion, scrolling is {motion}")
 
-    # Without scripts, all is there and no control is.
+    # Without scripts, the page shows all rows but no control.
     browser.send("Emulation.setScriptExecutionDisabled", value=True)
     browser.open(url)
     browser.send("Emulation.setScriptExecutionDisabled", value=False)
@@ -308,22 +309,22 @@ def sample(browser, url, check, options):
     check.that(0 < sheets <= 16, f"{sheets} sheets of paper")
     browser.media("print", prefers_color_scheme="dark")
     colours(browser, check, "printed")
-    ground = browser.run("getComputedStyle(document.body).backgroundColor")
-    check.that(ground == "rgb(255, 255, 255)", f"printed on {ground}")
+    colour = browser.run("getComputedStyle(document.body).backgroundColor")
+    check.that(colour == "rgb(255, 255, 255)", f"the printed page has the background {colour}")
     if options.keep:
         (options.keep / "page.pdf").write_bytes(printed)
 
 
 def hostile(browser, url, check):
-    """Names of devices, of the trace and of the CPU are attempts to run a script."""
+    """Checks a page with device, trace and CPU names that attempt to run a script."""
     browser.size(PHONE, 800)
     browser.media(prefers_color_scheme="light")
     browser.open(url)
-    check.that(not browser.complaints(), f"hostile: {browser.complaints()[:5]}")
+    check.that(not browser.errors(), f"hostile: errors of the page: {browser.errors()[:5]}")
     ran = browser.run("typeof window.hostile")
-    check.that(ran == "undefined", "a name ran as a script")
+    check.that(ran == "undefined", "hostile: a name ran as a script")
     strange = browser.run("document.querySelectorAll('img, iframe, script, link, base').length")
-    check.that(strange == 1, f"hostile: {strange} elements beside the page's own script")
+    check.that(strange == 1, f"hostile: {strange} images, frames, scripts, links and bases, not 1")
     shown = browser.run("document.querySelector('#rings-0').textContent.includes('<script>')")
     check.that(shown, "the hostile name is not shown as text")
     width = browser.run("document.documentElement.scrollWidth")

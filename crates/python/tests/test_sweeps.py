@@ -1,17 +1,24 @@
-"""Sweeps equal those of the command, also on a Dask cluster of which a worker died."""
+"""Sweeps equal those of the command, also on a Dask cluster of which a worker died.
+
+Tests of Ray replace the package, which CI does not install, with threads.
+"""
 
 import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import pyarrow.dataset
 import pytest
 from distributed import Client, LocalCluster
 
 import ringfence
+from ringfence import sweeps
 from ringfence.sweeps import COUNTS, run_task, sweep, tasks
 
 PROGRAM = os.environ.get("RINGFENCE", "ringfence")
@@ -197,3 +204,67 @@ def test_a_wrong_plan_is_an_error(client, tmp_path):
     with pytest.raises(FileNotFoundError):
         none = str(tmp_path / "none")
         sweep(plan, tmp_path / "results", engine="dask", client=client, command=none)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Ray with one worker thread, and the references of tasks that a sweep cancelled."""
+
+    def wait_for(references, num_returns):
+        ended = next(iter(wait(references, return_when=FIRST_COMPLETED).done))
+        return [ended], [reference for reference in references if reference is not ended]
+
+    def cancel(reference):
+        cancelled.append(reference)
+        reference.cancel()
+
+    cancelled = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def remote(**_options):
+            return lambda task: SimpleNamespace(
+                remote=lambda *args, **keywords: pool.submit(task, *args, **keywords)
+            )
+
+        ray = SimpleNamespace(
+            remote=remote, wait=wait_for, get=lambda reference: reference.result(), cancel=cancel
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        yield cancelled
+
+
+def test_a_complete_sweep_on_ray_cancels_nothing(threads, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text('modes = ["none", "fence"]\n')
+    counts = sweep(plan, tmp_path / "ray", engine="ray", command=PROGRAM)
+    assert (counts["tasks"], counts["run"], counts["failed"]) == (2, 2, 0)
+    assert threads == []
+
+
+def test_an_interrupted_sweep_on_ray_cancels_its_tasks(threads, monkeypatch, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text('modes = ["none", "fence", "strict", "defer"]\n')
+    total = len(tasks(plan, command=PROGRAM))
+    assert total >= 4
+    ran = []
+    proceed = threading.Event()
+
+    def run_first(line, directory, **_options):
+        ran.append(line)
+        # All tasks after the first one wait until the sweep has ended.
+        assert len(ran) == 1 or proceed.wait(LIMIT)
+        return Interrupting.fromkeys(COUNTS, 0)
+
+    class Interrupting(dict):
+        def items(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps, "run_task", run_first)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(plan, tmp_path / "ray", engine="ray", command=PROGRAM)
+    finally:
+        proceed.set()
+    assert len(threads) == total - 1
+    # The thread may have begun the second task before the interrupt.
+    assert len(ran) <= 2

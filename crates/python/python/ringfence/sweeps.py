@@ -133,12 +133,17 @@ def _on_ray(
         remote.remote(line, directory, command=command, retry_failed=retry_failed)
         for line in lines
     ]
-    while waiting:
-        [ended], waiting = ray.wait(waiting, num_returns=1)
-        try:
-            yield ray.get(ended)
-        except Exception as error:
-            yield error
+    try:
+        while waiting:
+            [ended], waiting = ray.wait(waiting, num_returns=1)
+            try:
+                outcome = ray.get(ended)
+            except Exception as error:
+                outcome = error
+            yield outcome
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)
 
 
 def _options(directory: str | PathLike[str], retry_failed: bool) -> list[str]:

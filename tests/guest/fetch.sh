@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches and builds the components that the scripts that source guests.sh need before
-# their cases. RINGFENCE, GUEST_KERNELS, GUEST_CACHE: see guests.sh
+# Fetches and builds the components that scripts with cases need (see guests.sh).
+# RINGFENCE, GUEST_KERNELS, GUEST_CACHE: see guests.sh
 set -uo pipefail
 
 . "$(dirname "$0")/guests.sh"

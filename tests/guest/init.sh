@@ -15,7 +15,7 @@ fail() { say "FAIL $*"; }
 check() {
     local name="$1"
     shift
-    if "$@"; then ok "$name"; else fail "$name: not so: $*"; fi
+    if "$@"; then ok "$name"; else fail "$name: this condition is false: $*"; fi
 }
 # expect NAME CODE COMMAND...: passes if the command exits with this code within two minutes.
 expect() {
@@ -25,13 +25,13 @@ expect() {
     local got=$?
     if [ $got = "$code" ]; then ok "$name"; else fail "$name: exit $got, not $code"; fi
 }
-said() { grep -q "$1" /out/log; }
-gone() { [ ! -e "$1" ]; }
-# Prints all settings that a recording could have changed: instances, switches, clocks, buffers.
+log_has() { grep -q "$1" /out/log; }
+absent() { [ ! -e "$1" ]; }
+# Prints all settings that a recording can change: instances, switches, clocks, buffers.
 state() {
     ls $T/instances
-    for file in tracing_on current_tracer trace_clock trace_options tracing_cpumask buffer_size_kb set_event \
-        events/enable events/dma/enable events/iommu/enable; do
+    for file in tracing_on current_tracer trace_clock trace_options tracing_cpumask \
+        buffer_size_kb set_event events/enable events/dma/enable events/iommu/enable; do
         echo "$file: $(cat $T/$file)"
     done
 }
@@ -57,8 +57,17 @@ ends() {
     local got=$?
     if [ $got = "$code" ]; then ok "$name"; else fail "$name: exit $got, not $code"; fi
 }
-modules() { for module in $(cat "/modules/$1.order"); do insmod "/modules/$module.ko" || return 1; done; }
-disk() { for one in /sys/block/nvme*; do grep -q "$1" "$one/device/serial" 2>/dev/null && echo "/dev/${one##*/}"; done; }
+modules() {
+    for module in $(cat "/modules/$1.order"); do
+        insmod "/modules/$module.ko" || return 1
+    done
+}
+# Prints the NVMe disk with this serial number.
+disk() {
+    for one in /sys/block/nvme*; do
+        grep -q "$1" "$one/device/serial" 2>/dev/null && echo "/dev/${one##*/}"
+    done
+}
 disks() {
     for _ in $(seq 100); do
         [ -b "$(disk workload)" ] && [ -b "$(disk results)" ] && return 0
@@ -89,11 +98,11 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 mkdir -p /out
-say "kernel $(uname -r), $(grep -c ^processor /proc/cpuinfo) processors"
-[ -d /sys/class/iommu/dmar0 ] || fail "IOMMU: there is none"
+say "kernel $(uname -r), $(grep -c ^processor /proc/cpuinfo) CPUs"
+[ -d /sys/class/iommu/dmar0 ] || fail "IOMMU: /sys/class/iommu has no dmar0"
 
 expect "no tracefs: refused" 1 ringfence trace record --seconds 1 -o /out/none.trace
-check "no tracefs: says how to mount it" said "mount -t tracefs"
+check "no tracefs: the message has the mount command" log_has "mount -t tracefs"
 mount -t tracefs tracefs $T || fail "tracefs does not mount"
 state | tee /out/state >/tmp/before
 
@@ -115,7 +124,10 @@ ringfence trace record --seconds 12 -o /out/e1000e.trace.zst >>/out/log 2>&1 &
 recorder=$!
 running || fail "e1000e: does not begin"
 ip link set eth0 up
-for _ in $(seq 100); do grep -q 1 /sys/class/net/eth0/carrier 2>/dev/null && break; usleep 100000; done
+for _ in $(seq 100); do
+    grep -q 1 /sys/class/net/eth0/carrier 2>/dev/null && break
+    usleep 100000
+done
 /init net || fail "e1000e: the network does not work"
 ip link set eth0 down
 ends "e1000e: recorded" 0 $recorder
@@ -123,53 +135,63 @@ restored e1000e
 
 from=$(disk workload)
 read_some="dd if=$from of=/dev/null bs=4k count=20000 iflag=direct"
-expect "small buffer: recorded" 0 ringfence trace record --buffer 1 -o /out/lost.trace.zst -- $read_some
-check "small buffer: says what is lost" said "events did not fit"
+expect "small buffer: recorded" 0 \
+    ringfence trace record --buffer 1 -o /out/lost.trace.zst -- $read_some
+check "small buffer: the message has the number of lost events" log_has "events did not fit"
 restored "small buffer"
 
-expect "failing command: code" 1 ringfence trace record -o /out/failing.trace -- sh -c "dd if=$from of=/dev/null bs=4k count=10; exit 7"
-check "failing command: says so" said "exit status: 7"
-check "failing command: trace kept" [ -s /out/failing.trace ]
+expect "failing command: code" 1 ringfence trace record -o /out/failing.trace -- \
+    sh -c "dd if=$from of=/dev/null bs=4k count=10; exit 7"
+check "failing command: the message has the exit code" log_has "exit status: 7"
+check "failing command: the trace remains" [ -s /out/failing.trace ]
 restored "failing command"
 expect "missing command: code" 1 ringfence trace record -o /out/missing.trace -- /no/such/command
-check "missing command: no output" gone /out/missing.trace
-check "missing command: no part of it" gone /out/missing.trace.part
+check "missing command: no output" absent /out/missing.trace
+check "missing command: no partial output" absent /out/missing.trace.part
 restored "missing command"
-expect "output in no directory: code" 1 ringfence trace record --seconds 1 -o /no/such/directory/x.trace
+expect "output in no directory: code" 1 \
+    ringfence trace record --seconds 1 -o /no/such/directory/x.trace
 restored "output in no directory"
 mkdir -p /small && mount -t tmpfs -o size=64k small /small
 expect "full disk: code" 1 ringfence trace record -o /small/x.trace -- $read_some
-check "full disk: says so" said "No space left"
-check "full disk: nothing left" gone /small/x.trace.part
+check "full disk: the message has the cause" log_has "No space left"
+check "full disk: no partial output" absent /small/x.trace.part
 restored "full disk"
-expect "not root: refused" 1 su nobody -s /bin/sh -c "ringfence trace record --seconds 1 -o /tmp/nobody.trace"
-check "not root: says so" said "record as root"
+expect "not root: refused" 1 \
+    su nobody -s /bin/sh -c "ringfence trace record --seconds 1 -o /tmp/nobody.trace"
+check "not root: the message names root" log_has "record as root"
 restored "not root"
-expect "too large a buffer: refused" 1 ringfence trace record --buffer 65536 --seconds 1 -o /out/large.trace
-check "too large a buffer: says so" said "record with smaller ones"
+expect "too large a buffer: refused" 1 \
+    ringfence trace record --buffer 65536 --seconds 1 -o /out/large.trace
+check "too large a buffer: the message proposes a smaller one" log_has "record with smaller ones"
 restored "too large a buffer"
 # Instances begin with the clock "local"; the host may have chosen a clock on which its CPUs agree.
 echo global >$T/trace_clock
-expect "host's clock: recorded" 0 ringfence trace record -o /out/clock.trace -- sh -c "cat $T/instances/*/trace_clock"
-check "host's clock: taken over" said "\[global\]"
+expect "host's clock: recorded" 0 ringfence trace record -o /out/clock.trace -- \
+    sh -c "cat $T/instances/*/trace_clock"
+check "host's clock: the instance has it" log_has "\[global\]"
 echo local >$T/trace_clock
 restored "host's clock"
 mkdir $T/instances/other
-expect "to standard output" 0 sh -c "ringfence trace record -o - -- sh -c 'echo chatter; $read_some' >/out/stdout.trace"
-check "to standard output: begins as a trace" sh -c "head -n 1 /out/stdout.trace | grep -q '^# tracer'"
-check "another's instance stays" [ -d $T/instances/other ]
+expect "to standard output" 0 \
+    sh -c "ringfence trace record -o - -- sh -c 'echo chatter; $read_some' >/out/stdout.trace"
+check "to standard output: begins as a trace" \
+    sh -c "head -n 1 /out/stdout.trace | grep -q '^# tracer'"
+check "the instance of another user stays" [ -d $T/instances/other ]
 rmdir $T/instances/other
 restored "to standard output"
 
 # Signals. The first one is sent like a terminal does: to the process group, including the command.
 for signal in INT TERM HUP; do
-    setsid ringfence trace record -o "/out/$signal.trace" -- sh -c "$read_some; exec sleep 600" >>/out/log 2>&1 &
+    setsid ringfence trace record -o "/out/$signal.trace" -- \
+        sh -c "$read_some; exec sleep 600" >>/out/log 2>&1 &
     recorder=$!
     running || fail "$signal: does not begin"
     usleep 800000
     kill -$signal -$recorder
     ends "$signal to the group: code" 0 $recorder
-    check "$signal to the group: trace kept" grep -q "dma_map\|map: IOMMU" "/out/$signal.trace"
+    check "$signal to the group: the trace remains" \
+        grep -q "dma_map\|map: IOMMU" "/out/$signal.trace"
     restored "$signal to the group"
 
     ringfence trace record -o "/out/$signal-alone.trace" -- sleep 601 >>/out/log 2>&1 &

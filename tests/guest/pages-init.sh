@@ -4,7 +4,12 @@
 
 export PATH=/bin
 
-disk() { for one in /sys/block/nvme*; do grep -q "$1" "$one/device/serial" 2>/dev/null && echo "/dev/${one##*/}"; done; }
+# Prints the NVMe disk with this serial number.
+disk() {
+    for one in /sys/block/nvme*; do
+        grep -q "$1" "$one/device/serial" 2>/dev/null && echo "/dev/${one##*/}"
+    done
+}
 # Each task maps its own pages, and frees them at its exit; the next task gets them.
 churn() {
     local from i
@@ -32,7 +37,7 @@ timeout 240 ringfence trace record --pages -o /out/pages.trace.zst -- /init chur
 echo $? >/out/record.code
 timeout 240 ringfence trace judge --json /out/pages.trace.zst >/out/judge.json 2>>/out/log
 echo $? >/out/judge.code
-# A guest without work allocates hardly a page.
+# A guest without work hardly allocates a page.
 while :; do churn; done & load=$!
 timeout 240 ringfence trace judge --json --record 3 >/out/record.json 2>>/out/log
 echo $? >/out/live.code

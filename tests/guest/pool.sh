@@ -1,13 +1,14 @@
-# Runs cases in parallel; sourced by guests.sh.
+# Functions that run cases in parallel. guests.sh sources this file.
 #
 # Each case has a separate directory, $case, with a log, $log. A case is a function whose exit code
-# is 0 if it passed. If it failed, the end of $log is shown. $case/note is shown in either case.
+# is 0 if the case passed. The line of a case contains $case/note. If the case failed, the end of
+# $log follows.
 
 # Maximum number of parallel cases.
 readonly JOBS=${GUEST_JOBS:-$(nproc)}
 
 work=$(mktemp -d)
-# Directories removed at the end; a script that sources this may add to it.
+# Directories that the script removes at its end. A script that sources this file may add to them.
 scratch=("$work")
 started=0
 trap 'finish_pool' EXIT
@@ -20,7 +21,7 @@ finish_pool() {
     rm -rf "${scratch[@]}"
 }
 
-# kill_tree PID: kills a process, which thus starts nothing more, and then its children.
+# kill_tree PID: kills a process, so that it starts no more children, and then its children.
 kill_tree() {
     local children child
     children=$(cat /proc/$1/task/*/children 2>/dev/null)
@@ -28,8 +29,8 @@ kill_tree() {
     for child in $children; do kill_tree $child; done
 }
 
-# judge NAME COMMAND...: starts the case as soon as a slot is free.
-judge() {
+# start_case NAME COMMAND...: starts the case as soon as fewer than JOBS cases run.
+start_case() {
     local name=$1
     shift
     while (($(jobs -rp | wc -l) >= JOBS)); do wait -n; done
@@ -48,15 +49,15 @@ judge() {
             [[ ! -s $case/note ]] || text+=": $(<"$case/note")"
         else
             [[ ! -s $case/note ]] || text+=": $(<"$case/note")"
-            text+=$'; what was said:\n'$(tail -n 25 "$log" | sed 's/^/    /')
+            text+=$'; the end of its log:\n'$(tail -n 25 "$log" | sed 's/^/    /')
         fi
         echo "$verdict" >"$case/verdict"
         echo "$text"
     ) &
 }
 
-# Waits for all cases; succeeds if all passed. An error of bash ends a loop over cases, but not the
-# script: a case was offered then, and it was not decided whether it runs.
+# Waits for all cases. Succeeds if all passed. An error of bash ends a loop over cases, but not the
+# script. The count of cases that `try` began with then exceeds the count of those it finished.
 offered=0
 decided=0
 all_passed() {
@@ -67,9 +68,9 @@ all_passed() {
     ((passed == started && started > 0 && offered == decided))
 }
 
-# said PATTERN: succeeds if a line of the log matches.
-said() {
+# log_has PATTERN: succeeds if a line of the log matches.
+log_has() {
     grep -q -- "$1" "$log" && return
-    echo "not said: $1" >>"$log"
+    echo "no line of the log matches: $1" >>"$log"
     return 1
 }

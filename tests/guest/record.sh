@@ -2,15 +2,17 @@
 # Tests `ringfence trace record` on a stock Debian kernel in an emulated machine, end to end: see
 # docs/RECORDING.md.
 #
-#   tests/guest/record.sh             build, boot, record, check; one line of verdict; exit code 0/1
-#   RINGFENCE=PATH tests/guest/record.sh    with this command instead of building it
-#   GUEST_SUITE=sid tests/guest/record.sh   with the kernel of this Debian suite instead of trixie's
+#   tests/guest/record.sh                   build, boot, record, check; exit code 0/1
+#   RINGFENCE=PATH tests/guest/record.sh    test this command instead of building one
+#   GUEST_SUITE=sid tests/guest/record.sh   boot the kernel of this Debian suite (default: trixie)
 #
-# All files are kept under target/guest/SUITE; downloads are not repeated.
+# The script keeps all files under target/guest/SUITE and does not repeat downloads.
 set -euo pipefail
 
-# Package source; by default that of this machine.
-readonly MIRROR=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$' || true)}
+# Package source. The default is the package source of this machine.
+MIRROR=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' |
+    grep -m 1 '/debian/$' || true)}
+readonly MIRROR
 readonly SUITE=${GUEST_SUITE:-trixie}
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # Maximum run time of the guest in seconds; it takes one or two minutes here.
@@ -35,7 +37,8 @@ initramfs() {
     command_with_libraries "$ringfence"
     modules nvme "$root/modules/nvme.order"
     modules e1000e "$root/modules/e1000e.order"
-    [[ -s $root/modules/nvme.order && -s $root/modules/e1000e.order ]] || die "the kernel package lacks nvme or e1000e"
+    [[ -s $root/modules/nvme.order && -s $root/modules/e1000e.order ]] ||
+        die "the kernel package has no module nvme or e1000e"
     (cd "$root" && find . | cpio --quiet -o -H newc) | gzip -1 >"$cache/initrd.gz"
 }
 
@@ -43,8 +46,12 @@ boot() {
     rm -f "$cache"/{workload,results}.img
     truncate -s 256M "$cache/workload.img"
     truncate -s 256M "$cache/results.img"
-    # The card's network reaches only two programs: a source and a sink.
-    timeout --kill-after=10 "$LIMIT" qemu-system-x86_64 -accel tcg -machine q35,kernel-irqchip=off -cpu max -smp 2 -m 1G \
+    # The network of the card reaches only two programs. One sends zeros, the other discards data.
+    local network=user,id=net,restrict=on
+    network+=',guestfwd=tcp:10.0.2.100:80-cmd:head -c 2000000 /dev/zero'
+    network+=',guestfwd=tcp:10.0.2.100:9-cmd:dd of=/dev/null status=none'
+    timeout --kill-after=10 "$LIMIT" qemu-system-x86_64 \
+        -accel tcg -machine q35,kernel-irqchip=off -cpu max -smp 2 -m 1G \
         -device intel-iommu,caching-mode=off,intremap=off \
         -display none -nodefaults -no-reboot -serial stdio \
         -kernel "$cache/vmlinuz" -initrd "$cache/initrd.gz" \
@@ -53,17 +60,18 @@ boot() {
         -device nvme,drive=workload,serial=workload \
         -drive if=none,id=results,format=raw,file="$cache/results.img" \
         -device nvme,drive=results,serial=results \
-        -netdev user,id=net,restrict=on,guestfwd=tcp:10.0.2.100:80-cmd:"head -c 2000000 /dev/zero",guestfwd=tcp:10.0.2.100:9-cmd:"dd of=/dev/null status=none" \
-        -device e1000e,netdev=net,mac=52:54:00:12:34:56 \
+        -netdev "$network" -device e1000e,netdev=net,mac=52:54:00:12:34:56 \
         </dev/null >"$cache/console" 2>&1 ||
-        die "the guest did not end by itself (exit $?, limit $LIMIT s); see $cache/console: $(tail -n 1 "$cache/console")"
+        die "the guest did not end by itself (exit $?, limit $LIMIT s);" \
+            "see $cache/console: $(tail -n 1 "$cache/console")"
     rm -rf "$cache/out"
     mkdir "$cache/out"
     tar -xf "$cache/results.img" -C "$cache/out" 2>/dev/null ||
         die "the guest left no results; see $cache/console: $(tail -n 1 "$cache/console")"
 }
 
-packages qemu-system-x86_64=qemu-system-x86 busybox=busybox-static cpio=cpio xz=xz-utils zstd=zstd python3=python3
+packages qemu-system-x86_64=qemu-system-x86 busybox=busybox-static cpio=cpio xz=xz-utils \
+    zstd=zstd python3=python3
 if [[ $(ldd "$(command -v busybox)" 2>&1) == *"=>"* ]]; then
     die "busybox is linked dynamically: install busybox-static"
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The checks of the debug kernel, and the check of its log: each defect of the module in broken/ is
-# reported and fails `guest run`. See README.md.
+# Tests the checks of the debug kernel and the check of its log. The kernel reports each defect of
+# the module in broken/, and the report fails `guest run`. See README.md.
 #
-#   tests/guest/reports.sh                       boot all cases, a line each; exit code 0/1
+#   tests/guest/reports.sh    run all cases, print a line each; exit code 0/1
 #   RINGFENCE, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh; GUEST_KERNELS: debug
 set -uo pipefail
 
@@ -11,7 +11,8 @@ set -uo pipefail
 
 # broken COMMAND...: runs the command in a guest that can load the module.
 broken() {
-    limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" --append "$append kasan_multi_shot" --kernel "$kernel" \
+    limited "$ringfence" guest run --cache "$cache" --timeout "$LIMIT" \
+        --append "$append kasan_multi_shot" --kernel "$kernel" \
         --module-source "$here/broken" --with-module broken --iommu none "$@"
 }
 readonly LOAD='echo 2 >/proc/sys/kernel/hung_task_timeout_secs
@@ -26,19 +27,20 @@ declare -A REPORTS=(
     [refcount]='refcount_t: underflow; use-after-free'
     [list]='list_add double add'
     [object]='ODEBUG: free active'
-    [dma]='DMA-API: virtio-pci 0000:00:04.0: device driver tries to free DMA memory it has not allocated'
+    [dma]='DMA-API: virtio-pci 0000:00:04.0: device driver tries to free DMA memory it has not '\
+'allocated'
     [hung]='INFO: task insmod:'
     [order]='WARNING: possible circular locking dependency detected'
     [softirq]='WARNING: inconsistent lock state'
     [bounds]='BUG: KASAN: slab-out-of-bounds in out_of_bounds'
     [free]='BUG: KASAN: slab-use-after-free in after_free'
 )
-# reported DEFECT...: each is reported, and fails the command.
+# reported DEFECT...: the kernel reports each defect, and the command fails.
 reported() {
     local how status
     broken --check-kernel-log -- sh -c "$LOAD" load "$@"
     status=$?
-    said '^loaded' || return 1
+    log_has '^loaded' || return 1
     ((status != 0)) || { echo "exit code 0"; return 1; }
     grep '^ringfence: the guest.s kernel reported' "$log" >"$case/error" || return 1
     for how; do
@@ -46,16 +48,17 @@ reported() {
     done
 }
 # The guest itself passes the check.
-clean() { broken --check-kernel-log -- sh -c "$LOAD" load none && said '^loaded'; }
+clean() { broken --check-kernel-log -- sh -c "$LOAD" load none && log_has '^loaded'; }
 # Without the check, a report fails nothing.
-unchecked() { broken -- sh -c "$LOAD" load list && said '^loaded'; }
+unchecked() { broken -- sh -c "$LOAD" load list && log_has '^loaded'; }
 
 choose_kernels --module-source "$here/broken" --with-module broken --iommu none
 for kernel in $KERNELS; do
     try "clean: $kernel" clean
     try "unchecked: $kernel" unchecked
     # lockdep stops at its first report, and at a report of KASAN.
-    try "reported: $kernel" reported rcu sleep preemptible ubsan refcount list object dma hung order bounds free
+    try "reported: $kernel" reported \
+        rcu sleep preemptible ubsan refcount list object dma hung order bounds free
     try "reported: $kernel, soft interrupts" reported softirq
 done
 all_passed

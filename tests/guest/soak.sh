@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Hostile clients next to a working guest: see README.md and soak.py.
 #
-#   tests/guest/soak.sh                       build, all cases, one line each; exit code 0 or 1
-#   SOAK_SECONDS=600 tests/guest/soak.sh      each case takes this long (default 60)
+#   tests/guest/soak.sh                       build, run all cases, print a line each; exit code 0/1
+#   SOAK_SECONDS=600 tests/guest/soak.sh      duration of each case (default: 60)
 #   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_LIMIT: see guests.sh; one case at a time
 set -uo pipefail
 
 readonly SECONDS_EACH=${SOAK_SECONDS:-60}
-# soak.py goes on up to six times as long, and the guest boots before.
+# soak.py may take six times as long, and the guest boots before.
 readonly DEFAULT_LIMIT=$((6 * SECONDS_EACH + 600))
 export GUEST_JOBS=1
 . "$(dirname "$0")/guests.sh"
@@ -38,8 +38,9 @@ soak() {
     ((code == 0)) || rare_complaints
     return $code
 }
-# Prints the daemons' lines, most of which answer attackers: the rarest kinds last, because the end
-# of a failed case's log is shown. A hexadecimal token with a digit, or the digits of a word, is N.
+# Prints the daemons' lines, most of which answer attackers. The rarest kinds are last, because the
+# report of a failed case shows the end of its log. N replaces hexadecimal tokens with a digit, and
+# the digits of words.
 rare_complaints() {
     sed -E 's/\b(0x[0-9a-f]+|[0-9a-f]*[0-9][0-9a-f]*)\b/N/g; s/[0-9]+/N/g' "$case/complaints" |
         sort | uniq -c | sort -rn | tail -n 20 | cut -c 1-200
@@ -52,8 +53,8 @@ soak_one() {
     shift
     head -c 64M /dev/urandom >"$case/image"
     truncate -s 4M "$case/second"
-    "$ringfence" serve --dir "$run" --disk "$case/image,mode=$mode" --rng --net "socket=$case/wire" \
-        "${serve[@]}" >"$case/arguments" 2>"$case/complaints" &
+    "$ringfence" serve --dir "$run" --disk "$case/image,mode=$mode" --rng \
+        --net "socket=$case/wire" "${serve[@]}" >"$case/arguments" 2>"$case/complaints" &
     guest_daemon=$!
     pids+=($guest_daemon)
     "$ringfence" serve --dir "$other" --disk "$case/second" --iommu qemu-virtio \
@@ -95,7 +96,8 @@ soak_one() {
     wait $guest_daemon && wait $other_daemon || return 1
     # Refused clients do not fill the log: at most 1024 lines of 128 bytes for each of ten sockets.
     written=$(stat -c %s "$case/complaints")
-    ((written < 10 * 1024 * 128)) || { echo "the daemons wrote $written bytes of complaints"; return 1; }
+    ((written < 10 * 1024 * 128)) ||
+        { echo "the daemons wrote $written bytes of complaints"; return 1; }
     grep -h '^requests\|^daemon' "$log" | paste -sd ';' >"$case/note"
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The kernel's own checkpatch, strict, on the sources of all modules, that of tests/qemu included:
-# none of its remarks is let pass. It comes from Debian's package of the kernel's sources, by the
-# host's apt, and is kept:
+# Runs the kernel's checkpatch, strict, on the sources of all modules, including that of tests/qemu.
+# Each remark fails the script. The host's apt fetches checkpatch once, from Debian's package of the
+# kernel's sources.
 #
-#   GUEST_CACHE=DIR     beside what guests consist of (default: guest in the target directory)
-#   CHECKPATCH=PATH     this one instead
+#   GUEST_CACHE=DIR     directory of fetched components (default: guest in the target directory)
+#   CHECKPATCH=PATH     run this checkpatch instead
 #
-# tests/kernel.h is left out: it stands for the kernel's headers, with names that are the kernel's and not ours to choose.
+# The script does not check tests/kernel.h, which replaces the kernel's headers and has their names.
 set -euo pipefail
 
 kmod=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -14,7 +14,7 @@ cache=${GUEST_CACHE:-${CARGO_TARGET_DIR:-$kmod/../target}/guest}
 readonly PACKAGE=linux-source-6.12
 . "$kmod/tests/download.sh"
 
-# fetch DIR: has checkpatch and its lists of words in DIR, whole or not at all.
+# fetch DIR: puts checkpatch and its lists of words into DIR. DIR appears only when it is complete.
 fetch() {
     local to=$1 scratch
     mkdir -p "$(dirname "$to")"
@@ -25,7 +25,8 @@ fetch() {
         cd "$scratch"
         download $PACKAGE
         dpkg --fsys-tarfile $PACKAGE*.deb | tar -xO ./usr/src/$PACKAGE.tar.xz | xz -dc |
-            tar -x --strip-components=2 $PACKAGE/scripts/{checkpatch.pl,spelling.txt,const_structs.checkpatch}
+            tar -x --strip-components=2 \
+                $PACKAGE/scripts/{checkpatch.pl,spelling.txt,const_structs.checkpatch}
         rm ./*.deb
     )
     mv "$scratch" "$to"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# sparse over the sources of all modules, with the headers of Debian's kernel 6.12: no warning is
-# permitted. `ringfence guest prepare --iommu pviommu` has fetched headers and compiler; sparse comes
-# from Debian's archive, by the host's apt, and is kept. sparse 0.6.4 does not parse the headers of
+# Runs sparse on the sources of all modules, with the headers of Debian's kernel 6.12. Each warning
+# fails the script. `ringfence guest prepare --iommu pviommu` has fetched headers and compiler. The
+# host's apt fetches sparse once from Debian's archive. sparse 0.6.4 does not parse the headers of
 # 7.2 (__typeof_unqual__).
 #
 #   GUEST_CACHE=DIR     directory of fetched components (default: guest in the target directory)
@@ -12,7 +12,7 @@ cache=${GUEST_CACHE:-${CARGO_TARGET_DIR:-$kmod/../target}/guest}
 root=$(cd "$cache/modules/root" && pwd)
 headers=$(ls -d "$root"/usr/src/linux-headers-6.12.*-amd64 | tail -n 1)
 
-# The program, whole or not at all.
+# The program appears only when it is complete.
 if [[ ! -x $root/usr/bin/sparse ]]; then
     scratch=$(mktemp -d "$cache/sparse.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
@@ -29,7 +29,8 @@ cp "$kmod"/*.[ch] "$kmod/Kbuild" "$build"
 unshare --map-root-user --mount sh -c '
 mount --rbind /dev "$0/dev" && mount --rbind /proc "$0/proc" && ln -sf mawk "$0/usr/bin/awk" &&
 exec chroot "$0" /usr/bin/env -i PATH=/usr/bin LC_ALL=C make -C "$1" M="$2" C=2 CHECK=sparse \
-    CONFIG_DEBUG_INFO_BTF_MODULES= RINGFENCE_TEST_MODULES=m modules' "$root" "${headers#"$root"}" "${build#"$root"}" >"$build/log" 2>&1 || {
+    CONFIG_DEBUG_INFO_BTF_MODULES= RINGFENCE_TEST_MODULES=m modules' \
+    "$root" "${headers#"$root"}" "${build#"$root"}" >"$build/log" 2>&1 || {
     cat "$build/log"
     exit 1
 }

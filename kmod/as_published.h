@@ -39,7 +39,7 @@ static __always_inline int pvi_unmap_unknown(void)
 #define PVI_CACHE_DEFAULT true
 static inline void pvi_warn_of_key(void)
 {
-	pr_warn("pviommu-as-published: the paper's key and one bit: devices can access buffers that they must not, and lose access to others\n");
+	pr_warn("pviommu-as-published: the paper's key and one bit: access rights can be wrong\n");
 }
 
 #endif

@@ -17,7 +17,8 @@
 static char *core_devices[CORE_DEVICES_MAX];
 static int core_device_count;
 module_param_array_named(devices, core_devices, charp, &core_device_count, 0444);
-MODULE_PARM_DESC(devices, "endpoints by PCI address, such as 0000:00:04.0; default: all that the IOMMU translates for");
+MODULE_PARM_DESC(devices,
+		 "PCI addresses, such as 0000:00:04.0; default: all that the IOMMU translates for");
 
 /* Returns true if the IOMMU translates for the device and the user has selected it. */
 static bool core_is_ours(struct core_iommu *iommu, struct pci_dev *pdev)

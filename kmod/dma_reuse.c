@@ -26,7 +26,7 @@ MODULE_PARM_DESC(writes, "number of writes, one at a time");
 
 static unsigned int order;
 module_param(order, uint, 0444);
-MODULE_PARM_DESC(order, "binary logarithm of the pages of a write, which are one compound page (default: 0)");
+MODULE_PARM_DESC(order, "order of the compound page that a write uses (default: 0)");
 
 struct reuse {
 	struct completion done;

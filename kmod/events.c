@@ -31,7 +31,8 @@ static void pvi_log_event(struct pvi *pvi, const struct pvi_event *event)
 	u32 reason = le32_to_cpu(event->reason);
 	u64 devid = le64_to_cpu(event->devid);
 
-	dev_err_ratelimited(&pvi->vdev->dev, "%04llx:%02llx:%02llx.%llx was stopped: %s at %#llx, %s\n",
+	dev_err_ratelimited(&pvi->vdev->dev,
+			    "%04llx:%02llx:%02llx.%llx was stopped: %s at %#llx, %s\n",
 			    devid >> 16, devid >> 8 & 0xff, devid >> 3 & 0x1f, devid & 7,
 			    access == PVI_EVENT_WRITE ? "a write" : "a read",
 			    le64_to_cpu(event->giova),

@@ -272,7 +272,7 @@ void pvi_cache_unbind(struct pvi_endpoint *endpoint)
 	if (!count)
 		return;
 	dev_warn(&endpoint->pvi->vdev->dev,
-		 "%s: the driver left %llu mappings: they are unmapped, and their addresses stay reserved\n",
+		 "%s: the driver left %llu mappings, now unmapped; their addresses stay reserved\n",
 		 endpoint->core.name, count);
 	for (i = 0; i < buckets; i++) {
 		struct pvi_shard *shard = pvi_shard_of(endpoint, i);

@@ -15,11 +15,13 @@
 
 bool pvi_cache = PVI_CACHE_DEFAULT;
 module_param_named(cache, pvi_cache, bool, 0444);
-MODULE_PARM_DESC(cache, "keep unused mappings for at most T x (C + 1): devices can access buffers for that time after their unmap (default: off)");
+MODULE_PARM_DESC(cache,
+		 "devices can access buffers up to T x (C + 1) after their unmap (default: off)");
 
 unsigned int pvi_cache_pages = 65536;
 module_param_named(limit, pvi_cache_pages, uint, 0444);
-MODULE_PARM_DESC(limit, "maximum number of 4096-byte pages that a device's cache maps, 1 to 1048576 (default: 65536, or 256 MiB)");
+MODULE_PARM_DESC(limit,
+		 "maximum number of 4096-byte pages in a cache, 1 to 1048576 (default: 65536)");
 
 unsigned int pvi_cycle_ms = 10000;
 module_param_named(t_ms, pvi_cycle_ms, uint, 0444);

@@ -18,7 +18,8 @@
 static char *pool_devices[POOL_DEVICES_MAX];
 static int pool_device_count;
 module_param_array_named(devices, pool_devices, charp, &pool_device_count, 0444);
-MODULE_PARM_DESC(devices, "PCI addresses, such as 0000:00:04.0; all: those that an IOMMU translates for");
+MODULE_PARM_DESC(devices,
+		 "PCI addresses, such as 0000:00:04.0; all: those that an IOMMU translates for");
 
 static DEFINE_MUTEX(pool_mutex);
 static LIST_HEAD(pools);

@@ -17,7 +17,8 @@ MODULE_PARM_DESC(mib, "size of each device's pool in MiB, 8 to 1024");
 
 bool pool_preserve;
 module_param_named(preserve, pool_preserve, bool, 0444);
-MODULE_PARM_DESC(preserve, "buffers that a device writes keep the bytes that it does not write; the device can read them");
+MODULE_PARM_DESC(preserve,
+		 "keep the bytes of a buffer that a device does not write; it can read them");
 
 struct dentry *pool_debugfs;
 

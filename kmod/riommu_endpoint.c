@@ -67,7 +67,7 @@ static void rio_endpoint_unbound(struct core_endpoint *core)
 		left += rio_ring_unbind(&endpoint->rings[i]);
 	if (left)
 		dev_warn(core->iommu->dev,
-			 "%s: the driver left %llu mappings: they are unmapped, and their slots stay reserved\n",
+			 "%s: the driver left %llu mappings, now unmapped; slots stay reserved\n",
 			 core->name, left);
 }
 

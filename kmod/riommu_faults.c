@@ -70,7 +70,8 @@ void rio_faults_work(struct work_struct *work)
 	/* Not the bits that were set since. */
 	writel(status, rio->regs + RIO_REG_STS);
 	if (is_stopped) {
-		dev_err_ratelimited(&rio->pdev->dev, "the IOMMU could not record a fault, and is restarted\n");
+		dev_err_ratelimited(&rio->pdev->dev,
+				    "the IOMMU could not record a fault, and is restarted\n");
 		rio_set_queue(rio);
 		rio->fault_restarts++;
 	}

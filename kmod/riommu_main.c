@@ -17,17 +17,20 @@ MODULE_PARM_DESC(slots, "slots of each ring, 1 to 262143 (default: 4096)");
 #ifdef RIO_AS_PUBLISHED
 static char *mode = "burst-paper";
 module_param(mode, charp, 0444);
-MODULE_PARM_DESC(mode, "burst-paper: bursts as published, devices reach freed memory until their end (default); strict, burst: as in riommu");
+MODULE_PARM_DESC(mode,
+		 "burst-paper (default): devices reach freed memory in bursts; strict; burst");
 #else
 static char *mode = "strict";
 module_param(mode, charp, 0444);
-MODULE_PARM_DESC(mode, "strict: an invalidation for each unmap (default); burst: one for each burst, whose pages are held by reference until then");
+MODULE_PARM_DESC(mode,
+		 "strict (default): an invalidation for each unmap; burst: one for each burst");
 #endif
 
 /* As for the flush queues of Linux (10 ms). */
 unsigned int rio_burst_us = 10000;
 module_param_named(burst_us, rio_burst_us, uint, 0444);
-MODULE_PARM_DESC(burst_us, "maximum time of a burst in microseconds, 1 to 1000000 (default: 10000)");
+MODULE_PARM_DESC(burst_us,
+		 "maximum time of a burst in microseconds, 1 to 1000000 (default: 10000)");
 
 enum rio_mode rio_mode;
 static const char * const rio_modes[] = {
@@ -232,7 +235,7 @@ static int __init rio_init(void)
 	}
 	err = match_string(rio_modes, ARRAY_SIZE(rio_modes), mode);
 	if (err < 0) {
-		pr_err("riommu: mode must be strict or burst; only the module riommu-as-published has burst-paper\n");
+		pr_err("riommu: mode must be strict or burst (riommu-as-published: burst-paper)\n");
 		return err;
 	}
 	rio_mode = err;
@@ -242,7 +245,7 @@ static int __init rio_init(void)
 		return -EINVAL;
 	}
 	if (rio_is_as_published())
-		pr_warn("riommu-as-published: mode=burst-paper: devices can access memory after its unmap\n");
+		pr_warn("riommu-as-published: burst-paper: devices can access unmapped memory\n");
 	rio_debugfs = debugfs_create_dir("riommu", NULL);
 	err = pci_register_driver(&rio_driver);
 	if (err)

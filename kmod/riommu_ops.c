@@ -17,7 +17,8 @@
 /* For an untrusted device whose slots would begin before its buffers. */
 static noinline dma_addr_t rio_map_refused(struct device *dev)
 {
-	dev_err_ratelimited(dev, "riommu: refused: it is untrusted, and it would reach bytes before its buffers\n");
+	dev_err_ratelimited(dev,
+			    "riommu: map refused: an untrusted device would reach other bytes\n");
 	return DMA_MAPPING_ERROR;
 }
 
@@ -70,7 +71,8 @@ static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, 
 
 static noinline void rio_unmap_failed(struct device *dev, dma_addr_t address)
 {
-	dev_err_ratelimited(dev, "riommu: an unmap failed: %pad is not mapped, or the IOMMU is gone\n",
+	dev_err_ratelimited(dev,
+			    "riommu: an unmap failed: %pad is not mapped, or the IOMMU is gone\n",
 			    &address);
 }
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Kernel interfaces of main.c, endpoint.c and core_bind.c for user space, in addition to kernel.h. */
+/*
+ * Kernel interfaces of main.c, endpoint.c and core_bind.c for user space, in addition to kernel.h.
+ */
 #ifndef TEST_MODULE_H
 #define TEST_MODULE_H
 

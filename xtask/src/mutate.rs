@@ -55,8 +55,8 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// One of `count` parts of the mutations. The names are in order, so each part has its share of every
-/// crate.
+/// One of `count` parts of the mutations. The names are in order, so each part has its share of
+/// every crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shard {
     index: usize,

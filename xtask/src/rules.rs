@@ -87,12 +87,18 @@ pub(crate) fn temporary(repo: &Repo) -> anyhow::Result<String> {
     verdict(&temporary::check(repo.sources()?))
 }
 
-/// Comments, lines and names follow the style.
+/// Checks that comments, lines and names follow the style.
 pub(crate) fn language(repo: &Repo) -> anyhow::Result<String> {
-    verdict(&language::check(repo.sources()?))
+    let mut found = language::check(repo.sources()?);
+    for path in repo.files()? {
+        if language::is_script_or_c(&path) {
+            found.extend(language::long_lines(&path, &repo.read(&path)?));
+        }
+    }
+    verdict(&found)
 }
 
-/// Files stay short.
+/// Checks that files are short.
 pub(crate) fn sizes(repo: &Repo) -> anyhow::Result<String> {
     verdict(&sizes::check(repo.sources()?))
 }

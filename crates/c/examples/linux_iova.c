@@ -38,7 +38,8 @@ static __thread unsigned cpu;
 static void thread_init(int number)
 {
 	if (number < 0 || number >= CPUS) {
-		fprintf(stderr, "iova: thread %d has no handle: use threads 0 to %d\n", number, CPUS - 1);
+		fprintf(stderr, "iova: thread %d has no handle: use threads 0 to %d\n", number,
+			CPUS - 1);
 		exit(1);
 	}
 	cpu = (unsigned)number;

@@ -1,11 +1,19 @@
 //! The rules on text: doc comments have content and begin with their subject, lines are short, and
 //! replaced names do not return.
 
+use std::path::Path;
+
 use crate::source::{Kind, Source};
 use crate::violation::Violation;
 
 /// Most characters of a line, code and comments.
 const COLUMNS: usize = 100;
+
+/// Columns between two positions of a tab.
+const TAB: usize = 8;
+
+/// Generated files, which tests compare with their source.
+const GENERATED: &[&str] = &["crates/c/include/ringfence.h"];
 
 /// First words of a sentence without a subject.
 const OPENERS: &[&str] = &["What", "Whether", "Who", "Where", "Of", "How"];
@@ -83,17 +91,11 @@ pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
 }
 
 fn check_lines(source: &Source, found: &mut Vec<Violation>) {
+    found.extend(long_lines(&source.path, &source.text));
     let mut error =
         |line: usize, message: String| found.push(Violation::error(&source.path, line, message));
     let lines: Vec<&str> = source.text.lines().collect();
     for (index, line) in lines.iter().enumerate() {
-        let columns = line.chars().count();
-        if columns > COLUMNS {
-            error(
-                index + 1,
-                format!("{columns} columns, at most {COLUMNS} allowed"),
-            );
-        }
         let Some(text) = doc_text(line) else {
             continue;
         };
@@ -114,6 +116,32 @@ fn check_lines(source: &Source, found: &mut Vec<Violation>) {
             error(index + 1, format!("`{text}` only repeats the name"));
         }
     }
+}
+
+/// Returns true for scripts and C sources, whose lines are short as well. A generator decides on
+/// those of a generated file.
+pub(super) fn is_script_or_c(path: &Path) -> bool {
+    if GENERATED.iter().any(|file| path == Path::new(file)) {
+        return false;
+    }
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    matches!(extension, Some("c" | "h" | "py" | "sh"))
+}
+
+/// Returns an error for each line that is too long.
+pub(super) fn long_lines(path: &Path, text: &str) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let columns = line.chars().fold(0, |column, char| match char {
+            '\t' => column / TAB * TAB + TAB,
+            _ => column + 1,
+        });
+        if columns > COLUMNS {
+            let message = format!("{columns} columns, at most {COLUMNS} allowed");
+            found.push(Violation::error(path, index + 1, message));
+        }
+    }
+    found
 }
 
 /// The text of a line of a doc comment.
@@ -184,6 +212,20 @@ mod tests {
         let line = |columns: usize| format!("// {}\n", "ü".repeat(columns - 3));
         assert_eq!(errors(&line(COLUMNS)), [""; 0]);
         assert_eq!(errors(&line(COLUMNS + 1)).len(), 1);
+    }
+
+    #[test]
+    fn lines_of_scripts_and_c_are_short() {
+        for path in ["a.c", "a.h", "a.py", "a.sh"] {
+            assert!(is_script_or_c(Path::new(path)), "{path}");
+        }
+        for path in ["a.csv", GENERATED[0]] {
+            assert!(!is_script_or_c(Path::new(path)), "{path}");
+        }
+        let long = |text: &str| long_lines(Path::new("a.c"), text).len();
+        assert_eq!(long(&format!("a\n\t{}\n", "ü".repeat(92))), 0);
+        assert_eq!(long(&format!("a\n\t{}\n", "ü".repeat(93))), 1);
+        assert_eq!(long(&format!("1234567\t{}\n", "a".repeat(93))), 1);
     }
 
     #[test]

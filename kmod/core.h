@@ -83,7 +83,7 @@ struct core_engine {
 	 */
 	void (*unbound)(struct core_endpoint *endpoint);
 	/* Number of mappings that unbound drivers may still unmap. */
-	u64 (*left)(struct core_endpoint *endpoint);
+	u64 (*count_orphans)(struct core_endpoint *endpoint);
 	/* Optional. No driver is bound, and none will be. The endpoint's work must end. */
 	void (*stop)(struct core_endpoint *endpoint);
 	/* Optional. The device's driver is about to be unbound, because the IOMMU is removed. */

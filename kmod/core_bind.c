@@ -91,7 +91,7 @@ static void core_unplug(struct core_endpoint *endpoint)
 
 	endpoint->pdev = NULL;
 	device_link_remove(&pdev->dev, endpoint->iommu->dev);
-	if (endpoint->iommu->engine->left(endpoint))
+	if (endpoint->iommu->engine->count_orphans(endpoint))
 		unplugged = kzalloc(sizeof(*unplugged), GFP_KERNEL);
 	if (unplugged) {
 		unplugged->pdev = pdev;
@@ -188,7 +188,7 @@ static int core_bus_event(struct notifier_block *block, unsigned long event, voi
 	engine->unbound(endpoint);
 	if (event == BUS_NOTIFY_UNBOUND_DRIVER) {
 		/* The owners of the remaining mappings unmap them with these operations later. */
-		if (engine->left(endpoint))
+		if (engine->count_orphans(endpoint))
 			set_dma_ops(&pdev->dev, &endpoint->ops);
 		return NOTIFY_OK;
 	}

@@ -65,7 +65,7 @@ static void pvi_endpoint_unbound(struct core_endpoint *core)
 	pvi_cache_unbind(pvi_endpoint(core));
 }
 
-static u64 pvi_endpoint_left(struct core_endpoint *core)
+static u64 pvi_endpoint_count_orphans(struct core_endpoint *core)
 {
 	return atomic_long_read(&pvi_endpoint(core)->orphans);
 }
@@ -105,7 +105,7 @@ const struct core_engine pvi_engine = {
 	.free = pvi_endpoint_free,
 	.not_bound = pvi_endpoint_not_bound,
 	.unbound = pvi_endpoint_unbound,
-	.left = pvi_endpoint_left,
+	.count_orphans = pvi_endpoint_count_orphans,
 	.stop = pvi_endpoint_stop,
 	.will_release = pvi_will_release,
 };

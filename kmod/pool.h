@@ -113,7 +113,7 @@ struct pool {
 	/* Highest device address. */
 	u64 last;
 	/* The driver has left mappings. CPUs keep no slots, and unmaps queue settle. */
-	bool is_orphaned;
+	bool has_orphans;
 
 	raw_spinlock_t lock;
 	/* Unused chunks, and chunks with free slots of each size. */
@@ -141,7 +141,7 @@ extern const struct dma_map_ops pool_ops;
 
 /* pool_slots.c */
 void pool_slots_init(struct pool *pool);
-void pool_slots_orphan(struct pool *pool, bool is_orphaned);
+void pool_slots_set_orphans(struct pool *pool, bool has_orphans);
 bool pool_cache_fill(struct pool *pool, unsigned int class);
 void pool_cache_spill(struct pool *pool, struct pool_slot *slot);
 void pool_count_bad(struct pool *pool);

@@ -52,7 +52,7 @@ static struct pool *pool_find_device(struct pci_dev *pdev)
 /* Caller holds pool_mutex. The IOMMU is visible again, and the pool is gone. */
 static void pool_deactivate(struct pool *pool)
 {
-	pool_slots_orphan(pool, false);
+	pool_slots_set_orphans(pool, false);
 	if (pool->is_removed) {
 		set_dma_ops(&pool->pdev->dev, NULL);
 	} else {
@@ -72,7 +72,7 @@ static void pool_settle(struct pool *pool)
 	/* The kernel clears the operations when a driver unbinds. */
 	set_dma_ops(&pool->pdev->dev, &pool->ops);
 	if (pool_live(pool)) {
-		pool_slots_orphan(pool, true);
+		pool_slots_set_orphans(pool, true);
 		/* Each later unmap queues the work; earlier ones are counted below. */
 		synchronize_rcu();
 	}
@@ -168,7 +168,7 @@ static void pool_install(struct pci_dev *pdev)
 	pool = pool_find_device(pdev);
 	if (pool && pool->is_active) {
 		/* Mappings of an earlier driver, or of a failed probe, remain. */
-		pool_slots_orphan(pool, false);
+		pool_slots_set_orphans(pool, false);
 		set_dma_ops(&pdev->dev, &pool->ops);
 	} else if (pool_is_selected(pdev)) {
 		pool_add(pool ?: pool_new(pdev), pdev);

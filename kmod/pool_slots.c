@@ -92,7 +92,7 @@ void pool_cache_spill(struct pool *pool, struct pool_slot *slot)
 	while (cache->count > left)
 		pool_chunk_put(pool, cache->slots[--cache->count]);
 	raw_spin_unlock(&pool->lock);
-	if (READ_ONCE(pool->is_orphaned))
+	if (READ_ONCE(pool->has_orphans))
 		schedule_work(&pool->settle);
 }
 
@@ -157,14 +157,14 @@ static u32 pool_cache_limit(const struct pool *pool, unsigned int class)
 }
 
 /* While a pool is orphaned, every unmap takes the slow path, which queues the work. */
-void pool_slots_orphan(struct pool *pool, bool is_orphaned)
+void pool_slots_set_orphans(struct pool *pool, bool has_orphans)
 {
 	unsigned int class;
 	int cpu;
 
-	WRITE_ONCE(pool->is_orphaned, is_orphaned);
+	WRITE_ONCE(pool->has_orphans, has_orphans);
 	for (class = 0; class < POOL_CLASSES; class++) {
-		u32 limit = is_orphaned ? 0 : pool_cache_limit(pool, class);
+		u32 limit = has_orphans ? 0 : pool_cache_limit(pool, class);
 
 		for_each_possible_cpu(cpu)
 			WRITE_ONCE(per_cpu_ptr(pool->cpus, cpu)->caches[class].limit, limit);
@@ -192,5 +192,5 @@ void pool_slots_init(struct pool *pool)
 		for (i = 0; i < POOL_CLASSES; i++)
 			per_cpu_ptr(pool->cpus, cpu)->caches[i].count = 0;
 	}
-	pool_slots_orphan(pool, false);
+	pool_slots_set_orphans(pool, false);
 }

@@ -63,7 +63,7 @@ struct rio_state {
 	void *shadow;
 	u32 shadow_bytes;
 	/* The driver unbound without an unmap of this slot. */
-	bool is_left;
+	bool is_orphan;
 };
 
 /* Cleared slots that one invalidation makes free, linked from the last to the first one. */
@@ -85,7 +85,7 @@ struct rio_ring {
 	u64 iova, second, invalidation;
 	/* The IOMMU's registers. */
 	void __iomem *regs;
-	struct rio_free free;
+	struct rio_slot_queue free_slots;
 
 	/* Cleared slots of the present burst, the last one first. */
 	u32 pending;
@@ -106,7 +106,7 @@ struct rio_ring {
 	/* Slots whose invalidation the IOMMU did not answer. They are never used again. */
 	atomic64_t lost;
 	/* Slots that drivers left: their entries are cleared. */
-	atomic64_t left;
+	atomic64_t orphans;
 };
 
 /* A device behind the IOMMU. */
@@ -121,9 +121,9 @@ struct rio_endpoint {
 	struct rio_ring *by_direction[DMA_NONE + 1];
 
 	/* End bursts: as published after the present softirq; after rio_burst_us at the latest. */
-	struct tasklet_struct burst_end;
-	struct hrtimer burst_limit;
-	bool is_limit_set;
+	struct tasklet_struct burst_tasklet;
+	struct hrtimer burst_timer;
+	bool is_timer_armed;
 };
 
 /* A ring IOMMU. */
@@ -175,17 +175,17 @@ static __always_inline bool rio_is_as_published(void)
 /* ring.c */
 int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots);
 void rio_ring_free(struct rio_ring *ring);
-bool rio_ring_unmap_left(struct rio_ring *ring, u32 slot);
+bool rio_ring_unmap_orphan(struct rio_ring *ring, u32 slot);
 u64 rio_ring_unbind(struct rio_ring *ring);
 
 /* burst.c */
 void rio_burst_init(struct rio_endpoint *endpoint);
 void rio_burst_stop(struct rio_endpoint *endpoint);
-bool rio_burst_can_hold(u64 buffer, u32 bytes);
+bool rio_burst_needs_shadow(u64 buffer, u32 bytes);
 bool rio_burst_defers(struct rio_ring *ring, u32 slot, u64 second, unsigned long attrs);
 bool rio_burst_unmap(struct rio_endpoint *endpoint, struct rio_ring *ring,
 		     const struct rio_chain *chain);
-u32 rio_burst_take(struct rio_endpoint *endpoint, struct rio_ring *ring);
+u32 rio_burst_take(struct rio_ring *ring);
 void rio_burst_end_all(struct rio_endpoint *endpoint);
 
 /* shadow.c */

@@ -78,7 +78,7 @@ static bool rio_has_pages(u64 buffer, u64 bytes)
 	       page_folio(pfn_to_page(first)) == page_folio(pfn_to_page(last));
 }
 
-bool rio_burst_can_hold(u64 buffer, u32 bytes)
+bool rio_burst_needs_shadow(u64 buffer, u32 bytes)
 {
 	u64 end = buffer + bytes;
 
@@ -118,7 +118,7 @@ bool rio_burst_defers(struct rio_ring *ring, u32 slot, u64 second, unsigned long
 }
 
 /* Makes the slots of a chain free after their invalidation, in the order of their unmaps. */
-static int rio_chain_free(struct rio_ring *ring, u32 slot, bool is_complete)
+static int rio_chain_put(struct rio_ring *ring, u32 slot, bool is_complete)
 {
 	u32 first = RIO_NO_SLOT;
 	int count = 0;
@@ -141,7 +141,7 @@ static int rio_chain_free(struct rio_ring *ring, u32 slot, bool is_complete)
 		if (is_complete && state->shadow)
 			rio_shadow_free(state);
 		state->held_bytes = 0;
-		rio_slot_free(ring, first, is_complete);
+		rio_slot_put(ring, first, is_complete);
 		first = next;
 	}
 	return count;
@@ -151,7 +151,7 @@ static int rio_chain_free(struct rio_ring *ring, u32 slot, bool is_complete)
  * Ends the ring's burst, and makes the slots of chain free with it. The invalidation covers all
  * slots that the exchange took. Returns false if the IOMMU does not answer.
  */
-static bool rio_burst_end(struct rio_endpoint *endpoint, struct rio_ring *ring, u32 chain)
+static bool rio_burst_end(struct rio_ring *ring, u32 chain)
 {
 	u32 pending = xchg(&ring->pending, RIO_NO_SLOT);
 	bool is_complete;
@@ -159,8 +159,8 @@ static bool rio_burst_end(struct rio_endpoint *endpoint, struct rio_ring *ring, 
 	if (pending == RIO_NO_SLOT && chain == RIO_NO_SLOT)
 		return true;
 	is_complete = rio_ring_invalidate(ring);
-	atomic_sub(rio_chain_free(ring, pending, is_complete), &ring->pending_count);
-	rio_chain_free(ring, chain, is_complete);
+	atomic_sub(rio_chain_put(ring, pending, is_complete), &ring->pending_count);
+	rio_chain_put(ring, chain, is_complete);
 	return is_complete;
 }
 
@@ -169,16 +169,16 @@ void rio_burst_end_all(struct rio_endpoint *endpoint)
 	int i;
 
 	for (i = RIO_RING_READ; i < RIO_RINGS; i++)
-		rio_burst_end(endpoint, &endpoint->rings[i], RIO_NO_SLOT);
+		rio_burst_end(&endpoint->rings[i], RIO_NO_SLOT);
 }
 
 /* Sets the limit of a burst's time, unless it is set. */
-static void rio_burst_set_limit(struct rio_endpoint *endpoint)
+static void rio_burst_arm_timer(struct rio_endpoint *endpoint)
 {
 	ktime_t most = ns_to_ktime((u64)rio_burst_us * NSEC_PER_USEC);
 
-	if (!READ_ONCE(endpoint->is_limit_set) && !xchg(&endpoint->is_limit_set, true))
-		hrtimer_start(&endpoint->burst_limit, most, HRTIMER_MODE_REL_HARD);
+	if (!READ_ONCE(endpoint->is_timer_armed) && !xchg(&endpoint->is_timer_armed, true))
+		hrtimer_start(&endpoint->burst_timer, most, HRTIMER_MODE_REL_HARD);
 }
 
 /* Unmaps the cleared slots of a chain. If all of them can wait, they wait for the burst's end. */
@@ -188,38 +188,38 @@ bool rio_burst_unmap(struct rio_endpoint *endpoint, struct rio_ring *ring,
 	u32 old = READ_ONCE(ring->pending);
 
 	if (!chain->is_deferred)
-		return rio_burst_end(endpoint, ring, chain->last);
+		return rio_burst_end(ring, chain->last);
 	do {
 		ring->states[chain->first].next = old;
 	} while (!try_cmpxchg(&ring->pending, &old, chain->last));
 	atomic64_add(chain->count, &ring->deferred);
 	if (atomic_add_return(chain->count, &ring->pending_count) >= ring->burst_slots)
-		return rio_burst_end(endpoint, ring, RIO_NO_SLOT);
-	rio_burst_set_limit(endpoint);
+		return rio_burst_end(ring, RIO_NO_SLOT);
+	rio_burst_arm_timer(endpoint);
 	if (rio_is_as_published())
-		tasklet_schedule(&endpoint->burst_end);
+		tasklet_schedule(&endpoint->burst_tasklet);
 	return true;
 }
 
 /* Called by a map that finds no free slot: those of the burst become free. */
-u32 rio_burst_take(struct rio_endpoint *endpoint, struct rio_ring *ring)
+u32 rio_burst_take(struct rio_ring *ring)
 {
 	if (READ_ONCE(ring->pending) == RIO_NO_SLOT)
 		return RIO_NO_SLOT;
-	rio_burst_end(endpoint, ring, RIO_NO_SLOT);
-	return rio_free_take(&ring->free);
+	rio_burst_end(ring, RIO_NO_SLOT);
+	return rio_slot_queue_take(&ring->free_slots);
 }
 
 static void rio_burst_tasklet(struct tasklet_struct *tasklet)
 {
-	rio_burst_end_all(container_of(tasklet, struct rio_endpoint, burst_end));
+	rio_burst_end_all(container_of(tasklet, struct rio_endpoint, burst_tasklet));
 }
 
 static enum hrtimer_restart rio_burst_timer(struct hrtimer *timer)
 {
-	struct rio_endpoint *endpoint = container_of(timer, struct rio_endpoint, burst_limit);
+	struct rio_endpoint *endpoint = container_of(timer, struct rio_endpoint, burst_timer);
 
-	WRITE_ONCE(endpoint->is_limit_set, false);
+	WRITE_ONCE(endpoint->is_timer_armed, false);
 	/* An unmap that finds the limit set has its slot in the list before the exchange. */
 	smp_mb();
 	rio_burst_end_all(endpoint);
@@ -228,20 +228,20 @@ static enum hrtimer_restart rio_burst_timer(struct hrtimer *timer)
 
 void rio_burst_init(struct rio_endpoint *endpoint)
 {
-	tasklet_setup(&endpoint->burst_end, rio_burst_tasklet);
+	tasklet_setup(&endpoint->burst_tasklet, rio_burst_tasklet);
 #ifdef RIO_HAVE_HRTIMER_SETUP
-	hrtimer_setup(&endpoint->burst_limit, rio_burst_timer, CLOCK_MONOTONIC,
+	hrtimer_setup(&endpoint->burst_timer, rio_burst_timer, CLOCK_MONOTONIC,
 		      HRTIMER_MODE_REL_HARD);
 #else
-	hrtimer_init(&endpoint->burst_limit, CLOCK_MONOTONIC, HRTIMER_MODE_REL_HARD);
-	endpoint->burst_limit.function = rio_burst_timer;
+	hrtimer_init(&endpoint->burst_timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_HARD);
+	endpoint->burst_timer.function = rio_burst_timer;
 #endif
 }
 
 /* No driver unmaps any more. */
 void rio_burst_stop(struct rio_endpoint *endpoint)
 {
-	hrtimer_cancel(&endpoint->burst_limit);
-	tasklet_kill(&endpoint->burst_end);
+	hrtimer_cancel(&endpoint->burst_timer);
+	tasklet_kill(&endpoint->burst_tasklet);
 	rio_burst_end_all(endpoint);
 }

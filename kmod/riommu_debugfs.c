@@ -18,7 +18,7 @@ static int rio_maps(void *data, u64 *value)
 {
 	struct rio_ring *ring = data;
 
-	*value = READ_ONCE(ring->free.head);
+	*value = READ_ONCE(ring->free_slots.head);
 	return 0;
 }
 DEFINE_DEBUGFS_ATTRIBUTE(rio_maps_file, rio_maps, NULL, "%llu\n");
@@ -28,7 +28,7 @@ static int rio_unmaps(void *data, u64 *value)
 {
 	struct rio_ring *ring = data;
 
-	*value = READ_ONCE(ring->free.tail) - ring->slots + atomic64_read(&ring->lost);
+	*value = READ_ONCE(ring->free_slots.tail) - ring->slots + atomic64_read(&ring->lost);
 	return 0;
 }
 DEFINE_DEBUGFS_ATTRIBUTE(rio_unmaps_file, rio_unmaps, NULL, "%llu\n");
@@ -62,6 +62,6 @@ void rio_debugfs_add_endpoint(struct rio_endpoint *endpoint)
 		debugfs_create_file("full", 0400, dir, &ring->full, &rio_count_file);
 		debugfs_create_file("bad", 0400, dir, &ring->bad, &rio_count_file);
 		debugfs_create_file("lost", 0400, dir, &ring->lost, &rio_count_file);
-		debugfs_create_file("left", 0400, dir, &ring->left, &rio_count_file);
+		debugfs_create_file("orphans", 0400, dir, &ring->orphans, &rio_count_file);
 	}
 }

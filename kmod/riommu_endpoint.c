@@ -71,14 +71,14 @@ static void rio_endpoint_unbound(struct core_endpoint *core)
 			 core->name, left);
 }
 
-static u64 rio_endpoint_left(struct core_endpoint *core)
+static u64 rio_endpoint_count_orphans(struct core_endpoint *core)
 {
 	struct rio_endpoint *endpoint = rio_endpoint(core);
 	u64 left = 0;
 	int i;
 
 	for (i = RIO_RING_READ; i < RIO_RINGS; i++)
-		left += atomic64_read(&endpoint->rings[i].left);
+		left += atomic64_read(&endpoint->rings[i].orphans);
 	return left;
 }
 
@@ -95,6 +95,6 @@ const struct core_engine rio_engine = {
 	.init = rio_endpoint_init,
 	.free = rio_endpoint_free,
 	.unbound = rio_endpoint_unbound,
-	.left = rio_endpoint_left,
+	.count_orphans = rio_endpoint_count_orphans,
 	.stop = rio_endpoint_stop,
 };

@@ -16,7 +16,7 @@
 
 #define RIO_NO_SLOT	U32_MAX
 
-struct rio_free {
+struct rio_slot_queue {
 	/* Low half of the position in bits 32 to 63, slot in bits 0 to 31. */
 	u64 *cells;
 	/* Number of cells, a power of two, minus 1. */
@@ -33,27 +33,27 @@ static __always_inline u64 rio_cell(u64 position, u32 slot)
 }
 
 /* Fills the queue with all slots. There are mask + 1 cells. */
-static inline void rio_free_fill(struct rio_free *free, u32 slots)
+static inline void rio_slot_queue_fill(struct rio_slot_queue *queue, u32 slots)
 {
 	u64 i;
 
-	for (i = 0; i <= free->mask; i++)
-		free->cells[i] = i < slots ? rio_cell(i, i) : rio_cell(i - free->mask - 1, 0);
-	free->head = 0;
-	free->tail = slots;
+	for (i = 0; i <= queue->mask; i++)
+		queue->cells[i] = i < slots ? rio_cell(i, i) : rio_cell(i - queue->mask - 1, 0);
+	queue->head = 0;
+	queue->tail = slots;
 }
 
 /* Returns false if no slot is free. */
-static __always_inline bool rio_free_try_take(struct rio_free *free, u32 *slot)
+static __always_inline bool rio_slot_queue_try_take(struct rio_slot_queue *queue, u32 *slot)
 {
-	u64 head = READ_ONCE(free->head);
+	u64 head = READ_ONCE(queue->head);
 
 	for (;;) {
-		u64 cell = READ_ONCE(free->cells[head & free->mask]);
+		u64 cell = READ_ONCE(queue->cells[head & queue->mask]);
 		u64 now;
 
 		if (likely(cell >> 32 == (u32)head)) {
-			if (likely(try_cmpxchg(&free->head, &head, head + 1))) {
+			if (likely(try_cmpxchg(&queue->head, &head, head + 1))) {
 				*slot = cell;
 				return true;
 			}
@@ -61,7 +61,7 @@ static __always_inline bool rio_free_try_take(struct rio_free *free, u32 *slot)
 		}
 		/* The cell was not filled at a time when head was its position. */
 		smp_rmb();
-		now = READ_ONCE(free->head);
+		now = READ_ONCE(queue->head);
 		if (now == head)
 			return false;
 		head = now;
@@ -69,29 +69,29 @@ static __always_inline bool rio_free_try_take(struct rio_free *free, u32 *slot)
 }
 
 /* Returns RIO_NO_SLOT if no slot is free. */
-static __always_inline u32 rio_free_take(struct rio_free *free)
+static __always_inline u32 rio_slot_queue_take(struct rio_slot_queue *queue)
 {
 	u32 slot;
 
-	return rio_free_try_take(free, &slot) ? slot : RIO_NO_SLOT;
+	return rio_slot_queue_try_take(queue, &slot) ? slot : RIO_NO_SLOT;
 }
 
-static __always_inline void rio_free_put(struct rio_free *free, u32 slot)
+static __always_inline void rio_slot_queue_put(struct rio_slot_queue *queue, u32 slot)
 {
-	u64 tail = READ_ONCE(free->tail);
+	u64 tail = READ_ONCE(queue->tail);
 
 	for (;;) {
-		u64 *cell = &free->cells[tail & free->mask];
+		u64 *cell = &queue->cells[tail & queue->mask];
 		u64 old = READ_ONCE(*cell);
 
-		if (likely(old >> 32 == (u32)(tail - free->mask - 1)) &&
+		if (likely(old >> 32 == (u32)(tail - queue->mask - 1)) &&
 		    likely(try_cmpxchg(cell, &old, rio_cell(tail, slot)))) {
-			cmpxchg(&free->tail, tail, tail + 1);
+			cmpxchg(&queue->tail, tail, tail + 1);
 			return;
 		}
 		/* Another put has filled this position, and may not have advanced the tail yet. */
-		cmpxchg(&free->tail, tail, tail + 1);
-		tail = READ_ONCE(free->tail);
+		cmpxchg(&queue->tail, tail, tail + 1);
+		tail = READ_ONCE(queue->tail);
 	}
 }
 

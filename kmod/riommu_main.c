@@ -43,7 +43,7 @@ static const char * const rio_modes[] = {
 
 struct dentry *rio_debugfs;
 
-static int rio_check(struct rio *rio)
+static int rio_identify(struct rio *rio)
 {
 	struct device *dev = &rio->pdev->dev;
 
@@ -88,7 +88,7 @@ static int rio_request_interrupt(struct rio *rio)
 }
 
 /* Stops translation: on return, the IOMMU reads no table and the devices reach nothing. */
-static void rio_stop_registers(struct rio *rio)
+static void rio_disable(struct rio *rio)
 {
 	writel(0, rio->regs + RIO_REG_CTRL);
 	readl(rio->regs + RIO_REG_STS);
@@ -99,7 +99,7 @@ static void rio_stop_registers(struct rio *rio)
 static void rio_stop(struct rio *rio)
 {
 	rio_faults_stop(rio);
-	rio_stop_registers(rio);
+	rio_disable(rio);
 }
 
 static void rio_release(struct rio *rio)
@@ -120,7 +120,7 @@ static int rio_start(struct rio *rio)
 	 * The kernel before a kexec may have left the IOMMU running. FQ is writable only while it
 	 * records no faults.
 	 */
-	rio_stop_registers(rio);
+	rio_disable(rio);
 	err = rio_tables_init(rio) ?: rio_faults_init(rio);
 	if (err)
 		return err;
@@ -158,7 +158,7 @@ static int rio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		kfree(rio);
 		return -ENOMEM;
 	}
-	err = rio_check(rio) ?: rio_read_devices(rio);
+	err = rio_identify(rio) ?: rio_read_devices(rio);
 	if (err) {
 		kfree(rio->devices);
 		kfree(rio);

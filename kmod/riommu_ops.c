@@ -34,16 +34,16 @@ static noinline dma_addr_t rio_map_general(struct device *dev, struct rio_ring *
 
 	if (unlikely(offset) && to_pci_dev(dev)->untrusted)
 		return rio_map_refused(dev);
-	slot = rio_free_take(&ring->free);
+	slot = rio_slot_queue_take(&ring->free_slots);
 	if (unlikely(slot == RIO_NO_SLOT)) {
-		slot = rio_burst_take(rio_endpoint_of(dev), ring);
+		slot = rio_burst_take(ring);
 		if (slot == RIO_NO_SLOT) {
 			atomic64_inc(&ring->full);
 			return DMA_MAPPING_ERROR;
 		}
 	}
 	if (rio_mode == RIO_BURST && bytes <= RIO_SHADOW_BYTES && !offset &&
-	    !rio_burst_can_hold(buffer, bytes))
+	    rio_burst_needs_shadow(buffer, bytes))
 		buffer = rio_shadow_map(ring, slot, buffer, bytes, attrs);
 	return rio_slot_set(ring, slot, buffer, bytes, offset);
 }
@@ -62,7 +62,7 @@ static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, 
 	/* One branch for both: strict is 0. */
 	if (rio_mode | offset)
 		return rio_map_general(dev, ring, phys - offset, size + offset, offset, attrs);
-	if (unlikely(!rio_free_try_take(&ring->free, &slot))) {
+	if (unlikely(!rio_slot_queue_try_take(&ring->free_slots, &slot))) {
 		atomic64_inc(&ring->full);
 		return DMA_MAPPING_ERROR;
 	}
@@ -91,21 +91,21 @@ static noinline void rio_unmap_in_burst(struct device *dev, dma_addr_t address,
 		rio_chain_add(ring, &chain, slot, second, attrs);
 		is_complete = rio_burst_unmap(endpoint, ring, &chain);
 	} else {
-		is_complete = ring && rio_ring_unmap_left(ring, slot);
+		is_complete = ring && rio_ring_unmap_orphan(ring, slot);
 	}
 	if (!is_complete)
 		rio_unmap_failed(dev, address);
 }
 
 /* An unmap that found no valid entry in this ring: another ring's, or one of no valid entry. */
-static noinline void rio_unmap_elsewhere(struct device *dev, dma_addr_t address,
+static noinline void rio_unmap_slow(struct device *dev, dma_addr_t address,
 					 struct rio_ring *tried)
 {
 	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
 	bool is_complete;
 
 	if (rio_ring_of(endpoint, address) == tried)
-		is_complete = rio_ring_unmap_left(tried, rio_iova_slot(address));
+		is_complete = rio_ring_unmap_orphan(tried, rio_iova_slot(address));
 	else
 		is_complete = rio_ring_unmap(endpoint, address);
 	if (!is_complete)
@@ -121,7 +121,7 @@ static __always_inline void rio_unmap(struct device *dev, dma_addr_t address, si
 	if (rio_mode != RIO_STRICT)
 		rio_unmap_in_burst(dev, address, attrs);
 	else if (unlikely(!rio_slot_clear(ring, slot)))
-		rio_unmap_elsewhere(dev, address, ring);
+		rio_unmap_slow(dev, address, ring);
 	else if (unlikely(!rio_slot_release(ring, slot)))
 		rio_unmap_failed(dev, address);
 }

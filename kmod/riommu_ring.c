@@ -23,9 +23,9 @@ int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots)
 		endpoint->by_direction[DMA_NONE] = ring;
 	ring->direction = (number != RIO_RING_WRITE ? RIO_READ : 0) |
 			  (number != RIO_RING_READ ? RIO_WRITE : 0);
-	ring->iova = rio_iova(number, 0, 0);
-	ring->second = rio_rpte_second(0, ring->direction);
-	ring->invalidation = rio_inv_ring(endpoint->id, number);
+	ring->iova_base = rio_iova(number, 0, 0);
+	ring->rpte_flags = rio_rpte_second(0, ring->direction);
+	ring->inv_word = rio_inv_ring(endpoint->id, number);
 	ring->regs = endpoint->rio->regs;
 	ring->slots = slots;
 	ring->pending = RIO_NO_SLOT;
@@ -33,11 +33,11 @@ int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots)
 	ring->burst_slots = clamp(slots / 4, 1, 256);
 	ring->table = alloc_pages_exact(slots * sizeof(*ring->table), GFP_KERNEL | __GFP_ZERO);
 	ring->states = kvcalloc(slots, sizeof(*ring->states), GFP_KERNEL);
-	ring->free.cells = kvcalloc(cells, sizeof(*ring->free.cells), GFP_KERNEL);
-	if (!ring->table || !ring->states || !ring->free.cells)
+	ring->free_slots.cells = kvcalloc(cells, sizeof(*ring->free_slots.cells), GFP_KERNEL);
+	if (!ring->table || !ring->states || !ring->free_slots.cells)
 		return -ENOMEM;
-	ring->free.mask = cells - 1;
-	rio_free_fill(&ring->free, slots);
+	ring->free_slots.mask = cells - 1;
+	rio_slot_queue_fill(&ring->free_slots, slots);
 	return 0;
 }
 
@@ -50,19 +50,19 @@ void rio_ring_free(struct rio_ring *ring)
 	for (slot = 0; ring->states && slot < ring->slots; slot++)
 		rio_shadow_free(&ring->states[slot]);
 	kvfree(ring->states);
-	kvfree(ring->free.cells);
+	kvfree(ring->free_slots.cells);
 }
 
 /* An unmap of a slot whose entry is not valid. Returns true if an earlier driver left it. */
-bool rio_ring_unmap_left(struct rio_ring *ring, u32 slot)
+bool rio_ring_unmap_orphan(struct rio_ring *ring, u32 slot)
 {
-	if (slot < ring->slots && xchg(&ring->states[slot].is_left, false)) {
+	if (slot < ring->slots && xchg(&ring->states[slot].is_orphan, false)) {
 		bool is_complete = rio_ring_invalidate(ring);
 
 		if (is_complete)
 			rio_shadow_free(&ring->states[slot]);
-		rio_slot_free(ring, slot, is_complete);
-		atomic64_dec(&ring->left);
+		rio_slot_put(ring, slot, is_complete);
+		atomic64_dec(&ring->orphans);
 		return is_complete;
 	}
 	atomic64_inc(&ring->bad);
@@ -84,13 +84,13 @@ u64 rio_ring_unbind(struct rio_ring *ring)
 		if (!READ_ONCE(ring->table[slot].second))
 			continue;
 		/* An unmap that finds the entry cleared finds the mark. */
-		WRITE_ONCE(state->is_left, true);
-		atomic64_inc(&ring->left);
+		WRITE_ONCE(state->is_orphan, true);
+		atomic64_inc(&ring->orphans);
 		if (xchg(&ring->table[slot].second, 0)) {
 			state->shadow_bytes = 0;
 			left++;
-		} else if (xchg(&state->is_left, false)) {
-			atomic64_dec(&ring->left);
+		} else if (xchg(&state->is_orphan, false)) {
+			atomic64_dec(&ring->orphans);
 		}
 	}
 	if (left)

@@ -25,7 +25,7 @@ static __always_inline bool rio_invalidate(void __iomem *regs, u64 word)
 static __always_inline bool rio_ring_invalidate(struct rio_ring *ring)
 {
 	atomic64_inc(&ring->invalidations);
-	return rio_invalidate(ring->regs, ring->invalidation);
+	return rio_invalidate(ring->regs, ring->inv_word);
 }
 
 static __always_inline struct rio_ring *rio_ring_for(struct rio_endpoint *endpoint,
@@ -44,8 +44,8 @@ static __always_inline dma_addr_t rio_slot_set(struct rio_ring *ring, u32 slot, 
 	WRITE_ONCE(entry->first, cpu_to_le64(buffer));
 	/* The word with `valid` is the last one. */
 	smp_wmb();
-	WRITE_ONCE(entry->second, cpu_to_le64(ring->second | bytes));
-	return ring->iova | rio_iova(0, slot, offset);
+	WRITE_ONCE(entry->second, cpu_to_le64(ring->rpte_flags | bytes));
+	return ring->iova_base | rio_iova(0, slot, offset);
 }
 
 /* The ring of an address, or NULL. Its slot may not exist. */
@@ -61,7 +61,7 @@ static __always_inline struct rio_ring *rio_ring_of(struct rio_endpoint *endpoin
 /* The slot of an address, or a number that no slot has for an address of another ring. */
 static __always_inline u64 rio_ring_slot(struct rio_ring *ring, dma_addr_t iova)
 {
-	return (iova - ring->iova) >> RIO_IOVA_SLOT_SHIFT;
+	return (iova - ring->iova_base) >> RIO_IOVA_SLOT_SHIFT;
 }
 
 /* Of several unmaps of a slot, one finds its entry valid and gets its second word, not 0. */
@@ -88,10 +88,10 @@ static __always_inline void rio_chain_add(struct rio_ring *ring, struct rio_chai
 }
 
 /* Call this after the invalidation. A slot without a complete one is never used again. */
-static __always_inline void rio_slot_free(struct rio_ring *ring, u32 slot, bool is_complete)
+static __always_inline void rio_slot_put(struct rio_ring *ring, u32 slot, bool is_complete)
 {
 	if (likely(is_complete))
-		rio_free_put(&ring->free, slot);
+		rio_slot_queue_put(&ring->free_slots, slot);
 	else
 		atomic64_inc(&ring->lost);
 }
@@ -101,7 +101,7 @@ static __always_inline bool rio_slot_release(struct rio_ring *ring, u32 slot)
 {
 	bool is_complete = rio_ring_invalidate(ring);
 
-	rio_slot_free(ring, slot, is_complete);
+	rio_slot_put(ring, slot, is_complete);
 	return is_complete;
 }
 
@@ -114,7 +114,7 @@ static __always_inline bool rio_ring_unmap(struct rio_endpoint *endpoint, dma_ad
 	if (unlikely(!ring))
 		return false;
 	if (unlikely(!rio_slot_clear(ring, slot)))
-		return rio_ring_unmap_left(ring, slot);
+		return rio_ring_unmap_orphan(ring, slot);
 	return rio_slot_release(ring, slot);
 }
 

@@ -345,11 +345,11 @@ static void orphans_are_settled(void)
 	dma_addr_t address = map(buffer, 10, DMA_FROM_DEVICE, 0);
 
 	CHECK(!pool.settle.queued);
-	pool_slots_orphan(&pool, true);
+	pool_slots_set_orphans(&pool, true);
 	memset(device(address), 'o', 10);
 	unmap(address, 10, DMA_FROM_DEVICE, 0);
 	CHECK(is_all(buffer, 10, 'o') && pool.settle.queued);
-	pool_slots_orphan(&pool, false);
+	pool_slots_set_orphans(&pool, false);
 }
 
 int main(void)

@@ -316,14 +316,14 @@ static void mappings_that_a_driver_leaves(void)
 	one = map(disk);
 	other = map(disk);
 	unbind(disk, BUS_NOTIFY_UNBOUND_DRIVER);
-	CHECK(has_a_pool(disk) == pool && test_users == 1 && pool->is_orphaned);
+	CHECK(has_a_pool(disk) == pool && test_users == 1 && pool->has_orphans);
 	unmap(disk, one);
 	CHECK(pool->settle.queued);
 	works(pool);
 	CHECK(has_a_pool(disk) == pool && test_users == 1);
 	/* The next driver has the same pool, and the late unmap of the earlier one. */
 	bind(disk, &stock);
-	CHECK(has_a_pool(disk) == pool && test_users == 1 && !pool->is_orphaned);
+	CHECK(has_a_pool(disk) == pool && test_users == 1 && !pool->has_orphans);
 	one = map(disk);
 	CHECK(one != other);
 	unmap(disk, other);

@@ -37,15 +37,15 @@ static bool is_free(u32 slot)
 {
 	u64 at;
 
-	for (at = ring->free.head; at < ring->free.tail; at++)
-		if ((u32)ring->free.cells[at & ring->free.mask] == slot)
+	for (at = ring->free_slots.head; at < ring->free_slots.tail; at++)
+		if ((u32)ring->free_slots.cells[at & ring->free_slots.mask] == slot)
 			return true;
 	return false;
 }
 
 static unsigned int free_count(void)
 {
-	return ring->free.tail - ring->free.head;
+	return ring->free_slots.tail - ring->free_slots.head;
 }
 
 /* No slot is free, and no page is dropped, while the IOMMU has a copy of its entry. */
@@ -89,9 +89,9 @@ static void begin(enum rio_mode mode, bool is_interrupt)
 	memset(&endpoint.rings, 0, sizeof(endpoint.rings));
 	for (i = RIO_RING_READ; i < RIO_RINGS; i++)
 		CHECK(!rio_ring_init(&endpoint, i, SLOTS));
-	memset(&endpoint.burst_end, 0, sizeof(endpoint.burst_end));
-	memset(&endpoint.burst_limit, 0, sizeof(endpoint.burst_limit));
-	endpoint.is_limit_set = false;
+	memset(&endpoint.burst_tasklet, 0, sizeof(endpoint.burst_tasklet));
+	memset(&endpoint.burst_timer, 0, sizeof(endpoint.burst_timer));
+	endpoint.is_timer_armed = false;
 	rio_burst_init(&endpoint);
 	CHECK(ring->burst_slots == SLOTS / 4);
 }
@@ -138,17 +138,17 @@ static void join(unsigned int first, unsigned int pages)
 
 static void burst_ends(void)
 {
-	struct hrtimer *timer = &endpoint.burst_limit;
+	struct hrtimer *timer = &endpoint.burst_timer;
 
 	if (rio_mode == RIO_BURST) {
-		CHECK(!endpoint.burst_end.is_scheduled && endpoint.is_limit_set && timer->due);
+		CHECK(!endpoint.burst_tasklet.is_scheduled && endpoint.is_timer_armed && timer->due);
 		timer->due = 0;
 		timer->does(timer);
 		return;
 	}
-	CHECK(endpoint.burst_end.is_scheduled);
-	endpoint.burst_end.is_scheduled = false;
-	endpoint.burst_end.does(&endpoint.burst_end);
+	CHECK(endpoint.burst_tasklet.is_scheduled);
+	endpoint.burst_tasklet.is_scheduled = false;
+	endpoint.burst_tasklet.does(&endpoint.burst_tasklet);
 }
 
 static void pages_are_held_until_the_invalidation(void)
@@ -305,7 +305,7 @@ static void what_cannot_be_held(void)
 		if (i == NO_REFERENCE)
 			folio->references = 0;
 		unmap(map(at, bytes));
-		CHECK(writes == 1 && !endpoint.burst_end.is_scheduled);
+		CHECK(writes == 1 && !endpoint.burst_tasklet.is_scheduled);
 		CHECK(!atomic64_read(&ring->held) && !atomic64_read(&ring->deferred));
 		/* The reference to the first page, if it was held, is dropped once. */
 		CHECK(test_folios[1].references == (i != NO_REFERENCE));
@@ -330,7 +330,7 @@ static void coherent_memory(void)
 	begin(RIO_BURST, true);
 	iova = rio_map_memory(&dev, TEST_MEMORY, PAGE_SIZE, DMA_FROM_DEVICE, 0, NULL);
 	CHECK(rio_unmap_memory(&dev, iova) && writes == 1);
-	CHECK(!endpoint.burst_end.is_scheduled && !atomic64_read(&ring->deferred));
+	CHECK(!endpoint.burst_tasklet.is_scheduled && !atomic64_read(&ring->deferred));
 	end();
 }
 
@@ -361,7 +361,7 @@ static void limit_of_slots(void)
 /* A burst that no softirq ends is ended by the timer, which runs once for all its unmaps. */
 static void limit_of_time(void)
 {
-	struct hrtimer *timer = &endpoint.burst_limit;
+	struct hrtimer *timer = &endpoint.burst_timer;
 
 	begin(RIO_BURST, true);
 	unmap(map(0, 100));
@@ -415,7 +415,7 @@ static void an_absent_iommu(void)
 	burst_ends();
 	CHECK(!freed && test_folios[0].references == 1 && free_count() == SLOTS - 1);
 	CHECK(atomic64_read(&ring->lost) == 1);
-	rio_free_put(&ring->free, 0);
+	rio_slot_queue_put(&ring->free_slots, 0);
 	end();
 }
 
@@ -426,7 +426,7 @@ static void stopped(void)
 	unmap(map(0, 100));
 	rio_burst_stop(&endpoint);
 	CHECK(writes == 1 && test_folios[0].references == 1);
-	CHECK(!endpoint.burst_end.is_scheduled && !endpoint.burst_limit.due);
+	CHECK(!endpoint.burst_tasklet.is_scheduled && !endpoint.burst_timer.due);
 	end();
 }
 
@@ -462,8 +462,8 @@ static void as_published(void)
 
 	begin(RIO_BURST_PAPER, true);
 	unmap(map(0, 100));
-	CHECK(endpoint.burst_limit.starts == 1 && endpoint.burst_end.is_scheduled);
-	endpoint.burst_limit.does(&endpoint.burst_limit);
+	CHECK(endpoint.burst_timer.starts == 1 && endpoint.burst_tasklet.is_scheduled);
+	endpoint.burst_timer.does(&endpoint.burst_timer);
 	CHECK(writes == 1);
 	end();
 
@@ -481,7 +481,7 @@ static void as_published(void)
 {
 	begin(RIO_BURST_PAPER, true);
 	unmap(map(0, 100));
-	CHECK(writes == 1 && !atomic64_read(&ring->deferred) && !endpoint.burst_end.is_scheduled);
+	CHECK(writes == 1 && !atomic64_read(&ring->deferred) && !endpoint.burst_tasklet.is_scheduled);
 	folio_put(&test_folios[0]);
 	CHECK(!violations);
 	end();

@@ -9,7 +9,7 @@
 #define SLOTS 5
 #define CELLS 8
 
-static struct rio_free queue;
+static struct rio_slot_queue queue;
 static u64 cells[CELLS];
 /* Owners of each slot, of which there is at most one, and slots of the interrupting code. */
 static unsigned int owners[SLOTS];
@@ -34,7 +34,7 @@ static void test_freed(struct folio *folio)
 
 static u32 take(void)
 {
-	u32 slot = rio_free_take(&queue);
+	u32 slot = rio_slot_queue_take(&queue);
 
 	if (slot != RIO_NO_SLOT) {
 		CHECK(slot < SLOTS);
@@ -46,7 +46,7 @@ static u32 take(void)
 static void put(u32 slot)
 {
 	CHECK(owners[slot]-- == 1);
-	rio_free_put(&queue, slot);
+	rio_slot_queue_put(&queue, slot);
 }
 
 static void interrupt(void)
@@ -91,7 +91,7 @@ int main(void)
 
 	queue.cells = cells;
 	queue.mask = CELLS - 1;
-	rio_free_fill(&queue, SLOTS);
+	rio_slot_queue_fill(&queue, SLOTS);
 	for (round = 0; round < 20000; round++)
 		round_with(interruptions[round * 7 % ARRAY_SIZE(interruptions)], round % 5);
 	while (other_count)

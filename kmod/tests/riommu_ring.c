@@ -25,15 +25,15 @@ static int place_of(u32 slot)
 {
 	u64 at;
 
-	for (at = ring->free.head; at < ring->free.tail; at++)
-		if ((u32)ring->free.cells[at & ring->free.mask] == slot)
-			return at - ring->free.head;
+	for (at = ring->free_slots.head; at < ring->free_slots.tail; at++)
+		if ((u32)ring->free_slots.cells[at & ring->free_slots.mask] == slot)
+			return at - ring->free_slots.head;
 	return -1;
 }
 
 static unsigned int free_count(void)
 {
-	return ring->free.tail - ring->free.head;
+	return ring->free_slots.tail - ring->free_slots.head;
 }
 
 static void are_not_free(void)
@@ -169,7 +169,7 @@ static void unmaps_of_drivers(void)
 	rio_ops.unmap_phys(&pdev.dev, rio_iova(RIO_RINGS, 0, 0), 100, DMA_FROM_DEVICE, 0);
 	rio_ops.unmap_phys(&pdev.dev, DMA_MAPPING_ERROR, 100, DMA_TO_DEVICE, 0);
 	CHECK(test_complaints == complaints + 6 && writes == before + 3);
-	CHECK(free_count() == SLOTS && other->free.tail - other->free.head == SLOTS);
+	CHECK(free_count() == SLOTS && other->free_slots.tail - other->free_slots.head == SLOTS);
 
 	/* Without an answer, the slot is lost. */
 	absent = true;
@@ -178,7 +178,7 @@ static void unmaps_of_drivers(void)
 	absent = false;
 	CHECK(test_complaints == complaints + 7 && atomic64_read(&ring->lost) == 1);
 	CHECK(free_count() == SLOTS - 1);
-	rio_free_put(&ring->free, rio_iova_slot(iova[0]));
+	rio_slot_queue_put(&ring->free_slots, rio_iova_slot(iova[0]));
 	atomic64_dec(&ring->lost);
 	rio_ring_free(other);
 }
@@ -311,19 +311,19 @@ static void slots_that_a_driver_leaves(void)
 	cleared[0] = rio_iova_slot(left[0]);
 	cleared[1] = rio_iova_slot(left[1]);
 	CHECK(rio_ring_unbind(ring) == 2 && writes == before + 2);
-	CHECK(atomic64_read(&ring->left) == 2 && free_count() == SLOTS - 2);
+	CHECK(atomic64_read(&ring->orphans) == 2 && free_count() == SLOTS - 2);
 	CHECK(!rio_ring_unbind(ring) && writes == before + 2);
 	other = map(0xb000);
 	map(0xb000);
 	CHECK(map(0xb000) == DMA_MAPPING_ERROR);
 	/* A late unmap concerns no buffer of the next driver. */
 	unmap(left[0]);
-	CHECK(!rio_ring_unmap(&endpoint, left[0]) && atomic64_read(&ring->left) == 1);
+	CHECK(!rio_ring_unmap(&endpoint, left[0]) && atomic64_read(&ring->orphans) == 1);
 	CHECK(rio_iova_slot(map(0xc000)) == rio_iova_slot(left[0]));
 	unmap(left[0]);
 	unmap(other);
 	unmap(left[1]);
-	CHECK(!atomic64_read(&ring->left));
+	CHECK(!atomic64_read(&ring->orphans));
 	cleared_count = 0;
 	rio_ring_unbind(ring);
 }

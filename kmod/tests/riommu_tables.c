@@ -259,7 +259,7 @@ static void end(void)
 	for (i = 0; i < DEVICES; i++) {
 		rio_engine.unbound(&endpoints[i].core);
 		rio_engine.stop(&endpoints[i].core);
-		CHECK(!endpoints[i].burst_limit.due && !endpoints[i].burst_end.is_scheduled);
+		CHECK(!endpoints[i].burst_timer.due && !endpoints[i].burst_tasklet.is_scheduled);
 	}
 	/* The IOMMU no longer translates. */
 	for (i = 0; i < DEVICES; i++)
@@ -381,12 +381,12 @@ static void buffers_that_a_driver_leaves(enum rio_mode mode)
 	rio_engine.unbound(&endpoints[0].core);
 	for (i = 0; i < ARRAY_SIZE(directions); i++)
 		CHECK(access(0, iova[i], directions[i] != DMA_TO_DEVICE, &at) == 9);
-	CHECK(test_complaints == 1 && rio_engine.left(&endpoints[0].core) == 6);
-	CHECK(!access(1, other, true, &at) && !rio_engine.left(&endpoints[1].core));
+	CHECK(test_complaints == 1 && rio_engine.count_orphans(&endpoints[0].core) == 6);
+	CHECK(!access(1, other, true, &at) && !rio_engine.count_orphans(&endpoints[1].core));
 	rio_engine.unbound(&endpoints[0].core);
 	for (i = 0; i < ARRAY_SIZE(directions); i++)
 		unmap(0, iova[i], directions[i]);
-	CHECK(test_complaints == 1 && !rio_engine.left(&endpoints[0].core));
+	CHECK(test_complaints == 1 && !rio_engine.count_orphans(&endpoints[0].core));
 	unmap(1, other, DMA_BIDIRECTIONAL);
 	end();
 }
@@ -404,10 +404,10 @@ static void a_burst_ends_with_its_driver(void)
 	unmap(0, iova, DMA_FROM_DEVICE);
 	folio_put(folio);
 	CHECK(!access(0, iova, true, &at) && folio->references == 1);
-	CHECK(endpoints[0].burst_limit.due);
+	CHECK(endpoints[0].burst_timer.due);
 	rio_engine.unbound(&endpoints[0].core);
 	CHECK(access(0, iova, true, &at) == 9 && !folio->references);
-	CHECK(!test_complaints && !rio_engine.left(&endpoints[0].core));
+	CHECK(!test_complaints && !rio_engine.count_orphans(&endpoints[0].core));
 	end();
 }
 

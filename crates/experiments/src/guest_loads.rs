@@ -297,7 +297,7 @@ pub struct LoadCounts {
 
 /// Accesses of the disk to a buffer that its driver had unmapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Exposure {
+pub struct StaleAccesses {
     /// Accesses that the disk tried.
     pub tried: u32,
     /// Accesses that reached memory.
@@ -312,7 +312,7 @@ pub struct GuestLoads {
     /// The same without the copy; `None` for an IOMMU without copies.
     pub uncopied: Option<f64>,
     /// Accesses after an unmap; `None` if the disk tried none.
-    pub exposure: Option<Exposure>,
+    pub exposure: Option<StaleAccesses>,
     /// The loads that ran.
     pub loads: Vec<(Load, LoadCounts)>,
 }

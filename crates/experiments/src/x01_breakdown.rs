@@ -186,7 +186,7 @@ fn count_steps(runs: &[Run], found: &mut Findings) -> Result<(), LabError> {
             ("benchmark", "stream"),
         ];
         let row = FindingRow::counted(format!("{mode}: {STEPS}"), "", steps);
-        found.push(row.beside(sheet.printed(&wanted, "baseline")?));
+        found.push(row.with_published(sheet.printed(&wanted, "baseline")?));
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         .rounded_by(derived.cycles.rounding());
         // C of none is not measured: it is the paper's.
         found.push(if mode == "none" {
-            row.beside(printed).fitted()
+            row.with_published(printed).fitted()
         } else {
             let none = NullModel::exactly(BASELINE_CYCLES);
             row.overhead(printed, none)
@@ -111,7 +111,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         let speed = throughput(of(mode)?, profile);
         let row = FindingRow::new(format!("{mode}: throughput by the model"), "Gbit/s", speed);
         let printed = Published::derived(derived.gbps.value, source);
-        let row = row.beside(printed.rounded_by(derived.gbps.rounding()));
+        let row = row.with_published(printed.rounded_by(derived.gbps.rounding()));
         found.push(if mode == "none" {
             row.fitted()
         } else {
@@ -147,7 +147,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 FindingRow::counted(format!("{BY_COMPONENTS}{one} / {other}"), "", paged / ring);
             let printed = cell(variant, column.mode)?;
             // Printed numbers go in, so their agreement predicts nothing.
-            found.push(row.beside(printed).fitted());
+            found.push(row.with_published(printed).fitted());
         }
     }
     as_published(&mut found, of(AS_PUBLISHED)?, of("riommu")?, profile)?;
@@ -163,7 +163,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         // The paper prints no number.
         let printed = Published::new("coincide", 0.0, "rIOMMU Fig. 8: thick and thin line");
-        found.push(row.beside(printed));
+        found.push(row.with_published(printed));
     }
     let scale: Vec<f64> = (1..=40).map(|n| f64::from(n) * 500.0).collect();
     let points = |line: &[Point]| line.iter().map(|p| (p.cycles, p.gbps)).collect();
@@ -266,7 +266,7 @@ fn whole_order(setting: &Setting, names: &[&str], all: &HashMap<&str, Cost>) -> 
     let row = FindingRow::counted(what, "", ordered.count() as f64);
     // Not required: one disturbed repetition says nothing about a mode. The groups judge the
     // medians.
-    row.beside(Published::new(
+    row.with_published(Published::new(
         format!("{repetitions} of {repetitions}"),
         repetitions as f64,
         "the order of riommu_table2.csv, mlx stream",
@@ -353,7 +353,7 @@ fn with_clflush(
         let row = FindingRow::new(what, "", ratio);
         let printed =
             Published::derived(printed.unwrap_or(f64::NAN), "riommu_table2.csv, mlx stream");
-        found.push(row.beside(printed));
+        found.push(row.with_published(printed));
     }
     found.explain(format!(
         "With the paper's write-back instruction, CLFLUSH between fences, the throughput of riommu \

@@ -276,7 +276,7 @@ fn rows_of(
         ("benchmark", &table.benchmark.name().replace(' ', "")),
     ];
     let steps = FindingRow::counted(format!("{group}: {STEPS}"), "", extra.steps);
-    out.push(steps.beside(Sheet::named("eiovar_table2")?.printed(&wanted, "baseline")?));
+    out.push(steps.with_published(Sheet::named("eiovar_table2")?.printed(&wanted, "baseline")?));
     for (mode, cost) in costs {
         let what = format!("{group}: {}", added(mode));
         out.push(FindingRow::new(what, "cycles", *cost));

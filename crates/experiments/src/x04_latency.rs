@@ -42,7 +42,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "us",
             Measured::cost(0.0, none.value, 0.0),
         );
-        found.push(row.beside(none).fitted());
+        found.push(row.with_published(none).fitted());
         let mut all = Vec::new();
         for (mode, cost) in extra(setting, nic, Benchmark::Rr, CountedSteps::UntilReply)?.cycles {
             // A round trip has two frames.

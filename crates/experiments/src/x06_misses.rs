@@ -217,11 +217,11 @@ fn found(
     );
     let printed = claims.printed(&[("id", "R48")], "value")?.read_as(1532.0);
     // The profile's cost of a miss is this number.
-    found.push(difference.beside(printed).fitted());
+    found.push(difference.with_published(printed).fitted());
     let per_walk = random.references / random.misses.max(f64::MIN_POSITIVE);
     let references = row("words read per walk", "", Measured::counted(per_walk));
     let four = claims.printed(&[("id", "R49")], "value")?;
-    found.push(references.beside(four.clone()));
+    found.push(references.with_published(four.clone()));
     let bare = Profile {
         walk_cache_entries: [0; 3],
         ..setting.profile.clone()

@@ -144,7 +144,7 @@ impl Claim {
             Requirement::Exact => 0.0,
             _ => MOST,
         };
-        row.beside(Published::new(self.text, bound, SOURCE))
+        row.with_published(Published::new(self.text, bound, SOURCE))
     }
 }
 
@@ -176,7 +176,7 @@ fn recorded(rows: &[PrefetchRow], found: &mut Findings) {
             let printed = Published::new(format!("all {devices}"), devices, SOURCE);
             // The share that two entries predict is shown.
             found.push(match claim.demand {
-                Requirement::Shown => row.beside(printed),
+                Requirement::Shown => row.with_published(printed),
                 _ => row.exact(printed),
             });
         }

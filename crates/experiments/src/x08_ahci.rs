@@ -183,7 +183,7 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
             Measured::timed(ratio, 0.0),
         );
         // The assumed speed of the disk decides the ratio.
-        found.push(row.beside(printed).fitted());
+        found.push(row.with_published(printed).fitted());
         found.push(FindingRow::new(
             format!("{disk}: share of a core for maps and unmaps in strict"),
             "",

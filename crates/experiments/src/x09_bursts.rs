@@ -171,7 +171,7 @@ fn point_rows(found: &mut Findings, point: &Point, setting: &Setting) -> Result<
         "measured here and modelled (claims.csv R24), as above",
     );
     // Both numbers are from this run, so their agreement says nothing about the paper.
-    found.push(row.beside(printed));
+    found.push(row.with_published(printed));
     if point.packets == 100 {
         let bursts = Sheet::named("claims")?.printed(&[("id", "R23")], "value")?;
         let row = FindingRow::counted(format!("{at}: unmaps per burst"), "", point.unmaps);
@@ -268,10 +268,10 @@ fn overflow(run: &Run, found: &mut Findings) -> Result<(), LabError> {
         .printed(&[("id", "R51")], "value")?
         .read_as(8192.0);
     // The profile bounds L by the ring size, and N by L: neither row can fail.
-    found.push(row.beside(printed));
+    found.push(row.with_published(printed));
     let row = FindingRow::counted("largest ring: N that never overflows", "", f64::from(busy));
     let printed = Published::new("L", f64::from(live), "claims.csv R52");
-    found.push(row.beside(printed));
+    found.push(row.with_published(printed));
     let (mut driver, mut counted) = (Vec::new(), Vec::new());
     for share in 1..=24 {
         let slots = (busy * share / 20).max(1);

@@ -72,7 +72,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 false => facts.printed(&[("subject", "eiovar_k>=W")], "value")?,
             };
             found.push(match what {
-                "every frame mapped" => row.beside(printed),
+                "every frame mapped" => row.with_published(printed),
                 _ if k < W => row.at_least(printed),
                 _ => row.exact(printed),
             });
@@ -248,7 +248,7 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             }
             let what = format!("{protection}: mean search up to allocation {:.0}", end.0);
             let row = FindingRow::counted(what, "rb_prev", end.1);
-            let row = row.beside(cell(protection, "baseline")?);
+            let row = row.with_published(cell(protection, "baseline")?);
             // The search of strict grows with every run, so its length after one number of runs is
             // shown; that of deferred has settled.
             let settles = protection != "strict";
@@ -272,7 +272,7 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
             found.push(if protection == "strict" {
                 row.at_least(printed)
             } else {
-                row.beside(printed)
+                row.with_published(printed)
             });
             let settled = points.iter().find(|(_, mean)| *mean >= 0.9 * end.1);
             let row = FindingRow::counted(

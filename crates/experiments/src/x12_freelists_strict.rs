@@ -85,7 +85,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                     "nodes",
                     count.mean_held(),
                 );
-                let row = row.beside(facts.printed(&wanted, "value")?);
+                let row = row.with_published(facts.printed(&wanted, "value")?);
                 // The same two addresses wait with every capacity above 1: one of these rows is
                 // judged.
                 let judged = matches!(size, Some(Capacity::AtMost(1 | 8)));
@@ -164,7 +164,7 @@ fn by_shape(setting: &Setting, facts: &Sheet, found: &mut Findings) -> Result<()
         ] {
             let what = format!("{}, {what}", shape.0);
             let printed = facts.printed(&[("protection", "strict"), subject], "value")?;
-            found.push(FindingRow::counted(what, unit, value).beside(printed));
+            found.push(FindingRow::counted(what, unit, value).with_published(printed));
         }
     }
     Ok(())

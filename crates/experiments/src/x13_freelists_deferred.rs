@@ -90,7 +90,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             Requirement::Near
         };
         let none = NullModel::exactly(gbps(CLOCK_GHZ, BASELINE_CYCLES));
-        let row = row.beside(printed).with_null_model(none);
+        let row = row.with_published(printed).with_null_model(none);
         found.push(row.require(demand).ordered_within("throughput"));
         if size == Some(Capacity::AtMost(64)) {
             let row = FindingRow::counted(
@@ -138,7 +138,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         } else {
             let printed = Published::new("> 0", 0.0, "EIOVAR Fig. 8: the threshold");
             // A search of any positive length passes.
-            found.push(row.beside(printed).require(Requirement::Above));
+            found.push(row.with_published(printed).require(Requirement::Above));
         }
         if (1..W).contains(&k) {
             let source = "EIOVAR section 6.2: (1/(k+1)) sum of 0..k = k/2";
@@ -172,7 +172,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "",
             threshold(&runs)?,
         );
-        let row = row.beside(printed.clone());
+        let row = row.with_published(printed.clone());
         found.push(if *shape == SHAPES[0] {
             row.require(Requirement::Near)
         } else {

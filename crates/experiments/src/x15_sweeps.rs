@@ -5,7 +5,7 @@ mod messages;
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{Memcached, PACKETS_PER_RUN, Workload};
 
-use self::messages::messages;
+use self::messages::add_message_sizes;
 use super::allocators::DrivenAllocator;
 use super::capture::Capture;
 use super::experiment::Experiment;
@@ -92,7 +92,7 @@ fn found(setting: &Setting, packets: u64) -> Result<Findings, LabError> {
         Memcached on mlx with 1 to 32 clients, each on a new interface for 24 runs, of which the \
         last is shown.",
     );
-    messages(setting, packets, &mut found)?;
+    add_message_sizes(setting, packets, &mut found)?;
     clients(setting, packets, &mut found)?;
     found.note(
         "Fitted: the cycles per packet without protection, once for each figure. Fig. 11: to the 4 \
@@ -235,7 +235,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
             );
             let row = FindingRow::counted(what, "", steps);
             found.push(match count {
-                16 => row.beside(with_16.clone()),
+                16 => row.with_published(with_16.clone()),
                 _ => row,
             });
             last.push(steps);
@@ -281,7 +281,7 @@ fn long_histories(setting: &Setting, packets: u64, found: &mut Findings) -> Resu
                 1.0,
                 "EIOVAR section 7, in words: concurrency amplifies the interference",
             );
-            let row = row.beside(printed);
+            let row = row.with_published(printed);
             found.push(match burst {
                 RX_FRAMES => row.require(Requirement::Above),
                 _ => row,

@@ -130,7 +130,7 @@ fn overall(all: &[LiveSet], found: &mut Findings) -> Result<(), LabError> {
         ),
     ] {
         let row = FindingRow::counted(what, "IOVAs", value);
-        let row = row.beside(fact(cell)?).require(Requirement::Near);
+        let row = row.with_published(fact(cell)?).require(Requirement::Near);
         // The profile's rings bound the addresses that are allocated: an input.
         found.push(if allocated { row.fitted() } else { row });
     }

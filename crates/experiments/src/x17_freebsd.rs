@@ -123,7 +123,7 @@ fn table_3(parts: &Systems<Column>, inv: f64, found: &mut Findings) -> Result<()
         let measured = Measured::cost(measured_part, modelled, 0.0).with_spread(spread);
         let row = FindingRow::new(format!("{operation}: {component}"), "cycles", measured);
         // The busdma layer, locks and lookups of VM objects are not built.
-        found.push(row.beside(sheet.printed(&wanted, "value")?));
+        found.push(row.with_published(sheet.printed(&wanted, "value")?));
     }
     Ok(())
 }
@@ -348,7 +348,7 @@ fn charged(as_published: &Column, inv: f64, found: &mut Findings) -> Result<(), 
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let wanted = [("component", "total"), ("operation", "unmap")];
-    found.push(row.beside(sheet.printed(&wanted, "value")?).fitted());
+    found.push(row.with_published(sheet.printed(&wanted, "value")?).fitted());
     Ok(())
 }
 

@@ -148,7 +148,7 @@ fn findings(setting: &Setting, count: u64, costs: &[Cost]) -> Result<Findings, L
             "cycles",
             implied.price(),
         )
-        .beside(Published::derived(implied.price(), SHARES))
+        .with_published(Published::derived(implied.price(), SHARES))
         .fitted(),
     );
     let mut speeds = Vec::new();
@@ -181,7 +181,7 @@ fn findings(setting: &Setting, count: u64, costs: &[Cost]) -> Result<Findings, L
         );
         let row = match name {
             // The other rows' unit.
-            "disabled" => row.beside(printed).fitted(),
+            "disabled" => row.with_published(printed).fitted(),
             // The price of an invalidation follows from this printed cell.
             "strict bitmap" => row.overhead(printed, NullModel::exactly(100.0)).fitted(),
             _ => row.overhead(printed, NullModel::exactly(100.0)),
@@ -281,7 +281,7 @@ fn by_part(requests: &[Part], implied: &Implied, found: &mut Findings) {
             "cycles",
             Measured::cost(measured_part, invalidation, 0.0),
         );
-        found.push(row.beside(Published::derived(printed.round(), SHARES)));
+        found.push(row.with_published(Published::derived(printed.round(), SHARES)));
         let free = 100.0 * implied.none / (implied.none + measured_part);
         let row = FindingRow::new(
             format!("{name}: requests per second if invalidations cost nothing"),
@@ -289,7 +289,7 @@ fn by_part(requests: &[Part], implied: &Implied, found: &mut Findings) {
             Measured::timed(free, 0.0),
         );
         let share = 100.0 * implied.none / (implied.none + printed);
-        found.push(row.beside(Published::derived(share, SHARES)));
+        found.push(row.with_published(Published::derived(share, SHARES)));
     }
     let (default, strict) = (part(requests, "default").0, part(requests, "strict").0);
     found.explain(format!(
@@ -345,13 +345,13 @@ fn interval(requests: &[Part], implied: &Implied, found: &mut Findings) {
         "cycles",
         Measured::timed(limits.0, 0.0),
     );
-    found.push(row.beside(wanted.clone()).require(Requirement::Above));
+    found.push(row.with_published(wanted.clone()).require(Requirement::Above));
     let row = FindingRow::new(
         "bitmap: measured work below that of default",
         "cycles",
         Measured::timed(limits.1, 0.0),
     );
-    found.push(row.beside(wanted).require(Requirement::Above));
+    found.push(row.with_published(wanted).require(Requirement::Above));
     let holds = if implied.price() < limits.0 {
         "holds"
     } else {

@@ -122,7 +122,7 @@ fn memory(facts: &Sheet, found: &mut Findings) -> Result<(), LabError> {
         "default here: ranges of a tree with 2^20 pages",
         tree.footprint(),
     );
-    found.push(ours.beside(structs));
+    found.push(ours.with_published(structs));
 
     let printed = fact("bitmap size for 4 GB / 4 KB")?;
     let printed = Published {
@@ -138,7 +138,7 @@ fn memory(facts: &Sheet, found: &mut Findings) -> Result<(), LabError> {
             .fitted(),
     );
     let fixed = Bitmap::new(pages(1, TOP)?, RefCell::new)?;
-    found.push(row("bitmap here: its words", fixed.footprint()).beside(printed));
+    found.push(row("bitmap here: its words", fixed.footprint()).with_published(printed));
     Ok(())
 }
 

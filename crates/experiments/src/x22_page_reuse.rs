@@ -43,7 +43,7 @@ fn table_5(found: &mut Findings) -> Result<Stream, LabError> {
         let (creates, pages) = (cell("map_create_ops")?.value, cell("pages_4KB")?.value);
         let what = format!("Table 5, {test}: mappings per page, from its own counts");
         let reuse = row(what, "", (creates / pages).round());
-        found.push(reuse.beside(cell("reuse_per_page")?).fitted());
+        found.push(reuse.with_published(cell("reuse_per_page")?).fitted());
         if test == STREAM {
             stream = Some(Stream {
                 reuse: cell("reuse_per_page")?,
@@ -82,7 +82,7 @@ fn recorded(rows: &[ReuseRow], stream: &Stream, found: &mut Findings) {
         )
     };
     found.push(reused("fewest", least));
-    let middle = reused("median", middle).beside(stream.reuse.clone());
+    let middle = reused("median", middle).with_published(stream.reuse.clone());
     found.push(middle.require(Requirement::Near));
     found.push(reused("most", most));
     for one in &used {

@@ -145,7 +145,7 @@ fn table_7(found: &mut Findings) -> Result<(), LabError> {
     let sum = || Ok::<_, LabError>(cell("InsertART", "worst_cmp")?.read_as(259.0));
     let insert = row("insert, worst, by the paper's sum", counted.insert_sum);
     found.push(insert.exact(sum()?));
-    found.push(row("insert, worst single insertion", counted.insert).beside(sum()?));
+    found.push(row("insert, worst single insertion", counted.insert).with_published(sum()?));
     found.push(row(
         "delete, including nodes removed above the leaf",
         counted.delete,

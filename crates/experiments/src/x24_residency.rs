@@ -67,7 +67,7 @@ fn rows(
     let row = |what: &str, unit, value| FindingRow::counted(format!("{name}: {what}"), unit, value);
     let left = seen.stays.len() as f64;
     let shortest = row("shortest stay", "s", quantile(seen, 0.0));
-    let shortest = shortest.beside(stay.read_as(30.0));
+    let shortest = shortest.with_published(stay.read_as(30.0));
     found.push(shortest.require(demand(Requirement::AtLeast)));
     found.push(row("median stay", "s", quantile(seen, 0.5)));
     // 40 s minus the stay: 39.99 s would be printed as 40.
@@ -89,7 +89,7 @@ fn rows(
     let all = printed("all".into(), 1.0);
     found.push(
         inside
-            .beside(all.clone())
+            .with_published(all.clone())
             .require(demand(Requirement::Exact)),
     );
     let expired = row(
@@ -97,12 +97,12 @@ fn rows(
         "",
         left / releases as f64,
     );
-    found.push(expired.beside(all).require(demand(Requirement::Exact)));
+    found.push(expired.with_published(all).require(demand(Requirement::Exact)));
     // Cycles from the first to the last whose end has an expiry.
     let batches = row("requests for all expiries", "", seen.batches as f64);
     let (first, last) = cycles_with_expiry(releases);
     let single = printed("one per cycle".into(), (last - first + 1) as f64);
-    found.push(batches.beside(single).require(demand(Requirement::Exact)));
+    found.push(batches.with_published(single).require(demand(Requirement::Exact)));
     let survivors = row(
         "in use at its expiry time, and still cached",
         "mappings",
@@ -111,7 +111,7 @@ fn rows(
     let survive = printed("all".into(), HELD as f64);
     found.push(
         survivors
-            .beside(survive)
+            .with_published(survive)
             .require(demand(Requirement::Exact)),
     );
     Ok(())

@@ -114,7 +114,7 @@ fn add_pool_sizes(found: &mut Findings) -> Result<(), LabError> {
         "bytes",
         size_of::<FixedLastTable>() as f64,
     );
-    found.push(pointer.beside(cell("last-table cache space")?));
+    found.push(pointer.with_published(cell("last-table cache space")?));
     Ok(())
 }
 
@@ -154,7 +154,7 @@ fn add_last_table_walks(found: &mut Findings, pages: u64) -> Result<(), LabError
             )
         };
         found.push(wrong("pointer", with.wrong).exact(none()));
-        found.push(wrong("pointer as published", as_published.wrong).beside(none()));
+        found.push(wrong("pointer as published", as_published.wrong).with_published(none()));
     }
     Ok(())
 }
@@ -322,14 +322,14 @@ fn add_map_cost(
     let cached_walk = |round: &RoundCost| round.cache_hit + miss_rate * round.walk;
     let cached_pointer = |round: &RoundCost| round.cache_hit + miss_rate * round.last_table;
     let cached_kick = miss_rate * kick;
-    let baseline = cost("kvm-baseline", &|_| 0.0, 0.0).beside(zero);
+    let baseline = cost("kvm-baseline", &|_| 0.0, 0.0).with_published(zero);
     found.push(baseline.ordered_within(order));
     let plain = cost("pviommu", &|round| round.walk, kick);
-    let plain = plain.beside(added.clone().read_as(21.0));
+    let plain = plain.with_published(added.clone().read_as(21.0));
     found.push(plain.ordered_within(order));
     found.push(cost("pviommu+rtc", &cached_walk, cached_kick));
     let both = cost("pviommu+rtc+hopt", &cached_pointer, cached_kick);
-    found.push(both.beside(added.read_as(13.0)).ordered_within(order));
+    found.push(both.with_published(added.read_as(13.0)).ordered_within(order));
     let share = timed_over(rounds, |round| {
         let saved_by_cache = round.walk + kick - cached_walk(round) - cached_kick;
         (cached_walk(round) - cached_pointer(round)) / saved_by_cache

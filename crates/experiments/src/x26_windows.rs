@@ -239,7 +239,7 @@ fn accesses(
             // The unit holds one entry for each ring. The replayer finds it only if the unmapped
             // buffer was the last one accessed; the racer accesses it just before.
             (AttackerKind::Racer, _) => stale.at_least(expected(1.0)),
-            _ => stale.beside(expected(1.0)),
+            _ => stale.with_published(expected(1.0)),
         });
         if kind != AttackerKind::Racer {
             continue;

@@ -62,7 +62,7 @@ pub(super) fn measure(
             ] {
                 let row = FindingRow::new(format!("{name}: pool over {other}"), "", measured);
                 let row = row.with_null_model(NullModel::RATIO);
-                let row = row.beside(printed.clone());
+                let row = row.with_published(printed.clone());
                 found.push(row.require(Requirement::Above));
             }
         }

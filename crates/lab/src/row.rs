@@ -9,7 +9,7 @@ use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
 use crate::oracle::{StaleBytes, VerdictCounts};
-use crate::replay::{Outcomes, Ways};
+use crate::replay::{Outcomes, BufferCounts};
 use crate::round_trips::{RoundTripCost, RoundTrips};
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its
@@ -145,7 +145,7 @@ pub struct Row {
     /// Bytes that maps and unmaps copied, per byte of the mapped buffers. `None` without a map.
     pub copied_per_byte: Option<f64>,
     /// Unmapped buffers of the metered pass by the memory that the device used and by their return.
-    pub ways: Ways,
+    pub ways: BufferCounts,
     /// Accesses of the device in the metered pass: one for each page of each mapping.
     pub accesses: u64,
     /// Accesses of the attackers in the attack pass. `None` without that pass.

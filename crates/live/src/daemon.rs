@@ -41,7 +41,7 @@ use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
 use crate::handover::{HandOverFunction, PauseHandle, StateError};
 use crate::iommu::GuestIommu;
-use crate::limits::{GuestLimits, RateLimitedLog};
+use crate::limits::{GuestLimits, BoundedLog};
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
 use crate::qemu::{PciSlot, QemuArgs};
@@ -375,9 +375,9 @@ fn at(path: &Path) -> impl Fn(io::Error) -> (PathBuf, io::Error) {
     move |error| (path.clone(), error)
 }
 
-fn rate_limited_log(name: &'static str, log: &Log) -> RateLimitedLog {
+fn bounded_log(name: &'static str, log: &Log) -> BoundedLog {
     let log = Arc::clone(log);
-    RateLimitedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
+    BoundedLog::new(move |refused| log(name, &ServeEvent::Refused(refused)))
 }
 
 /// Formats the counters as Prometheus text.

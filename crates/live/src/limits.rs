@@ -72,12 +72,12 @@ const MAX_LINES: u32 = 16;
 type Tell = dyn Fn(&(dyn Error + 'static)) + Send;
 
 /// Logs the requests that a guest was refused, up to a fixed number of lines.
-pub struct RateLimitedLog {
+pub struct BoundedLog {
     sink: Box<Tell>,
     lines_left: u32,
 }
 
-impl RateLimitedLog {
+impl BoundedLog {
     /// Creates a log that passes the first refused requests to `tell`.
     pub fn new(tell: impl Fn(&(dyn Error + 'static)) + Send + 'static) -> Self {
         Self {
@@ -94,15 +94,15 @@ impl RateLimitedLog {
     }
 }
 
-impl Default for RateLimitedLog {
+impl Default for BoundedLog {
     /// A log that discards everything.
     fn default() -> Self {
         Self::new(|_| ())
     }
 }
 
-impl std::fmt::Debug for RateLimitedLog {
+impl std::fmt::Debug for BoundedLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RateLimitedLog({} left)", self.lines_left)
+        write!(f, "BoundedLog({} left)", self.lines_left)
     }
 }

@@ -1,6 +1,6 @@
 //! The judgement of a trace's pages for people.
 
-use ringfence_trace::{DomainType, Exposure, ExposureEnd, Exposures, Judgement, printable_line};
+use ringfence_trace::{DomainType, PageExposure, ExposureEnd, Exposures, Judgement, printable_line};
 
 use super::grid::{Cell, Column, Grid, TableStyle, wrap};
 use super::number::{byte_seconds, count, span};
@@ -186,7 +186,7 @@ fn devices(judgement: &Judgement) -> Grid {
     grid
 }
 
-fn describe(exposure: &Exposure) -> String {
+fn describe(exposure: &PageExposure) -> String {
     let allocated = &exposure.allocated;
     let since = match (exposure.unmap_to_alloc_ns, exposure.unmap_line) {
         (Some(nanos), Some(line)) => format!("{} after the unmap (line {line})", span(nanos)),

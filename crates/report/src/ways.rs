@@ -3,14 +3,14 @@
 use super::grid::{Cell, CellStyle, Column, Grid};
 use super::number::{bytes, count};
 use ringfence_lab::ModeThresholds;
-use ringfence_lab::replay::{Buffers, Ways};
+use ringfence_lab::replay::{Buffers, BufferCounts};
 use ringfence_lab::row::Row;
 
 /// Title of the table of ways.
 pub(super) const WAYS: &str = "Ways of the unmapped buffers";
 
 /// Returns true if a mode chose between its pool and a mapping.
-fn chooses(ways: &Ways) -> bool {
+fn chooses(ways: &BufferCounts) -> bool {
     ways.pooled.buffers > 0 && ways.mapped.buffers + ways.withheld.buffers > 0
 }
 
@@ -28,9 +28,9 @@ pub(super) fn ways(rows: &[&Row]) -> Option<Grid> {
         columns.push(Column::right(way, "bytes"));
     }
     let mut grid = Grid::new(&columns);
-    for row in rows.iter().filter(|row| row.ways != Ways::default()) {
+    for row in rows.iter().filter(|row| row.ways != BufferCounts::default()) {
         let mut cells = vec![Cell::toned(&row.mode, CellStyle::Strong)];
-        let Ways {
+        let BufferCounts {
             pooled,
             mapped,
             withheld,
@@ -152,7 +152,7 @@ mod tests {
         };
         Row {
             mode: mode.into(),
-            ways: Ways {
+            ways: BufferCounts {
                 pooled: of(pooled),
                 mapped: of(mapped),
                 withheld: of(withheld),

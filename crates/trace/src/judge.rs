@@ -18,7 +18,7 @@ use std::io::Read;
 use ringfence_types::{Nanos, PhysRange};
 
 pub use report::{
-    Allocation, DeviceExposures, Exposure, ExposureEnd, Exposures, Judgement, PageTask,
+    Allocation, DeviceExposures, PageExposure, ExposureEnd, Exposures, Judgement, PageTask,
 };
 
 use crate::domain_type::DomainType;

@@ -4,7 +4,7 @@
 use std::io::{self, Read};
 
 use proptest::prelude::*;
-use ringfence_trace::text::{Context, ListSpan, RawChunk, RawEvent, RawKind, TraceReader};
+use ringfence_trace::text::{ExecutionContext, ListSpan, RawChunk, RawEvent, RawKind, TraceReader};
 use ringfence_trace::{
     Anonymise, Chunk, DeviceIndex, Info, Op, Operations, SAMPLE, Summary, TraceOptions,
     TraceSource, render,
@@ -209,7 +209,7 @@ fn chunk() -> impl Strategy<Value = RawChunk> {
                 time: Nanos(time),
                 line,
                 cpu,
-                context: Context { pid, level },
+                context: ExecutionContext { pid, level },
                 kind,
             });
         }
@@ -225,7 +225,7 @@ fn text_of(chunk: &RawChunk) -> String {
             time: Nanos(0),
             line: 0,
             cpu: 0,
-            context: Context {
+            context: ExecutionContext {
                 pid: 0,
                 level: b'.',
             },

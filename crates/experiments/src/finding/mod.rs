@@ -137,7 +137,7 @@ mod tests {
             });
             assert_eq!(found.rows.last().and_then(|row| row.holds), wanted);
         }
-        let shown = FindingRow::counted("", "", 9.0).beside(printed());
+        let shown = FindingRow::counted("", "", 9.0).with_published(printed());
         found.push(FindingRow {
             holds: Some(true),
             ..shown

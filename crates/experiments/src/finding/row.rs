@@ -247,38 +247,38 @@ impl FindingRow {
     /// Adds the paper's number, which the row must equal.
     #[must_use]
     pub fn exact(self, printed: Published) -> Self {
-        self.beside(printed).require(Requirement::Exact)
+        self.with_published(printed).require(Requirement::Exact)
     }
 
     /// Adds the paper's number, from which the row may differ by [`TOLERANCE`].
     #[must_use]
     pub fn near(self, printed: Published) -> Self {
-        self.beside(printed).require(Requirement::Near)
+        self.with_published(printed).require(Requirement::Near)
     }
 
     /// Adds the paper's number and the value without a cost of protection. The row's distance from
     /// that value may differ by [`TOLERANCE`] from the paper's.
     #[must_use]
     pub fn overhead(self, printed: Published, null_model: NullModel) -> Self {
-        let row = self.beside(printed).with_null_model(null_model);
+        let row = self.with_published(printed).with_null_model(null_model);
         row.require(Requirement::Overhead)
     }
 
     /// Adds the paper's number, which the row must reach.
     #[must_use]
     pub fn at_least(self, printed: Published) -> Self {
-        self.beside(printed).require(Requirement::AtLeast)
+        self.with_published(printed).require(Requirement::AtLeast)
     }
 
     /// Adds the paper's number, which the row must not exceed.
     #[must_use]
     pub fn at_most(self, printed: Published) -> Self {
-        self.beside(printed).require(Requirement::AtMost)
+        self.with_published(printed).require(Requirement::AtMost)
     }
 
     /// Adds the paper's number.
     #[must_use]
-    pub fn beside(mut self, printed: Published) -> Self {
+    pub fn with_published(mut self, printed: Published) -> Self {
         self.published = Some(printed);
         self.judge()
     }

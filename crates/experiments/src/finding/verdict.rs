@@ -178,7 +178,7 @@ mod tests {
 
     fn row(printed: f64, measured: f64, demand: Requirement) -> FindingRow {
         FindingRow::new("", "", Measured::counted(measured))
-            .beside(Published::new(printed.to_string(), printed, "test").rounded_by(0.0))
+            .with_published(Published::new(printed.to_string(), printed, "test").rounded_by(0.0))
             .require(demand)
     }
 
@@ -279,7 +279,7 @@ mod tests {
             let value = text.parse().unwrap();
             let measured = Measured::counted(medians[index]).with_spread(spreads[index]);
             FindingRow::new("", "", measured)
-                .beside(Published::new(text, value, "test"))
+                .with_published(Published::new(text, value, "test"))
                 .ordered_within("g")
         });
         let OrderScore {

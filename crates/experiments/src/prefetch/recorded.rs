@@ -38,7 +38,7 @@ const MAX_DEVICES: usize = 256;
 type List = (usize, Vec<u64>);
 
 /// A piece of a buffer: first address, and size in bytes.
-type Piece = (Iova, u64);
+type Segment = (Iova, u64);
 
 /// State of one device while its trace is read, under one rule for its accesses.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl Device {
         &mut self,
         event: &RawEvent,
         direction: Direction,
-        pieces: impl Iterator<Item = Piece> + Clone,
+        pieces: impl Iterator<Item = Segment> + Clone,
     ) -> Option<u32> {
         if self.is_recorded() && direction == Direction::Bidirectional {
             self.mapped.insert(None, pieces);

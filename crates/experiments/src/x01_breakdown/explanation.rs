@@ -189,7 +189,7 @@ mod tests {
         for row in &mut rows {
             if row.quantity == "defer: unmap, other" {
                 *row = FindingRow::new("defer: unmap, other", "", Measured::cost(410.0, 0.0, 0.0))
-                    .beside(Published::new("205", 205.0, "test"));
+                    .with_published(Published::new("205", 205.0, "test"));
             }
         }
         let text = compared(&rows, "unmap, other");

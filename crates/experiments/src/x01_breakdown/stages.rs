@@ -66,7 +66,7 @@ fn show_stages(stages: &[Stage], found: &mut Findings) -> Result<(), LabError> {
             ],
             "value",
         )?;
-        found.push(FindingRow::new(what, "", Measured::timed(ratio, 0.0)).beside(printed));
+        found.push(FindingRow::new(what, "", Measured::timed(ratio, 0.0)).with_published(printed));
     }
     found.explain(format!(
         "riommu / strict with one measured component after another replaced by the paper's: {}. \

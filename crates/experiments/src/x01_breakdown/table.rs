@@ -35,7 +35,7 @@ pub(super) fn tabulate(
                 "cycles",
                 measured.with_spread(column.spread()),
             );
-            let row = row.beside(printed(mode, function, component)?);
+            let row = row.with_published(printed(mode, function, component)?);
             found.push(match (function, component) {
                 ("map", "iova alloc") => row.ordered_within("alloc"),
                 // Each unmap pays the modelled number, which the papers print.
@@ -61,7 +61,7 @@ pub(super) fn tabulate(
             cost.with_spread(spread),
         );
         let sum = Published::new(format!("{wanted}"), wanted, "riommu_table1.csv: both sums");
-        found.push(row.beside(sum.rounded_by(1.0)).ordered_within("totals"));
+        found.push(row.with_published(sum.rounded_by(1.0)).ordered_within("totals"));
         let share = spread / cost.median;
         let Some((name, median, base_share, base)) = first else {
             first = Some((mode, cost.median, share, wanted));

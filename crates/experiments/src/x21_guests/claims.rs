@@ -48,14 +48,14 @@ pub(super) fn claims(
             let with = with_cache(configuration);
             let what = format!("added latency, by requests and exits, with {with}");
             let both = row(what, counts.requests + counts.exits);
-            found.push(both.beside(printed.clone()).ordered_within(exits));
+            found.push(both.with_published(printed.clone()).ordered_within(exits));
         }
         let what = format!(
             "added latency, by instructions per map and unmap, with {}",
             with_cache(configuration)
         );
         let each = row(what, counts.map_unmap);
-        found.push(each.beside(printed).ordered_within(instructions));
+        found.push(each.with_published(printed).ordered_within(instructions));
     }
     let left = row(
         "share of requests and exits that the cache, the module's hash table, leaves".into(),

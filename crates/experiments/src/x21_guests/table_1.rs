@@ -48,7 +48,7 @@ pub(super) fn table_1(found: &mut Findings) -> Result<(), LabError> {
 
 /// A row without a measured number.
 fn unmeasured(what: String, unit: &'static str, printed: Published) -> FindingRow {
-    let mut row = FindingRow::counted(what, unit, f64::NAN).beside(printed);
+    let mut row = FindingRow::counted(what, unit, f64::NAN).with_published(printed);
     (row.measured, row.ratio) = (None, None);
     row
 }

@@ -114,7 +114,7 @@ pub(super) fn rows(
                 name(&kernel.kernel, protection.name),
                 quantity.name()
             );
-            let row = FindingRow::new(what, "", value).beside(quantity.printed(mode)?);
+            let row = FindingRow::new(what, "", value).with_published(quantity.printed(mode)?);
             found.push(match quantity.groups().get(index) {
                 Some(group) => row.ordered_within(group),
                 None => row,

@@ -2,7 +2,7 @@ use super::*;
 use crate::experiment::Experiment;
 use crate::finding::{Finding, Verdict};
 use crate::guest_loads::{
-    Exposure, GuestLoads, KernelLoads, Load, LoadCounts, PROTECTIONS, Promise,
+    StaleAccesses, GuestLoads, KernelLoads, Load, LoadCounts, PROTECTIONS, Promise,
 };
 use crate::setting::Setting;
 
@@ -19,7 +19,7 @@ fn counts(cost: f64, promise: Promise) -> GuestLoads {
     GuestLoads {
         map_unmap: 148.0 + cost,
         uncopied: (promise == Promise::Pool).then_some(230.0),
-        exposure: Some(Exposure {
+        exposure: Some(StaleAccesses {
             tried: 1,
             reached: match promise {
                 Promise::Strict | Promise::Burst => 0,

@@ -9,9 +9,9 @@ use ringfence_types::{CachedLevels, DomainId, Invalidation, Nanos, PfnRange};
 #[derive(Debug, Clone, Default)]
 pub struct Windows {
     /// Open windows by domain, because most invalidations affect one domain.
-    open: HashMap<DomainId, Vec<Window>>,
+    open: HashMap<DomainId, Vec<OpenWindow>>,
     /// Windows of mappings that a cache keeps, by domain and first page. Reuse closes them as well.
-    kept: HashMap<(DomainId, u64), Window>,
+    kept: HashMap<(DomainId, u64), OpenWindow>,
     /// Number of kept mappings whose windows were open at the end of the trace, and their share of
     /// `byte_ns`.
     pub kept_at_end: (u64, u128),
@@ -37,7 +37,7 @@ struct PermanentWindows {
 }
 
 #[derive(Debug, Clone)]
-struct Window {
+struct OpenWindow {
     domain: DomainId,
     range: PfnRange,
     bytes: u64,
@@ -50,7 +50,7 @@ impl Windows {
     pub fn open(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
         self.timeline.open(bytes, now);
-        self.open.entry(domain).or_default().push(Window {
+        self.open.entry(domain).or_default().push(OpenWindow {
             domain,
             range,
             bytes,
@@ -62,7 +62,7 @@ impl Windows {
     pub fn keep(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
         self.timeline.open(bytes, now);
-        let window = Window {
+        let window = OpenWindow {
             domain,
             range,
             bytes,
@@ -91,7 +91,7 @@ impl Windows {
         self.kept.len()
     }
 
-    fn closed(&mut self, window: &Window, now: Nanos) -> u128 {
+    fn closed(&mut self, window: &OpenWindow, now: Nanos) -> u128 {
         self.timeline.close(window.bytes, now);
         let length = now.since(window.since);
         let byte_ns = u128::from(length) * u128::from(window.bytes);
@@ -102,7 +102,7 @@ impl Windows {
 
     fn close_kept(&mut self, request: &Invalidation, now: Nanos) {
         let covered =
-            |window: &Window| request.covers(window.domain, &window.range, CachedLevels::Leaves);
+            |window: &OpenWindow| request.covers(window.domain, &window.range, CachedLevels::Leaves);
         let covered: Vec<_> = match request {
             // Most invalidations cover a run of pages: look up each page if there are fewer pages
             // than windows.
@@ -144,7 +144,7 @@ impl Windows {
         }
         let (longest, byte_ns) = (&mut self.longest_ns, &mut self.byte_ns);
         let timeline = &mut self.timeline;
-        let mut close = |window: &Window| {
+        let mut close = |window: &OpenWindow| {
             if !request.covers(window.domain, &window.range, CachedLevels::Leaves) {
                 return true;
             }

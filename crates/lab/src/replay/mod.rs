@@ -18,7 +18,7 @@ mod ways;
 pub use attackers::{AttackerKind, Attackers};
 pub use checked::CheckedReplay;
 pub use hooks::ReplayHooks;
-pub use outcomes::{Exposure, Outcomes, RingOutcomes};
+pub use outcomes::{BufferExposure, Outcomes, RingOutcomes};
 pub use release_delays::{Delays, ReleaseDelays};
 pub use stalled::{StalledMap, StalledMaps};
 pub use steps::{PlanResources, Replay};
@@ -26,4 +26,4 @@ pub use timed::DynTimedReplay;
 #[cfg(test)]
 pub(crate) use timed::counted;
 pub use timed::{Clock, EmptyLoop, TimedReplay, cycles};
-pub use ways::{Buffers, Ways};
+pub use ways::{Buffers, BufferCounts};

@@ -5,7 +5,7 @@ use ringfence_hw::IommuStats;
 
 use crate::oracle::{StaleBytes, VerdictCounts};
 use crate::queue_stats::QueueStats;
-use crate::replay::{ReleaseDelays, Ways};
+use crate::replay::{ReleaseDelays, BufferCounts};
 
 /// Maps of one ring that did not get a slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,13 +76,13 @@ pub struct Outcomes {
     /// of the trace.
     pub kept_byte_seconds: f64,
     /// Exposure up to the end of the last window, which may come after the end of the trace.
-    pub exposure: Exposure,
+    pub exposure: BufferExposure,
     /// Longest time for which the layer withheld a buffer.
     pub release_delay_max_ns: u64,
     /// Times from the unmaps of the trace to the returns of their buffers.
     pub release_delays: ReleaseDelays,
     /// Unmapped buffers by the memory that the device used and by their return.
-    pub ways: Ways,
+    pub ways: BufferCounts,
     /// Mappings that the trace does not end.
     pub alive_at_end: u64,
 }
@@ -90,7 +90,7 @@ pub struct Outcomes {
 /// Exposure of returned buffers until the space has dropped the last kept mapping. A replay of a
 /// mode with a cache runs on after the trace.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Exposure {
+pub struct BufferExposure {
     /// Longest stale window, in nanoseconds.
     pub max_ns: u64,
     /// Sum over all stale windows of bytes times seconds.

@@ -20,7 +20,7 @@ impl Buffers {
 
 /// The buffers that a trace unmaps, by their way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Ways {
+pub struct BufferCounts {
     /// The device used memory of its pool, which stays mapped: a copy, or a buffer that the driver
     /// took from the pool.
     pub pooled: Buffers,
@@ -30,7 +30,7 @@ pub struct Ways {
     pub withheld: Buffers,
 }
 
-impl Ways {
+impl BufferCounts {
     /// Counts a buffer of `bytes` bytes. The device used copies of `pooled` of them.
     pub(super) fn count(&mut self, bytes: u64, pooled: u64, is_withheld: bool) {
         let itself = bytes.saturating_sub(pooled);

@@ -70,12 +70,12 @@ struct Mapped {
 
 /// A table with reusable numbers.
 #[derive(Debug)]
-struct Numbered<T> {
+struct HandleTable<T> {
     items: Vec<Option<T>>,
     free: Vec<u32>,
 }
 
-impl<T> Default for Numbered<T> {
+impl<T> Default for HandleTable<T> {
     fn default() -> Self {
         Self {
             items: Vec::new(),
@@ -84,7 +84,7 @@ impl<T> Default for Numbered<T> {
     }
 }
 
-impl<T: Copy> Numbered<T> {
+impl<T: Copy> HandleTable<T> {
     fn add(&mut self, item: T) -> Result<u32, XenError> {
         if let Some(number) = self.free.pop() {
             self.items[number as usize] = Some(item);
@@ -112,8 +112,8 @@ impl<T: Copy> Numbered<T> {
 /// The grant tables of all domains, and the grants that they have mapped.
 #[derive(Debug, Default)]
 pub(super) struct GrantTables {
-    granted: BTreeMap<Domid, Numbered<GrantEntry>>,
-    mapped: BTreeMap<Domid, Numbered<Mapped>>,
+    granted: BTreeMap<Domid, HandleTable<GrantEntry>>,
+    mapped: BTreeMap<Domid, HandleTable<Mapped>>,
 }
 
 impl Xen {

@@ -8,7 +8,7 @@ use ringfence_lab::modes::{Mode, Safety};
 use ringfence_lab::plan::{
     DESCRIPTOR_PAGES, Plan, Planner, Step, TRANSMIT_DESCRIPTOR_NS, Withholds,
 };
-use ringfence_lab::replay::{Buffers, Outcomes, Ways};
+use ringfence_lab::replay::{Buffers, Outcomes, BufferCounts};
 use ringfence_lab::{MachineProfile, Profile, copy_threshold, transmit_threshold};
 use ringfence_trace::Devices;
 use ringfence_types::Direction;
@@ -109,7 +109,7 @@ fn is_large(direction: Direction, bytes: u64) -> bool {
 }
 
 /// Returns the ways of `made` in `fence-copy`.
-fn expected_ways(made: &[(Direction, u64)]) -> Ways {
+fn expected_ways(made: &[(Direction, u64)]) -> BufferCounts {
     let sum = |wanted: &dyn Fn(Direction, u64) -> bool| {
         let mut found = Buffers::default();
         for (_, bytes) in made
@@ -121,7 +121,7 @@ fn expected_ways(made: &[(Direction, u64)]) -> Ways {
         }
         found
     };
-    Ways {
+    BufferCounts {
         pooled: sum(&|direction, bytes| !is_large(direction, bytes)),
         mapped: sum(&|d, bytes| is_large(d, bytes) && d != Direction::ToDevice),
         withheld: sum(&|d, bytes| is_large(d, bytes) && d == Direction::ToDevice),
@@ -270,7 +270,7 @@ fn a_row_reports_the_ways_of_its_buffers() {
         buffers: 25,
         bytes: 25 * bytes,
     };
-    let wanted = Ways {
+    let wanted = BufferCounts {
         pooled: of(1500),
         mapped: Buffers::default(),
         withheld: of(bytes),

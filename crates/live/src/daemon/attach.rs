@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ringfence_types::RequesterId;
 
-use super::{BLK, Daemon, IOMMU_SLOT, Log, NET, RNG, VfioUserDevices, at, rate_limited_log};
+use super::{BLK, Daemon, IOMMU_SLOT, Log, NET, RNG, VfioUserDevices, at, bounded_log};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::handover::HandOverFunction;
@@ -45,7 +45,7 @@ impl Daemon {
         let iommu = VirtioIommu::with_limits(limits, Arc::clone(&counters))
             .map_err(|e| (self.machine.dir.clone(), e))?;
         let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        device.set_log(rate_limited_log(IOMMU, log));
+        device.set_log(bounded_log(IOMMU, log));
         if let Some(path) = records.requests {
             let record = Recorder::create(path, limits.record_bytes);
             device.record(record.map_err(at(path))?);

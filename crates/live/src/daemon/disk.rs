@@ -10,7 +10,7 @@ use rustix::thread::CapabilitySet;
 
 use super::options::{Disk, DiskBus, DiskMode, SANDBOX_NEEDS_IOMMU, VhostUserDisk};
 use super::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
-use super::{BLK, Daemon, Log, RNG, at, rate_limited_log};
+use super::{BLK, Daemon, Log, RNG, at, bounded_log};
 use crate::assigned::AssignedDma;
 use crate::confine;
 use crate::counters::DeviceCounters;
@@ -134,7 +134,7 @@ impl Daemon {
         let file = file.map_err(at(path))?;
         let counters = self.add_counters(BLK.1);
         let mut disk = Blk::new(file, read_only, Arc::clone(&counters)).map_err(at(path))?;
-        disk.set_limits(limits, rate_limited_log(BLK.1, log));
+        disk.set_limits(limits, bounded_log(BLK.1, log));
         self.file_bytes = self.file_bytes.max(disk.bytes());
         Ok((disk, counters))
     }

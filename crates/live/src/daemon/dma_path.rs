@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ringfence_types::RequesterId;
 
 use super::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
-use super::{BLK, IOMMU_SLOT, LocalConfig, NET, RNG, rate_limited_log};
+use super::{BLK, IOMMU_SLOT, LocalConfig, NET, RNG, bounded_log};
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
 use crate::handover::{DeviceState, DiskKind, StateError};
@@ -89,7 +89,7 @@ pub(super) fn disk(
     config: LocalConfig<'_>,
 ) -> Result<Blk, StateError> {
     let mut disk = Blk::restore(File::from(file), read_only, sectors, counters)?;
-    disk.set_limits(config.limits, rate_limited_log(BLK.1, config.log));
+    disk.set_limits(config.limits, bounded_log(BLK.1, config.log));
     Ok(disk)
 }
 

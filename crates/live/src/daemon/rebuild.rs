@@ -12,7 +12,7 @@ use super::dma_path::{DmaPath, device_id, disk, is_assigned, slot_and_name, star
 use super::offer::{OfferSockets, OfferState};
 use super::paused::PausedDevice;
 use super::saved_transport::{SavedConnection, SavedTransport, listener, rebuild_slot};
-use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, rate_limited_log};
+use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, bounded_log};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::handover::{
@@ -164,7 +164,7 @@ impl Daemon {
                 if let Some(record) = record {
                     device.record(Recorder::restore(record, most)?);
                 }
-                device.set_log(rate_limited_log(IOMMU, rest.config.log));
+                device.set_log(bounded_log(IOMMU, rest.config.log));
                 self.machine.iommu = Some(IOMMU_SLOT);
                 self.restore_device(device, unit.memory(), DmaAddresses::GuestPhysical, rest)?;
                 if dmas.is_some() {

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use ringfence_types::Permissions;
 
-use super::windows::Window;
+use super::windows::GrantWindow;
 
 /// Largest window, in bytes, that `mmap` populates at once.
 const POPULATED_BYTES: u64 = 256 * 1024;
@@ -26,7 +26,7 @@ impl Call {
     /// x86-64 has no write-only pages: a writable page is also readable. Only the I/O page table
     /// enforces write-only permissions.
     pub(crate) fn grant(
-        window: Window,
+        window: GrantWindow,
         number: RawFd,
         offset: u64,
         permissions: Permissions,
@@ -53,7 +53,7 @@ impl Call {
     }
 
     /// Returns the `munmap` call that removes all mappings in `window`.
-    pub(crate) fn revoke(window: Window) -> Self {
+    pub(crate) fn revoke(window: GrantWindow) -> Self {
         Self {
             number: libc::SYS_munmap,
             arguments: [window.start, window.bytes, 0, 0, 0, 0],
@@ -68,13 +68,13 @@ impl Call {
         number: RawFd,
         offset: u64,
         permissions: Permissions,
-    ) -> Option<Window> {
+    ) -> Option<GrantWindow> {
         let [start, before, ..] = self.arguments;
-        let window = Window {
+        let window = GrantWindow {
             start,
             bytes: before,
         };
-        let adjacent = Window {
+        let adjacent = GrantWindow {
             start: start.checked_add(before)?,
             bytes,
         };
@@ -141,8 +141,8 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    fn window(page: u64, pages: u64) -> Window {
-        Window {
+    fn window(page: u64, pages: u64) -> GrantWindow {
+        GrantWindow {
             start: page * PAGE,
             bytes: pages * PAGE,
         }

@@ -31,7 +31,7 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion}
 use self::child::ChildProcess;
 use self::control_region::{ControlRegion, FORMAT};
 use self::supervisor::Supervisor;
-use self::windows::{Window, Windows};
+use self::windows::{GrantWindow, GrantWindows};
 
 pub use self::call::Call;
 pub use self::supervisor::ProtocolViolation;
@@ -76,7 +76,7 @@ struct Grant {
 #[derive(Debug)]
 struct WindowMapping {
     range: IovaRange,
-    window: Window,
+    window: GrantWindow,
     call: Call,
 }
 
@@ -92,9 +92,9 @@ struct FileRange {
 pub struct Grants {
     control: Arc<ControlRegion>,
     table: Table<SecondStage>,
-    windows: Windows,
+    windows: GrantWindows,
     /// Live windows, by start address.
-    windows_in_use: BTreeMap<u64, Window>,
+    windows_in_use: BTreeMap<u64, GrantWindow>,
     granted: BTreeMap<Iova, Grant>,
     pending: Vec<Call>,
     /// Last grant. `None` after any other change, and after a commit.
@@ -118,7 +118,7 @@ impl Grants {
         Ok(Self {
             table: empty_table(&control)?,
             control,
-            windows: Windows::new(),
+            windows: GrantWindows::new(),
             windows_in_use: BTreeMap::new(),
             granted: BTreeMap::new(),
             pending: Vec::new(),
@@ -195,7 +195,7 @@ impl Grants {
         let range = start.and_then(|start| IovaRange::new(start, bytes));
         let range = range.ok_or(GrantError::Unfit)?;
         let taken = &self.windows_in_use;
-        let overlapping = |window: &Window| {
+        let overlapping = |window: &GrantWindow| {
             let end = window.start.saturating_add(window.bytes);
             let last = taken.range(..end).next_back().map(|(_, last)| *last)?;
             (last.start.saturating_add(last.bytes) > window.start).then_some(last)

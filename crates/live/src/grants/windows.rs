@@ -12,7 +12,7 @@ const GAP_BYTES: u64 = 4096;
 
 /// A range of addresses in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Window {
+pub struct GrantWindow {
     /// First address of the window in the process.
     pub start: u64,
     /// Length in bytes, a multiple of the page size.
@@ -24,12 +24,12 @@ pub struct Window {
 /// It reuses an address only after all others, 2^34 pages later. A device thread that was preempted
 /// after a translation would otherwise access pages of a new grant. Instead it faults.
 #[derive(Debug)]
-pub(super) struct Windows {
+pub(super) struct GrantWindows {
     next: u64,
     end: u64,
 }
 
-impl Windows {
+impl GrantWindows {
     pub(super) fn new() -> Self {
         Self {
             next: FIRST,
@@ -40,10 +40,10 @@ impl Windows {
     /// Like [`alloc`](Self::alloc), but directly behind `before` if that was allocated last.
     pub(super) fn alloc_after(
         &mut self,
-        before: &Window,
+        before: &GrantWindow,
         bytes: u64,
-        is_taken: impl Fn(&Window) -> Option<Window>,
-    ) -> Option<Window> {
+        is_taken: impl Fn(&GrantWindow) -> Option<GrantWindow>,
+    ) -> Option<GrantWindow> {
         let end = before.start.checked_add(before.bytes)?;
         if end.checked_add(GAP_BYTES) == Some(self.next) {
             self.next = end;
@@ -56,8 +56,8 @@ impl Windows {
     pub(super) fn alloc(
         &mut self,
         bytes: u64,
-        is_taken: impl Fn(&Window) -> Option<Window>,
-    ) -> Option<Window> {
+        is_taken: impl Fn(&GrantWindow) -> Option<GrantWindow>,
+    ) -> Option<GrantWindow> {
         let mut wrapped = false;
         loop {
             let end = self.next.checked_add(bytes)?;
@@ -69,7 +69,7 @@ impl Windows {
                 self.next = FIRST;
                 continue;
             }
-            let window = Window {
+            let window = GrantWindow {
                 start: self.next,
                 bytes,
             };
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn a_window_behind_the_last_one_touches_it() {
-        let mut windows = Windows::new();
+        let mut windows = GrantWindows::new();
         windows.end = FIRST + 8 * 4096;
-        let free = |_: &Window| None;
+        let free = |_: &GrantWindow| None;
         let first = windows.alloc(4096, free).unwrap();
         let second = windows.alloc_after(&first, 2 * 4096, free).unwrap();
         assert_eq!(second.start, FIRST + 4096);
@@ -101,24 +101,24 @@ mod tests {
         let third = windows.alloc_after(&first, 4096, free).unwrap();
         assert_eq!(third.start, FIRST + 4 * 4096);
         // No room remains behind `third`, and `first` occupies the start.
-        let over = |window: &Window| (window.start == FIRST).then_some(first);
+        let over = |window: &GrantWindow| (window.start == FIRST).then_some(first);
         let around = windows.alloc_after(&third, 4 * 4096, over).unwrap();
         assert_eq!(around.start, FIRST + 2 * 4096);
     }
 
     #[test]
     fn windows_come_in_turn_and_around_those_that_are_taken() {
-        let mut windows = Windows::new();
+        let mut windows = GrantWindows::new();
         windows.end = FIRST + 16 * 4096;
-        let free = |_: &Window| None;
+        let free = |_: &GrantWindow| None;
         let first = windows.alloc(4096, free).unwrap();
         let second = windows.alloc(2 * 4096, free).unwrap();
         assert_eq!(first.start, FIRST);
         assert_eq!(second.start, FIRST + 2 * 4096, "a gap between");
         let third = windows.alloc(8 * 4096, free).unwrap();
         assert_eq!(third.start, FIRST + 5 * 4096);
-        let over = |window: &Window| {
-            let end = |w: &Window| w.start + w.bytes;
+        let over = |window: &GrantWindow| {
+            let end = |w: &GrantWindow| w.start + w.bytes;
             (window.start < end(&second) && second.start < end(window)).then_some(second)
         };
         let around = windows.alloc(4 * 4096, over).unwrap();

@@ -184,7 +184,7 @@ impl Channel<'_> {
         &self,
         wants: usize,
         until: Instant,
-    ) -> Result<crate::server::Piece, ChannelError> {
+    ) -> Result<crate::server::ReceivedBytes, ChannelError> {
         loop {
             self.wait(PollFlags::IN, until)?;
             match receive_piece(&self.stream, wants, RecvFlags::DONTWAIT)? {

@@ -70,7 +70,7 @@ const VIRTIO_PCI: u8 = 5;
 /// The range of the BAR that `VIRTIO_PCI_CAP_PCI_CFG` gives access to (virtio 1.2, section
 /// 4.1.4.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Window {
+pub(crate) struct BarRange {
     /// Offset in the BAR.
     pub(crate) offset: u32,
     /// Access width in bytes: 1, 2 or 4.
@@ -232,9 +232,9 @@ impl ConfigSpace {
     }
 
     /// Returns the selected range of the BAR; `None` if the driver has selected no valid one.
-    pub(crate) fn window(&self) -> Option<Window> {
+    pub(crate) fn window(&self) -> Option<BarRange> {
         let bar = *self.bytes.get(WINDOW + 4)?;
-        let window = Window {
+        let window = BarRange {
             offset: u32_at(&self.bytes, WINDOW + 8)?,
             bytes: u32_at(&self.bytes, WINDOW + 12)?,
         };

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use crate::grants::Call;
     use crate::grants::sys::make;
-    use crate::grants::windows::Window;
+    use crate::grants::windows::GrantWindow;
 
     /// Unmaps the second of two pages and copies all sizes up to the boundary and across it.
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let fd = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let file = File::from(fd);
         file.set_len(8192).unwrap();
-        let window = Window {
+        let window = GrantWindow {
             start: FIRST + (1 << 30),
             bytes: 8192,
         };
@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(read(edge - 3, &mut back), Ok(()));
             assert_eq!(back, data, "{bytes}");
         }
-        let second = Window {
+        let second = GrantWindow {
             start: edge,
             bytes: 4096,
         };

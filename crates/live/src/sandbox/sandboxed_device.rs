@@ -16,7 +16,7 @@ use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::{InjectedDma, InjectionResult};
 use crate::grants::control_region::ControlRegion;
 use crate::grants::sys;
-use crate::limits::{GuestLimits, RateLimitedLog};
+use crate::limits::{GuestLimits, BoundedLog};
 use crate::privileges;
 use crate::virtio::blk::{Blk, RequestTooLong};
 use crate::virtio::{Device, DmaInjector};
@@ -95,7 +95,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
         request_bytes,
         ..GuestLimits::default()
     };
-    let log = RateLimitedLog::new(|refused| {
+    let log = BoundedLog::new(|refused| {
         if let Some(RequestTooLong { bytes, limit: most }) = refused.downcast_ref().copied() {
             send(&DeviceResponse::TooLong { bytes, most });
         }

@@ -59,7 +59,7 @@ pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Rece
 
 /// Bytes of a stream and the descriptors that came with them.
 #[derive(Debug)]
-pub struct Piece {
+pub struct ReceivedBytes {
     /// Received bytes; empty at the end of the stream.
     pub bytes: Vec<u8>,
     /// Descriptors that came with them.
@@ -73,7 +73,7 @@ pub fn receive_piece(
     stream: &UnixStream,
     wants: usize,
     flags: RecvFlags,
-) -> io::Result<Option<Piece>> {
+) -> io::Result<Option<ReceivedBytes>> {
     let mut bytes = vec![0; wants];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -101,7 +101,7 @@ pub fn receive_piece(
     } else {
         ReceivedFds::All
     };
-    Ok(Some(Piece {
+    Ok(Some(ReceivedBytes {
         bytes,
         fds,
         received,

@@ -17,7 +17,7 @@ use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, DeviceState, DiskKind, DmaInjector, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::limits::{GuestLimits, RateLimitedLog};
+use crate::limits::{GuestLimits, BoundedLog};
 use crate::saved_state::{HandOverBlocker, StateError};
 
 /// Bytes of a sector, independent of the block size.
@@ -67,7 +67,7 @@ pub struct Blk {
     injector: Option<DmaInjector>,
     queue_sizes: [u16; 1],
     request_bytes: u64,
-    log: RateLimitedLog,
+    log: BoundedLog,
     counters: Arc<DeviceCounters>,
 }
 
@@ -101,7 +101,7 @@ impl Blk {
             injector: None,
             queue_sizes: [limits.queue_size],
             request_bytes: limits.request_bytes,
-            log: RateLimitedLog::default(),
+            log: BoundedLog::default(),
             counters,
         })
     }
@@ -148,7 +148,7 @@ impl Blk {
     }
 
     /// Sets the limits; `complaints` logs requests that exceed them.
-    pub fn set_limits(&mut self, limits: &GuestLimits, log: RateLimitedLog) {
+    pub fn set_limits(&mut self, limits: &GuestLimits, log: BoundedLog) {
         self.queue_sizes = [limits.queue_size];
         self.request_bytes = limits.request_bytes;
         self.log = log;

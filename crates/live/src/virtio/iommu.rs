@@ -15,7 +15,7 @@ use super::{Device, PollSource, QuantumResult, QueueBroken, ResetPending};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::iommu::{Recorder, VirtioIommu};
-use crate::limits::RateLimitedLog;
+use crate::limits::BoundedLog;
 use crate::saved_state::HandOverBlocker;
 
 const REQUESTS: usize = 0;
@@ -30,7 +30,7 @@ pub struct IommuDevice {
     faults_due: bool,
     counters: Arc<DeviceCounters>,
     recorder: Option<Recorder>,
-    log: RateLimitedLog,
+    log: BoundedLog,
 }
 
 impl IommuDevice {
@@ -42,12 +42,12 @@ impl IommuDevice {
             faults_due: false,
             counters,
             recorder: None,
-            log: RateLimitedLog::default(),
+            log: BoundedLog::default(),
         }
     }
 
     /// Sets the log of requests that failed with `NOMEM`.
-    pub fn set_log(&mut self, log: RateLimitedLog) {
+    pub fn set_log(&mut self, log: BoundedLog) {
         self.log = log;
     }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringfence_live::dma_fault_injection::{InjectedDma, KEPT_READS};
-use ringfence_live::limits::{GuestLimits, RateLimitedLog};
+use ringfence_live::limits::{GuestLimits, BoundedLog};
 use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::delayed::Delayed;
 use ringfence_live::virtio::{DmaInjector, QUANTUM_BYTES};
@@ -84,7 +84,7 @@ fn limits_of_one_request() {
     let (sender, words) = std::sync::mpsc::channel();
     disk.set_limits(
         &caps,
-        RateLimitedLog::new(move |refused| sender.send(refused.to_string()).unwrap()),
+        BoundedLog::new(move |refused| sender.send(refused.to_string()).unwrap()),
     );
     let direct = ringfence_live::dma::Direct::default();
     let mut client = Client::new(disk, direct, false, counters);

@@ -1,6 +1,6 @@
 //! A disk behind the IOMMU: it can access exactly the pages that the guest has mapped.
 
-use ringfence_live::limits::{GuestLimits, RateLimitedLog};
+use ringfence_live::limits::{GuestLimits, BoundedLog};
 use ringfence_live::virtio::blk::Blk;
 
 use crate::guest::*;
@@ -9,10 +9,10 @@ use crate::rig::*;
 type Guest = crate::guest::Guest<Blk>;
 
 fn guest() -> Guest {
-    guest_within(&GuestLimits::default(), RateLimitedLog::default())
+    guest_within(&GuestLimits::default(), BoundedLog::default())
 }
 
-fn guest_within(caps: &GuestLimits, complaints: RateLimitedLog) -> Guest {
+fn guest_within(caps: &GuestLimits, complaints: BoundedLog) -> Guest {
     let make = |_: &_, counters| Blk::new(disk_file(), false, counters).unwrap();
     let mut guest = Guest::within(caps, make);
     let unit = guest.iommu.session.function().device();
@@ -230,7 +230,7 @@ fn guest_over_its_limits_is_refused_and_its_disk_continues() {
     ] {
         let (sender, heard) = std::sync::mpsc::channel();
         let complaints =
-            RateLimitedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
+            BoundedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
         let mut guest = guest_within(&caps, complaints);
         assert_eq!(guest.attach(), 0);
         // The disk's rings and buffers.

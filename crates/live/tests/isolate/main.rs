@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::iommu::GuestIommu;
-use ringfence_live::limits::{GuestLimits, RateLimitedLog};
+use ringfence_live::limits::{GuestLimits, BoundedLog};
 use ringfence_live::sandbox::{
     DiskProxy, Grants, ProtocolViolation, ProxyEvent, SandboxDisk, SandboxProgram, start,
 };
@@ -174,7 +174,7 @@ fn sandboxed_guest_with_limits<I: Boundary>(
         let tell = move |error: &(dyn Error + 'static)| {
             refused.lock().unwrap().push(error.to_string());
         };
-        disk.set_limits(caps, RateLimitedLog::new(tell));
+        disk.set_limits(caps, BoundedLog::new(tell));
         let of = SandboxDisk {
             file: image.as_fd(),
             read_only: false,

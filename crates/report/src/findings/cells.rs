@@ -278,7 +278,7 @@ mod tests {
         let printed = Published::new("~4", 4.0, "test");
         let measured = Measured::cost(1500.0, 2150.0, 0.0).with_spread(146.0);
         let row = FindingRow::new("speed", "Gbit/s", measured);
-        let row = row.beside(printed).require(Requirement::AtMost);
+        let row = row.with_published(printed).require(Requirement::AtMost);
         let wanted = [
             "speed",
             "~4",

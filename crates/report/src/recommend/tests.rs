@@ -1,7 +1,7 @@
 //! Tests of the recommendation.
 
 use super::*;
-use ringfence_lab::replay::{Buffers, Ways};
+use ringfence_lab::replay::{Buffers, BufferCounts};
 use ringfence_lab::round_trips::RoundTripCost;
 use ringfence_lab::row::Violations;
 
@@ -58,7 +58,7 @@ fn best_strict_mode_is_compared_with_others() {
 fn a_mode_that_copies_and_withholds_is_chosen_with_its_ways() {
     let mixed = Row {
         copied_per_byte: Some(0.1),
-        ways: Ways {
+        ways: BufferCounts {
             pooled: Buffers {
                 buffers: 490,
                 bytes: 1,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// A device context and the process contexts of its device.
-pub type Context = [u64; 7];
+pub type DeviceContext = [u64; 7];
 
 /// A cached translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Entry {
 
 #[derive(Debug, Default)]
 pub struct Caches {
-    pub devices: HashMap<u32, Context>,
+    pub devices: HashMap<u32, DeviceContext>,
     pub processes: HashMap<(u32, u32), [u64; 2]>,
     pub entries: Vec<Entry>,
 }

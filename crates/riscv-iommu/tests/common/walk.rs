@@ -1,7 +1,7 @@
 //! Translation of an access through the directories and tables (section "Process to translate an
 //! IOVA"), with the caches.
 
-use super::cache::{Context, Entry};
+use super::cache::{DeviceContext, Entry};
 use super::model::Model;
 
 const MISS: u16 = 13;
@@ -66,7 +66,7 @@ impl Model<'_> {
         Ok(target)
     }
 
-    fn device_context(&self, ddtp: u64, device: u32) -> Result<Context, u16> {
+    fn device_context(&self, ddtp: u64, device: u32) -> Result<DeviceContext, u16> {
         if let Some(context) = self.state.borrow().caches.devices.get(&device) {
             return Ok(*context);
         }
@@ -97,7 +97,7 @@ impl Model<'_> {
         Ok(context)
     }
 
-    fn process_context(&self, device: u32, dc: &Context, process: u32) -> Result<[u64; 2], u16> {
+    fn process_context(&self, device: u32, dc: &DeviceContext, process: u32) -> Result<[u64; 2], u16> {
         if let Some(context) = self.state.borrow().caches.processes.get(&(device, process)) {
             return Ok(*context);
         }
@@ -153,7 +153,7 @@ impl Model<'_> {
     }
 
     /// Section "Process to translate addresses of MSIs".
-    fn interrupt_file(&self, dc: &Context, gpa: u64) -> Option<Result<u64, u16>> {
+    fn interrupt_file(&self, dc: &DeviceContext, gpa: u64) -> Option<Result<u64, u16>> {
         let [_, _, _, _, msiptp, mask, pattern] = *dc;
         if msiptp >> 60 != 1 || (gpa >> 12) & !mask != pattern & !mask {
             return None;

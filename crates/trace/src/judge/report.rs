@@ -59,7 +59,7 @@ pub struct Judgement {
     /// The devices that mapped memory, in order of first appearance.
     pub devices: Vec<DeviceExposures>,
     /// The longest exposures, longest first; those mapped again are not among them.
-    pub longest: Vec<Exposure>,
+    pub longest: Vec<PageExposure>,
 }
 
 /// A number of exposures.
@@ -96,7 +96,7 @@ pub struct DeviceExposures {
 
 /// One page that a device could reach after its allocation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Exposure {
+pub struct PageExposure {
     /// Name of the device.
     pub device: String,
     /// Accesses that the mapping permits the device: `read`, `write` or `read-write`.
@@ -209,9 +209,9 @@ impl Closed {
         }
     }
 
-    fn describe(&self, name: String) -> Exposure {
+    fn describe(&self, name: String) -> PageExposure {
         let unmap = self.unmap.filter(|_| !self.open.mapped);
-        Exposure {
+        PageExposure {
             device: name,
             access: match self.direction {
                 Direction::ToDevice => "read",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ringfence_types::{Iova, IovaRange, PfnRange};
 
 use super::resolve::{ResolveError, Resolver};
-use super::window::{Window, WindowOutput};
+use super::window::{LineWindow, WindowOutput};
 use crate::addresses::{AddressEvent, AddressKind};
 use crate::devices::Devices;
 use crate::domain_type::DomainType;
@@ -23,7 +23,7 @@ use crate::text::{RawChunk, RawEvent, RawKind, Text, TraceReader};
 #[derive(Debug)]
 pub(crate) struct Pairing {
     text: Text,
-    window: Window,
+    window: LineWindow,
     resolver: Resolver,
     raw: RawChunk,
     /// Number of events of `raw` already processed.
@@ -56,7 +56,7 @@ impl Pairing {
     pub(crate) fn new(name: &str, options: TraceOptions) -> Self {
         Self {
             text: Text::new(name, &options),
-            window: Window::new(options.look_ahead, options.addresses),
+            window: LineWindow::new(options.look_ahead, options.addresses),
             resolver: Resolver::new(options.limits.clone(), options.page_events),
             raw: RawChunk::default(),
             taken: 0,

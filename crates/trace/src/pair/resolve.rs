@@ -12,7 +12,7 @@ use super::fifo::FifoSpan;
 use super::live_mappings::{Key, LiveMappings, TooManyMappings, hash_list};
 use super::physical::{NoFrames, OutOfGranules, ReplayArena};
 use super::scatter::{self, Lengths, Segment};
-use super::window::{Lists, Piece, Window};
+use super::window::{Lists, Piece, LineWindow};
 use crate::limits::{Budget, LimitExceeded, Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Position};
 use crate::options::PageEvents;
@@ -154,7 +154,7 @@ impl Resolver {
         lists: Lists,
         pieces: FifoSpan,
         lines: u16,
-        window: &Window,
+        window: &LineWindow,
         chunk: &mut Chunk,
     ) -> Result<(), ResolveError> {
         let at = self.at(event, lines);
@@ -261,7 +261,7 @@ impl Resolver {
         }: SgList,
         lists: Lists,
         pieces: &[Piece],
-        window: &Window,
+        window: &LineWindow,
         at: OpContext,
         chunk: &mut Chunk,
     ) -> Result<(), ResolveError> {

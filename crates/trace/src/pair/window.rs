@@ -19,7 +19,7 @@ use self::calls::MapCall;
 use super::fifo::{Fifo, FifoSpan};
 use crate::op::DeviceIndex;
 use crate::options::Addresses;
-use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
+use crate::text::{ExecutionContext, ListSpan, RawChunk, RawEvent, RawKind};
 
 /// Maximum wait of a line, in lines of its own CPU. A nested network poll has about 300.
 const MAX_WAIT_LINES: u64 = 512;
@@ -51,15 +51,15 @@ pub(super) enum WindowOutput {
     /// A `dma:*` event or a mark, with the `iommu:*` lines that belong to it.
     Event {
         event: RawEvent,
-        /// Lists of the event, in [`Window::list`]; see [`Lists`].
+        /// Lists of the event, in [`LineWindow::list`]; see [`Lists`].
         lists: Lists,
-        /// The `iommu:map` lines, in [`Window::pieces`].
+        /// The `iommu:map` lines, in [`LineWindow::pieces`].
         pieces: FifoSpan,
         /// Number of lines that the event represents.
         lines: u16,
     },
     /// `iommu:map` lines that no `dma:*` event explains; they form one mapping. Its pieces are in
-    /// [`Window::group`] until the next call of [`Window::pop`].
+    /// [`LineWindow::group`] until the next call of [`LineWindow::pop`].
     Map { event: RawEvent },
     /// An `iommu:unmap` line that no `dma:*` event explains. `cut` is true if the trace ended
     /// before the window could rule out a `dma:*` line.
@@ -127,7 +127,7 @@ impl Slot {
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     slot: u64,
-    context: Context,
+    context: ExecutionContext,
     /// Number of lines of its CPU at that time.
     line: u64,
     event: WaitingFor,
@@ -148,12 +148,12 @@ enum WaitingFor {
 struct Cpu {
     lines: u64,
     waiting: Vec<Waiting>,
-    /// True if [`Window::busy`] contains it.
+    /// True if [`LineWindow::busy`] contains it.
     busy: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct LineWindow {
     slots: VecDeque<Slot>,
     /// Number of `slots[0]` since the beginning.
     base: u64,
@@ -171,7 +171,7 @@ pub(super) struct Window {
     unmaps: VecDeque<(u64, u64, u64)>,
 }
 
-impl Window {
+impl LineWindow {
     pub(super) fn new(look_ahead: usize, addresses: Addresses) -> Self {
         Self {
             slots: VecDeque::new(),

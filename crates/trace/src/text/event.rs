@@ -8,7 +8,7 @@ use crate::page::PageEvent;
 /// The context of a CPU when it printed a line. A line and the lines that belong to it come from
 /// the same context of the same CPU. An interrupt between them has another context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Context {
+pub struct ExecutionContext {
     /// PID of the task.
     pub pid: u32,
     /// Third character of the flags: `h` and `H` in a hard interrupt, `s` in a softirq, `.` in a
@@ -34,8 +34,8 @@ pub struct RawEvent {
     pub line: u64,
     /// The CPU that printed the line.
     pub cpu: u16,
-    /// Context of the CPU.
-    pub context: Context,
+    /// Context of the CPU at that line.
+    pub context: ExecutionContext,
     /// Contents of the line.
     pub kind: RawKind,
 }

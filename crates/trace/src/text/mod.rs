@@ -15,7 +15,7 @@ mod payload;
 mod prefix;
 mod reader;
 
-pub use event::{Context, ListSpan, RawChunk, RawEvent, RawKind};
+pub use event::{ExecutionContext, ListSpan, RawChunk, RawEvent, RawKind};
 pub use reader::{Counts, TraceReader};
 
 pub(crate) use payload::MAX_BYTES;

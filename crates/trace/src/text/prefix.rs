@@ -9,7 +9,7 @@ use memchr::memchr;
 use ringfence_types::Nanos;
 
 use super::cursor::Cursor;
-use super::event::Context;
+use super::event::ExecutionContext;
 use crate::error::Malformed;
 
 /// The parsed prefix, and a cursor at the event's name.
@@ -17,7 +17,7 @@ use crate::error::Malformed;
 pub(super) struct Prefix<'a> {
     pub(super) time: Nanos,
     pub(super) cpu: u16,
-    pub(super) context: Context,
+    pub(super) context: ExecutionContext,
     /// The columns before the CPU: the name and the PID of the task.
     task: &'a [u8],
     pub(super) rest: Cursor<'a>,
@@ -89,7 +89,7 @@ fn behind_bracket<'a>(task: &'a [u8], bytes: &'a [u8], pid: u32) -> Result<Prefi
     Ok(Prefix {
         time,
         cpu,
-        context: Context { pid, level },
+        context: ExecutionContext { pid, level },
         task,
         rest,
     })

@@ -1,6 +1,6 @@
 //! Traces whose answers are known.
 
-use ringfence_trace::{DomainType, Exposure, ExposureEnd, JudgeOptions, Judgement, StaleWindow};
+use ringfence_trace::{DomainType, PageExposure, ExposureEnd, JudgeOptions, Judgement, StaleWindow};
 use ringfence_types::Nanos;
 
 use crate::lines::{map, page, unmap};
@@ -48,7 +48,7 @@ fn traces_have_known_answers() {
 #[test]
 fn an_exposure_has_all_facts() {
     let judgement = judge(&file("lazy"));
-    let Exposure {
+    let PageExposure {
         device,
         access,
         mapping,

@@ -109,7 +109,7 @@ impl<'f, 'r> FrontEnd<'f, 'r> {
             request_bytes: 1 << 15,
             ..GuestLimits::default()
         };
-        disk.set_limits(&caps, ringfence_live::limits::RateLimitedLog::default());
+        disk.set_limits(&caps, ringfence_live::limits::BoundedLog::default());
         let report: EventHandler = Arc::new(|event: &ServeEvent<'_>| {
             if let ServeEvent::Broken(broken) = event {
                 assert!(!broken.to_string().is_empty());

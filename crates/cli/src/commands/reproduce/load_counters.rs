@@ -1,6 +1,6 @@
 //! Parses the output of an X29 guest, the counters of its devices, and QEMU's trace.
 
-use ringfence_experiments::guest_loads::{Exposure, GuestLoads, Load, LoadCounts, Machine};
+use ringfence_experiments::guest_loads::{StaleAccesses, GuestLoads, Load, LoadCounts, Machine};
 
 use super::guest_counters::{before, counter};
 use super::load_runner::device_addresses;
@@ -192,7 +192,7 @@ fn smaller_mean(out: &str) -> Option<f64> {
 }
 
 /// Returns the accesses after an unmap. The disk tries one, which an IOMMU stops or memory takes.
-fn exposure(metrics: &str) -> Result<Option<Exposure>, String> {
+fn exposure(metrics: &str) -> Result<Option<StaleAccesses>, String> {
     let sum = |name: &str| {
         let begin = format!("ringfence_{name}_total{{");
         let lines = metrics.lines().filter(|line| line.starts_with(&begin));
@@ -202,7 +202,7 @@ fn exposure(metrics: &str) -> Result<Option<Exposure>, String> {
     let (reached, stopped) = (sum("injected_permitted"), sum("faults"));
     match reached.saturating_add(stopped) {
         0 => Ok(None),
-        1 => Ok(Some(Exposure { tried: 1, reached })),
+        1 => Ok(Some(StaleAccesses { tried: 1, reached })),
         more => Err(format!(
             "{more} accesses after an unmap, or stopped ones, of 1"
         )),

@@ -2,7 +2,7 @@
 
 use ringfence_types::{Access, IovaRange, PhysAddr, PhysMemory};
 
-use super::page::{Extent, Page, Piece, SlotKind};
+use super::page::{Extent, Page, BufferPart, SlotKind};
 use super::pool::{ShadowPool, Slot};
 use crate::error::UnmapRefusal;
 use crate::space::GRANULE;
@@ -18,7 +18,7 @@ impl<L> ShadowPool<L> {
         &self,
         slot: Slot<'_>,
         range: IovaRange,
-    ) -> Result<(SlotKind, Piece), UnmapRefusal> {
+    ) -> Result<(SlotKind, BufferPart), UnmapRefusal> {
         let refused = UnmapRefusal::NotAllocated;
         let (kind, first) = slot.page.mapping().ok_or(refused)?;
         let bytes = if first.more {
@@ -50,7 +50,7 @@ impl<L> ShadowPool<L> {
     }
 
     /// Returns the piece after `piece`, and the index of the page of its first byte.
-    fn next_piece(&self, index: u32, piece: Piece) -> Option<(u32, Piece)> {
+    fn next_piece(&self, index: u32, piece: BufferPart) -> Option<(u32, BufferPart)> {
         let next = index.saturating_add(piece.pages());
         Some((next, self.page(next)?.piece()?))
     }
@@ -58,7 +58,7 @@ impl<L> ShadowPool<L> {
     /// Calls `each` with the pieces of the mapping in the slot at page `slot`, in order: the index
     /// of the page of its first byte, that page, and the piece.
     #[inline]
-    pub(super) fn each_piece(&self, slot: u32, mut each: impl FnMut(u32, &Page, Piece)) {
+    pub(super) fn each_piece(&self, slot: u32, mut each: impl FnMut(u32, &Page, BufferPart)) {
         let mut index = slot;
         while let Some((page, piece)) = self.page(index).and_then(|p| Some((p, p.piece()?))) {
             each(index, page, piece);
@@ -78,7 +78,7 @@ impl<L> ShadowPool<L> {
         memory: &impl PhysMemory,
         slot: Slot<'_>,
         kind: SlotKind,
-        first: Piece,
+        first: BufferPart,
     ) {
         let received = if kind.permissions.allows(Access::Write) {
             slot.page.received()
@@ -124,7 +124,7 @@ impl<L> ShadowPool<L> {
         memory: &impl PhysMemory,
         index: u32,
         page: &Page,
-        piece: &Piece,
+        piece: &BufferPart,
         received: u64,
     ) {
         let whole = Extent::first(piece.bytes.min(received));

@@ -169,7 +169,7 @@ impl Extent {
 
 /// A part of a driver's buffer, from its record in the page of its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct BufferPart {
     /// First byte of the buffer's part.
     pub(super) start: PhysAddr,
     /// Number of bytes, not 0.
@@ -178,7 +178,7 @@ pub(super) struct Piece {
     pub(super) more: bool,
 }
 
-impl Piece {
+impl BufferPart {
     /// Returns the number of pages of the copy.
     #[inline]
     pub(super) fn pages(&self) -> u32 {
@@ -274,13 +274,13 @@ impl Page {
 
     /// Returns the piece that begins on this page.
     #[inline]
-    pub(super) fn piece(&self) -> Option<Piece> {
+    pub(super) fn piece(&self) -> Option<BufferPart> {
         self.piece_of(self.piece.load(Ordering::Relaxed))
     }
 
     /// Returns the kind of the slot and the first piece of the mapping that begins on this page.
     #[inline]
-    pub(super) fn mapping(&self) -> Option<(SlotKind, Piece)> {
+    pub(super) fn mapping(&self) -> Option<(SlotKind, BufferPart)> {
         let word = self.piece.load(Ordering::Relaxed);
         if word & FIRST == 0 {
             return None;
@@ -289,9 +289,9 @@ impl Page {
     }
 
     #[inline]
-    fn piece_of(&self, word: u32) -> Option<Piece> {
+    fn piece_of(&self, word: u32) -> Option<BufferPart> {
         let bytes = word & BYTES;
-        (bytes != 0).then(|| Piece {
+        (bytes != 0).then(|| BufferPart {
             start: PhysAddr::new(self.original.load(Ordering::Relaxed)),
             bytes: u64::from(bytes),
             more: word & MORE != 0,

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ringfence_types::{Iova, IovaRange, Lock, MemoryError, Pfn, PhysAddr, PhysMemory, PhysRange};
 
-use super::page::{Extent, Page, Piece, PieceFlags, SlotKind};
+use super::page::{Extent, Page, BufferPart, PieceFlags, SlotKind};
 use crate::copy::{check, zero};
 use crate::space::GRANULE;
 
@@ -459,7 +459,7 @@ impl<L> ShadowPool<L> {
     }
 
     /// Returns the part of a piece that lies in `part`, of a mapping in the pool.
-    pub(super) fn overlap(&self, index: u32, piece: &Piece, part: IovaRange) -> Extent {
+    pub(super) fn overlap(&self, index: u32, piece: &BufferPart, part: IovaRange) -> Extent {
         match self.iova_of(index, piece.offset()) {
             Some(start) => piece.overlap(start, part),
             None => Extent::default(),

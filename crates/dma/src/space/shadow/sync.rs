@@ -2,7 +2,7 @@
 
 use ringfence_types::PhysMemory;
 
-use super::page::{Extent, Page, Piece};
+use super::page::{Extent, Page, BufferPart};
 use super::pool::ShadowPool;
 
 impl<L> ShadowPool<L> {
@@ -13,7 +13,7 @@ impl<L> ShadowPool<L> {
         memory: &impl PhysMemory,
         index: u32,
         page: &Page,
-        piece: &Piece,
+        piece: &BufferPart,
         wanted: Extent,
     ) {
         if wanted.is_empty() {
@@ -34,7 +34,7 @@ impl<L> ShadowPool<L> {
         memory: &impl PhysMemory,
         index: u32,
         page: &Page,
-        piece: &Piece,
+        piece: &BufferPart,
         wanted: Extent,
         copies: bool,
     ) {

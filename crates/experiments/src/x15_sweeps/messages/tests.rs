@@ -49,8 +49,8 @@ fn throughputs_follow_from_the_cycles_of_their_size_and_mode() {
     let mut costs: Vec<_> = costs.collect();
     costs.reverse();
     let mut found = Findings::with_method("");
-    rows(&costs, &mut found).unwrap();
-    assert!((value(&found, PACKET) - 500.0).abs() < 1e-9);
+    add_rows(&costs, &mut found).unwrap();
+    assert!((value(&found, UNPROTECTED_PACKET) - 500.0).abs() < 1e-9);
     assert_eq!(assert_throughputs(&found, 500.0), 9 * 4);
     for (what, wanted) in [
         // E14: strict has 4 Gbit/s with large messages.
@@ -104,8 +104,8 @@ fn the_port_limits_messages_of_64_bytes_with_cheap_packets() {
     let cost = |cycles| Measured::cost(cycles, 0.0, 0.0);
     let costs = [64, 16_384].map(|bytes| (bytes, [9052.0, 900.0, 90.0, 9.0].map(cost).to_vec()));
     let mut found = Findings::with_method("");
-    rows(&costs, &mut found).unwrap();
-    assert_eq!(value(&found, PACKET), 0.0);
+    add_rows(&costs, &mut found).unwrap();
+    assert_eq!(value(&found, UNPROTECTED_PACKET), 0.0);
     for (name, wanted) in [
         ("strict baseline", 512.0 * 3.1 / 9052.0),
         ("strict EIOVAR", 1.4592),
@@ -134,7 +134,7 @@ fn the_port_limits_messages_of_64_bytes_with_cheap_packets() {
 fn messages_are_timed_in_the_modes_of_their_configurations() {
     let wanted = PAPER.map(|(_, mode)| TimedSubject::from_name(mode).unwrap());
     for bytes in [64, 16_384] {
-        let last = of_message(&Setting::smoke(), bytes, 64).unwrap();
+        let last = time_message_size(&Setting::smoke(), bytes, 64).unwrap();
         assert_eq!(last.subjects, wanted, "{bytes}");
         assert_eq!(last.extra.len(), 4);
     }
@@ -147,13 +147,13 @@ fn measured_throughputs_follow_from_the_cycles_of_their_size_and_mode() {
     assert_eq!((MODES, MESSAGES), (PAPER, SIZES));
     let setting = Setting::smoke();
     let mut found = Findings::with_method("");
-    messages(&setting, 600, &mut found).unwrap();
+    add_message_sizes(&setting, 600, &mut found).unwrap();
     let strict = value(
         &found,
         "16384 bytes: strict baseline, additional cycles per packet",
     );
     // 1460 bytes at 4 Gbit/s and 3.1 GHz. An unoptimised build may take more for protection alone.
-    let c_none = value(&found, PACKET);
+    let c_none = value(&found, UNPROTECTED_PACKET);
     assert!(
         (c_none - (9052.0 - strict).max(0.0)).abs() < 1e-9,
         "{c_none}"
@@ -191,11 +191,11 @@ fn measured_throughputs_follow_from_the_cycles_of_their_size_and_mode() {
 #[test]
 fn packet_rate_limits_small_packets_core_limits_large() {
     let (slow, by_core) = throughput(64, 10.0);
-    assert!(!by_core && (slow - PORT_PPS * 512.0 / 1e9).abs() < 1e-9);
+    assert!(!by_core && (slow - MAX_PORT_PPS * 512.0 / 1e9).abs() < 1e-9);
     let (fast, by_core) = throughput(16_384, 9050.0);
     assert!(by_core && (fast - 4.0).abs() < 0.01, "{fast}");
     let (wire, by_core) = throughput(16_384, 1.0);
-    assert!(!by_core && wire < WIRE);
+    assert!(!by_core && wire < LINK_GBPS);
 }
 
 /// Runs have as many packets for any size of messages. Their bytes differ: a large message

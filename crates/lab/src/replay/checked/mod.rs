@@ -11,7 +11,7 @@ use ringfence_types::Nanos;
 
 use oracle_hooks::OracleHooks;
 
-use super::{Attackers, Exposure, Outcomes, PlanResources, Replay};
+use super::{Attackers, BufferExposure, Outcomes, PlanResources, Replay};
 use crate::error::LabError;
 use crate::hardware::Hardware;
 use crate::layer::{DmaOps, OpKey};
@@ -122,7 +122,7 @@ impl<H: Hardware> CheckedReplay<H> {
     ///
     /// The counts of the trace do not change, except for the number of attacker accesses; the
     /// caller restores it.
-    fn drain(&mut self, windows: Windows) -> Exposure {
+    fn drain(&mut self, windows: Windows) -> BufferExposure {
         let hooks = &mut self.hooks;
         hooks.windows = windows;
         let ended = hooks.now;
@@ -147,7 +147,7 @@ impl<H: Hardware> CheckedReplay<H> {
         }
         let now = hooks.now;
         hooks.windows.finish(now);
-        Exposure {
+        BufferExposure {
             max_ns: hooks.windows.longest_ns,
             byte_seconds: hooks.windows.byte_seconds(),
             after_end_ns: now.since(ended),

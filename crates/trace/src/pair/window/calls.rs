@@ -1,9 +1,9 @@
 //! Groups `iommu:map` lines by call and finds the `dma:*` line that takes them.
 
-use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, Window};
+use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, LineWindow};
 use crate::op::DeviceIndex;
 use crate::pair::fifo::FifoSpan;
-use crate::text::Context;
+use crate::text::ExecutionContext;
 
 /// The DMA addresses of a map event, which identify its `iommu:map` lines.
 #[derive(Debug, Clone, Copy)]
@@ -82,13 +82,13 @@ impl<'a> SegmentCursor<'a> {
     }
 }
 
-impl Window {
+impl LineWindow {
     /// Returns the call (first slot and IOVA) whose last piece waits in the same context and ends
     /// where `piece` begins.
     pub(super) fn touched(
         &self,
         cpu: usize,
-        context: Context,
+        context: ExecutionContext,
         piece: &Piece,
     ) -> Option<(u64, u64)> {
         let mut waiting = self.cpus.get(cpu)?.waiting.iter().rev();
@@ -147,7 +147,7 @@ impl Window {
     fn take_pieces(
         &mut self,
         cpu: usize,
-        context: Context,
+        context: ExecutionContext,
         device: DeviceIndex,
         call: &MapCall<'_>,
     ) -> FifoSpan {
@@ -193,9 +193,9 @@ impl Window {
     fn find_call(
         &mut self,
         cpu: usize,
-        context: Context,
+        context: ExecutionContext,
         call: &MapCall<'_>,
-    ) -> Option<(usize, Context)> {
+    ) -> Option<(usize, ExecutionContext)> {
         let first = *call.starts.first()?;
         let is_first_piece = |waiting: &&Waiting| match &waiting.event {
             WaitingFor::Map { piece, .. } => piece.contains(first) && call.matches_phys(piece),

@@ -1,15 +1,15 @@
 //! Decides waiting lines: their partner arrived, their context ended, or they waited too long.
 
-use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, Window};
+use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, LineWindow};
 use crate::op::DeviceIndex;
-use crate::text::{Context, RawKind};
+use crate::text::{ExecutionContext, RawKind};
 
-impl Window {
+impl LineWindow {
     /// Takes the `iommu:unmap` that waits for the `dma_unmap_phys` of `iova` of `device`.
     pub(super) fn take_unmap(
         &mut self,
         cpu: usize,
-        context: Context,
+        context: ExecutionContext,
         iova: u64,
         device: DeviceIndex,
     ) -> bool {
@@ -35,7 +35,7 @@ impl Window {
     pub(super) fn follow_up(
         &mut self,
         cpu: usize,
-        context: Context,
+        context: ExecutionContext,
         start: u64,
     ) -> Option<DeviceIndex> {
         let belongs = |waiting: &Waiting| match waiting.event {
@@ -66,7 +66,7 @@ impl Window {
     /// waiting lines of `context` itself, of contexts nested inside it, and of other interrupt
     /// contexts of the same level. If the trace does not print the level, a line shows nothing.
     /// With `keep`, the lines of `context` continue to wait.
-    pub(super) fn close_ended(&mut self, cpu: usize, context: Context, keep: bool) {
+    pub(super) fn close_ended(&mut self, cpu: usize, context: ExecutionContext, keep: bool) {
         let level = rank(context);
         self.close(cpu, |waiting| {
             let Some((level, inner)) = level.zip(rank(waiting.context)) else {
@@ -154,7 +154,7 @@ impl Window {
 
 /// Returns the nesting level of a context: task 0, softirq 1, hard interrupt 2, NMI 3; `None` if
 /// unknown.
-fn rank(context: Context) -> Option<u8> {
+fn rank(context: ExecutionContext) -> Option<u8> {
     match context.level {
         b'.' => Some(0),
         b's' => Some(1),

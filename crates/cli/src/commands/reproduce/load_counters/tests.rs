@@ -245,7 +245,7 @@ fn accesses_after_unmap_are_reached_or_stopped() {
             .concat(),
         )
     };
-    let one = |reached| Ok(Some(Exposure { tried: 1, reached }));
+    let one = |reached| Ok(Some(StaleAccesses { tried: 1, reached }));
     assert_eq!(of(0, 0), Ok(None));
     assert_eq!(of(1, 0), one(1));
     assert_eq!(of(0, 1), one(0));

@@ -113,7 +113,7 @@ fn a_line_has_each_load_and_the_exposure() {
     let counts = GuestLoads {
         map_unmap: 334.0,
         uncopied: Some(200.0),
-        exposure: Some(ringfence_experiments::guest_loads::Exposure {
+        exposure: Some(ringfence_experiments::guest_loads::StaleAccesses {
             tried: 1,
             reached: 0,
         }),

@@ -40,7 +40,7 @@ use ringfence_types::{
     PhysRange, WholeDomain,
 };
 
-use super::page::{Page, Piece, SlotKind};
+use super::page::{Page, BufferPart, SlotKind};
 use super::pool::Slot;
 use super::{FromDevice, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace};
 use crate::error::ShadowError;
@@ -178,7 +178,7 @@ impl<A, T, L: Lock<ShadowDepot>, R: Lock<SplitTable>> HybridSpace<A, T, L, R> {
     }
 
     /// Returns the page with the record of a part, and its piece.
-    fn record(&self, part: &Part) -> Option<(&Page, Piece)> {
+    fn record(&self, part: &Part) -> Option<(&Page, BufferPart)> {
         let page = self.pool().page(part.slot)?;
         Some((page, page.piece()?))
     }
@@ -305,7 +305,7 @@ where
         &self,
         mapping: IovaRange,
         part: IovaRange,
-        mut each: impl FnMut(&Part, &Page, Piece, super::page::Extent),
+        mut each: impl FnMut(&Part, &Page, BufferPart, super::page::Extent),
     ) {
         for copied in self.parts(mapping).iter() {
             if let Some((page, piece)) = self.record(copied) {

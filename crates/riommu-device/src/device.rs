@@ -272,7 +272,7 @@ impl RiommuDevice {
         }
     }
 
-    /// Translates an access of `device`. A stopped access is also written to the fault queue.
+    /// Translates an access of `device`. A blocked access is also written to the fault queue.
     ///
     /// # Errors
     /// The fault. A device that is not listed is blocked.

@@ -25,7 +25,7 @@ const REASON_SHIFT: u32 = 24;
 pub struct FaultEntry([u64; ENTRY_WORDS]);
 
 impl FaultEntry {
-    /// Creates the entry of a stopped access.
+    /// Creates the entry of a blocked access.
     pub const fn new(fault: &Fault) -> Self {
         let write = match fault.access {
             Access::Read => 0,

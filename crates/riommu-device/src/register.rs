@@ -7,8 +7,8 @@ pub const BAR_BYTES: u64 = 0x1000;
 pub const ID: u64 = 0x00;
 /// VERSION, 4 bytes, read-only: [`VERSION_1`].
 pub const VERSION: u64 = 0x04;
-/// CAP, 8 bytes, read-only: number of devices in bits 0 to 15, largest queue size
-/// ([`MAX_QUEUE_SHIFT`]) in bits 16 to 20, [`CAP_PREFETCH`].
+/// CAP, 8 bytes, read-only: number of devices in bits 0 to 15, binary logarithm of the largest
+/// number of entries of a fault queue ([`MAX_QUEUE_SHIFT`]) in bits 16 to 20, [`CAP_PREFETCH`].
 pub const CAP: u64 = 0x08;
 /// ROOT, 8 bytes: address of the root table, a multiple of 4096.
 pub const ROOT: u64 = 0x10;
@@ -37,7 +37,7 @@ pub const MAX_QUEUE_SHIFT: u32 = 12;
 /// Maximum number of devices: their IDs fill the rest of the BAR.
 pub const MAX_DEVICES: usize = 0x300;
 
-/// CAP: position of the largest queue size.
+/// CAP: position of the field with [`MAX_QUEUE_SHIFT`].
 pub const CAP_QUEUE_SHIFT: u32 = 16;
 /// CAP, bit 24: the unit reads the next slot of a ring in advance. It may hold a copy of this slot
 /// until the ring is invalidated.
@@ -52,7 +52,7 @@ pub const INTERRUPT: u32 = 1 << 2;
 /// CTRL: all defined bits. A write ignores the others.
 pub const CTRL_BITS: u32 = TRANSLATE | RECORD_FAULTS | INTERRUPT;
 
-/// STS, bit 0: a fault found the queue full and was lost.
+/// STS, bit 0: the queue was full, and the device dropped a fault.
 pub const OVERFLOW: u32 = 1 << 0;
 /// STS, bit 1: an entry of the queue lies outside memory. The device has cleared
 /// [`RECORD_FAULTS`].

@@ -63,7 +63,7 @@ static int count_pairs(struct device *dev, struct page *page, int pairs)
 static int count(struct device *dev, struct page *page)
 {
 	unsigned long flags;
-	cycles_t begun;
+	cycles_t cycles;
 	int err;
 
 	err = count_pairs(dev, page, COUNT_WARM_UP);
@@ -72,12 +72,12 @@ static int count(struct device *dev, struct page *page)
 	/* As in a NAPI poll: modes that wait for the end of a burst do so there. */
 	local_bh_disable();
 	local_irq_save(flags);
-	begun = get_cycles();
+	cycles = get_cycles();
 	err = count_pairs(dev, page, COUNT_PAIRS);
-	begun = get_cycles() - begun;
+	cycles = get_cycles() - cycles;
 	local_irq_restore(flags);
 	local_bh_enable();
-	pr_info("dma_count: %s: %llu for %d maps and unmaps\n", device, begun, COUNT_PAIRS);
+	pr_info("dma_count: %s: %llu for %d maps and unmaps\n", device, cycles, COUNT_PAIRS);
 	return err;
 }
 

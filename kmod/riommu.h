@@ -4,12 +4,12 @@
  *
  *   tables    root, context and device tables in memory
  *   ring      slots of a ring: map, unmap, invalidation
- *   free      which slots are free
+ *   free      the queue of a ring's free slots
  *   ops       the dma_map_ops that drivers call
  *   burst     unmaps whose invalidation comes at the end of a burst
  *   shadow    copies of small buffers whose pages a burst cannot hold
  *   endpoint  the devices behind the IOMMU
- *   faults    accesses that the IOMMU stopped
+ *   faults    accesses that the IOMMU blocked
  */
 #ifndef RIOMMU_H
 #define RIOMMU_H
@@ -74,15 +74,15 @@ struct rio_chain {
 	bool is_deferred;
 };
 
-/* A ring: a flat table, and which of its slots are free. */
+/* A ring: a flat table, and the queue of its free slots. */
 struct rio_ring {
 	struct rio_entry *table;
 	struct rio_state *states;
 	u32 slots;
 	/* RIO_READ, RIO_WRITE or both. */
 	u8 direction;
-	/* What all of its addresses, of its entries' second words and its invalidations have. */
-	u64 iova, second, invalidation;
+	/* Constant bits of this ring's IOVAs, of the second word of its rPTEs, and its INV word. */
+	u64 iova_base, rpte_flags, inv_word;
 	/* The IOMMU's registers. */
 	void __iomem *regs;
 	struct rio_slot_queue free_slots;
@@ -101,9 +101,9 @@ struct rio_ring {
 	atomic64_t shadows_used;
 	/* Maps that found no free slot. */
 	atomic64_t full;
-	/* Unmaps of what was not mapped. */
+	/* Unmaps of addresses that were not mapped. */
 	atomic64_t bad;
-	/* Slots whose invalidation the IOMMU did not answer. They are never used again. */
+	/* Slots whose invalidation did not complete. They are never used again. */
 	atomic64_t lost;
 	/* Slots that drivers left: their entries are cleared. */
 	atomic64_t orphans;
@@ -120,8 +120,9 @@ struct rio_endpoint {
 	/* The ring for each direction of a buffer. */
 	struct rio_ring *by_direction[DMA_NONE + 1];
 
-	/* End bursts: as published after the present softirq; after rio_burst_us at the latest. */
+	/* Ends the bursts of the mode burst-paper after the present softirq. */
 	struct tasklet_struct burst_tasklet;
+	/* Ends the bursts rio_burst_us after the first unmap that waits. */
 	struct hrtimer burst_timer;
 	bool is_timer_armed;
 };
@@ -149,20 +150,20 @@ struct rio {
 	struct dentry *debugfs;
 };
 
-/* main.c */
+/* riommu_main.c */
 extern unsigned int rio_slots;
 extern enum rio_mode rio_mode;
 extern unsigned int rio_burst_us;
 extern struct dentry *rio_debugfs;
 
-/* tables.c */
+/* riommu_tables.c */
 int rio_tables_init(struct rio *rio);
 void rio_tables_free(struct rio *rio);
 int rio_rdevice_init(struct rio_endpoint *endpoint);
 void rio_rdevice_attach(struct rio_endpoint *endpoint);
 void rio_rdevice_free(struct rio_endpoint *endpoint);
 
-/* True in the mode that devices reach freed pages in. The module riommu has no code for it. */
+/* True in the mode in which devices reach freed pages. The module riommu has no code for it. */
 static __always_inline bool rio_is_as_published(void)
 {
 #ifdef RIO_AS_PUBLISHED
@@ -172,13 +173,13 @@ static __always_inline bool rio_is_as_published(void)
 #endif
 }
 
-/* ring.c */
+/* riommu_ring.c */
 int rio_ring_init(struct rio_endpoint *endpoint, u16 number, u32 slots);
 void rio_ring_free(struct rio_ring *ring);
 bool rio_ring_unmap_orphan(struct rio_ring *ring, u32 slot);
 u64 rio_ring_unbind(struct rio_ring *ring);
 
-/* burst.c */
+/* riommu_burst.c */
 void rio_burst_init(struct rio_endpoint *endpoint);
 void rio_burst_stop(struct rio_endpoint *endpoint);
 bool rio_burst_needs_shadow(u64 buffer, u32 bytes);
@@ -188,7 +189,7 @@ bool rio_burst_unmap(struct rio_endpoint *endpoint, struct rio_ring *ring,
 u32 rio_burst_take(struct rio_ring *ring);
 void rio_burst_end_all(struct rio_endpoint *endpoint);
 
-/* shadow.c */
+/* riommu_shadow.c */
 u64 rio_shadow_map(struct rio_ring *ring, u32 slot, u64 buffer, u32 bytes, unsigned long attrs);
 void rio_shadow_unmap(struct rio_ring *ring, u32 slot, unsigned long attrs);
 void rio_shadow_free(struct rio_state *state);
@@ -201,21 +202,21 @@ void rio_sync_list_for_cpu(struct device *dev, struct scatterlist *list, int nen
 void rio_sync_list_for_device(struct device *dev, struct scatterlist *list, int nents,
 			      enum dma_data_direction direction);
 
-/* ops.c */
+/* riommu_ops.c */
 extern const struct dma_map_ops rio_ops;
 extern const struct dma_map_ops rio_burst_ops;
 
-/* endpoint.c */
+/* riommu_endpoint.c */
 extern const struct core_engine rio_engine;
 
-/* faults.c */
+/* riommu_faults.c */
 int rio_faults_init(struct rio *rio);
 void rio_faults_work(struct work_struct *work);
 void rio_faults_stop(struct rio *rio);
 void rio_faults_free(struct rio *rio);
 irqreturn_t rio_faults_interrupt(int irq, void *data);
 
-/* debugfs.c */
+/* riommu_debugfs.c */
 void rio_debugfs_add(struct rio *rio);
 void rio_debugfs_add_endpoint(struct rio_endpoint *endpoint);
 

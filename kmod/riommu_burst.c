@@ -39,7 +39,7 @@ static __always_inline bool rio_for_pages(u64 from, u64 *end, bool (*function)(s
 
 	while (at < *end) {
 		struct folio *folio = page_folio(pfn_to_page(at >> PAGE_SHIFT));
-		/* Before the call: a folio whose last reference goes has no size any more. */
+		/* Read the size before the call, which may drop the last reference. */
 		u64 next = PFN_PHYS(folio_pfn(folio)) + folio_size(folio);
 
 		if (!function(folio)) {
@@ -78,12 +78,15 @@ static bool rio_has_pages(u64 buffer, u64 bytes)
 	       page_folio(pfn_to_page(first)) == page_folio(pfn_to_page(last));
 }
 
+/*
+ * Returns true if a burst cannot hold the buffer's pages. False for memory without a struct page:
+ * there is nothing to copy, and its unmap is not deferred.
+ */
 bool rio_burst_needs_shadow(u64 buffer, u32 bytes)
 {
 	u64 end = buffer + bytes;
 
-	/* Without pages, there is nothing that a shadow could be a copy of. */
-	return !rio_has_pages(buffer, bytes) || rio_for_pages(buffer, &end, rio_can_hold);
+	return rio_has_pages(buffer, bytes) && !rio_for_pages(buffer, &end, rio_can_hold);
 }
 
 /* Holds the pages of a cleared slot, whose entry had this second word. */
@@ -117,7 +120,7 @@ bool rio_burst_defers(struct rio_ring *ring, u32 slot, u64 second, unsigned long
 	return rio_mode == RIO_BURST && (is_shadow || rio_burst_hold(ring, slot, second));
 }
 
-/* Makes the slots of a chain free after their invalidation, in the order of their unmaps. */
+/* Puts the slots of a chain after their invalidation, in the order of their unmaps. */
 static int rio_chain_put(struct rio_ring *ring, u32 slot, bool is_complete)
 {
 	u32 first = RIO_NO_SLOT;
@@ -148,8 +151,8 @@ static int rio_chain_put(struct rio_ring *ring, u32 slot, bool is_complete)
 }
 
 /*
- * Ends the ring's burst, and makes the slots of chain free with it. The invalidation covers all
- * slots that the exchange took. Returns false if the IOMMU does not answer.
+ * Ends the ring's burst, and puts the slots of chain with it. The invalidation covers all slots
+ * that the exchange took. Returns false if the IOMMU does not answer.
  */
 static bool rio_burst_end(struct rio_ring *ring, u32 chain)
 {
@@ -172,13 +175,13 @@ void rio_burst_end_all(struct rio_endpoint *endpoint)
 		rio_burst_end(&endpoint->rings[i], RIO_NO_SLOT);
 }
 
-/* Sets the limit of a burst's time, unless it is set. */
+/* Arms the timer that ends the burst, unless it is armed. */
 static void rio_burst_arm_timer(struct rio_endpoint *endpoint)
 {
-	ktime_t most = ns_to_ktime((u64)rio_burst_us * NSEC_PER_USEC);
+	ktime_t delay = ns_to_ktime((u64)rio_burst_us * NSEC_PER_USEC);
 
 	if (!READ_ONCE(endpoint->is_timer_armed) && !xchg(&endpoint->is_timer_armed, true))
-		hrtimer_start(&endpoint->burst_timer, most, HRTIMER_MODE_REL_HARD);
+		hrtimer_start(&endpoint->burst_timer, delay, HRTIMER_MODE_REL_HARD);
 }
 
 /* Unmaps the cleared slots of a chain. If all of them can wait, they wait for the burst's end. */
@@ -201,7 +204,7 @@ bool rio_burst_unmap(struct rio_endpoint *endpoint, struct rio_ring *ring,
 	return true;
 }
 
-/* Called by a map that finds no free slot: those of the burst become free. */
+/* Called by a map that finds no free slot. Ends the burst, and takes one of its slots. */
 u32 rio_burst_take(struct rio_ring *ring)
 {
 	if (READ_ONCE(ring->pending) == RIO_NO_SLOT)
@@ -220,7 +223,10 @@ static enum hrtimer_restart rio_burst_timer(struct hrtimer *timer)
 	struct rio_endpoint *endpoint = container_of(timer, struct rio_endpoint, burst_timer);
 
 	WRITE_ONCE(endpoint->is_timer_armed, false);
-	/* An unmap that finds the limit set has its slot in the list before the exchange. */
+	/*
+	 * Pairs with the try_cmpxchg() in rio_burst_unmap(): either that unmap then reads
+	 * is_timer_armed as false and arms the timer, or rio_burst_end() takes its slots.
+	 */
 	smp_mb();
 	rio_burst_end_all(endpoint);
 	return HRTIMER_NORESTART;
@@ -238,7 +244,7 @@ void rio_burst_init(struct rio_endpoint *endpoint)
 #endif
 }
 
-/* No driver unmaps any more. */
+/* Call this when no driver unmaps any more. */
 void rio_burst_stop(struct rio_endpoint *endpoint)
 {
 	hrtimer_cancel(&endpoint->burst_timer);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Stopped accesses. A device can cause any number. The IOMMU interrupts once until the driver has
- * written FQ_HEAD, and the work item does that at most every RIO_FAULTS_PAUSE_MS. It logs at most
- * 10 faults in 5 seconds. An IOMMU that could not write a fault stops recording, and the work item
- * restarts it, so there is at most one restart in the same time.
+ * Faults: accesses that the IOMMU blocked. A device can cause any number. The IOMMU raises at most
+ * one interrupt between two writes of FQ_HEAD, and the work item writes it at most every
+ * RIO_FAULTS_PAUSE_MS. It logs at most 10 faults in 5 seconds. An IOMMU that cannot write a fault
+ * stops recording. The work item restarts it, at most once every RIO_FAULTS_PAUSE_MS.
  */
 #include <linux/gfp.h>
 
@@ -15,21 +15,33 @@
 static const char *rio_reason(u8 reason)
 {
 	switch (reason) {
-	case 1:
-		return "blocked";
-	case 7:
+	case RIO_FAULT_BLOCKED:
+		return "translation is off, or the device is not listed";
+	case RIO_FAULT_ROOT_NOT_PRESENT:
+		return "root entry not present";
+	case RIO_FAULT_CONTEXT_NOT_PRESENT:
+		return "context entry not present";
+	case RIO_FAULT_CONTEXT_INVALID:
+		return "context entry of another type";
+	case RIO_FAULT_TABLE_ACCESS:
+		return "a table outside memory, or an access beyond 2^64";
+	case RIO_FAULT_RESERVED_BIT:
+		return "a reserved bit, or a misaligned table";
+	case RIO_FAULT_RING_BEYOND_DEVICE:
 		return "the device has no such ring";
-	case 8:
+	case RIO_FAULT_SLOT_BEYOND_RING:
 		return "the ring has no such slot";
-	case 9:
+	case RIO_FAULT_NOT_VALID:
 		return "nothing is mapped there";
-	case 10:
-	case 11:
+	case RIO_FAULT_READ_DENIED:
+	case RIO_FAULT_WRITE_DENIED:
 		return "not in this direction";
-	case 12:
+	case RIO_FAULT_BEYOND_BUFFER:
 		return "outside the buffer";
+	case RIO_FAULT_BAD_LENGTH:
+		return "invalid length";
 	default:
-		return "invalid table or access";
+		return "unknown reason";
 	}
 }
 
@@ -56,7 +68,7 @@ static void rio_set_queue(struct rio *rio)
 void rio_faults_work(struct work_struct *work)
 {
 	struct rio *rio = container_of(to_delayed_work(work), struct rio, fault_work);
-	/* Before FQ_TAIL: a stopped queue does not grow. */
+	/* Read STS before FQ_TAIL: if it reports a stopped queue, FQ_TAIL is final. */
 	u32 status = readl(rio->regs + RIO_REG_STS);
 	u32 tail = readl(rio->regs + RIO_REG_FQ_TAIL);
 	u32 unread = min(tail - rio->fault_head, rio->fault_entries);
@@ -67,7 +79,7 @@ void rio_faults_work(struct work_struct *work)
 		rio->fault_head++;
 		rio->faults++;
 	}
-	/* Not the bits that were set since. */
+	/* Clear only the bits read above. */
 	writel(status, rio->regs + RIO_REG_STS);
 	if (is_stopped) {
 		dev_err_ratelimited(&rio->pdev->dev,
@@ -75,12 +87,12 @@ void rio_faults_work(struct work_struct *work)
 		rio_set_queue(rio);
 		rio->fault_restarts++;
 	}
-	/* If faults came since, the IOMMU interrupts again. */
+	/* If entries are unread, the IOMMU raises the interrupt again. */
 	writel(rio->fault_head, rio->regs + RIO_REG_FQ_HEAD);
 	if (is_stopped)
 		writel(RIO_CTRL_RUN, rio->regs + RIO_REG_CTRL);
 	else if (readl(rio->regs + RIO_REG_STS) & RIO_STS_QUEUE)
-		/* It stopped since the first look, and interrupts only if it has unread faults. */
+		/* The queue stopped after the first read of STS, perhaps without an interrupt. */
 		schedule_delayed_work(&rio->fault_work, msecs_to_jiffies(RIO_FAULTS_PAUSE_MS));
 }
 

@@ -16,6 +16,7 @@
 
 #define RIO_NO_SLOT	U32_MAX
 
+/* The free slots of a ring. */
 struct rio_slot_queue {
 	/* Low half of the position in bits 32 to 63, slot in bits 0 to 31. */
 	u64 *cells;
@@ -59,7 +60,12 @@ static __always_inline bool rio_slot_queue_try_take(struct rio_slot_queue *queue
 			}
 			continue;
 		}
-		/* The cell was not filled at a time when head was its position. */
+		/*
+		 * Orders the read of the cell before the second read of head. Pairs with the
+		 * try_cmpxchg() of head here and of the cell in rio_slot_queue_put(): a cell with a
+		 * later position is visible only after the head that passed this one. So if head
+		 * is unchanged, the cell had not been filled, and no slot was free.
+		 */
 		smp_rmb();
 		now = READ_ONCE(queue->head);
 		if (now == head)

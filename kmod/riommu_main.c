@@ -54,7 +54,8 @@ static int rio_identify(struct rio *rio)
 	}
 	rio->device_count = RIO_CAP_DEVICES(readq(rio->regs + RIO_REG_CAP));
 	if (rio->device_count > RIO_DEVICES_MAX) {
-		dev_err(dev, "it has too many devices: %u\n", rio->device_count);
+		dev_err(dev, "%u devices exceed the limit of %u\n", rio->device_count,
+			RIO_DEVICES_MAX);
 		return -EINVAL;
 	}
 	return 0;
@@ -71,7 +72,7 @@ static int rio_read_devices(struct rio *rio)
 	for (i = 0; i < rio->device_count; i++) {
 		rio->devices[i] = readl(rio->regs + RIO_REG_DEV + 4 * i);
 		if (i && rio->devices[i] <= rio->devices[i - 1]) {
-			dev_err(&rio->pdev->dev, "its devices are not in ascending order\n");
+			dev_err(&rio->pdev->dev, "the list of devices is not in ascending order\n");
 			return -EINVAL;
 		}
 	}
@@ -87,7 +88,7 @@ static int rio_request_interrupt(struct rio *rio)
 	return pci_request_irq(rio->pdev, 0, rio_faults_interrupt, NULL, rio, "riommu");
 }
 
-/* Stops translation: on return, the IOMMU reads no table and the devices reach nothing. */
+/* Disables translation and fault recording, and waits until the IOMMU has stopped. */
 static void rio_disable(struct rio *rio)
 {
 	writel(0, rio->regs + RIO_REG_CTRL);
@@ -95,7 +96,7 @@ static void rio_disable(struct rio *rio)
 	pci_clear_master(rio->pdev);
 }
 
-/* The work item would set CTRL's bits again, so it ends first. */
+/* Stops the work item first, because it can set CTRL's bits again. */
 static void rio_stop(struct rio *rio)
 {
 	rio_faults_stop(rio);

@@ -18,17 +18,16 @@
 static noinline dma_addr_t rio_map_refused(struct device *dev)
 {
 	dev_err_ratelimited(dev,
-			    "riommu: map refused: an untrusted device would reach other bytes\n");
+			    "riommu: map refused: untrusted device would reach bytes before the buffer\n");
 	return DMA_MAPPING_ERROR;
 }
 
 /*
- * A map in a mode with bursts, or with a slot that begins before its buffer. Not inlined, like all
- * that mode strict does not need: without a call in their middle, its map and its unmap save no
- * registers.
+ * Slow path of a map: a mode with bursts, or a slot that begins before its buffer. noinline, so
+ * that the strict map saves no callee-saved registers.
  */
-static noinline dma_addr_t rio_map_general(struct device *dev, struct rio_ring *ring, u64 buffer,
-					   u64 bytes, u32 offset, unsigned long attrs)
+static noinline dma_addr_t rio_map_slow(struct device *dev, struct rio_ring *ring, u64 buffer,
+					u64 bytes, u32 offset, unsigned long attrs)
 {
 	u32 slot;
 
@@ -61,7 +60,7 @@ static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, 
 		return DMA_MAPPING_ERROR;
 	/* One branch for both: strict is 0. */
 	if (rio_mode | offset)
-		return rio_map_general(dev, ring, phys - offset, size + offset, offset, attrs);
+		return rio_map_slow(dev, ring, phys - offset, size + offset, offset, attrs);
 	if (unlikely(!rio_slot_queue_try_take(&ring->free_slots, &slot))) {
 		atomic64_inc(&ring->full);
 		return DMA_MAPPING_ERROR;
@@ -72,7 +71,7 @@ static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, 
 static noinline void rio_unmap_failed(struct device *dev, dma_addr_t address)
 {
 	dev_err_ratelimited(dev,
-			    "riommu: an unmap failed: %pad is not mapped, or the IOMMU is gone\n",
+			    "riommu: unmap failed: %pad is not mapped, or the IOMMU does not answer\n",
 			    &address);
 }
 
@@ -97,9 +96,12 @@ static noinline void rio_unmap_in_burst(struct device *dev, dma_addr_t address,
 		rio_unmap_failed(dev, address);
 }
 
-/* An unmap that found no valid entry in this ring: another ring's, or one of no valid entry. */
+/*
+ * Slow path of a strict unmap. The address belongs to another ring, or its slot is not valid: never
+ * mapped, or left by a driver that has unbound.
+ */
 static noinline void rio_unmap_slow(struct device *dev, dma_addr_t address,
-					 struct rio_ring *tried)
+				    struct rio_ring *tried)
 {
 	struct rio_endpoint *endpoint = rio_endpoint_of(dev);
 	bool is_complete;
@@ -155,7 +157,7 @@ static void rio_unmap_list(struct device *dev, struct scatterlist *list, int nen
 static int rio_map_list(struct device *dev, struct scatterlist *list, int nents,
 			enum dma_data_direction direction, unsigned long attrs)
 {
-	/* No retry would succeed. */
+	/* A retry cannot succeed. */
 	if ((u32)nents > rio_ring_for(rio_endpoint_of(dev), direction)->slots)
 		return -EINVAL;
 	return core_map_each(dev, list, nents, direction, attrs, RIO_MAPPING_BYTES, rio_map,
@@ -166,7 +168,10 @@ static dma_addr_t rio_map_memory(struct device *dev, phys_addr_t phys, size_t si
 				 enum dma_data_direction direction, unsigned long attrs,
 				 bool *is_reached)
 {
-	/* No slot would begin earlier, but the driver cannot use the device: it must not bind. */
+	/*
+	 * Coherent memory has no offset. Fail nevertheless, so that probe fails: each streaming map
+	 * of this device would be refused unless its buffer is aligned.
+	 */
 	if (core_min_align_mask(dev) && to_pci_dev(dev)->untrusted)
 		return rio_map_refused(dev);
 	return rio_map(dev, phys, size, direction, attrs);
@@ -198,7 +203,7 @@ static size_t rio_max_mapping_size(struct device *dev)
 #define ENGINE(name) rio_##name
 #include "core_ops.h"
 
-/* Other modes have no sync operations, so drivers do not call any. */
+/* Only burst has shadows to sync. In the other modes, the DMA core skips dma_sync_*(). */
 const struct dma_map_ops rio_burst_ops = {
 	CORE_OPERATIONS,
 	.sync_single_for_cpu = rio_sync_for_cpu,

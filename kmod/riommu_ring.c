@@ -53,7 +53,10 @@ void rio_ring_free(struct rio_ring *ring)
 	kvfree(ring->free_slots.cells);
 }
 
-/* An unmap of a slot whose entry is not valid. Returns true if an earlier driver left it. */
+/*
+ * Unmaps a slot whose entry is not valid. Returns true if an earlier driver left the slot and its
+ * invalidation completed; the slot is then free.
+ */
 bool rio_ring_unmap_orphan(struct rio_ring *ring, u32 slot)
 {
 	if (slot < ring->slots && xchg(&ring->states[slot].is_orphan, false)) {

@@ -11,12 +11,12 @@ static __always_inline struct rio_endpoint *rio_endpoint_of(struct device *dev)
 }
 
 /*
- * Writes an invalidation and waits until no access that used an old entry is in progress. The read
- * is necessary: a write to the bus may be posted. Returns false if the IOMMU does not answer.
+ * Writes an invalidation and waits until no access that used an old entry is in progress. MMIO
+ * writes are posted: the read waits for completion. Returns false if the IOMMU does not answer.
  */
 static __always_inline bool rio_invalidate(void __iomem *regs, u64 word)
 {
-	/* Entries in memory change before the IOMMU reads them again. */
+	/* Orders the stores to the tables before the write of INV. */
 	wmb();
 	writeq(word, regs + RIO_REG_INV);
 	return readl(regs + RIO_REG_STS) != U32_MAX;
@@ -31,7 +31,7 @@ static __always_inline bool rio_ring_invalidate(struct rio_ring *ring)
 static __always_inline struct rio_ring *rio_ring_for(struct rio_endpoint *endpoint,
 						     enum dma_data_direction direction)
 {
-	/* Of four. The mask is instead of a check of the array's bounds. */
+	/* The enum has four values. The mask replaces a check of the array's bounds. */
 	return endpoint->by_direction[direction & DMA_NONE];
 }
 
@@ -42,7 +42,7 @@ static __always_inline dma_addr_t rio_slot_set(struct rio_ring *ring, u32 slot, 
 	struct rio_entry *entry = &ring->table[slot];
 
 	WRITE_ONCE(entry->first, cpu_to_le64(buffer));
-	/* The word with `valid` is the last one. */
+	/* Orders the address before the word with the valid bit. */
 	smp_wmb();
 	WRITE_ONCE(entry->second, cpu_to_le64(ring->rpte_flags | bytes));
 	return ring->iova_base | rio_iova(0, slot, offset);
@@ -58,13 +58,16 @@ static __always_inline struct rio_ring *rio_ring_of(struct rio_endpoint *endpoin
 	return &endpoint->rings[number];
 }
 
-/* The slot of an address, or a number that no slot has for an address of another ring. */
+/* The slot of an address. For an address of another ring, a number that is not below slots. */
 static __always_inline u64 rio_ring_slot(struct rio_ring *ring, dma_addr_t iova)
 {
 	return (iova - ring->iova_base) >> RIO_IOVA_SLOT_SHIFT;
 }
 
-/* Of several unmaps of a slot, one finds its entry valid and gets its second word, not 0. */
+/*
+ * Clears the slot's entry. Returns its second word, or 0 if it was not valid. If several callers
+ * clear a slot, one of them gets the word.
+ */
 static __always_inline u64 rio_slot_clear(struct rio_ring *ring, u64 slot)
 {
 	return likely(slot < ring->slots) ? le64_to_cpu(xchg(&ring->table[slot].second, 0)) : 0;
@@ -87,7 +90,7 @@ static __always_inline void rio_chain_add(struct rio_ring *ring, struct rio_chai
 		chain->is_deferred = false;
 }
 
-/* Call this after the invalidation. A slot without a complete one is never used again. */
+/* Call this after the invalidation. If it did not complete, the slot is never used again. */
 static __always_inline void rio_slot_put(struct rio_ring *ring, u32 slot, bool is_complete)
 {
 	if (likely(is_complete))

@@ -30,7 +30,7 @@ u64 rio_shadow_map(struct rio_ring *ring, u32 slot, u64 buffer, u32 bytes, unsig
 	return virt_to_phys(state->shadow);
 }
 
-/* The slot is cleared. What the device writes from now on reaches nobody. */
+/* Copies a written shadow to its buffer. The slot is cleared, and later writes are not copied. */
 void rio_shadow_unmap(struct rio_ring *ring, u32 slot, unsigned long attrs)
 {
 	struct rio_state *state = &ring->states[slot];
@@ -40,7 +40,7 @@ void rio_shadow_unmap(struct rio_ring *ring, u32 slot, unsigned long attrs)
 	state->shadow_bytes = 0;
 }
 
-/* The IOMMU has no copy of the slot's entry any more. */
+/* Call this after the invalidation of the slot. */
 void rio_shadow_free(struct rio_state *state)
 {
 	kfree(state->shadow);

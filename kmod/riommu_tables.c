@@ -15,11 +15,11 @@ static struct rio_entry *rio_page(void)
 	return (struct rio_entry *)get_zeroed_page(GFP_KERNEL);
 }
 
-/* Stores the word that makes an entry valid last. */
+/* Fills an rDEVICE or an rRING. */
 static void rio_store(struct rio_entry *entry, u64 first, u64 second)
 {
 	WRITE_ONCE(entry->first, cpu_to_le64(first));
-	/* The second word makes the entry valid. */
+	/* Orders the address before the size. An entry of size 0 has no rings or slots. */
 	smp_wmb();
 	WRITE_ONCE(entry->second, cpu_to_le64(second));
 }
@@ -40,7 +40,7 @@ int rio_tables_init(struct rio *rio)
 		rio->contexts[bus] = rio_page();
 		if (!rio->contexts[bus])
 			return -ENOMEM;
-		/* Of a root entry and a context entry, the first word has the present bit. */
+		/* The first word of root and context entries has the present bit. */
 		rio->root[bus].first =
 			cpu_to_le64(rio_root_first(virt_to_phys(rio->contexts[bus])));
 	}
@@ -86,7 +86,7 @@ void rio_rdevice_attach(struct rio_endpoint *endpoint)
 
 	/* Domains differ, because an rIOVA is defined for one device only. */
 	WRITE_ONCE(context->second, cpu_to_le64(rio_context_second(endpoint->id)));
-	/* The first word has the present bit. */
+	/* Orders the domain before the first word, which has the present bit. */
 	smp_wmb();
 	WRITE_ONCE(context->first, cpu_to_le64(first));
 	rio_invalidate(rio->regs, rio_inv_device(endpoint->id));

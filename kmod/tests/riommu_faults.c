@@ -46,7 +46,10 @@ static void fault(void)
 		status |= RIO_STS_QUEUE;
 		control &= ~RIO_CTRL_FAULTS;
 	} else {
-		at[tail++ % entries] = (struct rio_entry){ .first = 0xdead, .second = 9 << 24 };
+		at[tail++ % entries] = (struct rio_entry){
+			.first = 0xdead,
+			.second = RIO_FAULT_NOT_VALID << 24,
+		};
 	}
 	raise_interrupt();
 }

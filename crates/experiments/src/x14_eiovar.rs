@@ -229,8 +229,8 @@ fn on(
                             continue;
                         }
                         let what = format!("{name} {benchmark}, {mode}: {metric}");
-                        let row =
-                            FindingRow::new(what, unit, measured).with_published(cell(metric, column)?);
+                        let row = FindingRow::new(what, unit, measured)
+                            .with_published(cell(metric, column)?);
                         // Cycles are those of another CPU and are not judged.
                         found.push(match metric {
                             // The search of strict grows with every run (decision 0013).

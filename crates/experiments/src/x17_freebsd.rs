@@ -348,7 +348,10 @@ fn charged(as_published: &Column, inv: f64, found: &mut Findings) -> Result<(), 
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let wanted = [("component", "total"), ("operation", "unmap")];
-    found.push(row.with_published(sheet.printed(&wanted, "value")?).fitted());
+    found.push(
+        row.with_published(sheet.printed(&wanted, "value")?)
+            .fitted(),
+    );
     Ok(())
 }
 

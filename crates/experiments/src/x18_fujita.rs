@@ -345,7 +345,10 @@ fn interval(requests: &[Part], implied: &Implied, found: &mut Findings) {
         "cycles",
         Measured::timed(limits.0, 0.0),
     );
-    found.push(row.with_published(wanted.clone()).require(Requirement::Above));
+    found.push(
+        row.with_published(wanted.clone())
+            .require(Requirement::Above),
+    );
     let row = FindingRow::new(
         "bitmap: measured work below that of default",
         "cycles",

@@ -97,12 +97,20 @@ fn rows(
         "",
         left / releases as f64,
     );
-    found.push(expired.with_published(all).require(demand(Requirement::Exact)));
+    found.push(
+        expired
+            .with_published(all)
+            .require(demand(Requirement::Exact)),
+    );
     // Cycles from the first to the last whose end has an expiry.
     let batches = row("requests for all expiries", "", seen.batches as f64);
     let (first, last) = cycles_with_expiry(releases);
     let single = printed("one per cycle".into(), (last - first + 1) as f64);
-    found.push(batches.with_published(single).require(demand(Requirement::Exact)));
+    found.push(
+        batches
+            .with_published(single)
+            .require(demand(Requirement::Exact)),
+    );
     let survivors = row(
         "in use at its expiry time, and still cached",
         "mappings",

@@ -329,7 +329,10 @@ fn add_map_cost(
     found.push(plain.ordered_within(order));
     found.push(cost("pviommu+rtc", &cached_walk, cached_kick));
     let both = cost("pviommu+rtc+hopt", &cached_pointer, cached_kick);
-    found.push(both.with_published(added.read_as(13.0)).ordered_within(order));
+    found.push(
+        both.with_published(added.read_as(13.0))
+            .ordered_within(order),
+    );
     let share = timed_over(rounds, |round| {
         let saved_by_cache = round.walk + kick - cached_walk(round) - cached_kick;
         (cached_walk(round) - cached_pointer(round)) / saved_by_cache

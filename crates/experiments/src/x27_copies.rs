@@ -51,7 +51,9 @@ pub(super) fn measure(
                     .at_least(least.clone()),
             );
             let row = FindingRow::new(format!("{name}: copy over the best strict mode"), "", over);
-            let row = row.with_null_model(NullModel::RATIO).with_published(faster.clone());
+            let row = row
+                .with_null_model(NullModel::RATIO)
+                .with_published(faster.clone());
             found.push(row.require(Requirement::Above));
         }
     }

@@ -61,8 +61,8 @@ fn rounding(text: &str) -> f64 {
 pub struct Measured {
     /// Median of the repetitions, or the count itself.
     pub median: f64,
-    /// Largest minus smallest repetition, in the unit of the row; 0 for counts. NaN, which decides
-    /// no order, if the spread is undefined: without repetitions, or as a share of 0.
+    /// Largest minus smallest repetition, in the unit of the row; 0 for counts. NaN if the spread is
+    /// undefined (no repetitions, or a share of 0), so the row is not ordered.
     pub spread: f64,
     /// Measured part of the median, in the unit of the row. `None` if the number is not a cost.
     pub measured_part: Option<f64>,
@@ -224,9 +224,9 @@ pub struct FindingRow {
 
 impl FindingRow {
     /// A row without a printed number and without a requirement.
-    pub fn new(what: impl Into<String>, unit: &'static str, measured: Measured) -> Self {
+    pub fn new(quantity: impl Into<String>, unit: &'static str, measured: Measured) -> Self {
         Self {
-            quantity: what.into(),
+            quantity: quantity.into(),
             unit,
             published: None,
             measured: Some(measured),
@@ -240,8 +240,8 @@ impl FindingRow {
     }
 
     /// A row of a count, without a printed number and without a requirement.
-    pub fn counted(what: impl Into<String>, unit: &'static str, value: f64) -> Self {
-        Self::new(what, unit, Measured::counted(value))
+    pub fn counted(quantity: impl Into<String>, unit: &'static str, value: f64) -> Self {
+        Self::new(quantity, unit, Measured::counted(value))
     }
 
     /// Adds the paper's number, which the row must equal.
@@ -276,7 +276,7 @@ impl FindingRow {
         self.with_published(printed).require(Requirement::AtMost)
     }
 
-    /// Adds the paper's number.
+    /// Adds the paper's number. The requirement does not change.
     #[must_use]
     pub fn with_published(mut self, printed: Published) -> Self {
         self.published = Some(printed);
@@ -285,8 +285,8 @@ impl FindingRow {
 
     /// Sets the requirement of the row.
     #[must_use]
-    pub fn require(mut self, demand: Requirement) -> Self {
-        self.requirement = demand;
+    pub fn require(mut self, requirement: Requirement) -> Self {
+        self.requirement = requirement;
         self.judge()
     }
 

@@ -61,7 +61,10 @@ pub(super) fn tabulate(
             cost.with_spread(spread),
         );
         let sum = Published::new(format!("{wanted}"), wanted, "riommu_table1.csv: both sums");
-        found.push(row.with_published(sum.rounded_by(1.0)).ordered_within("totals"));
+        found.push(
+            row.with_published(sum.rounded_by(1.0))
+                .ordered_within("totals"),
+        );
         let share = spread / cost.median;
         let Some((name, median, base_share, base)) = first else {
             first = Some((mode, cost.median, share, wanted));

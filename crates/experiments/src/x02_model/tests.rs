@@ -8,7 +8,8 @@ use crate::timed::with_costs;
 fn text_on_the_components_follows_from_their_rows() {
     let row = |what: &str, measured| {
         let row = FindingRow::counted(what, "", measured);
-        row.with_published(Published::new("2.00", 2.0, "test")).fitted()
+        row.with_published(Published::new("2.00", 2.0, "test"))
+            .fitted()
     };
     let first = format!("{BY_COMPONENTS}riommu / strict");
     let near = [row(&first, 2.2), row("another", 9.0)];

@@ -30,7 +30,8 @@ const LINK_GBPS: f64 = 10.0;
 /// (claim E16); the paper measured "less than half" of that on one port (claim E17).
 const MAX_PORT_PPS: f64 = 5.7e6 / 2.0;
 /// Source, as printed, of the rates that follow from [`MAX_PORT_PPS`].
-const PORT_LIMIT_SOURCE: &str = "E15: the packet rate limits all; half of E16, an upper bound (E17)";
+const PORT_LIMIT_SOURCE: &str =
+    "E15: the packet rate limits all; half of E16, an upper bound (E17)";
 /// Maximum data bytes of a TCP segment (MSS); a packet is one segment.
 const MSS: u32 = 1460;
 /// Size of the smallest messages, at which the paper says that the port limits all modes (E15).
@@ -43,6 +44,7 @@ const LARGEST_MESSAGE: u32 = 16_384;
 fn throughput(bytes: u32, cycles: f64) -> (f64, bool) {
     let bits = f64::from(bytes.min(MSS)) * 8.0;
     let core = bits * CLOCK_GHZ / cycles;
+    // Of the 1500 bytes of an Ethernet payload, `MSS` are data.
     let adapter = (MAX_PORT_PPS * bits / 1e9).min(LINK_GBPS * f64::from(MSS) / 1500.0);
     (core.min(adapter), core <= adapter)
 }
@@ -52,7 +54,7 @@ const UNPROTECTED_PACKET: &str = "brcm: cycles per packet without protection";
 /// Suffix of the row labels for the cost of protection.
 const PROTECTION_COST: &str = "additional cycles per packet";
 
-/// Times the stream of messages of `message` bytes in [`MODES`].
+/// Times the netperf stream of messages of `message` bytes in [`MODES`].
 fn time_message_size(setting: &Setting, message: u32, packets: u64) -> Result<LastRun, LabError> {
     let modes = MODES.map(|(_, mode)| mode);
     let amount = (setting.runs.clamp(2, 4), setting.repetitions);
@@ -81,8 +83,13 @@ fn add_rows(costs: &[(u32, Vec<Measured>)], found: &mut Findings) -> Result<(), 
     let (_, largest) = costs.last().ok_or(LabError::Internal("no messages"))?;
     let strict = largest.first().ok_or(LabError::Internal("no modes"))?;
     let packet_cycles = f64::from(MSS) * 8.0 * CLOCK_GHZ / plateau.value;
+    // Cycles of a packet without protection.
     let c_none = (packet_cycles - strict.median).max(0.0);
-    let fitted = FindingRow::new(UNPROTECTED_PACKET, "cycles", Measured::cost(0.0, c_none, 0.0));
+    let fitted = FindingRow::new(
+        UNPROTECTED_PACKET,
+        "cycles",
+        Measured::cost(0.0, c_none, 0.0),
+    );
     found.push(fitted.fitted());
     let mut series: Vec<Series> = MODES
         .iter()
@@ -113,7 +120,7 @@ fn add_rows(costs: &[(u32, Vec<Measured>)], found: &mut Findings) -> Result<(), 
     let smallest_saturating = smallest_saturating.map_or(f64::NAN, f64::from);
     let what = "strict baseline: the core saturates from";
     let row = FindingRow::counted(what, "bytes", smallest_saturating);
-    // `at_most` cannot fail: the smallest measured size is below the paper's. `near` can.
+    // `at_most` would pass even if the core limited every size, so the row must be near.
     found.push(row.near(claim("E13")?));
     add_gathered_rows(strict.median, &plateau, found);
     let first = series.first().and_then(|line| line.points.first());
@@ -136,7 +143,10 @@ fn add_rows(costs: &[(u32, Vec<Measured>)], found: &mut Findings) -> Result<(), 
 
 /// Throughput of the smallest messages at the packet rate of the port.
 fn port_limit() -> Published {
-    Published::derived(MAX_PORT_PPS * f64::from(SMALLEST_MESSAGE) * 8.0 / 1e9, PORT_LIMIT_SOURCE)
+    Published::derived(
+        MAX_PORT_PPS * f64::from(SMALLEST_MESSAGE) * 8.0 / 1e9,
+        PORT_LIMIT_SOURCE,
+    )
 }
 
 /// Returns a netperf stream that sends `packets` packets a run, in messages of `message` bytes.
@@ -202,9 +212,9 @@ fn add_gathered_rows(extra: f64, plateau: &Published, found: &mut Findings) {
     found.explain(format!(
         "Gathered messages: at most {limit:.2} Gbit/s at 64 bytes and {} at 16 KB fit {:.0} \
         cycles a packet and at least {:.0} a message. They predict at most {:.2} Gbit/s at \
-        {SATURATING_MESSAGE} bytes, where the paper's core saturates at {}. A packet rate that limits 64 \
-        bytes implies a packet for each message. {} Gbit/s of {SATURATING_MESSAGE} bytes need several \
-        messages in a packet.",
+        {SATURATING_MESSAGE} bytes, where the paper's core saturates at {}. A packet rate that \
+        limits 64 bytes implies a packet for each message. {} Gbit/s of {SATURATING_MESSAGE} bytes \
+        need several messages in a packet.",
         plateau.text,
         fit.packet,
         fit.message,

@@ -2,7 +2,7 @@ use super::*;
 use crate::experiment::Experiment;
 use crate::finding::{Finding, Verdict};
 use crate::guest_loads::{
-    StaleAccesses, GuestLoads, KernelLoads, Load, LoadCounts, PROTECTIONS, Promise,
+    GuestLoads, KernelLoads, Load, LoadCounts, PROTECTIONS, Promise, StaleAccesses,
 };
 use crate::setting::Setting;
 

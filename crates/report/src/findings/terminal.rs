@@ -270,9 +270,10 @@ mod tests {
             ),
         ] {
             let row = FindingRow::new(what, "cycles", Measured::cost(value, 123_456.0, 0.35));
-            found
-                .rows
-                .push(row.with_published(printed.clone()).require(Requirement::Near));
+            found.rows.push(
+                row.with_published(printed.clone())
+                    .require(Requirement::Near),
+            );
         }
         found
     }

@@ -41,7 +41,7 @@ use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
 use crate::handover::{HandOverFunction, PauseHandle, StateError};
 use crate::iommu::GuestIommu;
-use crate::limits::{GuestLimits, BoundedLog};
+use crate::limits::{BoundedLog, GuestLimits};
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
 use crate::qemu::{PciSlot, QemuArgs};

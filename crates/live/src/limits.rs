@@ -1,34 +1,40 @@
 //! Limits on the resources that one guest can use in this process.
 //!
-//! A request beyond a limit fails as its protocol defines, and the daemon logs the first few; no
-//! other state changes. Resources that the guest does not control have no entry here. These are the
-//! number of devices and the memory ranges that a client shares
-//! ([`MAX_RANGES`](crate::MAX_RANGES)). Each client has one message in flight, of at most
+//! A request beyond a limit fails as its protocol defines, and no other state changes. The daemon
+//! logs the first refused requests of each device.
+//!
+//! The guest does not control the number of devices and the memory ranges that a client shares
+//! ([`MAX_RANGES`](crate::MAX_RANGES)), so neither is limited here. A client has one message in
+//! flight, of at most
 //! [`MAX_MESSAGE_BYTES`](ringfence_vfio_user::MAX_MESSAGE_BYTES).
 
 use std::error::Error;
 
 use ringfence_softiommu::iotlb::IotlbLimits;
 
-/// Limits of one guest.
+/// Limits of one guest, each with what happens to a request beyond it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestLimits {
-    /// Mappings of the guest's IOMMU driver, over all domains. Beyond: `NOMEM`.
+    /// Mappings of the guest's IOMMU driver, in all domains together. Beyond: a MAP request fails
+    /// with `VIRTIO_IOMMU_S_NOMEM`.
     pub mappings: usize,
-    /// Domains. Beyond: `NOMEM`.
+    /// Domains. Beyond: an ATTACH request fails with `VIRTIO_IOMMU_S_NOMEM`.
     pub domains: usize,
-    /// I/O page tables of a domain, 4 KiB each; a leaf table maps 2 MiB. Beyond: `NOMEM`.
+    /// I/O page tables of a domain, 4 KiB each; a leaf table maps 2 MiB. Beyond: a MAP request
+    /// fails with `VIRTIO_IOMMU_S_NOMEM`.
     pub tables: usize,
-    /// Queue size offered to the driver, in descriptors; a power of two.
+    /// Size of the virtqueues offered to the driver, in descriptors; a power of two. The driver may
+    /// choose a smaller one.
     pub queue_size: u16,
-    /// Bytes of one disk request. Beyond: an I/O error.
+    /// Bytes of one disk request. Beyond: the request fails with `VIRTIO_BLK_S_IOERR`.
     pub request_bytes: u64,
-    /// Pages that a vhost-user back-end's IOTLB holds. Beyond: it evicts the oldest.
+    /// Pages in the IOTLB of a vhost-user back-end; at least [`MIN_IOTLB_PAGES`]. Beyond: the IOTLB
+    /// evicts the oldest.
     pub iotlb_pages: usize,
-    /// IOTLB misses in flight at a vhost-user back-end. Beyond: the device waits.
+    /// IOTLB misses in flight at a vhost-user back-end. Beyond: the device waits for a reply.
     pub iotlb_misses: usize,
-    /// Bytes of the file that records the IOMMU driver's requests. Beyond: requests are only
-    /// counted.
+    /// Bytes of the file that records the IOMMU driver's requests. Beyond: requests are counted but
+    /// not recorded.
     pub record_bytes: u64,
 }
 
@@ -65,37 +71,39 @@ impl GuestLimits {
     }
 }
 
-/// Most log lines about one device, so that a guest cannot fill the host's log.
+/// Maximum number of logged requests of one device.
 const MAX_LINES: u32 = 16;
 
-/// Receives a refused request's error.
-type Tell = dyn Fn(&(dyn Error + 'static)) + Send;
+/// Function that logs the error of one refused request.
+type LogFn = dyn Fn(&(dyn Error + 'static)) + Send;
 
-/// Logs the requests that a guest was refused, up to a fixed number of lines.
+/// Logs the first 16 refused requests of a device, and discards all later ones, so that a guest
+/// cannot fill the host's log.
 pub struct BoundedLog {
-    sink: Box<Tell>,
+    log_line: Box<LogFn>,
     lines_left: u32,
 }
 
 impl BoundedLog {
-    /// Creates a log that passes the first refused requests to `tell`.
-    pub fn new(tell: impl Fn(&(dyn Error + 'static)) + Send + 'static) -> Self {
+    /// Creates a log that calls `log_line` for each of the first 16 refused requests.
+    pub fn new(log_line: impl Fn(&(dyn Error + 'static)) + Send + 'static) -> Self {
         Self {
-            sink: Box::new(tell),
+            log_line: Box::new(log_line),
             lines_left: MAX_LINES,
         }
     }
 
+    /// Logs the error of a refused request, unless the log is full.
     pub(crate) fn log(&mut self, refused: &(dyn Error + 'static)) {
         if self.lines_left > 0 {
             self.lines_left -= 1;
-            (self.sink)(refused);
+            (self.log_line)(refused);
         }
     }
 }
 
 impl Default for BoundedLog {
-    /// A log that discards everything.
+    /// Creates a log that discards everything.
     fn default() -> Self {
         Self::new(|_| ())
     }
@@ -103,6 +111,6 @@ impl Default for BoundedLog {
 
 impl std::fmt::Debug for BoundedLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "BoundedLog({} left)", self.lines_left)
+        write!(f, "BoundedLog({} lines left)", self.lines_left)
     }
 }

@@ -24,7 +24,7 @@ pub use self::event::{EventHandler, QueueBroken, ServeEvent};
 pub use self::poll::StopSignal;
 pub(crate) use self::poll::{ServeEnd, wait};
 pub(crate) use self::stream::answer;
-pub use self::stream::{ReceivedBytes, receive_piece};
+pub use self::stream::{ReceivedBytes, receive_bytes};
 
 /// Time between two attempts to complete a refused unmap. Nothing wakes this thread when a process
 /// that was stuck in the kernel exits.

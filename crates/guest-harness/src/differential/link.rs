@@ -11,7 +11,7 @@ use ringfence_vfio_user::{
 };
 use rustix::net::RecvFlags;
 
-use ringfence_live::server::receive_piece;
+use ringfence_live::server::receive_bytes;
 
 const TYPE_MASK: u32 = 0xf;
 const TYPE_REPLY: u32 = 1;
@@ -115,7 +115,7 @@ impl QemuLink {
                 State::Reply(size) => size - self.bytes.len(),
                 State::Request => self.inbox.bytes_wanted(),
             };
-            let Some(piece) = receive_piece(&self.stream, wants, RecvFlags::DONTWAIT)? else {
+            let Some(piece) = receive_bytes(&self.stream, wants, RecvFlags::DONTWAIT)? else {
                 return Ok(None);
             };
             if piece.bytes.is_empty() {

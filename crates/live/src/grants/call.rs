@@ -1,4 +1,5 @@
-//! System calls that the supervisor lets the mapping thread make, as register values.
+//! The `mmap` and `munmap` calls that the supervisor lets the mapping thread make, as register
+//! values.
 
 use std::os::fd::RawFd;
 
@@ -60,9 +61,9 @@ impl Call {
         }
     }
 
-    /// Returns this grant's window if one `mmap` call could cover it together with `bytes` more
-    /// bytes of descriptor `number` from `offset`, mapped directly behind it. `None` otherwise.
-    pub(super) fn extended(
+    /// Returns the window of this `mmap` call if one call could also map `bytes` bytes from `offset`
+    /// of descriptor `number`, directly behind the window. `None` otherwise.
+    pub(super) fn mergeable_window(
         &self,
         bytes: u64,
         number: RawFd,
@@ -119,9 +120,9 @@ impl Call {
         fewer
     }
 
-    /// Returns true if both calls have the same number and the same registers that the kernel
-    /// reads.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    /// Returns true if both calls have the same number and the same values in the registers that
+    /// the kernel reads.
+    pub(super) fn has_same_effect(&self, other: &Self) -> bool {
         let used = if self.number == libc::SYS_munmap {
             2
         } else {

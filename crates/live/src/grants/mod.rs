@@ -201,9 +201,9 @@ impl Grants {
             (last.start.saturating_add(last.bytes) > window.start).then_some(last)
         };
         // One call covers grants that are consecutive in memory and requested together.
-        let before = self
-            .latest
-            .and_then(|last| last.extended(bytes, part.file, part.offset, grant.permissions));
+        let before = self.latest.and_then(|last| {
+            last.mergeable_window(bytes, part.file, part.offset, grant.permissions)
+        });
         let window = match before {
             Some(before) => self.windows.alloc_after(&before, bytes, overlapping),
             None => self.windows.alloc(bytes, overlapping),

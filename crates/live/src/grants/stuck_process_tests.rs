@@ -34,7 +34,7 @@ fn stuck_grants() -> (Grants, OwnedFd) {
     let grants = Grants {
         table: empty_table(&control).unwrap(),
         control,
-        windows: Windows::new(),
+        windows: GrantWindows::new(),
         windows_in_use: BTreeMap::new(),
         granted: BTreeMap::new(),
         pending: Vec::new(),

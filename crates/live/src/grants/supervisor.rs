@@ -145,7 +145,7 @@ impl Supervisor {
         for call in calls {
             let asked = self.next(wait)?;
             refused(&asked.call)?;
-            if !call.is(&asked.call) {
+            if !call.has_same_effect(&asked.call) {
                 return Err(ProtocolViolation::UnexpectedCall(asked.call));
             }
             self.check(continue_call(&self.listener, asked.id))?;

@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 
 use super::state::MAX_STREAM_FDS;
 use crate::saved_state::{MAX_STREAM_BYTES, wire_numbers};
-use crate::server::{StopSignal, receive_piece};
+use crate::server::{StopSignal, receive_bytes};
 
 wire_numbers! {
     /// Type of a message.
@@ -157,7 +157,7 @@ impl Channel<'_> {
         let mut fds = Vec::new();
         while fds.len() < count {
             let expected = (count - fds.len()).min(MAX_FDS);
-            let piece = self.receive_piece(1, until)?;
+            let piece = self.receive_bytes(1, until)?;
             if piece.received != ReceivedFds::All || piece.fds.len() != expected {
                 return Err(ChannelError::Malformed);
             }
@@ -171,7 +171,7 @@ impl Channel<'_> {
     fn receive_all(&self, count: usize, until: Instant) -> Result<Vec<u8>, ChannelError> {
         let mut bytes = Vec::new();
         while bytes.len() < count {
-            let piece = self.receive_piece((count - bytes.len()).min(CHUNK_BYTES), until)?;
+            let piece = self.receive_bytes((count - bytes.len()).min(CHUNK_BYTES), until)?;
             if piece.received != ReceivedFds::All || !piece.fds.is_empty() {
                 return Err(ChannelError::Malformed);
             }
@@ -180,14 +180,14 @@ impl Channel<'_> {
         Ok(bytes)
     }
 
-    fn receive_piece(
+    fn receive_bytes(
         &self,
         wants: usize,
         until: Instant,
     ) -> Result<crate::server::ReceivedBytes, ChannelError> {
         loop {
             self.wait(PollFlags::IN, until)?;
-            match receive_piece(&self.stream, wants, RecvFlags::DONTWAIT)? {
+            match receive_bytes(&self.stream, wants, RecvFlags::DONTWAIT)? {
                 None => {}
                 Some(piece) if piece.bytes.is_empty() => {
                     return Err(ChannelError::Io(io::ErrorKind::UnexpectedEof.into()));

@@ -275,7 +275,7 @@ impl DiskProxy {
                     stopped,
                 }));
             }
-            // The disk's log is rate-limited.
+            // The disk's log is bounded.
             DeviceResponse::TooLong { bytes, most } => {
                 self.count_response()?;
                 self.disk

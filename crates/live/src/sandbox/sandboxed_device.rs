@@ -16,7 +16,7 @@ use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::{InjectedDma, InjectionResult};
 use crate::grants::control_region::ControlRegion;
 use crate::grants::sys;
-use crate::limits::{GuestLimits, BoundedLog};
+use crate::limits::{BoundedLog, GuestLimits};
 use crate::privileges;
 use crate::virtio::blk::{Blk, RequestTooLong};
 use crate::virtio::{Device, DmaInjector};

@@ -44,7 +44,7 @@ pub(super) enum Received {
 }
 
 pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
-    let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)? else {
+    let Some(piece) = receive_bytes(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)? else {
         return Ok(Received::Part);
     };
     if piece.bytes.is_empty() {
@@ -69,7 +69,7 @@ pub struct ReceivedBytes {
 }
 
 /// Receives at most `wants` bytes. `None` if no data is available, or a receive timeout expires.
-pub fn receive_piece(
+pub fn receive_bytes(
     stream: &UnixStream,
     wants: usize,
     flags: RecvFlags,

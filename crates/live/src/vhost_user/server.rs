@@ -14,7 +14,7 @@ use super::request::VhostUser;
 use super::session::{Session, Settings};
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::server::{EventHandler, LogBudget, ServeEvent, StopSignal, answer, receive_piece, wait};
+use crate::server::{EventHandler, LogBudget, ServeEvent, StopSignal, answer, receive_bytes, wait};
 use crate::virtio::{Device, PollSource};
 
 /// Listener of the front-ends, and the users who may connect.
@@ -88,7 +88,7 @@ fn converse<D: Device + Send + 'static>(
         }
         // Handle the main socket first: its messages precede the reply that they cause.
         if woken.main {
-            let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)?
+            let Some(piece) = receive_bytes(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)?
             else {
                 continue;
             };

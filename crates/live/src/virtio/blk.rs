@@ -17,7 +17,7 @@ use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, DeviceState, DiskKind, DmaInjector, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::limits::{GuestLimits, BoundedLog};
+use crate::limits::{BoundedLog, GuestLimits};
 use crate::saved_state::{HandOverBlocker, StateError};
 
 /// Bytes of a sector, independent of the block size.

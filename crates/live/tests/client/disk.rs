@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringfence_live::dma_fault_injection::{InjectedDma, KEPT_READS};
-use ringfence_live::limits::{GuestLimits, BoundedLog};
+use ringfence_live::limits::{BoundedLog, GuestLimits};
 use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::delayed::Delayed;
 use ringfence_live::virtio::{DmaInjector, QUANTUM_BYTES};

@@ -1,6 +1,6 @@
 //! A disk behind the IOMMU: it can access exactly the pages that the guest has mapped.
 
-use ringfence_live::limits::{GuestLimits, BoundedLog};
+use ringfence_live::limits::{BoundedLog, GuestLimits};
 use ringfence_live::virtio::blk::Blk;
 
 use crate::guest::*;
@@ -229,8 +229,7 @@ fn guest_over_its_limits_is_refused_and_its_disk_continues() {
         ),
     ] {
         let (sender, heard) = std::sync::mpsc::channel();
-        let complaints =
-            BoundedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
+        let complaints = BoundedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
         let mut guest = guest_within(&caps, complaints);
         assert_eq!(guest.attach(), 0);
         // The disk's rings and buffers.

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::iommu::GuestIommu;
-use ringfence_live::limits::{GuestLimits, BoundedLog};
+use ringfence_live::limits::{BoundedLog, GuestLimits};
 use ringfence_live::sandbox::{
     DiskProxy, Grants, ProtocolViolation, ProxyEvent, SandboxDisk, SandboxProgram, start,
 };

@@ -1,4 +1,4 @@
-//! Creates the rings of a device.
+//! Creates the rings (rRINGs of an rDEVICE, rIOMMU section 4.1) of a device in a ring mode.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -14,14 +14,15 @@ use super::RingSizes;
 use crate::error::LabError;
 use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
 
-/// The constructors of a ring mode. `D` drives the rings, `L` is the logic of the unit, `F` the
-/// flush policy.
+/// The parts of which a ring mode is built. `D` is the driver of one ring, `F` the flush policy.
+/// `L` is the [`RingLogic`](ringfence_hw::ring::RingLogic) of the modelled IOMMU, for the users of
+/// the parts that also create the IOMMU.
 pub struct RingParts<D, L, F> {
-    /// The slot choice of maps and the coherency of walks.
+    /// How a map chooses its slot, and whether walks of the rings snoop the CPU's caches.
     pub setup: RingSetup,
-    /// Creates the flush policy of the unit.
+    /// Creates the flush policy.
     pub flush: fn() -> F,
-    /// Marks the driver and logic types.
+    /// `D` and `L` are types without a value here.
     types: PhantomData<fn() -> (D, L)>,
 }
 
@@ -34,7 +35,7 @@ impl<D, L, F> Clone for RingParts<D, L, F> {
 impl<D, L, F> Copy for RingParts<D, L, F> {}
 
 impl<D, L, F> RingParts<D, L, F> {
-    /// Returns constructors for rings with this slot choice and coherency.
+    /// Returns the parts of a mode whose rings have this slot choice and coherency.
     pub fn new(choice: SlotChoice, coherency: Coherency, flush: fn() -> F) -> Self {
         Self {
             setup: RingSetup { choice, coherency },
@@ -45,31 +46,33 @@ impl<D, L, F> RingParts<D, L, F> {
 }
 
 impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
-    /// Creates the empty rings of a device. Returns them with the address of the rDEVICE.
+    /// Creates the empty rings of `device`. Returns them with the address of the rDEVICE, the
+    /// table to which the device's context entry points.
     ///
     /// # Errors
-    /// Memory is short, or a ring size is invalid.
+    /// `frames` has too few contiguous frames, or a ring size is invalid.
     pub fn space(
         &self,
-        of: &AttachInfo,
+        device: &AttachInfo,
         sizes: &RingSizes,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
     ) -> Result<(Rings<D, RefCell<D>>, PhysAddr), LabError> {
-        let (rings, base) = self.lay_out(of, sizes, memory, frames)?;
-        let space = Rings::new(of.domain, of.device, rings, RefCell::new);
+        let (rings, base) = self.lay_out(device, sizes, memory, frames)?;
+        let space = Rings::new(device.domain, device.device, rings, RefCell::new);
         Ok((space, base))
     }
 
-    /// Lays the rings out in memory.
+    /// Writes the empty tables of the rings into memory. Returns the rings and the address of the
+    /// rDEVICE.
     fn lay_out(
         &self,
-        of: &AttachInfo,
+        device: &AttachInfo,
         sizes: &RingSizes,
         memory: &Arena,
         frames: &Frames<Rc<Arena>>,
     ) -> Result<(Vec<Ring>, PhysAddr), LabError> {
-        let slots = sizes.of(of.index);
+        let slots = sizes.of(device.index);
         let bytes = RingTables::new(PhysAddr::ZERO, &slots)?.memory().bytes();
         let base = frames
             .alloc_contiguous(bytes.div_ceil(PageSize::Size4K.bytes()))
@@ -78,7 +81,7 @@ impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
         Ok((rings, base))
     }
 
-    /// Returns a constructor of the spaces of devices.
+    /// Returns a function that creates the rings of each device that attaches.
     pub fn make_space<I>(
         self,
         sizes: RingSizes,
@@ -88,8 +91,8 @@ impl<D: RingDriver + From<Ring>, L, F> RingParts<D, L, F> {
         L: 'static,
         F: 'static,
     {
-        move |of, platform| {
-            let (space, base) = self.space(of, &sizes, &platform.arena, &platform.frames)?;
+        move |device, platform| {
+            let (space, base) = self.space(device, &sizes, &platform.arena, &platform.frames)?;
             Ok((space, ContextTarget::Table(base)))
         }
     }

@@ -15,7 +15,7 @@ use super::{Domid, MAX_MULTICALL, XenError};
 /// Entries of a grant table, and handles of a domain: 32 frames of 512 entries in Xen 3.
 const GRANTS: usize = 1 << 14;
 
-/// The number of an entry in a domain's grant table.
+/// Index of an entry in a domain's grant table (`grant_ref_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantRef(u32);
 
@@ -26,7 +26,7 @@ impl GrantRef {
     }
 }
 
-/// A mapped grant of a driver domain.
+/// Handle of a grant that a driver domain has mapped (`grant_handle_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantHandle(u32);
 
@@ -46,7 +46,7 @@ pub struct GrantMap {
     pub reference: GrantRef,
     /// The device that will access the page.
     pub bdf: RequesterId,
-    /// The page of the DMA address.
+    /// The page of the DMA address, in the I/O address space of `bdf`.
     pub page: Pfn,
     /// The rights of the device.
     pub permissions: Permissions,
@@ -54,10 +54,11 @@ pub struct GrantMap {
 
 #[derive(Debug, Clone, Copy)]
 struct GrantEntry {
-    to: Domid,
+    grantee: Domid,
     gpfn: u64,
     permissions: Permissions,
-    users: u32,
+    /// Number of live maps of this entry.
+    maps: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +69,7 @@ struct Mapped {
     page: Pfn,
 }
 
-/// A table with reusable numbers.
+/// A table whose handles are indices. A removed item's handle is reused.
 #[derive(Debug)]
 struct HandleTable<T> {
     items: Vec<Option<T>>,
@@ -117,23 +118,24 @@ pub(super) struct GrantTables {
 }
 
 impl Xen {
-    /// Writes an entry of `granter`'s grant table. No hypercall: the table is shared memory.
+    /// Grants the page `gpfn` of `granter` to `grantee`: writes an entry of `granter`'s grant table.
+    /// No hypercall: the table is shared memory.
     ///
     /// # Errors
-    /// The table is full.
+    /// [`XenError::NoMemory`]: the table is full.
     pub fn grant_access(
         &mut self,
         granter: Domid,
-        to: Domid,
+        grantee: Domid,
         gpfn: u64,
         permissions: Permissions,
     ) -> Result<GrantRef, XenError> {
         let table = self.grants.granted.entry(granter).or_default();
         let entry = GrantEntry {
-            to,
+            grantee,
             gpfn,
             permissions,
-            users: 0,
+            maps: 0,
         };
         table.add(entry).map(GrantRef)
     }
@@ -141,23 +143,23 @@ impl Xen {
     /// Removes an entry of `granter`'s grant table. No hypercall.
     ///
     /// # Errors
-    /// [`XenError::Busy`] while a domain has mapped the grant, [`XenError::BadGrant`] without one.
+    /// [`XenError::Busy`]: a domain still maps the grant. [`XenError::BadGrant`]: no such entry.
     pub fn end_access(&mut self, granter: Domid, reference: GrantRef) -> Result<(), XenError> {
         let table = self.grants.granted.get_mut(&granter);
         let table = table.ok_or(XenError::BadGrant)?;
         let entry = table.get(reference.0).ok_or(XenError::BadGrant)?;
-        if entry.users > 0 {
+        if entry.maps > 0 {
             return Err(XenError::Busy);
         }
         table.remove(reference.0);
         Ok(())
     }
 
-    /// Maps grants for devices of `caller`, in one hypercall. `each` gets the handle of each map,
-    /// or the reason why it was refused.
+    /// Maps grants for devices of `caller`, in one hypercall. Calls `each` for each map, with its
+    /// handle or the reason for the refusal.
     ///
     /// # Errors
-    /// The batch is too long. No grant was mapped.
+    /// [`XenError::TooManyCalls`]: the batch is too long, and no grant was mapped.
     pub fn map_grants(
         &mut self,
         caller: Domid,
@@ -182,10 +184,10 @@ impl Xen {
         let allowed = [Access::Read, Access::Write]
             .iter()
             .all(|access| !map.permissions.allows(*access) || entry.permissions.allows(*access));
-        if entry.to != caller || map.granter == caller || !allowed {
+        if entry.grantee != caller || map.granter == caller || !allowed {
             return Err(XenError::BadGrant);
         }
-        // The guest writes the entry, so its page may have any number.
+        // The granting guest chose `gpfn`: look it up before use.
         let frame = self.frames.frame(map.granter, entry.gpfn);
         let frame = frame.ok_or(XenError::BadGrant)?;
         let mapped = Mapped {
@@ -202,24 +204,24 @@ impl Xen {
         if let Ok(space) = space_of(&mut self.spaces, caller, map.bdf) {
             space.set_granted(map.page, true);
         }
-        self.count_users(map.granter, map.reference, 1);
+        self.count_maps(map.granter, map.reference, 1);
         Ok(GrantHandle(number))
     }
 
-    fn count_users(&mut self, granter: Domid, reference: GrantRef, by: i32) {
+    fn count_maps(&mut self, granter: Domid, reference: GrantRef, by: i32) {
         let table = self.grants.granted.get_mut(&granter);
         let item = table.and_then(|table| table.items.get_mut(reference.0 as usize));
         if let Some(Some(entry)) = item {
-            entry.users = entry.users.saturating_add_signed(by);
+            entry.maps = entry.maps.saturating_add_signed(by);
         }
     }
 
-    /// Unmaps grants of `caller`, in one hypercall: clears their entries and flushes once for each
-    /// space. `each` gets the result of each unmap.
+    /// Unmaps grants of `caller`, in one hypercall: clears their TCEs, and flushes once for each bus.
+    /// Calls `each` with the result of each unmap.
     ///
     /// # Errors
-    /// The batch is too long: nothing was unmapped. [`XenError::FlushFailed`]: the entries are
-    /// cleared, and the frames stay referenced.
+    /// [`XenError::TooManyCalls`]: the batch is too long, and nothing was unmapped.
+    /// [`XenError::FlushFailed`]: the TCEs are cleared, and the frames stay referenced.
     pub fn unmap_grants(
         &mut self,
         caller: Domid,
@@ -255,7 +257,7 @@ impl Xen {
         let space = space_of(&mut self.spaces, caller, mapped.bdf)?;
         space.unmap(&self.memory, &mut self.dirty, mapped.page)?;
         table.remove(handle.0);
-        self.count_users(mapped.granter, mapped.reference, -1);
+        self.count_maps(mapped.granter, mapped.reference, -1);
         Ok(mapped.bdf.bus())
     }
 }

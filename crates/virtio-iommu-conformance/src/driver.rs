@@ -42,7 +42,7 @@ pub(crate) const USUAL: Setup = Setup {
     regions: REGIONS,
     input: (0, u64::MAX),
     domains: (0, u32::MAX),
-    caps: None,
+    limits: None,
 };
 
 /// Reason why a statement does not hold.

@@ -37,4 +37,4 @@ mod subject;
 mod unmap;
 
 pub use statement::{Level, STATEMENTS, Statement, Verdict};
-pub use subject::{Access, Caps, Make, NotReturned, Outcome, Region, Setup, Subject};
+pub use subject::{Access, GuestLimits, Make, NotReturned, Outcome, Region, Setup, Subject};

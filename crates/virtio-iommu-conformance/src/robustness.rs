@@ -2,7 +2,7 @@
 
 use crate::driver::{BOTH, Driver, Failure, READ, TestContext, USUAL, ensure, not_applicable};
 use crate::spec::*;
-use crate::{Access, Caps, Setup};
+use crate::{Access, GuestLimits, Setup};
 
 const OK: u8 = VIRTIO_IOMMU_S_OK;
 
@@ -75,23 +75,23 @@ pub(crate) fn outstanding(context: &TestContext<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates a driver of a device with caps that tests reach.
-fn capped<'a>(context: &'a TestContext<'_>) -> Result<Driver<'a>, Failure> {
+/// Creates a driver of a device with limits that statements reach.
+fn limited<'a>(context: &'a TestContext<'_>) -> Result<Driver<'a>, Failure> {
     let setup = Setup {
-        caps: Some(CAPS),
+        limits: Some(LIMITS),
         regions: &[],
         ..USUAL
     };
     Driver::new(context, &setup)
 }
 
-const CAPS: Caps = Caps {
+const LIMITS: GuestLimits = GuestLimits {
     mappings: 4,
     domains: 2,
 };
 
-pub(crate) fn domain_cap(context: &TestContext<'_>) -> Result<(), Failure> {
-    let mut driver = capped(context)?;
+pub(crate) fn domain_limit(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = limited(context)?;
     for (domain, endpoint) in [(0, driver.one), (1, driver.two)] {
         ensure(
             driver.attach(domain, endpoint)? == OK,
@@ -108,8 +108,8 @@ pub(crate) fn domain_cap(context: &TestContext<'_>) -> Result<(), Failure> {
     )
 }
 
-pub(crate) fn mapping_cap(context: &TestContext<'_>) -> Result<(), Failure> {
-    let mut driver = capped(context)?;
+pub(crate) fn mapping_limit(context: &TestContext<'_>) -> Result<(), Failure> {
+    let mut driver = limited(context)?;
     for (domain, endpoint) in [(0, driver.one), (1, driver.two)] {
         ensure(driver.attach(domain, endpoint)? == OK, "ATTACH succeeds")?;
     }

@@ -256,6 +256,6 @@ statements! {
         begins fails";
     "unmap-outstanding" "5.13.6.6" Robustness robustness::outstanding: "after the reply to UNMAP \
         no outstanding access reaches the page";
-    "caps-mappings" "5.13.6" Robustness robustness::mapping_cap: "mappings beyond the cap: NOMEM";
-    "caps-domains" "5.13.6" Robustness robustness::domain_cap: "domains beyond the cap: NOMEM";
+    "caps-mappings" "5.13.6" Robustness robustness::mapping_limit: "mappings beyond the cap: NOMEM";
+    "caps-domains" "5.13.6" Robustness robustness::domain_limit: "domains beyond the cap: NOMEM";
 }

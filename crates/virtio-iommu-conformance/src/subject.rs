@@ -102,19 +102,19 @@ pub trait Subject {
     /// Waits until the device has finished all deferred work.
     fn idle(&mut self) {}
 
-    /// Starts a long access of `endpoint` to the byte at `iova`, which ends when the device
-    /// requests it or waits for it. Returns true if the device allows it; `None` if the adapter has
-    /// no such accesses.
+    /// Begins an access of `endpoint` to the byte at `iova` that stays in flight until the device
+    /// calls back or synchronises with it. Returns true if the device allows the access; `None` if
+    /// the adapter has no such accesses.
     fn begin_access(&mut self, _endpoint: u32, _iova: u64, _access: Access) -> Option<bool> {
         None
     }
 
-    /// Returns true if the long access can still reach the byte.
+    /// Returns true if the access begun last is in flight: it can still reach the byte.
     fn access_is_outstanding(&self) -> bool {
         false
     }
 
-    /// Returns the number of dropped reports; `None` if the device does not count them.
+    /// Returns the number of dropped fault reports; `None` if the device does not count them.
     fn dropped_events(&self) -> Option<u64> {
         None
     }
@@ -129,17 +129,17 @@ pub struct Region {
     pub msi: bool,
 }
 
-/// Limits on a guest's use of the host's memory.
+/// Limits of one guest, which bound its use of the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say everything")]
-pub struct Caps {
+pub struct GuestLimits {
     pub mappings: usize,
     pub domains: usize,
 }
 
-/// The device that a statement wants. An adapter comes as close as it can: the statement reads
+/// The device that a statement requires. An adapter comes as close as it can: the statement reads
 /// features, configuration and properties, and is not applicable to a device that differs. An
-/// adapter that cannot set `caps` returns an error for them.
+/// adapter that cannot set `limits` returns an error for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
     /// Initial value of `bypass`; `None` for a device without `VIRTIO_IOMMU_F_BYPASS_CONFIG`.
@@ -154,8 +154,8 @@ pub struct Setup {
     pub input: (u64, u64),
     /// Domain range, both ends included; all numbers for a device without the feature.
     pub domains: (u32, u32),
-    /// Limits of the guest. Statements that do not set them use few resources.
-    pub caps: Option<Caps>,
+    /// Limits of the guest. Statements with `None` use few resources.
+    pub limits: Option<GuestLimits>,
 }
 
 /// Creates a device as close to the setup as the implementation can.

@@ -7,9 +7,9 @@ use crate::device::{FEATURES, Naive, Reserved};
 
 const ENDPOINTS: [u32; 3] = [1, 2, 3];
 
-/// Creates the device of a setup. It has no ranges, no MMIO and no caps.
+/// Creates the device of a setup. It has no ranges, no MMIO and no limits of the guest.
 pub(crate) fn make(setup: &Setup) -> Result<Box<dyn Subject>, String> {
-    if setup.caps.is_some() {
+    if setup.limits.is_some() {
         return Err("the naive device has no caps".into());
     }
     let regions = setup.regions.iter().map(|region| Reserved {

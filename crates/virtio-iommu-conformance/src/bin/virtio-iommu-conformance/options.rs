@@ -13,9 +13,9 @@ pub(crate) const ENDPOINTS: [u32; 3] = [0x20, 0x21, 0x22];
 /// Returns the options of a device.
 pub(crate) fn options(setup: &Setup) -> Options {
     let defaults = Options::default();
-    let caps = setup.caps.map(|caps| VirtioIommuLimits {
-        mappings: caps.mappings,
-        domains: caps.domains,
+    let limits = setup.limits.map(|limits| VirtioIommuLimits {
+        mappings: limits.mappings,
+        domains: limits.domains,
         ..defaults.limits
     });
     let (first, last) = setup.domains;
@@ -31,7 +31,7 @@ pub(crate) fn options(setup: &Setup) -> Options {
         },
         mmio: setup.mmio,
         probe_bytes: if setup.probe { defaults.probe_bytes } else { 0 },
-        limits: caps.unwrap_or(defaults.limits),
+        limits: limits.unwrap_or(defaults.limits),
         ..defaults
     }
 }

@@ -34,7 +34,7 @@ pub(crate) const ANY: Setup = Setup {
     regions: &[],
     input: (0, u64::MAX),
     domains: (0, u32::MAX),
-    caps: None,
+    limits: None,
 };
 
 /// A machine with the device under test.
@@ -45,7 +45,7 @@ pub(crate) struct Qemu {
 impl Qemu {
     /// Starts a machine of `program` with the device of `setup`.
     pub(crate) fn start(program: &Path, setup: &Setup) -> anyhow::Result<Self> {
-        anyhow::ensure!(setup.caps.is_none(), "QEMU has no caps");
+        anyhow::ensure!(setup.limits.is_none(), "QEMU has no caps");
         let regions = setup.regions.iter().map(|region| {
             let kind = u8::from(region.msi);
             format!("{:#x}:{:#x}:{kind}", region.first, region.last)

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::spool::Spool;
 
 /// Default limit on the stored bytes of standard input.
-pub(crate) const KEPT: u64 = 4 << 30;
+pub(crate) const SPOOL_LIMIT: u64 = 4 << 30;
 
 /// Source of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,11 +44,10 @@ impl Input {
         }
     }
 
-    /// Makes this input readable more than once. Standard input is read to its end first, and at
-    /// most `limit` bytes of it are stored.
+    /// Makes this input readable more than once. Standard input is read to its end and stored.
     ///
     /// # Errors
-    /// Standard input cannot be read or stored.
+    /// Standard input cannot be read or stored, or exceeds `limit` bytes.
     pub(crate) fn reusable(self, limit: u64) -> Result<Self, Failure> {
         match self {
             Self::Stdin => Spool::of_stdin(limit).map(Self::Spooled),
@@ -119,15 +118,15 @@ impl Input {
         })
     }
 
-    /// Returns the number of lines of the trace if counting them takes negligible time. For the
-    /// progress bar only.
+    /// Returns the number of lines of the trace if it is a file of at most 64 MiB as stored, for the
+    /// progress bar. Decompresses the whole file.
     pub(crate) fn lines(&self) -> Option<u64> {
-        const LARGEST: u64 = 64 << 20;
+        const MAX_STORED: u64 = 64 << 20;
         let Self::File(path) = self else {
             return None;
         };
         let meta = fs::metadata(path).ok()?;
-        if !meta.is_file() || meta.len() > LARGEST {
+        if !meta.is_file() || meta.len() > MAX_STORED {
             return None;
         }
         let mut source = TraceSource::open(path).ok()?;

@@ -25,7 +25,7 @@ use ringfence_trace::TraceOptions;
 use super::json;
 use crate::args::ReproduceArgs;
 use crate::failure::Failure;
-use crate::inputs::{Input, KEPT};
+use crate::inputs::{Input, SPOOL_LIMIT};
 use crate::out_file::write_into;
 use crate::output::{print, print_status, table_style};
 
@@ -111,7 +111,7 @@ fn recorded(
         }
         // An input for both experiments is read twice.
         let input = if prefetchers && reused {
-            input.reusable(KEPT)?
+            input.reusable(SPOOL_LIMIT)?
         } else {
             input
         };

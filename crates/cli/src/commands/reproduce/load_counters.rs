@@ -1,6 +1,6 @@
 //! Parses the output of an X29 guest, the counters of its devices, and QEMU's trace.
 
-use ringfence_experiments::guest_loads::{StaleAccesses, GuestLoads, Load, LoadCounts, Machine};
+use ringfence_experiments::guest_loads::{GuestLoads, Load, LoadCounts, Machine, StaleAccesses};
 
 use super::guest_counters::{before, counter};
 use super::load_runner::device_addresses;

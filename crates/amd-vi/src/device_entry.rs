@@ -155,8 +155,9 @@ impl DeviceEntry {
         Some(PhysAddr::new(at))
     }
 
-    /// Returns true if both entries have the same translation, given that their GCR3 tables point
-    /// to the same guest table.
+    /// Returns true if both entries have the same translation, given that they have the same domain
+    /// and that their GCR3 tables point to the same guest table. Does not compare the interrupt
+    /// fields.
     pub(crate) const fn translates_as(&self, other: &Self) -> bool {
         let [first, _, third, _] = self.0;
         let [other_first, _, other_third, _] = other.0;

@@ -9,7 +9,7 @@ use crate::mapping_cache::CycleParams;
 use crate::meter::Components;
 use crate::modes::{FlushKind, Mode, Safety};
 use crate::oracle::{StaleBytes, VerdictCounts};
-use crate::replay::{Outcomes, BufferCounts};
+use crate::replay::{BufferCounts, Outcomes};
 use crate::round_trips::{RoundTripCost, RoundTrips};
 
 /// Version of the JSON form. A version may gain fields, but never removes a field or changes its

@@ -1,6 +1,8 @@
 //! The judgement of a trace's pages for people.
 
-use ringfence_trace::{DomainType, PageExposure, ExposureEnd, Exposures, Judgement, printable_line};
+use ringfence_trace::{
+    DomainType, ExposureEnd, Exposures, Judgement, PageExposure, printable_line,
+};
 
 use super::grid::{Cell, Column, Grid, TableStyle, wrap};
 use super::number::{byte_seconds, count, span};

@@ -3,7 +3,7 @@
 use super::grid::{Cell, CellStyle, Column, Grid};
 use super::number::{bytes, count};
 use ringfence_lab::ModeThresholds;
-use ringfence_lab::replay::{Buffers, BufferCounts};
+use ringfence_lab::replay::{BufferCounts, Buffers};
 use ringfence_lab::row::Row;
 
 /// Title of the table of ways.
@@ -28,7 +28,10 @@ pub(super) fn ways(rows: &[&Row]) -> Option<Grid> {
         columns.push(Column::right(way, "bytes"));
     }
     let mut grid = Grid::new(&columns);
-    for row in rows.iter().filter(|row| row.ways != BufferCounts::default()) {
+    for row in rows
+        .iter()
+        .filter(|row| row.ways != BufferCounts::default())
+    {
         let mut cells = vec![Cell::toned(&row.mode, CellStyle::Strong)];
         let BufferCounts {
             pooled,

@@ -18,7 +18,7 @@ use std::io::Read;
 use ringfence_types::{Nanos, PhysRange};
 
 pub use report::{
-    Allocation, DeviceExposures, PageExposure, ExposureEnd, Exposures, Judgement, PageTask,
+    Allocation, DeviceExposures, ExposureEnd, Exposures, Judgement, PageExposure, PageTask,
 };
 
 use crate::domain_type::DomainType;

@@ -78,7 +78,7 @@ pub use info::{Burst, Bursts, DeviceInfo, Flow, FlowBurst, FlowBursts, Histogram
 pub use input::{TraceSource, short_name};
 pub use interrupt::Interrupt;
 pub use judge::{
-    Allocation, DeviceExposures, PageExposure, ExposureEnd, Exposures, JudgeOptions, Judgement,
+    Allocation, DeviceExposures, ExposureEnd, Exposures, JudgeOptions, Judgement, PageExposure,
     PageTask, StaleWindow,
 };
 pub use limits::{LimitExceeded, MARK_BYTES, TraceLimits};

@@ -62,7 +62,7 @@ impl CompletionQueue {
     /// Frees the ring's memory.
     ///
     /// # Errors
-    /// The memory is lost.
+    /// The invalidation failed twice. The memory is lost, because the device may still access it.
     pub fn free<A: DmaApi>(self, api: &mut A, ring: DeviceRing) -> Result<(), ApiError> {
         self.memory.free(api, ring)
     }

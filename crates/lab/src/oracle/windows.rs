@@ -101,8 +101,9 @@ impl Windows {
     }
 
     fn close_kept(&mut self, request: &Invalidation, now: Nanos) {
-        let covered =
-            |window: &OpenWindow| request.covers(window.domain, &window.range, CachedLevels::Leaves);
+        let covered = |window: &OpenWindow| {
+            request.covers(window.domain, &window.range, CachedLevels::Leaves)
+        };
         let covered: Vec<_> = match request {
             // Most invalidations cover a run of pages: look up each page if there are fewer pages
             // than windows.

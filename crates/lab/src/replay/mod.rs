@@ -26,4 +26,4 @@ pub use timed::DynTimedReplay;
 #[cfg(test)]
 pub(crate) use timed::counted;
 pub use timed::{Clock, EmptyLoop, TimedReplay, cycles};
-pub use ways::{Buffers, BufferCounts};
+pub use ways::{BufferCounts, Buffers};

@@ -5,7 +5,7 @@ use ringfence_hw::IommuStats;
 
 use crate::oracle::{StaleBytes, VerdictCounts};
 use crate::queue_stats::QueueStats;
-use crate::replay::{ReleaseDelays, BufferCounts};
+use crate::replay::{BufferCounts, ReleaseDelays};
 
 /// Maps of one ring that did not get a slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

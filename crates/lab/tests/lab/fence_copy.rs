@@ -8,7 +8,7 @@ use ringfence_lab::modes::{Mode, Safety};
 use ringfence_lab::plan::{
     DESCRIPTOR_PAGES, Plan, Planner, Step, TRANSMIT_DESCRIPTOR_NS, Withholds,
 };
-use ringfence_lab::replay::{Buffers, Outcomes, BufferCounts};
+use ringfence_lab::replay::{BufferCounts, Buffers, Outcomes};
 use ringfence_lab::{MachineProfile, Profile, copy_threshold, transmit_threshold};
 use ringfence_trace::Devices;
 use ringfence_types::Direction;

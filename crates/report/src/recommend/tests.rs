@@ -1,7 +1,7 @@
 //! Tests of the recommendation.
 
 use super::*;
-use ringfence_lab::replay::{Buffers, BufferCounts};
+use ringfence_lab::replay::{BufferCounts, Buffers};
 use ringfence_lab::round_trips::RoundTripCost;
 use ringfence_lab::row::Violations;
 

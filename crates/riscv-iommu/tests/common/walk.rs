@@ -97,7 +97,12 @@ impl Model<'_> {
         Ok(context)
     }
 
-    fn process_context(&self, device: u32, dc: &DeviceContext, process: u32) -> Result<[u64; 2], u16> {
+    fn process_context(
+        &self,
+        device: u32,
+        dc: &DeviceContext,
+        process: u32,
+    ) -> Result<[u64; 2], u16> {
         if let Some(context) = self.state.borrow().caches.processes.get(&(device, process)) {
             return Ok(*context);
         }

@@ -12,7 +12,7 @@ use super::fifo::FifoSpan;
 use super::live_mappings::{Key, LiveMappings, TooManyMappings, hash_list};
 use super::physical::{NoFrames, OutOfGranules, ReplayArena};
 use super::scatter::{self, Lengths, Segment};
-use super::window::{Lists, Piece, LineWindow};
+use super::window::{LineWindow, Lists, Piece};
 use crate::limits::{Budget, LimitExceeded, Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Position};
 use crate::options::PageEvents;

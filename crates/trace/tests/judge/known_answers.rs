@@ -1,6 +1,8 @@
 //! Traces whose answers are known.
 
-use ringfence_trace::{DomainType, PageExposure, ExposureEnd, JudgeOptions, Judgement, StaleWindow};
+use ringfence_trace::{
+    DomainType, ExposureEnd, JudgeOptions, Judgement, PageExposure, StaleWindow,
+};
 use ringfence_types::Nanos;
 
 use crate::lines::{map, page, unmap};

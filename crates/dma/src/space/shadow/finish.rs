@@ -2,7 +2,7 @@
 
 use ringfence_types::{Access, IovaRange, PhysAddr, PhysMemory};
 
-use super::page::{Extent, Page, BufferPart, SlotKind};
+use super::page::{BufferPart, Extent, Page, SlotKind};
 use super::pool::{ShadowPool, Slot};
 use crate::error::UnmapRefusal;
 use crate::space::GRANULE;

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ringfence_types::{Iova, IovaRange, Lock, MemoryError, Pfn, PhysAddr, PhysMemory, PhysRange};
 
-use super::page::{Extent, Page, BufferPart, PieceFlags, SlotKind};
+use super::page::{BufferPart, Extent, Page, PieceFlags, SlotKind};
 use crate::copy::{check, zero};
 use crate::space::GRANULE;
 

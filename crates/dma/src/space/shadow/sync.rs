@@ -2,7 +2,7 @@
 
 use ringfence_types::PhysMemory;
 
-use super::page::{Extent, Page, BufferPart};
+use super::page::{BufferPart, Extent, Page};
 use super::pool::ShadowPool;
 
 impl<L> ShadowPool<L> {

@@ -1,6 +1,6 @@
 //! Groups `iommu:map` lines by call and finds the `dma:*` line that takes them.
 
-use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, LineWindow};
+use super::{Cpu, LineWindow, Piece, Slot, State, Waiting, WaitingFor};
 use crate::op::DeviceIndex;
 use crate::pair::fifo::FifoSpan;
 use crate::text::ExecutionContext;

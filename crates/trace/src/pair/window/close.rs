@@ -1,6 +1,6 @@
 //! Decides waiting lines: their partner arrived, their context ended, or they waited too long.
 
-use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, LineWindow};
+use super::{LineWindow, MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor};
 use crate::op::DeviceIndex;
 use crate::text::{ExecutionContext, RawKind};
 

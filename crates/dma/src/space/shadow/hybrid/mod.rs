@@ -40,7 +40,7 @@ use ringfence_types::{
     PhysRange, WholeDomain,
 };
 
-use super::page::{Page, BufferPart, SlotKind};
+use super::page::{BufferPart, Page, SlotKind};
 use super::pool::Slot;
 use super::{FromDevice, ShadowCpu, ShadowDepot, ShadowPolicy, ShadowPool, ShadowSpace};
 use crate::error::ShadowError;

@@ -17,7 +17,7 @@ static struct rio_ring *ring = &endpoint.rings[RIO_RING_WRITE];
 static struct device dev = { .ops = &endpoint.core.ops };
 static bool absent;
 static unsigned int writes, freed, violations;
-/* What the device reaches by the IOMMU's copy of each slot. */
+/* The memory that the device reaches by the IOMMU's copy of each slot. */
 static struct {
 	u64 from, bytes;
 } copies[SLOTS];
@@ -141,7 +141,8 @@ static void burst_ends(void)
 	struct hrtimer *timer = &endpoint.burst_timer;
 
 	if (rio_mode == RIO_BURST) {
-		CHECK(!endpoint.burst_tasklet.is_scheduled && endpoint.is_timer_armed && timer->due);
+		CHECK(!endpoint.burst_tasklet.is_scheduled);
+		CHECK(endpoint.is_timer_armed && timer->due);
 		timer->due = 0;
 		timer->does(timer);
 		return;
@@ -206,7 +207,7 @@ static void long_buffers_in_compound_pages(void)
 	end();
 }
 
-/* What the device reaches at this address. */
+/* The byte that the device reaches at this address. */
 static u8 *reached(dma_addr_t iova)
 {
 	u64 first = ring->table[rio_iova_slot(iova)].first;
@@ -481,7 +482,8 @@ static void as_published(void)
 {
 	begin(RIO_BURST_PAPER, true);
 	unmap(map(0, 100));
-	CHECK(writes == 1 && !atomic64_read(&ring->deferred) && !endpoint.burst_tasklet.is_scheduled);
+	CHECK(writes == 1 && !atomic64_read(&ring->deferred));
+	CHECK(!endpoint.burst_tasklet.is_scheduled);
 	folio_put(&test_folios[0]);
 	CHECK(!violations);
 	end();

@@ -134,8 +134,8 @@ static void slots_come_back_in_order(void)
 }
 
 /*
- * What drivers call. The ring of the address counts, not the direction. An unmap of another address
- * changes nothing, and is reported.
+ * Unmaps by the operations that drivers call. The ring of the address counts, not the direction. An
+ * unmap of another address changes nothing, and is reported.
  */
 static void unmaps_of_drivers(void)
 {

@@ -21,7 +21,7 @@ static struct rio_endpoint endpoints[DEVICES];
 static struct pci_dev pdevs[DEVICES];
 unsigned int rio_slots = SLOTS;
 
-/* What the IOMMU has read of a device. */
+/* Entries of a device that the IOMMU has read. */
 static struct {
 	bool is_known;
 	struct rio_entry context;
@@ -73,16 +73,16 @@ static int walk(struct rio_entry context, dma_addr_t iova, struct rio_entry *slo
 	struct rio_entry *rdevice, *rring;
 
 	if (!(context.first & 1))
-		return 3;
+		return RIO_FAULT_CONTEXT_NOT_PRESENT;
 	rdevice = table_at(context.first & PAGE_MASK);
 	CHECK(rdevice && (context.first & ~PAGE_MASK) == (3 << 2 | 1));
 	if (iova >> 48 >= rdevice->second)
-		return 7;
+		return RIO_FAULT_RING_BEYOND_DEVICE;
 	rring = table_at(rdevice->first) + (iova >> 48);
 	if ((iova >> 30 & 0x3ffff) >= rring->second)
-		return 8;
+		return RIO_FAULT_SLOT_BEYOND_RING;
 	*slot = table_at(rring->first)[iova >> 30 & 0x3ffff];
-	return slot->second >> 32 & 1 ? 0 : 9;
+	return slot->second >> 32 & 1 ? 0 : RIO_FAULT_NOT_VALID;
 }
 
 /* An access of one byte. Returns the reason, or 0 and where it is in memory. */
@@ -96,7 +96,7 @@ static int access(unsigned int device, dma_addr_t iova, bool is_write, u64 *at)
 		struct rio_entry *context = context_of(device);
 
 		if (!context)
-			return 2;
+			return RIO_FAULT_ROOT_NOT_PRESENT;
 		known[device].is_known = true;
 		known[device].context = *context;
 	}
@@ -111,9 +111,9 @@ static int access(unsigned int device, dma_addr_t iova, bool is_write, u64 *at)
 		known[device].last[ring].entry = entry;
 	}
 	if (offset >= (entry.second & 0x3fffffff))
-		return 12;
+		return RIO_FAULT_BEYOND_BUFFER;
 	if (!(entry.second >> 30 & (is_write ? 2 : 1)))
-		return is_write ? 11 : 10;
+		return is_write ? RIO_FAULT_WRITE_DENIED : RIO_FAULT_READ_DENIED;
 	*at = entry.first + offset;
 	return 0;
 }
@@ -142,7 +142,7 @@ static void test_store(__le64 *at, u64 word)
 			      context_of(other)->second != context->second);
 		CHECK(!(context->second & ~0xffff00ULL));
 		for (ring = RIO_RING_READ; ring < RIO_RINGS; ring++)
-			CHECK(walk(*context, (u64)ring << 48, &slot) == 9);
+			CHECK(walk(*context, (u64)ring << 48, &slot) == RIO_FAULT_NOT_VALID);
 	}
 }
 
@@ -185,7 +185,7 @@ static void test_freed(struct folio *folio)
 	}
 }
 
-static void are_stopped(int reason)
+static void are_blocked(int reason)
 {
 	unsigned int i;
 	u64 at;
@@ -215,7 +215,7 @@ static void root_and_context_tables(void)
 	}
 	test_allocations_left = INT32_MAX;
 	CHECK(!rio_tables_init(&rio) && test_allocations == 3);
-	are_stopped(3);
+	are_blocked(RIO_FAULT_CONTEXT_NOT_PRESENT);
 	free_tables();
 }
 
@@ -245,10 +245,10 @@ static void begin(enum rio_mode mode)
 		test_heads[i] = i;
 	}
 	CHECK(!rio_tables_init(&rio));
-	are_stopped(3);
+	are_blocked(RIO_FAULT_CONTEXT_NOT_PRESENT);
 	for (i = 0; i < DEVICES; i++)
 		CHECK(!init(i));
-	are_stopped(9);
+	are_blocked(RIO_FAULT_NOT_VALID);
 }
 
 /* The drivers are unbound. */
@@ -279,7 +279,7 @@ static void an_endpoint_without_memory(void)
 
 		test_allocations_left = succeed;
 		CHECK(init(0) == -ENOMEM && test_allocations == before);
-		are_stopped(3);
+		are_blocked(RIO_FAULT_CONTEXT_NOT_PRESENT);
 	}
 	test_allocations_left = INT32_MAX;
 	CHECK(!init(0));
@@ -321,16 +321,16 @@ static void devices_reach_their_buffers(void)
 			iova[device][direction] = map(device, direction);
 	for (device = 0; device < DEVICES; device++) {
 		for (direction = 0; direction < DMA_NONE; direction++) {
-			bool reads = direction != DMA_FROM_DEVICE;
-			bool writes = direction != DMA_TO_DEVICE;
+			int read = direction == DMA_FROM_DEVICE ? RIO_FAULT_READ_DENIED : 0;
+			int write = direction == DMA_TO_DEVICE ? RIO_FAULT_WRITE_DENIED : 0;
 			dma_addr_t last = iova[device][direction] + 99;
 
 			CHECK(last == iova[0][direction] + 99);
-			CHECK(access(device, last, false, &at) == (reads ? 0 : 10));
-			CHECK(access(device, last, true, &at) == (writes ? 0 : 11));
+			CHECK(access(device, last, false, &at) == read);
+			CHECK(access(device, last, true, &at) == write);
 			CHECK(at == page_of(device, direction) + 99);
 			unmap(device, iova[device][direction], direction);
-			CHECK(access(device, last, true, &at) == 9);
+			CHECK(access(device, last, true, &at) == RIO_FAULT_NOT_VALID);
 		}
 	}
 	CHECK(!test_complaints);
@@ -352,9 +352,9 @@ static void rings_have_their_slots(void)
 		unmap(0, iova[i], DMA_FROM_DEVICE);
 	}
 	for (ring = RIO_RING_READ; ring < RIO_RINGS; ring++)
-		CHECK(access(0, rio_iova(ring, SLOTS, 0), true, &at) == 8);
-	CHECK(access(0, rio_iova(RIO_RING_NONE, 0, 0), true, &at) == 8);
-	CHECK(access(0, rio_iova(RIO_RINGS, 0, 0), true, &at) == 7);
+		CHECK(access(0, rio_iova(ring, SLOTS, 0), true, &at) == RIO_FAULT_SLOT_BEYOND_RING);
+	CHECK(access(0, rio_iova(RIO_RING_NONE, 0, 0), true, &at) == RIO_FAULT_SLOT_BEYOND_RING);
+	CHECK(access(0, rio_iova(RIO_RINGS, 0, 0), true, &at) == RIO_FAULT_RING_BEYOND_DEVICE);
 	end();
 }
 
@@ -380,7 +380,8 @@ static void buffers_that_a_driver_leaves(enum rio_mode mode)
 	}
 	rio_engine.unbound(&endpoints[0].core);
 	for (i = 0; i < ARRAY_SIZE(directions); i++)
-		CHECK(access(0, iova[i], directions[i] != DMA_TO_DEVICE, &at) == 9);
+		CHECK(access(0, iova[i], directions[i] != DMA_TO_DEVICE, &at) ==
+		      RIO_FAULT_NOT_VALID);
 	CHECK(test_complaints == 1 && rio_engine.count_orphans(&endpoints[0].core) == 6);
 	CHECK(!access(1, other, true, &at) && !rio_engine.count_orphans(&endpoints[1].core));
 	rio_engine.unbound(&endpoints[0].core);
@@ -406,7 +407,7 @@ static void a_burst_ends_with_its_driver(void)
 	CHECK(!access(0, iova, true, &at) && folio->references == 1);
 	CHECK(endpoints[0].burst_timer.due);
 	rio_engine.unbound(&endpoints[0].core);
-	CHECK(access(0, iova, true, &at) == 9 && !folio->references);
+	CHECK(access(0, iova, true, &at) == RIO_FAULT_NOT_VALID && !folio->references);
 	CHECK(!test_complaints && !rio_engine.count_orphans(&endpoints[0].core));
 	end();
 }

@@ -73,7 +73,7 @@ static int is_decoded(const char *kind, const unsigned long long *field,
 	return 1;
 }
 
-/* What the driver only reads, and what it never writes. */
+/* Kinds of words that the driver only reads, or never writes. */
 static int is_only_decoded(const char *kind)
 {
 	return !strcmp(kind, "fault") || !strcmp(kind, "cap") || !strcmp(kind, "not-invalidation");

@@ -14,13 +14,13 @@
 
 #include "pviommu.h"
 
-static __always_inline u64 pvi_key(u64 gpa, u32 pages, enum dma_data_direction direction)
+static __always_inline u64 pvi_hash_input(u64 gpa, u32 pages, enum dma_data_direction direction)
 {
 	return gpa;
 }
 
-static __always_inline bool pvi_covers(const struct pvi_mapping *mapping, u32 pages,
-				       enum dma_data_direction direction)
+static __always_inline bool pvi_matches(const struct pvi_mapping *mapping, u32 pages,
+					enum dma_data_direction direction)
 {
 	return true;
 }

@@ -125,12 +125,12 @@ void pvi_unhash_giovas(struct pvi_endpoint *endpoint, struct list_head *mappings
 	}
 }
 
-/* Peer-to-peer memory does not belong to the guest, so the host does not map it. */
-static bool pvi_is_memory(u64 gpa)
+/* Returns true for memory of another device (peer-to-peer), which the host does not map. */
+static bool pvi_is_peer(u64 gpa)
 {
 	unsigned long pfn = gpa >> PVI_PAGE_SHIFT;
 
-	return !pfn_valid(pfn) || !is_pci_p2pdma_page(pfn_to_page(pfn));
+	return pfn_valid(pfn) && is_pci_p2pdma_page(pfn_to_page(pfn));
 }
 
 /*
@@ -145,7 +145,7 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 
 	if (!pages)
 		return ERR_PTR(-EINVAL);
-	if (!pvi_is_memory(gpa))
+	if (pvi_is_peer(gpa))
 		return ERR_PTR(-EREMOTEIO);
 	if (READ_ONCE(endpoint->pvi->queue.broken))
 		return ERR_PTR(-EIO);
@@ -173,8 +173,8 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 }
 
 /*
- * Frees the mappings and their addresses. If lost, keeps the addresses reserved, because the device
- * may still access the pages.
+ * Frees the mappings and their addresses. If @lost, keeps the addresses reserved, because the
+ * device may still access the pages.
  */
 void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost)
 {
@@ -243,7 +243,7 @@ static void pvi_hash_mapping(struct pvi_endpoint *endpoint, struct pvi_mapping *
 
 /*
  * Maps all these mappings, which have one direction, and adds them to the tables. On failure frees
- * them; *undone is true if the host has confirmed that none is mapped.
+ * them; *@undone is true if the host has confirmed that none is mapped.
  */
 int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct pvi_call *call,
 		  bool *undone)
@@ -268,7 +268,7 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct
 	return 0;
 }
 
-/* Caller holds its giova_lock. Frees an orphan, and its addresses unless they are lost. */
+/* Caller holds its giova_lock. Frees an orphan, and its addresses unless @lost. */
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost)
 {
 	hlist_del(&mapping->by_giova);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The core: what the modules share. Each module links core_bind.o and includes core_ops.h in one
- * file. It adds an engine, which translates the addresses of devices.
+ * The core: shared by pviommu and riommu, which link core_bind.o and core_refuse.o, and include
+ * core_ops.h in one file. Each adds an engine, which translates the addresses of devices. pooldma
+ * uses only core_ops.h and the inline functions below.
  *
  *   core_bind   selection of PCI devices, binding, unbinding, unplugging
- *   core_refuse devices and guests that the engines cannot handle, refusal of suspend
+ *   core_refuse devices and machines that the engines cannot handle, refusal of suspend
  *   core_ops    the dma_map_ops that drivers call, over the functions of the engine
  */
 #ifndef CORE_H
@@ -21,7 +22,7 @@
 
 #if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
 /* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
-#error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
+#error "requires x86_64 (DMA-coherent) and CONFIG_ARCH_HAS_DMA_OPS, which CONFIG_XEN selects"
 #endif
 
 struct core_engine;
@@ -50,7 +51,7 @@ struct core_endpoint {
 	struct core_iommu *iommu;
 	/* The device, or NULL. Without a device, no mapping is in use. */
 	struct pci_dev *pdev;
-	/* Unplugged devices that left mappings. They keep our dma_map_ops. */
+	/* Unplugged devices with orphaned mappings. They keep our dma_map_ops. */
 	struct list_head unplugged;
 	/* Segment in bits 16 to 31, requester ID in bits 0 to 15. */
 	u32 devid;
@@ -79,10 +80,10 @@ struct core_engine {
 	void (*not_bound)(struct core_endpoint *endpoint);
 	/*
 	 * The driver has unbound, or the device is unplugged. On return, the device reaches no
-	 * memory. The driver may unmap later what it left.
+	 * memory. Mappings that the driver has not unmapped become orphans.
 	 */
 	void (*unbound)(struct core_endpoint *endpoint);
-	/* Number of mappings that unbound drivers may still unmap. */
+	/* Number of mappings of unbound drivers that their owners have not unmapped yet. */
 	u64 (*count_orphans)(struct core_endpoint *endpoint);
 	/* Optional. No driver is bound, and none will be. The endpoint's work must end. */
 	void (*stop)(struct core_endpoint *endpoint);

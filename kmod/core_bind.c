@@ -47,15 +47,15 @@ static struct core_endpoint *core_find_endpoint(struct core_iommu *iommu, struct
 }
 
 /*
- * Caller holds iommu->mutex. The link orders suspend and shutdown: the device is first, and the
- * IOMMU translates until then. It is stateless, because a driver of the device can bind while that
- * of the IOMMU is being probed.
+ * Caller holds iommu->mutex. The link orders the shutdown: the device shuts down first, then its
+ * IOMMU. It is stateless, because a driver of the device can bind while that of the IOMMU is being
+ * probed.
  */
-static void core_plug(struct core_endpoint *endpoint, struct pci_dev *pdev)
+static void core_attach_device(struct core_endpoint *endpoint, struct pci_dev *pdev)
 {
 	endpoint->pdev = pci_dev_get(pdev);
 	if (!device_link_add(&pdev->dev, endpoint->iommu->dev, DL_FLAG_STATELESS))
-		dev_warn(&pdev->dev, "%s: it may be shut down after its IOMMU\n",
+		dev_warn(&pdev->dev, "%s: device link failed: may shut down after the IOMMU\n",
 			 endpoint->iommu->engine->name);
 }
 
@@ -67,7 +67,7 @@ static struct core_endpoint *core_reuse_endpoint(struct core_iommu *iommu, struc
 
 	list_for_each_entry(endpoint, &iommu->endpoints, list) {
 		if (!endpoint->pdev && endpoint->devid == devid) {
-			core_plug(endpoint, pdev);
+			core_attach_device(endpoint, pdev);
 			return endpoint;
 		}
 	}
@@ -75,7 +75,7 @@ static struct core_endpoint *core_reuse_endpoint(struct core_iommu *iommu, struc
 }
 
 /*
- * An unplugged device with remaining mappings. It keeps our dma_map_ops until the module is
+ * An unplugged device with orphaned mappings. It keeps our dma_map_ops until the module is
  * unloaded, because the owners of the mappings unmap them with its struct device.
  */
 struct core_unplugged {
@@ -84,19 +84,24 @@ struct core_unplugged {
 };
 
 /* Caller holds iommu->mutex. Transfers or drops the endpoint's reference to the device. */
-static void core_unplug(struct core_endpoint *endpoint)
+static void core_detach_device(struct core_endpoint *endpoint)
 {
+	const struct core_engine *engine = endpoint->iommu->engine;
 	struct pci_dev *pdev = endpoint->pdev;
-	struct core_unplugged *unplugged = NULL;
 
 	endpoint->pdev = NULL;
 	device_link_remove(&pdev->dev, endpoint->iommu->dev);
-	if (endpoint->iommu->engine->count_orphans(endpoint))
-		unplugged = kzalloc(sizeof(*unplugged), GFP_KERNEL);
-	if (unplugged) {
-		unplugged->pdev = pdev;
-		list_add(&unplugged->list, &endpoint->unplugged);
-		return;
+	if (engine->count_orphans(endpoint)) {
+		struct core_unplugged *unplugged = kzalloc(sizeof(*unplugged), GFP_KERNEL);
+
+		if (unplugged) {
+			unplugged->pdev = pdev;
+			list_add(&unplugged->list, &endpoint->unplugged);
+			return;
+		}
+		/* Without our operations, an unmap leaves its addresses reserved. */
+		dev_warn(&pdev->dev, "%s: out of memory: late unmaps free no addresses\n",
+			 engine->name);
 	}
 	if (get_dma_ops(&pdev->dev) == &endpoint->ops)
 		set_dma_ops(&pdev->dev, NULL);
@@ -115,12 +120,13 @@ static struct core_endpoint *core_add_endpoint(struct core_iommu *iommu, struct 
 	endpoint->devid = core_devid(pdev);
 	INIT_LIST_HEAD(&endpoint->unplugged);
 	strscpy(endpoint->name, pci_name(pdev), sizeof(endpoint->name));
+	/* Allocated memory is not const, so a write through the cast is valid. */
 	memcpy((void *)&endpoint->ops, engine->ops, sizeof(endpoint->ops));
 	if (engine->init(endpoint)) {
 		kfree(endpoint);
 		return NULL;
 	}
-	core_plug(endpoint, pdev);
+	core_attach_device(endpoint, pdev);
 	list_add(&endpoint->list, &iommu->endpoints);
 	return endpoint;
 }
@@ -149,12 +155,12 @@ static void core_install(struct core_iommu *iommu, struct pci_dev *pdev)
 						      core_add_endpoint(iommu, pdev);
 	mutex_unlock(&iommu->mutex);
 	if (!endpoint) {
-		dev_err(&pdev->dev, "%s: no memory for its mappings, it reaches nothing\n", name);
+		dev_err(&pdev->dev, "%s: out of memory: DMA stays blocked\n", name);
 		return;
 	}
 	if (use_dma_iommu(&pdev->dev) ||
 	    (get_dma_ops(&pdev->dev) && get_dma_ops(&pdev->dev) != &endpoint->ops)) {
-		dev_err(&pdev->dev, "%s: another IOMMU translates for it\n", name);
+		dev_err(&pdev->dev, "%s: another IOMMU translates for this device\n", name);
 		return;
 	}
 	set_dma_ops(&pdev->dev, &endpoint->ops);
@@ -187,13 +193,13 @@ static int core_bus_event(struct notifier_block *block, unsigned long event, voi
 	}
 	engine->unbound(endpoint);
 	if (event == BUS_NOTIFY_UNBOUND_DRIVER) {
-		/* The owners of the remaining mappings unmap them with these operations later. */
+		/* The owners of orphaned mappings unmap them with these operations later. */
 		if (engine->count_orphans(endpoint))
 			set_dma_ops(&pdev->dev, &endpoint->ops);
 		return NOTIFY_OK;
 	}
 	mutex_lock(&iommu->mutex);
-	core_unplug(endpoint);
+	core_detach_device(endpoint);
 	mutex_unlock(&iommu->mutex);
 	return NOTIFY_OK;
 }

@@ -11,7 +11,7 @@
  *   map_list       maps the entries of a list; returns their number, or an error as
  *                  dma_map_sgtable() defines them
  *   unmap_list     the reverse, also for the first entries of a list
- *   map_memory     maps whole pages of coherent memory; if that fails, sets *is_reached if the
+ *   map_memory     maps whole pages of coherent memory; if that fails, sets *@is_reached if the
  *                  device may reach them all the same
  *   map_paged      with ENGINE_MAPS_PAGES: the same for pages that are not contiguous
  *   unmap_memory   returns true if the device no longer reaches the pages
@@ -33,7 +33,7 @@
 
 #include "core.h"
 
-#ifdef PVI_HAVE_MAP_PHYS
+#ifdef CORE_HAVE_MAP_PHYS
 static dma_addr_t core_map_phys(struct device *dev, phys_addr_t phys, size_t size,
 				enum dma_data_direction direction, unsigned long attrs)
 {
@@ -117,7 +117,7 @@ static void core_sync_sg_for_device(struct device *dev, struct scatterlist *list
 #endif
 #include "core_memory.h"
 
-#ifdef PVI_HAVE_MAP_PHYS
+#ifdef CORE_HAVE_MAP_PHYS
 #define CORE_MAP_OPERATIONS .map_phys = core_map_phys, .unmap_phys = core_unmap_phys
 #else
 #define CORE_MAP_OPERATIONS .map_page = core_map_page, .unmap_page = core_unmap_page

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Devices and guests that the engines cannot handle. A refused device gets operations that map
+ * Devices and machines that the engines cannot handle. A refused device gets operations that map
  * nothing, so that its driver fails with a reason in the log: without operations of ours, it would
  * use addresses that the IOMMU does not translate.
  */
@@ -11,8 +11,9 @@
 #include "core.h"
 
 /*
- * Devices of a guest with encrypted memory (SEV, TDX) reach only pages that the guest shares with
- * the host. The modules neither bounce buffers through such pages nor share coherent memory.
+ * Refuses machines with encrypted memory. Devices of a guest (SEV, TDX) reach only pages that the
+ * guest shares with the host; the modules neither bounce buffers through such pages nor share
+ * coherent memory. On a host (SME), the engines do not set the encryption bit of addresses.
  */
 int core_check_machine(struct device *dev)
 {
@@ -69,7 +70,7 @@ static void core_refuse_free(struct device *dev, size_t size, void *memory, dma_
 {
 }
 
-#ifdef PVI_HAVE_MAP_PHYS
+#ifdef CORE_HAVE_MAP_PHYS
 static dma_addr_t core_refuse_map(struct device *dev, phys_addr_t phys, size_t size,
 				  enum dma_data_direction direction, unsigned long attrs)
 {
@@ -108,7 +109,7 @@ static int core_refuse_mask(struct device *dev, u64 mask)
 const struct dma_map_ops core_refusing_ops = {
 	.alloc = core_refuse_alloc,
 	.free = core_refuse_free,
-#ifdef PVI_HAVE_MAP_PHYS
+#ifdef CORE_HAVE_MAP_PHYS
 	.map_phys = core_refuse_map,
 	.unmap_phys = core_refuse_unmap,
 #else

@@ -18,13 +18,13 @@
 #define PVI_EVICT_SHARE		16
 
 /*
- * Moves the oldest unused mappings of a shard to evicted, if they lost their last user in cycle
- * last or before: up to this many pages, and at most PVI_LOCKED_STEPS mappings. If one_at_least,
- * moves the first one whatever its size. Returns the number of pages moved.
+ * Moves the oldest unused mappings of a shard to @evicted, if they lost their last user in cycle
+ * @max_cycle or earlier: up to @pages pages, and at most PVI_LOCKED_STEPS mappings. If
+ * @one_at_least, moves the first one whatever its size. Returns the number of pages moved.
  */
-static u64 pvi_collect_unused(struct pvi_endpoint *endpoint, struct pvi_shard *shard, u64 last,
-			      u64 pages, bool one_at_least, u64 __percpu *counter,
-			      struct list_head *evicted)
+static u64 pvi_collect_unused(struct pvi_endpoint *endpoint, struct pvi_shard *shard,
+			      u64 max_cycle, u64 pages, bool one_at_least,
+			      u64 __percpu *counter, struct list_head *evicted)
 {
 	struct pvi_mapping *mapping, *next;
 	unsigned int steps = 0;
@@ -35,7 +35,7 @@ static u64 pvi_collect_unused(struct pvi_endpoint *endpoint, struct pvi_shard *s
 
 	spin_lock_irqsave(&shard->page_lock, flags);
 	list_for_each_entry_safe(mapping, next, &shard->unused, list) {
-		if (mapping->cycle > last || steps++ == PVI_LOCKED_STEPS)
+		if (mapping->cycle > max_cycle || steps++ == PVI_LOCKED_STEPS)
 			break;
 		if ((taken || !one_at_least) &&
 		    (taken >= pages || mapping->pages > pages - taken))
@@ -83,8 +83,8 @@ void pvi_request_room(struct pvi_endpoint *endpoint)
 
 /*
  * Called if a map finds no addresses or the host has no room. Evicts the oldest unused mappings
- * with one request, which a caller that cannot sleep can wait for; calls take turns with the
- * shards. The worker evicts more. Returns true if a retry is worthwhile.
+ * with one request, which a caller that cannot sleep can wait for. Each call starts with the next
+ * shard. The worker evicts more. Returns true if a retry is worthwhile.
  */
 bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_poll_timeout *timeout)
 {
@@ -115,11 +115,12 @@ static void pvi_release_sleeping(struct pvi_endpoint *endpoint, struct list_head
 }
 
 /*
- * Sleepable context only. Evicts mappings that lost their last user in cycle last or before, the
- * oldest of each shard first, up to this many pages of each but at least one mapping. Each request
+ * Sleepable context only. Evicts mappings that lost their last user in cycle @max_cycle or earlier,
+ * the oldest of each shard first, up to @pages pages of each but at least one mapping. Each request
  * is as large as possible.
  */
-static void pvi_evict(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 __percpu *counter)
+static void pvi_evict(struct pvi_endpoint *endpoint, u64 max_cycle, u64 pages,
+		      u64 __percpu *counter)
 {
 	LIST_HEAD(evicted);
 	u64 batch = 0;
@@ -131,7 +132,7 @@ static void pvi_evict(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 __
 		u64 taken;
 
 		do {
-			taken = pvi_collect_unused(endpoint, &endpoint->shards[i], last, left,
+			taken = pvi_collect_unused(endpoint, &endpoint->shards[i], max_cycle, left,
 						   one_at_least, counter, &evicted);
 			one_at_least = false;
 			batch += taken;
@@ -146,10 +147,7 @@ static void pvi_evict(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 __
 	pvi_release_sleeping(endpoint, &evicted);
 }
 
-/*
- * Called when cycle number cycle has begun. Removes mappings that have been unused for C whole
- * cycles.
- */
+/* Called when cycle @cycle has begun. Removes mappings that have been unused for C whole cycles. */
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle)
 {
 	if (cycle > pvi_cycles)
@@ -201,11 +199,11 @@ static bool pvi_uncache(struct pvi_endpoint *endpoint, struct pvi_mapping *mappi
 }
 
 /*
- * Caller holds the bucket's giova_lock. Moves the driver's mappings in it to left, to be unmapped.
- * Returns the number of pages.
+ * Caller holds the bucket's giova_lock. Moves the driver's mappings in it to @orphans, to be
+ * unmapped. Returns the number of pages.
  */
 static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *bucket,
-			     struct list_head *left)
+			     struct list_head *orphans)
 {
 	struct pvi_mapping *mapping;
 	u64 pages = 0;
@@ -215,7 +213,7 @@ static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *b
 		    (mapping->shared && !pvi_uncache(endpoint, mapping)))
 			continue;
 		mapping->orphan = PVI_BEING_UNMAPPED;
-		list_add_tail(&mapping->list, left);
+		list_add_tail(&mapping->list, orphans);
 		pages += mapping->pages;
 		this_cpu_dec(endpoint->counts->live);
 		atomic_long_inc(&endpoint->orphans);
@@ -227,19 +225,19 @@ static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *b
  * Unmaps these mappings. Their addresses stay reserved until the unbound driver unmaps them, or
  * forever if the host has not confirmed.
  */
-static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *left)
+static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *orphans)
 {
 	struct pvi_poll_timeout timeout = { .may_sleep = true };
 	struct pvi_mapping *mapping, *next;
 	unsigned long flags;
 	int err;
 
-	if (list_empty(left))
+	if (list_empty(orphans))
 		return;
-	err = pvi_queue_unmap(endpoint, left, &timeout);
+	err = pvi_queue_unmap(endpoint, orphans, &timeout);
 	if (err)
-		pvi_failed(endpoint, "an unmap of what a driver left", err, 0);
-	list_for_each_entry_safe(mapping, next, left, list) {
+		pvi_failed(endpoint, "an unmap of orphaned mappings", err, 0);
+	list_for_each_entry_safe(mapping, next, orphans, list) {
 		struct pvi_shard *shard =
 			pvi_shard_of(endpoint, pvi_giova_index(endpoint, mapping->giova));
 
@@ -262,7 +260,7 @@ void pvi_cache_unbind(struct pvi_endpoint *endpoint)
 {
 	size_t buckets = (size_t)1 << endpoint->table_bits;
 	unsigned long flags;
-	LIST_HEAD(left);
+	LIST_HEAD(orphans);
 	u64 pages = 0;
 	u64 count;
 	size_t i;
@@ -278,15 +276,15 @@ void pvi_cache_unbind(struct pvi_endpoint *endpoint)
 		struct pvi_shard *shard = pvi_shard_of(endpoint, i);
 
 		spin_lock_irqsave(&shard->giova_lock, flags);
-		pages += pvi_orphan_bucket(endpoint, &endpoint->by_giova[i], &left);
+		pages += pvi_orphan_bucket(endpoint, &endpoint->by_giova[i], &orphans);
 		spin_unlock_irqrestore(&shard->giova_lock, flags);
 		cond_resched();
 		if (pages < endpoint->pvi->pages_max)
 			continue;
-		pvi_orphans_unmap(endpoint, &left);
+		pvi_orphans_unmap(endpoint, &orphans);
 		pages = 0;
 	}
-	pvi_orphans_unmap(endpoint, &left);
+	pvi_orphans_unmap(endpoint, &orphans);
 	/* Mappings that became unused in the meantime. */
 	pvi_cache_evict_unused(endpoint);
 }

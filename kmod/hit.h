@@ -26,7 +26,7 @@ static __always_inline u32 pvi_giova_index(struct pvi_endpoint *endpoint, u64 gi
 static __always_inline u32 pvi_page_index(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 					  enum dma_data_direction direction)
 {
-	return hash_64(pvi_key(gpa, pages, direction), endpoint->table_bits);
+	return hash_64(pvi_hash_input(gpa, pages, direction), endpoint->table_bits);
 }
 
 static __always_inline struct pvi_shard *pvi_shard_of(struct pvi_endpoint *endpoint, u32 index)
@@ -51,7 +51,7 @@ static __always_inline struct pvi_mapping *pvi_find_page(struct hlist_head *buck
 	struct pvi_mapping *mapping;
 
 	hlist_for_each_entry(mapping, bucket, by_page) {
-		if (mapping->gpa == gpa && pvi_covers(mapping, pages, direction) &&
+		if (mapping->gpa == gpa && pvi_matches(mapping, pages, direction) &&
 		    mapping->users != U32_MAX &&
 		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
 			return mapping;
@@ -72,7 +72,7 @@ static __always_inline struct pvi_mapping *pvi_find_giova(struct hlist_head *buc
 }
 
 /*
- * Adds a user to the mapping of these pages, if all its addresses are at most limit. The mapping
+ * Adds a user to the mapping of these pages, if all its addresses are at most @limit. The mapping
  * stays valid as long as it has a user.
  */
 static __always_inline struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa,

@@ -30,13 +30,13 @@ int pvi_iova_init(struct pvi_endpoint *endpoint)
 	return 0;
 }
 
-/* Returns the first of this many free pages, all below limit; 0 on failure. */
+/* Returns the first of @pages free pages, all at most @limit; 0 on failure. */
 u64 pvi_iova_alloc(struct pvi_endpoint *endpoint, u32 pages, u64 limit)
 {
 	u64 last = min(endpoint->pvi->giova_last, limit);
 	unsigned long last_pfn;
 
-	/* The page that contains limit is usable only if limit is its last byte. */
+	/* The page that contains @limit is usable only if @limit is its last byte. */
 	if (last < PVI_PAGE_BYTES - 1)
 		return 0;
 	last_pfn = ((last - (PVI_PAGE_BYTES - 1)) >> PVI_PAGE_SHIFT);

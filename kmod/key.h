@@ -8,15 +8,15 @@
 
 #include "pviommu.h"
 
-/* The key of the cache: a hash of pages and direction. */
-static __always_inline u64 pvi_key(u64 gpa, u32 pages, enum dma_data_direction direction)
+/* The number that is hashed to find the bucket of a key: pages and direction. */
+static __always_inline u64 pvi_hash_input(u64 gpa, u32 pages, enum dma_data_direction direction)
 {
 	return gpa + pages * 4ULL + direction;
 }
 
-/* Returns true if a mapping of the right first page serves such a map. */
-static __always_inline bool pvi_covers(const struct pvi_mapping *mapping, u32 pages,
-				       enum dma_data_direction direction)
+/* Returns true if a mapping with the same first page has this key. */
+static __always_inline bool pvi_matches(const struct pvi_mapping *mapping, u32 pages,
+					enum dma_data_direction direction)
 {
 	return mapping->pages == pages && mapping->direction == direction;
 }

@@ -55,9 +55,9 @@ static int pvi_read_devices(struct pvi *pvi)
 		return -ENOMEM;
 	for (i = 0; i < pvi->device_count; i++)
 		virtio_cread_le(pvi->vdev, struct pvi_config, devices[i], &pvi->devices[i]);
-	if (pvi_devices_fault(pvi->devices, pvi->device_count) == PVI_CONFIG_SOUND)
+	if (pvi_check_devices(pvi->devices, pvi->device_count) == PVI_CONFIG_OK)
 		return 0;
-	dev_err(&pvi->vdev->dev, "the list of devices is not in ascending order\n");
+	dev_err(&pvi->vdev->dev, "device list is not ascending\n");
 	return -EINVAL;
 }
 
@@ -65,6 +65,7 @@ static int pvi_read_devices(struct pvi *pvi)
 static int pvi_read_config(struct pvi *pvi)
 {
 	struct virtio_device *vdev = pvi->vdev;
+	enum pvi_config_error err;
 	u32 version;
 
 	virtio_cread_le(vdev, struct pvi_config, giova_first, &pvi->giova_first);
@@ -72,15 +73,16 @@ static int pvi_read_config(struct pvi *pvi)
 	virtio_cread_le(vdev, struct pvi_config, pages_max, &pvi->pages_max);
 	virtio_cread_le(vdev, struct pvi_config, device_count, &pvi->device_count);
 	virtio_cread_le(vdev, struct pvi_config, version, &version);
-	switch (pvi_config_fault(pvi->giova_first, pvi->giova_last, pvi->pages_max,
-				 pvi->device_count, version)) {
-	case PVI_CONFIG_SOUND:
+	err = pvi_check_config(pvi->giova_first, pvi->giova_last, pvi->pages_max,
+			       pvi->device_count, version);
+	switch (err) {
+	case PVI_CONFIG_OK:
 		return pvi_read_devices(pvi);
 	case PVI_CONFIG_VERSION:
 		dev_err(&vdev->dev, "version %u of the format is unknown\n", version);
 		return -ENODEV;
 	default:
-		dev_err(&vdev->dev, "the configuration makes no sense\n");
+		dev_err(&vdev->dev, "invalid configuration space (error %d)\n", err);
 		return -EINVAL;
 	}
 }

@@ -46,9 +46,9 @@ static u64 pvi_streaming_limit(struct device *dev)
 }
 
 /*
- * Maps through the host. Returns the address of the first page, or DMA_MAPPING_ERROR. With reached,
- * the memory is allocated by this module and the mapping is not shared. On failure, *reached is
- * true if the host may still map it.
+ * Maps through the host. Returns the address of the first page, or DMA_MAPPING_ERROR. With
+ * @reached, the memory is allocated by this module and the mapping is not shared. On failure,
+ * *@reached is true if the host may still map it.
  */
 static noinline dma_addr_t pvi_map_uncached(struct pvi_endpoint *endpoint, u64 gpa,
 					    struct page **frames, u32 pages,

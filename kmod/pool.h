@@ -26,7 +26,7 @@
 
 #if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
 /* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
-#error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
+#error "requires x86_64 (DMA-coherent) and CONFIG_ARCH_HAS_DMA_OPS, which CONFIG_XEN selects"
 #endif
 
 #define POOL_CHUNK_SHIFT	18
@@ -112,7 +112,7 @@ struct pool {
 	u32 chunk_count;
 	/* Highest device address. */
 	u64 last;
-	/* The driver has left mappings. CPUs keep no slots, and unmaps queue settle. */
+	/* Mappings of an unbound driver remain. CPUs keep no slots; unmaps queue release_work. */
 	bool has_orphans;
 
 	raw_spinlock_t lock;
@@ -123,9 +123,9 @@ struct pool {
 	/* The fields below are protected by pool_mutex. */
 	struct list_head list;
 	struct pci_dev *pdev;
-	struct work_struct settle;
+	struct work_struct release_work;
 	struct dentry *debugfs;
-	/* The operations are installed, or remain for mappings that a driver left. */
+	/* The operations are installed, or remain for orphaned mappings. */
 	bool is_active;
 	/* The device was removed from its bus, and reaches nothing. */
 	bool is_removed;
@@ -153,13 +153,14 @@ u64 pool_live(const struct pool *pool);
 int pool_memory_init(struct pool *pool, u64 mask);
 void pool_memory_unmap(struct pool *pool);
 void pool_memory_free(struct pool *pool);
-void pool_hide_iommu(struct pool *pool);
-void pool_show_iommu(struct pool *pool);
+void pool_install_ops(struct pool *pool);
+void pool_restore_ops(struct pool *pool);
 int pool_move(struct pool *pool, u64 mask);
 
 /* pool_bind.c */
 int pool_bind_start(void);
 void pool_bind_stop(void);
+void pool_bind_free(void);
 
 /* pool_main.c */
 void pool_debugfs_add(struct pool *pool);

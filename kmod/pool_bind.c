@@ -49,14 +49,14 @@ static struct pool *pool_find_device(struct pci_dev *pdev)
 	return NULL;
 }
 
-/* Caller holds pool_mutex. The IOMMU is visible again, and the pool is gone. */
+/* Caller holds pool_mutex. Restores the IOMMU's operations, and frees the pool's memory. */
 static void pool_deactivate(struct pool *pool)
 {
 	pool_slots_set_orphans(pool, false);
 	if (pool->is_removed) {
 		set_dma_ops(&pool->pdev->dev, NULL);
 	} else {
-		pool_show_iommu(pool);
+		pool_restore_ops(pool);
 		pool_memory_unmap(pool);
 	}
 	pool_memory_free(pool);
@@ -65,7 +65,7 @@ static void pool_deactivate(struct pool *pool)
 }
 
 /* Caller holds pool_mutex; no driver is bound. */
-static void pool_settle(struct pool *pool)
+static void pool_release_if_unused(struct pool *pool)
 {
 	if (!pool->is_active)
 		return;
@@ -80,14 +80,14 @@ static void pool_settle(struct pool *pool)
 		pool_deactivate(pool);
 }
 
-static void pool_settle_work(struct work_struct *work)
+static void pool_release_work(struct work_struct *work)
 {
-	struct pool *pool = container_of(work, struct pool, settle);
+	struct pool *pool = container_of(work, struct pool, release_work);
 
 	device_lock(&pool->pdev->dev);
 	mutex_lock(&pool_mutex);
 	if (!pool->pdev->dev.driver)
-		pool_settle(pool);
+		pool_release_if_unused(pool);
 	mutex_unlock(&pool_mutex);
 	device_unlock(&pool->pdev->dev);
 }
@@ -95,7 +95,7 @@ static void pool_settle_work(struct work_struct *work)
 /* The pool is not in the list, and has no memory. */
 static void pool_delete(struct pool *pool)
 {
-	cancel_work_sync(&pool->settle);
+	cancel_work_sync(&pool->release_work);
 	pci_dev_put(pool->pdev);
 	free_percpu(pool->cpus);
 	kvfree(pool->index);
@@ -111,7 +111,7 @@ static struct pool *pool_new(struct pci_dev *pdev)
 	if (!pool)
 		return NULL;
 	raw_spin_lock_init(&pool->lock);
-	INIT_WORK(&pool->settle, pool_settle_work);
+	INIT_WORK(&pool->release_work, pool_release_work);
 	pool->pdev = pci_dev_get(pdev);
 	pool->cpus = alloc_percpu(struct pool_cpu);
 	pool->index = kvcalloc(POOL_CHUNKS_MAX, sizeof(*pool->index), GFP_KERNEL);
@@ -138,10 +138,10 @@ static void pool_activate(struct pool *pool)
 	}
 	err = pool_memory_init(pool, DMA_BIT_MASK(32));
 	if (err)
-		dev_err(dev, "pooldma: no pool of %u MiB, it reaches nothing: %d\n", pool_mib, err);
+		dev_err(dev, "pooldma: no pool of %u MiB, DMA stays blocked: %d\n", pool_mib, err);
 	if (!use_dma_iommu(dev))
-		dev_warn(dev, "pooldma: no IOMMU translates for it, it reaches all memory\n");
-	pool_hide_iommu(pool);
+		dev_warn(dev, "pooldma: no IOMMU: the device reaches all memory\n");
+	pool_install_ops(pool);
 	pool->is_active = true;
 }
 
@@ -151,7 +151,7 @@ static void pool_add(struct pool *pool, struct pci_dev *pdev)
 	if (!pool)
 		dev_err(&pdev->dev, "pooldma: no memory, the device has no pool\n");
 	else if (get_dma_ops(&pdev->dev))
-		dev_err(&pdev->dev, "pooldma: another module maps for it\n");
+		dev_err(&pdev->dev, "pooldma: another module has set the dma_map_ops\n");
 	else
 		pool_activate(pool);
 }
@@ -184,7 +184,7 @@ static void pool_unbound(struct pci_dev *pdev)
 	mutex_lock(&pool_mutex);
 	pool = pool_find_device(pdev);
 	if (pool)
-		pool_settle(pool);
+		pool_release_if_unused(pool);
 	if (pool && pool->is_active)
 		dev_warn(&pdev->dev, "pooldma: its driver has left %llu mappings\n",
 			 pool_live(pool));
@@ -204,10 +204,10 @@ static void pool_removed(struct pci_dev *pdev)
 			list_del(&pool->list);
 	}
 	if (pool && pool->is_active) {
-		pool_show_iommu(pool);
+		pool_restore_ops(pool);
 		pool_memory_unmap(pool);
 		pool->is_removed = true;
-		pool_hide_iommu(pool);
+		pool_install_ops(pool);
 		pool = NULL;
 	}
 	mutex_unlock(&pool_mutex);
@@ -232,7 +232,7 @@ static int pool_bus_event(struct notifier_block *block, unsigned long event, voi
 		mutex_lock(&pool_mutex);
 		pool = pool_find_device(pdev);
 		if (pool && pool->is_active)
-			schedule_work(&pool->settle);
+			schedule_work(&pool->release_work);
 		mutex_unlock(&pool_mutex);
 		return NOTIFY_OK;
 	case BUS_NOTIFY_REMOVED_DEVICE:
@@ -299,13 +299,21 @@ int pool_bind_start(void)
 	return 0;
 }
 
-/* No pool is active, because an active pool holds a reference to the module. */
+/* On return, no event adds or removes a pool or its file. */
 void pool_bind_stop(void)
+{
+	bus_unregister_notifier(&pci_bus_type, &pool_last_binding);
+	bus_unregister_notifier(&pci_bus_type, &pool_binding);
+}
+
+/*
+ * Call this after pool_bind_stop(), when no file shows a pool. No pool is active, because an active
+ * pool holds a reference to the module.
+ */
+void pool_bind_free(void)
 {
 	struct pool *pool, *next;
 
-	bus_unregister_notifier(&pci_bus_type, &pool_last_binding);
-	bus_unregister_notifier(&pci_bus_type, &pool_binding);
 	list_for_each_entry_safe(pool, next, &pools, list) {
 		list_del(&pool->list);
 		pool_delete(pool);

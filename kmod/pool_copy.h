@@ -53,11 +53,11 @@ static struct pool_slot *pool_take_slowly(struct pool *pool, unsigned int class)
 	return pool_cache_fill(pool, class) && pool_take(pool, class, &slot) ? slot : NULL;
 }
 
-/* Interrupts are off, and are restored. Returns a slot that the CPU does not keep. */
+/* Interrupts are off, and are restored. Gives a slot that the CPU cannot keep to its chunk. */
 static noinline __noclone void pool_put_slowly(struct pool *pool, struct pool_slot *slot,
 					       unsigned long flags)
 {
-	/* Before the call, which counts the mappings that are left. */
+	/* Before the call, which counts the mappings in use. */
 	pool_cache_of(pool, slot->cache_offset)->unmaps++;
 	pool_cache_spill(pool, slot);
 	local_irq_restore(flags);
@@ -110,7 +110,7 @@ static __always_inline u32 pool_first(const struct pool_slot *slot)
 
 /*
  * The size class of a buffer's slot, at least POOL_CLASSES for a buffer that no slot can hold and
- * for size 0. The slot's address has the low bits that mask selects as 0.
+ * for size 0. The bits of @mask are 0 in the slot's address.
  */
 static __always_inline unsigned long pool_class(u32 first, size_t size, u32 mask)
 {
@@ -120,7 +120,7 @@ static __always_inline unsigned long pool_class(u32 first, size_t size, u32 mask
 	return __fls((last | (last + first) | mask) >> (POOL_SLOT_SHIFT - 1) | 1);
 }
 
-/* Not inlined: without a call in their middle, map and unmap save no registers. */
+/* Slow path. noinline, so that map and unmap save no callee-saved registers. */
 static noinline __noclone dma_addr_t pool_copy_out(struct pool_slot *slot, u64 phys, size_t size,
 						   enum dma_data_direction direction,
 						   unsigned long attrs, dma_addr_t address)
@@ -159,7 +159,7 @@ static __always_inline u32 pool_claim(struct pool_slot *slot)
 	return xchg(&slot->bytes, 0);
 }
 
-/* Copies to the driver's buffer, and returns a claimed slot. */
+/* Copies to the driver's buffer, and frees a claimed slot. */
 static noinline __noclone void pool_put_copied(struct pool *pool, struct pool_slot *slot,
 					       size_t size, u32 bytes)
 {
@@ -170,7 +170,7 @@ static noinline __noclone void pool_put_copied(struct pool *pool, struct pool_sl
 
 /*
  * Claims the slot that begins with the buffer at an address. Returns the size of the buffer, or 0.
- * What else the entry of the smallest size has there has no size.
+ * An entry that is not the first of a slot has `bytes` 0, so it cannot be claimed.
  */
 static __always_inline u32 pool_claim_at(struct pool *pool, dma_addr_t address,
 					 struct pool_slot **claimed)

@@ -88,8 +88,9 @@ static int __init pool_init(void)
 
 static void __exit pool_exit(void)
 {
-	debugfs_remove_recursive(pool_debugfs);
 	pool_bind_stop();
+	debugfs_remove_recursive(pool_debugfs);
+	pool_bind_free();
 }
 
 module_init(pool_init);

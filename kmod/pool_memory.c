@@ -12,7 +12,7 @@
 #include "pool.h"
 
 /* Flags of a device: bits of an array since 7.0, bit fields before that. */
-#ifdef PVI_HAVE_DEVICE_FLAGS
+#ifdef POOL_HAVE_DEVICE_FLAGS
 #define pool_get_skip_sync(dev)		dev_dma_skip_sync(dev)
 #define pool_set_skip_sync(dev, on)	dev_assign_dma_skip_sync(dev, on)
 #define pool_set_dma_iommu(dev, on)	dev_assign_dma_iommu(dev, on)
@@ -23,11 +23,10 @@
 #endif
 
 /*
- * Caller holds the device's lock, or the device is removed. The DMA API then calls our operations:
- * it asks for a device's flag dma_iommu first. A device with operations that synchronise must not
- * skip that.
+ * Caller holds the device's lock, or the device is removed. Clears dev->dma_iommu, which the DMA
+ * API tests before dma_ops, and dma_skip_sync, because shadows need syncs.
  */
-void pool_hide_iommu(struct pool *pool)
+void pool_install_ops(struct pool *pool)
 {
 	struct device *dev = &pool->pdev->dev;
 
@@ -39,7 +38,7 @@ void pool_hide_iommu(struct pool *pool)
 }
 
 /* Caller as above. */
-void pool_show_iommu(struct pool *pool)
+void pool_restore_ops(struct pool *pool)
 {
 	struct device *dev = &pool->pdev->dev;
 
@@ -149,11 +148,11 @@ int pool_move(struct pool *pool, u64 mask)
 
 	if (pool_live(pool) || !pool->chunk_count)
 		return -EBUSY;
-	pool_show_iommu(pool);
+	pool_restore_ops(pool);
 	pool_memory_unmap(pool);
 	pool_memory_free(pool);
 	err = pool_memory_init(pool, mask);
-	pool_hide_iommu(pool);
+	pool_install_ops(pool);
 	if (err)
 		dev_err(&pool->pdev->dev, "pooldma: no pool of %u MiB below %#llx: %d\n", pool_mib,
 			mask, err);

@@ -15,7 +15,7 @@ static struct pool *pool_of(struct device *dev)
 	return container_of(dev->dma_ops, struct pool, ops);
 }
 
-static noinline void pool_is_bad(struct device *dev, const char *what, dma_addr_t address)
+static noinline void pool_report_bad(struct device *dev, const char *what, dma_addr_t address)
 {
 	pool_count_bad(pool_of(dev));
 	dev_err_ratelimited(dev, "pooldma: %s of %pad, which is not mapped\n", what, &address);
@@ -54,7 +54,7 @@ static __always_inline dma_addr_t pool_map(struct device *dev, phys_addr_t phys,
 	return pool_fill(slot, phys, first, size, direction, attrs);
 }
 
-/* Returns a claimed slot, after a copy to the driver's buffer of this size. */
+/* Frees a claimed slot, after a copy to the driver's buffer of this size. */
 static __always_inline void pool_return(struct pool *pool, struct pool_slot *slot, u32 bytes,
 					size_t size, enum dma_data_direction direction,
 					unsigned long attrs)
@@ -79,7 +79,7 @@ static noinline __noclone void pool_unmap_slowly(struct device *dev, dma_addr_t 
 	if (bytes)
 		pool_return(pool, slot, bytes, size, direction, attrs);
 	else
-		pool_is_bad(dev, "unmap", address);
+		pool_report_bad(dev, "unmap", address);
 }
 
 static __always_inline void pool_unmap(struct device *dev, dma_addr_t address, size_t size,
@@ -150,7 +150,7 @@ static void pool_sync_for_cpu(struct device *dev, dma_addr_t address, size_t siz
 			      enum dma_data_direction direction)
 {
 	if (direction != DMA_TO_DEVICE && !pool_sync_copy(pool_of(dev), address, size, true))
-		pool_is_bad(dev, "sync", address);
+		pool_report_bad(dev, "sync", address);
 }
 
 /* The shadow of a buffer that only the device writes already has what the device wrote. */
@@ -158,7 +158,7 @@ static void pool_sync_for_device(struct device *dev, dma_addr_t address, size_t 
 				 enum dma_data_direction direction)
 {
 	if (direction != DMA_FROM_DEVICE && !pool_sync_copy(pool_of(dev), address, size, false))
-		pool_is_bad(dev, "sync", address);
+		pool_report_bad(dev, "sync", address);
 }
 
 /* Coherent memory is memory of the pool itself, in pages of its own. */
@@ -191,7 +191,7 @@ static void pool_free(struct device *dev, size_t size, void *memory, dma_addr_t 
 	    pool_claim(slot))
 		pool_put(pool_of(dev), slot);
 	else
-		pool_is_bad(dev, "free", address);
+		pool_report_bad(dev, "free", address);
 }
 
 /* A driver sets its mask before it maps. A pool that lies too high is then mapped again, lower. */
@@ -207,7 +207,7 @@ static u64 pool_required_mask(struct device *dev)
 	return DMA_BIT_MASK(32);
 }
 
-/* The alignment of the device may place a buffer behind the beginning of its slot. */
+/* The alignment of the device may place a buffer after the start of its slot. */
 static size_t pool_max_mapping_size(struct device *dev)
 {
 	return POOL_CHUNK_BYTES - ALIGN(core_min_align_mask(dev), 1UL << POOL_SLOT_SHIFT);

@@ -81,7 +81,7 @@ bool pool_cache_fill(struct pool *pool, unsigned int class)
 	return false;
 }
 
-/* Interrupts are off. Returns a slot that a full cache cannot keep, and half of the cache. */
+/* Interrupts are off. Gives a slot that a full cache cannot keep, and half of it, to the chunks. */
 void pool_cache_spill(struct pool *pool, struct pool_slot *slot)
 {
 	struct pool_cache *cache = &this_cpu_ptr(pool->cpus)->caches[slot->class];
@@ -93,7 +93,7 @@ void pool_cache_spill(struct pool *pool, struct pool_slot *slot)
 		pool_chunk_put(pool, cache->slots[--cache->count]);
 	raw_spin_unlock(&pool->lock);
 	if (READ_ONCE(pool->has_orphans))
-		schedule_work(&pool->settle);
+		schedule_work(&pool->release_work);
 }
 
 void pool_count_bad(struct pool *pool)
@@ -156,7 +156,7 @@ static u32 pool_cache_limit(const struct pool *pool, unsigned int class)
 	return most > 1 ? most : 0;
 }
 
-/* While a pool is orphaned, every unmap takes the slow path, which queues the work. */
+/* While a pool has orphans, every unmap takes the slow path, which queues the work. */
 void pool_slots_set_orphans(struct pool *pool, bool has_orphans)
 {
 	unsigned int class;

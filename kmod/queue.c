@@ -29,7 +29,8 @@
 #define PVI_GROUP		8
 
 #define PVI_LATE	"the host has not answered in 10 s"
-#define PVI_UNASKED	"the host answered what was not asked, or is gone"
+#define PVI_UNEXPECTED	\
+	"the host completed a request that was not pending, or the device was removed"
 
 /* A position in the pages of a list of mappings. */
 struct pvi_cursor {
@@ -62,8 +63,8 @@ static struct pvi_cursor pvi_cursor_at_first(struct list_head *mappings)
 }
 
 /*
- * Returns the page at the cursor and advances. The caller must not pass the end. gpa is NULL for an
- * unmap.
+ * Returns the page at the cursor and advances. The caller must not pass the end. @gpa is NULL for
+ * an unmap.
  */
 static void pvi_cursor_next(struct pvi_cursor *cursor, u64 *giova, u64 *gpa)
 {
@@ -302,7 +303,7 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_poll_time
 	spin_unlock_irqrestore(&queue->lock, flags);
 	if (answered)
 		return sent->err;
-	pvi_break_queue(pvi, broken ? PVI_UNASKED : PVI_LATE);
+	pvi_break_queue(pvi, broken ? PVI_UNEXPECTED : PVI_LATE);
 	return broken ? -EIO : -ETIMEDOUT;
 }
 
@@ -344,7 +345,7 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 	if (kick)
 		virtqueue_notify(queue->vq);
 	if (err && err != -EBUSY && virtqueue_is_broken(queue->vq))
-		pvi_break_queue(endpoint->pvi, PVI_UNASKED);
+		pvi_break_queue(endpoint->pvi, PVI_UNEXPECTED);
 	return count ?: err;
 }
 
@@ -358,7 +359,10 @@ static u64 pvi_pages_of(struct list_head *mappings)
 	return pages;
 }
 
-/* Unmaps this many pages from the cursor on. Tries all and returns the first error, if any. */
+/*
+ * Unmaps @left pages from the cursor on, after a failed request too, but none after a group that
+ * cannot be sent. Returns the first error, if any.
+ */
 static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor cursor, u64 left,
 			  struct pvi_poll_timeout *timeout)
 {
@@ -382,7 +386,7 @@ static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor curso
 }
 
 /*
- * Maps the pages of all mappings, or none. On failure, *undone is true if the host has confirmed
+ * Maps the pages of all mappings, or none. On failure, *@undone is true if the host has confirmed
  * that none of them is mapped. Otherwise their addresses must not be reused.
  */
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,

@@ -47,8 +47,8 @@ struct pvi_config {
 };
 
 /* Errors in a configuration space. The first one found is reported. */
-enum pvi_config_fault {
-	PVI_CONFIG_SOUND = 0,
+enum pvi_config_error {
+	PVI_CONFIG_OK = 0,
 	PVI_CONFIG_VERSION,
 	PVI_CONFIG_WINDOW,
 	PVI_CONFIG_PAGES_MAX,
@@ -104,7 +104,7 @@ struct pvi_event {
 #define PVI_EVENT_DIRECTION	2
 
 /* Validates the fields of a configuration space, in CPU byte order. */
-static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 giova_last,
+static inline enum pvi_config_error pvi_check_config(__u64 giova_first, __u64 giova_last,
 						     __u32 pages_max, __u32 device_count,
 						     __u32 version)
 {
@@ -118,11 +118,11 @@ static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 gi
 		return PVI_CONFIG_PAGES_MAX;
 	if (device_count > PVI_DEVICES_LIMIT)
 		return PVI_CONFIG_DEVICES;
-	return PVI_CONFIG_SOUND;
+	return PVI_CONFIG_OK;
 }
 
 /* Validates the list of devices, whose count is valid. */
-static inline enum pvi_config_fault pvi_devices_fault(const __u32 *devices, __u32 count)
+static inline enum pvi_config_error pvi_check_devices(const __u32 *devices, __u32 count)
 {
 	__u32 i;
 
@@ -130,7 +130,7 @@ static inline enum pvi_config_fault pvi_devices_fault(const __u32 *devices, __u3
 		if (devices[i - 1] >= devices[i])
 			return PVI_CONFIG_DEVICES;
 	}
-	return PVI_CONFIG_SOUND;
+	return PVI_CONFIG_OK;
 }
 
 /* Returns true if the device wrote a whole event with known values. */

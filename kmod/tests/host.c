@@ -5,7 +5,7 @@
  * the mappings. It checks that no page is freed, no address is reused and no request's memory is
  * freed while the host may still use it.
  */
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #include "../queue.c"
 #include "../slots.c"
 #include "../cache.c"

@@ -40,9 +40,13 @@ static struct virtio_device child;
 static bool child_broken;
 static dma_addr_t mapping;
 static unsigned int resets;
+/* No memory for the record of an unplugged device. */
+static bool test_no_record;
 
 void *test_zeroed(size_t bytes)
 {
+	if (test_no_record && bytes == sizeof(struct core_unplugged))
+		return NULL;
 	return bytes == sizeof(pvi) ? memset(&pvi, 0, bytes) : test_alloc(bytes);
 }
 
@@ -352,6 +356,21 @@ static void a_device_is_replaced(void)
 	CHECK(!pdev.dev.ops && !next.dev.ops && !other.dev.ops);
 }
 
+/* Without memory for its record, an unplugged device loses the operations, and the log says so. */
+static void an_unplugged_device_has_no_record(void)
+{
+	load("unplugged without a record");
+	CHECK(is_bound(&pdev));
+	map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	test_no_record = true;
+	test_complaints = 0;
+	notify(BUS_NOTIFY_REMOVED_DEVICE);
+	/* One complaint is that of the driver's mapping. */
+	CHECK(!host.mapped_count && !pdev.dev.ops && ORPHANS == 1 && test_complaints == 2);
+	test_no_record = false;
+	pvi_exit();
+}
+
 /* Devices of such a guest reach only pages that it shares: its IOMMU is not driven. */
 static void a_guest_with_encrypted_memory_is_refused(void)
 {
@@ -458,6 +477,7 @@ int main(void)
 	a_bound_driver_binds_again();
 	other_devices_get_no_operations();
 	a_device_is_replaced();
+	an_unplugged_device_has_no_record();
 	a_guest_with_encrypted_memory_is_refused();
 	devices_that_cannot_be_isolated_are_refused();
 	an_endpoint_is_linked_to_its_iommu();

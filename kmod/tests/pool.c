@@ -340,15 +340,15 @@ static void full_chunks_return(void)
 }
 
 /* The last unmap after an unbind copies, and queues the work that frees the pool. */
-static void orphans_are_settled(void)
+static void orphans_queue_the_release(void)
 {
 	dma_addr_t address = map(buffer, 10, DMA_FROM_DEVICE, 0);
 
-	CHECK(!pool.settle.queued);
+	CHECK(!pool.release_work.queued);
 	pool_slots_set_orphans(&pool, true);
 	memset(device(address), 'o', 10);
 	unmap(address, 10, DMA_FROM_DEVICE, 0);
-	CHECK(is_all(buffer, 10, 'o') && pool.settle.queued);
+	CHECK(is_all(buffer, 10, 'o') && pool.release_work.queued);
 	pool_slots_set_orphans(&pool, false);
 }
 
@@ -366,7 +366,7 @@ int main(void)
 	empty_pool_fails();
 	pool_restart();
 	full_chunks_return();
-	orphans_are_settled();
+	orphans_queue_the_release();
 	pool_restart();
 	slots_are_never_shared();
 	pool_stop();

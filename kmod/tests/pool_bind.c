@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs pool_bind.c and pool_memory.c in user space (kernel.h), with pool_slots.c and pool_ops.c:
- * which devices have a pool and for how long, that it is mapped by the device's own IOMMU, and that
- * nothing is left of it.
+ * Runs pool_main.c, pool_bind.c and pool_memory.c in user space (kernel.h), with pool_slots.c and
+ * pool_ops.c: which devices have a pool and for how long, that it is mapped by the device's own
+ * IOMMU, that nothing is left of it, and that a device can bind while the module is unloaded.
  */
 #include "pool_module.h"
 #include "../pool_memory.c"
 #include "../pool_bind.c"
+#include "../pool_main.c"
 
-unsigned int pool_mib = 8;
 #define CHUNKS 32
 
 /* A device. The kernel's own flags of a device with an IOMMU are both set. */
@@ -47,10 +47,6 @@ static struct pci_dev *test_next_device(struct pci_dev *before)
 					  : devices;
 
 	return next < devices + ARRAY_SIZE(devices) ? &next->pdev : NULL;
-}
-
-void pool_debugfs_add(struct pool *pool)
-{
 }
 
 /* The mappings of the IOMMUs. */
@@ -156,10 +152,10 @@ static int device_attach(struct device *dev)
 /* Its work item runs, if it is queued. */
 static void works(struct pool *pool)
 {
-	if (!pool->settle.queued)
+	if (!pool->release_work.queued)
 		return;
-	pool->settle.queued = false;
-	pool->settle.does(&pool->settle);
+	pool->release_work.queued = false;
+	pool->release_work.does(&pool->release_work);
 }
 
 static u8 buffer[4096] __aligned(4096);
@@ -235,11 +231,28 @@ static void select_devices(char *one, char *other)
 	}
 }
 
+/* While the module is unloaded, a device binds, and another one is unplugged. */
+static struct test_device *binds_meanwhile, *unplugged_meanwhile;
+
+static void test_directory_removed(void)
+{
+	/* The files of all pools were readable until now. */
+	CHECK(!list_empty(&pools) == !!test_references);
+	test_is_unloading = true;
+	if (binds_meanwhile)
+		bind(binds_meanwhile, &stock);
+	if (unplugged_meanwhile)
+		notify(unplugged_meanwhile, BUS_NOTIFY_REMOVED_DEVICE);
+	binds_meanwhile = NULL;
+	unplugged_meanwhile = NULL;
+	test_is_unloading = false;
+}
+
 static void stop(void)
 {
 	CHECK(!test_users && !test_chunks);
-	pool_bind_stop();
-	CHECK(!test_registered && !test_references);
+	pool_exit();
+	CHECK(!test_registered && !test_references && !test_has_directory);
 	INIT_LIST_HEAD(&pools);
 }
 
@@ -247,11 +260,30 @@ static void stop(void)
 static void starts_and_fails(void)
 {
 	select_devices(NULL, NULL);
-	CHECK(pool_bind_start() == -EINVAL && !test_registered);
+	CHECK(pool_init() == -EINVAL && !test_registered && !test_has_directory);
 	select_devices("disk", NULL);
 	for (test_failing = 1; test_failing <= 2; test_failing++)
-		CHECK(pool_bind_start() == -ENOMEM && !test_registered);
+		CHECK(pool_init() == -ENOMEM && !test_registered && !test_has_directory);
 	test_failing = 0;
+	pool_mib = POOL_MIB_MIN - 1;
+	CHECK(pool_init() == -EINVAL && !test_registered);
+	pool_mib = POOL_MIB_MIN;
+	test_encrypted = true;
+	CHECK(pool_init() == -EOPNOTSUPP && !test_registered);
+	test_encrypted = false;
+}
+
+/* A device that binds during the exit gets no pool. An unplugged one has lost its file. */
+static void devices_change_during_the_exit(void)
+{
+	select_devices("all", NULL);
+	CHECK(!pool_init());
+	bind(disk, &stock);
+	unbind(disk, BUS_NOTIFY_UNBOUND_DRIVER);
+	binds_meanwhile = card;
+	unplugged_meanwhile = disk;
+	stop();
+	CHECK(!card->pdev.dev.ops && !count_mapped(card));
 }
 
 /* `all` are the devices with an IOMMU; others have a pool if they are named. */
@@ -260,7 +292,7 @@ static void selects_devices(void)
 	select_devices("all", NULL);
 	disk->pdev.dev.driver = &stock;
 	plain->pdev.dev.driver = &stock;
-	CHECK(!pool_bind_start());
+	CHECK(!pool_init());
 	/* Those with a driver are bound again. */
 	has_a_pool(disk);
 	is_without_a_pool(card);
@@ -277,7 +309,7 @@ static void selects_devices(void)
 	stop();
 
 	select_devices("card", "plain");
-	CHECK(!pool_bind_start());
+	CHECK(!pool_init());
 	bind(disk, &stock);
 	is_without_a_pool(disk);
 	test_complaints = 0;
@@ -306,11 +338,11 @@ static void mappings_that_a_driver_leaves(void)
 	dma_addr_t one, other;
 
 	select_devices("disk", NULL);
-	CHECK(!pool_bind_start());
+	CHECK(!pool_init());
 	bind(disk, &stock);
 	pool = has_a_pool(disk);
 	/* The work item of an earlier driver changes nothing while one is bound. */
-	pool->settle.queued = true;
+	pool->release_work.queued = true;
 	works(pool);
 	CHECK(has_a_pool(disk) == pool && test_users == 1);
 	one = map(disk);
@@ -318,7 +350,7 @@ static void mappings_that_a_driver_leaves(void)
 	unbind(disk, BUS_NOTIFY_UNBOUND_DRIVER);
 	CHECK(has_a_pool(disk) == pool && test_users == 1 && pool->has_orphans);
 	unmap(disk, one);
-	CHECK(pool->settle.queued);
+	CHECK(pool->release_work.queued);
 	works(pool);
 	CHECK(has_a_pool(disk) == pool && test_users == 1);
 	/* The next driver has the same pool, and the late unmap of the earlier one. */
@@ -367,7 +399,7 @@ static void unplugged_devices(void)
 	dma_addr_t left;
 
 	select_devices("all", NULL);
-	CHECK(!pool_bind_start());
+	CHECK(!pool_init());
 	bind(disk, &stock);
 	bind(card, &stock);
 	unbind(card, BUS_NOTIFY_UNBOUND_DRIVER);
@@ -409,7 +441,7 @@ static void is_without_memory(struct test_device *device)
 static void pools_that_fail(void)
 {
 	select_devices("disk", "plain");
-	CHECK(!pool_bind_start());
+	CHECK(!pool_init());
 	for (test_most_chunks = 0; test_most_chunks < CHUNKS; test_most_chunks += 31)
 		is_without_memory(disk);
 	test_most_chunks = INT32_MAX;
@@ -441,7 +473,7 @@ static void smaller_masks(void)
 	struct pool *pool;
 
 	select_devices("disk", NULL);
-	CHECK(!pool_bind_start());
+	CHECK(!pool_init());
 	bind(disk, &stock);
 	pool = has_a_pool(disk);
 	CHECK(dev->ops->dma_supported(dev, DMA_BIT_MASK(32)));
@@ -466,7 +498,9 @@ static void smaller_masks(void)
 
 int main(void)
 {
+	pool_mib = POOL_MIB_MIN;
 	starts_and_fails();
+	devices_change_during_the_exit();
 	selects_devices();
 	mappings_that_a_driver_leaves();
 	unplugged_devices();

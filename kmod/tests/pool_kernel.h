@@ -6,7 +6,7 @@
 #ifndef TEST_POOL_KERNEL_H
 #define TEST_POOL_KERNEL_H
 
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #define __aligned(n) __attribute__((aligned(n)))
 #define __percpu
 #define BIT(n) (1UL << (n))
@@ -78,6 +78,8 @@ void free_pages_exact(void *memory, size_t bytes)
 u64 test_now_us;
 unsigned int test_complaints, test_steps, test_most_steps;
 phys_addr_t test_peer;
+#ifndef TEST_POOL_MODULE_H
 bool pool_preserve;
+#endif
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Kernel interfaces of pool_bind.c and pool_memory.c, in addition to pool_kernel.h: PCI devices,
- * and the DMA API with an IOMMU of its own.
+ * Kernel interfaces of pool_main.c, pool_bind.c and pool_memory.c, in addition to pool_kernel.h:
+ * PCI devices, debugfs, and the DMA API with an IOMMU of its own.
  */
 #ifndef TEST_POOL_MODULE_H
 #define TEST_POOL_MODULE_H
@@ -11,9 +11,16 @@
 
 #include "pool_kernel.h"
 
+#define __init
+#define __exit
 #define charp 0
+#define module_param_named(name, variable, type, mode)
 #define module_param_array_named(name, variable, type, count, mode)
 #define MODULE_PARM_DESC(name, text)
+#define MODULE_DESCRIPTION(text)
+#define MODULE_LICENSE(text)
+#define module_init(function)
+#define module_exit(function)
 #define pr_err(...) ((void)test_complaints++)
 #define kmemdup(from, bytes, gfp) memcpy(test_alloc(bytes), from, bytes)
 #define __GFP_RETRY_MAYFAIL 0
@@ -73,7 +80,32 @@ static const char *pci_name(const struct pci_dev *pdev);
 static struct pci_dev *test_next_device(struct pci_dev *before);
 static void device_release_driver(struct device *dev);
 static int device_attach(struct device *dev);
-#define debugfs_remove(file) ((void)(file))
+
+/* A guest with encrypted memory. */
+#define CC_ATTR_GUEST_MEM_ENCRYPT 1
+static bool test_encrypted;
+#define cc_platform_has(attribute) ((void)(attribute), test_encrypted)
+
+/* The directory, which has a file for each pool. After its removal, nothing may use it. */
+struct seq_file {
+	void *private;
+};
+
+static bool test_has_directory;
+static void test_directory_removed(void);
+
+static inline void seq_printf(struct seq_file *file, const char *format, ...)
+{
+}
+
+#define DEFINE_SHOW_ATTRIBUTE(name) static int (*const name##_fops)(struct seq_file *, void *) = \
+					    name##_show
+#define debugfs_create_dir(name, parent) (test_has_directory = true, (struct dentry *)1)
+#define debugfs_create_file(name, mode, parent, data, fops)                                        \
+	(test_has_directory ? (void)(fops) : abort(), (parent))
+#define debugfs_remove(file) (test_has_directory ? (void)(file) : abort())
+#define debugfs_remove_recursive(dir)                                                              \
+	((void)(dir), test_has_directory = false, test_directory_removed())
 
 /* The DMA API without our operations. */
 static dma_addr_t test_iommu_map(struct device *dev, void *memory, size_t bytes);

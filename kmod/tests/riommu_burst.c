@@ -5,7 +5,7 @@
  * reaches it by such a copy is a violation. riommu_as_published.c runs this with the mode of the
  * module riommu-as-published.
  */
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #include "riommu_kernel.h"
 
 #define SLOTS 16

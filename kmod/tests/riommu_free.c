@@ -3,7 +3,7 @@
  * Runs the queue of free slots (riommu_free.h) with interruptions: before each of its exchanges,
  * another processor or an interrupt handler takes slots or puts them.
  */
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #include "riommu_kernel.h"
 
 #define SLOTS 5

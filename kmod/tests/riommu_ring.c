@@ -3,7 +3,7 @@
  * Runs riommu_ring.c and riommu_ops.c in user space (kernel.h), against an IOMMU that checks each
  * invalidation: the entries are cleared before it, and no slot is free before it is complete.
  */
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #include "riommu_kernel.h"
 
 #define SLOTS 4

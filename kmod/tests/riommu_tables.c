@@ -5,7 +5,7 @@
  * entry, also of one that is not present, and of the last slot that it used of each ring, until
  * their invalidation.
  */
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #include "riommu_kernel.h"
 
 /* Two make a burst. */

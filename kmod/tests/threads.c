@@ -4,7 +4,7 @@
  * ends cycles, and once without cycles, so that nearly all maps are hits. The host answers at once.
  * Nothing may be left at the end.
  */
-#define PVI_HAVE_MAP_PHYS
+#define CORE_HAVE_MAP_PHYS
 #include <pthread.h>
 
 #include "../queue.c"

@@ -197,7 +197,7 @@ static void run_requests(const char *directory, char *line, unsigned char *bytes
 static void run_configurations(const char *directory, char *line, unsigned char *bytes)
 {
 	static const char *const faults[] = {
-		[PVI_CONFIG_SOUND] = "ok",
+		[PVI_CONFIG_OK] = "ok",
 		[PVI_CONFIG_VERSION] = "version",
 		[PVI_CONFIG_WINDOW] = "window",
 		[PVI_CONFIG_PAGES_MAX] = "pages-max",
@@ -211,29 +211,29 @@ static void run_configurations(const char *directory, char *line, unsigned char 
 		static __u32 devices[PVI_DEVICES_LIMIT];
 		const struct pvi_config *config = (const struct pvi_config *)bytes;
 		size_t count = bytes_of(name, word(name), bytes);
-		enum pvi_config_fault fault;
+		enum pvi_config_error fault;
 		__u32 i, device_count;
 		const char *says;
 
 		if (count < sizeof(*config))
 			fail(name, "another size");
 		device_count = le32_to_cpu(config->device_count);
-		fault = pvi_config_fault(le64_to_cpu(config->giova_first),
+		fault = pvi_check_config(le64_to_cpu(config->giova_first),
 					 le64_to_cpu(config->giova_last),
 					 le32_to_cpu(config->pages_max), device_count,
 					 le32_to_cpu(config->version));
-		if (fault == PVI_CONFIG_SOUND) {
+		if (fault == PVI_CONFIG_OK) {
 			if (count < sizeof(*config) + device_count * sizeof(*devices))
 				fail(name, "another number of devices");
 			for (i = 0; i < device_count; i++)
 				devices[i] = le32_to_cpu(config->devices[i]);
-			fault = pvi_devices_fault(devices, device_count);
+			fault = pvi_check_devices(devices, device_count);
 		}
 		says = word(name);
 		/* A valid space that no device writes must still be accepted. */
 		if (strcmp(strcmp(says, "accepted") ? says : "ok", faults[fault]))
 			fail(name, faults[fault]);
-		if (fault != PVI_CONFIG_SOUND) {
+		if (fault != PVI_CONFIG_OK) {
 			refused++;
 			continue;
 		}

@@ -382,10 +382,10 @@ for kernel in $KERNELS; do
     try "files: $kernel, cached" files 1 --kernel "$kernel"
     try "files: $kernel, not cached, two CPUs" files 0 --kernel "$kernel" --cpus 2
     try "errant accesses are stopped and logged: $kernel" errant --kernel "$kernel"
-    try "apart: files: $kernel, not cached" files 0 --kernel "$kernel" --disk mode=sandbox
-    try "apart: files: $kernel, cached, two CPUs" \
+    try "sandboxed: files: $kernel, not cached" files 0 --kernel "$kernel" --disk mode=sandbox
+    try "sandboxed: files: $kernel, cached, two CPUs" \
         files 1 --kernel "$kernel" --cpus 2 --disk mode=sandbox
-    try "apart: errant accesses are stopped and logged: $kernel" \
+    try "sandboxed: errant accesses are stopped and logged: $kernel" \
         errant_in_sandbox --kernel "$kernel"
     try "assigned: files: $kernel, not cached" assigned 0 0 --kernel "$kernel"
     try "assigned: files: $kernel, cached, with the host's page pool" \
@@ -409,9 +409,9 @@ for kernel in $KERNELS; do
     try "wrong answers, late: $kernel" \
         wrong_answers late:50 16 'not answered in 10 s' --kernel "$kernel"
     try "wrong answers, twice: $kernel" \
-        wrong_answers twice:50 3 'answered what was not asked' --kernel "$kernel"
+        wrong_answers twice:50 3 'completed a request that was not pending' --kernel "$kernel"
     try "wrong answers, foreign: $kernel" \
-        wrong_answers foreign:50 3 'answered what was not asked' --kernel "$kernel"
+        wrong_answers foreign:50 3 'completed a request that was not pending' --kernel "$kernel"
 done
 first=6.12
 [[ $KERNELS != debug ]] || first=debug

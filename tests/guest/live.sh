@@ -297,10 +297,10 @@ for kernel in $KERNELS; do
         done
     done
     try "errant accesses are stopped and logged: $kernel" errant --kernel "$kernel"
-    try "apart: files: $kernel" files --kernel "$kernel" --strict --disk mode=sandbox
-    try "apart: files, lazy, 2 CPUs: $kernel" \
+    try "sandboxed: files: $kernel" files --kernel "$kernel" --strict --disk mode=sandbox
+    try "sandboxed: files, lazy, 2 CPUs: $kernel" \
         files --kernel "$kernel" --lazy --cpus 2 --disk mode=sandbox
-    try "apart: errant accesses are stopped and logged: $kernel" \
+    try "sandboxed: errant accesses are stopped and logged: $kernel" \
         errant_in_sandbox --kernel "$kernel"
     for iommu in intel virtio; do
         for mode in --strict --lazy; do

@@ -118,8 +118,8 @@ impl Input {
         })
     }
 
-    /// Returns the number of lines of the trace if it is a file of at most 64 MiB as stored, for the
-    /// progress bar. Decompresses the whole file.
+    /// Returns the number of lines of the trace if it is a stored file of at most 64 MiB. For the
+    /// progress bar only. Decompresses the whole file.
     pub(crate) fn lines(&self) -> Option<u64> {
         const MAX_STORED: u64 = 64 << 20;
         let Self::File(path) = self else {

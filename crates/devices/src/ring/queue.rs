@@ -222,8 +222,8 @@ impl<T> OrderedRing<T> {
     /// Frees the shared memory. Records that were not drained are lost.
     ///
     /// # Errors
-    /// Returns the first error. Memory that was not freed is lost, because the device may still access
-    /// it.
+    /// Returns the first error. Memory that was not freed is lost, because the device may still
+    /// access it.
     pub fn free<A: DmaApi>(self, api: &mut A) -> Result<(), ApiError> {
         let descriptors = self.descriptors.free(api, self.ring);
         let completions = self.completions.free(api, self.ring);

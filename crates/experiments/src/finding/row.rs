@@ -61,7 +61,7 @@ fn rounding(text: &str) -> f64 {
 pub struct Measured {
     /// Median of the repetitions, or the count itself.
     pub median: f64,
-    /// Largest minus smallest repetition, in the unit of the row; 0 for counts. NaN if the spread is
+    /// Largest minus smallest repetition, in the unit of the row; 0 for counts. NaN if it is
     /// undefined (no repetitions, or a share of 0), so the row is not ordered.
     pub spread: f64,
     /// Measured part of the median, in the unit of the row. `None` if the number is not a cost.

@@ -74,8 +74,8 @@ pub(super) fn add_message_sizes(
     add_rows(&costs, found)
 }
 
-/// Adds the rows of Fig. 11. `costs` has, for each message size in bytes, the cycles that protection
-/// adds to a packet in each of [`MODES`].
+/// Adds the rows of Fig. 11. `costs` has, for each message size in bytes, the cycles that
+/// protection adds to a packet in each of [`MODES`].
 fn add_rows(costs: &[(u32, Vec<Measured>)], found: &mut Findings) -> Result<(), LabError> {
     let claims = Sheet::named("claims")?;
     let claim = |id: &str| claims.printed(&[("id", id)], "value");

@@ -18,7 +18,7 @@ use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
 /// `L` is the [`RingLogic`](ringfence_hw::ring::RingLogic) of the modelled IOMMU, for the users of
 /// the parts that also create the IOMMU.
 pub struct RingParts<D, L, F> {
-    /// How a map chooses its slot, and whether walks of the rings snoop the CPU's caches.
+    /// The slot choice of maps, and the coherency of walks with the CPU's caches.
     pub setup: RingSetup,
     /// Creates the flush policy.
     pub flush: fn() -> F,

@@ -118,8 +118,8 @@ pub(super) struct GrantTables {
 }
 
 impl Xen {
-    /// Grants the page `gpfn` of `granter` to `grantee`: writes an entry of `granter`'s grant table.
-    /// No hypercall: the table is shared memory.
+    /// Grants the page `gpfn` of `granter` to `grantee`: writes an entry of `granter`'s grant
+    /// table. No hypercall: the table is shared memory.
     ///
     /// # Errors
     /// [`XenError::NoMemory`]: the table is full.
@@ -216,8 +216,8 @@ impl Xen {
         }
     }
 
-    /// Unmaps grants of `caller`, in one hypercall: clears their TCEs, and flushes once for each bus.
-    /// Calls `each` with the result of each unmap.
+    /// Unmaps grants of `caller`, in one hypercall: clears their TCEs, and flushes once for each
+    /// bus. Calls `each` with the result of each unmap.
     ///
     /// # Errors
     /// [`XenError::TooManyCalls`]: the batch is too long, and nothing was unmapped.

@@ -61,8 +61,8 @@ impl Call {
         }
     }
 
-    /// Returns the window of this `mmap` call if one call could also map `bytes` bytes from `offset`
-    /// of descriptor `number`, directly behind the window. `None` otherwise.
+    /// Returns the window of this `mmap` call if one call could also map `bytes` bytes from
+    /// `offset` of descriptor `number`, directly behind the window. `None` otherwise.
     pub(super) fn mergeable_window(
         &self,
         bytes: u64,

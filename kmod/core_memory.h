@@ -90,15 +90,16 @@ static void *core_alloc_paged(struct device *dev, size_t size, dma_addr_t *addre
 static void *core_alloc_coherent(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
 				 unsigned long attrs)
 {
-	gfp_t light;
+	bool is_exact = size <= PAGE_SIZE || attrs & DMA_ATTR_FORCE_CONTIGUOUS;
 	void *memory;
 
 	gfp &= ~(__GFP_DMA | __GFP_DMA32 | __GFP_HIGHMEM | __GFP_COMP);
 	/* Single pages cost less than compaction of memory. */
-	light = size > PAGE_SIZE ? gfp | __GFP_NORETRY | __GFP_NOWARN : gfp;
-	memory = core_alloc_exact(dev, size, light);
+	memory = core_alloc_exact(dev, size, is_exact ? gfp : gfp | __GFP_NORETRY | __GFP_NOWARN);
 	if (memory)
 		return core_map_exact(dev, memory, size, address, attrs);
+	if (attrs & DMA_ATTR_FORCE_CONTIGUOUS)
+		return NULL;
 	return core_alloc_paged(dev, size, address, gfp, attrs);
 }
 #else

@@ -327,6 +327,7 @@ void test_sleeps(unsigned int us);
 #define time_after(one, other) ((long)((other) - (one)) < 0)
 
 /* Devices. */
+#define DMA_ATTR_FORCE_CONTIGUOUS (1UL << 6)
 struct dma_map_ops;
 
 struct device {

@@ -44,6 +44,9 @@ static void memory_of_single_pages(void)
 	CHECK(!pvi_ops.alloc(&pdev.dev, 1000 * PAGE_SIZE, &address, 0, 0));
 	CHECK(!host.mapped_count && !pages_lent && !range.memory);
 	host.room = 0;
+	/* The caller demands contiguous memory. */
+	CHECK(!pvi_ops.alloc(&pdev.dev, 2 * PAGE_SIZE, &address, 0, DMA_ATTR_FORCE_CONTIGUOUS));
+	CHECK(!host.mapped_count && !pages_lent && !range.memory);
 	/* Where the caller must not sleep, only contiguous memory is possible. */
 	test_atomic = true;
 	CHECK(!pvi_ops.alloc(&pdev.dev, 2 * PAGE_SIZE, &address, 0, 0) && !pages_lent);

@@ -164,10 +164,23 @@ static int rio_map_list(struct device *dev, struct scatterlist *list, int nents,
 			     rio_unmap_list);
 }
 
+/* The mask of a driver that sets none has 32 bits, and cuts the addresses of rings. */
+static noinline dma_addr_t rio_mask_refused(struct device *dev, u64 mask)
+{
+	dev_err_ratelimited(dev,
+			    "riommu: coherent memory refused: DMA mask %#llx is below %#llx\n",
+			    mask, RIO_ADDRESS_MASK);
+	return DMA_MAPPING_ERROR;
+}
+
 static dma_addr_t rio_map_memory(struct device *dev, phys_addr_t phys, size_t size,
 				 enum dma_data_direction direction, unsigned long attrs,
 				 bool *is_reached)
 {
+	u64 mask = min_not_zero(dev->coherent_dma_mask, dev->bus_dma_limit);
+
+	if (mask < RIO_ADDRESS_MASK)
+		return rio_mask_refused(dev, mask);
 	/*
 	 * Coherent memory has no offset. Fail nevertheless, so that probe fails: each streaming map
 	 * of this device would be refused unless its buffer is aligned.

@@ -12,18 +12,29 @@
 
 #include "riommu_ring.h"
 
-/* Returns the address of a shadow for the slot, or without memory for it, that of the buffer. */
+/* Since 7.2: no sync follows, so the device must reach the buffer. */
+#ifndef DMA_ATTR_REQUIRE_COHERENT
+#define DMA_ATTR_REQUIRE_COHERENT	BIT(12)
+#endif
+
+/*
+ * Returns the address of a shadow for the slot, or that of the buffer: without memory for a shadow,
+ * or if the driver refuses one. The unmap of such a slot invalidates at once.
+ */
 u64 rio_shadow_map(struct rio_ring *ring, u32 slot, u64 buffer, u32 bytes, unsigned long attrs)
 {
 	struct rio_state *state = &ring->states[slot];
 
-	/* Zeroed, because the caller may fill it later. */
+	if (attrs & DMA_ATTR_REQUIRE_COHERENT)
+		return buffer;
 	state->shadow = kzalloc(bytes, GFP_ATOMIC | __GFP_NOWARN);
 	if (!state->shadow)
 		return buffer;
-	/* Also for a device that writes: it may write less than the buffer. */
-	if (!(attrs & DMA_ATTR_SKIP_CPU_SYNC))
-		memcpy(state->shadow, phys_to_virt(buffer), bytes);
+	/*
+	 * Also for a device that writes: it may write less than the buffer, and the unmap copies
+	 * all. Also with DMA_ATTR_SKIP_CPU_SYNC, which the unmap may lack. swiotlb does the same.
+	 */
+	memcpy(state->shadow, phys_to_virt(buffer), bytes);
 	atomic64_inc(&ring->shadows_used);
 	state->shadowed = buffer;
 	state->shadow_bytes = bytes;
@@ -76,10 +87,12 @@ void rio_sync_for_cpu(struct device *dev, dma_addr_t address, size_t size,
 	rio_shadow_sync(dev, address, size, true);
 }
 
+/* Copies nothing for DMA_FROM_DEVICE: the device may have written to the shadow meanwhile. */
 void rio_sync_for_device(struct device *dev, dma_addr_t address, size_t size,
 			 enum dma_data_direction direction)
 {
-	rio_shadow_sync(dev, address, size, false);
+	if (direction != DMA_FROM_DEVICE)
+		rio_shadow_sync(dev, address, size, false);
 }
 
 void rio_sync_list_for_cpu(struct device *dev, struct scatterlist *list, int nents,
@@ -99,5 +112,5 @@ void rio_sync_list_for_device(struct device *dev, struct scatterlist *list, int 
 	int i;
 
 	for_each_sg(list, entry, nents, i)
-		rio_shadow_sync(dev, sg_dma_address(entry), sg_dma_len(entry), false);
+		rio_sync_for_device(dev, sg_dma_address(entry), sg_dma_len(entry), direction);
 }

@@ -14,7 +14,7 @@
 static struct rio rio;
 static struct rio_endpoint endpoint = { .rio = &rio, .id = DEVICE };
 static struct rio_ring *ring = &endpoint.rings[RIO_RING_WRITE];
-static struct device dev = { .ops = &endpoint.core.ops };
+static struct device dev = { .ops = &endpoint.core.ops, .coherent_dma_mask = ~0ULL };
 static bool absent;
 static unsigned int writes, freed, violations;
 /* The memory that the device reaches by the IOMMU's copy of each slot. */
@@ -222,6 +222,7 @@ static u8 *reached(dma_addr_t iova)
 static void small_buffers_in_slabs(void)
 {
 	u8 *buffer = phys_to_virt(TEST_MEMORY + 0x100), *device;
+	struct scatterlist entry = {};
 	dma_addr_t iova;
 
 	begin(RIO_BURST, true);
@@ -235,8 +236,19 @@ static void small_buffers_in_slabs(void)
 	rio_burst_ops.sync_single_for_cpu(&dev, iova + 1, 1, DMA_FROM_DEVICE);
 	CHECK(buffer[1] == 'b');
 	buffer[2] = 'c';
-	rio_burst_ops.sync_single_for_device(&dev, iova + 2, 1000, DMA_FROM_DEVICE);
+	rio_burst_ops.sync_single_for_device(&dev, iova + 2, 1000, DMA_BIDIRECTIONAL);
 	CHECK(device[2] == 'c' && device[1] == 'b');
+	/* The device's writes since the last sync are not lost. */
+	device[2] = 'g';
+	rio_burst_ops.sync_single_for_device(&dev, iova, 64, DMA_FROM_DEVICE);
+	sg_init_one(&entry, (void *)(TEST_MEMORY + 0x100), 64);
+	sg_dma_address(&entry) = iova;
+	sg_dma_len(&entry) = 64;
+	rio_burst_ops.sync_sg_for_device(&dev, &entry, 1, DMA_FROM_DEVICE);
+	CHECK(device[2] == 'g');
+	buffer[2] = 'h';
+	rio_burst_ops.sync_sg_for_device(&dev, &entry, 1, DMA_BIDIRECTIONAL);
+	CHECK(device[2] == 'h');
 	/* An address outside the buffer changes nothing. */
 	rio_burst_ops.sync_single_for_cpu(&dev, iova + 64, 1, DMA_FROM_DEVICE);
 	device[3] = 'd';
@@ -256,6 +268,22 @@ static void small_buffers_in_slabs(void)
 	rio_ops.unmap_phys(&dev, iova, 64, DMA_FROM_DEVICE, DMA_ATTR_SKIP_CPU_SYNC);
 	CHECK(*buffer == 'a');
 	burst_ends();
+	/* Without a copy at the map, the unmap copies bytes that the device has not written. */
+	iova = rio_ops.map_phys(&dev, TEST_MEMORY + 0x100, 64, DMA_FROM_DEVICE,
+				DMA_ATTR_SKIP_CPU_SYNC);
+	*reached(iova) = 'f';
+	buffer[9] = 'x';
+	rio_ops.unmap_phys(&dev, iova, 64, DMA_FROM_DEVICE, 0);
+	CHECK(buffer[0] == 'f' && buffer[8] == 'a' && buffer[9] == 'a');
+	burst_ends();
+
+	/* The driver calls no sync: no copy, and the unmap does not wait. */
+	iova = rio_ops.map_phys(&dev, TEST_MEMORY + 0x100, 64, DMA_FROM_DEVICE,
+				DMA_ATTR_REQUIRE_COHERENT);
+	CHECK(reached(iova) == buffer && !test_shadows);
+	writes = 0;
+	rio_ops.unmap_phys(&dev, iova, 64, DMA_FROM_DEVICE, DMA_ATTR_REQUIRE_COHERENT);
+	CHECK(writes == 1 && ring->pending == RIO_NO_SLOT);
 
 	/* A buffer in a page that can be held, and one that is not small, have no copy. */
 	iova = map(0x1100, 64);
@@ -332,6 +360,40 @@ static void coherent_memory(void)
 	iova = rio_map_memory(&dev, TEST_MEMORY, PAGE_SIZE, DMA_FROM_DEVICE, 0, NULL);
 	CHECK(rio_unmap_memory(&dev, iova) && writes == 1);
 	CHECK(!endpoint.burst_tasklet.is_scheduled && !atomic64_read(&ring->deferred));
+	end();
+}
+
+/* Addresses have 50 bits. The mask of a driver that sets none has 32, and maps do not check it. */
+static void small_masks(void)
+{
+	static const struct {
+		u64 mask, bus_limit;
+		bool is_refused;
+	} cases[] = {
+		{ ~0ULL, 0, false },
+		{ DMA_BIT_MASK(50), 0, false },
+		{ DMA_BIT_MASK(49), 0, true },
+		{ DMA_BIT_MASK(32), 0, true },
+		{ ~0ULL, DMA_BIT_MASK(49), true },
+		{ ~0ULL, DMA_BIT_MASK(50), false },
+	};
+	dma_addr_t iova;
+	unsigned int i;
+
+	begin(RIO_STRICT, true);
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		test_complaints = 0;
+		dev.coherent_dma_mask = cases[i].mask;
+		dev.bus_dma_limit = cases[i].bus_limit;
+		iova = rio_map_memory(&dev, TEST_MEMORY, PAGE_SIZE, DMA_FROM_DEVICE, 0, NULL);
+		CHECK((iova == DMA_MAPPING_ERROR) == cases[i].is_refused);
+		CHECK(test_complaints == cases[i].is_refused);
+		if (!cases[i].is_refused)
+			rio_unmap_memory(&dev, iova);
+	}
+	dev.coherent_dma_mask = ~0ULL;
+	dev.bus_dma_limit = 0;
+	test_complaints = 0;
 	end();
 }
 
@@ -500,6 +562,7 @@ int main(void)
 	what_cannot_be_held();
 	process_context();
 	coherent_memory();
+	small_masks();
 	limit_of_slots();
 	limit_of_time();
 	lists();

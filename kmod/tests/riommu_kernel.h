@@ -7,6 +7,7 @@
 #define TEST_RIOMMU_KERNEL_H
 
 #define __iomem
+#define BIT(n) (1UL << (n))
 #define irqreturn_t int
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
 #define to_pci_dev(one) container_of((struct device *)(one), struct pci_dev, dev)

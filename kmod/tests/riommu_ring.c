@@ -13,7 +13,7 @@
 static struct rio rio;
 static struct rio_endpoint endpoint = { .rio = &rio, .id = DEVICE };
 static struct rio_ring *ring = &endpoint.rings[RIO_RING_WRITE];
-static struct pci_dev pdev = { .dev.ops = &endpoint.core.ops };
+static struct pci_dev pdev = { .dev.ops = &endpoint.core.ops, .dev.coherent_dma_mask = ~0ULL };
 static unsigned int writes, reads;
 static bool absent;
 /* The slots that an unmap in progress clears. */

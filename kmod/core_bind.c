@@ -8,9 +8,17 @@
 #include <linux/dma-mapping.h>
 #include <linux/iommu-dma.h>
 #include <linux/module.h>
+#include <linux/rcupdate.h>
 #include <linux/slab.h>
 
 #include "core.h"
+
+/* Flags of a device: bits of an array since 7.0, bit fields before that. */
+#ifdef CORE_HAVE_DEVICE_FLAGS
+#define core_clear_skip_sync(dev)	dev_assign_dma_skip_sync(dev, false)
+#else
+#define core_clear_skip_sync(dev)	((dev)->dma_skip_sync = false)
+#endif
 
 #define CORE_DEVICES_MAX 64
 
@@ -164,6 +172,9 @@ static void core_install(struct core_iommu *iommu, struct pci_dev *pdev)
 		return;
 	}
 	set_dma_ops(&pdev->dev, &endpoint->ops);
+	/* An earlier driver may have set its mask with operations that have no syncs. */
+	if (endpoint->ops.sync_single_for_device)
+		core_clear_skip_sync(&pdev->dev);
 }
 
 static int core_bus_event(struct notifier_block *block, unsigned long event, void *data)
@@ -263,19 +274,27 @@ static void core_forget_unplugged(struct core_endpoint *endpoint)
 	}
 }
 
-/* On return, no endpoint has a driver or a mapping in use. */
+/*
+ * On return, no endpoint has a driver or a mapping in use. A late unmap (page_pool) may have read
+ * our operations before they were removed, and uses the endpoint after that. If it runs in atomic
+ * context, as in a softirq, synchronize_rcu() waits for it. It does not wait for an unmap that is
+ * preempted or sleeps.
+ */
 void core_stop(struct core_iommu *iommu)
 {
 	const struct core_engine *engine = iommu->engine;
-	struct core_endpoint *endpoint, *next;
+	struct core_endpoint *endpoint;
 	struct pci_dev *pdev = NULL;
 
 	/* The endpoint's reference to the device outlives its driver. */
 	bus_unregister_notifier(&pci_bus_type, &iommu->binding);
-	list_for_each_entry_safe(endpoint, next, &iommu->endpoints, list) {
+	list_for_each_entry(endpoint, &iommu->endpoints, list) {
 		if (endpoint->pdev && get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops)
 			core_release_driver(iommu, endpoint->pdev);
 		core_forget_unplugged(endpoint);
+	}
+	synchronize_rcu();
+	list_for_each_entry(endpoint, &iommu->endpoints, list) {
 		engine->unbound(endpoint);
 		if (engine->stop)
 			engine->stop(endpoint);

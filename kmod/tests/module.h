@@ -63,6 +63,9 @@ struct pci_dev *test_next_device(struct pci_dev *before);
 #define use_dma_iommu(device) false
 #define device_lock(device) ((void)(device))
 #define device_unlock(device) ((void)(device))
+/* Returns after the unmaps in atomic context that have begun. */
+#define synchronize_rcu() test_synchronize()
+void test_synchronize(void);
 void device_release_driver(struct device *dev);
 int device_attach(struct device *dev);
 #define put_iova_domain(domain) ((void)(domain))

@@ -5,9 +5,9 @@
 //! (`kmod/tests/load.c`). The ring IOMMU's driver has vectors too (`kmod/tests/riommu_vectors.c`).
 //! Its slots, their queue and its bursts run against an IOMMU that checks each invalidation
 //! (`kmod/tests/riommu_ring.c`, `riommu_free.c`, `riommu_burst.c`), its tables against one that
-//! walks them (`riommu_tables.c`), and its fault queue against one that stops it
-//! (`riommu_faults.c`). The pools of shadow buffers have programs, too: their slots and operations
-//! (`kmod/tests/pool.c`), their devices and memory (`pool_bind.c`).
+//! walks them (`riommu_tables.c`), its removal during an unmap (`riommu_remove.c`), and its fault
+//! queue against one that stops it (`riommu_faults.c`). The pools of shadow buffers have programs,
+//! too: their slots and operations (`kmod/tests/pool.c`), their devices and memory (`pool_bind.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -225,6 +225,13 @@ fn stopped_fault_queue_is_restarted() {
 #[test]
 fn ring_tables_are_complete_before_they_are_reached() {
     with_a_host("riommu_tables");
+}
+
+/// The driver of a ring IOMMU is removed while an unmap in atomic context runs. Its endpoints are
+/// freed after that unmap. Devices whose buffers have shadows do not skip syncs.
+#[test]
+fn removal_waits_for_late_unmaps() {
+    with_a_host("riommu_remove");
 }
 
 /// A device reads only what its pool was given, no two buffers share a slot, and an empty pool

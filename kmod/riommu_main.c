@@ -43,6 +43,16 @@ static const char * const rio_modes[] = {
 
 struct dentry *rio_debugfs;
 
+/* Registers beyond the end of a BAR have no mapping. */
+static int rio_check_bar(struct pci_dev *pdev)
+{
+	if (pci_resource_flags(pdev, 0) & IORESOURCE_MEM &&
+	    pci_resource_len(pdev, 0) >= RIO_REG_BYTES)
+		return 0;
+	dev_err(&pdev->dev, "BAR 0 is not memory of at least %u bytes\n", RIO_REG_BYTES);
+	return -ENODEV;
+}
+
 static int rio_identify(struct rio *rio)
 {
 	struct device *dev = &rio->pdev->dev;
@@ -145,7 +155,7 @@ static int rio_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	struct rio *rio;
 	int err;
 
-	err = core_check_machine(&pdev->dev) ?: pcim_enable_device(pdev);
+	err = core_check_machine(&pdev->dev) ?: rio_check_bar(pdev) ?: pcim_enable_device(pdev);
 	if (err)
 		return err;
 	rio = kzalloc(sizeof(*rio), GFP_KERNEL);

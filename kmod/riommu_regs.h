@@ -21,6 +21,8 @@
 #define RIO_REG_FQ_HEAD		0x30
 #define RIO_REG_FQ_TAIL		0x34
 #define RIO_REG_DEV		0x400
+/* Size of the registers, with those of RIO_DEVICES_MAX devices. */
+#define RIO_REG_BYTES		0x1000
 
 #define RIO_ID			0x474e4952
 #define RIO_MAJOR(version)	((version) >> 16)

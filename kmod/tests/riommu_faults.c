@@ -23,6 +23,10 @@ static int reads_until_a_fault;
 /* After this the driver must not start translation. */
 static bool is_over;
 static unsigned int starts;
+/* What it says of itself. */
+static u32 id = RIO_ID, version = 1 << 16, devices[RIO_DEVICES_MAX];
+static unsigned int register_reads, device_reads;
+static u64 capabilities = 12 << 16;
 
 static void raise_interrupt(void)
 {
@@ -56,15 +60,16 @@ static void fault(void)
 
 static u64 test_read(u64 offset)
 {
+	register_reads++;
 	if (reads_until_a_fault && !--reads_until_a_fault)
 		fault();
 	switch (offset) {
 	case RIO_REG_ID:
-		return RIO_ID;
+		return id;
 	case RIO_REG_VERSION:
-		return 1 << 16;
+		return version;
 	case RIO_REG_CAP:
-		return 12 << 16;
+		return capabilities;
 	case RIO_REG_CTRL:
 		return control;
 	case RIO_REG_STS:
@@ -72,8 +77,9 @@ static u64 test_read(u64 offset)
 	case RIO_REG_FQ_TAIL:
 		return tail;
 	default:
-		CHECK(false);
-		return 0;
+		device_reads++;
+		CHECK(offset >= RIO_REG_DEV && offset < RIO_REG_DEV + sizeof(devices));
+		return devices[(offset - RIO_REG_DEV) / 4];
 	}
 }
 
@@ -255,6 +261,72 @@ static void queue_stops_meanwhile(struct rio *rio)
 	}
 }
 
+/* The IOMMU claims more faults than its queue has entries. The work per pause is bounded. */
+static void tail_is_wrong(struct rio *rio)
+{
+	u64 before = rio->faults;
+
+	tail = head + 100000;
+	raise_interrupt();
+	passes(RIO_FAULTS_PAUSE_MS + 1);
+	CHECK(rio->faults == before + 64);
+	tail = head;
+	passes(2 * RIO_FAULTS_PAUSE_MS);
+	CHECK(rio->faults <= before + 128);
+	head = rio->fault_head;
+	tail = head;
+}
+
+/* IOMMUs that the driver refuses, before it has changed anything. */
+static void refused(void)
+{
+	static const struct {
+		u32 id, version;
+		u64 count;
+		u32 second;
+		int err;
+	} cases[] = {
+		{ 0, 1 << 16, 2, 2, -ENODEV },		{ RIO_ID, 2 << 16, 2, 2, -ENODEV },
+		{ RIO_ID, 1 << 16, 769, 2, -EINVAL },	{ RIO_ID, 1 << 16, 0xffff, 2, -EINVAL },
+		{ RIO_ID, 1 << 16, 2, 1, -EINVAL },	{ RIO_ID, 1 << 16, 2, 0, -EINVAL },
+	};
+	unsigned int i, j;
+
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		id = cases[i].id;
+		version = cases[i].version;
+		capabilities = 12 << 16 | cases[i].count;
+		for (j = 0; j < RIO_DEVICES_MAX; j++)
+			devices[j] = j + 1;
+		devices[1] = cases[i].second;
+		device_reads = 0;
+		CHECK(rio_probe(&pdev, rio_ids) == cases[i].err && !control);
+		CHECK(device_reads <= RIO_DEVICES_MAX);
+	}
+}
+
+/* The driver reads no register that the BAR lacks. */
+static void refused_bars(void)
+{
+	static const struct {
+		unsigned long flags;
+		u64 bytes;
+	} cases[] = {
+		{ IORESOURCE_MEM, 4095 }, { IORESOURCE_MEM, 16 }, { IORESOURCE_MEM, 0 },
+		{ 0x100, 4096 }, { 0, 0 },
+	};
+	unsigned int i;
+
+	register_reads = 0;
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		bar_flags = cases[i].flags;
+		bar_bytes = cases[i].bytes;
+		CHECK(rio_probe(&pdev, rio_ids) == -ENODEV && !register_reads);
+	}
+	bar_flags = IORESOURCE_MEM;
+	bar_bytes = RIO_REG_BYTES;
+}
+
 /* The work item is due when the driver is removed, or the machine shuts down. */
 static void restart_does_not_follow_a_stop(void)
 {
@@ -330,10 +402,13 @@ int main(void)
 	faults_are_read(rio);
 	stopped_queue_is_restarted(rio);
 	queue_stops_meanwhile(rio);
+	tail_is_wrong(rio);
 	is_over = true;
 	rio_remove(&pdev);
 	restart_does_not_follow_a_stop();
 	modes();
+	refused();
+	refused_bars();
 	printf("all as it should be\n");
 	return 0;
 }

@@ -85,6 +85,9 @@ struct pci_driver {
 #define pci_unregister_driver(driver) ((void)(driver))
 #define PCI_IRQ_MSIX 0
 #define pcim_enable_device(pdev) 0
+#define IORESOURCE_MEM 0x200
+#define pci_resource_flags(pdev, bar) bar_flags
+#define pci_resource_len(pdev, bar) bar_bytes
 #define pcim_iomap(pdev, bar, bytes) ((void *)registers)
 #define pci_set_drvdata(pdev, data) ((pdev)->dev.driver = (data))
 #define pci_get_drvdata(pdev) ((pdev)->dev.driver)
@@ -101,6 +104,8 @@ static int (*interrupt)(int irq, void *data);
 #define readq(from) test_read((u8 *)(from) - registers)
 #define writel(word, to) test_write(word, (u8 *)(to) - registers)
 #define writeq(word, to) test_write(word, (u8 *)(to) - registers)
+static unsigned long bar_flags = IORESOURCE_MEM;
+static u64 bar_bytes = 4096;
 static u8 registers[4096];
 static u64 test_read(u64 offset);
 static void test_write(u64 word, u64 offset);

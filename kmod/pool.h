@@ -155,6 +155,7 @@ void pool_memory_unmap(struct pool *pool);
 void pool_memory_free(struct pool *pool);
 void pool_install_ops(struct pool *pool);
 void pool_restore_ops(struct pool *pool);
+bool pool_is_unused(const struct pool *pool);
 int pool_move(struct pool *pool, u64 mask);
 
 /* pool_bind.c */

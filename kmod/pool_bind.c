@@ -69,14 +69,14 @@ static void pool_release_if_unused(struct pool *pool)
 {
 	if (!pool->is_active)
 		return;
-	/* The kernel clears the operations when a driver unbinds. */
+	/* arch_teardown_dma_ops() may clear the operations at an unbind. That of x86 is empty. */
 	set_dma_ops(&pool->pdev->dev, &pool->ops);
 	if (pool_live(pool)) {
 		pool_slots_set_orphans(pool, true);
 		/* Each later unmap queues the work; earlier ones are counted below. */
 		synchronize_rcu();
 	}
-	if (!pool_live(pool))
+	if (pool_is_unused(pool))
 		pool_deactivate(pool);
 }
 

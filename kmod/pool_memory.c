@@ -7,6 +7,7 @@
 #include <linux/gfp.h>
 #include <linux/iommu-dma.h>
 #include <linux/mm.h>
+#include <linux/rcupdate.h>
 #include <linux/slab.h>
 
 #include "pool.h"
@@ -141,12 +142,28 @@ int pool_memory_init(struct pool *pool, u64 mask)
 	return err;
 }
 
-/* Maps the pool again, below a smaller mask. Fails if a mapping exists. */
+/*
+ * The caller ensures that nothing is mapped during the call. Returns true if no mapping is in use,
+ * and no unmap accesses a slot or a chunk. Sleeps.
+ */
+bool pool_is_unused(const struct pool *pool)
+{
+	if (pool_live(pool))
+		return false;
+	/*
+	 * An unmap counts itself in a section with interrupts off, and accesses its slot and chunk
+	 * until the end of that section. synchronize_rcu() waits for the end.
+	 */
+	synchronize_rcu();
+	return true;
+}
+
+/* Maps the pool again, below a smaller mask. Sleeps. Fails if a mapping exists. */
 int pool_move(struct pool *pool, u64 mask)
 {
 	int err;
 
-	if (pool_live(pool) || !pool->chunk_count)
+	if (!pool->chunk_count || !pool_is_unused(pool))
 		return -EBUSY;
 	pool_restore_ops(pool);
 	pool_memory_unmap(pool);

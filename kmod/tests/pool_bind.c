@@ -2,8 +2,12 @@
 /*
  * Runs pool_main.c, pool_bind.c and pool_memory.c in user space (kernel.h), with pool_slots.c and
  * pool_ops.c: which devices have a pool and for how long, that it is mapped by the device's own
- * IOMMU, that nothing is left of it, and that a device can bind while the module is unloaded.
+ * IOMMU, that nothing is left of it, and that a device can bind while the module is unloaded. A
+ * second CPU, a thread, frees or moves a pool while the first one unmaps.
  */
+#include <pthread.h>
+#include <semaphore.h>
+
 #include "pool_module.h"
 #include "../pool_memory.c"
 #include "../pool_bind.c"
@@ -129,11 +133,19 @@ static void bind(struct test_device *device, struct pci_driver *driver)
 	notify(device, BUS_NOTIFY_BIND_DRIVER);
 }
 
-/* The kernel clears the operations. */
-static void unbind(struct test_device *device, unsigned long event)
+/* The kernel clears the operations when a driver unbinds. That of x86 does not. */
+static bool clears_ops;
+
+static void forget_driver(struct test_device *device)
 {
 	device->pdev.dev.driver = NULL;
-	device->pdev.dev.ops = NULL;
+	if (clears_ops)
+		device->pdev.dev.ops = NULL;
+}
+
+static void unbind(struct test_device *device, unsigned long event)
+{
+	forget_driver(device);
 	notify(device, event);
 }
 
@@ -182,8 +194,23 @@ static void unmap(struct test_device *device, dma_addr_t address)
 	CHECK(buffer[0] == 'w' && buffer[99] == 'w');
 }
 
+/*
+ * The other CPU, which runs while the first one is in a section with interrupts off. It posts
+ * `paused` when it waits for the end of the section, and when it has ended.
+ */
+static struct {
+	pthread_t thread;
+	sem_t paused, section_ended;
+	bool waits;
+	void (*does)(void);
+} other_cpu;
+
 static void test_synchronize(void)
 {
+	if (other_cpu.waits) {
+		sem_post(&other_cpu.paused);
+		sem_wait(&other_cpu.section_ended);
+	}
 	if (test_late)
 		unmap(test_late, test_late_address);
 	test_late = NULL;
@@ -378,16 +405,106 @@ static void mappings_that_a_driver_leaves(void)
 	works(pool);
 	is_without_a_pool(disk);
 
-	/* A probe fails and leaves a mapping. The kernel clears the operations after the event. */
+	/* A probe fails and leaves a mapping. The kernel forgets the driver after the event. */
 	bind(disk, &stock);
 	other = map(disk);
 	notify(disk, BUS_NOTIFY_DRIVER_NOT_BOUND);
-	disk->pdev.dev.driver = NULL;
-	disk->pdev.dev.ops = NULL;
+	forget_driver(disk);
 	works(pool);
 	CHECK(has_a_pool(disk) == pool && test_users == 1);
 	unmap(disk, other);
 	works(pool);
+	is_without_a_pool(disk);
+	stop();
+}
+
+static void *other_cpu_runs(void *unused)
+{
+	other_cpu.does();
+	sem_post(&other_cpu.paused);
+	return NULL;
+}
+
+/* The unmap is counted, and has not returned its slot. The memory must still exist. */
+static void unmap_is_interrupted(void)
+{
+	int irqs_off = test_irqs_off;
+
+	test_before_lock = NULL;
+	test_irqs_off = 0;
+	CHECK(!pthread_create(&other_cpu.thread, NULL, other_cpu_runs, NULL));
+	sem_wait(&other_cpu.paused);
+	CHECK(test_chunks == CHUNKS && count_mapped(disk) == CHUNKS);
+	test_irqs_off = irqs_off;
+}
+
+static u8 large[POOL_CHUNK_BYTES];
+
+/* Maps a buffer whose slot no CPU keeps, for a driver that leaves it. */
+static dma_addr_t map_an_orphan(void)
+{
+	struct device *dev = &disk->pdev.dev;
+	dma_addr_t address;
+
+	bind(disk, &stock);
+	address = dev->ops->map_phys(dev, virt_to_phys(large), sizeof(large), DMA_TO_DEVICE, 0);
+	CHECK(address != DMA_MAPPING_ERROR);
+	unbind(disk, BUS_NOTIFY_UNBOUND_DRIVER);
+	has_a_pool(disk);
+	return address;
+}
+
+/* Unmaps while the other CPU does this. */
+static void unmap_during(void (*does)(void), dma_addr_t address)
+{
+	struct device *dev = &disk->pdev.dev;
+
+	sem_init(&other_cpu.paused, 0, 0);
+	sem_init(&other_cpu.section_ended, 0, 0);
+	other_cpu.does = does;
+	other_cpu.waits = true;
+	test_before_lock = unmap_is_interrupted;
+	dev->ops->unmap_phys(dev, address, sizeof(large), DMA_TO_DEVICE, 0);
+	other_cpu.waits = false;
+	sem_post(&other_cpu.section_ended);
+	CHECK(!test_before_lock && !pthread_join(other_cpu.thread, NULL));
+}
+
+static void release(void)
+{
+	struct pool *pool = pool_of(&disk->pdev.dev);
+
+	pool->release_work.does(&pool->release_work);
+}
+
+/* The next driver sets a smaller mask. */
+static void narrow(void)
+{
+	struct device *dev = &disk->pdev.dev;
+
+	CHECK(dev->ops->dma_supported(dev, DMA_BIT_MASK(28)));
+}
+
+/* A pool is freed, or moved, only after the last unmap has returned its slot. */
+static void unmaps_in_progress(void)
+{
+	struct pool *pool;
+	dma_addr_t left;
+
+	select_devices("disk", NULL);
+	CHECK(!pool_init());
+	left = map_an_orphan();
+	pool = has_a_pool(disk);
+	unmap_during(release, left);
+	is_without_a_pool(disk);
+	works(pool);
+	CHECK(!test_users && !test_chunks);
+
+	left = map_an_orphan();
+	bind(disk, &stock);
+	unmap_during(narrow, left);
+	CHECK(has_a_pool(disk) == pool && pool->last <= DMA_BIT_MASK(28));
+	unbind(disk, BUS_NOTIFY_UNBOUND_DRIVER);
 	is_without_a_pool(disk);
 	stop();
 }
@@ -431,8 +548,7 @@ static void is_without_memory(struct test_device *device)
 	CHECK(test_complaints >= 1 && test_users == 1);
 	CHECK(device->pdev.dev.ops == &pool->ops && map(device) == DMA_MAPPING_ERROR);
 	notify(device, BUS_NOTIFY_DRIVER_NOT_BOUND);
-	device->pdev.dev.driver = NULL;
-	device->pdev.dev.ops = NULL;
+	forget_driver(device);
 	works(pool);
 	is_without_a_pool(device);
 	CHECK(!test_users);
@@ -498,14 +614,20 @@ static void smaller_masks(void)
 
 int main(void)
 {
+	int round;
+
 	pool_mib = POOL_MIB_MIN;
-	starts_and_fails();
-	devices_change_during_the_exit();
-	selects_devices();
-	mappings_that_a_driver_leaves();
-	unplugged_devices();
-	pools_that_fail();
-	smaller_masks();
+	for (round = 0; round < 2; round++) {
+		clears_ops = round;
+		starts_and_fails();
+		devices_change_during_the_exit();
+		selects_devices();
+		mappings_that_a_driver_leaves();
+		unmaps_in_progress();
+		unplugged_devices();
+		pools_that_fail();
+		smaller_masks();
+	}
 	munmap(test_low, TEST_LOW_CHUNKS * POOL_CHUNK_BYTES);
 	puts("all as it should be");
 	return 0;

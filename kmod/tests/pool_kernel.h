@@ -13,6 +13,7 @@
 #define ALIGN(x, to) (((x) + (to) - 1) & ~((to) - 1))
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
 #define DMA_ATTR_SKIP_CPU_SYNC (1UL << 5)
+#define DMA_ATTR_REQUIRE_COHERENT (1UL << 12)
 #define __fls(x) (63 - __builtin_clzl(x))
 #define xchg(at, value) __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST)
 #define phys_to_virt(phys) ((void *)(uintptr_t)(phys))
@@ -36,10 +37,13 @@
 
 static int test_cpu, test_irqs_off;
 static bool test_raw_held;
+/* The test lets another CPU run here. */
+static void (*test_before_lock)(void);
 static unsigned long test_boundary = UINT32_MAX;
 
 #define raw_spinlock_t bool
-#define raw_spin_lock(lock) (test_raw_held || !test_irqs_off ? abort() : (void)0,                  \
+#define raw_spin_lock(lock) (test_before_lock ? test_before_lock() : (void)0,                      \
+			     test_raw_held || !test_irqs_off ? abort() : (void)0,                  \
 			     test_raw_held = true)
 #define raw_spin_unlock(lock) (test_raw_held = false)
 #define dma_get_seg_boundary(dev) test_boundary

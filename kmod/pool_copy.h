@@ -7,6 +7,9 @@
  * A buffer that the device writes therefore starts as zeroes, unless preserve=1: a copy of the
  * driver's buffer would show the device memory that the driver never gave it. Zeroes also keep the
  * pool's earlier contents out of the driver's buffer if the device writes less than the buffer.
+ *
+ * DMA_ATTR_SKIP_CPU_SYNC skips only the copy of an unmap. A map without a copy would show the
+ * device the earlier contents of the slot.
  */
 #ifndef POOL_COPY_H
 #define POOL_COPY_H
@@ -17,6 +20,11 @@
 #include <linux/string.h>
 
 #include "pool.h"
+
+#ifndef DMA_ATTR_REQUIRE_COHERENT
+/* Older kernels lack it, so no driver sets it. */
+#define DMA_ATTR_REQUIRE_COHERENT 0UL
+#endif
 
 /*
  * The CPU's cache of slots of a size, by its offset in pool_cpu. Classes are below POOL_CLASSES and
@@ -53,16 +61,20 @@ static struct pool_slot *pool_take_slowly(struct pool *pool, unsigned int class)
 	return pool_cache_fill(pool, class) && pool_take(pool, class, &slot) ? slot : NULL;
 }
 
-/* Interrupts are off, and are restored. Gives a slot that the CPU cannot keep to its chunk. */
+/*
+ * Interrupts are off, and are restored. Gives a slot that the CPU cannot keep to its chunk.
+ * pool_is_unused() waits for the end of the section.
+ */
 static noinline __noclone void pool_put_slowly(struct pool *pool, struct pool_slot *slot,
 					       unsigned long flags)
 {
-	/* Before the call, which counts the mappings in use. */
+	/* Before the call, which queues the work that counts the mappings in use. */
 	pool_cache_of(pool, slot->cache_offset)->unmaps++;
 	pool_cache_spill(pool, slot);
 	local_irq_restore(flags);
 }
 
+/* One section with interrupts off counts the unmap and has its last access to slot and chunk. */
 static __always_inline void pool_put(struct pool *pool, struct pool_slot *slot)
 {
 	struct pool_cache *cache;
@@ -123,31 +135,27 @@ static __always_inline unsigned long pool_class(u32 first, size_t size, u32 mask
 /* Slow path. noinline, so that map and unmap save no callee-saved registers. */
 static noinline __noclone dma_addr_t pool_copy_out(struct pool_slot *slot, u64 phys, size_t size,
 						   enum dma_data_direction direction,
-						   unsigned long attrs, dma_addr_t address)
+						   dma_addr_t address)
 {
 	u8 *shadow = slot->shadow + pool_first(slot);
 
-	if (direction == DMA_FROM_DEVICE ? READ_ONCE(pool_preserve) :
-					   !(attrs & DMA_ATTR_SKIP_CPU_SYNC))
-		memcpy(shadow, phys_to_virt(phys), size);
-	else if (direction != DMA_TO_DEVICE)
+	if (direction == DMA_FROM_DEVICE && !READ_ONCE(pool_preserve))
 		memset(shadow, 0, size);
+	else
+		memcpy(shadow, phys_to_virt(phys), size);
 	return address;
 }
 
 /* Returns the address of the shadow, after it has its initial contents. */
 static __always_inline dma_addr_t pool_fill(struct pool_slot *slot, u64 phys, u32 first,
-					    size_t size, enum dma_data_direction direction,
-					    unsigned long attrs)
+					    size_t size, enum dma_data_direction direction)
 {
 	u32 address = slot->address + first;
 
 	slot->phys = phys;
 	slot->buffer = address;
 	WRITE_ONCE(slot->bytes, size);
-	if (direction == DMA_TO_DEVICE && attrs & DMA_ATTR_SKIP_CPU_SYNC)
-		return address;
-	return pool_copy_out(slot, phys, size, direction, attrs, address);
+	return pool_copy_out(slot, phys, size, direction, address);
 }
 
 /*
@@ -186,7 +194,7 @@ static __always_inline u32 pool_claim_at(struct pool *pool, dma_addr_t address,
 	return likely(slot->buffer == (u32)address) ? pool_claim(slot) : 0;
 }
 
-/* Copies a part of a buffer. Returns false if it is not within one buffer. */
+/* Copies a part of a buffer. Returns false if it is not within one buffer or coherent memory. */
 static __always_inline bool pool_sync_copy(struct pool *pool, dma_addr_t address, size_t size,
 					   bool is_for_cpu)
 {
@@ -200,9 +208,12 @@ static __always_inline bool pool_sync_copy(struct pool *pool, dma_addr_t address
 	offset = (u32)address - slot->address;
 	bytes = READ_ONCE(slot->bytes);
 	end = first + bytes;
-	/* Coherent memory has no address that is at least its first one. */
+	/*
+	 * Coherent memory has no address that is at least its first one. Drivers synchronise memory
+	 * of dma_alloc_pages(), which needs no copy.
+	 */
 	if (unlikely(!bytes || offset < first || offset > end || size > end - offset))
-		return false;
+		return bytes && first == POOL_COHERENT;
 	buffer = phys_to_virt(slot->phys + (offset - first));
 	if (is_for_cpu)
 		memcpy(buffer, slot->shadow + offset, size);

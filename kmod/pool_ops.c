@@ -25,14 +25,14 @@ static noinline void pool_report_bad(struct device *dev, const char *what, dma_a
 static noinline __noclone dma_addr_t pool_map_slowly(struct device *dev, phys_addr_t phys,
 						     size_t size,
 						     enum dma_data_direction direction,
-						     unsigned long attrs, unsigned long flags)
+						     unsigned long flags)
 {
 	u32 mask = core_min_align_mask(dev);
 	u32 first = phys & mask;
 	struct pool_slot *slot = pool_take_slowly(pool_of(dev), pool_class(first, size, mask));
 
 	local_irq_restore(flags);
-	return slot ? pool_fill(slot, phys, first, size, direction, attrs) : DMA_MAPPING_ERROR;
+	return slot ? pool_fill(slot, phys, first, size, direction) : DMA_MAPPING_ERROR;
 }
 
 /* The address has the same bits as phys where the device's mask has ones. */
@@ -45,13 +45,14 @@ static __always_inline dma_addr_t pool_map(struct device *dev, phys_addr_t phys,
 	struct pool_slot *slot;
 	unsigned long flags;
 
-	if (unlikely(class >= POOL_CLASSES))
+	/* A shadow is not the memory that the driver shares with its device. */
+	if (unlikely(class >= POOL_CLASSES || attrs & DMA_ATTR_REQUIRE_COHERENT))
 		return DMA_MAPPING_ERROR;
 	local_irq_save(flags);
 	if (unlikely(!pool_take(pool_of(dev), class, &slot)))
-		return pool_map_slowly(dev, phys, size, direction, attrs, flags);
+		return pool_map_slowly(dev, phys, size, direction, flags);
 	local_irq_restore(flags);
-	return pool_fill(slot, phys, first, size, direction, attrs);
+	return pool_fill(slot, phys, first, size, direction);
 }
 
 /* Frees a claimed slot, after a copy to the driver's buffer of this size. */
@@ -134,6 +135,8 @@ static int pool_map_list(struct device *dev, struct scatterlist *list, int nents
 	struct scatterlist *entry;
 	int i;
 
+	if (attrs & DMA_ATTR_REQUIRE_COHERENT)
+		return -EINVAL;
 	for_each_sg(list, entry, nents, i) {
 		size_t bytes = pool_bytes_for(dev, entry);
 

@@ -15,7 +15,7 @@ use crate::error::LabError;
 use crate::layer::{AttachInfo, ContextTarget, LayerPlatform, SpaceResult};
 
 /// The parts of which a ring mode is built. `D` is the driver of one ring, `F` the flush policy.
-/// `L` is the [`RingLogic`](ringfence_hw::ring::RingLogic) of the modelled IOMMU, for the users of
+/// `L` is the [`RingLogic`](ringfence_hw::RingLogic) of the modelled IOMMU, for the users of
 /// the parts that also create the IOMMU.
 pub struct RingParts<D, L, F> {
     /// The slot choice of maps, and the coherency of walks with the CPU's caches.

@@ -21,6 +21,9 @@
  *   dma_supported, required_mask, max_mapping_size
  *   opt_mapping_size
  *                  with ENGINE_MAPS_PAGES or ENGINE_HAS_SHADOWS
+ *
+ * ENGINE_REFUSES has the attributes of maps, besides DMA_ATTR_MMIO, that `map` does not see because
+ * such a map fails.
  */
 #ifndef CORE_OPS_H
 #define CORE_OPS_H
@@ -33,12 +36,17 @@
 
 #include "core.h"
 
+#ifndef ENGINE_REFUSES
+#define ENGINE_REFUSES 0UL
+#endif
+
 #ifdef CORE_HAVE_MAP_PHYS
 static dma_addr_t core_map_phys(struct device *dev, phys_addr_t phys, size_t size,
 				enum dma_data_direction direction, unsigned long attrs)
 {
 	/* The IOMMU reaches only memory. Without the attribute, the address has a page. */
-	if (attrs & DMA_ATTR_MMIO || core_is_peer(pfn_to_page(phys >> PAGE_SHIFT)))
+	if (attrs & (DMA_ATTR_MMIO | ENGINE_REFUSES) ||
+	    core_is_peer(pfn_to_page(phys >> PAGE_SHIFT)))
 		return DMA_MAPPING_ERROR;
 	return ENGINE(map)(dev, phys, size, direction, attrs);
 }

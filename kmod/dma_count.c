@@ -26,9 +26,9 @@ static bool to_device;
 module_param(to_device, bool, 0444);
 MODULE_PARM_DESC(to_device, "map for the device to read, not to write");
 
-static bool skip_sync;
-module_param(skip_sync, bool, 0444);
-MODULE_PARM_DESC(skip_sync, "map and unmap without a copy (DMA_ATTR_SKIP_CPU_SYNC)");
+static bool copies;
+module_param(copies, bool, 0444);
+MODULE_PARM_DESC(copies, "count copies of the buffer instead of maps and unmaps");
 
 static unsigned int coherent;
 module_param(coherent, uint, 0444);
@@ -48,36 +48,54 @@ static struct pci_dev *count_device(void)
 static int count_pairs(struct device *dev, struct page *page, int pairs)
 {
 	enum dma_data_direction direction = to_device ? DMA_TO_DEVICE : DMA_FROM_DEVICE;
-	unsigned long attrs = skip_sync ? DMA_ATTR_SKIP_CPU_SYNC : 0;
 
 	while (pairs--) {
-		dma_addr_t address = dma_map_page_attrs(dev, page, 0, bytes, direction, attrs);
+		dma_addr_t address = dma_map_page(dev, page, 0, bytes, direction);
 
 		if (dma_mapping_error(dev, address))
 			return -EIO;
-		dma_unmap_page_attrs(dev, address, bytes, direction, attrs);
+		dma_unmap_page(dev, address, bytes, direction);
 	}
 	return 0;
 }
 
-static int count(struct device *dev, struct page *page)
+/* Copies from the first page to the second. */
+static void count_copies(struct page *pages, int times)
+{
+	void *from = page_address(pages);
+
+	while (times--) {
+		memcpy(from + PAGE_SIZE, from, bytes);
+		/* The compiler must not omit a copy. */
+		barrier();
+	}
+}
+
+static int count(struct device *dev, struct page *pages)
 {
 	unsigned long flags;
 	cycles_t cycles;
-	int err;
+	int err = 0;
 
-	err = count_pairs(dev, page, COUNT_WARM_UP);
+	if (copies)
+		count_copies(pages, COUNT_WARM_UP);
+	else
+		err = count_pairs(dev, pages, COUNT_WARM_UP);
 	if (err)
 		return err;
 	/* As in a NAPI poll: modes that wait for the end of a burst do so there. */
 	local_bh_disable();
 	local_irq_save(flags);
 	cycles = get_cycles();
-	err = count_pairs(dev, page, COUNT_PAIRS);
+	if (copies)
+		count_copies(pages, COUNT_PAIRS);
+	else
+		err = count_pairs(dev, pages, COUNT_PAIRS);
 	cycles = get_cycles() - cycles;
 	local_irq_restore(flags);
 	local_bh_enable();
-	pr_info("dma_count: %s: %llu for %d maps and unmaps\n", device, cycles, COUNT_PAIRS);
+	pr_info("dma_count: %s: %llu for %d %s\n", device, cycles, COUNT_PAIRS,
+		copies ? "copies" : "maps and unmaps");
 	return err;
 }
 
@@ -99,20 +117,20 @@ static int allocate(struct device *dev)
 static int __init count_init(void)
 {
 	struct pci_dev *pdev = count_device();
-	struct page *page = alloc_page(GFP_KERNEL);
+	struct page *pages = alloc_pages(GFP_KERNEL, 1);
 	int err = -ENODEV;
 
-	if (!page)
+	if (!pages)
 		err = -ENOMEM;
-	if (pdev && page && bytes <= PAGE_SIZE) {
+	if (pdev && pages && bytes <= PAGE_SIZE) {
 		/* Its driver stays. */
 		device_lock(&pdev->dev);
 		if (pdev->dev.driver)
-			err = coherent ? allocate(&pdev->dev) : count(&pdev->dev, page);
+			err = coherent ? allocate(&pdev->dev) : count(&pdev->dev, pages);
 		device_unlock(&pdev->dev);
 	}
-	if (page)
-		__free_page(page);
+	if (pages)
+		__free_pages(pages, 1);
 	pci_dev_put(pdev);
 	return err;
 }

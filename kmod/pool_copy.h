@@ -128,34 +128,29 @@ static __always_inline unsigned long pool_class(u32 first, size_t size, u32 mask
 {
 	u64 last = size - 1;
 
-	/* The highest bit of three numbers. Bit 0 makes the class of the smallest buffers 0. */
-	return __fls((last | (last + first) | mask) >> (POOL_SLOT_SHIFT - 1) | 1);
+	/* The highest bit of three numbers, and at least that of half the smallest slot. */
+	return __fls(last | (last + first) | mask | 1UL << (POOL_SLOT_SHIFT - 1)) -
+	       (POOL_SLOT_SHIFT - 1);
 }
 
-/* Slow path. noinline, so that map and unmap save no callee-saved registers. */
-static noinline __noclone dma_addr_t pool_copy_out(struct pool_slot *slot, u64 phys, size_t size,
-						   enum dma_data_direction direction,
-						   dma_addr_t address)
+/*
+ * Returns the address of the shadow, after it has its initial contents. Inlined: each map copies or
+ * clears, so a separate function would only cost its call.
+ */
+static __always_inline dma_addr_t pool_fill(struct pool_slot *slot, u64 phys, u32 first,
+					    size_t size, enum dma_data_direction direction)
 {
-	u8 *shadow = slot->shadow + pool_first(slot);
+	u32 address = slot->address + first;
+	u8 *shadow = slot->shadow + first;
 
+	slot->phys = phys;
+	slot->buffer = address;
+	WRITE_ONCE(slot->bytes, size);
 	if (direction == DMA_FROM_DEVICE && !READ_ONCE(pool_preserve))
 		memset(shadow, 0, size);
 	else
 		memcpy(shadow, phys_to_virt(phys), size);
 	return address;
-}
-
-/* Returns the address of the shadow, after it has its initial contents. */
-static __always_inline dma_addr_t pool_fill(struct pool_slot *slot, u64 phys, u32 first,
-					    size_t size, enum dma_data_direction direction)
-{
-	u32 address = slot->address + first;
-
-	slot->phys = phys;
-	slot->buffer = address;
-	WRITE_ONCE(slot->bytes, size);
-	return pool_copy_out(slot, phys, size, direction, address);
 }
 
 /*

@@ -45,8 +45,7 @@ static __always_inline dma_addr_t pool_map(struct device *dev, phys_addr_t phys,
 	struct pool_slot *slot;
 	unsigned long flags;
 
-	/* A shadow is not the memory that the driver shares with its device. */
-	if (unlikely(class >= POOL_CLASSES || attrs & DMA_ATTR_REQUIRE_COHERENT))
+	if (unlikely(class >= POOL_CLASSES))
 		return DMA_MAPPING_ERROR;
 	local_irq_save(flags);
 	if (unlikely(!pool_take(pool_of(dev), class, &slot)))
@@ -223,5 +222,7 @@ static size_t pool_opt_mapping_size(void)
 
 #define ENGINE(name) pool_##name
 #define ENGINE_HAS_SHADOWS
+/* A shadow is not the memory that the driver shares with its device. */
+#define ENGINE_REFUSES DMA_ATTR_REQUIRE_COHERENT
 
 #include "core_ops.h"

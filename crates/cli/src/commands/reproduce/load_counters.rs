@@ -13,7 +13,7 @@ const INVALIDATION: (&str, &str) = ("vtd_inv_desc_iotlb_", "qemu_invalidations")
 const TAIL: (&str, &str) = ("vtd_inv_qi_tail", "qemu_tail_writes");
 /// Device of these counters.
 const QEMU_IOMMU: &str = "intel-iommu";
-/// Line of a guest before the runs of `dma_count` without copies.
+/// Line of a guest before the runs of `dma_count` that determine the cost without the copy.
 pub(super) const UNCOPIED: &str = "ringfence: without the copy";
 /// IOMMUs of this program.
 const IOMMUS: [&str; 3] = ["iommu", "pviommu", "riommu"];
@@ -170,23 +170,24 @@ fn values(out: &str, start: &str, unit: &str) -> Vec<f64> {
     values.collect()
 }
 
-/// Returns the smaller mean of the runs of `dma_count` with copies, if there are any.
+/// Returns the smaller mean of the first runs of `dma_count`, if there are any.
 fn map_unmap(out: &str) -> Option<f64> {
-    let (copied, _) = out.split_once(UNCOPIED).unwrap_or((out, ""));
-    smaller_mean(copied)
+    let (first, _) = out.split_once(UNCOPIED).unwrap_or((out, ""));
+    smaller_mean(first, " maps and unmaps")
 }
 
-/// Returns the smaller mean of the runs without copies.
+/// Returns the smaller mean of the runs with one copy, less that of the copies alone.
 fn uncopied(out: &str) -> Option<f64> {
-    let (_, uncopied) = out.split_once(UNCOPIED)?;
-    smaller_mean(uncopied)
+    let (_, runs) = out.split_once(UNCOPIED)?;
+    Some(smaller_mean(runs, " maps and unmaps")? - smaller_mean(runs, " copies")?)
 }
 
-fn smaller_mean(out: &str) -> Option<f64> {
+/// Returns the smaller mean of the runs that counted `what`.
+fn smaller_mean(out: &str, what: &str) -> Option<f64> {
     let lines = out.lines().filter(|line| line.contains("dma_count: "));
     let means = lines.filter_map(|line| {
-        let pairs = before(line, " maps and unmaps").filter(|pairs| *pairs > 0.0)?;
-        Some(before(line, " for ")? / pairs)
+        let times = before(line, what).filter(|times| *times > 0.0)?;
+        Some(before(line, " for ")? / times)
     });
     means.reduce(f64::min)
 }

@@ -29,10 +29,10 @@ const HERE: &str = "here";
 const THERE: &str = "there";
 const TRACE: &str = "qemu.log";
 
-/// Counts maps and unmaps of a pool without the copy.
+/// Counts maps and unmaps of a pool that copy once, and copies of the same size.
 const COUNT_UNCOPIED: &str = "dmesg -c >/dev/null
-for once in 1 2; do insmod /modules/dma_count.ko device=$BLK to_device=1 skip_sync=1; \
-rmmod dma_count; done
+for once in 1 2; do insmod /modules/dma_count.ko device=$BLK to_device=1; rmmod dma_count; \
+insmod /modules/dma_count.ko device=$BLK copies=1; rmmod dma_count; done
 dmesg | grep dma_count:";
 
 /// First part of a guest's script: counts maps and unmaps.

@@ -98,7 +98,7 @@ fn rounds_have_a_median_and_a_spread() {
     assert_eq!((stream.exits, stream.device_exits), (2.0, Some(1.0 / 3.0)));
 }
 
-/// A pool has one file of counters for each device, and counts without copies apart.
+/// A pool has one file of counters for each device, and a separate count without the copy.
 #[test]
 fn counters_of_a_pool_are_parsed() {
     let pool = |unmaps: u32| {
@@ -110,8 +110,13 @@ fn counters_of_a_pool_are_parsed() {
     };
     // Neither mean is taken for the other, whichever is smaller.
     for each in [200, 400] {
-        let sum = each * 256;
-        let uncopied = format!("{UNCOPIED}\r\n[1] dma_count: x: {sum} for 256 maps and unmaps\r\n");
+        let (copied, copy) = ((each + 4096) * 256, 4096 * 256);
+        let uncopied = format!(
+            "{UNCOPIED}\r\n[1] dma_count: x: {copied} for 256 maps and unmaps\r\n\
+             [2] dma_count: x: {copy} for 256 copies\r\n\
+             [3] dma_count: x: {} for 256 copies\r\n",
+            copy + 256
+        );
         let checkpoints = [
             (COUNTED.to_owned() + &uncopied + &pool(50), String::new()),
             (READ.to_owned() + &pool(250), String::new()),

@@ -18,7 +18,7 @@
 static noinline dma_addr_t rio_map_refused(struct device *dev)
 {
 	dev_err_ratelimited(dev,
-			    "riommu: map refused: untrusted device would reach bytes before the buffer\n");
+			    "riommu: map refused: untrusted device, bytes before the buffer\n");
 	return DMA_MAPPING_ERROR;
 }
 
@@ -71,7 +71,7 @@ static __always_inline dma_addr_t rio_map(struct device *dev, phys_addr_t phys, 
 static noinline void rio_unmap_failed(struct device *dev, dma_addr_t address)
 {
 	dev_err_ratelimited(dev,
-			    "riommu: unmap failed: %pad is not mapped, or the IOMMU does not answer\n",
+			    "riommu: unmap failed: %pad not mapped, or IOMMU does not answer\n",
 			    &address);
 }
 

@@ -2,7 +2,7 @@
 /*
  * The core: shared by pviommu and riommu, which link core_bind.o and core_refuse.o, and include
  * core_ops.h in one file. Each adds an engine, which translates the addresses of devices. pooldma
- * uses only core_ops.h and the inline functions below.
+ * uses only core_ops.h, and the macros and inline functions below.
  *
  *   core_bind   selection of PCI devices, binding, unbinding, unplugging
  *   core_refuse devices and machines that the engines cannot handle, refusal of suspend
@@ -11,6 +11,7 @@
 #ifndef CORE_H
 #define CORE_H
 
+#include <linux/bits.h>
 #include <linux/dma-map-ops.h>
 #include <linux/list.h>
 #include <linux/memremap.h>
@@ -23,6 +24,20 @@
 #if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
 /* The module does no cache maintenance, and set_dma_ops() needs CONFIG_ARCH_HAS_DMA_OPS. */
 #error "requires x86_64 (DMA-coherent) and CONFIG_ARCH_HAS_DMA_OPS, which CONFIG_XEN selects"
+#endif
+
+/* Flags of a device: bits of an array since 7.0, bit fields before that. */
+#ifdef CORE_HAVE_DEVICE_FLAGS
+#define core_get_skip_sync(dev)		dev_dma_skip_sync(dev)
+#define core_set_skip_sync(dev, on)	dev_assign_dma_skip_sync(dev, on)
+#else
+#define core_get_skip_sync(dev)		((dev)->dma_skip_sync)
+#define core_set_skip_sync(dev, on)	((dev)->dma_skip_sync = (on))
+#endif
+
+/* Since 7.2: no sync follows, so the device must reach the buffer. */
+#ifndef DMA_ATTR_REQUIRE_COHERENT
+#define DMA_ATTR_REQUIRE_COHERENT	BIT(12)
 #endif
 
 struct core_engine;

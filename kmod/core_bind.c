@@ -13,13 +13,6 @@
 
 #include "core.h"
 
-/* Flags of a device: bits of an array since 7.0, bit fields before that. */
-#ifdef CORE_HAVE_DEVICE_FLAGS
-#define core_clear_skip_sync(dev)	dev_assign_dma_skip_sync(dev, false)
-#else
-#define core_clear_skip_sync(dev)	((dev)->dma_skip_sync = false)
-#endif
-
 #define CORE_DEVICES_MAX 64
 
 static char *core_devices[CORE_DEVICES_MAX];
@@ -174,7 +167,7 @@ static void core_install(struct core_iommu *iommu, struct pci_dev *pdev)
 	set_dma_ops(&pdev->dev, &endpoint->ops);
 	/* An earlier driver may have set its mask with operations that have no syncs. */
 	if (endpoint->ops.sync_single_for_device)
-		core_clear_skip_sync(&pdev->dev);
+		core_set_skip_sync(&pdev->dev, false);
 }
 
 static int core_bus_event(struct notifier_block *block, unsigned long event, void *data)

@@ -21,11 +21,6 @@
 
 #include "pool.h"
 
-#ifndef DMA_ATTR_REQUIRE_COHERENT
-/* Older kernels lack it, so no driver sets it. */
-#define DMA_ATTR_REQUIRE_COHERENT 0UL
-#endif
-
 /*
  * The CPU's cache of slots of a size, by its offset in pool_cpu. Classes are below POOL_CLASSES and
  * counts at most POOL_CACHE_SLOTS, so no access needs a check of an array's bounds.

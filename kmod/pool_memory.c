@@ -10,16 +10,13 @@
 #include <linux/rcupdate.h>
 #include <linux/slab.h>
 
+#include "core.h"
 #include "pool.h"
 
-/* Flags of a device: bits of an array since 7.0, bit fields before that. */
-#ifdef POOL_HAVE_DEVICE_FLAGS
-#define pool_get_skip_sync(dev)		dev_dma_skip_sync(dev)
-#define pool_set_skip_sync(dev, on)	dev_assign_dma_skip_sync(dev, on)
+/* As core_set_skip_sync(). */
+#ifdef CORE_HAVE_DEVICE_FLAGS
 #define pool_set_dma_iommu(dev, on)	dev_assign_dma_iommu(dev, on)
 #else
-#define pool_get_skip_sync(dev)		((dev)->dma_skip_sync)
-#define pool_set_skip_sync(dev, on)	((dev)->dma_skip_sync = (on))
 #define pool_set_dma_iommu(dev, on)	((dev)->dma_iommu = (on))
 #endif
 
@@ -32,10 +29,10 @@ void pool_install_ops(struct pool *pool)
 	struct device *dev = &pool->pdev->dev;
 
 	pool->had_dma_iommu = use_dma_iommu(dev);
-	pool->had_skip_sync = pool_get_skip_sync(dev);
+	pool->had_skip_sync = core_get_skip_sync(dev);
 	set_dma_ops(dev, &pool->ops);
 	pool_set_dma_iommu(dev, false);
-	pool_set_skip_sync(dev, false);
+	core_set_skip_sync(dev, false);
 }
 
 /* Caller as above. */
@@ -43,7 +40,7 @@ void pool_restore_ops(struct pool *pool)
 {
 	struct device *dev = &pool->pdev->dev;
 
-	pool_set_skip_sync(dev, pool->had_skip_sync);
+	core_set_skip_sync(dev, pool->had_skip_sync);
 	pool_set_dma_iommu(dev, pool->had_dma_iommu);
 	set_dma_ops(dev, NULL);
 }

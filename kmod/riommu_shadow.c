@@ -12,11 +12,6 @@
 
 #include "riommu_ring.h"
 
-/* Since 7.2: no sync follows, so the device must reach the buffer. */
-#ifndef DMA_ATTR_REQUIRE_COHERENT
-#define DMA_ATTR_REQUIRE_COHERENT	BIT(12)
-#endif
-
 /*
  * Returns the address of a shadow for the slot, or that of the buffer: without memory for a shadow,
  * or if the driver refuses one. The unmap of such a slot invalidates at once.

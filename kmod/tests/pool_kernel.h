@@ -13,7 +13,6 @@
 #define ALIGN(x, to) (((x) + (to) - 1) & ~((to) - 1))
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
 #define DMA_ATTR_SKIP_CPU_SYNC (1UL << 5)
-#define DMA_ATTR_REQUIRE_COHERENT (1UL << 12)
 #define __fls(x) (63 - __builtin_clzl(x))
 #define xchg(at, value) __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST)
 #define phys_to_virt(phys) ((void *)(uintptr_t)(phys))

@@ -6,6 +6,7 @@
 //! # kill: cargo test -p ringfence-dma --test order
 //! ```
 
+mod inputs;
 mod journal;
 mod known;
 mod outcome;
@@ -25,6 +26,7 @@ use crate::process;
 use crate::repo::Repo;
 use crate::rules;
 use crate::violation::Violation;
+use inputs::Inputs;
 use journal::Journal;
 use known::KnownTests;
 use outcome::MutantOutcome;
@@ -47,7 +49,8 @@ pub(crate) struct Options {
     /// Runs a part of them: every Nth name, from the Kth on. K begins at 0.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
-    /// Reuses the kills of earlier runs on an identical tree.
+    /// Reuses the kills of earlier runs that nothing has changed since: neither the patch nor what
+    /// its tests are built from or read.
     #[arg(long)]
     resume: bool,
     /// Prints one JSON object to standard output, and the progress to standard error.
@@ -122,7 +125,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     let mutations = chosen(repo, options)?;
     let directory = repo.target_directory()?.join("mutants");
     let scratch = Scratch::prepare(repo, &directory)?;
-    let mut journal = Journal::open(&directory, scratch.fingerprint(), options.resume)?;
+    let inputs = Inputs::read(repo)?;
+    let mut journal = Journal::open(&directory, options.resume)?;
 
     // A suite that fails on the unmodified tree detects nothing. The time of a passing suite limits
     // its mutants.
@@ -131,7 +135,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     for (index, mutation) in mutations.iter().enumerate() {
         let progress = format!("[{:>2}/{}]", index + 1, mutations.len());
         let name = mutation.name();
-        let (fate, time) = if let Some(known) = journal.known(&name) {
+        let inputs = inputs.of(mutation);
+        let (fate, time) = if let Some(known) = journal.known(&name, inputs) {
             known
         } else {
             let start = Instant::now();
@@ -144,7 +149,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
                 _ => MutantOutcome::FailsUnmutated,
             };
             let time = start.elapsed();
-            journal.add(&name, &fate, time)?;
+            journal.add(&name, inputs, &fate, time)?;
             (fate, time)
         };
         let row = Row {

@@ -1,4 +1,4 @@
-//! Journal of results for the current tree, so that an interrupted run can resume.
+//! Journal of results, so that an interrupted run can resume.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -10,24 +10,25 @@ use serde_json::{Value, json};
 
 use super::outcome::MutantOutcome;
 
-/// The journal: one JSON line per mutation, after a line that identifies the tree.
+/// First line of a journal. Another one belongs to another version of this program.
+const HEAD: &str = "mutations by inputs";
+
+/// The journal: one JSON line per mutation, with its inputs.
 pub(super) struct Journal {
     file: File,
-    known: BTreeMap<String, (MutantOutcome, Duration)>,
+    known: BTreeMap<(String, u64), (MutantOutcome, Duration)>,
 }
 
 impl Journal {
-    /// Opens the journal. With `resume`, the results of a journal for the tree `fingerprint` are
-    /// known; otherwise the journal starts empty.
-    pub(super) fn open(directory: &Path, fingerprint: u64, resume: bool) -> anyhow::Result<Self> {
+    /// Opens the journal. With `resume`, the kills in it are known; otherwise it starts empty.
+    pub(super) fn open(directory: &Path, resume: bool) -> anyhow::Result<Self> {
         let path = directory.join("journal");
-        let head = json!({ "tree": format!("{fingerprint:016x}") }).to_string();
         let old = std::fs::read_to_string(&path).unwrap_or_default();
-        let known = if resume { known(&old, &head) } else { None };
+        let known = if resume { known(&old) } else { None };
         let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
         if known.is_none() {
             file.set_len(0)?;
-            writeln!(file, "{head}")?;
+            writeln!(file, "{}", json!(HEAD))?;
         }
         Ok(Self {
             file,
@@ -35,37 +36,39 @@ impl Journal {
         })
     }
 
-    pub(super) fn known(&self, name: &str) -> Option<(MutantOutcome, Duration)> {
-        self.known.get(name).cloned()
+    /// Returns the result of the mutation with these [inputs](super::inputs::Inputs::of).
+    pub(super) fn known(&self, name: &str, inputs: u64) -> Option<(MutantOutcome, Duration)> {
+        self.known.get(&(name.to_owned(), inputs)).cloned()
     }
 
     pub(super) fn add(
         &mut self,
         name: &str,
+        inputs: u64,
         fate: &MutantOutcome,
         time: Duration,
     ) -> anyhow::Result<()> {
         let mut line = fate.to_json();
         line["name"] = name.into();
+        line["inputs"] = inputs.into();
         line["seconds"] = time.as_secs_f64().into();
         writeln!(self.file, "{line}")?;
         Ok(())
     }
 }
 
-/// Returns the kills of a journal; `None` if it belongs to another tree.
-fn known(text: &str, head: &str) -> Option<BTreeMap<String, (MutantOutcome, Duration)>> {
+/// Returns the kills of a journal; `None` if its first line is another.
+fn known(text: &str) -> Option<BTreeMap<(String, u64), (MutantOutcome, Duration)>> {
     let mut lines = text.lines();
-    if lines.next() != Some(head) {
+    if lines.next() != Some(json!(HEAD).to_string().as_str()) {
         return None;
     }
     let entry = |line: &str| {
         let line: Value = serde_json::from_str(line).ok()?;
         let time = Duration::try_from_secs_f64(line["seconds"].as_f64()?).ok()?;
-        Some((
-            line["name"].as_str()?.to_owned(),
-            (MutantOutcome::parse(&line)?, time),
-        ))
+        let name = line["name"].as_str()?.to_owned();
+        let inputs = line["inputs"].as_u64()?;
+        Some(((name, inputs), (MutantOutcome::parse(&line)?, time)))
     };
     // Ignores a line that was truncated by an interruption.
     Some(lines.filter_map(entry).collect())
@@ -76,24 +79,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kills_of_the_same_tree_are_known() {
+    fn kills_with_the_same_inputs_are_known() {
         let directory = tempfile::tempdir().unwrap().keep();
         let second = Duration::from_secs(1);
         let killed = MutantOutcome::Killed(vec!["a::b".into()]);
-        let mut journal = Journal::open(&directory, 7, true).unwrap();
-        journal.add("killed", &killed, second).unwrap();
+        let mut journal = Journal::open(&directory, true).unwrap();
+        journal.add("killed", 7, &killed, second).unwrap();
         journal
-            .add("survived", &MutantOutcome::Survived, second)
+            .add("survived", 7, &MutantOutcome::Survived, second)
             .unwrap();
         journal.file.write_all(b"{\"name\": \"cut").unwrap();
 
-        let again = Journal::open(&directory, 7, true).unwrap();
-        assert_eq!(again.known("killed"), Some((killed, second)));
-        assert_eq!(again.known("survived"), None);
-        for (tree, resume) in [(8, true), (7, true), (7, false)] {
-            let other = Journal::open(&directory, tree, resume).unwrap();
-            assert_eq!(other.known("killed"), None, "tree {tree}, {resume}");
-        }
+        let again = Journal::open(&directory, true).unwrap();
+        assert_eq!(again.known("killed", 7), Some((killed, second)));
+        assert_eq!(again.known("killed", 8), None);
+        assert_eq!(again.known("survived", 7), None);
+        let without = Journal::open(&directory, false).unwrap();
+        assert_eq!(without.known("killed", 7), None);
+        let emptied = Journal::open(&directory, true).unwrap();
+        assert_eq!(emptied.known("killed", 7), None);
+        std::fs::write(directory.join("journal"), "{\"tree\":\"7\"}\n").unwrap();
+        assert!(Journal::open(&directory, true).unwrap().known.is_empty());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -65,6 +65,12 @@ impl TestCommand {
         self.0.iter().map(String::as_str).collect()
     }
 
+    /// Returns the package whose tests run.
+    pub(super) fn package(&self) -> Option<&str> {
+        let at = self.0.iter().position(|word| word == "-p")?;
+        self.0.get(at + 1).map(String::as_str)
+    }
+
     /// Returns the arguments that build the same tests without running them.
     pub(super) fn build_only(&self) -> Vec<&str> {
         std::iter::once("--no-run")

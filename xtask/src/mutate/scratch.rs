@@ -1,7 +1,6 @@
 //! A copy of the tree in which mutants are built and tested.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -22,15 +21,13 @@ const LIMIT: Duration = Duration::from_secs(600);
 pub(super) struct Scratch {
     tree: PathBuf,
     target: PathBuf,
-    fingerprint: u64,
 }
 
 impl Scratch {
     pub(super) fn prepare(repo: &Repo, directory: &Path) -> anyhow::Result<Self> {
-        let mut scratch = Self {
+        let scratch = Self {
             tree: directory.join("tree"),
             target: directory.join("target"),
-            fingerprint: 0,
         };
         fs::create_dir_all(&scratch.tree)?;
         // Without a repository here, git would find one in a parent directory and apply patches
@@ -44,19 +41,10 @@ impl Scratch {
                 fs::remove_file(scratch.tree.join(old))?;
             }
         }
-        let mut hasher = DefaultHasher::new();
         for path in &files {
             scratch.restore(repo, path)?;
-            path.hash(&mut hasher);
-            fs::read(scratch.tree.join(path))?.hash(&mut hasher);
         }
-        scratch.fingerprint = hasher.finish();
         Ok(scratch)
-    }
-
-    /// Returns a fingerprint of the tree's contents: results for one tree do not apply to another.
-    pub(super) fn fingerprint(&self) -> u64 {
-        self.fingerprint
     }
 
     /// Restores a file from the repository; does not write it if it is already equal.

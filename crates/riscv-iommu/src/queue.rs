@@ -90,10 +90,12 @@ impl Queue {
         switch_off(unit, &self.registers, polls)
     }
 
-    /// Clears sticky bits (RW1C), and keeps the queue enabled.
+    /// Clears sticky bits (RW1C). The queue stays enabled, or disabled after a failed restart.
     pub(crate) fn clear<R: Registers>(&self, unit: &R, sticky: u32, polls: u32) {
+        let enabled = unit.read32(self.registers.csr) & self.enable_bits();
+        let on = if enabled & CSR_ENABLE == 0 { 0 } else { CSR_ON };
         // The next operation of the queue reports a unit that stays busy.
-        let _ = self.write_csr(unit, self.enable_bits() | sticky, CSR_ON, polls);
+        let _ = self.write_csr(unit, enabled | sticky, on, polls);
     }
 
     const fn enable_bits(&self) -> u32 {

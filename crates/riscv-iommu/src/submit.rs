@@ -11,6 +11,7 @@ use crate::invalidate::{Emit, Planner, device_tlb};
 use crate::options::Interrupts;
 use crate::page_request::{PageRequest, PageResponse};
 use crate::registers::{ABSENT, CQCSR, CQCSR_ERRORS, CSR_ON};
+use crate::translation::check_space;
 use crate::unit::{Unit, tables};
 
 /// Polls between two reads of `cqcsr`, which take longer than reads of memory.
@@ -46,7 +47,8 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     /// all addresses or of a range of guest-virtual pages.
     ///
     /// # Errors
-    /// As for [`submit_all`](Self::submit_all).
+    /// As for [`submit_all`](Self::submit_all), and [`InvalidationError::Unsupported`] if `space`
+    /// has more than 20 bits.
     pub fn submit_guest_first_stage(
         &mut self,
         guest: DomainId,
@@ -54,6 +56,7 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         range: Option<PfnRange>,
         levels: CachedLevels,
     ) -> Result<Ticket, InvalidationError> {
+        check_id(space.unwrap_or(0))?;
         let part = range.map(|range| (range, levels));
         let needed = self.count(|planner, emit| planner.guest_tables(guest, space, part, emit));
         // A range that exceeds the whole queue becomes all addresses: one command.
@@ -61,16 +64,19 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         self.submit_plan(|planner, emit| planner.guest_tables(guest, space, part, emit))
     }
 
-    /// Submits the invalidation of a process context of a guest's process directory.
+    /// Submits the invalidation of a process context of a guest's process directory. Translations
+    /// by the old context stay cached: the caller also submits
+    /// [`submit_guest_first_stage`](Self::submit_guest_first_stage) for its PSCID.
     ///
     /// # Errors
     /// As for [`submit_all`](Self::submit_all), and [`InvalidationError::Unsupported`] if the
-    /// directory of devices does not reach `device`.
+    /// directory of devices does not reach `device`, or `process` has more than 20 bits.
     pub fn submit_guest_process(
         &mut self,
         device: RequesterId,
         process: u32,
     ) -> Result<Ticket, InvalidationError> {
+        check_id(process)?;
         let id = self.device_id(device);
         let device = id.map_err(|_| InvalidationError::Unsupported)?;
         self.submit_plan(|_, emit| emit(Command::ProcessContext { device, process }))
@@ -105,15 +111,22 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     /// all caches. Its completion completes all earlier tickets, whose commands may be lost.
     ///
     /// # Errors
-    /// [`UnitError::TimedOut`] if the queue does not stop or start.
+    /// [`UnitError::TimedOut`] or [`UnitError::Rejected`] if the queue does not stop or start,
+    /// [`UnitError::Invalidation`] if the commands cannot be submitted. Submissions then fail until
+    /// a later call succeeds.
     pub fn recover(&mut self) -> Result<Ticket, UnitError> {
+        // The restart discards the earlier commands. Before the invalidation of all caches, no
+        // other burst may be submitted: its completion would complete their tickets.
+        self.completion.failed = true;
         let polls = self.options.poll_limit;
         self.commands.disable(&self.registers, polls)?;
         // Enabling clears cqh and the error bits.
         self.commands.enable(&self.registers, polls)?;
         self.completion.failed = false;
         self.completion.stalled = 0;
-        Ok(self.submit_everything()?)
+        let submitted = self.submit_everything();
+        self.completion.failed = submitted.is_err();
+        Ok(submitted?)
     }
 
     pub(crate) fn submit_everything(&mut self) -> Result<Ticket, InvalidationError> {
@@ -223,6 +236,11 @@ impl Planner<'_> {
             }
         }
     }
+}
+
+/// Refuses a PSCID or process id that a command cannot name.
+fn check_id(id: u32) -> Result<(), InvalidationError> {
+    check_space(id).map_err(|_| InvalidationError::Unsupported)
 }
 
 impl<R: Registers, M: PhysMemory> Invalidator for Unit<R, M> {

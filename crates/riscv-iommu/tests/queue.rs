@@ -2,21 +2,27 @@
 
 mod common;
 
+use std::cell::Cell;
+use std::sync::atomic::AtomicU64;
+
 use common::model::{CQ, FQ, PQ};
 use common::{
     ATS, BASE, Behaviour, IGS_BOTH, MSI_FLAT, Machine, Model, device, options, start, table,
 };
+use ringfence_memory::Arena;
 use ringfence_pgtable::Levels;
 use ringfence_riscv_iommu::{
     Cause, FaultEvent, Interrupts, Loss, Options, PageRequestEvent, PendingInterrupts, Register,
-    Translation, UnitError,
+    Translation, Unit, UnitError,
 };
 use ringfence_types::{
-    CachedLevels, DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, Pfn,
-    PfnRange, RingId, Ticket,
+    CachedLevels, DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, MemoryError,
+    Pfn, PfnRange, PhysAddr, PhysMemory, RingId, TABLE_WORDS, Ticket,
 };
 
 const CAPABILITIES: u64 = BASE | MSI_FLAT;
+/// Offset of `cqcsr`.
+const CQCSR: u64 = 72;
 
 fn page(domain: u16, number: u64) -> Invalidation {
     Invalidation::Pages {
@@ -220,6 +226,154 @@ fn a_unit_that_does_not_answer_times_out() {
         register: Register::Cqcsr,
     };
     assert_eq!(unit.recover(), Err(timeout));
+}
+
+/// Memory that a test can take away.
+struct Removable<'a> {
+    memory: &'a Arena,
+    is_removed: Cell<bool>,
+}
+
+impl Removable<'_> {
+    fn check(&self, at: PhysAddr) -> Result<(), MemoryError> {
+        match self.is_removed.get() {
+            true => Err(MemoryError::Outside { at, words: 1 }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl PhysMemory for Removable<'_> {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        self.check(at)?;
+        self.memory.word(at)
+    }
+
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        self.check(at)?;
+        self.memory.table(at)
+    }
+
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        self.check(at)?;
+        self.memory.words(at, count)
+    }
+
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        self.memory.write_back(at, bytes);
+    }
+
+    fn drain(&self) {
+        self.memory.drain();
+    }
+}
+
+/// Submits `requests` to a unit that executes no command, and polls until the time-out.
+fn submit_and_time_out<M: PhysMemory>(
+    unit: &mut Unit<&Model<'_>, M>,
+    model: &Model<'_>,
+    requests: &[Invalidation],
+) -> Ticket {
+    model.behave(Behaviour::Stuck);
+    let ticket = unit.submit_all(requests).unwrap();
+    let mut polls = (0..=options().poll_limit).map(|_| unit.poll(ticket));
+    let failed = polls.find(|poll| *poll != Ok(false));
+    assert_eq!(failed, Some(Err(InvalidationError::TimedOut)));
+    ticket
+}
+
+#[test]
+fn a_failed_recovery_completes_no_lost_commands() {
+    let timeout = UnitError::TimedOut {
+        register: Register::Cqcsr,
+    };
+    let refused = UnitError::Invalidation(InvalidationError::Failed);
+    for (behaviour, without_memory, error) in [
+        (Behaviour::Off(CQCSR), false, timeout),
+        (Behaviour::StaysOn(CQCSR), false, timeout),
+        (Behaviour::Normal, true, refused),
+    ] {
+        let machine = Machine::new();
+        let model = Model::new(&machine.memory, CAPABILITIES);
+        let frames = machine.frames();
+        let memory = Removable {
+            memory: &machine.memory,
+            is_removed: Cell::new(false),
+        };
+        let mut unit = Unit::new(&model, &memory, &frames, options()).unwrap();
+        let lost = submit_and_time_out(&mut unit, &model, &[page(1, 1)]);
+        model.take_log();
+        model.behave(behaviour);
+        memory.is_removed.set(without_memory);
+        assert_eq!(unit.recover(), Err(error));
+        // The unit is late: it now is on, and has nothing to execute.
+        model.behave(Behaviour::Normal);
+        memory.is_removed.set(false);
+        model.state.borrow_mut().csr[CQ] |= 1 << 16;
+        let later = unit.submit(page(1, 2));
+        assert_eq!(later, Err(InvalidationError::Failed), "{behaviour:?}");
+        assert_eq!(unit.poll(lost), Err(InvalidationError::Failed));
+        assert_eq!(model.take_log(), [] as [[u64; 2]; 0]);
+        let ticket = unit.recover().unwrap();
+        assert_eq!(unit.poll(ticket), Ok(true));
+        assert_eq!(unit.poll(lost), Ok(true));
+        let log = model.take_log();
+        let opcodes: Vec<_> = log.iter().map(|command| command[0] & 0x3ff).collect();
+        assert_eq!(opcodes, [3, 1, 0x81, 2]);
+    }
+}
+
+/// A queue that turns on executes its entries again, from the first one.
+#[test]
+fn an_acknowledgement_does_not_enable_the_queue() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES | IGS_BOTH);
+    model.state.borrow_mut().fctl_writable = 0b111;
+    let frames = machine.frames();
+    let options = Options {
+        interrupts: Interrupts::Wired,
+        ..options()
+    };
+    let mut unit = start(&machine, &model, &frames, options);
+    let lost = submit_and_time_out(&mut unit, &model, &[page(1, 1)]);
+    model.behave(Behaviour::StaysOn(CQCSR));
+    let timeout = UnitError::TimedOut {
+        register: Register::Cqcsr,
+    };
+    assert_eq!(unit.recover(), Err(timeout));
+    // The queue turns off later.
+    model.behave(Behaviour::Normal);
+    model.state.borrow_mut().csr[CQ] &= !(1 << 16);
+    model.take_log();
+    assert!(unit.acknowledge_interrupts().commands);
+    assert_eq!(model.take_log(), [] as [[u64; 2]; 0]);
+    assert_eq!(unit.poll(lost), Err(InvalidationError::Failed));
+    let ticket = unit.recover().unwrap();
+    assert_eq!(unit.poll(ticket), Ok(true));
+    assert_eq!(unit.poll(lost), Ok(true));
+}
+
+#[test]
+fn ids_beyond_20_bits_are_refused() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    for (id, error) in [
+        (0xf_ffff, None),
+        (0x10_0000, Some(InvalidationError::Unsupported)),
+        (0x10_0001, Some(InvalidationError::Unsupported)),
+        (u32::MAX, Some(InvalidationError::Unsupported)),
+    ] {
+        let guest = DomainId::new(1);
+        let space = unit.submit_guest_first_stage(guest, Some(id), None, CachedLevels::All);
+        assert_eq!(space.err(), error, "{id:#x}");
+        assert_eq!(
+            unit.submit_guest_process(device(1), id).err(),
+            error,
+            "{id:#x}"
+        );
+    }
 }
 
 #[test]

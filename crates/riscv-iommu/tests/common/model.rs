@@ -29,6 +29,8 @@ pub enum Behaviour {
     Busy(u64),
     /// The queue whose register is at the offset does not turn on.
     Off(u64),
+    /// The queue whose register is at the offset does not turn off. Commands are not executed.
+    StaysOn(u64),
     /// Writes do not clear the bits of lost records.
     KeepsLosses,
     /// The unit cannot read commands.
@@ -150,7 +152,8 @@ impl<'a> Model<'a> {
             let mut state = self.state.borrow_mut();
             let errors = MEMORY_FAULT | CMD_TO | CMD_ILL;
             let is_on = state.csr[CQ] & ON != 0 && state.csr[CQ] & errors == 0;
-            if !is_on || state.behaviour == Behaviour::Stuck || state.head[CQ] == state.tail[CQ] {
+            let is_stuck = matches!(state.behaviour, Behaviour::Stuck | Behaviour::StaysOn(_));
+            if !is_on || is_stuck || state.head[CQ] == state.tail[CQ] {
                 return;
             }
             if state.behaviour == Behaviour::CannotRead {
@@ -222,6 +225,9 @@ impl<'a> Model<'a> {
         let mut csr = state.csr[queue] & sticky & !cleared | value & 3;
         if value & 1 != 0 && state.behaviour != Behaviour::Off(offset) {
             csr |= ON;
+        }
+        if state.behaviour == Behaviour::StaysOn(offset) {
+            csr |= state.csr[queue] & ON;
         }
         if value & 1 != 0 && !was_on {
             csr &= !sticky;

@@ -28,11 +28,19 @@ pub(crate) enum Input {
 
 impl Input {
     /// Returns the inputs that the arguments name, or the sample if they name none.
-    pub(crate) fn all(paths: &[PathBuf]) -> Vec<Self> {
+    ///
+    /// # Errors
+    /// [`Failure::StdinTwice`] if two arguments name standard input.
+    pub(crate) fn all(paths: &[PathBuf]) -> Result<Vec<Self>, Failure> {
         if paths.is_empty() {
-            return vec![Self::Sample];
+            return Ok(vec![Self::Sample]);
         }
-        paths.iter().map(|path| Self::of(path)).collect()
+        let inputs: Vec<Self> = paths.iter().map(|path| Self::of(path)).collect();
+        let stdin = inputs.iter().filter(|input| **input == Self::Stdin);
+        if stdin.count() > 1 {
+            return Err(Failure::StdinTwice);
+        }
+        Ok(inputs)
     }
 
     /// Returns the input for one argument; `-` is standard input.
@@ -64,28 +72,28 @@ impl Input {
         }
     }
 
-    /// Returns names for the rows of `inputs`: short names where they are unique, otherwise the
-    /// paths as given.
+    /// Returns distinct names for the rows of `inputs`: short names where they are unique, otherwise
+    /// the paths as given. A name that an earlier row has gets a number.
     pub(crate) fn names(inputs: &[Self]) -> Vec<String> {
         let short: Vec<String> = inputs.iter().map(Self::short_name).collect();
-        let unique = |name: &String| short.iter().filter(|other| *other == name).count() == 1;
-        inputs
-            .iter()
-            .zip(&short)
-            .enumerate()
-            .map(|(index, (input, name))| match input {
-                Self::File(path) if !unique(name) => {
-                    let given = printable(&path.display().to_string()).into_owned();
-                    let again = inputs.iter().take(index).filter(|other| *other == input);
-                    match again.count() {
-                        0 => given,
-                        // The same file is given twice: a comparison of a trace with itself.
-                        times => format!("{given}#{}", times + 1),
-                    }
+        let is_unique = |name: &String| short.iter().filter(|other| *other == name).count() == 1;
+        let mut names: Vec<String> = Vec::with_capacity(inputs.len());
+        for (input, name) in inputs.iter().zip(&short) {
+            let name = match input {
+                Self::File(path) if !is_unique(name) => {
+                    printable(&path.display().to_string()).into_owned()
                 }
                 _ => name.clone(),
-            })
-            .collect()
+            };
+            let mut distinct = name.clone();
+            let mut number = 2;
+            while names.contains(&distinct) {
+                distinct = format!("{name}#{number}");
+                number += 1;
+            }
+            names.push(distinct);
+        }
+        names
     }
 
     /// Opens the text of the trace.
@@ -160,12 +168,28 @@ mod tests {
 
     #[test]
     fn rows_of_different_traces_have_different_names() {
-        let names = |paths: &[&str]| {
+        let cases: [(&[&str], &[&str]); 6] = [
+            (&["x/a.trace.zst", "b.txt", "-"], &["a", "b", "stdin"]),
+            (&["x/a.zst", "y/a.zst"], &["x/a.zst", "y/a.zst"]),
+            // A comparison of a trace with itself.
+            (&["a.zst", "a.zst"], &["a.zst", "a.zst#2"]),
+            // The path of a trace can be the short name of another, or one with a number.
+            (
+                &["b.txt", "b.dat", "b.txt.trace"],
+                &["b.txt", "b.dat", "b.txt#2"],
+            ),
+            (
+                &["b.txt.trace", "b.txt", "b.dat"],
+                &["b.txt", "b.txt#2", "b.dat"],
+            ),
+            (
+                &["a.zst", "a.zst", "a.zst#2"],
+                &["a.zst", "a.zst#2", "a.zst#2#2"],
+            ),
+        ];
+        for (paths, expected) in cases {
             let inputs: Vec<Input> = paths.iter().map(|p| Input::of(Path::new(p))).collect();
-            Input::names(&inputs)
-        };
-        assert_eq!(names(&["x/a.trace.zst", "b.txt", "-"]), ["a", "b", "stdin"]);
-        assert_eq!(names(&["x/a.zst", "y/a.zst"]), ["x/a.zst", "y/a.zst"]);
-        assert_eq!(names(&["a.zst", "a.zst"]), ["a.zst", "a.zst#2"]);
+            assert_eq!(Input::names(&inputs), expected, "{paths:?}");
+        }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         condition.check(&names, timed, !args.replay.no_attack)?;
     }
 
-    let inputs = Input::all(&args.replay.traces);
+    let inputs = Input::all(&args.replay.traces)?;
     check(&setup, &inputs)?;
     if let Some(dir) = &args.plot {
         fs::create_dir_all(dir).map_err(Failure::io(dir))?;
@@ -100,14 +100,6 @@ pub(super) fn replay(setup: &ComparisonSetup, inputs: &[Input]) -> Result<Report
 /// cannot be opened, and devices that a trace does not name. Standard input is not checked, because
 /// it can be read only once.
 pub(super) fn check(setup: &ComparisonSetup, inputs: &[Input]) -> Result<(), Failure> {
-    if inputs
-        .iter()
-        .filter(|&input| *input == Input::Stdin)
-        .count()
-        > 1
-    {
-        return Err(Failure::StdinTwice);
-    }
     for (input, name) in inputs.iter().zip(Input::names(inputs)) {
         if *input != Input::Stdin {
             setup.check(&name, |options| input.operations(options))?;

@@ -36,7 +36,7 @@ pub(super) fn judge(args: &JudgeArgs) -> Result<(), Failure> {
     let all = match args.record {
         Some(seconds) => vec![("recording".to_owned(), record(args, seconds)?)],
         None => {
-            let inputs = Input::all(&args.traces);
+            let inputs = Input::all(&args.traces)?;
             let names = Input::names(&inputs);
             let mut all = Vec::with_capacity(inputs.len());
             for (input, name) in inputs.iter().zip(names) {

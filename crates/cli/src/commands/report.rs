@@ -25,7 +25,7 @@ const IOTLB_MODES: [&str; 2] = ["linux-strict", "linux-lazy"];
 pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
     let replayed = &args.replay;
     let setup = setup(replayed)?;
-    let inputs = Input::all(&replayed.traces);
+    let inputs = Input::all(&replayed.traces)?;
     check(&setup, &inputs)?;
     // A trace is read several times.
     let inputs = reusable(replayed, inputs)?;

@@ -99,11 +99,7 @@ fn recorded(
     [prefetchers, reused]: [bool; 2],
     setting: &mut Setting,
 ) -> Result<(), Failure> {
-    let inputs = Input::all(paths);
-    let stdin = inputs.iter().filter(|input| **input == Input::Stdin);
-    if stdin.count() > 1 {
-        return Err(Failure::StdinTwice);
-    }
+    let inputs = Input::all(paths)?;
     let names = Input::names(&inputs);
     for (index, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
         if std::io::stderr().is_terminal() {

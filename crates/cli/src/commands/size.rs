@@ -23,15 +23,7 @@ use crate::progress::Progress;
 /// recommendations.
 pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     let profile = profile(args)?;
-    let inputs = Input::all(&args.traces);
-    if inputs
-        .iter()
-        .filter(|&input| *input == Input::Stdin)
-        .count()
-        > 1
-    {
-        return Err(Failure::StdinTwice);
-    }
+    let inputs = Input::all(&args.traces)?;
     if let Some(dir) = &args.plot {
         fs::create_dir_all(dir).map_err(Failure::io(dir))?;
     }

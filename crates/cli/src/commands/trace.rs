@@ -50,7 +50,7 @@ pub(super) fn options(lenient: bool, limits: &TraceLimitArgs) -> TraceOptions {
 }
 
 fn info(args: &InfoArgs) -> Result<(), Failure> {
-    let inputs = Input::all(&args.traces);
+    let inputs = Input::all(&args.traces)?;
     let mut all = Vec::with_capacity(inputs.len());
     for (input, trace) in inputs.iter().zip(Input::names(&inputs)) {
         let mut operations = input.operations(options(args.lenient, &args.limits))?;

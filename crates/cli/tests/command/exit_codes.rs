@@ -95,7 +95,7 @@ fn conditions_about_nothing_are_wrong_usage() {
 
 #[test]
 fn wrong_usage_exits_with_2_and_a_hint() {
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["compare", "--modes", "fense"], "did you mean fence?"),
         (&["compare", "--mode", "alloc=magazine"], "table is missing"),
         (
@@ -111,6 +111,8 @@ fn wrong_usage_exits_with_2_and_a_hint() {
             "cached-rbtree",
         ),
         (&["compare", "-", "-"], "name - once"),
+        (&["trace", "info", "-", "-"], "name - once"),
+        (&["trace", "judge", "-", "-"], "name - once"),
         (&["compare", "--mode", "fence"], "--modes fence"),
         (&["compare", "--baseline-cycles", "-1"], "above 0"),
         (&["compare", "--iotlb", "16"], "SETSxWAYS"),

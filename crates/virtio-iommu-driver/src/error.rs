@@ -19,7 +19,7 @@ pub enum UnitError {
     /// The device has no such queue, or one that is too small.
     Queue(u16),
     /// The configuration is contradictory: empty ranges, no page size, or a `probe_size` that does
-    /// not fit in a frame.
+    /// not fit in a frame. Or the driver's options number endpoints beyond 32 bits.
     Configuration,
     /// The configuration changed during every attempt to read it.
     ConfigurationChanges,

@@ -22,7 +22,7 @@ use crate::transport::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Options {
     /// Endpoint number of requester id 0, from the VIOT table or the device tree. The number of
-    /// another device is this number plus its requester id.
+    /// another device is this number plus its requester id, so it is at most 2^32 - 2^16.
     pub first_endpoint: u32,
     /// Polls without progress after which a wait for the device fails.
     pub poll_limit: u32,
@@ -57,6 +57,9 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         frames: S,
         options: &Options,
     ) -> Result<Self, UnitError> {
+        if options.first_endpoint > u32::MAX - u32::from(u16::MAX) {
+            return Err(UnitError::Configuration);
+        }
         if !transport.is_present() {
             return Err(UnitError::Absent);
         }
@@ -105,12 +108,14 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         }
         let transport = &mut self.transport;
         transport.write_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
-        let status = transport.status();
-        if status & DEVICE_NEEDS_RESET != 0 {
-            return Err(Failure::NeedsReset.into());
-        }
-        if status == ABSENT || status & FAILED != 0 || status & DRIVER_OK == 0 {
-            return Err(Failure::Status(status).into());
+        match transport.status() {
+            // It has all bits.
+            ABSENT => return Err(Failure::Status(ABSENT).into()),
+            status if status & DEVICE_NEEDS_RESET != 0 => return Err(Failure::NeedsReset.into()),
+            status if status & FAILED != 0 || status & DRIVER_OK == 0 => {
+                return Err(Failure::Status(status).into());
+            }
+            _ => {}
         }
         transport.notify(EVENTQ);
         Ok(())
@@ -135,21 +140,27 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
     /// The device does not reset, or refuses what it accepted before. The driver keeps its state
     /// and fails until a later call succeeds.
     pub fn recover(&mut self) -> Result<(), UnitError> {
-        // Until the end, nothing is certain.
-        self.requests.fail(Failure::TimedOut);
+        // Until the end, all calls fail, with the first failure.
+        if self.requests.check().is_ok() {
+            self.requests.fail(Failure::TimedOut);
+        }
         let negotiated = negotiate(&mut self.transport, self.options.poll_limit)?;
         if negotiated != self.capabilities {
             return Err(UnitError::Configuration);
         }
-        let size = |queue: u16, transport: &mut T| transport.queue_size(queue);
         for ring in [self.requests.ring(), self.events.ring()] {
-            if size(ring.number(), &mut self.transport) < ring.size() {
+            if self.transport.queue_size(ring.number()) < ring.size() {
                 return Err(UnitError::Queue(ring.number()));
             }
         }
         let restored = self.start().and_then(|()| self.restore());
-        if restored.is_err() && self.requests.check().is_ok() {
-            self.requests.fail(Failure::Refusals);
+        if let Err(error) = &restored
+            && self.requests.check().is_ok()
+        {
+            self.requests.fail(match error {
+                UnitError::Failed(failure) => *failure,
+                _ => Failure::Refusals,
+            });
         }
         restored
     }
@@ -181,7 +192,8 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
     /// domain stay blocked if the device has the field `bypass`.
     ///
     /// # Errors
-    /// [`UnitError::ResetTimedOut`]. The frames stay allocated, because the device may use them.
+    /// [`UnitError::ResetTimedOut`], or [`UnitError::Absent`] if the status reads as all ones. The
+    /// frames stay allocated, because the device may use them.
     pub fn disable(mut self) -> Result<(), UnitError> {
         reset(&mut self.transport, self.options.poll_limit)?;
         self.queue_frames.free(&self.frames);
@@ -230,8 +242,10 @@ fn negotiate(transport: &mut impl Transport, poll_limit: u32) -> Result<Capabili
     let features = capabilities::choose(transport.offered_features())?;
     transport.accept_features(features);
     transport.write_status(ACKNOWLEDGE | DRIVER | FEATURES_OK);
-    if transport.status() & FEATURES_OK == 0 {
-        return Err(UnitError::FeaturesRejected);
+    match transport.status() {
+        ABSENT => return Err(UnitError::Absent),
+        status if status & FEATURES_OK == 0 => return Err(UnitError::FeaturesRejected),
+        _ => {}
     }
     let config = Configuration::read(transport)?;
     let found = Capabilities::decode(features, &config)?;

@@ -52,6 +52,8 @@ pub(crate) struct Model {
     pub(crate) log: RefCell<Vec<Vec<u8>>>,
     /// The status does not change.
     pub(crate) is_stuck: Cell<bool>,
+    /// The device vanishes when one of these bits of the status is set.
+    pub(crate) vanishes_at: Cell<u8>,
     /// FEATURES_OK does not stay.
     pub(crate) rejects: Cell<bool>,
     /// The generation changes with each read.
@@ -83,6 +85,7 @@ impl Model {
             answers: Cell::new(Some(0)),
             log: RefCell::default(),
             is_stuck: Cell::default(),
+            vanishes_at: Cell::default(),
             rejects: Cell::default(),
             changes: Cell::default(),
             generation: Cell::default(),
@@ -223,7 +226,9 @@ impl Transport for Wire {
             return;
         }
         let features_ok = if model.rejects.get() { 8 } else { 0 };
-        model.status.set(status & !features_ok);
+        let is_absent = status & model.vanishes_at.get() != 0;
+        let present = status & !features_ok;
+        model.status.set(if is_absent { 0xff } else { present });
         if status == 0 {
             model.queues.set([None; 2]);
         }

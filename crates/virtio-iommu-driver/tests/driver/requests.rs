@@ -220,17 +220,14 @@ fn recovery_of_a_device_that_refuses() {
     map(&mut unit, &model, 0, 1);
     model.is_stuck.set(true);
     assert_eq!(unit.recover(), Err(UnitError::ResetTimedOut));
-    assert!(matches!(
-        unit.map(DOMAIN, map_of(1, 1)),
-        Err(UnitError::Failed(_))
-    ));
+    let failed_with = |failure| Err(UnitError::Failed(failure));
+    let mapped = unit.map(DOMAIN, map_of(1, 1));
+    assert_eq!(mapped, failed_with(Failure::TimedOut));
     model.is_stuck.set(false);
     model.answers.set(Some(8));
     assert_eq!(unit.recover(), Err(UnitError::Refused(Status::NoMem)));
-    assert!(matches!(
-        unit.map(DOMAIN, map_of(1, 1)),
-        Err(UnitError::Failed(_))
-    ));
+    let mapped = unit.map(DOMAIN, map_of(1, 1));
+    assert_eq!(mapped, failed_with(Failure::Refusals));
     model.config.borrow_mut()[28] = 99;
     assert_eq!(unit.recover(), Err(UnitError::Configuration));
     model.config.borrow_mut()[28] = 100;

@@ -1,6 +1,6 @@
 //! Start and end.
 
-use ringfence_virtio_iommu_driver::{Failure, Feature, UnitError};
+use ringfence_virtio_iommu_driver::{Failure, Feature, Options, Unit, UnitError};
 
 use crate::model::{EVENTS, Model, Wire, frames, frames_of, start};
 use ringfence_virtio_iommu_driver::Transport;
@@ -26,7 +26,7 @@ fn the_device_is_ready_and_blocks() {
 
 #[test]
 fn refusals_free_all_frames() {
-    let cases: [(&str, Change, UnitError); 11] = [
+    let cases: [(&str, Change, UnitError); 12] = [
         ("absent", |m| m.status.set(0xff), UnitError::Absent),
         (
             "version",
@@ -43,6 +43,7 @@ fn refusals_free_all_frames() {
             |m| m.rejects.set(true),
             UnitError::FeaturesRejected,
         ),
+        ("vanishes", |m| m.vanishes_at.set(8), UnitError::Absent),
         (
             "bypass stays",
             |m| m.config.borrow_mut()[36] = 0xee,
@@ -105,6 +106,46 @@ fn frames_of_a_stuck_device_stay() {
     model.is_stuck.set(true);
     assert_eq!(unit.disable(), Err(UnitError::ResetTimedOut));
     assert_eq!(frames.in_use(), 4);
+}
+
+#[test]
+fn a_device_that_vanishes_while_it_starts_is_named() {
+    let absent = Err(UnitError::Failed(Failure::Status(0xff)));
+    let model = Model::new();
+    let frames = frames(&model);
+    model.vanishes_at.set(4);
+    assert_eq!(start(&model, &frames).map(|_| ()), absent);
+    assert_eq!(frames.in_use(), 4);
+
+    let model = Model::new();
+    let frames = self::frames(&model);
+    let mut unit = start(&model, &frames).unwrap();
+    model.vanishes_at.set(4);
+    assert_eq!(unit.recover(), absent);
+    // A second failure does not replace the reason.
+    assert_eq!(unit.recover(), Err(UnitError::Absent));
+    let device = ringfence_types::RequesterId::new(1);
+    let attached = unit.attach(device, ringfence_types::DomainId::new(1));
+    assert_eq!(attached, absent);
+}
+
+#[test]
+fn endpoint_numbers_do_not_wrap() {
+    let model = Model::new();
+    let frames = frames(&model);
+    for (first_endpoint, error) in [
+        (0xffff_0000, None),
+        (0xffff_0001, Some(UnitError::Configuration)),
+        (u32::MAX, Some(UnitError::Configuration)),
+    ] {
+        let options = Options {
+            first_endpoint,
+            poll_limit: 1000,
+        };
+        let memory = model.memory.clone();
+        let unit = Unit::new(Wire(model.clone()), memory, &frames, &options);
+        assert_eq!(unit.err(), error, "{first_endpoint:#x}");
+    }
 }
 
 #[test]

@@ -1,5 +1,8 @@
-//! The commands by which drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a range of pages.
-//! The commands of a family decide which other translations an invalidation removes.
+//! The commands by which this project's drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a range
+//! of pages. They decide which other translations an invalidation removes.
+//!
+//! Linux differs. For AMD-Vi it sends one command for the enclosing aligned block
+//! (`build_inv_address`). For RISC-V it sends one command for each page of a range below 2 MiB.
 
 use ringfence_types::{CachedLevels, Invalidation, Pfn, PfnRange};
 
@@ -20,11 +23,14 @@ pub enum RangeCommands {
     RiscV,
 }
 
-/// The most pages that a RISC-V driver invalidates one by one.
+/// The most pages that the RISC-V driver invalidates one by one; Linux: 511.
 pub const RISCV_PAGES: u64 = 32;
 
-/// NUM of a range command of SMMUv3 has five bits.
+/// The most pages of one size that a range command of SMMUv3 names.
 const SMMU_NUM: u64 = 31;
+
+/// The most pages of a range whose commands have a SCALE of five bits.
+const SMMU_PAGES: u64 = u32::MAX as u64;
 
 impl RangeCommands {
     /// Calls `each` with the invalidation that each command for `request` performs.
@@ -44,6 +50,7 @@ impl RangeCommands {
         };
         match self {
             Self::AmdVi => blocks(&range, |range| each(pages(range))),
+            Self::Smmuv3 if range.pages() > SMMU_PAGES => each(Invalidation::Domain(domain)),
             Self::Smmuv3 => scaled(&range, |range| each(pages(range))),
             Self::RiscV if levels == CachedLevels::All || range.pages() > RISCV_PAGES => {
                 each(Invalidation::Domain(domain));
@@ -88,9 +95,7 @@ fn blocks(range: &PfnRange, mut each: impl FnMut(PfnRange)) {
     };
     for (first, last) in both.into_iter().flatten() {
         // Page numbers have 52 bits, and a block of them no more.
-        if let Some(block) = PfnRange::inclusive(Pfn::new(first), Pfn::new(last)) {
-            each(block);
-        }
+        each(PfnRange::inclusive(Pfn::new(first), Pfn::new(last)).unwrap_or(*range));
     }
 }
 
@@ -163,6 +168,10 @@ mod tests {
         assert_eq!(commands(Smmuv3, 3, 33), one(3, 33));
         assert_eq!(commands(Smmuv3, 5, 5 + 63), one(5, 68));
         assert_eq!(commands(Smmuv3, 0, 32), [Some((0, 0)), Some((1, 32))]);
+        // SCALE has five bits.
+        assert_eq!(commands(Smmuv3, 0, SMMU_PAGES - 1).len(), 7);
+        assert_eq!(commands(Smmuv3, 0, SMMU_PAGES), [None]);
+        assert_eq!(commands(Smmuv3, 0, Pfn::MAX.get()), [None]);
         assert_eq!(commands(RiscV, 2, 4), [2, 3, 4].map(|at| Some((at, at))));
         assert_eq!(commands(RiscV, 1, RISCV_PAGES).len() as u64, RISCV_PAGES);
         assert_eq!(commands(RiscV, 0, RISCV_PAGES), [None]);

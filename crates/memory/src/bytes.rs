@@ -63,6 +63,9 @@ impl Arena {
     }
 
     /// Reads the byte at `at`.
+    ///
+    /// # Errors
+    /// The byte lies outside memory.
     #[inline]
     pub fn read_byte(&self, at: PhysAddr) -> Result<u8, MemoryError> {
         let word = self.word(at.align_down(WORD))?.load(Ordering::Relaxed);
@@ -75,7 +78,7 @@ impl Arena {
         let first = at.align_down(WORD);
         let outside = MemoryError::Outside {
             at,
-            words: bytes.div_ceil(WORD),
+            words: bytes.saturating_add(at.offset_in(WORD)).div_ceil(WORD),
         };
         let Some(end) = at.checked_add(bytes) else {
             return Err(outside);

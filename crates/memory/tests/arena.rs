@@ -13,6 +13,48 @@ fn at(raw: u64) -> PhysAddr {
     PhysAddr::new(raw)
 }
 
+/// Byte `n` of a word is bits 8n to 8n+7.
+#[test]
+fn bytes_of_every_alignment_are_those_of_the_words() {
+    for offset in 0..8 {
+        for length in 0..40_usize {
+            let arena = Arena::new(SIZE).expect("arena");
+            let data: Vec<u8> = (1..=length as u8).collect();
+            arena.write_bytes(at(64 + offset), &data).expect("inside");
+            for index in 0..64 {
+                let word = arena.word(at(64 + index / 8 * 8)).expect("inside");
+                let byte = (word.load(Ordering::Relaxed) >> (8 * (index % 8))) as u8;
+                let from = index.checked_sub(offset).map(|index| index as usize);
+                let expected = from.and_then(|index| data.get(index));
+                assert_eq!(
+                    byte,
+                    expected.copied().unwrap_or(0),
+                    "{offset} {length} {index}"
+                );
+                assert_eq!(arena.read_byte(at(64 + index)), Ok(byte));
+            }
+            let mut back = vec![0; length];
+            arena
+                .read_bytes(at(64 + offset), &mut back)
+                .expect("inside");
+            assert_eq!(back, data, "{offset}");
+        }
+    }
+}
+
+#[test]
+fn errors_count_the_words_of_the_bytes() {
+    let arena = Arena::new(SIZE).expect("arena");
+    for (from, bytes, words) in [(SIZE - 1, 2, 2), (SIZE, 1, 1), (SIZE - 8, 9, 2)] {
+        let outside = MemoryError::Outside {
+            at: at(from),
+            words,
+        };
+        let read = arena.read_bytes(at(from), &mut vec![0; bytes]);
+        assert_eq!(read, Err(outside), "{from:#x} {bytes}");
+    }
+}
+
 #[test]
 fn sixty_four_gibibytes_and_more_are_sparse() {
     let size = (64 << 30) + (1 << 30);

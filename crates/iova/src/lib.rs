@@ -1,6 +1,7 @@
-//! IOVA allocators, one per file. All implement [`IovaAllocator`].
+//! IOVA allocators, one per file. An allocator implements [`IovaAllocator`]. A [`RangeStore`] becomes
+//! one behind [`Locked`], [`LockedEiovar`] or [`LinuxRcache`].
 //!
-//! The allocators, the first axis of a mode, their constructors and their ids:
+//! The allocators, the first axis of a mode, and their constructors (`docs/IDS.md` has their ids):
 //!
 //! - Linux 3.4's cached node: `Locked::new(CachedTree::new(space), RefCell::new)`
 //! - its ancestor, vmalloc's first fit: `Locked::new(VmallocTree::new(space), ..)`
@@ -10,6 +11,7 @@
 //! - the bitmap, one flush per wrap: `Bitmap::new(space, ..)`
 //! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)`
 //! - current Linux: `LinuxRcache::new(CachedTree::new(space), ..)`
+//! - Linux with the maple-tree series of 2026: `LinuxRcache::new(LinuxMaple::new(space), ..)`
 //! - magazines, the default: `Magazines::new(space, MagazineLimits::DEFAULT, ..)`
 //! - descriptors of 64 pages, in front of any other: `Contiguous::new(magazines, most, ..)`
 //! - the buffer's own address: [`identity`], not an allocator

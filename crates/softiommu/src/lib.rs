@@ -26,13 +26,13 @@
 //! iommu.attach(DISK, DomainId::new(1))?;
 //!
 //! let access = IovaRange::new(Iova::new(0x1010), 16).ok_or("wraps")?;
-//! let mut burst = reader.online();
-//! let pin = burst.guard();
-//! assert_eq!(pin.translate(access, Access::Read)?.first().start(), PhysAddr::new(0x7010));
-//! assert!(pin.translate(access, Access::Write).is_err());
-//! // Whoever holds a pin would wait for itself:
+//! let mut section = reader.online();
+//! let guard = section.guard();
+//! assert_eq!(guard.translate(access, Access::Read)?.first().start(), PhysAddr::new(0x7010));
+//! assert!(guard.translate(access, Access::Write).is_err());
+//! // A thread that holds a guard would wait for itself:
 //! assert!(iommu.detach(DISK).is_err());
-//! drop(burst);
+//! drop(section);
 //! iommu.detach(DISK)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -42,8 +42,8 @@
 //! (drop the [`ReadSection`]) before waiting for an event, a lock or a disk.
 //!
 //! [`ReadSection`] and [`ReadGuard`] are not `Send`, so an executor that moves tasks between
-//! threads cannot hold one across an `.await`. The borrow of a [`ReadGuard`] ends every slice taken
-//! under it before the next checkpoint. A thread that blocks in a read section delays unmap, but
+//! threads cannot hold one across an `.await`. A slice taken under a [`ReadGuard`] ends before the
+//! section's next guard. A thread that blocks in a read section delays unmap, but
 //! never makes it unsafe.
 
 #![deny(unsafe_code)]

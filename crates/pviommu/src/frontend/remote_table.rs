@@ -69,7 +69,7 @@ pub struct RemoteCpu(Vec<QueuedMap>);
 /// Translations of one device, in the host. Physical addresses are guest-physical.
 ///
 /// A host's status becomes the error of a local table. With a [broken channel](Channel::failure),
-/// the table is corrupt.
+/// every map is [`MapError::Refused`], and every unmap [`UnmapError::Refused`].
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
     channel: R,

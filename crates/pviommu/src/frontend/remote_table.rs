@@ -247,6 +247,9 @@ where
     ) -> Result<(), MapError> {
         let iova = request.iova;
         let all = PfnRange::new(Pfn::containing(iova), request.pages).ok_or(MapError::Empty)?;
+        if !iova.is_aligned(PAGE_BYTES) || !request.pa.is_aligned(PAGE_BYTES) {
+            return Err(MapError::Misaligned);
+        }
         let before = cpu.0.len();
         self.live.fetch_add(all.pages(), Ordering::Relaxed);
         let result = self.queue_map(&request, |queued_map| cpu.0.push(queued_map));
@@ -421,6 +424,9 @@ fn subtract(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
 /// | `BAD_GPA` | [`MapError::PhysicalBeyondWidth`] |
 /// | `MAPPED` | [`MapError::AlreadyMapped`] |
 /// | others, and a [broken channel](Channel::failure) | [`MapError::Refused`] |
+///
+/// The host does not say which page is mapped, so [`MapError::AlreadyMapped`] names the first one of
+/// the request.
 fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
     let iova = request.iova;
     match refused {

@@ -262,6 +262,27 @@ fn a_map_kicks_once_for_itself_and_a_queued_unmap() {
     assert_eq!((requests, after.kicks - before.kicks), (2, 1));
 }
 
+#[test]
+fn misaligned_addresses_are_not_sent() {
+    let mut guest = guest(None);
+    let table: Table<_> = RemoteTable::new(Rc::clone(&guest.link), NIC, guest.at.domain());
+    let mut own = table.per_cpu();
+    let before = guest.link.with(|channel| *channel.stats());
+    for (iova, pa) in [(WINDOW + 0x800, MEMORY), (WINDOW, MEMORY + 1)] {
+        let request = MapRequest {
+            iova: Iova::new(iova),
+            pa: PhysAddr::new(pa),
+            pages: 1,
+            permissions: Permissions::READ,
+        };
+        let mapped = table.map(&mut own, &mut guest.machine, request);
+        assert_eq!(mapped, Err(ringfence_pgtable::MapError::Misaligned));
+    }
+    let after = guest.link.with(|channel| *channel.stats());
+    assert_eq!(after.requests, before.requests);
+    assert_eq!(guest.live(), 0);
+}
+
 /// The host refuses one piece of a list, because its page is outside memory. No piece stays mapped,
 /// and the addresses are free.
 #[test]

@@ -16,6 +16,9 @@ const DOMAIN: u32 = 1;
 /// Number of past mappings kept for test accesses.
 const MAX_UNMAPPED: usize = 256;
 
+/// `argsz` of the reply to `DMA_UNMAP`.
+const DMA_UNMAP_BYTES: u32 = 24;
+
 /// A mapping that QEMU reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QemuMapping {
@@ -34,16 +37,16 @@ pub(super) struct ShadowIommu {
 impl ShadowIommu {
     /// Attaches the endpoint to a domain without mappings.
     pub(super) fn new(iommu: VirtioIommu, endpoint: u16) -> io::Result<Self> {
-        let feed = Self {
+        let shadow = Self {
             iommu,
             file: None,
             live: Vec::new(),
             unmapped: Vec::new(),
         };
-        feed.iommu.accept_all_features();
+        shadow.iommu.accept_all_features();
         let attach = [DOMAIN, endpoint.into(), 0, 0];
-        feed.request(spec::VIRTIO_IOMMU_T_ATTACH, &attach, &[])?;
-        Ok(feed)
+        shadow.request(spec::VIRTIO_IOMMU_T_ATTACH, &attach, &[])?;
+        Ok(shadow)
     }
 
     fn request(&self, kind: u8, words: &[u32], longs: &[u64]) -> io::Result<()> {
@@ -87,7 +90,7 @@ impl ShadowIommu {
                 let (start, last) = (range.start().get(), range.last().get());
                 let longs = [start, last, offset];
                 self.request(spec::VIRTIO_IOMMU_T_MAP, &[DOMAIN, flags], &longs)
-                    .map_err(|_| errno::EINVAL)?;
+                    .map_err(refused)?;
                 self.live.push(QemuMapping { range, writable });
                 Ok(Vec::new())
             }
@@ -96,7 +99,7 @@ impl ShadowIommu {
                 let unmapped = range.or(whole).ok_or(errno::EINVAL)?;
                 let longs = [unmapped.start().get(), unmapped.last().get()];
                 self.request(spec::VIRTIO_IOMMU_T_UNMAP, &[DOMAIN, 0], &longs)
-                    .map_err(|_| errno::EINVAL)?;
+                    .map_err(refused)?;
                 for mapping in self
                     .live
                     .extract_if(.., |mapping| unmapped.overlaps(&mapping.range))
@@ -106,7 +109,9 @@ impl ShadowIommu {
                 let surplus = self.unmapped.len().saturating_sub(MAX_UNMAPPED);
                 self.unmapped.drain(..surplus);
                 let (start, bytes) = range.map_or((0, 0), |r| (r.start().get(), r.bytes()));
-                let words = [24u32, flags].into_iter().flat_map(u32::to_le_bytes);
+                let words = [DMA_UNMAP_BYTES, flags]
+                    .into_iter()
+                    .flat_map(u32::to_le_bytes);
                 let longs = [start, bytes].into_iter().flat_map(u64::to_le_bytes);
                 Ok(words.chain(longs).collect())
             }
@@ -117,12 +122,12 @@ impl ShadowIommu {
     /// Returns true if the file is the guest's memory, which is the first file received. Offsets in
     /// it are guest-physical addresses.
     fn is_memory(&mut self, file: File) -> Result<bool, u32> {
-        let about = fstat(&file).map_err(|_| errno::EINVAL)?;
-        let this = (about.st_dev, about.st_ino);
+        let stat = fstat(&file).map_err(|_| errno::EINVAL)?;
+        let id = (stat.st_dev, stat.st_ino);
         if let Some(known) = self.file {
-            return Ok(known == this);
+            return Ok(known == id);
         }
-        let bytes = u64::try_from(about.st_size).unwrap_or(0);
+        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
         let range = IovaRange::new(Iova::ZERO, bytes).ok_or(errno::EINVAL)?;
         let mut ram = GuestRam::default();
         let source = RangeSource {
@@ -133,7 +138,13 @@ impl ShadowIommu {
         ram.map(range, source).map_err(|error| error.errno())?;
         let set = self.iommu.memory().set_memory(ram.memory());
         set.map_err(|MemoryInUse| errno::EBUSY)?;
-        self.file = Some(this);
+        self.file = Some(id);
         Ok(true)
     }
+}
+
+/// Prints why the software IOMMU refused what QEMU reported, because QEMU shows the number alone.
+fn refused(error: io::Error) -> u32 {
+    eprintln!("the software IOMMU refused a change that QEMU reported: {error}");
+    errno::EINVAL
 }

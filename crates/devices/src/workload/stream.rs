@@ -1,5 +1,7 @@
 //! Stream: the server receives messages back to back, on one or several connections.
 
+use std::collections::VecDeque;
+
 use super::control::Control;
 use super::{ClientAction, Packet, SEGMENT, Workload};
 
@@ -11,7 +13,7 @@ pub struct NetperfStream {
     /// Connection that sends next: the connections alternate packet by packet.
     turn: usize,
     /// Connections with a pending acknowledgement.
-    pending_clients: std::collections::VecDeque<u32>,
+    pending_acknowledgements: VecDeque<u32>,
     control: Control,
 }
 
@@ -25,7 +27,7 @@ impl NetperfStream {
     /// Message size of the rIOMMU and EIOVAR papers.
     pub const MESSAGE: u32 = 16_384;
 
-    /// Creates messages of `message` bytes on each of `connections` connections.
+    /// Creates messages of `message` bytes, at least 1, on each of `connections` connections.
     ///
     /// A connection is a stream of bytes, so data fill packets across messages. Only a message
     /// smaller than one packet's data takes a separate packet. An endless sender therefore sends
@@ -35,7 +37,7 @@ impl NetperfStream {
             message,
             connections: vec![Connection::default(); connections as usize],
             turn: 0,
-            pending_clients: std::collections::VecDeque::new(),
+            pending_acknowledgements: VecDeque::new(),
             control: Control::new(connections),
         }
     }
@@ -64,7 +66,7 @@ impl Workload for NetperfStream {
         self.turn = self.turn.wrapping_add(1);
         ClientAction::Packet(Packet {
             client,
-            bytes: self.message.min(SEGMENT),
+            bytes: self.message.clamp(1, SEGMENT),
         })
     }
 
@@ -76,7 +78,7 @@ impl Workload for NetperfStream {
             connection.unacknowledged += 1;
             if connection.unacknowledged == 2 {
                 connection.unacknowledged = 0;
-                self.pending_clients.push_back(packet.client);
+                self.pending_acknowledgements.push_back(packet.client);
             }
         }
     }
@@ -85,7 +87,7 @@ impl Workload for NetperfStream {
         if let Some(packet) = self.control.send() {
             return Some(packet);
         }
-        let client = self.pending_clients.pop_front()?;
+        let client = self.pending_acknowledgements.pop_front()?;
         Some(Packet { client, bytes: 0 })
     }
 

@@ -72,8 +72,8 @@ impl Input {
         }
     }
 
-    /// Returns distinct names for the rows of `inputs`: short names where they are unique, otherwise
-    /// the paths as given. A name that an earlier row has gets a number.
+    /// Returns distinct names for the rows of `inputs`: short names where they are unique,
+    /// otherwise the paths as given. A name that an earlier row has gets a number.
     pub(crate) fn names(inputs: &[Self]) -> Vec<String> {
         let short: Vec<String> = inputs.iter().map(Self::short_name).collect();
         let is_unique = |name: &String| short.iter().filter(|other| *other == name).count() == 1;

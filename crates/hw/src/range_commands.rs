@@ -1,5 +1,5 @@
-//! The commands by which this project's drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a range
-//! of pages. They decide which other translations an invalidation removes.
+//! The commands by which this project's drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a
+//! range of pages. They decide which other translations an invalidation removes.
 //!
 //! Linux differs. For AMD-Vi it sends one command for the enclosing aligned block
 //! (`build_inv_address`). For RISC-V it sends one command for each page of a range below 2 MiB.

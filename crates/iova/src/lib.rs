@@ -1,5 +1,5 @@
-//! IOVA allocators, one per file. An allocator implements [`IovaAllocator`]. A [`RangeStore`] becomes
-//! one behind [`Locked`], [`LockedEiovar`] or [`LinuxRcache`].
+//! IOVA allocators, one per file. An allocator implements [`IovaAllocator`]. A [`RangeStore`]
+//! becomes one behind [`Locked`], [`LockedEiovar`] or [`LinuxRcache`].
 //!
 //! The allocators, the first axis of a mode, and their constructors (`docs/IDS.md` has their ids):
 //!

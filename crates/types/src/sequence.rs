@@ -32,7 +32,8 @@ impl Sequence {
         Ticket::new(self.submitted)
     }
 
-    /// Returns true if the ticket was given to a burst. Ticket 0 stands for no burst and is complete.
+    /// Returns true if the ticket was given to a burst. Ticket 0 stands for no burst, and is
+    /// complete.
     #[inline]
     pub const fn is_submitted(&self, ticket: Ticket) -> bool {
         ticket.get() <= self.submitted

@@ -1,4 +1,4 @@
-//! What decides a mutation's result: its patch, and the files that its tests are built from or read.
+//! Inputs of a mutation's result: its patch, and the files that its tests are built from or read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -159,8 +159,8 @@ mod tests {
         Mutation::parse(Path::new("tests/mutations/a.patch"), &text).unwrap()
     }
 
-    /// `upper` depends on `middle`, which depends on `lower`. The tests of `lower` depend on `upper`
-    /// and include a file of `side`.
+    /// `upper` depends on `middle`, which depends on `lower`. The tests of `lower` depend on
+    /// `upper` and include a file of `side`.
     fn inputs() -> Inputs {
         let package =
             |name: &str, dependencies: &[&str], test_dependencies: &[&str], text: &str| {

@@ -425,8 +425,8 @@ fn subtract(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
 /// | `MAPPED` | [`MapError::AlreadyMapped`] |
 /// | others, and a [broken channel](Channel::failure) | [`MapError::Refused`] |
 ///
-/// The host does not say which page is mapped, so [`MapError::AlreadyMapped`] names the first one of
-/// the request.
+/// The host does not say which page is mapped, so [`MapError::AlreadyMapped`] names the first one
+/// of the request.
 fn error_of(refused: RemoteMapError, request: &MapRequest) -> MapError {
     let iova = request.iova;
     match refused {

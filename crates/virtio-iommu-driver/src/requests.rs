@@ -27,6 +27,17 @@ const LOOKS: u32 = 256;
 /// Status of a working device.
 const WORKING: u8 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
 
+/// Checks the status of a device that was started.
+pub(crate) fn check_status(status: u8) -> Result<(), Failure> {
+    match status {
+        // It has all bits.
+        ABSENT => Err(Failure::Status(status)),
+        _ if status & DEVICE_NEEDS_RESET != 0 => Err(Failure::NeedsReset),
+        _ if status & FAILED != 0 || status & WORKING != WORKING => Err(Failure::Status(status)),
+        _ => Ok(()),
+    }
+}
+
 /// The receiver of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Receiver {
@@ -358,16 +369,9 @@ impl RequestQueue {
         self.polls = self.polls.saturating_add(1);
         let is_beyond = self.polls > self.poll_limit;
         if is_beyond || self.polls.is_multiple_of(LOOKS) {
-            let status = transport.status();
-            let broken = match status {
-                ABSENT => Failure::Status(status),
-                _ if status & DEVICE_NEEDS_RESET != 0 => Failure::NeedsReset,
-                _ if status & FAILED != 0 || status & WORKING != WORKING => Failure::Status(status),
-                _ => return Ok(is_beyond),
-            };
-            return Err(self.fail(broken));
+            check_status(transport.status()).map_err(|broken| self.fail(broken))?;
         }
-        Ok(false)
+        Ok(is_beyond)
     }
 
     /// Returns true if all requests up to `ticket` are answered.

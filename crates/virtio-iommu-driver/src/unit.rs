@@ -13,10 +13,8 @@ use crate::events::EventQueue;
 use crate::fault::FaultRecord;
 use crate::frames::QueueFrames;
 use crate::request::Request;
-use crate::requests::RequestQueue;
-use crate::transport::{
-    ABSENT, ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, Transport,
-};
+use crate::requests::{RequestQueue, check_status};
+use crate::transport::{ABSENT, ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, Transport};
 
 /// Options of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,15 +106,7 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         }
         let transport = &mut self.transport;
         transport.write_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
-        match transport.status() {
-            // It has all bits.
-            ABSENT => return Err(Failure::Status(ABSENT).into()),
-            status if status & DEVICE_NEEDS_RESET != 0 => return Err(Failure::NeedsReset.into()),
-            status if status & FAILED != 0 || status & DRIVER_OK == 0 => {
-                return Err(Failure::Status(status).into());
-            }
-            _ => {}
-        }
+        check_status(transport.status())?;
         transport.notify(EVENTQ);
         Ok(())
     }

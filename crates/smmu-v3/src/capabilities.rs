@@ -6,6 +6,17 @@ use ringfence_types::{PageSize, Registers};
 use crate::registers::{ABSENT, IDR0, IDR1, IDR3, IDR5};
 use crate::stream_table::Shape;
 
+/// Treatment of faulting transactions: a stalled one waits until software resumes or terminates it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StallModel {
+    /// The context descriptor of stage 1 and the stream table entry select it.
+    Selectable,
+    /// Faulting transactions are terminated.
+    Never,
+    /// Faulting transactions stall. The reserved value is decoded as this one.
+    Forced,
+}
+
 /// Decoded fields of the identification registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Capabilities {
@@ -31,8 +42,8 @@ pub struct Capabilities {
     pub msi: bool,
     /// Little-endian tables are supported (TTENDIAN).
     pub little_endian: bool,
-    /// Faulting transactions always stall (STALL_MODEL).
-    pub stall_forced: bool,
+    /// Treatment of faulting transactions (STALL_MODEL).
+    pub stall_model: StallModel,
     /// Stream tables of two levels (ST_LEVEL).
     pub two_levels: bool,
     /// Bits of a stream id (SIDSIZE).
@@ -79,7 +90,11 @@ impl Capabilities {
             vmid_bits: if bit(idr0, 18) { 16 } else { 8 },
             msi: bit(idr0, 13),
             little_endian: matches!(field(idr0, 21, 2), 0 | 2),
-            stall_forced: field(idr0, 24, 2) == 2,
+            stall_model: match field(idr0, 24, 2) {
+                0 => StallModel::Selectable,
+                1 => StallModel::Never,
+                _ => StallModel::Forced,
+            },
             two_levels: field(idr0, 27, 2) == 1,
             stream_id_bits: field(idr1, 0, 6),
             command_queue: field(idr1, 21, 5),

@@ -1,6 +1,6 @@
 //! Records of the event queue (IHI 0070, section 7.3).
 
-use ringfence_types::{Access, Iova, PhysAddr};
+use ringfence_types::{Access, GuestPhysAddr, Iova, PhysAddr};
 
 const SSV: u64 = 1 << 11;
 const STALL: u64 = 1 << 31;
@@ -10,13 +10,13 @@ const RNW: u64 = 1 << 35;
 const S2: u64 = 1 << 39;
 /// Field FetchAddr: address of a failed fetch.
 const FETCH: u64 = 0x00ff_ffff_ffff_fff8;
-/// Field IPA: intermediate address of a fault of stage 2.
-const INTERMEDIATE: u64 = 0x00ff_ffff_ffff_f000;
+/// Field IPA: intermediate physical address of a fault of stage 2.
+const IPA: u64 = 0x00ff_ffff_ffff_f000;
 
-/// Number of an event, under its name in the specification.
+/// Type of an event. Each variant cites its name in IHI 0070, section 7.3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Cause {
+pub enum EventType {
     /// `F_UUT`: unsupported transaction.
     UnsupportedTransaction = 0x01,
     /// `C_BAD_STREAMID`: the stream table does not reach the stream.
@@ -57,31 +57,34 @@ pub enum Cause {
     VirtualMachineFetch = 0x25,
 }
 
-const CAUSES: [Cause; 19] = [
-    Cause::UnsupportedTransaction,
-    Cause::BadStreamId,
-    Cause::StreamEntryFetch,
-    Cause::BadStreamEntry,
-    Cause::BadTranslationRequest,
-    Cause::StreamDisabled,
-    Cause::TranslatedForbidden,
-    Cause::BadSubstreamId,
-    Cause::ContextFetch,
-    Cause::BadContext,
-    Cause::WalkAbort,
-    Cause::Translation,
-    Cause::AddressSize,
-    Cause::AccessFlag,
-    Cause::Permission,
-    Cause::TlbConflict,
-    Cause::ConfigurationConflict,
-    Cause::PageRequest,
-    Cause::VirtualMachineFetch,
+const EVENT_TYPES: [EventType; 19] = [
+    EventType::UnsupportedTransaction,
+    EventType::BadStreamId,
+    EventType::StreamEntryFetch,
+    EventType::BadStreamEntry,
+    EventType::BadTranslationRequest,
+    EventType::StreamDisabled,
+    EventType::TranslatedForbidden,
+    EventType::BadSubstreamId,
+    EventType::ContextFetch,
+    EventType::BadContext,
+    EventType::WalkAbort,
+    EventType::Translation,
+    EventType::AddressSize,
+    EventType::AccessFlag,
+    EventType::Permission,
+    EventType::TlbConflict,
+    EventType::ConfigurationConflict,
+    EventType::PageRequest,
+    EventType::VirtualMachineFetch,
 ];
 
-impl Cause {
+impl EventType {
     fn decode(number: u8) -> Option<Self> {
-        CAUSES.iter().find(|cause| **cause as u8 == number).copied()
+        EVENT_TYPES
+            .iter()
+            .find(|kind| **kind as u8 == number)
+            .copied()
     }
 
     /// Returns true if the record describes a transaction: its address and kind.
@@ -156,17 +159,18 @@ pub struct StageFault {
     pub is_stage2: bool,
     /// The operation that faulted.
     pub class: Class,
-    /// The transaction waits for an answer (Stall).
+    /// The transaction waits for `CMD_RESUME` (Stall). The driver disables stalls, so only a faulty
+    /// unit sets it; [`EventRecord::raw`] has the tag (STAG).
     pub is_stalled: bool,
-    /// The page of the intermediate physical address, for faults of stage 2.
-    pub intermediate: Option<u64>,
+    /// Page of the intermediate physical address, for faults of stage 2 (IPA).
+    pub ipa: Option<GuestPhysAddr>,
 }
 
 /// A decoded record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FaultRecord {
-    /// Type of the event, and what it says.
-    pub cause: Cause,
+pub struct EventRecord {
+    /// Type of the event.
+    pub event_type: EventType,
     /// Stream id of the device.
     pub stream_id: u32,
     /// Substream id of the transaction, if it had one.
@@ -175,17 +179,17 @@ pub struct FaultRecord {
     pub transaction: Option<Transaction>,
     /// The stage, if the record names one.
     pub stage: Option<StageFault>,
-    /// Address of the structure that the unit could not read.
-    pub fetched: Option<PhysAddr>,
+    /// Address of the structure that the unit could not read (FetchAddr).
+    pub fetch_address: Option<PhysAddr>,
     /// The four doublewords.
     pub raw: [u64; 4],
 }
 
-impl FaultRecord {
+impl EventRecord {
     /// Decodes a record. `None` if the specification does not define its number.
     pub fn decode(raw: [u64; 4]) -> Option<Self> {
         let [head, flags, address, last] = raw;
-        let cause = Cause::decode((head & 0xff) as u8)?;
+        let event_type = EventType::decode((head & 0xff) as u8)?;
         let transaction = Transaction {
             address: Iova::new(address),
             access: match flags & RNW {
@@ -196,7 +200,7 @@ impl FaultRecord {
             is_privileged: flags & PNU != 0,
         };
         let is_stage2 = flags & S2 != 0;
-        let has_intermediate = is_stage2 && !cause.has_fetch_address();
+        let has_ipa = is_stage2 && !event_type.has_fetch_address();
         let stage = StageFault {
             is_stage2,
             class: match flags >> 40 & 0b11 {
@@ -206,16 +210,16 @@ impl FaultRecord {
                 _ => Class::Reserved,
             },
             is_stalled: flags & STALL != 0,
-            intermediate: has_intermediate.then_some(last & INTERMEDIATE),
+            ipa: has_ipa.then_some(GuestPhysAddr::new(last & IPA)),
         };
-        let fetched = PhysAddr::new(last & FETCH);
+        let fetch_address = PhysAddr::new(last & FETCH);
         Some(Self {
-            cause,
+            event_type,
             stream_id: (head >> 32) as u32,
             substream: (head & SSV != 0).then_some((head >> 12 & 0xf_ffff) as u32),
-            transaction: cause.has_transaction().then_some(transaction),
-            stage: cause.has_stage().then_some(stage),
-            fetched: cause.has_fetch_address().then_some(fetched),
+            transaction: event_type.has_transaction().then_some(transaction),
+            stage: event_type.has_stage().then_some(stage),
+            fetch_address: event_type.has_fetch_address().then_some(fetch_address),
             raw,
         })
     }
@@ -237,7 +241,7 @@ pub enum Loss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultEvent {
     /// A decoded record.
-    Record(FaultRecord),
+    Record(EventRecord),
     /// A record with a number that the specification does not define.
     Malformed([u64; 4]),
     /// The unit lost records.

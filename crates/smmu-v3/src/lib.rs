@@ -95,10 +95,10 @@ mod submit;
 mod translation;
 mod unit;
 
-pub use capabilities::Capabilities;
+pub use capabilities::{Capabilities, StallModel};
 pub use command_queue::CommandError;
 pub use error::{Feature, UnitError};
-pub use event::{Cause, Class, FaultEvent, FaultRecord, Loss, StageFault, Transaction};
+pub use event::{Class, EventRecord, EventType, FaultEvent, Loss, StageFault, Transaction};
 pub use options::{Interrupts, Options};
 pub use registers::Register;
 pub use translation::{PageTable, Translation};

@@ -3,7 +3,7 @@
 use ringfence_types::{FrameSource, Invalidator, PhysMemory, Registers};
 
 use crate::attachments::Attachments;
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, StallModel};
 use crate::command_queue::{COMMAND_BYTES, CommandQueue};
 use crate::context::Contexts;
 use crate::error::{Feature, UnitError};
@@ -150,7 +150,7 @@ fn check<S: FrameSource>(
     for (supported, feature) in [
         (unit.aarch64, Feature::Aarch64),
         (unit.little_endian, Feature::LittleEndian),
-        (!unit.stall_forced, Feature::Termination),
+        (unit.stall_model != StallModel::Forced, Feature::Termination),
         (
             !unit.queues_preset && !unit.tables_preset,
             Feature::FreePlacement,

@@ -3,7 +3,7 @@
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, PhysAddr};
 
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, StallModel};
 use crate::translation::{PageTable, Translation};
 
 /// V, in the first word.
@@ -20,6 +20,8 @@ const CONTEXT: u64 = 0x00ff_ffff_ffff_ffc0;
 
 /// S1CIR and S1COR write-back, S1CSH inner shareable. Zero is not cacheable.
 const CONTEXT_CACHED: u64 = 0b01 << 2 | 0b01 << 4 | 0b11 << 6;
+/// S1STALLD: a context descriptor that lets faulting transactions stall is not valid.
+const STALLS_DISABLED: u64 = 1 << 27;
 /// SHCFG: the shareability of the access.
 const SHARE_AS_INCOMING: u64 = 0b01 << 44;
 
@@ -57,7 +59,8 @@ pub(crate) fn words(
             first(CONFIG_STAGE2, 0, [SHARE_AS_INCOMING, control, root])
         }
         Translation::Nested { table, context } => {
-            let attributes = cached(unit, CONTEXT_CACHED) | SHARE_AS_INCOMING;
+            let attributes =
+                cached(unit, CONTEXT_CACHED) | SHARE_AS_INCOMING | stalls_disabled(unit);
             let [control, root] = stage2(unit, domain, table);
             first(CONFIG_NESTED, context.get(), [attributes, control, root])
         }
@@ -85,6 +88,15 @@ fn stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> [u64; 2] 
         | S2PTW
         | S2R;
     [control, table.root.get() & TABLE]
+}
+
+/// Returns S1STALLD where it is defined. A guest could otherwise let its transactions stall, and
+/// the driver resumes none: they would occupy the unit's resources for ever (section 3.12.2).
+const fn stalls_disabled(unit: &Capabilities) -> u64 {
+    match unit.stall_model {
+        StallModel::Selectable => STALLS_DISABLED,
+        StallModel::Never | StallModel::Forced => 0,
+    }
 }
 
 /// Returns the attributes of cached accesses if the unit snoops.

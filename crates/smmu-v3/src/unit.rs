@@ -8,7 +8,7 @@ use crate::capabilities::Capabilities;
 use crate::command_queue::CommandQueue;
 use crate::context::Contexts;
 use crate::error::UnitError;
-use crate::event::{FaultEvent, FaultRecord};
+use crate::event::{EventRecord, FaultEvent};
 use crate::event_queue::EventQueue;
 use crate::global_errors::GlobalErrors;
 use crate::options::Options;
@@ -60,7 +60,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         reached.ok_or(UnitError::DeviceBeyondTable { device })
     }
 
-    /// Returns the requester of a stream id, such as that of a [`FaultRecord`]; `None` if it
+    /// Returns the requester of a stream id, such as that of a [`EventRecord`]; `None` if it
     /// belongs to no requester id.
     pub fn requester(&self, stream_id: u32) -> Option<RequesterId> {
         let id = stream_id.checked_sub(self.options.first_stream_id)?;
@@ -71,7 +71,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     pub fn next_fault(&mut self) -> Option<FaultEvent> {
         let memory = tables(&self.memory, &self.capabilities);
         if let Some(raw) = self.events.pop(&self.registers, &memory) {
-            let record = FaultRecord::decode(raw);
+            let record = EventRecord::decode(raw);
             return Some(record.map_or(FaultEvent::Malformed(raw), FaultEvent::Record));
         }
         let loss = self.events.take_loss(&self.registers, &mut self.errors);

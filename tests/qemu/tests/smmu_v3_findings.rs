@@ -8,7 +8,7 @@ use ringfence_pgtable::{Arm, Coherency, Granule4K, MapRequest, Table};
 use ringfence_qemu_judge::family::smmu_v3::{JudgedUnit, SmmuRegisters, stream_table};
 use ringfence_qemu_judge::{Board, GuestRam, Machine, Setup, Verdict};
 use ringfence_smmu_v3::{
-    Cause, FaultEvent, FaultRecord, Loss, Options, PageTable, Translation, Unit,
+    EventRecord, EventType, FaultEvent, Loss, Options, PageTable, Translation, Unit,
 };
 use ringfence_types::{
     DomainId, Iova, PageSize, Permissions, PhysAddr, PhysMemory, Registers, RequesterId,
@@ -70,7 +70,7 @@ fn translation(table: &Table<Arm<Granule4K>>) -> Translation {
 }
 
 /// Returns the first record, and removes all.
-fn fault(unit: &mut JudgedUnit<'_>) -> Option<FaultRecord> {
+fn fault(unit: &mut JudgedUnit<'_>) -> Option<EventRecord> {
     let mut found = None;
     while let Some(event) = unit.next_fault() {
         let FaultEvent::Record(record) = event else {
@@ -108,7 +108,7 @@ fn the_first_of_the_concatenated_tables_translates_all_addresses() {
     let device = &machine.devices()[0];
     // The specification: lands, in the page of `high`.
     assert_eq!(device.write(high, 4).unwrap(), Verdict::Stopped);
-    assert_eq!(fault(&mut unit).unwrap().cause, Cause::Translation);
+    assert_eq!(fault(&mut unit).unwrap().event_type, EventType::Translation);
     // The specification: lands in the page of `high`, not of `low`.
     map(
         &machine,
@@ -139,7 +139,7 @@ fn reads_of_cached_write_only_pages_are_silent() {
         Permissions::WRITE,
     );
     machine.readers()[0].read(IOVA, 8).unwrap();
-    assert_eq!(fault(&mut unit).unwrap().cause, Cause::Permission);
+    assert_eq!(fault(&mut unit).unwrap().event_type, EventType::Permission);
     assert_eq!(
         machine.devices()[0].write(IOVA, 4).unwrap(),
         Verdict::Landed
@@ -161,7 +161,7 @@ fn addresses_beyond_stage_2_are_silent() {
         Verdict::Stopped
     );
     let found = fault(&mut unit).unwrap();
-    assert_eq!(found.cause, Cause::Translation);
+    assert_eq!(found.event_type, EventType::Translation);
     assert!(found.stage.unwrap().is_stage2);
     // The specification: F_ADDR_SIZE of stage 1.
     assert_eq!(
@@ -201,5 +201,8 @@ fn a_stream_table_of_two_levels_stays_one() {
     // The specification: lands.
     let verdict = machine.devices()[0].write(Iova::new(pa.get()), 4).unwrap();
     assert_eq!(verdict, Verdict::Stopped);
-    assert_eq!(fault(&mut second).unwrap().cause, Cause::BadStreamId);
+    assert_eq!(
+        fault(&mut second).unwrap().event_type,
+        EventType::BadStreamId
+    );
 }

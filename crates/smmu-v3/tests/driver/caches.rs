@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{ABORT, CR0ACK, GBPA, Model, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG};
+use crate::model::{ABORT, CR0ACK, GBPA, IDR0, Model, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG};
 
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
@@ -36,6 +36,8 @@ struct Regime {
     levels: u64,
     /// Stage 2 translates the addresses of this stage's tables.
     under: Option<(u64, u64)>,
+    /// Faulting transactions stall.
+    stalls: bool,
 }
 
 impl Caches {
@@ -189,6 +191,7 @@ impl Model {
             size: entry[2] >> 32 & 0x3f,
             levels: (entry[2] >> 38 & 3) + 2,
             under: None,
+            stalls: false,
         };
         match entry[0] >> 1 & 7 {
             0 => Ok(None),
@@ -225,6 +228,12 @@ impl Model {
         if context[0] >> 31 & 1 == 0 {
             return Err((0xa, 0, 0));
         }
+        let stalls = context[0] >> 44 & 1 == 1;
+        // STALL_MODEL and S1STALLD (sections 5.2 and 5.4).
+        let may_stall = self.register(IDR0) >> 24 & 3 == 0 && entry[1] >> 27 & 1 == 0;
+        if stalls && !may_stall {
+            return Err((0xa, 0, 0));
+        }
         let size = context[0] & 0x3f;
         let width = 64 - size;
         Ok(Regime {
@@ -234,6 +243,7 @@ impl Model {
             size,
             levels: (width - 12).div_ceil(9),
             under: host.map(|host| (host.root, host.size | host.levels << 8)),
+            stalls,
         })
     }
 
@@ -245,6 +255,7 @@ impl Model {
             size: shape & 0xff,
             levels: shape >> 8,
             under: None,
+            stalls: false,
         });
         let under = |at: u64| {
             host.as_ref()
@@ -252,7 +263,7 @@ impl Model {
         };
         // CLASS is the input address; bit 39 names stage 2.
         let (flags, last) = match regime.asid {
-            Some(_) => (2 << 40, 0),
+            Some(_) => (2 << 40 | u64::from(regime.stalls) << 31, 0),
             None => (2 << 40 | 1 << 39, iova & ADDRESS),
         };
         if iova >> (64 - regime.size) != 0 {

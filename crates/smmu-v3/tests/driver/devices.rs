@@ -1,7 +1,7 @@
 //! Attach and detach of devices.
 
 use ringfence_pgtable::TableError;
-use ringfence_smmu_v3::{Cause, FaultEvent, Translation, UnitError};
+use ringfence_smmu_v3::{EventType, FaultEvent, Translation, UnitError};
 use ringfence_types::{DomainId, InvalidationError, Invalidator, RequesterId};
 
 use crate::model::Processor;
@@ -12,9 +12,9 @@ use crate::rig::{
 const SECOND: DomainId = DomainId::new(6);
 const V: u64 = 1;
 
-fn next_cause(unit: &mut TestUnit<'_>) -> Option<(Cause, u32)> {
+fn next_cause(unit: &mut TestUnit<'_>) -> Option<(EventType, u32)> {
     match unit.next_fault()? {
-        FaultEvent::Record(record) => Some((record.cause, record.stream_id)),
+        FaultEvent::Record(record) => Some((record.event_type, record.stream_id)),
         other => panic!("{other:x?}"),
     }
 }
@@ -58,7 +58,10 @@ fn devices_without_tables() {
     assert_eq!(unit.next_fault(), None);
     unit.detach(DEVICE).unwrap();
     assert_eq!(rig.access(DEVICE, IOVA), None);
-    assert_eq!(next_cause(&mut unit), Some((Cause::BadStreamEntry, 0x20)));
+    assert_eq!(
+        next_cause(&mut unit),
+        Some((EventType::BadStreamEntry, 0x20))
+    );
     assert_eq!(
         unit.detach(DEVICE),
         Err(UnitError::NotAttached { device: DEVICE })
@@ -271,7 +274,7 @@ fn stream_ids_begin_at_an_offset() {
     assert_eq!(rig.model.access(0x8020, IOVA, true), Some(IOVA));
     assert_eq!(rig.model.access(0x20, IOVA, true), None);
     let cause = next_cause(&mut unit).unwrap();
-    assert_eq!(cause, (Cause::BadStreamId, 0x20));
+    assert_eq!(cause, (EventType::BadStreamId, 0x20));
     assert_eq!(unit.requester(0x8020), Some(DEVICE));
     assert_eq!(unit.requester(0x20), None);
     assert_eq!(unit.requester(0x1_8000), None);

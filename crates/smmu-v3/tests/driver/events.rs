@@ -1,12 +1,12 @@
 //! The event queue.
 
-use ringfence_smmu_v3::{Cause, Class, FaultEvent, FaultRecord, Loss};
-use ringfence_types::{Access, DomainId, Iova, PhysAddr};
+use ringfence_smmu_v3::{Class, EventRecord, EventType, FaultEvent, Loss};
+use ringfence_types::{Access, DomainId, GuestPhysAddr, Iova, PhysAddr};
 
 use crate::model::{EVENTQ_CONS, EVENTQ_PROD, GERROR, GERRORN};
 use crate::rig::{COHERENT, DEVICE, DOMAIN, IOVA, OTHER, PA, Rig, TestUnit, one, two};
 
-fn record(unit: &mut TestUnit<'_>) -> FaultRecord {
+fn record(unit: &mut TestUnit<'_>) -> EventRecord {
     match unit.next_fault() {
         Some(FaultEvent::Record(record)) => record,
         other => panic!("{other:x?}"),
@@ -26,7 +26,10 @@ fn stopped_accesses_are_reported_in_order() {
         rig.model.access(0x28, IOVA, false);
         rig.model.access(0x99, IOVA, false);
         let fault = record(&mut unit);
-        assert_eq!((fault.cause, fault.stream_id), (Cause::Translation, 0x20));
+        assert_eq!(
+            (fault.event_type, fault.stream_id),
+            (EventType::Translation, 0x20)
+        );
         let transaction = fault.transaction.unwrap();
         assert_eq!(transaction.address, Iova::new(IOVA + 0x1234));
         assert_eq!(transaction.access, Access::Write);
@@ -36,11 +39,14 @@ fn stopped_accesses_are_reported_in_order() {
         assert_eq!(fault.transaction.unwrap().access, Access::Read);
         assert!(stage.is_stage2);
         assert_eq!(
-            (stage.class, stage.intermediate),
-            (Class::Input, Some(IOVA))
+            (stage.class, stage.ipa),
+            (Class::Input, Some(GuestPhysAddr::new(IOVA)))
         );
         let fault = record(&mut unit);
-        assert_eq!((fault.cause, fault.stream_id), (Cause::BadStreamId, 0x99));
+        assert_eq!(
+            (fault.event_type, fault.stream_id),
+            (EventType::BadStreamId, 0x99)
+        );
         assert_eq!((fault.transaction, fault.stage), (None, None));
         assert_eq!(unit.next_fault(), None);
         assert_eq!(
@@ -61,8 +67,8 @@ fn records_are_decoded() {
         0xfedc_ba98_7654_3210,
         0x00ab_cdef_0123_4000,
     ];
-    let fault = FaultRecord::decode(raw).unwrap();
-    assert_eq!(fault.cause, Cause::Permission);
+    let fault = EventRecord::decode(raw).unwrap();
+    assert_eq!(fault.event_type, EventType::Permission);
     assert_eq!(fault.stream_id, 0xabcd_0000);
     assert_eq!(fault.substream, Some(0x1_2345));
     let transaction = fault.transaction.unwrap();
@@ -72,38 +78,38 @@ fn records_are_decoded() {
     let stage = fault.stage.unwrap();
     assert!(stage.is_stage2 && stage.is_stalled);
     assert_eq!(stage.class, Class::Table);
-    assert_eq!(stage.intermediate, Some(0x00ab_cdef_0123_4000));
-    assert_eq!((fault.fetched, fault.raw), (None, raw));
+    assert_eq!(stage.ipa, Some(GuestPhysAddr::new(0x00ab_cdef_0123_4000)));
+    assert_eq!((fault.fetch_address, fault.raw), (None, raw));
     // F_WALK_EABT: the address of the entry instead of that of stage 2.
-    let walk = FaultRecord::decode([0x7_0000_000b, 1 << 39, 0x1000, 0x8765_4320]).unwrap();
-    assert_eq!(walk.fetched, Some(PhysAddr::new(0x8765_4320)));
-    assert_eq!(walk.stage.unwrap().intermediate, None);
+    let walk = EventRecord::decode([0x7_0000_000b, 1 << 39, 0x1000, 0x8765_4320]).unwrap();
+    assert_eq!(walk.fetch_address, Some(PhysAddr::new(0x8765_4320)));
+    assert_eq!(walk.stage.unwrap().ipa, None);
     assert_eq!(walk.substream, None);
     let numbers = [
-        (0x01, Cause::UnsupportedTransaction),
-        (0x02, Cause::BadStreamId),
-        (0x03, Cause::StreamEntryFetch),
-        (0x04, Cause::BadStreamEntry),
-        (0x05, Cause::BadTranslationRequest),
-        (0x06, Cause::StreamDisabled),
-        (0x07, Cause::TranslatedForbidden),
-        (0x08, Cause::BadSubstreamId),
-        (0x09, Cause::ContextFetch),
-        (0x0a, Cause::BadContext),
-        (0x0b, Cause::WalkAbort),
-        (0x10, Cause::Translation),
-        (0x11, Cause::AddressSize),
-        (0x12, Cause::AccessFlag),
-        (0x13, Cause::Permission),
-        (0x20, Cause::TlbConflict),
-        (0x21, Cause::ConfigurationConflict),
-        (0x24, Cause::PageRequest),
-        (0x25, Cause::VirtualMachineFetch),
+        (0x01, EventType::UnsupportedTransaction),
+        (0x02, EventType::BadStreamId),
+        (0x03, EventType::StreamEntryFetch),
+        (0x04, EventType::BadStreamEntry),
+        (0x05, EventType::BadTranslationRequest),
+        (0x06, EventType::StreamDisabled),
+        (0x07, EventType::TranslatedForbidden),
+        (0x08, EventType::BadSubstreamId),
+        (0x09, EventType::ContextFetch),
+        (0x0a, EventType::BadContext),
+        (0x0b, EventType::WalkAbort),
+        (0x10, EventType::Translation),
+        (0x11, EventType::AddressSize),
+        (0x12, EventType::AccessFlag),
+        (0x13, EventType::Permission),
+        (0x20, EventType::TlbConflict),
+        (0x21, EventType::ConfigurationConflict),
+        (0x24, EventType::PageRequest),
+        (0x25, EventType::VirtualMachineFetch),
     ];
     for number in 0..=0xff {
-        let cause = FaultRecord::decode([number, 0, 0, 0]).map(|record| record.cause);
+        let event_type = EventRecord::decode([number, 0, 0, 0]).map(|record| record.event_type);
         let expected = numbers.iter().find(|one| one.0 == number).map(|one| one.1);
-        assert_eq!(cause, expected, "{number:#x}");
+        assert_eq!(event_type, expected, "{number:#x}");
     }
 }
 
@@ -138,7 +144,7 @@ fn an_overflow_is_reported_once() {
             rig.access(DEVICE, IOVA);
         }
         for _ in 0..4 {
-            assert_eq!(record(&mut unit).cause, Cause::BadStreamId);
+            assert_eq!(record(&mut unit).event_type, EventType::BadStreamId);
         }
         assert_eq!(unit.next_fault(), Some(FaultEvent::Lost(Loss::Overflow)));
         assert_eq!(unit.next_fault(), None);
@@ -153,7 +159,7 @@ fn an_aborted_write_is_reported_once() {
     let mut unit = rig.unit();
     rig.access(DEVICE, IOVA);
     rig.model.raise(1 << 2);
-    assert_eq!(record(&mut unit).cause, Cause::BadStreamId);
+    assert_eq!(record(&mut unit).event_type, EventType::BadStreamId);
     assert_eq!(unit.next_fault(), Some(FaultEvent::Lost(Loss::Abort)));
     assert_eq!(unit.next_fault(), None);
     assert_eq!(rig.model.register(GERROR), rig.model.register(GERRORN));
@@ -183,6 +189,6 @@ fn an_index_outside_the_queue_is_a_loss() {
     assert_eq!(unit.next_fault(), None);
     assert_eq!(rig.model.register(EVENTQ_CONS), 0x81);
     rig.access(DEVICE, IOVA);
-    assert_eq!(record(&mut unit).cause, Cause::BadStreamId);
+    assert_eq!(record(&mut unit).event_type, EventType::BadStreamId);
     assert_eq!(unit.next_fault(), None);
 }

@@ -1,7 +1,7 @@
 //! Words of entries, commands and registers, computed by hand from IHI 0070.
 
 use ringfence_pgtable::Level;
-use ringfence_smmu_v3::{Capabilities, PageTable, Translation};
+use ringfence_smmu_v3::{Capabilities, PageTable, StallModel, Translation};
 use ringfence_types::{
     CachedLevels, DomainId, GuestPhysAddr, Invalidation, PageSize, PhysAddr, RequesterId,
 };
@@ -24,7 +24,8 @@ fn capabilities_are_decoded() {
     let ours = Capabilities::decode(IDENTIFICATION.map(|raw| raw as u32));
     assert!(ours.stage1 && ours.stage2 && ours.aarch64 && ours.coherent && ours.two_levels);
     assert!(ours.range_invalidation && ours.little_endian);
-    assert!(!ours.aarch32 && !ours.ats && !ours.msi && !ours.broadcast && !ours.stall_forced);
+    assert!(!ours.aarch32 && !ours.ats && !ours.msi && !ours.broadcast);
+    assert_eq!(ours.stall_model, StallModel::Selectable);
     assert!(!ours.queues_preset && !ours.tables_preset);
     assert_eq!((ours.asid_bits, ours.vmid_bits), (16, 16));
     assert_eq!((ours.stream_id_bits, ours.address_bits), (16, 44));
@@ -39,7 +40,17 @@ fn capabilities_are_decoded() {
     let idr0 = 1 << 1 | 0b11 << 2 | 1 << 5 | 1 << 10 | 1 << 13 | 3 << 21 | 2 << 24;
     let other = Capabilities::decode([idr0, 0x6000_0000 | 0x25, 0, 0x21]);
     assert!(other.stage1 && other.aarch32 && other.broadcast && other.ats && other.msi);
-    assert!(other.stall_forced && other.queues_preset && other.tables_preset);
+    assert!(other.queues_preset && other.tables_preset);
+    let models = [
+        StallModel::Selectable,
+        StallModel::Never,
+        StallModel::Forced,
+        StallModel::Forced,
+    ];
+    for (field, model) in models.into_iter().enumerate() {
+        let unit = Capabilities::decode([(field as u32) << 24, 0, 0, 0]);
+        assert_eq!(unit.stall_model, model);
+    }
     assert!(!other.stage2 && !other.coherent && !other.two_levels && !other.little_endian);
     assert_eq!((other.asid_bits, other.vmid_bits), (8, 8));
     assert_eq!((other.stream_id_bits, other.address_bits), (0x25, 36));
@@ -107,7 +118,7 @@ fn entries_without_tables_and_of_both_stages() {
     let root = table.root().get();
     let words = [
         0x1_234f,
-        0x1000_0000_00d4,
+        0x1000_0800_00d4,
         0x044c_3559_0000_0005,
         root,
         0,

@@ -3,13 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use ringfence_pgtable::Table;
-use ringfence_smmu_v3::{PageTable, Translation};
+use ringfence_smmu_v3::{EventType, FaultEvent, PageTable, Translation};
 use ringfence_types::{
     DomainId, GuestPhysAddr, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory,
 };
 
 use crate::rig::{
-    DEVICE, DOMAIN, IOVA, OTHER, PA, Rig, TestTable, TestUnit, invalidate, one, pages, two,
+    DEVICE, DOMAIN, IDENTIFICATION, IOVA, OTHER, PA, Rig, TestTable, TestUnit, invalidate, one,
+    pages, two,
 };
 
 const V: u64 = 1 << 31;
@@ -148,6 +149,30 @@ fn a_guest_changes_its_context_descriptor() {
     unit.wait(ticket).unwrap();
     assert_eq!(rig.access(DEVICE, IOVA + 0x1000), Some(PA));
     assert_eq!(rig.access(DEVICE, IOVA), None);
+}
+
+/// Nobody would resume the transactions of a guest that lets them stall: its descriptor with S is
+/// not valid (section 5.2, S1STALLD).
+#[test]
+fn a_guest_cannot_stall_transactions() {
+    const S: u64 = 1 << 44;
+    for stall_model in [0, 1 << 24] {
+        let [idr0, rest @ ..] = IDENTIFICATION;
+        let rig = Rig::with([idr0 | stall_model, rest[0], rest[1], rest[2]]);
+        let mut unit = rig.unit();
+        let (host, _guest) = guest(&rig);
+        let control = rig.memory.word(PhysAddr::new(CONTEXT)).unwrap();
+        control.store(control.load(Ordering::Acquire) | S, Ordering::Release);
+        attach(&mut unit, &host);
+        assert_eq!(rig.access(DEVICE, IOVA + 0x1000), None);
+        let Some(FaultEvent::Record(record)) = unit.next_fault() else {
+            panic!("no record");
+        };
+        assert_eq!(record.event_type, EventType::BadContext);
+        let entry = rig.model.entry_in_memory(0x20).unwrap();
+        // S1STALLD is reserved in a unit that never stalls.
+        assert_eq!(entry[1] >> 27 & 1 == 1, stall_model == 0);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_memory::Frames;
 use ringfence_pgtable::{Arm, Coherency, Granule4K, Table};
 use ringfence_smmu_v3::{
-    Capabilities, Cause, FaultEvent, FaultRecord, Loss, Options, PageTable, Translation, Unit,
+    Capabilities, EventRecord, EventType, FaultEvent, Loss, Options, PageTable, Translation, Unit,
 };
 use ringfence_types::{
     DomainId, Invalidation, InvalidationError, Invalidator, Iova, PageSize, PhysAddr, PhysRange,
@@ -146,11 +146,11 @@ impl<'m> SmmuV3<'m> {
         while let Some(event) = self.unit.next_fault() {
             let is_same = |last: &FaultEvent| match (last, &event) {
                 (FaultEvent::Record(last), FaultEvent::Record(next)) => {
-                    let key = |record: &FaultRecord| {
+                    let key = |record: &EventRecord| {
                         let page = record
                             .transaction
                             .map(|it| it.address.get() / PageSize::Size4K.bytes());
-                        (record.stream_id, record.cause, page)
+                        (record.stream_id, record.event_type, page)
                     };
                     key(last) == key(next)
                 }
@@ -162,16 +162,19 @@ impl<'m> SmmuV3<'m> {
         }
     }
 
-    fn decode(&self, record: &FaultRecord) -> anyhow::Result<Reported> {
+    fn decode(&self, record: &EventRecord) -> anyhow::Result<Reported> {
         let requester = self.unit.requester(record.stream_id);
         let device = requester.with_context(|| format!("no requester: {record:x?}"))?;
         let is_last = self.faults.is_empty();
-        match (record.cause, record.transaction) {
+        match (record.event_type, record.transaction) {
             // No device is attached: the entry is not valid, or the table does not reach it.
-            (Cause::BadStreamEntry | Cause::BadStreamId, None) => {
+            (EventType::BadStreamEntry | EventType::BadStreamId, None) => {
                 Ok(Reported::Stopped { device, is_last })
             }
-            (Cause::Translation | Cause::Permission | Cause::AddressSize, Some(access)) => {
+            (
+                EventType::Translation | EventType::Permission | EventType::AddressSize,
+                Some(access),
+            ) => {
                 let is_stage2 = record.stage.is_some_and(|stage| stage.is_stage2);
                 ensure!(
                     is_stage2 == (self.setting.stage == Stage::Two),

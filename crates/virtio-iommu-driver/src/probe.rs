@@ -4,25 +4,25 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Iova, IovaRange};
 use ringfence_virtio_iommu::spec::{
-    PROPERTY_HEAD_BYTES, RESV_MEM_BYTES, VIRTIO_IOMMU_PROBE_T_RESV_MEM, VIRTIO_IOMMU_RESV_MEM_T_MSI,
+    PROPERTY_HEAD_BYTES, RESV_MEM_BYTES, VIRTIO_IOMMU_PROBE_T_MASK, VIRTIO_IOMMU_PROBE_T_NONE,
+    VIRTIO_IOMMU_PROBE_T_RESV_MEM, VIRTIO_IOMMU_RESV_MEM_T_MSI,
 };
 use ringfence_virtio_iommu::{ReservedRegion, ReservedRegionKind};
 
 use crate::error::UnitError;
 
-/// Bits of the type; the others are reserved.
-const TYPE: u16 = 0xfff;
-/// Type: end of the list.
-const NONE: u16 = 0;
-
 /// Decodes the reserved regions. Ignores properties of other types.
+///
+/// # Errors
+///
+/// [`UnitError::MalformedProperty`].
 pub(crate) fn reserved_regions(mut bytes: &[u8]) -> Result<Vec<ReservedRegion>, UnitError> {
     let mut found = Vec::new();
     while let Some((head, rest)) = bytes.split_first_chunk::<PROPERTY_HEAD_BYTES>() {
         let [t0, t1, l0, l1] = *head;
-        let kind = u16::from_le_bytes([t0, t1]) & TYPE;
+        let kind = u16::from_le_bytes([t0, t1]) & VIRTIO_IOMMU_PROBE_T_MASK;
         let length = usize::from(u16::from_le_bytes([l0, l1]));
-        if kind == NONE {
+        if kind == VIRTIO_IOMMU_PROBE_T_NONE {
             break;
         }
         let value = rest.split_at_checked(length);

@@ -97,7 +97,11 @@ pub const PROBE_BYTES: usize = 72;
 /// Bytes of the longest device-readable part of a request.
 pub const MAX_REQUEST_BYTES: usize = PROBE_BYTES;
 
-/// Property (section 5.13.6.8): a range of addresses that the driver cannot map.
+/// Bits of a property's type (section 5.13.6.8); the others are reserved.
+pub const VIRTIO_IOMMU_PROBE_T_MASK: u16 = 0xfff;
+/// Property: end of the list.
+pub const VIRTIO_IOMMU_PROBE_T_NONE: u16 = 0;
+/// Property: a range of addresses that the driver cannot map.
 pub const VIRTIO_IOMMU_PROBE_T_RESV_MEM: u16 = 1;
 /// Bytes of `struct virtio_iommu_probe_property`: type and length.
 pub const PROPERTY_HEAD_BYTES: usize = 4;

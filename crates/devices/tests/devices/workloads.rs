@@ -49,7 +49,14 @@ fn bytes(wire: &[(bool, Packet)], inbound: bool) -> Vec<u32> {
 #[test]
 fn stream_fills_packets_and_every_second_is_acknowledged() {
     let mut wire = Vec::new();
-    for (message, packet) in [(NetperfStream::MESSAGE, 1460), (1460, 1460), (64, 64)] {
+    // A message of no byte would be an acknowledgement: it has one byte.
+    let cases = [
+        (NetperfStream::MESSAGE, 1460),
+        (1460, 1460),
+        (64, 64),
+        (0, 1),
+    ];
+    for (message, packet) in cases {
         let mut stream = NetperfStream::new(message, 1);
         wire.clear();
         for _ in 0..100 {

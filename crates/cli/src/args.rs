@@ -14,7 +14,7 @@ mod trace;
 mod values;
 
 pub(crate) use attack::AttackArgs;
-pub(crate) use compare::{CompareArgs, ReplayArgs};
+pub(crate) use compare::{CompareArgs, Frames, ReplayArgs};
 pub(crate) use disk::{DiskArg, DiskBusArg, DiskModeArg, IommuKind};
 pub(crate) use guest::GuestCommand;
 pub(crate) use guest::{

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use ringfence_lab::compose::compose;
 use ringfence_lab::layer::{INSPECTED_BYTES, LARGEST_BUFFER};
 use ringfence_lab::mapping_cache::Cycles;
@@ -20,10 +20,10 @@ use super::{Format, ReplayLimitArgs, TraceLimitArgs};
 pub(super) const COMPARE_LONG: &str = "\
 Replay traces through protection modes; print what each costs and what it exposes.
 
-Each mode replays each trace twice under an oracle, which knows the bytes that each device may \
-access: once with a device that accesses its buffers (the metered pass), once with an attacker \
-that accesses every buffer after its unmap (the attack pass). A third, timed replay measures the \
-mapping layer alone. Cycles are measured on this CPU. No user program can execute an IOTLB \
+The program replays each trace twice in each mode, under an oracle that knows the bytes that each \
+device may access: once with a device that accesses its buffers (the metered pass), once with an \
+attacker that accesses every buffer after its unmap (the attack pass). A third, timed replay \
+measures the mapping layer alone. Cycles are measured on this CPU. No user program can execute an IOTLB \
 invalidation; the cost profile models its cycles, and the report shows their share.
 
 relative_throughput = c / (c + map + unmap): a packet costs c cycles without protection and \
@@ -64,6 +64,15 @@ Exit code 2 reports a condition on a field that was not measured (cycles with --
 violations with --no-attack), or on a trace without a map.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
+
+/// Frames of the buffers in a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Frames {
+    /// Those of the trace.
+    Recorded,
+    /// Aligned, contiguous frames for buffers of 64 KiB and more.
+    Contiguous,
+}
 
 /// Traces, modes and platform of a comparison.
 #[derive(Debug, Args)]
@@ -142,7 +151,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "CYCLES", help_heading = "Platform")]
     pub invalidation_cycles: Option<u64>,
 
-    /// Parallel page walkers of the second ceiling of the device's side
+    /// Page walkers that the device's IOMMU runs in parallel, where a profile has the cycles of a
+    /// walk; they limit the throughput
     #[arg(
         long,
         value_name = "K",
@@ -186,12 +196,13 @@ pub(crate) struct ReplayArgs {
     /// aligned, contiguous frames
     #[arg(
         long,
+        value_enum,
+        default_value_t = Frames::Recorded,
         value_name = "FRAMES",
-        default_value = "recorded",
-        value_parser = ["recorded", "contiguous"],
+        hide_possible_values = true,
         help_heading = "Replay",
     )]
-    pub frames: String,
+    pub frames: Frames,
 
     /// Prefetch into the IOTLB: N for the next N pages at each miss, next-page, previous-page,
     /// hint-at-map, or none [default: from the profile]
@@ -216,17 +227,17 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
     pub ring_entries: Option<u32>,
 
-    /// Length of a cycle, T, in modes with a reverse translation cache
+    /// Length of a period (the paper's cycle, T) in modes with a reverse translation cache
     #[arg(
-        long,
+        long = "rtc-period",
         value_name = "SECONDS",
         default_value = "10",
         value_parser = cycle_ns,
         help_heading = "Replay",
     )]
-    pub rtc_period: u64,
+    pub rtc_period_ns: u64,
 
-    /// Number of whole cycles, C, for which a reverse translation cache keeps unused mappings
+    /// Number of whole periods, C, for which a reverse translation cache keeps unused mappings
     #[arg(
         long,
         value_name = "C",
@@ -277,5 +288,6 @@ pub(crate) struct CompareArgs {
     /// Exit with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas.
     /// FIELD is a field of a JSON row (docs/JSON.md)
     #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
+    // clap takes the path `Vec` for the list of occurrences; the inner one is the value of one.
     pub fail_if: Vec<std::vec::Vec<Condition>>,
 }

@@ -12,7 +12,7 @@ use ringfence_report::{
 use ringfence_trace::TraceOptions;
 
 use super::json;
-use crate::args::{CompareArgs, ReplayArgs};
+use crate::args::{CompareArgs, Frames, ReplayArgs};
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
@@ -21,9 +21,6 @@ use crate::progress::Progress;
 
 /// Columns of the report in a pipe, and at most at a terminal.
 const REPORT_WIDTH: usize = 120;
-
-/// The value of `--frames` that moves buffers.
-const CONTIGUOUS: &str = "contiguous";
 
 /// Replays traces in modes and prints the results.
 pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
@@ -132,11 +129,11 @@ fn options(args: &ReplayArgs) -> Result<ComparisonOptions, Failure> {
     options.walkers = args.walkers;
     options.line_rates.clone_from(&args.line_rate);
     options.page_size = args.page_size;
-    options.contiguous_frames = args.frames == CONTIGUOUS;
+    options.contiguous_frames = args.frames == Frames::Contiguous;
     options.prefetch = args.prefetch;
     options.ring_entries = args.ring_entries;
     options.cache_cycles = CycleParams {
-        cycle_ns: args.rtc_period,
+        cycle_ns: args.rtc_period_ns,
         cycles: args.rtc_periods_kept,
     };
     options.inspected_bytes = args.inspected_bytes;

@@ -51,16 +51,16 @@ impl ShadowIommu {
 
     fn request(&self, kind: u8, words: &[u32], longs: &[u64]) -> io::Result<()> {
         let mut request = vec![kind, 0, 0, 0];
-        let (first, flags) = words.split_at(words.len().min(1));
+        let (domain, rest) = words.split_at(words.len().min(1));
         let long = !longs.is_empty();
-        request.extend(first.iter().flat_map(|word| word.to_le_bytes()));
+        request.extend(domain.iter().flat_map(|word| word.to_le_bytes()));
         // The flags of MAP and the reserved word of UNMAP are at the end.
         if !long {
-            request.extend(flags.iter().flat_map(|word| word.to_le_bytes()));
+            request.extend(rest.iter().flat_map(|word| word.to_le_bytes()));
         }
         request.extend(longs.iter().flat_map(|long| long.to_le_bytes()));
         if long {
-            request.extend(flags.iter().flat_map(|word| word.to_le_bytes()));
+            request.extend(rest.iter().flat_map(|word| word.to_le_bytes()));
         }
         self.iommu.handle(&request)
     }
@@ -120,7 +120,8 @@ impl ShadowIommu {
     }
 
     /// Returns true if the file is the guest's memory, which is the first file received. Offsets in
-    /// it are guest-physical addresses.
+    /// it are guest-physical addresses: the tests' guests have less memory than the start of QEMU's
+    /// PCI hole.
     fn is_memory(&mut self, file: File) -> Result<bool, u32> {
         let stat = fstat(&file).map_err(|_| errno::EINVAL)?;
         let id = (stat.st_dev, stat.st_ino);

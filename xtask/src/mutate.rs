@@ -40,6 +40,10 @@ const PATCHES: &str = "tests/mutations";
 const PATIENCE: u32 = 5;
 const GRACE: Duration = Duration::from_secs(20);
 
+/// Maximum number of mutations between two builds of the unmodified tree. A run that is ended loses
+/// the times of the suites of one batch.
+const BATCH: usize = 40;
+
 /// Options of a run.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
@@ -128,37 +132,43 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     let inputs = Inputs::read(repo)?;
     let mut journal = Journal::open(&directory, options.resume)?;
 
-    // A suite that fails on the unmodified tree detects nothing. The time of a passing suite limits
-    // its mutants.
-    let mut time_unmodified: BTreeMap<&TestCommand, Option<Duration>> = BTreeMap::new();
     let mut rows: Vec<Row<'_>> = Vec::new();
-    for (index, mutation) in mutations.iter().enumerate() {
-        let progress = format!("[{:>2}/{}]", index + 1, mutations.len());
-        let name = mutation.name();
-        let inputs = inputs.of(mutation);
-        let (fate, time) = if let Some(known) = journal.known(&name, inputs) {
-            known
-        } else {
-            let start = Instant::now();
-            if !time_unmodified.contains_key(&mutation.kill) {
-                say(&format!("{progress} unchanged: {}", mutation.kill));
+    for batch in batches(&mutations) {
+        let inputs: Vec<u64> = batch.iter().map(|mutation| inputs.of(mutation)).collect();
+        // A suite that fails on the unmodified tree detects nothing. The time of a passing suite
+        // limits its mutants. All suites of the batch run before the first mutant, because each
+        // return to the unmodified tree is a build.
+        let mut time_unmodified: BTreeMap<&TestCommand, Option<Duration>> = BTreeMap::new();
+        for (mutation, &inputs) in batch.iter().zip(&inputs) {
+            let is_known = journal.known(&mutation.name(), inputs).is_some();
+            if !is_known && !time_unmodified.contains_key(&mutation.kill) {
+                say(&format!("unchanged: {}", mutation.kill));
                 time_unmodified.insert(&mutation.kill, scratch.time_unmodified(&mutation.kill)?);
             }
-            let fate = match time_unmodified.get(&mutation.kill) {
-                Some(Some(time)) => scratch.fate(repo, mutation, *time * PATIENCE + GRACE)?,
-                _ => MutantOutcome::FailsUnmutated,
+        }
+        for (mutation, &inputs) in batch.iter().zip(&inputs) {
+            let name = mutation.name();
+            let (fate, time) = if let Some(known) = journal.known(&name, inputs) {
+                known
+            } else {
+                let start = Instant::now();
+                let fate = match time_unmodified.get(&mutation.kill) {
+                    Some(Some(time)) => scratch.fate(repo, mutation, *time * PATIENCE + GRACE)?,
+                    _ => MutantOutcome::FailsUnmutated,
+                };
+                let time = start.elapsed();
+                journal.add(&name, inputs, &fate, time)?;
+                (fate, time)
             };
-            let time = start.elapsed();
-            journal.add(&name, inputs, &fate, time)?;
-            (fate, time)
-        };
-        let row = Row {
-            mutation,
-            fate,
-            time,
-        };
-        say(&format!("{progress} {}", row.line()));
-        rows.push(row);
+            let row = Row {
+                mutation,
+                fate,
+                time,
+            };
+            let progress = format!("[{:>2}/{}]", rows.len() + 1, mutations.len());
+            say(&format!("{progress} {}", row.line()));
+            rows.push(row);
+        }
     }
     say(&format!("\n{}", closing(&rows)));
     if options.json {
@@ -167,8 +177,8 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     Ok(rows.iter().all(|row| row.fate.is_kill()))
 }
 
-/// Returns the requested mutations, grouped by test command: each command reuses the build of the
-/// previous run.
+/// Returns the requested mutations by the package whose tests run, and then by the modified file:
+/// a mutant is built from what the one before it has built.
 fn chosen(repo: &Repo, options: &Options) -> anyhow::Result<Vec<Mutation>> {
     let only = &options.only;
     let mut mutations = Vec::new();
@@ -183,8 +193,18 @@ fn chosen(repo: &Repo, options: &Options) -> anyhow::Result<Vec<Mutation>> {
         mutations = shard.of(mutations);
     }
     ensure!(!mutations.is_empty(), "no mutation is selected");
-    mutations.sort_by(|a, b| (&a.kill, &a.path).cmp(&(&b.kill, &b.path)));
+    mutations.sort_by(|a, b| {
+        let (package, other) = (a.kill.package(), b.kill.package());
+        (package, &a.file, &a.path).cmp(&(other, &b.file, &b.path))
+    });
     Ok(mutations)
+}
+
+/// Splits sorted mutations into batches of one package.
+fn batches(mutations: &[Mutation]) -> impl Iterator<Item = &[Mutation]> {
+    mutations
+        .chunk_by(|a, b| a.kill.package() == b.kill.package())
+        .flat_map(|package| package.chunks(BATCH))
 }
 
 fn patches(repo: &Repo) -> anyhow::Result<Vec<PathBuf>> {
@@ -273,6 +293,21 @@ mod tests {
         for text in ["3/3", "1/0", "0/0", "1", "/", "-1/3", "a/3"] {
             assert!(shard(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn batches_have_one_package_and_all_mutations() {
+        let mutation = |package: &str, number: usize| {
+            let text = format!("# breaks: a promise\n# kill: cargo test -p {package}\n");
+            Mutation::parse(Path::new(&number.to_string()), &text).unwrap()
+        };
+        let mut mutations: Vec<_> = (0..2 * BATCH + 1).map(|n| mutation("a", n)).collect();
+        mutations.push(mutation("b", 0));
+        let sizes: Vec<usize> = batches(&mutations).map(<[_]>::len).collect();
+        assert_eq!(sizes, [BATCH, BATCH, 1, 1]);
+        let all: Vec<_> = batches(&mutations).flatten().map(Mutation::name).collect();
+        let expected: Vec<_> = mutations.iter().map(Mutation::name).collect();
+        assert_eq!(all, expected);
     }
 
     #[test]

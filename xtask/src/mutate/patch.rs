@@ -13,6 +13,8 @@ pub(super) struct Mutation {
     pub(super) path: PathBuf,
     pub(super) breaks: String,
     pub(super) kill: TestCommand,
+    /// The first file that it modifies; empty if none.
+    pub(super) file: String,
 }
 
 /// Arguments of `cargo test`.
@@ -40,6 +42,11 @@ impl Mutation {
             path: path.to_owned(),
             breaks: header("breaks")?.to_owned(),
             kill: TestCommand::parse(header("kill")?)?,
+            file: text
+                .lines()
+                .find_map(|line| line.strip_prefix("+++ b/"))
+                .unwrap_or_default()
+                .to_owned(),
         })
     }
 
@@ -97,12 +104,13 @@ mod tests {
     use super::*;
 
     const PATCH: &str =
-        "# breaks: a promise\n# kill: cargo test -p a --doc -- b --exact\n--- a/x\n";
+        "# breaks: a promise\n# kill: cargo test -p a --doc -- b --exact\n--- a/x\n+++ b/x/y\n";
 
     #[test]
     fn headers_are_read() {
         let mutation = Mutation::parse(Path::new("tests/mutations/x.patch"), PATCH).unwrap();
         assert_eq!(mutation.name(), "x");
+        assert_eq!(mutation.file, "x/y");
         assert_eq!(mutation.breaks, "a promise");
         assert_eq!(
             mutation.kill.to_string(),

@@ -12,8 +12,20 @@ use super::PATCHES;
 use super::patch::Mutation;
 use crate::repo::Repo;
 
-/// Folder of the packages that are tested, one folder each.
+/// Folder of most packages, one folder each.
 const CRATES: &str = "crates";
+/// Folders outside `crates` that decide results only where a source names them. The tests of most
+/// packages include modules of the others.
+const NAMED: [&str; 8] = [
+    ".ci",
+    "examples",
+    "fuzz",
+    "kmod",
+    "tests/fuzz",
+    "tests/guest",
+    "tests/page",
+    "tests/qemu",
+];
 /// The package of this program. Its tests read the whole tree.
 const XTASK: &str = "xtask";
 
@@ -84,6 +96,11 @@ impl Inputs {
             if path.starts_with(CRATES) {
                 return directories.contains(owner(path));
             }
+            let folder = owner(path);
+            if let Some(name) = NAMED.iter().find(|name| Path::new(name) == folder) {
+                let is_named = |end: char| text.contains(&format!("{name}{end}"));
+                return directories.contains(folder) || is_named('/') || is_named('"');
+            }
             !path.starts_with(XTASK)
         };
         let mut hasher = DefaultHasher::new();
@@ -136,8 +153,12 @@ impl Package {
     }
 }
 
-/// Returns the directory of the package in `crates` that has this file, or else the first folder.
+/// Returns the directory in `crates` or the named folder that has this file, or else the first
+/// folder.
 fn owner(path: &Path) -> &Path {
+    if let Some(folder) = NAMED.iter().find(|folder| path.starts_with(folder)) {
+        return Path::new(folder);
+    }
     let depth = if path.starts_with(CRATES) { 2 } else { 1 };
     path.ancestors()
         .find(|ancestor| ancestor.components().count() == depth)
@@ -197,7 +218,7 @@ mod tests {
                     "#[path = \"../../side/src/lib.rs\"]",
                 ),
                 package("middle", &["lower"], &["side"], "read(\"A.md\")"),
-                package("side", &[], &[], ""),
+                package("side", &[], &[], "read(\"../../kmod\")"),
                 package("upper", &["middle"], &[], ""),
             ]),
         }
@@ -212,7 +233,7 @@ mod tests {
             ),
             ("middle", "Cargo.lock lower middle side A.md main.c a.patch"),
             ("side", "Cargo.lock side main.c a.patch"),
-            ("upper", "Cargo.lock lower middle upper A.md main.c a.patch"),
+            ("upper", "Cargo.lock lower middle upper A.md a.patch"),
         ] {
             let mutation = mutation(package);
             let before = inputs().of(&mutation);
@@ -267,5 +288,9 @@ mod tests {
             assert!(directories.contains(directory.as_path()), "{name}");
         }
         assert!(!directories.contains(Path::new("crates/live")));
+        let directories = inputs.directories("ringfence-qemu-judge");
+        assert!(directories.contains(Path::new("tests/qemu")));
+        let judge = &inputs.packages["ringfence-qemu-judge"];
+        assert!(!judge.text.is_empty());
     }
 }

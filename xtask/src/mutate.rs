@@ -50,6 +50,9 @@ pub(crate) struct Options {
     /// Runs only mutations whose name contains PATTERN; may be given more than once.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
+    /// Runs only mutations that tests of PACKAGE must kill; may be given more than once.
+    #[arg(long, short, value_name = "PACKAGE")]
+    package: Vec<String>,
     /// Runs a part of them: every Nth name, from the Kth on. K begins at 0.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
@@ -129,7 +132,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     let mutations = chosen(repo, options)?;
     let directory = repo.target_directory()?.join("mutants");
     let scratch = Scratch::prepare(repo, &directory)?;
-    let inputs = Inputs::read(repo)?;
+    let mut inputs = Inputs::read(repo)?;
     let mut journal = Journal::open(&directory, options.resume)?;
 
     let mut rows: Vec<Row<'_>> = Vec::new();
@@ -180,12 +183,16 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
 /// Returns the requested mutations by the package whose tests run, and then by the modified file:
 /// a mutant is built from what the one before it has built.
 fn chosen(repo: &Repo, options: &Options) -> anyhow::Result<Vec<Mutation>> {
-    let only = &options.only;
+    let (only, packages) = (&options.only, &options.package);
     let mut mutations = Vec::new();
     for path in patches(repo)? {
         let mutation = Mutation::read(repo, &path)?;
         let name = mutation.name();
-        if only.is_empty() || only.iter().any(|pattern| name.contains(pattern.as_str())) {
+        let is_named = only.iter().any(|pattern| name.contains(pattern.as_str()));
+        let is_tested = packages
+            .iter()
+            .any(|package| mutation.kill.package() == Some(package));
+        if (only.is_empty() || is_named) && (packages.is_empty() || is_tested) {
             mutations.push(mutation);
         }
     }

@@ -33,6 +33,8 @@ const XTASK: &str = "xtask";
 pub(super) struct Inputs {
     files: BTreeMap<PathBuf, u64>,
     packages: BTreeMap<String, Package>,
+    /// Fingerprints of packages, kept because each is used by many mutations.
+    tested: BTreeMap<String, u64>,
 }
 
 #[derive(Default)]
@@ -68,12 +70,31 @@ impl Inputs {
             package.directory = directory.to_owned();
             packages.insert(name.to_owned(), package);
         }
-        Ok(Self { files, packages })
+        Ok(Self {
+            files,
+            packages,
+            tested: BTreeMap::new(),
+        })
     }
 
     /// Returns a fingerprint of what decides the mutation's result. A change elsewhere keeps it.
-    pub(super) fn of(&self, mutation: &Mutation) -> u64 {
+    pub(super) fn of(&mut self, mutation: &Mutation) -> u64 {
         let package = mutation.kill.package().unwrap_or_default();
+        let tested = match self.tested.get(package) {
+            Some(tested) => *tested,
+            None => {
+                let tested = self.tested(package);
+                self.tested.insert(package.to_owned(), tested);
+                tested
+            }
+        };
+        let mut hasher = DefaultHasher::new();
+        (tested, self.files.get(&mutation.path)).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Returns a fingerprint of what the package's tests are built from or read, without patches.
+    fn tested(&self, package: &str) -> u64 {
         let directories = self.directories(package);
         let mut text = String::new();
         for package in self.packages.values() {
@@ -81,9 +102,18 @@ impl Inputs {
                 text.push_str(&package.text);
             }
         }
+        let is_named = |folder: &str| {
+            ['/', '"']
+                .iter()
+                .any(|end| text.contains(&format!("{folder}{end}")))
+        };
+        let folders = NAMED.map(|folder| {
+            let path = Path::new(folder);
+            (path, directories.contains(path) || is_named(folder))
+        });
         let counts = |path: &Path| {
             if path.starts_with(PATCHES) {
-                return path == mutation.path;
+                return false;
             }
             if package == XTASK {
                 return true;
@@ -93,15 +123,12 @@ impl Inputs {
                 let name = path.file_name().unwrap_or_default();
                 return text.contains(name.to_string_lossy().as_ref());
             }
+            let owner = owner(path);
             if path.starts_with(CRATES) {
-                return directories.contains(owner(path));
+                return directories.contains(owner);
             }
-            let folder = owner(path);
-            if let Some(name) = NAMED.iter().find(|name| Path::new(name) == folder) {
-                let is_named = |end: char| text.contains(&format!("{name}{end}"));
-                return directories.contains(folder) || is_named('/') || is_named('"');
-            }
-            !path.starts_with(XTASK)
+            let folder = folders.iter().find(|(folder, _)| *folder == owner);
+            folder.map_or(!path.starts_with(XTASK), |(_, counts)| *counts)
         };
         let mut hasher = DefaultHasher::new();
         for file in self.files.iter().filter(|(path, _)| counts(path)) {
@@ -221,6 +248,7 @@ mod tests {
                 package("side", &[], &[], "read(\"../../kmod\")"),
                 package("upper", &["middle"], &[], ""),
             ]),
+            tested: BTreeMap::new(),
         }
     }
 

@@ -124,7 +124,11 @@ unsafe impl SizeFirst for DmaOptions {}
 
 fn create(ports: &DmaPorts, options: &DmaOptions) -> Result<Dma, Status> {
     let ports = ports.check()?;
-    if options.first_page == 0 || options.last_page > Pfn::MAX.get() {
+    // Before `Pfn::new`, which truncates.
+    if options.first_page == 0
+        || options.first_page > options.last_page
+        || options.last_page > Pfn::MAX.get()
+    {
         return Err(Status::InvalidArgument);
     }
     let (first, last) = (Pfn::new(options.first_page), Pfn::new(options.last_page));
@@ -398,8 +402,11 @@ mod tests {
     use super::*;
     use crate::layer::NewAttachment;
 
-    /// A layer with a defect.
-    struct Defective;
+    /// A layer whose calls panic. After a call, `detach_all` would succeed.
+    #[derive(Default)]
+    struct Defective {
+        was_called: bool,
+    }
 
     impl LayerOps for Defective {
         fn attach(&mut self, _: RequesterId, _: Iova) -> Result<NewAttachment, Status> {
@@ -409,7 +416,8 @@ mod tests {
             panic!("inside")
         }
         fn detach_all(&mut self) -> Result<(), Status> {
-            panic!("inside")
+            assert!(self.was_called, "inside");
+            Ok(())
         }
         fn map(
             &mut self,
@@ -424,6 +432,7 @@ mod tests {
             panic!("inside")
         }
         fn end_burst(&mut self, _: u64, _: Direction) -> Result<(), Status> {
+            self.was_called = true;
             panic!("inside")
         }
         fn take_released(&mut self) -> Vec<u64> {
@@ -433,16 +442,16 @@ mod tests {
 
     #[test]
     fn destroy_frees_a_layer_after_an_internal_error() {
-        for earlier_calls in 0..2 {
+        for earlier_calls in [0, 2] {
             let mut dma = into_handle(Dma {
-                layer: Mutex::new(Box::new(Defective)),
+                layer: Mutex::new(Box::new(Defective::default())),
                 released: None,
                 deliveries: AtomicUsize::new(0),
                 closing: AtomicBool::new(false),
             });
             // SAFETY: the pointer is live until the destroy, which sets it to NULL.
             unsafe {
-                for _ in 0..earlier_calls * 2 {
+                for _ in 0..earlier_calls {
                     assert_eq!(ringfence_dma_end_burst(dma, 1, 0), Status::Internal);
                 }
                 assert_eq!(ringfence_dma_destroy(&raw mut dma), Status::Internal);

@@ -281,6 +281,27 @@ fn sizes_and_callbacks_of_structures_are_checked() {
             },
             Status::InvalidArgument,
         ),
+        (
+            DmaOptions {
+                last_page: 1 << 52 | 0xf_ffff,
+                ..settings
+            },
+            Status::InvalidArgument,
+        ),
+        (
+            DmaOptions {
+                first_page: 1 << 52,
+                ..settings
+            },
+            Status::InvalidArgument,
+        ),
+        (
+            DmaOptions {
+                first_page: (1 << 52) + 1,
+                ..settings
+            },
+            Status::InvalidArgument,
+        ),
     ] {
         assert_eq!(create(good, settings), expected);
     }

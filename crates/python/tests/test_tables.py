@@ -86,6 +86,70 @@ def test_mappings_pair_the_operations(trace, long_trace):
     assert sorted(mappings["map_ns"]) == maps["time_ns"].to_list()
 
 
+# CPU and event of each line: two CPUs, two devices, three classes, and lists. One map replaces
+# another, a later mapping reuses an identifier, and three mappings stay live.
+EVENTS = [
+    (0, "dma_map_phys: net dir=TO_DEVICE dma_addr=1000 size=64 phys_addr=10001000 attrs="),
+    (1, "dma_map_phys: disk dir=FROM_DEVICE dma_addr=1000 size=512 phys_addr=10002000 attrs="),
+    (
+        1,
+        "dma_map_sg: disk dir=FROM_DEVICE nents=2/2 ents=2/2 dma_addrs={0x5000,0x9000} "
+        "sizes={0x1000,0x10} phys_addrs={0x10005000,0x10009000} attrs=",
+    ),
+    (1, "dma_unmap_phys: net dir=TO_DEVICE dma_addr=1000 size=64 attrs="),
+    (0, "dma_map_phys: net dir=FROM_DEVICE dma_addr=2000 size=128 phys_addr=10003000 attrs="),
+    (1, "dma_map_phys: net dir=TO_DEVICE dma_addr=2000 size=256 phys_addr=10004000 attrs="),
+    (0, "dma_unmap_sg: disk dir=FROM_DEVICE phys_addrs={0x10005000,0x10009000} attrs="),
+    (
+        0,
+        "dma_alloc: net dir=BIDIRECTIONAL dma_addr=7000 size=4096 virt_addr=1 "
+        "flags=GFP_KERNEL attrs=",
+    ),
+    (0, "dma_unmap_phys: disk dir=FROM_DEVICE dma_addr=1000 size=512 attrs="),
+    (1, "dma_map_phys: disk dir=TO_DEVICE dma_addr=3000 size=32 phys_addr=10006000 attrs="),
+]
+
+
+def mapping_row(map_op, unmap_op):
+    """Return the row of ``mappings`` for rows of ``ops``; a live mapping has no ``unmap_op``."""
+    return {
+        "device": map_op["device"],
+        "direction": map_op["direction"],
+        "class": map_op["class"],
+        "flags": map_op["flags"],
+        "map_ns": map_op["time_ns"],
+        "map_cpu": map_op["cpu"],
+        "unmap_ns": unmap_op and unmap_op["time_ns"],
+        "unmap_cpu": unmap_op and unmap_op["cpu"],
+        "replaced": unmap_op is not None and unmap_op["lines"] == 0,
+        "bytes": sum(segment["bytes"] for segment in map_op["segments"]),
+        "segments": len(map_op["segments"]),
+    }
+
+
+def test_every_column_of_mappings_equals_the_operations(tmp_path):
+    path = tmp_path / "events.txt"
+    with open(path, "w") as file:
+        for number, (cpu, event) in enumerate(EVENTS):
+            file.write(f"ip-1 [{cpu:03}] ..... 1.{number:06}: {event}\n")
+    trace = ringfence.open(path)
+    live, expected = {}, []
+    for op in pa.table(trace.ops).to_pylist():
+        if op["event"] == "map":
+            assert op["mapping"] not in live
+            live[op["mapping"]] = op
+        else:
+            expected.append(mapping_row(live.pop(op["mapping"]), op))
+    expected += [mapping_row(live[mapping], None) for mapping in sorted(live)]
+    assert pa.table(trace.mappings).to_pylist() == expected
+    # A constant column or an exchange of two columns would differ from these rows.
+    columns = [tuple(row[name] for row in expected) for name in expected[0]]
+    assert len(set(columns)) == len(columns)
+    assert all(len(set(column)) > 1 for column in columns)
+    cpus = [(row["map_cpu"], row["unmap_cpu"]) for row in expected if row["replaced"]]
+    assert cpus == [(0, 1)]
+
+
 def test_bursts_equal_those_of_info(long_trace):
     for path in ["sample", long_trace]:
         trace = ringfence.open(path)

@@ -1,12 +1,13 @@
-//! The connection to QEMU, and the accesses that are tried between its messages.
+//! The main loop, and the accesses that are tried while the guest is stopped.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use ringfence_vfio_user::fields::{u32_at, u64_at};
-use ringfence_vfio_user::{Message, VfioUserCommand, errno};
+use ringfence_vfio_user::{Message, VfioUserCommand};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -24,7 +25,7 @@ use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::{DmaAddresses, VirtioPci, is_doorbell};
 
 /// Doorbells before the first access is tried: the guest has few mappings while it boots.
-const QUIET: u32 = 8;
+const DOORBELLS_BEFORE_CASES: u32 = 8;
 /// Accesses tried in each stop of the guest.
 const CASES_PER_STOP: u32 = 50;
 /// Longest wait for QEMU's answer, in seconds.
@@ -32,7 +33,7 @@ const REPLY_TIMEOUT_S: i64 = 120;
 const PAGE_BYTES: u64 = 4096;
 /// Possible offsets of the data before its specified position. QEMU puts the data before its
 /// structure's padding, the specification after it.
-const GAPS: [usize; 2] = [0, 4];
+const DATA_GAPS: [usize; 2] = [0, 4];
 
 pub(super) struct Comparison {
     link: QemuLink,
@@ -46,7 +47,7 @@ pub(super) struct Comparison {
     doorbells: u32,
     /// Offset in bytes of QEMU's data before its specified position, detected before the first
     /// case.
-    reply_padding: Option<usize>,
+    data_gap: Option<usize>,
     /// Doorbells that arrived while the guest was being stopped.
     deferred: Vec<Message>,
     report: DifferentialReport,
@@ -80,7 +81,7 @@ impl Comparison {
             random: Random::new(settings.seed),
             cases_wanted: settings.cases,
             doorbells: 0,
-            reply_padding: None,
+            data_gap: None,
             deferred: Vec::new(),
             report: DifferentialReport::default(),
         })
@@ -103,13 +104,14 @@ impl Comparison {
             match self.link.receive() {
                 Ok(None) => {}
                 Ok(Some(QemuMessage::Message(message))) => {
-                    if rings(&message) {
+                    if is_doorbell_write(&message) {
                         self.doorbells += 1;
-                        let due = self.doorbells > QUIET && self.report.cases() < self.cases_wanted;
+                        let due = self.doorbells > DOORBELLS_BEFORE_CASES
+                            && self.report.cases() < self.cases_wanted;
                         // QEMU blocks all accesses of a function that is not a bus master.
                         let master = self.session.function().is_master();
                         if due && master && !self.shadow.live.is_empty() {
-                            self.try_some()?;
+                            self.run_cases()?;
                         }
                     }
                     self.answer(message)?;
@@ -147,13 +149,13 @@ impl Comparison {
     }
 
     /// Stops the guest, tries some cases, and continues the guest.
-    fn try_some(&mut self) -> io::Result<()> {
-        self.order("stop")?;
+    fn run_cases(&mut self) -> io::Result<()> {
+        self.run_command("stop")?;
         self.report.most_mapped = self.report.most_mapped.max(self.shadow.live.len());
-        if self.reply_padding.is_none() {
-            self.reply_padding = self.find_reply_padding()?;
+        if self.data_gap.is_none() {
+            self.data_gap = self.find_data_gap()?;
         }
-        let cases = match self.reply_padding {
+        let cases = match self.data_gap {
             Some(_) => CASES_PER_STOP.min(self.cases_wanted - self.report.cases()),
             None => 0,
         };
@@ -161,7 +163,7 @@ impl Comparison {
             let case = cases::next(&mut self.random, &self.shadow.live, &self.shadow.unmapped);
             self.try_one(case)?;
         }
-        self.order("cont")?;
+        self.run_command("cont")?;
         for message in std::mem::take(&mut self.deferred) {
             self.answer(message)?;
         }
@@ -170,7 +172,7 @@ impl Comparison {
 
     /// Reads mapped pages until their bytes show where QEMU puts the data in a reply. `None` if
     /// no page decides.
-    fn find_reply_padding(&mut self) -> io::Result<Option<usize>> {
+    fn find_data_gap(&mut self) -> io::Result<Option<usize>> {
         let ranges: Vec<IovaRange> = self
             .shadow
             .live
@@ -181,13 +183,15 @@ impl Comparison {
             let Some(page) = IovaRange::new(range.start(), PAGE_BYTES.min(range.bytes())) else {
                 continue;
             };
-            let ours = self.read(page);
+            let Some(ours) = self.read(page) else {
+                continue;
+            };
             let Ok(body) = self.ask(Access::Read, page, &vec![0; length(page)])? else {
                 continue;
             };
-            let is_it = |gap: &usize| ours.as_deref() == data(&body, *gap, length(page));
-            let fits: Vec<usize> = GAPS.into_iter().filter(is_it).collect();
-            if let [gap] = fits.as_slice() {
+            let fits = |gap: &usize| data(&body, *gap, length(page)) == Some(ours.as_slice());
+            let fitting: Vec<usize> = DATA_GAPS.into_iter().filter(fits).collect();
+            if let [gap] = fitting.as_slice() {
                 return Ok(Some(*gap));
             }
         }
@@ -196,7 +200,7 @@ impl Comparison {
 
     /// Sends a monitor command and waits for its reply. Answers the client in between, since QEMU
     /// may be waiting for it.
-    fn order(&mut self, command: &str) -> io::Result<()> {
+    fn run_command(&mut self, command: &str) -> io::Result<()> {
         let mut monitor = match self.monitor.take() {
             Some(monitor) => monitor,
             None => Monitor::connect(&self.path)?,
@@ -223,11 +227,11 @@ impl Comparison {
     fn wait_for_event(&self, monitor: Option<&Monitor>) -> io::Result<bool> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.link.fd(), PollFlags::IN)];
         fds.extend(monitor.map(|m| PollFd::from_borrowed_fd(m.fd(), PollFlags::IN)));
-        let patience = Timespec {
+        let timeout = Timespec {
             tv_sec: REPLY_TIMEOUT_S,
             tv_nsec: 0,
         };
-        if poll(&mut fds, Some(&patience))? == 0 {
+        if poll(&mut fds, Some(&timeout))? == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "no answer from QEMU",
@@ -239,7 +243,7 @@ impl Comparison {
     /// Defers doorbells, because the device must not serve requests during the test; answers other
     /// messages.
     fn defer_or_reply(&mut self, message: Message) -> io::Result<()> {
-        if rings(&message) {
+        if is_doorbell_write(&message) {
             self.deferred.push(message);
             return Ok(());
         }
@@ -247,16 +251,16 @@ impl Comparison {
     }
 
     fn try_one(&mut self, case: Case) -> io::Result<()> {
-        let verdict = match case.access {
+        let result = match case.access {
             Access::Read => self.try_read(case.range)?,
             Access::Write => self.try_write(case.range)?,
         };
-        let count = match verdict {
+        let count = match result {
             CaseResult::Allowed => &mut self.report.allowed,
             CaseResult::Rejected => &mut self.report.rejected,
-            CaseResult::ToldMore => &mut self.report.write_only_reads,
-            CaseResult::Differs(how) => {
-                self.report.differing.push(format!("{case}: {how}"));
+            CaseResult::WriteOnlyRead => &mut self.report.write_only_reads,
+            CaseResult::Differs(difference) => {
+                self.report.differing.push(format!("{case}: {difference}"));
                 return Ok(());
             }
         };
@@ -267,27 +271,30 @@ impl Comparison {
     fn try_read(&mut self, range: IovaRange) -> io::Result<CaseResult> {
         let ours = self.read(range);
         let theirs = self.ask_read(range)?;
-        Ok(match (ours, theirs) {
-            (None, Err(_)) => CaseResult::Rejected,
-            (None, Ok(_)) => CaseResult::Differs("QEMU permits the access"),
-            (Some(ours), Ok(theirs)) if ours == theirs => CaseResult::Allowed,
-            (Some(_), Ok(_)) => CaseResult::Differs("wrong bytes"),
-            (Some(_), Err(_)) if self.is_write_only_read(range)? => CaseResult::ToldMore,
-            (Some(_), Err(_)) => CaseResult::Differs("QEMU faults the access"),
-        })
+        let result = compare_reads(ours.as_deref(), theirs.as_deref());
+        if result == CaseResult::Differs(Difference::OnlyQemuRejects)
+            && is_write_only_read(&self.grants(range)?)
+        {
+            return Ok(CaseResult::WriteOnlyRead);
+        }
+        Ok(result)
     }
 
-    /// Returns true if ours can read each page and QEMU grants each one for a read or a write.
-    fn is_write_only_read(&mut self, range: IovaRange) -> io::Result<bool> {
+    /// Returns what QEMU grants of each page: a read, or else a write of the bytes already there.
+    fn grants(&mut self, range: IovaRange) -> io::Result<Vec<Option<Access>>> {
+        let mut grants = Vec::new();
         for page in pages(range) {
-            let Some(bytes) = self.read(page) else {
-                return Ok(false);
-            };
-            if self.ask_read(page)?.is_err() && self.ask_write(page, &bytes)?.is_err() {
-                return Ok(false);
-            }
+            grants.push(if self.ask_read(page)?.is_some() {
+                Some(Access::Read)
+            } else if let Some(bytes) = self.read(page)
+                && self.ask_write(page, &bytes)?
+            {
+                Some(Access::Write)
+            } else {
+                None
+            });
         }
-        Ok(true)
+        Ok(grants)
     }
 
     /// Tries a write and preserves the contents: ours writes a pattern, then QEMU writes the
@@ -298,19 +305,12 @@ impl Comparison {
         let pattern: Vec<u8> = before.iter().map(|byte| !byte).collect();
         let ours = self.write(range, &pattern);
         let theirs = self.ask_write(range, &before)?;
-        Ok(match (ours, theirs) {
-            (false, Err(_)) => CaseResult::Rejected,
-            (false, Ok(())) => CaseResult::Differs("QEMU permits the access"),
-            (true, Ok(())) if self.read(range).as_ref() == Some(&before) => CaseResult::Allowed,
-            (true, theirs) => {
-                self.write(range, &before);
-                CaseResult::Differs(if theirs.is_ok() {
-                    "wrong bytes"
-                } else {
-                    "QEMU faults the access"
-                })
-            }
-        })
+        let after = self.read(range);
+        let result = compare_writes(ours, theirs, after.as_ref() == Some(&before));
+        if ours && matches!(result, CaseResult::Differs(_)) {
+            self.write(range, &before);
+        }
+        Ok(result)
     }
 
     fn read(&mut self, range: IovaRange) -> Option<Vec<u8>> {
@@ -333,18 +333,19 @@ impl Comparison {
         pages(range).flat_map(piece).collect()
     }
 
-    fn ask_read(&mut self, range: IovaRange) -> io::Result<Result<Vec<u8>, u32>> {
+    /// Returns the bytes that QEMU read; `None` if it rejected the access.
+    fn ask_read(&mut self, range: IovaRange) -> io::Result<Option<Vec<u8>>> {
         let count = length(range);
-        let reply = self.ask(Access::Read, range, &vec![0; count])?;
-        let Ok(body) = reply else {
-            return Ok(Err(errno::EINVAL));
+        let Ok(body) = self.ask(Access::Read, range, &vec![0; count])? else {
+            return Ok(None);
         };
-        let data = data(&body, self.reply_padding.unwrap_or(0), count);
-        Ok(Ok(data.unwrap_or_default().to_vec()))
+        let data = data(&body, self.data_gap.unwrap_or(0), count);
+        Ok(Some(data.unwrap_or_default().to_vec()))
     }
 
-    fn ask_write(&mut self, range: IovaRange, bytes: &[u8]) -> io::Result<Result<(), u32>> {
-        Ok(self.ask(Access::Write, range, bytes)?.map(|_| ()))
+    /// Returns false if QEMU rejected the access.
+    fn ask_write(&mut self, range: IovaRange, bytes: &[u8]) -> io::Result<bool> {
+        Ok(self.ask(Access::Write, range, bytes)?.is_ok())
     }
 
     fn ask(
@@ -353,7 +354,7 @@ impl Comparison {
         range: IovaRange,
         data: &[u8],
     ) -> io::Result<Result<Vec<u8>, u32>> {
-        let gap = self.reply_padding.unwrap_or(0);
+        let gap = self.data_gap.unwrap_or(0);
         let id = self.link.ask(access, range, data, gap)?;
         loop {
             match self.link.receive()? {
@@ -368,11 +369,58 @@ impl Comparison {
     }
 }
 
+/// Result of one access, tried on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CaseResult {
     Allowed,
     Rejected,
-    ToldMore,
-    Differs(&'static str),
+    /// A read that QEMU rejects because Linux mapped a page of it for writes only.
+    WriteOnlyRead,
+    Differs(Difference),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Difference {
+    OnlyQemuPermits,
+    OnlyQemuRejects,
+    WrongBytes,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OnlyQemuPermits => "QEMU permits the access",
+            Self::OnlyQemuRejects => "QEMU faults the access",
+            Self::WrongBytes => "wrong bytes",
+        })
+    }
+}
+
+/// Compares the bytes that both sides read; `None` if a side rejected the read.
+fn compare_reads(ours: Option<&[u8]>, theirs: Option<&[u8]>) -> CaseResult {
+    match (ours, theirs) {
+        (None, None) => CaseResult::Rejected,
+        (None, Some(_)) => CaseResult::Differs(Difference::OnlyQemuPermits),
+        (Some(_), None) => CaseResult::Differs(Difference::OnlyQemuRejects),
+        (Some(ours), Some(theirs)) if ours == theirs => CaseResult::Allowed,
+        (Some(_), Some(_)) => CaseResult::Differs(Difference::WrongBytes),
+    }
+}
+
+/// Compares a write: whether each side permitted it, and whether ours then reads what QEMU wrote.
+fn compare_writes(ours: bool, theirs: bool, reads_theirs: bool) -> CaseResult {
+    match (ours, theirs) {
+        (false, false) => CaseResult::Rejected,
+        (false, true) => CaseResult::Differs(Difference::OnlyQemuPermits),
+        (true, false) => CaseResult::Differs(Difference::OnlyQemuRejects),
+        (true, true) if reads_theirs => CaseResult::Allowed,
+        (true, true) => CaseResult::Differs(Difference::WrongBytes),
+    }
+}
+
+/// Returns true if QEMU grants an access to each page, and not to all of them a read.
+fn is_write_only_read(grants: &[Option<Access>]) -> bool {
+    grants.iter().all(Option::is_some) && grants.contains(&Some(Access::Write))
 }
 
 /// Returns the data in the body of a `DMA_READ` reply.
@@ -395,9 +443,94 @@ fn length(range: IovaRange) -> usize {
 }
 
 /// Returns true if the message is a doorbell write.
-fn rings(message: &Message) -> bool {
+fn is_doorbell_write(message: &Message) -> bool {
     let offset = u64_at(&message.body, 0).unwrap_or(0);
     let region = u32_at(&message.body, 8);
     VfioUserCommand::from_number(message.header.command) == Some(VfioUserCommand::RegionWrite)
         && region.is_some_and(|region| is_doorbell(region, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_are_compared() {
+        let (some, other) = (Some([1, 2].as_slice()), Some([1, 3].as_slice()));
+        for (ours, theirs, expected) in [
+            (None, None, CaseResult::Rejected),
+            (some, some, CaseResult::Allowed),
+            (some, other, CaseResult::Differs(Difference::WrongBytes)),
+            // A reply that is too short.
+            (
+                some,
+                Some(&[][..]),
+                CaseResult::Differs(Difference::WrongBytes),
+            ),
+            (None, some, CaseResult::Differs(Difference::OnlyQemuPermits)),
+            (some, None, CaseResult::Differs(Difference::OnlyQemuRejects)),
+        ] {
+            assert_eq!(compare_reads(ours, theirs), expected, "{ours:?} {theirs:?}");
+        }
+    }
+
+    #[test]
+    fn writes_are_compared() {
+        for (ours, theirs, reads_theirs, expected) in [
+            (false, false, false, CaseResult::Rejected),
+            (true, true, true, CaseResult::Allowed),
+            (
+                true,
+                true,
+                false,
+                CaseResult::Differs(Difference::WrongBytes),
+            ),
+            (
+                false,
+                true,
+                true,
+                CaseResult::Differs(Difference::OnlyQemuPermits),
+            ),
+            (
+                true,
+                false,
+                false,
+                CaseResult::Differs(Difference::OnlyQemuRejects),
+            ),
+            // QEMU wrote all bytes and then rejected the access.
+            (
+                true,
+                false,
+                true,
+                CaseResult::Differs(Difference::OnlyQemuRejects),
+            ),
+        ] {
+            let result = compare_writes(ours, theirs, reads_theirs);
+            assert_eq!(result, expected, "{ours} {theirs} {reads_theirs}");
+        }
+    }
+
+    /// A read over two pages that QEMU grants one by one is rejected for another reason.
+    #[test]
+    fn only_pages_for_writes_explain_a_rejected_read() {
+        let (read, write) = (Some(Access::Read), Some(Access::Write));
+        for (grants, expected) in [
+            (vec![write], true),
+            (vec![read, write], true),
+            (vec![read, read], false),
+            (vec![read], false),
+            (vec![write, None], false),
+            (vec![None], false),
+        ] {
+            assert_eq!(is_write_only_read(&grants), expected, "{grants:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_split_at_pages() {
+        let range = |first, last| IovaRange::inclusive(Iova::new(first), Iova::new(last)).unwrap();
+        let split: Vec<_> = pages(range(0x1ff8, 0x3007)).collect();
+        let expected = [(0x1ff8, 0x1fff), (0x2000, 0x2fff), (0x3000, 0x3007)];
+        assert_eq!(split, expected.map(|(first, last)| range(first, last)));
+    }
 }

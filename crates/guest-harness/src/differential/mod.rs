@@ -9,8 +9,8 @@
 //! access, or both must allow it and reach the same bytes.
 //!
 //! QEMU reports a write-only mapping of Linux as readable and writable. A read that only QEMU
-//! rejects is counted separately as caused by that, if QEMU grants each page of it. It must grant
-//! either a read or a write of the bytes already there.
+//! rejects is counted separately as caused by that, if QEMU denies the read of a page of it, and
+//! grants each such page for a write of the bytes already there.
 
 mod cases;
 mod comparison;

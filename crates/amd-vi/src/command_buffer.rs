@@ -1,8 +1,8 @@
 //! The command buffer (specification section 2.4 "Commands").
 //!
-//! Every burst ends with a COMPLETION_WAIT that stores the number of all commands so far. The
-//! stored number is therefore the sequence number of completed tickets, and tells which slots are
-//! free, so that the driver never reads the head register. It has 64 bits and does not wrap.
+//! Every burst ends with a COMPLETION_WAIT that stores the position behind it. The stored number is
+//! therefore the sequence number of completed tickets, and tells which slots are free, so that the
+//! driver never reads the head register. It has 64 bits and does not wrap.
 
 use ringfence_pgtable::TableError;
 use ringfence_types::{FrameSource, InvalidationError, PhysAddr, PhysMemory, Ticket};
@@ -13,12 +13,13 @@ use crate::registers::LENGTH_SHIFT;
 
 /// Number of commands in a frame of 4 KiB, the smallest length of the buffer.
 const ENTRIES: u64 = 256;
+/// ComLen: the base-2 logarithm of the number of commands.
 const LENGTH: u64 = ENTRIES.trailing_zeros() as u64;
 /// Bytes of a command.
 const BYTES: u64 = 16;
-/// Most commands of a burst, without its COMPLETION_WAIT: one slot stays free, because a full
-/// buffer would look empty.
-pub(crate) const MOST: u64 = ENTRIES - 2;
+/// Most outstanding commands, without the COMPLETION_WAIT of the burst: one slot stays free, because
+/// a full buffer would look empty.
+pub(crate) const MAX_OUTSTANDING: u64 = ENTRIES - 2;
 
 /// The ring in memory, and the word of completed commands.
 #[derive(Debug)]
@@ -32,6 +33,7 @@ pub(crate) struct CommandBuffer {
 }
 
 /// Commands that are in the buffer, but not yet covered by the tail register.
+#[must_use = "`finish` issues the commands"]
 #[derive(Debug)]
 pub(crate) struct Burst {
     next: u64,
@@ -91,7 +93,7 @@ impl CommandBuffer {
         burst: &mut Burst,
         command: Command,
     ) -> Result<(), InvalidationError> {
-        if burst.next.wrapping_sub(self.completed) >= MOST {
+        if burst.next.wrapping_sub(self.completed) >= MAX_OUTSTANDING {
             return Err(InvalidationError::QueueFull);
         }
         self.store(mem, burst, command)
@@ -115,7 +117,7 @@ impl CommandBuffer {
         Ok((Ticket::new(number), Some(tail as u32)))
     }
 
-    /// Returns true if the command with this number has completed.
+    /// Returns true if the commands before the ticket's position have completed.
     pub(crate) fn has_completed<M: PhysMemory>(
         &mut self,
         mem: &M,

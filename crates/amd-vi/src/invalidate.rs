@@ -6,7 +6,7 @@ use ringfence_types::{
 };
 
 use crate::command::{Command, Entries};
-use crate::command_buffer::{Burst, MOST};
+use crate::command_buffer::{Burst, MAX_OUTSTANDING};
 use crate::registers::{COMMAND_BUFFER_RUN, COMMAND_TAIL, STATUS};
 use crate::unit::domain_command;
 use crate::{Unit, UnitError};
@@ -27,7 +27,9 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             self.push_request(&mut burst, &mut number, request)
                 .map_err(|error| match error {
                     // An empty buffer would not hold the burst either.
-                    InvalidationError::QueueFull if number > MOST => InvalidationError::Unsupported,
+                    InvalidationError::QueueFull if number > MAX_OUTSTANDING => {
+                        InvalidationError::Unsupported
+                    }
                     other => other,
                 })?;
         }
@@ -60,7 +62,9 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
         if self.stopped {
             return Err(InvalidationError::Failed);
         }
-        self.commands.begin(&self.memory)
+        let burst = self.commands.begin(&self.memory);
+        // A word that the driver never stored.
+        burst.inspect_err(|_| self.stopped = true)
     }
 
     fn issue(&mut self, burst: Burst) -> Result<Ticket, InvalidationError> {

@@ -19,7 +19,7 @@ pub enum CommandError {
     Abort,
     /// `CERROR_ATC_INV_SYNC`: a device did not invalidate its translation cache in time.
     AtcInvalidation,
-    /// A value that the specification does not define.
+    /// Another value; 0 is `CERROR_NONE`.
     Unknown(u8),
 }
 
@@ -53,7 +53,8 @@ pub(crate) struct CommandQueue {
     recovery: u64,
     /// Polls since the last progress.
     pub(crate) stalled: u32,
-    /// The unit has stopped at an error.
+    /// The unit has stopped at an error, or its index is not valid. Set until
+    /// [`restart`](Self::restart).
     pub(crate) failed: bool,
 }
 
@@ -91,7 +92,8 @@ impl CommandQueue {
         self.restart(unit);
     }
 
-    /// Forgets the commands that were not consumed. The queue must be disabled.
+    /// Discards the commands that were not consumed. No command completes before the position that
+    /// [`recover_at`](Self::recover_at) then sets. The queue must be disabled.
     pub(crate) fn restart<R: Registers>(&mut self, unit: &R) {
         let index = self.index(self.produced);
         unit.write32(CMDQ_PROD, index);
@@ -116,7 +118,8 @@ impl CommandQueue {
         self.entries.wrapping_mul(2).wrapping_sub(1)
     }
 
-    /// Writes a command behind the last one. The unit sees it after [`ring`](Self::ring).
+    /// Writes a command behind the last one. The unit sees it after
+    /// [`write_prod`](Self::write_prod).
     pub(crate) fn push<M: PhysMemory>(
         &mut self,
         memory: &TableMemory<'_, M>,
@@ -129,13 +132,13 @@ impl CommandQueue {
         Ok(())
     }
 
-    /// Removes the commands from `position` that the unit does not know.
+    /// Removes the commands from `position` on, which the unit has not been told of.
     pub(crate) const fn withdraw(&mut self, position: u64) {
         self.produced = position;
     }
 
     /// Tells the unit the index behind the last command.
-    pub(crate) fn ring<R: Registers>(&self, unit: &R) {
+    pub(crate) fn write_prod<R: Registers>(&self, unit: &R) {
         unit.write32(CMDQ_PROD, self.index(self.produced));
     }
 
@@ -145,7 +148,7 @@ impl CommandQueue {
         (self.entries as u64).saturating_sub(used)
     }
 
-    /// Reads the unit's index. Fails if it lies outside the commands that the unit may read.
+    /// Reads the unit's index. Sets `failed` if it lies outside the commands that the unit may read.
     pub(crate) fn read_consumed<R: Registers>(&mut self, unit: &R) {
         let raw = unit.read32(CMDQ_CONS);
         let behind = self.index(self.produced).wrapping_sub(raw) & self.index_mask();
@@ -169,7 +172,7 @@ impl CommandQueue {
         position <= self.completed
     }
 
-    /// Returns true if `position` was a ticket.
+    /// Returns true if `position` commands were pushed since the start.
     pub(crate) const fn is_submitted(&self, position: u64) -> bool {
         position <= self.produced
     }

@@ -169,7 +169,7 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             self.commands.withdraw(begin);
             return Err(InvalidationError::Failed);
         }
-        self.commands.ring(&self.registers);
+        self.commands.write_prod(&self.registers);
         Ok(Ticket::new(self.commands.produced()))
     }
 

@@ -224,6 +224,20 @@ mod tests {
         assert!(ecap(1 << 2).device_tlb);
         assert_eq!(ecap(1 << 40 | 0x13 << 35).pasid_bits, Some(20));
         assert_eq!(ecap(1 << 48).scalable_coherency, Coherency::Coherent);
+        for (bit, levels) in [(9, Levels::Three), (10, Levels::Four), (11, Levels::Five)] {
+            let unit = cap(1 << bit);
+            for each in [Levels::Three, Levels::Four, Levels::Five] {
+                assert_eq!(unit.walks_second_stage(each), each == levels, "{bit}");
+            }
+            assert_eq!(unit.most_levels(), Some(levels));
+        }
+        assert_eq!(cap(1 << 56).first_stage_pages, PageSize::Size1G);
+        assert!(cap(1 << 63).root_pointer_invalidates);
+        assert!(ecap(1 << 1).queue);
+        assert!(ecap(1 << 6).pass_through);
+        assert!(ecap(1 << 43).scalable_mode);
+        assert!(ecap(1 << 46).scalable_second_stage);
+        assert!(ecap(1 << 47).scalable_first_stage);
         let widths = Capabilities::decode(0b10100 << 8, 0);
         assert_eq!(widths.second_stage_for(39), Some(Levels::Four));
         assert_eq!(widths.second_stage_for(49), None);

@@ -21,7 +21,7 @@ use self::batch::Batch;
 use crate::buffers::Buffers;
 use crate::family::Family;
 use crate::machine::Machine;
-use crate::oracle::{Granted, Mapping};
+use crate::oracle::{GrantedPages, Mapping};
 use crate::qtest::Qtest;
 use crate::ram::GuestRam;
 use crate::random::Random;
@@ -126,7 +126,7 @@ impl Device {
 /// A domain: its table, and the pages that the oracle knows of.
 struct Domain<T> {
     table: Table<T>,
-    granted: Granted,
+    granted: GrantedPages,
     removed: VecDeque<Mapping>,
     /// A page where reading devices show their bytes.
     window: Mapping,
@@ -205,7 +205,7 @@ impl<'m, F: Family> Driver<'m, F> {
             permissions: Permissions::READ_WRITE,
         };
         changes::map_in(self.unit, &table, &self.ram, self.frames, &window)?;
-        let mut granted = Granted::default();
+        let mut granted = GrantedPages::default();
         granted.insert(window);
         Ok(Domain {
             table,

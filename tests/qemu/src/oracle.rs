@@ -1,4 +1,4 @@
-//! The bytes that each domain grants, kept by brute force.
+//! The pages that each domain maps, kept apart from any page table.
 
 use std::collections::BTreeMap;
 
@@ -26,15 +26,17 @@ impl Mapping {
 
 /// The mappings of one domain.
 #[derive(Debug, Default)]
-pub(crate) struct Granted(BTreeMap<Pfn, Mapping>);
+pub(crate) struct GrantedPages(BTreeMap<Pfn, Mapping>);
 
-impl Granted {
+impl GrantedPages {
     pub(crate) fn insert(&mut self, mapping: Mapping) {
+        assert!(self.is_free(&mapping.range), "mapped twice: {mapping:x?}");
         self.0.insert(mapping.range.lo(), mapping);
     }
 
     pub(crate) fn remove(&mut self, mapping: &Mapping) {
-        self.0.remove(&mapping.range.lo());
+        let removed = self.0.remove(&mapping.range.lo());
+        assert_eq!(removed, Some(*mapping), "not mapped");
     }
 
     pub(crate) fn len(&self) -> usize {

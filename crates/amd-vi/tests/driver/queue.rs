@@ -249,6 +249,16 @@ fn a_forged_completion_is_an_error() {
     let ticket = unit.submit(Invalidation::Global).unwrap();
     word.store(ticket.get() + 1, Ordering::Relaxed);
     assert_eq!(unit.poll(ticket), Err(InvalidationError::Failed));
+    rig.model
+        .change(|state| state.processor = Processor::Prompt);
+    // A submission notices it too, and none is possible before the recovery.
+    unit.recover().unwrap();
+    let (last, forged) = (word.load(Ordering::Relaxed), u64::MAX);
+    word.store(forged, Ordering::Relaxed);
+    let failed = Err(InvalidationError::Failed);
+    assert_eq!(unit.submit(Invalidation::Global), failed);
+    word.store(last, Ordering::Relaxed);
+    assert_eq!(unit.submit(Invalidation::Global), failed);
     // A number below the last one is no progress.
     rig.model
         .change(|state| state.processor = Processor::Prompt);

@@ -3,13 +3,14 @@
 use alloc::collections::BTreeMap;
 
 use ringfence_types::{
-    DomainId, FrameSource, Invalidation, Invalidator, PhysAddr, PhysMemory, Registers, RequesterId,
+    DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory,
+    Registers, RequesterId,
 };
 
 use crate::attachments::Device;
 use crate::command::Command;
 use crate::directory::{Directory, Shape};
-use crate::error::UnitError;
+use crate::error::{Feature, UnitError};
 use crate::translation::{
     self, Ats, PageTable, Privilege, ProcessBits, Translation, check_first_stage, device_context,
     process_context,
@@ -74,6 +75,10 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     ) -> Result<(), UnitError> {
         let id = self.device_id(device)?;
         translation::check(&self.capabilities, translation, ats)?;
+        if self.capabilities.svpbmt && translation.has_guest_tables() {
+            let coherent = self.options.coherent_guests;
+            translation::need(coherent, Feature::CoherentGuests)?;
+        }
         self.attachments.check(domain, translation, device)?;
         let tables = tables(&self.memory, &self.options);
         let entry = self.directory.entry(&tables, frames, id)?;
@@ -159,7 +164,8 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     ///
     /// # Errors
     /// [`UnitError::NotAttached`], or [`UnitError::Invalidation`]: the unit may still use cached
-    /// entries. The device stays attached, and a repeated detach can succeed.
+    /// entries. The device stays attached. After [`recover`](Self::recover) a repeated detach
+    /// succeeds, even if the device never answers an invalidation of its TLB.
     pub fn detach<S: FrameSource + ?Sized>(
         &mut self,
         frames: &S,
@@ -167,8 +173,15 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     ) -> Result<(), UnitError> {
         let entry = self.attachments.device(device)?.entry;
         self.clear(entry)?;
-        let ticket = self.submit_plan(|planner, emit| planner.context(device, emit))?;
-        self.wait(ticket)?;
+        let done = self.submit_plan(|planner, emit| planner.context(device, emit));
+        let done = done.and_then(|ticket| self.wait(ticket));
+        if done == Err(InvalidationError::Failed) {
+            // Nothing completes before `recover`, which invalidates the cleared context. Then the
+            // unit rejects what the device's TLB translated, so nobody need wait for the device.
+            self.completion.failed = true;
+            self.attachments.forget_tlb(device);
+        }
+        done?;
         let directory = self.attachments.remove(device);
         self.free_directory(frames, directory);
         Ok(())

@@ -197,6 +197,15 @@ impl Attachments {
         device.directory
     }
 
+    /// Omits the TLB of a device from later invalidations. The device's context must be clear, and
+    /// invalidated before one of them completes.
+    pub(crate) fn forget_tlb(&mut self, requester: RequesterId) {
+        let device = self.devices.get_mut(&requester);
+        if device.and_then(|device| device.ats.take()).is_some() {
+            self.with_ats = self.with_ats.saturating_sub(1);
+        }
+    }
+
     pub(crate) fn insert_process(
         &mut self,
         requester: RequesterId,

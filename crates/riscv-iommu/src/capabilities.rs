@@ -127,6 +127,19 @@ impl Capabilities {
             self.pas
         }
     }
+
+    /// Returns the bits of a process id in the deepest process directory.
+    pub const fn process_id_bits(&self) -> u32 {
+        if self.pd20 {
+            20
+        } else if self.pd17 {
+            17
+        } else if self.pd8 {
+            8
+        } else {
+            0
+        }
+    }
 }
 
 const fn bit(raw: u64, index: u32) -> bool {

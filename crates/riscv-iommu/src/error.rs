@@ -31,6 +31,9 @@ pub enum Feature {
     Ats,
     /// Guest-physical addresses in translation completions (`T2GPA`).
     GuestAddressCompletions,
+    /// Coherent accesses whatever memory type a guest selects, which
+    /// [`Options::coherent_guests`](crate::Options::coherent_guests) states.
+    CoherentGuests,
 }
 
 /// The reason why an operation of the unit failed.

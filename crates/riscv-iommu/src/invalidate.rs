@@ -121,6 +121,8 @@ impl Planner<'_> {
             emit(guest_first_stage(domain));
         }
         if any {
+            // As in `guest_pointers`.
+            emit(Command::Fence);
             emit(Command::DeviceContext { device: None });
         }
     }
@@ -151,14 +153,20 @@ impl Planner<'_> {
     }
 
     /// Emits the invalidation of the contexts whose guest-physical pointers the second stage
-    /// translates: the unit may cache them translated.
+    /// translates: the unit may cache them translated. The fence keeps it from reading one through
+    /// an entry of the second stage that it has not invalidated yet.
     fn guest_pointers(&self, domain: DomainId, emit: Emit<'_>) {
-        for device in self.attachments.devices.values() {
-            if device.is_nested() && device.domain == domain {
-                emit(Command::DeviceContext {
-                    device: Some(device.id),
-                });
-            }
+        let devices = self.attachments.devices.values();
+        let mut guests = devices
+            .filter(|device| device.is_nested() && device.domain == domain)
+            .peekable();
+        if guests.peek().is_some() {
+            emit(Command::Fence);
+        }
+        for device in guests {
+            emit(Command::DeviceContext {
+                device: Some(device.id),
+            });
         }
     }
 

@@ -37,6 +37,11 @@ pub struct Options {
     /// writes records and completions: if it does not snoop, the caller must map the queues'
     /// frames uncached.
     pub coherency: Coherency,
+    /// A guest cannot make a device's accesses bypass the CPU caches: the platform ignores the
+    /// memory types of Svpbmt for memory, or the caller writes each page back from the caches
+    /// before it maps it. Without this the device could read what a page held before it was
+    /// cleared, so a unit with Svpbmt has no first stage of guests.
+    pub coherent_guests: bool,
 }
 
 impl Default for Options {
@@ -51,6 +56,7 @@ impl Default for Options {
             poll_limit: 1_000_000,
             interrupts: Interrupts::Polled,
             coherency: Coherency::Coherent,
+            coherent_guests: false,
         }
     }
 }

@@ -70,13 +70,17 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
     ///
     /// # Errors
     /// As for [`submit_all`](Self::submit_all), and [`InvalidationError::Unsupported`] if the
-    /// directory of devices does not reach `device`, or `process` has more than 20 bits.
+    /// directory of devices does not reach `device`, or no process directory of the unit reaches
+    /// `process`.
     pub fn submit_guest_process(
         &mut self,
         device: RequesterId,
         process: u32,
     ) -> Result<Ticket, InvalidationError> {
-        check_id(process)?;
+        // The unit would stop at the command.
+        if process >> self.capabilities.process_id_bits() != 0 {
+            return Err(InvalidationError::Unsupported);
+        }
         let id = self.device_id(device);
         let device = id.map_err(|_| InvalidationError::Unsupported)?;
         self.submit_plan(|_, emit| emit(Command::ProcessContext { device, process }))
@@ -109,6 +113,9 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
 
     /// Restarts the command queue after an error or a time-out, and submits the invalidation of
     /// all caches. Its completion completes all earlier tickets, whose commands may be lost.
+    ///
+    /// A device that does not answer the invalidation of its TLB stops the queue again at each
+    /// recovery. [`detach`](Self::detach) it and recover once more.
     ///
     /// # Errors
     /// [`UnitError::TimedOut`] or [`UnitError::Rejected`] if the queue does not stop or start,

@@ -134,6 +134,19 @@ pub enum Translation {
     Processes(ProcessBits),
 }
 
+impl Translation {
+    /// Returns true if a guest writes tables of the first stage.
+    pub(crate) const fn has_guest_tables(&self) -> bool {
+        matches!(
+            self,
+            Self::SecondStage {
+                guest: GuestFirstStage::Table { .. } | GuestFirstStage::Processes { .. },
+                ..
+            }
+        )
+    }
+}
+
 /// Address translation services of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ats {
@@ -258,7 +271,7 @@ fn check_root(at: PhysAddr, align: u64, bits: u32) -> Result<(), UnitError> {
     }
 }
 
-fn need(supported: bool, feature: Feature) -> Result<(), UnitError> {
+pub(crate) fn need(supported: bool, feature: Feature) -> Result<(), UnitError> {
     match supported {
         true => Ok(()),
         false => Err(UnitError::Unsupported(feature)),

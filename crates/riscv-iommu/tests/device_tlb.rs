@@ -10,7 +10,7 @@ use common::{
 use ringfence_pgtable::Levels;
 use ringfence_riscv_iommu::{
     Ats, GuestFirstStage, Options, PageRequestEvent, PageResponse, Privilege, ProcessBits,
-    Translation,
+    Translation, UnitError,
 };
 use ringfence_types::{
     CachedLevels, DomainId, GuestPhysAddr, Invalidation, InvalidationError, Invalidator, Pfn,
@@ -33,9 +33,9 @@ fn pages(id: u16, lo: u64, count: u64) -> Invalidation {
     }
 }
 
-/// Returns the commands behind the first fence, without the completion.
+/// Returns the commands behind the last fence, without the completion.
 fn behind_fence(log: &[[u64; 2]]) -> Vec<[u64; 2]> {
-    let fence = log.iter().position(|command| *command == FENCE);
+    let fence = log.iter().rposition(|command| *command == FENCE);
     let fence = fence.expect("no fence");
     assert!(log[..fence].iter().all(|command| command[0] & 0x7f != 4));
     log[fence + 1..log.len() - 1].to_vec()
@@ -90,6 +90,45 @@ fn device_tlbs_follow_the_caches_of_the_unit() {
     model.take_log();
     unit.submit(Invalidation::Global).unwrap();
     assert!(model.take_log().iter().all(|command| *command != FENCE));
+}
+
+/// A removed or hostile device stops the queue at each invalidation of its TLB. It must not keep
+/// the unit from serving the others.
+#[test]
+fn a_device_that_never_answers_can_be_detached() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    let one = Translation::FirstStage(table(0x4000, Levels::Three));
+    let two = Translation::FirstStage(table(0x8000, Levels::Three));
+    unit.attach_with_ats(&frames, device(9), domain(1), &one, Some(Ats::default()))
+        .unwrap();
+    unit.attach(&frames, device(10), domain(2), &two).unwrap();
+    model.behave(Behaviour::DeviceTimesOut);
+    let lost = unit.submit(pages(1, 5, 1)).unwrap();
+    let failed = Err(InvalidationError::Failed);
+    assert_eq!(unit.poll(lost), failed);
+    let ticket = unit.recover().unwrap();
+    assert_eq!(unit.poll(ticket), failed);
+    // The context is clear now, and nothing completes before the unit has read it again.
+    assert_eq!(
+        unit.detach(&frames, device(9)),
+        Err(UnitError::Invalidation(InvalidationError::Failed))
+    );
+    assert_eq!(unit.poll(lost), failed);
+    assert_eq!(unit.submit(pages(1, 5, 1)), Err(InvalidationError::Failed));
+    model.take_log();
+    let ticket = unit.recover().unwrap();
+    assert_eq!(unit.poll(ticket), Ok(true));
+    assert_eq!(unit.poll(lost), Ok(true));
+    let log = model.take_log();
+    let contexts = log.iter().position(|command| command[0] == 3);
+    assert!(contexts.is_some(), "{log:x?}");
+    unit.detach(&frames, device(9)).unwrap();
+    let ticket = unit.submit(pages(2, 5, 1)).unwrap();
+    assert_eq!(unit.poll(ticket), Ok(true));
+    unit.detach(&frames, device(10)).unwrap();
 }
 
 #[test]

@@ -214,6 +214,41 @@ fn both_stages_of_a_guest_are_invalidated() {
     }
 }
 
+/// The unit may execute commands out of order, except around a fence (section 3.1.2). It must not
+/// read a context again through an entry of the second stage that is not invalidated yet.
+#[test]
+fn a_context_is_read_again_after_the_second_stage_is_invalidated() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, BASE);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    let nested = Translation::SecondStage {
+        table: table(0x8000, Levels::Three),
+        guest: GuestFirstStage::Table {
+            root: GuestPhysAddr::new(0x1000),
+            levels: Levels::Three,
+            space: 3,
+        },
+        msi: None,
+    };
+    unit.attach(&frames, device(9), domain(1), &nested).unwrap();
+    let requests = [
+        page(1),
+        Invalidation::Domain(domain(1)),
+        Invalidation::Global,
+    ];
+    for request in requests {
+        model.take_log();
+        done(&mut unit, request);
+        let log = model.take_log();
+        let position = |opcode: u64| log.iter().position(|command| command[0] & 0x3ff == opcode);
+        // IOTINVAL.GVMA, IOFENCE.C and IODIR.INVAL_DDT.
+        let (second_stage, fence, context) = (position(0x81), position(2), position(3));
+        assert!(second_stage.is_some(), "{log:x?}");
+        assert!(second_stage < fence && fence < context, "{log:x?}");
+    }
+}
+
 #[test]
 fn processes_have_tables_of_their_own() {
     for (bits, last) in [

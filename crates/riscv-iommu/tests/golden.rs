@@ -60,6 +60,15 @@ fn capabilities_are_decoded() {
     for (raw, bits) in [(1 << 19, 59), (1 << 18, 50), (1 << 17, 41), (40 << 32, 40)] {
         assert_eq!(Capabilities::decode(raw).guest_address_bits(), bits);
     }
+    for (raw, bits) in [
+        (0, 0),
+        (1 << 38, 8),
+        (0b11 << 38, 17),
+        (0b111 << 38, 20),
+        (1 << 40, 20),
+    ] {
+        assert_eq!(Capabilities::decode(raw).process_id_bits(), bits);
+    }
 }
 
 /// Attaches device 5 with `translation`, and returns the words of its device context.

@@ -315,3 +315,80 @@ fn frames_run_out_without_a_leak() {
     unit.disable(&frames).map_err(|(_, error)| error).unwrap();
     assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
 }
+
+/// A guest passes on process ids, and the unit stops at one that is too wide.
+#[test]
+fn a_guest_cannot_name_a_process_that_the_unit_does_not_have() {
+    // PD8 alone: PD17 and PD20 are bits 39 and 40.
+    for (capabilities, most) in [
+        (BASE & !(0b11 << 39), 0xff),
+        (BASE & !(1 << 40), 0x1_ffff),
+        (BASE, 0xf_ffff),
+    ] {
+        let machine = Machine::new();
+        let model = Model::new(&machine.memory, capabilities);
+        let frames = machine.frames();
+        let mut unit = start(&machine, &model, &frames, options());
+        let ticket = unit.submit_guest_process(device(9), most).unwrap();
+        assert_eq!(unit.poll(ticket), Ok(true));
+        assert_eq!(
+            unit.submit_guest_process(device(9), most + 1),
+            Err(InvalidationError::Unsupported)
+        );
+    }
+}
+
+/// With Svpbmt a guest selects memory types that may bypass the CPU caches.
+#[test]
+fn guests_need_coherent_devices() {
+    let table = table(0x8000, Levels::Three);
+    let root = GuestPhysAddr::new(0x1000);
+    let guests = [
+        GuestFirstStage::Table {
+            root,
+            levels: Levels::Three,
+            space: 3,
+        },
+        GuestFirstStage::Processes {
+            root,
+            bits: ProcessBits::Eight,
+            default_process: true,
+        },
+    ];
+    const SVPBMT: u64 = 1 << 15;
+    for (capabilities, coherent_guests) in [(BASE, false), (BASE | SVPBMT, true)] {
+        for guest in guests {
+            let attached = attach_guest(capabilities, coherent_guests, table, guest);
+            assert_eq!(attached, Ok(()));
+        }
+    }
+    for guest in guests {
+        let attached = attach_guest(BASE | SVPBMT, false, table, guest);
+        let error = UnitError::Unsupported(Feature::CoherentGuests);
+        assert_eq!(attached, Err(error));
+    }
+    let bare = attach_guest(BASE | SVPBMT, false, table, GuestFirstStage::Bare);
+    assert_eq!(bare, Ok(()));
+}
+
+fn attach_guest(
+    capabilities: u64,
+    coherent_guests: bool,
+    table: PageTable,
+    guest: GuestFirstStage,
+) -> Result<(), UnitError> {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, capabilities);
+    let frames = machine.frames();
+    let options = Options {
+        coherent_guests,
+        ..options()
+    };
+    let mut unit = start(&machine, &model, &frames, options);
+    let translation = Translation::SecondStage {
+        table,
+        guest,
+        msi: None,
+    };
+    unit.attach(&frames, device(9), domain(1), &translation)
+}

@@ -6,7 +6,7 @@ use ringfence_types::{DomainId, FrameSource, PhysAddr, PhysMemory, Registers, Re
 use crate::attachments::Device;
 use crate::command::Command;
 use crate::context;
-use crate::error::UnitError;
+use crate::error::{Feature, UnitError};
 use crate::stream_entry::{self, V};
 use crate::translation::{Translation, check};
 use crate::unit::{Unit, tables};
@@ -31,6 +31,9 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     ) -> Result<(), UnitError> {
         let stream = self.stream_id(device)?;
         check(&self.capabilities, domain, translation)?;
+        if matches!(translation, Translation::Nested { .. }) && !self.options.coherent_guests {
+            return Err(UnitError::Unsupported(Feature::CoherentGuests));
+        }
         self.attachments.check(domain, translation, device)?;
         let memory = tables(&self.memory, &self.capabilities);
         let entry = self.streams.entry(&memory, &self.frames, stream)?;

@@ -25,6 +25,9 @@ pub enum Feature {
     FreePlacement,
     /// Tables of this granule.
     Granule(PageSize),
+    /// Coherent accesses whatever attributes a guest selects, which
+    /// [`Options::coherent_guests`](crate::Options::coherent_guests) states.
+    CoherentGuests,
 }
 
 /// The reason why an operation of the unit failed.

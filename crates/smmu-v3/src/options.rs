@@ -33,6 +33,13 @@ pub struct Options {
     pub poll_limit: u32,
     /// Interrupts of the unit.
     pub interrupts: Interrupts,
+    /// A guest cannot make the accesses of its devices bypass the CPU caches: they are coherent
+    /// whatever attributes stage 1 has (CANWBS in the device's memory access properties of IORT),
+    /// or the caller cleans each page to memory before it maps it. Without this a device could read
+    /// what a page held before it was cleared, so no device has [`Translation::Nested`].
+    ///
+    /// [`Translation::Nested`]: crate::Translation::Nested
+    pub coherent_guests: bool,
 }
 
 impl Options {
@@ -47,6 +54,7 @@ impl Options {
             page_commands: 32,
             poll_limit: 1_000_000,
             interrupts: Interrupts::Polled,
+            coherent_guests: false,
         }
     }
 }

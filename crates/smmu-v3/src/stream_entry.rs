@@ -22,6 +22,8 @@ const CONTEXT: u64 = 0x00ff_ffff_ffff_ffc0;
 const CONTEXT_CACHED: u64 = 0b01 << 2 | 0b01 << 4 | 0b11 << 6;
 /// S1STALLD: a context descriptor that lets faulting transactions stall is not valid.
 const STALLS_DISABLED: u64 = 1 << 27;
+/// MEV: the unit may merge records of similar events.
+const MERGE_EVENTS: u64 = 1 << 19;
 /// SHCFG: the shareability of the access.
 const SHARE_AS_INCOMING: u64 = 0b01 << 44;
 
@@ -59,8 +61,11 @@ pub(crate) fn words(
             first(CONFIG_STAGE2, 0, [SHARE_AS_INCOMING, control, root])
         }
         Translation::Nested { table, context } => {
-            let attributes =
-                cached(unit, CONTEXT_CACHED) | SHARE_AS_INCOMING | stalls_disabled(unit);
+            // A guest decides how many events its devices cause.
+            let attributes = cached(unit, CONTEXT_CACHED)
+                | SHARE_AS_INCOMING
+                | MERGE_EVENTS
+                | stalls_disabled(unit);
             let [control, root] = stage2(unit, domain, table);
             first(CONFIG_NESTED, context.get(), [attributes, control, root])
         }

@@ -116,7 +116,13 @@ impl Caches {
             }
             0x83 => {
                 self.processes.remove(&(did, pid));
-                !reserved && dv
+                // PD20, PD17, else PD8.
+                let width = match capabilities >> 39 & 3 {
+                    0 => 8,
+                    1 => 17,
+                    _ => 20,
+                };
+                !reserved && dv && pid >> width == 0
             }
             _ => false,
         }

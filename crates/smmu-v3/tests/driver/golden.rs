@@ -118,7 +118,7 @@ fn entries_without_tables_and_of_both_stages() {
     let root = table.root().get();
     let words = [
         0x1_234f,
-        0x1000_0800_00d4,
+        0x1000_0808_00d4,
         0x044c_3559_0000_0005,
         root,
         0,

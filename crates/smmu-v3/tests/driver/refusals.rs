@@ -192,6 +192,23 @@ fn stages_and_granules_that_the_unit_lacks() {
     assert_eq!(rig.unit().attach(DEVICE, DOMAIN, &two(&second)), error);
 }
 
+/// A guest's stage 1 can select attributes that bypass the CPU caches.
+#[test]
+fn guests_need_coherent_devices() {
+    let mut rig = Rig::new();
+    rig.options.coherent_guests = false;
+    let mut unit = rig.unit();
+    let table = rig.stage2(DOMAIN);
+    let nested = Translation::Nested {
+        table: PageTable::of(&table),
+        context: GuestPhysAddr::new(0x1_0000),
+    };
+    let error = UnitError::Unsupported(Feature::CoherentGuests);
+    assert_eq!(unit.attach(DEVICE, DOMAIN, &nested), Err(error));
+    assert_eq!(rig.access(DEVICE, 0x1000), None);
+    unit.attach(DEVICE, DOMAIN, &two(&table)).unwrap();
+}
+
 #[test]
 fn tables_that_no_entry_describes() {
     let rig = Rig::new();

@@ -74,6 +74,7 @@ impl Rig {
             memory,
             options: Options {
                 poll_limit: POLL_LIMIT,
+                coherent_guests: true,
                 ..Options::new(table, bits)
             },
         }

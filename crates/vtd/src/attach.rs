@@ -197,7 +197,14 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
             }
             Tables::Scalable(tables) => {
                 let coherency = self.capabilities.scalable_coherency;
-                let words = entry(new.domain, new.translation, deepest, coherency);
+                let snoop_control = self.capabilities.snoop_control;
+                let words = entry(
+                    new.domain,
+                    new.translation,
+                    deepest,
+                    coherency,
+                    snoop_control,
+                );
                 tables.set(&self.memory, &self.frames, new.device, new.pasid, words)?;
             }
         }

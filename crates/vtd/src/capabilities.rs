@@ -38,6 +38,9 @@ pub struct Capabilities {
     pub device_tlb: bool,
     /// PT: requests may pass untranslated.
     pub pass_through: bool,
+    /// SC: snooping can be forced, by PASID-table entries of the first stage and by
+    /// [`Snoop::Forced`](ringfence_pgtable::Snoop::Forced) in leaves of the second.
+    pub snoop_control: bool,
     /// IRO: offset of the IOTLB registers.
     pub iotlb_registers_at: u64,
     /// PASID: requests may carry a PASID; its number of bits (PSS).
@@ -105,6 +108,7 @@ impl Capabilities {
             queue: bit(ecap, 1),
             device_tlb: bit(ecap, 2),
             pass_through: bit(ecap, 6),
+            snoop_control: bit(ecap, 7),
             iotlb_registers_at: field(ecap, 8, 10) as u64 * 16,
             pasid_bits: if bit(ecap, 40) {
                 Some(field(ecap, 35, 5) + 1)
@@ -189,6 +193,7 @@ mod tests {
                 queue: true,
                 device_tlb: false,
                 pass_through: true,
+                snoop_control: false,
                 iotlb_registers_at: 0xf0,
                 pasid_bits: None,
                 scalable_mode: false,
@@ -235,6 +240,7 @@ mod tests {
         assert!(cap(1 << 63).root_pointer_invalidates);
         assert!(ecap(1 << 1).queue);
         assert!(ecap(1 << 6).pass_through);
+        assert!(ecap(1 << 7).snoop_control && !ecap(!(1 << 7)).snoop_control);
         assert!(ecap(1 << 43).scalable_mode);
         assert!(ecap(1 << 46).scalable_second_stage);
         assert!(ecap(1 << 47).scalable_first_stage);

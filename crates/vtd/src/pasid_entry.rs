@@ -18,6 +18,8 @@ const PGTT_SECOND: u64 = 0b010;
 const PGTT_PASS_THROUGH: u64 = 0b100;
 /// PWSNP, bit 87: the walk snoops. Reserved without SMPWCS.
 const PWSNP: u64 = 1 << 23;
+/// PGSNP, bit 88: accesses snoop whatever the device requests. Reserved without SC.
+const PGSNP: u64 = 1 << 24;
 /// FSPM, bits 131:130: 01b for five levels of the first stage.
 const FIVE_LEVELS: u64 = 0b01 << 2;
 
@@ -29,11 +31,15 @@ pub(crate) const WORDS: usize = 8;
 ///
 /// QEMU checks addresses of the first stage against AW, which the specification defines for the
 /// second stage only. AW therefore always has a value.
+///
+/// Leaves of the first stage have no bit that forces snooping. With `snoop_control` the entry has:
+/// an access that bypassed the CPU caches could read what a page held before it was cleared.
 pub(crate) const fn entry(
     domain: DomainId,
     translation: Translation,
     deepest: Levels,
     coherency: Coherency,
+    snoop_control: bool,
 ) -> [u64; WORDS] {
     let (word0, first) = match translation {
         Translation::FirstStage { root, levels } => {
@@ -54,7 +60,11 @@ pub(crate) const fn entry(
         Coherency::Coherent => PWSNP,
         Coherency::NonCoherent => 0,
     };
-    let word1 = domain.get() as u64 | snoop;
+    let forced = match translation {
+        Translation::FirstStage { .. } if snoop_control => PGSNP,
+        _ => 0,
+    };
+    let word1 = domain.get() as u64 | snoop | forced;
     [word0 | PRESENT, word1, first, 0, 0, 0, 0, 0]
 }
 
@@ -93,10 +103,28 @@ mod tests {
             (second(Levels::Five), other, [0x1_2345_608d, 0xbeef, 0]),
             (Translation::PassThrough, other, [0x109, 0xbeef, 0]),
         ] {
-            let [a, b, c, rest @ ..] =
-                entry(DomainId::new(0xbeef), translation, Levels::Four, coherency);
+            let [a, b, c, rest @ ..] = entry(
+                DomainId::new(0xbeef),
+                translation,
+                Levels::Four,
+                coherency,
+                false,
+            );
             assert_eq!([a, b, c], words, "{translation:?}");
             assert_eq!(rest, [0; 5]);
+            let forced = entry(
+                DomainId::new(0xbeef),
+                translation,
+                Levels::Four,
+                coherency,
+                true,
+            );
+            let is_first = matches!(translation, Translation::FirstStage { .. });
+            assert_eq!(
+                forced[1],
+                words[1] | u64::from(is_first) << 24,
+                "{translation:?}"
+            );
         }
     }
 }

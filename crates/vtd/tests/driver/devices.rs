@@ -58,6 +58,21 @@ fn legacy_entries_and_their_invalidations() {
     assert_eq!(frames.in_use(), 0);
 }
 
+/// PGSNP, where the unit has snoop control (SC).
+#[test]
+fn first_stage_accesses_snoop() {
+    const SC: u64 = 1 << 7;
+    for (ecap, word) in [(ECAP_SCALABLE, 7), (ECAP_SCALABLE | SC, 0x100_0007)] {
+        let model = Model::new(CAP, ecap);
+        let frames = model::frames(&model);
+        let mut unit = start(&model, &frames, Mode::Scalable).unwrap();
+        unit.attach(device(0x1285), domain(7), first(0x5000))
+            .unwrap();
+        let entry = words(&model, FIRST + 0x2000);
+        assert_eq!(entry, [0x49, word, 0x5000, 0, 0, 0, 0, 0]);
+    }
+}
+
 #[test]
 fn scalable_entries_and_their_invalidations() {
     let model = Model::new(CAP, ECAP_SCALABLE);

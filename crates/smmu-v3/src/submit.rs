@@ -35,13 +35,18 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     ///
     /// # Errors
     /// As for [`submit_all`](Self::submit_all), and [`InvalidationError::Unsupported`] if the unit
-    /// does not have both stages.
+    /// does not have both stages, or ids of as many bits.
     pub fn submit_guest_stage1(
         &mut self,
         guest: DomainId,
         asid: Option<u16>,
     ) -> Result<Ticket, InvalidationError> {
-        if !self.capabilities.stage1 || !self.capabilities.stage2 {
+        let unit = &self.capabilities;
+        let fits = |id: u16, bits: u32| u32::from(id) >> bits == 0;
+        // The unit may stop at a command with a wider id, and the guest chooses the ASID.
+        let expressible =
+            fits(guest.get(), unit.vmid_bits) && fits(asid.unwrap_or(0), unit.asid_bits);
+        if !unit.stage1 || !unit.stage2 || !expressible {
             return Err(InvalidationError::Unsupported);
         }
         let vmid = guest.get();

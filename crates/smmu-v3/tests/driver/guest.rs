@@ -175,6 +175,21 @@ fn a_guest_cannot_stall_transactions() {
     }
 }
 
+/// ASID16 and VMID16 are bits 12 and 18.
+#[test]
+fn a_guest_cannot_name_an_asid_that_the_unit_does_not_have() {
+    let unsupported = Err(InvalidationError::Unsupported);
+    for (feature, guest, asid) in [(1 << 12, DOMAIN, 0x100), (1 << 18, DomainId::new(0x100), 9)] {
+        let rig = Rig::new();
+        assert!(rig.unit().submit_guest_stage1(guest, Some(asid)).is_ok());
+        let rig = Rig::without(feature);
+        let mut unit = rig.unit();
+        assert_eq!(unit.submit_guest_stage1(guest, Some(asid)), unsupported);
+        let ticket = unit.submit_guest_stage1(DOMAIN, Some(0xff)).unwrap();
+        unit.wait(ticket).unwrap();
+    }
+}
+
 #[test]
 fn guests_need_both_stages() {
     let rig = Rig::without(1);

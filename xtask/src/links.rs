@@ -17,39 +17,52 @@ const HISTORICAL: &str = "<!-- historical file names -->";
 
 /// Checks every Markdown file of the repository.
 pub(crate) fn check(repo: &Repo) -> anyhow::Result<String> {
+    let files = repo.files()?;
     let mut found = Vec::new();
-    for path in repo.files()? {
+    for path in &files {
         if path.extension().is_some_and(|extension| extension == "md") {
-            let directory = repo.root.join(path.parent().unwrap_or(Path::new("")));
-            let text = repo.read(&path)?;
-            let mut missing = |line, target: &str| {
-                let message = format!("{target} does not exist");
-                found.push(Violation::error(&path, line, message));
-            };
-            for (line, target) in links(&text) {
-                if !directory.join(&target).exists() {
-                    missing(line, &target);
-                }
-            }
-            for (line, name) in file_names(&text) {
-                let candidates = candidates(&repo.root, &directory, &name);
-                if !candidates.is_empty() && !candidates.iter().any(|path| path.exists()) {
-                    missing(line, &name);
-                }
-            }
+            found.extend(violations(&repo.root, &files, path, &repo.read(path)?));
         }
     }
     rules::verdict(&found)
 }
 
+/// Returns the references of a document to files that do not exist. `files` are those of the tree.
+fn violations(root: &Path, files: &[PathBuf], path: &Path, text: &str) -> Vec<Violation> {
+    let directory = root.join(path.parent().unwrap_or(Path::new("")));
+    let mut found = Vec::new();
+    let mut missing = |line, target: &str| {
+        let message = format!("{target} does not exist");
+        found.push(Violation::error(path, line, message));
+    };
+    for (line, target) in links(text) {
+        if !directory.join(&target).exists() {
+            missing(line, &target);
+        }
+    }
+    for (line, name) in file_names(text) {
+        if !names_a_file(root, files, &directory, &name) {
+            missing(line, &name);
+        }
+    }
+    found
+}
+
 /// Returns the lines of `text` outside code blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut in_code = false;
+    // Backticks of the open fence. A fence of as many, without a language, closes it.
+    let mut open: Option<usize> = None;
     (1..).zip(text.lines()).filter(move |(_, line)| {
-        if line.trim_start().starts_with("```") {
-            in_code = !in_code;
+        let line = line.trim();
+        let ticks = line.len() - line.trim_start_matches('`').len();
+        let is_fence = ticks >= 3 && !line[ticks..].contains('`');
+        match open {
+            None if is_fence => open = Some(ticks),
+            None => return true,
+            Some(fence) if ticks >= fence && ticks == line.len() => open = None,
+            Some(_) => {}
         }
-        !in_code
+        false
     })
 }
 
@@ -72,21 +85,21 @@ fn file_names(text: &str) -> Vec<(usize, String)> {
     names.filter(|(_, name)| is_path(name)).collect()
 }
 
-/// Returns the paths that `name` may refer to: below the root, the document's directory, or
-/// `crates`, there with or without `src`. Empty if it does not name a file of the tree.
-fn candidates(root: &Path, directory: &Path, name: &str) -> Vec<PathBuf> {
-    let Some((first, rest)) = name.split_once('/') else {
-        return Vec::new();
-    };
-    let of_crate = root.join("crates").join(first);
+/// Returns false if `name` is that of a file of the tree, and no such file exists. Names of other
+/// trees are not checked.
+fn names_a_file(root: &Path, files: &[PathBuf], directory: &Path, name: &str) -> bool {
+    let first = name.split('/').next().unwrap_or_default();
     if ROOTS.contains(&first) {
-        vec![root.join(name), directory.join(name)]
-    } else if name.ends_with(".rs") && of_crate.is_dir() {
-        let src = of_crate.join("src").join(rest);
-        vec![of_crate.join(rest), src, directory.join(name)]
-    } else {
-        Vec::new()
+        return root.join(name).exists() || directory.join(name).exists();
     }
+    // The end of a path, so that a document need not repeat `crates` and `src`.
+    !name.ends_with(".rs") || files.iter().any(|file| ends_with(file, name))
+}
+
+/// Returns true if `name` is the end of `file`, which may have `src` between its folders.
+fn ends_with(file: &Path, name: &str) -> bool {
+    let without_src: PathBuf = file.iter().filter(|part| *part != "src").collect();
+    file.ends_with(name) || without_src.ends_with(name)
 }
 
 /// Returns the relative targets of inline links with their lines, without fragments. Skips code.
@@ -118,8 +131,9 @@ mod tests {
         let found: Vec<(usize, &str)> = found.iter().map(|(line, t)| (*line, t.as_str())).collect();
         assert_eq!(found, expected);
     }
+
     #[test]
-    fn file_names_are_collected_and_found() {
+    fn file_names_are_collected() {
         let text = "`crates/hw/src/lib.rs` of `hw::Iommu`, `a b/c`, `x.rs` and `dma/*`\n\
             ```\n`docs/A.md`\n```\n`dma/map.rs` `target/guest`\n";
         let expected = [
@@ -131,26 +145,42 @@ mod tests {
         let found: Vec<(usize, &str)> = found.iter().map(|(line, t)| (*line, t.as_str())).collect();
         assert_eq!(found, expected);
         assert_eq!(file_names(&format!("{text}{HISTORICAL}\n")), []);
+    }
 
+    #[test]
+    fn nested_code_blocks_end_with_their_own_fence() {
+        let text = "a\n````text\n```console\nb\n```\nc\n````\n```x```\n```\nd\n```\ne\n";
+        let lines: Vec<&str> = prose(text).map(|(_, line)| line).collect();
+        assert_eq!(lines, ["a", "```x```", "e"]);
+    }
+
+    #[test]
+    fn references_to_missing_files_are_found() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        std::fs::create_dir_all(root.join("crates/dma/src")).unwrap();
-        std::fs::write(root.join("crates/dma/src/map.rs"), "").unwrap();
-        let exists = |directory: &str, name: &str| {
-            let candidates = candidates(root, &root.join(directory), name);
-            (!candidates.is_empty()).then(|| candidates.iter().any(|path| path.exists()))
-        };
-        for (directory, name, expected) in [
-            ("docs", "crates/dma/src/map.rs", Some(true)),
-            ("docs", "crates/dma/src/mapping.rs", Some(false)),
-            ("docs", "dma/map.rs", Some(true)),
-            ("docs", "dma/src/map.rs", Some(true)),
-            ("docs", "dma/mapping.rs", Some(false)),
-            ("docs", "tests/map.rs", Some(false)),
-            ("docs", "target/guest", None),
-            ("docs", "drivers/iommu/iova.c", None),
+        let files = ["crates/dma/src/map.rs", "docs/A.md", "kmod/core.h"].map(PathBuf::from);
+        for file in &files {
+            std::fs::create_dir_all(root.join(file.parent().unwrap())).unwrap();
+            std::fs::write(root.join(file), "").unwrap();
+        }
+        for (reference, exists) in [
+            ("[a](A.md)", true),
+            ("[a](B.md)", false),
+            ("[a](../kmod/core.h)", true),
+            ("`crates/dma/src/map.rs`", true),
+            ("`crates/dma/src/mapping.rs`", false),
+            ("`dma/map.rs`", true),
+            ("`dma/src/map.rs`", true),
+            ("`src/map.rs`", true),
+            ("`dma/mapping.rs`", false),
+            // A file of a crate that was renamed.
+            ("`layer/map.rs`", false),
+            ("`tests/map.rs`", false),
+            ("`target/guest`", true),
+            ("`drivers/iommu/iova.c`", true),
         ] {
-            assert_eq!(exists(directory, name), expected, "{name}");
+            let found = violations(root, &files, Path::new("docs/A.md"), reference);
+            assert_eq!(found.is_empty(), exists, "{reference}: {found:?}");
         }
     }
 }

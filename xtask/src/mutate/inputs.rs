@@ -96,6 +96,14 @@ impl Inputs {
     /// Returns a fingerprint of what the package's tests are built from or read, without patches.
     fn tested(&self, package: &str) -> u64 {
         let directories = self.directories(package);
+        // The tests of a dependency are neither built nor read.
+        let whole = self.read_whole(package);
+        let is_test = |path: &Path, owner: &Path| {
+            let below = path.strip_prefix(owner).unwrap_or(path);
+            ["tests", "benches", "examples"]
+                .iter()
+                .any(|folder| below.starts_with(folder))
+        };
         let mut text = String::new();
         for package in self.packages.values() {
             if directories.contains(package.directory.as_path()) {
@@ -125,7 +133,8 @@ impl Inputs {
             }
             let owner = owner(path);
             if path.starts_with(CRATES) {
-                return directories.contains(owner);
+                let is_read = whole.contains(owner) || !is_test(path, owner);
+                return directories.contains(owner) && is_read;
             }
             let folder = folders.iter().find(|(folder, _)| *folder == owner);
             folder.map_or(!path.starts_with(XTASK), |(_, counts)| *counts)
@@ -137,18 +146,36 @@ impl Inputs {
         hasher.finish()
     }
 
+    /// Returns the directories of the package and of those whose files its sources name.
+    fn read_whole(&self, name: &str) -> BTreeSet<&Path> {
+        let Some(package) = self.packages.get(name) else {
+            return BTreeSet::new();
+        };
+        let all = self
+            .packages
+            .values()
+            .map(|other| other.directory.as_path());
+        all.filter(|directory| {
+            let folder = directory.file_name().unwrap_or_default();
+            *directory == package.directory
+                || package
+                    .text
+                    .contains(&format!("../{}/", folder.to_string_lossy()))
+        })
+        .collect()
+    }
+
     /// Returns the directories of the package, of its dependencies, and of those whose files its
     /// tests name.
     fn directories(&self, name: &str) -> BTreeSet<&Path> {
         let mut left = vec![name];
         if let Some(package) = self.packages.get(name) {
             left.extend(package.test_dependencies.iter().map(String::as_str));
-            for (other, at) in &self.packages {
-                let folder = at.directory.file_name().unwrap_or_default();
-                let reads = format!("../{}/", folder.to_string_lossy());
-                if package.text.contains(&reads) {
-                    left.push(other);
-                }
+        }
+        let whole = self.read_whole(name);
+        for (other, package) in &self.packages {
+            if whole.contains(package.directory.as_path()) {
+                left.push(other);
             }
         }
         let mut directories = BTreeSet::new();
@@ -224,9 +251,11 @@ mod tests {
         let files = [
             "Cargo.lock",
             "crates/lower/src/lib.rs",
+            "crates/lower/tests/order.rs",
             "crates/middle/src/lib.rs",
             "crates/middle/README.md",
             "crates/side/src/lib.rs",
+            "crates/side/tests/case.rs",
             "crates/upper/src/lib.rs",
             "docs/A.md",
             "docs/B.md",
@@ -257,10 +286,10 @@ mod tests {
         for (package, counted) in [
             (
                 "lower",
-                "Cargo.lock lower middle side upper A.md main.c a.patch",
+                "Cargo.lock lower middle side upper order.rs case.rs A.md main.c a.patch",
             ),
             ("middle", "Cargo.lock lower middle side A.md main.c a.patch"),
-            ("side", "Cargo.lock side main.c a.patch"),
+            ("side", "Cargo.lock side case.rs main.c a.patch"),
             ("upper", "Cargo.lock lower middle upper A.md a.patch"),
         ] {
             let mutation = mutation(package);

@@ -2,7 +2,7 @@
 
 use core::iter::FusedIterator;
 
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 
 /// Bytes of a table, which know their offset in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,69 +38,69 @@ impl<'a> Bytes<'a> {
     }
 
     /// Returns an error at the byte `at` of this part.
-    pub(crate) fn error(&self, at: usize, kind: TableErrorKind) -> TableError {
+    pub(crate) fn error(&self, at: usize, kind: FirmwareErrorKind) -> FirmwareError {
         kind.at(self.offset.saturating_add(at))
     }
 
     /// Returns `bytes` bytes from `at`.
-    pub(crate) fn part(&self, at: usize, bytes: usize) -> Result<Self, TableError> {
+    pub(crate) fn part(&self, at: usize, bytes: usize) -> Result<Self, FirmwareError> {
         let end = at.checked_add(bytes);
         let data = end.and_then(|end| self.data.get(at..end));
         Ok(Self {
-            data: data.ok_or_else(|| self.error(at, TableErrorKind::Truncated))?,
+            data: data.ok_or_else(|| self.error(at, FirmwareErrorKind::Truncated))?,
             offset: self.offset.saturating_add(at),
         })
     }
 
     /// Returns all bytes from `at` on.
-    pub(crate) fn from(&self, at: usize) -> Result<Self, TableError> {
+    pub(crate) fn from(&self, at: usize) -> Result<Self, FirmwareError> {
         match self.len().checked_sub(at) {
             Some(bytes) => self.part(at, bytes),
-            None => Err(self.error(at, TableErrorKind::Truncated)),
+            None => Err(self.error(at, FirmwareErrorKind::Truncated)),
         }
     }
 
-    pub(crate) fn array<const N: usize>(&self, at: usize) -> Result<[u8; N], TableError> {
+    pub(crate) fn array<const N: usize>(&self, at: usize) -> Result<[u8; N], FirmwareError> {
         let part = self.part(at, N)?;
-        <[u8; N]>::try_from(part.data).map_err(|_| self.error(at, TableErrorKind::Truncated))
+        <[u8; N]>::try_from(part.data).map_err(|_| self.error(at, FirmwareErrorKind::Truncated))
     }
 
-    pub(crate) fn u8(&self, at: usize) -> Result<u8, TableError> {
+    pub(crate) fn u8(&self, at: usize) -> Result<u8, FirmwareError> {
         self.array(at).map(u8::from_le_bytes)
     }
 
-    pub(crate) fn u16(&self, at: usize) -> Result<u16, TableError> {
+    pub(crate) fn u16(&self, at: usize) -> Result<u16, FirmwareError> {
         self.array(at).map(u16::from_le_bytes)
     }
 
-    pub(crate) fn u32(&self, at: usize) -> Result<u32, TableError> {
+    pub(crate) fn u32(&self, at: usize) -> Result<u32, FirmwareError> {
         self.array(at).map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&self, at: usize) -> Result<u64, TableError> {
+    pub(crate) fn u64(&self, at: usize) -> Result<u64, FirmwareError> {
         self.array(at).map(u64::from_le_bytes)
     }
 
     /// Reads a cell of a device tree, which is big-endian.
-    pub(crate) fn cell(&self, at: usize) -> Result<u32, TableError> {
+    pub(crate) fn cell(&self, at: usize) -> Result<u32, FirmwareError> {
         self.array(at).map(u32::from_be_bytes)
     }
 
     /// Fails unless there are `bytes` bytes, which the type of the structure requires.
-    pub(crate) fn at_least(&self, bytes: usize) -> Result<(), TableError> {
+    pub(crate) fn at_least(&self, bytes: usize) -> Result<(), FirmwareError> {
         if self.len() < bytes {
-            return Err(self.error(0, TableErrorKind::StructureLength));
+            return Err(self.error(0, FirmwareErrorKind::StructureLength));
         }
         Ok(())
     }
 
     /// Returns the text from `at` up to its zero byte, which is within `longest` bytes.
-    pub(crate) fn text(&self, at: usize, longest: usize) -> Result<&'a [u8], TableError> {
+    pub(crate) fn text(&self, at: usize, longest: usize) -> Result<&'a [u8], FirmwareError> {
         let rest = self.from(at)?;
         let searched = rest.data.get(..longest).unwrap_or(rest.data);
         let end = searched.iter().position(|byte| *byte == 0);
         end.and_then(|end| searched.get(..end))
-            .ok_or_else(|| rest.error(0, TableErrorKind::Unterminated))
+            .ok_or_else(|| rest.error(0, FirmwareErrorKind::Unterminated))
     }
 }
 
@@ -111,7 +111,7 @@ pub(crate) struct Records<'a> {
     /// Bytes of the part that all structures have.
     header: usize,
     /// Reads the length of the first structure.
-    length: fn(&Bytes<'a>) -> Result<usize, TableError>,
+    length: fn(&Bytes<'a>) -> Result<usize, FirmwareError>,
     /// Number of structures; `None` up to the end of the bytes.
     count: Option<u32>,
 }
@@ -120,7 +120,7 @@ impl<'a> Records<'a> {
     pub(crate) fn new(
         rest: Bytes<'a>,
         header: usize,
-        length: fn(&Bytes<'a>) -> Result<usize, TableError>,
+        length: fn(&Bytes<'a>) -> Result<usize, FirmwareError>,
     ) -> Self {
         Self {
             rest,
@@ -138,18 +138,18 @@ impl<'a> Records<'a> {
         }
     }
 
-    fn first(&self) -> Result<Bytes<'a>, TableError> {
+    fn first(&self) -> Result<Bytes<'a>, FirmwareError> {
         self.rest.part(0, self.header)?;
         let length = (self.length)(&self.rest)?;
         if length < self.header {
-            return Err(self.rest.error(0, TableErrorKind::StructureLength));
+            return Err(self.rest.error(0, FirmwareErrorKind::StructureLength));
         }
         self.rest.part(0, length)
     }
 }
 
 impl<'a> Iterator for Records<'a> {
-    type Item = Result<Bytes<'a>, TableError>;
+    type Item = Result<Bytes<'a>, FirmwareError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match &mut self.count {
@@ -176,7 +176,7 @@ impl FusedIterator for Records<'_> {}
 mod tests {
     use super::*;
 
-    fn lengths(data: &[u8], count: Option<u32>) -> ([usize; 4], Option<TableError>) {
+    fn lengths(data: &[u8], count: Option<u32>) -> ([usize; 4], Option<FirmwareError>) {
         let mut records = Records::new(Bytes::table(data), 2, |rest| rest.u8(1).map(usize::from));
         if let Some(count) = count {
             records = records.limited_to(count);
@@ -202,10 +202,10 @@ mod tests {
 
     #[test]
     fn a_bad_record_is_the_last() {
-        let error = |offset, kind| Some(TableError { offset, kind });
-        let short = error(2, TableErrorKind::StructureLength);
+        let error = |offset, kind| Some(FirmwareError { offset, kind });
+        let short = error(2, FirmwareErrorKind::StructureLength);
         assert_eq!(lengths(&[0, 2, 0, 0, 0, 2], None), ([2, 0, 0, 0], short));
-        let truncated = error(2, TableErrorKind::Truncated);
+        let truncated = error(2, FirmwareErrorKind::Truncated);
         assert_eq!(lengths(&[0, 2, 0, 3], None), ([2, 0, 0, 0], truncated));
         assert_eq!(lengths(&[0, 2, 0], None), ([2, 0, 0, 0], truncated));
         assert_eq!(lengths(&[0, 2], Some(2)), ([2, 0, 0, 0], truncated));

@@ -5,7 +5,7 @@ use ringfence_types::{PhysRange, RequesterId};
 
 use crate::bytes::Bytes;
 use crate::endpoint::Endpoint;
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 use crate::fdt::{Blocks, RawNode, Walk};
 
 /// Bytes of an entry of `iommu-map`: requester ID, phandle, ID, number of IDs.
@@ -70,7 +70,7 @@ impl<'a> DeviceTree<'a> {
     ///
     /// # Errors
     /// The first error of the tree.
-    pub fn new(tree: &'a [u8]) -> Result<Self, TableError> {
+    pub fn new(tree: &'a [u8]) -> Result<Self, FirmwareError> {
         let blocks = Blocks::new(tree)?;
         let mut walk = blocks.walk();
         while let Some(node) = walk.next() {
@@ -78,17 +78,17 @@ impl<'a> DeviceTree<'a> {
             unit(&walk, &node)?;
             let map = node.properties.iommu_map;
             if map.len() % MAP_BYTES != 0 {
-                return Err(map.error(0, TableErrorKind::Property));
+                return Err(map.error(0, FirmwareErrorKind::Property));
             }
             for at in (0..map.len()).step_by(MAP_BYTES) {
                 IommuMap::parse(&map, at)?;
             }
             let (iommus, mask) = (node.properties.iommus, node.properties.iommu_map_mask);
             if iommus.len() % 4 != 0 {
-                return Err(iommus.error(0, TableErrorKind::Property));
+                return Err(iommus.error(0, FirmwareErrorKind::Property));
             }
             if !matches!(mask.len(), 0 | 4) {
-                return Err(mask.error(0, TableErrorKind::Property));
+                return Err(mask.error(0, FirmwareErrorKind::Property));
             }
         }
         Ok(Self { blocks })
@@ -128,7 +128,7 @@ impl<'a> DeviceTree<'a> {
     pub fn units_of_device(
         &self,
         device: &TreeDevice<'a>,
-    ) -> impl Iterator<Item = Result<Endpoint<TreeUnit<'a>>, TableError>> + use<'a> {
+    ) -> impl Iterator<Item = Result<Endpoint<TreeUnit<'a>>, FirmwareError>> + use<'a> {
         let (tree, iommus) = (*self, device.iommus);
         let mut at = 0_usize;
         let mut left = MAX_UNITS;
@@ -137,7 +137,7 @@ impl<'a> DeviceTree<'a> {
                 return None;
             }
             let found = match left {
-                0 => Err(iommus.error(at, TableErrorKind::Property)),
+                0 => Err(iommus.error(at, FirmwareErrorKind::TooManyEntries)),
                 _ => tree.endpoint(&iommus, at),
             };
             left = left.saturating_sub(1);
@@ -154,14 +154,14 @@ impl<'a> DeviceTree<'a> {
         &self,
         iommus: &Bytes<'a>,
         at: usize,
-    ) -> Result<(Endpoint<TreeUnit<'a>>, usize), TableError> {
+    ) -> Result<(Endpoint<TreeUnit<'a>>, usize), FirmwareError> {
         let unit = self.unit_at(iommus.cell(at)?);
-        let unit = unit.ok_or_else(|| iommus.error(at, TableErrorKind::Reference))?;
+        let unit = unit.ok_or_else(|| iommus.error(at, FirmwareErrorKind::Reference))?;
         let cells = at.saturating_add(4);
         let (id, next) = match unit.id_cells {
             0 => (0, cells),
             1 => (iommus.cell(cells)?, cells.saturating_add(4)),
-            _ => return Err(iommus.error(at, TableErrorKind::Property)),
+            _ => return Err(iommus.error(at, FirmwareErrorKind::Property)),
         };
         Ok((Endpoint { unit, id }, next))
     }
@@ -175,7 +175,7 @@ impl<'a> DeviceTree<'a> {
         &self,
         segment: u16,
         requester: RequesterId,
-    ) -> Result<Option<Endpoint<TreeUnit<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<TreeUnit<'a>>>, FirmwareError> {
         for node in self.nodes() {
             let properties = node.properties;
             if properties.pci_domain.unwrap_or(0) != u32::from(segment) {
@@ -194,7 +194,7 @@ impl<'a> DeviceTree<'a> {
                 };
                 let at = at.saturating_add(4);
                 let unit = self.unit_at(entry.phandle);
-                let unit = unit.ok_or_else(|| map.error(at, TableErrorKind::Reference))?;
+                let unit = unit.ok_or_else(|| map.error(at, FirmwareErrorKind::Reference))?;
                 return Ok(Some(Endpoint { unit, id }));
             }
         }
@@ -215,7 +215,7 @@ struct IommuMap {
 }
 
 impl IommuMap {
-    fn parse(map: &Bytes<'_>, at: usize) -> Result<Self, TableError> {
+    fn parse(map: &Bytes<'_>, at: usize) -> Result<Self, FirmwareError> {
         let entry = map.part(at, MAP_BYTES)?;
         let map = Self {
             first: entry.cell(0)?,
@@ -225,7 +225,7 @@ impl IommuMap {
         };
         let more = map.ids.saturating_sub(1);
         let last = map.first.max(map.output).checked_add(more);
-        last.ok_or_else(|| entry.error(12, TableErrorKind::Range))?;
+        last.ok_or_else(|| entry.error(12, FirmwareErrorKind::Range))?;
         Ok(map)
     }
 
@@ -239,7 +239,7 @@ impl IommuMap {
 }
 
 /// Returns the unit that `node` describes. `None` if it is none, or disabled.
-fn unit<'a>(walk: &Walk<'a>, node: &RawNode<'a>) -> Result<Option<TreeUnit<'a>>, TableError> {
+fn unit<'a>(walk: &Walk<'a>, node: &RawNode<'a>) -> Result<Option<TreeUnit<'a>>, FirmwareError> {
     let properties = &node.properties;
     let enabled = matches!(properties.status.data(), b"" | b"okay\0" | b"ok\0");
     let mut names = properties.compatible.data().split(|byte| *byte == 0);
@@ -272,8 +272,8 @@ fn unit_kind(name: &[u8]) -> Option<(UnitKind, bool)> {
 
 /// Reads the first cell of a PCI device's `reg`, which has the requester ID in bits 23:8 (PCI Bus
 /// Binding to Open Firmware, section 2.2.1.1).
-fn pci_device(node: &RawNode<'_>) -> Result<RequesterId, TableError> {
+fn pci_device(node: &RawNode<'_>) -> Result<RequesterId, FirmwareError> {
     let cell = node.properties.reg.cell(0);
-    let cell = cell.map_err(|_| TableErrorKind::Registers.at(node.offset))?;
+    let cell = cell.map_err(|_| FirmwareErrorKind::Registers.at(node.offset))?;
     Ok(RequesterId::new((cell >> 8) as u16))
 }

@@ -4,7 +4,7 @@ use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
 use crate::acpi::{self, AcpiHeader};
 use crate::bytes::{Bytes, Records};
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 use crate::reserved::{ReservedRegion, Treatment};
 use crate::scope::Scopes;
 use crate::topology::PciTopology;
@@ -125,7 +125,7 @@ pub struct Rmrr<'a> {
 }
 
 impl<'a> DmarStructure<'a> {
-    fn parse(bytes: &Bytes<'a>) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'a>) -> Result<Self, FirmwareError> {
         let scopes = |from| Scopes::parse(bytes.from(from)?);
         Ok(match bytes.u16(0)? {
             0 => {
@@ -144,7 +144,7 @@ impl<'a> DmarStructure<'a> {
                 let range = IovaRange::inclusive(first, last);
                 Self::Rmrr(Rmrr {
                     segment: bytes.u16(6)?,
-                    range: range.ok_or_else(|| bytes.error(8, TableErrorKind::Range))?,
+                    range: range.ok_or_else(|| bytes.error(8, FirmwareErrorKind::Range))?,
                     devices: scopes(24)?,
                 })
             }
@@ -180,7 +180,7 @@ impl<'a> DmarStructure<'a> {
         })
     }
 
-    fn segment(bytes: &Bytes<'a>) -> Result<u16, TableError> {
+    fn segment(bytes: &Bytes<'a>) -> Result<u16, FirmwareError> {
         bytes.at_least(8)?;
         bytes.u16(6)
     }
@@ -191,7 +191,7 @@ impl<'a> Dmar<'a> {
     ///
     /// # Errors
     /// The first error of the table.
-    pub fn new(table: &'a [u8]) -> Result<Self, TableError> {
+    pub fn new(table: &'a [u8]) -> Result<Self, FirmwareError> {
         let (header, bytes) = acpi::check(table, b"DMAR", 1)?;
         let dmar = Self {
             header,
@@ -204,7 +204,7 @@ impl<'a> Dmar<'a> {
         Ok(dmar)
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<DmarStructure<'a>, TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<DmarStructure<'a>, FirmwareError>> + use<'a> {
         Records::new(self.structures, 4, |rest| rest.u16(2).map(usize::from))
             .map(|record| record.and_then(|record| DmarStructure::parse(&record)))
     }

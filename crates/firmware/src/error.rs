@@ -5,16 +5,17 @@ use core::fmt;
 
 /// A firmware table is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TableError {
+pub struct FirmwareError {
     /// Offset in bytes from the start of the table.
     pub offset: usize,
     /// Reason of the refusal.
-    pub kind: TableErrorKind,
+    pub kind: FirmwareErrorKind,
 }
 
 /// Reasons to refuse a firmware table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TableErrorKind {
+#[non_exhaustive]
+pub enum FirmwareErrorKind {
     /// A field, structure or array ends past its container.
     Truncated,
     /// The signature or magic number is another table's.
@@ -37,7 +38,7 @@ pub enum TableErrorKind {
     EndWithoutStart,
     /// A reference to a structure that does not exist, or of a type that is not permitted there.
     Reference,
-    /// References lead on after [`MAX_HOPS`](crate::MAX_HOPS) structures.
+    /// References reach no target within [`MAX_HOPS`](crate::MAX_HOPS) structures.
     TooManyHops,
     /// A text has no terminating zero byte, or a property name is longer than 255 bytes.
     Unterminated,
@@ -47,17 +48,19 @@ pub enum TableErrorKind {
     TooDeep,
     /// A property of a device tree has a size or value that its binding does not permit.
     Property,
-    /// The `reg` of an IOMMU has no address that a CPU can use.
+    /// A list has more entries than the parser reads: 16 of `iommus`, 64 of `ranges`.
+    TooManyEntries,
+    /// The `reg` of an IOMMU has no address that a CPU can use, or no PCI address.
     Registers,
 }
 
-impl TableErrorKind {
-    pub(crate) fn at(self, offset: usize) -> TableError {
-        TableError { offset, kind: self }
+impl FirmwareErrorKind {
+    pub(crate) fn at(self, offset: usize) -> FirmwareError {
+        FirmwareError { offset, kind: self }
     }
 }
 
-impl fmt::Display for TableErrorKind {
+impl fmt::Display for FirmwareErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Truncated => "it ends past its container",
@@ -71,20 +74,68 @@ impl fmt::Display for TableErrorKind {
             Self::RangeWithoutEnd => "the range of devices has no end entry",
             Self::EndWithoutStart => "the end entry has no start entry",
             Self::Reference => "the reference leads to no suitable structure",
-            Self::TooManyHops => "the references have no end",
-            Self::Unterminated => "the text has no end",
+            Self::TooManyHops => "the references reach no target within 8 structures",
+            Self::Unterminated => "the text has no zero byte within its bounds",
             Self::Token => "the token is not permitted here",
-            Self::TooDeep => "the nodes are nested too deep",
+            Self::TooDeep => "the nodes are nested deeper than 32 levels",
             Self::Property => "the property does not follow its binding",
-            Self::Registers => "the registers have no physical address",
+            Self::TooManyEntries => "the list has more entries than the parser reads",
+            Self::Registers => "the `reg` of the IOMMU has no usable address",
         })
     }
 }
 
-impl fmt::Display for TableError {
+impl fmt::Display for FirmwareError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "offset {:#x}: {}", self.offset, self.kind)
     }
 }
 
-impl Error for TableError {}
+impl Error for FirmwareError {}
+
+#[cfg(test)]
+mod tests {
+    extern crate alloc;
+
+    use alloc::format;
+    use alloc::string::ToString;
+
+    use super::*;
+    use crate::{MAX_DEPTH, MAX_HOPS};
+
+    #[test]
+    fn each_kind_has_its_text() {
+        use FirmwareErrorKind::*;
+        let target = format!("the references reach no target within {MAX_HOPS} structures");
+        let depth = format!("the nodes are nested deeper than {MAX_DEPTH} levels");
+        let texts = [
+            (Truncated, "it ends past its container"),
+            (Signature, "the signature is another table's"),
+            (TableLength, "the table is shorter than its header"),
+            (Checksum, "the checksum is wrong"),
+            (Revision, "the revision is not supported"),
+            (
+                StructureLength,
+                "the length does not fit the structure's type",
+            ),
+            (DevicePath, "the PCI device or function number is too large"),
+            (Range, "the range is empty or passes the largest value"),
+            (RangeWithoutEnd, "the range of devices has no end entry"),
+            (EndWithoutStart, "the end entry has no start entry"),
+            (Reference, "the reference leads to no suitable structure"),
+            (TooManyHops, target.as_str()),
+            (Unterminated, "the text has no zero byte within its bounds"),
+            (Token, "the token is not permitted here"),
+            (TooDeep, depth.as_str()),
+            (Property, "the property does not follow its binding"),
+            (
+                TooManyEntries,
+                "the list has more entries than the parser reads",
+            ),
+            (Registers, "the `reg` of the IOMMU has no usable address"),
+        ];
+        for (kind, text) in texts {
+            assert_eq!(kind.at(0x30).to_string(), format!("offset 0x30: {text}"));
+        }
+    }
+}

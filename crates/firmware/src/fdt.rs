@@ -6,7 +6,7 @@ use core::iter::FusedIterator;
 use ringfence_types::{PhysAddr, PhysRange};
 
 use crate::bytes::Bytes;
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 
 /// Most nodes on a path from the root. Linux permits 64 levels; trees of machines have about 8.
 pub const MAX_DEPTH: usize = 32;
@@ -35,25 +35,25 @@ pub(crate) struct Blocks<'a> {
 
 impl<'a> Blocks<'a> {
     /// Checks the header (section 5.2). Memory reservations are ignored.
-    pub(crate) fn new(tree: &'a [u8]) -> Result<Self, TableError> {
+    pub(crate) fn new(tree: &'a [u8]) -> Result<Self, FirmwareError> {
         let bytes = Bytes::table(tree);
         bytes.part(0, HEADER_BYTES)?;
         if bytes.cell(0)? != MAGIC {
-            return Err(bytes.error(0, TableErrorKind::Signature));
+            return Err(bytes.error(0, FirmwareErrorKind::Signature));
         }
-        let field = |at| -> Result<usize, TableError> {
+        let field = |at| -> Result<usize, FirmwareError> {
             Ok(usize::try_from(bytes.cell(at)?).unwrap_or(usize::MAX))
         };
         if field(4)? < HEADER_BYTES {
-            return Err(bytes.error(4, TableErrorKind::TableLength));
+            return Err(bytes.error(4, FirmwareErrorKind::TableLength));
         }
         // Version 17 has the size of the structure block; a tree must permit readers of 16 or 17.
         if field(20)? < 17 || field(24)? > 17 {
-            return Err(bytes.error(20, TableErrorKind::Revision));
+            return Err(bytes.error(20, FirmwareErrorKind::Revision));
         }
         let bytes = bytes
             .part(0, field(4)?)
-            .map_err(|_| bytes.error(4, TableErrorKind::Truncated))?;
+            .map_err(|_| bytes.error(4, FirmwareErrorKind::Truncated))?;
         Ok(Self {
             structure: bytes.part(field(8)?, field(36)?)?,
             strings: bytes.part(field(12)?, field(32)?)?,
@@ -106,10 +106,10 @@ impl<'a> Properties<'a> {
         ranges: None,
     };
 
-    fn set(&mut self, name: &[u8], value: Bytes<'a>) -> Result<(), TableError> {
+    fn set(&mut self, name: &[u8], value: Bytes<'a>) -> Result<(), FirmwareError> {
         let cell = || match value.len() {
             4 => value.cell(0).map(Some),
-            _ => Err(value.error(0, TableErrorKind::Property)),
+            _ => Err(value.error(0, FirmwareErrorKind::Property)),
         };
         match name {
             b"compatible" => self.compatible = value,
@@ -185,7 +185,7 @@ pub(crate) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// Reads the next token that is not a NOP.
-    fn token(&mut self) -> Result<u32, TableError> {
+    fn token(&mut self) -> Result<u32, FirmwareError> {
         loop {
             let token = self.blocks.structure.cell(self.at)?;
             self.at = self.at.saturating_add(4);
@@ -201,12 +201,12 @@ impl<'a> Walk<'a> {
         self.at = end.checked_next_multiple_of(4).unwrap_or(usize::MAX);
     }
 
-    fn bad_token(&self) -> TableError {
+    fn bad_token(&self) -> FirmwareError {
         let at = self.at.saturating_sub(4);
-        self.blocks.structure.error(at, TableErrorKind::Token)
+        self.blocks.structure.error(at, FirmwareErrorKind::Token)
     }
 
-    fn advance(&mut self) -> Result<Option<RawNode<'a>>, TableError> {
+    fn advance(&mut self) -> Result<Option<RawNode<'a>>, FirmwareError> {
         loop {
             match (self.token()?, self.state) {
                 (BEGIN_NODE, State::Start | State::Inside) => return self.node().map(Some),
@@ -223,11 +223,11 @@ impl<'a> Walk<'a> {
     }
 
     /// Reads a node behind its first token, up to its first child or its end.
-    fn node(&mut self) -> Result<RawNode<'a>, TableError> {
+    fn node(&mut self) -> Result<RawNode<'a>, FirmwareError> {
         let begin = self.at.saturating_sub(4);
         let structure = self.blocks.structure;
         if self.depth >= MAX_DEPTH {
-            return Err(structure.error(begin, TableErrorKind::TooDeep));
+            return Err(structure.error(begin, FirmwareErrorKind::TooDeep));
         }
         let name = structure.text(self.at, structure.len())?;
         self.skip(name.len().saturating_add(1));
@@ -260,7 +260,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Passes a PROP token, if it is the next one.
-    fn next_is_property(&mut self) -> Result<bool, TableError> {
+    fn next_is_property(&mut self) -> Result<bool, FirmwareError> {
         let token = self.token()?;
         if token != PROP {
             self.at = self.at.saturating_sub(4);
@@ -268,7 +268,7 @@ impl<'a> Walk<'a> {
         Ok(token == PROP)
     }
 
-    fn property(&mut self, properties: &mut Properties<'a>) -> Result<(), TableError> {
+    fn property(&mut self, properties: &mut Properties<'a>) -> Result<(), FirmwareError> {
         let structure = self.blocks.structure;
         let length = usize::try_from(structure.cell(self.at)?).unwrap_or(usize::MAX);
         let name = usize::try_from(structure.cell(self.at.saturating_add(4))?);
@@ -282,9 +282,9 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns the first range of registers of the node that the walk has just returned.
-    pub(crate) fn registers(&self, node: &RawNode<'a>) -> Result<PhysRange, TableError> {
+    pub(crate) fn registers(&self, node: &RawNode<'a>) -> Result<PhysRange, FirmwareError> {
         let reg = node.properties.reg;
-        let none = TableErrorKind::Registers.at(node.offset);
+        let none = FirmwareErrorKind::Registers.at(node.offset);
         // The current node is the last level; its parent gives the cells.
         let mut level = self.depth.checked_sub(2).ok_or(none)?;
         let mut bus = *self.levels.get(level).ok_or(none)?;
@@ -304,7 +304,7 @@ impl<'a> Walk<'a> {
 }
 
 impl<'a> Iterator for Walk<'a> {
-    type Item = Result<RawNode<'a>, TableError>;
+    type Item = Result<RawNode<'a>, FirmwareError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at == usize::MAX {
@@ -328,7 +328,7 @@ fn cells(count: u32) -> usize {
 }
 
 /// Reads a number of one or two cells. `None` for other sizes, such as the addresses of PCI.
-fn number(bytes: &Bytes<'_>, at: usize, count: u32) -> Result<Option<u64>, TableError> {
+fn number(bytes: &Bytes<'_>, at: usize, count: u32) -> Result<Option<u64>, FirmwareError> {
     let cell = |at| bytes.cell(at).map(u64::from);
     Ok(match count {
         1 => Some(cell(at)?),
@@ -344,7 +344,7 @@ fn translate(
     parent: &Level<'_>,
     first: u64,
     size: u64,
-) -> Result<Option<u64>, TableError> {
+) -> Result<Option<u64>, FirmwareError> {
     let Some(ranges) = bus.ranges else {
         return Ok(None);
     };
@@ -378,5 +378,8 @@ fn translate(
         }
         at = at.saturating_add(entry);
     }
-    Err(ranges.error(0, TableErrorKind::Property))
+    match at >= ranges.len() {
+        true => Ok(None),
+        false => Err(ranges.error(at, FirmwareErrorKind::TooManyEntries)),
+    }
 }

@@ -1,7 +1,7 @@
 //! The ID mappings of IORT and RIMT: one layout, with two ways to count.
 
 use crate::bytes::Bytes;
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 
 /// Length of a mapping.
 pub(crate) const MAPPING_BYTES: usize = 20;
@@ -23,13 +23,13 @@ pub struct IdMapping {
 
 impl IdMapping {
     /// Reads a mapping whose count field is the number of IDs less `missing`.
-    fn parse(bytes: &Bytes<'_>, missing: u32) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'_>, missing: u32) -> Result<Self, FirmwareError> {
         let [first, count, output] = [bytes.u32(0)?, bytes.u32(4)?, bytes.u32(8)?];
         let more = count.checked_sub(1_u32.saturating_sub(missing));
         let last = more.and_then(|more| first.checked_add(more));
         let fits = more.and_then(|more| output.checked_add(more));
         let (Some(last), Some(_)) = (last, fits) else {
-            return Err(bytes.error(4, TableErrorKind::Range));
+            return Err(bytes.error(4, FirmwareErrorKind::Range));
         };
         Ok(Self {
             first,
@@ -71,7 +71,7 @@ impl<'a> Mappings<'a> {
         count: u64,
         missing: u32,
         end: usize,
-    ) -> Result<Self, TableError> {
+    ) -> Result<Self, FirmwareError> {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
         let bytes = usize::try_from(count).unwrap_or(usize::MAX);
         let array = match bytes.saturating_mul(MAPPING_BYTES) {
@@ -82,13 +82,13 @@ impl<'a> Mappings<'a> {
         for (mapping, index) in mappings.checked().zip(0_usize..) {
             if usize::try_from(mapping?.reference).unwrap_or(usize::MAX) >= end {
                 let at = index.saturating_mul(MAPPING_BYTES).saturating_add(12);
-                return Err(array.error(at, TableErrorKind::Reference));
+                return Err(array.error(at, FirmwareErrorKind::Reference));
             }
         }
         Ok(mappings)
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<IdMapping, TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<IdMapping, FirmwareError>> + use<'a> {
         let Self { array, missing } = *self;
         let count = array.len() / MAPPING_BYTES;
         (0..count).map(move |index| {

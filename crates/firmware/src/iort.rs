@@ -5,7 +5,7 @@ use ringfence_types::{Permissions, RequesterId};
 use crate::acpi::{self, AcpiHeader};
 use crate::bytes::{Bytes, Records};
 use crate::endpoint::Endpoint;
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 use crate::id_mapping::IdMapping;
 use crate::iort_node::{IortNode, IortNodeKind, ItsGroup};
 use crate::reserved::{ReservedRegion, Treatment};
@@ -29,7 +29,7 @@ impl<'a> Iort<'a> {
     ///
     /// # Errors
     /// The first error of the table.
-    pub fn new(table: &'a [u8]) -> Result<Self, TableError> {
+    pub fn new(table: &'a [u8]) -> Result<Self, FirmwareError> {
         let (header, bytes) = acpi::check(table, b"IORT", 0)?;
         let first = usize::try_from(bytes.u32(40)?).unwrap_or(usize::MAX);
         let iort = Self {
@@ -42,7 +42,7 @@ impl<'a> Iort<'a> {
         Ok(iort)
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<IortNode<'a>, TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<IortNode<'a>, FirmwareError>> + use<'a> {
         let (end, revision) = (self.length, self.header.revision);
         Records::new(self.nodes, 16, |rest| rest.u16(1).map(usize::from))
             .limited_to(self.count)
@@ -68,7 +68,7 @@ impl<'a> Iort<'a> {
         &self,
         segment: u16,
         requester: RequesterId,
-    ) -> Result<Option<Endpoint<IortNode<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<IortNode<'a>>>, FirmwareError> {
         self.follow_pci(segment, requester, IortNode::is_unit)
     }
 
@@ -81,7 +81,7 @@ impl<'a> Iort<'a> {
         &self,
         segment: u16,
         requester: RequesterId,
-    ) -> Result<Option<Endpoint<ItsGroup<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<ItsGroup<'a>>>, FirmwareError> {
         let is_its = |node: &IortNode<'a>| matches!(node.kind, IortNodeKind::ItsGroup(_));
         let found = self.follow_pci(segment, requester, is_its)?;
         Ok(found.and_then(|Endpoint { unit, id }| match unit.kind {
@@ -99,7 +99,7 @@ impl<'a> Iort<'a> {
         &self,
         node: &IortNode<'a>,
         input: u32,
-    ) -> Result<Option<Endpoint<IortNode<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<IortNode<'a>>>, FirmwareError> {
         self.follow(*node, input, IortNode::is_unit)
     }
 
@@ -108,7 +108,7 @@ impl<'a> Iort<'a> {
         segment: u16,
         requester: RequesterId,
         wanted: impl Fn(&IortNode<'a>) -> bool + Copy,
-    ) -> Result<Option<Endpoint<IortNode<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<IortNode<'a>>>, FirmwareError> {
         let id = u32::from(requester.get());
         let ours = |node: &IortNode<'a>| {
             matches!(&node.kind, IortNodeKind::RootComplex(root)
@@ -127,20 +127,20 @@ impl<'a> Iort<'a> {
         node: IortNode<'a>,
         id: u32,
         wanted: impl Fn(&IortNode<'a>) -> bool,
-    ) -> Result<Option<Endpoint<IortNode<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<IortNode<'a>>>, FirmwareError> {
         let (mut node, mut id) = (node, id);
         for _ in 1..MAX_HOPS {
             let Some((output, mapping)) = node.output(id) else {
                 return Ok(None);
             };
             let next = self.node_at(&mapping);
-            node = next.ok_or(TableErrorKind::Reference.at(node.offset()))?;
+            node = next.ok_or(FirmwareErrorKind::Reference.at(node.offset()))?;
             id = output;
             if wanted(&node) {
                 return Ok(Some(Endpoint { unit: node, id }));
             }
         }
-        Err(TableErrorKind::TooManyHops.at(node.offset()))
+        Err(FirmwareErrorKind::TooManyHops.at(node.offset()))
     }
 
     fn node_at(&self, mapping: &IdMapping) -> Option<IortNode<'a>> {

@@ -3,7 +3,7 @@
 use ringfence_types::{IovaRange, PhysAddr};
 
 use crate::bytes::Bytes;
-use crate::error::TableError;
+use crate::error::FirmwareError;
 use crate::id_mapping::{IdMapping, Mappings};
 use crate::reserved;
 
@@ -133,7 +133,7 @@ impl<'a> Rmr<'a> {
         self.flags & 1 != 0
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<IovaRange, TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<IovaRange, FirmwareError>> + use<'a> {
         let ranges = self.ranges;
         (0..ranges.len() / RANGE_BYTES).map(move |index| {
             let range = ranges.part(index.saturating_mul(RANGE_BYTES), RANGE_BYTES)?;
@@ -149,7 +149,11 @@ impl<'a> Rmr<'a> {
 
 impl<'a> IortNode<'a> {
     /// Reads a node of a table with the revision `revision` and `end` bytes.
-    pub(crate) fn parse(bytes: &Bytes<'a>, end: usize, revision: u8) -> Result<Self, TableError> {
+    pub(crate) fn parse(
+        bytes: &Bytes<'a>,
+        end: usize,
+        revision: u8,
+    ) -> Result<Self, FirmwareError> {
         let kind = match bytes.u8(0)? {
             0 => Self::its_group(bytes)?,
             1 => {
@@ -204,14 +208,14 @@ impl<'a> IortNode<'a> {
         })
     }
 
-    fn its_group(bytes: &Bytes<'a>) -> Result<IortNodeKind<'a>, TableError> {
+    fn its_group(bytes: &Bytes<'a>) -> Result<IortNodeKind<'a>, FirmwareError> {
         bytes.at_least(20)?;
         let count = usize::try_from(bytes.u32(16)?).unwrap_or(usize::MAX);
         let identifiers = bytes.part(20, count.saturating_mul(4))?;
         Ok(IortNodeKind::ItsGroup(ItsGroup(identifiers)))
     }
 
-    fn smmu_v3(bytes: &Bytes<'a>) -> Result<SmmuV3, TableError> {
+    fn smmu_v3(bytes: &Bytes<'a>) -> Result<SmmuV3, FirmwareError> {
         bytes.at_least(60)?;
         let flags = bytes.u32(24)?;
         Ok(SmmuV3 {
@@ -232,7 +236,7 @@ impl<'a> IortNode<'a> {
         })
     }
 
-    fn rmr(bytes: &Bytes<'a>) -> Result<Rmr<'a>, TableError> {
+    fn rmr(bytes: &Bytes<'a>) -> Result<Rmr<'a>, FirmwareError> {
         bytes.at_least(28)?;
         let [count, at] = [bytes.u32(20)?, bytes.u32(24)?];
         let [count, at] = [count, at].map(|field| usize::try_from(field).unwrap_or(usize::MAX));

@@ -3,7 +3,7 @@
 use ringfence_types::RequesterId;
 
 use crate::bytes::{Bytes, Records};
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 
 /// First type of entries with a length field.
 const VARIABLE: u8 = 240;
@@ -117,7 +117,7 @@ impl<'a> Entries<'a> {
     }
 
     /// Returns the next entry; padding is none.
-    fn entry(&mut self) -> Option<Result<DeviceEntry<'a>, TableError>> {
+    fn entry(&mut self) -> Option<Result<DeviceEntry<'a>, FirmwareError>> {
         loop {
             let record = match self.records.next()? {
                 Ok(record) => record,
@@ -130,7 +130,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    fn parse(&mut self, record: &Bytes<'a>) -> Result<Option<DeviceEntry<'a>>, TableError> {
+    fn parse(&mut self, record: &Bytes<'a>) -> Result<Option<DeviceEntry<'a>>, FirmwareError> {
         let device = RequesterId::new(record.u16(1)?);
         let alias = |record: &Bytes<'_>| record.u16(5).map(RequesterId::new);
         let mut extended = 0;
@@ -142,7 +142,7 @@ impl<'a> Entries<'a> {
                 alias: device,
             },
             3 => self.range(record, device, None)?,
-            4 => return Err(record.error(0, TableErrorKind::EndWithoutStart)),
+            4 => return Err(record.error(0, FirmwareErrorKind::EndWithoutStart)),
             66 => DeviceEntryKind::Select {
                 device,
                 alias: alias(record)?,
@@ -189,22 +189,22 @@ impl<'a> Entries<'a> {
         start: &Bytes<'a>,
         first: RequesterId,
         alias: Option<RequesterId>,
-    ) -> Result<DeviceEntryKind<'a>, TableError> {
-        let without_end = start.error(0, TableErrorKind::RangeWithoutEnd);
+    ) -> Result<DeviceEntryKind<'a>, FirmwareError> {
+        let without_end = start.error(0, FirmwareErrorKind::RangeWithoutEnd);
         let end = self.records.next().ok_or(without_end)??;
         if end.u8(0)? != 4 {
             return Err(without_end);
         }
         let last = RequesterId::new(end.u16(1)?);
         if last < first {
-            return Err(end.error(1, TableErrorKind::Range));
+            return Err(end.error(1, FirmwareErrorKind::Range));
         }
         Ok(DeviceEntryKind::Range { first, last, alias })
     }
 }
 
 impl<'a> Iterator for Entries<'a> {
-    type Item = Result<DeviceEntry<'a>, TableError>;
+    type Item = Result<DeviceEntry<'a>, FirmwareError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
@@ -217,7 +217,7 @@ impl<'a> Iterator for Entries<'a> {
 }
 
 /// Returns the length of the first entry: the two high bits of its type, or a field.
-fn entry_bytes(rest: &Bytes<'_>) -> Result<usize, TableError> {
+fn entry_bytes(rest: &Bytes<'_>) -> Result<usize, FirmwareError> {
     let kind = rest.u8(0)?;
     if kind >= VARIABLE {
         let uid = usize::from(rest.u8(VARIABLE_BYTES.saturating_sub(1))?);
@@ -226,12 +226,12 @@ fn entry_bytes(rest: &Bytes<'_>) -> Result<usize, TableError> {
     Ok(4 << (kind >> 6))
 }
 
-fn uid<'a>(record: &Bytes<'a>) -> Result<AcpiUid<'a>, TableError> {
+fn uid<'a>(record: &Bytes<'a>) -> Result<AcpiUid<'a>, FirmwareError> {
     let uid = record.from(VARIABLE_BYTES)?;
     match (record.u8(20)?, uid.len()) {
         (0, 0) => Ok(AcpiUid::Absent),
         (1, 8) => Ok(AcpiUid::Integer(uid.u64(0)?)),
         (2, _) => Ok(AcpiUid::Text(uid.data())),
-        _ => Err(record.error(20, TableErrorKind::StructureLength)),
+        _ => Err(record.error(20, FirmwareErrorKind::StructureLength)),
     }
 }

@@ -4,7 +4,7 @@ use ringfence_types::{Permissions, PhysAddr, RequesterId};
 
 use crate::acpi::{self, AcpiHeader};
 use crate::bytes::{Bytes, Records};
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 use crate::ivhd::{DeviceEntry, DeviceEntryKind, Entries};
 use crate::reserved::{self, ReservedRegion, Treatment};
 
@@ -91,7 +91,7 @@ pub struct Ivhd<'a> {
 }
 
 impl<'a> Ivhd<'a> {
-    fn parse(bytes: &Bytes<'a>, kind: u8) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'a>, kind: u8) -> Result<Self, FirmwareError> {
         let header = if kind == 0x10 { 24 } else { 40 };
         bytes.at_least(header)?;
         let efr = match kind {
@@ -132,14 +132,14 @@ pub struct Ivmd {
 }
 
 impl Ivmd {
-    fn parse(bytes: &Bytes<'_>, kind: u8) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'_>, kind: u8) -> Result<Self, FirmwareError> {
         bytes.at_least(32)?;
         let first = RequesterId::new(bytes.u16(4)?);
         let last = RequesterId::new(bytes.u16(6)?);
         let devices = match kind {
             0x20 => None,
             0x21 => Some([first, first]),
-            _ if last < first => return Err(bytes.error(6, TableErrorKind::Range)),
+            _ if last < first => return Err(bytes.error(6, FirmwareErrorKind::Range)),
             _ => Some([first, last]),
         };
         let start = bytes.u64(16)?;
@@ -193,7 +193,7 @@ impl<'a> Ivrs<'a> {
     ///
     /// # Errors
     /// The first error of the table.
-    pub fn new(table: &'a [u8]) -> Result<Self, TableError> {
+    pub fn new(table: &'a [u8]) -> Result<Self, FirmwareError> {
         let (header, bytes) = acpi::check(table, b"IVRS", 1)?;
         let mut ivrs = Self {
             header,
@@ -209,7 +209,7 @@ impl<'a> Ivrs<'a> {
         Ok(ivrs)
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<IvrsBlock<'a>, TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<IvrsBlock<'a>, FirmwareError>> + use<'a> {
         Records::new(self.blocks, 4, |rest| rest.u16(2).map(usize::from)).map(|record| {
             let record = record?;
             Ok(match record.u8(0)? {

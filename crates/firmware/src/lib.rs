@@ -74,7 +74,7 @@ pub use acpi::AcpiHeader;
 pub use device_tree::{DeviceTree, TreeDevice, TreeUnit, UnitKind, UnitLocation};
 pub use dmar::{Dmar, DmarFlags, DmarStructure, Drhd, Rmrr};
 pub use endpoint::Endpoint;
-pub use error::{TableError, TableErrorKind};
+pub use error::{FirmwareError, FirmwareErrorKind};
 pub use fdt::MAX_DEPTH;
 pub use id_mapping::IdMapping;
 pub use iort::{Iort, MAX_HOPS};

@@ -5,7 +5,7 @@ use core::fmt;
 
 use ringfence_types::{Iova, IovaRange, Permissions, PfnRange};
 
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 
 /// A region that no allocator may hand out to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,8 +52,8 @@ const fn unusable(first: u64, last: u64) -> ReservedRegion {
 }
 
 /// Returns the range of `bytes` bytes from `start`, both read at `offset` of a table.
-pub(crate) fn range_of(start: u64, bytes: u64, offset: usize) -> Result<IovaRange, TableError> {
-    IovaRange::new(Iova::new(start), bytes).ok_or(TableErrorKind::Range.at(offset))
+pub(crate) fn range_of(start: u64, bytes: u64, offset: usize) -> Result<IovaRange, FirmwareError> {
+    IovaRange::new(Iova::new(start), bytes).ok_or(FirmwareErrorKind::Range.at(offset))
 }
 
 /// A buffer for ranges is too small.

@@ -5,7 +5,7 @@ use ringfence_types::{PhysAddr, RequesterId};
 use crate::acpi::{self, AcpiHeader};
 use crate::bytes::{Bytes, Records};
 use crate::endpoint::Endpoint;
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 use crate::id_mapping::{IdMapping, Mappings};
 
 /// The RISC-V IO mapping table. All of its nodes have been checked.
@@ -100,7 +100,7 @@ impl RimtIommu<'_> {
 }
 
 impl<'a> RimtNode<'a> {
-    fn parse(bytes: &Bytes<'a>, end: usize) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'a>, end: usize) -> Result<Self, FirmwareError> {
         let mappings = |at: usize| {
             let [offset, count] = [bytes.u16(at)?, bytes.u16(at.saturating_add(2))?];
             Mappings::parse(bytes, offset.into(), count.into(), 0, end)
@@ -133,7 +133,7 @@ impl<'a> RimtNode<'a> {
         })
     }
 
-    fn iommu(bytes: &Bytes<'a>) -> Result<RimtIommu<'a>, TableError> {
+    fn iommu(bytes: &Bytes<'a>) -> Result<RimtIommu<'a>, FirmwareError> {
         bytes.at_least(40)?;
         let flags = bytes.u32(24)?;
         let wires = match bytes.u16(36)? {
@@ -166,7 +166,7 @@ impl<'a> Rimt<'a> {
     ///
     /// # Errors
     /// The first error of the table.
-    pub fn new(table: &'a [u8]) -> Result<Self, TableError> {
+    pub fn new(table: &'a [u8]) -> Result<Self, FirmwareError> {
         let (header, bytes) = acpi::check(table, b"RIMT", 1)?;
         let first = usize::try_from(bytes.u32(40)?).unwrap_or(usize::MAX);
         let rimt = Self {
@@ -179,7 +179,7 @@ impl<'a> Rimt<'a> {
         Ok(rimt)
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<RimtNode<'a>, TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<RimtNode<'a>, FirmwareError>> + use<'a> {
         let end = self.length;
         Records::new(self.nodes, 8, |rest| rest.u16(2).map(usize::from))
             .limited_to(self.count)
@@ -207,7 +207,7 @@ impl<'a> Rimt<'a> {
         &self,
         segment: u16,
         requester: RequesterId,
-    ) -> Result<Option<Endpoint<RimtIommu<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<RimtIommu<'a>>>, FirmwareError> {
         let ours = |node: &RimtNode<'a>| match node.kind {
             RimtNodeKind::RootComplex { segment: here, .. } => here == segment,
             _ => false,
@@ -228,7 +228,7 @@ impl<'a> Rimt<'a> {
         &self,
         node: &RimtNode<'a>,
         id: u32,
-    ) -> Result<Option<Endpoint<RimtIommu<'a>>>, TableError> {
+    ) -> Result<Option<Endpoint<RimtIommu<'a>>>, FirmwareError> {
         let found = |mapping: IdMapping| Some((mapping.map(id)?, mapping.reference));
         let Some((id, reference)) = node.mappings().find_map(found) else {
             return Ok(None);
@@ -237,7 +237,7 @@ impl<'a> Rimt<'a> {
         let target = self.nodes().find(|target| target.offset == at);
         match target.map(|target| target.kind) {
             Some(RimtNodeKind::Iommu(unit)) => Ok(Some(Endpoint { unit, id })),
-            _ => Err(TableErrorKind::Reference.at(node.offset)),
+            _ => Err(FirmwareErrorKind::Reference.at(node.offset)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use ringfence_types::RequesterId;
 
 use crate::bytes::{Bytes, Records};
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 use crate::topology::PciTopology;
 
 /// Bytes before the path.
@@ -49,10 +49,10 @@ pub struct DeviceScope<'a> {
 }
 
 impl<'a> DeviceScope<'a> {
-    fn parse(bytes: &Bytes<'a>) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'a>) -> Result<Self, FirmwareError> {
         let path = bytes.from(HEADER_BYTES)?;
         if path.is_empty() || path.len() % 2 != 0 {
-            return Err(bytes.error(0, TableErrorKind::StructureLength));
+            return Err(bytes.error(0, FirmwareErrorKind::StructureLength));
         }
         let scope = Self {
             kind: match bytes.u8(0)? {
@@ -71,7 +71,7 @@ impl<'a> DeviceScope<'a> {
         let known = !matches!(scope.kind, ScopeKind::Other(_));
         let too_large = |hop: &PathHop| hop.device > 31 || hop.function > 7;
         if known && let Some(index) = scope.path().position(|hop| too_large(&hop)) {
-            return Err(path.error(index.saturating_mul(2), TableErrorKind::DevicePath));
+            return Err(path.error(index.saturating_mul(2), FirmwareErrorKind::DevicePath));
         }
         Ok(scope)
     }
@@ -131,7 +131,7 @@ impl<'a> DeviceScope<'a> {
 /// Iterates over the scopes in `bytes`, the end of a structure.
 pub(crate) fn scopes(
     bytes: Bytes<'_>,
-) -> impl Iterator<Item = Result<DeviceScope<'_>, TableError>> {
+) -> impl Iterator<Item = Result<DeviceScope<'_>, FirmwareError>> {
     Records::new(bytes, HEADER_BYTES, |rest| rest.u8(1).map(usize::from))
         .map(|record| record.and_then(|record| DeviceScope::parse(&record)))
 }
@@ -142,7 +142,7 @@ pub struct Scopes<'a>(Bytes<'a>);
 
 impl<'a> Scopes<'a> {
     /// Checks all scopes in `bytes`.
-    pub(crate) fn parse(bytes: Bytes<'a>) -> Result<Self, TableError> {
+    pub(crate) fn parse(bytes: Bytes<'a>) -> Result<Self, FirmwareError> {
         scopes(bytes).try_for_each(|scope| scope.map(|_| ()))?;
         Ok(Self(bytes))
     }

@@ -6,7 +6,7 @@ use ringfence_types::{PhysAddr, RequesterId};
 use crate::acpi::{self, AcpiHeader};
 use crate::bytes::{Bytes, Records};
 use crate::endpoint::Endpoint;
-use crate::error::{TableError, TableErrorKind};
+use crate::error::{FirmwareError, FirmwareErrorKind};
 
 /// The virtual I/O translation table. All of its nodes have been checked.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +61,7 @@ pub enum ViotUnit {
 }
 
 impl ViotNode {
-    fn parse(bytes: &Bytes<'_>) -> Result<Self, TableError> {
+    fn parse(bytes: &Bytes<'_>) -> Result<Self, FirmwareError> {
         let required = match bytes.u8(0)? {
             1 | 2 => 24,
             3 | 4 => 16,
@@ -83,7 +83,7 @@ impl ViotNode {
         })
     }
 
-    fn pci_range(bytes: &Bytes<'_>) -> Result<Self, TableError> {
+    fn pci_range(bytes: &Bytes<'_>) -> Result<Self, FirmwareError> {
         let segments = [bytes.u16(8)?, bytes.u16(10)?];
         let devices = [bytes.u16(12)?, bytes.u16(14)?];
         let endpoint = bytes.u32(4)?;
@@ -92,7 +92,7 @@ impl ViotNode {
             .zip(span(devices))
             .and_then(|(segments, devices)| endpoint.checked_add(segments << 16 | devices));
         if last.is_none() {
-            return Err(bytes.error(8, TableErrorKind::Range));
+            return Err(bytes.error(8, FirmwareErrorKind::Range));
         }
         Ok(Self::PciRange {
             segments,
@@ -128,7 +128,7 @@ impl<'a> Viot<'a> {
     ///
     /// # Errors
     /// The first error of the table.
-    pub fn new(table: &'a [u8]) -> Result<Self, TableError> {
+    pub fn new(table: &'a [u8]) -> Result<Self, FirmwareError> {
         let (header, bytes) = acpi::check(table, b"VIOT", 0)?;
         let count = bytes.u16(36)?;
         let viot = Self {
@@ -140,7 +140,7 @@ impl<'a> Viot<'a> {
         Ok(viot)
     }
 
-    fn checked(&self) -> impl Iterator<Item = Result<(usize, ViotNode), TableError>> + use<'a> {
+    fn checked(&self) -> impl Iterator<Item = Result<(usize, ViotNode), FirmwareError>> + use<'a> {
         Records::new(self.nodes, 4, |rest| rest.u16(2).map(usize::from))
             .limited_to(u32::from(self.count))
             .map(|record| {
@@ -171,7 +171,7 @@ impl<'a> Viot<'a> {
         &self,
         segment: u16,
         requester: RequesterId,
-    ) -> Result<Option<Endpoint<ViotUnit>>, TableError> {
+    ) -> Result<Option<Endpoint<ViotUnit>>, FirmwareError> {
         let found = |(at, node): (usize, ViotNode)| {
             let (id, output) = node.endpoint_of(segment, requester)?;
             Some((at, id, output))
@@ -194,7 +194,7 @@ impl<'a> Viot<'a> {
     pub fn unit_of_mmio(
         &self,
         registers: PhysAddr,
-    ) -> Result<Option<Endpoint<ViotUnit>>, TableError> {
+    ) -> Result<Option<Endpoint<ViotUnit>>, FirmwareError> {
         for (at, node) in self.checked().flatten() {
             if let ViotNode::Mmio {
                 registers: here,
@@ -211,12 +211,12 @@ impl<'a> Viot<'a> {
     }
 
     /// Returns the unit at `output`, to which the node at `at` refers.
-    fn unit_at(&self, at: usize, output: u16) -> Result<ViotUnit, TableError> {
+    fn unit_at(&self, at: usize, output: u16) -> Result<ViotUnit, FirmwareError> {
         let output = usize::from(output);
         let mut nodes = self.checked().flatten();
         match nodes.find(|(offset, _)| *offset == output) {
             Some((_, ViotNode::Unit(unit))) => Ok(unit),
-            _ => Err(TableErrorKind::Reference.at(at.saturating_add(16))),
+            _ => Err(FirmwareErrorKind::Reference.at(at.saturating_add(16))),
         }
     }
 }

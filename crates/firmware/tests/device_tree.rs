@@ -3,7 +3,7 @@
 mod common;
 
 use common::{TreeNode, blob, cells, rid, tree};
-use ringfence_firmware::{DeviceTree, MAX_DEPTH, TableErrorKind, UnitKind, UnitLocation};
+use ringfence_firmware::{DeviceTree, FirmwareErrorKind, MAX_DEPTH, UnitKind, UnitLocation};
 use ringfence_types::{PhysAddr, PhysRange, RequesterId};
 
 type Properties = Vec<(&'static str, Vec<u8>)>;
@@ -132,7 +132,7 @@ fn lookups() {
         assert_eq!(lookup(segment, device), expected, "{segment} {device:#x}");
     }
     let error = tree.unit_of(1, rid(0, 2, 0)).expect_err("no unit 9");
-    assert_eq!(error.kind, TableErrorKind::Reference);
+    assert_eq!(error.kind, FirmwareErrorKind::Reference);
     let disk = tree.devices().next().expect("a device");
     assert_eq!((disk.name, disk.phandle), (&b"disk"[..], Some(30)));
     let units: Vec<_> = tree
@@ -143,7 +143,7 @@ fn lookups() {
 }
 
 /// Returns the units of a device with `iommus`, and the first error.
-fn iommus(list: &[u32], id_cells: u32) -> (usize, Option<TableErrorKind>) {
+fn iommus(list: &[u32], id_cells: u32) -> (usize, Option<FirmwareErrorKind>) {
     let unit = vec![
         ("compatible", text("riscv,pci-iommu")),
         ("phandle", cells(&[1])),
@@ -169,24 +169,24 @@ fn iommus(list: &[u32], id_cells: u32) -> (usize, Option<TableErrorKind>) {
 
 #[test]
 fn errors_of_iommus() {
-    use TableErrorKind::{Property, Reference, Truncated};
+    use FirmwareErrorKind::{Property, Reference, TooManyEntries, Truncated};
     assert_eq!(iommus(&[1, 5], 1), (1, None));
     assert_eq!(iommus(&[1, 1], 0), (2, None));
     assert_eq!(iommus(&[1, 5, 2, 6], 1), (1, Some(Reference)));
     assert_eq!(iommus(&[1], 1), (0, Some(Truncated)));
     assert_eq!(iommus(&[1, 5, 6], 2), (0, Some(Property)));
     assert_eq!(iommus(&[1; 16], 0), (16, None));
-    assert_eq!(iommus(&[1; 17], 0), (16, Some(Property)));
+    assert_eq!(iommus(&[1; 17], 0), (16, Some(TooManyEntries)));
 }
 
-fn error(blob: &[u8]) -> (usize, TableErrorKind) {
+fn error(blob: &[u8]) -> (usize, FirmwareErrorKind) {
     let error = DeviceTree::new(blob).expect_err("a bad tree");
     (error.offset, error.kind)
 }
 
 #[test]
 fn errors_of_the_header() {
-    use TableErrorKind::{Revision, Signature, TableLength, Truncated};
+    use FirmwareErrorKind::{Revision, Signature, TableLength, Truncated};
     let sound = tree(&node("", vec![("status", text("okay"))], vec![]));
     assert!(DeviceTree::new(&[sound.as_slice(), &[1, 2]].concat()).is_ok());
     for end in 0..sound.len() {
@@ -216,9 +216,9 @@ fn errors_of_the_header() {
 
 #[test]
 fn errors_of_the_structure() {
-    use TableErrorKind::{Token, TooDeep, Truncated, Unterminated};
+    use FirmwareErrorKind::{Token, TooDeep, Truncated, Unterminated};
     let begin = [1_u32, 0];
-    let cases: [(Vec<u32>, usize, TableErrorKind); 11] = [
+    let cases: [(Vec<u32>, usize, FirmwareErrorKind); 11] = [
         (vec![], 56, Truncated),
         (vec![9], 56, Token),
         (vec![2], 56, Token),
@@ -259,7 +259,7 @@ fn errors_of_the_structure() {
 
 #[test]
 fn errors_of_properties() {
-    use TableErrorKind::{Property, Range, Registers};
+    use FirmwareErrorKind::{Property, Range, Registers, TooManyEntries};
     let kind = |properties: Properties| error(&tree(&node("", properties, vec![]))).1;
     for name in [
         "phandle",
@@ -306,8 +306,11 @@ fn errors_of_properties() {
         assert_eq!(error(&unit(reg, bus)).1, Registers, "{reg:x?}");
     }
     let many = |count| ranges(&[0, 0, 0, 0, 0x10].repeat(count));
-    assert_eq!(error(&unit(&[0, 0x100, 0x10], many(64))).1, Property);
-    assert_eq!(error(&unit(&[0, 0x100, 0x10], many(63))).1, Registers);
+    let longer = |last: &[u32]| ranges(&[&[0, 0, 0, 0, 0x10].repeat(63), last].concat());
+    let own = [0, 0x100, 0, 0x100, 0x10];
+    assert!(DeviceTree::new(&unit(&[0, 0x100, 0x10], longer(&own))).is_ok());
+    assert_eq!(error(&unit(&[0, 0x100, 0x10], many(64))).1, Registers);
+    assert_eq!(error(&unit(&[0, 0x100, 0x10], many(65))).1, TooManyEntries);
     let pci = vec![("compatible", text("riscv,pci-iommu"))];
     assert_eq!(error(&tree(&node("", pci, vec![]))), (56, Registers));
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Bridges, dmar, drhd, fix_checksum, remapping, rid, rmrr, scope};
 use ringfence_firmware::{
-    Dmar, DmarStructure, NoBridges, PathHop, ScopeKind, TableError, TableErrorKind, Treatment,
+    Dmar, DmarStructure, FirmwareError, FirmwareErrorKind, NoBridges, PathHop, ScopeKind, Treatment,
 };
 use ringfence_types::{Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
@@ -215,14 +215,14 @@ fn an_rmrr_is_reserved_for_its_devices() {
     assert!(regions.iter().all(|region| region.treatment == identity));
 }
 
-fn error(table: &[u8]) -> (usize, TableErrorKind) {
-    let TableError { offset, kind } = Dmar::new(table).expect_err("a bad table");
+fn error(table: &[u8]) -> (usize, FirmwareErrorKind) {
+    let FirmwareError { offset, kind } = Dmar::new(table).expect_err("a bad table");
     (offset, kind)
 }
 
 #[test]
 fn errors_of_the_header() {
-    use TableErrorKind::{Checksum, Revision, Signature, TableLength, Truncated};
+    use FirmwareErrorKind::{Checksum, Revision, Signature, TableLength, Truncated};
     let sound = golden();
     assert!(Dmar::new(&[sound.as_slice(), &[1, 2, 3]].concat()).is_ok());
     for end in 0..sound.len() {
@@ -233,7 +233,7 @@ fn errors_of_the_header() {
         };
         assert_eq!(error(&sound[..end]), expected, "{end}");
     }
-    let cases: [(usize, u8, usize, TableErrorKind); 4] = [
+    let cases: [(usize, u8, usize, FirmwareErrorKind); 4] = [
         (0, b'X', 0, Signature),
         (4, 35, 4, TableLength),
         (20, b'X', 9, Checksum),
@@ -255,7 +255,7 @@ fn errors_of_the_header() {
 
 #[test]
 fn errors_of_structures() {
-    use TableErrorKind::{DevicePath, Range, StructureLength, Truncated, Unterminated};
+    use FirmwareErrorKind::{DevicePath, Range, StructureLength, Truncated, Unterminated};
     let unit = |scope: Vec<u8>| drhd(0, 0, 0x1000, &[scope]);
     let cases = [
         // Lengths of structures: 0, less than a header, less than the fields, past the table.

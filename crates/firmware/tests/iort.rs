@@ -3,7 +3,7 @@
 mod common;
 
 use common::{acpi, iort_node, mapping, nodes, rid, root_complex, smmu_v3};
-use ringfence_firmware::{Iort, IortNodeKind, MAX_HOPS, TableErrorKind, Treatment};
+use ringfence_firmware::{FirmwareErrorKind, Iort, IortNodeKind, MAX_HOPS, Treatment};
 use ringfence_types::{Permissions, PhysAddr, RequesterId};
 
 fn iort(all: &[Vec<u8>]) -> Vec<u8> {
@@ -231,7 +231,7 @@ fn a_loop_of_references_ends() {
             table.unit_of(0, rid(0, 0, 0)).expect_err("a loop"),
             table.its_of(0, rid(0, 0, 0)).expect_err("a loop"),
         ] {
-            assert_eq!(error.kind, TableErrorKind::TooManyHops);
+            assert_eq!(error.kind, FirmwareErrorKind::TooManyHops);
         }
     }
 }
@@ -241,12 +241,15 @@ fn a_reference_between_nodes_is_an_error() {
     let table = iort(&[root_complex(0, &[mapping(0, 0xffff, 0, 49, 0)])]);
     let table = Iort::new(&table).expect("a valid table");
     let error = table.unit_of(0, rid(0, 0, 0)).expect_err("no node");
-    assert_eq!((error.offset, error.kind), (48, TableErrorKind::Reference));
+    assert_eq!(
+        (error.offset, error.kind),
+        (48, FirmwareErrorKind::Reference)
+    );
 }
 
 #[test]
 fn errors() {
-    use TableErrorKind::{Range, Reference, StructureLength, Truncated, Unterminated};
+    use FirmwareErrorKind::{Range, Reference, StructureLength, Truncated, Unterminated};
     let mapped = |mapping| root_complex(0, &[mapping]);
     let with_count = |count: u32, at: u32| {
         let mut node = root_complex(0, &[]);

@@ -4,7 +4,7 @@ mod common;
 
 use common::{acpi, ivhd, ivmd, ivrs, rid};
 use ringfence_firmware::{
-    AcpiUid, DeviceEntryKind, Ivrs, IvrsBlock, SpecialDevice, TableErrorKind, Treatment,
+    AcpiUid, DeviceEntryKind, FirmwareErrorKind, Ivrs, IvrsBlock, SpecialDevice, Treatment,
 };
 use ringfence_types::{Permissions, PhysAddr, RequesterId};
 
@@ -206,7 +206,7 @@ fn memory_blocks_reserve_regions() {
 
 #[test]
 fn errors() {
-    use TableErrorKind::{EndWithoutStart, Range, RangeWithoutEnd, StructureLength, Truncated};
+    use FirmwareErrorKind::{EndWithoutStart, Range, RangeWithoutEnd, StructureLength, Truncated};
     let unit = |entries: &[u8]| ivhd(0x11, 0, 0, &[entries]);
     let hid = |format: u8, length: u8, uid: &[u8]| {
         let mut entry = vec![240, 0, 0, 0];
@@ -266,7 +266,7 @@ fn errors() {
         assert_eq!((error.offset, error.kind), (offset, kind));
     }
     let error = Ivrs::new(&acpi(b"IVRS", 0, &[0; 12], &[])).expect_err("a bad table");
-    assert_eq!((error.offset, error.kind), (8, TableErrorKind::Revision));
+    assert_eq!((error.offset, error.kind), (8, FirmwareErrorKind::Revision));
     assert!(
         Ivrs::new(&ivrs(&[]))
             .expect("an empty table")

@@ -4,7 +4,7 @@ mod common;
 
 use common::{acpi, mapping, nodes, pci_range, rid, viot};
 use ringfence_firmware::{
-    Endpoint, InterruptWire, IommuLocation, Rimt, RimtNodeKind, TableErrorKind, Viot, ViotNode,
+    Endpoint, FirmwareErrorKind, InterruptWire, IommuLocation, Rimt, RimtNodeKind, Viot, ViotNode,
     ViotUnit,
 };
 use ringfence_types::PhysAddr;
@@ -109,7 +109,7 @@ fn viot_lookups() {
 
 #[test]
 fn viot_errors() {
-    use TableErrorKind::{Range, Reference, StructureLength, Truncated};
+    use FirmwareErrorKind::{Range, Reference, StructureLength, Truncated};
     let cases = [
         (vec![1, 0, 0, 0], 48, StructureLength),
         (vec![1, 0, 3, 0], 48, StructureLength),
@@ -245,7 +245,7 @@ fn rimt_nodes_and_lookups() {
 
 #[test]
 fn rimt_errors() {
-    use TableErrorKind::{Range, Reference, StructureLength, Truncated, Unterminated};
+    use FirmwareErrorKind::{Range, Reference, StructureLength, Truncated, Unterminated};
     let root = |mapping| rimt_root(0, 0, &[mapping]);
     let mut far = rimt_root(0, 0, &[]);
     far[18] = 1;

@@ -7,8 +7,8 @@
 //! | 3.. | the table |
 
 use ringfence_firmware::{
-    BridgeBuses, DeviceScope, DeviceTree, Dmar, Iort, Ivrs, PciTopology, ReservedRegion, Rimt,
-    TableError, TableErrorKind, Viot, merge_reserved,
+    BridgeBuses, DeviceScope, DeviceTree, Dmar, FirmwareError, FirmwareErrorKind, Iort, Ivrs,
+    PciTopology, ReservedRegion, Rimt, Viot, merge_reserved,
 };
 use ringfence_types::{IovaRange, PfnRange, RequesterId};
 
@@ -48,6 +48,7 @@ pub const OUTCOMES: &[&str] = &[
     "Token",
     "TooDeep",
     "Property",
+    "TooManyEntries",
     "Registers",
 ];
 
@@ -94,25 +95,27 @@ pub fn run(data: &[u8], reached: OutcomeHook<'_>) {
     }
 }
 
-fn name(kind: TableErrorKind) -> &'static str {
+fn name(kind: FirmwareErrorKind) -> &'static str {
     match kind {
-        TableErrorKind::Truncated => "Truncated",
-        TableErrorKind::Signature => "Signature",
-        TableErrorKind::TableLength => "TableLength",
-        TableErrorKind::Checksum => "Checksum",
-        TableErrorKind::Revision => "Revision",
-        TableErrorKind::StructureLength => "StructureLength",
-        TableErrorKind::DevicePath => "DevicePath",
-        TableErrorKind::Range => "Range",
-        TableErrorKind::RangeWithoutEnd => "RangeWithoutEnd",
-        TableErrorKind::EndWithoutStart => "EndWithoutStart",
-        TableErrorKind::Reference => "Reference",
-        TableErrorKind::TooManyHops => "TooManyHops",
-        TableErrorKind::Unterminated => "Unterminated",
-        TableErrorKind::Token => "Token",
-        TableErrorKind::TooDeep => "TooDeep",
-        TableErrorKind::Property => "Property",
-        TableErrorKind::Registers => "Registers",
+        FirmwareErrorKind::Truncated => "Truncated",
+        FirmwareErrorKind::Signature => "Signature",
+        FirmwareErrorKind::TableLength => "TableLength",
+        FirmwareErrorKind::Checksum => "Checksum",
+        FirmwareErrorKind::Revision => "Revision",
+        FirmwareErrorKind::StructureLength => "StructureLength",
+        FirmwareErrorKind::DevicePath => "DevicePath",
+        FirmwareErrorKind::Range => "Range",
+        FirmwareErrorKind::RangeWithoutEnd => "RangeWithoutEnd",
+        FirmwareErrorKind::EndWithoutStart => "EndWithoutStart",
+        FirmwareErrorKind::Reference => "Reference",
+        FirmwareErrorKind::TooManyHops => "TooManyHops",
+        FirmwareErrorKind::Unterminated => "Unterminated",
+        FirmwareErrorKind::Token => "Token",
+        FirmwareErrorKind::TooDeep => "TooDeep",
+        FirmwareErrorKind::Property => "Property",
+        FirmwareErrorKind::TooManyEntries => "TooManyEntries",
+        FirmwareErrorKind::Registers => "Registers",
+        _ => "a kind of error without a name here",
     }
 }
 
@@ -155,7 +158,7 @@ fn check_reserved(
     }
 }
 
-fn dmar(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), TableError> {
+fn dmar(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), FirmwareError> {
     let table = Dmar::new(data)?;
     check_header(data, b"DMAR");
     assert!(table.structures().count() <= data.len() / 4);
@@ -181,7 +184,7 @@ fn dmar(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<()
     Ok(())
 }
 
-fn ivrs(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), TableError> {
+fn ivrs(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), FirmwareError> {
     let table = Ivrs::new(data)?;
     check_header(data, b"IVRS");
     let entries: usize = table.units().map(|unit| unit.devices().count()).sum();
@@ -208,7 +211,7 @@ fn ivrs(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<()
     Ok(())
 }
 
-fn iort(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), TableError> {
+fn iort(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), FirmwareError> {
     let table = Iort::new(data)?;
     check_header(data, b"IORT");
     assert!(table.nodes().count() <= data.len() / 16);
@@ -224,7 +227,7 @@ fn iort(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<()
     Ok(())
 }
 
-fn rimt(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), TableError> {
+fn rimt(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), FirmwareError> {
     let table = Rimt::new(data)?;
     check_header(data, b"RIMT");
     assert!(table.nodes().count() <= data.len() / 8);
@@ -241,7 +244,7 @@ fn rimt(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<()
     Ok(())
 }
 
-fn viot(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), TableError> {
+fn viot(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), FirmwareError> {
     let table = Viot::new(data)?;
     check_header(data, b"VIOT");
     assert!(table.nodes().count() <= data.len() / 4);
@@ -257,7 +260,7 @@ fn viot(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<()
     Ok(())
 }
 
-fn tree(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), TableError> {
+fn tree(data: &[u8], device: RequesterId, reached: OutcomeHook<'_>) -> Result<(), FirmwareError> {
     let tree = DeviceTree::new(data)?;
     assert!(tree.units().count() <= data.len() / 8);
     for device in tree.devices() {

@@ -1,5 +1,7 @@
 //! The errors of replays and experiments.
 
+use std::error::Error;
+
 use ringfence_devices::nic::TestbedError;
 use ringfence_dma::ring::RingError;
 use ringfence_hw::GeometryError;
@@ -186,6 +188,14 @@ pub enum LabError {
     LiveRanges {
         /// The limit that the trace exceeds.
         limit: usize,
+    },
+    /// Xen refuses a hypercall that it must perform: a defect of Ringfence.
+    #[error("defect in ringfence: Xen refuses {call}: {reason}")]
+    RefusedHypercall {
+        /// The hypercall with its arguments.
+        call: String,
+        /// Error of the hypercall.
+        reason: Box<dyn Error + Send + Sync>,
     },
     /// A defect of Ringfence.
     #[error("defect in ringfence: {0}")]

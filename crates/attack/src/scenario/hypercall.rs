@@ -1,5 +1,6 @@
 //! A30 and A32 on Xen: forged hypercalls, and frames that leave a domain.
 
+use std::fmt::Debug;
 use std::rc::Rc;
 
 use ringfence_devices::{DmaRequest, Observer};
@@ -23,13 +24,23 @@ const PAGES: u64 = 64;
 const RW: Permissions = Permissions::READ_WRITE;
 /// The page of the victim's mapping.
 const MAPPED: u64 = 5;
+/// The first page past the end of a space.
+const BEYOND: u64 = 1 << 20;
+/// The buses of the unit.
+const BUSES: IommuOp = IommuOp::IommuDetected {
+    first_bus: 1,
+    last_bus: 9,
+};
 
 fn device(domid: Domid) -> RequesterId {
     RequesterId::new(domid.get() << 8)
 }
 
-fn refused(_: XenError) -> LabError {
-    LabError::Internal("a hypercall that Xen refuses")
+fn refused(call: impl Debug) -> impl FnOnce(XenError) -> LabError {
+    move |reason| LabError::RefusedHypercall {
+        call: format!("{call:?}"),
+        reason: reason.into(),
+    }
 }
 
 struct Host {
@@ -49,8 +60,8 @@ impl Observer for &mut Reached {
 }
 
 impl Host {
-    /// Creates Xen with dom0, the attacker and the victim, and a space for each of the latter.
-    fn new(references: FrameReferences) -> Result<Self, LabError> {
+    /// Creates Xen with dom0, the attacker and the victim. It knows no buses yet.
+    fn without_buses(references: FrameReferences) -> Result<Self, LabError> {
         let arena = Rc::new(Arena::new(256 << 20)?);
         let region = memory(128 << 20, 128 << 20)?;
         let frames = Rc::new(Frames::new(Rc::clone(&arena), region));
@@ -59,21 +70,33 @@ impl Host {
         let mut xen = Xen::new(&arena, &frames, Coherency::Coherent, unit, references);
         for domain in 1..=3 {
             let first = PhysAddr::new(domain << 24);
-            xen.create_domain(first, PAGES).map_err(refused)?;
+            let created = xen.create_domain(first, PAGES);
+            created.map_err(refused("create_domain"))?;
         }
-        let buses = IommuOp::IommuDetected {
-            first_bus: 1,
-            last_bus: 9,
-        };
-        xen.hypercall(Domid::DOM0, &buses).map_err(refused)?;
+        Ok(Self { arena, xen })
+    }
+
+    /// Creates the same domains, a space for the attacker and one for the victim, and a mapping of
+    /// the victim.
+    fn new(references: FrameReferences) -> Result<Self, LabError> {
+        let mut host = Self::without_buses(references)?;
+        host.perform(Domid::DOM0, BUSES)?;
         for domid in [ATTACKER, VICTIM] {
             let bdf = device(domid);
-            let create = IommuOp::CreateIoSpace { bdf, domid };
-            xen.hypercall(Domid::DOM0, &create).map_err(refused)?;
+            host.perform(Domid::DOM0, IommuOp::CreateIoSpace { bdf, domid })?;
         }
-        let own = map(VICTIM, MAPPED, 0);
-        xen.hypercall(VICTIM, &own).map_err(refused)?;
-        Ok(Self { arena, xen })
+        host.perform(VICTIM, map(VICTIM, MAPPED, 0))?;
+        match host.reach(VICTIM, MAPPED) {
+            Some(_) => Ok(host),
+            None => Err(LabError::Internal(
+                "a device cannot reach its domain's page",
+            )),
+        }
+    }
+
+    /// Makes a hypercall that Xen must perform.
+    fn perform(&mut self, caller: Domid, call: IommuOp) -> Result<(), LabError> {
+        self.xen.hypercall(caller, &call).map_err(refused(call))
     }
 
     fn reach(&mut self, domid: Domid, page: u64) -> Option<PhysAddr> {
@@ -89,6 +112,17 @@ impl Host {
         }
         reached.0
     }
+
+    /// Returns the addresses that the attacker reaches on the pages of its forged calls.
+    fn reached_by_attacker(&mut self) -> [Option<PhysAddr>; 2] {
+        [0, BEYOND].map(|page| self.reach(ATTACKER, page))
+    }
+
+    /// Returns the spaces, and the addresses that the victim reaches on the pages of forged calls.
+    fn spaces(&mut self) -> (Vec<RequesterId>, [Option<PhysAddr>; 2]) {
+        let reached = [MAPPED, MAPPED + 1].map(|page| self.reach(VICTIM, page));
+        (self.xen.devices(), reached)
+    }
 }
 
 fn map(of: Domid, page: u64, gpfn: u64) -> IommuOp {
@@ -101,8 +135,8 @@ fn map(of: Domid, page: u64, gpfn: u64) -> IommuOp {
 }
 
 /// Hypercalls of the attacker's domain on spaces and frames that it does not own. Beside each, a
-/// call that its domain may make in its place. Xen detects its buses once, when the host is made.
-fn calls() -> [(IommuOp, Option<(Domid, IommuOp)>); 12] {
+/// similar call that its caller may make.
+fn calls() -> [(IommuOp, (Domid, IommuOp)); 11] {
     let (own, other) = (device(ATTACKER), device(VICTIM));
     let unmap = IommuOp::UnmapEntry {
         bdf: other,
@@ -117,56 +151,54 @@ fn calls() -> [(IommuOp, Option<(Domid, IommuOp)>); 12] {
         bdf: RequesterId::new(0x300),
         domid: ATTACKER,
     };
-    let buses = IommuOp::IommuDetected {
-        first_bus: 0,
-        last_bus: 255,
-    };
     let last = map(ATTACKER, 0, PAGES - 1);
+    let last_page = map(ATTACKER, BEYOND - 1, 0);
     [
-        // Entries of the victim's space, and a space for the victim's bus.
-        (next, Some((VICTIM, next))),
-        (map(VICTIM, MAPPED, 0), Some((VICTIM, next))),
-        (unmap, Some((VICTIM, unmap))),
-        (flush, Some((VICTIM, flush))),
-        (whole(other), Some((ATTACKER, whole(own)))),
+        // Entries of the victim's space.
+        (next, (VICTIM, next)),
+        (map(VICTIM, MAPPED, 0), (VICTIM, next)),
+        (unmap, (VICTIM, unmap)),
+        (flush, (VICTIM, flush)),
+        (whole(other), (ATTACKER, whole(own))),
         // Frames past the end of the domain, and a page past the end of the space.
-        (map(ATTACKER, 0, PAGES), Some((ATTACKER, last))),
-        (map(ATTACKER, 0, u64::MAX), Some((ATTACKER, last))),
-        (
-            map(ATTACKER, 1 << 20, 0),
-            Some((ATTACKER, map(ATTACKER, (1 << 20) - 1, 0))),
-        ),
+        (map(ATTACKER, 0, PAGES), (ATTACKER, last)),
+        (map(ATTACKER, 0, u64::MAX), (ATTACKER, last)),
+        (map(ATTACKER, BEYOND, 0), (ATTACKER, last_page)),
         // Calls of dom0.
-        (destroy(other), Some((Domid::DOM0, destroy(other)))),
-        (destroy(own), Some((Domid::DOM0, destroy(own)))),
-        (create, Some((Domid::DOM0, create))),
-        (buses, None),
+        (destroy(other), (Domid::DOM0, destroy(other))),
+        (destroy(own), (Domid::DOM0, destroy(own))),
+        (create, (Domid::DOM0, create)),
     ]
 }
 
-/// A30: the attacker's domain makes hypercalls on spaces and frames that it does not own. Xen must
-/// perform the valid call beside each.
+/// A30: the attacker's domain makes hypercalls on spaces and frames that it does not own. The
+/// attack succeeds if Xen performs one, or refuses it after a change. Xen must perform the valid
+/// call beside each.
 pub(super) fn forged() -> ScenarioResult {
     let mut evidence = Evidence::default();
-    for (call, valid) in calls() {
-        if let Some((caller, valid)) = valid {
-            let mut host = Host::new(FrameReferences::Counted)?;
-            host.xen.hypercall(caller, &valid).map_err(refused)?;
-        }
+    for (call, (caller, valid)) in calls() {
+        Host::new(FrameReferences::Counted)?.perform(caller, valid)?;
         let mut host = Host::new(FrameReferences::Counted)?;
-        let victims = host.reach(VICTIM, MAPPED);
+        let before = host.spaces();
         let executed = host.xen.hypercall(ATTACKER, &call).is_ok();
-        let reached = host.reach(ATTACKER, 0).is_some();
-        let changed = host.reach(VICTIM, MAPPED) != victims || victims.is_none();
-        evidence.count_if(executed || reached || changed, u64::from(reached));
+        let reached = host.reached_by_attacker();
+        let reached = reached.iter().flatten().count() as u64;
+        let changed = host.spaces() != before;
+        evidence.count_if(executed || reached > 0 || changed, reached);
     }
+    // The buses are detected once, so the attacker tries it before dom0.
+    let mut host = Host::without_buses(FrameReferences::Counted)?;
+    let executed = host.xen.hypercall(ATTACKER, &BUSES).is_ok();
+    let changed = host.xen.hypercall(Domid::DOM0, &BUSES).is_err();
+    evidence.count_if(executed || changed, 0);
     let mut executed = Executed::default();
     executed.trial("Xen checks hypercalls", evidence);
     Ok(Found::Executed(executed))
 }
 
-/// A32: the domain returns a mapped page to Xen, which gives its frame to another domain. For
-/// comparison, Xen does not count the references of I/O spaces.
+/// A32: the domain returns a mapped page to Xen, which gives its frame to the victim. The attack
+/// succeeds if the attacker's device still reaches the frame. For comparison, Xen does not count
+/// the references of I/O spaces.
 pub(super) fn released_frame() -> ScenarioResult {
     let mut executed = Executed::default();
     executed.trial("frames are counted", released(FrameReferences::Counted)?);
@@ -179,13 +211,17 @@ fn released(references: FrameReferences) -> Result<Evidence, LabError> {
     let mut host = Host::new(references)?;
     let mut evidence = Evidence::default();
     for page in 0..16 {
-        let call = map(ATTACKER, page, page);
-        host.xen.hypercall(ATTACKER, &call).map_err(refused)?;
-        let frame = host.reach(ATTACKER, page);
+        // The victim has a hole for the frame. Xen gives out the frame that it got last.
+        let hole = PAGES - 1 - page;
+        let decreased = host.xen.decrease_reservation(VICTIM, hole);
+        decreased.map_err(refused("decrease_reservation"))?;
+        host.perform(ATTACKER, map(ATTACKER, page, page))?;
         let released = host.xen.decrease_reservation(ATTACKER, page).is_ok();
+        let increased = host.xen.increase_reservation(VICTIM, hole);
+        increased.map_err(refused("increase_reservation"))?;
         let reached = host.reach(ATTACKER, page);
-        let owner = frame.and_then(|frame| host.xen.owner(frame));
-        evidence.count_if(released && reached.is_some() && owner != Some(ATTACKER), 1);
+        let owner = reached.and_then(|frame| host.xen.owner(frame));
+        evidence.count_if(owner == Some(VICTIM), 1);
         evidence.false_faults += u64::from(!released && reached.is_none());
     }
     Ok(evidence)

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use ringfence_lab::row::Row;
+use ringfence_lab::row::{Limit, Row};
 use serde_json::Value;
 
 /// The type of a column. Every column may be null.
@@ -58,37 +58,45 @@ pub(crate) const TASK: &[(&str, ColumnType)] = {
 };
 
 /// Returns the columns, in the order of the file. The first come from the task, the others from a
-/// row with every optional field, so they do not depend on the result.
+/// row whose optional fields are all set, so they do not depend on the result.
 pub fn columns() -> &'static [Column] {
     static COLUMNS: LazyLock<Vec<Column>> = LazyLock::new(|| {
         let task = TASK.iter().map(|(name, kind)| Column {
             name: (*name).to_owned(),
             kind: *kind,
         });
-        let row = row_values(&Row::of_run(true, true)).into_iter();
+        let full = Row {
+            limited_by: Some(Limit::Processor),
+            ..Row::of_run(true, true)
+        };
+        let row = row_values(&full).into_iter();
         let row = row.filter(|(name, _)| TASK.iter().all(|(taken, _)| taken != name));
         let row = row.map(|(name, value)| Column {
+            kind: kind_of(&value).unwrap_or_else(|| panic!("the column {name} has no type")),
             name,
-            kind: match value {
-                Value::Number(number) if number.is_f64() => ColumnType::Float,
-                Value::Number(_) => ColumnType::Count,
-                Value::Bool(_) => ColumnType::Flag,
-                _ => ColumnType::Text,
-            },
         });
         task.chain(row).collect()
     });
     &COLUMNS
 }
 
-/// Returns the numbers and texts of a row with their paths.
+/// Returns the type of the column of a field with this value; `None` for null.
+fn kind_of(value: &Value) -> Option<ColumnType> {
+    match value {
+        Value::String(_) => Some(ColumnType::Text),
+        Value::Number(number) if number.is_f64() => Some(ColumnType::Float),
+        Value::Number(_) => Some(ColumnType::Count),
+        Value::Bool(_) => Some(ColumnType::Flag),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+/// Returns the scalar fields of a row with their paths.
 pub(crate) fn row_values(row: &Row) -> Vec<(String, Value)> {
     let mut values = Vec::new();
-    leaves(
-        serde_json::to_value(row).unwrap_or_default(),
-        String::new(),
-        &mut values,
-    );
+    // The keys of all maps in a row are texts, so the conversion cannot fail.
+    let row = serde_json::to_value(row).expect("a row has a JSON form");
+    leaves(row, String::new(), &mut values);
     values
 }
 

@@ -11,7 +11,7 @@ use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::types::Type;
 use serde_json::Value;
 
-use crate::columns::{ColumnType, columns, row_values};
+use crate::columns::{ColumnType, TASK, columns, row_values};
 use crate::combine::{ADDITIVE, MAXIMA};
 use crate::machine::Machine;
 use crate::run::Outcome;
@@ -39,7 +39,10 @@ const DESCRIPTIONS: [&str; 5] = ["iommu", "safety", "bound", "status", "status_c
 /// # Errors
 /// The Parquet writer fails.
 pub fn encode(task: &Task, outcome: &Outcome, machine: &Machine) -> Result<Vec<u8>, EncodeError> {
-    let mut values: HashMap<String, Value> = task_values(task, outcome, machine)
+    let of_task = task_values(task, outcome, machine);
+    let names = of_task.iter().map(|(name, _)| *name);
+    debug_assert!(names.eq(TASK.iter().map(|(name, _)| *name)));
+    let mut values: HashMap<String, Value> = of_task
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect();

@@ -59,24 +59,45 @@ impl TraceLimitArgs {
     }
 }
 
-/// Limits on a replay. The defaults are those of [`ReplayLimits`].
+/// Limits on the devices of a trace and on their allocators. The defaults are those of
+/// [`ReplayLimits`].
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits")]
-pub(crate) struct ReplayLimitArgs {
+pub(crate) struct DeviceLimitArgs {
     /// Maximum number of devices that map memory [default: 256]
     #[arg(long, value_name = "N")]
     pub max_devices: Option<usize>,
     /// Maximum product of the numbers of devices and of CPUs that map memory [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_device_cpus: Option<usize>,
+    /// Maximum number of ranges that an allocator searches [default: 256M plus 4K per allocated
+    /// range]
+    #[arg(long, value_name = "N", value_parser = size)]
+    pub max_search: Option<u64>,
+}
+
+impl DeviceLimitArgs {
+    /// Returns the default limits with the given options applied.
+    pub(crate) fn limits(&self) -> ReplayLimits {
+        let mut limits = ReplayLimits::default();
+        limits.devices = self.max_devices.unwrap_or(limits.devices);
+        limits.device_cpus = self.max_device_cpus.unwrap_or(limits.device_cpus);
+        limits.search = self.max_search;
+        limits
+    }
+}
+
+/// Limits on a replay. The defaults are those of [`ReplayLimits`].
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct ReplayLimitArgs {
+    /// Limits on the devices and on their allocators.
+    #[command(flatten)]
+    pub devices: DeviceLimitArgs,
     /// Maximum number of live buffers on one page, in modes where buffers share pages [default:
     /// 4096]
     #[arg(long, value_name = "N")]
     pub max_page_buffers: Option<usize>,
-    /// Maximum number of ranges that a mode's allocator searches [default: 256M plus 4K per mapped
-    /// range]
-    #[arg(long, value_name = "N", value_parser = size)]
-    pub max_search: Option<u64>,
     /// Maximum number of mappings that a mode with a cache keeps after their unmaps [default: 256K]
     #[arg(long, value_name = "N", value_parser = size)]
     pub max_kept: Option<u64>,
@@ -97,12 +118,9 @@ impl ReplayLimitArgs {
 
     /// Returns the default limits with the given options applied.
     pub(crate) fn limits(&self) -> ReplayLimits {
-        let mut limits = ReplayLimits::default();
-        limits.devices = self.max_devices.unwrap_or(limits.devices);
-        limits.device_cpus = self.max_device_cpus.unwrap_or(limits.device_cpus);
+        let mut limits = self.devices.limits();
         let buffers = self.max_page_buffers;
         limits.buffers_on_a_page = buffers.unwrap_or(limits.buffers_on_a_page);
-        limits.search = self.max_search;
         limits.cycle_ends = self.max_cycle_ends;
         if let Some(kept) = self.max_kept {
             limits.kept = usize::try_from(kept).unwrap_or(usize::MAX);

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand, ValueHint};
 
-use ringfence_lab::ReplayLimits;
 use ringfence_trace::{JudgeOptions, StaleWindow};
 use ringfence_types::{Nanos, Pfn, PfnRange};
 
 use super::TraceLimitArgs;
-use super::limits::size;
+use super::limits::{DeviceLimitArgs, size};
 use super::values::{kernel_page_shift, nanos, seconds};
 
 /// Subcommands of `trace`.
@@ -138,13 +137,15 @@ Exit codes: 0 no such page is seen, 1 error, 2 wrong usage, 3 a device could rea
 somebody else. If events are lost, 0 proves nothing.";
 
 const JUDGE_BUFFER: &str = "Buffer size per CPU for --record; events that do not fit are lost";
+const JUDGE_TRACEFS: &str = "Mount point of tracefs for --record";
 
 /// Arguments of `trace judge`.
 #[derive(Debug, Args)]
 #[command(
     after_help = JUDGE_EXAMPLES,
     group = ArgGroup::new("source").required(true).args(["traces", "record"]),
-    mut_arg("buffer", |buffer| buffer.help(JUDGE_BUFFER)),
+    mut_arg("buffer", |buffer| buffer.help(JUDGE_BUFFER).conflicts_with("traces")),
+    mut_arg("tracefs", |tracefs| tracefs.help(JUDGE_TRACEFS).conflicts_with("traces")),
 )]
 pub(crate) struct JudgeArgs {
     /// Traces with the events of the page allocator; - is standard input
@@ -215,7 +216,8 @@ pub(crate) struct AnonymiseArgs {
     /// Output file; compressed if the name ends in .zst; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
-    /// Seed of the new layout of memory; keep it secret [default: from the system's randomness]
+    /// Seed of the new layout of memory; keep it secret. Other users of this host can read it in
+    /// the list of processes [default: from the system's randomness]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Keep the times of the trace instead of beginning at 0
@@ -270,33 +272,19 @@ pub(crate) struct VerifyArgs {
     /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
-    /// Maximum number of devices that map memory [default: 256]
-    #[arg(long, value_name = "N", help_heading = "Limits")]
-    pub max_devices: Option<usize>,
-    /// Maximum product of the numbers of devices and of CPUs that map memory [default: 4096]
-    #[arg(long, value_name = "N", help_heading = "Limits")]
-    pub max_device_cpus: Option<usize>,
-    /// Maximum number of ranges that the allocator searches [default: 256M plus 4K per allocation]
-    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
-    pub max_search: Option<u64>,
-}
-
-impl VerifyArgs {
-    /// Returns the default limits with the given options applied.
-    pub(crate) fn replay_limits(&self) -> ReplayLimits {
-        let mut limits = ReplayLimits::default();
-        limits.devices = self.max_devices.unwrap_or(limits.devices);
-        limits.device_cpus = self.max_device_cpus.unwrap_or(limits.device_cpus);
-        limits.search = self.max_search;
-        limits
-    }
+    /// Limits on the devices and on their allocators.
+    #[command(flatten)]
+    pub device_limits: DeviceLimitArgs,
 }
 
 /// Parses a range of addresses as in /proc/iomem: `FIRST-LAST`, hexadecimal.
 fn address_range(text: &str) -> Result<PfnRange, String> {
     let address = |digits: &str| {
         let digits = digits.strip_prefix("0x").unwrap_or(digits);
-        u64::from_str_radix(digits, 16).ok()
+        // `from_str_radix` accepts a sign.
+        let all_hexadecimal = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let parsed = u64::from_str_radix(digits, 16).ok();
+        parsed.filter(|_| all_hexadecimal)
     };
     let parsed = text
         .split_once('-')
@@ -331,4 +319,34 @@ pub(crate) struct ConvertArgs {
     /// Limits on the trace.
     #[command(flatten)]
     pub limits: TraceLimitArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_ranges_are_hexadecimal_and_cover_whole_pages() {
+        let cases = [
+            ("1000-1fff", Some((1, 1))),
+            ("1fff-2000", Some((1, 2))),
+            ("0xc0000000-0xfebfffff", Some((0xc_0000, 0xf_ebff))),
+            ("0-0", Some((0, 0))),
+            ("C0000000-FEBFFFFF", Some((0xc_0000, 0xf_ebff))),
+            ("1-0", None),
+            ("1fff-1000", None),
+            ("+1000-+1fff", None),
+            ("0x+1000-1fff", None),
+            ("1000--1fff", None),
+            ("0x0x1000-1fff", None),
+            ("1000-", None),
+            ("-1000", None),
+            ("1000-g", None),
+            ("1000-10000000000000000", None),
+        ];
+        for (text, pages) in cases {
+            let range = |(first, last)| PfnRange::inclusive(Pfn::new(first), Pfn::new(last));
+            assert_eq!(address_range(text).ok(), pages.and_then(range), "{text}");
+        }
+    }
 }

@@ -262,7 +262,7 @@ fn verify(args: &VerifyArgs) -> Result<(), Failure> {
             false => FreeTime::AtUnmap,
         },
         reserved: args.reserved.clone(),
-        limits: args.replay_limits(),
+        limits: args.device_limits.limits(),
     };
     let agreement = agreement::verify(&mut operations, options)?;
     let trace = Input::names(&inputs).concat();

@@ -98,6 +98,32 @@ fn errors_have_codes_1_and_2() {
     }
 }
 
+/// The options of a recording have no effect on a trace.
+#[test]
+fn options_of_a_recording_are_refused_for_traces() {
+    let strict = data("strict.txt");
+    for option in [["--buffer", "128"], ["--tracefs", "/nowhere"]] {
+        let args = [&["trace", "judge", &strict][..], &option].concat();
+        let output = ringfence(&args);
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(option[0]), "{error}");
+    }
+}
+
+/// Page frame 0x1234 of a kernel with pages of 64 KiB holds the unmapped page.
+#[test]
+fn page_frames_have_the_page_size_of_the_kernel() {
+    let lazy = std::fs::read_to_string(data("lazy.txt")).unwrap();
+    let lazy = lazy.replace("pfn=0x12345", "pfn=0x1234");
+    let judge = |size| {
+        let args = ["trace", "judge", "--page-size", size, "-"];
+        ringfence_with(&args, lazy.as_bytes())
+    };
+    succeeded(&judge("4k"));
+    failed(&judge("64k"), 3);
+}
+
 /// Without the kernel's events, nothing is recorded and nothing kept.
 #[test]
 fn a_failed_recording_keeps_no_file() {

@@ -78,9 +78,40 @@ fn options_and_standard_input() {
             stderr(&output)
         );
     }
-    let args = ["trace", "verify", "-", "--max-devices", "5"];
-    let error = failed(&ringfence_with(&args, &boot), 1);
-    assert!(error.contains("--max-devices"), "{error}");
+}
+
+#[test]
+fn limits_are_errors() {
+    let boot = data("boot-7.2.trace.zst");
+    let sample = root().join("crates/trace/data/sample.trace.zst");
+    let sample = sample.to_str().unwrap();
+    for (option, limit, trace) in [
+        ("--max-devices", "5", boot.as_str()),
+        ("--max-device-cpus", "5", &boot),
+        ("--max-search", "0", sample),
+    ] {
+        let output = ringfence(&["trace", "verify", option, limit, trace]);
+        let error = failed(&output, 1);
+        assert!(error.contains(option), "{error}");
+    }
+}
+
+/// The model returns no address of a reserved range, which the recording has.
+#[test]
+fn reserved_addresses_are_not_allocated() {
+    let boot = data("boot-7.2.trace.zst");
+    let args = [
+        "trace",
+        "verify",
+        "--from-boot",
+        "--reserved",
+        "fffff000-ffffffff",
+    ];
+    let output = ringfence(&[&args[..], &[&boot]].concat());
+    let error = failed(&output, 3);
+    assert!(error.contains("not all addresses agree"), "{error}");
+    let text = stdout(&output);
+    assert!(text.contains("addresses differ"), "{text}");
 }
 
 /// In lazy mode, the recording of strict mode is compared until its first reuse.

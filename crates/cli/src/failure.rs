@@ -93,9 +93,8 @@ pub(crate) enum Failure {
     /// `trace verify --from-boot`: an address differs, or the trace allows no conclusion.
     #[error("trace verify --from-boot: not all addresses agree")]
     Disagreement,
-    /// `trace judge`: a device could reach pages of somebody else. The report is on standard
-    /// output.
-    #[error("trace judge: a device could reach pages of somebody else")]
+    /// `trace judge`: a device could reach reallocated pages. The report is on standard output.
+    #[error("trace judge: a device could reach reallocated pages")]
     PagesReached,
     /// `diff --max-regression`: the reports do not allow a comparison.
     #[error("--max-regression: {0}")]

@@ -59,10 +59,10 @@ fn verdict(judgement: &Judgement) -> String {
     };
     match (stale.count, mapped.count) {
         (0, 0) if judgement.is_complete() => {
-            "no page was given to somebody else while a device could reach it.".into()
+            "no page was reallocated while a device could reach it.".into()
         }
-        (0, 0) => "no page is seen that was given to somebody else while a device could reach it; \
-            events are missing, so this proves nothing."
+        (0, 0) => "no page is seen that was reallocated while a device could reach it; events are \
+            missing, so this proves nothing."
             .into(),
         (_, 0) => format!("{least}{} after their unmap.", pages(stale)),
         (0, _) => format!("{} while they were mapped.", pages(mapped)),
@@ -77,7 +77,7 @@ fn verdict(judgement: &Judgement) -> String {
 /// Returns the subject and the verb of the verdict.
 fn pages(exposures: Exposures) -> String {
     format!(
-        "{} given to somebody else and reachable by a device for up to {} ({} byte-seconds)",
+        "{} reallocated and reachable by a device for up to {} ({} byte-seconds)",
         match exposures.count {
             1 => "1 page was".into(),
             number => format!("{} pages were", count(number)),

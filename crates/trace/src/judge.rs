@@ -1,4 +1,4 @@
-//! Finds pages that the kernel gave to somebody else while a device could still reach them.
+//! Finds pages that the kernel reallocated while a device could still reach them.
 //!
 //! In lazy mode, Linux removes the entry of the IOMMU's table at the unmap and flushes the IOTLB
 //! later. A page that is freed and allocated again before the flush belongs to its new owner, and

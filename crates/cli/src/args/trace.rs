@@ -25,7 +25,7 @@ pub(crate) enum TraceCommand {
     /// Compare the addresses that the kernel recorded with those of the model of its allocator
     #[command(long_about = VERIFY_LONG)]
     Verify(VerifyArgs),
-    /// Report pages that were given to somebody else while a device could still reach them
+    /// Report pages that were reallocated while a device could still reach them
     #[command(long_about = JUDGE_LONG)]
     Judge(JudgeArgs),
     /// Write a trace's operations as Parquet, for tools that read tables; `compare` reads it too
@@ -114,7 +114,7 @@ pub(crate) struct RecordArgs {
 }
 
 pub(crate) const JUDGE_LONG: &str = "\
-Report pages that were given to somebody else while a device could still reach them.
+Report pages that were reallocated while a device could still reach them.
 
 In the IOMMU's lazy mode, Linux flushes the IOTLB some milliseconds after an unmap. A page that is \
 freed and allocated again in between belongs to its new owner, and the device still reaches it. \
@@ -133,8 +133,8 @@ Examples:
   ringfence trace judge fio.trace.zst
   ringfence trace judge --window 1ms --json fio.trace.zst
 
-Exit codes: 0 no such page is seen, 1 error, 2 wrong usage, 3 a device could reach a page of \
-somebody else. If events are lost, 0 proves nothing.";
+Exit codes: 0 no such page is seen, 1 error, 2 wrong usage, 3 a device could reach a reallocated \
+page. If events are lost, 0 proves nothing.";
 
 const JUDGE_BUFFER: &str = "Buffer size per CPU for --record; events that do not fit are lost";
 const JUDGE_TRACEFS: &str = "Mount point of tracefs for --record";

@@ -1,4 +1,4 @@
-//! `ringfence trace judge`: pages of somebody else that a device could reach.
+//! `ringfence trace judge`: reallocated pages that a device could reach.
 
 use std::io::{Seek, Write};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `trace judge`: pages of somebody else that a device could reach.
+//! `trace judge`: reallocated pages that a device could reach.
 
 use serde_json::Value;
 
@@ -14,11 +14,10 @@ fn a_find_is_code_3_and_the_verdict_comes_first() {
     let lazy = data("lazy.txt");
     let output = ringfence(&["trace", "judge", &lazy]);
     let error = failed(&output, 3);
-    assert!(error.contains("pages of somebody else"), "{error}");
+    assert!(error.contains("reallocated pages"), "{error}");
     let text = stdout(&output);
     let text = text.replace('\n', " ").replace("  ", " ");
-    let verdict =
-        "lazy: 1 page was given to somebody else and reachable by a device for up to 3.00 ms";
+    let verdict = "lazy: 1 page was reallocated and reachable by a device for up to 3.00 ms";
     assert!(text.starts_with(verdict), "{text}");
     let exposure = "0000:00:04.0 could write 0x12345000 for 3.00 ms until its free: single mapping \
         of line 4, freed by fio-100 (line 6), allocated by bash-200 (line 8, order 0) 300 us after \
@@ -49,7 +48,7 @@ fn a_find_is_code_3_and_the_verdict_comes_first() {
 fn nothing_found_is_code_0() {
     let text = succeeded(&ringfence(&["trace", "judge", &data("strict.txt")]));
     assert!(
-        text.starts_with("strict: no page was given to somebody else"),
+        text.starts_with("strict: no page was reallocated"),
         "{text}"
     );
     // The window of the user replaces the rule.

@@ -15,7 +15,7 @@ use crate::operations::Operations;
 
 const PAGE: f64 = 4096.0;
 
-/// Pages that the kernel gave to somebody else while a device could reach them.
+/// Pages that the kernel reallocated while a device could reach them.
 ///
 /// An exposure is one page of 4 KiB, reachable through one mapping, from an allocation of the page
 /// on.
@@ -162,7 +162,7 @@ pub enum ExposureEnd {
 }
 
 impl Judgement {
-    /// Returns true if a device could reach a page of somebody else.
+    /// Returns true if a device could reach a reallocated page.
     pub fn found(&self) -> bool {
         self.stale.count + self.mapped.count > 0
     }

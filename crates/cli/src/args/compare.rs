@@ -23,8 +23,8 @@ Replay traces through protection modes; print what each costs and what it expose
 The program replays each trace twice in each mode, under an oracle that knows the bytes that each \
 device may access: once with a device that accesses its buffers (the metered pass), once with an \
 attacker that accesses every buffer after its unmap (the attack pass). A third, timed replay \
-measures the mapping layer alone. Cycles are measured on this CPU. No user program can execute an IOTLB \
-invalidation; the cost profile models its cycles, and the report shows their share.
+measures the mapping layer alone. Cycles are measured on this CPU. No user program can execute an \
+IOTLB invalidation; the cost profile models its cycles, and the report shows their share.
 
 relative_throughput = c / (c + map + unmap): a packet costs c cycles without protection and \
 c + map + unmap with it. c comes from the profile (908 for r210-2015: half of a packet with two \

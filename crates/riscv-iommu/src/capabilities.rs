@@ -97,7 +97,7 @@ impl Capabilities {
     }
 
     /// Returns true if the unit walks first-stage tables of this depth.
-    pub const fn first_stage(&self, levels: Levels) -> bool {
+    pub const fn walks_first_stage(&self, levels: Levels) -> bool {
         match levels {
             Levels::Three => self.sv39,
             Levels::Four => self.sv48,
@@ -106,7 +106,7 @@ impl Capabilities {
     }
 
     /// Returns true if the unit walks second-stage tables of this depth.
-    pub const fn second_stage(&self, levels: Levels) -> bool {
+    pub const fn walks_second_stage(&self, levels: Levels) -> bool {
         match levels {
             Levels::Three => self.sv39x4,
             Levels::Four => self.sv48x4,

@@ -182,7 +182,7 @@ pub(crate) fn check(
         Translation::FirstStage(table) => check_first_stage(unit, &table),
         Translation::SecondStage { table, guest, msi } => {
             need(
-                unit.second_stage(table.levels),
+                unit.walks_second_stage(table.levels),
                 Feature::SecondStage(table.levels),
             )?;
             check_root(table.root, SECOND_STAGE_ROOT, unit.pas)?;
@@ -196,7 +196,7 @@ pub(crate) fn check(
 /// Checks a first-stage table of the host.
 pub(crate) fn check_first_stage(unit: &Capabilities, table: &PageTable) -> Result<(), UnitError> {
     need(
-        unit.first_stage(table.levels),
+        unit.walks_first_stage(table.levels),
         Feature::FirstStage(table.levels),
     )?;
     check_root(table.root, FIRST_STAGE_ROOT, unit.pas)
@@ -225,7 +225,7 @@ fn check_guest(unit: &Capabilities, guest: &GuestFirstStage) -> Result<(), UnitE
             levels,
             space,
         } => {
-            need(unit.first_stage(levels), Feature::FirstStage(levels))?;
+            need(unit.walks_first_stage(levels), Feature::FirstStage(levels))?;
             check_space(space)?;
             check_root(PhysAddr::new(root.get()), FIRST_STAGE_ROOT, bits)
         }

@@ -45,10 +45,18 @@ fn capabilities_are_decoded() {
         }
     );
     let single = |bit: u32| Capabilities::decode(1 << bit);
-    assert!(single(9).first_stage(Levels::Three) && !single(9).first_stage(Levels::Four));
-    assert!(single(10).first_stage(Levels::Four) && single(11).first_stage(Levels::Five));
-    assert!(single(17).second_stage(Levels::Three) && single(18).second_stage(Levels::Four));
-    assert!(single(19).second_stage(Levels::Five) && !single(19).second_stage(Levels::Four));
+    assert!(
+        single(9).walks_first_stage(Levels::Three) && !single(9).walks_first_stage(Levels::Four)
+    );
+    assert!(
+        single(10).walks_first_stage(Levels::Four) && single(11).walks_first_stage(Levels::Five)
+    );
+    assert!(
+        single(17).walks_second_stage(Levels::Three) && single(18).walks_second_stage(Levels::Four)
+    );
+    assert!(
+        single(19).walks_second_stage(Levels::Five) && !single(19).walks_second_stage(Levels::Four)
+    );
     assert!(single(15).svpbmt && single(24).amo_hwad && single(26).t2gpa && single(27).end);
     assert!(single(39).pd17 && single(40).pd20 && single(42).nl && single(43).s);
     assert_eq!(single(28).igs, InterruptSupport::Wires);

@@ -10,7 +10,9 @@ use ringfence_virtio_iommu::spec::{
 };
 
 /// Words of the longest request.
-pub(crate) const WORDS: usize = MAX_REQUEST_BYTES.div_ceil(8);
+pub(crate) const WORDS: usize = MAX_REQUEST_BYTES / 8;
+// `words` omits the bytes of a last word that is not whole.
+const _: () = assert!(MAX_REQUEST_BYTES.is_multiple_of(8));
 
 /// A request of the driver, before it is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +65,7 @@ impl Encoder {
 
     fn put(mut self, field: &[u8]) -> Self {
         let rest = self.bytes.get_mut(self.at..).unwrap_or_default();
+        debug_assert!(field.len() <= rest.len(), "no request is so long");
         for (byte, value) in rest.iter_mut().zip(field) {
             *byte = *value;
         }

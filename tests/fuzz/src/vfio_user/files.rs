@@ -51,7 +51,7 @@ impl Files {
             .collect()
     }
 
-    /// Writes to the guest's memory at `at`, up to its end.
+    /// Writes to the guest's memory at `at` modulo its size, up to its end.
     pub(crate) fn poke(&self, at: u32, bytes: &[u8]) {
         let at = u64::from(at) % RAM_BYTES;
         let room = usize::try_from(RAM_BYTES - at)
@@ -69,11 +69,11 @@ fn memory(bytes: u64, seals: SealFlags) -> File {
 }
 
 thread_local! {
-    // Created once. A run modifies their contents but not their size; the next run empties them.
+    // Created once. A run modifies their contents but not their size.
     static FILES: RefCell<Files> = RefCell::new(Files::new());
 }
 
-/// Runs `run` with the files, which are empty.
+/// Runs `run` with the files. The memory and the disk are empty.
 pub(crate) fn with_files<R>(run: impl FnOnce(&Files) -> R) -> R {
     FILES.with_borrow(|files| {
         for (file, bytes) in [

@@ -46,6 +46,8 @@ fn leaf(base: u64, shift: u32, permissions: Permissions) -> Entry {
 /// nG 11, Contiguous 52.
 #[test]
 fn pages_and_blocks() {
+    let forced = stage2().with_forced_write_back();
+    assert!(forced.is_forced_write_back() && !stage2().is_forced_write_back());
     let cases = [
         (stage1(), 1, 0x1_2345_6000, W, 0x1_2345_6f43, RW),
         (stage1(), 1, 0x1_2345_6000, R, 0x1_2345_6fc3, R),
@@ -56,6 +58,17 @@ fn pages_and_blocks() {
         (stage2(), 1, 0x1_2345_6000, W, 0x1_2345_67bf, W),
         (stage2(), 2, 0x1_2340_0000, RW, 0x1_2340_07fd, RW),
         (stage2(), 3, 0x1_4000_0000, RW, 0x1_4000_07fd, RW),
+        (forced, 1, 0x1_2345_6000, R, 0x1_2345_675b, R),
+        (forced, 2, 0x1_2340_0000, RW, 0x1_2340_07d9, RW),
+        // Stage 1 has no such type.
+        (
+            stage1().with_forced_write_back(),
+            1,
+            0x1_2345_6000,
+            W,
+            0x1_2345_6f43,
+            RW,
+        ),
     ];
     for (format, at, base, permissions, word, seen) in cases {
         assert_eq!(

@@ -31,7 +31,10 @@ impl<R: Registers, M: PhysMemory, S: FrameSource> Unit<R, M, S> {
     ) -> Result<(), UnitError> {
         let stream = self.stream_id(device)?;
         check(&self.capabilities, domain, translation)?;
-        if matches!(translation, Translation::Nested { .. }) && !self.options.coherent_guests {
+        if let Translation::Nested { table, .. } = translation
+            && !table.forced_write_back
+            && !self.options.coherent_guests
+        {
             return Err(UnitError::Unsupported(Feature::CoherentGuests));
         }
         self.attachments.check(domain, translation, device)?;

@@ -56,6 +56,8 @@ pub struct Capabilities {
     pub queues_preset: bool,
     /// Hardware fixed the address of the stream table (TABLES_PRESET).
     pub tables_preset: bool,
+    /// Stage 2 can force write-back (FWB).
+    pub forced_write_back: bool,
     /// Invalidation of ranges of addresses (RIL).
     pub range_invalidation: bool,
     /// Bits of a physical address (OAS).
@@ -101,6 +103,7 @@ impl Capabilities {
             event_queue: field(idr1, 16, 5),
             queues_preset: bit(idr1, 29),
             tables_preset: bit(idr1, 30),
+            forced_write_back: bit(idr3, 8),
             range_invalidation: bit(idr3, 10),
             address_bits: match field(idr5, 0, 3) {
                 0 => 32,

@@ -148,7 +148,8 @@ impl CommandQueue {
         (self.entries as u64).saturating_sub(used)
     }
 
-    /// Reads the unit's index. Sets `failed` if it lies outside the commands that the unit may read.
+    /// Reads the unit's index. Sets `failed` if it lies outside the commands that the unit may
+    /// read.
     pub(crate) fn read_consumed<R: Registers>(&mut self, unit: &R) {
         let raw = unit.read32(CMDQ_CONS);
         let behind = self.index(self.produced).wrapping_sub(raw) & self.index_mask();

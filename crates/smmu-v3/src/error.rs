@@ -25,8 +25,11 @@ pub enum Feature {
     FreePlacement,
     /// Tables of this granule.
     Granule(PageSize),
-    /// Coherent accesses whatever attributes a guest selects, which
-    /// [`Options::coherent_guests`](crate::Options::coherent_guests) states.
+    /// Stage 2 that forces write-back (FWB).
+    ForcedWriteBack,
+    /// Coherent accesses whatever attributes a guest selects: a table with
+    /// [`PageTable::forced_write_back`](crate::PageTable::forced_write_back), or the statement
+    /// [`Options::coherent_guests`](crate::Options::coherent_guests).
     CoherentGuests,
 }
 

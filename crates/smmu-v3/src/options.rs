@@ -36,9 +36,11 @@ pub struct Options {
     /// A guest cannot make the accesses of its devices bypass the CPU caches: they are coherent
     /// whatever attributes stage 1 has (CANWBS in the device's memory access properties of IORT),
     /// or the caller cleans each page to memory before it maps it. Without this a device could read
-    /// what a page held before it was cleared, so no device has [`Translation::Nested`].
+    /// what a page held before it was cleared, so [`Translation::Nested`] needs a table that forces
+    /// write-back ([`Arm::with_forced_write_back`]).
     ///
     /// [`Translation::Nested`]: crate::Translation::Nested
+    /// [`Arm::with_forced_write_back`]: ringfence_pgtable::Arm::with_forced_write_back
     pub coherent_guests: bool,
 }
 

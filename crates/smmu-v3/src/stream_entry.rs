@@ -20,6 +20,8 @@ const CONTEXT: u64 = 0x00ff_ffff_ffff_ffc0;
 
 /// S1CIR and S1COR write-back, S1CSH inner shareable. Zero is not cacheable.
 const CONTEXT_CACHED: u64 = 0b01 << 2 | 0b01 << 4 | 0b11 << 6;
+/// S2FWB: the memory types of stage 2 override those of stage 1.
+const FORCED_WRITE_BACK: u64 = 1 << 25;
 /// S1STALLD: a context descriptor that lets faulting transactions stall is not valid.
 const STALLS_DISABLED: u64 = 1 << 27;
 /// MEV: the unit may merge records of similar events.
@@ -58,13 +60,15 @@ pub(crate) fn words(
         }
         Translation::Stage2(table) => {
             let [control, root] = stage2(unit, domain, table);
-            first(CONFIG_STAGE2, 0, [SHARE_AS_INCOMING, control, root])
+            let attributes = SHARE_AS_INCOMING | forced_write_back(table);
+            first(CONFIG_STAGE2, 0, [attributes, control, root])
         }
         Translation::Nested { table, context } => {
             // A guest decides how many events its devices cause.
             let attributes = cached(unit, CONTEXT_CACHED)
                 | SHARE_AS_INCOMING
                 | MERGE_EVENTS
+                | forced_write_back(table)
                 | stalls_disabled(unit);
             let [control, root] = stage2(unit, domain, table);
             first(CONFIG_NESTED, context.get(), [attributes, control, root])
@@ -93,6 +97,14 @@ fn stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> [u64; 2] 
         | S2PTW
         | S2R;
     [control, table.root.get() & TABLE]
+}
+
+/// Returns S2FWB for a table that is made for it.
+const fn forced_write_back(table: &PageTable) -> u64 {
+    match table.forced_write_back {
+        true => FORCED_WRITE_BACK,
+        false => 0,
+    }
 }
 
 /// Returns S1STALLD where it is defined. A guest could otherwise let its transactions stall, and

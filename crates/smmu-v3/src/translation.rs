@@ -22,6 +22,8 @@ pub struct PageTable {
     pub level: Level,
     /// Size of a table and of the smallest page.
     pub granule: PageSize,
+    /// Memory is write-back cacheable whatever a guest's stage 1 selects (S2FWB). In stage 2 only.
+    pub forced_write_back: bool,
 }
 
 impl PageTable {
@@ -33,6 +35,7 @@ impl PageTable {
             width: format.width(),
             level: format.root_level(),
             granule: G::SIZE,
+            forced_write_back: format.is_forced_write_back(),
         }
     }
 
@@ -149,6 +152,8 @@ fn check_stage1(unit: &Capabilities, table: &PageTable) -> Result<(), UnitError>
 
 fn check_stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> Result<(), UnitError> {
     need(unit.stage2, Feature::Stage2)?;
+    let forced = unit.forced_write_back || !table.forced_write_back;
+    need(forced, Feature::ForcedWriteBack)?;
     need(unit.granule(table.granule), Feature::Granule(table.granule))?;
     check_id(domain, unit.vmid_bits)?;
     // Stage 1 of the driver has VMID 0.

@@ -8,7 +8,7 @@
 //! | 0 | | valid |
 //! | 1 | | 1: a table, or a page at level 1; 0: a block of a higher level |
 //! | 2..=4 | AttrIndx | stage 1: memory type, an index into MAIR; this crate writes 0 |
-//! | 2..=5 | MemAttr | stage 2: memory type; this crate writes 1111, write-back cacheable |
+//! | 2..=5 | MemAttr | stage 2: memory type; write-back cacheable, 1111, or 0110 if it is forced |
 //! | 6 | AP\[1\] | stage 1: unprivileged access; requests of devices are unprivileged |
 //! | 7 | AP\[2\] | stage 1: no writes |
 //! | 6, 7 | S2AP | stage 2: reads, writes |
@@ -38,7 +38,10 @@ use crate::{Entry, Format, Level};
 const VALID: u64 = 1;
 /// Type bit: a table, or a page at [`Level::LEAF`].
 const TABLE_OR_PAGE: u64 = 1 << 1;
+/// Write-back cacheable, unless stage 1 has a weaker type.
 const MEM_ATTR_WRITE_BACK: u64 = 0b1111 << 2;
+/// Write-back cacheable whatever stage 1 has, under S2FWB.
+const MEM_ATTR_FORCED_WRITE_BACK: u64 = 0b0110 << 2;
 const AP_UNPRIVILEGED: u64 = 1 << 6;
 const AP_READ_ONLY: u64 = 1 << 7;
 const S2AP_SHIFT: u32 = 6;
@@ -114,6 +117,7 @@ pub struct Arm<G> {
     root: Level,
     largest: PageSize,
     contiguous: bool,
+    forced_write_back: bool,
     granule: PhantomData<G>,
 }
 
@@ -158,6 +162,7 @@ impl<G: Granule> Arm<G> {
             root,
             largest: G::SIZE,
             contiguous: false,
+            forced_write_back: false,
             granule: PhantomData,
         })
     }
@@ -174,6 +179,21 @@ impl<G: Granule> Arm<G> {
     pub const fn with_contiguous_hint(mut self) -> Self {
         self.contiguous = true;
         self
+    }
+
+    /// Makes memory write-back cacheable whatever memory types a guest's stage 1 selects, so that
+    /// its devices cannot bypass the CPU caches. No effect on stage 1. Every walk of the table must
+    /// have S2FWB, which gives the field another meaning (DDI 0487, section D8.6.6).
+    #[inline]
+    pub const fn with_forced_write_back(mut self) -> Self {
+        self.forced_write_back = matches!(self.stage, Stage::Two);
+        self
+    }
+
+    /// Returns true if every walk of the table must have S2FWB.
+    #[inline]
+    pub const fn is_forced_write_back(&self) -> bool {
+        self.forced_write_back
     }
 
     /// Returns the binary logarithm of the number of entries of a contiguous leaf at `level`; zero
@@ -348,8 +368,12 @@ impl<G: Granule> Format for Arm<G> {
         } else {
             0
         };
+        let memory = match self.forced_write_back {
+            true => MEM_ATTR_FORCED_WRITE_BACK,
+            false => MEM_ATTR_WRITE_BACK,
+        };
         let attributes = match self.stage {
-            Stage::Two => MEM_ATTR_WRITE_BACK | permissions.bits() << S2AP_SHIFT,
+            Stage::Two => memory | permissions.bits() << S2AP_SHIFT,
             Stage::One if permissions.contains(Permissions::WRITE) => AP_UNPRIVILEGED | NG,
             Stage::One => AP_UNPRIVILEGED | AP_READ_ONLY | NG,
         };

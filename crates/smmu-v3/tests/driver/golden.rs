@@ -1,15 +1,15 @@
 //! Words of entries, commands and registers, computed by hand from IHI 0070.
 
-use ringfence_pgtable::Level;
-use ringfence_smmu_v3::{Capabilities, PageTable, StallModel, Translation};
+use ringfence_pgtable::{Arm, Granule4K, Level};
+use ringfence_smmu_v3::{Capabilities, PageTable, StallModel, Translation, UnitError};
 use ringfence_types::{
     CachedLevels, DomainId, GuestPhysAddr, Invalidation, PageSize, PhysAddr, RequesterId,
 };
 
 use crate::model::{Model, STRTAB_BASE, STRTAB_BASE_CFG};
 use crate::rig::{
-    COHERENT, DEVICE, DOMAIN, FAR, IDENTIFICATION, IOVA, OTHER, Rig, TWO_LEVELS, all_levels,
-    invalidate, one, pages, two,
+    COHERENT, DEVICE, DOMAIN, FAR, IDENTIFICATION, IOVA, OTHER, PA, Rig, TWO_LEVELS, WIDTH,
+    all_levels, invalidate, one, pages, two,
 };
 
 const STREAM: u64 = 0x20;
@@ -129,6 +129,37 @@ fn entries_without_tables_and_of_both_stages() {
     assert_eq!(entry(&rig.model, STREAM), words);
 }
 
+/// IDR3.FWB, S2FWB of the entry (section 5.2), and the memory type of the leaf.
+#[test]
+fn a_table_that_forces_write_back() {
+    const FWB: u64 = 1 << 8;
+    let [idr0, idr1, idr3, idr5] = IDENTIFICATION;
+    let mut rig = Rig::with([idr0, idr1, idr3 | FWB, idr5]);
+    rig.options.coherent_guests = false;
+    let mut unit = rig.unit();
+    assert!(unit.capabilities().forced_write_back);
+    let format = Arm::<Granule4K>::stage2(WIDTH).unwrap();
+    let table = rig.table_of(format.with_forced_write_back(), DOMAIN);
+    rig.map(&table, IOVA, PA, 1);
+    let nested = Translation::Nested {
+        table: PageTable::of(&table),
+        context: GuestPhysAddr::new(0x1_2340),
+    };
+    for (translation, word) in [(two(&table), 0x1000_0200_0000), (nested, 0x1000_0a08_00d4)] {
+        unit.attach(DEVICE, DOMAIN, &translation).unwrap();
+        assert_eq!(entry(&rig.model, STREAM)[1], word);
+        unit.detach(DEVICE).unwrap();
+    }
+    // Domains must agree on the meaning of the leaves.
+    let other = PageTable {
+        forced_write_back: false,
+        ..PageTable::of(&table)
+    };
+    unit.attach(DEVICE, DOMAIN, &two(&table)).unwrap();
+    let mismatch = unit.attach(OTHER, DOMAIN, &Translation::Stage2(other));
+    assert_eq!(mismatch, Err(UnitError::DomainMismatch { domain: DOMAIN }));
+}
+
 /// A unit that does not snoop reads tables from memory: no attribute is cacheable.
 #[test]
 fn entries_of_a_unit_that_does_not_snoop() {
@@ -154,6 +185,7 @@ fn fields_of_all_granules() {
         width,
         level: Level::new(level).unwrap(),
         granule,
+        forced_write_back: false,
     };
     // Granule, width, levels, S2T0SZ, S2SL0, S2TG.
     let stage2 = [
@@ -324,6 +356,7 @@ fn ranges_of_other_granules() {
             width,
             level: Level::new(3).unwrap(),
             granule,
+            forced_write_back: false,
         };
         unit.attach(DEVICE, DOMAIN, &Translation::Stage1(table))
             .unwrap();

@@ -42,7 +42,7 @@ proptest! {
         let mut unit = rig.unit();
         let level = Level::new(levels).unwrap();
         let root = PhysAddr::new(0x60_0000);
-        let table = PageTable { root, width, level, granule };
+        let table = PageTable { root, width, level, granule, forced_write_back: false };
         unit.attach(DEVICE, DOMAIN, &Translation::Stage1(table)).unwrap();
         rig.commands();
         let range = PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).unwrap();

@@ -207,6 +207,20 @@ fn guests_need_coherent_devices() {
     assert_eq!(unit.attach(DEVICE, DOMAIN, &nested), Err(error));
     assert_eq!(rig.access(DEVICE, 0x1000), None);
     unit.attach(DEVICE, DOMAIN, &two(&table)).unwrap();
+    unit.detach(DEVICE).unwrap();
+
+    let forced = PageTable {
+        forced_write_back: true,
+        ..PageTable::of(&table)
+    };
+    let nested = Translation::Nested {
+        table: forced,
+        context: GuestPhysAddr::new(0x1_0000),
+    };
+    for translation in [Translation::Stage2(forced), nested] {
+        let error = UnitError::Unsupported(Feature::ForcedWriteBack);
+        assert_eq!(unit.attach(DEVICE, DOMAIN, &translation), Err(error));
+    }
 }
 
 #[test]
@@ -218,6 +232,7 @@ fn tables_that_no_entry_describes() {
         width,
         level: Level::new(level).unwrap(),
         granule,
+        forced_write_back: false,
     };
     let four = PageSize::Size4K;
     let width = |width| Err(UnitError::Width { width });
@@ -289,6 +304,7 @@ fn start_levels_of_small_units() {
             width,
             level: Level::new(level).unwrap(),
             granule,
+            forced_write_back: false,
         };
         let expected = if is_fit {
             Ok(())

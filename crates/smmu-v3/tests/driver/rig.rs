@@ -91,7 +91,7 @@ impl Rig {
         unit
     }
 
-    fn table_of(&self, format: Arm<Granule4K>, domain: DomainId) -> TestTable {
+    pub(crate) fn table_of(&self, format: Arm<Granule4K>, domain: DomainId) -> TestTable {
         let coherency = Capabilities::read(&self.model).unwrap().coherency();
         Table::new(format, domain, coherency, &self.memory, &self.frames).unwrap()
     }

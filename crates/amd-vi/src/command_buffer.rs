@@ -17,8 +17,8 @@ const ENTRIES: u64 = 256;
 const LENGTH: u64 = ENTRIES.trailing_zeros() as u64;
 /// Bytes of a command.
 const BYTES: u64 = 16;
-/// Most outstanding commands, without the COMPLETION_WAIT of the burst: one slot stays free, because
-/// a full buffer would look empty.
+/// Most outstanding commands, without the COMPLETION_WAIT of the burst: one slot stays free,
+/// because a full buffer would look empty.
 pub(crate) const MAX_OUTSTANDING: u64 = ENTRIES - 2;
 
 /// The ring in memory, and the word of completed commands.

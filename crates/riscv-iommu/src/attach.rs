@@ -3,8 +3,7 @@
 use alloc::collections::BTreeMap;
 
 use ringfence_types::{
-    DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysMemory,
-    Registers, RequesterId,
+    DomainId, FrameSource, Invalidation, Invalidator, PhysAddr, PhysMemory, Registers, RequesterId,
 };
 
 use crate::attachments::Device;
@@ -175,10 +174,9 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
         self.clear(entry)?;
         let done = self.submit_plan(|planner, emit| planner.context(device, emit));
         let done = done.and_then(|ticket| self.wait(ticket));
-        if done == Err(InvalidationError::Failed) {
+        if done.is_err() && self.completion.failed {
             // Nothing completes before `recover`, which invalidates the cleared context. Then the
             // unit rejects what the device's TLB translated, so nobody need wait for the device.
-            self.completion.failed = true;
             self.attachments.forget_tlb(device);
         }
         done?;

@@ -131,6 +131,30 @@ fn a_device_that_never_answers_can_be_detached() {
     unit.detach(&frames, device(10)).unwrap();
 }
 
+/// After a time-out the unit may still execute everything, also with the context that it cached.
+#[test]
+fn a_detach_that_times_out_omits_no_device_tlb() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    let one = Translation::FirstStage(table(0x4000, Levels::Three));
+    unit.attach_with_ats(&frames, device(9), domain(1), &one, Some(Ats::default()))
+        .unwrap();
+    model.behave(Behaviour::Stuck);
+    assert_eq!(
+        unit.detach(&frames, device(9)),
+        Err(UnitError::Invalidation(InvalidationError::TimedOut))
+    );
+    model.behave(Behaviour::Normal);
+    model.take_log();
+    let ticket = unit.submit(pages(1, 5, 1)).unwrap();
+    assert_eq!(unit.poll(ticket), Ok(true));
+    let log = model.take_log();
+    assert!(log.contains(&[9 << 40 | 4, 0x5000]), "{log:x?}");
+    unit.detach(&frames, device(9)).unwrap();
+}
+
 #[test]
 fn processes_have_entries_of_their_own() {
     let machine = Machine::new();

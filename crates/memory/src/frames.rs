@@ -4,7 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use core::sync::atomic::Ordering;
 
-use ringfence_types::{FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory, PhysRange};
+use ringfence_types::{
+    FrameSource, OutOfFrames, PageSize, PhysAddr, PhysMemory, PhysRange, is_zeroed,
+};
 
 /// Allocates the frames of a region: freed ones first, then unused ones. Threads share it behind
 /// one lock, because tables rarely need a frame.
@@ -99,9 +101,9 @@ impl<M: PhysMemory> Frames<M> {
     fn zero(&self, frame: PhysAddr) -> Result<(), OutOfFrames> {
         let words = (self.size.bytes() / 8) as usize;
         let words = self.mem.words(frame, words).map_err(|_| OutOfFrames)?;
-        for word in words {
-            // Storing zeros over zeros would populate a sparse arena.
-            if word.load(Ordering::Relaxed) != 0 {
+        // Storing zeros over zeros would populate a sparse arena.
+        if !is_zeroed(words) {
+            for word in words {
                 word.store(0, Ordering::Relaxed);
             }
         }

@@ -3,7 +3,9 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use ringfence_types::{DomainId, Flushed, FrameSource, Iova, PhysAddr, PhysMemory, WholeDomain};
+use ringfence_types::{
+    DomainId, Flushed, FrameSource, Iova, PhysAddr, PhysMemory, WholeDomain, is_zeroed,
+};
 
 use crate::frame_reserve::{FrameReserve, fresh_frame};
 use crate::{Coherency, Cursor, Entry, Format, Leaf, Level, TableError, WalkError, walk};
@@ -101,7 +103,7 @@ impl<F: Format> Table<F> {
             return Err(TableError::Memory);
         }
         let words = mem.words(root, entries).map_err(|_| TableError::Memory)?;
-        if words.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+        if !is_zeroed(words) {
             return Err(TableError::RootNotEmpty);
         }
         coherency.write_back(mem, root, Self::root_bytes_of(&format));

@@ -85,7 +85,7 @@ pub use fault::{Fault, FaultReason};
 pub use frames::{FrameSource, OutOfFrames};
 pub use invalidate::{CachedLevels, Invalidation, InvalidationError, Invalidator, Ticket};
 pub use lock::Lock;
-pub use memory::{MemoryError, PhysMemory, TABLE_WORDS};
+pub use memory::{MemoryError, PhysMemory, TABLE_WORDS, is_zeroed};
 pub use obligation::{Batch, DrainUnmapped, Flushed, Pending, Unmapped, WholeDomain};
 pub use page::PageSize;
 pub use pfn::{Pfn, PfnRange};

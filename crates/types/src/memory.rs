@@ -88,6 +88,14 @@ impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     }
 }
 
+/// Returns true if all `words` are zero.
+///
+/// The function is not generic, so builds of tests optimise it with this crate: the root of a flat
+/// table has a million words.
+pub fn is_zeroed(words: &[AtomicU64]) -> bool {
+    words.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+}
+
 /// Copies bytes word by word. The first and the last word keep their other bytes.
 fn copy_by_words<M: PhysMemory + ?Sized>(
     memory: &M,
@@ -157,3 +165,19 @@ impl fmt::Display for MemoryError {
 }
 
 impl core::error::Error for MemoryError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_zeroed_if_none_has_a_bit() {
+        let words = [const { AtomicU64::new(0) }; 3];
+        assert!(is_zeroed(&words) && is_zeroed(&[]));
+        for word in &words {
+            word.store(1 << 63, Ordering::Relaxed);
+            assert!(!is_zeroed(&words));
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}

@@ -69,16 +69,13 @@ enum Driver {
     Random,
 }
 
-/// Returns the run time of a target in seconds.
-pub(crate) type RunTime<'a> = &'a (dyn Fn(&str) -> u64 + Sync);
-
-/// Runs each of `targets` at random for the time that `random` returns, and under libFuzzer for
-/// that of `libfuzzer` unless it is `None`. Returns a note, or the error, of each run.
+/// Runs each of `targets` at random for `random` seconds, and under libFuzzer for `libfuzzer`
+/// seconds unless that is `None`. Returns a note, or the error, of each run.
 pub(crate) fn run(
     repo: &Repo,
     targets: &[String],
-    random: RunTime<'_>,
-    libfuzzer: Option<RunTime<'_>>,
+    random: u64,
+    libfuzzer: Option<u64>,
 ) -> anyhow::Result<Vec<anyhow::Result<Option<String>>>> {
     let directory = repo.target_directory()?;
     if libfuzzer.is_some() {
@@ -97,12 +94,9 @@ pub(crate) fn run(
     let runs: Vec<_> = drivers
         .flat_map(|driver| targets.iter().map(move |target| (driver, target)))
         .collect();
-    side_by_side(&runs, |((driver, seconds), target)| {
-        let seconds = seconds(target);
-        match driver {
-            Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, seconds).map(|()| None),
-            Driver::Random => random_one(repo, &random_program, target, seconds).map(Some),
-        }
+    side_by_side(&runs, |((driver, seconds), target)| match driver {
+        Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, *seconds).map(|()| None),
+        Driver::Random => random_one(repo, &random_program, target, *seconds).map(Some),
     })
 }
 

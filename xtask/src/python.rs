@@ -39,6 +39,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
     let mut summary = String::new();
     let mut tests = session(&["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
     tests
+        .arg("--durations=10")
         .env("RINGFENCE", product::build(repo)?)
         .env("PYTHONDONTWRITEBYTECODE", "1");
     process::show(&mut tests, |line| line.clone_into(&mut summary))?;

@@ -19,15 +19,14 @@ const RELEASE: &str = "build: the command, optimised";
 const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
 
-/// Run time of each fuzz target in `test`, and of those whose corpus is still young.
-const FUZZ_SECONDS: u64 = 10;
-const YOUNG_TARGETS: (&[&str], u64) = (&["riommu"], 60);
+/// Run time of each fuzz target in `test`.
+const FUZZ_SECONDS: u64 = 8;
 
 /// Seconds of each of the soak's three cases in `test`; the script by itself takes 60.
 const SOAK_SECONDS: u32 = 20;
 
 /// Run time of the random run on stable if libFuzzer runs too.
-const BRIEF_SECONDS: u64 = 5;
+const BRIEF_SECONDS: u64 = 2;
 
 /// Returns all steps.
 ///
@@ -82,7 +81,7 @@ pub(crate) fn test() -> Vec<Step> {
             guest::soak(repo, SOAK_SECONDS)
         })
         .alone(),
-        Step::new("fuzzing", |repo| fuzz_all(repo, None, &test_seconds)).after(LIBFUZZER),
+        Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),
     ]);
     steps
 }
@@ -148,22 +147,13 @@ pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::R
         Step::new(TOOLS, install::run),
         Step::new("fuzz corpora", fuzz::corpora),
         Step::new("fuzzing", move |repo| {
-            fuzz_all(repo, target.as_deref(), &|_| seconds)
+            fuzz_all(repo, target.as_deref(), seconds)
         }),
     ])
 }
 
-/// Returns the run time of a fuzz target in `test`.
-fn test_seconds(target: &str) -> u64 {
-    let (young, seconds) = YOUNG_TARGETS;
-    match young.contains(&target) {
-        true => seconds,
-        false => FUZZ_SECONDS,
-    }
-}
-
-/// Runs the fuzz targets, each for the seconds that `seconds` returns for its name.
-fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: fuzz::RunTime<'_>) -> anyhow::Result<String> {
+/// Runs the fuzz targets, each for `seconds`.
+fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<String> {
     let nightly = install::has_nightly();
     // With a nightly toolchain, libFuzzer must run.
     ensure!(
@@ -174,8 +164,8 @@ fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: fuzz::RunTime<'_>) -> anyh
     targets.retain(|target| only.is_none_or(|only| only == target));
     let mut failures = Vec::new();
     let mut notes = Vec::new();
-    let (random, libfuzzer): (fuzz::RunTime<'_>, _) = match nightly {
-        true => (&|_| BRIEF_SECONDS, Some(seconds)),
+    let (random, libfuzzer) = match nightly {
+        true => (BRIEF_SECONDS, Some(seconds)),
         false => (seconds, None),
     };
     for outcome in fuzz::run(repo, &targets, random, libfuzzer)? {

@@ -52,6 +52,8 @@ pub(crate) fn test() -> Vec<Step> {
             suites::run(repo, Kind::Outside)
         })
         .beside(Priority::Normal),
+        Step::new("attacks and experiments, optimised", suites::run_replays)
+            .beside(Priority::Normal),
         Step::new("doc tests", |repo| {
             cargo_test(repo, &["--workspace", "--all-features", "--doc"])
         })

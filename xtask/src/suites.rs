@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
 use crate::output;
@@ -23,6 +23,31 @@ const SELECTION: [&str; 7] = [
     "--examples",
     "--test",
     "*",
+];
+
+/// Sources of the programs that replay for minutes without optimisation, in the order of their
+/// paths. They run optimised, on the libraries of the command.
+const REPLAYS: [&str; 3] = [
+    "crates/attack/tests/cells.rs",
+    "crates/attack/tests/matrix.rs",
+    "crates/experiments/src/lib.rs",
+];
+
+/// Selects these programs. With the package of the command, the libraries have the features that
+/// they have in [`product::build`], and are not built again.
+const REPLAY_SELECTION: [&str; 12] = [
+    "--release",
+    "--package",
+    "ringfence-cli",
+    "--package",
+    "ringfence-attack",
+    "--package",
+    "ringfence-experiments",
+    "--lib",
+    "--test",
+    "cells",
+    "--test",
+    "matrix",
 ];
 
 /// Location of tests.
@@ -45,21 +70,40 @@ struct Program {
     path: PathBuf,
 }
 
-/// Builds all test programs.
-pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
-    Ok(format!("{} programs", programs(repo)?.len()))
+impl Program {
+    fn is_replay(&self, root: &Path) -> bool {
+        let is_its = |source: &&str| self.source == root.join(source);
+        REPLAYS.iter().any(is_its)
+    }
 }
 
-/// Runs the programs of one kind. A suite without any test that ran has failed.
+/// Builds all test programs.
+pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
+    Ok(format!("{} programs", programs(repo, &SELECTION)?.len()))
+}
+
+/// Runs the programs of one kind that are not replays. A suite without any test that ran has
+/// failed.
 pub(crate) fn run(repo: &Repo, kind: Kind) -> anyhow::Result<String> {
-    let mut programs = programs(repo)?;
-    programs.retain(|program| program.kind == kind);
+    let mut programs = programs(repo, &SELECTION)?;
+    programs.retain(|program| program.kind == kind && !program.is_replay(&repo.root));
     // Tests of the command replay traces, so they run the optimised one.
     let ringfence = match kind {
         Kind::Unit => None,
         Kind::Outside => Some(product::build(repo)?),
     };
     run_each(&repo.root, &programs, ringfence.as_deref())
+}
+
+/// Builds and runs the replays, all of [`REPLAYS`].
+pub(crate) fn run_replays(repo: &Repo) -> anyhow::Result<String> {
+    let mut programs = programs(repo, &REPLAY_SELECTION)?;
+    programs.retain(|program| program.is_replay(&repo.root));
+    ensure!(
+        programs.len() == REPLAYS.len(),
+        "built {programs:?}, not the programs of {REPLAYS:?}"
+    );
+    run_each(&repo.root, &programs, None)
 }
 
 fn run_each(root: &Path, programs: &[Program], ringfence: Option<&Path>) -> anyhow::Result<String> {
@@ -87,12 +131,12 @@ fn run_each(root: &Path, programs: &[Program], ringfence: Option<&Path>) -> anyh
     Ok(summary.to_string())
 }
 
-fn programs(repo: &Repo) -> anyhow::Result<Vec<Program>> {
+fn programs(repo: &Repo, selection: &[&str]) -> anyhow::Result<Vec<Program>> {
     let mut messages = Vec::new();
     let mut command = process::command(&repo.root, "cargo");
     command
         .args(["test", "--no-run"])
-        .args(SELECTION)
+        .args(selection)
         .arg("--message-format=json-render-diagnostics");
     process::observe(&mut command, |line| messages.push(line.to_owned()))?;
     let mut programs = Vec::new();

@@ -131,15 +131,17 @@ pub(crate) enum Failure {
     /// The command reads the trace twice, but the trace is standard input, a FIFO or a device.
     #[error("trace anonymise reads its trace twice; name a regular file, not {}", .0.display())]
     ReadTwice(PathBuf),
-    /// The command line names standard input as two traces.
-    #[error("standard input is one trace; name - once")]
-    StdinTwice,
-    /// Standard input exceeds the limit on its stored bytes.
+    /// The command line names standard input or a FIFO as two traces.
+    #[error("{} can be read only once; name it once", .0.display())]
+    SameOnce(PathBuf),
+    /// Standard input or a FIFO exceeds the limit on its stored bytes.
     #[error(
-        "standard input exceeds the {limit} bytes that are stored to read it twice; name a file, \
-        or raise the limit with `--max-spool`"
+        "{name} exceeds the {limit} bytes that are stored to read it twice; name a file, or raise \
+        the limit with `--max-spool`"
     )]
     Spool {
+        /// Name of the input.
+        name: String,
         /// The limit in bytes.
         limit: u64,
     },
@@ -234,7 +236,7 @@ impl Failure {
             | Self::SameFile(_)
             | Self::Form { .. }
             | Self::Platform(_)
-            | Self::StdinTwice
+            | Self::SameOnce(_)
             | Self::NotApplicable { .. }
             | Self::OtherFamily(_)
             | Self::NoWorkload

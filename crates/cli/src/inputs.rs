@@ -1,8 +1,9 @@
 //! The traces named on the command line.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File, FileType};
 use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable, short_name};
@@ -20,8 +21,11 @@ pub(crate) enum Input {
     Sample,
     /// Standard input, which can be read only once.
     Stdin,
-    /// Standard input, stored for repeated reading.
-    Spooled(Spool),
+    /// A FIFO or a socket at this path, which can be read only once. A shell makes a FIFO of
+    /// `<(zstdcat t.zst)`.
+    Pipe(PathBuf),
+    /// One of these two, stored for repeated reading.
+    Spooled { name: String, spool: Spool },
     /// A trace file at this path.
     File(PathBuf),
 }
@@ -30,15 +34,16 @@ impl Input {
     /// Returns the inputs that the arguments name, or the sample if they name none.
     ///
     /// # Errors
-    /// [`Failure::StdinTwice`] if two arguments name standard input.
+    /// [`Failure::SameOnce`] if two arguments name an input that can be read only once.
     pub(crate) fn all(paths: &[PathBuf]) -> Result<Vec<Self>, Failure> {
         if paths.is_empty() {
             return Ok(vec![Self::Sample]);
         }
         let inputs: Vec<Self> = paths.iter().map(|path| Self::of(path)).collect();
-        let stdin = inputs.iter().filter(|input| **input == Self::Stdin);
-        if stdin.count() > 1 {
-            return Err(Failure::StdinTwice);
+        for (index, (input, path)) in inputs.iter().zip(paths).enumerate() {
+            if !input.is_reusable() && inputs.iter().take(index).any(|other| other == input) {
+                return Err(Failure::SameOnce(path.clone()));
+            }
         }
         Ok(inputs)
     }
@@ -47,28 +52,43 @@ impl Input {
     pub(crate) fn of(path: &Path) -> Self {
         if path == OsStr::new("-") {
             Self::Stdin
+        } else if fs::metadata(path).is_ok_and(|about| is_stream(about.file_type())) {
+            Self::Pipe(path.to_owned())
         } else {
             Self::File(path.to_owned())
         }
     }
 
-    /// Makes this input readable more than once. Standard input is read to its end and stored.
+    /// Returns false if the next reader would not read the same bytes.
+    pub(crate) fn is_reusable(&self) -> bool {
+        !matches!(self, Self::Stdin | Self::Pipe(_))
+    }
+
+    /// Makes this input readable more than once. An input that is not
+    /// [`is_reusable`](Self::is_reusable) is read to its end and stored.
     ///
     /// # Errors
-    /// Standard input cannot be read or stored, or exceeds `limit` bytes.
+    /// It cannot be read or stored, or exceeds `limit` bytes.
     pub(crate) fn reusable(self, limit: u64) -> Result<Self, Failure> {
-        match self {
-            Self::Stdin => Spool::of_stdin(limit).map(Self::Spooled),
-            other => Ok(other),
-        }
+        let spool = match &self {
+            Self::Stdin => Spool::of("standard input", io::stdin(), limit)?,
+            Self::Pipe(path) => {
+                let pipe = File::open(path).map_err(Failure::io(path))?;
+                Spool::of(&printable(&path.display().to_string()), pipe, limit)?
+            }
+            Self::Sample | Self::Spooled { .. } | Self::File(_) => return Ok(self),
+        };
+        let name = self.short_name();
+        Ok(Self::Spooled { name, spool })
     }
 
     /// Returns a short name: the file name without the extensions of traces.
     fn short_name(&self) -> String {
         match self {
             Self::Sample => "sample".into(),
-            Self::Stdin | Self::Spooled(_) => "stdin".into(),
-            Self::File(path) => short_name(path),
+            Self::Stdin => "stdin".into(),
+            Self::Spooled { name, .. } => name.clone(),
+            Self::Pipe(path) | Self::File(path) => short_name(path),
         }
     }
 
@@ -80,7 +100,7 @@ impl Input {
         let mut names: Vec<String> = Vec::with_capacity(inputs.len());
         for (input, name) in inputs.iter().zip(&short) {
             let name = match input {
-                Self::File(path) if !is_unique(name) => {
+                Self::Pipe(path) | Self::File(path) if !is_unique(name) => {
                     printable(&path.display().to_string()).into_owned()
                 }
                 _ => name.clone(),
@@ -104,8 +124,8 @@ impl Input {
         Ok(match self {
             Self::Sample => TraceSource::from_reader("sample", SAMPLE)?,
             Self::Stdin => TraceSource::from_reader("stdin", io::stdin())?,
-            Self::Spooled(spool) => TraceSource::from_reader("stdin", spool.reader()?)?,
-            Self::File(path) => TraceSource::open(path)?,
+            Self::Spooled { name, spool } => TraceSource::from_reader(name, spool.reader()?)?,
+            Self::Pipe(path) | Self::File(path) => TraceSource::open(path)?,
         })
     }
 
@@ -118,11 +138,10 @@ impl Input {
         options: TraceOptions,
     ) -> Result<Operations<TraceSource>, Failure> {
         Ok(match self {
-            Self::File(path) => Operations::open(path, options)?,
+            Self::Pipe(path) | Self::File(path) => Operations::open(path, options)?,
             Self::Sample => Operations::sample(options)?,
-            Self::Stdin | Self::Spooled(_) => {
-                Operations::from_source("stdin", self.source()?, options)
-            }
+            Self::Stdin => Operations::from_source("stdin", self.source()?, options),
+            Self::Spooled { name, .. } => Operations::from_source(name, self.source()?, options),
         })
     }
 
@@ -156,10 +175,14 @@ impl Input {
     pub(crate) fn bytes(&self) -> Option<u64> {
         match self {
             Self::Sample => Some(SAMPLE.len() as u64),
-            Self::Stdin | Self::Spooled(_) => None,
+            Self::Stdin | Self::Pipe(_) | Self::Spooled { .. } => None,
             Self::File(path) => fs::metadata(path).ok().map(|meta| meta.len()),
         }
     }
+}
+
+fn is_stream(kind: FileType) -> bool {
+    kind.is_fifo() || kind.is_socket()
 }
 
 #[cfg(test)]

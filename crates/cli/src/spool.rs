@@ -1,5 +1,5 @@
-//! Stores standard input in an unnamed temporary file, so that it can be read twice. The file
-//! disappears with the process, however it ends.
+//! Stores a stream in an unnamed temporary file, so that it can be read twice. The file disappears
+//! with the process, however it ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek};
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::failure::Failure;
 
-/// The contents of standard input.
+/// The contents of a stream.
 #[derive(Debug, Clone)]
 pub(crate) struct Spool(Rc<File>);
 
@@ -22,18 +22,21 @@ impl PartialEq for Spool {
 impl Eq for Spool {}
 
 impl Spool {
-    /// Reads standard input to its end, at most `limit` bytes.
+    /// Reads `stream` to its end, at most `limit` bytes. Errors call it `name`.
     ///
     /// # Errors
-    /// The temporary directory is full, the read fails, or the input exceeds `limit` bytes.
-    pub(crate) fn of_stdin(limit: u64) -> Result<Self, Failure> {
+    /// The temporary directory is full, the read fails, or the stream exceeds `limit` bytes.
+    pub(crate) fn of(name: &str, stream: impl Read, limit: u64) -> Result<Self, Failure> {
         let (path, mut file) = private_temp_file()?;
         // After the removal only this process can access the file.
         fs::remove_file(&path).map_err(Failure::io(&path))?;
-        let mut input = io::stdin().lock().take(limit.saturating_add(1));
-        let copied = io::copy(&mut input, &mut file).map_err(Failure::io(&path))?;
+        let mut stream = stream.take(limit.saturating_add(1));
+        let copied = io::copy(&mut stream, &mut file).map_err(Failure::io(&path))?;
         match copied > limit {
-            true => Err(Failure::Spool { limit }),
+            true => Err(Failure::Spool {
+                name: name.to_owned(),
+                limit,
+            }),
             false => Ok(Self(Rc::new(file))),
         }
     }

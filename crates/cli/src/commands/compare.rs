@@ -94,11 +94,11 @@ pub(super) fn replay(setup: &ComparisonSetup, inputs: &[Input]) -> Result<Report
 }
 
 /// Checks before the replay for errors that would otherwise occur at its end. These are traces that
-/// cannot be opened, and devices that a trace does not name. Standard input is not checked, because
-/// it can be read only once.
+/// cannot be opened, and devices that a trace does not name. An input that can be read only once is
+/// not checked.
 pub(super) fn check(setup: &ComparisonSetup, inputs: &[Input]) -> Result<(), Failure> {
     for (input, name) in inputs.iter().zip(Input::names(inputs)) {
-        if *input != Input::Stdin {
+        if input.is_reusable() {
             setup.check(&name, |options| input.operations(options))?;
         }
     }

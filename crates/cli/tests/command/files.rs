@@ -19,7 +19,7 @@ fn mode(path: &str) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-fn make_fifo(path: &str) {
+pub(crate) fn make_fifo(path: &str) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 

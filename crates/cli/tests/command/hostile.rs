@@ -129,6 +129,45 @@ fn standard_input_is_kept_up_to_a_limit() {
     }
 }
 
+/// A shell makes a FIFO of `<(zstdcat t.zst)`. The commands read it several times, and their results
+/// are those of a file.
+#[test]
+fn a_fifo_is_kept_up_to_a_limit() {
+    let scratch = Scratch::new("pipe");
+    let text = map("d", 4096, 1) + &map("d", 8192, 1);
+    let (file, fifo) = (scratch.file("t.txt", text.as_bytes()), scratch.path("t"));
+    crate::files::make_fifo(&fifo);
+    for command in [
+        &["size", "--json"][..],
+        &["compare", "--repeat", "0", "--modes", "riommu", "--json"],
+        &["compare", "--repeat", "0", "--modes", "strict", "--json"],
+    ] {
+        let run = |path: &str, arguments: &[&str]| {
+            let writer = (path == fifo).then(|| {
+                let (fifo, text) = (fifo.clone(), text.clone());
+                // Fails if the command stops reading at its limit.
+                std::thread::spawn(move || drop(std::fs::write(fifo, text)))
+            });
+            let output = ringfence(&[command, arguments, &[path]].concat());
+            if let Some(writer) = writer {
+                writer.join().unwrap();
+            }
+            output
+        };
+        assert_eq!(succeeded(&run(&fifo, &[])), succeeded(&run(&file, &[])));
+        if command.contains(&"strict") {
+            continue;
+        }
+        let most = (text.len() - 1).to_string();
+        let error = failed(&run(&fifo, &["--max-spool", &most]), 1);
+        assert!(error.contains("t exceeds the"), "{error}");
+    }
+    let twice = [&["compare", "--repeat", "0"][..], &[&fifo, &fifo]].concat();
+    assert!(failed(&ringfence(&twice), 2).contains("name it once"));
+    let twice = crate::ringfence_with(&["compare", "-", "-"], b"");
+    assert!(failed(&twice, 2).contains("name it once"));
+}
+
 /// trace-cmd prints what the recording makes it print; here it never stops.
 #[test]
 fn output_of_trace_cmd_is_bounded() {

@@ -89,7 +89,7 @@ fn wrong_usage_ends_with_2_and_bad_traces_with_1() {
         (&["size", "--ring-entries", "262144"], "1 to 262143"),
         (&["size", "--modes", "riommu"], "does not map pages"),
         (&["size", "--modes", "none"], "does not map pages"),
-        (&["size", "-", "-"], "name - once"),
+        (&["size", "-", "-"], "name it once"),
         (&["size", "--json", "--csv"], "cannot be used with"),
     ];
     for (args, expected) in cases {

@@ -70,7 +70,8 @@ pub struct Ablations {
     whole: Sums,
     maps: Sums,
     unmaps: Sums,
-    spread: (f64, f64),
+    /// Cycles of `full` in each repetition, over all chunks.
+    repetitions: Vec<u64>,
     map_count: u64,
     unmap_count: u64,
     chunks: usize,
@@ -91,16 +92,16 @@ impl Ablations {
             (0..repetitions.max(1)).map(|_| set()).collect()
         };
         let timed = sets()?;
-        let probed = sets()?;
+        let split_timed = sets()?;
         Ok(Self {
             trace,
             recorder,
-            split_timed: probed,
+            split_timed,
             timed,
             whole: [0.0; CONFIGS],
             maps: [0.0; CONFIGS],
             unmaps: [0.0; CONFIGS],
-            spread: (0.0, 0.0),
+            repetitions: vec![0; repetitions.max(1)],
             map_count: 0,
             unmap_count: 0,
             chunks: 0,
@@ -143,6 +144,16 @@ impl Ablations {
             Ok(AblationSet { replicas })
         })
     }
+}
+
+/// Returns the order in which sweep number `sweep` replays the configurations.
+///
+/// A configuration finds the cache contents of the one before it. In eight consecutive sweeps each
+/// has every other one before it exactly once (Williams 1949, a Latin square that is balanced for
+/// the effect of the previous treatment).
+fn order(sweep: usize) -> [usize; CONFIGS] {
+    const FIRST: [usize; CONFIGS] = [0, 1, 7, 2, 6, 3, 5, 4];
+    FIRST.map(|config| (config + sweep) % CONFIGS)
 }
 
 /// Returns the smallest measured cost of two consecutive clock reads.
@@ -212,14 +223,11 @@ impl Meter for Ablations {
         self.recorder.prepare_for(&needs)?;
         self.recorder
             .run_plan(plan, &mut Clock::blocks(), Some(&self.trace));
-        let turns = |repetition: usize, chunk: usize| {
-            // Rotate the order, so that no configuration always runs after the same neighbour and
-            // finds its cache contents.
-            (0..CONFIGS).map(move |turn| (turn + repetition * 3 + chunk) % CONFIGS)
-        };
+        // The first sweep of each chunk is another one.
+        let first = self.chunks;
         let mut times = [const { Vec::new() }; CONFIGS];
         for (repetition, set) in self.timed.iter_mut().enumerate() {
-            for config in turns(repetition, self.chunks) {
+            for config in order(first + repetition) {
                 if let Some(replica) = &mut set.replicas[config] {
                     replica.prepare_for(&needs)?;
                     self.trace.rewind();
@@ -232,7 +240,7 @@ impl Meter for Ablations {
         let mut maps = [const { Vec::new() }; CONFIGS];
         let mut unmaps = [const { Vec::new() }; CONFIGS];
         for (repetition, set) in self.split_timed.iter_mut().enumerate() {
-            for config in turns(repetition, self.chunks) {
+            for config in order(first + repetition) {
                 if let Some(replica) = &mut set.replicas[config] {
                     replica.prepare_for(&needs)?;
                     self.trace.rewind();
@@ -248,9 +256,9 @@ impl Meter for Ablations {
             self.maps[config] += sum_of_medians(&maps[config]);
             self.unmaps[config] += sum_of_medians(&unmaps[config]);
         }
-        let sums = times[0].iter().map(|blocks| blocks.iter().sum::<u64>());
-        self.spread.0 += sums.clone().min().unwrap_or(0) as f64;
-        self.spread.1 += sums.max().unwrap_or(0) as f64;
+        for (total, blocks) in self.repetitions.iter_mut().zip(&times[0]) {
+            *total += blocks.iter().sum::<u64>();
+        }
         self.chunks += 1;
         Ok(())
     }
@@ -312,7 +320,9 @@ impl Meter for Ablations {
             self.unmap_count.saturating_sub(unmaps),
         );
         if self.whole[0] > 0.0 {
-            found.repetition_spread = (self.spread.1 - self.spread.0) / self.whole[0];
+            let fastest = self.repetitions.iter().min().copied().unwrap_or(0);
+            let slowest = self.repetitions.iter().max().copied().unwrap_or(0);
+            found.repetition_spread = (slowest - fastest) as f64 / self.whole[0];
         }
         found
     }

@@ -1,6 +1,7 @@
 //! The sums of a meter, on counted clocks.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 
 use ringfence_dma::space::{
     AddressLimits, AddressSpace, CachingSpace, CopyingSpace, MapResult, NothingMapped, RingSpace,
@@ -254,6 +255,53 @@ fn each_configuration_has_its_own_sums() {
             ..wanted
         }
     );
+}
+
+/// A replay whose block of each chunk has the next of these ticks.
+struct Ticks(std::vec::IntoIter<u64>);
+
+impl DynTimedReplay for Ticks {
+    fn prepare_for(&mut self, _: &PlanResources) -> Result<(), LabError> {
+        Ok(())
+    }
+
+    fn run_plan(&mut self, _: &Plan, clock: &mut Clock, _: Option<&AllocTrace>) {
+        clock.blocks.extend(self.0.next());
+    }
+
+    fn layer_type(&self) -> &'static str {
+        "by hand"
+    }
+}
+
+/// A repetition that is slow in one chunk and fast in another is as fast as the one between them.
+#[test]
+fn the_spread_is_that_of_whole_repetitions() {
+    for (second, wanted) in [([20, 10], 0.0), ([20, 25], 15.0 / 37.5)] {
+        let mut ticks = [vec![10, 20], second.to_vec()].into_iter().cycle();
+        let mut set = || {
+            let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
+            replicas[0] = Some(Box::new(Ticks(ticks.next().unwrap().into_iter())));
+            Ok(AblationSet { replicas })
+        };
+        let recorder = Box::new(Ticks(Vec::new().into_iter()));
+        let mut meter = Ablations::new(2, Rc::default(), recorder, &mut set).unwrap();
+        for _ in 0..2 {
+            meter.chunk(&plan(1, 1)).unwrap();
+        }
+        assert_eq!(meter.finish().repetition_spread, wanted);
+    }
+}
+
+/// In any eight sweeps in a row, each configuration has each other one before it once.
+#[test]
+fn every_configuration_runs_after_every_other_one() {
+    for first in 0..20 {
+        let sweeps: Vec<_> = (first..first + CONFIGS).map(order).collect();
+        let pairs = sweeps.iter().flat_map(|order| order.windows(2));
+        let pairs: HashSet<_> = pairs.map(<[usize]>::to_vec).collect();
+        assert_eq!(pairs.len(), CONFIGS * (CONFIGS - 1));
+    }
 }
 
 /// Parts of the type of each timed replay, and whether the type has it: the allocator's lookup, a

@@ -67,24 +67,10 @@ impl Kind {
         if mode.has_rings() {
             return Self::Ring;
         }
-        // All other policies keep unmapped mappings in a cache.
-        let keeps_unmapped = !matches!(
-            mode.flush,
-            FlushKind::Never
-                | FlushKind::PerUnmap
-                | FlushKind::Deferred
-                | FlushKind::PerCpuQueue
-                | FlushKind::PerWrap
-                | FlushKind::Async
-                | FlushKind::Burst
-                | FlushKind::BurstAsPublished
-                | FlushKind::Descriptor
-                | FlushKind::DescriptorAsPublished
-                | FlushKind::TransmitBatch
-        );
+        let is_cached = mode.flush.has_cache();
         match mode.safety() {
-            Safety::Strict | Safety::ByteGranular if keeps_unmapped => Self::Shared,
-            _ if keeps_unmapped => Self::Cached,
+            Safety::Strict | Safety::ByteGranular if is_cached => Self::Shared,
+            _ if is_cached => Self::Cached,
             Safety::Strict | Safety::ByteGranular => Self::Strict,
             Safety::OwnPool | Safety::Bounded | Safety::None => Self::Deferred,
         }

@@ -197,6 +197,9 @@ pub enum LabError {
         /// Error of the hypercall.
         reason: Box<dyn Error + Send + Sync>,
     },
+    /// The context entries of the family of IOMMUs permit no device TLB.
+    #[error("this family of IOMMUs permits no device TLB here")]
+    NoDeviceTlb,
     /// A defect of Ringfence.
     #[error("defect in ringfence: {0}")]
     Internal(&'static str),

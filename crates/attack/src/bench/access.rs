@@ -164,8 +164,7 @@ impl Bench {
         let target = ContextTarget::DeviceTlb(root);
         match self.machine.attach(requester, domain, target) {
             Ok(()) => Ok(true),
-            // The error of hardware whose context entries do not support the target.
-            Err(LabError::Internal(_)) => Ok(false),
+            Err(LabError::NoDeviceTlb) => Ok(false),
             Err(error) => Err(error),
         }
     }

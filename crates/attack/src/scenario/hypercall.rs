@@ -68,8 +68,8 @@ impl Host {
         let unit = Calgary::new(&Profile::r210_2015(), &arena, &frames)?;
         let unit = HostUnit::modelled(unit);
         let mut xen = Xen::new(&arena, &frames, Coherency::Coherent, unit, references);
-        for domain in 1..=3 {
-            let first = PhysAddr::new(domain << 24);
+        for index in 1..=3 {
+            let first = PhysAddr::new(index << 24);
             let created = xen.create_domain(first, PAGES);
             created.map_err(refused("create_domain"))?;
         }

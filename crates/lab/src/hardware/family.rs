@@ -87,9 +87,7 @@ impl Hardware for FamilyIommu {
                 domain,
                 width: self.format.width(),
             },
-            ContextTarget::DeviceTlb(_) => {
-                return Err(LabError::Internal("a device TLB beside VT-d"));
-            }
+            ContextTarget::DeviceTlb(_) => return Err(LabError::NoDeviceTlb),
         };
         self.unit.set_device(device, entry);
         Ok(())

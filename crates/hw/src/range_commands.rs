@@ -1,8 +1,10 @@
-//! The commands by which this project's drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a
-//! range of pages. They decide which other translations an invalidation removes.
+//! The commands by which drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a range of pages.
+//! They decide which other translations an invalidation removes.
 //!
-//! Linux differs. For AMD-Vi it sends one command for the enclosing aligned block
-//! (`build_inv_address`). For RISC-V it sends one command for each page of a range below 2 MiB.
+//! For AMD-Vi and RISC-V they are those of this project's drivers. Linux sends one command for the
+//! enclosing aligned block to AMD-Vi (`build_inv_address`), and one command for each page of a range
+//! below 2 MiB to RISC-V. For SMMUv3 they are those of Linux. This project's driver sends at most
+//! two, and rounds the second one up to five bits of the number of pages.
 
 use ringfence_types::{CachedLevels, Invalidation, Pfn, PfnRange};
 
@@ -14,7 +16,7 @@ pub enum RangeCommands {
     /// twice its pages. PDE selects the walk caches.
     AmdVi,
     /// SMMUv3.2: `CMD_TLBI_NH_VA` with a range (IHI 0070, section 4.4.1.1) names (NUM + 1) x
-    /// 2^SCALE pages with NUM up to 31. A driver splits a range exactly. Leaf = 0 selects the walk
+    /// 2^SCALE pages with NUM up to 31. Linux splits a range exactly. Leaf = 0 selects the walk
     /// caches.
     Smmuv3,
     /// RISC-V, version 1.0: `IOTINVAL.VMA` names one page, and then removes leaf entries only. A
@@ -26,7 +28,8 @@ pub enum RangeCommands {
 /// The most pages that the RISC-V driver invalidates one by one; Linux: 511.
 pub const RISCV_PAGES: u64 = 32;
 
-/// The most pages of one size that a range command of SMMUv3 names.
+/// The most pages of one size that Linux names in a range command of SMMUv3
+/// (`CMDQ_TLBI_RANGE_NUM_MAX`). The command could name 32.
 const SMMU_NUM: u64 = 31;
 
 /// The most pages of a range whose commands have a SCALE of five bits.
@@ -66,7 +69,7 @@ impl RangeCommands {
     }
 }
 
-/// Returns the smallest aligned power of two of pages from `lo` to `hi`; all pages if it is larger.
+/// Returns the first and last page of the smallest aligned power of two that contains both pages.
 fn enclosing(lo: u64, hi: u64) -> (u64, u64) {
     let order = u64::BITS.wrapping_sub((lo ^ hi).leading_zeros());
     let below = u64::MAX
@@ -94,7 +97,7 @@ fn blocks(range: &PfnRange, mut each: impl FnMut(PfnRange)) {
         [Some(left), Some(right)]
     };
     for (first, last) in both.into_iter().flatten() {
-        // Page numbers have 52 bits, and a block of them no more.
+        // A block never exceeds the space of 52-bit page numbers, so the range exists.
         each(PfnRange::inclusive(Pfn::new(first), Pfn::new(last)).unwrap_or(*range));
     }
 }

@@ -19,8 +19,13 @@ pub enum UnitError {
     /// The device has no such queue, or one that is too small.
     Queue(u16),
     /// The configuration is contradictory: empty ranges, no page size, or a `probe_size` that does
-    /// not fit in a frame. Or the driver's options number endpoints beyond 32 bits.
+    /// not fit in a frame; or a field that keeps its value when the driver writes it.
     Configuration,
+    /// The features or the configuration are not those of the start.
+    CapabilitiesChanged,
+    /// [`Options::first_endpoint`](crate::Options::first_endpoint) leaves no number of 32 bits for
+    /// some requester IDs.
+    EndpointNumbers,
     /// The configuration changed during every attempt to read it.
     ConfigurationChanges,
     /// The device did not end its reset within the limit of polls. Its frames stay allocated.
@@ -87,7 +92,9 @@ pub enum Failure {
     Status(u8),
     /// The device did not answer a request within the limit of polls.
     TimedOut,
-    /// More unmaps were refused than the driver keeps, or mappings could not be undone.
+    /// The device refused a request that it has to accept: more unmaps than the driver keeps, the
+    /// end of a mapping or an attachment that failed in part, or, in a recovery, what it accepted
+    /// before.
     Refusals,
     /// The queue's memory cannot be accessed.
     Memory,
@@ -171,7 +178,7 @@ impl fmt::Display for Failure {
             Self::NeedsReset => f.write_str("the device needs a reset"),
             Self::Status(status) => write!(f, "device status {status:#04x}"),
             Self::TimedOut => f.write_str("the device did not answer in time"),
-            Self::Refusals => f.write_str("the device refuses to unmap"),
+            Self::Refusals => f.write_str("the device refused a request that it has to accept"),
             Self::Memory => f.write_str("a queue lies outside memory"),
         }
     }
@@ -185,6 +192,12 @@ impl fmt::Display for UnitError {
             Self::FeaturesRejected => f.write_str("the device rejected the features"),
             Self::Queue(number) => write!(f, "queue {number} is missing or too small"),
             Self::Configuration => f.write_str("the configuration is contradictory"),
+            Self::CapabilitiesChanged => {
+                f.write_str("the features or the configuration have changed since the start")
+            }
+            Self::EndpointNumbers => {
+                f.write_str("first_endpoint leaves no number for some requester IDs")
+            }
             Self::ConfigurationChanges => f.write_str("the configuration does not settle"),
             Self::ResetTimedOut => f.write_str("the device did not reset in time"),
             Self::Frames => f.write_str("no usable frame for the queues"),

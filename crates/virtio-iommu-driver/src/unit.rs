@@ -56,7 +56,7 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         options: &Options,
     ) -> Result<Self, UnitError> {
         if options.first_endpoint > u32::MAX - u32::from(u16::MAX) {
-            return Err(UnitError::Configuration);
+            return Err(UnitError::EndpointNumbers);
         }
         if !transport.is_present() {
             return Err(UnitError::Absent);
@@ -116,8 +116,8 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         &self.capabilities
     }
 
-    /// Returns the oldest fault event and gives its buffer back. A device
-    /// drops faults for which it has no buffer, without a trace.
+    /// Returns the oldest fault event, and its buffer to the device. A device without a free buffer
+    /// drops the fault silently.
     pub fn next_fault(&mut self) -> Option<FaultRecord> {
         let base = self.options.first_endpoint;
         self.events.next(&self.memory, &mut self.transport, base)
@@ -127,16 +127,16 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
     /// complete, because a reset device has no mappings. Meanwhile all endpoints are blocked.
     ///
     /// # Errors
-    /// The device does not reset, or refuses what it accepted before. The driver keeps its state
-    /// and fails until a later call succeeds.
+    /// The device does not reset, has changed, or refuses what it accepted before. The driver keeps
+    /// its domains and mappings. All calls fail until a later recovery succeeds.
     pub fn recover(&mut self) -> Result<(), UnitError> {
-        // Until the end, all calls fail, with the first failure.
+        // If this recovery fails, later calls report the first failure.
         if self.requests.check().is_ok() {
             self.requests.fail(Failure::TimedOut);
         }
         let negotiated = negotiate(&mut self.transport, self.options.poll_limit)?;
         if negotiated != self.capabilities {
-            return Err(UnitError::Configuration);
+            return Err(UnitError::CapabilitiesChanged);
         }
         for ring in [self.requests.ring(), self.events.ring()] {
             if self.transport.queue_size(ring.number()) < ring.size() {

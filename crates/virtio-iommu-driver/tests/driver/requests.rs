@@ -229,7 +229,7 @@ fn recovery_of_a_device_that_refuses() {
     let mapped = unit.map(DOMAIN, map_of(1, 1));
     assert_eq!(mapped, failed_with(Failure::Refusals));
     model.config.borrow_mut()[28] = 99;
-    assert_eq!(unit.recover(), Err(UnitError::Configuration));
+    assert_eq!(unit.recover(), Err(UnitError::CapabilitiesChanged));
     model.config.borrow_mut()[28] = 100;
     model.answers.set(Some(0));
     unit.recover().unwrap();

@@ -135,8 +135,8 @@ fn endpoint_numbers_do_not_wrap() {
     let frames = frames(&model);
     for (first_endpoint, error) in [
         (0xffff_0000, None),
-        (0xffff_0001, Some(UnitError::Configuration)),
-        (u32::MAX, Some(UnitError::Configuration)),
+        (0xffff_0001, Some(UnitError::EndpointNumbers)),
+        (u32::MAX, Some(UnitError::EndpointNumbers)),
     ] {
         let options = Options {
             first_endpoint,

@@ -245,7 +245,7 @@ impl Planner<'_> {
     }
 }
 
-/// Refuses a PSCID or process id that a command cannot name.
+/// Returns an error if a PSCID has more than 20 bits.
 fn check_id(id: u32) -> Result<(), InvalidationError> {
     check_space(id).map_err(|_| InvalidationError::Unsupported)
 }
@@ -263,14 +263,15 @@ impl<R: Registers, M: PhysMemory> Invalidator for Unit<R, M> {
             return Ok(true);
         }
         let stalled = self.completion.stalled;
-        let look = stalled.is_multiple_of(POLLS_PER_STATUS);
-        if !self.completion.failed && look && self.has_stopped() {
+        let is_last = stalled >= self.options.poll_limit;
+        let reads_status = is_last || stalled.is_multiple_of(POLLS_PER_STATUS);
+        if !self.completion.failed && reads_status && self.has_stopped() {
             self.completion.failed = true;
         }
         if self.completion.failed {
             return Err(InvalidationError::Failed);
         }
-        if stalled >= self.options.poll_limit {
+        if is_last {
             return Err(InvalidationError::TimedOut);
         }
         self.completion.stalled = stalled.saturating_add(1);

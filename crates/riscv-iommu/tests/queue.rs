@@ -228,6 +228,23 @@ fn a_unit_that_does_not_answer_times_out() {
     assert_eq!(unit.recover(), Err(timeout));
 }
 
+#[test]
+fn a_stop_just_before_the_limit_of_polls_is_seen() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    let mut unit = start(&machine, &model, &frames, options());
+    attach(&mut unit, &frames);
+    model.behave(Behaviour::Stuck);
+    let ticket = unit.submit(page(1, 2)).unwrap();
+    for _ in 1..options().poll_limit {
+        assert_eq!(unit.poll(ticket), Ok(false));
+    }
+    model.behave(Behaviour::Absent);
+    assert_eq!(unit.poll(ticket), Ok(false));
+    assert_eq!(unit.poll(ticket), Err(InvalidationError::Failed));
+}
+
 /// Memory that a test can take away.
 struct Removable<'a> {
     memory: &'a Arena,

@@ -50,7 +50,7 @@ fn violations(root: &Path, files: &[PathBuf], path: &Path, text: &str) -> Vec<Vi
 
 /// Returns the lines of `text` outside code blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    // Backticks of the open fence. A fence of as many, without a language, closes it.
+    // Backticks of the open fence. A fence of at least as many, without a language, closes it.
     let mut open: Option<usize> = None;
     (1..).zip(text.lines()).filter(move |(_, line)| {
         let line = line.trim();
@@ -66,6 +66,27 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
+/// Splits the lines of [`prose`] at backticks, and returns the pieces with the numbers of their
+/// lines. Pieces at odd positions of a line's list are code. A code span may end on a later line of
+/// its paragraph, which then begins with an empty piece of prose.
+fn pieces(text: &str) -> Vec<(usize, Vec<&str>)> {
+    let mut in_code = false;
+    let mut found = Vec::new();
+    for (number, line) in prose(text) {
+        let begins_block = ["- ", "* ", "|", "#"]
+            .iter()
+            .any(|mark| line.trim_start().starts_with(mark));
+        in_code &= !begins_block && !line.trim().is_empty();
+        let mut pieces: Vec<&str> = line.split('`').collect();
+        if in_code {
+            pieces.insert(0, "");
+        }
+        in_code = pieces.len().is_multiple_of(2);
+        found.push((number, pieces));
+    }
+    found
+}
+
 /// Returns the words in backticks that look like paths, with their lines. None in a document that
 /// quotes earlier names.
 fn file_names(text: &str) -> Vec<(usize, String)> {
@@ -78,22 +99,24 @@ fn file_names(text: &str) -> Vec<(usize, String)> {
                 .chars()
                 .all(|char| char.is_ascii_alphanumeric() || "_-./".contains(char))
     };
-    let names = prose(text).flat_map(|(line, text)| {
-        let quoted = text.split('`').skip(1).step_by(2);
+    let names = pieces(text).into_iter().flat_map(|(line, pieces)| {
+        let quoted = pieces.into_iter().skip(1).step_by(2);
         quoted.map(move |name| (line, name.to_owned()))
     });
     names.filter(|(_, name)| is_path(name)).collect()
 }
 
-/// Returns false if `name` is that of a file of the tree, and no such file exists. Names of other
-/// trees are not checked.
+/// Returns false if `name` refers to this tree and no such file exists. A name that ends in .rs
+/// refers to this tree unless it begins with a dot.
 fn names_a_file(root: &Path, files: &[PathBuf], directory: &Path, name: &str) -> bool {
     let first = name.split('/').next().unwrap_or_default();
     if ROOTS.contains(&first) {
         return root.join(name).exists() || directory.join(name).exists();
     }
     // The end of a path, so that a document need not repeat `crates` and `src`.
-    !name.ends_with(".rs") || files.iter().any(|file| ends_with(file, name))
+    !name.ends_with(".rs")
+        || name.starts_with('.')
+        || files.iter().any(|file| ends_with(file, name))
 }
 
 /// Returns true if `name` is the end of `file`, which may have `src` between its folders.
@@ -105,9 +128,8 @@ fn ends_with(file: &Path, name: &str) -> bool {
 /// Returns the relative targets of inline links with their lines, without fragments. Skips code.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    for (number, line) in prose(text) {
-        // Text at odd positions is between backticks.
-        let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join("``");
+    for (number, pieces) in pieces(text) {
+        let prose = pieces.into_iter().step_by(2).collect::<Vec<_>>().join("``");
         for part in prose.split("](").skip(1) {
             let target = part.split([')', ' ', '#']).next().unwrap_or("");
             if !target.is_empty() && !target.contains(':') {
@@ -130,6 +152,17 @@ mod tests {
         let found = links(text);
         let found: Vec<(usize, &str)> = found.iter().map(|(line, t)| (*line, t.as_str())).collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_code_span_may_end_on_a_later_line_of_its_paragraph() {
+        let text = "`a\nb` [c](C.md) `d/e.rs` `f\n\n[g](G.md) `h\n- [i](I.md)\n";
+        let expected = [(2, "C.md"), (4, "G.md"), (5, "I.md")];
+        assert_eq!(
+            links(text),
+            expected.map(|(line, name)| (line, name.to_owned()))
+        );
+        assert_eq!(file_names(text), [(2, "d/e.rs".to_owned())]);
     }
 
     #[test]

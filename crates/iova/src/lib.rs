@@ -1,26 +1,30 @@
 //! IOVA allocators, one per file. An allocator implements [`IovaAllocator`]. A [`RangeStore`]
 //! becomes one behind [`Locked`], [`LockedEiovar`] or [`LinuxRcache`].
 //!
-//! The allocators, the first axis of a mode, and their constructors (`docs/IDS.md` has their ids):
+//! Allocators and their constructors; the first axis of a mode selects one (`docs/IDS.md` has their
+//! ids):
 //!
 //! - Linux 3.4's cached node: `Locked::new(CachedTree::new(space), RefCell::new)`
-//! - its ancestor, vmalloc's first fit: `Locked::new(VmallocTree::new(space), ..)`
+//! - Linux's vmalloc allocator, first fit, its ancestor: `Locked::new(VmallocTree::new(space), ..)`
 //! - EIOVAR, freelists in front of any [`RangeStore`]:
 //!   `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)`
 //! - FreeBSD's tree with the largest gap: `Locked::new(FreeBsdTree::new(space), ..)`
 //! - the bitmap, one flush per wrap: `Bitmap::new(space, ..)`
-//! - the flat table as the bitmap: `TableBitmap::new(memory, table, space, ..)`
+//! - a bitmap in the flat table itself: `TableBitmap::new(memory, table, space, ..)`
 //! - current Linux: `LinuxRcache::new(CachedTree::new(space), ..)`
 //! - Linux with the maple-tree series of 2026: `LinuxRcache::new(LinuxMaple::new(space), ..)`
 //! - magazines, the default: `Magazines::new(space, MagazineLimits::DEFAULT, ..)`
-//! - descriptors of 64 pages, in front of any other: `Contiguous::new(magazines, most, ..)`
+//! - blocks of 64 pages, in front of an allocator that frees a range with the proof of its
+//!   invalidation: `Contiguous::new(magazines, most, ..)`
 //! - the buffer's own address: [`identity`], not an allocator
 //!
 //! `space` is the range of pages to allocate from. The last argument creates the lock around the
 //! shared state: `RefCell::new` on one thread, `Mutex::new` or a kernel's own lock elsewhere. Each
 //! CPU has a handle for its own state.
 //!
-//! A range is free again only with the proof that no translation cache holds it:
+//! A range is allocated again only after the proof that no translation cache holds it. The bitmaps
+//! accept a range without it, and need the proof of a flush when their search wraps. The others need
+//! it for each range:
 //!
 //! ```
 //! use std::cell::RefCell;

@@ -9,7 +9,8 @@
 //! | 5, 6 | A, D | accessed, dirty; hardware writes them if HAD of the device table allows |
 //! | 9..=11 | Next Level | 1 to 6: a table of that level; 0 and 7: a page |
 //! | 12..=51 | Address | table or page |
-//! | 60 | FC | in pages: accesses snoop CPU caches |
+//! | 59 | U | in pages: for ATS only; reserved in tables |
+//! | 60 | FC | in pages: accesses snoop CPU caches; reserved in tables |
 //! | 61 | IR | reads allowed |
 //! | 62 | IW | writes allowed |
 //! | 1..=4, 7, 8, 63 | | ignored by hardware, used by software |
@@ -17,9 +18,9 @@
 //!
 //! With Next Level = 0, the page has the size of one entry. With 7, the lowest zero of the address
 //! bits from 12 up gives the size: bit 12 for 8 KiB, 13 for 16 KiB, and so on. Every entry that
-//! such a page covers holds the same word.
+//! such a page covers holds the same word. The driver must leave HAD clear.
 //!
-//! A table entry has no ten free bits in a row, so [`Format::COUNTS`] is false.
+//! A table entry has no ten adjacent ignored bits, so [`Format::COUNTS`] is false.
 
 use ringfence_types::{Iova, PageSize, Permissions, PhysAddr};
 

@@ -1,10 +1,10 @@
 //! The commands by which drivers of AMD-Vi, SMMUv3 and RISC-V units invalidate a range of pages.
 //! They decide which other translations an invalidation removes.
 //!
-//! For AMD-Vi and RISC-V they are those of this project's drivers. Linux sends one command for the
-//! enclosing aligned block to AMD-Vi (`build_inv_address`), and one command for each page of a range
-//! below 2 MiB to RISC-V. For SMMUv3 they are those of Linux. This project's driver sends at most
-//! two, and rounds the second one up to five bits of the number of pages.
+//! For AMD-Vi and RISC-V they are those of this project's drivers. Linux sends AMD-Vi one command
+//! for the enclosing aligned block (`build_inv_address`), and RISC-V one command for each page of a
+//! range below 2 MiB. For SMMUv3 they are those of Linux. This project's driver sends at most two,
+//! and rounds the second one up to five bits of the number of pages.
 
 use ringfence_types::{CachedLevels, Invalidation, Pfn, PfnRange};
 

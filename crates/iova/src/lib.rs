@@ -23,8 +23,8 @@
 //! CPU has a handle for its own state.
 //!
 //! A range is allocated again only after the proof that no translation cache holds it. The bitmaps
-//! accept a range without it, and need the proof of a flush when their search wraps. The others need
-//! it for each range:
+//! accept a range without it, and need the proof of a flush when their search wraps. The others
+//! need it for each range:
 //!
 //! ```
 //! use std::cell::RefCell;

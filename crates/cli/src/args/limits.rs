@@ -105,7 +105,8 @@ pub(crate) struct ReplayLimitArgs {
     /// 128M plus 4K per operation]
     #[arg(long, value_name = "N", value_parser = size)]
     pub max_cycle_ends: Option<u64>,
-    /// Maximum bytes of standard input or a FIFO stored in a temporary file if a trace is read twice
+    /// Maximum bytes of standard input, or of a FIFO, stored in a temporary file if a trace is read
+    /// twice
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
     pub max_spool: u64,
 }

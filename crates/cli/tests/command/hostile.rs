@@ -129,8 +129,8 @@ fn standard_input_is_kept_up_to_a_limit() {
     }
 }
 
-/// A shell makes a FIFO of `<(zstdcat t.zst)`. The commands read it several times, and their results
-/// are those of a file.
+/// A shell makes a FIFO of `<(zstdcat t.zst)`. The commands read it several times, and have the
+/// results of a file.
 #[test]
 fn a_fifo_is_kept_up_to_a_limit() {
     let scratch = Scratch::new("pipe");

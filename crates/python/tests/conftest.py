@@ -30,13 +30,17 @@ def lines(pairs: int, live: int = 64):
             yield LINE.format(time=time, verb="unmap", address=address, buffer="")
 
 
+def written(path: Path, pairs: int) -> Path:
+    """Write a trace of ``pairs`` maps and unmaps, and return its path."""
+    with open(path, "w") as file:
+        file.writelines(lines(pairs))
+    return path
+
+
 @pytest.fixture(scope="session")
 def long_trace(tmp_path_factory) -> Path:
     """A trace of 400,000 operations."""
-    path = tmp_path_factory.mktemp("traces") / "long.txt"
-    with open(path, "w") as file:
-        file.writelines(lines(200_000))
-    return path
+    return written(tmp_path_factory.mktemp("traces") / "long.txt", 200_000)
 
 
 WRITER = """

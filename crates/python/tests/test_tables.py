@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import DATA, lines
+from conftest import DATA, lines, written
 
 import ringfence
 
@@ -192,10 +192,10 @@ def same_build(report):
     return report
 
 
-@pytest.mark.parametrize("trace", ["sample", "long"])
-def test_compare_equals_the_command(trace, long_trace, command):
-    path = [] if trace == "sample" else [str(long_trace)]
-    report = ringfence.compare(long_trace if path else "sample", modes=MODES, repeat=0)
+@pytest.mark.parametrize("trace", ["sample", "generated"])
+def test_compare_equals_the_command(trace, tmp_path, command):
+    path = [] if trace == "sample" else [str(written(tmp_path / "generated.txt", 20_000))]
+    report = ringfence.compare(path[0] if path else "sample", modes=MODES, repeat=0)
     expected = command("compare", "--json", "--repeat", "0", "--modes", ",".join(MODES), *path)
     assert same_build(json.loads(report.json)) == same_build(expected)
     rows = pa.table(report.rows)
@@ -210,9 +210,10 @@ def test_compare_equals_the_command(trace, long_trace, command):
                 assert row[name] == value and type(row[name]) is type(value), name
 
 
-def test_default_modes_and_repetitions_are_those_of_the_command(command):
-    report = json.loads(ringfence.compare("sample", attack=False).json)
-    expected = command("compare", "--json", "--no-attack", "--repeat", "1")
+def test_default_modes_and_repetitions_are_those_of_the_command(tmp_path, command):
+    path = written(tmp_path / "short.txt", 500)
+    report = json.loads(ringfence.compare(path, attack=False).json)
+    expected = command("compare", "--json", "--no-attack", "--repeat", "1", str(path))
     assert report["modes"] == expected["modes"]
     assert report["modes_omitted"] == expected["modes_omitted"]
     assert report["repetitions"] == 21

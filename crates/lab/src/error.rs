@@ -197,8 +197,8 @@ pub enum LabError {
         /// Error of the hypercall.
         reason: Box<dyn Error + Send + Sync>,
     },
-    /// The context entries of the family of IOMMUs permit no device TLB.
-    #[error("this family of IOMMUs permits no device TLB here")]
+    /// The context entries of the modelled hardware permit no device TLB.
+    #[error("this hardware permits no device TLB")]
     NoDeviceTlb,
     /// A defect of Ringfence.
     #[error("defect in ringfence: {0}")]

@@ -381,8 +381,12 @@ impl Hardware for Calgary {
         domain: DomainId,
         to: ContextTarget,
     ) -> Result<(), LabError> {
-        let ContextTarget::Table(table) = to else {
-            return Err(LabError::Internal("a host bridge without a table"));
+        let table = match to {
+            ContextTarget::Table(table) => table,
+            ContextTarget::DeviceTlb(_) => return Err(LabError::NoDeviceTlb),
+            ContextTarget::PassThrough => {
+                return Err(LabError::Internal("a host bridge without a table"));
+            }
         };
         self.unit.set_bridge(HostBridge {
             first_bus: device.bus(),
@@ -467,8 +471,12 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         domain: DomainId,
         to: ContextTarget,
     ) -> Result<(), LabError> {
-        let ContextTarget::Table(rings) = to else {
-            return Err(LabError::Internal("a ring unit without rings"));
+        let rings = match to {
+            ContextTarget::Table(rings) => rings,
+            ContextTarget::DeviceTlb(_) => return Err(LabError::NoDeviceTlb),
+            ContextTarget::PassThrough => {
+                return Err(LabError::Internal("a ring unit without rings"));
+            }
         };
         let translation = TranslationType::Rings { device: rings };
         let context = Context {

@@ -93,8 +93,12 @@ impl Hardware for NestedVtd {
         domain: DomainId,
         to: ContextTarget,
     ) -> Result<(), LabError> {
-        let ContextTarget::Table(root) = to else {
-            return Err(LabError::Internal("a nested unit without a first stage"));
+        let root = match to {
+            ContextTarget::Table(root) => root,
+            ContextTarget::DeviceTlb(_) => return Err(LabError::NoDeviceTlb),
+            ContextTarget::PassThrough => {
+                return Err(LabError::Internal("a nested unit without a first stage"));
+            }
         };
         let entry = NestedEntry {
             domain,

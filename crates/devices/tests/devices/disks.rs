@@ -464,6 +464,51 @@ fn many_nvme_queues_have_rings_and_ahci_has_the_baseline_unit() {
     }
 }
 
+#[test]
+fn a_queue_of_64k_entries_wraps_on_rings() {
+    const ENTRIES: u32 = 1 << 16;
+    // One entry of a full queue stays empty.
+    const OUTSTANDING: usize = ENTRIES as usize - 1;
+    assert_eq!(
+        IommuKind::for_device(&nvme::dma_usage(1, ENTRIES)),
+        IommuKind::Ring
+    );
+    let mut env = rings(QUEUE, ENTRIES, SlotChoice::Tail);
+    let mut nvme = Nvme::open(&mut env, ENTRIES, 3);
+    let mut pool = Pool::new(rig::buffers(OUTSTANDING as u64 * PAGE_BYTES), PAGE_BYTES).unwrap();
+    let mut disk = RamDisk::new(1);
+    disk.at(0, 512).unwrap().fill(0x5a);
+    // The second round begins at the last entry and wraps.
+    for requests in [OUTSTANDING, 2] {
+        for _ in 0..requests {
+            let buffer = pool.alloc().unwrap();
+            env.api().memory().write(buffer.start(), &[0; 512]).unwrap();
+            let read = DiskRequest {
+                operation: Operation::Read,
+                block: 0,
+                bytes: 512,
+                buffers: vec![buffer],
+            };
+            nvme.submit(&mut env, read).unwrap();
+        }
+        let mut completed = 0;
+        while nvme.queue.outstanding() > 0 {
+            for done in nvme.work(&mut env, &mut disk) {
+                let mut data = [0; 512];
+                let buffer = done.buffers.into_iter().next().unwrap();
+                env.api().memory().read(buffer.start(), &mut data).unwrap();
+                assert!(done.succeeded && data == [0x5a; 512]);
+                pool.free(buffer).unwrap();
+                completed += 1;
+            }
+        }
+        assert_eq!(completed, requests);
+    }
+    nvme.close(&mut env, |_| panic!("nothing was outstanding"));
+    let judge = env.judge();
+    assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

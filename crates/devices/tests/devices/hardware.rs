@@ -17,7 +17,7 @@ use ringfence_types::{
 
 use super::rig::TABLES;
 
-const ARENA: u64 = TABLES + (256 << 20);
+const ARENA: u64 = TABLES + (512 << 20);
 /// Bytes of memory in which walkers see garbage until the first write-back.
 const GARBAGE: u64 = 2 << 20;
 

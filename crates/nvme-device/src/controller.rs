@@ -9,7 +9,7 @@ use crate::event::{ErrorEvent, Events};
 use crate::features::Features;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::register::{self, CC_ENABLE, CC_SHUTDOWN, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN};
-use crate::{Blocked, Config, Medium, Memory, NvmeStatus, PAGE_BYTES};
+use crate::{Blocked, Config, Medium, MediumError, Memory, NvmeStatus, PAGE_BYTES};
 
 /// Kind of an executed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,8 @@ pub enum FatalError {
     },
     /// The controller was enabled with a wrong configuration.
     Start(StartError),
+    /// The medium could not be flushed at a shutdown: completed writes may be lost.
+    Shutdown(MediumError),
 }
 
 impl core::fmt::Display for FatalError {
@@ -100,6 +102,9 @@ impl core::fmt::Display for FatalError {
             }
             Self::Start(StartError::Base(base)) => {
                 write!(f, "admin queue at {:#x}: not aligned to a page", base.get())
+            }
+            Self::Shutdown(MediumError) => {
+                f.write_str("shutdown: the medium could not be flushed; writes may be lost")
             }
         }
     }
@@ -265,8 +270,10 @@ impl Controller {
         if changed & CC_SHUTDOWN != 0 {
             self.csts &= !CSTS_SHUTDOWN;
             if cc & CC_SHUTDOWN != 0 {
-                // The driver cannot act on an error; the host logs it.
-                let _ = medium.flush();
+                if let Err(error) = medium.flush() {
+                    self.fail(FatalError::Shutdown(error));
+                }
+                // The shutdown is complete in any case, so that the driver does not wait.
                 self.csts |= register::CSTS_SHUTDOWN_COMPLETE;
             }
         }

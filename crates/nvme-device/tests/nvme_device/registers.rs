@@ -1,6 +1,6 @@
 //! Registers, reset and shutdown (base specification, sections 3.1, 7.3 and 7.6).
 
-use ringfence_nvme_device::{Config, FatalError, StartError, Step, register};
+use ringfence_nvme_device::{Config, FatalError, MediumError, StartError, Step, register};
 use ringfence_types::Iova;
 
 use super::rig::{ADMIN_CQ, BLOCKS, ENABLED, Rig, create_cq};
@@ -120,4 +120,16 @@ fn a_shutdown_flushes_and_stops() {
         rig.write(register::CC, 4, 0);
         rig.enable();
     }
+}
+
+#[test]
+fn a_shutdown_reports_a_failed_flush() {
+    let mut rig = Rig::ready();
+    rig.blocks.is_broken = true;
+    rig.write(register::CC, 4, ENABLED | 1 << 14);
+    // Ready, fatal status, shutdown complete.
+    assert_eq!(rig.controller.read(register::CSTS, 4), 1 | 1 << 1 | 2 << 2);
+    let error = FatalError::Shutdown(MediumError);
+    assert_eq!(rig.step(), Step::Failed(error));
+    assert!(error.to_string().contains("could not be flushed"));
 }

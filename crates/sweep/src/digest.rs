@@ -1,7 +1,7 @@
 //! SHA-256 digests in hexadecimal.
 
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -12,11 +12,14 @@ pub(crate) fn of_bytes(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Returns the digest of a file. Reads it once, in blocks.
+/// Returns the digest of a regular file. Reads it once, in blocks.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or is not regular: a device may have no end, and a FIFO no writer.
 pub(crate) fn of_file(path: &Path) -> io::Result<String> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("a sweep reads regular files only"));
+    }
     let mut file = File::open(path)?;
     let mut sum = Sha256::new();
     let mut block = vec![0; 1 << 16];

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use crate::error::{PlanError, Problem};
-use crate::plan::MAX_TASKS;
+use crate::plan::{MAX_TASKS, check_ranges};
 use crate::task::{OUTPUT, Task};
 
 /// Maximum number of bytes of a line. A task has about 650 and its path.
@@ -14,7 +14,8 @@ const MAX_LINE: u64 = 64 << 10;
 /// Parses one line of a list.
 ///
 /// # Errors
-/// The line is not a task of this version, or its name is not that of its content.
+/// The line is not a task of this version, its name is not that of its content, or a number is
+/// outside its range in a plan.
 pub fn task_of_line(line: &str) -> Result<Task, Problem> {
     let task: Task =
         serde_json::from_str(line).map_err(|error| Problem::NotATask(error.to_string()))?;
@@ -32,6 +33,7 @@ pub fn task_of_line(line: &str) -> Result<Task, Problem> {
             content: name,
         });
     }
+    check_ranges(content)?;
     Ok(task)
 }
 

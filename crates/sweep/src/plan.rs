@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 
 use ringfence_lab::MachineProfile;
@@ -25,6 +25,8 @@ const MAX_BYTES: u64 = 1 << 20;
 const MAX_REPETITIONS: usize = 10_000;
 /// Ring sizes that an address can name.
 const RING_ENTRIES: Range<u32> = 1..1 << 18;
+/// Lengths of a cycle of a mapping cache, in nanoseconds: a microsecond to a million seconds.
+const PERIODS_NS: RangeInclusive<u64> = 1_000..=1_000_000_000_000_000;
 
 /// The keys of a plan.
 #[derive(Debug, Deserialize)]
@@ -140,11 +142,8 @@ impl Plan {
         }
 
         let repetitions = match &file.repetitions {
-            Some(number) if *number.get_ref() > MAX_REPETITIONS => {
-                let problem = out_of_range("repetitions", number.get_ref(), "0 to 10000");
-                return Err(at(number.span(), problem));
-            }
-            Some(number) => *number.get_ref(),
+            Some(number) => check_repetitions(*number.get_ref())
+                .map_err(|problem| at(number.span(), problem))?,
             None => 0,
         };
         let split = file.split.filter(|split| *split.get_ref() == Split::Device);
@@ -157,10 +156,7 @@ impl Plan {
         let parameters = &file.parameters;
         let iotlbs = each(&parameters.iotlb, at, |text| iotlb(text))?;
         let ring_entries = each(&parameters.ring_entries, at, |slots| {
-            match RING_ENTRIES.contains(slots) {
-                true => Ok(*slots),
-                false => Err(out_of_range("ring_entries", slots, "1 to 262143 slots")),
-            }
+            check_ring_entries(*slots)
         })?;
         let periods = each(&parameters.rtc_period, at, |seconds| {
             match (1e-6..=1e6).contains(seconds) {
@@ -307,6 +303,41 @@ fn read(path: &Path) -> io::Result<String> {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Checks that a task of a list is no larger than one of a plan.
+///
+/// # Errors
+/// A number is outside its range.
+pub(crate) fn check_ranges(content: &TaskContent) -> Result<(), Problem> {
+    check_repetitions(content.repetitions)?;
+    if let Some(slots) = content.ring_entries {
+        check_ring_entries(slots)?;
+    }
+    if let Some(CacheCycles { period_ns, .. }) = content.cache_cycles
+        && !PERIODS_NS.contains(&period_ns)
+    {
+        return Err(out_of_range(
+            "period_ns",
+            &period_ns,
+            "1000 to 1000000000000000 nanoseconds",
+        ));
+    }
+    Ok(())
+}
+
+fn check_repetitions(number: usize) -> Result<usize, Problem> {
+    match number <= MAX_REPETITIONS {
+        true => Ok(number),
+        false => Err(out_of_range("repetitions", &number, "0 to 10000")),
+    }
+}
+
+fn check_ring_entries(slots: u32) -> Result<u32, Problem> {
+    match RING_ENTRIES.contains(&slots) {
+        true => Ok(slots),
+        false => Err(out_of_range("ring_entries", &slots, "1 to 262143 slots")),
+    }
 }
 
 fn out_of_range(parameter: &'static str, value: &impl ToString, expected: &'static str) -> Problem {

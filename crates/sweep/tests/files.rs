@@ -186,3 +186,13 @@ fn a_machine_has_an_id_that_reveals_nothing() {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert!(!machine.id.contains(host.trim()) || host.trim().is_empty());
 }
+
+#[test]
+fn a_path_without_an_end_is_not_read() {
+    let mut task = Scratch::new().tasks("modes = [\"none\"]\n").remove(0);
+    for path in ["/dev/zero", "/proc/self"] {
+        task.path = Some(path.into());
+        let error = run(&task).result.unwrap_err();
+        assert!(error.contains("regular files only"), "{error}");
+    }
+}

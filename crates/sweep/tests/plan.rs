@@ -280,3 +280,36 @@ fn a_list_is_read_back_and_a_changed_one_refused() {
         assert!(error.contains(message), "{error}");
     }
 }
+
+#[test]
+fn a_list_keeps_the_ranges_of_a_plan() {
+    let task = Scratch::new().tasks("modes = [\"fence\"]\n").remove(0);
+    let parse = |content| {
+        let task = Task::new(task.trace.clone(), None, content);
+        task_of_line(&serde_json::to_string(&task).unwrap())
+    };
+    let period = |period_ns| Some(CacheCycles { period_ns, kept: 1 });
+    for (repetitions, ring_entries, cache_cycles, wrong) in [
+        (10_000, Some(1), period(1_000), None),
+        (0, Some(262_143), period(1_000_000_000_000_000), None),
+        (10_001, None, None, Some("repetitions = 10001")),
+        (0, Some(0), None, Some("ring_entries = 0")),
+        (0, Some(262_144), None, Some("ring_entries = 262144")),
+        (0, None, period(999), Some("period_ns = 999")),
+        (0, None, period(u64::MAX), Some("period_ns = ")),
+    ] {
+        let result = parse(TaskContent {
+            repetitions,
+            ring_entries,
+            cache_cycles,
+            ..task.content.clone()
+        });
+        let error = result.err().map(|problem| problem.to_string());
+        assert_eq!(error.is_some(), wrong.is_some(), "{error:?}");
+        assert!(
+            error
+                .unwrap_or_default()
+                .starts_with(wrong.unwrap_or_default())
+        );
+    }
+}

@@ -51,7 +51,10 @@ static void *core_map_exact(struct device *dev, void *memory, size_t size, dma_a
 }
 
 #ifdef ENGINE_MAPS_PAGES
-/* Fails where the caller must not sleep. vfree() frees the pages too. */
+/*
+ * Fails where the caller must not sleep, and for sizes above 32 bits, as maps do. vfree() frees the
+ * pages too.
+ */
 static void *core_alloc_paged(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
 			      unsigned long attrs)
 {
@@ -61,7 +64,7 @@ static void *core_alloc_paged(struct device *dev, size_t size, dma_addr_t *addre
 	void *memory = NULL;
 	unsigned int i;
 
-	if (!gfpflags_allow_blocking(gfp))
+	if (size > U32_MAX || !gfpflags_allow_blocking(gfp))
 		return NULL;
 	pages = kvcalloc(count, sizeof(*pages), GFP_KERNEL);
 	if (!pages)

@@ -54,6 +54,9 @@ static void memory_of_single_pages(void)
 	CHECK(memory && !range.memory);
 	pvi_ops.free(&pdev.dev, PAGE_SIZE, memory, address, 0);
 	test_atomic = false;
+	/* The number of pages has 32 bits: 1 of the first size is left, 0 of the last. */
+	CHECK(!pvi_ops.alloc(&pdev.dev, (1UL << 44) + PAGE_SIZE, &address, 0, 0) && !pages_lent);
+	CHECK(!pvi_ops.alloc(&pdev.dev, ~0UL - 100, &address, 0, 0) && !pages_lent);
 	/* More than the allocator of pages can give at once. */
 	contiguous_bytes = ~0UL;
 	memory = pvi_ops.alloc(&pdev.dev, 2048 * PAGE_SIZE, &address, 0, 0);

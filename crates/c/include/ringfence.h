@@ -407,7 +407,9 @@ struct ringfence_iotlb_region {
     // The length in bytes.
     uint64_t bytes;
     // The memory in this process. It stays mapped until the region is replaced or the IOTLB is
-    // destroyed, whichever is first. Its offset in a page is that of `user`.
+    // destroyed, whichever is first. Its offset in a page is that of `user`. The front-end must be
+    // unable to truncate its file, as `F_SEAL_SHRINK` ensures; otherwise an access can end the
+    // program with SIGBUS.
     void *host;
 };
 

@@ -41,7 +41,9 @@ pub struct IotlbRegion {
     /// The length in bytes.
     pub bytes: u64,
     /// The memory in this process. It stays mapped until the region is replaced or the IOTLB is
-    /// destroyed, whichever is first. Its offset in a page is that of `user`.
+    /// destroyed, whichever is first. Its offset in a page is that of `user`. The front-end must be
+    /// unable to truncate its file, as `F_SEAL_SHRINK` ensures; otherwise an access can end the
+    /// program with SIGBUS.
     pub host: *mut core::ffi::c_void,
 }
 

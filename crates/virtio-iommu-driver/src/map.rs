@@ -38,6 +38,9 @@ impl<T: Transport, M: PhysMemory, S: FrameSource> Unit<T, M, S> {
         self.capabilities().check_domain(domain)?;
         let mappings = requests.iter().map(|request| self.mapping(request));
         let mappings = mappings.collect::<Result<Vec<_>, _>>()?;
+        if mappings.is_empty() {
+            return Ok(());
+        }
         let known = self.domains.of_kind(domain, DomainKind::Mapped)?;
         let mut inserted = Ok(());
         let mut count: usize = 0;

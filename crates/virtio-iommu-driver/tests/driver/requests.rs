@@ -285,6 +285,15 @@ fn a_burst_of_maps_is_undone() {
     unit.map(DOMAIN, map_of(20, 1)).unwrap();
 }
 
+#[test]
+fn an_empty_burst_creates_no_domain() {
+    let model = Model::new();
+    let frames = frames(&model);
+    let mut unit = start(&model, &frames).unwrap();
+    unit.map_all(DOMAIN, &[]).unwrap();
+    unit.pass_through(DEVICE, DOMAIN).unwrap();
+}
+
 /// A device may execute requests in any order.
 #[test]
 fn a_map_waits_for_unmaps_of_its_range() {

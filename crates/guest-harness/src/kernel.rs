@@ -1,5 +1,6 @@
 //! Debian's kernels: the image, and modules with their dependencies.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -137,16 +138,24 @@ impl Kernel {
     /// Returns the modules `names` and their dependencies in load order. A name without a file is
     /// built into the kernel.
     pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<Module>, GuestError> {
+        let mut found = BTreeSet::new();
         let mut loaded = Vec::new();
         for name in names {
-            self.load(name, &mut loaded)?;
+            self.load(name, &mut found, &mut loaded)?;
         }
         Ok(loaded)
     }
 
-    fn load(&self, name: &str, loaded: &mut Vec<Module>) -> Result<(), GuestError> {
+    /// Adds a module after its dependencies. `found` has the names so far, so that modules that
+    /// depend on each other end.
+    fn load(
+        &self,
+        name: &str,
+        found: &mut BTreeSet<String>,
+        loaded: &mut Vec<Module>,
+    ) -> Result<(), GuestError> {
         let name = name.replace('-', "_");
-        if loaded.iter().any(|module| module.name == name) {
+        if !found.insert(name.clone()) {
             return Ok(());
         }
         let is = |found: &str| {
@@ -161,7 +170,7 @@ impl Kernel {
             _ => fs::read(&path).map_err(GuestError::io(&path))?,
         };
         for need in needs(&bytes) {
-            self.load(&need, loaded)?;
+            self.load(&need, found, loaded)?;
         }
         loaded.push(Module { name, bytes });
         Ok(())
@@ -307,6 +316,9 @@ mod tests {
         fs::write(modules.join("jbd2.ko"), "\0depends=\0").unwrap();
         fs::write(modules.join("virtio-blk.ko"), "\0depends=jbd2\0").unwrap();
         fs::write(modules.join("virtio_net.ko.old"), "").unwrap();
+        // No kernel has such modules.
+        fs::write(modules.join("a.ko"), "\0depends=b\0").unwrap();
+        fs::write(modules.join("b.ko"), "\0depends=a,jbd2\0").unwrap();
         let archive = Command::new("sh")
             .args(["-c", r"printf '\0depends=jbd2\0' | xz >ext4.ko.xz"])
             .current_dir(&modules)
@@ -320,6 +332,7 @@ mod tests {
             .map(|module| module.name)
             .collect();
         assert_eq!(names, ["jbd2", "virtio_blk", "ext4"]);
+        assert_eq!(kernel.modules(&["a"]).unwrap().len(), 3);
     }
 
     #[test]

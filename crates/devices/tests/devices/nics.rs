@@ -5,17 +5,19 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_devices::nic::{
-    Environment, Fill, MAX_BODY_BYTES, Nic, NicProfile, NicTestbed, Replace, Rings, SendOutcome,
+    DescriptorSegment, Environment, FRAME_HEADER_BYTES, Fill, MAX_BODY_BYTES, Nic, NicDevice,
+    NicProfile, NicTestbed, QueueDir, Reception, Replace, Rings, SEGMENT_BYTES, SendOutcome,
     TestbedError, TxReclaim,
 };
-use ringfence_devices::ring::RingSize;
+use ringfence_devices::ring::{COMPLETION_BYTES, RingAddresses, RingBase, RingSize};
 use ringfence_devices::workload::{
     Apache, BURST, ClientAction, Memcached, NetperfStream, Packet, RequestResponse, Workload,
 };
+use ringfence_devices::{DmaError, Transfer};
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::RingSetup;
 use ringfence_pgtable::Coherency;
-use ringfence_types::Direction;
+use ringfence_types::{Access, Direction, Iova, RequesterId};
 
 use super::rig::{self, OracleChecked};
 
@@ -424,4 +426,67 @@ fn a_frame_that_finds_half_its_room_is_taken_back() {
     }
     nic.close(&mut env.api()).unwrap();
     assert_eq!(env.judge().live(), 0);
+}
+
+/// A bus that returns one descriptor to every read, and records the accesses.
+struct Recorder {
+    descriptor: Vec<u8>,
+    accesses: Vec<(Access, u64, usize)>,
+}
+
+impl Transfer for Recorder {
+    fn read(&mut self, _: RequesterId, iova: Iova, into: &mut [u8]) -> Result<(), DmaError> {
+        into.copy_from_slice(&self.descriptor);
+        self.accesses.push((Access::Read, iova.get(), into.len()));
+        Ok(())
+    }
+
+    fn write(&mut self, _: RequesterId, iova: Iova, from: &[u8]) -> Result<(), DmaError> {
+        self.accesses.push((Access::Write, iova.get(), from.len()));
+        Ok(())
+    }
+}
+
+/// The order of rIOMMU, Fig. 5: the device reads the descriptor at the head, writes the frame to
+/// the buffers that it names, and reports the frame last.
+#[test]
+fn a_frame_is_reported_after_its_bytes() {
+    let base = |at, entry_bytes| RingBase {
+        at: Iova::new(at),
+        size: RingSize::new(4).unwrap(),
+        entry_bytes,
+    };
+    let segment = |iova, bytes| DescriptorSegment {
+        iova: Iova::new(iova),
+        bytes,
+    };
+    let (headers, body) = (segment(0x5000, 128), segment(0x9000, 1500));
+    let mut bus = Recorder {
+        descriptor: [headers.encode(), body.encode()].concat(),
+        accesses: Vec::new(),
+    };
+    let mut device = NicDevice::new(rig::NIC, &NicProfile::MLX, 1);
+    device.program(
+        QueueDir::Rx,
+        0,
+        &RingAddresses {
+            descriptors: base(0x1000, 2 * SEGMENT_BYTES as u32),
+            completions: base(0x2000, COMPLETION_BYTES),
+        },
+    );
+    device.doorbell(QueueDir::Rx, 0, 2);
+    let frame = [0; FRAME_HEADER_BYTES + 1000];
+    for (descriptor, completion) in [(0x1000, 0x2000), (0x1020, 0x2010)] {
+        let taken = device.receive(&mut bus, 0, &frame).unwrap();
+        assert_eq!(taken, Reception::Taken);
+        let expected = [
+            (Access::Read, descriptor, 2 * SEGMENT_BYTES),
+            (Access::Write, 0x5000, FRAME_HEADER_BYTES),
+            (Access::Write, 0x9000, 1000),
+            (Access::Write, completion, COMPLETION_BYTES as usize),
+        ];
+        assert_eq!(std::mem::take(&mut bus.accesses), expected);
+    }
+    let taken = device.receive(&mut bus, 0, &frame).unwrap();
+    assert_eq!((taken, bus.accesses.len()), (Reception::NoDescriptor, 0));
 }

@@ -17,6 +17,7 @@ mod out_file;
 mod output;
 mod profiler_switch;
 mod progress;
+mod same_file;
 mod spool;
 mod tracefs;
 

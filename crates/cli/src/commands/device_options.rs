@@ -1,6 +1,5 @@
 //! Converts the options of a command line to the devices of a guest.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use ringfence_live::MemoryRules;
@@ -15,6 +14,7 @@ use ringfence_live::sandbox::SandboxProgram;
 
 use crate::args::{DeviceArgs, DiskArg, DiskBusArg, DiskModeArg, GuestLimitArgs, IommuKind};
 use crate::failure::Failure;
+use crate::same_file::same_file;
 
 /// Returns the devices of a guest. A disk without a file uses `image`, and with an `image` there is
 /// always a disk.
@@ -50,18 +50,9 @@ fn vfio_user_devices(
     disk: Option<(DiskArg, &Path)>,
 ) -> Result<GuestDevices, Failure> {
     let is_pviommu = args.iommu == IommuKind::Pviommu;
-    let (requests, dmas) = (args.record_requests.as_deref(), args.record_dmas.as_deref());
     let image = disk.as_ref().map(|(_, path)| *path);
+    refuse_shared_files(args, image)?;
     refuse(&[
-        (
-            // A record empties its file.
-            same_file(requests, image) || same_file(dmas, image),
-            "--disk and a record (--record-requests, --record-dmas) name the same file",
-        ),
-        (
-            same_file(requests, dmas),
-            "--record-requests and --record-dmas name the same file",
-        ),
         (
             args.record_requests.is_some() && args.iommu != IommuKind::Virtio,
             "--record-requests requires --iommu virtio",
@@ -184,14 +175,32 @@ fn vhost_user_disk(
     }))
 }
 
-/// Returns true if both paths name the same file, also through links.
-fn same_file(one: Option<&Path>, other: Option<&Path>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else {
-        return false;
+/// Refuses one file for two purposes: a record empties its file, and the memory file must keep its
+/// size.
+fn refuse_shared_files(args: &DeviceArgs, image: Option<&Path>) -> Result<(), Failure> {
+    let (requests, dmas) = (args.record_requests.as_deref(), args.record_dmas.as_deref());
+    let memory = args.memory_file.as_deref();
+    let same = |one: Option<&Path>, other: Option<&Path>| {
+        one.zip(other).is_some_and(|(one, other)| same_file(one, other))
     };
-    let identity = |path| std::fs::metadata(path).map(|about| (about.dev(), about.ino()));
-    let existing = [one, other].map(identity);
-    one == other || matches!(existing, [Ok(one), Ok(other)] if one == other)
+    refuse(&[
+        (
+            same(requests, image) || same(dmas, image),
+            "--disk and a record (--record-requests, --record-dmas) name the same file",
+        ),
+        (
+            same(requests, dmas),
+            "--record-requests and --record-dmas name the same file",
+        ),
+        (
+            same(requests, memory) || same(dmas, memory),
+            "--memory-file and a record (--record-requests, --record-dmas) name the same file",
+        ),
+        (
+            same(image, memory),
+            "--memory-file and --disk name the same file",
+        ),
+    ])
 }
 
 /// Fails with the message of the first rule that is broken.

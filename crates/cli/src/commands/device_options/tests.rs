@@ -421,7 +421,6 @@ fn a_refusal_names_both_options() {
     }
 }
 
-/// `guest run` has a disk without `--disk`, and its mode without a file.
 #[test]
 fn a_record_is_no_other_file_of_the_guest() {
     let dir = tempfile::tempdir().unwrap();
@@ -429,11 +428,18 @@ fn a_record_is_no_other_file_of_the_guest() {
     std::fs::write(&image, "kept").unwrap();
     std::os::unix::fs::symlink(&image, &link).unwrap();
     let [image, link, new] = [&image, &link, &new].map(|path| path.to_str().unwrap());
+    let newer = &format!("{}/./new", dir.path().display());
     for (words, refused) in [
         (format!("--disk {image} --record-dmas {new}"), false),
         (format!("--disk {image} --record-dmas {image}"), true),
         (format!("--disk {link} --record-requests {image}"), true),
         (format!("--record-requests {new} --record-dmas {new}"), true),
+        (format!("--record-requests {new} --record-dmas {newer}"), true),
+        (format!("--memory-file {new} --record-dmas {newer}"), true),
+        (format!("--memory-file {newer} --record-requests {new}"), true),
+        (format!("--memory-file {new} --record-dmas {image}"), false),
+        (format!("--memory-file {new} --disk {newer}"), true),
+        (format!("--memory-file {new} --disk {image}"), false),
     ] {
         let found = device_options(&parse(&words), None);
         assert_eq!(found.is_err(), refused, "{words}");
@@ -441,6 +447,7 @@ fn a_record_is_no_other_file_of_the_guest() {
     assert_eq!(std::fs::read(image).unwrap(), b"kept");
 }
 
+/// `guest run` has a disk without `--disk`, and its mode without a file.
 #[test]
 fn a_disk_without_a_file_uses_the_image() {
     let image = Some(Path::new("disk.img"));

@@ -16,25 +16,41 @@ use crate::args::{DeviceArgs, DiskArg, DiskBusArg, DiskModeArg, GuestLimitArgs, 
 use crate::failure::Failure;
 use crate::same_file::same_file;
 
+/// File of a disk for which the command line names no file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Image<'a> {
+    /// No file: `--disk` requires one, and without `--disk` there is no disk.
+    None,
+    /// A file that the command creates after the check of the options.
+    Later,
+    /// An existing file.
+    At(&'a Path),
+}
+
 /// Returns the devices of a guest. A disk without a file uses `image`, and with an `image` there is
-/// always a disk.
+/// always a disk. For [`Image::Later`] the path of the disk is a placeholder.
 pub(super) fn device_options(
     args: &DeviceArgs,
-    image: Option<&Path>,
+    image: Image<'_>,
 ) -> Result<DeviceOptions, Failure> {
-    let disk = match (&args.disk, image) {
+    let named = args.disk.as_ref().and_then(|disk| disk.file.as_deref());
+    let (known, path) = match image {
+        Image::None => (named, named),
+        Image::Later => (named, named.or(Some(Path::new("disk.img")))),
+        Image::At(path) => (named.or(Some(path)), named.or(Some(path))),
+    };
+    let disk = match (&args.disk, path) {
         (None, None) => None,
-        (None, Some(image)) => Some((DiskArg::default(), image)),
-        (Some(disk), image) => {
-            let path = disk.file.as_deref().or(image);
-            let path = path.ok_or(Failure::Devices("--disk requires a FILE"))?;
-            Some((disk.clone(), path))
-        }
+        (Some(_), None) => return Err(Failure::Devices("--disk requires a FILE")),
+        (disk, Some(path)) => Some((disk.clone().unwrap_or_default(), path)),
     };
     let devices = match args.iommu {
         IommuKind::QemuIntel => vhost_user_disk(args, QemuIommu::Intel, disk)?,
         IommuKind::QemuVirtio => vhost_user_disk(args, QemuIommu::Virtio, disk)?,
-        _ => vfio_user_devices(args, disk)?,
+        _ => {
+            refuse_shared_files(args, known)?;
+            vfio_user_devices(args, disk)?
+        }
     };
     let options = DeviceOptions {
         access: access(args),
@@ -50,8 +66,6 @@ fn vfio_user_devices(
     disk: Option<(DiskArg, &Path)>,
 ) -> Result<GuestDevices, Failure> {
     let is_pviommu = args.iommu == IommuKind::Pviommu;
-    let image = disk.as_ref().map(|(_, path)| *path);
-    refuse_shared_files(args, image)?;
     refuse(&[
         (
             args.record_requests.is_some() && args.iommu != IommuKind::Virtio,
@@ -186,7 +200,7 @@ fn refuse_shared_files(args: &DeviceArgs, image: Option<&Path>) -> Result<(), Fa
     refuse(&[
         (
             same(requests, image) || same(dmas, image),
-            "--disk and a record (--record-requests, --record-dmas) name the same file",
+            "the disk and a record (--record-requests, --record-dmas) have the same file",
         ),
         (
             same(requests, dmas),
@@ -198,7 +212,7 @@ fn refuse_shared_files(args: &DeviceArgs, image: Option<&Path>) -> Result<(), Fa
         ),
         (
             same(image, memory),
-            "--memory-file and --disk name the same file",
+            "the disk and --memory-file have the same file",
         ),
     ])
 }

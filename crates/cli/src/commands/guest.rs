@@ -20,7 +20,7 @@ use ringfence_live::daemon::{DiskMode, GuestDevices, VfioUserDevices};
 use ringfence_live::qemu::{COUNTED_WORDS, QemuArgs, QemuIommu};
 
 use self::bench::{bench_net, bench_read};
-use super::device_options::device_options;
+use super::device_options::{Image, device_options};
 use super::serve::{quote, start};
 use crate::args::{
     DiskBusArg, GuestArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs, GuestVerifyQemuArgs,
@@ -218,7 +218,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     let iommu = args.devices.iommu;
     // Check before anything is fetched.
     check_module(iommu, &args.module)?;
-    let checked = device_options(&args.devices, Some("disk.img".as_ref()))?;
+    let checked = device_options(&args.devices, Image::Later)?;
     let files = program(args.with_ringfence)?;
     let module = Some(&args.module);
     let bus = args.devices.disk.as_ref().and_then(|disk| disk.bus);
@@ -229,7 +229,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     let mut options = if named.is_some_and(|disk| disk.file.is_some()) {
         checked
     } else {
-        device_options(&args.devices, Some(&scratch(dir.path())?))?
+        device_options(&args.devices, Image::At(&scratch(dir.path())?))?
     };
     let mut line = kernel_line(&args.guest, iommu);
     if args.icount {

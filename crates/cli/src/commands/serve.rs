@@ -13,7 +13,9 @@ use ringfence_live::handover::HandOverTimeouts;
 use ringfence_live::sandbox::run_sandboxed_device;
 use ringfence_live::server::ServeEvent;
 
-use super::device_options::{access, device_options, host_page_pool, limits, memory, own_program};
+use super::device_options::{
+    Image, access, device_options, host_page_pool, limits, memory, own_program,
+};
 use crate::args::{DeviceArgs, ServeArgs};
 use crate::failure::Failure;
 use crate::interrupt::{AfterSignal, on_interrupt};
@@ -39,7 +41,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
-    let options = device_options(&args.devices, None)?;
+    let options = device_options(&args.devices, Image::None)?;
     let made = options.access.make_directory(&args.dir);
     let dir = made.map_err(Failure::io(&args.dir))?;
     let mut daemon = start(&dir, &options, &args.devices)?;

@@ -264,7 +264,7 @@ fn combinations_have_one_form_or_are_rejected() {
             assert!(!wanted.is_valid(), "{wanted:?}");
             continue;
         };
-        match device_options(&args, None) {
+        match device_options(&args, Image::None) {
             Ok(options) => {
                 served += 1;
                 assert!(wanted.is_valid(), "{wanted:?}");
@@ -350,7 +350,7 @@ fn words_mean_the_switches_that_they_replace() {
         ),
     ];
     for (words, switches) in table {
-        let options = device_options(&parse(&words), None).unwrap();
+        let options = device_options(&parse(&words), Image::None).unwrap();
         assert_eq!(Switches::of(&options), switches, "{words}");
     }
 }
@@ -409,7 +409,7 @@ fn a_refusal_names_both_options() {
         ("--lock mapped", ["--lock mapped", "--iommu pviommu"]),
         ("--disk readonly=on", ["--disk", "FILE"]),
     ] {
-        match device_options(&parse(words), None) {
+        match device_options(&parse(words), Image::None) {
             Err(Failure::Devices(why)) => {
                 assert!(
                     options.iter().all(|name| why.contains(name)),
@@ -441,7 +441,7 @@ fn a_record_is_no_other_file_of_the_guest() {
         (format!("--memory-file {new} --disk {newer}"), true),
         (format!("--memory-file {new} --disk {image}"), false),
     ] {
-        let found = device_options(&parse(&words), None);
+        let found = device_options(&parse(&words), Image::None);
         assert_eq!(found.is_err(), refused, "{words}");
     }
     assert_eq!(std::fs::read(image).unwrap(), b"kept");
@@ -450,10 +450,22 @@ fn a_record_is_no_other_file_of_the_guest() {
 /// `guest run` has a disk without `--disk`, and its mode without a file.
 #[test]
 fn a_disk_without_a_file_uses_the_image() {
-    let image = Some(Path::new("disk.img"));
-    for (words, sandbox) in [("", false), ("--disk mode=sandbox", true)] {
-        let switches = Switches::of(&device_options(&parse(words), image).unwrap());
-        assert!(switches.disk, "{words}");
-        assert_eq!(switches.sandbox, sandbox, "{words}");
+    for image in [Image::Later, Image::At("disk.img".as_ref())] {
+        for (words, sandbox) in [("", false), ("--disk mode=sandbox", true)] {
+            let switches = Switches::of(&device_options(&parse(words), image).unwrap());
+            assert!(switches.disk, "{words}");
+            assert_eq!(switches.sandbox, sandbox, "{words}");
+        }
     }
+}
+
+/// The image of `guest run` does not exist when the options are checked.
+#[test]
+fn a_record_may_have_the_name_of_the_placeholder() {
+    let args = parse("--record-requests disk.img --record-dmas dmas");
+    assert!(device_options(&args, Image::Later).is_ok());
+    assert!(device_options(&args, Image::At("run/disk.img".as_ref())).is_ok());
+    assert!(device_options(&args, Image::At("./disk.img".as_ref())).is_err());
+    let named = parse("--disk disk.img --record-requests disk.img");
+    assert!(device_options(&named, Image::Later).is_err());
 }

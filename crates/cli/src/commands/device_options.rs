@@ -146,23 +146,23 @@ fn vhost_user_disk(
         ),
         (
             args.rng,
-            "--rng requires --iommu virtio, pviommu or none: behind QEMU's IOMMU the disk is the \
-            only device",
+            "--rng requires --iommu virtio, pviommu, riommu or none: behind QEMU's IOMMU the disk \
+            is the only device",
         ),
         (
             args.net.is_some(),
-            "--net requires --iommu virtio, pviommu or none: behind QEMU's IOMMU the disk is the \
-            only device",
+            "--net requires --iommu virtio, pviommu, riommu or none: behind QEMU's IOMMU the disk \
+            is the only device",
         ),
         (
             args.memory_file.is_some(),
-            "--memory-file requires --iommu virtio, pviommu or none: a vhost-user back-end accepts \
-            sealed memory only",
+            "--memory-file requires --iommu virtio, pviommu, riommu or none: a vhost-user back-end \
+            accepts sealed memory only",
         ),
         (
             args.lock.is_some(),
-            "--lock requires --iommu virtio, pviommu or none: a vhost-user back-end locks no \
-            memory",
+            "--lock requires --iommu virtio, pviommu, riommu or none: a vhost-user back-end locks \
+            no memory",
         ),
         (
             args.record_requests.is_some(),
@@ -195,7 +195,8 @@ fn refuse_shared_files(args: &DeviceArgs, image: Option<&Path>) -> Result<(), Fa
     let (requests, dmas) = (args.record_requests.as_deref(), args.record_dmas.as_deref());
     let memory = args.memory_file.as_deref();
     let same = |one: Option<&Path>, other: Option<&Path>| {
-        one.zip(other).is_some_and(|(one, other)| same_file(one, other))
+        one.zip(other)
+            .is_some_and(|(one, other)| same_file(one, other))
     };
     refuse(&[
         (
@@ -225,7 +226,7 @@ fn refuse(rules: &[(bool, &'static str)]) -> Result<(), Failure> {
 
 /// Returns this program, as the program of a disk's process.
 pub(super) fn own_program() -> Result<SandboxProgram, Failure> {
-    let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
+    let path = std::env::current_exe().map_err(Failure::system("find this program"))?;
     let arguments = vec!["device".into()];
     Ok(SandboxProgram { path, arguments })
 }

@@ -282,7 +282,7 @@ fn program(wanted: bool) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     if !wanted {
         return Ok(Vec::new());
     }
-    let own = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
+    let own = std::env::current_exe().map_err(Failure::system("find this program"))?;
     let mut files = vec![(PathBuf::from("/bin/ringfence"), own.clone())];
     let ldd = "ldd".as_ref();
     let output = Command::new("ldd").arg(&own).output();

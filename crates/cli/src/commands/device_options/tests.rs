@@ -367,18 +367,21 @@ fn a_refusal_names_both_options() {
             ["--disk mode=", "--iommu"],
         ),
         ("--iommu qemu-virtio", ["--iommu qemu-virtio", "--disk"]),
-        ("--iommu qemu-virtio --disk d --rng", ["--rng", "--iommu"]),
+        (
+            "--iommu qemu-virtio --disk d --rng",
+            ["--rng", "--iommu virtio, pviommu, riommu or none"],
+        ),
         (
             "--iommu qemu-virtio --disk d --net tap=t",
-            ["--net", "--iommu"],
+            ["--net", "--iommu virtio, pviommu, riommu or none"],
         ),
         (
             "--iommu qemu-virtio --disk d --lock all",
-            ["--lock", "--iommu"],
+            ["--lock", "--iommu virtio, pviommu, riommu or none"],
         ),
         (
             "--iommu qemu-virtio --disk d --memory-file m",
-            ["--memory-file", "--iommu"],
+            ["--memory-file", "--iommu virtio, pviommu, riommu or none"],
         ),
         (
             "--iommu none --record-requests r",
@@ -434,9 +437,15 @@ fn a_record_is_no_other_file_of_the_guest() {
         (format!("--disk {image} --record-dmas {image}"), true),
         (format!("--disk {link} --record-requests {image}"), true),
         (format!("--record-requests {new} --record-dmas {new}"), true),
-        (format!("--record-requests {new} --record-dmas {newer}"), true),
+        (
+            format!("--record-requests {new} --record-dmas {newer}"),
+            true,
+        ),
         (format!("--memory-file {new} --record-dmas {newer}"), true),
-        (format!("--memory-file {newer} --record-requests {new}"), true),
+        (
+            format!("--memory-file {newer} --record-requests {new}"),
+            true,
+        ),
         (format!("--memory-file {new} --record-dmas {image}"), false),
         (format!("--memory-file {new} --disk {newer}"), true),
         (format!("--memory-file {new} --disk {image}"), false),

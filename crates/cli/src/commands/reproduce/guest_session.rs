@@ -25,7 +25,7 @@ pub(super) struct GuestSession {
 impl GuestSession {
     /// Creates the directory, and a handler for Ctrl-C.
     pub(super) fn new() -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
+        let program = std::env::current_exe().map_err(Failure::system("find this program"))?;
         // Below the system's temporary directory, because socket paths must be short.
         let dir = PrivateDir::new()?;
         let stop = Arc::new(Interrupt::default());

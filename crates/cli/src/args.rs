@@ -43,7 +43,7 @@ use values::percent;
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 error, 2 wrong usage or a condition on a field that was not measured, 3 a \
 condition of --fail-if or --max-regression holds, 130 ended by a signal (unfinished files are \
-removed).";
+removed). A closed standard output (`| head`) is no error and changes no exit code.";
 
 /// Measure the cost of DMA protection on your workload and its exposure, and find better modes.
 #[derive(Debug, Parser)]

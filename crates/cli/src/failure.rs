@@ -168,7 +168,7 @@ pub(crate) enum Failure {
         `--retry-failed` runs them again"
     )]
     TasksFailed(usize),
-    /// The reader of standard output has closed the pipe.
+    /// The reader of standard output has closed the pipe, and the command has nothing else to do.
     #[error("output closed")]
     Closed,
 }

@@ -40,6 +40,19 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
+/// Writes to standard output, as [`print`] does, for a command that then writes files or ends with
+/// a verdict: both are independent of the reader. Returns false if the reader has closed the pipe.
+///
+/// # Errors
+/// The errors of the write, except that of a closed pipe.
+pub(crate) fn print_unless_closed(text: &str) -> Result<bool, Failure> {
+    match print(text) {
+        Ok(()) => Ok(true),
+        Err(Failure::Closed) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes `ringfence: ` and `text` as one line to standard error, with terminal control characters
 /// escaped. Ignores errors: a closed pipe or a full disk must not end a replay or a device.
 pub(crate) fn print_status(text: &str) {

@@ -7,7 +7,7 @@ use ringfence_report::{attack_markdown, attack_page, attack_terminal};
 use super::json;
 use crate::args::AttackArgs;
 use crate::failure::Failure;
-use crate::output::{print, table_style};
+use crate::output::{print_unless_closed, table_style};
 use crate::progress::Progress;
 
 /// Executes the classes on the modes and prints the matrix.
@@ -33,7 +33,7 @@ pub(crate) fn attack(args: &AttackArgs) -> Result<(), Failure> {
     } else {
         attack_terminal(&matrix, table_style())
     };
-    print(&text)?;
+    print_unless_closed(&text)?;
     let describe = |cell: &Cell| {
         format!(
             "{} {}: {} of {} attempts",

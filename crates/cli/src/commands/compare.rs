@@ -16,7 +16,7 @@ use crate::args::{CompareArgs, Frames, ReplayArgs};
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{print, print_status, table_style};
+use crate::output::{print_status, print_unless_closed, table_style};
 use crate::progress::Progress;
 
 /// Columns of the report in a pipe, and at most at a terminal.
@@ -52,7 +52,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     } else {
         terminal(&report, table_style().within(REPORT_WIDTH))
     };
-    print(&text)?;
+    print_unless_closed(&text)?;
     if let Some(dir) = &args.plot {
         draw(&report, dir)?;
     }

@@ -7,7 +7,7 @@ use ringfence_report::{Diff, read_file};
 use super::json;
 use crate::args::DiffArgs;
 use crate::failure::Failure;
-use crate::output::{print, table_style};
+use crate::output::{print_unless_closed, table_style};
 
 /// Maximum size of a report in bytes: some 30,000 rows.
 const MAX_BYTES: u64 = 64 << 20;
@@ -30,7 +30,7 @@ pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
     } else {
         diff.table(table_style())
     };
-    print(&text)?;
+    print_unless_closed(&text)?;
     let Some(percent) = args.max_regression else {
         return Ok(());
     };

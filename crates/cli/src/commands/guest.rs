@@ -29,7 +29,7 @@ use crate::args::{
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
 use crate::out_file::{FileAccess, OutFile, write_into};
-use crate::output::{print, print_error_line, print_status};
+use crate::output::{print, print_error_line, print_status, print_unless_closed};
 
 /// Driver of the standard IOMMU, virtio-iommu.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
@@ -353,7 +353,7 @@ fn verify_qemu(args: &GuestVerifyQemuArgs) -> Result<ExitCode, Failure> {
     for one in differing.iter().take(20) {
         text.push_str(&format!("  {one}\n"));
     }
-    print(&text)?;
+    print_unless_closed(&text)?;
     let code = dir.keep_on_error(ended)?;
     let passed = code == 0 && differing.is_empty() && report.cases() == args.cases;
     Ok(if passed {

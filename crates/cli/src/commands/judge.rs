@@ -16,7 +16,7 @@ use crate::args::JudgeArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::{FileAccess, OutFile};
-use crate::output::{print, print_status, table_style};
+use crate::output::{print_status, print_unless_closed, table_style};
 
 /// Lines that may lie between the lines of one call. Page events are among them.
 const LOOK_AHEAD: usize = 64 * 1024;
@@ -62,7 +62,7 @@ pub(super) fn judge(args: &JudgeArgs) -> Result<(), Failure> {
             .map(|(name, judgement)| page_judgement(name, judgement, look));
         texts.collect::<Vec<_>>().join("\n")
     };
-    print(&text)?;
+    print_unless_closed(&text)?;
     match found {
         true => Err(Failure::PagesReached),
         false => Ok(()),

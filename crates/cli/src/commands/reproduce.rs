@@ -27,7 +27,7 @@ use crate::args::ReproduceArgs;
 use crate::failure::Failure;
 use crate::inputs::{Input, SPOOL_LIMIT};
 use crate::out_file::write_into;
-use crate::output::{print, print_status, table_style};
+use crate::output::{print, print_status, print_unless_closed, table_style};
 
 /// The experiments that read recorded traces (X07, X22), and those that boot guests (X21, X29).
 const PREFETCHERS: &str = "X07";
@@ -59,6 +59,8 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     }
     let mut reproduction = Reproduction::new(MeasuredOn::this_machine(), setting.profile.clone());
     let mut interrupted = false;
+    // False after the reader of standard output has closed the pipe.
+    let mut is_read = true;
     for (index, experiment) in experiments.iter().enumerate() {
         progress(index, experiments.len(), experiment);
         if experiment.id == GUESTS {
@@ -69,18 +71,20 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
             (setting.loads, interrupted) = loads::count(&args.guests, &args.loads, !args.all)?;
         }
         let finding = experiment.run(&setting)?;
-        if !args.json {
-            print(&format!("{}\n", finding_terminal(&finding, table_style())))?;
+        if !args.json && is_read {
+            let text = finding_terminal(&finding, table_style());
+            is_read = print_unless_closed(&format!("{text}\n"))?;
         }
         reproduction.findings.push(finding);
-        if interrupted {
+        // Without a reader, further findings are for the files only.
+        if interrupted || !is_read && args.out.is_none() {
             break;
         }
     }
     if args.json {
-        print(&json(&reproduction))?;
-    } else {
-        print(&findings_terminal(&reproduction, table_style()))?;
+        print_unless_closed(&json(&reproduction))?;
+    } else if is_read {
+        print_unless_closed(&findings_terminal(&reproduction, table_style()))?;
     }
     if let Some(dir) = &args.out {
         write(&reproduction, dir)?;

@@ -16,7 +16,7 @@ use crate::args::SizeArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{print, print_status, table_style};
+use crate::output::{print_status, print_unless_closed, table_style};
 use crate::progress::Progress;
 
 /// Counts the ring entries and IOTLB entries that traces need, tries sizes, and prints
@@ -58,7 +58,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     } else {
         sizing_terminal(&sizing, table_style())
     };
-    print(&text)?;
+    print_unless_closed(&text)?;
     match &args.plot {
         Some(dir) => draw(&sizing, dir),
         None => Ok(()),

@@ -16,7 +16,7 @@ use super::json;
 use crate::args::SweepArgs;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::output::{print, print_status};
+use crate::output::{print, print_status, print_unless_closed};
 use crate::progress::Progress;
 
 /// The counts of a run: the output of `--json`.
@@ -68,7 +68,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     summary.shard = args.shard.to_string();
     summary.seconds = start.elapsed().as_secs_f64();
     if args.json {
-        print(&json(&summary))?;
+        print_unless_closed(&json(&summary))?;
     } else {
         print_status(&format!(
             "{} tasks: {} run, {} present; {} failed; {} damaged files replaced; {:.1} s",

@@ -28,7 +28,7 @@ use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::interrupt::{AfterSignal, on_interrupt};
 use crate::out_file::{FileAccess, OutFile};
-use crate::output::{print, print_status, table_style};
+use crate::output::{print, print_status, print_unless_closed, table_style};
 
 /// Runs a `trace` subcommand.
 pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
@@ -280,7 +280,7 @@ fn verify(args: &VerifyArgs) -> Result<(), Failure> {
             agreement,
         }),
     };
-    print(&text)?;
+    print_unless_closed(&text)?;
     match args.from_boot && !conclusive {
         true => Err(Failure::Disagreement),
         false => Ok(()),

@@ -5,6 +5,7 @@ mod attack;
 mod bad_input;
 mod calibrate_graph;
 mod calibrate_host;
+mod closed_output;
 mod compare;
 mod exit_codes;
 mod fail_if;
